@@ -69,6 +69,10 @@ AUDIT_INTERVAL_S = 60.0
 """How often what runs here is compared with what the database thinks runs here."""
 AUDIT_EXTERNAL_INTERVAL_S = 5.0
 """The same for feeds on Celery's own pools: their processes can be killed one by one, and are few."""
+STOPS_PART = 0.5
+"""The part of the drain timeout within which all feeds of a leaving worker are told to stop. With a larger one the
+last of them have no time to commit, and their leases wait to be taken away; with a smaller one more feeds of the
+fleet begin at once than their sources may like."""
 NO_SLOT_RETRY_S = 30.0
 """When a feed in quarantine is tried again for which no slot was free here."""
 
@@ -193,7 +197,7 @@ class WorkerCore:
         self.capacity = 0
         self.needs_session = True
         """Whether a worker session has to be registered before any heartbeat. A leaving worker needs none."""
-        self.is_draining = False
+        self.drain_began: float | None = None
         self._trust = TrustWindow()
         self.live_sessions: set[str] = set()
         """The database sessions that hold the worker's lock, by name."""
@@ -224,6 +228,11 @@ class WorkerCore:
     def is_trusted(self, now: float) -> bool:
         """Return whether this worker may act as owner of its leases at this moment."""
         return self.state is SessionState.SERVING and self._trust.holds(now)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether this worker lets go of everything, to leave."""
+        return self.drain_began is not None
 
     @property
     def is_stalled(self) -> bool:
@@ -586,12 +595,12 @@ class WorkerCore:
         """Let go of everything, some feeds at a time, and take nothing more."""
         if self.is_draining:
             return []
-        self.is_draining = True
+        self.drain_began = now
         actions: list[Action] = []
         if self.worker_id is not None and not self.needs_session:
             actions.append(AnnounceDrain(self.worker_id))
         waiting = [feed for feed in self._running.values() if not feed.in_quarantine]
-        pause_s = stops_pause_s(len(waiting), within_s=self._settings.drain_timeout_s * 0.5)
+        pause_s = stops_pause_s(len(waiting), within_s=self._settings.drain_timeout_s * STOPS_PART)
         self._drain = _Drain(deque(waiting), pause_s, now)
         return actions + self._stop_next(now) + self._drained()
 

@@ -163,7 +163,7 @@ class _Stream:
                 connect_limiter=shared_connect_limiter(self._settings),
                 start_limiter=StartLimiter(),
                 trusted=self._trusted,
-                drain_timeout_s=self._settings.drain_timeout_s,
+                commit_timeout_s=self._settings.drain_timeout_s,
                 fence=sinks.fence,
                 raise_epoch=self._raise_epoch,
                 open_batch_queue=sinks.open_batch_queue,

@@ -102,7 +102,8 @@ class WorkerServices:
     start_limiter: StartLimiter
     trusted: asyncio.Event
     """Set while this worker may act as owner; belongs to the runner's loop."""
-    drain_timeout_s: float
+    commit_timeout_s: float
+    """How long a feed that ends waits for its last commits."""
     fence: Callable[[str, FenceRequest], Awaitable[FenceOutcome]]
     raise_epoch: Callable[[FeedKey, int], Awaitable[FeedKey | None]]
     open_batch_queue: Callable[[str, FeedKey, str, Target, Fenced, Callable[[], None]], BatchQueue]
@@ -373,7 +374,7 @@ class FeedRunner:
         if self._batch_queue is None:
             return
         with contextlib.suppress(TimeoutError, SinkUnavailable):
-            async with asyncio.timeout(self._worker.drain_timeout_s):
+            async with asyncio.timeout(self._worker.commit_timeout_s):
                 await self._batch_queue.join()
 
     def _take_interrupt(self) -> Interrupt | None:

@@ -66,6 +66,10 @@ from feedq.worker.throttling import SHARE_TICKS, Pacing
 
 STOP_GRACE_S = 0.3
 """What all threads together get to end by themselves once the feeds are done, or their time is over."""
+COMMIT_PART = 0.6
+"""The part of the drain timeout that a feed may wait for its last commits. With all of it, a sink that hangs takes
+the time to release the lease as well, and the feed is silent until its ttl is over; with too little, what a slow
+sink would have committed is read and written again."""
 POLL_S = 0.1
 SHOW_TICKS = 15
 """A running feed shows itself in Celery's event stream every so many heartbeats."""
@@ -133,8 +137,7 @@ class Supervisor:
         self._pacing = Pacing(settings.tenant_limits, clock, room_bytes=settings.inflight_bytes_total)
         shared = shared_connect_limiter(settings) if is_external else None
         self._connect_limiter = shared or connect_limiter_of(settings, clock, rng)
-        self._draining = self._was_interrupted = False
-        self._drain_began = 0.0
+        self._was_interrupted = False
         self._drained = Event()
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._runners: dict[FeedKey, FeedRunner] = {}
@@ -174,7 +177,7 @@ class Supervisor:
 
     @property
     def is_draining(self) -> bool:
-        return self._draining
+        return self.core.is_draining
 
     @property
     def loop_lag_s(self) -> float:
@@ -217,10 +220,6 @@ class Supervisor:
 
     def drain(self) -> None:
         """Begin to release all feeds, and take nothing more. Returns at once; safe in a signal handler."""
-        if self._draining:
-            return
-        self._drain_began = self._clock.monotonic()
-        self._draining = True
         self._activity.leave()
         self._soon(self._drain)
 
@@ -229,7 +228,9 @@ class Supervisor:
 
         All of it takes at most `STOP_GRACE_S` longer than that, whichever server is away.
         """
-        drain_by = self._drain_began + self._settings.drain_timeout_s
+        self._drain()  # the loop may be stuck, and not have come to it
+        assert self.core.drain_began is not None
+        drain_by = self.core.drain_began + self._settings.drain_timeout_s
         if not self._drained.wait(self._left_s(drain_by)):
             left = [runner.feed.name for runner in self._all_runners()]
             logger.warning(LogEvent.STOP_OVERDUE, feeds=left[:20], count=len(left))
@@ -380,7 +381,7 @@ class Supervisor:
 
     def _fetch_orders(self, action: actions.FetchOrders) -> None:
         worker_id = action.worker_id
-        if action.with_assignments and not self._draining:
+        if action.with_assignments and not self.is_draining:
             keys = self._store.leases.assigned(worker_id, limit=actions.ASSIGNMENTS_MAX)
             self._driver.tell(self.core.assignments_found, worker_id, keys)
         requests = self._store.leases.stop_requests(worker_id)
@@ -474,7 +475,7 @@ class Supervisor:
             connect_limiter=self._connect_limiter,
             start_limiter=self._start_limiter,
             trusted=self._trusted,
-            drain_timeout_s=self._settings.drain_timeout_s * 0.6,
+            commit_timeout_s=self._settings.drain_timeout_s * COMMIT_PART,
             fence=self._sink_pool.fence,
             raise_epoch=self._raise_epoch,
             open_batch_queue=self._sink_pool.open_batch_queue,
@@ -509,6 +510,8 @@ class Supervisor:
                 self._progress_reporter.tell(runner.progress)
 
     def _drain(self) -> None:
+        if self.is_draining:
+            return
         worker = self.lease_keeper.worker
         logger.info(LogEvent.WORKER_DRAINING, worker=worker.name if worker else None, feeds=self.feeds)
         self._driver.tell(self.core.drain, now=self._clock.monotonic())
@@ -542,7 +545,7 @@ class Supervisor:
                 feed.message.progress(f"{runner.feed.name}: {runner.progress.status(owner)}")
 
     def _keep_watch(self) -> None:
-        if self._watch is not None and not self._draining:
+        if self._watch is not None and not self.is_draining:
             try:
                 started = self._watch.keep()
             except OSError as error:

@@ -136,7 +136,7 @@ class Leaving(Bench):
     drain_timeout_s = 0.0
 
     def _worker_services(self) -> WorkerServices:
-        return replace(super()._worker_services(), drain_timeout_s=self.drain_timeout_s)
+        return replace(super()._worker_services(), commit_timeout_s=self.drain_timeout_s)
 
 
 @pytest.mark.parametrize("timeout_s", astuple(Bounds.of("drain_timeout_s")))

@@ -44,7 +44,7 @@ def surroundings_of(reporter: ProgressReporter) -> WorkerServices:
         connect_limiter=ConnectLimiter(0, {}, SystemClock(), rng=Random(1)),
         start_limiter=StartLimiter(),
         trusted=asyncio.Event(),
-        drain_timeout_s=1.0,
+        commit_timeout_s=1.0,
         fence=lambda _, request: path.fencer.fence(request),
         raise_epoch=cannot_raise,
         open_batch_queue=lambda _s, key, feed, _l, fenced, on_change: path.open_batch_queue(

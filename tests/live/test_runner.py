@@ -150,7 +150,7 @@ class Bench:
             connect_limiter=self.connect_limiter,
             start_limiter=StartLimiter(),
             trusted=self.trusted,
-            drain_timeout_s=2.0,
+            commit_timeout_s=2.0,
             fence=lambda _, request: self.path.fencer.fence(request),
             raise_epoch=self._raise_epoch,
             open_batch_queue=lambda _s, key, feed, _l, fenced, on_change: self.path.open_batch_queue(
