@@ -172,7 +172,7 @@ class FeedqStep(bootsteps.StartStopStep):
             s,
             lambda: _describe(worker.hostname, places, s, tasks=frozenset(worker.app.tasks)),
             reconcile=_reconcile_in(worker.pool) if streams_here else _reconcile_in_thread,
-            external_feeds=None if streams_here else _active_feeds,
+            celery_pool_feeds=None if streams_here else _active_feeds,
             watch=_watch(s) if streams_here else None,
         )
         jobs = Jobs(
@@ -184,7 +184,7 @@ class FeedqStep(bootsteps.StartStopStep):
             count=places.job_slots,
             publish=send_hints,
         )
-        supervisor.lease_keeper.session_listener = jobs
+        supervisor.lease_keeper.session_observer = jobs
         if not _start(supervisor, s):
             return
         jobs.start()

@@ -65,7 +65,7 @@ class SimulatedWorker:
         if self._session is None:
             assert self.worker is not None
             self._session = self._store.session(self.worker, ttl_s=self._settings.ttl_s)
-            self._perform(self.core.session_opened("keeper"))
+            self._perform(self.core.connection_opened("keeper"))
         return self._session.heartbeat(self._load())
 
     def _load(self) -> Load:

@@ -213,7 +213,7 @@ class ConnectTurns(Generic[W]):
         line = self._lines.get((host, after_loss))
         if line is None:
             if len(self._lines) >= self._look_through_at:
-                self._forget(now)
+                self._drop_unused(now)
             beside, rate = self._lines.get((host, not after_loss)), self._rate(host)
             if beside is not None:
                 limiter = beside.limiter
@@ -225,7 +225,7 @@ class ConnectTurns(Generic[W]):
     def _rate(self, host: str | None) -> float:
         return 0.0 if host is None else self._rates.get(host, self._rates.get(EVERY_OTHER, 0.0))
 
-    def _forget(self, now: float) -> None:
+    def _drop_unused(self, now: float) -> None:
         """Lines whose next feed would fare no better or worse in a new one."""
         self._lines = {
             key: line

@@ -67,7 +67,7 @@ it lives. Its connector, or a library of that, may swallow the cancellation, and
 is somebody else's by now."""
 AUDIT_INTERVAL_S = 60.0
 """How often what runs here is compared with what the database thinks runs here."""
-AUDIT_EXTERNAL_INTERVAL_S = 5.0
+AUDIT_CELERY_POOL_INTERVAL_S = 5.0
 """The same for feeds on Celery's own pools: their processes can be killed one by one, and are few."""
 STOPS_PART = 0.5
 """The part of the drain timeout within which all feeds of a leaving worker are told to stop. With a larger one the
@@ -155,7 +155,7 @@ FEED_TRANSITIONS: Mapping[tuple[FeedState, FeedEvent], FeedState] = MappingProxy
 class WorkerFeed:
     """A feed of this worker."""
 
-    assigned: FeedKey
+    assigned_key: FeedKey
     """The key that it was assigned under: by this it is known here until it ends."""
     key: FeedKey
     """The key that its lease has now: its epoch may have been raised since."""
@@ -188,9 +188,9 @@ class _Drain:
 class WorkerCore:
     """The decisions of one worker process, through as many worker sessions as it takes. Not thread-safe."""
 
-    def __init__(self, settings: Settings, *, rng: Random, now: float, external: bool = False) -> None:
-        """``external``: feeds run on Celery's own pools, and claim and release their leases themselves."""
-        self._settings, self._external = settings, external
+    def __init__(self, settings: Settings, *, rng: Random, now: float, on_celery_pool: bool = False) -> None:
+        """``on_celery_pool``: feeds run on Celery's own pools, and claim and release their leases themselves."""
+        self._settings, self._on_celery_pool = settings, on_celery_pool
         self.state = SessionState.JOINING
         self.worker_id: UUID | None = None
         """The worker session that was registered last; None before the first."""
@@ -199,7 +199,7 @@ class WorkerCore:
         """Whether a worker session has to be registered before any heartbeat. A leaving worker needs none."""
         self.drain_began: float | None = None
         self._trust = TrustWindow()
-        self.live_sessions: set[str] = set()
+        self.live_connections: set[str] = set()
         """The database sessions that hold the worker's lock, by name."""
         self._is_reconnecting = False
         """Whether a database session was lost since a heartbeat was last answered."""
@@ -210,7 +210,7 @@ class WorkerCore:
         watchdog_s = max(settings.reconcile_interval_s * WATCHDOG_INTERVALS, WATCHDOG_MIN_S)
         self._watchdog_s = watchdog_s * (1 + WATCHDOG_JITTER * rng.random())
         self._watchdog_at = now + self._watchdog_s
-        self._audit_every_s = AUDIT_EXTERNAL_INTERVAL_S if external else AUDIT_INTERVAL_S
+        self._audit_every_s = AUDIT_CELERY_POOL_INTERVAL_S if on_celery_pool else AUDIT_INTERVAL_S
         self._audit_at = now + self._audit_every_s
         self._feeds: dict[FeedKey, WorkerFeed] = {}
         self._running: dict[int, WorkerFeed] = {}
@@ -220,7 +220,7 @@ class WorkerCore:
         self._asked: set[FeedKey] = set()
         """The feeds of which the database said last that they are to stop."""
         self._unrun: set[FeedKey] = set()
-        """The leases that nobody ran when they were last compared, with ``external``."""
+        """The leases that nobody ran when they were last compared, with ``on_celery_pool``."""
         self._drain = _Drain()
 
     # -- what there is -------------------------------------------------------------------------------
@@ -249,8 +249,8 @@ class WorkerCore:
         """Iterate over the feeds that have been granted and have not ended."""
         return iter(list(self._running.values()))
 
-    def get(self, assigned: FeedKey) -> WorkerFeed | None:
-        return self._feeds.get(assigned)
+    def get(self, assigned_key: FeedKey) -> WorkerFeed | None:
+        return self._feeds.get(assigned_key)
 
     def wakes_at(self) -> float:
         """Return when `tick` is due, unless an event comes first."""
@@ -264,25 +264,25 @@ class WorkerCore:
         """A worker session has begun. The next heartbeat confirms it."""
         self.worker_id, self.capacity, self.needs_session = worker_id, capacity, False
         self._trust = TrustWindow()
-        self.live_sessions.clear()
+        self.live_connections.clear()
         self._asked.clear()
         self._unrun.clear()
         self.heartbeat_at = now
         return [BeginSession(worker_id)]
 
-    def session_opened(self, name: str) -> list[Action]:
+    def connection_opened(self, name: str) -> list[Action]:
         """A database session that holds the worker's lock is there."""
-        self.live_sessions.add(name)
+        self.live_connections.add(name)
         return []
 
-    def session_lost(self, name: str, *, now: float) -> list[Action]:
+    def connection_lost(self, name: str, *, now: float) -> list[Action]:
         """A database session was lost. Without any session nobody holds the worker's lock: the beat may take it
         for crashed any moment."""
-        if name not in self.live_sessions:
+        if name not in self.live_connections:
             return []
-        self.live_sessions.discard(name)
+        self.live_connections.discard(name)
         self._is_reconnecting = True
-        if self.live_sessions:
+        if self.live_connections:
             return []
         return self._end_trust("the last database session was lost", now)
 
@@ -375,7 +375,7 @@ class WorkerCore:
 
     def orders_pending(self) -> list[Action]:
         """The database has notified it, or a heartbeat says so: there are assignments or stop requests."""
-        if self.worker_id is None or self.needs_session or self._external:
+        if self.worker_id is None or self.needs_session or self._on_celery_pool:
             return []
         return [FetchOrders(self.worker_id, with_assignments=not self.is_draining)]
 
@@ -431,7 +431,7 @@ class WorkerCore:
         if worker_id != self.worker_id or self.needs_session:
             # Declared gone while the answer was under way: the feeds are somebody else's by now.
             for _, feed in granted:
-                actions += self._forget(feed, "lost")
+                actions += self._remove(feed, "lost")
         elif self.is_draining:
             for claim, feed in granted:
                 actions += self._release(feed, Release(*claim.key, Reason.RELEASED))
@@ -483,7 +483,7 @@ class WorkerCore:
         # The event loop may be what is slow, so the sockets are shut without it.
         over = [feed for key in before - self._asked if (feed := self._holder(key))]
         if over:
-            actions += [CutSockets([feed.assigned for feed in over]), *self._lose(over, now)]
+            actions += [CutSockets([feed.assigned_key for feed in over]), *self._lose(over, now)]
         actions += self._stop([(feed, r.reason) for r in requests if (feed := self._holder(r.key))])
         # The database thinks that these run here, and they do not: released, or they would wait for ever.
         unrun = [Release(*r.key, r.reason) for r in requests if self._holder(r.key) is None]
@@ -495,7 +495,7 @@ class WorkerCore:
         if feed is None:
             return []
         if feed.in_quarantine:
-            return [StopFeeds([(feed.assigned, Reason.RELEASED)])]
+            return [StopFeeds([(feed.assigned_key, Reason.RELEASED)])]
         return self._stop([(feed, Reason.RELEASED)])
 
     def reports_refused(self, keys: Iterable[FeedKey], *, now: float) -> list[Action]:
@@ -518,11 +518,11 @@ class WorkerCore:
         """The leases that the database says this worker holds. The answers to all claims that were sent before
         that question have been told to the core, and none of those sent after it.
 
-        ``running``: with ``external``, the ids of the feeds that run, as found after the question.
+        ``running``: with ``on_celery_pool``, the ids of the feeds that run, as found after the question.
         """
         if worker_id != self.worker_id or self.needs_session:
             return []  # declared gone meanwhile: what runs here is another session's
-        if self._external:
+        if self._on_celery_pool:
             # Found twice, as one comparison may see half of a release.
             before, self._unrun = self._unrun, {key for key in held if key[0] not in running}
             unrun = before & self._unrun
@@ -540,27 +540,29 @@ class WorkerCore:
             feed.key = after
         return []
 
-    def feed_ended(self, assigned: FeedKey, release: Release | None, why: str, *, now: float) -> list[Action]:
+    def feed_ended(
+        self, assigned_key: FeedKey, release: Release | None, why: str, *, now: float
+    ) -> list[Action]:
         """A feed does not run here any more. ``release`` is what is to become of its lease; None: that is lost,
         or was released by the feed's own process."""
-        feed = self._feeds.get(assigned)
+        feed = self._feeds.get(assigned_key)
         if feed is None or feed.state is FeedState.CLAIMING:
             return []
         if release is None:
-            return self._forget(feed, why)
+            return self._remove(feed, why)
         if release.reason is Reason.FENCED:
             # The sink knew of a newer owner and the database did not: of what else?
             self.ask_for_audit(now=now)
         return self._release(feed, release, why)
 
     def _release(self, feed: WorkerFeed, release: Release, why: str = "released") -> list[Action]:
-        return [ReleaseLeases(feed.worker_id, [release]), *self._forget(feed, why)]
+        return [ReleaseLeases(feed.worker_id, [release]), *self._remove(feed, why)]
 
-    def _forget(self, feed: WorkerFeed, why: str) -> list[Action]:
-        del self._feeds[feed.assigned]
-        self._lost.pop(feed.assigned, None)
-        if self._running.get(feed.assigned[0]) is feed:
-            del self._running[feed.assigned[0]]
+    def _remove(self, feed: WorkerFeed, why: str) -> list[Action]:
+        del self._feeds[feed.assigned_key]
+        self._lost.pop(feed.assigned_key, None)
+        if self._running.get(feed.assigned_key[0]) is feed:
+            del self._running[feed.assigned_key[0]]
         actions: list[Action] = [] if feed.message is None else [FinishMessage(feed.message, why)]
         return actions + self._drained()
 
@@ -569,7 +571,7 @@ class WorkerCore:
         for feed, reason in stops:
             if not feed.in_quarantine:  # these follow their leases themselves
                 feed.after(FeedEvent.STOP)
-                told.append((feed.assigned, reason))
+                told.append((feed.assigned_key, reason))
         return [StopFeeds(told)] if told else []
 
     def _lose(self, feeds: Iterable[WorkerFeed], now: float) -> list[Action]:
@@ -578,15 +580,15 @@ class WorkerCore:
             if not feed.in_quarantine and feed.state is not FeedState.LOST:
                 feed.after(FeedEvent.LOSE)
                 feed.told_at = now
-                self._lost[feed.assigned] = feed
-                told.append(feed.assigned)
+                self._lost[feed.assigned_key] = feed
+                told.append(feed.assigned_key)
         return [LoseFeeds(told)] if told else []
 
     def _cut_lost_feeds(self, now: float) -> list[Action]:
         late = [feed for feed in self._lost.values() if feed.told_at + LOST_S <= now]
         for feed in late:
             feed.told_at = now
-        keys = [feed.assigned for feed in late]
+        keys = [feed.assigned_key for feed in late]
         return [LoseFeeds(keys), CutSockets(keys, overdue=True)] if late else []
 
     # -- leaving -------------------------------------------------------------------------------------
@@ -610,7 +612,7 @@ class WorkerCore:
             return []
         some = [drain.waiting.popleft() for _ in range(min(STOPS_TOGETHER, len(drain.waiting)))]
         drain.next_at = now + drain.pause_s if drain.waiting else float("inf")
-        return self._stop([(feed, Reason.RELEASED) for feed in some if feed.assigned in self._feeds])
+        return self._stop([(feed, Reason.RELEASED) for feed in some if feed.assigned_key in self._feeds])
 
     def _drained(self) -> list[Action]:
         return [Drained()] if self.is_draining and not self._running else []

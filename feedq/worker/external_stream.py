@@ -155,7 +155,7 @@ class _Stream:
                 clock=SystemClock(),
                 rng=Random(),
                 backoff=self._settings.backoff,
-                guard=self._sockets,
+                sockets=self._sockets,
                 permissions=self._settings.permissions,
                 environment=self._settings.environment,
                 note_thread=self._activity.thread_of,

@@ -31,8 +31,8 @@ logger = log(__name__)
 OnClaimed = Callable[[UUID, list[Claim], list[FeedKey], bool], None]
 """Hears which claims of a worker session were granted and which were not, and whether that is sure: more may
 have been granted when an answer was lost. Called on the lease client's thread, as are all of these."""
-Job: TypeAlias = Callable[[], object]
-Request: TypeAlias = tuple[UUID, FeedKey] | tuple[UUID, Release] | tuple[UUID, Progress] | Job | None
+StoreCall: TypeAlias = Callable[[], object]
+Request: TypeAlias = tuple[UUID, FeedKey] | tuple[UUID, Release] | tuple[UUID, Progress] | StoreCall | None
 """A claim, a release, a report, something else to do, or None for the end."""
 
 
@@ -44,7 +44,7 @@ class _Group:
     releases: dict[UUID, list[Release]] = field(default_factory=dict)
     reports: dict[UUID, list[dict[FeedKey, Progress]]] = field(default_factory=dict)
     """The reports in batches that name no feed twice: one statement would count only one of the two."""
-    jobs: list[Job] = field(default_factory=list)
+    calls: list[StoreCall] = field(default_factory=list)
     is_last: bool = False
 
     @property
@@ -55,7 +55,7 @@ class _Group:
         if item is None:
             self.is_last = True
         elif callable(item):
-            self.jobs.append(item)
+            self.calls.append(item)
         elif isinstance(item[1], Release):
             self.releases.setdefault(item[0], []).append(item[1])
         elif isinstance(item[1], Progress):
@@ -81,7 +81,7 @@ class LeaseClient:
         self._on_claimed, self._on_lost = on_claimed, on_lost
         self._queue: SimpleQueue[Request] = SimpleQueue()
         self._claimed_at = float("-inf")
-        self._farewell: Job | None = None
+        self._farewell: StoreCall | None = None
         self._closing = Event()
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="feedq-lease-client", daemon=True)
@@ -95,19 +95,19 @@ class LeaseClient:
     def release(self, worker_id: UUID, release: Release) -> None:
         self._queue.put((worker_id, release))
 
-    def do(self, job: Job) -> None:
+    def do(self, call: StoreCall) -> None:
         """Run something else that talks to the store, before the claims and releases that have not been sent yet.
 
         Retried as the rest.
         """
-        self._queue.put(job)
+        self._queue.put(call)
 
     def report(self, worker_id: UUID, progress: list[Progress]) -> None:
         """Tell how feeds fare; before any release that is asked for afterwards."""
         for one in progress:
             self._queue.put((worker_id, one))
 
-    def stop(self, *, timeout_s: float, farewell: Job | None = None) -> None:
+    def stop(self, *, timeout_s: float, farewell: StoreCall | None = None) -> None:
         """Do what is queued and then ``farewell``, if that is possible in time, and end.
 
         With the database away, at once.
@@ -124,9 +124,9 @@ class LeaseClient:
     def _run(self) -> None:
         while not self._stopping.is_set():
             group = self._gather()
-            # Jobs first: a drain must be known before the releases that follow it wake reconcile.
-            for job in group.jobs:
-                self._retry_until_done(job)
+            # Calls first: a drain must be known before the releases that follow it wake reconcile.
+            for call in group.calls:
+                self._retry_until_done(call)
             for worker_id, batches in group.reports.items():
                 for batch in batches:
                     self._retry_until_done(partial(self._report, worker_id, list(batch.values())))
@@ -189,7 +189,7 @@ class LeaseClient:
     def _release(self, worker_id: UUID, releases: list[Release]) -> None:
         self._store.leases.release(worker_id, releases)
 
-    def _retry_until_done(self, job: Job) -> bool:
+    def _retry_until_done(self, call: StoreCall) -> bool:
         """Repeat a call until it succeeds or the client is closed; what fails for another reason than an outage
         is dropped.
 
@@ -198,7 +198,7 @@ class LeaseClient:
         away = False
         while not self._stopping.is_set():
             try:
-                job()
+                call()
             except Unavailable as error:
                 if not away:
                     logger.warning(database_event(error), where="lease client", error=str(error))

@@ -4,7 +4,7 @@ Three threads, none of them the event loop's, so that feed code cannot hold them
 
 * *keeper* sends the heartbeat and, between two, watches its database session for a break;
 * *listener* waits on a second session for notifications: of a stop request, or of feeds to claim;
-* *guard* tells the core that time has passed, above all that the trust window has ended: the other two may be
+* *timer* tells the core that time has passed, above all that the trust window has ended: the other two may be
   stuck in a call to a database that does not answer.
 
 What follows from all they find is decided by `feedq.worker.core`.
@@ -58,7 +58,7 @@ class CoreDriver:
                 self.woken.set()
 
 
-class SessionListener(Protocol):
+class SessionObserver(Protocol):
     """Hears of the worker session's begin and end, for whoever else lives under it. Called from other threads;
     must not block."""
 
@@ -89,7 +89,7 @@ class LeaseKeeper:
         self._settings, self._clock = settings, clock
         self._load, self._stalled_s, self._on_answer = load, stalled_s, on_answer
         self._core = driver.core
-        self.session_listener: SessionListener | None = None
+        self.session_observer: SessionObserver | None = None
         self.worker: Worker | None = None
         """The worker session that was registered last."""
         self._lock = RLock()
@@ -100,7 +100,7 @@ class LeaseKeeper:
         self._threads = [
             Thread(target=self._keep, name="feedq-keeper", daemon=True),
             Thread(target=self._listen, name="feedq-listener", daemon=True),
-            Thread(target=self._guard, name="feedq-guard", daemon=True),
+            Thread(target=self._tick, name="feedq-timer", daemon=True),
         ]
 
     @property
@@ -166,8 +166,8 @@ class LeaseKeeper:
         if answer is None:
             logger.warning(LogEvent.WORKER_DECLARED_GONE)
             self._drop_session()
-            if self.session_listener is not None:
-                self.session_listener.gone()
+            if self.session_observer is not None:
+                self.session_observer.gone()
         else:
             HEARTBEAT_SECONDS.observe(now - sent_at)
             self._renewed_at = sent_at
@@ -208,7 +208,7 @@ class LeaseKeeper:
                 logger.warning(LogEvent.CRASH_SIGNAL_OFF)
             with self._lock:
                 self._session = session
-            self._driver.tell(self._core.session_opened, "keeper")
+            self._driver.tell(self._core.connection_opened, "keeper")
         return self._session
 
     def _drop_session(self) -> None:
@@ -222,9 +222,9 @@ class LeaseKeeper:
         self._tell_lost("keeper", error)
 
     def _tell_lost(self, which: str, error: Exception) -> None:
-        if which in self._core.live_sessions:
+        if which in self._core.live_connections:
             logger.warning(LogEvent.SESSION_LOST, session=which, error=str(error))
-        self._driver.tell(self._core.session_lost, which, now=self._clock.monotonic())
+        self._driver.tell(self._core.connection_lost, which, now=self._clock.monotonic())
 
     # -- threads -------------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class LeaseKeeper:
                 listener = self._store.worker_listener(worker)
                 with self._lock:
                     self._listener = listener
-                self._driver.tell(self._core.session_opened, "listener")
+                self._driver.tell(self._core.connection_opened, "listener")
                 pause_s = RETRY_FIRST_S
                 try:
                     # Something may have been asked before we listened.
@@ -297,10 +297,10 @@ class LeaseKeeper:
     def _heard(self, reasons: Collection[str]) -> None:
         if NotifyReason.FEEDS.is_among(reasons):
             self._driver.tell(self._core.orders_pending)
-        if self.session_listener is not None and NotifyReason.JOBS.is_among(reasons):
-            self.session_listener.notified()
+        if self.session_observer is not None and NotifyReason.JOBS.is_among(reasons):
+            self.session_observer.notified()
 
-    def _guard(self) -> None:
+    def _tick(self) -> None:
         while not self._stopping.is_set():
             self._driver.woken.clear()
             self.watch()

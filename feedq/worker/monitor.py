@@ -135,7 +135,7 @@ class DumpPipe:
                 self._said = (self._said + data)[-STACK_BYTES_MAX:]
         return self._said.decode(errors="replace")
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self.hear()
         self._said = b""
 
@@ -302,7 +302,7 @@ class Monitor:
         return (processor_s(self._pid, thread) - used) / max(monotonic() - since, 0.001)
 
     def _ask_for_stacks(self) -> list[ThreadStack]:
-        self._dump_pipe.forget()
+        self._dump_pipe.clear()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, DUMP_SIGNAL)
         until = monotonic() + DUMP_S
@@ -312,7 +312,7 @@ class Monitor:
             text = self._dump_pipe.hear()
         select.select([], [], [], 0.02)  # the rest of it
         stacks = parse_stacks(self._dump_pipe.hear())
-        self._dump_pipe.forget()
+        self._dump_pipe.clear()
         return stacks
 
 

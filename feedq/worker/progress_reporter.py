@@ -174,7 +174,7 @@ class ProgressReporter:
         if self._soon is None:
             self._soon = self._loop.call_later(NEWS_GATHERED_S, self._tell_news)
 
-    def forget(self, feed: FeedProgress) -> None:
+    def discard(self, feed: FeedProgress) -> None:
         self._progressed.pop(feed, None)
         self._news.pop(feed, None)
 
@@ -192,6 +192,6 @@ class ProgressReporter:
 
     def _report(self, due: dict[FeedProgress, None]) -> None:
         for feed in due:
-            self.forget(feed)
+            self.discard(feed)
         if due:
             self._send(self._worker_id(), [feed.report() for feed in due])

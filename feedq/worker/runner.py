@@ -92,7 +92,7 @@ class WorkerServices:
     clock: Clock
     rng: Random
     backoff: BackoffPolicy
-    guard: Sockets
+    sockets: Sockets
     permissions: Permissions
     environment: str
     note_thread: Callable[[int], AbstractContextManager[None]]
@@ -122,7 +122,7 @@ class FeedRunner:
 
     def __init__(self, claim: Claim, worker: WorkerServices) -> None:
         self._worker = worker
-        self.sockets = worker.guard.of_feed()
+        self.sockets = worker.sockets.of_feed()
         self.feed = lean(claim.feed)
         self._retries = FeedRetries(claim, policy=worker.backoff, clock=worker.clock, rng=worker.rng)
         self.progress = FeedProgress(

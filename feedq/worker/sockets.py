@@ -29,7 +29,7 @@ class Sockets:
             self._open.pop(fileno, None)
 
     def of_feed(self) -> FeedSockets:
-        """The guard of one feed, whose sockets can be cut without the others."""
+        """The sockets of one feed, which can be cut without the others."""
         return FeedSockets(self)
 
     def __len__(self) -> int:

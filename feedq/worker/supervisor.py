@@ -102,20 +102,20 @@ class Supervisor:
         new_worker: Callable[[], NewWorker],
         *,
         reconcile: Callable[[], None],
-        external_feeds: Callable[[], Collection[int]] | None = None,
+        celery_pool_feeds: Callable[[], Collection[int]] | None = None,
         watch: Watch | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """``external_feeds``: on Celery's own pools, where feeds do not run in here, the ids of those that run
+        """``celery_pool_feeds``: on Celery's own pools, where feeds do not run in here, the ids of those that run
         or are about to. ``watch``: the monitor of this process, if it has one."""
         self._store, self._settings = store, settings
-        self._reconcile, self._external_feeds = reconcile, external_feeds
+        self._reconcile, self._celery_pool_feeds = reconcile, celery_pool_feeds
         self._watch = watch
         self._activity = watch.activity if watch is not None else Activity.private()
         self._clock = clock = clock or SystemClock()
         self._rng = rng = Random()
-        is_external = external_feeds is not None
-        self.core = WorkerCore(settings, rng=rng, now=clock.monotonic(), external=is_external)
+        on_celery_pool = celery_pool_feeds is not None
+        self.core = WorkerCore(settings, rng=rng, now=clock.monotonic(), on_celery_pool=on_celery_pool)
         self._driver = CoreDriver(self.core, self._perform)
         self.lease_keeper = LeaseKeeper(
             store,
@@ -135,7 +135,7 @@ class Supervisor:
             settings, worker_id=self._session_id, gone_workers=store.workers.gone_among
         )
         self._pacing = Pacing(settings.tenant_limits, clock, room_bytes=settings.inflight_bytes_total)
-        shared = shared_connect_limiter(settings) if is_external else None
+        shared = shared_connect_limiter(settings) if on_celery_pool else None
         self._connect_limiter = shared or connect_limiter_of(settings, clock, rng)
         self._was_interrupted = False
         self._drained = Event()
@@ -238,8 +238,8 @@ class Supervisor:
             self._quarantine.kill_all()
         worker = self.lease_keeper.worker
         leave = None if worker is None else partial(self._store.workers.leave, worker.id)
-        if self._external_feeds is not None and worker is not None:
-            self._await_external(worker.id, timeout_s=self._settings.drain_timeout_s + FOLLOW_S)
+        if self._celery_pool_feeds is not None and worker is not None:
+            self._await_celery_pool(worker.id, timeout_s=self._settings.drain_timeout_s + FOLLOW_S)
         leave_by = max(drain_by, self._clock.monotonic()) + STOP_GRACE_S
         self.lease_client.stop(timeout_s=self._left_s(leave_by), farewell=leave)
         self.lease_keeper.stop(timeout_s=partial(self._left_s, leave_by))
@@ -251,7 +251,7 @@ class Supervisor:
             self._thread.join(self._left_s(leave_by))
         logger.info(LogEvent.WORKER_LEFT, worker=worker.name if worker else None)
 
-    def _await_external(self, worker_id: UUID, *, timeout_s: float) -> None:
+    def _await_celery_pool(self, worker_id: UUID, *, timeout_s: float) -> None:
         """Wait for feeds on Celery's own pools, which see a drain by themselves; leaving before they have let
         go would cut them off."""
         deadline = self._clock.monotonic() + timeout_s
@@ -301,8 +301,8 @@ class Supervisor:
     def _reports_refused(self, keys: list[FeedKey]) -> None:
         self._driver.tell(self.core.reports_refused, keys, now=self._clock.monotonic())
 
-    def _feed_ended(self, assigned: FeedKey, release: Release | None, why: str) -> None:
-        self._driver.tell(self.core.feed_ended, assigned, release, why, now=self._clock.monotonic())
+    def _feed_ended(self, assigned_key: FeedKey, release: Release | None, why: str) -> None:
+        self._driver.tell(self.core.feed_ended, assigned_key, release, why, now=self._clock.monotonic())
 
     # -- what the core decides -----------------------------------------------------------------------
 
@@ -390,7 +390,7 @@ class Supervisor:
     def _fetch_held(self, worker_id: UUID) -> None:
         held = set(self._store.leases.held(worker_id))
         # After that question: what began in between is not among its answers.
-        running = set(self._external_feeds()) if self._external_feeds is not None else set[int]()
+        running = set(self._celery_pool_feeds()) if self._celery_pool_feeds is not None else set[int]()
         now = self._clock.monotonic()
         self._driver.tell(self.core.held_found, worker_id, held, now=now, running=running)
 
@@ -415,15 +415,15 @@ class Supervisor:
             self._start_task(live, name=f"feed-{claim.feed.id}", feed_id=claim.feed.id)
 
     def _stop_feeds(self, feeds: list[tuple[FeedKey, Reason]]) -> None:
-        for assigned, reason in feeds:
-            if (runner := self._runners.get(assigned)) is not None:
+        for assigned_key, reason in feeds:
+            if (runner := self._runners.get(assigned_key)) is not None:
                 runner.interrupt(Interrupt.STOP, reason=reason)
             else:
-                self._quarantine.cancel(assigned)
+                self._quarantine.cancel(assigned_key)
 
     def _lose_feeds(self, keys: list[FeedKey]) -> None:
-        for assigned in keys:
-            if (runner := self._runners.get(assigned)) is not None:
+        for assigned_key in keys:
+            if (runner := self._runners.get(assigned_key)) is not None:
                 runner.interrupt(Interrupt.LOST)
 
     def _suspend(self) -> None:
@@ -438,7 +438,7 @@ class Supervisor:
         self._tasks.add(task)  # or it could be collected while it waits
         task.add_done_callback(self._tasks.discard)
 
-    async def _live(self, runner: FeedRunner, assigned: FeedKey, worker_id: UUID) -> None:
+    async def _live(self, runner: FeedRunner, assigned_key: FeedKey, worker_id: UUID) -> None:
         logger.debug(LogEvent.FEED_CLAIMED, feed=runner.feed.name, epoch=runner.key[1])
         release: Release | None = None
         why = "lost"
@@ -450,13 +450,13 @@ class Supervisor:
             release = runner.release_after(error)
             why = f"failed: {release.error}"
         finally:
-            self._runners.pop(assigned, None)
-            self._progress_reporter.forget(runner.progress)
+            self._runners.pop(assigned_key, None)
+            self._progress_reporter.discard(runner.progress)
             if release is not None:
                 # What it did since the last report belongs to this epoch: it is told before the release.
                 self._report(worker_id, [runner.progress.report()])
                 logger.debug(LogEvent.FEED_RELEASED, feed=runner.feed.name, reason=release.reason.value)
-            self._feed_ended(assigned, release, why)
+            self._feed_ended(assigned_key, release, why)
 
     def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
         self._load_meter.count(progress)
@@ -467,7 +467,7 @@ class Supervisor:
             clock=self._clock,
             rng=self._rng,
             backoff=self._settings.backoff,
-            guard=self.sockets,
+            sockets=self.sockets,
             permissions=self._settings.permissions,
             environment=self._settings.environment,
             note_thread=self._activity.thread_of,
@@ -536,9 +536,9 @@ class Supervisor:
         owner = self._owner(worker) if worker is not None else None
         every = max(SHOW_TICKS, ceil(self.feeds / SHOWN_MAX))
         for feed in self.core:
-            runner = self._runners.get(feed.assigned)
+            runner = self._runners.get(feed.assigned_key)
             if (
-                feed.assigned[0] % every == count % every
+                feed.assigned_key[0] % every == count % every
                 and runner
                 and isinstance(feed.message, TaskCallbacks)
             ):
@@ -558,7 +558,7 @@ class Supervisor:
         answer: asyncio.Future[FeedKey | None] = self._loop.create_future()
         worker_id = self._session_id()
 
-        def job() -> None:
+        def raise_it() -> None:
             try:
                 raised = self._store.leases.raise_epoch(worker_id, key, above=above)
             except Unavailable:
@@ -570,7 +570,7 @@ class Supervisor:
                 self._driver.tell(self.core.epoch_raised, key, raised)
             self._soon(resolve, answer, raised)
 
-        self.lease_client.do(job)
+        self.lease_client.do(raise_it)
         return await answer
 
     def _session_id(self) -> UUID:

@@ -236,7 +236,7 @@ class FakeWorker(SimulatedWorker):
                     self._perform(self.core.beat_now(now=self._now))
                 else:
                     self._listener = None
-                self._perform(self.core.session_lost(name, now=self._now))
+                self._perform(self.core.connection_lost(name, now=self._now))
         has_left = self.core.needs_session and self.core.is_draining
         if self._in_flight is None and self._now >= self.core.heartbeat_at and not has_left:
             self._beat()
@@ -246,7 +246,7 @@ class FakeWorker(SimulatedWorker):
         if self._listener is None and self.worker is not None and not self.core.needs_session:
             self._reach()
             self._listener = self._store.worker_listener(self.worker)
-            self._perform(self.core.session_opened("listener"))
+            self._perform(self.core.connection_opened("listener"))
             self._perform(self.core.orders_pending())  # something may have been asked before we listened
 
     def _beat(self) -> None:

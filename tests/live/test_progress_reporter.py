@@ -36,7 +36,7 @@ def surroundings_of(reporter: ProgressReporter) -> WorkerServices:
         clock=SystemClock(),
         rng=Random(1),
         backoff=BackoffPolicy(),
-        guard=Sockets(),
+        sockets=Sockets(),
         permissions=Permissions(),
         environment="test",
         note_thread=lambda _: nullcontext(),
@@ -94,7 +94,7 @@ async def test_a_runner_that_ended_is_not_reported_again() -> None:
     )
     runner = make_runner(surroundings_of(reporter), 1)
     reporter.note(runner.progress)
-    reporter.forget(runner.progress)
+    reporter.discard(runner.progress)
     reporter.report()
     assert sent == []
 

@@ -142,7 +142,7 @@ class Bench:
             clock=SystemClock(),
             rng=Random(1),
             backoff=FAST,
-            guard=self.sockets,
+            sockets=self.sockets,
             permissions=self.permissions,
             environment="test",
             note_thread=lambda _: nullcontext(),

@@ -44,7 +44,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "the loss of the last database session is no doubt",
-            "if self.live_sessions:\n            return []\n        return self._end_trust",
+            "if self.live_connections:\n            return []\n        return self._end_trust",
             "return []\n        return self._end_trust",
         ),
         (
@@ -79,7 +79,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "a stop request that is over leaves the feed running",
-            "actions += [CutSockets([feed.assigned for feed in over]), *self._lose(over, now)]",
+            "actions += [CutSockets([feed.assigned_key for feed in over]), *self._lose(over, now)]",
             "pass",
         ),
         ("a lease that nobody runs is kept", "unrun = set(held) - known", "unrun = set[FeedKey]()"),

@@ -18,7 +18,7 @@ NAMED = [
 ]
 OF_THE_FIELD = """
 aggregate callback channel client context cron cronfields database dst election env event executor
-fold gap grant hash host interrupt limiter listener liveness loop message migration model notify
+fold gap grant hash host interrupt limiter listener liveness loop message migration model notify observer
 pipe postgresql postgres prepared query queue rate retry ring role row scan serial service socket
 spec stack statement status store strategy stream suspect suspend table task thread throttle
 transfer

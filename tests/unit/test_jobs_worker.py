@@ -146,20 +146,20 @@ class RecordingSession:
 
 def test_the_keeper_tells_of_the_end_of_its_session_and_of_each_notification() -> None:
     clock = ManualClock()
-    store, recording, session_listener = MemoryStore(clock), RecordingListener(), RecordingSession()
+    store, recording, session_observer = MemoryStore(clock), RecordingListener(), RecordingSession()
     settings = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1)
     lease_keeper = recording.make_keeper(store, settings, clock)
-    lease_keeper.session_listener, session_listener.lease_keeper = session_listener, lease_keeper
+    lease_keeper.session_observer, session_observer.lease_keeper = session_observer, lease_keeper
     lease_keeper.beat()
     assert lease_keeper.worker is not None
     ended = lease_keeper.worker.id
     store.workers.leave(ended)
     lease_keeper.beat()
-    assert session_listener.heard == [ended], "while the old session is still in place"
+    assert session_observer.heard == [ended], "while the old session is still in place"
     lease_keeper.beat()
     assert lease_keeper.worker.id != ended
     lease_keeper._heard([""])
-    assert session_listener.heard == [ended, "notified"]
+    assert session_observer.heard == [ended, "notified"]
     assert "orders" in recording.heard
 
 
@@ -175,14 +175,14 @@ def test_the_keeper_tells_of_the_end_of_its_session_and_of_each_notification() -
 )
 def test_a_ring_is_heard_by_those_it_is_for(payloads: list[str], feeds: int, jobs: int) -> None:
     clock = ManualClock()
-    recording, session_listener = RecordingListener(), RecordingSession()
+    recording, session_observer = RecordingListener(), RecordingSession()
     lease_keeper = recording.make_keeper(MemoryStore(clock), Settings(), clock)
     lease_keeper.beat()
     recording.heard.clear()
-    lease_keeper.session_listener = session_listener
+    lease_keeper.session_observer = session_observer
     lease_keeper._heard(payloads)
     assert recording.heard.count("orders") == feeds
-    assert session_listener.heard.count("notified") == jobs
+    assert session_observer.heard.count("notified") == jobs
 
 
 # -- signals -----------------------------------------------------------------------------------------

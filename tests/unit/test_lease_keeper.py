@@ -104,7 +104,7 @@ def test_an_answer_that_comes_too_late_does_not_resume_a_suspended_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lease_keeper.beat()
-    lease_keeper._driver.tell(lease_keeper._core.session_lost, "keeper", now=clock.monotonic())
+    lease_keeper._driver.tell(lease_keeper._core.connection_lost, "keeper", now=clock.monotonic())
     session = lease_keeper._open_session()
     answer = session.heartbeat
 
@@ -139,7 +139,7 @@ def test_one_lost_session_is_no_reason_to_stop(
     lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore
 ) -> None:
     lease_keeper.beat()
-    lease_keeper._core.session_opened("listener")
+    lease_keeper._core.connection_opened("listener")
     assert lease_keeper.worker is not None
     store.drop_sessions(lease_keeper.worker.id)
     assert not lease_keeper.beat()
@@ -172,7 +172,7 @@ def test_an_outage_shorter_than_the_window_changes_nothing(
     lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
 ) -> None:
     lease_keeper.beat()
-    lease_keeper._core.session_opened("listener")
+    lease_keeper._core.connection_opened("listener")
     store.go_away()
     clock.advance(3)
     assert not lease_keeper.beat()

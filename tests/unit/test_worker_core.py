@@ -61,14 +61,16 @@ def claim(key: FeedKey = KEY, *, quarantined: bool = False) -> Claim:
 class Bench:
     """A core under a registered worker session, and what it wanted done."""
 
-    def __init__(self, settings: Settings = SETTINGS, *, capacity: int = 100, external: bool = False) -> None:
+    def __init__(
+        self, settings: Settings = SETTINGS, *, capacity: int = 100, on_celery_pool: bool = False
+    ) -> None:
         self.now = 1_000.0
         self.worker_id = uuid4()
-        self.core = WorkerCore(settings, rng=Random(1), now=self.now, external=external)
+        self.core = WorkerCore(settings, rng=Random(1), now=self.now, on_celery_pool=on_celery_pool)
         assert self.core.registered(self.worker_id, capacity=capacity, now=self.now) == [
             BeginSession(self.worker_id)
         ]
-        self.core.session_opened("keeper")
+        self.core.connection_opened("keeper")
         assert self.beat() == [Resume()]
 
     def beat(self, answer: Heartbeat | None = WELL, *, sent_ago_s: float = 0.0) -> list[Action]:
@@ -260,17 +262,17 @@ def test_an_answer_that_comes_too_late_resumes_nothing(bench: Bench) -> None:
 
 
 def test_the_loss_of_one_session_is_no_reason_to_stop_and_that_of_the_last_is(bench: Bench) -> None:
-    bench.core.session_opened("listener")
-    assert bench.core.session_lost("keeper", now=bench.now) == []
-    assert bench.core.session_lost("keeper", now=bench.now) == []
-    assert bench.core.session_lost("listener", now=bench.now) == [
+    bench.core.connection_opened("listener")
+    assert bench.core.connection_lost("keeper", now=bench.now) == []
+    assert bench.core.connection_lost("keeper", now=bench.now) == []
+    assert bench.core.connection_lost("listener", now=bench.now) == [
         Suspend("the last database session was lost"),
         HeartbeatNow(),
     ]
 
 
 def test_after_a_lost_session_the_leases_are_compared_once(bench: Bench) -> None:
-    bench.core.session_lost("keeper", now=bench.now)
+    bench.core.connection_lost("keeper", now=bench.now)
     bench.beat()
     assert bench.after(AUDITS_GATHERED_S) == [FetchHeld(bench.worker_id)]
     bench.beat()
@@ -389,7 +391,7 @@ def test_leases_are_compared_with_what_runs(bench: Bench) -> None:
 
 
 def test_a_lease_on_celerys_own_pools_that_nobody_runs_is_released_when_found_twice() -> None:
-    bench = Bench(external=True)
+    bench = Bench(on_celery_pool=True)
     held = {(1, 1), (2, 1)}
     assert bench.core.held_found(bench.worker_id, held, now=bench.now, running={1, 2}) == []
     assert bench.core.held_found(bench.worker_id, held, now=bench.now, running={2}) == [], (
