@@ -30,6 +30,7 @@ from bench import (
     scale,
     sources,
     stall,
+    start,
     trouble,
 )
 from bench.before import compare, is_commit
@@ -52,6 +53,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "idle": idle.measure,
     "placement": placement.measure,
     "control": control.measure,
+    "start": start.measure,
     "jobs": jobs.measure,
     "ends": ends.measure,
 }

@@ -1,18 +1,16 @@
-"""Names of what feedq says about itself: history events, log events and metrics, all in one place.
+"""What feedq says about itself: metrics, and its log. Events have their names in `feedq.event_names`.
 
-A name that is not declared here cannot be written (`EventKind`, `LogEvent`), and a test checks that each is
-documented in ``docs/reference/``. Secrets never get this far: URLs are masked by `mask_url`.
+A name that is not declared there or here cannot be written, and a test checks that each is documented in
+``docs/reference/``. Secrets never get this far: URLs are masked by `mask_url`.
 """
 
 from __future__ import annotations
 
 import logging
 import logging.config
-import re
 import sys
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from enum import StrEnum
 from math import inf
 from operator import add
 from threading import Lock
@@ -24,116 +22,10 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from feedq.errors import PermissionMissing
+from feedq.event_names import EventKind as EventKind
+from feedq.event_names import LogEvent as LogEvent
+from feedq.passwords import mask_url as mask_url
 from feedq.settings import Settings
-
-
-class EventKind(StrEnum):
-    """Lines of the history table ``feedq.event``."""
-
-    FEED_ADDED = "feed_added"
-    FEED_EDITED = "feed_edited"
-    FEED_PAUSED = "feed_paused"
-    FEED_RESUMED = "feed_resumed"
-    FEED_RESTARTED = "feed_restarted"
-    FEED_REMOVED = "feed_removed"
-    LEASE_ASSIGNED = "lease_assigned"
-    LEASE_CLAIMED = "lease_claimed"
-    LEASE_RELEASED = "lease_released"
-    LEASE_FREED = "lease_freed"
-    LEASE_OVERDUE = "lease_overdue"
-    LEASE_RAISED = "lease_raised"
-    STOP_REQUESTED = "stop_requested"
-    LEASE_REAPED = "lease_reaped"
-    FEED_MENDED = "feed_mended"
-    SINK_REWOUND = "sink_rewound"
-    WORKER_JOINED = "worker_joined"
-    WORKER_CORDONED = "worker_cordoned"
-    WORKER_UNCORDONED = "worker_uncordoned"
-    WORKER_DRAINING = "worker_draining"
-    WORKER_LEFT = "worker_left"
-    WORKER_GONE = "worker_gone"
-    WORKER_LOST = "worker_lost"
-    FEED_QUARANTINED = "feed_quarantined"
-    FEED_PARDONED = "feed_pardoned"
-    SCHEDULE_ADDED = "schedule_added"
-    SCHEDULE_EDITED = "schedule_edited"
-    SCHEDULE_REMOVED = "schedule_removed"
-    SCHEDULE_PAUSED = "schedule_paused"
-    SCHEDULE_RESUMED = "schedule_resumed"
-    CALENDAR_CHANGED = "calendar_changed"
-    CALENDAR_REMOVED = "calendar_removed"
-    RUN_FINISH_REJECTED = "run_finish_rejected"
-    RUN_LOST = "run_lost"
-
-
-class LogEvent(StrEnum):
-    """Structured log events. The value is the event's text; what varies goes into its fields."""
-
-    WORKER_REGISTERED = "worker registered"
-    WORKER_DECLARED_GONE = "worker was declared gone; registering anew"
-    WORKER_DRAINING = "worker is draining"
-    WORKER_LEFT = "worker left"
-    WORKER_LOST = "worker lost"
-    QUARANTINED_LOST = "a feed in quarantine ended its process"
-    FEED_LET_GO = "the feed that uses up this worker's memory is let go of"
-    MONITOR_OFF = "this worker has no monitor: nobody ends it when its event loop stands still"
-    MONITOR_STARTED = "monitor started"
-    LOOP_STALLED = "the event loop stands still; the lease is not renewed"
-    WORKER_SUSPENDED = "streams suspended: the lease can no longer be trusted"
-    WORKER_RESUMED = "streams resumed: the lease is trusted again"
-    THREAD_LEFT_BEHIND = "blocking connector did not end in time; its thread was left behind"
-    STOP_OVERDUE = "stream did not stop in time; its socket was cut"
-    LEAVE_OVERDUE = "process did not end in time; ended by its hard limit"
-    DATABASE_AWAY = "control database does not answer"
-    DATABASE_REFUSES = "control database refuses"
-    DATABASE_BACK = "control database answers again"
-    SESSION_LOST = "a database session was lost"
-    MESSAGE_DROPPED = "stream_feed message dropped"
-    NAME_TAKEN = "another worker of this name is connected to the broker; this one ends"
-    FEED_CLAIMED = "feed claimed"
-    FEED_CONNECTED = "feed connected"
-    FEED_BROKEN_OFF = "feed broke off"
-    FEED_STALLED = "feed is silent beyond its idle timeout"
-    SOURCE_GAP = "the source may have discarded what was not read yet"
-    FEED_RELEASED = "feed released"
-    FEED_FENCED = "feed lost: a newer epoch owns it"
-    SINK_REWOUND = "the sink has gone back: the feed goes on from the cursor that it has now"
-    FEED_FAILED = "feed cannot run as declared; it is looked at again by itself"
-    FENCE_BLOCKED = "fence waits for a predecessor's transaction"
-    EPOCH_RAISED = "epoch raised above the one in the sink"
-    SINK_AWAY = "sink database does not answer; batches are kept"
-    SINK_BACK = "sink database answers again"
-    FEEDS_APART = "feeds are written apart from the others: something of them did not land at once"
-    FEED_POSTPONED = "feed cannot be written just now; it is tried again apart from the others"
-    COMMIT_UNKNOWN = "answer to a commit was lost; asking the checkpoint"
-    DEAD_LETTERS = "records refused by the sink went to feedq_dead_letter"
-    RECONCILED = "reconcile pass"
-    RECONCILE_FAILED = "reconcile pass failed"
-    DISPATCH_FAILED = "message could not be sent; the dispatch time-out sends it again"
-    BEAT_ENTRY_DUE = "beat entry is due"
-    BEAT_SEND_FAILED = "message of the beat could not be sent; the next tick sends another"
-    WATCHDOG = "no reconcile pass for too long; running one here"
-    BEAT_ELECTED = "beat elected"
-    BEAT_STEPPED_DOWN = "beat stepped down"
-    BEAT_REPLACED_FROZEN = "the elected beat is frozen; it was replaced"
-    CRASH_WAITER_LOST = "no session to wait for the end of a worker's; it is looked for as often as without"
-    WORKER_CRASHED = "worker has no database session left"
-    CRASH_SIGNAL_OFF = "session locks do not hold here (a pooler?); crash detection falls back to heartbeats"
-    RUN_STARTED = "run started"
-    RUN_SUCCEEDED = "run succeeded"
-    RUN_FAILED = "run failed"
-    RUN_TIMED_OUT = "run timed out; what its job still does is not heard"
-    RUN_TAKEN_AWAY = "run is no longer this worker's"
-    RUN_MESSAGE_DROPPED = "run_job message dropped"
-    JOBS_STUCK = "jobs do not heed their end and fill every slot; no more runs are claimed"
-    JOBS_DRAINING = "waiting for running jobs to end"
-    JOBS_LEFT = "jobs did not end in time; they end with this worker"
-    HINTS_FAILED = "messages about due runs could not be sent; workers find these by themselves"
-    BEAT_ONCE_FAILED = "tick of a beat entry could not be enqueued"
-    METRICS_SERVED = "metrics served"
-    METRICS_OFF = "metrics port cannot be used; this worker serves none"
-    TABS_LEFT_OUT = "Flower's navigation is not as expected; the tabs of feedq are left out"
-    UNEXPECTED = "unexpected error"
 
 
 class GroupHistogram(Collector):
@@ -251,16 +143,6 @@ JOB_SLOTS = Gauge(
     registry=REGISTRY,
 )
 
-# Up to the *last* @ before white space or the next URL: people forget to encode the @ of their passwords, and
-# it is better to hide too much than to show half of one.
-_PASSWORD = re.compile(r"(?P<head>://[^\s/:@]*:)(?:(?!://)\S)*(?=@)")
-_PASSWORD_PARAMETER = re.compile(r"(?P<head>[?&](?:ssl)?passw(?:or)?d=)[^\s&#]*", re.IGNORECASE)
-
-
-def mask_url(text: str) -> str:
-    """``text`` with the password of every URL in it replaced by asterisks."""
-    return _PASSWORD_PARAMETER.sub(r"\g<head>***", _PASSWORD.sub(r"\g<head>***", text))
-
 
 def database_event(error: Exception) -> LogEvent:
     """What to log when the control database could not be used."""
@@ -335,3 +217,11 @@ def configure_logging(settings: Settings, *, quiet_tasks: Collection[str] = ()) 
 
 def _mask(_logger: Any, _method: str, event: Any) -> Any:
     return {key: mask_url(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
+# Until `configure_logging` says more: warnings only, and none on standard output, where commands answer.
+structlog.configure(
+    processors=[structlog.stdlib.add_log_level, _mask, structlog.dev.ConsoleRenderer(colors=False)],
+    logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+    wrapper_class=structlog.make_filtering_bound_logger("WARNING"),
+)

@@ -26,12 +26,12 @@ from feedq.connectors.base import ConnectorOptions, Context, load_connector, ope
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
 from feedq.manifest.feed_entry import problems
 from feedq.model import JSON, Batch, FeedSpec
+from feedq.passwords import mask_url
 from feedq.permission import Permissions
 from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
 from feedq.sinks.base import FeedWrite, Preview, Sink, Target, load_sink, parse_sink, target_of
 from feedq.sinks.cursors import cursor_text
-from feedq.telemetry import mask_url
 from feedq.worker.sockets import Sockets
 
 END_S = 2.0

@@ -12,8 +12,8 @@ import orjson
 
 from feedq.lease import stillness_of
 from feedq.model import FeedView, Status, WorkerState, WorkerTarget, WorkerView
+from feedq.passwords import mask_url
 from feedq.schedule.model import Beat, Cron, Every, Once, Run, RunKind, RunState, Timing
-from feedq.telemetry import mask_url
 from feedq.values import instant
 
 T = TypeVar("T")

@@ -1,7 +1,8 @@
 """Writes what the code already knows: the tables of settings and metrics, and the states of a lease.
 
 ``make docs`` runs it; a test fails while a page differs from what it would write. Each stands between two
-comments, ``<!-- name: begin -->`` and ``<!-- name: end -->``; everything around them is written by hand.
+comments, ``<!-- name: begin -->`` and ``<!-- name: end -->``; everything around them is written by hand. What help
+and completion show of the commands is written as well (`feedq.cli.outline`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from feedq import lease, telemetry
-from feedq.cli import schedule_declare
+from feedq.cli import main as main_command
+from feedq.cli import outline, schedule_declare
 from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
 from feedq.connectors.wire.remote import RemoteOptions
 from feedq.manifest.json_schema import manifest_schema
@@ -385,6 +387,7 @@ def _cell(text: str) -> str:
 def main() -> None:
     for page in PAGES:
         (HERE / page).write_text(render(page))
+    outline.write(main_command)
 
 
 if __name__ == "__main__":

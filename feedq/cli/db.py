@@ -12,11 +12,11 @@ from sqlalchemy import URL, make_url
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import answer, write_lines
 from feedq.errors import InvalidInput
+from feedq.passwords import mask_url
 from feedq.report.details import detail_lines
 from feedq.settings import Settings
 from feedq.store import grants as roles
 from feedq.store import migrate
-from feedq.telemetry import mask_url
 
 
 @click.group(short_help="Migrate the control database, see how far it is, make its roles.")

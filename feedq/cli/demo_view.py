@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from feedq.cli.output import TableColumn, number, rich_table, state, write_json_line
+from feedq.cli.output import Styled, TableColumn, number, rich_table, state, write_json_line
 from feedq.embedded.demo import FeedTally, Observer, Snapshot
 from feedq.model import FeedView, Status, WorkerState, WorkerView
 from feedq.wording import duration, printable, said, size
@@ -166,12 +166,12 @@ WORKER_COLUMNS: list[TableColumn[WorkerView]] = [
 ]
 
 
-def _check(tally: FeedTally) -> Text:
+def _check(tally: FeedTally) -> Styled:
     if not tally.rows:
-        return Text("-", style="dim")
+        return Styled("-", "dim")
     if tally.is_exact:
-        return Text(f"1…{tally.last_seq:,} each once", style="green")
-    return Text(f"{tally.lost:,} lost, {tally.doubled:,} doubled of {tally.last_seq:,}", style="bold red")
+        return Styled(f"1…{tally.last_seq:,} each once", "green")
+    return Styled(f"{tally.lost:,} lost, {tally.doubled:,} doubled of {tally.last_seq:,}", "bold red")
 
 
 def _complaints(snapshot: Snapshot) -> list[str]:

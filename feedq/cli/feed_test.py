@@ -67,6 +67,7 @@ def feed_test(
     """
     from feedq.trial import Wanted, try_feed
 
+    invocation.keep_log_quiet()
     spec = invocation.store.feeds.get(name).spec if path is None else _from_file(path, name)
     wanted = Wanted(records=records, timeout_s=timeout_s, cursor=_cursor(cursor))
     trial = try_feed(spec, invocation.settings, invocation.clock, wanted=wanted)

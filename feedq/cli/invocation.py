@@ -41,10 +41,7 @@ def open_store() -> PostgresStore:
     """The control database of FEEDQ_DATABASE_URL. Connects when first used."""
     from feedq.settings import settings
     from feedq.store.postgresql import PostgresStore
-    from feedq.telemetry import configure_logging
 
-    # The log goes to standard error, and only what a person should know.
-    configure_logging(settings().model_copy(update={"log_level": "WARNING"}))
     return PostgresStore(settings().database_url.get_secret_value(), application_name="feedq-cli")
 
 
@@ -77,25 +74,31 @@ class Invocation:
             click.get_current_context().call_on_close(self._opened.close)
         return self._opened
 
+    def keep_log_quiet(self) -> None:
+        """The log, also that of libraries, goes to standard error, and only what a person should know.
+
+        For commands that load what logs: telemetry takes a while to load, and most do without.
+        """
+        from feedq.telemetry import configure_logging
+
+        configure_logging(self.settings.model_copy(update={"log_level": "WARNING"}))
+
     @contextmanager
     def open_sink(self, name: str) -> Iterator[Sink]:
         """A session with a named sink database. Raises `InvalidInput` when it is not set up here."""
         from feedq.sinks.base import load_sink
 
+        self.keep_log_quiet()
         url = self.settings.sink_url(name)
         made = load_sink(url)(url, environment=self.settings.environment, worker_id=uuid4(), role="cli")
         with closing(made) as sink:
             yield sink
 
     def fleet_state(self) -> FleetState:
-        from feedq.store.fleet_state import fleet_state
-
-        return fleet_state(self.settings.database_url.get_secret_value())
+        return self._open().fleet_state()
 
     def job_state(self) -> JobState:
-        from feedq.store.fleet_state import job_state
-
-        return job_state(self.settings.database_url.get_secret_value())
+        return self._open().job_state()
 
     def database_now(self) -> datetime:
         """The clock that schedules go by."""

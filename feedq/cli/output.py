@@ -9,23 +9,37 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from feedq.cli.invocation import Invocation
-from feedq.manifest.changes import ABSENT, OptionChange
 from feedq.report.details import DetailLine
 from feedq.report.masking import masked
 from feedq.wording import TONES, Tone, as_json, printable
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from feedq.manifest.changes import OptionChange
+
 T = TypeVar("T")
-Cell = str | Text | None
+Cell = str | None
+
+# rich is imported where something is drawn: into a pipe nothing is.
 
 STYLES = {Tone.GOOD: "green", Tone.ODD: "yellow", Tone.BAD: "red", Tone.WORST: "bold red", Tone.ASIDE: "dim"}
+
+
+class Styled(str):
+    """Text of ours with a style of rich's."""
+
+    style: str
+
+    def __new__(cls, text: str, style: str) -> Styled:
+        made = super().__new__(cls, text)
+        made.style = style
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +50,9 @@ class TableColumn(Generic[T]):
     cell: Callable[[T], Cell]
     right: bool = False
 
-    def show(self, row: T) -> str | Text:
+    def show(self, row: T) -> str:
         found = self.cell(row)
-        return found if isinstance(found, Text) else "-" if found is None else printable(found)
+        return found if isinstance(found, Styled) else "-" if found is None else printable(found)
 
 
 def number(title: str, cell: Callable[[T], Cell]) -> TableColumn[T]:
@@ -51,10 +65,10 @@ def state(title: str, cell: Callable[[T], str]) -> TableColumn[T]:
     return TableColumn(title, lambda row: styled(cell(row)))
 
 
-def styled(word: str) -> Text:
-    """A status or state in its colour."""
+def styled(word: str, *, after: str = "") -> Styled:
+    """A status or state in its colour, and what stands after it."""
     tone = TONES.get(word)
-    return Text(word, style="" if tone is None else STYLES.get(tone, ""))
+    return Styled(word + after, "" if tone is None else STYLES.get(tone, ""))
 
 
 # -- what a command answers --------------------------------------------------------------------------
@@ -106,10 +120,12 @@ def write_json_line(document: Any) -> None:
 def write_table(rows: Sequence[T], columns: Sequence[TableColumn[T]]) -> None:
     """A table with a header."""
     if sys.stdout.isatty():
+        from rich.console import Console
+
         Console().print(rich_table(rows, columns))
         return
     lines = [[column.title for column in columns]]
-    lines += [[str(column.show(row)) for column in columns] for row in rows]
+    lines += [[column.show(row) for column in columns] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     for line in lines:
         cells = [
@@ -120,14 +136,17 @@ def write_table(rows: Sequence[T], columns: Sequence[TableColumn[T]]) -> None:
 
 
 def rich_table(rows: Iterable[T], columns: Sequence[TableColumn[T]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
         # Names fold rather than lose their end: a name that cannot be copied is no use.
         table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
     for row in rows:
-        cells = (column.show(row) for column in columns)
+        cells = [column.show(row) for column in columns]
         # As Text: markup in somebody's error message is not ours to obey.
-        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
+        table.add_row(*(Text(cell, style=cell.style if isinstance(cell, Styled) else "") for cell in cells))
     return table
 
 
@@ -135,17 +154,24 @@ def write_lines(lines: Iterable[DetailLine]) -> None:
     """``name   value`` lines, and below them what keeps its line breaks."""
     lines = list(lines)
     width = max((len(line.name) for line in lines if not line.code), default=0)
-    console = Console(soft_wrap=True) if sys.stdout.isatty() else None
     for line in lines:
-        if line.code:
-            continue
-        if console is not None:
-            console.print(Text.assemble((line.name.ljust(width), "bold"), "  ", styled(line.text)))
-        else:
-            click.echo(f"{line.name.ljust(width)}  {line.text}")
+        if not line.code:
+            _write_line(line, width)
     for line in lines:
         if line.code:
             click.echo("\n  ".join([line.name, *line.text.split("\n")]))
+
+
+def _write_line(line: DetailLine, width: int) -> None:
+    if not sys.stdout.isatty():
+        click.echo(f"{line.name.ljust(width)}  {line.text}")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    text = styled(line.text)
+    line_shown = Text.assemble((line.name.ljust(width), "bold"), "  ", (text, text.style))
+    Console(soft_wrap=True).print(line_shown)
 
 
 def write_difference(changes: Iterable[OptionChange]) -> None:
@@ -154,6 +180,8 @@ def write_difference(changes: Iterable[OptionChange]) -> None:
 
 
 def _shown(value: Any) -> str:
+    from feedq.manifest.changes import ABSENT
+
     return ABSENT if value is ABSENT else printable(as_json(masked(value)))
 
 

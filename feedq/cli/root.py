@@ -1,7 +1,7 @@
 """The root of the command: finds commands, and turns errors into a line and an exit status.
 
-Commands are imported when they are used, so that `feedq --version` and completion answer at once and a missing
-optional dependency takes only its own command away.
+Commands are imported when they are used, so that `feedq --version`, help and completion answer at once (they look
+at `feedq.cli.outline`) and a missing optional dependency takes only its own command away.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import click
 
 import feedq
+from feedq.cli import outline
 from feedq.cli.invocation import Invocation, json_option
 from feedq.errors import FeedqError, InvalidInput
 
@@ -56,6 +57,8 @@ class Root(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.places:
             return None
+        if ctx.resilient_parsing:  # somebody completes a line
+            return outline.stand_in(cmd_name)
         module, _, attribute = self.places[cmd_name].partition(":")
         try:
             command: click.Command = getattr(import_module(module), attribute)
@@ -64,6 +67,10 @@ class Root(click.Group):
                 raise
             return _missing(cmd_name, error)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, outline.short_help(name)) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> Any:
         # On the root, so that all commands below share it.

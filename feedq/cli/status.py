@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import answer, write_lines, write_table
@@ -26,7 +26,11 @@ from feedq.report.rows import check_row, status_document
 from feedq.store.fleet_state import FleetState, JobState
 from feedq.wording import counted, duration, percent, printable, size
 
-STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+STYLES: Mapping[Level, Mapping[str, Any]] = {
+    Level.OK: {"fg": "green"},
+    Level.WARN: {"fg": "yellow"},
+    Level.FAIL: {"fg": "red", "bold": True},
+}
 NAME_WIDTH = 20
 
 
@@ -109,6 +113,7 @@ def doctor(invocation: Invocation) -> None:
     # Brokers' libraries take a while to load.
     from feedq.diagnosis.rounds import diagnose
 
+    invocation.keep_log_quiet()
     found: list[Check] = []
     for check in diagnose(
         invocation.store,
@@ -129,16 +134,9 @@ def doctor(invocation: Invocation) -> None:
 
 def _write_check(check: Check) -> None:
     """Prints a check at once: some take seconds, and people want to see which."""
-    line = Text.assemble(
-        (check.level.value.ljust(5), STYLES[check.level]),
-        check.name.ljust(NAME_WIDTH),
-        printable(check.detail),
-    )
+    level, what = check.level.value.ljust(5), check.name.ljust(NAME_WIDTH) + printable(check.detail)
     advice = f"{' ' * (5 + NAME_WIDTH)}-> {printable(check.advice)}" if check.advice else ""
-    if sys.stdout.isatty():
-        Console(soft_wrap=True, highlight=False).print(line)
-    else:
-        click.echo(line.plain)
+    click.echo(click.style(level, **STYLES[check.level]) + what)
     if advice:
         click.echo(advice)
     sys.stdout.flush()

@@ -7,9 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from rich.text import Text
-
-from feedq.cli.output import TableColumn, number, state, styled, warn
+from feedq.cli.output import Styled, TableColumn, number, state, styled, warn
 from feedq.model import Event, FeedView, WorkerView
 from feedq.report.details import event_detail
 from feedq.schedule.model import (
@@ -166,14 +164,14 @@ def _last(view: ScheduleView, now: datetime) -> str | None:
     return None if view.last is None else ago(view.last.ended_at or view.last.started_at, now=now)
 
 
-def _result(view: ScheduleView) -> Text | None:
+def _result(view: ScheduleView) -> Styled | None:
     return None if view.last is None else styled(view.last.state)
 
 
-def _next(schedule: Schedule, now: datetime) -> Text:
+def _next(schedule: Schedule, now: datetime) -> Styled:
     """How long until it fires; one that is paused does not."""
     at = None if schedule.state is ScheduleState.PAUSED else schedule.next_fire_at
-    return Text(until(at, now=now), style="yellow" if at is not None and at < now else "")
+    return Styled(until(at, now=now), "yellow" if at is not None and at < now else "")
 
 
 def run_columns(now: datetime, *, of_one: bool) -> list[TableColumn[Run]]:
@@ -182,7 +180,9 @@ def run_columns(now: datetime, *, of_one: bool) -> list[TableColumn[Run]]:
     return [
         number("ID", lambda run: str(run.id)),
         TableColumn("KEY", lambda run: run.key) if of_one else key,
-        TableColumn("STATE", lambda run: styled(run.state) + (f" x{run.ticks:,}" if run.ticks > 1 else "")),
+        TableColumn(
+            "STATE", lambda run: styled(run.state, after=f" x{run.ticks:,}" if run.ticks > 1 else "")
+        ),
         TableColumn("WORKER", lambda run: run.worker),
         # Of a retry that waits for its time, how long until then.
         number("DUE", lambda run: distance(run.due_at, now=now).removesuffix(" ago")),

@@ -14,7 +14,7 @@ from kombu.connection import Connection
 from kombu.exceptions import KombuError
 
 from feedq.diagnosis.checks import Check, fail, ok, one_line, warn
-from feedq.telemetry import mask_url
+from feedq.passwords import mask_url
 
 TIMEOUT_S = 5
 SOCKET_SCHEME = "redis+socket"

@@ -18,9 +18,9 @@ import psycopg2
 
 from feedq.diagnosis.checks import Check, fail, ok, one_line, warn
 from feedq.errors import FeedqError
+from feedq.passwords import mask_url
 from feedq.store import migrate
 from feedq.store.database import driver_options, psycopg2_dsn
-from feedq.telemetry import mask_url
 from feedq.wording import counted
 
 VERSION_MIN = 15

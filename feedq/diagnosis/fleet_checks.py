@@ -11,10 +11,10 @@ from feedq.diagnosis.checks import Check, fail, ok, warn
 from feedq.diagnosis.placement_checks import placing_checks, serves
 from feedq.lease import stillness_of
 from feedq.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerTarget, WorkerView
+from feedq.passwords import mask_url
 from feedq.placement.base import Rules
 from feedq.store.feed_listing import LATELY_S, StatusCount
 from feedq.store.fleet_state import FleetState
-from feedq.telemetry import mask_url
 from feedq.wording import ago, counted, duration, some
 
 QUOTED_MAX = 160

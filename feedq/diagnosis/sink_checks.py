@@ -14,11 +14,11 @@ from feedq.adoption import left_behind
 from feedq.diagnosis.checks import Check, Level, fail, ok, one_line, warn
 from feedq.errors import FeedqError, InvalidInput
 from feedq.model import Feed
+from feedq.passwords import mask_url
 from feedq.settings import Settings
 from feedq.sinks.base import Checkpoint, load_sink, parse_sink
 from feedq.sinks.identity import owner_of
 from feedq.store.database import driver_options, psycopg2_dsn
-from feedq.telemetry import mask_url
 from feedq.wording import counted, some
 
 BOOKKEEPING = ("feedq_checkpoint", "feedq_dead_letter")

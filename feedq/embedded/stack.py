@@ -25,12 +25,12 @@ from feedq.embedded.process import tail
 from feedq.embedded.server import Server, kept_password
 from feedq.embedded.valkey import Valkey
 from feedq.errors import FeedqError, Unavailable
+from feedq.passwords import mask_url
 from feedq.settings import DEFAULT_SINK, settings
 from feedq.store import migrate
 from feedq.store.base import Store
 from feedq.store.grants import Role
 from feedq.store.postgresql import PostgresStore
-from feedq.telemetry import mask_url
 
 DATABASE_URL = "FEEDQ_DATABASE_URL"
 BROKER_URL = "FEEDQ_BROKER_URL"

@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from feedq import documents, wording
+from feedq import wording
 from feedq.model import Event, FeedView, Lease, WorkerView
+from feedq.passwords import mask_url
 from feedq.report.masking import masked, shown
 from feedq.schedule.model import CatchUp, Cron, Job, Overlap, RunState, ScheduleSpec, ScheduleView
-from feedq.telemetry import mask_url
 from feedq.values import instant
 from feedq.wording import as_json, counted, duration, pairs, percent, printable, size, timing_words
 
@@ -41,6 +41,8 @@ def detail_lines(facts: Iterable[tuple[str, str | None]]) -> list[DetailLine]:
 
 def _yaml(name: str, value: Any) -> DetailLine:
     """A mapping or list as a manifest would have it."""
+    from feedq import documents  # which loads YAML; most commands show none
+
     return DetailLine(name, documents.dump(value) if value else "(none)", code=True)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from feedq.model import JSON
+from feedq.passwords import mask_url
 from feedq.schedule.arguments import is_secret
-from feedq.telemetry import mask_url
 
 MASK = "***"
 

@@ -14,11 +14,11 @@ from feedq.diagnosis.checks import Check
 from feedq.diagnosis.fleet_checks import Overview
 from feedq.lease import stillness_of
 from feedq.model import Event, FeedView, Status, WorkerView
+from feedq.passwords import mask_url
 from feedq.report.masking import masked, shown
 from feedq.schedule.model import Run, RunState, Schedule, ScheduleView
 from feedq.schedule.plain import job_to_plain, policy_to_plain, timing_to_plain
 from feedq.store.fleet_state import FleetState, JobState
-from feedq.telemetry import mask_url
 from feedq.wording import lag_s
 
 LEASE_FIELDS = (

@@ -14,6 +14,9 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
+AGEING_S = 1.0
+"""The seconds of waiting that make up for a point of priority."""
+
 DEFAULT_QUEUE = "default"
 BACKFILL_MAX = 10_000
 """Ticks of one backfill."""

@@ -9,13 +9,13 @@ import psycopg2
 from sqlalchemy.exc import ProgrammingError
 
 from feedq.errors import SinkUnavailable
+from feedq.passwords import mask_url
 from feedq.sinks.groupcommit import GroupCommitSink
 from feedq.sinks.postgresql_catalog import PostgresCatalog
 from feedq.sinks.postgresql_connection import open_engine
 from feedq.sinks.postgresql_session import PostgresSinkSession
 from feedq.sinks.session import application_name
 from feedq.sinks.sqlstate import cause_of
-from feedq.telemetry import mask_url
 
 UPGRADE_BY_OWNER: Final = (
     "feedq's own tables could not be made or brought up to this release: grant CREATE on the schema, and have the "

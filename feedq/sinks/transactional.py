@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from feedq.errors import SinkUnavailable
+from feedq.passwords import mask_url
 from feedq.sinks.base import (
     Checkpoint,
     CommitUnknown,
@@ -39,7 +40,6 @@ from feedq.sinks.session import AnswerLost, SinkSession
 from feedq.sinks.settlement import LastCommit, decide
 from feedq.sinks.sqlstate import ErrorScope
 from feedq.sinks.upkeep import checkpoints, dead_letters, drop, preview, replay, take
-from feedq.telemetry import mask_url
 
 T = TypeVar("T")
 

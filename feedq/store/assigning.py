@@ -18,6 +18,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from feedq.event_names import EventKind
 from feedq.lease import RATE_TIME_S, Move, states_before
 from feedq.model import Assignment, Reason
 from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, WaitingFeed
@@ -27,7 +28,6 @@ from feedq.store.database import GivenRows
 from feedq.store.feed_rows import avoided_from, selector_from
 from feedq.store.held_counts import SERVING, candidates
 from feedq.store.leases import STILL_FAILED
-from feedq.telemetry import EventKind
 
 WEIGHT_MIN = 0.01
 """A silent feed weighs this much: none at all would let any number of them go to one worker."""

@@ -28,8 +28,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from feedq.errors import Conflict, InvalidInput, PermissionMissing, SchemaBehind, Unavailable
+from feedq.passwords import mask_url
 from feedq.settings import settings
-from feedq.telemetry import mask_url
 
 SCHEMA = "feedq"
 """The schema of the control tables."""

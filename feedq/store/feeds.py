@@ -12,6 +12,7 @@ import orjson
 from sqlalchemy import Connection, text
 
 from feedq.errors import Conflict, NotFound
+from feedq.event_names import EventKind
 from feedq.lease import first_reason, objection_to_move
 from feedq.model import Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, TargetState
 from feedq.placement.base import Transfer
@@ -29,7 +30,6 @@ from feedq.store.feed_rows import (
 )
 from feedq.store.history import record
 from feedq.store.leases import transfer
-from feedq.telemetry import EventKind
 
 _VIEWS = f"""
     SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, statement_timestamp() AS now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from feedq.store.database import connect_once
 from feedq.store.jobs import listing
@@ -100,17 +100,25 @@ class JobState:
 def fleet_state(url: str) -> FleetState:
     """Raises `Unavailable`."""
     with connect_once(url) as c:
-        row = c.execute(text(_STATE)).one()
+        return read_fleet_state(c)
+
+
+def job_state(url: str) -> JobState:
+    """Raises `Unavailable`."""
+    with connect_once(url) as c:
+        return read_job_state(c)
+
+
+def read_fleet_state(c: Connection) -> FleetState:
+    row = c.execute(text(_STATE)).one()
     leader = None
     if row.pid is not None:
         leader = Leader(row.host, row.pid, row.elected_at, row.expires_at, leads=row.leads)
     return FleetState(row.now, row.pass_at, row.pass_age_s, leader)
 
 
-def job_state(url: str) -> JobState:
-    """Raises `Unavailable`."""
-    with connect_once(url) as c:
-        found = c.execute(text(_JOBS)).one()._asdict()
+def read_job_state(c: Connection) -> JobState:
+    found = c.execute(text(_JOBS)).one()._asdict()
     return JobState(**{**found, "tripped": tuple(found["tripped"])})
 
 

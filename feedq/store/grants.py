@@ -31,8 +31,8 @@ from psycopg2.extensions import connection as Connection  # noqa: N812 -- a clas
 from psycopg2.extensions import encrypt_password
 
 from feedq.errors import FeedqError
+from feedq.passwords import mask_url
 from feedq.store.database import ADMIN, INSUFFICIENT_PRIVILEGE, SCHEMA, connect, unavailable
-from feedq.telemetry import mask_url
 
 PREFIX: Final = "feedq_"
 """The prefix of the names of roles, unless ``FEEDQ_ROLE_PREFIX`` says otherwise."""

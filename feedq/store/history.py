@@ -16,7 +16,7 @@ from uuid import UUID
 import orjson
 from sqlalchemy import Connection, text
 
-from feedq.telemetry import EventKind
+from feedq.event_names import EventKind
 
 RETENTION_DAYS = 14
 EVENTS_PER_FEED = 200

@@ -16,6 +16,7 @@ from uuid import UUID
 import orjson
 from sqlalchemy import Connection, text
 
+from feedq.event_names import EventKind
 from feedq.lease import (
     AVOIDED_MAX,
     BLAME_RECENT,
@@ -46,7 +47,6 @@ from feedq.store.channels import NotifyReason, notify_workers, wake_reconcile
 from feedq.store.database import Aggregate, Database, GivenRows, in_statement, in_transaction
 from feedq.store.feed_rows import FEED_COLUMNS, LEASE_COLUMNS, feed_from, lease_from
 from feedq.store.history import record
-from feedq.telemetry import EventKind
 
 ERROR_CHARS_MAX = 2_000
 """Longer messages are cut: a source's error page must not fill the table."""

@@ -16,6 +16,7 @@ from uuid import UUID
 import orjson
 from sqlalchemy import Connection, text
 
+from feedq.event_names import EventKind
 from feedq.lease import CLEARED_BY_EDIT, Edit, Move, OutageGrace, as_of, states_before
 from feedq.model import Feed, Lease, Reason, Worker
 from feedq.placement.base import NO_EXPERIENCE, Held, Transfer
@@ -47,7 +48,6 @@ from feedq.store.history import HistoryKept, record
 from feedq.store.leases import free_leases, mark_dirty, transfer
 from feedq.store.sweeping import PassSweep
 from feedq.store.workers import OVERDUE, SERVICE_SINCE
-from feedq.telemetry import EventKind
 
 OVERDUE_PER_PASS = 10_000
 """Bounds a pass after an outage of the broker; the rest is for the next."""

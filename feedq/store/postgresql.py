@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from sqlalchemy import text
 
 from feedq.model import Worker
+from feedq.schedule.model import AGEING_S
 from feedq.store.database import Database
 from feedq.store.event_listing import EventListing
 from feedq.store.feed_listing import FeedListing
 from feedq.store.feeds import PostgresFeeds
+from feedq.store.fleet_state import FleetState, JobState, read_fleet_state, read_job_state
 from feedq.store.history import EVENTS_PER_FEED, RETENTION_DAYS, HistoryKept
-from feedq.store.jobs.calendars import CalendarStore
-from feedq.store.jobs.queues import QueueStore
-from feedq.store.jobs.runs import RunStore
-from feedq.store.jobs.schedules import AGEING_S, ScheduleStore
 from feedq.store.leases import PostgresLeases
-from feedq.store.passes import PostgresFleet
-from feedq.store.worker_session import PostgresListener, PostgresSession, worker_listener
 from feedq.store.workers import PostgresWorkers
+
+if TYPE_CHECKING:
+    from feedq.store.jobs.calendars import CalendarStore
+    from feedq.store.jobs.queues import QueueStore
+    from feedq.store.jobs.runs import RunStore
+    from feedq.store.jobs.schedules import ScheduleStore
+    from feedq.store.passes import PostgresFleet
+    from feedq.store.worker_session import PostgresListener, PostgresSession
+
+# The parts are imported when they are first used: a command needs a few of them, and is asked often.
 
 
 class JobStore:
@@ -27,10 +35,35 @@ class JobStore:
     there is no other implementation. Thread-safe."""
 
     def __init__(self, database: Database, *, ageing_s: float = AGEING_S) -> None:
-        self.schedules = ScheduleStore(database, ageing_s=ageing_s)
-        self.calendars = CalendarStore(database)
-        self.queues = QueueStore(database)
-        self.runs = RunStore(database, ageing_s=ageing_s)
+        self._database, self._ageing_s = database, ageing_s
+
+    @cached_property
+    def schedules(self) -> ScheduleStore:
+        from feedq.store.jobs.schedules import ScheduleStore
+
+        return ScheduleStore(self._database, ageing_s=self._ageing_s)
+
+    @cached_property
+    def calendars(self) -> CalendarStore:
+        from feedq.store.jobs.calendars import CalendarStore
+
+        return CalendarStore(self._database)
+
+    @cached_property
+    def queues(self) -> QueueStore:
+        from feedq.store.jobs.queues import QueueStore
+
+        return QueueStore(self._database)
+
+    @cached_property
+    def runs(self) -> RunStore:
+        from feedq.store.jobs.runs import RunStore
+
+        return RunStore(self._database, ageing_s=self._ageing_s)
+
+    def close(self) -> None:
+        if "runs" in self.__dict__:  # used
+            self.runs.close()
 
 
 class PostgresStore:
@@ -54,8 +87,14 @@ class PostgresStore:
         self.history = EventListing(self._database)
         self.workers = PostgresWorkers(self._database)
         self.leases = PostgresLeases(self._database, restart_hold_s=restart_hold_s)
-        self.fleet = PostgresFleet(self._database, keep=HistoryKept(retention_days, events_per_feed))
+        self._keep = HistoryKept(retention_days, events_per_feed)
         self.jobs = JobStore(self._database, ageing_s=ageing_s)
+
+    @cached_property
+    def fleet(self) -> PostgresFleet:
+        from feedq.store.passes import PostgresFleet
+
+        return PostgresFleet(self._database, keep=self._keep)
 
     def now(self) -> datetime:
         """The database's clock."""
@@ -63,12 +102,26 @@ class PostgresStore:
             now: datetime = c.execute(text("SELECT clock_timestamp()")).scalar_one()
         return now
 
+    def fleet_state(self) -> FleetState:
+        """Which beat leads, and when reconcile last ran."""
+        with self._database.statement() as c:
+            return read_fleet_state(c)
+
+    def job_state(self) -> JobState:
+        """Schedules and runs in numbers."""
+        with self._database.statement() as c:
+            return read_job_state(c)
+
     def session(self, worker: Worker, *, ttl_s: float) -> PostgresSession:
+        from feedq.store.worker_session import PostgresSession
+
         return PostgresSession(self._url, worker, ttl_s=ttl_s)
 
     def worker_listener(self, worker: Worker) -> PostgresListener:
+        from feedq.store.worker_session import worker_listener
+
         return worker_listener(self._url, worker)
 
     def close(self) -> None:
-        self.jobs.runs.close()
+        self.jobs.close()
         self._database.close()

@@ -11,6 +11,7 @@ from uuid import UUID
 import orjson
 from sqlalchemy import Connection, text
 
+from feedq.event_names import EventKind
 from feedq.model import (
     Heartbeat,
     LeaseState,
@@ -28,7 +29,6 @@ from feedq.store.database import Aggregate, PreparedStatement, in_transaction
 from feedq.store.feed_rows import LOAD_FIELDS, WORKER_COLUMNS, worker_from
 from feedq.store.history import record
 from feedq.store.leases import ERROR_CHARS_MAX, blame, free_leases
-from feedq.telemetry import EventKind
 
 TARGET_EVENTS = {
     WorkerTarget.SERVING: EventKind.WORKER_UNCORDONED,

@@ -17,6 +17,7 @@ from tornado import web
 
 from feedq.api.problems import status_of
 from feedq.errors import FeedqError, InvalidInput
+from feedq.passwords import mask_url
 from feedq.report.rows import (
     event_row,
     feed_document,
@@ -29,7 +30,6 @@ from feedq.report.rows import (
     worker_row,
 )
 from feedq.store.feed_listing import PAGE_MAX
-from feedq.telemetry import mask_url
 from feedq.web.guard import refusal
 from feedq.web.params import (
     SCHEDULES_MAX,

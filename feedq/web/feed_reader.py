@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from feedq.errors import Unavailable
-from feedq.telemetry import mask_url
+from feedq.passwords import mask_url
 
 T = TypeVar("T")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import click
 import pytest
 
 import feedq
-from feedq.cli import main
+from feedq.cli import main, outline
 from feedq.manifest import reader
 from feedq.manifest.feed_entry import problems
 
@@ -94,17 +96,47 @@ def test_the_schedules_of_the_guide_are_right() -> None:
     assert found.queues
 
 
-def test_the_version_is_said_without_loading_what_only_commands_need() -> None:
-    """Half a second of processor time, each time a script or completion asks."""
+COMPLETING = {"_FEEDQ_COMPLETE": "bash_complete"}
+LIGHT: dict[str, tuple[list[str], dict[str, str], str]] = {
+    "version": (["--version"], {}, f"feedq, version {feedq.__version__}"),
+    "help": (["--help"], {}, "Usage: feedq [OPTIONS] COMMAND [ARGS]..."),
+    "commands": ([], COMPLETING | {"COMP_WORDS": "feedq feed ", "COMP_CWORD": "2"}, "plain,list"),
+    "options": ([], COMPLETING | {"COMP_WORDS": "feedq feed list --", "COMP_CWORD": "3"}, "plain,--status"),
+}
+"""What is asked, and a line of the answer."""
+
+
+@pytest.mark.parametrize("asked", LIGHT)
+def test_what_scripts_and_people_ask_often_loads_no_command(asked: str) -> None:
+    """Half a second of processor time, each time."""
+    arguments, environment, expected = LIGHT[asked]
     script = (
         "import sys\nfrom feedq.cli import main\n"
-        "try:\n    main(['--version'])\n"
+        "try:\n    main(sys.argv[1:], prog_name='feedq')\n"
         "finally:\n    print(*{name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names))\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
-    said, loaded = ran.stdout.splitlines()
-    assert said == f"feedq, version {feedq.__version__}"
+    *said, loaded = ran.stdout.splitlines()
+    assert expected in said, ran.stderr
     # What begins with an underscore is how Python finds packages here.
     assert {name for name in loaded.split() if not name.startswith("_")} == {"click", "feedq"}
+
+
+def test_the_outline_is_that_of_the_commands() -> None:
+    assert json.loads(outline.FILE.read_text()) == outline.outline_of(main), "run `make docs`"
+
+
+def test_completion_offers_what_the_commands_take() -> None:
+    whole, kept = outline.outline_of(main)["commands"], {}
+    for name in whole:
+        stand_in = outline.stand_in(name)
+        assert stand_in is not None
+        kept[name] = outline.outline_of(stand_in)
+    assert kept == whole

@@ -12,6 +12,7 @@ from operator import itemgetter
 from urllib.parse import urlsplit
 from uuid import UUID
 
+from feedq.event_names import EventKind
 from feedq.lease import RATE_TIME_S, Move
 from feedq.model import (
     Feed,
@@ -29,7 +30,6 @@ from feedq.settings import DEFAULT_SINK
 from feedq.simulate.memory.database import MovableFeed, SimulatedDatabase
 from feedq.simulate.memory.decisions import is_reapable
 from feedq.store.assigning import WEIGHT_MIN
-from feedq.telemetry import EventKind
 
 OWNED = (LeaseState.ASSIGNED, LeaseState.RUNNING, LeaseState.STOPPING)
 

@@ -12,11 +12,11 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, ca
 from uuid import UUID, uuid4
 
 from feedq.clock import Clock
+from feedq.event_names import EventKind
 from feedq.lease import VERDICT_S, Move, on_loss, states_before, transition
 from feedq.model import Feed, FeedKey, Lease, LeaseState, Loss, Reason, TargetState, Worker
 from feedq.placement.base import Held
 from feedq.simulate.memory.decisions import awaits_verdict, service_since
-from feedq.telemetry import EventKind
 
 P = ParamSpec("P")
 R = TypeVar("R")

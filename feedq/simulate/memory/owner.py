@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from feedq.errors import Conflict, NotFound
+from feedq.event_names import EventKind
 from feedq.lease import Move, first_reason, smoothed, states_before, transition
 from feedq.model import (
     JSON,
@@ -40,7 +41,6 @@ from feedq.simulate.memory.decisions import (
     is_new_here,
 )
 from feedq.store.workers import TARGET_EVENTS
-from feedq.telemetry import EventKind
 
 
 class SimulatedFeeds:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
+from feedq.event_names import EventKind
 from feedq.lease import Edit, Move, OutageGrace, as_of, on_edit, transition
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
 from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, WaitingFeed
@@ -17,7 +18,6 @@ from feedq.simulate.memory.database import SimulatedDatabase, statement
 from feedq.simulate.memory.decisions import is_dispatch_overdue, may_start
 from feedq.store.base import ReconcilePass, SuspectWorker
 from feedq.store.sweeping import WEIGHT_STEP
-from feedq.telemetry import EventKind
 
 UNPLACED = (Reason.NO_CAPACITY, Reason.NO_MATCH)
 COUNTED = (*UNPLACED, Reason.BACKOFF, Reason.PAUSED, Reason.FAILED)

@@ -12,6 +12,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.types import TypeEngine
 
 from feedq.errors import InvalidInput
+from feedq.passwords import mask_url
 from feedq.sinks.base import Target
 from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.groupcommit import GroupCommitSink
@@ -24,7 +25,6 @@ from feedq.sinks.sql.sqlite import SqliteSession
 from feedq.sinks.sqlstate import ErrorScope
 from feedq.sinks.table_definitions import checkpoint, default_table
 from feedq.sinks.target_table import DEFAULT_COLUMNS, Column, TableName, TableShape, Types, problem
-from feedq.telemetry import mask_url
 
 SESSIONS: Final[dict[str, type[SqlSession]]] = {
     "mysql": MySqlSession,

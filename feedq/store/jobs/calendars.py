@@ -17,6 +17,7 @@ import orjson
 from sqlalchemy import Connection, text
 
 from feedq.errors import Conflict, NotFound
+from feedq.event_names import EventKind
 from feedq.schedule import due
 from feedq.schedule.exclusions import with_calendars
 from feedq.schedule.model import Calendar, Schedule, ScheduleSpec
@@ -29,7 +30,6 @@ from feedq.store.jobs.rows import (
     shown_schedule_from,
     stored_dates,
 )
-from feedq.telemetry import EventKind
 
 SHOWN_MAX = 5
 """Schedules that a refusal names."""

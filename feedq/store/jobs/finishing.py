@@ -36,13 +36,13 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from feedq.errors import InvalidInput
+from feedq.event_names import EventKind
 from feedq.schedule.model import Finish, Job, RunState
 from feedq.schedule.outcome import Ends, RetryIn, after_attempt, after_loss, counts_as_failure
 from feedq.schedule.plain import job_from_plain
 from feedq.store.database import GivenRows
 from feedq.store.jobs.claiming import MISS_DEADLINES
 from feedq.store.jobs.rows import FENCES, record
-from feedq.telemetry import EventKind
 
 REASON_CHARS_MAX = 2_000
 """Longer ones are cut: a traceback must not fill the table."""

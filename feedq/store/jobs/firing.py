@@ -20,6 +20,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
+from feedq.event_names import EventKind
 from feedq.schedule import due
 from feedq.schedule.due import DueRun, Firing, Unfinished
 from feedq.schedule.model import Fired, Hint, Overlap, RunState, Schedule
@@ -27,7 +28,6 @@ from feedq.schedule.outcome import LEFT_OUT
 from feedq.schedule.spread import segment_of
 from feedq.store.database import GivenRows
 from feedq.store.jobs.rows import SCHEDULE_COLUMNS, UNFIRED, cancel, record, schedule_from, unfinished
-from feedq.telemetry import EventKind
 
 DECIDE_S = 0.25
 """The time for which schedules are decided while all are locked; the rest is left to the next scan. One

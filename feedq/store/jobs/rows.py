@@ -20,6 +20,7 @@ import orjson
 from sqlalchemy import Connection, text
 
 from feedq.errors import InvalidInput, NotFound, Unreadable
+from feedq.event_names import EventKind
 from feedq.schedule.due import Unfinished
 from feedq.schedule.model import (
     Cron,
@@ -46,7 +47,6 @@ from feedq.schedule.plain import (
 from feedq.store import history
 from feedq.store.channels import NotifyReason, notify_workers
 from feedq.store.database import GivenRows
-from feedq.telemetry import EventKind
 
 DECLARED = "declared as paused"
 """The reason of a pause that the declaration asks for."""

@@ -41,12 +41,11 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from feedq.schedule.model import ClaimedRun, Finish, Fired, Granted, Hint, JobWorker, Offer
+from feedq.schedule.model import AGEING_S, ClaimedRun, Finish, Fired, Granted, Hint, JobWorker, Offer
 from feedq.store.database import Aggregate, Database, GivenRows, in_statement, in_transaction
 from feedq.store.jobs import claiming, finishing, firing
 from feedq.store.jobs.prepared import PreparedRuns
 from feedq.store.jobs.rows import FENCES
-from feedq.store.jobs.schedules import AGEING_S
 from feedq.store.jobs.sessions import JobSessions
 
 CLAIM_TRIES = 5

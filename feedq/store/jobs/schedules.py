@@ -25,9 +25,11 @@ import orjson
 from sqlalchemy import Connection, text
 
 from feedq.errors import Conflict, InvalidInput
+from feedq.event_names import EventKind
 from feedq.schedule import due
 from feedq.schedule.cron import parse
 from feedq.schedule.model import (
+    AGEING_S,
     BACKFILL_MAX,
     BEAT_PREFIX,
     Beat,
@@ -64,11 +66,8 @@ from feedq.store.jobs.rows import (
     stored_job,
     unfinished,
 )
-from feedq.telemetry import EventKind
 from feedq.values import instant
 
-AGEING_S = 1.0
-"""The seconds of waiting that make up for a point of priority."""
 TRIGGER_PREFIX = "trigger:"
 KEY_MAX = 200
 """Characters of a run's key: it is part of the correlation id in every log line of the job."""

@@ -1,0 +1,15 @@
+"""Keeps passwords in URLs from being shown."""
+
+from __future__ import annotations
+
+import re
+
+# Up to the *last* @ before white space or the next URL: people forget to encode the @ of their passwords, and
+# it is better to hide too much than to show half of one.
+_PASSWORD = re.compile(r"(?P<head>://[^\s/:@]*:)(?:(?!://)\S)*(?=@)")
+_PASSWORD_PARAMETER = re.compile(r"(?P<head>[?&](?:ssl)?passw(?:or)?d=)[^\s&#]*", re.IGNORECASE)
+
+
+def mask_url(text: str) -> str:
+    """``text`` with the password of every URL in it replaced by asterisks."""
+    return _PASSWORD_PARAMETER.sub(r"\g<head>***", _PASSWORD.sub(r"\g<head>***", text))
