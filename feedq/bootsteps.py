@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
@@ -185,13 +186,13 @@ class FeedqStep(bootsteps.StartStopStep):
             publish=send_hints,
         )
         supervisor.lease_keeper.session_observer = jobs
-        if not _start(supervisor, s):
+        if not start_supervisor(supervisor, s):
             return
         jobs.start()
         self._supervisor, self._jobs = supervisor, jobs
         worker.feedq = supervisor
-        _on_shutdown.extend((lambda _: supervisor.drain(), lambda _: jobs.drain()))
-        _on_second.append(jobs.force_stop)
+        _shutdown.on_begin.extend((lambda _: supervisor.drain(), lambda _: jobs.drain()))
+        _shutdown.on_insisted.append(jobs.force_stop)
         if streams_here:
             worker.pool.supervisor, worker.pool.schedules = supervisor, jobs
             # Celery sizes the window by -c, which here counts feeds and not messages.
@@ -204,7 +205,7 @@ class FeedqStep(bootsteps.StartStopStep):
             Panel.data[command] = _refuse_new_size
         limit = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: self._is_busy(worker))
         limit.start()
-        _on_shutdown.append(limit.begin)
+        _shutdown.on_begin.append(limit.begin)
 
     def stop(self, worker: Any) -> None:
         if self._supervisor is not None:
@@ -225,25 +226,35 @@ class FeedqStep(bootsteps.StartStopStep):
         return bool(worker.pool.is_busy) or (self._jobs is not None and self._jobs.is_busy)
 
 
-_on_shutdown: list[Callable[[int], object]] = []
-"""What the signal below calls, with the exit status; Celery itself sends it with a host name only."""
-_on_second: list[Callable[[], object]] = []
-"""What it calls when somebody insists."""
-_first_at: list[float] = []
+class Shutdown:
+    """Tells the parts of a worker that it shuts down. In a signal handler: nothing here may take a lock that the
+    interrupted code could hold."""
+
+    def __init__(self) -> None:
+        self.on_begin: list[Callable[[int], object]] = []
+        """Called with the exit status, each time; Celery itself sends it with a host name only."""
+        self.on_insisted: list[Callable[[], object]] = []
+        """Called when somebody insists."""
+        self._first_at = inf
+
+    def begin(self, *, exitcode: int | None, how: str | None, now: float) -> None:
+        """``how``: Celery's word for the signal; None when it is no signal that ends the worker."""
+        for begin in self.on_begin:
+            begin(exitcode or 0)
+        if how is None:
+            return
+        if how == "Cold" or now - self._first_at >= INSISTS_AFTER_S:
+            for force_stop in self.on_insisted:
+                force_stop()
+        self._first_at = min(self._first_at, now)
+
+
+_shutdown = Shutdown()
 
 
 @signals.worker_shutting_down.connect
 def _shutting_down(exitcode: int | None = None, how: str | None = None, **_: Any) -> None:
-    # In a signal handler: nothing here may take a lock that the interrupted code could hold.
-    for begin in _on_shutdown:
-        begin(exitcode or 0)
-    if how is None:
-        return  # not by a signal
-    if how == "Cold" or (_first_at and monotonic() - _first_at[0] >= INSISTS_AFTER_S):
-        for force_stop in _on_second:
-            force_stop()
-    elif not _first_at:
-        _first_at.append(monotonic())
+    _shutdown.begin(exitcode=exitcode, how=how, now=monotonic())
 
 
 @signals.celeryd_init.connect
@@ -298,23 +309,32 @@ def _watch(s: Settings) -> Watch | None:
     return watch
 
 
-def _start(supervisor: Supervisor, s: Settings) -> bool:
+def sleep_in_slices(seconds: float) -> None:
+    """Sleep in slices: Celery's signal handler sets a flag and interrupts nothing."""
+    until = monotonic() + seconds
+    while monotonic() < until and worker_state.should_stop is None:
+        sleep(0.1)
+
+
+def start_supervisor(
+    supervisor: Supervisor, s: Settings, *, sleep: Callable[[float], object] = sleep_in_slices
+) -> bool:
     """Start as soon as the database lets us; False when told to stop first."""
     pause_s = WAIT_FIRST_S
-    while wait_for_database(s):
+    while wait_for_database(s, sleep=sleep):
         try:
             supervisor.start()
         except Unavailable as error:
             # Away again between the check and the registration, or this role may read and not register.
             logger.warning(database_event(error), error=str(error), again_in_s=pause_s)
-            _sleep(pause_s)
+            sleep(pause_s)
             pause_s = min(2 * pause_s, WAIT_MAX_S)
         else:
             return True
     return False
 
 
-def wait_for_database(s: Settings) -> bool:
+def wait_for_database(s: Settings, *, sleep: Callable[[float], object] = sleep_in_slices) -> bool:
     """Wait until the control database is there and migrated, saying so; False when told to stop first.
 
     Raises `InvalidInput`: no waiting helps.
@@ -335,16 +355,9 @@ def wait_for_database(s: Settings) -> bool:
             if said is not None:
                 logger.info(LogEvent.DATABASE_BACK)
             return True
-        _sleep(pause_s)
+        sleep(pause_s)
         pause_s = min(2 * pause_s, WAIT_MAX_S)
     return False
-
-
-def _sleep(seconds: float) -> None:
-    """Sleep in slices: Celery's signal handler sets a flag and interrupts nothing."""
-    until = monotonic() + seconds
-    while monotonic() < until and worker_state.should_stop is None:
-        sleep(0.1)
 
 
 def _gather_events(consumer: Any) -> None:

@@ -119,7 +119,7 @@ class FakeSink:
         """Land records and checkpoint together; the number of the commit, or why nothing landed."""
         self._require()
         seen = self.checkpoint(key[0])
-        if (refusal := self._refusal(seen, key[1], continues)) is not None:
+        if (refusal := self.refusal_of(seen, key[1], continues)) is not None:
             return refusal
         commit = self._next_commit()
         if self.to_fail:
@@ -143,7 +143,7 @@ class FakeSink:
             self.checkpoints[feed_id] = checkpoint
         del self._history[-changes:]
 
-    def _refusal(self, seen: FakeCheckpoint, epoch: int, continues: int) -> Refusal | None:
+    def refusal_of(self, seen: FakeCheckpoint, epoch: int, continues: int) -> Refusal | None:
         if seen.epoch != epoch:
             # Lower, if even the fence was lost.
             return Refusal.SUPERSEDED if seen.epoch > epoch else Refusal.REWOUND

@@ -159,11 +159,11 @@ class MemorySink:
                 for w in mine
                 if w.key not in unusable and w.target.table in self.tables.locked_tables
             }
-            errors = {w.key: why for w in mine for _, r in _records(w) if (why := self._refusal(w, r))}
+            errors = {w.key: why for w in mine for _, r in _records(w) if (why := self.refusal(w, r))}
             if briefly:
                 postponed |= {key: why for key, why in errors.items() if key not in unusable | postponed}
             target = [w for w in mine if w.key not in unusable and w.key not in postponed]
-            kept = {w.key: [r for _, r in _records(w) if not self._refusal(w, r)] for w in target}
+            kept = {w.key: [r for _, r in _records(w) if not self.refusal(w, r)] for w in target}
             commit_id = uuid4()
             written = Written(
                 landed={key: len(records) for key, records in kept.items()},
@@ -205,7 +205,7 @@ class MemorySink:
         known = {"feed": write.feed, "epoch": str(write.epoch)}
         return [
             Preview(
-                record, {**known, "payload": record.decode(errors="replace")}, self._refusal(write, record)
+                record, {**known, "payload": record.decode(errors="replace")}, self.refusal(write, record)
             )
             for _, record in _records(write)
         ]
@@ -238,7 +238,7 @@ class MemorySink:
             letters = [letter for letter in self.tables.dead if letter.id in ids]
             for letter in letters:
                 write = FeedWrite(letter.feed_id, letter.feed, letter.epoch, target, ())
-                if why := self._refusal(write, letter.record):
+                if why := self.refusal(write, letter.record):
                     refused[letter.id] = why
                     self.tables.dead[self.tables.dead.index(letter)] = replace(letter, error=why)
                 else:
@@ -299,7 +299,7 @@ class MemorySink:
         self.tables.commits += 1
         for write in target:
             for batch, record in _records(write):
-                if why := self._refusal(write, record):
+                if why := self.refusal(write, record):
                     self._bury(write, batch, record, why)
                 else:
                     self._land(write, record)
@@ -341,7 +341,7 @@ class MemorySink:
         # The only value that compares unequal to itself, and no JSON.
         return "the cursor cannot be kept: not a number" if write.cursor != write.cursor else None
 
-    def _refusal(self, write: FeedWrite, record: bytes) -> str | None:
+    def refusal(self, write: FeedWrite, record: bytes) -> str | None:
         """Why the record cannot land."""
         if self.tables.poison is not None and self.tables.poison in record:
             return "poison"

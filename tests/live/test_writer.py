@@ -265,7 +265,7 @@ async def test_a_bug_in_a_sink_is_told_to_its_feeds_and_does_not_end_the_thread(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own(path, 1, 2)
-    monkeypatch.setattr("tests.fakes.sink.MemorySink._apply", None)
+    monkeypatch.setattr(MemorySink, "refusal", None)
     batch_queue = path.open_batch_queue((1, 1), "a")
     await batch_queue.put(batch(b"1", cursor=1))
     with pytest.raises(Exception, match="unexpected error"):
@@ -389,13 +389,13 @@ async def test_an_error_of_ours_over_one_feed_is_told_to_no_other(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own(path, 1, 2)
-    refusal = MemorySink._refusal
+    refusal = MemorySink.refusal
 
     def stumble(sink: MemorySink, write: FeedWrite, record: bytes) -> str | None:
         assert record != b"odd", "something that nobody thought of"
         return refusal(sink, write, record)
 
-    monkeypatch.setattr(MemorySink, "_refusal", stumble)
+    monkeypatch.setattr(MemorySink, "refusal", stumble)
     odd, well = path.open_batch_queue((1, 1), "a"), path.open_batch_queue((2, 1), "b")
     await odd.put(batch(b"odd", cursor=1))
     await well.put(batch(b"1", cursor=1))

@@ -32,7 +32,7 @@ def no_epoch_in_the_checkpoint_update(monkeypatch: pytest.MonkeyPatch) -> None:
     def admit_anybody(self: FakeSink, seen: FakeCheckpoint, epoch: int, continues: int) -> None:
         return None
 
-    monkeypatch.setattr(FakeSink, "_refusal", admit_anybody)
+    monkeypatch.setattr(FakeSink, "refusal_of", admit_anybody)
 
 
 def no_fence_on_start(monkeypatch: pytest.MonkeyPatch) -> None:

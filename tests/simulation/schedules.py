@@ -146,11 +146,11 @@ class ScheduleTrouble:
         if with_faults and self.rng.random() < 0.1:
             self.say(f"a node dies before it has fired schedule {number}")
             return
-        self._write(number, firing)
+        self.write(number, firing)
         if with_faults and self.rng.random() < 0.1:
             self._stale.append((number, firing))  # it has not heard of the commit
 
-    def _write(self, number: int, firing: Firing) -> None:
+    def write(self, number: int, firing: Firing) -> None:
         """One transaction: rows, and the watermark behind them, which only moves on."""
         if firing.cancel_others:
             for run in self._of(number):
@@ -160,9 +160,9 @@ class ScheduleTrouble:
             self.say(f"{made.ticks} ticks of schedule {number} from {made.key}: {made.state}")
             row = SimulatedRun(number, made, made.state, made.due_at)
             self.rows[number].setdefault(made.key, row)
-        self._advance(number, firing)
+        self.advance(number, firing)
 
-    def _advance(self, number: int, firing: Firing) -> None:
+    def advance(self, number: int, firing: Firing) -> None:
         schedule = self.schedules[number]
         before, after = schedule.next_tick_at, firing.next_tick_at
         if before is None or after is None or after >= before:
@@ -200,7 +200,7 @@ class ScheduleTrouble:
 
     def _say(self, claimed: Claimed, ended: RunState) -> None:
         run = claimed.run
-        if not self._is_theirs(claimed):
+        if not self.is_theirs(claimed):
             return
         decided = after_attempt(self.schedules[run.schedule].spec.job, attempt=run.attempt, ended=ended)
         if isinstance(decided, Ends):
@@ -209,7 +209,7 @@ class ScheduleTrouble:
             self._move(run, RunMove.RETRY)
             run.due_at = self.now + timedelta(seconds=decided.seconds)
 
-    def _is_theirs(self, claimed: Claimed) -> bool:
+    def is_theirs(self, claimed: Claimed) -> bool:
         return claimed.run.state is RunState.RUNNING and claimed.run.fence == claimed.fence
 
     def _move(self, run: SimulatedRun, move: RunMove) -> None:
@@ -247,7 +247,7 @@ class ScheduleTrouble:
         """A node that has not heard of its commit writes the same again, however late."""
         if self._stale:
             number, firing = self._stale.pop(0)
-            self._write(number, replace(firing, cancel_others=False))
+            self.write(number, replace(firing, cancel_others=False))
 
     def _lose(self) -> None:
         """A worker dies with what it runs, and is declared gone."""
@@ -263,7 +263,7 @@ class ScheduleTrouble:
 
     def _declare_gone(self, claimed: Claimed) -> None:
         run = claimed.run
-        if not self._is_theirs(claimed):
+        if not self.is_theirs(claimed):
             return
         run.losses += 1
         decided = after_loss(self.schedules[run.schedule].spec.job, losses=run.losses)

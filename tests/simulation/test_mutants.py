@@ -30,7 +30,7 @@ def no_commit_in_the_checkpoint_update(monkeypatch: pytest.MonkeyPatch) -> None:
     def only_the_epoch(self: FakeSink, seen: FakeCheckpoint, epoch: int, continues: int) -> Refusal | None:
         return Refusal.SUPERSEDED if seen.epoch > epoch else None
 
-    monkeypatch.setattr(FakeSink, "_refusal", only_the_epoch)
+    monkeypatch.setattr(FakeSink, "refusal_of", only_the_epoch)
 
 
 def an_unknown_commit_counts_as_not_landed(monkeypatch: pytest.MonkeyPatch) -> None:

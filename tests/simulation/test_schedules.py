@@ -35,12 +35,12 @@ def the_watermark_is_committed_before_the_rows(monkeypatch: pytest.MonkeyPatch) 
     """And a node may die in between."""
 
     def write(self: ScheduleTrouble, number: int, firing: Firing) -> None:
-        self._advance(number, firing)
+        self.advance(number, firing)
         if self.rng.random() < 0.95:
             _write(self, number, firing)
 
-    _write = ScheduleTrouble._write
-    monkeypatch.setattr(ScheduleTrouble, "_write", write)
+    _write = ScheduleTrouble.write
+    monkeypatch.setattr(ScheduleTrouble, "write", write)
 
 
 def a_tick_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,9 +48,9 @@ def a_tick_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
         for made in firing.runs:
             key = f"{made.key} {len(self.rows[number])}"
             self.rows[number][key] = SimulatedRun(number, made, made.state, made.due_at)
-        self._advance(number, firing)
+        self.advance(number, firing)
 
-    monkeypatch.setattr(ScheduleTrouble, "_write", write)
+    monkeypatch.setattr(ScheduleTrouble, "write", write)
 
 
 def the_watermark_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,14 +59,14 @@ def the_watermark_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
             self.schedules[number], next_tick_at=firing.next_tick_at, next_fire_at=firing.next_fire_at
         )
 
-    monkeypatch.setattr(ScheduleTrouble, "_advance", advance)
+    monkeypatch.setattr(ScheduleTrouble, "advance", advance)
 
 
 def a_result_needs_no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_theirs(self: ScheduleTrouble, claimed: Claimed) -> bool:
         return not claimed.run.state.is_final or claimed.fence < claimed.run.fence
 
-    monkeypatch.setattr(ScheduleTrouble, "_is_theirs", is_theirs)
+    monkeypatch.setattr(ScheduleTrouble, "is_theirs", is_theirs)
 
 
 def what_is_lost_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,7 @@ SETTINGS = Settings(database_url="postgresql://nobody@127.0.0.1:1/none")
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(bootsteps, "_sleep", lambda _: None)
+def not_told_to_stop() -> Iterator[None]:
     yield
     worker_state.should_stop = None
 
@@ -44,17 +43,16 @@ def test_a_database_that_is_away_again_at_the_registration_is_waited_for(
 ) -> None:
     monkeypatch.setattr(bootsteps, "require_current", lambda _: None)
     supervisor: Any = Starting(3)
-    assert bootsteps._start(supervisor, SETTINGS)
+    assert bootsteps.start_supervisor(supervisor, SETTINGS, sleep=lambda _: None)
     assert supervisor.started
 
 
 def test_a_role_that_may_not_register_is_told_so_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(bootsteps, "require_current", lambda _: None)
-    monkeypatch.setattr(bootsteps, "_sleep", pauses.append)
     supervisor: Any = Starting(5, PermissionMissing)
     with capture_logs() as logs:
-        assert bootsteps._start(supervisor, SETTINGS)
+        assert bootsteps.start_supervisor(supervisor, SETTINGS, sleep=pauses.append)
     assert {line["event"] for line in logs} == {"control database refuses"}
     assert pauses == [0.5, 1.0, 2.0, 4.0, 5.0]
 
@@ -66,7 +64,7 @@ def test_whoever_is_told_to_stop_does_not_wait_for_the_database(monkeypatch: pyt
 
     monkeypatch.setattr(bootsteps, "require_current", told_to_stop)
     supervisor: Any = Starting(0)
-    assert not bootsteps._start(supervisor, SETTINGS)
+    assert not bootsteps.start_supervisor(supervisor, SETTINGS, sleep=lambda _: None)
     assert not supervisor.started
 
 
@@ -109,11 +107,12 @@ def test_a_set_that_changes_while_it_is_looked_at_is_looked_at_again(monkeypatch
     assert bootsteps._active_feeds() == {1}
 
 
-def test_all_that_begins_with_a_shutdown_is_told_its_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_begins_with_a_shutdown_is_told_its_exit_status() -> None:
     told: list[int] = []
-    monkeypatch.setattr(bootsteps, "_on_shutdown", [told.append, told.append])
-    bootsteps._shutting_down(exitcode=1)
-    bootsteps._shutting_down(exitcode=None)
+    shutdown = bootsteps.Shutdown()
+    shutdown.on_begin = [told.append, told.append]
+    shutdown.begin(exitcode=1, how=None, now=0.0)
+    shutdown.begin(exitcode=None, how=None, now=0.0)
     assert told == [1, 1, 0, 0]
 
 

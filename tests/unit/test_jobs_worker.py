@@ -188,34 +188,28 @@ def test_a_ring_is_heard_by_those_it_is_for(payloads: list[str], feeds: int, job
 # -- signals -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def hurried(made: list[str]) -> bootsteps.Shutdown:
+    shutdown = bootsteps.Shutdown()
+    shutdown.on_insisted.append(lambda: made.append("hurry"))
+    return shutdown
+
+
+def test_the_same_signal_by_two_ways_is_one_and_a_later_one_insists() -> None:
     made: list[str] = []
-    monkeypatch.setattr(bootsteps, "_on_shutdown", [])
-    monkeypatch.setattr(bootsteps, "_first_at", [])
-    monkeypatch.setattr(bootsteps, "_on_second", [lambda: made.append("hurry")])
-    return made
+    shutdown = hurried(made)
+    shutdown.begin(exitcode=0, how=None, now=99.0)
+    shutdown.begin(exitcode=0, how="Warm", now=100.0)
+    shutdown.begin(exitcode=0, how=None, now=100.0)
+    shutdown.begin(exitcode=0, how="Warm", now=100.5)
+    assert made == []
+    shutdown.begin(exitcode=0, how="Warm", now=101.1)
+    assert made == ["hurry"]
 
 
-def test_the_same_signal_by_two_ways_is_one_and_a_later_one_insists(
-    hurried: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(bootsteps, "monotonic", lambda: now)
-    bootsteps._shutting_down(exitcode=0)
-    bootsteps._shutting_down(exitcode=0, how="Warm")
-    bootsteps._shutting_down(exitcode=0)
-    now += 0.5
-    bootsteps._shutting_down(exitcode=0, how="Warm")
-    assert hurried == []
-    now += 0.6
-    bootsteps._shutting_down(exitcode=0, how="Warm")
-    assert hurried == ["hurry"]
-
-
-def test_a_cold_shutdown_waits_for_no_job(hurried: list[str]) -> None:
-    bootsteps._shutting_down(exitcode=1, how="Cold")
-    assert hurried == ["hurry"]
+def test_a_cold_shutdown_waits_for_no_job() -> None:
+    made: list[str] = []
+    hurried(made).begin(exitcode=1, how="Cold", now=0.0)
+    assert made == ["hurry"]
 
 
 # -- what a worker takes -----------------------------------------------------------------------------
