@@ -191,7 +191,7 @@ def _refuse(found: Sequence[ManifestProblem]) -> None:
 def _plan(
     invocation: Invocation, declared: Manifest, *, prune: bool, tenant: str | None
 ) -> DeclarationChanges:
-    """The changes in the order in which they are made."""
+    """Lists the changes in the order in which they are made."""
     # Kinds that the manifests say nothing about are left alone: who keeps schedules in a file of their own does
     # not mean to lose all feeds with --prune.
     kinds = declared.keys or {"feeds"}
@@ -258,8 +258,9 @@ def _check_calendars(
 def _with_starts(
     invocation: Invocation, declared: Manifest, changes: Sequence[Change], *, adopt: bool
 ) -> tuple[list[Change], dict[str, Checkpoint | StartCursor]]:
-    """The changes, noting which new feeds their sinks know, and where new feeds begin elsewhere than their sources
-    do. Raises `SinkUnavailable` when a sink that is to be adopted from cannot be asked."""
+    """Notes in the changes which new feeds their sinks know, and which begin elsewhere than their sources do.
+
+    Raises `SinkUnavailable` when a sink that is to be adopted from cannot be asked."""
     added = [c.spec for c in changes if c.action is Action.ADD and isinstance(c.spec, FeedSpec)]
     newcomers, unasked = known_newcomers(added, invocation.open_sink)
     if adopt and unasked:

@@ -60,7 +60,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _type(about: Mapping[str, Any], root: Mapping[str, Any]) -> str:
-    """A type in a word or two."""
+    """Names a type in a word or two."""
     if "$ref" in about:
         return _type(root["$defs"][about["$ref"].rpartition("/")[2]], root)
     if "anyOf" in about:

@@ -121,7 +121,7 @@ def grants(invocation: Invocation, *, apply_: bool) -> None:
 
 
 def _sinks(settings: Settings) -> tuple[list[str], dict[str, str]]:
-    """Sinks in the control database, and those in other databases of PostgreSQL with the names of these."""
+    """Finds the sinks in the control database, and those in others of PostgreSQL with the names of these."""
     control = make_url(settings.database_url.get_secret_value())
     here: list[str] = []
     elsewhere: dict[str, str] = {}

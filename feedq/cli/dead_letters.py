@@ -166,7 +166,7 @@ def _sink_of(invocation: Invocation, name: str) -> Iterator[tuple[FeedSpec, Sink
 
 
 def _parts(sink: Sink, name: str, ids: Sequence[int], all_: bool) -> Iterator[list[int]]:
-    """Ids of dead letters of this feed, oldest first, some at a time. Raises `InvalidInput` at once."""
+    """Yields the ids of this feed's dead letters, oldest first, some at a time. Raises `InvalidInput` at once."""
     if bool(ids) == all_:
         raise InvalidInput("name the ids of dead letters, or say --all")
     if not all_:
@@ -200,7 +200,7 @@ def _named(sink: Sink, name: str, ids: Collection[int]) -> list[list[int]]:
 
 
 def _at_once_after(letters: Sequence[DeadLetter]) -> int:
-    """How many to take next, if they are as large as these; only twice as many, for they need not be."""
+    """Says how many to take next if they are as large as these; twice as many at most, for they need not be."""
     size = sum(len(letter.record) for letter in letters)
     return max(1, min(AT_ONCE, 2 * len(letters), len(letters) * BYTES_AT_ONCE // max(1, size)))
 

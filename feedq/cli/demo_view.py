@@ -27,7 +27,7 @@ WELL = {Status.STREAMING, Status.STARTING, Status.WAITING, Status.STOPPING, Stat
 
 
 class Screen:
-    """Where the stack reports to: lines, JSON lines, or a live view with the news below it."""
+    """Shows what the stack reports: lines, JSON lines, or a live view with the news below it."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -80,7 +80,7 @@ class Screen:
 
 
 def _periodic(action: Callable[[], None], *, interval_s: float) -> Callable[[], None]:
-    """``action``, for whoever calls more often than it should happen."""
+    """Makes of ``action`` what may be called more often than it should happen."""
     due_at = time.monotonic() + interval_s
 
     def act_if_due() -> None:
@@ -93,7 +93,7 @@ def _periodic(action: Callable[[], None], *, interval_s: float) -> Callable[[], 
 
 
 def render(snapshot: Snapshot, *, flower_url: str, news: Sequence[str]) -> RenderableType:
-    """The whole view."""
+    """Renders the whole view."""
     workers = rich_table(snapshot.workers, WORKER_COLUMNS)
     parts: list[RenderableType] = [_feeds(snapshot), Text(), workers, Text()]
     parts.append(Text.assemble(("Check  ", "bold"), _verdict(snapshot)))
@@ -175,7 +175,7 @@ def _check(tally: FeedTally) -> Styled:
 
 
 def _complaints(snapshot: Snapshot) -> list[str]:
-    """What the first feed in trouble says; the others mostly say the same."""
+    """Quotes the first feed in trouble; the others mostly say the same."""
     troubled = (v for v in snapshot.feeds if v.status not in WELL and v.because)
     return [f"{v.feed.name}: {said(v.because or '')}" for v in troubled][:1]
 
@@ -188,7 +188,7 @@ def _verdict(snapshot: Snapshot) -> Text:
 
 
 def _victim(workers: Sequence[WorkerView]) -> WorkerView | None:
-    """The worker whose end would show most."""
+    """Picks the worker whose end would show most."""
     active = [v for v in workers if v.worker.state is WorkerState.ACTIVE and v.leases]
     return max(active, key=lambda v: v.leases, default=None)
 

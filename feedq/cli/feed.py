@@ -248,7 +248,7 @@ def adopt(invocation: Invocation, *, name: str, number: int | None, force: bool,
 
 
 def _each(invocation: Invocation, names: Sequence[str], act: Callable[[str], Feed]) -> list[Feed]:
-    """Do it to all or, if one of them does not exist, to none."""
+    """Does something to all feeds or, if one of them does not exist, to none."""
     live = [invocation.live_feed(name).name for name in names]
     return [act(name) for name in dict.fromkeys(live)]
 

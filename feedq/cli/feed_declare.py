@@ -88,7 +88,7 @@ def _changed(
     prefer: Sequence[str],
     **plain: Any,
 ) -> dict[str, Any]:
-    """A feed as it stands in a manifest, with what was given on the command line in its place."""
+    """Puts what was given on the command line into a feed as it stands in a manifest."""
     changed = dict(keys) | {key: value for key, value in plain.items() if value is not None}
     if source is not None:
         changed["source"] = options.parse_object(source, option="--source")
@@ -179,7 +179,7 @@ def export(invocation: Invocation, *, names: Sequence[str], tenant: str | None, 
 
 
 def _pages(invocation: Invocation, tenant: str | None) -> Iterator[list[Feed]]:
-    """A page at a time: all declarations of a hundred thousand feeds do not fit into a small container."""
+    """Reads feeds a page at a time: all declarations of a hundred thousand do not fit into a small container."""
     after = ""
     while page := invocation.store.feeds.declared(tenant=tenant, after=after):
         yield page

@@ -38,7 +38,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def open_store() -> PostgresStore:
-    """The control database of FEEDQ_DATABASE_URL. Connects when first used."""
+    """Opens the control database of FEEDQ_DATABASE_URL, which connects when first used."""
     from feedq.settings import settings
     from feedq.store.postgresql import PostgresStore
 
@@ -47,7 +47,7 @@ def open_store() -> PostgresStore:
 
 @dataclass(slots=True)
 class Invocation:
-    """State of one call of the command."""
+    """Holds the state of one call of the command."""
 
     json: bool = False
     clock: Clock = field(default_factory=SystemClock)
@@ -85,7 +85,7 @@ class Invocation:
 
     @contextmanager
     def open_sink(self, name: str) -> Iterator[Sink]:
-        """A session with a named sink database. Raises `InvalidInput` when it is not set up here."""
+        """Opens a session with a named sink database. Raises `InvalidInput` when it is not set up here."""
         from feedq.sinks.base import load_sink
 
         self.keep_log_quiet()
@@ -101,18 +101,18 @@ class Invocation:
         return self._open().job_state()
 
     def database_now(self) -> datetime:
-        """The clock that schedules go by."""
+        """Reads the clock that schedules go by."""
         return self._open().now()
 
     def live_feed(self, name: str) -> Feed:
-        """Raises `NotFound` when there is no feed of that name, or it is being removed."""
+        """Finds a feed by name. Raises `NotFound` when there is none, or it is being removed."""
         found = self.store.feeds.get(name)
         if found.removed_at is not None:
             raise NotFound(f"feed {name!r} is being removed")
         return found
 
     def explain(self, error: FeedqError) -> str:
-        """The line that a person sees of an error."""
+        """Makes the line that a person sees of an error."""
         if (
             self._opened is not None
             and isinstance(error, Unavailable)
@@ -145,7 +145,7 @@ class Invocation:
         what: str,
         why: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Look until the condition holds. Raises `FeedqError`, which says ``why``, when it takes too long."""
+        """Waits until the condition holds. Raises `FeedqError`, which says ``why``, when it takes too long."""
         deadline = self.clock.monotonic() + timeout_s
         while not condition():
             if self.clock.monotonic() >= deadline:
@@ -156,7 +156,7 @@ class Invocation:
 
 
 def json_option(command: Command) -> Command:
-    """``--json``, on the root and on each command alike."""
+    """Makes ``--json``, on the root and on each command alike."""
 
     def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         if value:
@@ -178,7 +178,7 @@ def pass_invocation(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def decorated(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Options that several commands share, as one decorator."""
+    """Joins options that several commands share into one decorator."""
 
     def decorate(command: Command) -> Command:
         for option in reversed(options):
@@ -206,7 +206,7 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
 def limit_option(default: int, *, most: int = 10_000) -> Callable[[Command], Command]:
-    """``--limit`` of what is listed newest first."""
+    """Makes the ``--limit`` of what is listed newest first."""
     how_many = click.IntRange(1, most)
     return click.option(
         "--limit", type=how_many, default=default, show_default=True, help="How many, newest first."

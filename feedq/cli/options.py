@@ -32,7 +32,7 @@ UNSETTABLE = "source.…, sink.…, labels.…, selector.required.… and select
 
 
 def split_assignment(text: str, *, option: str) -> tuple[str, str]:
-    """``key=value`` in two. Raises `InvalidInput`."""
+    """Splits ``key=value`` in two. Raises `InvalidInput`."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise InvalidInput(f"{option} {text!r}: write it as KEY=VALUE")
@@ -56,7 +56,7 @@ def duration(text: str, *, option: str) -> float:
 
 
 def parse_object(text: str, *, option: str) -> dict[str, Any]:
-    """A JSON object. Raises `InvalidInput`, without the text: it may hold a secret."""
+    """Reads a JSON object. Raises `InvalidInput`, without the text: it may hold a secret."""
     value = _parse(text, option=option)
     if not isinstance(value, dict):
         raise InvalidInput(f'{option}: must be a JSON object, such as \'{{"url": "tcp://…"}}\'')
@@ -64,7 +64,7 @@ def parse_object(text: str, *, option: str) -> dict[str, Any]:
 
 
 def parse_list(text: str, *, option: str) -> list[Any]:
-    """A JSON list. Raises as `parse_object`."""
+    """Reads a JSON list. Raises as `parse_object`."""
     value = _parse(text, option=option)
     if not isinstance(value, list):
         raise InvalidInput(f"{option}: must be a JSON list, such as '[1, \"a\"]'")
@@ -81,7 +81,7 @@ def _parse(text: str, *, option: str) -> Any:
 def merge_arguments(
     arguments: Mapping[str, Any], assignments: Iterable[str], *, option: str
 ) -> dict[str, Any]:
-    """Assignments on top of arguments by name; a value is JSON if it can be read as such, else text."""
+    """Puts assignments on top of arguments by name; a value is JSON if it can be read as such, else text."""
     given = (split_assignment(text, option=option) for text in assignments)
     return dict(arguments) | {key: _typed(value, set()) for key, value in given}
 
@@ -89,7 +89,7 @@ def merge_arguments(
 def set_options(
     keys: Mapping[str, Any], assignments: Iterable[str], *, option: str = "--set", below: str = ""
 ) -> dict[str, Any]:
-    """``source.url=…`` or ``weight=2``, put into a feed as it stands in a manifest. Raises `InvalidInput`.
+    """Puts ``source.url=…`` or ``weight=2`` into a feed as it stands in a manifest. Raises `InvalidInput`.
 
     ``below`` is what paths begin with: to ``-o`` they are options of the source.
     """
@@ -104,7 +104,7 @@ def set_options(
 
 
 def unset_options(keys: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
-    """Take options away, so that they are at their default. Raises `InvalidInput` when one is not set."""
+    """Takes options away, so that they are at their default. Raises `InvalidInput` when one is not set."""
     changed = copy.deepcopy(dict(keys))
     for path in paths:
         *outer, last = _steps(path) or [path]
@@ -120,7 +120,7 @@ def unset_options(keys: Mapping[str, Any], paths: Iterable[str]) -> dict[str, An
 
 
 def _steps(path: str) -> list[str]:
-    """The keys that a path leads through; none if it leads nowhere. A label may have dots."""
+    """Lists the keys that a path leads through; none if it leads nowhere. A label may have dots."""
     for place in LABELS:
         if path.startswith(f"{place}.") and path != f"{place}.":
             return [*place.split("."), path.removeprefix(f"{place}.")]
@@ -140,7 +140,7 @@ def _schema(part: str, connector: str) -> Schema:
 
 
 def _put(keys: dict[str, Any], steps: Sequence[str], value: str, named: str) -> None:
-    """Put a value where the steps lead; ``named`` is how an error names them."""
+    """Puts a value where the steps lead; ``named`` is how an error names them."""
     root = _schema(steps[0], keys["connector"])
     if steps[0] in ("source", "sink"):
         keys, steps = keys.setdefault(steps[0], {}), steps[1:]
@@ -157,13 +157,13 @@ def _put(keys: dict[str, Any], steps: Sequence[str], value: str, named: str) -> 
 
 
 def _property(schema: Schema, key: str, root: Schema) -> Schema:
-    """The schema of one property; empty when it is not known, which validation will say better."""
+    """Finds the schema of one property; empty when it is not known, which validation will say better."""
     found = schema.get("properties", {}).get(key, schema.get("additionalProperties", {}))
     return _resolved(found, root) if isinstance(found, Mapping) else {}
 
 
 def _mapping(schema: Schema, root: Schema) -> Schema:
-    """The alternative that a path leads into: of text or a mapping, the mapping."""
+    """Picks the alternative that a path leads into: of text or a mapping, the mapping."""
     alternatives = [_resolved(one, root) for one in schema.get("anyOf", [schema])]
     return next((one for one in alternatives if "object" in _types(one)), schema)
 
@@ -176,7 +176,7 @@ def _resolved(schema: Schema, root: Schema) -> Schema:
 
 
 def _kinds(schema: Schema, root: Schema) -> set[str]:
-    """The JSON types that a value may be of; none when it may be anything, or nothing is known of it."""
+    """Lists the JSON types that a value may be of; none when it may be anything, or nothing is known of it."""
     return {kind for one in schema.get("anyOf", [schema]) for kind in _types(_resolved(one, root))}
 
 

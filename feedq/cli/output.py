@@ -44,7 +44,7 @@ class Styled(str):
 
 @dataclass(frozen=True, slots=True)
 class TableColumn(Generic[T]):
-    """One column of a table: its title, and what it shows of each row. What has no value shows as a dash."""
+    """Describes one column of a table: its title, and what it shows of each row, a dash for no value."""
 
     title: str
     cell: Callable[[T], Cell]
@@ -56,17 +56,17 @@ class TableColumn(Generic[T]):
 
 
 def number(title: str, cell: Callable[[T], Cell]) -> TableColumn[T]:
-    """A column of numbers, which are aligned to the right."""
+    """Makes a column of numbers, which are aligned to the right."""
     return TableColumn(title, cell, right=True)
 
 
 def state(title: str, cell: Callable[[T], str]) -> TableColumn[T]:
-    """A column of statuses or states, in their colours."""
+    """Makes a column of statuses or states, in their colours."""
     return TableColumn(title, lambda row: styled(cell(row)))
 
 
 def styled(word: str, *, after: str = "") -> Styled:
-    """A status or state in its colour, and what stands after it."""
+    """Gives a status or state its colour, and adds what stands after it."""
     tone = TONES.get(word)
     return Styled(word + after, "" if tone is None else STYLES.get(tone, ""))
 
@@ -75,7 +75,7 @@ def styled(word: str, *, after: str = "") -> Styled:
 
 
 def answer(invocation: Invocation, document: Any, text: str | Callable[[], object]) -> None:
-    """Print the document with --json, else the text, or call what prints it. An iterator is printed as a list."""
+    """Prints the document with --json, else the text, or calls what prints it. An iterator becomes a list."""
     if invocation.json:
         write_json(document)
     elif isinstance(text, str):
@@ -92,24 +92,24 @@ def answer_list(
     *,
     empty: str,
 ) -> None:
-    """Print the rows as a list of documents with --json, else as a table, or what to say when there are none."""
+    """Prints the rows as a list of documents with --json, else as a table, or what to say when there are none."""
     answer(invocation, map(document, rows), (lambda: write_table(rows, columns)) if rows else empty)
 
 
 def answer_done(invocation: Invocation, names: Iterable[str], done: str) -> None:
-    """Print what was done to the feeds or schedules of these names."""
+    """Prints what was done to the feeds or schedules of these names."""
     once = dict.fromkeys(names)
     document = [{"name": name, "result": done} for name in once]
     answer(invocation, document, "\n".join(printable(f"{name} {done}") for name in once))
 
 
 def write_json(document: Any) -> None:
-    """One document, then a newline."""
+    """Writes one document, then a newline."""
     click.echo(as_json(list(document) if isinstance(document, map) else document, indented=True))
 
 
 def write_json_line(document: Any) -> None:
-    """One document on one line, at once: for commands that go on."""
+    """Writes one document on one line, at once: for commands that go on."""
     click.echo(as_json(document))
     sys.stdout.flush()
 
@@ -118,7 +118,7 @@ def write_json_line(document: Any) -> None:
 
 
 def write_table(rows: Sequence[T], columns: Sequence[TableColumn[T]]) -> None:
-    """A table with a header."""
+    """Writes a table with a header."""
     if sys.stdout.isatty():
         from rich.console import Console
 
@@ -151,7 +151,7 @@ def rich_table(rows: Iterable[T], columns: Sequence[TableColumn[T]]) -> Table:
 
 
 def write_lines(lines: Iterable[DetailLine]) -> None:
-    """``name   value`` lines, and below them what keeps its line breaks."""
+    """Writes ``name   value`` lines, and below them what keeps its line breaks."""
     lines = list(lines)
     width = max((len(line.name) for line in lines if not line.code), default=0)
     for line in lines:
@@ -186,7 +186,7 @@ def _shown(value: Any) -> str:
 
 
 def styled_step(name: str, outcome: str, detail: str) -> str:
-    """A line for a step of several: its outcome first, in its colour."""
+    """Makes a line for a step of several: its outcome first, in its colour."""
     colours = {"ok": "green", "failed": "red", "skipped": "yellow"}
     return f"{click.style(outcome.ljust(7), fg=colours[outcome])}  {name.ljust(11)}  {detail}".rstrip()
 

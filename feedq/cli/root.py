@@ -30,7 +30,7 @@ class Refused(Failed):
 
 
 class Root(click.Group):
-    """Commands by the place of their code; see the module's docstring."""
+    """Finds commands by the place of their code; see the module's docstring."""
 
     places: ClassVar[dict[str, str]] = {
         "up": "feedq.cli.up:up",
@@ -84,7 +84,7 @@ class Root(click.Group):
 
 
 def said(message: str) -> str:
-    """An error, which may quote what somebody else sent, so that it cannot steer the terminal."""
+    """Prints an error so that it cannot steer the terminal: it may quote what somebody else sent."""
     from feedq.wording import printable
 
     return "\n".join(map(printable, message.split("\n")))

@@ -251,7 +251,7 @@ def cancel(invocation: Invocation, *, run_id: int) -> None:
 
 
 def _each(invocation: Invocation, names: Sequence[str], act: Callable[[Schedule], object]) -> None:
-    """Do it to all or, if one of them does not exist, to none."""
+    """Does something to all schedules or, if one of them does not exist, to none."""
     for found in [_found(invocation, name) for name in dict.fromkeys(names)]:
         act(found)
 

@@ -58,7 +58,7 @@ def _one_or_all(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -
 
 
 def _option(name: str) -> Callable[[Command], Command]:
-    """An option for a key of a schedule; its type, help and default are those of the model."""
+    """Makes an option for a key of a schedule; its type, help and default are those of the model."""
     outer, inner = _BELOW.get(name, (name, None))
     field = ScheduleEntry.model_fields[outer]
     if inner is not None:
@@ -221,14 +221,14 @@ def export(invocation: Invocation, *, names: Sequence[str], prefix: str) -> None
 
 
 def read_spec(keys: Mapping[str, Any]) -> ScheduleSpec:
-    """Raises `InvalidInput` with everything that is wrong."""
+    """Reads a declaration. Raises `InvalidInput` with everything that is wrong."""
     return ScheduleEntry.valid(keys).spec
 
 
 def read_arguments(
     *, args: str | None, kwargs: str | None, named: Sequence[str], before: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The keys ``args`` and ``kwargs``, as far as they are given. Raises `InvalidInput`."""
+    """Reads the keys ``args`` and ``kwargs``, as far as they are given. Raises `InvalidInput`."""
     keys: dict[str, Any] = {}
     if args is not None:
         keys["args"] = options.parse_list(args, option="--args")
@@ -240,7 +240,7 @@ def read_arguments(
 
 
 def with_options(keys: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a manifest, with what was given on the command line in its place."""
+    """Puts what was given on the command line over the keys of a manifest."""
     found = {option: value for option, value in given.items() if value is not None}
     kwargs = keys.get("kwargs", {})
     arguments = {option: found.pop(option, None) for option in ("args", "kwargs")}

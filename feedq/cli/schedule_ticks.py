@@ -38,7 +38,7 @@ TRIED = "example"
 
 @dataclass(frozen=True, slots=True)
 class TickPreview:
-    """One tick to come."""
+    """Describes one tick to come."""
 
     tick: datetime
     local: datetime
@@ -105,12 +105,12 @@ def _chosen(
 
 
 def zone_of(timing: Timing) -> str:
-    """The zone on whose clock people read a schedule's times."""
+    """Finds the zone on whose clock people read a schedule's times."""
     return timing.zone if isinstance(timing, Cron) else DEFAULT_ZONE
 
 
 def checked_zone(zone: str) -> str:
-    """Raises `InvalidInput` when there is no such zone."""
+    """Finds a zone by name. Raises `InvalidInput` when there is no such zone."""
     try:
         check_zone(zone)
     except ValueError as error:
@@ -132,7 +132,7 @@ def previews(spec: ScheduleSpec, *, schedule_id: int, after: datetime, zone: str
 
 
 def _change(before: datetime, after: datetime) -> str:
-    """What happened to the clock in between, such as ``clocks back 1:00, +02:00 to +01:00``."""
+    """Says what happened to the clock in between, such as ``clocks back 1:00, +02:00 to +01:00``."""
     old, new = before.utcoffset(), after.utcoffset()
     assert old is not None
     assert new is not None

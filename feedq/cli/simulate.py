@@ -236,7 +236,7 @@ COLUMNS: list[TableColumn[Phase]] = [
 def _broken(
     report: SimulationReport, *, max_moves: int | None, max_gap_s: float | None, max_unplaced: int | None
 ) -> Iterator[str]:
-    """What was to hold and does not."""
+    """Lists what was to hold and does not."""
     if max_moves is not None and report.total.moved > max_moves:
         yield f"feeds moved {report.total.moved:,} times, more than --max-moves {max_moves}"
     for phase in report.phases:

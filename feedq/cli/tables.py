@@ -60,7 +60,7 @@ def feed_columns(
     rates: Mapping[int, float] | None = None,
     width: int = ERROR_WIDTH,
 ) -> list[TableColumn[FeedView]]:
-    """The columns of feeds; with ``rates``, records a second by feed id, in the place of bytes."""
+    """Makes the columns of feeds; with ``rates``, records a second by feed id, in the place of bytes."""
     amount: TableColumn[FeedView] = number("BYTES", lambda view: size(view.lease.bytes_total))
     if rates is not None:
         amount = number("PER S", lambda view: _whole(rates.get(view.feed.id)))
@@ -81,7 +81,7 @@ def _whole(value: float | None) -> str | None:
 
 
 def event_columns(workers: Mapping[UUID, str]) -> list[TableColumn[Event]]:
-    """``workers`` are names."""
+    """Makes the columns of events; ``workers`` are names."""
     return [
         TableColumn("AT", lambda event: stamp(event.at)),
         TableColumn("KIND", lambda event: event.kind),
@@ -99,7 +99,7 @@ def _again(event: Event) -> str:
 
 
 def worker_columns(*, title: str = "NAME", heard: str = "HEARTBEAT") -> list[TableColumn[WorkerView]]:
-    """What `top` shows of workers, whose terminal is narrow."""
+    """Makes the columns that `top` shows of workers on a narrow terminal."""
     return [
         TableColumn(title, lambda view: view.worker.name),
         state("STATE", lambda view: view.worker.state),
@@ -148,7 +148,7 @@ def schedule_columns(now: datetime) -> list[TableColumn[ScheduleView]]:
 
 
 def urgent_columns(now: datetime) -> list[TableColumn[ScheduleView]]:
-    """Few, for a view that has others beside it."""
+    """Makes few columns of schedules, for a view that has other tables beside them."""
     return [
         TableColumn("SCHEDULE", lambda view: view.schedule.spec.name),
         state("STATE", lambda view: view.schedule.state),
@@ -169,13 +169,13 @@ def _result(view: ScheduleView) -> Styled | None:
 
 
 def _next(schedule: Schedule, now: datetime) -> Styled:
-    """How long until it fires; one that is paused does not."""
+    """Says how long it is until a schedule fires; one that is paused does not."""
     at = None if schedule.state is ScheduleState.PAUSED else schedule.next_fire_at
     return Styled(until(at, now=now), "yellow" if at is not None and at < now else "")
 
 
 def run_columns(now: datetime, *, of_one: bool) -> list[TableColumn[Run]]:
-    """``of_one``: they are all of one schedule, whose name need not be repeated."""
+    """Makes the columns of runs; ``of_one``: all are of one schedule, whose name need not be repeated."""
     key: TableColumn[Run] = TableColumn("RUN", lambda run: f"{run.schedule}/{run.key}")
     return [
         number("ID", lambda run: str(run.id)),
@@ -193,7 +193,7 @@ def run_columns(now: datetime, *, of_one: bool) -> list[TableColumn[Run]]:
 
 
 def _note(run: Run) -> str:
-    """What kind of run it is unless a tick, which attempt unless the first, and the reason."""
+    """Says what kind of run it is unless a tick, which attempt unless the first, and the reason."""
     kind = "" if run.kind is RunKind.TICK else run.kind.value
     attempt = "" if run.attempt == 1 else f"attempt {run.attempt}"
     return "; ".join(filter(None, (kind, attempt, cut(why_run(run), ERROR_WIDTH))))
@@ -216,24 +216,24 @@ QUEUE_COLUMNS: list[TableColumn[QueueDepth]] = [
 
 
 def warn_unserved(jobs: JobStore, names: Collection[str]) -> None:
-    """Say of which of these schedules no worker knows the task, or has the labels; the first few."""
+    """Says of which of these schedules no worker knows the task, or has the labels; the first few."""
     found = jobs.schedules.unserved(names) if names else {}
     _warn_few([f"schedule {name}: {found[name]}" for name in sorted(found)], "; see feedq doctor")
 
 
 def warn_ended(schedules: Iterable[Schedule], *, now: datetime) -> None:
-    """Say which of these schedules have no tick to come, and why; the first few."""
+    """Says which of these schedules have no tick to come, and why; the first few."""
     ended = [one for one in schedules if one.next_tick_at is None and not isinstance(one.spec.timing, Beat)]
     warn_never([schedule.spec for schedule in ended], now=now)
 
 
 def never_ticks(spec: ScheduleSpec, now: datetime) -> bool:
-    """Whether a declaration has no tick to come, as far as days of named calendars do not matter."""
+    """Says whether a declaration has no tick to come, as far as days of named calendars do not matter."""
     return not isinstance(spec.timing, Beat) and next_tick(spec, after=now) is None
 
 
 def warn_never(specs: Sequence[ScheduleSpec], *, now: datetime) -> None:
-    """Say of these, which have no tick to come, why; the first few."""
+    """Says of these, which have no tick to come, why; the first few."""
     said = [f"schedule {spec.name}: has no tick to come: {_why_ended(spec, now)}" for spec in specs]
     _warn_few(said, " have no tick to come")
 

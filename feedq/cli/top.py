@@ -49,7 +49,7 @@ _TROUBLED_FIRST = (
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One look at the fleet, with rates over the last seconds."""
+    """Holds one look at the fleet, with rates over the last seconds."""
 
     at: datetime
     feeds: Sequence[FeedView]
@@ -184,7 +184,7 @@ def _live(frames: Iterator[Frame], interval_s: float) -> None:
 
 
 def _surviving(frames: Iterator[Frame], live: Live) -> Iterator[Frame]:
-    """A database that goes away ends the view with its error, once the screen is given back."""
+    """Raises the error of a database that went away only once the screen is given back."""
     try:
         yield from frames
     except Unavailable:
@@ -195,7 +195,7 @@ def _surviving(frames: Iterator[Frame], live: Live) -> Iterator[Frame]:
 
 
 def render(frame: Frame, console: Console) -> RenderableType:
-    """The whole view: a summary, the workers, as many feeds as fit, and the schedules to look at first."""
+    """Renders the whole view: a summary, the workers, as many feeds as fit, and the schedules to look at first."""
     height = console.size.height
     summary = Text(f"{frame.at:%H:%M:%S}  {_summary(frame)}", style="bold")
     shown = frame.workers[: max(height // 3, 1)]

@@ -141,7 +141,7 @@ def _tend_until_stopped(stack: LocalStack, refresh: Callable[[], None] = lambda:
 
 
 def _prepare_demo(stack: LocalStack) -> None:
-    """The demo's source, table and feeds, before there are workers to stream them."""
+    """Makes the demo's source, table and feeds, before there are workers to stream them."""
     port = stack.ports.choose("source")
     source = demo.source_service(port, logs=stack.data_dir.logs)
     stack.add(source, is_ready=lambda: answers_tcp(port), address=f"tcp://127.0.0.1:{port}")
@@ -171,7 +171,7 @@ def _named(stack: LocalStack) -> str:
 
 @contextmanager
 def _stop_requests() -> Iterator[StopRequests]:
-    """Count Ctrl-C, SIGTERM and a closed terminal, instead of dying of them."""
+    """Counts Ctrl-C, SIGTERM and a closed terminal, instead of dying of them."""
     stops = StopRequests()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:

@@ -164,7 +164,7 @@ class Handover:
         return left == 0
 
     def obstacle(self) -> str | None:
-        """Why it gets no further; None when nothing is in the way but time."""
+        """Says why the handover gets no further; None when nothing is in the way but time."""
         store = self._invocation.store
         held = _held_by(self._invocation, self._worker)
         others = [view for view in store.workers.views() if view.worker.id != self._worker.id]

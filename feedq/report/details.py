@@ -19,7 +19,7 @@ from feedq.wording import as_json, counted, duration, pairs, percent, printable,
 
 @dataclass(frozen=True, slots=True)
 class DetailLine:
-    """A name and what stands beside it, on one line; ``code`` keeps its line breaks.
+    """Holds a name and what stands beside it, on one line; ``code`` keeps its line breaks.
 
     What cannot be printed is written as an escape: much of it comes from sources, and a character that turns the
     direction of writing would let them rewrite the page, or steer the terminal.
@@ -35,12 +35,12 @@ class DetailLine:
 
 
 def detail_lines(facts: Iterable[tuple[str, str | None]]) -> list[DetailLine]:
-    """What has no value is left out."""
+    """Makes a line of each fact; what has no value is left out."""
     return [DetailLine(name, text) for name, text in facts if text]
 
 
 def _yaml(name: str, value: Any) -> DetailLine:
-    """A mapping or list as a manifest would have it."""
+    """Shows a mapping or list as a manifest would have it."""
     from feedq import documents  # which loads YAML; most commands show none
 
     return DetailLine(name, documents.dump(value) if value else "(none)", code=True)
@@ -51,7 +51,7 @@ def _moment(at: datetime | None, now: datetime) -> str | None:
 
 
 def _said(text: str | None, at: datetime | None = None, now: datetime | None = None) -> str | None:
-    """What somebody else said, and when; None if nothing was."""
+    """Quotes what somebody else said, and when; None if nothing was."""
     if text is None:
         return None
     if at is not None and now is not None:
@@ -63,7 +63,7 @@ def _said(text: str | None, at: datetime | None = None, now: datetime | None = N
 
 
 def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -> list[DetailLine]:
-    """How a feed fares. ``workers`` are names, of those that are there."""
+    """Tells how a feed fares. ``workers`` are names, of those that are there."""
     lease, spec = view.lease, view.feed.spec
     goes_to = None
     if lease.promised_to is not None:
@@ -109,7 +109,7 @@ def _blamed(lease: Lease, now: datetime) -> str | None:
 
 
 def declaration_lines(view: FeedView, *, now: datetime) -> list[DetailLine]:
-    """A feed as it is declared."""
+    """Shows a feed as it is declared."""
     feed, spec = view.feed, view.feed.spec
     running_old = view.lease.worker_id is not None and view.lease.generation != feed.generation
     running = f" (running with {view.lease.generation})" if running_old else ""
@@ -164,7 +164,7 @@ def worker_lines(view: WorkerView, *, now: datetime) -> list[DetailLine]:
 
 
 def event_detail(event: Event) -> str:
-    """What an event says besides its kind, on one line."""
+    """Tells what an event says besides its kind, on one line."""
     return printable(", ".join(f"{name}={as_json(masked(value))}" for name, value in event.detail.items()))
 
 
@@ -172,7 +172,7 @@ def event_detail(event: Event) -> str:
 
 
 def standing_lines(view: ScheduleView, *, counts: Mapping[RunState, int], now: datetime) -> list[DetailLine]:
-    """Where a schedule stands."""
+    """Tells where a schedule stands."""
     schedule = view.schedule
     is_jittered = schedule.next_fire_at is not None and schedule.next_fire_at != schedule.next_tick_at
     runs = ", ".join(f"{counts[state]:,} {state}" for state in RunState if counts.get(state))
@@ -197,7 +197,7 @@ def standing_lines(view: ScheduleView, *, counts: Mapping[RunState, int], now: d
 
 
 def schedule_declaration_lines(spec: ScheduleSpec) -> list[DetailLine]:
-    """A schedule as it is declared, what is left to its default included."""
+    """Shows a schedule as it is declared, what is left to its default included."""
     clocks = f"gap: {spec.timing.gap}, fold: {spec.timing.fold}" if isinstance(spec.timing, Cron) else None
     kept = [(spec.keep_runs, "runs"), (spec.keep_days, "days")]
     dates, calendars, zone = spec.exclude.dates, spec.exclude.calendars, spec.exclude.zone

@@ -13,7 +13,7 @@ MASK = "***"
 
 
 def masked(value: Any) -> JSON:
-    """Plain JSON with the password of every URL in it masked, should one have got in by another way."""
+    """Masks the password of every URL in plain JSON, should one have got in by another way."""
     if isinstance(value, str):
         return mask_url(value)
     if isinstance(value, Mapping):
@@ -25,7 +25,7 @@ def masked(value: Any) -> JSON:
 
 
 def shown(value: Any) -> JSON:
-    """Arguments of a job as people may see them: what a name gives away as a secret is masked.
+    """Shows arguments of a job as people may see them: what a name gives away as a secret is masked.
 
     Declaring one is refused already; this is for those that got in by another way. A reference shows as it is.
     """

@@ -63,7 +63,7 @@ def _masked(text: str | None) -> str | None:
 
 
 def feed_row(view: FeedView) -> dict[str, Any]:
-    """One line of `feedq feed list --json`."""
+    """Makes one line of `feedq feed list --json`."""
     spec, lease = view.feed.spec, view.lease
     return {
         "id": view.feed.id,
@@ -86,7 +86,7 @@ def feed_row(view: FeedView) -> dict[str, Any]:
 
 
 def feed_document(view: FeedView, *, explanation: str | None) -> dict[str, Any]:
-    """`feedq feed show --json`: the line, why it does not stream, its declaration, the rest of its lease."""
+    """Makes `feedq feed show --json`: the line, why it does not stream, its declaration, the rest of its lease."""
     feed, lease = view.feed, view.lease
     return feed_row(view) | {
         "explanation": explanation,
@@ -101,7 +101,7 @@ def feed_document(view: FeedView, *, explanation: str | None) -> dict[str, Any]:
 
 
 def worker_row(view: WorkerView) -> dict[str, Any]:
-    """One line of `feedq worker list --json`; ``feeds`` are the leases it holds."""
+    """Makes one line of `feedq worker list --json`; ``feeds`` are the leases it holds."""
     worker, load = view.worker, view.worker.load
     return {
         **_fields(worker, WORKER_FIELDS),
@@ -133,7 +133,7 @@ def status_document(
     *,
     jobs: JobState,
 ) -> dict[str, Any]:
-    """`feedq status --json`; ``warnings`` are the checks that did not come out well."""
+    """Makes `feedq status --json`; ``warnings`` are the checks that did not come out well."""
     leader = state.leader
     return {
         "feeds": {
@@ -163,7 +163,7 @@ def status_document(
 
 
 def schedule_row(view: ScheduleView) -> dict[str, Any]:
-    """One schedule in a list."""
+    """Makes a line of one schedule in a list."""
     return schedule_standing(view.schedule) | {
         "waiting": view.waiting,
         "running": view.running,
@@ -172,7 +172,7 @@ def schedule_row(view: ScheduleView) -> dict[str, Any]:
 
 
 def schedule_standing(schedule: Schedule) -> dict[str, Any]:
-    """A schedule by itself: what a change of it answers."""
+    """Makes the document of a schedule by itself: what a change of it answers."""
     spec = schedule.spec
     return {
         "id": schedule.id,
@@ -188,7 +188,7 @@ def schedule_standing(schedule: Schedule) -> dict[str, Any]:
 def schedule_document(
     view: ScheduleView, *, counts: Mapping[RunState, int], runs: Sequence[Run]
 ) -> dict[str, Any]:
-    """The line, the rest of its declaration, its runs by state and the newest of them."""
+    """Makes the line of a schedule, the rest of its declaration, its runs by state and the newest of them."""
     schedule = view.schedule
     return schedule_row(view) | {
         "job": shown(job_to_plain(schedule.spec.job)),
@@ -202,7 +202,7 @@ def schedule_document(
 
 
 def run_row(run: Run) -> dict[str, Any]:
-    """One run, without the arguments of its job."""
+    """Makes the document of one run, without the arguments of its job."""
     return _fields(run, RUN_FIELDS) | {
         "correlation_id": f"{run.schedule}/{run.key}",
         "reason": _masked(run.reason),

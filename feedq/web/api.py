@@ -48,7 +48,7 @@ CHANGES = ("trigger", "pause", "resume")
 
 
 class Resource(BaseApiHandler):
-    """What all of them share: who may ask, and how they fail."""
+    """Holds what all resources share: who may ask, and how they fail."""
 
     queries: WebQueries
 
@@ -65,14 +65,14 @@ class Resource(BaseApiHandler):
 
     @abstractmethod
     async def document(self, *path: str) -> dict[str, Any]:
-        """The answer."""
+        """Makes the document that is the answer."""
 
     @web.authenticated
     async def get(self, *path: str) -> None:
         await self.answer_with(self.document(*path))
 
     async def answer_with(self, document: Awaitable[dict[str, Any]]) -> None:
-        """What comes of it: the document, or an error with its status."""
+        """Answers with the document that comes of it, or with an error and its status."""
         try:
             found = await document
         except FeedqError as error:
@@ -87,7 +87,7 @@ class Resource(BaseApiHandler):
 
 
 class FeedList(Resource):
-    """``/api/feedq/feeds``"""
+    """Serves ``/api/feedq/feeds``."""
 
     async def document(self, *path: str) -> dict[str, Any]:
         query = parse_query(self.argument, limit=PAGE_MAX)
@@ -101,7 +101,7 @@ class FeedList(Resource):
 
 
 class FeedDetail(Resource):
-    """``/api/feedq/feeds/<name>``"""
+    """Serves ``/api/feedq/feeds/<name>``."""
 
     async def document(self, *path: str) -> dict[str, Any]:
         data = await self.queries.feed(path[0])
@@ -111,14 +111,14 @@ class FeedDetail(Resource):
 
 
 class WorkerList(Resource):
-    """``/api/feedq/workers``"""
+    """Serves ``/api/feedq/workers``."""
 
     async def document(self, *path: str) -> dict[str, Any]:
         return {"workers": [worker_row(view) for view in await self.queries.workers()]}
 
 
 class FleetStatus(Resource):
-    """``/api/feedq/status``"""
+    """Serves ``/api/feedq/status``."""
 
     async def document(self, *path: str) -> dict[str, Any]:
         data = await self.queries.fleet()
@@ -129,7 +129,7 @@ class FleetStatus(Resource):
 
 
 class _Changeable(Resource):
-    """A resource of which something can be changed."""
+    """Serves a resource of which something can be changed."""
 
     @web.authenticated
     async def post(self, *path: str) -> None:
@@ -141,10 +141,10 @@ class _Changeable(Resource):
 
     @abstractmethod
     async def change(self, *path: str) -> dict[str, Any]:
-        """Make it, and say what is now."""
+        """Makes the change, and returns what is now."""
 
     def body(self, *known: str) -> dict[str, str]:
-        """The options of a change: a JSON object of strings, or nothing at all. Raises `InvalidInput`."""
+        """Reads the options of a change: a JSON object of strings, or nothing at all. Raises `InvalidInput`."""
         if not self.request.body:
             return {}
         try:
@@ -162,7 +162,7 @@ class _Changeable(Resource):
 
 
 class ScheduleList(Resource):
-    """``/api/feedq/schedules``"""
+    """Serves ``/api/feedq/schedules``."""
 
     async def document(self, *path: str) -> dict[str, Any]:
         query = parse_schedules(self.argument, limit=SCHEDULES_MAX)
@@ -175,7 +175,7 @@ class ScheduleList(Resource):
 
 
 class ScheduleDetail(_Changeable):
-    """``/api/feedq/schedules/<name>``; by POST, with ``/trigger``, ``/pause`` or ``/resume`` behind it."""
+    """Serves ``/api/feedq/schedules/<name>``; by POST, with ``/trigger``, ``/pause`` or ``/resume`` behind it."""
 
     async def document(self, *path: str) -> dict[str, Any]:
         data = await self.queries.schedules.schedule(path[0])
@@ -200,7 +200,7 @@ class ScheduleDetail(_Changeable):
 
 
 class RunList(Resource):
-    """``/api/feedq/runs``. Several states are separated by commas."""
+    """Serves ``/api/feedq/runs``. Several states are separated by commas."""
 
     async def document(self, *path: str) -> dict[str, Any]:
         states = parse_states(self.argument("state"))
@@ -210,7 +210,7 @@ class RunList(Resource):
 
 
 class RunDetail(_Changeable):
-    """``/api/feedq/runs/<id>``; by POST, with ``/cancel`` behind it."""
+    """Serves ``/api/feedq/runs/<id>``; by POST, with ``/cancel`` behind it."""
 
     async def document(self, *path: str) -> dict[str, Any]:
         return run_row(await self.queries.schedules.run(parse_run_id(path[0])))

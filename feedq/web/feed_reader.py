@@ -33,7 +33,7 @@ ANSWERS_MAX = 64
 
 
 class _Change:
-    """No question at all: each is equal to itself alone."""
+    """Stands for a question that no other one is equal to."""
 
 
 class Reader:
@@ -47,7 +47,7 @@ class Reader:
         self._answers: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
 
     async def read(self, question: Hashable, job: Callable[[], T]) -> T:
-        """The answer to ``question``, which ``job`` finds out. Raises `Unavailable`, or what ``job`` raises."""
+        """Returns the answer to ``question``, which ``job`` finds. Raises `Unavailable`, and as ``job`` does."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._read(question, job)
@@ -57,7 +57,7 @@ class Reader:
             ) from None
 
     async def change(self, job: Callable[[], T]) -> T:
-        """What ``job`` returns, which changes something: it is run for each who asks, and its answer is not kept.
+        """Runs ``job``, which changes something, for each who asks, and keeps no answer.
 
         Raises as `read`. After `Unavailable` it is not known whether the change was made.
         """
@@ -67,7 +67,7 @@ class Reader:
             self._forget()
 
     def _forget(self) -> None:
-        """Reads under way still answer those who wait for them, and nobody else."""
+        """Forgets all answers; reads under way still answer those who wait for them, and nobody else."""
         self._answers.clear()
         self._running.clear()
 

@@ -40,7 +40,7 @@ TASKS_KEPT = 2000
 
 
 class GuardedFlower(Flower):
-    """Flower's web application behind the rules of this module."""
+    """Puts Flower's web application behind the rules of this module."""
 
     def __init__(self, options: Any = None, *args: Any, **kwargs: Any) -> None:
         if options is not None:
@@ -93,7 +93,7 @@ def has_login(options: Any) -> bool:
 
 
 def refusal(options: Any, *, is_open: bool) -> str | None:
-    """Why this Flower changes nothing, or None; ``is_open``: its API needs no login."""
+    """Says why this Flower changes nothing, or None; ``is_open``: its API needs no login."""
     if options.read_only:
         return "this Flower was started with --read_only"
     if has_login(options) or is_open:
@@ -102,7 +102,7 @@ def refusal(options: Any, *, is_open: bool) -> str | None:
 
 
 def why_unsafe(options: Any) -> str | None:
-    """Why a Flower with these options must not start, and what to set; None when it may."""
+    """Says why a Flower with these options must not start, and what to set; None when it may."""
     if has_login(options) or options.unix_socket or is_loopback(options.address):
         return None
     where = f"on {options.address}" if options.address else "on every address of this machine"
@@ -116,7 +116,7 @@ def why_unsafe(options: Any) -> str | None:
 def why_refused(
     method: str, headers: Mapping[str, str], *, hosts: Collection[str], has_login: bool
 ) -> str | None:
-    """Why a request is not looked at, in words for whoever sent it; None when it is."""
+    """Says why a request is not looked at, in words for whoever sent it; None when it is."""
     host = headers.get("Host", "")
     is_reading = method in READING
     # Every browser names a host.
@@ -131,7 +131,7 @@ def why_refused(
 
 
 def is_foreign(headers: Mapping[str, str], *, host: str) -> bool:
-    """Whether a request was sent by the page of another site."""
+    """Tells whether a request was sent by the page of another site."""
     site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
     if site:
         return site != "same-origin"
@@ -139,7 +139,7 @@ def is_foreign(headers: Mapping[str, str], *, host: str) -> bool:
 
 
 def is_allowed(host: str, hosts: Collection[str]) -> bool:
-    """Whether ``host``, as requests name it, port or none, is an address, ``localhost`` or one of ``hosts``."""
+    """Tells whether ``host``, as requests name it, is an address, ``localhost`` or one of ``hosts``."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:
@@ -149,7 +149,7 @@ def is_allowed(host: str, hosts: Collection[str]) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether what listens there is reached from this machine only."""
+    """Tells whether what listens there is reached from this machine only."""
     found = _address(address)
     return address == "localhost" or (found is not None and found.is_loopback)
 

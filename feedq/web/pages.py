@@ -65,7 +65,7 @@ logger = log(__name__)
 
 
 class PageHandler(BaseHandler):
-    """What all pages share: who may see them, their frame, their headers and how they fail."""
+    """Holds what all pages share: who may see them, their frame, their headers and how they fail."""
 
     title = ""
     tab = ""
@@ -92,7 +92,7 @@ class PageHandler(BaseHandler):
 
     @abstractmethod
     async def show(self) -> str:
-        """The live part."""
+        """Renders the live part."""
 
     @web.authenticated
     async def get(self) -> None:
@@ -107,7 +107,7 @@ class PageHandler(BaseHandler):
                 self.frame_with(live=live, trouble="")
 
     def fail(self, status: int, trouble: str) -> None:
-        """Say what is wrong; the script goes on asking, so that the page comes back by itself."""
+        """Says what is wrong; the script goes on asking, so that the page comes back by itself."""
         trouble = mask_url(trouble)
         self.set_status(status)
         if self.is_live:
@@ -131,7 +131,7 @@ class PageHandler(BaseHandler):
         )
 
     def part(self, template: str, **names: Any) -> str:
-        """A template by itself, with the words that all of them use."""
+        """Renders a template by itself, with the words that all of them use."""
         rendered: bytes = self.render_string(
             template,
             tones=COLOURS,
@@ -150,7 +150,7 @@ class PageHandler(BaseHandler):
         return rendered.decode()
 
     def own_static(self, file: str) -> str:
-        """The version is in the address, so that an update is not hidden by a browser's cache."""
+        """Makes the address of a static file, with the version in it: a browser's cache hides no update."""
         return f"{self.reverse_url('feedq_static', file)}?v={quote(__version__)}"
 
     def feed_url(self, name: str) -> str:
@@ -178,7 +178,7 @@ class PageHandler(BaseHandler):
 
 
 class FeedsPage(PageHandler):
-    """All feeds, a page at a time."""
+    """Shows all feeds, a page at a time."""
 
     title = "Feeds"
     tab = "feeds"
@@ -204,7 +204,7 @@ class FeedsPage(PageHandler):
 
 
 class FeedPage(PageHandler):
-    """One feed: declaration, lease, progress and history."""
+    """Shows one feed: declaration, lease, progress and history."""
 
     title = "Feed"
     tab = "feeds"
@@ -228,7 +228,7 @@ class FeedPage(PageHandler):
 
 
 class FleetPage(PageHandler):
-    """Workers, the elected beat, reconcile, and what is wrong with them."""
+    """Shows workers, the elected beat, reconcile, and what is wrong with them."""
 
     title = "Fleet"
     tab = "fleet"
@@ -246,7 +246,7 @@ class FleetPage(PageHandler):
 
 
 def reasons(tallies: Iterable[StatusCount]) -> list[tuple[str, int]]:
-    """Why feeds wait for a worker, the most frequent first."""
+    """Counts why feeds wait for a worker, the most frequent reason first."""
     waiting = [(str(t.reason or "unknown"), t.feeds) for t in tallies if t.status is Status.WAITING]
     return sorted(waiting, key=lambda found: (-found[1], found[0]))
 
@@ -255,7 +255,7 @@ def reasons(tallies: Iterable[StatusCount]) -> list[tuple[str, int]]:
 
 
 class SchedulesPage(PageHandler):
-    """All schedules, a page at a time, by name."""
+    """Shows all schedules, a page at a time, by name."""
 
     title = "Schedules"
     tab = "schedules"
@@ -275,7 +275,7 @@ class SchedulesPage(PageHandler):
 
 
 class SchedulePage(PageHandler):
-    """One schedule: where it stands, its declaration and its runs. Its buttons come back here by POST."""
+    """Shows one schedule: where it stands, its declaration and its runs. Its buttons come back here by POST."""
 
     title = "Schedule"
     tab = "schedules"

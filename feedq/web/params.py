@@ -30,7 +30,7 @@ Arguments = Callable[[str], str | None]
 
 
 def parse_query(argument: Arguments, *, limit: int) -> Query:
-    """Raises `InvalidInput`, naming the argument and what it may be."""
+    """Reads what to list of feeds. Raises `InvalidInput`, naming the argument and what it may be."""
     sort = word(argument("sort"), Sort, name="sort") or Sort.NAME
     order = argument("order") or "asc"
     if order not in ("asc", "desc"):
@@ -48,7 +48,7 @@ def parse_query(argument: Arguments, *, limit: int) -> Query:
 
 
 def address(query: Query, *, limit: int, **changes: Any) -> str:
-    """The arguments that ask for ``query`` with ``changes``; what is as usual is left out.
+    """Makes the arguments that ask for ``query`` with ``changes``; what is as usual is left out.
 
     Whatever else than the page changes begins at the first page.
     """
@@ -68,12 +68,12 @@ def address(query: Query, *, limit: int, **changes: Any) -> str:
 
 
 def arguments_of(parts: Mapping[str, Any]) -> str:
-    """The end of an address that gives these arguments; those without a value are left out."""
+    """Makes the end of an address that gives these arguments; those without a value are left out."""
     return "?" + urlencode({name: str(value) for name, value in parts.items() if value})
 
 
 def word(text: str | None, kind: type[Word], *, name: str) -> Word | None:
-    """The value of an argument that may be one of a few. Raises `InvalidInput`, naming them."""
+    """Reads an argument that may be one of a few values. Raises `InvalidInput`, naming them."""
     if not text:
         return None
     try:
@@ -83,7 +83,7 @@ def word(text: str | None, kind: type[Word], *, name: str) -> Word | None:
 
 
 def number(text: str | None, *, name: str, default: int, least: int, most: int) -> int:
-    """The number of an argument. Raises `InvalidInput`, naming it."""
+    """Reads an argument that is a number. Raises `InvalidInput`, naming it."""
     if not text:
         return default
     # Digits only: int() also takes signs, spaces, underscores and the digits of other scripts.
@@ -97,14 +97,14 @@ def number(text: str | None, *, name: str, default: int, least: int, most: int) 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleQuery:
-    """Schedules whose name begins with ``prefix`` and comes after ``after``."""
+    """Asks for schedules whose name begins with ``prefix`` and comes after ``after``."""
 
     prefix: str = ""
     after: str = ""
     limit: int = SCHEDULES_MAX
 
     def address(self, *, usual_limit: int, after: str = "") -> str:
-        """The arguments that ask for this part of the list, from another name on."""
+        """Makes the arguments that ask for this part of the list, from another name on."""
         parts = {
             "prefix": self.prefix,
             "after": after,
@@ -114,7 +114,7 @@ class ScheduleQuery:
 
 
 def parse_schedules(argument: Arguments, *, limit: int) -> ScheduleQuery:
-    """Raises `InvalidInput`, naming the argument and what it may be."""
+    """Reads what to list of schedules. Raises `InvalidInput`, naming the argument and what it may be."""
     return ScheduleQuery(
         prefix=(argument("prefix") or "").strip()[:SEARCH_MAX],
         after=argument("after") or "",
@@ -132,7 +132,7 @@ def parse_run_id(text: str) -> int:
 
 
 def parse_moment(text: str, *, name: str) -> datetime:
-    """Raises `InvalidInput`: a time without its zone could mean any of twenty-four."""
+    """Reads a time. Raises `InvalidInput` for one without a zone, which could mean any of twenty-four."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -30,7 +30,7 @@ RUNS_SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class FeedData:
-    """One feed with its history."""
+    """Holds one feed with its history."""
 
     now: datetime
     view: FeedView
@@ -43,7 +43,7 @@ class FeedData:
 
 @dataclass(frozen=True, slots=True)
 class FoundSchedules:
-    """A part of the list of schedules."""
+    """Holds a part of the list of schedules."""
 
     now: datetime
     views: Sequence[ScheduleView]
@@ -53,7 +53,7 @@ class FoundSchedules:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleData:
-    """One schedule with its history."""
+    """Holds one schedule with its history."""
 
     now: datetime
     view: ScheduleView
@@ -62,7 +62,7 @@ class ScheduleData:
 
 
 class WebQueries:
-    """The control tables for one Flower. Every method may raise `Unavailable`."""
+    """Reads the control tables for one Flower. Every method may raise `Unavailable`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -77,7 +77,7 @@ class WebQueries:
         return await self._reader.read(query, lambda: self._store.listing.page(query))
 
     async def feed(self, name: str) -> FeedData:
-        """Raises `NotFound` as well."""
+        """Reads one feed. Raises `NotFound` as well."""
         return await self._reader.read(("feed", name), lambda: self._read_feed(name))
 
     async def workers(self) -> list[WorkerView]:
@@ -96,7 +96,7 @@ class WebQueries:
 
 
 class ScheduleQueries:
-    """Schedules and runs in the control database, for one Flower. Every method may raise `Unavailable`."""
+    """Reads and changes schedules and runs, for one Flower. Every method may raise `Unavailable`."""
 
     def __init__(self, jobs: JobStore, reader: Reader, *, now: Callable[[], datetime]) -> None:
         """``now`` asks the database for its clock: it is the one that schedules go by."""
@@ -108,21 +108,21 @@ class ScheduleQueries:
         return await self._reader.read(query, lambda: self._read_part(query))
 
     async def schedule(self, name: str, *, states: tuple[RunState, ...] = ()) -> ScheduleData:
-        """One schedule with its runs of these states, or of any. Raises `NotFound` as well."""
+        """Reads one schedule with its runs of these states, or of any. Raises `NotFound` as well."""
         return await self._reader.read(("schedule", name, states), lambda: self._read_schedule(name, states))
 
     async def runs(self, name: str | None, states: tuple[RunState, ...], limit: int) -> list[Run]:
-        """Runs of a schedule, or of all; of some states, or of any. Raises `NotFound` as well."""
+        """Reads runs of a schedule, or of all; of some states, or of any. Raises `NotFound` as well."""
         question = ("runs", name, states, limit)
         schedules = self._jobs.schedules
         return await self._reader.read(question, lambda: schedules.runs(name, states=states, limit=limit))
 
     async def run(self, run_id: int) -> Run:
-        """Raises `NotFound` as well."""
+        """Reads one run. Raises `NotFound` as well."""
         return await self._reader.read(("run", run_id), lambda: self._jobs.schedules.run(run_id))
 
     async def change(self, make: Callable[[ScheduleStore], T]) -> T:
-        """What came of a change. Raises what the store refuses it for."""
+        """Makes a change and returns what came of it. Raises what the store refuses it for."""
         return await self._reader.change(lambda: make(self._jobs.schedules))
 
     def _read_part(self, query: ScheduleQuery) -> FoundSchedules:

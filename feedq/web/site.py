@@ -35,7 +35,7 @@ logger = log(__name__)
 
 
 class OverlayLoader(Loader):
-    """A loader over Flower's templates. A Flower whose navigation has changed shows without our tabs."""
+    """Loads feedq's templates before Flower's. A Flower whose navigation has changed shows without our tabs."""
 
     def _create_template(self, name: str) -> Template:
         own = OWN_TEMPLATES / name
