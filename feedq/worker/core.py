@@ -97,7 +97,8 @@ class SessionEvent(StrEnum):
     CONFIRMED = "confirmed"
     """A heartbeat was answered."""
     TRUST_ENDED = "trust_ended"
-    """The trust window ended, the last database session was lost, or the event loop stands still."""
+    """The trust window ended, the last connection to the database was lost, or the event loop stands
+    still."""
     DECLARED_GONE = "declared_gone"
     """The database says that the worker session is over."""
 
@@ -200,9 +201,9 @@ class WorkerCore:
         self.drain_began: float | None = None
         self._trust = TrustWindow()
         self.live_connections: set[str] = set()
-        """The database sessions that hold the worker's lock, by name."""
+        """The connections to the database that hold the worker's lock, by name."""
         self._is_reconnecting = False
-        """Whether a database session was lost since a heartbeat was last answered."""
+        """Whether one of them was lost since a heartbeat was last answered."""
         self._is_stalled = False
         self.heartbeat_at = now
         """When the next heartbeat is due."""
@@ -271,12 +272,12 @@ class WorkerCore:
         return [BeginSession(worker_id)]
 
     def connection_opened(self, name: str) -> list[Action]:
-        """A database session that holds the worker's lock is there."""
+        """A connection to the database that holds the worker's lock is there."""
         self.live_connections.add(name)
         return []
 
     def connection_lost(self, name: str, *, now: float) -> list[Action]:
-        """A database session was lost. Without any session nobody holds the worker's lock: the beat may take it
+        """A connection to the database was lost. Without one nobody holds the worker's lock: the beat may take it
         for crashed any moment."""
         if name not in self.live_connections:
             return []
@@ -287,7 +288,7 @@ class WorkerCore:
         return self._end_trust("the last database session was lost", now)
 
     def heartbeat_failed(self, *, now: float) -> list[Action]:
-        """A heartbeat was not answered, or there was no session to send it in."""
+        """A heartbeat was not answered, or there was no connection to send it on."""
         self.heartbeat_at = now + self._retry_s
         self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
         return []

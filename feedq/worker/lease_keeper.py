@@ -2,8 +2,8 @@
 
 Three threads, none of them the event loop's, so that feed code cannot hold them up:
 
-* *keeper* sends the heartbeat and, between two, watches its database session for a break;
-* *listener* waits on a second session for notifications: of a stop request, or of feeds to claim;
+* *keeper* sends the heartbeat and, between two, watches its connection to the database for a break;
+* *listener* waits on a second connection for notifications: of a stop request, or of feeds to claim;
 * *timer* tells the core that time has passed, above all that the trust window has ended: the other two may be
   stuck in a call to a database that does not answer.
 
@@ -94,7 +94,7 @@ class LeaseKeeper:
         """The worker session that was registered last."""
         self._lock = RLock()
         self._stopping = Event()
-        self._session: WorkerSession | None = None
+        self._connection: WorkerSession | None = None
         self._listener: Listener | None = None
         self._renewed_at = self._tried_at = clock.monotonic()
         self._threads = [
@@ -133,7 +133,7 @@ class LeaseKeeper:
         self._stopping.set()
         self._driver.woken.set()
         with self._lock:
-            for waiting in (self._session, self._listener):
+            for waiting in (self._connection, self._listener):
                 if waiting is not None:
                     waiting.interrupt()
         for thread in self._threads:
@@ -143,8 +143,8 @@ class LeaseKeeper:
     def beat_now(self) -> None:
         """Have the keeper check whether a heartbeat is due. From any thread."""
         with self._lock:
-            if self._session is not None:
-                self._session.interrupt()
+            if self._connection is not None:
+                self._connection.interrupt()
 
     def beat(self) -> bool:
         """Send one heartbeat, or the registration that it needs. False when the database did not answer."""
@@ -157,15 +157,15 @@ class LeaseKeeper:
             if core.needs_session:
                 self._register()
                 sent_at = clock.monotonic()
-            answer = self._open_session().heartbeat(self._load_to_report())
+            answer = self._connect().heartbeat(self._load_to_report())
         except Unavailable as error:
-            self._lose_session(error)
+            self._lose_connection(error)
             self._driver.tell(core.heartbeat_failed, now=clock.monotonic())
             return False
         now = clock.monotonic()
         if answer is None:
             logger.warning(LogEvent.WORKER_DECLARED_GONE)
-            self._drop_session()
+            self._disconnect()
             if self.session_observer is not None:
                 self.session_observer.gone()
         else:
@@ -198,27 +198,27 @@ class LeaseKeeper:
             logger.exception(LogEvent.UNEXPECTED, where="load")
             return Load()
 
-    # -- sessions ------------------------------------------------------------------------------------
+    # -- the keeper's connection ----------------------------------------------------------------------
 
-    def _open_session(self) -> WorkerSession:
-        if self._session is None:
+    def _connect(self) -> WorkerSession:
+        if self._connection is None:
             assert self.worker is not None
-            session = self._store.session(self.worker, ttl_s=self._settings.ttl_s)
-            if not session.locks_hold:
+            connection = self._store.session(self.worker, ttl_s=self._settings.ttl_s)
+            if not connection.locks_hold:
                 logger.warning(LogEvent.CRASH_SIGNAL_OFF)
             with self._lock:
-                self._session = session
+                self._connection = connection
             self._driver.tell(self._core.connection_opened, "keeper")
-        return self._session
+        return self._connection
 
-    def _drop_session(self) -> None:
+    def _disconnect(self) -> None:
         with self._lock:
-            session, self._session = self._session, None
-        if session is not None:
-            session.close()
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
-    def _lose_session(self, error: Exception) -> None:
-        self._drop_session()
+    def _lose_connection(self, error: Exception) -> None:
+        self._disconnect()
         self._tell_lost("keeper", error)
 
     def _tell_lost(self, which: str, error: Exception) -> None:
@@ -233,21 +233,21 @@ class LeaseKeeper:
             is_idle = self._core.is_stalled or self._has_left
             wait_s = CHECK_S if is_idle else self._core.heartbeat_at - self._clock.monotonic()
             try:
-                if self._session is None or wait_s <= 0:
+                if self._connection is None or wait_s <= 0:
                     self._stopping.wait(max(wait_s, 0.0))
                 else:
-                    self._session.wait(wait_s)
+                    self._connection.wait(wait_s)
             except Exception as error:
                 if not isinstance(error, Unavailable):
                     logger.exception(LogEvent.UNEXPECTED, where="keeper")
                     self._stopping.wait(RETRY_FIRST_S)
                 # Broken between two heartbeats: noticed now, not at the next one.
-                self._lose_session(error)
+                self._lose_connection(error)
                 self._driver.tell(self._core.beat_now, now=self._clock.monotonic())
             is_due = self._clock.monotonic() >= self._core.heartbeat_at
             if is_due and not self._stopping.is_set() and not self._has_left:
                 self._beat_safely()
-        self._drop_session()
+        self._disconnect()
 
     @property
     def _has_left(self) -> bool:
@@ -261,7 +261,7 @@ class LeaseKeeper:
             logger.warning(database_event(error), where="keeper", error=str(error))
         except Exception as error:
             logger.exception(LogEvent.UNEXPECTED, where="keeper")
-            self._lose_session(error)
+            self._lose_connection(error)
         self._driver.tell(self._core.heartbeat_failed, now=self._clock.monotonic())
 
     def _listen(self) -> None:

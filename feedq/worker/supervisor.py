@@ -131,9 +131,7 @@ class Supervisor:
             store, on_claimed=self._claims_answered, on_lost=self._reports_refused
         )
         self.sockets = Sockets()
-        self._sink_pool = SinkPool(
-            settings, worker_id=self._session_id, gone_workers=store.workers.gone_among
-        )
+        self._sink_pool = SinkPool(settings, worker_id=self._worker_id, gone_workers=store.workers.gone_among)
         self._pacing = Pacing(settings.tenant_limits, clock, room_bytes=settings.inflight_bytes_total)
         shared = shared_connect_limiter(settings) if on_celery_pool else None
         self._connect_limiter = shared or connect_limiter_of(settings, clock, rng)
@@ -144,7 +142,7 @@ class Supervisor:
         """The runners by the key that the feed was assigned under. Changed on the loop, read from any thread."""
         self._start_limiter = StartLimiter()
         self._quarantine = Quarantine(settings, on_ended=self._feed_ended)
-        self._progress_reporter = ProgressReporter(self._loop, self._report, worker_id=self._session_id)
+        self._progress_reporter = ProgressReporter(self._loop, self._report, worker_id=self._worker_id)
         self._trusted = asyncio.Event()
         self._load_meter = LoadMeter(self._loop)
         self._memory_watch = self._make_memory_watch()
@@ -556,7 +554,7 @@ class Supervisor:
 
     async def _raise_epoch(self, key: FeedKey, above: int) -> FeedKey | None:
         answer: asyncio.Future[FeedKey | None] = self._loop.create_future()
-        worker_id = self._session_id()
+        worker_id = self._worker_id()
 
         def raise_it() -> None:
             try:
@@ -573,7 +571,7 @@ class Supervisor:
         self.lease_client.do(raise_it)
         return await answer
 
-    def _session_id(self) -> UUID:
+    def _worker_id(self) -> UUID:
         assert self.lease_keeper.worker is not None
         return self.lease_keeper.worker.id
 

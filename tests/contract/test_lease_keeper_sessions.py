@@ -98,7 +98,7 @@ def test_an_unexpected_error_ends_a_session_and_not_its_thread(
         return real(self, timeout_s)
 
     monkeypatch.setattr(kind, "wait", wait)
-    for waiting in (lease_keeper._session, lease_keeper._listener):
+    for waiting in (lease_keeper._connection, lease_keeper._listener):
         if waiting is not None:
             waiting.interrupt()
     until(

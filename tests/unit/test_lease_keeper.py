@@ -58,7 +58,7 @@ def test_it_tells_how_many_workers_share_the_rates_of_the_fleet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lease_keeper.beat()
-    session = lease_keeper._open_session()
+    session = lease_keeper._connect()
     answer = session.heartbeat(Load())
     assert answer is not None
     monkeypatch.setattr(session, "heartbeat", lambda _: replace(answer, active_workers=7))
@@ -82,7 +82,7 @@ def test_a_slow_heartbeat_does_not_stretch_the_lease(
     lease_keeper: LeaseKeeper, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease_keeper.beat()
-    session = lease_keeper._open_session()
+    session = lease_keeper._connect()
     answer: Callable[[Load], object] = session.heartbeat
 
     def slow(load: Load) -> object:
@@ -105,7 +105,7 @@ def test_an_answer_that_comes_too_late_does_not_resume_a_suspended_worker(
 ) -> None:
     lease_keeper.beat()
     lease_keeper._driver.tell(lease_keeper._core.connection_lost, "keeper", now=clock.monotonic())
-    session = lease_keeper._open_session()
+    session = lease_keeper._connect()
     answer = session.heartbeat
 
     def very_slow(load: Load) -> object:
@@ -274,7 +274,7 @@ def test_an_answer_that_was_under_way_when_the_loop_stopped_resumes_nothing(
     lease_keeper: LeaseKeeper, recording: RecordingListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease_keeper.beat()
-    session = lease_keeper._open_session()
+    session = lease_keeper._connect()
     answer = session.heartbeat(Load())
 
     def stand_still(_: Load) -> object:
