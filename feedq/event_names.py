@@ -14,6 +14,7 @@ class EventKind(StrEnum):
     FEED_RESUMED = "feed_resumed"
     FEED_RESTARTED = "feed_restarted"
     FEED_REMOVED = "feed_removed"
+    CURSOR_CHANGED = "cursor_changed"
     LEASE_ASSIGNED = "lease_assigned"
     LEASE_CLAIMED = "lease_claimed"
     LEASE_RELEASED = "lease_released"

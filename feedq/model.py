@@ -149,6 +149,21 @@ class StartCursor:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangedCursor:
+    """A change of a feed's cursor, as its sink remembers it."""
+
+    at: datetime
+    verb: str
+    before: JSON
+    after: JSON
+    records: int
+    """That had landed by then."""
+    deleted: int
+    """Rows that were deleted with it."""
+    commit_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
 class Feed:
     """A declared feed. Every edit makes ``generation`` one larger."""
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import click
 
 from feedq import adoption, verbs
+from feedq.cli.cursor import cursor
 from feedq.cli.dead_letters import dead_letters
 from feedq.cli.feed_declare import add, edit, export
 from feedq.cli.feed_test import feed_test
@@ -23,7 +24,7 @@ from feedq.sinks.identity import owner_of
 
 
 @click.group(
-    short_help="Add, test, list, show, edit, pause, resume, restart, move, adopt, remove feeds; dead letters."
+    short_help="Add, test, list, show, edit, pause, resume, restart, move, adopt, remove; cursors, dead letters."
 )
 def feed() -> None:
     """One feed, or a few by name.
@@ -35,7 +36,7 @@ def feed() -> None:
     """
 
 
-for _command in (add, edit, export, feed_test, dead_letters):
+for _command in (add, edit, export, feed_test, dead_letters, cursor):
     feed.add_command(_command)
 
 

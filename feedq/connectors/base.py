@@ -21,6 +21,7 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from importlib.metadata import entry_points
 from threading import Event
@@ -106,6 +107,21 @@ class ConnectorOptions(StrictModel):
         """Whom the feed dials, in lower case and without a port; None if nobody. How many feeds connect to one
         host at a time is paced."""
         return None
+
+    def check_cursor(self, cursor: JSON) -> None:
+        """Raises `ValueError`, with what is wrong, for what is no cursor of this connector."""
+
+    def cursor_back(self, cursor: JSON, records: int) -> JSON:
+        """The cursor so many records before this one. Raises `ValueError` where that does not tell."""
+        raise ValueError("the cursors of this connector do not count records")
+
+    def cursor_at(self, cursor: JSON, at: datetime) -> JSON:
+        """The cursor of a moment before this one. Raises `ValueError` where that does not tell."""
+        raise ValueError("the cursors of this connector do not tell the time")
+
+    def cursor_in_record(self, cursor: JSON) -> JSON:
+        """The part of a cursor that the record had which it was read from."""
+        return cursor
 
     @field_validator("csv")
     @classmethod

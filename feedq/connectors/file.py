@@ -317,6 +317,10 @@ class FileOptions(FramingOptions):
     idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 0.0
     """A file to which nothing is added for this long is stalled; 0 is never."""
 
+    def check_cursor(self, cursor: JSON) -> None:
+        if parse_position(cursor) is None:
+            raise ValueError('must be a place in a file, as {"inode": 1, "offset": 0, "head": 0} is')
+
     @field_validator("path")
     @classmethod
     def _check_path(cls, path: str) -> str:

@@ -118,6 +118,9 @@ class MqttOptions(MessageOptions):
             raise ValueError("needs source.username")
         return password
 
+    def check_cursor(self, cursor: JSON) -> None:
+        raise ValueError("cannot be set: the broker keeps the place of an mqtt feed, and sends nothing again")
+
     @property
     def keepalive_s(self) -> int:
         """A ping after half of the idle timeout without a word leaves the other half for the answer."""

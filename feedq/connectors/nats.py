@@ -109,6 +109,17 @@ class NatsOptions(MessageOptions):
     batch_messages: Annotated[int, Field(ge=1, le=100_000)] = 1_000
     """Messages that are asked for ahead."""
 
+    def check_cursor(self, cursor: JSON) -> None:
+        if NatsCursor.of(cursor) is None:
+            raise ValueError('must say a sequence and its stream, as {"seq": 12, "created": "2026-…"} does')
+
+    def cursor_back(self, cursor: JSON, records: int) -> JSON:
+        """By sequences of the stream, of which a subject may have some only."""
+        position = NatsCursor.of(cursor)
+        if position is None:
+            raise ValueError("it is no sequence of a stream")
+        return NatsCursor(max(0, position.seq - records), position.created).cursor()
+
     @field_validator("stream", "domain")
     @classmethod
     def _check_stream(cls, name: str | None) -> str | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from datetime import datetime
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 import orjson
@@ -102,6 +103,17 @@ class RedisOptions(MessageOptions):
     a JSON object of its fields, their values as strings."""
     count: Annotated[int, Field(ge=1, le=100_000)] = 1000
     """Most entries of each stream that one XREAD asks for."""
+
+    def check_cursor(self, cursor: JSON) -> None:
+        ids = list(cursor.items()) if isinstance(cursor, dict) else [("", None)]
+        if any(not isinstance(text, str) or not _ID.fullmatch(text.encode()) for _, text in ids):
+            raise ValueError('must have an id for each stream, as {"orders": "1764064800000-0"} does')
+
+    def cursor_at(self, cursor: JSON, at: datetime) -> JSON:
+        """An id begins with the milliseconds at which its entry was added."""
+        before = (int(at.timestamp() * 1000) - 1, 2**64 - 1)
+        known = cursor.items() if isinstance(cursor, dict) else ()
+        return {name: _text(min(before, _kept(text))) for name, text in known if isinstance(text, str)}
 
     @field_validator("url")
     @classmethod

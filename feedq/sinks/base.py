@@ -9,14 +9,15 @@ A sink does a few things, each safe to be killed or frozen at any statement:
 * ``settle``: after a commit whose answer was lost, find out whether it happened;
 * ``unblock``: end the sessions of writers whose worker is gone, so that a fence need not wait for them;
 * ``check`` and ``preview``: say whether a target can work, and how records would land, writing nothing;
-* ``dead_letters``, ``replay`` and ``drop``: look after the records that were refused.
+* ``dead_letters``, ``replay`` and ``drop``: look after the records that were refused;
+* ``change_cursor``: have a feed go on from another cursor, which its owner finds with its next write.
 
 Methods block; each sink object belongs to one thread. A worker makes one to write and one to fence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -29,7 +30,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, CsvFormat, RecordFormat, explain_options
 from feedq.errors import InvalidInput
-from feedq.model import JSON, Batch, FeedKey, Identity
+from feedq.model import JSON, Batch, ChangedCursor, FeedKey, Identity
 from feedq.sinks.mapping import ColumnRule, ColumnSource, Origin, check_column, sources_of, unknown_field
 from feedq.sinks.reserved import why_nowhere
 from feedq.values import StrictModel
@@ -308,6 +309,17 @@ class Sink(Protocol):
         Raises `Conflict` (what is to be replaced has changed since), `SinkUnavailable`.
         """
 
+    def change_cursor(self, change: CursorChange) -> ChangedCursor:
+        """Give a feed another cursor, and delete what it landed after that if asked to, in one transaction. The
+        owner of the checkpoint goes on from there; nothing that it has under way lands.
+
+        Raises `InvalidInput` (no such cursor; nobody can say which rows to delete), `Conflict` (the checkpoint
+        is another feed's), `SinkUnavailable` (nothing was changed, or nobody knows).
+        """
+
+    def cursor_changes(self, feed_id: int, *, limit: int = 50) -> list[ChangedCursor]:
+        """The changes of a feed's cursor, newest first. Raises `SinkUnavailable`."""
+
     def close(self) -> None: ...
 
 
@@ -344,6 +356,36 @@ class Taking:
     records: int = 0
     instead_of: Checkpoint | None = None
     """Deleted with it, if it still is as it was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LandedRows:
+    """The rows that a feed has landed, as far as its target tells which those are."""
+
+    target: Target
+    pointer: str | None
+    """Where a record has its cursor; None if its connector reads none from records."""
+    in_record: Callable[[JSON], JSON]
+    """The part of a cursor that the record had which it was read from."""
+    neighbours: Mapping[str, Target] = field(default_factory=dict)
+    """The targets of other feeds that land in the same table, by their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class CursorChange:
+    """A change of a feed's cursor that a person asks for."""
+
+    feed_id: int
+    feed: str
+    identity: Identity
+    verb: str
+    choose: Callable[[JSON, ChangedCursor | None], JSON]
+    """The new cursor, given the present one and the last change. Called with the checkpoint locked: no record
+    lands meanwhile. Raises `InvalidInput`."""
+    delete: LandedRows | None = None
+    """Deleted as far as they come after the new cursor."""
+    dry_run: bool = False
+    """Whether all of it is done and then taken back."""
 
 
 @dataclass(frozen=True, slots=True)

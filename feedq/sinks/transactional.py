@@ -16,13 +16,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from feedq.errors import SinkUnavailable
+from feedq.model import ChangedCursor
 from feedq.passwords import mask_url
 from feedq.sinks.base import (
     Checkpoint,
     CommitUnknown,
+    CursorChange,
     DeadLetter,
     FeedWrite,
     FenceOutcome,
@@ -35,6 +37,7 @@ from feedq.sinks.base import (
     Written,
 )
 from feedq.sinks.catalog import Catalog
+from feedq.sinks.cursor_change import change_cursor, changes, settle_change
 from feedq.sinks.fencing import Fencing
 from feedq.sinks.session import AnswerLost, SinkSession
 from feedq.sinks.settlement import LastCommit, decide
@@ -157,6 +160,28 @@ class TransactionalSink(ABC):
             raise SinkUnavailable(
                 f"nobody knows whether {taking.feed!r} has it now: {lost}; look again"
             ) from lost
+
+    def change_cursor(self, change: CursorChange) -> ChangedCursor:
+        commit_id, backend = uuid4(), None
+
+        def work(session: SinkSession, catalog: Catalog) -> ChangedCursor:
+            nonlocal backend
+            backend = session.backend
+            session.set_lock_timeout(SETTLE_LOCK_TIMEOUT_S)
+            return change_cursor(session, catalog, change, commit_id=commit_id)
+
+        try:
+            return self._do(work)
+        except AnswerLost as lost:
+            found = self._do(lambda session, _: settle_change(session, change.feed_id, commit_id, backend))
+            if found is None:
+                raise SinkUnavailable(
+                    f"{change.feed!r} has the cursor that it had: {lost}; try again"
+                ) from lost
+            return found
+
+    def cursor_changes(self, feed_id: int, *, limit: int = 50) -> list[ChangedCursor]:
+        return self._do(lambda session, _: changes(session, feed_id, limit=limit))
 
     def close(self) -> None:
         """End the session. The sink can be used again, and opens another one then."""

@@ -20,6 +20,7 @@ from uuid import UUID
 from feedq.lease import Edit, OutageGrace
 from feedq.model import (
     Assignment,
+    ChangedCursor,
     Claim,
     Event,
     Feed,
@@ -58,6 +59,9 @@ class Feeds(Protocol):
 
     def restart(self, name: str) -> Feed:
         """Bump the generation without a change: the stream stops and starts anew, failures are forgotten."""
+
+    def cursor_changed(self, name: str, change: ChangedCursor) -> Feed:
+        """Write down that a person has changed the cursor in the sink, and restart the feed. Raises `NotFound`."""
 
     def remove(self, name: str) -> Feed:
         """Mark as removed; the feed's rows go once nobody streams it."""

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from feedq.errors import Conflict, NotFound
 from feedq.event_names import EventKind
 from feedq.lease import first_reason, objection_to_move
-from feedq.model import Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, TargetState
+from feedq.model import ChangedCursor, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, TargetState
 from feedq.placement.base import Transfer
 from feedq.store.channels import wake_reconcile
 from feedq.store.database import Aggregate, in_statement, in_transaction, refused_when_taken
@@ -29,7 +29,7 @@ from feedq.store.feed_rows import (
     stored_selector,
 )
 from feedq.store.history import record
-from feedq.store.leases import transfer
+from feedq.store.leases import brief_cursor, shown_cursor, transfer
 
 _VIEWS = f"""
     SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, statement_timestamp() AS now
@@ -91,6 +91,19 @@ class PostgresFeeds(Aggregate):
     def restart(self, c: Connection, name: str) -> Feed:
         feed = _update(c, _locked(c, name), _NEXT_GENERATION)
         _record(c, EventKind.FEED_RESTARTED, feed)
+        return feed
+
+    @in_transaction
+    def cursor_changed(self, c: Connection, name: str, change: ChangedCursor) -> Feed:
+        # The lease first, as everywhere. What its owner reports later is newer.
+        shown = """
+            UPDATE feedq.lease SET cursor = CAST(:cursor AS jsonb)
+            WHERE feed_id = (SELECT id FROM feedq.feed WHERE name = :name AND removed_at IS NULL)
+        """
+        c.execute(text(shown), {"cursor": shown_cursor(change.after), "name": name})
+        feed = _update(c, _locked(c, name), _NEXT_GENERATION)
+        cursors = {"before": brief_cursor(change.before), "after": brief_cursor(change.after)}
+        _record(c, EventKind.CURSOR_CHANGED, feed, verb=change.verb, deleted=change.deleted, **cursors)
         return feed
 
     @in_transaction

@@ -308,7 +308,7 @@ class PostgresLeases(Aggregate):
             "rewound": EventKind.SINK_REWOUND.value,
             "states": [s.value for s in states_before(Move.RELEASE)],
             **_columns(progress, _PROGRESS.columns),
-            "cursor": [_shown(p.cursor) for p in progress],
+            "cursor": [shown_cursor(p.cursor) for p in progress],
             "error": [_cut(p.error) for p in progress],
             "dead_letter_error": [_cut(p.dead_letter_error) for p in progress],
             "sink_error": [_cut(p.sink_error) for p in progress],
@@ -528,13 +528,18 @@ def _cut(error: str | None) -> str | None:
 
 
 def _detail(rewind: Rewind) -> str:
-    shown = {"from": _shown(rewind.left_at), "to": _shown(rewind.found_at)}
-    # A long cursor as a text that is cut: history is to be read, and kept for weeks.
-    cursors = {k: orjson.loads(v) if len(v) <= CURSOR_CHARS_MAX else _cut(v) for k, v in shown.items()}
+    cursors = {"from": brief_cursor(rewind.left_at), "to": brief_cursor(rewind.found_at)}
     return orjson.dumps({"sink": rewind.sink, **cursors}).decode()
 
 
-def _shown(cursor: JSON) -> str:
+def brief_cursor(cursor: JSON) -> JSON:
+    """The cursor for history, which is to be read, and kept for weeks: a long one as a text that is cut."""
+    shown = shown_cursor(cursor)
+    brief: JSON = orjson.loads(shown) if len(shown) <= CURSOR_CHARS_MAX else _cut(shown)
+    return brief
+
+
+def shown_cursor(cursor: JSON) -> str:
     """The cursor as JSON that a jsonb column can hold: here it is for show, the sink keeps the exact one."""
     try:
         encoded = orjson.dumps(cursor).decode()

@@ -15,12 +15,13 @@ from uuid import UUID, uuid4
 
 import orjson
 
-from feedq.errors import InvalidInput, SinkUnavailable
-from feedq.model import JSON, Batch, FeedKey
+from feedq.errors import Conflict, InvalidInput, SinkUnavailable
+from feedq.model import JSON, Batch, ChangedCursor, FeedKey
 from feedq.sinks.base import (
     Blocked,
     Checkpoint,
     CommitUnknown,
+    CursorChange,
     DeadLetter,
     FeedWrite,
     Fenced,
@@ -74,6 +75,7 @@ class MemoryTables:
     """The same as rows of their tables."""
     checkpoints: dict[int, MemoryCheckpoint] = field(default_factory=dict)
     dead: list[DeadLetter] = field(default_factory=list)
+    cursor_changes: dict[int, list[ChangedCursor]] = field(default_factory=dict)
     commits: int = 0
     away: bool = False
     """Every statement raises `SinkUnavailable`."""
@@ -289,6 +291,32 @@ class MemorySink:
                 raise not_its_own(taking)
             row.cursor, row.records, row.commit_id = taking.cursor, taking.records, uuid4()
             row.feed_uuid, row.installation = identity.feed, identity.installation
+
+    def change_cursor(self, change: CursorChange) -> ChangedCursor:
+        with self.tables.lock:
+            self._require()
+            if change.delete is not None:
+                raise InvalidInput("nobody can tell which rows of a table in memory come after a cursor")
+            new = MemoryCheckpoint(0, self._worker_id, feed=change.feed, feed_uuid=change.identity.feed)
+            row = self.tables.checkpoints.get(change.feed_id, new)
+            if (row.feed, row.feed_uuid) != (change.feed, change.identity.feed):
+                raise Conflict(
+                    f"feed {change.feed!r}: the sink has the checkpoint of another feed under its number"
+                )
+            past = self.tables.cursor_changes.setdefault(change.feed_id, [])
+            after = change.choose(row.cursor, past[0] if past else None)
+            done = ChangedCursor(
+                datetime.now(UTC), change.verb, row.cursor, after, row.records, 0, commit_id=uuid4()
+            )
+            if not change.dry_run:
+                row.cursor, row.commit_id = after, done.commit_id
+                self.tables.checkpoints[change.feed_id] = row
+                past.insert(0, done)
+            return done
+
+    def cursor_changes(self, feed_id: int, *, limit: int = 50) -> list[ChangedCursor]:
+        self._require()
+        return self.tables.cursor_changes.get(feed_id, [])[:limit]
 
     def close(self) -> None:
         """Nothing to close."""

@@ -15,6 +15,7 @@ from feedq.connectors.records.pointer import parse_pointer
 from feedq.connectors.records.turns import Steps, slices
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
 from feedq.connectors.wire.template import unescape
+from feedq.model import JSON
 
 FRAMED: Final = "framed"
 LINK: Final = "link"
@@ -54,6 +55,17 @@ class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
     """With `mode: poll`: a larger answer, unpacked, fails the feed."""
     max_records: Annotated[int, Field(ge=1, le=1_000_000)] = 200_000
     """With `mode: poll`: an answer with more records fails the feed; pages of it are answers each."""
+
+    def cursor_back(self, cursor: JSON, records: int) -> JSON:
+        # What is known of the last answer, and would leave records of it out, is forgotten.
+        if self.mode == "poll":
+            return {"at": super().cursor_back(self.cursor_in_record(cursor), records)}
+        return super().cursor_back(cursor, records)
+
+    def cursor_in_record(self, cursor: JSON) -> JSON:
+        """The source's own cursor: that of a poll says besides what is known of the last answer."""
+        is_poll = self.mode == "poll" and isinstance(cursor, dict) and "at" in cursor
+        return cursor["at"] if is_poll and isinstance(cursor, dict) else cursor
 
     @field_validator("records", "next_cursor", "next_page")
     @classmethod

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 
 from pydantic import ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, check_format
 from feedq.connectors.records.framing import CursorReader
+from feedq.model import JSON
 
 __all__ = ["CursorOptions", "CursorReader"]
+
+_WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 class CursorOptions(ConnectorOptions):
@@ -31,3 +35,11 @@ class CursorOptions(ConnectorOptions):
         """What reads cursors; None: records have none, and the cursor of the feed stays what it is."""
         # It keeps nothing of what it reads: one for all feeds that share these options.
         return None if self.cursor is None else CursorReader(self.cursor, csv=self.csv)
+
+    def cursor_back(self, cursor: JSON, records: int) -> JSON:
+        """The source is taken to number its records one by one."""
+        if isinstance(cursor, int) and not isinstance(cursor, bool):
+            return max(0, cursor - records) if cursor >= 0 else cursor - records
+        if isinstance(cursor, str) and _WHOLE_NUMBER.fullmatch(cursor):
+            return str(self.cursor_back(int(cursor), records))
+        raise ValueError("it is no whole number, so that nobody can count back from it")

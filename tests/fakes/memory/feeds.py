@@ -9,7 +9,7 @@ from uuid import UUID
 from feedq import lease as policy
 from feedq.errors import Conflict, NotFound
 from feedq.lease import Move, objection_to_move
-from feedq.model import Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, TargetState
+from feedq.model import ChangedCursor, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, TargetState
 from feedq.placement.base import Transfer
 from feedq.simulate.memory import counts
 from feedq.simulate.memory.database import statement
@@ -53,6 +53,21 @@ class MemoryFeeds(SimulatedFeeds):
     def restart(self, name: str) -> Feed:
         current = self._live(name)
         return self._touch(replace(current, generation=current.generation + 1), EventKind.FEED_RESTARTED)
+
+    @statement
+    def cursor_changed(self, name: str, change: ChangedCursor) -> Feed:
+        current = self._live(name)
+        leases = self._db.tables.leases
+        if current.id in leases:
+            leases[current.id] = replace(leases[current.id], cursor=change.after)
+        what = {
+            "verb": change.verb,
+            "before": change.before,
+            "after": change.after,
+            "deleted": change.deleted,
+        }
+        bumped = replace(current, generation=current.generation + 1)
+        return self._touch(bumped, EventKind.CURSOR_CHANGED, **what)
 
     @statement
     def move(self, name: str, target: UUID, *, stop_within_s: float) -> None:

@@ -1,0 +1,231 @@
+"""`feedq feed cursor`: where a feed stands in its source, and how to have it go on from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from feedq import feed_cursor
+from feedq.cli.invocation import (
+    Invocation,
+    decorated,
+    limit_option,
+    pass_invocation,
+    wait_options,
+    yes_option,
+)
+from feedq.cli.options import moment
+from feedq.cli.output import TableColumn, answer, answer_list, number, write_lines
+from feedq.connectors.base import show_cursor
+from feedq.feed_cursor import Wish
+from feedq.model import JSON, ChangedCursor, Feed, Status
+from feedq.report.details import detail_lines
+from feedq.sinks.base import parse_sink
+from feedq.values import parse_duration
+from feedq.wording import ago, as_json, cut, stamp
+
+CURSOR_WIDTH = 60
+
+_change_options = decorated(
+    click.option(
+        "--delete",
+        is_flag=True,
+        help="Also delete the rows that it has landed after that, in the same commit.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing."),
+    yes_option,
+    wait_options,
+)
+
+
+@click.group(short_help="Where a feed stands in its source: show, set, reset, rewind, history, undo.")
+def cursor() -> None:
+    """Where a feed stands in its source, and how to have it go on from elsewhere, while it runs.
+
+    \b
+    Example:
+      feedq feed cursor show acme/orders
+      feedq feed cursor rewind acme/orders --records 1000
+    """
+
+
+@cursor.command()
+@click.argument("name")
+@pass_invocation
+def show(invocation: Invocation, *, name: str) -> None:
+    """The cursor in the sink, which the feed goes on from.
+
+    \b
+    Example:
+      feedq feed cursor show acme/orders
+    """
+    live = invocation.live_feed(name)
+    with invocation.open_sink(parse_sink(live.spec.sink).name) as sink:
+        found = feed_cursor.checkpoint_of(sink, live)
+    document: dict[str, Any] = {"name": name, "cursor": None, "records": 0, "updated_at": None, "epoch": None}
+    if found is not None:
+        document |= {key: getattr(found, key) for key in ("cursor", "records", "updated_at", "epoch")}
+    lines = detail_lines(
+        [
+            ("name", name),
+            ("cursor", as_json(document["cursor"]) if found else "none: it has not begun"),
+            ("records", f"{document['records']:,}"),
+            ("updated", stamp(found.updated_at) if found else "-"),
+        ]
+    )
+    answer(invocation, document, lambda: write_lines(lines))
+
+
+@cursor.command()
+@click.argument("name")
+@limit_option(20)
+@pass_invocation
+def history(invocation: Invocation, *, name: str, limit: int) -> None:
+    """The changes of a feed's cursor, newest first; the last fifty are kept.
+
+    \b
+    Example:
+      feedq feed cursor history acme/orders
+    """
+    live = invocation.live_feed(name)
+    with invocation.open_sink(parse_sink(live.spec.sink).name) as sink:
+        found = sink.cursor_changes(live.id, limit=limit)
+    now = invocation.clock.now()
+    columns: list[TableColumn[ChangedCursor]] = [
+        number("AGE", lambda one: ago(one.at, now=now)),
+        TableColumn("VERB", lambda one: one.verb),
+        TableColumn("BEFORE", lambda one: cut(show_cursor(one.before), CURSOR_WIDTH)),
+        TableColumn("AFTER", lambda one: cut(show_cursor(one.after), CURSOR_WIDTH)),
+        number("DELETED", lambda one: f"{one.deleted:,}"),
+    ]
+    answer_list(invocation, found, _document, columns, empty=f"the cursor of {name} was never changed")
+
+
+@cursor.command("set")
+@click.argument("name")
+@click.argument("value", metavar="CURSOR")
+@_change_options
+@pass_invocation
+def set_(invocation: Invocation, *, name: str, value: str, **given: Any) -> None:
+    """Go on after this cursor: JSON, or else a text.
+
+    \b
+    Example:
+      feedq feed cursor set acme/orders 4711
+      feedq feed cursor set acme/ticks '{"ticks": "1764064800000-0"}'
+    """
+    wanted: JSON = value
+    with suppress(ValueError, RecursionError):
+        wanted = json.loads(value)
+    live = invocation.live_feed(name)
+    _change(invocation, live, feed_cursor.set_to(live, wanted), **given)
+
+
+@cursor.command()
+@click.argument("name")
+@_change_options
+@pass_invocation
+def reset(invocation: Invocation, *, name: str, **given: Any) -> None:
+    """Begin again where the feed began.
+
+    \b
+    Example:
+      feedq feed cursor reset acme/orders --delete
+    """
+    live = invocation.live_feed(name)
+    _change(invocation, live, feed_cursor.reset(live), **given)
+
+
+@cursor.command()
+@click.argument("name")
+@click.option("--records", type=click.IntRange(min=1), metavar="NUMBER", help="So many records back.")
+@click.option("--to", metavar="TIME", help="To this time, such as 2026-12-01T08:00Z, or so long ago: 90m.")
+@_change_options
+@pass_invocation
+def rewind(invocation: Invocation, *, name: str, records: int | None, to: str | None, **given: Any) -> None:
+    """Go back, by records or to a time, where the cursors of the connector tell.
+
+    What is sent again lands again, unless the sink has a `key`, or --delete takes away what is there.
+
+    \b
+    Example:
+      feedq feed cursor rewind acme/orders --records 1000
+      feedq feed cursor rewind acme/ticks --to 90m
+    """
+    if (records is None) == (to is None):
+        raise click.UsageError("say either --records or --to")
+    live = invocation.live_feed(name)
+    at = None
+    if to is not None:
+        try:
+            at = invocation.clock.now() - timedelta(seconds=parse_duration(to))
+        except ValueError:
+            at = moment(to, "UTC", option="--to")
+    _change(invocation, live, feed_cursor.rewind(live, records=records, to=at), **given)
+
+
+@cursor.command()
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Also if rows were deleted, which then are missing.")
+@_change_options
+@pass_invocation
+def undo(invocation: Invocation, *, name: str, force: bool, **given: Any) -> None:
+    """Go back to the cursor before the last change; once more takes that back, too.
+
+    \b
+    Example:
+      feedq feed cursor undo acme/orders
+    """
+    live = invocation.live_feed(name)
+    _change(invocation, live, feed_cursor.undo(live, force=force), **given)
+
+
+def _change(
+    invocation: Invocation,
+    live: Feed,
+    wish: Wish,
+    *,
+    delete: bool,
+    dry_run: bool,
+    yes: bool,
+    wait: bool,
+    timeout_s: float,
+) -> None:
+    store, name = invocation.store, live.name
+    with invocation.open_sink(parse_sink(live.spec.sink).name) as sink:
+        if dry_run or not yes:
+            found = feed_cursor.change(store, sink, live, wish, delete=delete, dry_run=True)
+            if dry_run:
+                answer(
+                    invocation,
+                    _document(found) | {"name": name, "dry_run": True},
+                    _said(name, found, "would go"),
+                )
+                return
+            invocation.confirm(f"{_said(name, found, 'goes on')}. Do it?", yes=yes)
+        done = feed_cursor.change(store, sink, live, wish, delete=delete)
+    if wait:
+        generation = store.feeds.get(name).generation
+
+        def has_come() -> bool:
+            view = store.feeds.view(name)
+            return view.status is Status.STREAMING and view.lease.generation >= generation
+
+        invocation.wait_until(has_come, timeout_s=timeout_s, what=f"{name} streaming from its new cursor")
+    answer(invocation, _document(done) | {"name": name, "dry_run": False}, _said(name, done, "goes on"))
+
+
+def _said(name: str, change: ChangedCursor, goes: str) -> str:
+    after = "where it began" if change.after is None else f"after cursor {show_cursor(change.after)}"
+    before = "none" if change.before is None else show_cursor(change.before)
+    said = f"{name} {goes} {after} (before: {before})"
+    return f"{said}; {change.deleted:,} rows deleted" if change.deleted else said
+
+
+def _document(change: ChangedCursor) -> dict[str, Any]:
+    keys = ("verb", "at", "before", "after", "records", "deleted")
+    return {key: getattr(change, key) for key in keys}

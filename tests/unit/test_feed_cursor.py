@@ -1,0 +1,175 @@
+"""Which cursor follows from a person's wish, for each connector, and what is refused with which words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import orjson
+import pytest
+from click.testing import CliRunner, Result
+
+from feedq.cli import main
+from feedq.connectors.base import parse_options
+from feedq.errors import InvalidInput
+from feedq.feed_cursor import checked
+from feedq.model import JSON, FeedSpec
+from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.sink import MemorySink, MemoryTables
+from tests.unit.command import FakeInvocation
+
+NAME = "acme/orders"
+TCP: Mapping[str, Any] = {"url": "tcp://127.0.0.1:1", "cursor": "/seq"}
+REDIS: Mapping[str, Any] = {"url": "redis://127.0.0.1:1", "streams": ["a", "b"]}
+NATS: Mapping[str, Any] = {"url": "nats://127.0.0.1:1", "stream": "S"}
+POLL: Mapping[str, Any] = {"url": "http://127.0.0.1/?after={cursor}", "mode": "poll", "next_cursor": "/next"}
+MQTT: Mapping[str, Any] = {"url": "mqtt://127.0.0.1:1", "topics": ["t"]}
+FILE: Mapping[str, Any] = {"path": "/var/log/x.log"}
+
+
+@pytest.mark.parametrize(
+    ("connector", "source", "cursor", "after"),
+    [
+        ("tcp", TCP, 5_000, 4_000),
+        ("tcp", TCP, 300, 0),
+        ("tcp", TCP, 2**80, 2**80 - 1_000),
+        ("tcp", TCP, -5, -1_005),
+        ("sse", {"url": "http://127.0.0.1/"}, "5000", "4000"),
+        ("http", POLL, {"at": 5_000, "etag": "x", "seen": 3}, {"at": 4_000}),
+        ("nats", NATS, {"seq": 5_000, "created": "c"}, {"seq": 4_000, "created": "c"}),
+        ("nats", NATS, {"seq": 9, "created": "c"}, {"seq": 0, "created": "c"}),
+    ],
+)
+def test_cursors_that_count_go_back_by_records(
+    connector: str, source: Mapping[str, Any], cursor: JSON, after: JSON
+) -> None:
+    assert parse_options(connector, source).cursor_back(cursor, 1_000) == after
+
+
+def test_entries_of_redis_go_back_to_a_time_and_never_forward() -> None:
+    at = datetime(2026, 11, 24, tzinfo=UTC)
+    ms = int(at.timestamp() * 1000)
+    options = parse_options("redis", REDIS)
+    early = f"{ms - 5}-1"
+    assert options.cursor_at({"a": f"{ms + 9_000}-0", "b": early}, at) == {
+        "a": f"{ms - 1}-{2**64 - 1}",
+        "b": early,
+    }
+
+
+@pytest.mark.parametrize(
+    ("connector", "source", "cursor"),
+    [
+        ("redis", REDIS, {"a": "1-0"}),
+        ("file", FILE, {"inode": 1, "offset": 2, "head": 3}),
+        ("tcp", TCP, "2026-11-24T08:00Z"),
+        ("tcp", TCP, True),
+        ("mqtt", MQTT, {"client_id": "x", "topics": []}),
+    ],
+)
+def test_cursors_that_do_not_count_are_not_guessed_at(
+    connector: str, source: Mapping[str, Any], cursor: JSON
+) -> None:
+    with pytest.raises(ValueError, match="count"):
+        parse_options(connector, source).cursor_back(cursor, 1)
+
+
+@pytest.mark.parametrize(
+    ("connector", "source", "good", "bad"),
+    [
+        ("redis", REDIS, {"a": "1-0"}, {"a": 1}),
+        ("redis", REDIS, {}, "1-0"),
+        ("nats", NATS, {"seq": 1, "created": "c"}, 1),
+        ("file", FILE, {"inode": 1, "offset": 2, "head": 3}, {"offset": 2}),
+        ("mqtt", MQTT, None, {"client_id": "x"}),
+        ("tcp", TCP, {"any": 1}, "x" * 9_000),
+        ("tcp", TCP, 1.5, float("nan")),
+    ],
+)
+def test_what_is_no_cursor_of_a_connector_is_refused(
+    connector: str, source: Mapping[str, Any], good: JSON, bad: JSON
+) -> None:
+    options = parse_options(connector, source)
+    assert checked(options, good) == good
+    with pytest.raises(InvalidInput, match="the cursor "):
+        checked(options, bad)
+
+
+class Bench:
+    """The command, on a feed that has landed something."""
+
+    def __init__(self) -> None:
+        self.tables = MemoryTables()
+        self.store = MemoryStore(ManualClock())
+        self.feed = self.store.feeds.add(FeedSpec(NAME, "tcp", TCP, {"table": "t"}))
+        self.sink = MemorySink(
+            "memory://", environment="default", worker_id=uuid4(), role="cli", tables=self.tables
+        )
+
+    def run(self, verb: str, *arguments: str) -> Result:
+        invocation = FakeInvocation(self.store, sinks={"default": self.sink})
+        return CliRunner().invoke(main, ["feed", "cursor", verb, NAME, *arguments], obj=invocation)
+
+    def json(self, verb: str, *arguments: str) -> Any:
+        ran = self.run(verb, *arguments, "--json")
+        assert ran.exit_code == 0, ran.output
+        return orjson.loads(ran.stdout)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_cursor_is_set_rewound_and_taken_back(bench: Bench) -> None:
+    assert bench.json("show")["cursor"] is None
+    generation = bench.feed.generation
+    assert bench.json("set", "5000", "--yes")["after"] == 5_000
+    assert bench.json("rewind", "--records", "1000", "--yes")["after"] == 4_000
+    assert bench.json("undo", "--yes")["after"] == 5_000
+    assert bench.json("reset", "--yes")["after"] is None
+    assert [one["verb"] for one in bench.json("history")] == ["reset", "undo", "rewind", "set"]
+    assert bench.store.feeds.get(NAME).generation == generation + 4
+    kinds = [event.kind for event in bench.store.feeds.events(NAME)]
+    assert kinds.count("cursor_changed") == 4
+
+
+def test_a_text_that_is_no_json_is_a_cursor_too(bench: Bench) -> None:
+    assert bench.json("set", "2026-11-24T08:00Z", "--yes")["after"] == "2026-11-24T08:00Z"
+    assert bench.json("set", '"7"', "--yes")["after"] == "7"
+
+
+def test_a_try_changes_nothing_and_touches_no_feed(bench: Bench) -> None:
+    bench.json("set", "5000", "--yes")
+    before = bench.store.feeds.get(NAME).generation
+    assert bench.json("rewind", "--records", "10", "--dry-run")["after"] == 4_990
+    assert bench.json("show")["cursor"] == 5_000
+    assert bench.store.feeds.get(NAME).generation == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("rewind", "--yes"), "say either --records or --to"),
+        (("rewind", "--records", "5", "--yes"), "has no cursor yet"),
+        (("undo", "--yes"), "was never changed"),
+        (("set", "5"), "goes on after cursor 5 (before: none). Do it? There is nobody to ask here"),
+        (("rewind", "--to", "yesterday", "--yes"), "--to: 'yesterday' is no time"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_words(
+    bench: Bench, arguments: tuple[str, ...], said: str
+) -> None:
+    ran = bench.run(*arguments)
+    assert ran.exit_code == 2
+    assert said in " ".join(ran.stderr.split())
+
+
+def test_going_back_from_a_cursor_that_does_not_count_says_what_to_do(bench: Bench) -> None:
+    bench.json("set", "abc", "--yes")
+    ran = bench.run("rewind", "--records", "5", "--yes")
+    assert ran.exit_code == 2
+    assert 'from cursor "abc" nobody can go back so' in ran.stderr
+    assert "feedq feed cursor set" in ran.stderr
