@@ -34,3 +34,9 @@ def test_few_module_names_stand_twice() -> None:
 
 def test_a_worker_decides_in_one_place() -> None:
     assert house.worker_protocols() == ["feedq/worker/core.py"]
+
+
+def test_a_record_and_a_claim_pass_through_few_files() -> None:
+    """`tests/contract/test_house_paths.py` traces one of each, and finds no others."""
+    assert (len(house.RECORD_PATH), len(house.CLAIM_PATH)) == (9, 8)
+    assert sum((house.PACKAGE / name).read_text().count("\n") for name in house.RECORD_PATH) <= 2_400
