@@ -12,12 +12,12 @@ BEGINNING = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def to_ms(seconds: float) -> int:
-    """Rounded up: nothing happens early."""
+    """Rounds seconds up to milliseconds: nothing happens early."""
     return ceil(seconds * 1000 - 1e-6)
 
 
 class Agenda:
-    """Appointments by the millisecond; those of one millisecond in the order in which they were made.
+    """Keeps appointments by the millisecond; those of one millisecond in the order in which they were made.
 
     Many fall on the same one (a thousand claims of one pass), so the heap holds times and not appointments.
     """
@@ -28,7 +28,7 @@ class Agenda:
         self._due: dict[int, list[Action]] = {}
 
     def at(self, when: int, action: Action) -> None:
-        """Never before now."""
+        """Adds an appointment, never before now."""
         when = max(when, self.now)
         due = self._due.get(when)
         if due is None:
@@ -53,7 +53,7 @@ class Agenda:
 
 
 class AgendaClock:
-    """`feedq.clock.Clock` by an agenda, which begins with the year 2000."""
+    """Is a `feedq.clock.Clock` by an agenda, which begins with the year 2000."""
 
     def __init__(self, agenda: Agenda) -> None:
         self.agenda = agenda

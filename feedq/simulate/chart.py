@@ -39,7 +39,7 @@ NAME_CHARACTERS: Final = 16
 
 
 def draw_chart(report: SimulationReport) -> str:
-    """The text of an SVG file."""
+    """Draws the text of an SVG file."""
     series = report.series
     down_max = max(series.down, default=0)
     connects = _connects(report.connects, series.column_ms, len(series.down))
@@ -90,7 +90,7 @@ def _workers(panel: Panel, report: SimulationReport, column_s: float) -> list[st
 
 
 def _stack(panel: Panel, feeds: Mapping[str, Sequence[int]], column_s: float) -> list[str]:
-    """Each worker's feeds on top of those of the ones before."""
+    """Draws each worker's feeds on top of those of the ones before."""
     drawn = panel.axes()
     low: list[float] = [0.0] * max(map(len, feeds.values()), default=0)
     for colour, counts in zip(WORKER_COLOURS, feeds.values(), strict=False):
@@ -104,7 +104,7 @@ def _stack(panel: Panel, feeds: Mapping[str, Sequence[int]], column_s: float) ->
 
 
 def _band(panel: Panel, feeds: Mapping[str, Sequence[int]], column_s: float) -> list[str]:
-    """Too many to be told apart: fewest, most and median of the workers that have any."""
+    """Draws workers that are too many to be told apart: fewest, most and median of the workers that have any."""
     columns = [[count for count in column if count] or [0] for column in zip(*feeds.values(), strict=True)]
     low, high = [float(min(column)) for column in columns], [float(max(column)) for column in columns]
     middle = [float(median(column)) for column in columns]
@@ -135,7 +135,7 @@ def _legend(panel: Panel, entries: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _marks(events: Sequence[tuple[float, str]], panels: Sequence[Panel]) -> list[str]:
-    """A numbered line for each event, the numbers in rows where they would touch.
+    """Draws a numbered line for each event, the numbers in rows where they would touch.
 
     A number that finds no room in any row is left out: its line and its place in the list below remain.
     """
@@ -159,7 +159,7 @@ def _told(events: Sequence[tuple[float, str]], top: float) -> list[str]:
 
 
 def _connects(bins: Mapping[int, int], column_ms: int, columns: int) -> list[float]:
-    """Most within a second, by the column in which that second ends."""
+    """Finds the most connects within a second, by the column in which that second ends."""
     peaks = [0.0] * columns
     # A second after its last connect a bin is out of every second.
     for last in {at + later for at in bins for later in range(BINS_PER_S)}:

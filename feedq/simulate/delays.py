@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """All in seconds."""
+    """Holds the delays of a simulation, in seconds."""
 
     wake_s: float = 0.01
     """From a change to the reconcile pass that it wakes."""

@@ -46,7 +46,7 @@ def simulate(scenario: Scenario, settings: Settings, timing: Timing | None = Non
 
 
 class Engine:
-    """One simulation."""
+    """Runs one simulation."""
 
     def __init__(self, scenario: Scenario, settings: Settings, timing: Timing) -> None:
         self.scenario, self.timing = scenario, timing
@@ -80,7 +80,7 @@ class Engine:
         return build_report(self.recorder, workers=len(self.up()), duration_ms=self.end)
 
     def up(self) -> list[FleetWorker]:
-        """Workers whose process runs and is not about to end."""
+        """Lists the workers whose process runs and is not about to end."""
         return [worker for worker in self.workers.values() if worker.is_up and not worker.is_leaving]
 
     def start(self, name: str, *, capacity: int, labels: Mapping[str, str]) -> None:
@@ -100,7 +100,7 @@ class Engine:
         worker.start()
 
     def advance(self, to: int) -> None:
-        """Everything stays as it is until ``to``."""
+        """Goes on to the time ``to``; everything stays as it is until then."""
         self.recorder.advance(to, unplaced=self._unplaced(), feeds=self._feeds_held)
 
     def _unplaced(self) -> int:
@@ -131,7 +131,7 @@ class Engine:
         self.agenda.at(self.agenda.now + self._interval, self._tick)
 
     def _pass(self, when: int) -> None:
-        """As the elected beat makes one: soon after a whole pass one that only places the feeds that wait."""
+        """Makes a pass as the elected beat does: soon after a whole one only feeds that wait are placed."""
         if self._pass_at != when:
             return
         self._pass_at = None
@@ -162,7 +162,7 @@ class Engine:
         return max(1, to_ms(self.settings.look_interval_s))
 
     def look(self, at: int) -> None:
-        """Have the beat look at that time, or at its first look after it."""
+        """Has the beat look at that time, or at its first look after it."""
         when = at + (self._looks_at - at) % self._look_interval
         if self._look_at is None or when < self._look_at:
             self._look_at = when
@@ -180,7 +180,7 @@ class Engine:
         self._look_when_due()
 
     def _look_when_due(self) -> None:
-        """A look finds nothing before something can have fallen due, so it is left out."""
+        """Has the beat look when something can have fallen due: no look before finds anything."""
         workers = self.store.database.tables.workers.values()
         expires = min((w.expires_at for w in workers if w.state is not WorkerState.GONE), default=None)
         due = self.store.falls_due_at(settle_s=self.settings.settle_s)

@@ -33,7 +33,7 @@ otherwise send all of theirs together for ever."""
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """A feed that this worker has, from its claim to its end."""
+    """Follows a feed that this worker has, from its claim to its end."""
 
     claim: Claim
     record: FeedRecord
@@ -47,13 +47,13 @@ class Stream:
 
 @dataclass(eq=False, slots=True)
 class Dial(Waiter):
-    """A stream in the line for its remote host."""
+    """Stands for a stream in the line for its remote host."""
 
     stream: Stream
 
 
 class FleetWorker(SimulatedWorker):
-    """One worker process, from its start to its end."""
+    """Plays one worker process, from its start to its end."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class FleetWorker(SimulatedWorker):
 
     @property
     def streaming(self) -> list[int]:
-        """Ids of the feeds that are connected here."""
+        """Lists the ids of the feeds that are connected here."""
         return [key[0] for key, stream in self._streams.items() if stream.connected_at is not None]
 
     # -- the process ---------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class FleetWorker(SimulatedWorker):
         self._agenda.at(self._agenda.now, self._wake)
 
     def hear(self) -> None:
-        """The database notifies it: it has assignments, or is to let go of feeds."""
+        """Hears from the database that it has assignments, or is to let go of feeds."""
         when = self._agenda.now + to_ms(self._timing.start_s)
         if self._hears_at != when:
             self._hears_at = when
@@ -119,19 +119,19 @@ class FleetWorker(SimulatedWorker):
             self._tell(self.core.orders_pending())
 
     def stop(self) -> None:
-        """SIGTERM: it lets go of its feeds, some at a time, and leaves."""
+        """Takes SIGTERM: it lets go of its feeds, some at a time, and leaves."""
         self.is_leaving = True
         self._tell(self.core.drain(now=self._now))
         self._agenda.after(self._settings.drain_timeout_s, self._leave)
 
     def kill(self) -> None:
-        """``kill -9``: its sessions end with it."""
+        """Ends it as ``kill -9`` does: its sessions end with it."""
         self.freeze()
         if self.worker is not None:
             self._store.drop_sessions(self.worker.id)
 
     def freeze(self) -> None:
-        """It stands still. Nobody reads its sockets any more, and its sessions stay."""
+        """Makes it stand still: nobody reads its sockets any more, and its sessions stay."""
         self.is_up = False
         self._suspend()
 
@@ -185,7 +185,7 @@ class FleetWorker(SimulatedWorker):
             self._queue(stream, after_loss=claim.after_loss)
 
     def _queue(self, stream: Stream, *, after_loss: bool = False) -> None:
-        """Get into line for the remote host, and behind that for the worker's own pace."""
+        """Gets into line for the remote host, and behind that for the worker's own pace."""
         stream.dial = Dial(stream.record.host, stream, after_loss=after_loss)
         self._turns.share(self._active_workers, now=self._now)
         self._turns.join(stream.dial, now=self._now)
@@ -197,7 +197,7 @@ class FleetWorker(SimulatedWorker):
             self._agenda.at(when, partial(self._let_dial, when))
 
     def _let_dial(self, when: int) -> None:
-        """Let those dial whose turn it is."""
+        """Lets those dial whose turn it is."""
         if self._turns_at != when or not self.is_up:
             return
         self._turns_at = None
@@ -243,7 +243,7 @@ class FleetWorker(SimulatedWorker):
                 self._fail(stream)
 
     def _fail(self, stream: Stream) -> None:
-        """The connection broke or was refused."""
+        """Takes note that a connection broke or was refused."""
         policy = self._settings.backoff
         held_s = 0.0 if stream.connected_at is None else self._now - stream.connected_at
         failing_s = 0.0 if stream.failing_since is None else self._now - stream.failing_since
@@ -308,7 +308,7 @@ class FleetWorker(SimulatedWorker):
             self._tell(())
 
     def _cut_off(self, stream: Stream) -> None:
-        """It streams no more, and is in no line."""
+        """Ends its stream and its place in a line."""
         if stream.connected_at is not None:
             stream.connected_at = None
             self._recorder.feed_down(stream.record, self._agenda.now)

@@ -13,7 +13,7 @@ DURATION_S_MAX: Final = 7 * 86_400.0
 
 
 class Verb(StrEnum):
-    """What can happen."""
+    """Names what can happen."""
 
     START = "start"
     """The fleet comes up: the beginning of every scenario, and never written."""
@@ -33,7 +33,7 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One of them, at its time."""
+    """Describes something that happens, with its time."""
 
     at_s: float
     verb: Verb
@@ -58,7 +58,7 @@ _WRITTEN: Final = tuple(verb for verb in Verb if verb is not Verb.START)
 
 
 def parse_duration(text: str) -> float:
-    """As `values.parse_duration`, up to seven days. Raises `ValueError` with what is wrong."""
+    """Reads a duration of up to seven days, as `values.parse_duration` does. Raises `ValueError`."""
     seconds = values.parse_duration(text)
     if seconds > DURATION_S_MAX:
         raise ValueError(f"{text!r} is longer than seven days")
@@ -66,7 +66,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_happening(text: str) -> Happening:
-    """``TIME VERB …``. Raises `ValueError` with what is wrong."""
+    """Reads ``TIME VERB …``. Raises `ValueError` with what is wrong."""
     words = text.split()
     if len(words) < 2:
         raise ValueError(f"event {text!r}: write it as TIME WHAT, such as '60s kill 1'")
@@ -97,7 +97,7 @@ def _option(verb: Verb, word: str) -> tuple[str, float]:
 
 
 def _operands(verb: Verb, words: list[str]) -> tuple[int, tuple[str, ...]]:
-    """How many, or which."""
+    """Reads how many workers or feeds are meant, or which."""
     if verb in _OF_HOSTS:
         if not words:
             raise ValueError(f"say which host: {verb} host1")

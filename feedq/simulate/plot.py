@@ -31,7 +31,7 @@ class Plot:
         self._population = Population(engine)
 
     def begin(self) -> None:
-        """All workers start, and all feeds are declared."""
+        """Starts all workers and declares all feeds."""
         scenario = self._engine.scenario
         self._open_phase("start")
         for group in scenario.feeds:
@@ -89,7 +89,7 @@ class Plot:
         phase.waiting = Counter(str(leases[feed_id].reason) for feed_id in waiting)
 
     def _serving(self) -> list[tuple[int, int]]:
-        """Feeds and capacity of each worker that serves."""
+        """Lists feeds and capacity of each worker that serves."""
         counted = self._store.database.tables.leases.counted
         sessions = (worker.worker for worker in self._engine.up() if self._serves(worker))
         return [(len(counted.get(w.id, ())), w.capacity) for w in sessions if w is not None]
@@ -104,7 +104,7 @@ class Plot:
             act(worker)
 
     def _meant(self, event: Happening) -> list[FleetWorker]:
-        """The workers that an event names, or so many of those that are up."""
+        """Picks the workers that an event names, or so many of those that are up."""
         up = self._engine.up()
         if not event.names:
             serving = [worker for worker in up if self._serves(worker)]
@@ -177,7 +177,7 @@ class Plot:
             self._store.feeds.remove(self._population.name_of(feed.id))
 
     def _away(self, hosts: Sequence[str]) -> None:
-        """Connections break, and no new one is accepted."""
+        """Breaks the connections to a host, which accepts no new one."""
         self._engine.away.update(hosts)
         for worker in self._engine.workers.values():
             if worker.is_up:

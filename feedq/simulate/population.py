@@ -43,7 +43,7 @@ class Population:
             self._engine.recorder.feed_declared(feed.id, hosts[i % len(hosts)], self._engine.agenda.now)
 
     def name_of(self, feed_id: int) -> str:
-        """Feeds are numbered as the database numbers them."""
+        """Finds a feed's name: feeds are numbered as the database numbers them."""
         return f"feed{feed_id}"
 
     def start(self, group: WorkerGroup, *, number: int) -> None:

@@ -16,7 +16,7 @@ BIN_MS: Final = 100
 
 @dataclass(slots=True, eq=False)
 class FeedRecord:
-    """What has been seen of a feed."""
+    """Holds what has been seen of a feed."""
 
     id: int
     host: str
@@ -31,7 +31,7 @@ class FeedRecord:
 
 @dataclass(slots=True)
 class PhaseRecord:
-    """What happened from one event to the next."""
+    """Holds what happened from one event to the next."""
 
     began_at: int
     text: str
@@ -53,7 +53,7 @@ class PhaseRecord:
 
 @dataclass(slots=True)
 class Series:
-    """How things stood, column by column."""
+    """Holds how things stood, column by column."""
 
     column_ms: int
     feeds: dict[str, list[int]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Recorder:
     # -- time ----------------------------------------------------------------------------------------
 
     def advance(self, to: int, *, unplaced: int, feeds: Callable[[], Mapping[str, int]]) -> None:
-        """Everything stays as it is until ``to``."""
+        """Goes on to the time ``to``; everything stays as it is until then."""
         if self.phases:
             self.phases[-1].down_ms += (to - self._at) * self.down
             self.phases[-1].unplaced_ms += (to - self._at) * unplaced
@@ -110,7 +110,7 @@ class Recorder:
         self.down += 1
 
     def feed_removed(self, feed: FeedRecord) -> None:
-        """From now on nobody minds whether it streams."""
+        """Notes that from now on nobody minds whether a feed streams."""
         feed.removed = True
         if not feed.connected:
             self.down -= 1
@@ -128,13 +128,13 @@ class Recorder:
             self.phases[feed.down_phase].gaps_ms.append(now - feed.down_since)
 
     def finish(self, now: int) -> None:
-        """Whoever does not stream at the end has a gap that lasts until then at least."""
+        """Ends the record: whoever does not stream has a gap that lasts until then at least."""
         for feed in self.feeds.values():
             if not feed.connected and not feed.removed:
                 self.phases[feed.down_phase].gaps_ms.append(now - feed.down_since)
 
     def given(self, feed: FeedRecord, name: str) -> None:
-        """A feed was assigned to the worker of this name."""
+        """Notes that a feed was assigned to the worker of this name."""
         phase = self.phases[-1]
         if not feed.home:
             phase.first += 1

@@ -17,7 +17,7 @@ BINS_PER_S = 1000 // BIN_MS
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """From one event to the next. Durations in seconds, feed-seconds likewise."""
+    """Sums up what came between one event and the next. Durations in seconds, feed-seconds likewise."""
 
     at_s: float
     event: str
@@ -55,7 +55,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """All phases, and the sum of them."""
+    """Holds all phases, and the sum of them."""
 
     feeds: int
     workers: int
@@ -68,7 +68,7 @@ class SimulationReport:
     """Connections begun by each tenth of a second."""
 
     def as_document(self) -> dict[str, Any]:
-        """As plain values."""
+        """Gives the report as plain values."""
         return {
             "feeds": self.feeds,
             "workers": self.workers,
@@ -152,7 +152,7 @@ def _total(phases: Sequence[Phase], recorder: Recorder) -> Phase:
 
 
 def _gaps(gaps_ms: array[int]) -> tuple[float, float]:
-    """Median and longest, in seconds."""
+    """Computes the median and the longest gap, in seconds."""
     return (median(gaps_ms) / 1000, max(gaps_ms) / 1000) if gaps_ms else (0.0, 0.0)
 
 
@@ -161,7 +161,7 @@ def _ends(ordered: Sequence[Any]) -> tuple[Any, Any] | None:
 
 
 def _peaks(hosts: Mapping[str, Mapping[int, int]], first: int, last: int) -> tuple[int, int, str]:
-    """Of the bins from ``first`` up to ``last``: most in a second, of all hosts and of one, and which."""
+    """Finds the most in a second, from bin ``first`` up to ``last``, of all hosts and of one, and which."""
     together: Counter[int] = Counter()
     worst, worst_host = 0, ""
     for host, bins in hosts.items():
@@ -173,7 +173,7 @@ def _peaks(hosts: Mapping[str, Mapping[int, int]], first: int, last: int) -> tup
 
 
 def peak_per_s(bins: Mapping[int, int]) -> int:
-    """Most in any second, which may begin with any bin."""
+    """Finds the most in any second, which may begin with any bin."""
     ordered = sorted(bins)
     peak = within = begin = 0
     for at in ordered:

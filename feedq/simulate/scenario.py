@@ -44,7 +44,7 @@ class _Part(BaseModel):
 
 
 class WorkerGroup(_Part):
-    """Workers that are alike."""
+    """Describes workers that are alike."""
 
     count: int = Field(default=3, ge=0, le=WORKERS_MAX)
     capacity: int = Field(default=500, ge=1, le=1_000_000)
@@ -52,7 +52,7 @@ class WorkerGroup(_Part):
 
 
 class FeedGroup(_Part):
-    """Feeds that are alike. Their tenants and hosts take turns."""
+    """Describes feeds that are alike. Their tenants and hosts take turns."""
 
     count: int = Field(default=1000, ge=0, le=FEEDS_MAX)
     weight: float = Field(default=1.0, gt=0, le=1e9)
@@ -131,7 +131,7 @@ class Scenario(_Part):
 
 
 def parse_scenario(text: str, *, origin: str) -> Scenario:
-    """A scenario in YAML or JSON. Raises `InvalidInput` with every problem."""
+    """Reads a scenario in YAML or JSON. Raises `InvalidInput` with every problem."""
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -142,7 +142,7 @@ def parse_scenario(text: str, *, origin: str) -> Scenario:
 
 
 def build_scenario(document: Mapping[str, Any], *, origin: str) -> Scenario:
-    """A scenario of plain values. Raises `InvalidInput` with every problem."""
+    """Makes a scenario of plain values. Raises `InvalidInput` with every problem."""
     try:
         return Scenario.model_validate({key: _listed(key, value) for key, value in document.items()})
     except ValidationError as error:
@@ -151,7 +151,7 @@ def build_scenario(document: Mapping[str, Any], *, origin: str) -> Scenario:
 
 
 def _listed(key: str, value: Any) -> Any:
-    """One group may stand without a list."""
+    """Makes a list of one group that stands without one."""
     return [value] if key in ("feeds", "workers") and isinstance(value, Mapping) else value
 
 

@@ -24,7 +24,7 @@ from feedq.worker.core import WorkerCore
 
 
 class SimulatedWorker:
-    """One worker process, through as many worker sessions as it takes."""
+    """Plays one worker process, through as many worker sessions as it takes."""
 
     core_type: type[WorkerCore] = WorkerCore
 

@@ -39,7 +39,7 @@ def box(x: float, y: float, width: float, height: float, *, colour: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A part of the drawing with a time axis from 0 and a value axis from 0. Sizes in pixels."""
+    """Draws a part with a time axis from 0 and a value axis from 0. Sizes in pixels."""
 
     title: str
     left: float
@@ -61,12 +61,12 @@ class Panel:
 
     @property
     def scale_max(self) -> float:
-        """The topmost tick."""
+        """Finds the topmost tick."""
         step = value_step(self.value_max)
         return max(step, step * -(-self.value_max // step))
 
     def axes(self) -> list[str]:
-        """Title, grid and labels."""
+        """Draws title, grid and labels."""
         drawn = [text(self.left, self.top - 8, self.title, size=13, weight="bold")]
         step = value_step(self.value_max)
         for i in range(round(self.scale_max / step) + 1):
@@ -82,7 +82,7 @@ class Panel:
         return drawn
 
     def area(self, low: Sequence[float], high: Sequence[float], column_s: float, *, colour: str) -> str:
-        """Between two rows of steps, one value a column."""
+        """Draws the area between two rows of steps, one value a column."""
         there = self._steps(high, column_s)
         back = list(reversed(self._steps(low, column_s)))
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*there, *back])
@@ -105,7 +105,7 @@ class Panel:
 
 
 def value_step(value_max: float) -> float:
-    """1, 2 or 5 times a power of ten, whole numbers only, for at most five ticks above 0."""
+    """Chooses a step of 1, 2 or 5 times a power of ten, whole numbers only, for at most five ticks above 0."""
     step = 1.0
     while True:
         for factor in (1, 2, 5):
@@ -115,12 +115,12 @@ def value_step(value_max: float) -> float:
 
 
 def time_step(duration_s: float) -> float:
-    """For at most ten ticks after 0."""
+    """Chooses a step for at most ten ticks after 0."""
     return next((step for step in TIME_STEPS_S if duration_s <= 10 * step), TIME_STEPS_S[-1])
 
 
 def clock(seconds: float) -> str:
-    """``45s``, ``1m30s``, ``2h``."""
+    """Writes a time as ``45s``, ``1m30s``, ``2h``."""
     if seconds < 60:
         return f"{seconds:g}s"
     minutes, rest = divmod(seconds, 60)

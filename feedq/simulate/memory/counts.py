@@ -168,7 +168,7 @@ def _held(feed: Feed, lease: Lease, known: Mapping[str, Experience], weight: flo
 
 
 def hand_over(db: SimulatedDatabase, one: Transfer, *, stop_within_s: float) -> bool:
-    """Ask the owner to let go, and promise the feed to the target; False when it is no longer its to give."""
+    """Asks the owner to let go, and promises the feed to the target; False when it is no longer its to give."""
     lease, source = db.tables.leases.get(one.feed_id), db.tables.workers.get(one.source)
     target = db.tables.workers.get(one.target)
     if lease is None or source is None or target is None or source.state is WorkerState.GONE:
@@ -209,7 +209,7 @@ def promise_to_successors(db: SimulatedDatabase, now: datetime) -> None:
 
 
 def effective_weight(db: SimulatedDatabase, feed: Feed, lease: Lease, *, measured: float) -> float:
-    """What a feed weighs now: see `feedq.store.assigning`."""
+    """Computes what a feed weighs now: see `feedq.store.assigning`."""
     if not measured or lease.reported_at is None:
         return feed.spec.weight
     workers = [w for w in db.tables.workers.values() if w.state is not WorkerState.GONE]

@@ -27,14 +27,14 @@ MovableFeed: TypeAlias = tuple[datetime, Held | None]
 
 
 def counted_at(lease: Lease) -> UUID | None:
-    """The worker that a lease counts for: the one that it is promised to, else the one that has it."""
+    """Finds the worker that a lease counts for: the one that it is promised to, else the one that has it."""
     if lease.promised_to is not None and lease.state in (LeaseState.IDLE, LeaseState.STOPPING):
         return lease.promised_to
     return lease.worker_id
 
 
 class LeaseTable(dict[int, Lease]):
-    """Leases by feed id. What statements look for is kept at hand, so that none has to look through all."""
+    """Holds leases by feed id. What statements look for is kept at hand, so that none has to look through all."""
 
     def __init__(self, leases: Mapping[int, Lease] | None = None) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class LeaseTable(dict[int, Lease]):
         super().__delitem__(feed_id)
 
     def held(self, worker_id: UUID, *states: LeaseState) -> list[Lease]:
-        """What this worker has in one of these states, by feed id."""
+        """Lists what this worker has in one of these states, by feed id."""
         ids = [feed_id for state in states for feed_id in self._held.get((worker_id, state), ())]
         return [self[feed_id] for feed_id in sorted(ids)]
 
@@ -116,7 +116,7 @@ class LeaseTable(dict[int, Lease]):
 
 
 def _counted_alike(before: Lease, after: Lease) -> bool:
-    """Whether nothing has changed of what a `LeaseTable` keeps at hand."""
+    """Tells whether nothing has changed of what a `LeaseTable` keeps at hand."""
     return (
         before.state is after.state
         and before.worker_id == after.worker_id
@@ -132,7 +132,7 @@ def _counted_alike(before: Lease, after: Lease) -> bool:
 
 @dataclass(slots=True)
 class Tables:
-    """All rows. Values are frozen."""
+    """Holds all rows. Values are frozen."""
 
     alive_at: datetime
     alive_since: datetime
@@ -152,7 +152,7 @@ class Tables:
 
 
 class SimulatedDatabase:
-    """The server: rows, clock and sessions. Nothing fails here; what may, is for the tests to add."""
+    """Plays the server: rows, clock and sessions. Nothing fails here; what may, is for the tests to add."""
 
     tables: Tables
 
@@ -226,7 +226,7 @@ class SimulatedDatabase:
             self._on_notify(worker_id)
 
     def stamp_alive(self, gap_s: float) -> None:
-        """Somebody was heard from; a silence longer than ``gap_s`` before it starts the grace period anew."""
+        """Notes that somebody was heard from; after a silence beyond ``gap_s`` the grace period starts anew."""
         self.tables.alive_since = self.service_since(gap_s)
         self.tables.alive_at = self.now()
         self.tables.server_started_at = self.started_at
@@ -239,7 +239,7 @@ class SimulatedDatabase:
         )
 
     def matched(self, worker_id: UUID, key: FeedKey, move: Move) -> Lease | None:
-        """The lease, if this worker holds it under this key and in a state that ``move`` starts from."""
+        """Finds the lease, if this worker holds it under this key and in a state that ``move`` starts from."""
         feed_id, epoch = key
         lease = self.tables.leases.get(feed_id)
         if lease is None or lease.epoch != epoch or lease.worker_id != worker_id:
@@ -247,7 +247,7 @@ class SimulatedDatabase:
         return lease if lease.state in states_before(move) else None
 
     def set_idle(self, lease: Lease, move: Move, **columns: Any) -> Lease:
-        """Back to idle: nobody owns it, and what was touched meanwhile is looked at again."""
+        """Sets a lease back to idle: nobody owns it, and what was touched meanwhile is looked at again."""
         # What is on its way to another worker stays so when its owner lets go of it, or is no longer waited
         # for.
         keeps_promise = move in (Move.RELEASE, Move.REAP) and columns.get("reason") is not Reason.FAILED
@@ -299,7 +299,7 @@ class SimulatedDatabase:
         promised_to: UUID | None = None,
         **said: str,
     ) -> None:
-        """The owner is to let go by then, and hears of it."""
+        """Asks the owner to let go by then, and tells it."""
         self.tables.leases[lease.feed_id] = replace(
             lease,
             state=transition(lease.state, Move.ASK_TO_STOP),
@@ -320,7 +320,7 @@ class SimulatedDatabase:
         self.notify([lease.worker_id])
 
     def free(self, worker_ids: Collection[UUID], move: Move, reason: Reason) -> int:
-        """Back to idle with everything that these workers hold in a state that ``move`` starts from."""
+        """Sets back to idle everything that these workers hold in a state that ``move`` starts from."""
         leases, states = self.tables.leases, states_before(move)
         held = [lease for worker_id in worker_ids for lease in leases.held(worker_id, *states)]
         is_lost = reason is Reason.WORKER_GONE
@@ -355,7 +355,7 @@ Self = TypeVar("Self", bound=_OnDatabase)
 
 
 def statement(method: Callable[Concatenate[Self, P], R]) -> Callable[Concatenate[Self, P], R]:
-    """A method that is one transaction: it raises `Unavailable` when the database is away, and when the
+    """Makes a method one transaction, which raises `Unavailable` when the database is away, and when the
     answer is lost after it took effect."""
 
     @wraps(method)

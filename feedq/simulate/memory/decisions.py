@@ -24,7 +24,7 @@ from feedq.model import (
 def service_since(
     alive_since: datetime, alive_at: datetime, *, has_restarted: bool, now: datetime, gap_s: float
 ) -> datetime:
-    """Since when the database has served without a break, if somebody hears from it now.
+    """Tells since when the database has served without a break, if somebody hears from it now.
 
     It was last heard from at ``alive_at``, and until then without a break since ``alive_since``. When that lies
     ahead, the clock was put back: what had been served by then counts all the same.
@@ -35,7 +35,7 @@ def service_since(
 
 
 def is_dispatch_overdue(lease: Lease, *, now: datetime, timeout_s: float) -> bool:
-    """Whether an assignment was never claimed and should be sent again under a new epoch."""
+    """Tells whether an assignment was never claimed and should be sent again under a new epoch."""
     if lease.state is not LeaseState.ASSIGNED:
         return False
     assert lease.assigned_at is not None
@@ -43,7 +43,7 @@ def is_dispatch_overdue(lease: Lease, *, now: datetime, timeout_s: float) -> boo
 
 
 def awaits_verdict(lease: Lease, *, is_explained: bool, now: datetime) -> bool:
-    """Whether a feed whose worker was just lost waits for the verdict before it is placed again.
+    """Tells whether a feed whose worker was just lost waits for the verdict before it is placed again.
 
     All others go on at once. This one was in hand when another worker was lost not long ago; or it was on one that
     was lost a moment ago, and nobody knows yet how (``is_explained`` is false). So a feed that ends each worker
@@ -57,7 +57,7 @@ def awaits_verdict(lease: Lease, *, is_explained: bool, now: datetime) -> bool:
 
 
 def may_start(feed: Feed, lease: Lease, *, now: datetime) -> bool:
-    """Whether an idle feed may be placed now. One that cannot run as declared is looked at again in its time."""
+    """Tells whether an idle feed may be placed now; one that cannot run as declared, again in its time."""
     return (
         lease.state is LeaseState.IDLE
         and feed.removed_at is None
@@ -67,7 +67,7 @@ def may_start(feed: Feed, lease: Lease, *, now: datetime) -> bool:
 
 
 def avoided_after(lease: Lease, release: Release, *, worker: str, now: datetime) -> dict[str, datetime]:
-    """The workers on which the feed has failed, once this one has let go of it: see `Lease.avoid`."""
+    """Lists the workers on which the feed has failed, once this one has let go of it: see `Lease.avoid`."""
     if release.reason is Reason.EDITED:
         return {}
     if release.reason not in (Reason.BACKOFF, Reason.FAILED):
@@ -84,7 +84,7 @@ def is_new_here(lease: Lease, worker: Worker) -> bool:
 
 
 def is_after_loss(lease: Lease, worker: Worker, lost: Worker | None, *, now: datetime) -> bool:
-    """Whether the lease that this worker claims was taken from an owner that was lost a moment ago.
+    """Tells whether the lease that this worker claims was taken from an owner that was lost a moment ago.
 
     An owner that this worker has lived beside: when a whole fleet was killed and starts anew, all its feeds were
     lost a moment ago, and no source has had their connections for a while.
@@ -108,7 +108,7 @@ def can_run(lease: Lease, progress: Progress) -> bool:
 
 
 def is_reapable(lease: Lease, *, now: datetime) -> bool:
-    """Whether an owner that was asked to let go is no longer waited for.
+    """Tells whether an owner that was asked to let go is no longer waited for.
 
     Nothing is risked: the next owner has another epoch, and the old one's writes are fenced off.
     """

@@ -44,7 +44,7 @@ from feedq.store.workers import TARGET_EVENTS
 
 
 class SimulatedFeeds:
-    """Desired state: feeds come and go."""
+    """Holds the desired state: feeds come and go."""
 
     def __init__(self, database: SimulatedDatabase) -> None:
         self._db = database
@@ -89,7 +89,7 @@ class SimulatedFeeds:
 
 
 class SimulatedLeases:
-    """Each statement matches feed, epoch and worker, or does nothing."""
+    """Plays the statements of owners, each of which matches feed, epoch and worker, or does nothing."""
 
     def __init__(self, database: SimulatedDatabase, *, restart_hold_s: float = 0.0) -> None:
         self._db = database
@@ -245,7 +245,7 @@ class SimulatedLeases:
 
 
 class SimulatedWorkers:
-    """Worker sessions."""
+    """Plays the statements about worker sessions."""
 
     def __init__(self, database: SimulatedDatabase) -> None:
         self._db = database
@@ -319,7 +319,7 @@ class SimulatedWorkers:
 
 
 def renew(db: SimulatedDatabase, worker_id: UUID, load: Load, ttl_s: float) -> Heartbeat | None:
-    """The heartbeat statement. None: the worker was declared gone."""
+    """Plays the heartbeat statement. None: the worker was declared gone."""
     db.stamp_alive(ttl_s / 2)
     worker = db.tables.workers.get(worker_id)
     if worker is None or worker.state is WorkerState.GONE:

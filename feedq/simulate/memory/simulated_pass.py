@@ -24,7 +24,7 @@ COUNTED = (*UNPLACED, Reason.BACKOFF, Reason.PAUSED, Reason.FAILED)
 
 
 class SimulatedFleet:
-    """One pass at a time; an exception inside it rolls everything back."""
+    """Makes one pass at a time; an exception inside it rolls everything back."""
 
     def __init__(self, database: SimulatedDatabase) -> None:
         self._db = database
@@ -55,7 +55,7 @@ class SimulatedFleet:
 
 
 class SimulatedPass:
-    """One transaction."""
+    """Plays a pass as one transaction."""
 
     def __init__(self, database: SimulatedDatabase, *, measured_load: float) -> None:
         self._db = database
@@ -67,7 +67,7 @@ class SimulatedPass:
             self._shorten_delays(pass_at - self.now)
 
     def _shorten_delays(self, by: timedelta) -> None:
-        """The clock was put back: see `feedq.store.passes`."""
+        """Shortens delays after the clock was put back: see `feedq.store.passes`."""
         tables, now = self._db.tables, self.now
         for lease in list(tables.leases.values()):
             tables.leases[lease.feed_id] = replace(
@@ -191,7 +191,7 @@ class SimulatedPass:
         return [self._waiting(lease, known) for lease in self._in_turn(ready, limit)]
 
     def _in_turn(self, ready: Sequence[Lease], limit: int) -> list[Lease]:
-        """What is new first; then those without a place, from where the last pass ended."""
+        """Puts what is new first; then those without a place, from where the last pass ended."""
         tables = self._db.tables
         unplaced = [x for x in ready if x.reason in UNPLACED]
         page = [x for x in ready if x.reason not in UNPLACED][:limit]

@@ -17,7 +17,7 @@ from feedq.simulate.memory.simulated_pass import SimulatedFleet
 
 
 class SimulatedStore:
-    """The control database on dicts."""
+    """Plays the control database on dicts."""
 
     def __init__(self, database: SimulatedDatabase, *, restart_hold_s: float = 0.0) -> None:
         self.database = database
@@ -30,13 +30,13 @@ class SimulatedStore:
         return SimulatedSession(self.database, worker.id, ttl_s)
 
     def drop_sessions(self, worker_id: UUID) -> None:
-        """What the kernel does for a killed process: its sockets close, its locks are gone."""
+        """Does what the kernel does for a killed process: its sockets close, its locks are gone."""
         self.database.sessions.pop(worker_id, None)
 
     # -- the beat's side of the crash signal ---------------------------------------------------------
 
     def check_liveness(self) -> list[UUID]:
-        """One look of the elected beat: the workers for which a pass should run now.
+        """Makes one look of the elected beat: the workers for which a pass should run now.
 
         That is who has expired, and who had no session in two looks in a row: the first look only
         suspects, and a heartbeat in between clears the suspicion.
@@ -60,7 +60,7 @@ class SimulatedStore:
 
     @property
     def suspected(self) -> set[UUID]:
-        """Workers that the last look found without a session."""
+        """Lists workers that the last look found without a session."""
         return {w.id for w in self.database.tables.workers.values() if w.suspected_at is not None}
 
     def falls_due_at(self, *, settle_s: float) -> datetime | None:
@@ -89,7 +89,7 @@ class SimulatedStore:
 
 
 class HeldSession:
-    """A database session that holds its worker's lock until it breaks or is closed."""
+    """Plays a database session that holds its worker's lock until it breaks or is closed."""
 
     def __init__(self, database: SimulatedDatabase, worker_id: UUID) -> None:
         database.require()
