@@ -18,10 +18,6 @@ class ApiBackend:
     store: PostgresStore
     settings: Settings
 
-    @property
-    def database_url(self) -> str:
-        return self.settings.database_url.get_secret_value()
-
 
 def _of(request: Request) -> ApiBackend:
     backend: ApiBackend = request.app.state.backend

@@ -18,7 +18,6 @@ from feedq.model import Status
 from feedq.report.rows import feed_document, feed_row
 from feedq.store.event_listing import EventFilter
 from feedq.store.feed_listing import FeedFilter
-from feedq.store.fleet_state import fleet_state
 
 TEXT_MAX = 200
 LABELS_MAX = 20
@@ -52,8 +51,8 @@ def list_feeds(
 @router.get("/{name:name}", responses=returns(documents.FEED), summary="Everything about one feed")
 def show_feed(backend: Served, name: NamePath) -> Response:
     view = backend.store.feeds.view(name)
-    now = fleet_state(backend.database_url).now
-    why = explain(view, backend.store.workers.views(), now=now, rules=backend.settings.rules)
+    workers, now = backend.store.workers.views(), backend.store.now()
+    why = explain(view, workers, now=now, rules=backend.settings.rules)
     return answer(feed_document(view, explanation=why))
 
 

@@ -19,9 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from feedq.embedded.process import end, poll_until, release, rotate, spawn
-from feedq.model import WorkerState
-from feedq.store.base import Store
-from feedq.store.fleet_state import fleet_state
 
 RESTART_PAUSE_S = 5.0
 RESTART_PAUSE_MAX_S = 60.0
@@ -175,17 +172,6 @@ def flower(*, port: Callable[[], int], password: str, settings: Mapping[str, str
     # In the environment, because everybody can read a command line.
     login = {FLOWER_LOGINS[0]: f"{FLOWER_USER}:{password}"} if password else {}
     return Service("flower", "flower", argv, inherited_env(settings) | login, logs / "flower.log")
-
-
-def active_pids(store: Store) -> set[int]:
-    """Processes whose worker session is active."""
-    return {v.worker.pid for v in store.workers.views() if v.worker.state is WorkerState.ACTIVE}
-
-
-def has_leader(database_url: str) -> bool:
-    """Whether some beat has been elected."""
-    leader = fleet_state(database_url).leader
-    return leader is not None and leader.leads
 
 
 def answers_tcp(port: int) -> bool:

@@ -25,10 +25,10 @@ from feedq.embedded.process import tail
 from feedq.embedded.server import Server, kept_password
 from feedq.embedded.valkey import Valkey
 from feedq.errors import FeedqError, Unavailable
+from feedq.model import WorkerState
 from feedq.passwords import mask_url
 from feedq.settings import DEFAULT_SINK, settings
 from feedq.store import migrate
-from feedq.store.base import Store
 from feedq.store.grants import Role
 from feedq.store.postgresql import PostgresStore
 
@@ -246,7 +246,7 @@ class LocalStack:
             service.start(now=now)
         conditions: dict[str, Callable[[], bool]] = {}
         for service in workers:
-            conditions[service.name] = self._is_active(self.store, service)
+            conditions[service.name] = self._is_active(service)
         for service in beats:
             conditions[service.name] = self._is_beating(service)
         conditions[flower.name] = lambda: local_service.answers_http(f"http://{self._flower_at}/healthcheck")
@@ -259,14 +259,18 @@ class LocalStack:
         self.flower_url = f"http://{login}{self._flower_at}"
         return port
 
-    def _is_active(self, store: Store, service: Service) -> Callable[[], bool]:
-        return lambda: service.pid in local_service.active_pids(store)
+    def _is_active(self, service: Service) -> Callable[[], bool]:
+        def is_active() -> bool:
+            workers = (view.worker for view in self.store.workers.views())
+            return any(w.pid == service.pid and w.state is WorkerState.ACTIVE for w in workers)
+
+        return is_active
 
     def _is_beating(self, service: Service) -> Callable[[], bool]:
         # Only the elected one shows in the database: of the others, the first log line must do.
         def is_beating() -> bool:
             has_begun = service.log.exists() and service.log.stat().st_size > 0
-            return has_begun and local_service.has_leader(self.database_url)
+            return has_begun and (leader := self.store.fleet_state().leader) is not None and leader.leads
 
         return is_beating
 

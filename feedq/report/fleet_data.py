@@ -12,7 +12,7 @@ from feedq.diagnosis.schedule_checks import job_checks
 from feedq.model import WorkerView
 from feedq.settings import Settings
 from feedq.store.feed_listing import StatusCount
-from feedq.store.fleet_state import FleetState, JobState, fleet_state, job_state
+from feedq.store.fleet_state import FleetState, JobState
 from feedq.store.postgresql import PostgresStore
 
 
@@ -30,10 +30,9 @@ class FleetData:
 
 def read_fleet(store: PostgresStore, settings: Settings) -> FleetData:
     """Raises `Unavailable`."""
-    url = settings.database_url.get_secret_value()
     workers = store.workers.views()
     tallies = store.listing.tallies()
-    state, jobs = fleet_state(url), job_state(url)
+    state, jobs = store.fleet_state(), store.job_state()
     numbers = summary(tallies, workers)
     checks = [
         *number_checks(numbers, workers, state, reconcile_interval_s=settings.reconcile_interval_s),

@@ -97,19 +97,7 @@ class JobState:
         return bool(self.schedules or self.waiting or self.running)
 
 
-def fleet_state(url: str) -> FleetState:
-    """Raises `Unavailable`."""
-    with connect_once(url) as c:
-        return read_fleet_state(c)
-
-
-def job_state(url: str) -> JobState:
-    """Raises `Unavailable`."""
-    with connect_once(url) as c:
-        return read_job_state(c)
-
-
-def read_fleet_state(c: Connection) -> FleetState:
+def fleet_state(c: Connection) -> FleetState:
     row = c.execute(text(_STATE)).one()
     leader = None
     if row.pid is not None:
@@ -117,7 +105,7 @@ def read_fleet_state(c: Connection) -> FleetState:
     return FleetState(row.now, row.pass_at, row.pass_age_s, leader)
 
 
-def read_job_state(c: Connection) -> JobState:
+def job_state(c: Connection) -> JobState:
     found = c.execute(text(_JOBS)).one()._asdict()
     return JobState(**{**found, "tripped": tuple(found["tripped"])})
 

@@ -14,7 +14,7 @@ from feedq.store.database import Database
 from feedq.store.event_listing import EventListing
 from feedq.store.feed_listing import FeedListing
 from feedq.store.feeds import PostgresFeeds
-from feedq.store.fleet_state import FleetState, JobState, read_fleet_state, read_job_state
+from feedq.store.fleet_state import FleetState, JobState, fleet_state, job_state
 from feedq.store.history import EVENTS_PER_FEED, RETENTION_DAYS, HistoryKept
 from feedq.store.leases import PostgresLeases
 from feedq.store.workers import PostgresWorkers
@@ -105,12 +105,12 @@ class PostgresStore:
     def fleet_state(self) -> FleetState:
         """Which beat leads, and when reconcile last ran."""
         with self._database.statement() as c:
-            return read_fleet_state(c)
+            return fleet_state(c)
 
     def job_state(self) -> JobState:
         """Schedules and runs in numbers."""
         with self._database.statement() as c:
-            return read_job_state(c)
+            return job_state(c)
 
     def session(self, worker: Worker, *, ttl_s: float) -> PostgresSession:
         from feedq.store.worker_session import PostgresSession

@@ -14,7 +14,6 @@ from feedq.report.fleet_data import FleetData, read_fleet
 from feedq.schedule.model import Run, RunState, ScheduleView
 from feedq.settings import Settings
 from feedq.store.feed_listing import FoundFeeds, Query
-from feedq.store.fleet_state import fleet_state
 from feedq.store.jobs.schedules import ScheduleStore
 from feedq.store.postgresql import JobStore, PostgresStore
 from feedq.verbs import worker_names
@@ -66,12 +65,10 @@ class WebQueries:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._url = settings.database_url.get_secret_value()
-        self._store = PostgresStore(self._url, application_name="feedq-web")
-        self._reader = Reader(self._url)
-        self.schedules = ScheduleQueries(
-            self._store.jobs, self._reader, now=lambda: fleet_state(self._url).now
-        )
+        url = settings.database_url.get_secret_value()
+        self._store = PostgresStore(url, application_name="feedq-web")
+        self._reader = Reader(url)
+        self.schedules = ScheduleQueries(self._store.jobs, self._reader, now=self._store.now)
 
     async def page(self, query: Query) -> FoundFeeds:
         return await self._reader.read(query, lambda: self._store.listing.page(query))
@@ -90,7 +87,7 @@ class WebQueries:
         view = self._store.feeds.view(name)
         events = self._store.feeds.events(name, limit=EVENTS_SHOWN)
         workers = self._store.workers.views()
-        now = fleet_state(self._url).now
+        now = self._store.now()
         explanation = explain(view, workers, now=now, rules=self._settings.rules)
         return FeedData(now, view, events, worker_names(workers), explanation)
 

@@ -14,7 +14,6 @@ import pytest
 from feedq.diagnosis.schedule_checks import job_checks
 from feedq.schedule.model import Finish, Offer, RunState
 from feedq.store import migrate
-from feedq.store.fleet_state import job_state
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
 
@@ -279,7 +278,7 @@ def test_what_is_overdue_and_what_failures_have_paused_is_seen(
     shell.ok("schedule", "trigger", "acme/cleanup")
     ended(harness, RunState.FAILED)
     harness.elapse(7_200)
-    state = job_state(database_url)
+    state = harness.store.job_state()
     assert state.tripped == ("acme/cleanup",)
     assert state.overdue_s is not None
     assert state.overdue_s > 3_000

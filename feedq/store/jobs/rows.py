@@ -10,11 +10,11 @@ order everywhere, the schedule before its runs and runs by their ids (`feedq.sto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from sqlalchemy import Connection, text
@@ -47,6 +47,8 @@ from feedq.schedule.plain import (
 from feedq.store import history
 from feedq.store.channels import NotifyReason, notify_workers
 from feedq.store.database import GivenRows
+
+Part = TypeVar("Part", Job, Timing)
 
 DECLARED = "declared as paused"
 """The reason of a pause that the declaration asks for."""
@@ -165,7 +167,8 @@ def shown_schedule_from(row: Any) -> Schedule:
         return schedule_from(row)
     except Unreadable as error:
         schedule_id, name, _, timing, _, _, state, until, reason, *rest = row[:SCHEDULE_WIDTH]
-        spec = ScheduleSpec(name, _shown_timing_from(timing), Job(UNREADABLE), paused=reason == DECLARED)
+        shown = _readable(_timing_from, timing) or Cron("?")
+        spec = ScheduleSpec(name, shown, Job(UNREADABLE), paused=reason == DECLARED)
         known = Schedule(schedule_id, spec, ScheduleState(state), until, reason, *rest)
         return replace(known, unreadable=str(error))
 
@@ -173,7 +176,7 @@ def shown_schedule_from(row: Any) -> Schedule:
 def run_from(row: Any) -> Run:
     """Reads `RUN_COLUMNS`."""
     run_id, schedule_id, name, kind, key, tick_at, ticks, due_at, state, *rest, job = row
-    rest.append(_shown_job_from(job))
+    rest.append(_readable(job_from, job) or Job(UNREADABLE))
     return Run(run_id, schedule_id, name, RunKind(kind), key, tick_at, ticks, due_at, RunState(state), *rest)
 
 
@@ -185,18 +188,11 @@ def view_from(row: Any) -> ScheduleView:
     return ScheduleView(shown_schedule_from(columns), last, waiting, running)
 
 
-def _shown_job_from(stored: str) -> Job:
+def _readable(read: Callable[[str], Part], stored: str) -> Part | None:
     try:
-        return job_from(stored)
+        return read(stored)
     except (InvalidInput, ValueError):
-        return Job(UNREADABLE)
-
-
-def _shown_timing_from(stored: str) -> Timing:
-    try:
-        return _timing_from(stored)
-    except (InvalidInput, ValueError):
-        return Cron("?")
+        return None
 
 
 @lru_cache(maxsize=KEPT)
