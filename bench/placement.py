@@ -76,7 +76,9 @@ def _join(size: str, fleet: Sequence[EligibleWorker], decision: Placement) -> Fi
     held = [Held(feed_id, worker_id) for feed_id, worker_id in decision.assignments]
     full = [replace(w, feeds=spread[w.worker_id], load=float(spread[w.worker_id])) for w in fleet]
     joined = [*full, replace(fleet[0], worker_id=UUID(int=1), name="newcomer")]
-    took_s, moves = _timed(lambda: rebalance(held, joined, now=NOW, rules=Rules(), moves=len(held)))
+    took_s, moves = _timed(
+        lambda: rebalance(held, joined, now=NOW, rules=Rules(), moves=len(held)).transfers()
+    )
     return _figure(f"rebalance {size}, one more joins: {len(moves):,} moves", None, took_s)
 
 

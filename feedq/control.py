@@ -7,6 +7,7 @@ transaction a pass, and sends messages after it has committed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -18,7 +19,9 @@ from uuid import UUID
 from feedq import lease, limits
 from feedq.model import Assignment, Reason
 from feedq.placement import placing, rebalancing
+from feedq.placement.balanced import weight_of_each
 from feedq.placement.base import EligibleWorker, Held, Rules, WaitingFeed, is_settled
+from feedq.placement.fleet_loads import Moves
 from feedq.settings import Settings
 from feedq.store.base import FleetStore, Placing, ReconcilePass, Store
 from feedq.telemetry import (
@@ -42,6 +45,9 @@ keeps its rows locked for a second at most."""
 MOVABLE_PER_PASS = 20_000
 """Bounds the feeds that a pass chooses from when it moves some; they are shared evenly by the workers that
 give."""
+MOVABLE_FIRST = 2_000
+"""Where all feeds weigh the same, a pass looks at so many first, those that have run longest: one is mostly as
+good as another then. The rest is read when more may move than are found among these."""
 TURNS = 4
 """How often within the time that feeds avoid a worker it is asked whether that is over."""
 CALM_FEEDS = 1.5
@@ -295,24 +301,41 @@ def rebalance_fleet(p: Placing, report: PassReport, settings: Settings, *, held:
     sources = set(leaving)
     if not held and not (is_known and _is_calm(candidates, rules)):
         sources.update(rebalancing.donors(candidates, now=p.now, rules=rules))
-    running = p.movable(sources, limit=MOVABLE_PER_PASS) if sources and candidates else []
-    if tenants := _capped(running, rules):
-        candidates = p.candidates(tenants)
-    decide = partial(
-        rebalancing.rebalance, running, candidates, now=p.now, rules=rules, busy=under_way.keys()
-    )
-    transfers = decide(moves=budget) if running else ()
-    if not transfers:
+    together = limits.moves_together(settings.connects_per_s, settings.host_connects_per_s, len(candidates))
+    decide = partial(rebalancing.rebalance, rules=rules, moves=budget, under_way=under_way, together=together)
+    running, moves = _choose_moves(p, sources, candidates, rules, decide)
+    if moves is not None and (transfers := moves.transfers()):
+        report.moves = p.transfer(transfers, stop_within_s=settings.handoff_timeout_s)
+    elif moves is None or moves.left > 0:
         counted = sum(leaving.values()) + sum(c.feeds for c in candidates if c.worker_id in sources)
         # Feeds that are assigned and not claimed yet cannot move, and may have to once they run.
-        if len(running) >= min(counted, MOVABLE_PER_PASS):
+        if running >= min(counted, MOVABLE_PER_PASS):
             p.evened_out = str(fingerprint)
-        return
-    together = limits.moves_together(settings.connects_per_s, settings.host_connects_per_s, len(candidates))
-    targets = [transfer.target for transfer in transfers]
-    if (moves := limits.moves_begun(targets, under_way, together)) < len(transfers):
-        transfers = decide(moves=moves)
-    report.moves = p.transfer(transfers, stop_within_s=settings.handoff_timeout_s)
+
+
+def _choose_moves(
+    p: Placing,
+    sources: Collection[UUID],
+    candidates: Sequence[EligibleWorker],
+    rules: Rules,
+    decide: Callable[..., Moves],
+) -> tuple[int, Moves | None]:
+    """Return from how many feeds was chosen, and what; None when there are none."""
+    # Which of feeds of different weights fits best, only all of them show.
+    limit = MOVABLE_PER_PASS if weight_of_each(candidates) is None else MOVABLE_FIRST
+    while True:
+        running = p.movable(sources, limit=limit) if sources and candidates else []
+        if not running:
+            return 0, None
+        tenants = _capped(running, rules)
+        moves = decide(running, p.candidates(tenants) if tenants else candidates, now=p.now)
+        # Whether a worker may be tried again that feeds avoid, only all of them show, too.
+        are_enough = moves.left <= 0 and not any(feed.avoid for feed in running)
+        of_each = Counter(feed.worker_id for feed in running).values()
+        are_all = max(of_each) < limit // len(sources)
+        if are_enough or are_all or limit == MOVABLE_PER_PASS:
+            return len(running), moves
+        limit = MOVABLE_PER_PASS
 
 
 @dataclass(frozen=True, slots=True)

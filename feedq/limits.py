@@ -25,12 +25,10 @@ not beat in step, and together they keep to the whole, the first moment included
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from random import Random
 from sys import float_info
 from typing import Annotated, Final
-from uuid import UUID
 
 from pydantic import Field
 
@@ -249,20 +247,6 @@ def moves_together(
     rates = [connects_per_s, host_connects_per_s.get(EVERY_OTHER, 0.0) / max(1, workers)]
     limits = [rate for rate in rates if rate > 0]
     return max(MOVES_AT_LEAST, int(MOVE_WAIT_S * min(limits))) if limits else None
-
-
-def moves_begun(targets: Iterable[UUID], under_way: Mapping[UUID, int], together: int | None) -> int:
-    """How many moves to these workers begin now, from the first, until one leads to a worker that has ``together``
-    under way."""
-    if together is None:
-        return len(tuple(targets))
-    counts, length = Counter(under_way), 0
-    for target in targets:
-        counts[target] += 1
-        if counts[target] > together:
-            break
-        length += 1
-    return length
 
 
 # -- a moment's wait ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from math import inf, isclose
 from operator import attrgetter
 from typing import TypeAlias
 
-from feedq.placement.base import Rules, WaitingFeed
+from feedq.placement.base import EligibleWorker, Rules, WaitingFeed
 from feedq.placement.fleet_loads import Choice, FleetLoads, Moves, Pool, Slot, open_tiers
 
 ROUNDING = 1e-9
@@ -286,7 +286,7 @@ def balanced_donors(fleet: FleetLoads, rules: Rules) -> list[Slot]:
     ]
 
 
-def weight_of_each(slots: Iterable[Slot]) -> float | None:
+def weight_of_each(slots: Iterable[Slot | EligibleWorker]) -> float | None:
     """The weight that each feed has if all weigh the same, which the counters cannot rule out; else None."""
     slots = list(slots)
     feeds = sum(slot.feeds for slot in slots)

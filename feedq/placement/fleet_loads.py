@@ -12,6 +12,7 @@ That is right as long as utilisation only grows; a worker that gives something a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -363,7 +364,17 @@ class FleetLoads:
 class Moves:
     """Carries moves out on paper. A feed that moves twice counts once, and not at all when it comes back."""
 
-    def __init__(self, fleet: FleetLoads, held: Iterable[Held], *, limit: int) -> None:
+    def __init__(
+        self,
+        fleet: FleetLoads,
+        held: Iterable[Held],
+        *,
+        limit: int,
+        under_way: Mapping[UUID, int],
+        together: int | None,
+    ) -> None:
+        """At most ``limit`` feeds are moved, and none from the first on that would be one more than ``together``
+        on its way to a worker, with those that are ``under_way`` already; None: any number may be."""
         self.fleet = fleet
         self.made = 0
         """Steps, those of a feed that moved twice included."""
@@ -372,9 +383,13 @@ class Moves:
         self.stranded: dict[int, tuple[int, Held]] = {}
         """Feeds that have to leave their worker, by id, with their position."""
         self._limit = limit
+        self._together = together
+        self._coming = Counter(under_way)
         self._transfers: dict[int, Transfer] = {}
+        # By number: Python computes the hash of a UUID by itself, and there may be ten thousands of feeds.
+        slots = {slot.worker_id.int: slot for slot in fleet.slots}
         for position, feed in enumerate(held):
-            slot = fleet.by_id.get(feed.worker_id)
+            slot = slots.get(feed.worker_id.int)
             if slot is None:
                 self.stranded[feed.feed_id] = position, feed
             else:
@@ -404,7 +419,10 @@ class Moves:
     def _arrive(self, position: int, feed: Held, target: Slot) -> None:
         self.made += 1
         self.running[target.index][position] = feed
-        if target.worker_id == feed.worker_id:
+        self._coming[target.worker_id] += 1
+        if self._together is not None and self._coming[target.worker_id] > self._together:
+            self._limit = len(self._transfers)
+        elif target.worker_id == feed.worker_id:
             del self._transfers[feed.feed_id]
         else:
             self._transfers[feed.feed_id] = Transfer(feed.feed_id, feed.worker_id, target.worker_id)

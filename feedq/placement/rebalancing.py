@@ -11,15 +11,18 @@ moves, both come to an end: no state of the fleet comes twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from uuid import UUID
 
-from feedq.placement.base import EligibleWorker, Held, Rules, Transfer, WaitingFeed
+from feedq.placement.base import EligibleWorker, Held, Rules, WaitingFeed
 from feedq.placement.fleet_loads import FleetLoads, Moves
 from feedq.placement.placing import assign, in_order
 from feedq.placement.strategies import STRATEGIES
+
+NOTHING: Mapping[UUID, int] = MappingProxyType({})
 
 
 def rebalance(
@@ -29,16 +32,18 @@ def rebalance(
     now: datetime,
     rules: Rules,
     moves: int,
-    busy: Collection[UUID] = (),
-) -> tuple[Transfer, ...]:
-    """Chooses at most ``moves`` transfers, the most useful first.
+    under_way: Mapping[UUID, int] = NOTHING,
+    together: int | None = None,
+) -> Moves:
+    """Chooses at most so many ``moves``, the most useful first.
 
     ``held`` are feeds that may be moved, in the order in which they should be chosen among equals. A feed whose
-    worker is none of ``workers`` has to leave it, as soon as there is a place for it. To ``busy`` workers, which
-    feeds are on their way to, none goes to see whether it fails there still.
+    worker is none of ``workers`` has to leave it, as soon as there is a place for it. To workers that feeds are
+    ``under_way`` to, none goes to see whether it fails there still; what they mean with ``together``: see `Moves`.
     """
     fleet = FleetLoads(workers, settled=(now, rules.settle_s))
-    made = Moves(fleet, _with_one_try(list(held), fleet, now=now, rules=rules, busy=busy), limit=moves)
+    feeds = _with_one_try(list(held), fleet, now=now, rules=rules, busy=under_way.keys())
+    made = Moves(fleet, feeds, limit=moves, under_way=under_way, together=together)
     strategy = STRATEGIES[rules.strategy]
     while made.left > 0:
         _move_off(made, rules)
@@ -48,7 +53,7 @@ def rebalance(
         # Rebalancing can have made room for what could not leave before.
         if made.made == before or not made.stranded:
             break
-    return made.transfers()
+    return made
 
 
 def donors(workers: Sequence[EligibleWorker], *, now: datetime, rules: Rules) -> tuple[UUID, ...]:

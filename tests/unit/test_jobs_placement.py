@@ -83,7 +83,7 @@ def test_the_pure_policies_bear_one_all_the_same(strategy: Strategy) -> None:
     assert not decision.unplaced
     assert UUID(int=0) not in {worker_id for _, worker_id in decision.assignments}
     donors(workers, now=NOW, rules=rules)
-    assert not rebalance([], workers, now=NOW, rules=rules, moves=10)
+    assert not rebalance([], workers, now=NOW, rules=rules, moves=10).transfers()
 
 
 def test_who_has_no_slots_owns_no_segment() -> None:

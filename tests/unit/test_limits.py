@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from uuid import UUID
-
 import pytest
 
-from feedq.limits import MOVES_AT_LEAST, moves_begun, moves_together
-
-A, B, C = (UUID(int=n) for n in range(1, 4))
+from feedq.limits import MOVES_AT_LEAST, moves_together
 
 
 @pytest.mark.parametrize(
@@ -29,13 +25,3 @@ def test_a_worker_is_sent_what_it_connects_in_half_a_second(
     connects_per_s: float, hosts: dict[str, float], workers: int, together: int | None
 ) -> None:
     assert moves_together(connects_per_s, hosts, workers) == together
-
-
-def test_moves_end_where_one_leads_to_a_worker_that_has_enough_under_way() -> None:
-    targets = [B, C, B, C]
-    assert moves_begun(targets, {}, None) == 4
-    assert moves_begun(targets, {}, 2) == 4
-    assert moves_begun(targets, {}, 1) == 2
-    assert moves_begun(targets, {B: 1}, 2) == 2
-    assert moves_begun(targets, {B: 2}, 2) == 0
-    assert moves_begun([], {B: 2}, 2) == 0

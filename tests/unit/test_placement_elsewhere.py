@@ -195,7 +195,7 @@ def test_no_move_leads_to_where_a_feed_failed_or_cannot_land_or_to_a_worker_that
     workers = {w.worker_id: w for w in fleet.workers}
     feeds = {feed.feed_id: feed for feed in fleet.held}
     stranded = {feed.feed_id for feed in fleet.stranded}
-    for one in rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=100):
+    for one in rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=100).transfers():
         feed, target = feeds[one.feed_id], workers[one.target]
         assert may_have(target, feed, fleet.workers)
         assert not target.lags or all(w.lags for w in fleet.workers)
@@ -207,7 +207,7 @@ def test_no_move_leads_to_where_a_feed_failed_or_cannot_land_or_to_a_worker_that
 def test_rebalancing_comes_to_an_end_whatever_feeds_avoid(data: st.DataObject, strategy: Strategy) -> None:
     fleet = data.draw(troubled_running(strategy))
     for _ in range(200):
-        transfers = rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=3)
+        transfers = rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=3).transfers()
         if not transfers:
             return
         fleet = fleet.after(transfers)
@@ -229,8 +229,8 @@ def moved(
         now=now,
         rules=replace(fleet.rules, avoid_s=avoid_s),
         moves=100,
-        busy=[UUID(int=n) for n in busy],
-    )
+        under_way={UUID(int=n): 1 for n in busy},
+    ).transfers()
     assert all(one.target == UUID(int=1) for one in transfers)
     return [one.feed_id for one in transfers]
 
@@ -275,7 +275,7 @@ def test_feeds_that_avoid_a_worker_do_not_keep_others_from_it() -> None:
 def test_a_feed_that_avoids_a_worker_moves_to_a_third() -> None:
     held = [Held(n, UUID(int=2), avoid=failed("w1")) for n in range(6)]
     fleet = running([candidate(1), candidate(2), candidate(3)], held)
-    transfers = rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=100)
+    transfers = rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=100).transfers()
     assert {one.target for one in transfers} == {UUID(int=3)}
     assert len(transfers) == 3
 
@@ -288,7 +288,7 @@ def test_too_many_different_sets_of_avoided_workers_cost_moves_and_no_time() -> 
         for n in range(1000)
     ]
     fleet = running([replace(w, capacity=2000) for w in workers], held)
-    transfers = rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=1000)
+    transfers = rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=1000).transfers()
     assert len(transfers) > 200
     feeds = {feed.feed_id: feed for feed in held}
     for one in transfers:

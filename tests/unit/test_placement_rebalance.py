@@ -35,7 +35,7 @@ counts = st.lists(st.integers(0, 40), min_size=1, max_size=8)
 
 
 def moves_of(fleet: Running, *, moves: int = UNLIMITED) -> tuple[Transfer, ...]:
-    return rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=moves)
+    return rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=moves).transfers()
 
 
 def donors_of(fleet: Running) -> tuple[UUID, ...]:
@@ -79,7 +79,8 @@ def test_no_move_breaks_capacity_labels_caps_or_a_preference_or_reaches_a_young_
 def test_the_order_of_the_workers_does_not_matter(fleet: Running) -> None:
     shuffled = list(fleet.workers)
     Random(1).shuffle(shuffled)
-    assert rebalance(fleet.held, shuffled, now=NOW, rules=fleet.rules, moves=UNLIMITED) == moves_of(fleet)
+    moved = rebalance(fleet.held, shuffled, now=NOW, rules=fleet.rules, moves=UNLIMITED)
+    assert moved.transfers() == moves_of(fleet)
 
 
 @given(running_fleets())
@@ -296,7 +297,7 @@ def test_those_that_leave_go_where_place_would_put_them() -> None:
     rules = Rules(settle_s=SETTLE_S, tenant_caps={"acme": 3})
     as_new = [WaitingFeed(h.feed_id, tenant=h.tenant, selector=h.selector) for h in held]
     placed = place(as_new, workers, now=NOW, rules=rules)
-    moved = rebalance(held, workers, now=NOW, rules=rules, moves=UNLIMITED)
+    moved = rebalance(held, workers, now=NOW, rules=rules, moves=UNLIMITED).transfers()
     assert tuple((t.feed_id, t.target) for t in moved) == placed.assignments
 
 
@@ -361,7 +362,7 @@ def test_a_small_worker_that_one_feed_would_fill_hides_no_better_one() -> None:
     workers = [candidate(1, feeds=20), candidate(2, capacity=1), candidate(3, feeds=10)]
     assert donors(workers, now=NOW, rules=Rules()) == (UUID(int=1),)
     held = [Held(n, UUID(int=1)) for n in range(20)]
-    moved = rebalance(held, workers, now=NOW, rules=Rules(), moves=UNLIMITED)
+    moved = rebalance(held, workers, now=NOW, rules=Rules(), moves=UNLIMITED).transfers()
     assert [t.target.int for t in moved] == [3] * 5
 
 
@@ -390,4 +391,27 @@ def test_there_are_no_donors_without_a_worker_that_may_be_given_something(
 def test_a_worker_whose_capacity_was_taken_away_gives_up_what_it_has() -> None:
     fleet = uniform([3, 3])
     shrunk = [replace(fleet.workers[0], capacity=0), fleet.workers[1]]
-    assert len(rebalance(fleet.held, shrunk, now=NOW, rules=fleet.rules, moves=UNLIMITED)) == 3
+    moved = rebalance(fleet.held, shrunk, now=NOW, rules=fleet.rules, moves=UNLIMITED)
+    assert len(moved.transfers()) == 3
+
+
+@pytest.mark.parametrize(
+    ("together", "under_way", "moved"),
+    [(None, {}, 4), (2, {}, 4), (1, {}, 2), (2, {UUID(int=3): 1}, 2), (2, {UUID(int=3): 2}, 0)],
+)
+def test_moves_end_where_one_leads_to_a_worker_that_has_enough_under_way(
+    together: int | None, under_way: dict[UUID, int], moved: int
+) -> None:
+    fleet = uniform([6, 0, 0])
+    moves = rebalance(
+        fleet.held,
+        fleet.workers,
+        now=NOW,
+        rules=fleet.rules,
+        moves=UNLIMITED,
+        under_way=under_way,
+        together=together,
+    )
+    assert len(moves.transfers()) == moved
+    assert moves.transfers() == moves_of(fleet)[:moved]
+    assert (moves.left <= 0) == (moved < 4)

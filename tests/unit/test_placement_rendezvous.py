@@ -131,7 +131,7 @@ def settle(
     held: Sequence[Held], workers: Sequence[EligibleWorker], *, moves: int = 10**6
 ) -> tuple[tuple[Transfer, ...], list[Held], list[EligibleWorker]]:
     fleet = running(workers, held, RULES)
-    transfers = rebalance_fleet(fleet.held, fleet.workers, now=NOW, rules=RULES, moves=moves)
+    transfers = rebalance_fleet(fleet.held, fleet.workers, now=NOW, rules=RULES, moves=moves).transfers()
     after = fleet.after(transfers)
     return transfers, after.held, after.workers
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from feedq import control
 from feedq.errors import InvalidInput
 from feedq.model import LeaseState
 from feedq.settings import Settings
@@ -133,6 +134,18 @@ def test_a_newcomer_gets_its_part_and_each_feed_moves_once() -> None:
     assert joined.moved == 333
     assert joined.moved_again == 0
     assert joined.gap_max_s <= 0.5
+
+
+def test_a_pass_that_looks_at_few_feeds_first_moves_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario: dict[str, Any] = {
+        "feeds": [{"count": 200, "required": {"region": "eu"}}, {"count": 200}],
+        "workers": [{"count": 0}, {"count": 2, "labels": {"region": "eu"}}],
+    }
+    monkeypatch.setattr(control, "MOVABLE_FIRST", 4)
+    joined = after(run("30s join 1", **scenario), "join 1")
+    # The feeds that have run longest may not move there, and all others are found behind them.
+    assert (joined.moved, joined.moved_again) == (133, 0)
+    assert joined.spread_after == (133, 134)
 
 
 def test_nothing_moves_when_moves_are_forbidden() -> None:
