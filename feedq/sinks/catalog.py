@@ -139,10 +139,8 @@ class Catalog(ABC):
         self._plans.pop(target, None)
 
     def is_yet_to_be_made(self, target: Target) -> bool:
-        """Whether this is a default target whose table the first fence will make. Raises `InvalidInput`."""
-        if why := self.misdeclared(target):
-            raise InvalidInput(why)
-        return not target.is_mapped and not self.describe([target])
+        """Whether this is a default target whose table the first fence will make."""
+        return not (target.is_mapped or self.misdeclared(target) or self.describe([target]))
 
     def misdeclared(self, target: Target) -> str | None:
         """What is wrong with the target whatever the database holds; None when nothing is."""

@@ -33,6 +33,7 @@ from feedq.sinks.copytext import ColumnRows, Part
 from feedq.sinks.jsontext import BeyondUs, check, decode
 from feedq.sinks.postgresql_session import PostgresSinkSession, identifier_of
 from feedq.sinks.prefilter import Prefilter
+from feedq.sinks.session import parts
 from feedq.sinks.sqlstate import line_of
 from feedq.sinks.target_table import TableShape, written_columns
 
@@ -45,13 +46,11 @@ CHUNK_RECORDS: Final = 512
 
 _POSTGRES_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_int16 = Struct(">h").pack
-_int32 = Struct(">i").pack
-_int64 = Struct(">q").pack
+_length = Struct(">i").pack
 _before_name = Struct(">hi").pack
 """Number of fields, length of the name."""
-_between_name_and_payload = Struct(">iqiqi").pack
-"""Epoch and time, each after its length; length of the payload."""
+_epoch_and_time = Struct(">iqiq").pack
+"""Each after its length."""
 
 
 class CopyPlan(TargetPlan[FeedWrite]):
@@ -143,17 +142,15 @@ def listed(columns: Iterable[str]) -> sql.Composed:
 def encoded(rows: ColumnRows | DefaultRows, writes: Iterable[FeedWrite]) -> Iterator[bytes]:
     """All rows of these writes, some at a time and never none. Raises `UnreadableRecord`."""
     encode = rows.encode
-    for write in writes:
-        for batch in write.batches:
-            for part in cut(batch):
-                yield encode(write, batch, part)
+    return chain.from_iterable(
+        encode(write, batch, cut(batch)) for write in writes for batch in write.batches
+    )
 
 
 def cut(batch: Batch) -> Iterable[Part]:
     """Cuts a batch into parts, none of them empty."""
     if batch.records is not None:
-        records = batch.records
-        return (records[at : at + CHUNK_RECORDS] for at in range(0, len(records), CHUNK_RECORDS))
+        return parts(batch.records, CHUNK_RECORDS)
     lines = batch.lines or b""
     return (lines,) if batch.count == 1 else _cut_lines(lines)
 
@@ -190,36 +187,30 @@ class DefaultRows:
 
     def record(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
         """Encodes one row."""
-        return _head(write, batch) + _field(self._version + record)
+        version = self._version
+        return b"".join((_head(write, batch), _length(len(version) + len(record)), version, record))
 
-    def encode(self, write: FeedWrite, batch: Batch, part: Part) -> bytes:
-        """Encodes a part of a batch."""
-        if batch.count == 1 and isinstance(part, bytes):
-            return self._only_row(write, batch, part[:-1])
+    def encode(self, write: FeedWrite, batch: Batch, parts: Iterable[Part]) -> Iterable[bytes]:
+        """Encodes a batch, part by part."""
+        if batch.count == 1 and batch.lines is not None:
+            return (self.record(write, batch, batch.lines[:-1]),)
+        head = _head(write, batch)
+        return (self._rows(head, part) for part in parts)
+
+    def _rows(self, head: bytes, part: Part) -> bytes:
         records = part[:-1].split(b"\n") if isinstance(part, bytes) else part
-        head, version = _head(write, batch), self._version
+        version = self._version
         lengths = list(map(len, records))
-        heads = {n: head + _int32(n + len(version)) + version for n in set(lengths)}
+        heads = {n: head + _length(n + len(version)) + version for n in set(lengths)}
         # Head, record, head, record: filled in by slices, without a step of Python for each record.
         parts: list[bytes] = [b""] * (2 * len(records))
         parts[::2] = map(heads.__getitem__, lengths)
         parts[1::2] = records
         return b"".join(parts)
 
-    def _only_row(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
-        """Encodes a row in a third of `record`'s time: slow feeds have thousands of batches of one record."""
-        name, version = write.feed.encode(), self._version
-        us = (batch.received_at - _POSTGRES_EPOCH) // _MICROSECOND
-        between = _between_name_and_payload(8, write.epoch, 8, us, len(version) + len(record))
-        return b"".join((_before_name(4, len(name)), name, between, version, record))
-
 
 def _head(write: FeedWrite, batch: Batch) -> bytes:
     """What all rows of a batch begin with."""
+    name = write.feed.encode()
     us = (batch.received_at - _POSTGRES_EPOCH) // _MICROSECOND
-    fields = (write.feed.encode(), _int64(write.epoch), _int64(us))
-    return _int16(4) + b"".join(map(_field, fields))
-
-
-def _field(value: bytes) -> bytes:
-    return _int32(len(value)) + value
+    return _before_name(4, len(name)) + name + _epoch_and_time(8, write.epoch, 8, us)

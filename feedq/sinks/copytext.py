@@ -190,8 +190,11 @@ class ColumnRows:
         """Encodes one row. Raises `UnreadableRecord`."""
         return row_of(self.fields(write, batch, record))
 
-    def encode(self, write: FeedWrite, batch: Batch, part: Part) -> bytes:
-        """Encodes a part of a batch. Raises `UnreadableRecord`."""
+    def encode(self, write: FeedWrite, batch: Batch, parts: Iterable[Part]) -> Iterable[bytes]:
+        """Encodes a batch, part by part. Raises `UnreadableRecord`."""
+        return (self._encode_part(write, batch, part) for part in parts)
+
+    def _encode_part(self, write: FeedWrite, batch: Batch, part: Part) -> bytes:
         if isinstance(part, bytes):
             return self._rows(write, batch, part)
         lines = LF.join([*part, b""])

@@ -9,14 +9,14 @@ worker left must not add up.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 from uuid import uuid4
 
 from feedq.sinks.base import Blocked, Fenced, FenceOutcome, FenceRequest, Superseded, Unusable
 from feedq.sinks.bisection import FailedAttempt, bisect
 from feedq.sinks.identity import strangers
-from feedq.sinks.session import SinkSession
+from feedq.sinks.session import SinkSession, parts
 
 FENCED_AT_ONCE: Final = 1_000
 """Bounds how long one fence holds the rows that it has already raised."""
@@ -39,13 +39,17 @@ class Fencing:
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         deadline = time.monotonic() + lock_timeout_s
         locked: list[FenceRequest] = []
-        for asked in _parts(sorted(requests, key=lambda request: request.feed_id)):
+        for asked in parts(sorted(requests, key=lambda request: request.feed_id), FENCED_AT_ONCE):
             part = self._without_strangers(asked)
             if locked or not self._fence_together(part, lock_timeout_s):
                 locked += self._fence_around_locks(part)
         while locked and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(POLL_S, left_s))
-            locked = [request for part in _parts(locked) for request in self._fence_around_locks(part)]
+            locked = [
+                request
+                for part in parts(locked, FENCED_AT_ONCE)
+                for request in self._fence_around_locks(part)
+            ]
         return self._outcomes + self._blocked(locked)
 
     def _without_strangers(self, requests: Sequence[FenceRequest]) -> Sequence[FenceRequest]:
@@ -106,8 +110,3 @@ class Fencing:
             return []
         holders = self._session.holders([request.feed_id for request in requests])
         return [Blocked(request.feed_id, request.epoch, holders.get(request.feed_id)) for request in requests]
-
-
-def _parts(requests: Sequence[FenceRequest]) -> Iterator[Sequence[FenceRequest]]:
-    for start in range(0, len(requests), FENCED_AT_ONCE):
-        yield requests[start : start + FENCED_AT_ONCE]

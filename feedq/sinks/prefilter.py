@@ -29,6 +29,7 @@ from feedq.model import Batch
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.jsontext import UnreadableRecord, encode
 from feedq.sinks.postgresql_session import PostgresSinkSession
+from feedq.sinks.session import parts
 from feedq.sinks.sqlstate import ERROR_TEXT_MAX, ErrorScope, classify
 from feedq.sinks.statements import INPUT_ERRORS
 from feedq.sinks.target_table import TableShape
@@ -106,9 +107,7 @@ class Prefilter:
             else:
                 readable[n] = fields
         if self._session.server_version >= ASKS_INPUT_FUNCTIONS:
-            numbers = list(readable)
-            for start in range(0, len(numbers), ASKED_AT_ONCE):
-                asked = numbers[start : start + ASKED_AT_ONCE]
+            for asked in parts(list(readable), ASKED_AT_ONCE):
                 try:
                     with self._session.savepoint("feedq_ask"):
                         found = self._ask_input_functions([readable[n] for n in asked])

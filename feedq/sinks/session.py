@@ -304,7 +304,7 @@ class SinkSession:
 
     def is_locked(self, shape: TableShape) -> bool:
         """Whether somebody surely has the table locked: asked where there is a doubt, before landing there."""
-        # Target there will tell, without any more patience.
+        # Landing there will tell, without any more patience.
         self.set_lock_timeout(0)
         return False
 
@@ -515,10 +515,10 @@ class SinkSession:
         self.execute(insert(dead_letter), rows)
 
 
-def parts(values: Sequence[T]) -> Iterator[Sequence[T]]:
+def parts(values: Sequence[T], size: int = AT_ONCE) -> Iterator[Sequence[T]]:
     """Cuts values into parts of as many as one statement may name."""
-    for start in range(0, len(values), AT_ONCE):
-        yield values[start : start + AT_ONCE]
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
 
 
 def uuid_of(value: object) -> UUID | None:

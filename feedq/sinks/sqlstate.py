@@ -7,6 +7,7 @@ code, and its neighbours land.
 
 from __future__ import annotations
 
+import re
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -107,7 +108,10 @@ def explain(error: psycopg2.Error | SQLAlchemyError) -> str:
 
 def line_of(error: psycopg2.Error) -> int | None:
     """The row of a COPY, from 0, that the server stopped at. A hint, nothing more."""
-    context = error.diag.context or ""
-    _, found, rest = context.partition(", line ")
-    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-    return int(digits) - 1 if found and digits else None
+    return number_after(", line ", error.diag.context or "")
+
+
+def number_after(words: str, said: str) -> int | None:
+    """The number of a row in a message, counted from 0 and not from 1."""
+    found = re.search(re.escape(words) + r"(\d+)", said)
+    return int(found[1]) - 1 if found else None

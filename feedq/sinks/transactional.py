@@ -111,8 +111,6 @@ class TransactionalSink(ABC):
 
     def check(self, target: Target) -> str | None:
         def check(_: SinkSession, catalog: Catalog) -> str | None:
-            if why := catalog.misdeclared(target):
-                return why
             if catalog.is_yet_to_be_made(target):
                 return catalog.why_unmakeable(target)
             catalog.refresh([target])
@@ -150,16 +148,7 @@ class TransactionalSink(ABC):
         return self._do(lambda session, _: checkpoints(session, feeds))
 
     def take(self, taking: Taking) -> None:
-        def give(session: SinkSession, _: Catalog) -> None:
-            session.set_lock_timeout(SETTLE_LOCK_TIMEOUT_S)
-            take(session, taking)
-
-        try:
-            self._do(give)
-        except AnswerLost as lost:
-            raise SinkUnavailable(
-                f"nobody knows whether {taking.feed!r} has it now: {lost}; look again"
-            ) from lost
+        self._do(lambda session, _: take(session, taking))
 
     def change_cursor(self, change: CursorChange) -> ChangedCursor:
         commit_id, backend = uuid4(), None

@@ -191,9 +191,9 @@ def checkpoints(session: SinkSession, feeds: Collection[str] | None) -> list[Che
 
 
 def take(session: SinkSession, taking: Taking) -> None:
-    """Give a feed its checkpoint, in one transaction. Raises `Conflict`, `AnswerLost`."""
+    """Give a feed its checkpoint. Raises `Conflict`, `SinkUnavailable` when the answer was lost."""
     old, identity = taking.instead_of, taking.identity
-    session.begin()
+    session.begin_for_person()
     ids = sorted({taking.feed_id, *([] if old is None else [old.feed_id])})
     session.execute(session.locking(ids))
     there = {one.feed_id: one for one in session.find_checkpoints(c.feed_id.in_(ids))}
@@ -218,4 +218,4 @@ def take(session: SinkSession, taking: Taking) -> None:
     else:
         found = session.of([taking.feed_id])
         session.execute(update(checkpoint).where(found).values(**values, updated_at=utc_now()))
-    session.commit()
+    _commit(session, f"feed {taking.feed!r} has the checkpoint, or has not; look again")

@@ -26,7 +26,7 @@ from feedq.sinks.session import ROLES, application_name, by_class
 from feedq.sinks.sql import column_values
 from feedq.sinks.sql.column_values import Conversion, conversion
 from feedq.sinks.sql.session import SqlSession
-from feedq.sinks.sqlstate import ErrorScope
+from feedq.sinks.sqlstate import ErrorScope, number_after
 from feedq.sinks.table_definitions import MYSQL, checkpoint, utc_now
 from feedq.sinks.target_table import TableName
 
@@ -169,9 +169,7 @@ class MySqlSession(SqlSession):
 
     def row_of(self, error: SQLAlchemyError) -> int | None:
         said = str(getattr(error, "orig", ""))
-        _, found, rest = said.rpartition(" at row ")
-        digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-        return int(digits) - 1 if found and digits else None
+        return number_after(" at row ", said[said.rfind(" at row ") :])
 
     # -- checkpoints ---------------------------------------------------------------------------------
 

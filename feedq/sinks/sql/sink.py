@@ -124,7 +124,7 @@ KINDS: Final = {
 
 
 class SqlCatalog(Catalog):
-    """Landings as a session sees them. Methods raise `SQLAlchemyError`."""
+    """The targets as a session sees them. Methods raise `SQLAlchemyError`."""
 
     def __init__(self, session: SqlSession) -> None:
         super().__init__()
