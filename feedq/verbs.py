@@ -16,7 +16,7 @@ from feedq.model import Feed, FeedSpec, Reason, WorkerState, WorkerTarget, Worke
 from feedq.placement import placing
 from feedq.placement.base import EligibleWorker, Rules, WaitingFeed
 from feedq.settings import Settings
-from feedq.store.base import Store
+from feedq.store.base import Feeds, Store
 
 
 def add_feed(store: Store, spec: FeedSpec) -> Feed:
@@ -31,16 +31,13 @@ def edit_feed(store: Store, spec: FeedSpec) -> Feed:
     return store.feeds.edit(spec.name, spec)
 
 
-def carry_out(store: Store, change: Change) -> None:
-    """One change of a plan; repeating a plan that broke off half way does what is left of it."""
+def carry_out(feeds: Feeds, change: Change) -> Feed:
+    """One change of a plan, whose declarations have been checked; repeating a plan that broke off half way does
+    what is left of it."""
     if change.action is Action.REMOVE:
-        store.feeds.remove(change.name)
-        return
+        return feeds.remove(change.name)
     assert isinstance(change.spec, FeedSpec)
-    if change.action is Action.ADD:
-        add_feed(store, change.spec)
-    else:
-        edit_feed(store, change.spec)
+    return feeds.add(change.spec) if change.action is Action.ADD else feeds.edit(change.name, change.spec)
 
 
 def find_worker(store: Store, name: str) -> WorkerView:

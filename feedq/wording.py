@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import orjson
 
 from feedq.lease import stillness_of
-from feedq.model import FeedView, Status, WorkerState, WorkerTarget, WorkerView
+from feedq.model import FeedView, Reason, Status, WorkerState, WorkerTarget, WorkerView
 from feedq.passwords import mask_url
 from feedq.schedule.model import Beat, Cron, Every, Once, Run, RunKind, RunState, Timing
 from feedq.values import instant
@@ -150,6 +150,8 @@ def percent(part: int, whole: int) -> str:
 def why(view: FeedView, *, now: datetime, width: int = ERROR_WIDTH) -> str:
     """Why a feed has its status and what was refused of it, on one line; empty for one that fares well."""
     because = None if view.because is None else cut(said(view.because), width)
+    if view.lease.reason is Reason.NO_MATCH and view.status is Status.WAITING:
+        because = cut(f"{because}: no worker has {pairs(view.feed.spec.selector.required)}", width)
     lease = view.lease
     if not lease.dead_letters_total:
         return because or ""

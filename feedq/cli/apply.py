@@ -1,7 +1,8 @@
 """`feedq apply` and `schema`: make feeds, schedules and queues as manifests declare them, and what they may say.
 
 Everything is read and checked before anything is changed: one mistake in one of them, and nothing is applied.
-Then changes go one by one; if the database goes away half way, applying again does the rest.
+Then feeds are changed, some hundred in a transaction, and the rest one by one; if the database goes away half way,
+applying again does the rest.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from feedq import verbs
+from feedq import bulk, verbs
 from feedq.adoption import Adopting, Newcomer, known_newcomers
+from feedq.cli.choosing import ERRORS_SHOWN_MAX
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import answer, write_difference, write_json
+from feedq.cli.progress import ProgressBar
 from feedq.cli.tables import never_ticks, warn_ended, warn_never, warn_unserved
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
 from feedq.manifest import feed_entry, reader
@@ -314,24 +316,35 @@ def _carry_out(
     invocation: Invocation, changes: Sequence[Change], starts: Mapping[str, Checkpoint | StartCursor]
 ) -> list[Schedule]:
     """Returns the schedules as they are now that were added or changed."""
-    made = []
+    begun = {change.name for change in changes if change.action is Action.ADD} & starts.keys()
+    plain = [change for change in changes if change.noun == "feed" and change.name not in begun]
+    others = [change for change in changes if change.noun != "feed" or change.name in begun]
+    with ProgressBar("feeds", len(plain)) as bar:
+        feeds = bulk.each(invocation.store.feeds, plain, verbs.carry_out, told=bar)
+    made: list[Schedule] = []
     with Adopting(invocation.store, invocation.open_sink) as adopting:
-        for done, change in enumerate(changes):
-            try:
-                if change.noun != "feed":
-                    schedule = _carry_out_job(invocation.jobs, change)
-                    made += [] if schedule is None else [schedule]
-                elif change.action is Action.ADD and change.name in starts:
-                    assert isinstance(change.spec, FeedSpec)
-                    adopting.add(change.spec, starts[change.name], partial(verbs.add_feed, invocation.store))
-                else:
-                    verbs.carry_out(invocation.store, change)
-            except FeedqError as error:
-                raise type(error)(
-                    f"{change.noun} {change.name!r}: {error}\n{done} of {len(changes)} changes were made "
-                    "before; applying again makes the rest"
-                ) from error
+
+        def carry_out(change: Change) -> None:
+            if change.noun != "feed":
+                schedule = _carry_out_job(invocation.jobs, change)
+                made.extend([] if schedule is None else [schedule])
+            else:
+                assert isinstance(change.spec, FeedSpec)
+                adopting.add(change.spec, starts[change.name], invocation.store.feeds.add)
+
+        rest = bulk.one_by_one(others, carry_out)
+    failed = [*feeds.failed, *rest.failed]
+    if failed:
+        raise _not_made(failed, len(changes))
     return made
+
+
+def _not_made(failed: Sequence[tuple[Change, FeedqError]], total: int) -> FeedqError:
+    lines = [f"{change.noun} {change.name!r}: {error}" for change, error in failed[:ERRORS_SHOWN_MAX]]
+    if (more := len(failed) - ERRORS_SHOWN_MAX) > 0:
+        lines.append(f"and {more:,} more")
+    lines.append(f"{total - len(failed)} of {total} changes were made; applying again makes the rest")
+    return type(failed[0][1])("\n".join(lines))
 
 
 def _carry_out_job(jobs: JobStore, change: Change) -> Schedule | None:

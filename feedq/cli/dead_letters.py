@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 
+from feedq.cli.choosing import selection_of, selection_options
 from feedq.cli.invocation import Invocation, limit_option, pass_invocation, yes_option
 from feedq.cli.output import TableColumn, answer, answer_list, number, write_lines
 from feedq.connectors.base import parse_options
 from feedq.errors import FeedqError, InvalidInput, NotFound, SinkUnavailable
-from feedq.model import FeedSpec
+from feedq.model import FeedSpec, FeedView
 from feedq.report.details import detail_lines
+from feedq.report.rows import feed_row
+from feedq.selection import Selection
 from feedq.sinks.base import DeadLetter, Sink, parse_sink, target_of
-from feedq.wording import ago, as_json, cut, printable, stamp
+from feedq.wording import ago, as_json, cut, printable, said, stamp
 
 TEXT_WIDTH = 60
 AT_ONCE = 100
@@ -24,6 +28,7 @@ BYTES_AT_ONCE = 16 * 2**20
 """These bound one transaction of a replay, and what is held of records in memory: so many at once, or fewer if
 those before were large."""
 
+LONG_AGO = datetime.min.replace(tzinfo=UTC)
 LETTER_ID = click.IntRange(1, 2**63 - 1)
 ids_argument = click.argument("ids", nargs=-1, type=LETTER_ID, metavar="[ID]...")
 all_option = click.option("--all", "all_", is_flag=True, help="All of the feed's, instead of naming each.")
@@ -41,16 +46,22 @@ def dead_letters() -> None:
 
 
 @dead_letters.command("list")
-@click.argument("name")
+@click.argument("name", required=False)
+@selection_options
 @limit_option(50)
 @pass_invocation
-def list_(invocation: Invocation, *, name: str, limit: int) -> None:
-    """The refused records of a feed, newest first.
+def list_(invocation: Invocation, *, name: str | None, limit: int, **chosen: Any) -> None:
+    """The refused records of a feed, newest first; without a name, the feeds that have had some refused, each with
+    the latest reason.
 
     \b
     Example:
+      feedq feed dead-letters list
       feedq feed dead-letters list acme/orders --limit 10
     """
+    if name is None:
+        _list_feeds(invocation, selection_of(**chosen), limit)
+        return
     with _sink_of(invocation, name) as (_, sink):
         letters = sink.dead_letters(name, limit=limit)
     now = invocation.clock.now()
@@ -62,6 +73,28 @@ def list_(invocation: Invocation, *, name: str, limit: int) -> None:
         TableColumn("RECORD", lambda letter: cut(_text(letter.record), TEXT_WIDTH)),
     ]
     answer_list(invocation, letters, _document, columns, empty=f"{name} has no dead letters")
+
+
+def _list_feeds(invocation: Invocation, selection: Selection, limit: int) -> None:
+    """What the workers have told of their feeds: no sink is asked."""
+    views = [v for v in invocation.store.feeds.selected(selection) if v.lease.dead_letters_total]
+    views.sort(key=lambda view: view.lease.dead_letter_at or LONG_AGO, reverse=True)
+    now = invocation.clock.now()
+    columns: list[TableColumn[FeedView]] = [
+        TableColumn("NAME", lambda view: view.feed.name),
+        number("REFUSED", lambda view: f"{view.lease.dead_letters_total:,}"),
+        number("LATEST", lambda view: ago(view.lease.dead_letter_at, now=now)),
+        TableColumn(
+            "REASON", lambda view: view.lease.dead_letter_error and said(view.lease.dead_letter_error)
+        ),
+    ]
+    empty = "no record of these feeds was refused"
+    answer_list(invocation, views[:limit], _feed_document, columns, empty=empty)
+
+
+def _feed_document(view: FeedView) -> dict[str, Any]:
+    row = feed_row(view)
+    return {key: row[key] for key in ("name", "dead_letters_total", "dead_letter_at", "dead_letter_error")}
 
 
 @dead_letters.command()

@@ -5,7 +5,7 @@ What is given becomes the keys of a manifest and is read as one, so that both me
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,11 +13,12 @@ import click
 
 from feedq import adoption, documents, verbs
 from feedq.cli import options
-from feedq.cli.invocation import Invocation, decorated, pass_invocation
+from feedq.cli.choosing import act, choose, confirm_chosen, fail_if_any, selection_of
+from feedq.cli.invocation import Invocation, decorated, pass_invocation, yes_option
 from feedq.cli.output import answer_done, write_difference, write_json
 from feedq.errors import NotFound
 from feedq.manifest import changes, feed_entry
-from feedq.model import Feed
+from feedq.model import Feed, FeedSpec, StartCursor, TargetState
 
 _declaration_options = decorated(
     click.option("--source", metavar="JSON", help="All options of the connector, as a JSON object."),
@@ -104,7 +105,18 @@ def _changed(
 
 
 @click.command()
-@click.argument("name")
+@click.argument("names", nargs=-1)
+@click.option("--of-tenant", "of_tenant", help="Edit all feeds of this tenant.")
+@click.option(
+    "--of-label",
+    "of_labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Edit all feeds with this label; may be repeated.",
+)
+@click.option("--of-connector", "of_connector", help="Edit all feeds with this connector.")
+@click.option("--match", metavar="GLOB", help="Edit all feeds whose name is like this, such as 'acme/*'.")
+@yes_option
 @click.option("--connector", help="Another kind of source.")
 @_declaration_options
 @click.option(
@@ -126,28 +138,61 @@ def edit(
     invocation: Invocation,
     /,
     *,
-    name: str,
+    names: Sequence[str],
+    of_tenant: str | None,
+    of_labels: Sequence[str],
+    of_connector: str | None,
+    match: str | None,
+    yes: bool,
     connector: str | None,
     settings: Sequence[str],
     unsettings: Sequence[str],
     **given: Any,
 ) -> None:
-    """Change what is given and keep the rest; the feed starts anew with it, where it left off.
+    """Change what is given and keep the rest; feeds start anew with it, where they left off.
+
+    All are checked first: if one would be wrong, none is changed. --tenant and --label change the feeds;
+    --of-tenant and --of-label choose them.
 
     \b
     Example:
       feedq feed edit acme/orders --set source.url=tcp://10.0.0.7:7001 --unset source.hello
+      feedq feed edit --of-tenant acme --set source.idle_timeout_s=60
     """
     if not (connector or settings or unsettings or any(given.values())):
         raise click.UsageError("nothing to change; give --set source.url=… or another option")
-    before = invocation.live_feed(name).spec
-    keys = _changed(feed_entry.plain_feed(before), connector=connector, **given)
-    keys = options.unset_options(options.set_options(keys, settings), unsettings)
-    after = feed_entry.FeedEntry.valid(keys).spec
-    verbs.edit_feed(invocation.store, after)
-    if not invocation.json:
-        write_difference(changes.difference(before, after))
-    answer_done(invocation, [name], "edited" if before != after else "unchanged")
+    selection = selection_of(
+        names, tenant=of_tenant, labels=of_labels, connector=of_connector, match=match, statuses=()
+    )
+    chosen = choose(invocation, selection)
+
+    def edited(spec: FeedSpec) -> FeedSpec:
+        keys = _changed(feed_entry.plain_feed(spec), connector=connector, **given)
+        keys = options.unset_options(options.set_options(keys, settings), unsettings)
+        after = feed_entry.FeedEntry.valid(keys).spec
+        feed_entry.validate(after)
+        return after
+
+    specs = {view.feed.name: (view.feed.spec, edited(view.feed.spec)) for view in chosen}
+    changed = [view for view in chosen if view.feed.spec != specs[view.feed.name][1]]
+    if changed:
+        confirm_chosen(invocation, selection, changed, "Edit", yes=yes)
+    result = act(invocation, changed, "edited", lambda feeds, name: feeds.edit(name, specs[name][1]))
+    _answer_edited(invocation, specs, {name for name, _ in result.done})
+    fail_if_any(result, "edited")
+
+
+def _answer_edited(
+    invocation: Invocation, specs: Mapping[str, tuple[FeedSpec, FeedSpec]], edited: Collection[str]
+) -> None:
+    results = {name: "edited" if name in edited else "unchanged" for name in specs}
+    if invocation.json:
+        write_json([{"name": name, "result": result} for name, result in results.items()])
+        return
+    for name, result in results.items():
+        if name in edited:
+            write_difference(changes.difference(*specs[name]))
+        answer_done(invocation, [name], result)
 
 
 @click.command()
@@ -199,4 +244,12 @@ def _named(invocation: Invocation, names: Sequence[str], tenant: str | None) -> 
 
 def _entries(invocation: Invocation, feeds: list[Feed], *, with_cursors: bool) -> Iterator[dict[str, Any]]:
     resumes = adoption.resumes_of(feeds, invocation.open_sink) if with_cursors else {}
-    return (feed_entry.plain_feed(feed.spec, resumes.get(feed.name)) for feed in feeds)
+    return (_entry(feed, resumes.get(feed.name)) for feed in feeds)
+
+
+def _entry(feed: Feed, resume: StartCursor | None) -> dict[str, Any]:
+    """A feed that runs does not say so: applied again later, it would undo a pause that came between."""
+    entry = feed_entry.plain_feed(feed.spec, resume)
+    if feed.spec.target_state is TargetState.RUNNING:
+        del entry["target_state"]
+    return entry

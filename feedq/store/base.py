@@ -43,10 +43,15 @@ from feedq.model import (
     WorkerView,
 )
 from feedq.placement.base import EligibleWorker, Held, Transfer, WaitingFeed
+from feedq.selection import Selection, SelectionOrder
 
 
 class Feeds(Protocol):
     """Desired state. Every change marks the feed dirty, writes an event, and wakes reconcile."""
+
+    def together(self) -> AbstractContextManager[Feeds]:
+        """Make all that is done with these feeds within the block one transaction: a few hundred changes take
+        hardly longer than ten. An error that leaves the block undoes them all."""
 
     def add(self, spec: FeedSpec) -> Feed:
         """Declare a feed. It is not dirty: its lease says all there is to know. Raises `Conflict` when a feed of
@@ -80,6 +85,18 @@ class Feeds(Protocol):
 
     def views(self, *, tenant: str | None = None, worker: str | None = None) -> list[FeedView]:
         """Return all feeds by name, the ones being removed included."""
+
+    def selected(
+        self,
+        selection: Selection,
+        *,
+        order: SelectionOrder = SelectionOrder.NAME,
+        limit: int | None = None,
+    ) -> list[FeedView]:
+        """Return the chosen feeds, in this order."""
+
+    def count(self) -> int:
+        """Return how many there are, without the ones being removed."""
 
     def declared(self, *, tenant: str | None = None, after: str = "", limit: int = 1_000) -> list[Feed]:
         """A page of feeds by name, from the first one after this name on, without the ones being removed: for

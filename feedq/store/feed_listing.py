@@ -7,6 +7,7 @@ only, one transaction a call.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,6 +19,7 @@ from sqlalchemy import Connection, text
 
 from feedq.lease import FAILING_FROM, LAGS_S, REFUSING_S, SILENT_AFTER, WAITS_ANEW
 from feedq.model import FeedView, Reason, Status
+from feedq.selection import TROUBLED, Selection, SelectionOrder, like
 from feedq.store.database import Aggregate, in_transaction
 from feedq.store.feed_rows import FEED_COLUMNS, LEASE_COLUMNS, OWNER_COLUMNS, feed_view_from
 
@@ -268,3 +270,50 @@ def _tallies(c: Connection, conditions: str, parameters: Mapping[str, Any]) -> l
         StatusCount(Status(status), None if reason is None else Reason(reason), *counts)
         for status, reason, *counts in c.execute(text(sql), parameters)
     ]
+
+
+# -- selections --------------------------------------------------------------------------------------
+
+_CHOSEN_BY = {
+    "names": "f.name = ANY(:names)",
+    "tenant": "f.tenant = :tenant",
+    "labels": "f.labels @> CAST(:labels AS jsonb)",
+    "worker": "w.name = :worker",
+    "statuses": f"{_STATUS} = ANY(:statuses)",
+    "connector": "f.connector = :connector",
+    "match": "f.name LIKE :match",
+    "failing": f"{_STATUS} = ANY(:failing)",
+}
+_SELECTION_ORDER = {
+    SelectionOrder.NAME: "",
+    SelectionOrder.ROWS: "coalesce(l.records_total, 0) DESC,",
+    SelectionOrder.BYTES: "coalesce(l.bytes_total, 0) DESC,",
+    SelectionOrder.AGE: "l.last_record_at NULLS FIRST,",
+    SelectionOrder.FAILURES: "greatest(l.failures, l.attempts, 0) DESC,",
+}
+
+
+def selected_sql(
+    selection: Selection, order: SelectionOrder, limit: int | None
+) -> tuple[str, dict[str, Any]]:
+    """The statement that reads the chosen feeds, and its parameters."""
+    asked = {
+        "names": list(selection.names),
+        "tenant": selection.tenant,
+        "labels": json.dumps(dict(selection.labels)) if selection.labels else None,
+        "worker": selection.worker,
+        "statuses": [status.value for status in selection.statuses],
+        "connector": selection.connector,
+        "match": None if selection.match is None else like(selection.match),
+        "failing": sorted(status.value for status in TROUBLED) if selection.failing else None,
+    }
+    given = {name: value for name, value in asked.items() if value is not None and value != []}
+    conditions = [_CHOSEN_BY[name] for name in given]
+    if not selection.removing:
+        conditions.append("f.removed_at IS NULL")
+    sql = f"""
+        SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now
+        {_FROM} {_filtered([" AND ".join(conditions)])}
+        ORDER BY {_SELECTION_ORDER[order]} f.name, f.id LIMIT :limit
+    """
+    return sql.replace(":now", "statement_timestamp()"), given | {"limit": limit}

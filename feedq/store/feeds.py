@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +17,16 @@ from feedq.event_names import EventKind
 from feedq.lease import first_reason, objection_to_move
 from feedq.model import ChangedCursor, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, TargetState
 from feedq.placement.base import Transfer
+from feedq.selection import Selection, SelectionOrder
 from feedq.store.channels import wake_reconcile
-from feedq.store.database import Aggregate, in_statement, in_transaction, refused_when_taken
+from feedq.store.database import (
+    Aggregate,
+    HeldDatabase,
+    in_statement,
+    in_transaction,
+    refused_when_taken,
+)
+from feedq.store.feed_listing import selected_sql
 from feedq.store.feed_rows import (
     FEED_COLUMNS,
     LEASE_COLUMNS,
@@ -50,6 +59,11 @@ _SPEC = {
 
 class PostgresFeeds(Aggregate):
     """Implements `feedq.store.base.Feeds` on PostgreSQL."""
+
+    @contextmanager
+    def together(self) -> Iterator[PostgresFeeds]:
+        with self._database.transaction() as c:
+            yield PostgresFeeds(HeldDatabase(self._database, c))
 
     @in_transaction
     def add(self, c: Connection, spec: FeedSpec) -> Feed:
@@ -164,6 +178,23 @@ class PostgresFeeds(Aggregate):
         """
         rows = c.execute(text(sql), {"tenant": tenant, "worker": worker})
         return [feed_view_from(row) for row in rows]
+
+    @in_statement
+    def selected(
+        self,
+        c: Connection,
+        selection: Selection,
+        *,
+        order: SelectionOrder = SelectionOrder.NAME,
+        limit: int | None = None,
+    ) -> list[FeedView]:
+        sql, parameters = selected_sql(selection, order, limit)
+        return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
+
+    @in_statement
+    def count(self, c: Connection) -> int:
+        found: int = c.execute(text("SELECT count(*) FROM feedq.feed WHERE removed_at IS NULL")).scalar_one()
+        return found
 
     @in_statement
     def declared(

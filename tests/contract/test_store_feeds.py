@@ -215,3 +215,38 @@ def test_history_is_newest_first_and_limited(harness: Harness) -> None:
     assert released.detail["reason"] == "backoff"
     assert released.detail["error"] == "refused"
     assert claimed.at <= released.at
+
+
+# -- several at once ---------------------------------------------------------------------------------
+
+
+def test_what_is_done_together_is_done_at_once(harness: Harness) -> None:
+    old = harness.feed("old")
+    with harness.store.feeds.together() as feeds:
+        feeds.add(spec("a"))
+        feeds.add(spec("b"))
+        feeds.set_target("b", TargetState.PAUSED)
+        feeds.edit("a", spec("a", weight=2.0))
+        feeds.restart("old")
+    found = {view.feed.name: view.feed for view in harness.store.feeds.views()}
+    assert found.keys() == {"a", "b", "old"}
+    assert found["a"].spec.weight == 2.0
+    assert found["b"].spec.target_state is TargetState.PAUSED
+    assert found["old"].generation == old.generation + 1
+    assert kinds(harness, "b") == [EventKind.FEED_PAUSED, EventKind.FEED_ADDED]
+
+
+def test_an_error_undoes_all_that_was_done_together(harness: Harness) -> None:
+    harness.feed("taken")
+
+    def add_two() -> None:
+        with harness.store.feeds.together() as feeds:
+            feeds.add(spec("a"))
+            feeds.set_target("taken", TargetState.PAUSED)
+            feeds.add(spec("taken"))
+
+    with pytest.raises(Conflict, match="taken"):
+        add_two()
+    (left,) = harness.store.feeds.views()
+    assert (left.feed.name, left.feed.spec.target_state) == ("taken", TargetState.RUNNING)
+    harness.feed("a")

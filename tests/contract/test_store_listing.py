@@ -16,6 +16,7 @@ from psycopg2.extras import execute_values
 
 from feedq.diagnosis.fleet_checks import overview, summary
 from feedq.model import LeaseState, Load, NewWorker, Reason, Status
+from feedq.selection import ORDER_KEYS, Selection, SelectionOrder
 from feedq.store.feed_listing import FeedListing, Query, Sort
 from tests.contract.harness import TTL_S, Harness, PostgresHarness, progress, spec
 
@@ -239,3 +240,37 @@ def test_no_feeds_are_an_empty_page(postgres_harness: PostgresHarness, listing: 
     page = listing.page(Query())
     assert (page.views, page.tallies, page.matching) == ([], [], 0)
     assert page.now.tzinfo is not None
+
+
+SELECTIONS = (
+    Selection(removing=True),
+    Selection(),
+    Selection(names=("f00003", "f00001", "nobody")),
+    Selection(tenant="acme"),
+    Selection(labels={"region": "eu"}),
+    Selection(labels={"region": "eu", "plan": "gold"}),
+    Selection(worker="moves"),
+    Selection(statuses=(Status.PAUSED, Status.STALLED)),
+    Selection(connector="tcp"),
+    Selection(connector="nothing"),
+    Selection(match="*1?"),
+    Selection(match="%"),
+    Selection(match="f_1"),
+    Selection(failing=True),
+    Selection(failing=True, match="f*1", tenant="acme"),
+)
+
+
+def test_the_database_chooses_what_a_selection_does(everything: PostgresHarness) -> None:
+    feeds = everything.store.feeds
+    with feeds.together() as several:
+        for view in feeds.selected(Selection())[::3]:
+            labels = {"region": "eu"} | ({"plan": "gold"} if view.feed.id % 2 else {})
+            several.edit(view.feed.name, replace(view.feed.spec, tenant="acme", labels=labels))
+    views = feeds.views()
+    for selection, order in product(SELECTIONS, SelectionOrder):
+        chosen = [v.feed.id for v in sorted(filter(selection.chooses, views), key=ORDER_KEYS[order])]
+        found = feeds.selected(selection, order=order)
+        assert [view.feed.id for view in found] == chosen, (selection, order)
+        assert [view.feed.id for view in feeds.selected(selection, order=order, limit=2)] == chosen[:2]
+    assert all(any(map(one.chooses, views)) for one in SELECTIONS[3:6])

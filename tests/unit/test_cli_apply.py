@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from feedq.model import Feed, FeedSpec, TargetState
+from feedq import bulk
+from feedq.model import Feed, FeedSpec, FeedView, TargetState
 from tests.unit.command import URL, Command
 
 FEED = f"{{connector: tcp, source: {{url: '{URL}'}}, sink: {{table: t}}, name: "
@@ -155,7 +157,28 @@ def test_a_name_can_be_used_again_while_its_feed_is_being_removed(command: Comma
     assert command.ok("apply", "-f", "-", given=feeds("a")).startswith("+ a\n")
 
 
-def test_a_database_that_goes_away_half_way_is_told_with_what_was_done(command: Command) -> None:
+def test_a_feed_that_somebody_else_declares_meanwhile_is_named_and_the_others_are_added(
+    command: Command,
+) -> None:
+    views = command.store.feeds.views
+
+    def taken_after_looking(**chosen: Any) -> list[FeedView]:
+        found = views(**chosen)
+        command.feed("b")
+        command.store.feeds.views = views  # type: ignore[method-assign]
+        return found
+
+    command.store.feeds.views = taken_after_looking  # type: ignore[method-assign] # what happens meanwhile
+    error = command.run("apply", "-f", "-", given=feeds("a", "b", "c")).stderr
+    assert "feed 'b': feed 'b' exists already" in error
+    assert "2 of 3 changes were made; applying again makes the rest" in error
+    assert names(command) == ["a", "b", "c"]
+
+
+def test_a_database_that_goes_away_half_way_is_told_with_what_was_done(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "TOGETHER_MAX", 1)
     add = command.store.feeds.add
     added: list[FeedSpec] = []
 
@@ -168,8 +191,7 @@ def test_a_database_that_goes_away_half_way_is_told_with_what_was_done(command: 
     command.store.feeds.add = add_one_only  # type: ignore[method-assign] # what happens meanwhile is the point
     result = command.run("apply", "-f", "-", given=feeds("a", "b", "c"))
     assert result.exit_code == 1
-    assert "feed 'b': " in result.stderr
-    assert "1 of 3 changes were made before; applying again makes the rest" in result.stderr
+    assert "1 of 3 were changed before; doing it again changes the rest: " in result.stderr
     command.store.come_back()
     added.clear()
     assert names(command) == ["a"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from uuid import UUID
 
@@ -11,6 +13,7 @@ from feedq.errors import Conflict, NotFound
 from feedq.lease import Move, objection_to_move
 from feedq.model import ChangedCursor, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, TargetState
 from feedq.placement.base import Transfer
+from feedq.selection import ORDER_KEYS, Selection, SelectionOrder
 from feedq.simulate.memory import counts
 from feedq.simulate.memory.database import statement
 from feedq.simulate.memory.owner import SimulatedFeeds
@@ -23,6 +26,11 @@ class MemoryFeeds(SimulatedFeeds):
     """Desired state."""
 
     _db: MemoryDatabase
+
+    @contextmanager
+    def together(self) -> Iterator[MemoryFeeds]:
+        with self._db.transaction():
+            yield self
 
     @statement
     def edit(self, name: str, spec: FeedSpec) -> Feed:
@@ -95,6 +103,19 @@ class MemoryFeeds(SimulatedFeeds):
             if tenant is None or feed.spec.tenant == tenant
         ]
         return [v for v in views if worker is None or v.worker == worker]
+
+    def selected(
+        self,
+        selection: Selection,
+        *,
+        order: SelectionOrder = SelectionOrder.NAME,
+        limit: int | None = None,
+    ) -> list[FeedView]:
+        return sorted(filter(selection.chooses, self.views()), key=ORDER_KEYS[order])[:limit]
+
+    @statement
+    def count(self) -> int:
+        return len(self._db.tables.names)
 
     @statement
     def declared(self, *, tenant: str | None = None, after: str = "", limit: int = 1_000) -> list[Feed]:

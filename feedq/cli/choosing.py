@@ -1,0 +1,113 @@
+"""Which feeds a command is about: by name, or by what they have in common.
+
+The options make a `Selection`; what they choose is counted and shown before anything is done to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from feedq.cli.invocation import Invocation, decorated
+from feedq.errors import InvalidInput, NotFound
+from feedq.model import FeedView, Status
+from feedq.selection import Selection
+
+if TYPE_CHECKING:
+    from feedq.bulk import BulkResult
+
+ERRORS_SHOWN_MAX = 20
+
+selection_options = decorated(
+    click.option("--tenant", help="Only this tenant's feeds."),
+    click.option(
+        "-l",
+        "--label",
+        "labels",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Only feeds with this label; may be repeated.",
+    ),
+    click.option("--worker", help="Only the feeds that this worker holds."),
+    click.option(
+        "--status",
+        "statuses",
+        multiple=True,
+        type=click.Choice([status.value for status in Status]),
+        help="Only feeds of this status; may be repeated.",
+    ),
+    click.option("--connector", help="Only feeds with this connector."),
+    click.option("--match", metavar="GLOB", help="Only feeds whose name is like this, such as 'acme/*'."),
+    click.option("--failing", is_flag=True, help="Only feeds in trouble, which somebody has to look at."),
+)
+"""The options of a selection; hand them to `selection_of`."""
+
+
+def selection_of(names: Sequence[str] = (), **given: Any) -> Selection:
+    """The selection that the options ask for. Raises `InvalidInput`."""
+    from feedq.cli.options import split_assignment
+
+    labels = dict(split_assignment(text, option="--label") for text in given.pop("labels"))
+    statuses = tuple(Status(status) for status in given.pop("statuses"))
+    return Selection(names=tuple(dict.fromkeys(names)), labels=labels, statuses=statuses, **given)
+
+
+def choose(invocation: Invocation, selection: Selection) -> list[FeedView]:
+    """The feeds that are named or chosen. Raises `InvalidInput` when nothing says which, `NotFound` when one
+    that is named does not exist or none is chosen."""
+    if selection.is_empty:
+        raise InvalidInput("which feeds? name them, or choose them with --tenant, --match or another option")
+    for name in selection.names:
+        invocation.live_feed(name)
+    chosen = invocation.store.feeds.selected(selection)
+    if not chosen:
+        raise NotFound(none_match(invocation, "nothing is done"))
+    return chosen
+
+
+def none_match(invocation: Invocation, then: str = "") -> str:
+    """What to say when no feed is chosen; that there is none at all is another matter."""
+    from feedq.cli.tables import NO_FEEDS
+
+    total = invocation.store.feeds.count()
+    if not total:
+        return NO_FEEDS
+    return f"none of {total:,} feeds match" + (f"; {then}" if then else "")
+
+
+def confirm_chosen(
+    invocation: Invocation, selection: Selection, chosen: Sequence[FeedView], verb: str, *, yes: bool
+) -> None:
+    """Shows how many were chosen, and asks. Whoever names feeds has said so already."""
+    from feedq.wording import counted, some
+
+    if selection.names:
+        return
+    named = some(chosen, lambda view: view.feed.name)
+    invocation.confirm(f"{verb} {counted(len(chosen), 'feed')} ({named})?", yes=yes)
+
+
+def act(
+    invocation: Invocation, chosen: Sequence[FeedView], what: str, verb: Callable[[Any, str], Any]
+) -> BulkResult[str, Any]:
+    """Do it to each, some hundred at a time, with a bar. Raises `FeedqError` that names each that it could not be
+    done to, after the others."""
+    from feedq import bulk
+    from feedq.cli.progress import ProgressBar
+
+    names = [view.feed.name for view in chosen]
+    with ProgressBar(f"feeds {what}", len(names)) as bar:
+        return bulk.each(invocation.store.feeds, names, verb, told=bar)
+
+
+def fail_if_any(result: BulkResult[Any, Any], what: str) -> None:
+    """Raises when something could not be done to some, naming each."""
+    if not result.failed:
+        return
+    lines = [f"  {error}" for _, error in result.failed[:ERRORS_SHOWN_MAX]]
+    if (more := len(result.failed) - ERRORS_SHOWN_MAX) > 0:
+        lines.append(f"  and {more:,} more")
+    error = type(result.failed[0][1])
+    raise error(f"{len(result.failed)} not {what}, {len(result.done)} {what}\n" + "\n".join(lines))

@@ -1,0 +1,156 @@
+"""Verbs for feeds that are chosen by what they have in common: which, how many, asked first, and each outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from feedq import bulk
+from feedq.model import Feed, TargetState
+from feedq.selection import Selection
+from feedq.store.base import Feeds
+from tests.unit.command import Command
+
+
+@pytest.fixture
+def command() -> Command:
+    made = Command()
+    made.feed("acme/a", tenant="acme", labels={"region": "eu"})
+    made.feed("acme/b", tenant="acme", labels={"region": "us"})
+    made.feed("other/a", tenant="other", labels={"region": "eu"})
+    return made
+
+
+def paused(command: Command) -> list[str]:
+    views = command.store.feeds.views()
+    return [v.feed.name for v in views if v.feed.spec.target_state is TargetState.PAUSED]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (("--tenant", "acme"), ["acme/a", "acme/b"]),
+        (("--label", "region=eu"), ["acme/a", "other/a"]),
+        (("-l", "region=eu", "--tenant", "acme"), ["acme/a"]),
+        (("--match", "*/a"), ["acme/a", "other/a"]),
+        (("--status", "waiting"), ["acme/a", "acme/b", "other/a"]),
+        (("--connector", "tcp", "--match", "o*"), ["other/a"]),
+        (("acme/a", "other/a", "--tenant", "acme"), ["acme/a"]),
+    ],
+)
+def test_a_verb_is_done_to_all_that_are_chosen(
+    command: Command, chosen: Sequence[str], expected: list[str]
+) -> None:
+    answers = command.json("feed", "pause", *chosen, "--yes")
+    assert answers == [{"name": name, "result": "paused"} for name in expected]
+    assert paused(command) == expected
+
+
+def test_what_is_chosen_is_counted_and_asked_about(command: Command) -> None:
+    error = command.refused("feed", "pause", "--tenant", "acme")
+    assert error == ("Error: Pause 2 feeds (acme/a, acme/b)? There is nobody to ask here; say --yes\n")
+    assert paused(command) == []
+
+
+def test_a_verb_without_names_and_options_is_refused(command: Command) -> None:
+    for verb in ("pause", "resume", "restart", "remove", "move"):
+        assert "which feeds? name them, or choose them with --tenant" in command.refused(
+            "feed", verb, "--yes"
+        )
+
+
+def test_a_selection_that_matches_nothing_says_of_how_many(command: Command) -> None:
+    assert command.ok("feed", "list", "--tenant", "nobody") == "none of 3 feeds match\n"
+    error = command.refused("feed", "pause", "--match", "typo*", "--yes")
+    assert error == "Error: none of 3 feeds match; nothing is done\n"
+    assert Command().ok("feed", "list", "--tenant", "nobody").startswith("no feeds; declare some")
+
+
+def test_a_list_is_in_order_and_cut(command: Command) -> None:
+    command.worker("w")
+    command.stream()
+    view = command.view("other/a")
+    assert view.lease.worker_id is not None
+    command.report(view.lease.worker_id, view.feed.id, view.lease.epoch, bytes=10**9)
+    rows = command.json("feed", "list", "--sort", "bytes", "--limit", "2")
+    assert [row["name"] for row in rows] == ["other/a", "acme/a"]
+
+
+def test_many_feeds_are_edited_and_each_says_what_changed(command: Command) -> None:
+    said = command.ok("feed", "edit", "--of-tenant", "acme", "--set", "weight=2", "--yes")
+    assert said == ("    weight: 1.0 -> 2.0\nacme/a edited\n    weight: 1.0 -> 2.0\nacme/b edited\n")
+    assert [command.spec(name).weight for name in ("acme/a", "acme/b", "other/a")] == [2.0, 2.0, 1.0]
+    again = command.json("feed", "edit", "--match", "*", "--set", "weight=2", "--yes")
+    assert [one["result"] for one in again] == ["unchanged", "unchanged", "edited"]
+
+
+def test_none_is_edited_when_one_would_be_wrong(command: Command) -> None:
+    command.refused("feed", "edit", "--of-tenant", "acme", "--set", "source.typo=1", "--yes")
+    assert command.store.feeds.get("acme/a").generation == 1
+
+
+def test_feeds_of_a_worker_move_to_those_with_room(command: Command) -> None:
+    source = command.worker("one")
+    command.stream()
+    command.worker("two", capacity=1)
+    result = command.run("feed", "move", "--from", "one", "--count", "2", "--yes")
+    assert result.exit_code == 1
+    assert result.stdout == "acme/a moving to two\n"
+    assert "1 not moved, 1 moved\n  " in result.stderr
+    assert "are full" in result.stderr
+    views = command.store.feeds.views()
+    assert [v.feed.name for v in views if v.lease.promised_to not in (None, source.id)] == ["acme/a"]
+
+
+def test_feeds_move_to_the_worker_that_is_named(command: Command) -> None:
+    command.worker("one")
+    command.stream()
+    two = command.worker("two")
+    answers = command.json("feed", "move", "--tenant", "acme", "--to", "two", "--yes")
+    assert answers == [{"name": name, "worker": "two", "result": "moving"} for name in ("acme/a", "acme/b")]
+    assert {command.view(name).lease.promised_to for name in ("acme/a", "acme/b")} == {two.id}
+
+
+def test_dead_letters_of_all_feeds_are_listed_with_the_latest_reason(command: Command) -> None:
+    command.worker("w")
+    command.stream()
+    view = command.view("acme/b")
+    assert view.lease.worker_id is not None
+    command.report(
+        view.lease.worker_id, view.feed.id, view.lease.epoch, dead_letters=3, dead_letter_error="not a number"
+    )
+    (row,) = command.json("feed", "dead-letters", "list")
+    assert (row["name"], row["dead_letters_total"]) == ("acme/b", 3)
+    assert row["dead_letter_error"] == "not a number"
+    header, line = command.ok("feed", "dead-letters", "list").splitlines()
+    assert header.split() == ["NAME", "REFUSED", "LATEST", "REASON"]
+    assert line.endswith("not a number")
+    assert command.ok("feed", "dead-letters", "list", "--tenant", "other").startswith("no record")
+
+
+def test_a_feed_that_cannot_be_changed_keeps_no_other_from_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "TOGETHER_MAX", 2)
+    done: list[int] = []
+
+    def pause(feeds: Feeds, name: str) -> Feed:
+        return feeds.set_target(name, TargetState.PAUSED)
+
+    names = ["acme/a", "nobody", "acme/b", "other/a"]
+    result = bulk.each(command.store.feeds, names, pause, told=done.append)
+    assert [name for name, _ in result.done] == ["acme/a", "acme/b", "other/a"]
+    assert [(name, str(error)[:22]) for name, error in result.failed] == [
+        ("nobody", "no feed named 'nobody'")
+    ]
+    assert done == [2, 4]
+    assert paused(command) == ["acme/a", "acme/b", "other/a"]
+
+
+def test_an_empty_selection_chooses_all_but_what_is_being_removed(command: Command) -> None:
+    command.store.feeds.remove("acme/b")
+    names = [view.feed.name for view in command.store.feeds.selected(Selection())]
+    assert names == ["acme/a", "other/a"]
+    assert len(command.store.feeds.selected(Selection(removing=True))) == 3
+    assert command.store.feeds.count() == 2
