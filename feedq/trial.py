@@ -28,6 +28,7 @@ from feedq.manifest.feed_entry import problems
 from feedq.model import JSON, Batch, FeedSpec
 from feedq.passwords import mask_url
 from feedq.permission import Permissions
+from feedq.record_hints import hints
 from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
 from feedq.sinks.base import FeedWrite, Preview, Sink, Target, load_sink, parse_sink, target_of
@@ -47,6 +48,8 @@ class StepOutcome(StrEnum):
 
     OK = "ok"
     FAILED = "failed"
+    WARN = "warn"
+    """It works, and is hardly what was meant."""
     SKIPPED = "skipped"
     """Could not be tried because of an earlier one."""
 
@@ -81,6 +84,9 @@ class Trial:
     def failed(self, step: str, detail: str) -> None:
         self.steps.append(TrialStep(step, StepOutcome.FAILED, detail))
 
+    def warned(self, step: str, detail: str) -> None:
+        self.steps.append(TrialStep(step, StepOutcome.WARN, detail))
+
     def skipped(self, step: str, detail: str) -> None:
         self.steps.append(TrialStep(step, StepOutcome.SKIPPED, detail))
 
@@ -105,7 +111,8 @@ def try_feed(spec: FeedSpec, settings: Settings, clock: Clock, *, wanted: Wanted
     trial.passed("declaration", f"connector {spec.connector}")
     options = parse_options(spec.connector, spec.source)
     secrets = _secrets(options, trial, tenant=spec.tenant, permissions=settings.permissions)
-    target = target_of(parse_sink(spec.sink), options)
+    sink_options = parse_sink(spec.sink)
+    target = target_of(sink_options, options)
     with _sink(spec, settings, target, trial) as sink:
         if secrets is None:
             trial.skipped("source", "for want of the secrets")
@@ -128,6 +135,8 @@ def try_feed(spec: FeedSpec, settings: Settings, clock: Clock, *, wanted: Wanted
             _show_cursor(received.batches[-1].cursor, trial, masker)
             write = FeedWrite(0, spec.name, 0, target, _first(received.batches, wanted.records))
             trial.records = [_masked(preview, masker) for preview in _previews(sink, write, trial)]
+            for about, what in hints(options, sink_options, [preview.record for preview in trial.records]):
+                trial.warned(about, what)
     return trial
 
 

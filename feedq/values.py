@@ -8,7 +8,7 @@ Schema can say of it, for editors. No message repeats a value that may be a secr
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -122,7 +122,7 @@ class Entry(StrictModel):
     @classmethod
     def unknown(cls, key: str) -> str:
         hint = f"write it as {cls.example}" if cls.example else f"known are {', '.join(cls.model_fields)}"
-        return f"unknown key {key!r}; {hint}"
+        return f"unknown key {key!r}; {hint}{did_you_mean(key, cls.model_fields)}"
 
     @classmethod
     def valid(cls, given: Mapping[str, Any]) -> Self:
@@ -143,6 +143,12 @@ class Entry(StrictModel):
     def plain(self) -> dict[str, Any]:
         """Write it as it stands in a manifest; what is at its default is left out."""
         return self.model_dump(exclude_defaults=True, warnings=False)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Ends a sentence about a word that is not known, if it is nearly one that is."""
+    near = get_close_matches(word[:NAME_MAX], list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 @lru_cache(maxsize=100)

@@ -187,7 +187,7 @@ def _shown(value: Any) -> str:
 
 def styled_step(name: str, outcome: str, detail: str) -> str:
     """Makes a line for a step of several: its outcome first, in its colour."""
-    colours = {"ok": "green", "failed": "red", "skipped": "yellow"}
+    colours = {"ok": "green", "failed": "red", "skipped": "yellow", "warn": "yellow"}
     return f"{click.style(outcome.ljust(7), fg=colours[outcome])}  {name.ljust(11)}  {detail}".rstrip()
 
 

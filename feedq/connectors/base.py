@@ -38,7 +38,7 @@ from feedq.model import JSON, Batch
 from feedq.permission import DEFAULT, Permissions
 from feedq.secrets import check_secret_name, parse_reference
 from feedq.telemetry import SOURCE_MISSED, LogEvent, log
-from feedq.values import StrictModel
+from feedq.values import StrictModel, did_you_mean
 
 ENTRY_POINT_GROUP = "feedq.connectors"
 
@@ -276,7 +276,8 @@ def load_connector(kind: str) -> type[Connector]:
     found = entry_points(group=ENTRY_POINT_GROUP, name=kind)
     if not found:
         known = ", ".join(sorted(e.name for e in entry_points(group=ENTRY_POINT_GROUP)))
-        raise InvalidInput(f"unknown connector {kind!r}; installed are: {known or 'none'}")
+        near = did_you_mean(kind, known.split(", "))
+        raise InvalidInput(f"unknown connector {kind!r}; installed are: {known or 'none'}{near}")
     entry = next(iter(found))
     try:
         loaded: type[Connector] = entry.load()
@@ -302,6 +303,7 @@ def explain_options(where: str, error: ValidationError, options: type[BaseModel]
         if problem["type"] == "extra_forbidden":
             known = _model_at(options, problem["loc"][:-1])
             hint = f"; known are {', '.join(sorted(known.model_fields))}" if known else ""
+            hint += did_you_mean(str(problem["loc"][-1]), known.model_fields) if known else ""
             lines.append(f"{path}: unknown option{hint}")
         else:
             # pydantic's words for "raised by our own validator", which says enough by itself.

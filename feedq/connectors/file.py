@@ -419,7 +419,8 @@ class FileConnector:
         return True
 
     def _wait_for_file(self, missing_since: float) -> bool:
-        if time.monotonic() - missing_since >= self._options.missing_timeout_s:
+        # A trial is over before it has waited: whoever tries a feed wants to know what is missing.
+        if self._context.trial or time.monotonic() - missing_since >= self._options.missing_timeout_s:
             raise SourceUnavailable(
                 f"{self._path}: there is no such file on this worker (source.missing_timeout_s)"
             )

@@ -17,7 +17,7 @@ from feedq.schedule.entries import (
     ScheduleEntry,
 )
 from feedq.schedule.model import Calendar, Queue, ScheduleSpec
-from feedq.values import read
+from feedq.values import did_you_mean, read
 
 ENTRIES_MAX = 100_000
 """Feeds of one call, and schedules, and queues: they are all held in memory."""
@@ -148,7 +148,8 @@ class _Reader:
                     self.complain(line, f"{key}: must be a list")
             elif not key.startswith("x-"):
                 known = ", ".join(ENTRIES)
-                self.complain(line, f"unknown key {key!r}; known are {known} (and x-… for your own)")
+                near = did_you_mean(key, ENTRIES)
+                self.complain(line, f"unknown key {key!r}; known are {known} (and x-… for your own){near}")
         for key in ENTRIES:
             for entry in document.lists.get(key, ()):
                 self._read_entry(key, entry)

@@ -75,12 +75,13 @@ def test_arguments_are_documented() -> None:
             assert re.search(rf"^`{path} \[?(NAME|RUN_ID)", sections()[path], re.MULTILINE), path
 
 
-def test_the_manifests_of_the_guide_are_right() -> None:
-    guide = (DOCS / "howto" / "declare-feeds.md").read_text()
+@pytest.mark.parametrize("page", ["declare-feeds.md", "three-usual-sources.md"])
+def test_the_manifests_of_the_guides_are_right(page: str) -> None:
+    guide = (DOCS / "howto" / page).read_text()
     blocks = [b for b in re.findall(r"^```yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL) if "feeds:" in b]
     assert blocks
     for block in blocks:
-        found = reader.parse_specs(block, origin="declare-feeds.md")
+        found = reader.parse_specs(block, origin=page)
         assert found
         assert [problem for spec in found for problem in problems(spec)] == []
 

@@ -1,0 +1,104 @@
+"""What the first records say about a declaration that is right and yet not what was meant. Pure.
+
+A column whose pointer no record has lands as NULL, a list without `source.records` as one row, a header with other
+names than `csv.fields` as a record. None of them is an error, so nothing else says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from feedq.connectors.base import ConnectorOptions, CsvFormat
+from feedq.connectors.records.csvtext import CsvReader, MalformedLine
+from feedq.connectors.records.pointer import array_index, parse_pointer
+from feedq.sinks.base import SinkOptions
+from feedq.values import did_you_mean
+
+POINTERS_SHOWN_MAX = 12
+DEPTH_MAX = 3
+"""Levels of a record that are looked through for what it has instead."""
+
+
+def hints(source: ConnectorOptions, sink: SinkOptions, records: Sequence[bytes]) -> Iterator[tuple[str, str]]:
+    """Yields what is odd, as pairs of what it is about and a sentence."""
+    if source.csv is not None:
+        yield from _header_hints(source.csv, records[0])
+        return
+    documents = list(_documents(records))
+    if not documents or source.format != "json":
+        return
+    lists = [document for document in documents if isinstance(document, list)]
+    if lists:
+        yield "records", _of_a_list(lists[0], source)
+        return
+    yield from _pointer_hints(sink, documents)
+
+
+def _documents(records: Sequence[bytes]) -> Iterator[Any]:
+    for record in records:
+        try:
+            yield orjson.loads(record)
+        except orjson.JSONDecodeError:
+            continue  # its own preview says so
+
+
+def _of_a_list(found: Sequence[Any], source: ConnectorOptions) -> str:
+    what = f"a record is a list of {len(found)}, which lands as one row"
+    if "records" in type(source).model_fields:
+        return f'{what}; with source.records: "" each of its elements is a record'
+    return f"{what}; let the source send its elements one by one"
+
+
+def _pointer_hints(sink: SinkOptions, documents: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    there = list(dict.fromkeys(pointer for document in documents for pointer in _pointers(document)))
+    for column, source in sink.columns.items():
+        pointer = source if isinstance(source, str) else source.pointer
+        if not pointer or not pointer.startswith("/"):
+            continue
+        if not any(_has(document, parse_pointer(pointer)) for document in documents):
+            shown = ", ".join(there[:POINTERS_SHOWN_MAX]) + (", …" if len(there) > POINTERS_SHOWN_MAX else "")
+            near = did_you_mean(pointer, there)
+            yield "columns", f"column {column}: no record has {pointer}; they have {shown}{near}"
+
+
+def _pointers(value: Any, path: str = "", depth: int = 0) -> Iterator[str]:
+    """What can be pointed at in a document, down to some depth."""
+    if isinstance(value, Mapping) and value and depth < DEPTH_MAX:
+        for key, inner in value.items():
+            token = key.replace("~", "~0").replace("/", "~1")
+            yield from _pointers(inner, f"{path}/{token}", depth + 1)
+    elif path:
+        yield path
+
+
+def _has(value: Any, tokens: Sequence[str]) -> bool:
+    for token in tokens:
+        if isinstance(value, Mapping) and token in value:
+            value = value[token]
+        elif isinstance(value, list) and (index := array_index(token)) is not None and index < len(value):
+            value = value[index]
+        else:
+            return False
+    return True
+
+
+def _header_hints(csv: CsvFormat, first: bytes) -> Iterator[tuple[str, str]]:
+    """A first record of names only, where the values of others would be numbers or times."""
+    try:
+        found = [(field or b"").decode("utf-8", "replace") for field in CsvReader(csv).read(first)]
+    except MalformedLine:
+        return
+    same = set(found) & set(csv.fields)
+    if tuple(found) != csv.fields and all(name.replace("_", "a").isidentifier() for name in found):
+        if not csv.header and not same:
+            return
+        yield (
+            "header",
+            f"the first line, {', '.join(found)}, lands as a record: it looks like a header with other names than "
+            f"csv.fields, {', '.join(csv.fields)}; name the fields as it does, in its order",
+        )
+    elif tuple(found) == csv.fields and not csv.header:
+        yield "header", "the first line is a header and lands as a record; csv.header: true leaves it out"

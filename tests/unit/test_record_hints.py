@@ -1,0 +1,70 @@
+"""What the first records say about a declaration that is not what was meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from feedq.connectors.base import parse_options
+from feedq.record_hints import hints
+from feedq.sinks.base import parse_sink
+
+HTTP = {"url": "http://127.0.0.1/x", "mode": "poll"}
+CSV = {"path": "/data/x.csv", "format": "csv"}
+
+
+def said(
+    connector: str, source: dict[str, Any], columns: dict[str, Any], *records: bytes
+) -> list[tuple[str, str]]:
+    sink = parse_sink({"table": "t", "columns": columns})
+    return list(hints(parse_options(connector, source), sink, records))
+
+
+def test_a_pointer_that_no_record_has_is_told_with_what_they_have() -> None:
+    records = (b'{"seq": 1, "price": {"amount": 2}}', b'{"seq": 2, "note": null}')
+    columns = {"seq": "/seq", "amount": "/price/amont", "note": "/note", "feed": "$feed", "all": ""}
+    assert said("http", HTTP | {"records": ""}, columns, *records) == [
+        (
+            "columns",
+            "column amount: no record has /price/amont; they have /seq, /price/amount, /note; "
+            "did you mean /price/amount?",
+        )
+    ]
+
+
+def test_a_list_that_would_land_as_one_row_is_told_with_the_option_that_cuts_it() -> None:
+    (found,) = said("http", HTTP, {"seq": "/seq"}, b'[{"seq": 1}, {"seq": 2}]')
+    assert found == (
+        "records",
+        'a record is a list of 2, which lands as one row; with source.records: "" each of its elements is a '
+        "record",
+    )
+
+
+def test_elements_of_lists_can_be_pointed_at() -> None:
+    assert said("http", HTTP, {"first": "/a/0", "none": "/a/7"}, b'{"a": [1]}') == [
+        ("columns", "column none: no record has /a/7; they have /a; did you mean /a?")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "first", "expected"),
+    [
+        (True, b"id,cost", "the first line, id, cost, lands as a record"),
+        (True, b"1,2.5", None),
+        (False, b"id,price", "csv.header: true leaves it out"),
+        (False, b"price,id", "name the fields as it does"),
+        (False, b"anna,otto", None),
+        (True, b'"unclosed', None),
+    ],
+)
+def test_a_header_that_would_land_is_told(header: bool, first: bytes, expected: str | None) -> None:
+    source = CSV | {"csv": {"fields": ["id", "price"], "header": header}}
+    found = said("file", source, {"id": "/id"}, first)
+    assert len(found) == (expected is not None)
+    assert all(about == "header" and expected is not None and expected in what for about, what in found)
+
+
+def test_what_is_no_json_is_left_to_its_own_error() -> None:
+    assert said("http", HTTP, {"seq": "/seq"}, b"<html>") == []
