@@ -331,11 +331,14 @@ def _choose_moves(
         moves = decide(running, p.candidates(tenants) if tenants else candidates, now=p.now)
         # Whether a worker may be tried again that feeds avoid, only all of them show, too.
         are_enough = moves.left <= 0 and not any(feed.avoid for feed in running)
-        of_each = Counter(feed.worker_id for feed in running).values()
-        are_all = max(of_each) < limit // len(sources)
-        if are_enough or are_all or limit == MOVABLE_PER_PASS:
+        if are_enough or limit == MOVABLE_PER_PASS or _are_all(running, limit // len(sources)):
             return len(running), moves
         limit = MOVABLE_PER_PASS
+
+
+def _are_all(running: Iterable[Held], of_each: int) -> bool:
+    """Return whether no worker has so many of these that there may be more."""
+    return max(Counter(feed.worker_id for feed in running).values()) < of_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +359,7 @@ class _FleetFingerprint:
         now: datetime,
         held: int,
     ) -> _FleetFingerprint:
-        ordered = sorted(candidates, key=lambda c: c.worker_id)
+        ordered = sorted(candidates, key=lambda c: c.worker_id.int)
         settled = [
             (c.worker_id, c.capacity, is_settled(c, now=now, settle_s=rules.settle_s)) for c in ordered
         ]

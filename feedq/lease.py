@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import cache
 from math import exp
 from types import MappingProxyType
 from uuid import UUID
@@ -93,6 +94,7 @@ def transition(state: LeaseState, move: Move) -> LeaseState:
         raise ValueError(f"a lease in state {state!s} cannot {move!s}") from None
 
 
+@cache
 def states_before(move: Move) -> tuple[LeaseState, ...]:
     """The states that ``move`` may start from, for the WHERE clause of the statement that makes it."""
     return tuple(state for (state, m) in TRANSITIONS if m is move)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from math import exp
@@ -27,7 +26,7 @@ from feedq.model import (
 )
 from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, lags
 from feedq.settings import DEFAULT_SINK
-from feedq.simulate.memory.database import MovableFeed, SimulatedDatabase
+from feedq.simulate.memory.database import MovableFeed, SimulatedDatabase, changed
 from feedq.simulate.memory.decisions import is_reapable
 from feedq.store.assigning import WEIGHT_MIN
 
@@ -77,9 +76,8 @@ def experiences(db: SimulatedDatabase, *, proven: bool) -> dict[str, Experience]
 def candidates(db: SimulatedDatabase, now: datetime, tenants: Collection[str]) -> list[EligibleWorker]:
     leases = db.tables.leases
     found = []
-    for w in sorted(db.tables.workers.values(), key=lambda w: w.id):
-        if not is_serving(w, now) or not w.capacity:
-            continue
+    serving = (w for w in db.tables.workers.values() if is_serving(w, now) and w.capacity)
+    for w in sorted(serving, key=lambda w: w.id.int):
         mine, counts = leases.counted.get(w.id, ()), {}
         if tenants:
             its_tenants = Counter(db.tables.feeds[feed_id].spec.tenant for feed_id in mine)
@@ -205,7 +203,7 @@ def promise_to_successors(db: SimulatedDatabase, now: datetime) -> None:
         successor = successors[lease.held_for]
         room[successor.id] -= 1
         promised_to = successor.id if room[successor.id] >= 0 else None
-        db.tables.leases[feed_id] = replace(lease, held_for=None, retry_at=None, promised_to=promised_to)
+        db.tables.leases[feed_id] = changed(lease, held_for=None, retry_at=None, promised_to=promised_to)
 
 
 def effective_weight(db: SimulatedDatabase, feed: Feed, lease: Lease, *, measured: float) -> float:

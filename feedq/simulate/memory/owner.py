@@ -31,7 +31,7 @@ from feedq.model import (
     WorkerState,
     WorkerTarget,
 )
-from feedq.simulate.memory.database import SimulatedDatabase, statement
+from feedq.simulate.memory.database import SimulatedDatabase, changed, statement
 from feedq.simulate.memory.decisions import (
     avoided_after,
     can_run,
@@ -105,7 +105,7 @@ class SimulatedLeases:
             if lease is None or worker is None or worker.state is not WorkerState.ACTIVE:
                 continue
             feed = tables.feeds[lease.feed_id]
-            tables.leases[feed.id] = replace(
+            tables.leases[feed.id] = changed(
                 lease,
                 state=transition(lease.state, Move.CLAIM),
                 generation=feed.generation,
@@ -192,7 +192,7 @@ class SimulatedLeases:
                 self._record(EventKind.SINK_REWOUND, p.key, worker_id, sink=p.rewind.sink, **detail)
             # On one on which it failed before: then it was not the worker that could not reach its source.
             had_failed_here = p.records > 0 and self._db.tables.workers[worker_id].name in lease.avoid
-            self._db.tables.leases[p.feed_id] = replace(
+            self._db.tables.leases[p.feed_id] = changed(
                 lease,
                 records_total=lease.records_total + p.records,
                 bytes_total=lease.bytes_total + p.bytes,

@@ -14,7 +14,7 @@ from feedq.lease import Edit, Move, OutageGrace, as_of, on_edit, transition
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
 from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, WaitingFeed
 from feedq.simulate.memory import counts
-from feedq.simulate.memory.database import SimulatedDatabase, statement
+from feedq.simulate.memory.database import SimulatedDatabase, changed, statement
 from feedq.simulate.memory.decisions import is_dispatch_overdue, may_start
 from feedq.store.base import ReconcilePass, SuspectWorker
 from feedq.store.sweeping import WEIGHT_STEP
@@ -70,7 +70,7 @@ class SimulatedPass:
         """Shortens delays after the clock was put back: see `feedq.store.passes`."""
         tables, now = self._db.tables, self.now
         for lease in list(tables.leases.values()):
-            tables.leases[lease.feed_id] = replace(
+            tables.leases[lease.feed_id] = changed(
                 lease,
                 retry_at=lease.retry_at - by if lease.retry_at and lease.retry_at > now else lease.retry_at,
                 stop_by=lease.stop_by - by if lease.stop_by and lease.stop_by > now else lease.stop_by,
@@ -256,7 +256,7 @@ class SimulatedPass:
             if worker.target_state is not WorkerTarget.SERVING:
                 continue
             feed = self._db.tables.feeds[feed_id]
-            assigned = replace(
+            assigned = changed(
                 lease,
                 state=transition(lease.state, Move.ASSIGN),
                 epoch=lease.epoch + 1,
@@ -304,7 +304,7 @@ class SimulatedPass:
         stopping = [leases[feed_id] for feed_id in leases.in_state[LeaseState.STOPPING]]
         endless = [x for x in stopping if x.stop_by is None]
         for lease in endless:
-            leases[lease.feed_id] = replace(lease, stop_by=self.now + timedelta(seconds=stop_within_s))
+            leases[lease.feed_id] = changed(lease, stop_by=self.now + timedelta(seconds=stop_within_s))
         return len(endless)
 
     def _weigh(self) -> None:
@@ -315,7 +315,7 @@ class SimulatedPass:
             feed = tables.feeds[lease.feed_id]
             weight = counts.effective_weight(self._db, feed, lease, measured=self._measured)
             if abs(weight - lease.weight) > (WEIGHT_STEP * lease.weight if self._measured else 1e-9):
-                tables.leases[lease.feed_id] = replace(lease, weight=weight)
+                tables.leases[lease.feed_id] = changed(lease, weight=weight)
 
     @statement
     def waiting_by_reason(self) -> dict[Reason, int]:
@@ -342,7 +342,7 @@ class SimulatedPass:
             attempts = 0 if reason is Reason.NEW else lease.attempts
             # Without a place a promise is void: its worker takes no feeds, or not this one.
             keeps_promise = reason in (Reason.NEW, Reason.SETTLING)
-            renamed = replace(
+            renamed = changed(
                 lease,
                 reason=reason,
                 retry_at=None,
