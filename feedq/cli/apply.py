@@ -1,4 +1,5 @@
-"""`feedq apply` and `schema`: make feeds, schedules and queues as manifests declare them, and what they may say.
+"""`feedq apply`, `diff`, `lint` and `schema`: make feeds, schedules and queues as manifests declare them, and say
+what that would change, whether they are right, and what they may hold.
 
 Everything is read and checked before anything is changed: one mistake in one of them, and nothing is applied.
 Then feeds are changed, some hundred in a transaction, and the rest one by one; if the database goes away half way,
@@ -48,22 +49,29 @@ if TYPE_CHECKING:
     from feedq.store.postgresql import JobStore
 
 STDIN = "-"
+SUFFIXES = (".yaml", ".yml", ".json")
+"""Names of files that are manifests, in directories, end so."""
 BYTES_MAX = 64 * 2**20
 """A larger file is no manifest; it is refused before it is read."""
 SIGNS = {Action.ADD: "+", Action.CHANGE: "~", Action.REMOVE: "-"}
 DONE = {Action.ADD: "added", Action.CHANGE: "changed", Action.REMOVE: "removed"}
 
 
-@click.command(short_help="Declare feeds and schedules from YAML or JSON; shows what changes.")
-@click.option(
+file_option = click.option(
     "-f",
     "--file",
     "files",
     multiple=True,
     required=True,
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
-    help="A manifest, YAML or JSON, of one document or several; - is standard input. May be repeated.",
+    type=click.Path(exists=True, allow_dash=True),
+    help="A manifest, YAML or JSON, of one document or several; - is standard input, and of a directory all "
+    "are taken. May be repeated.",
 )
+tenant_option = click.option("--tenant", help="With --prune: remove only feeds, and only this tenant's.")
+
+
+@click.command(short_help="Declare feeds and schedules from YAML or JSON; shows what changes.")
+@file_option
 @click.option(
     "--prune",
     is_flag=True,
@@ -74,7 +82,7 @@ DONE = {Action.ADD: "added", Action.CHANGE: "changed", Action.REMOVE: "removed"}
     is_flag=True,
     help="Let new feeds go on from the checkpoints that feeds of their names have left in their sinks.",
 )
-@click.option("--tenant", help="With --prune: remove only feeds, and only this tenant's.")
+@tenant_option
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before removing anything.")
 @pass_invocation
@@ -101,11 +109,7 @@ def apply(
       feedq apply -f feeds.yaml --dry-run
       cat feeds/*.yaml | feedq apply -f - --prune --yes
     """
-    if tenant is not None and not prune:
-        raise click.UsageError("--tenant limits --prune, and means nothing without it")
-    with _collector_paused():
-        declared = _checked([_read(file) for file in files])
-        planned = _plan(invocation, declared, prune=prune, tenant=tenant)
+    declared, planned = _planned(invocation, files, prune=prune, tenant=tenant)
     changes, starts = _with_starts(invocation, declared, planned.changes, adopt=adopt)
     if not invocation.json:
         _show(changes)
@@ -124,6 +128,51 @@ def apply(
     done = ", ".join(f"{count} {what}" for what, count in counts.items())
     text = f"{done}, = {planned.unchanged} unchanged" + (" (dry run)" if dry_run else "")
     answer(invocation, document, text)
+
+
+@click.command(short_help="What apply would change; the exit status says whether anything.")
+@file_option
+@click.option("--prune", is_flag=True, help="Also what would be removed because it is not declared.")
+@tenant_option
+@pass_invocation
+def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: str | None) -> None:
+    """Show what `feedq apply` would change, and change nothing.
+
+    Exit status: 0 all is as declared, 1 something differs, 2 it could not be found out.
+
+    \b
+    Example:
+      feedq diff -f feeds/
+    """
+    try:
+        _, planned = _planned(invocation, files, prune=prune, tenant=tenant)
+    except FeedqError as error:
+        # All that goes wrong has one exit status here: 1 says that something differs.
+        raise InvalidInput(invocation.explain(error)) from error
+    counts = {DONE[action]: planned.count(action) for action in Action}
+    document = {**counts, "unchanged": planned.unchanged, "changes": list(map(_document, planned.changes))}
+    answer(invocation, document, lambda: _show(planned.changes))
+    if planned.changes:
+        raise SystemExit(1)
+
+
+@click.command(short_help="Check manifests, without any server.")
+@file_option
+@pass_invocation
+def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
+    """Check manifests: every mistake, with file and line. No server is asked.
+
+    Exit status: 0 all is right, 2 something is wrong.
+
+    \b
+    Example:
+      feedq lint -f feeds/
+    """
+    with _collector_paused():
+        declared = _checked(list(_manifests(files)))
+    counts = {key: len(getattr(declared, key)) for key in reader.ENTRIES}
+    found = [counted(count, key.removesuffix("s")) for key, count in counts.items() if count]
+    answer(invocation, counts, f"{', '.join(found) or 'nothing declared'}: right")
 
 
 @click.command(short_help="What manifests may say, as JSON Schema for editors.")
@@ -153,6 +202,31 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _planned(
+    invocation: Invocation, files: Sequence[str], *, prune: bool, tenant: str | None
+) -> tuple[Manifest, DeclarationChanges]:
+    """What the files declare, and what that would change."""
+    if tenant is not None and not prune:
+        raise click.UsageError("--tenant limits --prune, and means nothing without it")
+    with _collector_paused():
+        declared = _checked(list(_manifests(files)))
+        return declared, _plan(invocation, declared, prune=prune, tenant=tenant)
+
+
+def _manifests(files: Sequence[str]) -> Iterator[Manifest]:
+    """Reads files, and all manifests in directories and below these, by name."""
+    for file in files:
+        path = Path(file)
+        if file == STDIN or not path.is_dir():
+            yield _read(file)
+            continue
+        found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+        if not found:
+            what = f"has no manifest, which is a file that ends in {', '.join(SUFFIXES)}"
+            yield Manifest(problems=(ManifestProblem(file, what),))
+        yield from map(_read, map(str, found))
 
 
 def _read(file: str) -> Manifest:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from feedq.cli.choosing import selection_of, selection_options
-from feedq.cli.invocation import Invocation, limit_option, pass_invocation, yes_option
+from feedq.cli.invocation import Invocation, limit_option, output_option, pass_invocation, yes_option
 from feedq.cli.output import TableColumn, answer, answer_list, number, write_lines
 from feedq.connectors.base import parse_options
 from feedq.errors import FeedqError, InvalidInput, NotFound, SinkUnavailable
@@ -49,6 +49,7 @@ def dead_letters() -> None:
 @click.argument("name", required=False)
 @selection_options
 @limit_option(50)
+@output_option
 @pass_invocation
 def list_(invocation: Invocation, *, name: str | None, limit: int, **chosen: Any) -> None:
     """The refused records of a feed, newest first; without a name, the feeds that have had some refused, each with
@@ -100,6 +101,7 @@ def _feed_document(view: FeedView) -> dict[str, Any]:
 @dead_letters.command()
 @click.argument("name")
 @click.argument("letter_id", type=LETTER_ID, metavar="ID")
+@output_option
 @pass_invocation
 def show(invocation: Invocation, *, name: str, letter_id: int) -> None:
     """One refused record, whole, with the reason.

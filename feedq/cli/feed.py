@@ -14,9 +14,16 @@ from feedq.cli.dead_letters import dead_letters
 from feedq.cli.feed_declare import add, edit, export
 from feedq.cli.feed_test import feed_test
 from feedq.cli.feed_verbs import move, pause, remove, restart, resume
-from feedq.cli.invocation import Invocation, limit_option, pass_invocation, yes_option
+from feedq.cli.invocation import (
+    Invocation,
+    limit_option,
+    output_option,
+    pass_invocation,
+    watchable,
+    yes_option,
+)
 from feedq.cli.output import answer, answer_done, answer_list, write_lines
-from feedq.cli.tables import event_columns, feed_columns
+from feedq.cli.tables import WIDE_FEED_COLUMNS, event_columns, feed_columns
 from feedq.diagnosis.waiting_checks import explain
 from feedq.report.details import declaration_lines, detail_lines, lease_lines
 from feedq.report.rows import event_row, feed_document, feed_row
@@ -52,7 +59,9 @@ for _command in (add, edit, export, feed_test, dead_letters, cursor, pause, resu
     help="What the first of them have most of; age is that of the last record.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many.")
+@output_option
 @pass_invocation
+@watchable
 def list_(invocation: Invocation, *, sort: str, limit: int | None, **chosen: Any) -> None:
     """All feeds by name, with their status and progress.
 
@@ -64,12 +73,16 @@ def list_(invocation: Invocation, *, sort: str, limit: int | None, **chosen: Any
     selection = replace(selection_of(**chosen), removing=True)
     views = invocation.store.feeds.selected(selection, order=SelectionOrder(sort), limit=limit)
     empty = "" if views else none_match(invocation)
-    answer_list(invocation, views, feed_row, feed_columns(invocation.clock.now()), empty=empty)
+    answer_list(
+        invocation, views, feed_row, feed_columns(invocation.clock.now()), empty=empty, wide=WIDE_FEED_COLUMNS
+    )
 
 
 @feed.command()
 @click.argument("name")
+@output_option
 @pass_invocation
+@watchable
 def show(invocation: Invocation, *, name: str) -> None:
     """Everything about one feed: status, why it does not stream, progress, last error, declaration.
 
@@ -92,6 +105,7 @@ def show(invocation: Invocation, *, name: str) -> None:
 @feed.command()
 @click.argument("name")
 @limit_option(50)
+@output_option
 @pass_invocation
 def events(invocation: Invocation, *, name: str, limit: int) -> None:
     """The history of one feed, newest first.

@@ -6,12 +6,16 @@ in memory: ``main(args, obj=…)``.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
+from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
@@ -25,9 +29,13 @@ if TYPE_CHECKING:
     from feedq.settings import Settings
     from feedq.sinks.base import Sink
     from feedq.store.base import Store
+    from feedq.store.event_listing import EventListing
     from feedq.store.fleet_state import FleetState, JobState
     from feedq.store.postgresql import JobStore, PostgresStore
 
+STACK_DIR = Path(".feedq")
+"""Where `feedq up` keeps what it needs, unless told otherwise."""
+WATCH_S = 2.0
 POLL_INTERVAL_S = 0.2
 """How often ``--wait`` looks again: short beside the second that a handover takes."""
 
@@ -45,23 +53,57 @@ def open_store() -> PostgresStore:
     return PostgresStore(settings().database_url.get_secret_value(), application_name="feedq-cli")
 
 
+class Form(StrEnum):
+    """How a command answers."""
+
+    TEXT = "text"
+    WIDE = "wide"
+    NAME = "name"
+    JSON = "json"
+    YAML = "yaml"
+
+
 @dataclass(slots=True)
 class Invocation:
     """Holds the state of one call of the command."""
 
     json: bool = False
+    """Whether a document is printed and no text; as YAML, if ``form`` is that."""
+    form: Form = Form.TEXT
     clock: Clock = field(default_factory=SystemClock)
+    stack_dir: Path | None = STACK_DIR
+    """Where a `feedq up` may run whose settings are used when there are none."""
     _opened: PostgresStore | None = None
 
     @property
     def settings(self) -> Settings:
         from feedq.settings import settings
 
+        self._use_stack()
         return settings()
+
+    def _use_stack(self) -> None:
+        """Take the settings of the `feedq up` that runs in this directory, unless the environment has some."""
+        directory, self.stack_dir = self.stack_dir, None
+        if directory is None or "FEEDQ_DATABASE_URL" in os.environ or not (directory / "up.lock").exists():
+            return
+        try:
+            from feedq.embedded.datadir import DataDir
+
+            state = DataDir(directory).read_state()
+        except (ImportError, OSError, ValueError, TypeError, Unavailable):
+            return  # none runs, or it is somebody else's
+        os.environ |= state.settings
+        click.echo(f"(the feedq up that runs in {directory.absolute()})", err=True)
 
     @property
     def store(self) -> Store:
         return self._open()
+
+    @property
+    def history(self) -> EventListing:
+        """What happened to everything."""
+        return self._open().history
 
     @property
     def jobs(self) -> JobStore:
@@ -70,6 +112,7 @@ class Invocation:
 
     def _open(self) -> PostgresStore:
         if self._opened is None:
+            self._use_stack()
             self._opened = open_store()
             click.get_current_context().call_on_close(self._opened.close)
         return self._opened
@@ -170,6 +213,43 @@ def json_option(command: Command) -> Command:
         callback=remember,
         help="Print one JSON document instead of text.",
     )(command)
+
+
+def output_option(command: Command) -> Command:
+    """``-o FORM``, of what lists or shows something."""
+
+    def remember(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            invocation = ctx.ensure_object(Invocation)
+            invocation.form = Form(value)
+            invocation.json = invocation.form in (Form.JSON, Form.YAML)
+
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice([form.value for form in Form]),
+        expose_value=False,
+        callback=remember,
+        help="Print it as this; wide has more columns, name only names.",
+    )(command)
+
+
+def watchable(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a command that shows something show it again and again."""
+
+    @wraps(command)
+    def call(*args: Any, watch: bool, **kwargs: Any) -> Any:
+        try:
+            while watch:
+                click.clear()  # a terminal only
+                command(*args, **kwargs)
+                sys.stdout.flush()
+                time.sleep(WATCH_S)
+        except KeyboardInterrupt:
+            return None
+        return command(*args, **kwargs)
+
+    return click.option("--watch", is_flag=True, help="Show it anew every two seconds, until Ctrl-C.")(call)
 
 
 def pass_invocation(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
-from feedq.cli.invocation import Invocation
+from feedq.cli.invocation import Form, Invocation
 from feedq.report.details import DetailLine
 from feedq.report.masking import masked
 from feedq.wording import TONES, Tone, as_json, printable
@@ -76,7 +76,9 @@ def styled(word: str, *, after: str = "") -> Styled:
 
 def answer(invocation: Invocation, document: Any, text: str | Callable[[], object]) -> None:
     """Prints the document with --json, else the text, or calls what prints it. An iterator becomes a list."""
-    if invocation.json:
+    if invocation.form is Form.YAML:
+        write_yaml(document)
+    elif invocation.json:
         write_json(document)
     elif isinstance(text, str):
         click.echo("\n".join(map(printable, text.split("\n"))))
@@ -91,8 +93,18 @@ def answer_list(
     columns: Sequence[TableColumn[T]],
     *,
     empty: str,
+    wide: Sequence[TableColumn[T]] = (),
 ) -> None:
-    """Prints the rows as a list of documents with --json, else as a table, or what to say when there are none."""
+    """Prints the rows as a list of documents with --json, else as a table, or what to say when there are none.
+
+    The first column is a row's name; ``wide`` are columns for those who ask for more.
+    """
+    if invocation.form is Form.NAME:
+        for row in rows:
+            click.echo(columns[0].show(row))
+        return
+    if invocation.form is Form.WIDE:
+        columns = [*columns, *wide]
     answer(invocation, map(document, rows), (lambda: write_table(rows, columns)) if rows else empty)
 
 
@@ -106,6 +118,16 @@ def answer_done(invocation: Invocation, names: Iterable[str], done: str) -> None
 def write_json(document: Any) -> None:
     """Writes one document, then a newline."""
     click.echo(as_json(list(document) if isinstance(document, map) else document, indented=True))
+
+
+def write_yaml(document: Any) -> None:
+    """Writes one document, with the same fields as the JSON."""
+    import json
+
+    from feedq import documents
+
+    plain = json.loads(as_json(list(document) if isinstance(document, map) else document))
+    click.echo(documents.dump(plain), nl=False)
 
 
 def write_json_line(document: Any) -> None:

@@ -37,6 +37,8 @@ class Root(click.Group):
         "env": "feedq.cli.up:env",
         "db": "feedq.cli.db:db",
         "apply": "feedq.cli.apply:apply",
+        "diff": "feedq.cli.apply:diff",
+        "lint": "feedq.cli.apply:lint",
         "schema": "feedq.cli.apply:schema",
         "feed": "feedq.cli.feed:feed",
         "schedule": "feedq.cli.schedule:schedule",
@@ -44,9 +46,11 @@ class Root(click.Group):
         "status": "feedq.cli.status:status",
         "api": "feedq.cli.serve:serve",
         "top": "feedq.cli.top:top",
+        "events": "feedq.cli.events:events",
         "doctor": "feedq.cli.status:doctor",
         "connectors": "feedq.cli.connectors:connectors",
         "simulate": "feedq.cli.simulate:simulate",
+        "completion": "feedq.cli.completion:completion",
     }
     optional: ClassVar[frozenset[str]] = frozenset({"up", "env"})
     """Commands that need the extra ``embedded``."""

@@ -9,7 +9,14 @@ from itertools import islice
 import click
 
 from feedq import documents
-from feedq.cli.invocation import Invocation, limit_option, pass_invocation, yes_option
+from feedq.cli.invocation import (
+    Invocation,
+    limit_option,
+    output_option,
+    pass_invocation,
+    watchable,
+    yes_option,
+)
 from feedq.cli.options import duration, moment
 from feedq.cli.output import answer, answer_done, answer_list, write_lines, write_table
 from feedq.cli.schedule_declare import add, edit, export
@@ -62,7 +69,9 @@ for _command in (add, edit, export, next_, trigger, backfill, queue, calendar):
 @click.option(
     "--limit", type=click.IntRange(1, LISTED_MAX), default=PAGE, show_default=True, help="How many."
 )
+@output_option
 @pass_invocation
+@watchable
 def list_(invocation: Invocation, *, prefix: str, state: str | None, after: str, limit: int) -> None:
     """Schedules by name, so many at a time: when they fire next, and what became of the last run.
 
@@ -95,6 +104,7 @@ def _views(
 
 @schedule.command(short_help="Everything about one schedule, with its last runs.")
 @click.argument("name")
+@output_option
 @pass_invocation
 def show(invocation: Invocation, *, name: str) -> None:
     """Everything about one schedule: declaration, where it stands, runs by state, and the last of them.
@@ -133,7 +143,9 @@ def show(invocation: Invocation, *, name: str) -> None:
     help="Only runs in this state; may be repeated.",
 )
 @limit_option(50, most=1_000)
+@output_option
 @pass_invocation
+@watchable
 def runs(invocation: Invocation, *, name: str | None, states: Sequence[str], limit: int) -> None:
     """The history of one schedule or of all, newest first: worker, lag, duration, and why a run ended so.
 

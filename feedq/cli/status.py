@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from feedq.cli.invocation import Invocation, pass_invocation
+from feedq.cli.invocation import Invocation, output_option, pass_invocation, watchable
 from feedq.cli.output import answer, write_lines, write_table
 from feedq.cli.tables import all_worker_columns
 from feedq.diagnosis.checks import Check, Level
@@ -35,7 +35,9 @@ NAME_WIDTH = 20
 
 
 @click.command(short_help="The fleet at a glance, and what is wrong with it.")
+@output_option
 @pass_invocation
+@watchable
 def status(invocation: Invocation) -> None:
     """Feeds by status and why they wait, moves, schedules and runs, workers with load and spread, beat,
     reconcile, and warnings.

@@ -30,6 +30,7 @@ from feedq.wording import (
     distance,
     duration,
     lag_s,
+    pairs,
     percent,
     seconds,
     size,
@@ -74,6 +75,16 @@ def feed_columns(
         number("LAST", lambda view: ago(view.lease.last_record_at, now=now)),
         TableColumn("WHY", lambda view: why(view, now=now, width=width)),
     ]
+
+
+WIDE_FEED_COLUMNS: list[TableColumn[FeedView]] = [
+    TableColumn("TENANT", lambda view: view.feed.spec.tenant or None),
+    TableColumn("CONNECTOR", lambda view: view.feed.spec.connector),
+    TableColumn("LABELS", lambda view: pairs(view.feed.spec.labels) or None),
+    number("ROWS/S", lambda view: f"{view.lease.rows_per_s:,.1f}"),
+    number("FAILURES", lambda view: str(max(view.lease.failures, view.lease.attempts))),
+    number("GENERATION", lambda view: str(view.feed.generation)),
+]
 
 
 def _whole(value: float | None) -> str | None:

@@ -79,7 +79,7 @@ def up(
     \b
     Example:
       feedq up --demo
-      env $(feedq env) feedq feed list          # in another terminal
+      feedq feed list          # in another terminal, in the same directory
     """
     check_settings()  # what is wrong with them should not take a start to find out
     options = StackOptions(data_dir, workers, beats, capacity, port_base)
@@ -118,7 +118,8 @@ def env(invocation: Invocation, *, data_dir: Path, as_export: bool) -> None:
 
 
 def _run(stack: LocalStack, screen: Screen, *, with_demo: bool) -> None:
-    screen.say(f"everything is up; for other commands here: env $(feedq env{_named(stack)}) feedq feed list")
+    settings = f"env $(feedq env{named}) " if (named := _named(stack)) else ""
+    screen.say(f"everything is up; for other commands here: {settings}feedq feed list")
     if not with_demo:
         _mention_demo_feeds(stack, screen)
         _tend_until_stopped(stack)

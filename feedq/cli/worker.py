@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from feedq import verbs
-from feedq.cli.invocation import Invocation, pass_invocation, wait_options
+from feedq.cli.invocation import Invocation, output_option, pass_invocation, wait_options, watchable
 from feedq.cli.output import answer, answer_list, write_lines, write_table
 from feedq.cli.tables import NO_WORKERS, all_worker_columns, feed_columns
 from feedq.diagnosis.placement_checks import serves
@@ -32,7 +32,9 @@ def worker() -> None:
 
 @worker.command("list")
 @click.option("--all", "gone", is_flag=True, help="Also the sessions that have ended.")
+@output_option
 @pass_invocation
+@watchable
 def list_(invocation: Invocation, *, gone: bool) -> None:
     """All workers by name, with what they hold and whether they serve.
 
@@ -50,7 +52,9 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
 
 @worker.command()
 @click.argument("name")
+@output_option
 @pass_invocation
+@watchable
 def show(invocation: Invocation, *, name: str) -> None:
     """One worker, by its name, the part before the @, its id or the beginning of it, with its feeds.
 

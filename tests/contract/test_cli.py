@@ -98,6 +98,22 @@ def test_a_database_is_migrated_and_feeds_are_declared_shown_and_removed(shell: 
     assert shell.json("feed", "remove", "acme/orders", "--yes")[0]["result"] == "removed"
 
 
+def test_what_happened_to_everything_is_told_oldest_first(shell: Shell) -> None:
+    shell.json("db", "upgrade")
+    shell.json("apply", "-f", "-", given=MANIFEST)
+    shell.json("feed", "pause", "acme/orders")
+    told = shell.json("events", "--since", "1h")
+    assert [(one["feed"], one["kind"]) for one in told] == [
+        ("acme/orders", "feed_added"),
+        ("acme/orders", "feed_paused"),
+    ]
+    (paused,) = shell.json("events", "--kind", "feed_paused")
+    assert paused["id"] == told[1]["id"]
+    assert shell.json("events", "--limit", "1") == [paused]
+    assert shell.json("events", "--tenant", "nobody") == []
+    assert "--since: " in shell.run("events", "--since", "yesterday").stderr
+
+
 def test_a_database_that_is_not_there_is_one_line_with_its_address(shell: Shell) -> None:
     port = free_port()
     shell.environment["FEEDQ_DATABASE_URL"] = f"postgresql://me:hunter2@127.0.0.1:{port}/feedq"

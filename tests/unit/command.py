@@ -62,7 +62,7 @@ class FakeInvocation(Invocation):
         job_state: JobState = NO_JOBS,
         sinks: Mapping[str, Sink] | None = None,
     ) -> None:
-        super().__init__(clock=clock or SystemClock())
+        super().__init__(clock=clock or SystemClock(), stack_dir=None)
         self._store, self._jobs = store, jobs or MemoryJobs(ManualClock())
         self._fleet, self._job_state = fleet, job_state
         self._sinks = sinks

@@ -195,3 +195,40 @@ def test_a_database_that_goes_away_half_way_is_told_with_what_was_done(
     command.store.come_back()
     added.clear()
     assert names(command) == ["a"]
+
+
+# -- directories, diff, lint -------------------------------------------------------------------------
+
+
+def test_all_manifests_of_a_directory_are_applied(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "b.yaml").write_text(feeds("b"))
+    (tmp_path / "below" / "a.yml").write_text(feeds("a"))
+    (tmp_path / "notes.txt").write_text("no manifest")
+    command.ok("apply", "-f", str(tmp_path))
+    assert names(command) == ["a", "b"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "has no manifest, which is a file that ends in .yaml" in command.refused("apply", "-f", str(empty))
+
+
+def test_diff_says_by_its_exit_status_whether_anything_would_change(command: Command) -> None:
+    command.feed("a")
+    same = command.ok("feed", "export")
+    assert command.ok("diff", "-f", "-", given=same) == ""
+    differs = command.run("diff", "-f", "-", given=same.replace("table: t", "table: u"))
+    assert (differs.exit_code, differs.stdout) == (1, '~ a\n    sink.table: "t" -> "u"\n')
+    pruned = command.run("diff", "-f", "-", "--prune", given="feeds: []\n")
+    assert (pruned.exit_code, pruned.stdout) == (1, "- a\n")
+    assert "must be a list" in command.refused("diff", "-f", "-", given="feeds: 1\n", status=2)
+    command.store.go_away()
+    command.refused("diff", "-f", "-", given=same, status=2)
+    command.store.come_back()
+    assert command.spec("a").sink == {"table": "t"}
+
+
+def test_lint_finds_mistakes_without_a_server(command: Command) -> None:
+    command.store.go_away()
+    assert command.ok("lint", "-f", "-", given=feeds("a", "b")) == "2 feeds: right\n"
+    error = command.refused("lint", "-f", "-", given=feeds("a").replace("connector", "conector"))
+    assert "did you mean connector?" in error

@@ -1,0 +1,128 @@
+"""How commands answer: in which form, again and again, and with whose settings."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from feedq.cli import invocation as invocations
+from feedq.cli import main
+from feedq.cli.invocation import Invocation
+from feedq.embedded.datadir import DataDir, StackState
+from feedq.settings import settings
+from tests.unit.command import Command
+
+URL = "postgresql://operator:hunter2@127.0.0.1:1/feedq"
+
+
+@pytest.fixture
+def command() -> Command:
+    made = Command()
+    made.feed("acme/a", tenant="acme", labels={"region": "eu"})
+    made.feed("acme/b")
+    return made
+
+
+def test_names_alone_are_printed_for_scripts(command: Command) -> None:
+    assert command.ok("feed", "list", "-o", "name") == "acme/a\nacme/b\n"
+    assert command.ok("feed", "list", "--tenant", "nobody", "-o", "name") == ""
+
+
+def test_yaml_has_the_fields_of_the_json(command: Command) -> None:
+    as_yaml = yaml.safe_load(command.ok("feed", "list", "-o", "yaml"))
+    assert as_yaml == command.json("feed", "list")
+    assert yaml.safe_load(command.ok("status", "-o", "yaml"))["feeds"]["total"] == 2
+    assert command.ok("feed", "show", "acme/a", "-o", "json") == command.ok(
+        "feed", "show", "acme/a", "--json"
+    )
+
+
+def test_wide_has_more_columns(command: Command) -> None:
+    narrow, wide = (command.ok("feed", "list", *form).splitlines()[0] for form in ((), ("-o", "wide")))
+    assert wide.split()[: len(narrow.split())] == narrow.split()
+    assert wide.split()[len(narrow.split()) :] == [
+        "TENANT",
+        "CONNECTOR",
+        "LABELS",
+        "ROWS/S",
+        "FAILURES",
+        "GENERATION",
+    ]
+    assert "region=eu" in command.ok("feed", "list", "-o", "wide")
+
+
+def test_watching_shows_it_again_until_it_is_interrupted(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        shown.append(seconds)
+        command.feed(f"later/{len(shown)}")
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    said = command.ok("feed", "list", "--watch", "-o", "name")
+    assert said.split("acme/a\n")[1:] == ["acme/b\n", "acme/b\nlater/1\n", "acme/b\nlater/1\nlater/2\n"]
+    assert shown == [invocations.WATCH_S] * 3
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_is_printed_for_a_shell(command: Command, shell: str) -> None:
+    assert f"_FEEDQ_COMPLETE={shell}_complete" in command.ok("completion", shell)
+
+
+# -- the stack that runs here ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    # Whatever a command sets is taken back.
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if not k.startswith("FEEDQ_")})
+    settings.cache_clear()
+    yield tmp_path
+    settings.cache_clear()
+
+
+def test_a_stack_that_runs_in_this_directory_is_found_and_said(here: Path) -> None:
+    stack = DataDir(here / ".feedq")
+    stack.open()
+    try:
+        stack.write_state(StackState(1, {"FEEDQ_DATABASE_URL": URL}, "http://127.0.0.1:5555"))
+        ran = CliRunner().invoke(main, ["feed", "list"], obj=Invocation())
+        assert ran.exit_code == 1
+        assert ran.stdout == ""
+        said, error = ran.stderr.splitlines()
+        assert said == f"(the feedq up that runs in {here / '.feedq'})"
+        assert "postgresql://operator:***@127.0.0.1:1/feedq" in error
+    finally:
+        stack.close()
+
+
+def test_settings_of_the_environment_come_before_a_stack(here: Path) -> None:
+    os.environ["FEEDQ_DATABASE_URL"] = "postgresql://127.0.0.1:2/mine"
+    stack = DataDir(here / ".feedq")
+    stack.open()
+    try:
+        stack.write_state(StackState(1, {"FEEDQ_DATABASE_URL": URL}, ""))
+        Invocation()._use_stack()
+        assert os.environ["FEEDQ_DATABASE_URL"] == "postgresql://127.0.0.1:2/mine"
+    finally:
+        stack.close()
+
+
+def test_a_stack_that_has_ended_is_none(here: Path) -> None:
+    stack = DataDir(here / ".feedq")
+    stack.open()
+    stack.write_state(StackState(1, {"FEEDQ_DATABASE_URL": URL}, ""))
+    stack.close()
+    Invocation()._use_stack()
+    assert "FEEDQ_DATABASE_URL" not in os.environ
