@@ -28,12 +28,13 @@ from celery.beat import Scheduler, SchedulingError
 from celery.schedules import schedule
 
 from feedq.errors import FeedqError, Unavailable
+from feedq.fleet_metrics import serve_beat
 from feedq.lease import SECOND_CHECK_S
 from feedq.limits import CHANGES_GATHERED_S, WHOLE_PASS_EVERY_S
 from feedq.once import OPTION
 from feedq.settings import Settings, settings
 from feedq.store.election import Election, LivenessCheck
-from feedq.tasks import CONTROL_QUEUE, RECONCILE_EXPIRES_S, reconcile, run_reconcile, wake_later
+from feedq.tasks import CONTROL_QUEUE, RECONCILE_EXPIRES_S, reconcile, run_reconcile, store, wake_later
 from feedq.telemetry import LogEvent, database_event, log
 from feedq.worker.outbox import Outbox
 from feedq.worker.serial_executor import SerialExecutor
@@ -316,8 +317,9 @@ class ElectedScheduler(Scheduler):
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         if self._candidate is None:
-            self._candidate = ElectionCandidate(settings(), self._outbox.put)
-            self._candidate.start()
+            self._candidate = candidate = ElectionCandidate(settings(), self._outbox.put)
+            candidate.start()
+            serve_beat(settings(), store, leads=lambda: candidate.leads, runs=candidate.is_alive)
         if not self._candidate.leads:
             return STANDBY_TICK_S
         if self._term != self._candidate.term:

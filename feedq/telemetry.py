@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import logging.config
+import platform
 import sys
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from feedq import __version__
 from feedq.errors import PermissionMissing
 from feedq.event_names import EventKind as EventKind
 from feedq.event_names import LogEvent as LogEvent
@@ -60,13 +62,40 @@ class GroupHistogram(Collector):
         yield HistogramMetricFamily(self._name, self._documentation, buckets=buckets, sum_value=total)
 
 
-REGISTRY = CollectorRegistry()
+class OldName(Collector):
+    """A metric under the name that it had in the release before, too: gone in the next one."""
 
-FEEDS = Gauge("feedq_feeds", "Feeds held by this worker, by status", ["status"], registry=REGISTRY)
-CAPACITY = Gauge("feedq_capacity", "Feeds that this worker holds at most", registry=REGISTRY)
-UTILISATION = Gauge(
-    "feedq_utilisation", "Feeds that this worker holds, as a part of its capacity", registry=REGISTRY
+    def __init__(self, name: str, metric: Collector, *, registry: CollectorRegistry) -> None:
+        self._name, self._metric = name, metric
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._metric.collect():
+            old = Metric(self._name, f"Old name of {family.name}, for one release", family.type)
+            for sample in family.samples:
+                old.add_sample(self._name, sample.labels, sample.value)
+            yield old
+
+
+SHARED = CollectorRegistry()
+"""What workers and beats say alike of themselves."""
+REGISTRY = CollectorRegistry()
+"""What a worker says of itself."""
+REGISTRY.register(SHARED)
+
+BUILD_INFO = Gauge(
+    "feedq_build_info", "The release that this process runs: always 1", ["version", "python"], registry=SHARED
 )
+BUILD_INFO.labels(__version__, platform.python_version()).set(1)
+WORKER_FEEDS = Gauge(
+    "feedq_worker_feeds", "Feeds held by this worker, by status", ["status"], registry=REGISTRY
+)
+FEEDS_BEFORE = OldName("feedq_feeds", WORKER_FEEDS, registry=REGISTRY)
+CAPACITY = Gauge("feedq_capacity", "Feeds that this worker holds at most", registry=REGISTRY)
+UTILISATION_RATIO = Gauge(
+    "feedq_utilisation_ratio", "Feeds that this worker holds, as a part of its capacity", registry=REGISTRY
+)
+UTILISATION_BEFORE = OldName("feedq_utilisation", UTILISATION_RATIO, registry=REGISTRY)
 RECORDS = Counter("feedq_records", "Records landed by this worker", registry=REGISTRY)
 BYTES = Counter("feedq_bytes", "Bytes of records landed by this worker", registry=REGISTRY)
 DEAD_LETTERS = Counter("feedq_dead_letters", "Records refused by the sink", registry=REGISTRY)
@@ -108,10 +137,13 @@ HEARTBEAT_AGE_SECONDS = Gauge(
 )
 HEARTBEAT_SECONDS = Histogram("feedq_heartbeat_seconds", "Round trip of a heartbeat", registry=REGISTRY)
 LOOP_LAG_SECONDS = Gauge("feedq_loop_lag_seconds", "How late the event loop runs a timer", registry=REGISTRY)
-RECONCILE_SECONDS = Histogram("feedq_reconcile_seconds", "Duration of a reconcile pass", registry=REGISTRY)
+RECONCILE_SECONDS = Histogram("feedq_reconcile_seconds", "Duration of a reconcile pass", registry=SHARED)
 RECONCILED_AT_SECONDS = Gauge(
-    "feedq_reconciled_at_seconds", "When a pass last finished here, as Unix time; 0: never", registry=REGISTRY
+    "feedq_last_reconcile_timestamp_seconds",
+    "When a pass last finished here, as Unix time; 0: never",
+    registry=SHARED,
 )
+RECONCILED_AT_BEFORE = OldName("feedq_reconciled_at_seconds", RECONCILED_AT_SECONDS, registry=REGISTRY)
 FEEDS_UNPLACED = Gauge(
     "feedq_feeds_unplaced",
     "Feeds of the fleet without a worker, by reason; said by those who ran a pass lately, take the maximum",
@@ -124,7 +156,7 @@ RUNS_FIRED = Counter(
 MESSAGES_LEFT_OUT = Counter(
     "feedq_messages_left_out",
     "Messages that this process did not send, because the broker is away or too slow",
-    registry=REGISTRY,
+    registry=SHARED,
 )
 HINTS_SENT = Counter("feedq_hints_sent", "Messages sent about runs that are due", registry=REGISTRY)
 RUNS_ENDED = Counter(

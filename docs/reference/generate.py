@@ -8,7 +8,8 @@ and completion show of the commands is written as well (`feedq.cli.outline`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
 from importlib.metadata import entry_points
@@ -22,16 +23,18 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from feedq import lease, telemetry
+from feedq import fleet_metrics, lease, telemetry
 from feedq.cli import main as main_command
 from feedq.cli import outline, schedule_declare
 from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
 from feedq.connectors.wire.remote import RemoteOptions
+from feedq.fleet_metrics import FleetReading, feed_families, fleet_families
 from feedq.manifest.json_schema import manifest_schema
 from feedq.manifest.reader import ENTRIES
 from feedq.model import LeaseState
 from feedq.settings import Settings
 from feedq.sinks.base import SinkOptions
+from feedq.store.fleet_state import FleetState, JobState
 from feedq.values import Entry, Number
 from feedq.worker import core
 
@@ -65,20 +68,37 @@ def settings_tables() -> str:
     return "\n".join(lines[1:])
 
 
+METRICS_HEAD = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+
+
 def metrics_table() -> str:
-    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    """Metrics of processes, which stand where they are declared."""
+    lines = list(METRICS_HEAD)
     for metric in vars(telemetry).values():
         families: Iterable[Metric]
         if isinstance(metric, MetricWrapperBase):
-            labels, families = ", ".join(f"`{label}`" for label in metric._labelnames), metric.describe()
-        elif isinstance(metric, telemetry.GroupHistogram):
-            labels, families = "", metric.collect()
+            labels, families = metric._labelnames, metric.describe()
+        elif isinstance(metric, telemetry.GroupHistogram | telemetry.OldName):
+            labels, families = (), metric.collect()
         else:
             continue
-        for family in families:
-            name = family.name + ("_total" if family.type == "counter" else "")
-            lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+        lines += [_metric_row(family, labels) for family in families]
     return "\n".join(lines)
+
+
+def fleet_metrics_table() -> str:
+    """Metrics of the fleet, which are made anew each time: here of an empty one."""
+    now = datetime.now(UTC)
+    empty = FleetReading(
+        FleetState(now, now, 0.0, None), JobState(0, 0, (), None, 0, 0, 0, None, 0, 0), [], []
+    )
+    families = [fleet_metrics.leading(True), *fleet_families(empty), *feed_families(empty)]
+    return "\n".join([*METRICS_HEAD, *(_metric_row(f, getattr(f, "_labelnames", ())) for f in families)])
+
+
+def _metric_row(family: Metric, labels: Sequence[str]) -> str:
+    name = family.name + ("_total" if family.type == "counter" else "")
+    return f"| `{name}` | {family.type} | {', '.join(f'`{label}`' for label in labels)} | {family.documentation} |"
 
 
 def lease_states() -> str:
@@ -238,7 +258,7 @@ PAGES: dict[str, Callable[[], dict[str, Callable[[], str]]]] = {
         for command in (schedule_declare.add, schedule_declare.edit)
     },
     "manifest.md": entry_tables,
-    "metrics.md": lambda: {"metrics": metrics_table},
+    "metrics.md": lambda: {"metrics": metrics_table, "metrics of the fleet": fleet_metrics_table},
     "connectors.md": connector_tables,
     "sinks.md": lambda: {"options": partial(option_tables, SinkOptions)},
     "../explanation/lease.md": lambda: {"lease": lease_states},

@@ -72,7 +72,7 @@ def up(
 
     The servers come from the wheels of feedq[embedded], else from the system; they listen on 127.0.0.1 only.
     FEEDQ_DATABASE_URL and FEEDQ_BROKER_URL, where set, take their place; from FEEDQ_METRICS_PORT the workers
-    count upwards. What dies is started again. Ctrl-C
+    count upwards, from FEEDQ_BEAT_METRICS_PORT the beats. What dies is started again. Ctrl-C
     drains and stops everything, a second one at once; nothing outlives this command, however it ends. The
     link to Flower holds its login. With --json it prints one object a line.
 

@@ -141,7 +141,7 @@ def inherited_env(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 CELERY = (sys.executable, "-m", "celery", "-A", "feedq")
-METRICS_PORT = "FEEDQ_METRICS_PORT"
+METRICS_PORT, BEAT_METRICS_PORT = "FEEDQ_METRICS_PORT", "FEEDQ_BEAT_METRICS_PORT"
 FLOWER_USER = "feedq"
 FLOWER_LOGINS = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH")
 """Where somebody gave Flower a login already."""
@@ -149,18 +149,22 @@ FLOWER_LOGINS = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH")
 
 def worker(number: int, *, capacity: int, settings: Mapping[str, str], logs: Path) -> Service:
     name = f"worker{number}"
-    metrics_port = int(settings.get(METRICS_PORT) or 0)
-    if metrics_port:
-        # One port cannot serve them all: the first worker has the port that was asked for.
-        settings = {**settings, METRICS_PORT: str(metrics_port + number - 1)}
+    settings = _with_own_port(settings, METRICS_PORT, number)
     argv = (*CELERY, "worker", f"--hostname={name}@%h", f"--concurrency={capacity}", "--loglevel=INFO")
     return Service(name, "worker", lambda: argv, inherited_env(settings), logs / f"{name}.log")
 
 
 def beat(number: int, *, settings: Mapping[str, str], logs: Path) -> Service:
     name = f"beat{number}"
+    settings = _with_own_port(settings, BEAT_METRICS_PORT, number)
     argv = (*CELERY, "beat", "--loglevel=INFO")
     return Service(name, "beat", lambda: argv, inherited_env(settings), logs / f"{name}.log")
+
+
+def _with_own_port(settings: Mapping[str, str], name: str, number: int) -> Mapping[str, str]:
+    """One port cannot serve them all: the first of several has the port that was asked for."""
+    port = int(settings.get(name) or 0)
+    return {**settings, name: str(port + number - 1)} if port else settings
 
 
 def flower(*, port: Callable[[], int], password: str, settings: Mapping[str, str], logs: Path) -> Service:

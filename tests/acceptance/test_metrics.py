@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from feedq.embedded.process import free_port
-from feedq.metrics import CONNECTIONS_MAX
+from feedq.metrics_port import CONNECTIONS_MAX
 from tests.cluster import Cluster, feed, wait_until
 from tests.invariants import wait_streaming
 from tests.node import Node
@@ -24,11 +24,11 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
 
 class Port:
-    """A client of one worker's metrics port."""
+    """A client of the metrics port of one worker or beat."""
 
-    def __init__(self) -> None:
+    def __init__(self, setting: str = "FEEDQ_METRICS_PORT") -> None:
         self.number = free_port()
-        self.env = {"FEEDQ_METRICS_PORT": str(self.number)}
+        self.env = {setting: str(self.number)}
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body; status 0 when nobody answers."""
@@ -109,7 +109,8 @@ def test_metrics_count_what_lands(tmp_path: Path, database_url: str, broker_url:
         wait_streaming(source, ["f/1", "f/2"])
         wait_until(
             lambda: (
-                port.value("feedq_feeds", status="streaming") == 2 and port.value("feedq_records_total") > 50
+                port.value("feedq_worker_feeds", status="streaming") == 2
+                and port.value("feedq_records_total") > 50
             ),
             limit_s=20,
             what=lambda: f"two feeds are counted:\n{port.get('/metrics')[1]}",
@@ -120,6 +121,58 @@ def test_metrics_count_what_lands(tmp_path: Path, database_url: str, broker_url:
         assert port.value("feedq_commit_seconds_count") > 0
         assert 0 <= port.value("feedq_heartbeat_age_seconds") < 6
         assert port.value("process_resident_memory_bytes") > 10_000_000
+
+
+def test_the_elected_beat_tells_how_the_fleet_is(tmp_path: Path, database_url: str, broker_url: str) -> None:
+    leader, other = Port("FEEDQ_BEAT_METRICS_PORT"), Port("FEEDQ_BEAT_METRICS_PORT")
+    chosen = {"FEEDQ_METRICS_FEED_LABELS": '{"metrics": "each"}', "FEEDQ_METRICS_FEEDS_MAX": "1"}
+    labelled = {"labels": {"metrics": "each"}}
+    with (
+        Source(rate=50) as source,
+        Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster,
+    ):
+        cluster.add_beat("b1", env={**leader.env, **chosen})
+        cluster.wait_leader()
+        cluster.wait_candidate(cluster.add_beat("b2", env={**other.env, **chosen}))
+        cluster.add_worker("w1")
+        nowhere = {"selector": {"required": {"zone": "moon"}}}
+        cluster.apply(
+            [
+                feed("f/1", source.url) | labelled,
+                feed("f/2", source.url) | labelled,
+                feed("f/3", source.url),
+                feed("f/4", source.url) | nowhere,
+            ]
+        )
+        wait_streaming(source, ["f/1", "f/2", "f/3"])
+        wait_until(
+            lambda: (
+                leader.value("feedq_feeds", status="streaming") == 3
+                and leader.value("feedq_feeds_unplaced", reason="no_match") == 1
+                and leader.value("feedq_feed_records_total", feed="f/1") > 0
+            ),
+            limit_s=30,
+            interval_s=0.2,
+            what=lambda: f"the fleet is counted:\n{leader.get('/metrics')[1]}",
+        )
+        assert leader.value("feedq_beat_leads") == 1
+        assert leader.value("feedq_workers", state="serving") == 1
+        assert 0 < leader.value("feedq_oldest_heartbeat_seconds") < 8
+        assert leader.value("feedq_feed_series_left_out") == 1
+        assert 'feed="f/2"' not in leader.get("/metrics")[1]
+        assert leader.reason("/readyz") == "elected"
+
+        # The other one says nothing of the fleet, until it is elected.
+        assert other.reason("/readyz") == "stands by"
+        assert other.value("feedq_beat_leads") == 0
+        assert "feedq_feeds{" not in other.get("/metrics")[1]
+        cluster.beats["b1"].kill()
+        wait_until(
+            lambda: other.value("feedq_feeds", status="streaming") == 3,
+            limit_s=30,
+            interval_s=0.2,
+            what=lambda: f"the other beat tells it:\n{other.get('/metrics')[1]}",
+        )
 
 
 def test_a_port_in_use_is_said_so_and_the_worker_goes_on(

@@ -65,8 +65,8 @@ def test_no_feed_streams_that_refuses_fails_or_is_on_a_worker_that_stands_still(
         for part in ("1 failing: odd/dead (tcp://127.0.0.1:1", "1 refusing: odd/refused", "dead letters: "):
             assert part in said
         port.wait("/readyz", 200)
-        assert port.value("feedq_feeds", status="streaming") == 3
-        assert port.value("feedq_feeds", status="refusing") == 1
+        assert port.value("feedq_worker_feeds", status="streaming") == 3
+        assert port.value("feedq_worker_feeds", status="refusing") == 1
 
         flag.touch()
         wait_for(cluster, dict.fromkeys([*NEIGHBOURS, "odd/stuck", "odd/refused"], "stalled"))
@@ -81,6 +81,6 @@ def test_no_feed_streams_that_refuses_fails_or_is_on_a_worker_that_stands_still(
         assert "has stood still for" in doctor.stdout
         port.wait("/readyz", 503)
         assert "the event loop has stood still" in port.reason("/readyz")
-        assert port.value("feedq_feeds", status="streaming") == 0
-        assert port.value("feedq_feeds", status="stalled") >= 4
+        assert port.value("feedq_worker_feeds", status="streaming") == 0
+        assert port.value("feedq_worker_feeds", status="stalled") >= 4
         assert port.value("feedq_loop_lag_seconds") > 2

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from feedq.embedded import local_service
 from feedq.embedded.local_service import (
     HEALTHY_S,
     LAST_PAUSE_S,
@@ -148,3 +149,12 @@ def test_one_that_cannot_be_started_is_not_hastened(tmp_path: Path) -> None:
         died(made, at=100.0, deaths=1)
         made.ended_at, made.restart_at = None, 110.0
         assert hasten_one([made]) is None
+
+
+def test_each_of_several_processes_has_a_metrics_port_of_its_own(tmp_path: Path) -> None:
+    asked = {"FEEDQ_METRICS_PORT": "9464", "FEEDQ_BEAT_METRICS_PORT": "9474"}
+    workers = [local_service.worker(n, capacity=1, settings=asked, logs=tmp_path) for n in (1, 2)]
+    beats = [local_service.beat(n, settings=asked, logs=tmp_path) for n in (1, 2)]
+    assert [made.env["FEEDQ_METRICS_PORT"] for made in workers] == ["9464", "9465"]
+    assert [made.env["FEEDQ_BEAT_METRICS_PORT"] for made in beats] == ["9474", "9475"]
+    assert "FEEDQ_BEAT_METRICS_PORT" not in local_service.beat(1, settings={}, logs=tmp_path).env

@@ -14,19 +14,19 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from feedq import telemetry
+from feedq import __version__, telemetry
 from feedq.embedded.process import free_port
 from feedq.lease import LAGS_S
 from feedq.metrics import (
     HELD,
     STUCK_S,
-    MetricsServer,
     Signs,
     health,
     readiness,
     refresh,
     serve,
 )
+from feedq.metrics_port import MetricsServer
 from feedq.model import Status
 from feedq.settings import Settings
 
@@ -148,9 +148,9 @@ def value(name: str, **labels: str) -> float | None:
 
 def test_a_worker_tells_how_full_it_is() -> None:
     refresh(replace(WELL, feeds=125, capacity=500), {}, now=0.0, reconcile_interval_s=5)
-    assert (value("feedq_capacity"), value("feedq_utilisation")) == (500, 0.25)
+    assert (value("feedq_capacity"), value("feedq_utilisation_ratio")) == (500, 0.25)
     refresh(replace(WELL, feeds=0, capacity=0), {}, now=0.0, reconcile_interval_s=5)
-    assert value("feedq_utilisation") == 0
+    assert value("feedq_utilisation_ratio") == 0
 
 
 def test_what_stands_for_a_moment_is_looked_at_when_it_is_asked_for() -> None:
@@ -158,7 +158,7 @@ def test_what_stands_for_a_moment_is_looked_at_when_it_is_asked_for() -> None:
     refresh(stuck, Counter({Status.STALLED: 4, Status.FAILING: 1}), now=0.0, reconcile_interval_s=5)
     assert (value("feedq_loop_lag_seconds"), value("feedq_heartbeat_age_seconds")) == (12.0, 3.0)
     assert value("feedq_unwritten_seconds") == 9.0
-    told = {status: value("feedq_feeds", status=status.value) for status in HELD}
+    told = {status: value("feedq_worker_feeds", status=status.value) for status in HELD}
     assert told == {status: {Status.STALLED: 4, Status.FAILING: 1}.get(status, 0) for status in HELD}
 
 
@@ -206,3 +206,19 @@ def test_it_listens_on_ipv6_when_told_to() -> None:
     assert server is not None
     assert get(f"{server.url}/healthz")[0] == 200
     server.close()
+
+
+def test_old_names_say_the_same_for_one_release() -> None:
+    refresh(
+        replace(WELL, feeds=1, capacity=4), Counter({Status.STREAMING: 3}), now=0.0, reconcile_interval_s=5
+    )
+    telemetry.RECONCILED_AT_SECONDS.set(1234)
+    assert value("feedq_feeds", status="streaming") == value("feedq_worker_feeds", status="streaming") == 3
+    assert value("feedq_utilisation") == value("feedq_utilisation_ratio") == 0.25
+    renamed = value("feedq_last_reconcile_timestamp_seconds")
+    assert value("feedq_reconciled_at_seconds") == renamed == 1234
+
+
+def test_the_release_that_runs_is_told() -> None:
+    (build,) = (f for f in telemetry.REGISTRY.collect() if f.name == "feedq_build_info")
+    assert [(s.name, s.labels["version"]) for s in build.samples] == [("feedq_build_info", __version__)]

@@ -1,0 +1,223 @@
+"""What the elected beat exports of the whole fleet, and of single feeds that were chosen by label.
+
+It is read from the control database when somebody asks for it, by the thread that answers: it holds while every
+worker is stuck. Only the elected beat says it, so that sums over all beats are right; the others say that they do
+not lead. While the database cannot be read nothing is said of the fleet: `feedq_beat_leads` falls to 0 then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from time import monotonic
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from feedq.control import UNPLACED_REASONS
+from feedq.diagnosis.fleet_checks import Overview, summary
+from feedq.errors import Unavailable
+from feedq.metrics_port import MetricsServer, Verdict, open_port
+from feedq.model import FeedView, Status, WorkerView
+from feedq.settings import Settings
+from feedq.store.feed_listing import FeedFilter, StatusCount
+from feedq.store.fleet_state import FleetState, JobState
+from feedq.store.postgresql import PostgresStore
+from feedq.telemetry import SHARED, LogEvent, database_event, log
+
+READ_EVERY_S = 5.0
+"""Scrapes within this share one reading: to count a hundred thousand feeds takes the database a while."""
+
+logger = log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReading:
+    """The fleet at one moment."""
+
+    state: FleetState
+    jobs: JobState
+    tallies: Sequence[StatusCount]
+    workers: Sequence[WorkerView]
+    feeds: Sequence[FeedView] = ()
+    """Those that have series of their own."""
+    left_out: bool = False
+    """Whether more feeds should have."""
+
+
+def read(store: PostgresStore, *, labels: Mapping[str, str], feeds_max: int) -> FleetReading:
+    """Raises `Unavailable`."""
+    feeds = store.listing.after(FeedFilter(labels=labels), limit=feeds_max + 1) if labels else []
+    return FleetReading(
+        store.fleet_state(),
+        store.job_state(),
+        store.listing.tallies(),
+        store.workers.views(),
+        feeds[:feeds_max],
+        len(feeds) > feeds_max,
+    )
+
+
+class FleetCollector(Collector):
+    """Collects the metrics of the fleet while this beat leads. Thread-safe."""
+
+    def __init__(self, read: Callable[[], FleetReading], leads: Callable[[], bool]) -> None:
+        self._read, self._leads = read, leads
+        self._lock = Lock()
+        self._reading: FleetReading | None = None
+        self._read_at = float("-inf")
+
+    def collect(self) -> Iterator[Metric]:
+        yield from SHARED.collect()
+        reading = self._fresh() if self._leads() else None
+        yield leading(reading is not None)
+        if reading is not None:
+            yield from fleet_families(reading)
+            yield from feed_families(reading)
+
+    def _fresh(self) -> FleetReading | None:
+        with self._lock:
+            if monotonic() >= self._read_at + READ_EVERY_S:
+                try:
+                    self._reading = self._read()
+                except Unavailable as error:
+                    logger.warning(database_event(error), where="metrics", error=str(error))
+                    self._reading = None
+                except Exception as error:  # one that a scraper must not be the only one to see
+                    logger.error(LogEvent.UNEXPECTED, where="metrics", exc_info=error)
+                    self._reading = None
+                self._read_at = monotonic()
+            return self._reading
+
+
+def serve_beat(
+    s: Settings, store: Callable[[], PostgresStore], *, leads: Callable[[], bool], runs: Callable[[], bool]
+) -> MetricsServer | None:
+    """Open the port that the settings name for beats. ``runs``: whether the beat takes part in the election."""
+    collector = FleetCollector(
+        lambda: read(store(), labels=s.metrics_feed_labels, feeds_max=s.metrics_feeds_max), leads
+    )
+
+    def check() -> Verdict:
+        if not runs():
+            return Verdict(False, "the thread of the election has ended")
+        return Verdict(True, "elected" if leads() else "stands by")
+
+    checks = {"/healthz": check, "/readyz": check}
+    return open_port((s.metrics_host, s.beat_metrics_port), collector, checks)
+
+
+def leading(leads: bool) -> Metric:
+    return _gauge(
+        "feedq_beat_leads", "1: this beat is elected and could read the fleet's state", float(leads)
+    )
+
+
+def fleet_families(reading: FleetReading) -> Iterator[Metric]:
+    """The metrics of the fleet as a whole."""
+    numbers, jobs = summary(reading.tallies, reading.workers), reading.jobs
+    yield _gauge_by(
+        "status", "feedq_feeds", "Feeds, by status", {s.value: numbers.by_status.get(s, 0) for s in Status}
+    )
+    yield _gauge_by(
+        "reason",
+        "feedq_feeds_unplaced",
+        "Feeds without a worker, by reason",
+        {reason.value: numbers.waiting.get(reason, 0) for reason in UNPLACED_REASONS},
+    )
+    yield _gauge(
+        "feedq_feeds_dead_lettering",
+        "Feeds of which a record was refused within a day",
+        sum(tally.refused for tally in reading.tallies),
+    )
+    yield from _workers(numbers, reading.workers)
+    if reading.state.pass_age_s is not None:
+        yield _gauge(
+            "feedq_reconcile_age_seconds", "Since a reconcile pass last finished", reading.state.pass_age_s
+        )
+    yield _gauge_by(
+        "state", "feedq_schedules", "Schedules, by state", {"active": jobs.active, "paused": jobs.paused}
+    )
+    yield _gauge("feedq_schedules_tripped", "Schedules that failures in a row have paused", len(jobs.tripped))
+    yield _gauge(
+        "feedq_schedule_overdue_seconds",
+        "Since the first tick fell due that nobody has fired; 0: there is none",
+        jobs.overdue_s or 0.0,
+    )
+    yield _gauge_by(
+        "state", "feedq_runs", "Runs, by state", {"waiting": jobs.waiting, "running": jobs.running}
+    )
+    yield _gauge("feedq_runs_late", "Runs that are due and have not begun", jobs.due)
+    yield _gauge(
+        "feedq_run_late_seconds",
+        "How long the first of them has been due; 0: there is none",
+        jobs.oldest_due_s or 0.0,
+    )
+
+
+def _workers(numbers: Overview, workers: Sequence[WorkerView]) -> Iterator[Metric]:
+    states = {
+        "serving": numbers.serving,
+        "cordoned": numbers.cordoned,
+        "drained": numbers.drained,
+        "draining": numbers.draining,
+    }
+    yield _gauge_by("state", "feedq_workers", "Workers, by state", states)
+    yield _gauge("feedq_fleet_capacity", "Feeds that the serving workers hold at most", numbers.capacity)
+    yield _gauge(
+        "feedq_fleet_utilisation_ratio",
+        "Feeds that the serving workers hold, as a part of their capacity",
+        numbers.utilisation or 0.0,
+    )
+    yield _gauge(
+        "feedq_feeds_lacking_after_loss",
+        "Feeds for which there would be no place once the worker is lost whose loss is the hardest",
+        numbers.lacking_after_loss,
+    )
+    yield _gauge(
+        "feedq_oldest_heartbeat_seconds",
+        "Since the last heartbeat of the worker that was heard of the longest ago; 0: there is no worker",
+        max((view.heartbeat_age_s for view in workers), default=0.0),
+    )
+
+
+def feed_families(reading: FleetReading) -> Iterator[Metric]:
+    """The series of single feeds: those that were chosen by label, up to the cap."""
+    labels = ("feed", "tenant")
+    yield _gauge(
+        "feedq_feed_series_left_out",
+        "1: more feeds have the labels of `FEEDQ_METRICS_FEED_LABELS` than `FEEDQ_METRICS_FEEDS_MAX`",
+        float(reading.left_out),
+    )
+    records = CounterMetricFamily("feedq_feed_records", "Records landed by a feed", labels=labels)
+    size = CounterMetricFamily("feedq_feed_bytes", "Bytes of records landed by a feed", labels=labels)
+    refused = CounterMetricFamily(
+        "feedq_feed_dead_letters", "Records of a feed that were refused", labels=labels
+    )
+    streaming = GaugeMetricFamily("feedq_feed_streaming", "1: the feed streams", labels=labels)
+    silent = GaugeMetricFamily(
+        "feedq_feed_silence_seconds", "Since a feed last received a record, if ever", labels=labels
+    )
+    for view in reading.feeds:
+        lease, whose = view.lease, (view.feed.spec.name, view.feed.spec.tenant)
+        records.add_metric(whose, lease.records_total)
+        size.add_metric(whose, lease.bytes_total)
+        refused.add_metric(whose, lease.dead_letters_total)
+        streaming.add_metric(whose, float(view.status is Status.STREAMING))
+        if lease.last_record_at is not None:
+            silence = (reading.state.now - lease.last_record_at).total_seconds()
+            silent.add_metric(whose, max(0.0, silence))
+    yield from (records, size, refused, streaming, silent)
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, documentation, value=value)
+
+
+def _gauge_by(label: str, name: str, documentation: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, documentation, labels=[label])
+    for value, amount in values.items():
+        family.add_metric([value], amount)
+    return family
