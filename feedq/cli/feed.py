@@ -12,6 +12,7 @@ from feedq.cli.choosing import none_match, selection_of, selection_options
 from feedq.cli.cursor import cursor
 from feedq.cli.dead_letters import dead_letters
 from feedq.cli.feed_declare import add, edit, export
+from feedq.cli.feed_logs import logs
 from feedq.cli.feed_test import feed_test
 from feedq.cli.feed_verbs import move, pause, remove, restart, resume
 from feedq.cli.invocation import (
@@ -45,7 +46,20 @@ def feed() -> None:
     """
 
 
-for _command in (add, edit, export, feed_test, dead_letters, cursor, pause, resume, restart, move, remove):
+for _command in (
+    add,
+    edit,
+    export,
+    feed_test,
+    dead_letters,
+    cursor,
+    logs,
+    pause,
+    resume,
+    restart,
+    move,
+    remove,
+):
     feed.add_command(_command)
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
+from feedq import documents
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import answer, styled_step
-from feedq.errors import InvalidInput, NotFound
-from feedq.manifest import reader
-from feedq.model import JSON, FeedSpec
+from feedq.errors import FeedqError, InvalidInput, NotFound
+from feedq.manifest import feed_entry, reader
+from feedq.model import JSON, FeedSpec, TargetState
 from feedq.sinks.base import Preview
 from feedq.wording import as_json, cut, printable
 
@@ -45,6 +46,11 @@ VALUE_WIDTH = 100
     help="How long to wait for the connection and the records.",
 )
 @click.option("--cursor", metavar="JSON", help="Begin after this cursor instead of where the source begins.")
+@click.option(
+    "--infer",
+    is_flag=True,
+    help="Propose columns, types and how to cut records up, from the first of them, as a manifest.",
+)
 @pass_invocation
 def feed_test(
     invocation: Invocation,
@@ -54,6 +60,7 @@ def feed_test(
     records: int,
     timeout_s: float,
     cursor: str | None,
+    infer: bool,
 ) -> None:
     """Connect, show the first records and how they would land; import nothing.
 
@@ -64,6 +71,7 @@ def feed_test(
     Example:
       feedq feed test acme/orders --records 3
       feedq feed test acme/orders -f feeds.yaml
+      feedq feed test acme/orders -f feeds.yaml --infer > typed.yaml
     """
     from feedq.trial import Wanted, try_feed
 
@@ -71,6 +79,9 @@ def feed_test(
     spec = invocation.store.feeds.get(name).spec if path is None else _from_file(path, name)
     wanted = Wanted(records=records, timeout_s=timeout_s, cursor=_cursor(cursor))
     trial = try_feed(spec, invocation.settings, invocation.clock, wanted=wanted)
+    if infer:
+        _propose(invocation, spec, trial)
+        return
     document = {
         "name": name,
         "ok": trial.ok,
@@ -81,6 +92,22 @@ def feed_test(
     answer(invocation, document, lambda: _write(trial))
     if not trial.ok:
         click.get_current_context().exit(1)
+
+
+def _propose(invocation: Invocation, spec: FeedSpec, trial: Trial) -> None:
+    """Prints a manifest; the steps of the trial go to standard error. A table that is not there is no trouble."""
+    from feedq.record_columns import proposed
+
+    for step in trial.steps:
+        click.echo(styled_step(step.name, step.outcome, printable(step.detail)), err=True)
+    if not trial.records:
+        raise FeedqError(f"feed {spec.name!r}: nothing can be proposed without a record")
+    found = proposed(spec, [preview.record for preview in trial.records])
+    entry = feed_entry.plain_feed(found)
+    if found.target_state is TargetState.RUNNING:
+        del entry["target_state"]  # it is what a feed does unless it is told otherwise
+    manifest = {"feeds": [entry]}
+    answer(invocation, manifest, lambda: click.echo(documents.dump(manifest), nl=False))
 
 
 def _from_file(path: Path, name: str) -> FeedSpec:

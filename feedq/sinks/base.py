@@ -26,12 +26,20 @@ from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, Protocol
 from uuid import UUID
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from feedq.connectors.base import ConnectorOptions, CsvFormat, RecordFormat, explain_options
 from feedq.errors import InvalidInput
 from feedq.model import JSON, Batch, ChangedCursor, FeedKey, Identity
-from feedq.sinks.mapping import ColumnRule, ColumnSource, Origin, check_column, sources_of, unknown_field
+from feedq.sinks.mapping import (
+    ColumnRule,
+    ColumnSource,
+    ColumnType,
+    Origin,
+    check_column,
+    sources_of,
+    unknown_field,
+)
 from feedq.sinks.reserved import why_nowhere
 from feedq.values import StrictModel
 
@@ -65,6 +73,10 @@ class SinkOptions(StrictModel):
     on_conflict: OnConflict = OnConflict.IGNORE
     """What becomes of a row whose `key` is there already: `ignore` leaves the old one, `update` puts the new
     one in its place."""
+    create: bool = False
+    """Make the table from `columns` and `key`, if it is not there. One without `columns` is made in any case."""
+    types: dict[str, ColumnType] = Field({})
+    """Types of the columns of a table that is made: text unless given, or that of `$epoch` and the like."""
 
     @field_validator("table")
     @classmethod
@@ -91,6 +103,16 @@ class SinkOptions(StrictModel):
             raise ValueError("update needs sink.key")
         return on_conflict
 
+    @model_validator(mode="after")
+    def _check_create(self) -> SinkOptions:
+        if self.create and not (self.columns and self.flatten is None):
+            raise ValueError("create needs columns, and no flatten: they say which columns to make")
+        if self.types and not self.create:
+            raise ValueError("types are those of a table that is made: set create: true")
+        if unknown := sorted(self.types.keys() - self.columns.keys()):
+            raise ValueError(f"types: {unknown[0]!r} is not among columns")
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -105,6 +127,15 @@ class Target:
     flatten: str | None = None
     csv: CsvFormat | None = None
     """How to read a record of format ``csv``."""
+    create: bool = False
+    """Whether the table is made if it is not there, although it is mapped."""
+    types: tuple[tuple[str, str], ...] = ()
+    """Columns of the table that is made, and their types, as far as they are given."""
+
+    @property
+    def is_made(self) -> bool:
+        """Whether feedq makes the table if it is not there."""
+        return self.create or not self.is_mapped
 
     @property
     def is_mapped(self) -> bool:
@@ -469,6 +500,8 @@ def target_of(options: SinkOptions, source: ConnectorOptions) -> Target:
         on_conflict=options.on_conflict,
         flatten=options.flatten,
         csv=source.csv,
+        create=options.create,
+        types=tuple((column, type_.value) for column, type_ in sorted(options.types.items())),
     )
 
 

@@ -100,7 +100,8 @@ class Catalog(ABC):
         return self._plans[target]
 
     def problems(self, targets: Iterable[Target], *, create: bool) -> dict[Target, str]:
-        """Those that cannot work, and why. With ``create``, default tables that are missing are made."""
+        """Those that cannot work, and why. With ``create``, tables that are missing and that
+        feedq makes are made."""
         unknown = {target for target in targets if target not in self._plans}
         if not unknown:
             return {}
@@ -108,7 +109,7 @@ class Catalog(ABC):
         unknown -= wrong.keys()
         shapes = self.describe(unknown)
         if create:
-            missing = [target for target in unknown if target not in shapes and not target.is_mapped]
+            missing = [target for target in unknown if target not in shapes and target.is_made]
             wrong |= {target: why for target in missing if (why := self.create(target))}
             shapes |= self.describe(missing)
         for target in unknown - wrong.keys():
@@ -139,8 +140,8 @@ class Catalog(ABC):
         self._plans.pop(target, None)
 
     def is_yet_to_be_made(self, target: Target) -> bool:
-        """Whether this is a default target whose table the first fence will make."""
-        return not (target.is_mapped or self.misdeclared(target) or self.describe([target]))
+        """Whether this is a target whose table the first fence will make."""
+        return target.is_made and not (self.misdeclared(target) or self.describe([target]))
 
     def misdeclared(self, target: Target) -> str | None:
         """What is wrong with the target whatever the database holds; None when nothing is."""
@@ -164,7 +165,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def create(self, target: Target) -> str | None:
-        """Make the table of a default target. Returns why that is not possible; None when it is there."""
+        """Make the table of a target. Returns why that is not possible; None when it is there."""
 
     @abstractmethod
     def make_plan(self, target: Target, shape: TableShape) -> TargetPlan[Any]:

@@ -53,6 +53,21 @@ class Otherwise(StrEnum):
     """Nothing: the record goes to the dead letters."""
 
 
+class ColumnType(StrEnum):
+    """The type of a column that is made: few, and of the same names for every database."""
+
+    TEXT = "text"
+    BIGINT = "bigint"
+    NUMERIC = "numeric"
+    DOUBLE = "double"
+    BOOLEAN = "boolean"
+    TIMESTAMP = "timestamp"
+    """A moment, with its zone where the database knows zones."""
+    DATE = "date"
+    JSON = "json"
+    BYTES = "bytes"
+
+
 METADATA = (Origin.FEED, Origin.EPOCH, Origin.CURSOR, Origin.RECEIVED_AT)
 SEPARATORS_MAX: Final = 8
 """In the name of a column that is flattened: there are two to their power ways to take it apart."""

@@ -13,7 +13,8 @@ from feedq.sinks import target_table
 from feedq.sinks.base import Target
 from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.copyplan import CopyPlan
-from feedq.sinks.mapping import Origin
+from feedq.sinks.made_table import made_columns
+from feedq.sinks.mapping import ColumnType, Origin
 from feedq.sinks.postgresql_session import PostgresSinkSession, identifier_of
 from feedq.sinks.reserved import why_not_in_postgresql
 from feedq.sinks.sqlstate import ErrorScope, classify, explain
@@ -38,6 +39,17 @@ WRITABLE_KINDS: Final = ("r", "p", "f")
 TEXT: Final = ("text", "character varying")
 PAYLOAD_TYPES: Final[Types] = {"json": ("jsonb", "json"), "csv": TEXT, "text": TEXT, "bytes": ("bytea",)}
 """By record format; the first one is what a table of ours gets."""
+MADE_TYPES: Final = {
+    ColumnType.TEXT: "text",
+    ColumnType.BIGINT: "bigint",
+    ColumnType.NUMERIC: "numeric",
+    ColumnType.DOUBLE: "double precision",
+    ColumnType.BOOLEAN: "boolean",
+    ColumnType.TIMESTAMP: "timestamp with time zone",
+    ColumnType.DATE: "date",
+    ColumnType.JSON: "jsonb",
+    ColumnType.BYTES: "bytea",
+}
 
 
 class PostgresCatalog(Catalog):
@@ -212,10 +224,13 @@ def default_types(target: Target) -> Types:
 
 
 def _create_table(target: Target) -> sql.Composed:
-    """The statement that makes the default table."""
-    parts = [
-        sql.SQL("{} {} NOT NULL").format(sql.Identifier(name), sql.SQL(type_))
-        for name, (type_, *_) in default_types(target).items()
+    """The statement that makes the table of a target."""
+    if target.is_mapped:
+        columns = {name: MADE_TYPES[type_] for name, type_ in made_columns(target)}
+    else:
+        columns = {name: f"{type_} NOT NULL" for name, (type_, *_) in default_types(target).items()}
+    parts: list[sql.Composable] = [
+        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in columns.items()
     ]
     if target.key:
         parts.append(sql.SQL("UNIQUE ({})").format(sql.SQL(", ").join(map(sql.Identifier, target.key))))

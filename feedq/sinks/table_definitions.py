@@ -11,14 +11,18 @@ from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Connection,
+    Date,
     DateTime,
+    Double,
     Executable,
     Index,
     Integer,
     LargeBinary,
     MetaData,
+    Numeric,
     String,
     Table,
     Text,
@@ -34,6 +38,8 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import JSON, TypeEngine
 
 from feedq.sinks.base import Target
+from feedq.sinks.made_table import made_columns
+from feedq.sinks.mapping import ColumnType
 from feedq.sinks.target_table import TableName
 
 MYSQL: Final = ("mysql", "mariadb")
@@ -49,6 +55,18 @@ IDENTITY: Final = BigInteger().with_variant(Integer(), "sqlite")
 
 PAYLOADS: Final[dict[str, TypeEngine[Any]]] = {"json": RECORD, "csv": TEXT, "text": TEXT, "bytes": BINARY}
 """By record format."""
+MADE_TYPES: Final[dict[ColumnType, TypeEngine[Any]]] = {
+    ColumnType.TEXT: TEXT,
+    ColumnType.BIGINT: BigInteger(),
+    ColumnType.NUMERIC: Numeric(38, 12),
+    ColumnType.DOUBLE: Double(),
+    ColumnType.BOOLEAN: Boolean(),
+    ColumnType.TIMESTAMP: MOMENT,
+    ColumnType.DATE: Date(),
+    ColumnType.JSON: RECORD,
+    ColumnType.BYTES: BINARY,
+}
+"""Of columns that are made by `sink.types`."""
 
 OPTIONS: Final[dict[str, Any]] = {
     f"{dialect}_{option}": value
@@ -146,19 +164,32 @@ cursor_change: Final = Table(
 
 
 def default_table(target: Target) -> Table:
-    """The default target."""
+    """The table that is made for a target: the default one, or that of its columns."""
     name = TableName.parse(target.table)
     return Table(
         name.name,
         MetaData(),
-        Column("feed", String(FEED_CHARACTERS_MAX), nullable=False),
-        Column("epoch", BigInteger, nullable=False),
-        Column("received_at", MOMENT, nullable=False),
-        Column("payload", PAYLOADS[target.format], nullable=False),
+        *(_mapped_columns(target) if target.is_mapped else _default_columns(target)),
         *([UniqueConstraint(*target.key)] if target.key else []),
         schema=name.schema,
         **OPTIONS,
     )
+
+
+def _default_columns(target: Target) -> list[Column[Any]]:
+    return [
+        Column("feed", String(FEED_CHARACTERS_MAX), nullable=False),
+        Column("epoch", BigInteger, nullable=False),
+        Column("received_at", MOMENT, nullable=False),
+        Column("payload", PAYLOADS[target.format], nullable=False),
+    ]
+
+
+def _mapped_columns(target: Target) -> list[Column[Any]]:
+    made = dict(made_columns(target))
+    # A text without a bound has no index in MariaDB.
+    keyed = {name: String(FEED_CHARACTERS_MAX) for name in target.key if made.get(name) is ColumnType.TEXT}
+    return [Column(name, keyed.get(name, MADE_TYPES[type_])) for name, type_ in made.items()]
 
 
 def lacking(connection: Connection) -> list[Executable]:

@@ -296,3 +296,25 @@ def test_a_replay_keeps_feed_epoch_cursor_and_time(harness: SqliteHarness) -> No
     assert (feed, epoch, cursor, n) == ("feed/1", 4, '{"at": 1}', 10)
     assert datetime.fromisoformat(at).replace(tzinfo=UTC) == first.at
     assert "no integer" in sink.dead_letters()[0].error
+
+
+# -- tables by declaration ---------------------------------------------------------------------------
+
+
+def test_a_table_is_made_by_its_columns_and_types(harness: SqliteHarness) -> None:
+    target = Target(
+        "prices",
+        "json",
+        sources_of({"symbol": "/symbol", "price": "/price", "paid": "/paid", "at": "/at", "feed": "$feed"}),
+        ("symbol",),
+        create=True,
+        types=(("price", "double"), ("paid", "boolean"), ("at", "timestamp")),
+    )
+    record = b'{"symbol": "A", "price": 2.5, "paid": true, "at": "2026-11-20T06:30:00Z"}'
+    sink = harness.sink()
+    assert sink.check(target) is None
+    (previewed,) = sink.preview(write(1, 1, batch(record), target=target))
+    assert (previewed.error, previewed.columns["symbol"]) == (None, "A")
+    fence(sink, 1, 1, target)
+    sink.write([write(1, 1, batch(record), batch(record), target=target)])
+    assert harness.query("SELECT * FROM prices") == [("A", 2.5, 1, "2026-11-20 06:30:00.000000", "feed/1")]

@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from click.testing import CliRunner
 from pydantic import SecretStr
 
+from feedq import documents
 from feedq import trial as trials
+from feedq.cli import main
+from feedq.cli.invocation import Invocation
 from feedq.clock import SystemClock
 from feedq.connectors.base import load_connector
 from feedq.model import FeedSpec
 from feedq.settings import Settings
+from feedq.settings import settings as current_settings
 from feedq.trial import BYTES_MAX, StepOutcome, Trial, Wanted, try_feed
 from tests.live import odd_connector
 
@@ -115,3 +121,43 @@ def test_what_a_source_repeats_of_a_secret_is_masked_in_records_and_cursor(
 def test_large_records_end_a_trial_before_they_fill_the_memory(settings: Settings) -> None:
     trial = tried(settings, "is large", timeout_s=20.0, records=1_000)
     assert sum(len(preview.record) for preview in trial.records) < 2 * BYTES_MAX
+
+
+def test_columns_are_proposed_from_the_first_records_as_a_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEEDQ_SINKS__DEFAULT", f"sqlite:///{tmp_path / 'sink'}")
+    current_settings.cache_clear()
+    records, manifest = tmp_path / "records", tmp_path / "feeds.yaml"
+    records.write_text('{"id": 1, "price": 2.5}\n{"id": 2, "price": null}\n')
+    source = {"path": str(records), "start": "beginning"}
+    manifest.write_text(
+        documents.dump(
+            {"feeds": [{"name": "acme/x", "connector": "file", "source": source, "sink": {"table": "price"}}]}
+        )
+    )
+    asked = ["feed", "test", "acme/x", "-f", str(manifest), "--timeout", "1", "--infer"]
+    ran = CliRunner().invoke(main, asked, obj=Invocation(stack_dir=None))
+    current_settings.cache_clear()
+    assert ran.exit_code == 0, ran.output
+    (entry,) = yaml.safe_load(ran.stdout)["feeds"]
+    assert entry["sink"] == {
+        "table": "price",
+        "columns": {"id": "/id", "price": "/price"},
+        "create": True,
+        "types": {"id": "bigint", "price": "numeric"},
+        "key": ["id"],
+    }
+    assert "target_state" not in entry
+    assert "connected; 2 records" in ran.stderr
+
+
+def test_a_missing_file_is_said_at_once(settings: Settings) -> None:
+    began = time.monotonic()
+    spec = FeedSpec("acme/x", "file", {"path": "/nowhere/at/all"}, {"table": "landed"})
+    trial = try_feed(spec, settings, SystemClock(), wanted=Wanted(timeout_s=8.0))
+    assert said(trial, "source") == (
+        StepOutcome.FAILED,
+        "/nowhere/at/all: there is no such file on this worker (source.missing_timeout_s)",
+    )
+    assert time.monotonic() - began < 5.0

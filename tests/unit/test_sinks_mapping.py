@@ -70,6 +70,11 @@ def test_a_column_is_a_pointer_a_rule_a_constant_or_something_known() -> None:
         ({"flatten": ""}, "sink.flatten: .*at least 1 character"),
         ({"on_conflict": "update"}, "sink.on_conflict: update needs sink.key"),
         ({"on_conflict": "replace", "key": ["a"]}, "'ignore' or 'update'"),
+        ({"create": True}, "create needs columns, and no flatten"),
+        ({"create": True, "columns": {"a": "/a"}, "flatten": "_"}, "create needs columns, and no flatten"),
+        ({"columns": {"a": "/a"}, "types": {"a": "text"}}, "set create: true"),
+        ({"columns": {"a": "/a"}, "create": True, "types": {"b": "text"}}, "types: 'b' is not among columns"),
+        ({"columns": {"a": "/a"}, "create": True, "types": {"a": "int"}}, "sink.types.a: "),
     ],
 )
 def test_a_sink_that_is_declared_wrong_says_what(options: dict[str, Any], words: str) -> None:
