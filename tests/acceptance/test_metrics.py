@@ -17,6 +17,7 @@ from feedq.metrics_port import CONNECTIONS_MAX
 from tests.cluster import Cluster, feed, wait_until
 from tests.invariants import wait_streaming
 from tests.node import Node
+from tests.promql import alerts, questions, series_in
 from tests.proxy import PostgresProxy
 from tests.source_process import Source
 
@@ -173,6 +174,28 @@ def test_the_elected_beat_tells_how_the_fleet_is(tmp_path: Path, database_url: s
             interval_s=0.2,
             what=lambda: f"the other beat tells it:\n{other.get('/metrics')[1]}",
         )
+
+
+def test_a_running_fleet_exports_every_metric_that_alerts_and_dashboards_ask_for(
+    tmp_path: Path, database_url: str, broker_url: str
+) -> None:
+    ports = Port(), Port("FEEDQ_BEAT_METRICS_PORT")
+    expressions = [*(alert.expr for alert in alerts()), *(question.expr for question in questions())]
+    asked = {series.name for expr in expressions for series in series_in(expr)}
+    with (
+        Source(rate=50) as source,
+        Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster,
+    ):
+        cluster.add_beat("b1", env={**ports[1].env, "FEEDQ_METRICS_FEED_LABELS": '{"metrics": "each"}'})
+        cluster.add_worker("w1", env=ports[0].env)
+        cluster.apply([feed("f/1", source.url) | {"labels": {"metrics": "each"}}])
+
+        def missing() -> set[str]:
+            said = "".join(port.get("/metrics")[1] for port in ports)
+            families = text_string_to_metric_families(said)
+            return asked - {sample.name for family in families for sample in family.samples}
+
+        wait_until(lambda: not missing(), limit_s=40, interval_s=0.5, what=lambda: f"exported: {missing()}")
 
 
 def test_a_port_in_use_is_said_so_and_the_worker_goes_on(

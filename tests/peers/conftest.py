@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,20 @@ from tests.unit.conftest import pytest_pyfunc_call
 __all__ = ["pytest_pyfunc_call"]
 
 
-@pytest.fixture
-def peer_dir() -> Iterator[Path]:
+@contextmanager
+def peer_directory() -> Iterator[Path]:
     """A directory for one server. Started by root, many servers become another user, whom pytest's own
     temporary directories keep out."""
     directory = Path(tempfile.mkdtemp(prefix="feedq-peer-"))
     directory.chmod(0o777)
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def peer_dir() -> Iterator[Path]:
+    with peer_directory() as directory:
+        yield directory
 
 
 @pytest.fixture(scope="module")

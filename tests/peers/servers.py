@@ -39,6 +39,8 @@ PACKAGES = {
     "mosquitto_pub": "mosquitto-clients",
     "nats-server": "nats-server",
     "nginx": "nginx-light",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
     "/usr/lib/rabbitmq/bin/rabbitmq-server": "rabbitmq-server",
     "websocketd": "websocketd",
 }

@@ -103,6 +103,8 @@ class Slots:
         """The session that was declared gone last."""
         self._said_away = self._said_stuck = False
         self._threads = JobThreads(keep=count)
+        for state in RunState:
+            RUNS_ENDED.labels(state.value)  # at 0: Prometheus sees a first one as a rise
         self._thread = Thread(target=self._serve, name="feedq-slots", daemon=True)
 
     def start(self) -> None:

@@ -1,0 +1,266 @@
+"""Each alert of ``deploy/prometheus/rules.yml`` has data for its cause, and none without.
+
+The causes are made in memory: what is exported is feedq's own, and what that looks at is the test's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+
+from feedq.connectors.base import Context, log_gap
+from feedq.embedded.process import free_port
+from feedq.errors import SinkRewound
+from feedq.fleet_metrics import FleetCollector, FleetReading
+from feedq.metrics import Signs, refresh, serve
+from feedq.metrics_port import open_port
+from feedq.model import (
+    Batch,
+    Feed,
+    FeedSpec,
+    FeedView,
+    Lease,
+    Reason,
+    Status,
+    Worker,
+    WorkerState,
+    WorkerView,
+)
+from feedq.settings import Settings
+from feedq.store.feed_listing import StatusCount
+from feedq.store.fleet_state import FleetState, JobState
+from feedq.telemetry import BUILD_INFO, JOB_SLOTS, LogEvent
+from feedq.worker.outbox import Outbox
+from tests import promql
+from tests.cluster import wait_until
+from tests.fakes.sink import MemoryCheckpoint, MemoryTables
+from tests.peers.conftest import peer_directory
+from tests.peers.prometheus import Prometheus
+from tests.unit.data_path import DataPath
+
+pytestmark = pytest.mark.timeout(60)
+
+NOW = datetime.now(UTC)
+LIMIT_S = 20.0
+CALM = Signs(
+    lease_keeper_runs=True,
+    attempt_age_s=0.0,
+    heartbeat_age_s=1.0,
+    loop_lag_s=0.0,
+    worker="w1",
+    trusted=True,
+    draining=False,
+)
+
+
+def worker(name: str, *, heartbeat_age_s: float = 1.0) -> WorkerView:
+    session = Worker(
+        uuid4(), name, name, 10, "here", 1, "1", {}, WorkerState.ACTIVE, 1, NOW, NOW, NOW + timedelta(days=1)
+    )
+    return WorkerView(session, 5, heartbeat_age_s)
+
+
+def feed(*, silent_s: float) -> FeedView:
+    lease = Lease(1, last_record_at=NOW - timedelta(seconds=silent_s))
+    spec = FeedSpec("acme/orders", "tcp", {}, {})
+    return FeedView(Feed(1, spec, 1, NOW, NOW), lease, "w1", Status.STREAMING)
+
+
+HEALTHY = FleetReading(
+    FleetState(NOW, NOW, 1.0, None),
+    JobState(1, 0, (), None, 0, 0, 0, None, 1, 4),
+    [StatusCount(Status.STREAMING, None, 10, 10, 0)],
+    [worker("w1"), worker("w2")],
+    [feed(silent_s=1)],
+)
+
+
+class Staged:
+    """A worker's and a beat's metrics with a Prometheus that reads them, and what they are made of."""
+
+    prometheus: Prometheus
+
+    def __init__(self) -> None:
+        self.ports = {"worker": free_port(), "beat": free_port()}
+        self.heal()
+        made = serve(Settings(metrics_port=self.ports["worker"]), lambda: None)
+        fleet = FleetCollector(lambda: self.reading, lambda: self.leads)
+        beat = open_port(("127.0.0.1", self.ports["beat"]), fleet, {})
+        assert made is not None
+        assert beat is not None
+        self._servers = (made, beat)
+
+    def heal(self) -> None:
+        self.reading, self.leads = HEALTHY, True
+        self.look(CALM)
+        JOB_SLOTS.labels("stuck").set(0)
+        with contextlib.suppress(KeyError):
+            BUILD_INFO.remove("0.0.9", "3.11.0")
+
+    def look(self, signs: Signs) -> None:
+        refresh(signs, {}, now=0.0, reconcile_interval_s=5)
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Staged]:
+    made = Staged()
+    with peer_directory() as directory, Prometheus(directory, made.ports) as made.prometheus:
+        yield made
+    made.close()
+
+
+Cause = Callable[[Staged], None]
+
+
+def reads(**changes: Any) -> Cause:
+    def cause(stage: Staged) -> None:
+        stage.reading = replace(HEALTHY, **changes)
+
+    return cause
+
+
+def counts(status: Status, reason: Reason | None = None, feeds: int = 1) -> Cause:
+    return reads(tallies=[*HEALTHY.tallies, StatusCount(status, reason, feeds, feeds, 0)])
+
+
+def jobs(**changes: Any) -> Cause:
+    return reads(jobs=replace(HEALTHY.jobs, **changes))
+
+
+def looks(**changes: Any) -> Cause:
+    return lambda stage: stage.look(replace(CALM, **changes))
+
+
+def loses_the_election(stage: Staged) -> None:
+    stage.leads = False
+
+
+def a_job_is_stuck(stage: Staged) -> None:
+    JOB_SLOTS.labels("stuck").set(1)
+
+
+def another_release_runs(stage: Staged) -> None:
+    BUILD_INFO.labels("0.0.9", "3.11.0").set(1)
+
+
+def the_source_has_let_go(stage: Staged) -> None:
+    context = cast("Context", SimpleNamespace(feed="acme/orders", name="acme/orders"))
+    log_gap(context, "a stream", "the oldest entry is newer than the cursor", missed=3)
+
+
+def the_broker_refuses(stage: Staged) -> None:
+    def send(_: object) -> None:
+        raise ConnectionError("refused")
+
+    outbox: Outbox[int] = Outbox("test", send, stale_s=60.0, event=LogEvent.DISPATCH_FAILED)
+    outbox.put([1])
+    outbox.close(timeout_s=LIMIT_S)
+
+
+def lands(life: Callable[[DataPath], Coroutine[Any, Any, None]], **tables: Any) -> Cause:
+    """Batches go through a writer, into a sink on dicts."""
+
+    def cause(stage: Staged) -> None:
+        with DataPath(MemoryTables(**tables)) as path:
+            path.tables.checkpoints[1] = MemoryCheckpoint(1, uuid4())
+            asyncio.run(life(path))
+
+    return cause
+
+
+def received(record: bytes, *, ago_s: float = 0.0) -> Batch:
+    return Batch.of_records([record], cursor=1, received_at=datetime.now(UTC) - timedelta(seconds=ago_s))
+
+
+async def one_late_batch(path: DataPath) -> None:
+    queue = path.open_batch_queue((1, 1), "a")
+    await queue.put(received(b"1", ago_s=20))
+    await queue.join()
+
+
+async def one_refused_record(path: DataPath) -> None:
+    queue = path.open_batch_queue((1, 1), "a")
+    await queue.put(received(b"poison"))
+    await queue.join()
+
+
+async def a_sink_that_goes_back(path: DataPath) -> None:
+    queue = path.open_batch_queue((1, 1), "a")
+    await queue.put(received(b"1"))
+    await queue.join()
+    path.tables.checkpoints[1] = MemoryCheckpoint(1, uuid4(), cursor=0, commit_id=uuid4())
+    await queue.put(received(b"2"))
+    with pytest.raises(SinkRewound):
+        await queue.join()
+
+
+CAUSES: dict[str, Cause] = {
+    "FeedqNoElectedBeat": loses_the_election,
+    "FeedqReconcileOld": reads(state=FleetState(NOW, NOW, 31.0, None)),
+    "FeedqWorkerSilent": reads(workers=[worker("w1"), worker("w2", heartbeat_age_s=16.0)]),
+    "FeedqNoWorker": reads(workers=[]),
+    "FeedqNoCapacity": counts(Status.WAITING, Reason.NO_CAPACITY),
+    "FeedqNoMatch": counts(Status.WAITING, Reason.NO_MATCH),
+    "FeedqNoRoomForALoss": counts(Status.STREAMING, feeds=5),
+    "FeedqFeedsFailed": counts(Status.FAILED),
+    "FeedqFeedsInTrouble": counts(Status.FAILING),
+    "FeedqFeedsStalled": counts(Status.STALLED),
+    "FeedqFeedSilent": reads(feeds=[feed(silent_s=901)]),
+    "FeedqRunsLate": jobs(waiting=1, due=1, oldest_due_s=61.0),
+    "FeedqTicksNotFired": jobs(overdue_s=11.0),
+    "FeedqSchedulesTripped": jobs(tripped=("report",), paused=1),
+    "FeedqJobsStuck": a_job_is_stuck,
+    "FeedqWorkerCutOff": looks(heartbeat_age_s=4.5),
+    "FeedqLoopStuck": looks(loop_lag_s=2.5),
+    "FeedqLoopLate": looks(loop_lag_s=0.5),
+    "FeedqUnwritten": looks(unwritten_s=31.0),
+    "FeedqCommitsSlow": lands(one_late_batch),
+    "FeedqDeadLetters": lands(one_refused_record, poison=b"poison"),
+    "FeedqSinkWentBack": lands(a_sink_that_goes_back),
+    "FeedqSourceMissed": the_source_has_let_go,
+    "FeedqMessagesLeftOut": the_broker_refuses,
+    "FeedqTwoReleases": another_release_runs,
+}
+
+
+def test_every_alert_has_a_cause_here() -> None:
+    assert CAUSES.keys() == {alert.name for alert in promql.alerts()}
+
+
+def test_nothing_is_wrong_with_a_fleet_that_is_well(stage: Staged) -> None:
+    """Runs first: what has risen is seen for minutes."""
+    wait_until(
+        lambda: (
+            stage.prometheus.query("feedq_beat_leads") == [1]
+            and stage.prometheus.query("rate(feedq_records_total[1m])") != []
+            and stage.prometheus.alerts_known() >= CAUSES.keys()
+        ),
+        limit_s=LIMIT_S,
+        what="both are read twice, and the rules are loaded",
+    )
+    wrong = [alert.name for alert in promql.alerts() if stage.prometheus.query(alert.expr)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("alert", promql.alerts(), ids=lambda alert: alert.name)
+def test_an_alert_fires_for_its_cause(stage: Staged, alert: promql.Alert) -> None:
+    stage.heal()
+    wait_until(
+        lambda: not stage.prometheus.query(alert.expr), limit_s=LIMIT_S, what=f"{alert.name} is not there yet"
+    )
+    CAUSES[alert.name](stage)
+    wait_until(
+        lambda: stage.prometheus.query(alert.expr), limit_s=LIMIT_S, what=f"{alert.name}: {alert.expr}"
+    )

@@ -1,0 +1,108 @@
+"""The alerts and dashboards of ``deploy/`` name what is there: metrics, values of labels, and what to do.
+
+`tests/peers/test_prometheus.py` asks a real Prometheus the same of a running fleet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Set
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from feedq import telemetry
+from feedq.control import UNPLACED_REASONS
+from feedq.fleet_metrics import FleetReading, feed_families, fleet_families, leading
+from feedq.model import Status
+from feedq.store.fleet_state import FleetState, JobState
+from tests import promql
+from tests.promql import Alert, Series
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+EMPTY = FleetReading(FleetState(NOW, NOW, 0.0, None), JobState(0, 0, (), None, 0, 0, 0, None, 0, 0), [], [])
+VALUES: dict[tuple[str, str], Set[str]] = {
+    ("feedq_feeds", "status"): set(Status),
+    ("feedq_feeds_unplaced", "reason"): set(UNPLACED_REASONS),
+    ("feedq_workers", "state"): {"serving", "cordoned", "drained", "draining"},
+    ("feedq_schedules", "state"): {"active", "paused"},
+    ("feedq_job_slots", "state"): {"free", "busy", "stuck"},
+}
+"""The values of each label that an expression asks for."""
+
+
+def fleet() -> list[str]:
+    return sorted(promql.exported([leading(True), *fleet_families(EMPTY), *feed_families(EMPTY)]))
+
+
+def known() -> set[str]:
+    old = {f.name for f in telemetry.REGISTRY.collect() if f.documentation.startswith("Old name")}
+    return (promql.exported(telemetry.REGISTRY.collect()) - old) | set(fleet()) | promql.OTHERS
+
+
+def expressions() -> list[str]:
+    return [*(alert.expr for alert in promql.alerts()), *(q.expr for q in promql.questions())]
+
+
+def asked() -> list[Series]:
+    return list(chain.from_iterable(map(promql.series_in, expressions())))
+
+
+def test_series_of_an_expression_are_told_apart_from_the_rest_of_it() -> None:
+    expr = 'sum by (feedq) (rate(feedq_a_total{x="1", y=~"b|c"}[5m])) / max(feedq_b) > 2'
+    assert list(promql.series_in(expr)) == [
+        Series("feedq_a_total", (("x", ("1",)), ("y", ("b", "c")))),
+        Series("feedq_b"),
+    ]
+    assert Alert("a", expr).measured == expr.removesuffix(" > 2")
+
+
+def test_every_metric_that_is_asked_for_exists() -> None:
+    assert {series.name for series in asked()} - known() == set()
+
+
+def test_every_value_of_a_label_that_is_asked_for_exists() -> None:
+    wrong = [
+        f"{series.name}{{{label}={value}}}"
+        for series in asked()
+        for label, values in series.labels
+        for value in values
+        if value not in VALUES[series.name, label]
+    ]
+    assert wrong == []
+
+
+def test_no_metric_of_the_fleet_goes_unseen() -> None:
+    assert set(fleet()) - {series.name for series in asked()} == set()
+
+
+def test_alerts_are_named_once_and_say_what_they_mean() -> None:
+    rules = [rule for group in promql.rule_groups() for rule in group["rules"]]
+    assert [name for name, count in Counter(rule["alert"] for rule in rules).items() if count > 1] == []
+    assert {rule["labels"]["severity"] for rule in rules} == {"critical", "warning", "info"}
+    assert [rule["alert"] for rule in rules if not rule["annotations"]["summary"]] == []
+
+
+def test_what_to_do_about_every_alert_is_documented() -> None:
+    page = (promql.ROOT / "docs" / "howto" / "monitor.md").read_text()
+    assert set(re.findall(r"^\| `(Feedq\w+)` \|", page, re.MULTILINE)) == {a.name for a in promql.alerts()}
+
+
+@pytest.mark.parametrize("file", promql.DASHBOARDS, ids=lambda file: file.stem)
+def test_a_dashboard_asks_the_source_that_is_chosen_and_no_panel_hides_another(file: Path) -> None:
+    board = json.loads(file.read_text())
+    assert board["uid"] == f"feedq-{file.stem}"
+    assert [variable["name"] for variable in board["templating"]["list"]] == ["datasource"]
+    places: Counter[tuple[int, int]] = Counter()
+    for panel in board["panels"]:
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        at = panel["gridPos"]
+        places.update(
+            (x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
+        )
+    assert places.most_common(1)[0][1] == 1
+    assert max(x for x, _ in places) < 24
