@@ -110,6 +110,7 @@ class LogEvent(StrEnum):
     HINTS_FAILED = "messages about due runs could not be sent; workers find these by themselves"
     BEAT_ONCE_FAILED = "tick of a beat entry could not be enqueued"
     METRICS_SERVED = "metrics served"
+    TRACING_OFF = "traces cannot be exported; this process makes none"
     METRICS_OFF = "metrics port cannot be used; this worker serves none"
     TABS_LEFT_OUT = "Flower's navigation is not as expected; the tabs of feedq are left out"
     UNEXPECTED = "unexpected error"

@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from feedq import __version__
+from feedq import __version__, tracing
 from feedq.errors import PermissionMissing
 from feedq.event_names import EventKind as EventKind
 from feedq.event_names import LogEvent as LogEvent
@@ -215,6 +215,7 @@ def configure_logging(settings: Settings, *, quiet_tasks: Collection[str] = ()) 
         structlog.stdlib.PositionalArgumentsFormatter(),
         structlog.processors.StackInfoRenderer(),
         structlog.processors.format_exc_info,
+        *([tracing.name_trace] if tracing.is_configured() else []),
         _mask,
     ]
     renderer = (

@@ -58,6 +58,7 @@ from feedq.sinks.base import (
     Unusable,
 )
 from feedq.telemetry import RECONNECTS, LogEvent, log, mask_url
+from feedq.tracing import NO_TRACE, begin
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
 from feedq.worker.declared import Declared, declared, lean
@@ -147,6 +148,7 @@ class FeedRunner:
         self._memory: dict[str, object] = {}
         self._masker: Masker | None = None
         self._blame: Loss | None = None
+        self._trace = NO_TRACE
 
     @property
     def key(self) -> FeedKey:
@@ -190,6 +192,7 @@ class FeedRunner:
     async def run(self) -> Release | None:
         """Stream until the lease ends. Never raises for what a feed, its source or its sink can do."""
         self._task = asyncio.current_task()
+        self._trace = begin(self.feed, self.key)
         try:
             return await self._stream_until_ended()
         except LeaseLost as error:
@@ -212,6 +215,7 @@ class FeedRunner:
             return self._release(Reason.FAILED, error=message, retry_in_s=self._retries.next_recheck_s())
         finally:
             self._task = None
+            self._trace.end()
             if self._batch_queue is not None:
                 self._batch_queue.abandon()
 
@@ -255,6 +259,7 @@ class FeedRunner:
             self._after_loss = False
             context = self._context(batch_queue, pace)
             self._retries.begin()
+            self._trace.connecting()
             stream = open_stream(kind, what.options, context=context, cursor=batch_queue.cursor)
             await self._stream(stream, batch_queue, pace)
         except asyncio.CancelledError:
@@ -288,7 +293,8 @@ class FeedRunner:
         """Fence, and begin where the sink says; what waits in a queue that has ``failed`` is asked for again."""
         if failed is not None:
             failed.abandon()
-        fenced = await self._fence(what.sink, what.target)
+        with self._trace.fencing():
+            fenced = await self._fence(what.sink, what.target)
         self._retries.fenced()
         self._must_fence = False
         batch_queue = self._worker.open_batch_queue(
@@ -329,6 +335,7 @@ class FeedRunner:
     async def _after_failure(self, error: SourceUnavailable | SinkUnavailable) -> Release | None:
         decision = self._retries.after(error, has_received=self.progress.has_received)
         message = self._masked(error)
+        self._trace.failed(message)
         silent = isinstance(error, SourceSilent)
         self.progress.error = message
         self.progress.stalled |= silent
@@ -407,6 +414,7 @@ class FeedRunner:
 
     def _connected(self) -> None:
         self._retries.connected()
+        self._trace.connected()
         logger.debug(LogEvent.FEED_CONNECTED, feed=self.feed.name)
         self._changed()
 
@@ -424,6 +432,8 @@ class FeedRunner:
     def _progressed(self) -> None:
         batch_queue = self._batch_queue
         self.progress.look_for_landed()
+        if batch_queue is not None and batch_queue.landed:
+            self._trace.landed()
         if batch_queue is not None and batch_queue.failure is not None:
             # Its next record may be long in coming. Woken, it checks the batch queue before it connects again.
             self.interrupt(Interrupt.SUSPEND)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import TypeAlias
 
+from feedq import tracing
 from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkRewound, SinkUnavailable
 from feedq.model import Batch
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
@@ -70,7 +71,10 @@ class WritingSession:
             if briefly:
                 self._outage.answered()
         self._outage.over()
-        COMMIT_SECONDS.observe(monotonic() - since)
+        COMMIT_SECONDS.observe(took_s := monotonic() - since)
+        if tracing.is_on():
+            feeds = [batch_queue.feed for batch_queue in group]
+            tracing.committed(self._name, feeds, records=sum(written.landed.values()), took_s=took_s)
         for batch_queue in group:
             if batch_queue.key in written.landed:
                 batch_queue.continues = written.commit_id

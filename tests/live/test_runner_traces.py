@@ -1,0 +1,234 @@
+"""What is traced of a feed, from its claim to its first commit, and what its log lines say of that."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import structlog
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from feedq import tracing
+from feedq.model import Feed, FeedSpec
+from feedq.settings import Settings
+from feedq.telemetry import LogEvent, configure_logging, log
+from feedq.worker.runner import Interrupt
+from tests.live.test_runner import Bench, numbered_source
+from tests.unit.data_path import AT, DataPath, until
+
+HELLO = '{"from": {cursor}}\n'
+FEED = Feed(1, FeedSpec("acme/orders", "tcp", {}, {}, tenant="acme", labels={"tier": "gold"}), 1, AT, AT)
+
+
+class Spans:
+    """The spans that have ended."""
+
+    def __init__(self, exporter: InMemorySpanExporter) -> None:
+        self._exporter = exporter
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self._exporter.get_finished_spans() if span.name == name]
+
+    def one(self, name: str) -> ReadableSpan:
+        (span,) = self.named(name)
+        return span
+
+
+@pytest.fixture(scope="module")
+def exporter() -> InMemorySpanExporter:
+    """Where the spans of this process go, once for all: a second provider would be refused."""
+    made = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(made))
+    trace.set_tracer_provider(provider)
+    return made
+
+
+@pytest.fixture
+def spans(exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    exporter.clear()
+    tracing.tracer.cache_clear()
+    yield Spans(exporter)
+    tracing.tracer.cache_clear()
+
+
+def parent_of(span: ReadableSpan) -> int | None:
+    return None if span.parent is None else span.parent.span_id
+
+
+async def test_a_trace_leads_from_the_claim_by_fence_and_connection_to_the_first_commit(spans: Spans) -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, {"url": f"tcp://127.0.0.1:{source.port}", "hello": HELLO, "cursor": "/seq"})
+            bench.start()
+            await until(lambda: spans.named("feedq.feed"), "the first commit ends it")
+            bench.runner.interrupt(Interrupt.STOP)
+            await bench.end()
+    whole = spans.one("feedq.feed")
+    parts = [spans.one(f"feedq.{name}") for name in ("fence", "connect", "first_commit")]
+    assert {parent_of(span) for span in parts} == {whole.context.span_id}
+    begun = [span.start_time for span in (whole, *parts)]
+    assert begun == sorted(begun, key=lambda at: at or 0)
+    assert whole.attributes is not None
+    assert (whole.attributes["feedq.feed"], whole.attributes["feedq.epoch"]) == ("acme/orders", 1)
+
+
+async def test_a_commit_is_linked_to_its_feeds(spans: Spans) -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, {"url": f"tcp://127.0.0.1:{source.port}", "hello": HELLO, "cursor": "/seq"})
+            bench.start()
+            await until(lambda: spans.named("feedq.commit"), "a commit")
+            bench.runner.interrupt(Interrupt.STOP)
+            await bench.end()
+    commit = spans.named("feedq.commit")[0]
+    assert [link.context.trace_id for link in commit.links] == [spans.one("feedq.feed").context.trace_id]
+    assert commit.attributes is not None
+    assert (commit.attributes["feedq.sink"], commit.attributes["feedq.feeds"]) == ("default", 1)
+
+
+async def test_an_attempt_that_fails_says_why(spans: Spans) -> None:
+    async with numbered_source() as source:
+        port = source.port
+    with DataPath() as path:
+        bench = Bench(path, {"url": f"tcp://127.0.0.1:{port}"})
+        bench.start()
+        await until(lambda: spans.named("feedq.connect"), "an attempt")
+        bench.runner.interrupt(Interrupt.STOP)
+        await bench.end()
+    failed = spans.named("feedq.connect")[0]
+    assert failed.status.status_code is StatusCode.ERROR
+    assert str(port) in (failed.status.description or "")
+
+
+async def test_a_trace_has_the_labels_of_its_feed(spans: Spans) -> None:
+    tracing.begin(FEED, (1, 7)).end()
+    attributes = spans.one("feedq.feed").attributes
+    assert attributes is not None
+    assert {name: attributes[f"feedq.{name}"] for name in ("tenant", "connector", "label.tier")} == {
+        "tenant": "acme",
+        "connector": "tcp",
+        "label.tier": "gold",
+    }
+
+
+async def test_no_more_is_kept_of_a_feed_that_has_left(spans: Spans) -> None:
+    trace_of_it = tracing.begin(FEED, (1, 7))
+    tracing.committed("default", ["acme/orders"], records=1, took_s=0.1)
+    trace_of_it.end()
+    tracing.committed("default", ["acme/orders"], records=1, took_s=0.1)
+    assert [len(commit.links) for commit in spans.named("feedq.commit")] == [1, 0]
+
+
+async def test_the_trace_of_a_successor_is_not_taken_away_by_the_end_of_its_predecessor(spans: Spans) -> None:
+    old = tracing.begin(FEED, (1, 7))
+    new = tracing.begin(replace(FEED, generation=2), (1, 8))
+    old.end()
+    tracing.committed("default", ["acme/orders"], records=1, took_s=0.1)
+    (link,) = spans.one("feedq.commit").links
+    new.end()
+    assert link.context == spans.named("feedq.feed")[1].context
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("restored_logging")
+async def test_log_lines_about_a_feed_name_its_trace(
+    spans: Spans, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging(Settings.model_construct(log_format="json", log_level="INFO"))
+    log("feedq.test").warning(LogEvent.FEED_FENCED, feed="acme/other")
+    trace_of_it = tracing.begin(FEED, (1, 7))
+    log("feedq.test").warning(LogEvent.FEED_FENCED, feed="acme/orders")
+    logging.getLogger("some.library").warning("in the task of the feed")
+    trace_of_it.end()
+    other, own, library = map(json.loads, capsys.readouterr().err.splitlines())
+    context = spans.one("feedq.feed").context
+    expected = (f"{context.trace_id:032x}", f"{context.span_id:016x}")
+    assert "trace_id" not in other
+    assert (own["trace_id"], own["span_id"]) == expected
+    assert library["trace_id"] == expected[0]
+
+
+# -- off ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "asked"),
+    [
+        ({}, False),
+        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://collector:4318/v1/traces"}, True),
+        ({"OTEL_TRACES_EXPORTER": "console"}, True),
+        ({"OTEL_TRACES_EXPORTER": "console", "OTEL_SDK_DISABLED": "true"}, False),
+    ],
+)
+def test_traces_are_made_when_the_environment_names_an_exporter(environ: dict[str, str], asked: bool) -> None:
+    assert tracing.is_configured(environ) is asked
+
+
+def run_probe(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own: what it has imported, and what it exports to, cannot be undone."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**clean, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+
+def test_nothing_of_opentelemetry_is_imported_unless_traces_are_asked_for() -> None:
+    ran = run_probe(
+        "import sys; from feedq import tracing; from feedq.worker import runner, writing_session\n"
+        "assert tracing.begin(None, (1, 1)) is tracing.NO_TRACE\n"
+        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("first", "environ", "said"),
+    [
+        (
+            "sys.modules['opentelemetry'] = None",
+            {"OTEL_TRACES_EXPORTER": "console"},
+            "opentelemetry",
+        ),
+        ("", {"OTEL_TRACES_EXPORTER": "pigeons"}, "no exporter 'pigeons' is installed"),
+    ],
+    ids=["not installed", "unknown"],
+)
+def test_what_is_missing_is_said_and_is_no_reason_not_to_stream(
+    first: str, environ: dict[str, str], said: str
+) -> None:
+    ran = run_probe(
+        f"import sys\n{first}\nfrom feedq import tracing, telemetry\n"
+        "assert tracing.begin(None, (1, 1)) is tracing.NO_TRACE\n"
+        "assert not tracing.is_on()",
+        **environ,
+    )
+    assert LogEvent.TRACING_OFF.value in ran.stderr
+    assert said in ran.stderr
