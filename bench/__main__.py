@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench import (
     broker,
+    catalogs,
     control,
     elsewhere,
     ends,
@@ -54,6 +55,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "placement": placement.measure,
     "control": control.measure,
     "start": start.measure,
+    "catalogs": catalogs.measure,
     "jobs": jobs.measure,
     "ends": ends.measure,
 }

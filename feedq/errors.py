@@ -7,6 +7,8 @@
     │   ├── NotFound          no feed, schedule, run, worker or file of that name
     │   └── Unreadable        stored by a release that knows more; upgrade, or declare it anew
     ├── Conflict              the name is taken, or somebody else changed it first
+    ├── CatalogUnavailable    a catalog cannot be read; nothing was changed, the next sync tries again
+    ├── SyncRefused           a catalog would have unusually many feeds removed; a person has to say so
     ├── Unavailable           a server is away; try again later
     │   └── SchemaBehind      the database waits for `feedq db upgrade`
     ├── LeaseLost             this worker no longer owns the feed; stop that one runner
@@ -45,6 +47,14 @@ class Unreadable(InvalidInput):
 
 class Conflict(FeedqError):
     """The name is taken, or the thing changed in the meantime."""
+
+
+class CatalogUnavailable(FeedqError):
+    """A catalog cannot be read, so that nothing is known of its feeds and nothing was changed."""
+
+
+class SyncRefused(FeedqError):
+    """A catalog would have so many feeds removed that a person has to say so."""
 
 
 class Unavailable(FeedqError):

@@ -98,6 +98,7 @@ class LogEvent(StrEnum):
     CRASH_WAITER_LOST = "no session to wait for the end of a worker's; it is looked for as often as without"
     WORKER_CRASHED = "worker has no database session left"
     CRASH_SIGNAL_OFF = "session locks do not hold here (a pooler?); crash detection falls back to heartbeats"
+    CATALOG_SYNCED = "catalog synced"
     RUN_STARTED = "run started"
     RUN_SUCCEEDED = "run succeeded"
     RUN_FAILED = "run failed"

@@ -174,6 +174,8 @@ class Feed:
     updated_at: datetime
     removed_at: datetime | None = None
     identity: Identity | None = None
+    catalog: str | None = None
+    """The catalog that it was made from, if it was; nothing but a sync of that one may remove it unasked."""
 
     @property
     def name(self) -> str:

@@ -32,6 +32,8 @@ from feedq.worker.outbox import Outbox
 STREAM_FEED = "feedq.stream_feed"
 RECONCILE = "feedq.reconcile"
 RUN_JOB = "feedq.run_job"
+SYNC = "feedq.sync"
+"""The job of schedules that sync a catalog: see `feedq.cli.sync`."""
 CONTROL_QUEUE = "feedq.control"
 """Reconcile has a queue of its own: it must not wait behind a thousand ordinary tasks."""
 RECONCILE_EXPIRES_S = 60
@@ -89,6 +91,19 @@ def run_job(self: Any, run_id: int, attempt: int) -> str:
     if session_id is None:
         return "dropped: this worker is not registered, or leaving"
     return run_hinted(known_id, session_id, store().jobs.runs, TaskCaller(self.app, settings().imports))
+
+
+@shared_task(name=SYNC, ignore_result=True, max_retries=0)
+def sync(catalog: str) -> None:
+    """Make the feeds of a catalog as it says, with the settings of this worker. Raises what went wrong, which the
+    run keeps; also when entries were left out."""
+    from feedq.catalogs.base import open_catalog
+    from feedq.catalogs.syncing import sync as sync_catalog
+
+    report = sync_catalog(store().catalogs, open_catalog(catalog, settings()))
+    logger.info(LogEvent.CATALOG_SYNCED, catalog=catalog, **report.counts)
+    if report.left_out:
+        raise FeedqError(report.complaint)
 
 
 @shared_task(name=RECONCILE, ignore_result=True, max_retries=0)

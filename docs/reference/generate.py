@@ -24,6 +24,8 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from feedq import fleet_metrics, lease, telemetry
+from feedq.catalogs.base import ENTRY_POINT_GROUP as CATALOG_GROUP
+from feedq.catalogs.base import CatalogOptions, load_catalog
 from feedq.cli import main as main_command
 from feedq.cli import outline, schedule_declare
 from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
@@ -61,7 +63,9 @@ def settings_tables() -> str:
         if name in SECTIONS:
             lines += ["", f"## {SECTIONS[name]}", ""]
             lines += ["| variable | values | default | meaning |", "|---|---|---|---|"]
-        variable = f"FEEDQ_{name.upper()}" + ("__<NAME>" if name == "sinks" else "")
+        variable = f"FEEDQ_{name.upper()}" + {"sinks": "__<NAME>", "catalogs": "__<NAME>__<OPTION>"}.get(
+            name, ""
+        )
         lines.append(
             f"| `{variable}` | {_values(name, field)} | {_default(field)} | {_cell(field.description or '')} |"
         )
@@ -167,6 +171,18 @@ def connector_tables() -> dict[str, Callable[[], str]]:
     return tables
 
 
+def catalog_tables() -> dict[str, Callable[[], str]]:
+    """By the name of their markers."""
+    tables: dict[str, Callable[[], str]] = {
+        "options of every catalog": partial(option_tables, CatalogOptions)
+    }
+    for entry in entry_points(group=CATALOG_GROUP):
+        if entry.value.startswith("feedq.catalogs."):
+            options = load_catalog(entry.name).Options
+            tables[f"options of {entry.name}"] = partial(option_tables, options, without=(CatalogOptions,))
+    return tables
+
+
 def connector_table(kind: str) -> str:
     """What a connector has besides the options of others."""
     return option_tables(load_connector(kind).Options, without=(ConnectorOptions, RemoteOptions))
@@ -259,6 +275,7 @@ PAGES: dict[str, Callable[[], dict[str, Callable[[], str]]]] = {
     },
     "manifest.md": entry_tables,
     "metrics.md": lambda: {"metrics": metrics_table, "metrics of the fleet": fleet_metrics_table},
+    "catalogs.md": catalog_tables,
     "connectors.md": connector_tables,
     "sinks.md": lambda: {"options": partial(option_tables, SinkOptions)},
     "../explanation/lease.md": lambda: {"lease": lease_states},
@@ -361,7 +378,7 @@ def _kinds(annotation: Any, bounds: str = "") -> Iterator[str]:
     elif annotation is Any:
         yield "anything"
     elif annotation is not type(None):
-        yield {str: "text", bool: "`true`, `false`", Path: "path"}[annotation]
+        yield {str: "text", SecretStr: "text", bool: "`true`, `false`", Path: "path"}[annotation]
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

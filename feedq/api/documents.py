@@ -78,7 +78,7 @@ FEED = _model(
     cursor=Any,
     **_columns(Lease, ("worker_id", "assigned_at")),
     generation_running=int,
-    **_columns(Feed, ("created_at", "updated_at", "removed_at")),
+    **_columns(Feed, ("created_at", "updated_at", "removed_at", "catalog")),
 )
 WORKER_ROW = _model(
     "WorkerRow",

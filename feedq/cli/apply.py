@@ -112,7 +112,7 @@ def apply(
     declared, planned = _planned(invocation, files, prune=prune, tenant=tenant)
     changes, starts = _with_starts(invocation, declared, planned.changes, adopt=adopt)
     if not invocation.json:
-        _show(changes)
+        show_changes(changes)
     removals = Counter(change.noun for change in changes if change.action is Action.REMOVE)
     if removals and not dry_run:
         what = " and ".join(counted(count, noun) for noun, count in removals.items())
@@ -123,7 +123,7 @@ def apply(
         "dry_run": dry_run,
         **counts,
         "unchanged": planned.unchanged,
-        "changes": list(map(_document, changes)),
+        "changes": list(map(change_document, changes)),
     }
     done = ", ".join(f"{count} {what}" for what, count in counts.items())
     text = f"{done}, = {planned.unchanged} unchanged" + (" (dry run)" if dry_run else "")
@@ -150,8 +150,12 @@ def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: s
         # All that goes wrong has one exit status here: 1 says that something differs.
         raise InvalidInput(invocation.explain(error)) from error
     counts = {DONE[action]: planned.count(action) for action in Action}
-    document = {**counts, "unchanged": planned.unchanged, "changes": list(map(_document, planned.changes))}
-    answer(invocation, document, lambda: _show(planned.changes))
+    document = {
+        **counts,
+        "unchanged": planned.unchanged,
+        "changes": list(map(change_document, planned.changes)),
+    }
+    answer(invocation, document, lambda: show_changes(planned.changes))
     if planned.changes:
         raise SystemExit(1)
 
@@ -168,7 +172,7 @@ def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
     Example:
       feedq lint -f feeds/
     """
-    with _collector_paused():
+    with collector_paused():
         declared = _checked(list(_manifests(files)))
     counts = {key: len(getattr(declared, key)) for key in reader.ENTRIES}
     found = [counted(count, key.removesuffix("s")) for key, count in counts.items() if count]
@@ -192,7 +196,7 @@ def schema(_: Invocation) -> None:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Does without the search for cycles among objects: of a large manifest hundreds of thousands come into being,
     all of them in use, and to look through them again and again takes longer than to read it."""
     was_enabled = gc.isenabled()
@@ -210,7 +214,7 @@ def _planned(
     """What the files declare, and what that would change."""
     if tenant is not None and not prune:
         raise click.UsageError("--tenant limits --prune, and means nothing without it")
-    with _collector_paused():
+    with collector_paused():
         declared = _checked(list(_manifests(files)))
         return declared, _plan(invocation, declared, prune=prune, tenant=tenant)
 
@@ -361,7 +365,7 @@ def _newcomer_note(newcomer: Newcomer, start: Checkpoint | StartCursor | None) -
     return f"{newcomer.note()}: it is left alone; --adopt goes on from its cursor"
 
 
-def _show(changes: Sequence[Change]) -> None:
+def show_changes(changes: Sequence[Change]) -> None:
     for change in changes:
         noun = "" if change.noun == "feed" else f"{change.noun} "
         click.echo(f"{SIGNS[change.action]} {noun}{printable(change.name)}")
@@ -440,7 +444,7 @@ def _carry_out_job(jobs: JobStore, change: Change) -> Schedule | None:
     return None
 
 
-def _document(change: Change) -> dict[str, object]:
+def change_document(change: Change) -> dict[str, object]:
     document: dict[str, object] = {
         "kind": change.noun,
         "name": change.name,

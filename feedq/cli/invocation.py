@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from feedq.settings import Settings
     from feedq.sinks.base import Sink
     from feedq.store.base import Store
+    from feedq.store.catalog_feeds import CatalogStore
     from feedq.store.event_listing import EventListing
     from feedq.store.fleet_state import FleetState, JobState
     from feedq.store.postgresql import JobStore, PostgresStore
@@ -109,6 +110,11 @@ class Invocation:
     def jobs(self) -> JobStore:
         """Schedules, runs and job queues."""
         return self._open().jobs
+
+    @property
+    def catalogs(self) -> CatalogStore:
+        """Feeds that were made from catalogs."""
+        return self._open().catalogs
 
     def _open(self) -> PostgresStore:
         if self._opened is None:

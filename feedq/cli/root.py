@@ -40,6 +40,7 @@ class Root(click.Group):
         "diff": "feedq.cli.apply:diff",
         "lint": "feedq.cli.apply:lint",
         "schema": "feedq.cli.apply:schema",
+        "sync": "feedq.cli.sync:sync",
         "feed": "feedq.cli.feed:feed",
         "schedule": "feedq.cli.schedule:schedule",
         "worker": "feedq.cli.worker:worker",

@@ -72,7 +72,8 @@ def plan(
     """What to do so that the feeds are as declared.
 
     The feeds named in ``keep_target`` do not say whether they should run: one that a person paused stays
-    paused. ``prune`` removes what is not declared, of one ``tenant`` only if that is given.
+    paused. ``prune`` removes what is not declared, of one ``tenant`` only if that is given, and leaves alone what
+    was made from a catalog: its next sync would only make it again.
     """
     there = {feed.name: feed.spec for feed in existing if feed.removed_at is None}
     kept = [
@@ -81,7 +82,9 @@ def plan(
         else spec
         for spec in declared
     ]
-    surplus = [name for name, spec in there.items() if tenant in (None, spec.tenant)] if prune else []
+    of_catalogs = {feed.name for feed in existing if feed.catalog is not None}
+    may_go = [name for name, spec in there.items() if tenant in (None, spec.tenant)] if prune else []
+    surplus = [name for name in may_go if name not in of_catalogs]
     return _plan("feed", kept, there, difference, surplus)
 
 

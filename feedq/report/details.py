@@ -117,6 +117,7 @@ def declaration_lines(view: FeedView, *, now: datetime) -> list[DetailLine]:
         *detail_lines(
             [
                 ("target state", spec.target_state),
+                ("catalog", feed.catalog),
                 ("generation", f"{feed.generation}{running}"),
                 ("tenant", spec.tenant),
                 ("labels", pairs(spec.labels)),

@@ -96,7 +96,7 @@ def feed_document(view: FeedView, *, explanation: str | None) -> dict[str, Any]:
         "worker_id": lease.worker_id,
         "generation_running": lease.generation,
         "assigned_at": lease.assigned_at,
-        **_fields(feed, ("created_at", "updated_at", "removed_at")),
+        **_fields(feed, ("created_at", "updated_at", "removed_at", "catalog")),
     }
 
 

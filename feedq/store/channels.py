@@ -37,6 +37,8 @@ SESSION_LOCK_CLASS = 0x_FEED_05
 wants to hear of its end waits for this one (`feedq.store.session_ends`)."""
 RUN_LOCK_CLASS = 0x_FEED_04
 """First key of the transaction locks under which runs are claimed; the second is their schedule's, cut to fit."""
+CATALOG_LOCK_CLASS = 0x_FEED_06
+"""First key of the session advisory lock of whoever syncs a catalog; the second is a hash of its name."""
 PASS_LOCK = 0x_FEED_0003
 """Key of the transaction lock that makes reconcile passes one at a time."""
 

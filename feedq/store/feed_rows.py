@@ -40,7 +40,7 @@ _event_values = attrgetter(*(field.name for field in fields(Event)))
 FEED_COLUMNS = (
     "f.id, f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.selector, "
     "f.weight AS feed_weight, f.target_state, f.generation AS feed_generation, f.created_at, f.updated_at, "
-    "f.removed_at, f.uuid AS feed_uuid, (SELECT id FROM feedq.installation) AS installation"
+    "f.removed_at, f.catalog, f.uuid AS feed_uuid, (SELECT id FROM feedq.installation) AS installation"
 )
 LEASE_COLUMNS = ", ".join(f"l.{name}" for name in _LEASE_FIELDS)
 WORKER_COLUMNS = ", ".join(f"w.{name}" for name in (*_WORKER_FIELDS, *LOAD_FIELDS))
@@ -77,7 +77,8 @@ def feed_from(row: Any) -> Feed:
         target_state=TargetState(row.target_state),
     )
     identity = Identity(row.feed_uuid, row.installation)
-    return Feed(row.id, spec, row.feed_generation, row.created_at, row.updated_at, row.removed_at, identity)
+    times = (row.created_at, row.updated_at, row.removed_at)
+    return Feed(row.id, spec, row.feed_generation, *times, identity, row.catalog)
 
 
 def lease_from(row: Any, feed_id: int) -> Lease:

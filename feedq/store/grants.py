@@ -81,6 +81,7 @@ CHANGES: Final[Mapping[str, Mapping[Role, Collection[Right]]]] = {
         Role.OPERATOR: ALL,
     },
     "calendar": {Role.OPERATOR: ALL},
+    "catalog": {Role.OPERATOR: ALL},
     # Made by the migration, and never changed.
     "installation": {},
     "run": {Role.WORKER: ALL, Role.FLOWER: (Right.INSERT, Right.UPDATE), Role.OPERATOR: ALL},
@@ -92,7 +93,7 @@ owns all of them."""
 DECLARED: Final[Mapping[str, Collection[str]]] = {
     "feed": (
         *("name", "tenant", "connector", "source", "sink", "labels", "selector", "weight", "target_state"),
-        *("generation", "uuid"),
+        *("generation", "uuid", "catalog"),
     ),
     "schedule": ("name", "job", "timing", "policy", "excluded", "generation"),
 }

@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from feedq.model import Worker
 from feedq.schedule.model import AGEING_S
+from feedq.store.catalog_feeds import CatalogStore
 from feedq.store.database import Database
 from feedq.store.event_listing import EventListing
 from feedq.store.feed_listing import FeedListing
@@ -88,6 +89,7 @@ class PostgresStore:
         self.workers = PostgresWorkers(self._database)
         self.leases = PostgresLeases(self._database, restart_hold_s=restart_hold_s)
         self._keep = HistoryKept(retention_days, events_per_feed)
+        self.catalogs = CatalogStore(self._database, url)
         self.jobs = JobStore(self._database, ageing_s=ageing_s)
 
     @cached_property

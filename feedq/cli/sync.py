@@ -1,0 +1,156 @@
+"""`feedq sync`: make feeds of catalogs as these say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import click
+
+from feedq.catalogs.base import open_catalog
+from feedq.catalogs.syncing import SyncReport
+from feedq.catalogs.syncing import sync as sync_catalog
+from feedq.cli.apply import change_document, collector_paused, show_changes
+from feedq.cli.invocation import Invocation, pass_invocation
+from feedq.cli.output import answer, answer_done, warn
+from feedq.cli.progress import ProgressBar
+from feedq.cli.tables import warn_unserved
+from feedq.errors import FeedqError, InvalidInput
+from feedq.schedule.entries import ScheduleEntry
+
+CHANGES_SHOWN_MAX = 100
+"""Changes that are listed of a sync that makes them; a dry run and --json list all."""
+LEFT_OUT_SHOWN_MAX = 20
+
+
+@click.command(short_help="Make feeds of catalogs as these say; shows what changes.")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option(
+    "--remove-up-to",
+    type=click.IntRange(min=0),
+    metavar="COUNT",
+    help="Let one catalog have so many feeds removed, however many that is of all it has.",
+)
+@click.option("--every", metavar="DURATION", help="Have workers do it from now on: declare a schedule of it.")
+@pass_invocation
+def sync(
+    invocation: Invocation,
+    *,
+    names: Sequence[str],
+    dry_run: bool,
+    remove_up_to: int | None,
+    every: str | None,
+) -> None:
+    """Make the feeds of catalogs as these say: of those that are named, or of all that are set up here.
+
+    A catalog is a list of feeds that lives elsewhere; FEEDQ_CATALOGS__<NAME>__KIND and the options of its kind
+    set it up. Only feeds that were made from a catalog are changed or removed with it. A catalog that has lost
+    unusually many of its feeds is refused. One that cannot be read changes nothing.
+
+    \b
+    Example:
+      FEEDQ_CATALOGS__CRM__KIND=directory FEEDQ_CATALOGS__CRM__PATH=feeds feedq sync crm --dry-run
+      feedq sync
+      feedq sync crm --every 5m
+    """
+    chosen = [name.lower() for name in names] or sorted(invocation.settings.catalogs)
+    if not chosen:
+        raise InvalidInput("no catalog is set up here: set FEEDQ_CATALOGS__<NAME>__KIND and its options")
+    if remove_up_to is not None and len(chosen) != 1:
+        raise click.UsageError("--remove-up-to is for one catalog; name it")
+    if every is not None:
+        if dry_run or remove_up_to is not None:
+            raise click.UsageError("--every declares a schedule and syncs nothing now; give it alone")
+        _schedule(invocation, chosen, every)
+        return
+    _sync_all(invocation, chosen, dry_run=dry_run, remove_up_to=remove_up_to)
+
+
+def _sync_all(
+    invocation: Invocation, chosen: Sequence[str], *, dry_run: bool, remove_up_to: int | None
+) -> None:
+    reports: list[SyncReport] = []
+    failed: list[FeedqError] = []
+    opened = [open_catalog(name, invocation.settings) for name in chosen]
+    for one in opened:
+        try:
+            with collector_paused():
+                report = sync_catalog(
+                    invocation.catalogs,
+                    one,
+                    dry_run=dry_run,
+                    remove_up_to=remove_up_to,
+                    progress=partial(ProgressBar, "changes"),
+                )
+        except FeedqError as error:
+            # What is wrong with one catalog does not keep the others from being synced.
+            failed.append(error)
+            continue
+        reports.append(report)
+        if not invocation.json:
+            _show(report, dry_run=dry_run)
+    if invocation.json:
+        answer(invocation, {"dry_run": dry_run, "catalogs": list(map(_document, reports))}, "")
+    _raise(failed, reports)
+
+
+def _schedule(invocation: Invocation, chosen: Sequence[str], every: str) -> None:
+    """Declare a schedule for each catalog, or declare it anew."""
+    from feedq.tasks import SYNC  # which loads Celery
+
+    there = invocation.jobs.schedules.specs()
+    declared = []
+    for name in chosen:
+        keys = {"name": f"sync/{name}", "task": SYNC, "kwargs": {"catalog": name}, "every": every}
+        declared.append(ScheduleEntry.valid(keys).spec)
+    for spec in declared:
+        if spec.name in there:
+            invocation.jobs.schedules.edit(spec.name, spec)
+        else:
+            invocation.jobs.schedules.add(spec)
+    scheduled = [spec.name for spec in declared]
+    answer_done(invocation, scheduled, "declared")
+    warn_unserved(invocation.jobs, scheduled)
+
+
+def _show(report: SyncReport, *, dry_run: bool) -> None:
+    shown = report.changes if dry_run else report.changes[:CHANGES_SHOWN_MAX]
+    show_changes(shown)
+    if len(shown) < len(report.changes):
+        click.echo(f"... and {len(report.changes) - len(shown):,} more")
+    for one in report.left_out[:LEFT_OUT_SHOWN_MAX]:
+        warn(str(one))
+    if len(report.left_out) > LEFT_OUT_SHOWN_MAX:
+        warn(f"and {len(report.left_out) - LEFT_OUT_SHOWN_MAX:,} more")
+    if report.kept:
+        warn(
+            f"{report.kept:,} feeds are in {report.catalog!r} no more; they stay while an entry has no name, "
+            "as it may be theirs"
+        )
+    counts = report.counts
+    done = ", ".join(f"{counts[word]:,} {word}" for word in ("added", "changed", "removed"))
+    same = "; as at the last sync" if report.is_same else " (dry run)" if dry_run else ""
+    click.echo(f"{report.catalog}: {done}, = {counts['unchanged']:,} unchanged{same}")
+
+
+def _document(report: SyncReport) -> dict[str, Any]:
+    left_out = [{"where": one.where, "name": one.name, "what": one.what} for one in report.left_out]
+    return {
+        "name": report.catalog,
+        **report.counts,
+        "left_out": left_out,
+        "changes": list(map(change_document, report.changes)),
+    }
+
+
+def _raise(failed: Sequence[FeedqError], reports: Sequence[SyncReport]) -> None:
+    """Raises what went wrong, of all catalogs together."""
+    said = [str(error) for error in failed]
+    for report in reports:
+        if report.left_out:
+            said.append(report.complaint)
+    if said:
+        kind = type(failed[0]) if failed else FeedqError
+        raise kind("\n".join(said))

@@ -1,0 +1,250 @@
+"""Catalogs against a real database: only what was made from one is changed with it, whoever is at it besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from feedq import tasks
+from feedq.errors import FeedqError
+from feedq.model import LeaseState, Reason
+from feedq.schedule.model import Every, ScheduleSpec
+from feedq.settings import settings
+from feedq.store.postgresql import PostgresStore
+from feedq.telemetry import EventKind
+from tests.contract.harness import PostgresHarness, spec
+from tests.contract.shell import Shell, opened_shell
+
+pytestmark = pytest.mark.servers
+
+Feeds = Callable[..., None]
+
+
+def feed(name: str, **keys: Any) -> dict[str, Any]:
+    source = {"url": "tcp://127.0.0.1:7001"}
+    return {"name": name, "connector": "tcp", "source": source, "sink": {"table": "orders"}, **keys}
+
+
+@pytest.fixture
+def stored(postgres_harness: PostgresHarness) -> PostgresStore:
+    postgres_harness.execute("TRUNCATE feedq.catalog")
+    return postgres_harness.store
+
+
+@pytest.fixture
+def shell(stored: PostgresStore, control_database_url: str, tmp_path: Path) -> Iterator[Shell]:
+    with opened_shell(control_database_url, "redis://127.0.0.1:1/0") as opened:
+        opened.environment |= {
+            "FEEDQ_CATALOGS__CRM__KIND": "directory",
+            "FEEDQ_CATALOGS__CRM__PATH": str(tmp_path),
+        }
+        yield opened
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Feeds:
+    """Writes what the catalog has."""
+
+    def write(*feeds: Mapping[str, Any]) -> None:
+        (tmp_path / "feeds.json").write_bytes(orjson.dumps({"feeds": feeds}))
+
+    return write
+
+
+def names(store: PostgresStore) -> list[str]:
+    return [feed.name for feed in store.feeds.declared()]
+
+
+def test_a_sync_adds_changes_and_removes_and_says_so(
+    shell: Shell, catalog: Feeds, stored: PostgresStore
+) -> None:
+    catalog(feed("a"), feed("b"), feed("c"))
+    assert shell.ok("sync").splitlines() == [
+        "+ a",
+        "+ b",
+        "+ c",
+        "crm: 3 added, 0 changed, 0 removed, = 0 unchanged",
+    ]
+    catalog(feed("a"), feed("b", weight=2), feed("d"))
+    assert shell.ok("sync", "crm").splitlines() == [
+        "~ b",
+        "    weight: 1.0 -> 2.0",
+        "+ d",
+        "- c",
+        "crm: 1 added, 1 changed, 1 removed, = 1 unchanged",
+    ]
+    assert names(stored) == ["a", "b", "d"]
+    view = stored.feeds.view("b")
+    assert (view.feed.catalog, view.feed.generation, view.feed.spec.weight) == ("crm", 2, 2.0)
+    assert (view.lease.state, view.lease.reason) == (LeaseState.IDLE, Reason.NEW)
+    events = stored.feeds.events("b")
+    assert [event.kind for event in events] == [EventKind.FEED_EDITED, EventKind.FEED_ADDED]
+    assert events[0].detail == {"generation": 2, "changed": ["weight"], "catalog": "crm"}
+
+
+def test_a_dry_run_shows_the_difference_and_changes_nothing(
+    shell: Shell, catalog: Feeds, stored: PostgresStore
+) -> None:
+    catalog(feed("a"))
+    shell.ok("sync")
+    catalog(feed("b"))
+    document = shell.json("sync", "--dry-run", "--remove-up-to", "1", "crm")
+    (report,) = document["catalogs"]
+    assert [(change["action"], change["name"]) for change in report["changes"]] == [
+        ("add", "b"),
+        ("remove", "a"),
+    ]
+    assert names(stored) == ["a"]
+
+
+def test_feeds_of_others_are_left_alone_and_named(
+    shell: Shell, catalog: Feeds, stored: PostgresStore
+) -> None:
+    stored.feeds.add(spec("mine"))
+    stored.catalogs.add("other", [spec("theirs")])
+    catalog(feed("mine", weight=3), feed("theirs", weight=3), feed("new"))
+    done = shell.run("sync")
+    assert done.exit_code == 1
+    assert "feed 'mine': there is a feed of that name which was declared by hand" in done.stderr
+    assert "feed 'theirs': there is a feed of that name which was made from catalog 'other'" in done.stderr
+    assert [feed.spec.weight for feed in stored.feeds.declared()] == [1.0, 1.0, 1.0]
+    catalog(feed("x"))
+    shell.ok("sync", "crm", "--remove-up-to", "1")
+    assert names(stored) == ["mine", "theirs", "x"]
+
+
+def test_statements_look_at_the_mark_again(stored: PostgresStore) -> None:
+    stored.feeds.add(spec("mine"))
+    assert stored.catalogs.add("crm", [spec("mine"), spec("new")]) == {"new"}
+    assert stored.catalogs.change("crm", [(spec("mine", weight=9), ["weight"])]) == set()
+    assert stored.catalogs.remove("crm", ["mine"]) == set()
+    assert stored.feeds.get("mine").spec == spec("mine")
+    assert stored.catalogs.change("crm", [(spec("new", weight=9), ["weight"])]) == {"new"}
+    assert stored.catalogs.remove("crm", ["new"]) == {"new"}
+    assert names(stored) == ["mine"]
+
+
+def test_a_catalog_that_lost_most_of_its_feeds_is_refused_with_the_words_to_force_it(
+    shell: Shell, catalog: Feeds, stored: PostgresStore
+) -> None:
+    many = [feed(f"f{number:03}") for number in range(200)]
+    catalog(*many)
+    shell.ok("sync")
+    catalog(*many[:20], feed("new"))
+    refused = shell.run("sync")
+    assert refused.exit_code == 1
+    assert "180 of the 200 feeds" in refused.stderr
+    assert "nothing was changed. If they are to go: feedq sync crm --remove-up-to 180" in refused.stderr
+    assert len(names(stored)) == 200
+    assert "1 added, 0 changed, 180 removed" in shell.ok("sync", "crm", "--remove-up-to", "180")
+    catalog(*many[:12], feed("new"))
+    assert "8 removed" in shell.ok("sync")
+
+
+def test_what_has_not_changed_is_not_compared_and_what_was_changed_by_hand_is_mended(
+    shell: Shell, catalog: Feeds, stored: PostgresStore
+) -> None:
+    catalog(feed("a"), feed("b"))
+    shell.ok("sync")
+    same = "crm: 0 added, 0 changed, 0 removed, = 2 unchanged; as at the last sync\n"
+    assert shell.ok("sync") == same
+    stored.feeds.edit("a", spec("a", weight=5))
+    stored.feeds.remove("b")
+    assert "1 added, 1 changed, 0 removed" in shell.ok("sync")
+    assert stored.feeds.get("a").spec.weight == 1.0
+    assert shell.ok("sync") == same
+    # Other options, other feeds: the content alone does not say it.
+    shell.environment["FEEDQ_CATALOGS__CRM__DEFAULTS"] = '{"tenant": "acme"}'
+    assert "2 changed" in shell.ok("sync")
+
+
+def test_what_a_person_paused_stays_paused(shell: Shell, catalog: Feeds, stored: PostgresStore) -> None:
+    catalog(feed("a"), feed("b", target_state="running"))
+    shell.ok("sync")
+    shell.ok("feed", "pause", "a", "b")
+    assert "1 changed" in shell.ok("sync")
+    assert [feed.spec.target_state for feed in stored.feeds.declared()] == ["paused", "running"]
+
+
+def test_one_wrong_entry_costs_one_feed(shell: Shell, catalog: Feeds, stored: PostgresStore) -> None:
+    catalog(feed("a"), feed("b"), feed("c"))
+    shell.ok("sync")
+    catalog(feed("a", weight=2), feed("b", weight="heavy"), feed("d", connector="tpc"))
+    done = shell.run("sync")
+    assert done.exit_code == 1
+    assert "feed 'b': weight: must be a number" in done.stderr
+    assert "feed 'd': unknown connector 'tpc'" in done.stderr
+    assert names(stored) == ["a", "b"]
+    # An entry without a name may be that of any feed.
+    catalog(feed("a", weight=3), {"connector": "tcp"})
+    done = shell.run("sync")
+    assert "1 feeds are in 'crm' no more; they stay while an entry has no name" in done.stderr
+    assert names(stored) == ["a", "b"]
+    assert stored.feeds.get("a").spec.weight == 3.0
+
+
+def test_apply_with_prune_leaves_the_feeds_of_catalogs(
+    shell: Shell, catalog: Feeds, stored: PostgresStore
+) -> None:
+    catalog(feed("a"))
+    shell.ok("sync")
+    shell.ok("apply", "-f", "-", "--prune", "--yes", given=orjson.dumps({"feeds": [feed("mine")]}).decode())
+    assert names(stored) == ["a", "mine"]
+    shell.ok("apply", "-f", "-", "--prune", "--yes", given='{"feeds": []}')
+    assert names(stored) == ["a"]
+
+
+def test_one_catalog_is_synced_by_one_process_at_a_time(
+    shell: Shell, catalog: Feeds, stored: PostgresStore
+) -> None:
+    catalog(feed("a"))
+    with stored.catalogs.exclusively("crm"):
+        refused = shell.run("sync")
+    assert names(stored) == []
+    assert "catalog 'crm' is being synced elsewhere" in refused.stderr
+    shell.ok("sync")
+
+
+def test_a_directory_that_is_away_changes_nothing(
+    shell: Shell, catalog: Feeds, stored: PostgresStore, tmp_path: Path
+) -> None:
+    catalog(feed("a"))
+    shell.ok("sync")
+    shell.environment["FEEDQ_CATALOGS__CRM__PATH"] = str(tmp_path / "gone")
+    done = shell.run("sync")
+    assert (done.exit_code, "is no directory" in done.stderr) == (1, True)
+    assert names(stored) == ["a"]
+
+
+def test_what_is_not_set_up_is_said(shell: Shell) -> None:
+    assert "no catalog 'erp' here: set FEEDQ_CATALOGS__ERP__KIND" in shell.run("sync", "erp").stderr
+    shell.environment["FEEDQ_CATALOGS__CRM__KIND"] = "carrier-pigeon"
+    assert "unknown kind of catalog 'carrier-pigeon'; installed are: " in shell.run("sync").stderr
+    shell.environment["FEEDQ_CATALOGS__CRM__KIND"] = "directory"
+    shell.environment["FEEDQ_CATALOGS__CRM__PAHT"] = "typo"
+    assert "unknown option" in shell.run("sync").stderr
+
+
+def test_a_schedule_syncs_a_catalog_and_its_run_says_what_was_left_out(
+    shell: Shell, catalog: Feeds, stored: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell.ok("sync", "crm", "--every", "5m") == "sync/crm declared\n"
+    shell.ok("sync", "crm", "--every", "10m")
+    spec = stored.jobs.schedules.specs()["sync/crm"]
+    assert isinstance(spec, ScheduleSpec)
+    assert (spec.timing, spec.job.task, dict(spec.job.kwargs)) == (Every(600), tasks.SYNC, {"catalog": "crm"})
+    assert names(stored) == []
+    for name, value in shell.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tasks, "store", lambda: stored)
+    settings.cache_clear()
+    catalog(feed("a"), feed("b", weight="heavy"))
+    with pytest.raises(FeedqError, match=r"catalog 'crm': 1 left out, such as .*feed 'b': weight: must be"):
+        tasks.sync(**spec.job.kwargs)
+    catalog(feed("a"), feed("b"))
+    tasks.sync(**spec.job.kwargs)
+    assert names(stored) == ["a", "b"]
