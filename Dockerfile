@@ -7,7 +7,9 @@ RUN python -m venv /opt/feedq
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY feedq feedq
-RUN /opt/feedq/bin/pip install --constraint constraints.txt .
+# Such as [otel]; see docs/howto/monitor.md.
+ARG EXTRAS=
+RUN /opt/feedq/bin/pip install --constraint constraints.txt ".$EXTRAS"
 
 FROM python:3.12-slim
 # A user that owns nothing: feedq writes no files, so the root file system may be read-only.
