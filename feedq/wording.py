@@ -90,9 +90,9 @@ def pairs(labels: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
-def some(found: Sequence[T], name: Callable[[T], str] = str) -> str:
+def some(found: Sequence[T], name: Callable[[T], str] = str, *, of: int | None = None) -> str:
     """The names of the first few, and how many more there are."""
-    more = len(found) - NAMED_MAX
+    more = (len(found) if of is None else of) - NAMED_MAX
     return ", ".join(map(name, found[:NAMED_MAX])) + (f" and {more} more" if more > 0 else "")
 
 

@@ -25,12 +25,14 @@ from feedq.clock import Clock, SystemClock
 from feedq.errors import FeedqError, InvalidInput, NotFound, SchemaBehind, Unavailable
 
 if TYPE_CHECKING:
-    from feedq.model import Feed
+    from feedq.model import Feed, FeedView
+    from feedq.placement.base import Rules
     from feedq.settings import Settings
     from feedq.sinks.base import Sink
     from feedq.store.base import Store
     from feedq.store.catalog_feeds import CatalogStore
     from feedq.store.event_listing import EventListing
+    from feedq.store.feed_listing import StatusCount
     from feedq.store.fleet_state import FleetState, JobState
     from feedq.store.postgresql import JobStore, PostgresStore
 
@@ -142,6 +144,16 @@ class Invocation:
         made = load_sink(url)(url, environment=self.settings.environment, worker_id=uuid4(), role="cli")
         with closing(made) as sink:
             yield sink
+
+    def status_feeds(self, rules: Rules) -> tuple[list[StatusCount], list[FeedView]]:
+        """How many feeds fare how, and those that there is something to say about."""
+        from feedq.diagnosis.fleet_checks import TROUBLES
+        from feedq.wording import NAMED_MAX
+
+        listing = self._open().listing
+        if rules.tenant_caps:  # each tenant's feeds are counted
+            return listing.tallies(), self.store.feeds.views()
+        return listing.tallies(), listing.notable(TROUBLES, each=NAMED_MAX)
 
     def fleet_state(self) -> FleetState:
         return self._open().fleet_state()

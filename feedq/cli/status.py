@@ -13,7 +13,7 @@ from feedq.cli.invocation import Invocation, output_option, pass_invocation, wat
 from feedq.cli.output import answer, write_lines, write_table
 from feedq.cli.tables import all_worker_columns
 from feedq.diagnosis.checks import Check, Level
-from feedq.diagnosis.fleet_checks import Overview, described, fleet_checks, overview
+from feedq.diagnosis.fleet_checks import Overview, described, fleet_checks, summary
 from feedq.diagnosis.schedule_checks import (
     declaration_checks,
     described_runs,
@@ -46,12 +46,13 @@ def status(invocation: Invocation) -> None:
     Example:
       feedq status
     """
-    feeds, workers = invocation.store.feeds.views(), invocation.store.workers.views()
-    state = invocation.fleet_state()
-    numbers = overview(feeds, workers)
     interval_s, rules = invocation.settings.reconcile_interval_s, invocation.settings.rules
-    jobs = invocation.job_state()
-    checks = [*fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=rules)]
+    tallies, feeds = invocation.status_feeds(rules)
+    workers, state, jobs = invocation.store.workers.views(), invocation.fleet_state(), invocation.job_state()
+    numbers = summary(tallies, workers)
+    checks = [
+        *fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=rules, tallies=tallies)
+    ]
     checks += job_checks(jobs)
     if jobs.schedules:
         checks += declaration_checks(invocation.jobs.schedules.specs())

@@ -144,12 +144,19 @@ def fleet_checks(
     *,
     reconcile_interval_s: float,
     rules: Rules,
+    tallies: Sequence[StatusCount] | None = None,
 ) -> Iterator[Check]:
-    """Workers, capacity, beat, reconcile, placement, and each kind of trouble that feeds are in."""
-    numbers = overview(feeds, workers)
+    """Workers, capacity, beat, reconcile, placement, and each kind of trouble that feeds are in.
+
+    With ``tallies`` of all feeds, ``feeds`` need only be those that there is something to say about:
+    `feedq.store.feed_listing.FeedListing.notable` of `TROUBLES`.
+    """
+    if tallies is None:
+        tallies = tallies_of(feeds)
+    numbers = summary(tallies, workers)
     yield from number_checks(numbers, workers, state, reconcile_interval_s=reconcile_interval_s)
     yield from placing_checks([view.feed for view in feeds if wants_place(view)], workers, rules)
-    troubles = list(_troubles(feeds))
+    troubles = list(_troubles(feeds, tallies))
     yield from troubles
     if not troubles:
         counts = ", ".join(f"{count} {status}" for status, count in sorted(numbers.by_status.items()))
@@ -354,6 +361,8 @@ _ADVICE = {
     Status.BACKOFF: "the source or the sink refuses; it is tried again by itself",
     Status.WAITING: "feedq feed show NAME says what for",
 }
+TROUBLES = tuple(_ADVICE)
+"""The statuses of feeds that are warned of, each with a few names."""
 _WAITING_ADVICE = {
     Reason.NO_CAPACITY: "start another worker, or give workers a larger -c",
     Reason.NO_MATCH: "no worker has the labels that the feed asks for: set FEEDQ_WORKER_LABELS",
@@ -370,12 +379,16 @@ def _trouble(status: Status, reason: Reason | None) -> _Trouble:
     return status, reason if status is Status.WAITING else None
 
 
-def _troubles(feeds: Sequence[FeedView]) -> Iterator[Check]:
+def _troubles(feeds: Sequence[FeedView], tallies: Sequence[StatusCount]) -> Iterator[Check]:
     groups: dict[_Trouble, list[FeedView]] = {}
     for view in feeds:
         if view.status in _ADVICE:
             groups.setdefault(_trouble(view.status, view.lease.reason), []).append(view)
-    yield from _warnings({key: (len(views), f": {some(views, _named)}") for key, views in groups.items()})
+    counts: Counter[_Trouble] = Counter()
+    for tally in tallies:
+        counts[_trouble(tally.status, tally.reason)] += tally.feeds
+    named = {key: f": {some(views, _named, of=counts[key])}" for key, views in groups.items()}
+    yield from _warnings({key: (counts[key], names) for key, names in named.items()})
 
 
 def _warnings(found: Mapping[_Trouble, tuple[int, str]]) -> Iterator[Check]:

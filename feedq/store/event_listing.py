@@ -7,10 +7,10 @@ from datetime import datetime
 
 from sqlalchemy import Connection, text
 
+from feedq.event_names import EventKind
 from feedq.model import Event
 from feedq.store.database import Aggregate, in_transaction
 from feedq.store.feed_rows import event_from
-from feedq.telemetry import EventKind
 
 PAGE_MAX = 1_000
 """Events of one page."""

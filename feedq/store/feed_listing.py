@@ -8,7 +8,7 @@ only, one transaction a call.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -224,6 +224,34 @@ class FeedListing(Aggregate):
     def tallies(self, c: Connection) -> list[StatusCount]:
         """Count all feeds by status and reason."""
         return _tallies(c, "", {"now": _begin(c)})
+
+    @in_transaction
+    def notable(self, c: Connection, statuses: Collection[Status], *, each: int) -> list[FeedView]:
+        """Read the feeds that there is something to say about, by name.
+
+        These are the first so many of each of these statuses, and of each reason to wait; those that a worker was
+        lost to or whose records were refused of late; and those that require labels.
+        """
+        sql = f"""
+            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM}
+            WHERE f.id IN (
+                SELECT id FROM (
+                    SELECT id, row_number() OVER (PARTITION BY status, reason ORDER BY name, id) AS place
+                    FROM (
+                        SELECT f.id, f.name, {_STATUS} AS status,
+                            CASE WHEN {_STATUS} = 'waiting' THEN l.reason END AS reason
+                        {_FROM} OFFSET 0
+                    ) found WHERE status = ANY(:statuses)
+                ) ranked WHERE place <= :each
+                UNION ALL
+                SELECT feed_id FROM feedq.lease
+                WHERE blamed > 0 OR dead_letter_at > :now - make_interval(secs => {LATELY_S})
+                UNION ALL
+                SELECT id FROM feedq.feed WHERE selector ? 'required'
+            ) ORDER BY f.name, f.id
+        """
+        parameters = {"now": _begin(c), "statuses": [status.value for status in statuses], "each": each}
+        return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
 
 
 def _where(query: Query) -> tuple[str, dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 from uuid import uuid4
@@ -14,10 +15,12 @@ import psycopg2
 import pytest
 from psycopg2.extras import execute_values
 
-from feedq.diagnosis.fleet_checks import overview, summary
-from feedq.model import LeaseState, Load, NewWorker, Reason, Status
+from feedq.diagnosis.fleet_checks import TROUBLES, fleet_checks, overview, summary
+from feedq.model import LeaseState, Load, NewWorker, Reason, Selector, Status
+from feedq.placement.base import Rules
 from feedq.selection import ORDER_KEYS, Selection, SelectionOrder
 from feedq.store.feed_listing import FeedListing, Query, Sort
+from feedq.wording import NAMED_MAX
 from tests.contract.harness import TTL_S, Harness, PostgresHarness, progress, spec
 
 WANTED = [("running", False), ("paused", False), ("running", True)]
@@ -274,3 +277,18 @@ def test_the_database_chooses_what_a_selection_does(everything: PostgresHarness)
         assert [view.feed.id for view in found] == chosen, (selection, order)
         assert [view.feed.id for view in feeds.selected(selection, order=order, limit=2)] == chosen[:2]
     assert all(any(map(one.chooses, views)) for one in SELECTIONS[3:6])
+
+
+def test_the_status_says_the_same_of_the_notable_feeds_as_of_all(
+    everything: PostgresHarness, listing: FeedListing
+) -> None:
+    feeds = everything.store.feeds
+    for view in feeds.selected(Selection())[::7]:
+        selector = Selector(required={"region": "eu"})
+        feeds.edit(view.feed.name, replace(view.feed.spec, selector=selector))
+    views, workers = feeds.views(), everything.store.workers.views()
+    state = everything.store.fleet_state()
+    checks = partial(fleet_checks, workers=workers, state=state, reconcile_interval_s=5.0, rules=Rules())
+    notable = listing.notable(TROUBLES, each=NAMED_MAX)
+    assert len(notable) < len(views)
+    assert list(checks(notable, tallies=listing.tallies())) == list(checks(views))

@@ -131,6 +131,38 @@ def test_what_scripts_and_people_ask_often_loads_no_command(asked: str) -> None:
     assert {name for name in loaded.split() if not name.startswith("_")} == {"click", "feedq"}
 
 
+def test_the_status_loads_no_more_than_it_needs() -> None:
+    """Each of these takes some hundredths of a second, of the four tenths that it may take."""
+    script = (
+        "import sys\nfrom feedq.cli import main\n"
+        "try:\n    main(['status'], prog_name='feedq')\n"
+        "finally:\n    print(*sys.modules)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "FEEDQ_DATABASE_URL": "postgresql://127.0.0.1:1/nobody"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Error: control database" in ran.stderr
+    loaded = set(ran.stdout.split())
+    assert "sqlalchemy" in loaded
+    heavy = {
+        "celery",
+        "kombu",
+        "httpx",
+        "structlog",
+        "prometheus_client",
+        "rich",
+        "yaml",
+        "msgspec",
+        "fastapi",
+    }
+    assert not heavy & loaded
+
+
 def test_the_outline_is_that_of_the_commands() -> None:
     assert json.loads(outline.FILE.read_text()) == outline.outline_of(main), "run `make docs`"
 

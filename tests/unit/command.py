@@ -15,10 +15,13 @@ from feedq import control
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
 from feedq.clock import Clock, SystemClock
+from feedq.diagnosis.fleet_checks import tallies_of
 from feedq.model import Assignment, FeedSpec, FeedView, Load, NewWorker, Progress, Reason, Release, Worker
+from feedq.placement.base import Rules
 from feedq.settings import Settings
 from feedq.sinks.base import Sink
 from feedq.store.base import Store
+from feedq.store.feed_listing import StatusCount
 from feedq.store.fleet_state import FleetState, JobState, Leader
 from feedq.store.postgresql import JobStore
 from tests.fakes import ManualClock, MemoryStore
@@ -79,6 +82,10 @@ class FakeInvocation(Invocation):
     def open_sink(self, name: str) -> Iterator[Sink]:
         empty = MemorySink("memory://", environment="default", worker_id=uuid4(), role="cli")
         yield empty if self._sinks is None else self._sinks[name]
+
+    def status_feeds(self, rules: Rules) -> tuple[list[StatusCount], list[FeedView]]:
+        views = self.store.feeds.views()
+        return tallies_of(views), views
 
     def fleet_state(self) -> FleetState:
         return self._fleet or led(self.clock)
