@@ -51,7 +51,8 @@ class Settings(BaseSettings):
     """Sink databases by name, `FEEDQ_SINKS__<NAME>=<url>`. `default` is the control database unless set."""
     catalogs: Annotated[dict[str, dict[str, Any]], Field(repr=False)] = {}
     """Catalogs that `feedq sync` makes feeds of, by name: `FEEDQ_CATALOGS__<NAME>__KIND` is `directory`,
-    `http` or `sql`, and each of its options a variable more, such as `FEEDQ_CATALOGS__<NAME>__URL`."""
+    `http`, `sql` or `mongodb`, and each of its options a variable more, such as
+    `FEEDQ_CATALOGS__<NAME>__URL`."""
     environment: Annotated[str, Field(min_length=1, max_length=64)] = "default"
     """Keeps the checkpoints of several feedq installations apart in one sink database."""
 

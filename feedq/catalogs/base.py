@@ -7,11 +7,15 @@ Settings name each catalog and give its kind and options; other packages add kin
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
 from functools import cache
 from importlib.metadata import entry_points
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Protocol
+from uuid import UUID
 
 import orjson
 from pydantic import BeforeValidator, Field, ValidationError
@@ -25,6 +29,7 @@ from feedq.settings import Settings
 from feedq.values import StrictModel
 
 ENTRY_POINT_GROUP = "feedq.catalogs"
+NO_TYPES: Mapping[type, Callable[[Any], Any]] = MappingProxyType({})
 BYTES_MAX = 64 * 2**20
 """A larger answer, file or result is no list of feeds: it would be held in memory several times over."""
 
@@ -34,7 +39,7 @@ def from_text(given: Any) -> Any:
     try:
         return orjson.loads(given) if isinstance(given, str) else given
     except orjson.JSONDecodeError:
-        raise ValueError("must be a JSON object") from None
+        raise ValueError("must be JSON") from None
 
 
 Mapped = Annotated[dict[str, Any], BeforeValidator(from_text)]
@@ -132,8 +137,10 @@ def load_catalog(kind: str) -> type[FeedCatalog]:
         try:
             loaded: type[FeedCatalog] = entry.load()
         except Exception as error:
+            is_extra = isinstance(error, ModuleNotFoundError) and entry.value.startswith("feedq.")
+            hint = f"; pip install 'feedq[{kind}]'" if is_extra else ""
             raise InvalidInput(
-                f"catalog kind {kind!r} ({entry.value}) cannot be imported: {error}"
+                f"catalog kind {kind!r} ({entry.value}) cannot be imported: {error}{hint}"
             ) from error
         return loaded
     raise InvalidInput(f"unknown kind of catalog {kind!r}; installed are: {', '.join(kinds()) or 'none'}")
@@ -176,6 +183,33 @@ def entries_in(text: str, *, origin: str) -> tuple[list[CatalogEntry], list[Mani
         at = origin if stop.line is None else f"{origin}:{stop.line}"
         problems.append(ManifestProblem(at, str(stop)))
     return entries, problems
+
+
+def plain(value: Any, *, where: str = "", also: Mapping[type, Callable[[Any], Any]] = NO_TYPES) -> Any:
+    """A value of a database as JSON has it; ``also`` makes something plainer of other types.
+
+    Raises:
+        ValueError: it is of a type that JSON does not have, with ``where`` and the path to it.
+    """
+    if (make := also.get(type(value))) is not None:
+        value = make(value)
+    match value:
+        case None | bool() | str() | float():
+            return value
+        case int():
+            return int(value)
+        case Mapping():
+            inner = value.items()
+            return {str(k): plain(v, where=f"{where}.{k}".lstrip("."), also=also) for k, v in inner}
+        case list():
+            return [plain(one, where=where, also=also) for one in value]
+        case Decimal():
+            return int(value) if value == value.to_integral_value() else float(value)
+        case datetime() | date() | time():
+            return value.isoformat()
+        case UUID():
+            return str(value)
+    raise ValueError(f"{where}: is of the type {type(value).__name__}, which JSON does not have")
 
 
 def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date, datetime, time
-from decimal import Decimal
 from time import monotonic
 from typing import Annotated, Any, ClassVar, Final
-from uuid import UUID
 
 import orjson
 from pydantic import Field, SecretStr
 from sqlalchemy import Connection, NullPool, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from feedq.catalogs.base import BYTES_MAX, CatalogEntry, CatalogOptions, CatalogReading, digest
+from feedq.catalogs.base import BYTES_MAX, CatalogEntry, CatalogOptions, CatalogReading, digest, plain
 from feedq.errors import CatalogUnavailable
 from feedq.manifest.reader import ENTRIES_MAX, ManifestProblem
 from feedq.passwords import mask_url
@@ -131,7 +128,11 @@ def entry_of(row: Mapping[str, Any]) -> dict[str, Any]:
     entry: dict[str, Any] = {}
     for column, value in row.items():
         if value is not None:
-            _put(entry, str(column).split(".", NESTED_MAX), _plain(str(column), value))
+            _put(
+                entry,
+                str(column).split(".", NESTED_MAX),
+                _json(str(column), value) if column in JSON_KEYS else plain(value, where=str(column)),
+            )
     return entry
 
 
@@ -142,21 +143,6 @@ def _put(entry: dict[str, Any], path: Sequence[str], value: Any) -> None:
         if not isinstance(entry, dict):
             raise ValueError(f"{'.'.join(path)}: there is a column {key} as well, which is no JSON object")
     entry[last] = {**value, **entry[last]} if isinstance(entry.get(last), dict) else value
-
-
-def _plain(column: str, value: Any) -> Any:
-    """A value of a column as JSON has it."""
-    if column in JSON_KEYS:
-        return _json(column, value)
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    if isinstance(value, bool | int | float | str | Mapping | list):
-        return value
-    raise ValueError(f"{column}: is of the type {type(value).__name__}, which JSON does not have")
 
 
 def _json(column: str, value: Any) -> Any:

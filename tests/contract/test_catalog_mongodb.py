@@ -1,0 +1,156 @@
+"""The `mongodb` catalog against a server that speaks MongoDB's protocol, with change streams.
+
+It is NX-27017, which keeps its documents in SQLite: a MongoDB cannot be had as a package.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import orjson
+import pymongo
+import pytest
+from pymongo.collection import Collection
+from pymongo.errors import PyMongoError
+
+from feedq.catalogs import mongodb
+from feedq.catalogs.base import FeedCatalog, open_catalog
+from feedq.errors import CatalogUnavailable
+from feedq.settings import Settings
+
+PATIENCE_S = 30.0
+PIPELINE = '[{"$match": {"enabled": true}}, {"$project": {"name": "$code", "source": 1}}]'
+
+Stations = Collection[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("mongodb")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = Path(sys.executable).with_name("nx-27017")
+    where = ["--db", "memory", "-p", str(port), "--pid-file", str(directory / "pid")]
+    with (directory / "log").open("w") as log:
+        server = subprocess.Popen(
+            [str(program), *where, "--log-file", str(directory / "log2")],
+            stdout=log,
+            stderr=log,
+            cwd=directory,
+        )
+    found = f"mongodb://127.0.0.1:{port}/?directConnection=true"
+    try:
+        until = time.monotonic() + PATIENCE_S
+        with pymongo.MongoClient[dict[str, Any]](found, serverSelectionTimeoutMS=1_000) as client:
+            while True:
+                try:
+                    client.admin.command("ping")
+                    break
+                except PyMongoError:
+                    assert time.monotonic() < until, (directory / "log").read_text()
+        yield found
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def stations(url: str) -> Iterator[Stations]:
+    with pymongo.MongoClient[dict[str, Any]](url) as client:
+        yield client["crm"][f"stations_{uuid4().hex}"]
+
+
+def station(code: str) -> dict[str, Any]:
+    return {"code": code, "enabled": True, "source": {"url": f"tcp://{code}:1"}}
+
+
+def opened(url: str, stations: Stations, **options: Any) -> FeedCatalog:
+    given = {
+        "kind": "mongodb",
+        "url": url,
+        "database": "crm",
+        "collection": stations.name,
+        "pipeline": PIPELINE,
+        "timeout_s": "20",
+    }
+    return open_catalog("crm", Settings(catalogs={"crm": given | options})).catalog
+
+
+def test_documents_are_read_again_once_the_stream_tells_of_a_change(url: str, stations: Stations) -> None:
+    stations.insert_many([station("a"), station("b"), station("off") | {"enabled": False}])
+    catalog = opened(url, stations)
+    reading = catalog.read(None)
+    assert reading is not None
+    assert [entry.value for entry in reading.entries] == [
+        {"name": "a", "source": {"url": "tcp://a:1"}},
+        {"name": "b", "source": {"url": "tcp://b:1"}},
+    ]
+    assert reading.version.startswith(mongodb.STREAM)
+    assert catalog.read(reading.version) is None
+    stations.delete_one({"code": "a"})
+    again = catalog.read(reading.version)
+    assert again is not None
+    assert [entry.value["name"] for entry in again.entries] == ["b"]
+    assert catalog.read(again.version) is None
+
+
+def test_without_change_streams_documents_are_compared(
+    url: str, stations: Stations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise pymongo.errors.OperationFailure(
+            "The $changeStream stage is only supported on replica sets", 40573
+        )
+
+    monkeypatch.setattr(Collection, "watch", refuse)
+    stations.insert_one(station("a"))
+    catalog = opened(url, stations)
+    reading = catalog.read(None)
+    assert reading is not None
+    assert not reading.version.startswith(mongodb.STREAM)
+    assert catalog.read(reading.version) is None
+    stations.insert_one(station("b"))
+    assert catalog.read(reading.version) is not None
+    # A position of former times, in a history that is gone.
+    assert catalog.read(mongodb.STREAM + '{"_data": "00"}') is not None
+
+
+def test_a_pipeline_that_reads_other_collections_is_compared(url: str, stations: Stations) -> None:
+    stations.insert_one({"code": "a"})
+    lookup = {"from": stations.name, "localField": "code", "foreignField": "code", "as": "labels"}
+    joined = orjson.dumps([{"$lookup": lookup}, {"$project": {"name": "$code"}}]).decode()
+    reading = opened(url, stations, pipeline=joined).read(None)
+    assert reading is not None
+    assert not reading.version.startswith(mongodb.STREAM)
+
+
+def test_what_json_does_not_have_becomes_text_or_a_problem(url: str, stations: Stations) -> None:
+    at = datetime(2026, 11, 25, tzinfo=UTC)
+    stations.insert_one({"name": "a", "weight": 2, "labels": {"since": at}})
+    stations.insert_one({"name": "b", "source": {"raw": b"\0"}})
+    reading = opened(url, stations, pipeline="[]").read(None)
+    assert reading is not None
+    assert [entry.value for entry in reading.entries] == [
+        {"name": "a", "weight": 2, "labels": {"since": "2026-11-25T00:00:00"}}
+    ]
+    assert "source.raw: is of the type bytes" in reading.problems[0].what
+
+
+def test_a_server_that_is_away_is_said_without_its_password(stations: Stations) -> None:
+    with pytest.raises(CatalogUnavailable, match=r"collection crm\.stations") as raised:
+        opened("mongodb://user:hunter2@127.0.0.1:1/", stations, timeout_s="0.5").read(None)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_pipeline_that_the_server_refuses_is_said(url: str, stations: Stations) -> None:
+    with pytest.raises(CatalogUnavailable):
+        opened(url, stations, pipeline='[{"$nonsense": {}}]').read(None)
