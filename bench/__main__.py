@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench import (
+    api,
     broker,
     catalogs,
     control,
@@ -54,6 +55,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "idle": idle.measure,
     "placement": placement.measure,
     "control": control.measure,
+    "api": api.measure,
     "start": start.measure,
     "catalogs": catalogs.measure,
     "jobs": jobs.measure,

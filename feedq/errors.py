@@ -6,7 +6,10 @@
     ├── InvalidInput          the request is wrong; say which option, and what would be right
     │   ├── NotFound          no feed, schedule, run, worker or file of that name
     │   └── Unreadable        stored by a release that knows more; upgrade, or declare it anew
+    ├── Unauthenticated       nobody knows who asks; send a token
+    ├── Forbidden             whoever asks may not do this
     ├── Conflict              the name is taken, or somebody else changed it first
+    │   └── Outdated          what was to be changed is no longer what was looked at; look again
     ├── CatalogUnavailable    a catalog cannot be read; nothing was changed, the next sync tries again
     ├── SyncRefused           a catalog would have unusually many feeds removed; a person has to say so
     ├── Unavailable           a server is away; try again later
@@ -45,8 +48,20 @@ class Unreadable(InvalidInput):
     """A stored declaration says something that this release does not know."""
 
 
+class Unauthenticated(FeedqError):
+    """The request says nothing, or nothing true, about who asks."""
+
+
+class Forbidden(FeedqError):
+    """Whoever asks has no role for this, or not over that tenant."""
+
+
 class Conflict(FeedqError):
     """The name is taken, or the thing changed in the meantime."""
+
+
+class Outdated(Conflict):
+    """Somebody else changed the thing since it was looked at: nothing was changed."""
 
 
 class CatalogUnavailable(FeedqError):

@@ -15,6 +15,9 @@ class EventKind(StrEnum):
     FEED_RESTARTED = "feed_restarted"
     FEED_REMOVED = "feed_removed"
     CURSOR_CHANGED = "cursor_changed"
+    FEED_MOVED = "feed_moved"
+    DEAD_LETTERS_REPLAYED = "dead_letters_replayed"
+    DEAD_LETTERS_DROPPED = "dead_letters_dropped"
     LEASE_ASSIGNED = "lease_assigned"
     LEASE_CLAIMED = "lease_claimed"
     LEASE_RELEASED = "lease_released"
@@ -43,6 +46,15 @@ class EventKind(StrEnum):
     CALENDAR_REMOVED = "calendar_removed"
     RUN_FINISH_REJECTED = "run_finish_rejected"
     RUN_LOST = "run_lost"
+    RUN_TRIGGERED = "run_triggered"
+    RUN_CANCELLED = "run_cancelled"
+    RUNS_BACKFILLED = "runs_backfilled"
+    RUNS_PURGED = "runs_purged"
+    QUEUE_CHANGED = "queue_changed"
+    QUEUE_REMOVED = "queue_removed"
+    TOKEN_ADDED = "token_added"  # noqa: S105 -- a kind of event, as the next
+    TOKEN_REMOVED = "token_removed"  # noqa: S105
+    ACCESS_REFUSED = "access_refused"
 
 
 class LogEvent(StrEnum):

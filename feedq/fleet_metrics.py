@@ -21,8 +21,9 @@ from feedq.diagnosis.fleet_checks import Overview, summary
 from feedq.errors import Unavailable
 from feedq.metrics_port import MetricsServer, Verdict, open_port
 from feedq.model import FeedView, Status, WorkerView
+from feedq.selection import Selection
 from feedq.settings import Settings
-from feedq.store.feed_listing import FeedFilter, StatusCount
+from feedq.store.feed_listing import StatusCount
 from feedq.store.fleet_state import FleetState, JobState
 from feedq.store.postgresql import PostgresStore
 from feedq.telemetry import SHARED, LogEvent, database_event, log
@@ -52,7 +53,9 @@ class FleetReading:
 
 def read(store: PostgresStore, *, labels: Mapping[str, str], feeds_max: int) -> FleetReading:
     """Raises `Unavailable`."""
-    feeds = store.listing.after(FeedFilter(labels=labels), limit=feeds_max + 1) if labels else []
+    feeds = (
+        store.listing.after(Selection(labels=labels, removing=True), limit=feeds_max + 1) if labels else []
+    )
     return FleetReading(
         store.fleet_state(),
         store.job_state(),

@@ -18,6 +18,10 @@ JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | 
 FeedKey: TypeAlias = tuple[int, int]
 """``(feed_id, epoch)``: one feed under one epoch. Whatever a worker writes, it writes under a key."""
 
+Version: TypeAlias = tuple[int, int]
+"""The id of a declared thing, and its generation: the same until somebody changes the declaration, or removes it
+and declares it anew."""
+
 STACK_CALLS_SHOWN: Final = 12
 
 
@@ -180,6 +184,10 @@ class Feed:
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def version(self) -> Version:
+        return self.id, self.generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,6 +201,13 @@ class Settings(BaseSettings):
     """Passwords that `feedq db grants --apply` gives to roles, `FEEDQ_ROLE_PASSWORDS__<ROLE>=<password>`;
     nothing else reads them."""
 
+    api_loopback_role: Literal["none", "viewer", "operator", "admin"] = "none"
+    """Role over everything of whoever asks the HTTP API from this machine without a token; `none`: nobody is
+    answered without one. Not for machines that others use, nor behind a proxy on the same one."""
+    flower_roles: dict[str, str] = {}
+    """Roles that people logged in to Flower have in the HTTP API there, as JSON: `{"ada": "operator", "ben":
+    "operator:acme", "*": "viewer"}`, over everything or over one tenant; `*` stands for everybody else, who are
+    viewers unless that is said."""
     flower_hosts: CommaSeparated = ()
     """Host names (comma-separated) by which browsers may reach Flower, besides addresses and `localhost`; `*`
     is any."""
@@ -274,6 +281,16 @@ class Settings(BaseSettings):
             if not program.startswith("/"):
                 raise ValueError(f"{program!r} is no absolute path")
         return programs
+
+    @field_validator("flower_roles")
+    @classmethod
+    def _check_roles(cls, roles: dict[str, str]) -> dict[str, str]:
+        for user, said in roles.items():
+            if said.partition(":")[0] not in ("viewer", "operator", "admin"):
+                raise ValueError(
+                    f"{user!r}: {said!r} is no role such as viewer, operator, admin or operator:TENANT"
+                )
+        return roles
 
     @field_validator("secrets_allow")
     @classmethod

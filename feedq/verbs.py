@@ -76,7 +76,17 @@ def set_worker_target(store: Store, name: str, target: WorkerTarget) -> WorkerVi
     return replace(found, worker=replace(found.worker, target_state=target))
 
 
-def move_feed(store: Store, name: str, worker_name: str, settings: Settings) -> WorkerView:
+def live_feed(store: Store, name: str) -> Feed:
+    """Raises `NotFound` when there is no feed of that name, or it is being removed."""
+    found = store.feeds.get(name)
+    if found.removed_at is not None:
+        raise NotFound(f"feed {name!r} is being removed")
+    return found
+
+
+def move_feed(
+    store: Store, name: str, worker_name: str, settings: Settings, *, dry_run: bool = False
+) -> WorkerView:
     """Have a feed go on on this worker; one that waits goes there as soon as it may start.
 
     Raises as `find_worker`, and `Conflict`: the worker may not have it, or the feed cannot be moved now.
@@ -85,7 +95,8 @@ def move_feed(store: Store, name: str, worker_name: str, settings: Settings) -> 
     found = find_worker(store, worker_name)
     if (objection := _objection_to_target(store, feed, found, settings.rules)) is not None:
         raise Conflict(f"feed {name!r} cannot go to worker {found.worker.name!r}: {objection}")
-    store.feeds.move(name, found.worker.id, stop_within_s=settings.handoff_timeout_s)
+    if not dry_run:
+        store.feeds.move(name, found.worker.id, stop_within_s=settings.handoff_timeout_s)
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,12 +16,14 @@ BASE = "http://127.0.0.1/api/v1"
 class ApiClient:
     """Requests from any thread, answered on one event loop in a thread of its own."""
 
-    def __init__(self, app: ASGIApp, *, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, app: ASGIApp, *, token: str = "", client: str = "127.0.0.1") -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="api-client")
         self._thread.start()
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=("127.0.0.1", 4711))
-        self._client = httpx.AsyncClient(transport=transport, base_url=BASE, headers=headers, timeout=60)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(client, 4711))
+        self._client = httpx.AsyncClient(transport=transport, base_url=BASE, timeout=60)
+        if token:
+            self._client.headers["Authorization"] = f"Bearer {token}"
 
     def __enter__(self) -> Self:
         return self
@@ -30,6 +31,9 @@ class ApiClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._run(self._client.aclose())
         self._run(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)

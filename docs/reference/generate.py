@@ -258,7 +258,11 @@ def command_table(command: click.Command) -> str:
     """The options of a command, from what its help says of them."""
     lines = ["| option | default | meaning |", "|---|---|---|"]
     for option in command.params:
-        if isinstance(option, click.Option) and option.help is not None and option.name != "json_":
+        if (
+            isinstance(option, click.Option)
+            and option.help is not None
+            and option.name not in ("json_", "reason")
+        ):
             meaning, _, default = option.help.removesuffix("]").partition(" [default: ")
             if isinstance(option.type, click.Choice):
                 meaning += f" One of {', '.join(f'`{choice}`' for choice in option.type.choices)}."

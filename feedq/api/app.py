@@ -9,23 +9,63 @@ from fastapi.openapi.utils import get_openapi
 from starlette.types import ASGIApp
 
 import feedq
-from feedq.api import event_routes, feed_routes, fleet_routes, schedule_routes, worker_routes
+from feedq.api import (
+    bulk_routes,
+    cursor_routes,
+    dead_letter_routes,
+    declaration_routes,
+    event_routes,
+    feed_changes,
+    feed_routes,
+    fleet_routes,
+    schedule_changes,
+    schedule_routes,
+    token_routes,
+    worker_routes,
+)
 from feedq.api.answers import answer
 from feedq.api.arguments import known_arguments
+from feedq.api.authentication import AuthenticatedRequests
 from feedq.api.backend import ApiBackend
-from feedq.api.bounds import BoundedRequests
+from feedq.api.bounds import BoundedBodies, BoundedRequests
 from feedq.api.problems import Problem, answer_errors
+from feedq.api.schemas import COMPONENTS
 
 PREFIX = "/api/v1"
-ROUTERS = (feed_routes, worker_routes, schedule_routes, event_routes, fleet_routes)
+ROUTERS = (
+    feed_routes,
+    feed_changes,
+    bulk_routes,
+    cursor_routes,
+    dead_letter_routes,
+    declaration_routes,
+    worker_routes,
+    schedule_routes,
+    schedule_changes,
+    event_routes,
+    fleet_routes,
+    token_routes,
+)
 
 
 def make_app(backend: ApiBackend) -> ASGIApp:
-    return BoundedRequests(make_fastapi(backend))
+    """The application behind its bounds: who asks is judged before a body is read."""
+    return BoundedRequests(AuthenticatedRequests(BoundedBodies(make_fastapi(backend)), backend))
 
 
 def make_fastapi(backend: ApiBackend) -> FastAPI:
-    """The application without the bounds."""
+    """Make the application without the bounds."""
+    app = _bare()
+    app.state.backend = backend
+    return app
+
+
+def document_of() -> dict[str, Any]:
+    """Return the OpenAPI document, for which there need be no backend."""
+    return _document(_bare())
+
+
+def _bare() -> FastAPI:
     # No pages for people here, which load scripts from elsewhere.
     app = FastAPI(
         title="feedq",
@@ -37,7 +77,6 @@ def make_fastapi(backend: ApiBackend) -> FastAPI:
         dependencies=[Depends(known_arguments)],
         generate_unique_id_function=lambda route: route.name,
     )
-    app.state.backend = backend
     for module in ROUTERS:
         app.include_router(module.router, prefix=PREFIX)
     app.get("/healthz", include_in_schema=False)(_healthz)
@@ -54,6 +93,6 @@ def _healthz() -> Response:
 def _document(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         made = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-        made["components"]["schemas"]["Problem"] = Problem.model_json_schema()
+        made["components"]["schemas"] |= COMPONENTS | {"Problem": Problem.model_json_schema()}
         app.openapi_schema = made
     return app.openapi_schema

@@ -5,6 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from fastapi import Request
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from feedq.errors import InvalidInput
@@ -16,9 +17,14 @@ async def known_arguments(request: Request) -> None:
     route = request.scope["route"]
     if not isinstance(route, APIRoute):
         return
-    known = sorted(field.alias for field in route.dependant.query_params)
+    known = sorted(_arguments(route.dependant))
     for name in request.query_params:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(known) or 'none'}"
             raise InvalidInput(f"unknown argument {shown_path(name)!r}; {hint}")
+
+
+def _arguments(dependant: Dependant) -> set[str]:
+    found = {field.alias for field in dependant.query_params}
+    return found.union(*map(_arguments, dependant.dependencies))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Self
 
 from fastapi import Depends, Request
 
+from feedq.api.refusals import RefusalLog
 from feedq.settings import Settings
+from feedq.sinks.base import Sink, opened_sink
 from feedq.store.postgresql import PostgresStore
 
 
@@ -17,6 +20,14 @@ class ApiBackend:
 
     store: PostgresStore
     settings: Settings
+    refusals: RefusalLog
+
+    @classmethod
+    def of(cls, store: PostgresStore, settings: Settings) -> Self:
+        return cls(store, settings, RefusalLog(store.tokens))
+
+    def open_sink(self, name: str) -> AbstractContextManager[Sink]:
+        return opened_sink(self.settings, name, role="api")
 
 
 def _of(request: Request) -> ApiBackend:

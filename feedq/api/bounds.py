@@ -1,15 +1,17 @@
 """What one request may cost: bytes of its body, time, and a place among those that are answered at once.
 
-The endpoints block, in threads; so the time of a request is over for whoever asked, while its thread still ends in
-its own time, as the control database's time-outs have it. Until then it keeps its place, and what comes while all
-are taken is answered with 503 at once.
+The endpoints block, in threads; so the time of a request is over for whoever asked, while its thread still ends
+in its own time, as the control database's time-outs have it. Until then it keeps its place, and what comes while
+all are taken is answered with 503 at once.
 
-Names of feeds hold slashes. The path is left as it was sent, with ``%2F`` in it, so that a name is one part of it.
+Names of feeds hold slashes. The path is left as it was sent, with ``%2F`` in it, so that a name is one part of
+it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,10 +29,8 @@ RETRY_AFTER_S: Final = 2
 class BoundedRequests:
     """An ASGI application that bounds those of another one."""
 
-    def __init__(
-        self, app: ASGIApp, *, timeout_s: float = TIMEOUT_S, body_max: int = BODY_MAX, places: int = PLACES
-    ) -> None:
-        self._app, self._timeout_s, self._body_max = app, timeout_s, body_max
+    def __init__(self, app: ASGIApp, *, timeout_s: float = TIMEOUT_S, places: int = PLACES) -> None:
+        self._app, self._timeout_s = app, timeout_s
         self._free = places
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,7 +49,7 @@ class BoundedRequests:
             return
         self._free -= 1
         answer = _Answer(send)
-        task = asyncio.create_task(self._answer(scope, receive, answer))
+        task = asyncio.create_task(_awaited(self._app(scope, receive, answer.send)))
         task.add_done_callback(self._give_back)
         try:
             done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
@@ -71,13 +71,27 @@ class BoundedRequests:
             # Retrieved here: perhaps nobody waits for it any more.
             task.exception()
 
-    async def _answer(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+
+class BoundedBodies:
+    """An ASGI application that bounds the bodies of requests to another one, and reads them first."""
+
+    def __init__(self, app: ASGIApp, *, body_max: int = BODY_MAX) -> None:
+        self._app, self._body_max = app, body_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         body = await _read(receive, self._body_max)
         if body is None:
             too_large = f"the body is larger than {self._body_max} bytes; send it in parts"
-            await problem(413, too_large, error="InvalidInput")(scope, receive, answer.send)
+            await problem(413, too_large, error="InvalidInput")(scope, receive, send)
             return
-        await self._app(scope, _replayed(body, receive), answer.send)
+        await self._app(scope, _replayed(body, receive), send)
+
+
+async def _awaited(answer: Awaitable[None]) -> None:
+    await answer
 
 
 class _Answer:

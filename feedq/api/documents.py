@@ -1,7 +1,7 @@
 """What the API answers, as models, for the OpenAPI document; `feedq.report.rows` makes the answers themselves.
 
-Most fields are columns of tables under the same names, so their types are taken from `feedq.model` and not written
-down again.
+Most fields are columns of tables under the same names, so their types are taken from `feedq.model` and not
+written down again.
 """
 
 from __future__ import annotations

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from feedq.api import documents
 from feedq.api.answers import answer, answer_page, returns
 from feedq.api.backend import Served
+from feedq.api.callers import Viewer, seen
 from feedq.api.event_routes import listed_event_row
 from feedq.api.names import NamePath
 from feedq.api.paging import Cursor, Limit, place_of
@@ -16,8 +17,9 @@ from feedq.diagnosis.waiting_checks import explain
 from feedq.errors import InvalidInput
 from feedq.model import Status
 from feedq.report.rows import feed_document, feed_row
+from feedq.selection import Selection
 from feedq.store.event_listing import EventFilter
-from feedq.store.feed_listing import FeedFilter
+from feedq.values import NAME_MAX
 
 TEXT_MAX = 200
 LABELS_MAX = 20
@@ -29,10 +31,15 @@ router = APIRouter(prefix="/feeds", tags=["feeds"])
 @router.get("", responses=returns(documents.FEED_PAGE), summary="Feeds by name")
 def list_feeds(
     backend: Served,
+    caller: Viewer,
     status: Annotated[list[Status], Query(max_length=STATUSES_MAX)] = [],  # noqa: B006 -- FastAPI copies it
     tenant: str | None = None,
     worker: Annotated[str | None, Query(description="The whole name of the worker that has it.")] = None,
     connector: str | None = None,
+    match: Annotated[str | None, Query(max_length=NAME_MAX, description="Names like `acme/*`.")] = None,
+    failing: Annotated[
+        bool, Query(description="Only those in trouble, which somebody has to look at.")
+    ] = False,
     label: Annotated[
         list[str], Query(max_length=LABELS_MAX, description="As `key=value`; all of them.")
     ] = [],  # noqa: B006
@@ -42,15 +49,27 @@ def list_feeds(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response:
-    which = FeedFilter(text.strip(), tuple(status), worker, tenant, connector, _labels(label))
+    if tenant is not None and not caller.sees(tenant):
+        return answer({"feeds": [], "next": None})
+    chosen = Selection(
+        tenant=tenant if caller.tenant is None else caller.tenant,
+        labels=labels_of(label),
+        worker=worker,
+        statuses=tuple(status),
+        connector=connector,
+        match=match,
+        failing=failing,
+        removing=True,
+    )
     place = place_of(cursor, str, int) or ("", 0)
-    found = backend.store.listing.after(which, place=place, limit=limit + 1)
+    found = backend.store.listing.after(chosen, text_=text.strip(), place=place, limit=limit + 1)
     return answer_page("feeds", found, limit, feed_row, lambda view: (view.feed.name, view.feed.id))
 
 
 @router.get("/{name:name}", responses=returns(documents.FEED), summary="Everything about one feed")
-def show_feed(backend: Served, name: NamePath) -> Response:
+def show_feed(request: Request, backend: Served, caller: Viewer, name: NamePath) -> Response:
     view = backend.store.feeds.view(name)
+    seen(caller, view.feed, backend, request)
     workers, now = backend.store.workers.views(), backend.store.now()
     why = explain(view, workers, now=now, rules=backend.settings.rules)
     return answer(feed_document(view, explanation=why))
@@ -58,15 +77,21 @@ def show_feed(backend: Served, name: NamePath) -> Response:
 
 @router.get("/{name:name}/events", responses=returns(documents.EVENT_PAGE), summary="History of one feed")
 def list_events_of_feed(
-    backend: Served, name: NamePath, limit: Limit = 100, cursor: Cursor = None
+    request: Request,
+    backend: Served,
+    caller: Viewer,
+    name: NamePath,
+    limit: Limit = 100,
+    cursor: Cursor = None,
 ) -> Response:
     feed = backend.store.feeds.get(name)
+    seen(caller, feed, backend, request)
     (place,) = place_of(cursor, int) or (None,)
     found = backend.store.history.before(EventFilter(feed_id=feed.id), place=place, limit=limit + 1)
     return answer_page("events", found, limit, listed_event_row, lambda one: (one.id,))
 
 
-def _labels(given: list[str]) -> dict[str, str]:
+def labels_of(given: list[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     for text, (key, equals, _) in zip(given, pairs, strict=True):
         if not key or not equals:

@@ -1,7 +1,7 @@
 """Cursors of lists: where the next page begins, as text that only this module reads.
 
-A page goes on behind what the one before has shown, whatever was added or removed since; an offset would leave out
-or repeat what has moved.
+A page goes on behind what the one before has shown, whatever was added or removed since; an offset would leave
+out or repeat what has moved.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from fastapi import Query
 from feedq.errors import InvalidInput
 
 LIMIT_USUAL = 100
-LIMIT_MAX = 1_000
+LIMIT_MAX = 500
+"""One more is asked for, and the store has 1,000 at most."""
 CURSOR_CHARS_MAX = 2_000
 
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many of them at most.")]

@@ -1,7 +1,7 @@
 """Errors as ``application/problem+json`` (RFC 9457), in the words of the command line.
 
-``detail`` is what the command would print, ``error`` the class of `feedq.errors`, by which programs tell one error
-from another. A bug answers 500 without a word of its insides; those are in the log.
+``detail`` is what the command would print, ``error`` the class of `feedq.errors`, by which programs tell one
+error from another. A bug answers 500 without a word of its insides; those are in the log.
 """
 
 from __future__ import annotations
@@ -9,17 +9,27 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any, Literal
 
+from anyio import to_thread
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
-from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
+from feedq.errors import Conflict, FeedqError, Forbidden, InvalidInput, NotFound, Outdated, Unauthenticated
 from feedq.telemetry import LogEvent, log, mask_url
 from feedq.values import explained_type
 from feedq.wording import as_json, printable
 
-STATUSES = ((NotFound, 404), (InvalidInput, 400), (Conflict, 409), (FeedqError, 503))
+STATUSES = (
+    (Unauthenticated, 401),
+    (Forbidden, 403),
+    (NotFound, 404),
+    (InvalidInput, 400),
+    (Outdated, 412),
+    (Conflict, 409),
+    (FeedqError, 503),
+)
 """HTTP statuses by error; the first that fits counts."""
 MEDIA_TYPE = "application/problem+json"
 UNEXPECTED = "an error inside feedq; the log of this process has it"
@@ -55,9 +65,22 @@ def answer_errors(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-def _expected(_: Request, error: Exception) -> Response:
+def problem_of(error: FeedqError) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthenticated) else None
+    return problem(status_of(error), str(error), error=type(error).__name__, headers=headers)
+
+
+async def _expected(request: Request, error: Exception) -> Response:
     assert isinstance(error, FeedqError)
-    return problem(status_of(error), str(error), error=type(error).__name__)
+    if isinstance(error, Forbidden):
+        refusals = request.app.state.backend.refusals
+        await to_thread.run_sync(refusals.write, asked(request.scope), status_of(error))
+    return problem_of(error)
+
+
+def asked(scope: Scope) -> str:
+    """What a request asks for, to be written down."""
+    return f"{scope['method']} {scope['path']}"
 
 
 def _invalid(_: Request, error: Exception) -> Response:
@@ -75,6 +98,8 @@ def _place(loc: tuple[Any, ...]) -> str:
 def _what(error: Any) -> str:
     if error["type"] == "json_invalid":
         return "is no valid JSON"
+    if isinstance(cause := error.get("ctx", {}).get("error"), ValueError):
+        return str(cause)
     return explained_type(error)
 
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Query, Response
 from feedq.api import documents
 from feedq.api.answers import answer, answer_page, returns
 from feedq.api.backend import Served
+from feedq.api.callers import FleetViewer
 from feedq.api.names import NamePath
 from feedq.api.paging import Cursor, Limit, place_of
 from feedq.report.rows import run_row, schedule_document, schedule_row
@@ -28,6 +29,7 @@ router = APIRouter(tags=["schedules"])
 @router.get("/schedules", responses=returns(documents.SCHEDULE_PAGE), summary="Schedules by name")
 def list_schedules(
     backend: Served,
+    caller: FleetViewer,
     prefix: Annotated[str, Query(max_length=NAME_MAX, description="How their names begin.")] = "",
     state: ScheduleState | None = None,
     limit: Limit = 100,
@@ -39,7 +41,7 @@ def list_schedules(
 
 
 @router.get("/schedules/{name:name}", responses=returns(documents.SCHEDULE), summary="One schedule")
-def show_schedule(backend: Served, name: NamePath) -> Response:
+def show_schedule(backend: Served, caller: FleetViewer, name: NamePath) -> Response:
     schedules = backend.store.jobs.schedules
     view, counts, runs = schedules.view(name), schedules.counts(name), schedules.runs(name, limit=RUNS_SHOWN)
     return answer(schedule_document(view, counts=counts, runs=runs))
@@ -48,6 +50,7 @@ def show_schedule(backend: Served, name: NamePath) -> Response:
 @router.get("/runs", responses=returns(documents.RUN_PAGE), summary="Runs, newest first")
 def list_runs(
     backend: Served,
+    caller: FleetViewer,
     schedule: Annotated[str | None, Query(max_length=NAME_MAX)] = None,
     state: Annotated[list[RunState], Query(max_length=STATES_MAX)] = [],  # noqa: B006 -- FastAPI copies it
     limit: Limit = 100,
@@ -59,12 +62,12 @@ def list_runs(
 
 
 @router.get("/runs/{run_id}", responses=returns(documents.RUN_ROW), summary="One run")
-def show_run(backend: Served, run_id: RunId) -> Response:
+def show_run(backend: Served, caller: FleetViewer, run_id: RunId) -> Response:
     return answer(run_row(backend.store.jobs.schedules.run(run_id)))
 
 
 @router.get("/queues", responses=returns(documents.QUEUES), summary="Job queues")
-def list_queues(backend: Served) -> Response:
+def list_queues(backend: Served, caller: FleetViewer) -> Response:
     queues = {found.name: found for found in backend.store.jobs.queues.all()}
     depths = backend.store.jobs.queues.depths()
     names = sorted(queues.keys() | depths.keys())
@@ -76,5 +79,5 @@ def _queue(limits: Queue, waiting: int, running: int) -> dict[str, Any]:
 
 
 @router.get("/calendars", responses=returns(documents.CALENDARS), summary="Calendars")
-def list_calendars(backend: Served) -> Response:
+def list_calendars(backend: Served, caller: FleetViewer) -> Response:
     return answer({"calendars": [asdict(found) for found in backend.store.jobs.calendars.all()]})

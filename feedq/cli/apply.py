@@ -23,7 +23,11 @@ import click
 from feedq import bulk, verbs
 from feedq.adoption import Adopting, Newcomer, known_newcomers
 from feedq.cli.choosing import ERRORS_SHOWN_MAX
-from feedq.cli.invocation import Invocation, pass_invocation
+from feedq.cli.invocation import (
+    Invocation,
+    pass_invocation,
+    reason_option,
+)
 from feedq.cli.output import answer, write_difference, write_json
 from feedq.cli.progress import ProgressBar
 from feedq.cli.tables import never_ticks, warn_ended, warn_never, warn_unserved
@@ -85,6 +89,7 @@ tenant_option = click.option("--tenant", help="With --prune: remove only feeds, 
 @tenant_option
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before removing anything.")
+@reason_option
 @pass_invocation
 def apply(
     invocation: Invocation,

@@ -15,6 +15,7 @@ from feedq.cli.invocation import (
     decorated,
     limit_option,
     pass_invocation,
+    reason_option,
     wait_options,
     yes_option,
 )
@@ -24,6 +25,7 @@ from feedq.connectors.base import show_cursor
 from feedq.feed_cursor import Wish
 from feedq.model import JSON, ChangedCursor, Feed, Status
 from feedq.report.details import detail_lines
+from feedq.report.rows import changed_cursor_row
 from feedq.sinks.base import parse_sink
 from feedq.values import parse_duration
 from feedq.wording import ago, as_json, cut, stamp
@@ -37,6 +39,7 @@ _change_options = decorated(
         help="Also delete the rows that it has landed after that, in the same commit.",
     ),
     click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing."),
+    reason_option,
     yes_option,
     wait_options,
 )
@@ -102,7 +105,9 @@ def history(invocation: Invocation, *, name: str, limit: int) -> None:
         TableColumn("AFTER", lambda one: cut(show_cursor(one.after), CURSOR_WIDTH)),
         number("DELETED", lambda one: f"{one.deleted:,}"),
     ]
-    answer_list(invocation, found, _document, columns, empty=f"the cursor of {name} was never changed")
+    answer_list(
+        invocation, found, changed_cursor_row, columns, empty=f"the cursor of {name} was never changed"
+    )
 
 
 @cursor.command("set")
@@ -202,7 +207,7 @@ def _change(
             if dry_run:
                 answer(
                     invocation,
-                    _document(found) | {"name": name, "dry_run": True},
+                    changed_cursor_row(found) | {"name": name, "dry_run": True},
                     _said(name, found, "would go"),
                 )
                 return
@@ -216,7 +221,9 @@ def _change(
             return view.status is Status.STREAMING and view.lease.generation >= generation
 
         invocation.wait_until(has_come, timeout_s=timeout_s, what=f"{name} streaming from its new cursor")
-    answer(invocation, _document(done) | {"name": name, "dry_run": False}, _said(name, done, "goes on"))
+    answer(
+        invocation, changed_cursor_row(done) | {"name": name, "dry_run": False}, _said(name, done, "goes on")
+    )
 
 
 def _said(name: str, change: ChangedCursor, goes: str) -> str:
@@ -224,8 +231,3 @@ def _said(name: str, change: ChangedCursor, goes: str) -> str:
     before = "none" if change.before is None else show_cursor(change.before)
     said = f"{name} {goes} {after} (before: {before})"
     return f"{said}; {change.deleted:,} rows deleted" if change.deleted else said
-
-
-def _document(change: ChangedCursor) -> dict[str, Any]:
-    keys = ("verb", "at", "before", "after", "records", "deleted")
-    return {key: getattr(change, key) for key in keys}

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from feedq.cli.choosing import selection_of, selection_options
-from feedq.cli.invocation import Invocation, limit_option, output_option, pass_invocation, yes_option
+from feedq.cli.invocation import (
+    Invocation,
+    limit_option,
+    output_option,
+    pass_invocation,
+    reason_option,
+    yes_option,
+)
 from feedq.cli.output import TableColumn, answer, answer_list, number, write_lines
-from feedq.connectors.base import parse_options
-from feedq.errors import FeedqError, InvalidInput, NotFound, SinkUnavailable
+from feedq.errors import FeedqError, NotFound
+from feedq.event_names import EventKind
 from feedq.model import FeedSpec, FeedView
+from feedq.refused_records import parts, replay_parts
 from feedq.report.details import detail_lines
-from feedq.report.rows import feed_row
+from feedq.report.rows import dead_letter_row, feed_row
 from feedq.selection import Selection
-from feedq.sinks.base import DeadLetter, Sink, parse_sink, target_of
+from feedq.sinks.base import DeadLetter, Sink, parse_sink
 from feedq.wording import ago, as_json, cut, printable, said, stamp
 
 TEXT_WIDTH = 60
-AT_ONCE = 100
-FIRST_AT_ONCE = 10
-BYTES_AT_ONCE = 16 * 2**20
-"""These bound one transaction of a replay, and what is held of records in memory: so many at once, or fewer if
-those before were large."""
-
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 LETTER_ID = click.IntRange(1, 2**63 - 1)
 ids_argument = click.argument("ids", nargs=-1, type=LETTER_ID, metavar="[ID]...")
@@ -73,7 +76,7 @@ def list_(invocation: Invocation, *, name: str | None, limit: int, **chosen: Any
         TableColumn("ERROR", lambda letter: cut(printable(letter.error), TEXT_WIDTH)),
         TableColumn("RECORD", lambda letter: cut(_text(letter.record), TEXT_WIDTH)),
     ]
-    answer_list(invocation, letters, _document, columns, empty=f"{name} has no dead letters")
+    answer_list(invocation, letters, dead_letter_row, columns, empty=f"{name} has no dead letters")
 
 
 def _list_feeds(invocation: Invocation, selection: Selection, limit: int) -> None:
@@ -126,13 +129,14 @@ def show(invocation: Invocation, *, name: str, letter_id: int) -> None:
             ("record", _text(letter.record)),
         ]
     )
-    answer(invocation, _document(letter), lambda: write_lines(lines))
+    answer(invocation, dead_letter_row(letter), lambda: write_lines(lines))
 
 
 @dead_letters.command()
 @click.argument("name")
 @ids_argument
 @all_option
+@reason_option
 @pass_invocation
 def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool) -> None:
     """Land refused records after all, once the table or the feed was mended.
@@ -146,30 +150,24 @@ def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool)
       feedq feed dead-letters replay acme/orders 17 18
       feedq feed dead-letters replay acme/orders --all
     """
-    landed = passed_over = 0
-    refused: dict[int, str] = {}
     with _sink_of(invocation, name) as (spec, sink):
-        target = target_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
-        for part in _parts(sink, name, ids, all_):
-            try:
-                done = sink.replay(part, target)
-            except SinkUnavailable as away:
-                raise SinkUnavailable(f"{away}; {landed} had landed before") from away
-            landed += done.landed
-            refused |= done.refused
-            passed_over += len(part) - done.landed - len(done.refused)
+        found = replay_parts(spec, sink, parts(sink, name, ids, all_))
+    kind = EventKind.DEAD_LETTERS_REPLAYED
+    invocation.store.feeds.tell(name, kind, {"landed": found.landed, "refused": len(found.refused)})
 
     def write() -> None:
-        click.echo(f"{name}: {landed} landed, {len(refused)} refused again")
-        if passed_over:
-            click.echo(f"  {passed_over} passed over: somebody else is at them, or has just dealt with them")
-        for letter_id, error in list(refused.items())[:10]:
+        click.echo(f"{name}: {found.landed} landed, {len(found.refused)} refused again")
+        if found.passed_over:
+            click.echo(
+                f"  {found.passed_over} passed over: somebody else is at them, or has just dealt with them"
+            )
+        for letter_id, error in list(found.refused.items())[:10]:
             click.echo(f"  {letter_id}: {printable(error)}")
 
-    document = {"name": name, "landed": landed, "refused": refused, "passed_over": passed_over}
+    document = {"name": name, **asdict(found)}
     answer(invocation, document, write)
-    if refused:
-        raise FeedqError(f"{len(refused)} records are refused still; they stay where they are")
+    if found.refused:
+        raise FeedqError(f"{len(found.refused)} records are refused still; they stay where they are")
 
 
 @dead_letters.command()
@@ -177,6 +175,7 @@ def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool)
 @ids_argument
 @all_option
 @yes_option
+@reason_option
 @pass_invocation
 def drop(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool, yes: bool) -> None:
     """Delete refused records for good.
@@ -186,10 +185,11 @@ def drop(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool, y
       feedq feed dead-letters drop acme/orders 17 --yes
     """
     with _sink_of(invocation, name) as (_, sink):
-        parts = _parts(sink, name, ids, all_)
+        chosen = parts(sink, name, ids, all_)
         which = "all" if all_ else str(len(set(ids)))
         invocation.confirm(f"Delete {which} refused records of {name} for good?", yes=yes)
-        dropped = sum(map(sink.drop, parts))
+        dropped = sum(map(sink.drop, chosen))
+    invocation.store.feeds.tell(name, EventKind.DEAD_LETTERS_DROPPED, {"dropped": dropped})
     answer(invocation, {"name": name, "dropped": dropped}, f"{name}: {dropped} dropped")
 
 
@@ -198,62 +198,6 @@ def _sink_of(invocation: Invocation, name: str) -> Iterator[tuple[FeedSpec, Sink
     spec = invocation.store.feeds.get(name).spec
     with invocation.open_sink(parse_sink(spec.sink).name) as sink:
         yield spec, sink
-
-
-def _parts(sink: Sink, name: str, ids: Sequence[int], all_: bool) -> Iterator[list[int]]:
-    """Yields the ids of this feed's dead letters, oldest first, some at a time. Raises `InvalidInput` at once."""
-    if bool(ids) == all_:
-        raise InvalidInput("name the ids of dead letters, or say --all")
-    if not all_:
-        return iter(_named(sink, name, ids))
-    # Up to this one: of a feed that goes on being refused, there would never be an end.
-    newest = sink.dead_letters(name, limit=1)
-    return _every(sink, name, up_to=newest[0].id) if newest else iter(())
-
-
-def _every(sink: Sink, name: str, *, up_to: int) -> Iterator[list[int]]:
-    last, at_once = 0, FIRST_AT_ONCE
-    while letters := [x for x in sink.dead_letters(name, after=last, limit=at_once) if x.id <= up_to]:
-        last, at_once = letters[-1].id, _at_once_after(letters)
-        yield [letter.id for letter in letters]
-
-
-def _named(sink: Sink, name: str, ids: Collection[int]) -> list[list[int]]:
-    """Raises `NotFound` unless each of them is one of this feed, before anything is done with any."""
-    left, at_once = sorted(set(ids)), FIRST_AT_ONCE
-    parts: list[list[int]] = []
-    missing: list[int] = []
-    while left:
-        asked, left = left[:at_once], left[at_once:]
-        letters = sink.dead_letters(name, ids=asked, limit=len(asked))
-        at_once = _at_once_after(letters)
-        parts.append(sorted(letter.id for letter in letters))
-        missing += sorted(set(asked).difference(parts[-1]))
-    if missing:
-        raise NotFound(f"{name} has no dead letter {', '.join(map(str, missing))}")
-    return parts
-
-
-def _at_once_after(letters: Sequence[DeadLetter]) -> int:
-    """Says how many to take next if they are as large as these; twice as many at most, for they need not be."""
-    size = sum(len(letter.record) for letter in letters)
-    return max(1, min(AT_ONCE, 2 * len(letters), len(letters) * BYTES_AT_ONCE // max(1, size)))
-
-
-def _document(letter: DeadLetter) -> dict[str, Any]:
-    try:
-        record, is_text = letter.record.decode(), True
-    except UnicodeDecodeError:
-        record, is_text = letter.record.hex(), False
-    return {
-        "id": letter.id,
-        "feed": letter.feed,
-        "epoch": letter.epoch,
-        "at": letter.at,
-        "error": letter.error,
-        "cursor": letter.cursor,
-        "record" if is_text else "record_hex": record,
-    }
 
 
 def _text(record: bytes) -> str:

@@ -20,6 +20,7 @@ from feedq.cli.invocation import (
     limit_option,
     output_option,
     pass_invocation,
+    reason_option,
     watchable,
     yes_option,
 )
@@ -140,6 +141,7 @@ def events(invocation: Invocation, *, name: str, limit: int) -> None:
 )
 @click.option("--force", is_flag=True, help="Also if the feed has landed records of its own already.")
 @yes_option
+@reason_option
 @pass_invocation
 def adopt(invocation: Invocation, *, name: str, number: int | None, force: bool, yes: bool) -> None:
     """Go on from the checkpoint that another feed of this name has left in its sink.

@@ -14,7 +14,13 @@ import click
 from feedq import adoption, documents, verbs
 from feedq.cli import options
 from feedq.cli.choosing import act, choose, confirm_chosen, fail_if_any, selection_of
-from feedq.cli.invocation import Invocation, decorated, pass_invocation, yes_option
+from feedq.cli.invocation import (
+    Invocation,
+    decorated,
+    pass_invocation,
+    reason_option,
+    yes_option,
+)
 from feedq.cli.output import answer_done, write_difference, write_json
 from feedq.errors import NotFound
 from feedq.manifest import changes, feed_entry
@@ -61,6 +67,7 @@ _declaration_options = decorated(
 @click.option("--connector", required=True, help="Kind of source; `feedq connectors` lists them.")
 @_declaration_options
 @click.option("--paused", is_flag=True, help="Declare it, but do not run it yet.")
+@reason_option
 @pass_invocation
 def add(
     invocation: Invocation, /, *, name: str, connector: str, source: str | None, paused: bool, **given: Any
@@ -133,6 +140,7 @@ def _changed(
     metavar="PATH",
     help="Take an option away, such as source.hello; may be repeated.",
 )
+@reason_option
 @pass_invocation
 def edit(
     invocation: Invocation,

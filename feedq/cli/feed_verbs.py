@@ -11,7 +11,13 @@ import click
 
 from feedq import bulk, verbs
 from feedq.cli.choosing import act, choose, confirm_chosen, fail_if_any, selection_of, selection_options
-from feedq.cli.invocation import Invocation, pass_invocation, wait_options, yes_option
+from feedq.cli.invocation import (
+    Invocation,
+    pass_invocation,
+    reason_option,
+    wait_options,
+    yes_option,
+)
 from feedq.cli.output import answer, answer_done
 from feedq.cli.progress import ProgressBar
 from feedq.diagnosis.waiting_checks import explain
@@ -29,6 +35,7 @@ names_argument = click.argument("names", nargs=-1)
 @selection_options
 @yes_option
 @wait_options
+@reason_option
 @pass_invocation
 def pause(
     invocation: Invocation, *, names: Sequence[str], yes: bool, wait: bool, timeout_s: float, **chosen: Any
@@ -54,6 +61,7 @@ def pause(
 @selection_options
 @yes_option
 @wait_options
+@reason_option
 @pass_invocation
 def resume(
     invocation: Invocation, *, names: Sequence[str], yes: bool, wait: bool, timeout_s: float, **chosen: Any
@@ -79,6 +87,7 @@ def resume(
 @selection_options
 @yes_option
 @wait_options
+@reason_option
 @pass_invocation
 def restart(
     invocation: Invocation, *, names: Sequence[str], yes: bool, wait: bool, timeout_s: float, **chosen: Any
@@ -103,6 +112,7 @@ def restart(
 @selection_options
 @yes_option
 @wait_options
+@reason_option
 @pass_invocation
 def remove(
     invocation: Invocation, *, names: Sequence[str], yes: bool, wait: bool, timeout_s: float, **chosen: Any
@@ -146,6 +156,7 @@ def remove(
 @selection_options
 @yes_option
 @wait_options
+@reason_option
 @pass_invocation
 def move(
     invocation: Invocation,

@@ -10,19 +10,18 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import uuid4
 
 import click
 
 from feedq.clock import Clock, SystemClock
-from feedq.errors import FeedqError, InvalidInput, NotFound, SchemaBehind, Unavailable
+from feedq.errors import FeedqError, InvalidInput, SchemaBehind, Unavailable
 
 if TYPE_CHECKING:
     from feedq.model import Feed, FeedView
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from feedq.store.feed_listing import StatusCount
     from feedq.store.fleet_state import FleetState, JobState
     from feedq.store.postgresql import JobStore, PostgresStore
+    from feedq.store.tokens import TokenStore
 
 STACK_DIR = Path(".feedq")
 """Where `feedq up` keeps what it needs, unless told otherwise."""
@@ -109,6 +109,10 @@ class Invocation:
         return self._open().history
 
     @property
+    def tokens(self) -> TokenStore:
+        return self._open().tokens
+
+    @property
     def jobs(self) -> JobStore:
         """Schedules, runs and job queues."""
         return self._open().jobs
@@ -137,12 +141,10 @@ class Invocation:
     @contextmanager
     def open_sink(self, name: str) -> Iterator[Sink]:
         """Opens a session with a named sink database. Raises `InvalidInput` when it is not set up here."""
-        from feedq.sinks.base import load_sink
+        from feedq.sinks.base import opened_sink
 
         self.keep_log_quiet()
-        url = self.settings.sink_url(name)
-        made = load_sink(url)(url, environment=self.settings.environment, worker_id=uuid4(), role="cli")
-        with closing(made) as sink:
+        with opened_sink(self.settings, name, role="cli") as sink:
             yield sink
 
     def status_feeds(self, rules: Rules) -> tuple[list[StatusCount], list[FeedView]]:
@@ -167,10 +169,9 @@ class Invocation:
 
     def live_feed(self, name: str) -> Feed:
         """Finds a feed by name. Raises `NotFound` when there is none, or it is being removed."""
-        found = self.store.feeds.get(name)
-        if found.removed_at is not None:
-            raise NotFound(f"feed {name!r} is being removed")
-        return found
+        from feedq.verbs import live_feed
+
+        return live_feed(self.store, name)
 
     def explain(self, error: FeedqError) -> str:
         """Makes the line that a person sees of an error."""
@@ -273,6 +274,19 @@ def watchable(command: Callable[..., Any]) -> Callable[..., Any]:
 def pass_invocation(command: Callable[..., Any]) -> Callable[..., Any]:
     """Hands a command its `Invocation`, and lets it take ``--json``."""
     return json_option(click.make_pass_decorator(Invocation, ensure=True)(command))
+
+
+def reason_option(command: Command) -> Command:
+    """``--reason``, for commands that change something: history has it beside who asked, and from where."""
+
+    def remember(_: click.Context, __: click.Parameter, value: str | None) -> None:
+        from feedq.authorship import give_reason
+
+        give_reason(value)
+
+    return click.option(
+        "--reason", expose_value=False, callback=remember, help="Why; history and pages show it."
+    )(command)
 
 
 def decorated(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:

@@ -6,12 +6,15 @@ at `feedq.cli.outline`) and a missing optional dependency takes only its own com
 
 from __future__ import annotations
 
+import os
+import socket
 from importlib import import_module
 from typing import Any, ClassVar
 
 import click
 
 import feedq
+from feedq.authorship import Author, acting
 from feedq.cli import outline
 from feedq.cli.invocation import Invocation, json_option
 from feedq.errors import FeedqError, InvalidInput
@@ -45,6 +48,7 @@ class Root(click.Group):
         "schedule": "feedq.cli.schedule:schedule",
         "worker": "feedq.cli.worker:worker",
         "status": "feedq.cli.status:status",
+        "token": "feedq.cli.token:token",
         "api": "feedq.cli.serve:serve",
         "top": "feedq.cli.top:top",
         "events": "feedq.cli.events:events",
@@ -81,11 +85,23 @@ class Root(click.Group):
         # On the root, so that all commands below share it.
         invocation = ctx.ensure_object(Invocation)
         try:
-            return super().invoke(ctx)
+            with acting(_author()):
+                return super().invoke(ctx)
         except InvalidInput as error:
             raise Refused(said(str(error))) from error
         except FeedqError as error:
             raise Failed(said(invocation.explain(error))) from error
+
+
+def _author() -> Author:
+    """Who runs the command, as this machine knows them."""
+    import getpass
+
+    try:
+        who = getpass.getuser()
+    except (KeyError, OSError):  # an account without a name
+        who = f"uid {os.getuid()}"
+    return Author(who, socket.gethostname())
 
 
 def said(message: str) -> str:

@@ -9,11 +9,13 @@ from itertools import islice
 import click
 
 from feedq import documents
+from feedq.authorship import give_reason
 from feedq.cli.invocation import (
     Invocation,
     limit_option,
     output_option,
     pass_invocation,
+    reason_option,
     watchable,
     yes_option,
 )
@@ -184,6 +186,7 @@ def pause(
     """
     if until is not None and for_ is not None:
         raise click.UsageError("--until and --for exclude each other")
+    give_reason(reason)
     end = None
     if for_ is not None:
         seconds = duration(for_, option="--for")
@@ -202,6 +205,7 @@ def pause(
 
 @schedule.command()
 @click.argument("names", nargs=-1, required=True)
+@reason_option
 @pass_invocation
 def resume(invocation: Invocation, *, names: Sequence[str]) -> None:
     """Let paused schedules fire again; failures in a row are forgotten.
@@ -219,6 +223,7 @@ def resume(invocation: Invocation, *, names: Sequence[str]) -> None:
 @schedule.command()
 @click.argument("names", nargs=-1, required=True)
 @yes_option
+@reason_option
 @pass_invocation
 def remove(invocation: Invocation, *, names: Sequence[str], yes: bool) -> None:
     """Forget schedules and cancel what waits of them. A run under way may end; history stays for a while.
@@ -235,6 +240,7 @@ def remove(invocation: Invocation, *, names: Sequence[str], yes: bool) -> None:
 
 @schedule.command()
 @click.argument("name")
+@reason_option
 @pass_invocation
 def purge(invocation: Invocation, *, name: str) -> None:
     """Cancel the waiting runs of a schedule; what runs goes on.
@@ -250,6 +256,7 @@ def purge(invocation: Invocation, *, name: str) -> None:
 
 @schedule.command()
 @click.argument("run_id", type=click.IntRange(1, 2**63 - 1))
+@reason_option
 @pass_invocation
 def cancel(invocation: Invocation, *, run_id: int) -> None:
     """Cancel one run, by the id that `feedq schedule runs` shows. A job under way is told, and has to obey.

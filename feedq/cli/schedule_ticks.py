@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice, takewhile
+from itertools import islice
 from math import inf
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
 
-from feedq.cli.invocation import Invocation, pass_invocation, yes_option
+from feedq.cli.invocation import Invocation, pass_invocation, reason_option, yes_option
 from feedq.cli.options import duration, moment
 from feedq.cli.output import TableColumn, answer, write_table
 from feedq.cli.schedule_declare import (
@@ -27,8 +27,8 @@ from feedq.errors import InvalidInput
 from feedq.report.rows import run_row
 from feedq.schedule.entries import TIMING_KEYS, job_problems
 from feedq.schedule.exclusions import with_calendars
-from feedq.schedule.model import BACKFILL_MAX, Cron, Job, Run, RunState, ScheduleSpec, ScheduleState, Timing
-from feedq.schedule.timing import delayed, ticks_after
+from feedq.schedule.model import Cron, Job, Run, RunState, ScheduleSpec, ScheduleState, Timing
+from feedq.schedule.timing import delayed, ticks_after, ticks_between
 from feedq.values import DEFAULT_ZONE, check_zone, instant
 from feedq.wording import ERROR_WIDTH, counted, cut, printable, timing_words, why_run
 
@@ -198,6 +198,7 @@ def _document(
     "--wait", is_flag=True, help="Return only once it has ended; exit status 1 unless it succeeded."
 )
 @click.option("--timeout", metavar="DURATION", help="With --wait: give up after this long. [default: never]")
+@reason_option
 @pass_invocation
 def trigger(
     invocation: Invocation,
@@ -270,6 +271,7 @@ def _ended(invocation: Invocation, run: Run, *, timeout_s: float) -> Run:
 )
 @click.option("--to", "end", required=True, metavar="TIME", help="All ticks are before this time.")
 @yes_option
+@reason_option
 @pass_invocation
 def backfill(invocation: Invocation, *, name: str, begin: str, end: str, yes: bool) -> None:
     """Run the ticks of a time in the past, one after another. A tick that has a run gets no other.
@@ -295,14 +297,3 @@ def backfill(invocation: Invocation, *, name: str, begin: str, end: str, yes: bo
     made, existing = invocation.jobs.schedules.backfill(name, ticks)
     document = {"name": name, "ticks": len(ticks), "made": made, "existing": existing}
     answer(invocation, document, f"{name}: {made} made, {existing} there already")
-
-
-def ticks_between(spec: ScheduleSpec, begin: datetime, end: datetime) -> list[datetime]:
-    """Lists the ticks from one time on and before the other. Raises `InvalidInput` when they are too many."""
-    later = ticks_after(spec, after=begin - timedelta(microseconds=1))
-    found = list(islice(takewhile(lambda tick: tick < end, later), BACKFILL_MAX + 1))
-    if len(found) > BACKFILL_MAX:
-        raise InvalidInput(
-            f"schedule {spec.name!r} has more than {BACKFILL_MAX} ticks in between; backfill the time in parts"
-        )
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 
@@ -16,7 +17,7 @@ KEEP_ALIVE_S = 5
 CONNECTIONS_MAX = 500
 HEADERS_MAX = 32 * 1024
 """Bytes of the first line and the headers of a request."""
-GRACE_S = 10
+GRACE_S = 3
 
 
 @click.command("api", short_help="The HTTP API, /api/v1.")
@@ -46,7 +47,7 @@ def serve(invocation: Invocation, *, host: str, port: int) -> None:
     listening = _listen(host, port)
     url = f"http://{_shown(host)}:{listening.getsockname()[1]}{PREFIX}"
     config = uvicorn.Config(
-        make_app(ApiBackend(store, settings)),
+        make_app(ApiBackend.of(store, settings)),
         http="h11",
         lifespan="off",
         log_config=None,
@@ -60,6 +61,9 @@ def serve(invocation: Invocation, *, host: str, port: int) -> None:
     )
     answer(invocation, {"url": url}, f"the API is at {url}; Ctrl-C stops it")
     sys.stdout.flush()
+    # uvicorn ends in order, and then raises the signal once more for whoever heard it before.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
     try:
         uvicorn.Server(config).run(sockets=[listening])
     finally:

@@ -51,7 +51,7 @@ data_dir_option = click.option(
 @click.option(
     "--port-base",
     type=click.IntRange(1024, 65_000),
-    help="PostgreSQL listens on this port, Valkey, Flower and the demo source on the next three. "
+    help="PostgreSQL listens on this port, Valkey, Flower, the demo source and the API on the next four. "
     "Without it: the ports of last time, or free ones.",
 )
 @click.option(
@@ -68,7 +68,7 @@ def up(
     port_base: int | None,
     with_demo: bool,
 ) -> None:
-    """Run everything on this machine: PostgreSQL, Valkey, workers, beats and Flower.
+    """Run everything on this machine: PostgreSQL, Valkey, workers, beats, the API and Flower.
 
     The servers come from the wheels of feedq[embedded], else from the system; they listen on 127.0.0.1 only.
     FEEDQ_DATABASE_URL and FEEDQ_BROKER_URL, where set, take their place; from FEEDQ_METRICS_PORT the workers

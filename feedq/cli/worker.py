@@ -5,7 +5,14 @@ from __future__ import annotations
 import click
 
 from feedq import verbs
-from feedq.cli.invocation import Invocation, output_option, pass_invocation, wait_options, watchable
+from feedq.cli.invocation import (
+    Invocation,
+    output_option,
+    pass_invocation,
+    reason_option,
+    wait_options,
+    watchable,
+)
 from feedq.cli.output import answer, answer_list, write_lines, write_table
 from feedq.cli.tables import NO_WORKERS, all_worker_columns, feed_columns
 from feedq.diagnosis.placement_checks import serves
@@ -81,6 +88,7 @@ def _held_by(invocation: Invocation, worker: Worker) -> list[FeedView]:
 
 @worker.command()
 @click.argument("name")
+@reason_option
 @pass_invocation
 def cordon(invocation: Invocation, *, name: str) -> None:
     """Give a worker no more feeds. It keeps those that it has.
@@ -95,6 +103,7 @@ def cordon(invocation: Invocation, *, name: str) -> None:
 
 @worker.command()
 @click.argument("name")
+@reason_option
 @pass_invocation
 def uncordon(invocation: Invocation, *, name: str) -> None:
     """Let a worker that was cordoned or drained serve again.
@@ -110,6 +119,7 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
 @worker.command()
 @click.argument("name")
 @wait_options
+@reason_option
 @pass_invocation
 def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) -> None:
     """Let a worker hand its feeds over, each as soon as another has a place for it, and take no more.

@@ -26,7 +26,7 @@ from feedq.embedded.server import FileLock, is_locked, make_data_dir, write_priv
 from feedq.errors import InvalidInput, Unavailable
 
 DEFAULT = Path(".feedq")
-PORTS = ("postgres", "valkey", "flower", "source")
+PORTS = ("postgres", "valkey", "flower", "source", "api")
 """What has a port, in the order in which ``--port-base`` counts."""
 
 

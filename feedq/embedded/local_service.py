@@ -141,6 +141,7 @@ def inherited_env(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 CELERY = (sys.executable, "-m", "celery", "-A", "feedq")
+FEEDQ = (sys.executable, "-c", "from feedq.cli import main; main()")
 METRICS_PORT, BEAT_METRICS_PORT = "FEEDQ_METRICS_PORT", "FEEDQ_BEAT_METRICS_PORT"
 FLOWER_USER = "feedq"
 FLOWER_LOGINS = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH")
@@ -165,6 +166,13 @@ def _with_own_port(settings: Mapping[str, str], name: str, number: int) -> Mappi
     """One port cannot serve them all: the first of several has the port that was asked for."""
     port = int(settings.get(name) or 0)
     return {**settings, name: str(port + number - 1)} if port else settings
+
+
+def api(*, port: Callable[[], int], settings: Mapping[str, str], logs: Path) -> Service:
+    def argv() -> tuple[str, ...]:
+        return (*FEEDQ, "api", "--host=127.0.0.1", f"--port={port()}")
+
+    return Service("api", "api", argv, inherited_env(settings), logs / "api.log")
 
 
 def flower(*, port: Callable[[], int], password: str, settings: Mapping[str, str], logs: Path) -> Service:

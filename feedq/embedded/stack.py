@@ -1,8 +1,8 @@
 """`feedq up`: servers, migrations and the fleet's processes on one machine, started, watched and stopped.
 
-Order of the start: PostgreSQL, Valkey, migrations, then workers, beats and Flower side by side; URLs in the
-environment take the place of the embedded servers. Order of the stop: Flower, beats, workers (which drain),
-whatever else was added, Valkey, PostgreSQL.
+Order of the start: PostgreSQL, Valkey, migrations, then workers, beats, the API and Flower side by side; URLs in
+the environment take the place of the embedded servers. Order of the stop: Flower, the API, beats, workers (which
+drain), whatever else was added, Valkey, PostgreSQL.
 
 What dies by itself while the stack is up is started again (`feedq.embedded.local_service`); what dies during the
 start is an error that quotes its log. All of it runs in the main thread: the children are tied to it.
@@ -44,6 +44,8 @@ RETRY_S = 10.0
 WORKER_GRACE_S = 10.0
 """A worker drains within two seconds; the rest is for a machine that is busy."""
 BEAT_GRACE_S = 5.0
+API_GRACE_S = 5.0
+"""Requests under way end within it, or are cut off; what they change is a transaction."""
 FLOWER_GRACE_S = 3.0
 """Flower ignores SIGTERM while the broker is down; it has nothing to lose."""
 
@@ -100,7 +102,7 @@ class LocalStack:
         self.settings: dict[str, str] = {k: v for k, v in os.environ.items() if k.startswith("FEEDQ_")}
         self.flower_url = ""
         """The link to Flower's pages, with its login."""
-        self._flower_password, self._flower_at = "", ""
+        self._flower_password, self._flower_at, self._api_at = "", "", ""
         self._urls: Mapping[str, str] = {}
         """Of the database, by role; none where it is somebody else's."""
         self.servers: list[Server] = []
@@ -159,7 +161,12 @@ class LocalStack:
         """End everything, in order. Returns whether it all ended by itself."""
         killed: list[str] = []
         is_forced = self.stops.forced
-        for kind, grace_s in (("flower", FLOWER_GRACE_S), ("beat", BEAT_GRACE_S), ("worker", WORKER_GRACE_S)):
+        for kind, grace_s in (
+            ("flower", FLOWER_GRACE_S),
+            ("api", API_GRACE_S),
+            ("beat", BEAT_GRACE_S),
+            ("worker", WORKER_GRACE_S),
+        ):
             killed += stop_all(self._of(kind), grace_s=grace_s, is_forced=is_forced)
         rest = [s for s in self.services if s.process is not None]
         killed += stop_all(rest, grace_s=BEAT_GRACE_S, is_forced=is_forced)
@@ -211,7 +218,8 @@ class LocalStack:
             service.ended_at, service.restart_at = None, now + RETRY_S
             self.reporter.say(f"{service.name} cannot be started; trying again in {RETRY_S:g} s: {error}")
             return
-        address = f" at {self.flower_url}" if service.kind == "flower" else ""
+        where = self._addresses.get(service.kind)
+        address = f" at {where}" if where else ""
         self.reporter.say(f"{service.name} started again{address} (pid {service.pid})")
         self._write_state()
 
@@ -239,7 +247,8 @@ class LocalStack:
             settings=self._settings_of(Role.FLOWER),
             logs=logs,
         )
-        started = [*workers, *beats, flower]
+        api = local_service.api(port=self._api_port, settings=self.settings, logs=logs)
+        started = [*workers, *beats, api, flower]
         self.services = [*started, *self.services]
         now = time.monotonic()
         for service in started:
@@ -250,7 +259,13 @@ class LocalStack:
         for service in beats:
             conditions[service.name] = self._is_beating(service)
         conditions[flower.name] = lambda: local_service.answers_http(f"http://{self._flower_at}/healthcheck")
+        conditions[api.name] = lambda: local_service.answers_http(f"{self._api_at}/healthz")
         self._await_all(conditions)
+
+    def _api_port(self) -> int:
+        port = self.ports.choose("api")
+        self._api_at = f"http://127.0.0.1:{port}"
+        return port
 
     def _flower_port(self) -> int:
         port = self.ports.choose("flower")
@@ -258,6 +273,11 @@ class LocalStack:
         login = f"{local_service.FLOWER_USER}:{self._flower_password}@" if self._flower_password else ""
         self.flower_url = f"http://{login}{self._flower_at}"
         return port
+
+    @property
+    def _addresses(self) -> Mapping[str, str]:
+        """Links of what people open, by kind of process."""
+        return {"flower": self.flower_url, "api": f"{self._api_at}/api/v1"}
 
     def _is_active(self, service: Service) -> Callable[[], bool]:
         def is_active() -> bool:
@@ -287,7 +307,7 @@ class LocalStack:
                     raise Unavailable(_explain(service, describe_exit(process.returncode)))
                 if conditions[name]():
                     del waiting[name]
-                    where = self.flower_url if service.kind == "flower" else address
+                    where = self._addresses.get(service.kind, address)
                     self.reporter.ready(name, where, note=f"pid {service.pid}")
                 elif time.monotonic() >= deadline:
                     raise Unavailable(_explain(service, f"is not ready after {READY_TIMEOUT_S:g} s"))

@@ -19,7 +19,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
 
 
-class _WithoutTitles(GenerateJsonSchema):
+class WithoutTitles(GenerateJsonSchema):
     """Leaves out what repeats the name of a key."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
@@ -57,7 +57,7 @@ def manifest_schema() -> Schema:
 def _schema_of(model: type[BaseModel], name: str, defs: Schema) -> Schema:
     """A reference to the model, which gets into ``defs`` under this name; what it consists of below it."""
     place = f"#/$defs/{name}.{{model}}"
-    schema = model.model_json_schema(ref_template=place, schema_generator=_WithoutTitles)
+    schema = model.model_json_schema(ref_template=place, schema_generator=WithoutTitles)
     inner = schema.pop("$defs", {})
     for _, entry in entries_below(model):
         if entry.shorthand:

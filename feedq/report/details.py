@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from feedq import wording
+from feedq.authorship import BY
 from feedq.model import Event, FeedView, Lease, WorkerView
 from feedq.passwords import mask_url
 from feedq.report.masking import masked, shown
@@ -165,8 +166,13 @@ def worker_lines(view: WorkerView, *, now: datetime) -> list[DetailLine]:
 
 
 def event_detail(event: Event) -> str:
-    """Tells what an event says besides its kind, on one line."""
-    return printable(", ".join(f"{name}={as_json(masked(value))}" for name, value in event.detail.items()))
+    """Tells what an event says besides its kind, on one line; at the end who asked for it, from where and why."""
+    facts = [f"{name}={as_json(masked(value))}" for name, value in event.detail.items() if name != BY]
+    author = event.detail.get(BY)
+    if isinstance(author, Mapping):
+        why = f": {masked(author['why'])}" if "why" in author else ""
+        facts.append(f"by {author.get('who')} from {author.get('from')}{why}")
+    return printable(", ".join(facts))
 
 
 # -- schedules ---------------------------------------------------------------------------------------

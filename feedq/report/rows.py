@@ -10,14 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from feedq.access import AccessToken
 from feedq.diagnosis.checks import Check
 from feedq.diagnosis.fleet_checks import Overview
 from feedq.lease import stillness_of
-from feedq.model import Event, FeedView, Status, WorkerView
+from feedq.model import ChangedCursor, Event, FeedView, Status, WorkerView
 from feedq.passwords import mask_url
 from feedq.report.masking import masked, shown
 from feedq.schedule.model import Run, RunState, Schedule, ScheduleView
 from feedq.schedule.plain import job_to_plain, policy_to_plain, timing_to_plain
+from feedq.sinks.base import DeadLetter
 from feedq.store.fleet_state import FleetState, JobState
 from feedq.wording import lag_s
 
@@ -119,6 +121,33 @@ def worker_row(view: WorkerView) -> dict[str, Any]:
 def event_row(event: Event) -> dict[str, Any]:
     names = ("at", "kind", "count", "since", "feed_id", "worker_id", "epoch")
     return _fields(event, names) | {"detail": masked(event.detail)}
+
+
+def token_row(token: AccessToken) -> dict[str, Any]:
+    """One line of `feedq token list --json`."""
+    return asdict(token)
+
+
+def dead_letter_row(letter: DeadLetter) -> dict[str, Any]:
+    """One line of `feedq feed dead-letters list --json`."""
+    try:
+        record, is_text = letter.record.decode(), True
+    except UnicodeDecodeError:
+        record, is_text = letter.record.hex(), False
+    return {
+        "id": letter.id,
+        "feed": letter.feed,
+        "epoch": letter.epoch,
+        "at": letter.at,
+        "error": letter.error,
+        "cursor": letter.cursor,
+        "record" if is_text else "record_hex": record,
+    }
+
+
+def changed_cursor_row(change: ChangedCursor) -> dict[str, Any]:
+    """One line of `feedq feed cursor history --json`."""
+    return _fields(change, ("verb", "at", "before", "after", "records", "deleted"))
 
 
 def check_row(check: Check) -> dict[str, Any]:

@@ -280,6 +280,10 @@ class Schedule:
     unreadable: str | None = None
     """Why this release cannot read the declaration; `spec` then says no more than is sure. None when it can."""
 
+    @property
+    def version(self) -> tuple[int, int]:
+        return self.id, self.generation
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from heapq import merge
-from itertools import count, groupby, takewhile
+from itertools import count, groupby, islice, takewhile
 from zoneinfo import ZoneInfo
 
+from feedq.errors import InvalidInput
 from feedq.schedule.cron import YEAR_MAX, parse
 from feedq.schedule.exclusions import days_of, midnight
-from feedq.schedule.model import Beat, Cron, Every, Once, ScheduleSpec
+from feedq.schedule.model import BACKFILL_MAX, Beat, Cron, Every, Once, ScheduleSpec
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 END = datetime(YEAR_MAX, 1, 1, tzinfo=UTC)
@@ -120,3 +121,14 @@ def delayed(spec: ScheduleSpec, *, schedule_id: int, tick: datetime, following: 
     hashed = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
     # In whole numbers: a fraction as a float could be rounded up to one, and reach the next tick.
     return tick + (hashed * (span // MICROSECOND) >> 64) * MICROSECOND
+
+
+def ticks_between(spec: ScheduleSpec, begin: datetime, end: datetime) -> list[datetime]:
+    """Lists the ticks from one time on and before the other. Raises `InvalidInput` when they are too many."""
+    later = ticks_after(spec, after=begin - timedelta(microseconds=1))
+    found = list(islice(takewhile(lambda tick: tick < end, later), BACKFILL_MAX + 1))
+    if len(found) > BACKFILL_MAX:
+        raise InvalidInput(
+            f"schedule {spec.name!r} has more than {BACKFILL_MAX} ticks in between; backfill the time in parts"
+        )
+    return found

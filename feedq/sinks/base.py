@@ -17,20 +17,22 @@ Methods block; each sink object belongs to one thread. A worker makes one to wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from importlib.metadata import entry_points
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, Protocol
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from feedq.connectors.base import ConnectorOptions, CsvFormat, RecordFormat, explain_options
 from feedq.errors import InvalidInput
 from feedq.model import JSON, Batch, ChangedCursor, FeedKey, Identity
+from feedq.settings import Settings
 from feedq.sinks.mapping import (
     ColumnRule,
     ColumnSource,
@@ -521,3 +523,12 @@ def load_sink(url: str) -> type[Sink]:
         )
     loaded: type[Sink] = entry.load()
     return loaded
+
+
+@contextmanager
+def opened_sink(settings: Settings, name: str, *, role: str) -> Iterator[Sink]:
+    """A session with a named sink, for who is no worker. Raises `InvalidInput` when it is not set up here."""
+    url = settings.sink_url(name)
+    made = load_sink(url)(url, environment=settings.environment, worker_id=uuid4(), role=role)
+    with closing(made) as sink:
+        yield sink

@@ -10,13 +10,15 @@ All methods block and may raise `feedq.errors.Unavailable`; none is called from 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
+from feedq.errors import Outdated
+from feedq.event_names import EventKind
 from feedq.lease import Edit, OutageGrace
 from feedq.model import (
     Assignment,
@@ -37,6 +39,7 @@ from feedq.model import (
     Release,
     StopRequest,
     TargetState,
+    Version,
     Worker,
     WorkerState,
     WorkerTarget,
@@ -44,6 +47,18 @@ from feedq.model import (
 )
 from feedq.placement.base import EligibleWorker, Held, Transfer, WaitingFeed
 from feedq.selection import Selection, SelectionOrder
+
+
+def require_version(what: str, found: Version, expected: Version | None) -> None:
+    """Raises `Outdated` unless ``what`` is as it was when it was looked at."""
+    if expected is None or found == expected:
+        return
+    if found[0] != expected[0]:
+        raise Outdated(f"{what} was removed and declared anew: look at it again, and repeat the change")
+    raise Outdated(
+        f"{what} is of generation {found[1]} by now, and not of {expected[1]}: look at it again, and repeat the "
+        "change"
+    )
 
 
 class Feeds(Protocol):
@@ -57,18 +72,21 @@ class Feeds(Protocol):
         """Declare a feed. It is not dirty: its lease says all there is to know. Raises `Conflict` when a feed of
         that name exists."""
 
-    def edit(self, name: str, spec: FeedSpec) -> Feed:
-        """Replace the declaration. Unchanged declarations keep their generation. Raises `NotFound`."""
+    def edit(self, name: str, spec: FeedSpec, *, expected: Version | None = None) -> Feed:
+        """Replace the declaration. Unchanged declarations keep their generation. Raises `NotFound`.
 
-    def set_target(self, name: str, target: TargetState) -> Feed: ...
+        Here and below, ``expected`` is the version that the change was decided for: `Outdated` when it is another.
+        """
 
-    def restart(self, name: str) -> Feed:
+    def set_target(self, name: str, target: TargetState, *, expected: Version | None = None) -> Feed: ...
+
+    def restart(self, name: str, *, expected: Version | None = None) -> Feed:
         """Bump the generation without a change: the stream stops and starts anew, failures are forgotten."""
 
     def cursor_changed(self, name: str, change: ChangedCursor) -> Feed:
         """Write down that a person has changed the cursor in the sink, and restart the feed. Raises `NotFound`."""
 
-    def remove(self, name: str) -> Feed:
+    def remove(self, name: str, *, expected: Version | None = None) -> Feed:
         """Mark as removed; the feed's rows go once nobody streams it."""
 
     def move(self, name: str, target: UUID, *, stop_within_s: float) -> None:
@@ -78,6 +96,9 @@ class Feeds(Protocol):
         Whether the worker may have it is for the caller to say; should it not take feeds by then, the feed
         goes anywhere.
         """
+
+    def tell(self, name: str, kind: EventKind, detail: Mapping[str, Any]) -> None:
+        """Write down what somebody did to the feed elsewhere, in its sink say. Raises `NotFound`."""
 
     def get(self, name: str) -> Feed: ...
 

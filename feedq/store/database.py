@@ -64,6 +64,8 @@ NUL_REFUSED = "NUL (0x00)"
 """What psycopg2 says of a text that PostgreSQL cannot hold."""
 INSUFFICIENT_PRIVILEGE = "42501"
 UNIQUE_VIOLATION = "23505"
+DATA_EXCEPTION = "22"
+"""How the codes of errors begin that a value is to blame for: too large, or no text of its encoding."""
 UNDEFINED_TABLE = "42P01"
 UNDEFINED_COLUMN = "42703"
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)\b")
@@ -358,6 +360,10 @@ def translate_errors(url: str) -> Iterator[None]:
         if code == INSUFFICIENT_PRIVILEGE:
             raise PermissionMissing(
                 f"{_explain(url, error)}; `feedq db grants` says what each role may, `feedq db upgrade` gives it"
+            ) from error
+        if code is not None and code.startswith(DATA_EXCEPTION):
+            raise InvalidInput(
+                f"the control database cannot work with a value that was given: {str(error.orig).splitlines()[0]}"
             ) from error
         if code in (UNDEFINED_TABLE, UNDEFINED_COLUMN):
             raise SchemaBehind(

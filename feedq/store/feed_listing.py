@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-import orjson
 from sqlalchemy import Connection, text
 
 from feedq.lease import FAILING_FROM, LAGS_S, REFUSING_S, SILENT_AFTER, WAITS_ANEW
@@ -57,21 +56,6 @@ class Query:
     descending: bool = False
     limit: int = PAGE_MAX
     offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class FeedFilter:
-    """Which feeds: those to which all of it applies. What is left empty applies to every one."""
-
-    text: str = ""
-    """Plain text, looked for wherever a feed shows some."""
-    statuses: tuple[Status, ...] = ()
-    worker: str | None = None
-    """The whole name of the worker that has it."""
-    tenant: str | None = None
-    connector: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels that it has, all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +140,6 @@ _CONDITIONS = {
     "worker": "w.name = :worker",
     "tenant": "f.tenant = :tenant",
 }
-_FILTERS = {
-    "text": f"strpos({_HAYSTACK}, lower(:text)) > 0",
-    "statuses": f"{_STATUS} = ANY(:statuses)",
-    "worker": "w.name = :worker",
-    "tenant": "f.tenant = :tenant",
-    "connector": "f.connector = :connector",
-    "labels": "f.labels @> CAST(:labels AS jsonb)",
-}
 _ORDER = {
     Sort.NAME: "f.name",
     Sort.STATUS: _STATUS,
@@ -202,22 +178,27 @@ class FeedListing(Aggregate):
 
     @in_transaction
     def after(
-        self, c: Connection, which: FeedFilter, *, place: tuple[str, int] = ("", 0), limit: int = PAGE_MAX
+        self,
+        c: Connection,
+        selection: Selection,
+        *,
+        text_: str = "",
+        place: tuple[str, int] = ("", 0),
+        limit: int = PAGE_MAX,
     ) -> list[FeedView]:
-        """Feeds by name and id, from behind ``place`` on: a page costs what it shows, and what it leaves out on
-        the way. For programs that go through all of them, while others are added and removed."""
-        given = {name: value for name in _FILTERS if (value := getattr(which, name))}
-        conditions = ["(f.name, f.id) > (:name, :id)", *(_FILTERS[name] for name in given)]
+        """Return the chosen feeds by name and id, from behind ``place`` on, those where ``text_`` is found. A page
+        costs what it shows, and what it leaves out on the way: for programs that go through all of them, while
+        others are added and removed."""
+        conditions, parameters = _chosen(selection)
+        conditions.append("(f.name, f.id) > (:name, :id)")
+        if text_:
+            conditions.append(_CONDITIONS["search"])
         sql = f"""
             SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now
             {_FROM} {_filtered(conditions)} ORDER BY f.name, f.id LIMIT :limit
         """
-        parameters = {**given, "now": _begin(c), "limit": min(max(limit, 0), PAGE_MAX)}
+        parameters |= {"now": _begin(c), "limit": min(max(limit, 0), PAGE_MAX), "search": text_}
         parameters |= dict(zip(("name", "id"), place, strict=True))
-        if which.statuses:
-            parameters["statuses"] = [status.value for status in which.statuses]
-        if which.labels:
-            parameters["labels"] = orjson.dumps(dict(which.labels)).decode()
         return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
 
     @in_transaction
@@ -324,7 +305,18 @@ _SELECTION_ORDER = {
 def selected_sql(
     selection: Selection, order: SelectionOrder, limit: int | None
 ) -> tuple[str, dict[str, Any]]:
-    """The statement that reads the chosen feeds, and its parameters."""
+    """Return the statement that reads the chosen feeds, and its parameters."""
+    conditions, given = _chosen(selection)
+    sql = f"""
+        SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now
+        {_FROM} {_filtered([" AND ".join(conditions)])}
+        ORDER BY {_SELECTION_ORDER[order]} f.name, f.id LIMIT :limit
+    """
+    return sql.replace(":now", "statement_timestamp()"), given | {"limit": limit}
+
+
+def _chosen(selection: Selection) -> tuple[list[str], dict[str, Any]]:
+    """Return the conditions of a selection, and their parameters."""
     asked = {
         "names": list(selection.names),
         "tenant": selection.tenant,
@@ -339,9 +331,4 @@ def selected_sql(
     conditions = [_CHOSEN_BY[name] for name in given]
     if not selection.removing:
         conditions.append("f.removed_at IS NULL")
-    sql = f"""
-        SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now
-        {_FROM} {_filtered([" AND ".join(conditions)])}
-        ORDER BY {_SELECTION_ORDER[order]} f.name, f.id LIMIT :limit
-    """
-    return sql.replace(":now", "statement_timestamp()"), given | {"limit": limit}
+    return conditions, given

@@ -15,9 +15,21 @@ from sqlalchemy import Connection, text
 from feedq.errors import Conflict, NotFound
 from feedq.event_names import EventKind
 from feedq.lease import first_reason, objection_to_move
-from feedq.model import ChangedCursor, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, TargetState
+from feedq.model import (
+    ChangedCursor,
+    Event,
+    Feed,
+    FeedSpec,
+    FeedView,
+    Lease,
+    LeaseState,
+    Reason,
+    TargetState,
+    Version,
+)
 from feedq.placement.base import Transfer
 from feedq.selection import Selection, SelectionOrder
+from feedq.store.base import require_version
 from feedq.store.channels import wake_reconcile
 from feedq.store.database import (
     Aggregate,
@@ -80,8 +92,8 @@ class PostgresFeeds(Aggregate):
         return feed
 
     @in_transaction
-    def edit(self, c: Connection, name: str, spec: FeedSpec) -> Feed:
-        current = _locked(c, name)
+    def edit(self, c: Connection, name: str, spec: FeedSpec, *, expected: Version | None = None) -> Feed:
+        current = _locked(c, name, expected)
         if spec == current.spec:
             return current
         changed = [column for column in _SPEC if getattr(spec, column) != getattr(current.spec, column)]
@@ -92,8 +104,10 @@ class PostgresFeeds(Aggregate):
         return feed
 
     @in_transaction
-    def set_target(self, c: Connection, name: str, target: TargetState) -> Feed:
-        current = _locked(c, name)
+    def set_target(
+        self, c: Connection, name: str, target: TargetState, *, expected: Version | None = None
+    ) -> Feed:
+        current = _locked(c, name, expected)
         if current.spec.target_state is target:
             return current
         feed = _update(c, current, f"target_state = :target, {_NEXT_GENERATION}", {"target": target.value})
@@ -102,8 +116,8 @@ class PostgresFeeds(Aggregate):
         return feed
 
     @in_transaction
-    def restart(self, c: Connection, name: str) -> Feed:
-        feed = _update(c, _locked(c, name), _NEXT_GENERATION)
+    def restart(self, c: Connection, name: str, *, expected: Version | None = None) -> Feed:
+        feed = _update(c, _locked(c, name, expected), _NEXT_GENERATION)
         _record(c, EventKind.FEED_RESTARTED, feed)
         return feed
 
@@ -121,8 +135,8 @@ class PostgresFeeds(Aggregate):
         return feed
 
     @in_transaction
-    def remove(self, c: Connection, name: str) -> Feed:
-        feed = _update(c, _locked(c, name), "removed_at = clock_timestamp()")
+    def remove(self, c: Connection, name: str, *, expected: Version | None = None) -> Feed:
+        feed = _update(c, _locked(c, name, expected), "removed_at = clock_timestamp()")
         _record(c, EventKind.FEED_REMOVED, feed)
         return feed
 
@@ -140,6 +154,7 @@ class PostgresFeeds(Aggregate):
         objection = objection_to_move(feed, lease, target)
         if objection is not None:
             raise Conflict(f"feed {name!r} {objection}")
+        record(c, EventKind.FEED_MOVED, feed_id=feed.id, detail={"to": str(target)})
         if lease.state is LeaseState.RUNNING:
             assert lease.worker_id is not None
             transfer(c, [Transfer(feed.id, lease.worker_id, target)], stop_within_s=stop_within_s)
@@ -156,6 +171,10 @@ class PostgresFeeds(Aggregate):
         c.execute(text(promise), {"target": target, "feed_id": feed.id})
         wake_reconcile(c)
 
+    @in_transaction
+    def tell(self, c: Connection, name: str, kind: EventKind, detail: Mapping[str, Any]) -> None:
+        record(c, kind, feed_id=_locked(c, name).id, detail=detail)
+
     def get(self, name: str) -> Feed:
         return self.view(name).feed
 
@@ -164,7 +183,7 @@ class PostgresFeeds(Aggregate):
         sql = _VIEWS + " WHERE f.name = :name ORDER BY f.removed_at DESC NULLS FIRST LIMIT 1"
         row = c.execute(text(sql), {"name": name}).one_or_none()
         if row is None:
-            raise _not_found(name)
+            raise no_feed(name)
         return feed_view_from(row)
 
     # No transaction: to read a hundred thousand of them takes longer than one may rest.
@@ -233,12 +252,14 @@ def _parameters(spec: FeedSpec) -> dict[str, Any]:
     return {**values, **json, "target_state": spec.target_state.value}
 
 
-def _locked(c: Connection, name: str) -> Feed:
+def _locked(c: Connection, name: str, expected: Version | None = None) -> Feed:
     sql = f"SELECT {FEED_COLUMNS} FROM feedq.feed f WHERE name = :name AND removed_at IS NULL FOR UPDATE"
     row = c.execute(text(sql), {"name": name}).one_or_none()
     if row is None:
-        raise _not_found(name)
-    return feed_from(row)
+        raise no_feed(name)
+    feed = feed_from(row)
+    require_version(f"feed {name!r}", feed.version, expected)
+    return feed
 
 
 def _withdraw(c: Connection, lease: Lease) -> None:
@@ -254,7 +275,7 @@ def _withdraw(c: Connection, lease: Lease) -> None:
     record(c, EventKind.LEASE_FREED, *whose, detail={"reason": Reason.MOVED.value})
 
 
-def _not_found(name: str) -> NotFound:
+def no_feed(name: str) -> NotFound:
     return NotFound(f"no feed named {name!r}; `feedq feed list` shows them all")
 
 

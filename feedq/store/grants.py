@@ -85,6 +85,8 @@ CHANGES: Final[Mapping[str, Mapping[Role, Collection[Right]]]] = {
     # Made by the migration, and never changed.
     "installation": {},
     "run": {Role.WORKER: ALL, Role.FLOWER: (Right.INSERT, Right.UPDATE), Role.OPERATOR: ALL},
+    # Whoever declares gives out tokens, too.
+    "token": {Role.OPERATOR: (Right.INSERT, Right.DELETE)},
     "job_queue": {Role.WORKER: (Right.UPDATE,), Role.OPERATOR: ALL},
 }
 """The changes that a role may make, by table. A beat has the rights of a worker too; the role of migrations

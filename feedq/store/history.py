@@ -16,6 +16,7 @@ from uuid import UUID
 import orjson
 from sqlalchemy import Connection, text
 
+from feedq.authorship import signed
 from feedq.event_names import EventKind
 
 RETENTION_DAYS = 14
@@ -43,7 +44,7 @@ def record(
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
         VALUES (:kind, :feed_id, :worker_id, :epoch, CAST(:detail AS jsonb))
     """
-    encoded = orjson.dumps(detail or {}).decode()
+    encoded = orjson.dumps(signed(dict(detail or {}))).decode()
     c.execute(
         text(sql),
         {"kind": kind.value, "feed_id": feed_id, "worker_id": worker_id, "epoch": epoch, "detail": encoded},

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from feedq.store.jobs.runs import RunStore
     from feedq.store.jobs.schedules import ScheduleStore
     from feedq.store.passes import PostgresFleet
+    from feedq.store.tokens import TokenStore
     from feedq.store.worker_session import PostgresListener, PostgresSession
 
 # The parts are imported when they are first used: a command needs a few of them, and is asked often.
@@ -91,6 +92,12 @@ class PostgresStore:
         self._keep = HistoryKept(retention_days, events_per_feed)
         self.catalogs = CatalogStore(self._database, url)
         self.jobs = JobStore(self._database, ageing_s=ageing_s)
+
+    @cached_property
+    def tokens(self) -> TokenStore:
+        from feedq.store.tokens import TokenStore
+
+        return TokenStore(self._database)
 
     @cached_property
     def fleet(self) -> PostgresFleet:

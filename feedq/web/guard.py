@@ -21,20 +21,18 @@ and without one too.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 from flower.app import Flower
 from tornado import httputil, web
 
+from feedq.api.sites import is_allowed, is_foreign, is_loopback
 from feedq.settings import settings
 
 READING = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
-ANY_HOST = "*"
 TASKS_KEPT = 2000
 """Tasks that Flower remembers unless it is told otherwise, at 4 kB each. Its own default are 100,000: 400 MB."""
 
@@ -128,34 +126,3 @@ def why_refused(
     if not is_reading and is_foreign(headers, host=host):
         return "403 Forbidden: a page of another site may change nothing here."
     return None
-
-
-def is_foreign(headers: Mapping[str, str], *, host: str) -> bool:
-    """Tells whether a request was sent by the page of another site."""
-    site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
-    if site:
-        return site != "same-origin"
-    return origin is not None and urlsplit(origin).netloc != host
-
-
-def is_allowed(host: str, hosts: Collection[str]) -> bool:
-    """Tells whether ``host``, as requests name it, is an address, ``localhost`` or one of ``hosts``."""
-    try:
-        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-    except ValueError:
-        return False
-    # Nobody can make an address mean another machine.
-    return ANY_HOST in hosts or name in hosts or name == "localhost" or _address(name) is not None
-
-
-def is_loopback(address: str) -> bool:
-    """Tells whether what listens there is reached from this machine only."""
-    found = _address(address)
-    return address == "localhost" or (found is not None and found.is_loopback)
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None

@@ -66,28 +66,28 @@ class WebQueries:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         url = settings.database_url.get_secret_value()
-        self._store = PostgresStore(url, application_name="feedq-web")
+        self.store = PostgresStore(url, application_name="feedq-web")
         self._reader = Reader(url)
-        self.schedules = ScheduleQueries(self._store.jobs, self._reader, now=self._store.now)
+        self.schedules = ScheduleQueries(self.store.jobs, self._reader, now=self.store.now)
 
     async def page(self, query: Query) -> FoundFeeds:
-        return await self._reader.read(query, lambda: self._store.listing.page(query))
+        return await self._reader.read(query, lambda: self.store.listing.page(query))
 
     async def feed(self, name: str) -> FeedData:
         """Reads one feed. Raises `NotFound` as well."""
         return await self._reader.read(("feed", name), lambda: self._read_feed(name))
 
     async def workers(self) -> list[WorkerView]:
-        return await self._reader.read("workers", self._store.workers.views)
+        return await self._reader.read("workers", self.store.workers.views)
 
     async def fleet(self) -> FleetData:
-        return await self._reader.read("fleet", lambda: read_fleet(self._store, self._settings))
+        return await self._reader.read("fleet", lambda: read_fleet(self.store, self._settings))
 
     def _read_feed(self, name: str) -> FeedData:
-        view = self._store.feeds.view(name)
-        events = self._store.feeds.events(name, limit=EVENTS_SHOWN)
-        workers = self._store.workers.views()
-        now = self._store.now()
+        view = self.store.feeds.view(name)
+        events = self.store.feeds.events(name, limit=EVENTS_SHOWN)
+        workers = self.store.workers.views()
+        now = self.store.now()
         explanation = explain(view, workers, now=now, rules=self._settings.rules)
         return FeedData(now, view, events, worker_names(workers), explanation)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from starlette.types import ASGIApp
 from tornado.template import Loader, Template
 from tornado.web import StaticFileHandler, url
 
+from feedq.api.app import make_app
+from feedq.api.backend import ApiBackend
 from feedq.settings import settings
 from feedq.telemetry import LogEvent, log
 from feedq.web.api import (
@@ -21,6 +24,7 @@ from feedq.web.api import (
     WorkerList,
 )
 from feedq.web.guard import TASKS_KEPT, GuardedFlower
+from feedq.web.mounted_api import MountedApi
 from feedq.web.pages import FeedPage, FeedsPage, FleetPage, SchedulePage, SchedulesPage
 from feedq.web.queries import WebQueries
 
@@ -55,7 +59,7 @@ class OverlayLoader(Loader):
         return before + begin + (OWN_TEMPLATES / TABS).read_bytes() + after
 
 
-def addresses(queries: WebQueries) -> list[Any]:
+def addresses(queries: WebQueries, api: ASGIApp) -> list[Any]:
     """Lists the addresses, each as `url`, never as a tuple: with ``--url-prefix`` Flower drops what else a tuple
     holds."""
     shared = {"queries": queries}
@@ -63,6 +67,7 @@ def addresses(queries: WebQueries) -> list[Any]:
         url(r"/feeds", FeedsPage, shared, name="feeds"),
         url(r"/feed", FeedPage, shared, name="feed"),
         url(r"/fleet", FleetPage, shared, name="fleet"),
+        url(r"/api/v1(/.*)", MountedApi, {"app": api}),
         url(r"/api/feedq/feeds", FeedList, shared),
         url(r"/api/feedq/feeds/(.+)", FeedDetail, shared),
         url(r"/api/feedq/workers", WorkerList, shared),
@@ -84,8 +89,9 @@ def install() -> None:
 
     if isinstance(urls.settings.get("template_loader"), OverlayLoader):
         return
+    queries = WebQueries(settings())
     # In front: Flower's last address matches everything.
-    urls.handlers[:0] = addresses(WebQueries(settings()))
+    urls.handlers[:0] = addresses(queries, make_app(ApiBackend.of(queries.store, settings())))
     urls.settings["template_loader"] = OverlayLoader(urls.settings["template_path"])
     command.Flower = GuardedFlower
     # Before the command reads its options: whatever is said there counts.

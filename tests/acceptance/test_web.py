@@ -217,6 +217,25 @@ def test_a_feed_or_argument_that_does_not_exist_is_said_so(flower: Flower) -> No
     assert str(wrong.json["error"]).startswith("status='dead': must be one of streaming")
 
 
+def test_the_api_is_the_same_application_behind_the_login(start_flower: StartFlower) -> None:
+    roles = json.dumps({"ada": "operator", "ben": "viewer:acme"})
+    flower = start_flower(
+        "--url-prefix=q", FLOWER_BASIC_AUTH="ada:secret,ben:other", FEEDQ_FLOWER_ROLES=roles
+    )
+    assert flower.get("/q/api/v1/feeds").status == 401
+    listed = flower.get("/q/api/v1/feeds?limit=2", login="ada:secret").json
+    assert (len(listed["feeds"]), bool(listed["next"])) == (2, True)
+    assert flower.get("/q/api/v1/feeds/acme%2Forders", login="ada:secret").json["name"] == "acme/orders"
+    assert flower.get("/q/api/v1/workers", login="ada:secret").status == 200
+    refused = flower.get("/q/api/v1/workers", login="ben:other")
+    assert (refused.status, refused.json["error"]) == (403, "Forbidden")
+    mine = flower.get("/q/api/v1/feeds", login="ben:other").json
+    assert {feed["tenant"] for feed in mine["feeds"]} == {"acme"}
+    # The role that this Flower has in the database is for looking.
+    paused = flower.post("/q/api/v1/feeds/acme%2Forders/pause", login="ada:secret")
+    assert (paused.status, paused.json["error"]) == (503, "PermissionMissing")
+
+
 # -- API ---------------------------------------------------------------------------------------------
 
 

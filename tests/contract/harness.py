@@ -233,7 +233,8 @@ class PostgresHarness(Harness):
         self.url = url
         self.store = PostgresStore(url, restart_hold_s=restart_hold_s)
         self.execute(
-            "TRUNCATE feedq.feed, feedq.lease, feedq.worker, feedq.event, feedq.leader, feedq.held_change "
+            "TRUNCATE feedq.feed, feedq.lease, feedq.worker, feedq.event, feedq.leader, feedq.held_change, "
+            "feedq.token "
             "RESTART IDENTITY CASCADE"
         )
         self.execute(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -264,3 +266,31 @@ def test_doctor_leaves_the_broker_as_it_was(broker_url: str) -> None:
     assert all(check.level is Level.OK for check in check_broker(broker_url))
     with closing(redis.Redis.from_url(broker_url, socket_timeout=5)) as client:
         assert client.keys("*") == []
+
+
+def test_history_says_who_asked_from_where_and_why(shell: Shell) -> None:
+    shell.run("db", "upgrade")
+    shell.ok("apply", "-f", "-", given=MANIFEST)
+    shell.ok("feed", "pause", "acme/orders", "--reason", "maintenance of the warehouse")
+    paused, added = shell.json("feed", "events", "acme/orders")
+    me = {"who": getpass.getuser(), "from": socket.gethostname()}
+    assert (added["detail"]["by"], paused["detail"]["by"]) == (
+        me,
+        me | {"why": "maintenance of the warehouse"},
+    )
+    assert f"by {me['who']} from {me['from']}: maintenance of the warehouse" in shell.ok(
+        "feed", "events", "acme/orders"
+    )
+    assert shell.run("feed", "pause", "acme/orders", "--reason", "a\nb").exit_code == 2
+
+
+def test_a_token_is_shown_once_listed_and_removed(shell: Shell) -> None:
+    shell.run("db", "upgrade")
+    made = shell.json("token", "add", "ci", "--role", "operator", "--tenant", "acme", "--for", "1h")["token"]
+    (listed,) = shell.json("token", "list")
+    assert (listed["name"], listed["role"], listed["tenant"]) == ("ci", "operator", "acme")
+    assert made not in shell.ok("token", "list")
+    assert shell.run("token", "add", "ci", "--role", "viewer").exit_code == 1
+    assert shell.run("token", "add", "x", "--role", "viewer", "--for", "0s").exit_code == 2
+    assert shell.json("token", "remove", "ci")[0]["result"] == "removed"
+    assert shell.run("token", "remove", "ci").exit_code == 2

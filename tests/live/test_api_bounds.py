@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from feedq.api.bounds import BoundedRequests
+from feedq.api.bounds import BODY_MAX, BoundedBodies, BoundedRequests
 
 
 class Waiting:
@@ -28,7 +28,8 @@ class Waiting:
 
 
 def client(inner: Waiting, **bounds: Any) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(BoundedRequests(inner, **bounds))
+    body_max = bounds.pop("body_max", BODY_MAX)
+    transport = httpx.ASGITransport(BoundedRequests(BoundedBodies(inner, body_max=body_max), **bounds))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
 

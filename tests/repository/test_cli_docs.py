@@ -20,7 +20,7 @@ from feedq.manifest.feed_entry import problems
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "reference" / "cli.md").read_text()
-GLOBAL_OPTIONS = {"--json", "--help"}
+GLOBAL_OPTIONS = {"--json", "--help", "--reason"}
 
 
 def leaves(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:

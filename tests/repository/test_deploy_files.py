@@ -24,7 +24,7 @@ from feedq.store.grants import Role
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = ("release", "worker", "jobs", "beat", "flower")
+OURS = ("release", "worker", "jobs", "beat", "api", "flower")
 PROCFILE = dict(line.split(": ", 1) for line in (ROOT / "Procfile").read_text().splitlines())
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -108,6 +108,7 @@ def test_compose_gives_each_process_a_role_and_lets_the_superuser_make_them_only
         "worker": "feedq_worker",
         "jobs": "feedq_worker",
         "beat": "feedq_beat",
+        "api": "feedq_operator",
         "flower": "feedq_flower",
         "cli": "feedq_operator",
     }
@@ -115,7 +116,7 @@ def test_compose_gives_each_process_a_role_and_lets_the_superuser_make_them_only
     given = {name.rpartition("__")[2].lower() for name in made if name.startswith("FEEDQ_ROLE_PASSWORDS__")}
     assert given == {*map(str, Role), "sink_default"} - {Role.READER}
     with_sink = {n for n, s in SERVICES.items() if "FEEDQ_SINKS__DEFAULT" in s.get("environment", {})}
-    assert with_sink == {"worker", "jobs", "cli"}
+    assert with_sink == {"worker", "jobs", "api", "cli"}
     # What they log in with is what they were given.
     for name, service in SERVICES.items():
         url = service.get("environment", {}).get("FEEDQ_DATABASE_URL", "")
@@ -153,7 +154,7 @@ def test_compose_has_spares_of_whatever_may_die() -> None:
 
 def test_compose_migrates_before_anything_else_starts() -> None:
     assert SERVICES["release"]["depends_on"]["roles"]["condition"] == "service_completed_successfully"
-    for service in ("worker", "jobs", "beat", "flower"):
+    for service in ("worker", "jobs", "beat", "api", "flower"):
         assert SERVICES[service]["depends_on"]["release"]["condition"] == "service_completed_successfully"
 
 

@@ -308,7 +308,11 @@ def is_accepted(line: str) -> bool:
         if inner is None:
             return False
         found = inner
-    options = {o for p in found.params for o in [*p.opts, *p.secondary_opts]} | {"--json", "--help"}
+    options = {o for p in found.params for o in [*p.opts, *p.secondary_opts]} | {
+        "--json",
+        "--help",
+        "--reason",
+    }
     return options.issuperset(re.findall(r"(?<=\s)--?[a-z][a-z-]*", line))
 
 

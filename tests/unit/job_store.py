@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from feedq.errors import Conflict, NotFound, Unavailable
+from feedq.model import Version
 from feedq.schedule import due
 from feedq.schedule.model import (
     Calendar,
@@ -62,7 +63,7 @@ class MemorySchedules(ScheduleStore):
         schedule = Schedule(self._next_id(), spec, state, None, None, 1, None, None, 0, now, now)
         return self._keep(due.begin(schedule, now=now))
 
-    def edit(self, name: str, spec: ScheduleSpec) -> Schedule:
+    def edit(self, name: str, spec: ScheduleSpec, *, expected: Version | None = None) -> Schedule:
         self._begin("edit")
         before = self.get(name)
         if before.spec == spec and before.unreadable is None:
@@ -70,7 +71,7 @@ class MemorySchedules(ScheduleStore):
         edited = replace(before, spec=spec, unreadable=None, generation=before.generation + 1)
         return self._keep(due.begin(edited, now=self.clock.now()))
 
-    def remove(self, name: str) -> Schedule:
+    def remove(self, name: str, *, expected: Version | None = None) -> Schedule:
         self._begin("remove")
         found = self.get(name)
         del self.by_name[name]

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from feedq.cli import main
-from feedq.cli.dead_letters import AT_ONCE, BYTES_AT_ONCE
 from feedq.errors import SinkUnavailable
 from feedq.model import Batch, FeedSpec
+from feedq.refused_records import AT_ONCE, BYTES_AT_ONCE
 from feedq.sinks.base import FeedWrite, FenceRequest, Replayed, Target
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink, MemoryTables

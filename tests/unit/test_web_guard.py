@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from feedq.web.guard import is_allowed, is_foreign, why_refused, why_unsafe
+from feedq.api.sites import is_allowed, is_foreign
+from feedq.web.guard import why_refused, why_unsafe
 
 HERE = "flower.example.com"
 ASKED = {"Host": "localhost:5555"}

@@ -27,6 +27,7 @@ from feedq.model import (
     Reason,
     Release,
     StopRequest,
+    Version,
     Worker,
     WorkerState,
     WorkerTarget,
@@ -40,6 +41,7 @@ from feedq.simulate.memory.decisions import (
     is_known_failure,
     is_new_here,
 )
+from feedq.store.base import require_version
 from feedq.store.workers import TARGET_EVENTS
 
 
@@ -62,16 +64,18 @@ class SimulatedFeeds:
         return added
 
     @statement
-    def remove(self, name: str) -> Feed:
-        removed = replace(self._live(name), removed_at=self._db.now())
+    def remove(self, name: str, *, expected: Version | None = None) -> Feed:
+        removed = replace(self._live(name, expected), removed_at=self._db.now())
         del self._db.tables.names[name]
         return self._touch(removed, EventKind.FEED_REMOVED)
 
-    def _live(self, name: str) -> Feed:
+    def _live(self, name: str, expected: Version | None = None) -> Feed:
         feed_id = self._db.tables.names.get(name)
         if feed_id is None:
             raise NotFound(f"no feed named {name!r}; `feedq feed list` shows them all")
-        return self._db.tables.feeds[feed_id]
+        feed = self._db.tables.feeds[feed_id]
+        require_version(f"feed {name!r}", feed.version, expected)
+        return feed
 
     def _refuse_taken(self, name: str) -> None:
         if name in self._db.tables.names:

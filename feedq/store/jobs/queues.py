@@ -8,9 +8,10 @@ from dataclasses import asdict
 from sqlalchemy import Connection, text
 
 from feedq.errors import NotFound
+from feedq.event_names import EventKind
 from feedq.schedule.model import Queue
 from feedq.store.database import Aggregate, in_transaction
-from feedq.store.jobs.rows import UNFINISHED
+from feedq.store.jobs.rows import UNFINISHED, record
 
 
 class QueueStore(Aggregate):
@@ -35,6 +36,9 @@ class QueueStore(Aggregate):
                 tokens_at = clock_timestamp()
         """
         c.execute(text(sql), asdict(queue))
+        record(
+            c, EventKind.QUEUE_CHANGED, **{"queue" if k == "name" else k: v for k, v in asdict(queue).items()}
+        )
 
     @in_transaction
     def remove(self, c: Connection, name: str) -> None:
@@ -42,6 +46,7 @@ class QueueStore(Aggregate):
         sql = "DELETE FROM feedq.job_queue WHERE name = :name RETURNING name"
         if c.execute(text(sql), {"name": name}).one_or_none() is None:
             raise NotFound(f"job queue {name!r} has no limits to remove")
+        record(c, EventKind.QUEUE_REMOVED, queue=name)
 
     @in_transaction
     def all(self, c: Connection) -> list[Queue]:

@@ -24,8 +24,10 @@ from uuid import uuid4
 import orjson
 from sqlalchemy import Connection, text
 
+from feedq.authorship import checked_reason
 from feedq.errors import Conflict, InvalidInput
 from feedq.event_names import EventKind
+from feedq.model import Version
 from feedq.schedule import due
 from feedq.schedule.cron import parse
 from feedq.schedule.model import (
@@ -46,6 +48,7 @@ from feedq.schedule.model import (
 from feedq.schedule.outcome import RunMove, states_before
 from feedq.schedule.plain import from_plain, to_plain
 from feedq.schedule.timing import fire_time
+from feedq.store.base import require_version
 from feedq.store.channels import NotifyReason, notify_workers
 from feedq.store.database import Database, GivenRows, in_transaction, refused_when_taken
 from feedq.store.jobs.calendars import with_dates
@@ -71,8 +74,6 @@ from feedq.values import instant
 TRIGGER_PREFIX = "trigger:"
 KEY_MAX = 200
 """Characters of a run's key: it is part of the correlation id in every log line of the job."""
-REASON_MAX = 1_000
-"""Characters of the reason of a pause: it is shown in lists."""
 REMOVED = "its schedule was removed"
 PURGED = "purged"
 CANCELLED = "cancelled by hand"
@@ -145,13 +146,16 @@ class ScheduleStore(ScheduleListing):
         return added
 
     @in_transaction
-    def edit(self, c: Connection, name: str, spec: ScheduleSpec) -> Schedule:
+    def edit(
+        self, c: Connection, name: str, spec: ScheduleSpec, *, expected: Version | None = None
+    ) -> Schedule:
         """Replace the declaration; an unchanged one keeps generation and watermark. With another timing the
         watermark goes to the first tick after now. ``spec.paused`` pauses. Without it a pause ends that was
         declared, or that firing made because it could decide nothing; never one by hand or by failures. Raises
         `NotFound`."""
         spec = with_dates(c, _as_stored(spec))
         current = shown_schedule_from(locked_row(c, name))
+        require_version(f"schedule {name!r}", current.version, expected)
         # Of one that cannot be read not even what does not change is known.
         is_readable = current.unreadable is None
         if isinstance(current.spec.timing, Beat) or isinstance(spec.timing, Beat):
@@ -183,10 +187,11 @@ class ScheduleStore(ScheduleListing):
         return edited
 
     @in_transaction
-    def remove(self, c: Connection, name: str) -> Schedule:
+    def remove(self, c: Connection, name: str, *, expected: Version | None = None) -> Schedule:
         """Remove a schedule and cancel its waiting runs; a running one may end, and its history stays until
         retention. One declared anew under the name is another schedule. Raises `NotFound`."""
         current = locked_row(c, name)
+        require_version(f"schedule {name!r}", (current.id, current.generation), expected)
         cancelled = cancel(c, {current.id: REMOVED}, (RunState.WAITING,))
         sql = f"""
             UPDATE feedq.schedule s SET removed_at = clock_timestamp(), updated_at = clock_timestamp()
@@ -264,6 +269,7 @@ class ScheduleStore(ScheduleListing):
         )
         if state is RunState.WAITING:
             notify_some(c, 1)
+        record(c, EventKind.RUN_TRIGGERED, schedule=name, run=made, key=key)
         return run_of(c, made)
 
     @in_transaction
@@ -285,6 +291,8 @@ class ScheduleStore(ScheduleListing):
         if made:
             # Of those that go one after another, each free slot finds the next by itself.
             notify_some(c, 1 if schedule.spec.overlap is not Overlap.ALLOW_ALL else len(made))
+            ends = {"from": instant(wanted[0]), "to": instant(wanted[-1])}
+            record(c, EventKind.RUNS_BACKFILLED, schedule=name, runs=len(made), **ends)
         return len(made), len(wanted) - len(made)
 
     @in_transaction
@@ -303,7 +311,9 @@ class ScheduleStore(ScheduleListing):
     @in_transaction
     def purge(self, c: Connection, name: str) -> int:
         """Cancel its waiting runs. Returns how many."""
-        return cancel(c, {locked_row(c, name).id: PURGED}, (RunState.WAITING,))
+        purged = cancel(c, {locked_row(c, name).id: PURGED}, (RunState.WAITING,))
+        record(c, EventKind.RUNS_PURGED, schedule=name, runs=purged)
+        return purged
 
     @in_transaction
     def cancel_run(self, c: Connection, run_id: int) -> Run:
@@ -322,6 +332,7 @@ class ScheduleStore(ScheduleListing):
             )
         if row.worker_id is not None:
             notify_workers(c, [row.worker_id], NotifyReason.JOBS)
+        record(c, EventKind.RUN_CANCELLED, schedule=run.schedule, run=run_id, key=run.key)
         return run
 
     def _insert(
@@ -357,8 +368,7 @@ def _check_reason(reason: str | None) -> None:
     """Checks the reason that a person gives for a pause. Raises `InvalidInput`."""
     if reason is None:
         return
-    if len(reason) > REASON_MAX or not reason.isprintable():
-        raise InvalidInput(f"reason: must be printable, and at most {REASON_MAX} characters")
+    checked_reason(reason)
     if _ends_when_declared(reason):
         # An edit would end the pause of somebody who wants it to last.
         raise InvalidInput(f"reason: {reason!r} is what feedq itself says; say it in other words")

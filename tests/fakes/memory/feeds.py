@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 from feedq import lease as policy
 from feedq.errors import Conflict, NotFound
 from feedq.lease import Move, objection_to_move
-from feedq.model import ChangedCursor, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, TargetState
+from feedq.model import (
+    ChangedCursor,
+    Event,
+    Feed,
+    FeedSpec,
+    FeedView,
+    Lease,
+    LeaseState,
+    Reason,
+    TargetState,
+    Version,
+)
 from feedq.placement.base import Transfer
 from feedq.selection import ORDER_KEYS, Selection, SelectionOrder
 from feedq.simulate.memory import counts
@@ -33,8 +45,8 @@ class MemoryFeeds(SimulatedFeeds):
             yield self
 
     @statement
-    def edit(self, name: str, spec: FeedSpec) -> Feed:
-        current = self._live(name)
+    def edit(self, name: str, spec: FeedSpec, *, expected: Version | None = None) -> Feed:
+        current = self._live(name, expected)
         if spec == current.spec:
             return current
         if spec.name != name:
@@ -49,8 +61,8 @@ class MemoryFeeds(SimulatedFeeds):
         return self._touch(feed, EventKind.FEED_EDITED, changed=changed)
 
     @statement
-    def set_target(self, name: str, target: TargetState) -> Feed:
-        current = self._live(name)
+    def set_target(self, name: str, target: TargetState, *, expected: Version | None = None) -> Feed:
+        current = self._live(name, expected)
         if current.spec.target_state is target:
             return current
         spec = replace(current.spec, target_state=target)
@@ -58,8 +70,8 @@ class MemoryFeeds(SimulatedFeeds):
         return self._touch(replace(current, spec=spec, generation=current.generation + 1), kind)
 
     @statement
-    def restart(self, name: str) -> Feed:
-        current = self._live(name)
+    def restart(self, name: str, *, expected: Version | None = None) -> Feed:
+        current = self._live(name, expected)
         return self._touch(replace(current, generation=current.generation + 1), EventKind.FEED_RESTARTED)
 
     @statement
@@ -86,6 +98,11 @@ class MemoryFeeds(SimulatedFeeds):
         objection = _move(self._db, feed, lease, target, stop_within_s=stop_within_s)
         if objection is not None:
             raise Conflict(f"feed {name!r} {objection}")
+        self._db.record(EventKind.FEED_MOVED, feed_id=feed.id, to=str(target))
+
+    @statement
+    def tell(self, name: str, kind: EventKind, detail: Mapping[str, Any]) -> None:
+        self._db.record(kind, feed_id=self._live(name).id, **detail)
 
     @statement
     def get(self, name: str) -> Feed:

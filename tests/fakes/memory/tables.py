@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from feedq.authorship import signed
 from feedq.errors import Unavailable
 from feedq.model import Event
 from feedq.simulate.memory.database import LeaseTable, SimulatedDatabase, Tables
@@ -95,7 +96,7 @@ class MemoryDatabase(SimulatedDatabase):
         epoch: int | None = None,
         **detail: Any,
     ) -> None:
-        self.tables.events.append(Event(self.now(), kind.value, feed_id, worker_id, epoch, detail))
+        self.tables.events.append(Event(self.now(), kind.value, feed_id, worker_id, epoch, signed(detail)))
 
     def trim_history(self) -> None:
         oldest = self.now() - timedelta(days=self.keep.days)

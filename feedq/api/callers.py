@@ -1,0 +1,45 @@
+"""What the caller of an endpoint has to be allowed: each endpoint has one of these arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from feedq.access import AccessRole, Caller
+from feedq.api.authentication import CALLER
+from feedq.api.backend import ApiBackend
+from feedq.api.problems import asked
+from feedq.model import Feed
+from feedq.store.feeds import no_feed
+
+
+def _may(role: AccessRole, *, everything: bool) -> Callable[[Request], Awaitable[Caller]]:
+    async def check(request: Request) -> Caller:
+        caller: Caller = request.scope[CALLER]
+        caller.require(role)
+        if everything:
+            caller.require_everything()
+        return caller
+
+    return check
+
+
+Viewer = Annotated[Caller, Depends(_may(AccessRole.VIEWER, everything=False))]
+Operator = Annotated[Caller, Depends(_may(AccessRole.OPERATOR, everything=False))]
+FleetViewer = Annotated[Caller, Depends(_may(AccessRole.VIEWER, everything=True))]
+FleetOperator = Annotated[Caller, Depends(_may(AccessRole.OPERATOR, everything=True))]
+FleetAdmin = Annotated[Caller, Depends(_may(AccessRole.ADMIN, everything=True))]
+
+
+def seen(caller: Caller, feed: Feed, backend: ApiBackend, request: Request) -> None:
+    """Raises `NotFound`, as for a feed that there is not, when it is another tenant's."""
+    if not caller.sees(feed.spec.tenant):
+        backend.refusals.write(asked(request.scope), 404)
+        raise no_feed(feed.name)
+
+
+def changed(caller: Caller, feed: Feed) -> None:
+    """Raises `Forbidden` when it is another tenant's."""
+    caller.require_tenant(feed.spec.tenant, f"feed {feed.name!r}")

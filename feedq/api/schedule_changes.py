@@ -1,0 +1,342 @@
+"""Schedules: declaring, editing and removing them, and runs that somebody asks for; job queues and calendars."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from itertools import islice
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Body, Header, Query, Response
+from pydantic import AwareDatetime, BaseModel, Field, RootModel, WithJsonSchema
+
+from feedq.api import documents
+from feedq.api.answers import answer, returns
+from feedq.api.backend import Served
+from feedq.api.callers import FleetViewer
+from feedq.api.changing import (
+    ChangeRow,
+    FleetChange,
+    IfNoneMatch,
+    Reasoned,
+    etag_of,
+    heed,
+    require_none,
+)
+from feedq.api.feed_changes import merge_patch
+from feedq.api.moments import AskedMoment
+from feedq.api.names import NamePath
+from feedq.api.schedule_routes import RunId
+from feedq.api.schemas import CALENDAR_ENTRY, QUEUE_ENTRY, SCHEDULE_ENTRY
+from feedq.errors import Conflict, InvalidInput, NotFound, Outdated, Unreadable
+from feedq.manifest.changes import plain_difference
+from feedq.report.rows import run_row
+from feedq.schedule.entries import (
+    CalendarEntry,
+    QueueEntry,
+    ScheduleEntry,
+    job_problems,
+    plain_schedule,
+)
+from feedq.schedule.model import Job, Schedule, ScheduleSpec
+from feedq.schedule.timing import ticks_after, ticks_between
+from feedq.store.base import require_version
+from feedq.store.jobs.schedules import KEY_MAX
+
+TRIES: Final = 5
+NEXT_MAX: Final = 1_000
+
+router = APIRouter(tags=["schedules"])
+Declaration = Annotated[dict[str, Any], WithJsonSchema(SCHEDULE_ENTRY)]
+
+
+class ScheduleDeclaration(RootModel[Declaration]):
+    """A schedule as it stands in a manifest."""
+
+
+class Pause(Reasoned):
+    """Until when a schedule fires no ticks; for good unless that is said."""
+
+    until: AskedMoment | None = None
+
+
+class Trigger(Reasoned):
+    """Arguments that stand in for those declared."""
+
+    args: list[Any] | None = None
+    kwargs: dict[str, Any] | None = None
+
+
+class Backfill(Reasoned):
+    """The ticks from one time on, and before another."""
+
+    begin: AskedMoment = Field(alias="from")
+    end: AskedMoment = Field(alias="to")
+
+
+class BackfillRow(BaseModel):
+    """How many runs were made, or would be at most."""
+
+    name: str
+    ticks: int
+    made: int
+    existing: int
+    dry_run: bool
+
+
+class PurgeRow(BaseModel):
+    """How many waiting runs were cancelled."""
+
+    name: str
+    cancelled: int
+    dry_run: bool
+
+
+class TickList(BaseModel):
+    """Ticks to come, in UTC."""
+
+    name: str
+    ticks: list[AwareDatetime]
+
+
+# -- declarations ------------------------------------------------------------------------------------
+
+
+@router.get(
+    "/schedules/{name:name}/declaration",
+    responses=returns(ScheduleDeclaration),
+    summary="As a manifest has it",
+)
+def show_schedule_declaration(backend: Served, caller: FleetViewer, name: NamePath) -> Response:
+    found = backend.store.jobs.schedules.get(name)
+    return answer(plain_schedule(found.spec), headers={"ETag": etag_of(found.version)})
+
+
+@router.put(
+    "/schedules/{name:name}", responses=returns(ChangeRow) | returns(ChangeRow, status=201), summary="Declare"
+)
+def put_schedule(
+    asked: FleetChange,
+    name: NamePath,
+    declared: Annotated[Declaration, Body()],
+    if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Add the schedule, or make it what is declared; what is so already is left alone."""
+    entry = ScheduleEntry.valid(_named(declared, name))
+    for _ in range(TRIES):
+        before = _existing(asked, name)
+        require_none(f"schedule {name!r}", if_none_match, exists=before is not None)
+        if before is None and asked.if_match is not None:
+            raise Outdated(f"there is no schedule {name!r}, and If-Match says that there is")
+        try:
+            if before is None:
+                return _add(asked, entry.spec)
+            keeps = entry.paused is None and before.unreadable is None
+            return _edit(
+                asked, before, replace(entry.spec, paused=before.spec.paused) if keeps else entry.spec
+            )
+        except (Conflict, NotFound) as error:
+            if asked.if_match or if_none_match or isinstance(error, Outdated) or before is not None:
+                raise
+    raise Conflict(f"schedule {name!r} is changed by others again and again; nothing was changed")
+
+
+def _named(declared: dict[str, Any], name: str) -> dict[str, Any]:
+    """Raises `InvalidInput` when the body has another name than the address."""
+    if declared.get("name", name) != name:
+        raise InvalidInput(f"name: must be {name!r}, as in the address, or left out")
+    return declared | {"name": name}
+
+
+def _existing(asked: FleetChange, name: str) -> Schedule | None:
+    schedules = asked.backend.store.jobs.schedules
+    try:
+        return schedules.get(name)
+    except Unreadable:
+        return next((v.schedule for v in schedules.views(prefix=name, limit=1)), None)
+    except NotFound:
+        return None
+
+
+def _add(asked: FleetChange, spec: ScheduleSpec) -> Response:
+    if asked.dry_run:
+        return asked.done(spec.name, "added")
+    added = asked.backend.store.jobs.schedules.add(spec)
+    return asked.done(spec.name, "added", version=added.version, status=201)
+
+
+def _edit(asked: FleetChange, before: Schedule, spec: ScheduleSpec) -> Response:
+    is_readable = before.unreadable is None
+    changes = plain_difference(plain_schedule(before.spec), plain_schedule(spec)) if is_readable else ()
+    if asked.dry_run:
+        require_version(f"schedule {spec.name!r}", before.version, asked.expected)
+        result = "unchanged" if is_readable and not changes else "edited"
+        return asked.done(spec.name, result, version=before.version, changes=changes)
+    after = asked.backend.store.jobs.schedules.edit(spec.name, spec, expected=asked.expected)
+    result = "unchanged" if after.generation == before.generation else "edited"
+    return asked.done(spec.name, result, version=after.version, changes=changes)
+
+
+@router.patch(
+    "/schedules/{name:name}", responses=returns(ChangeRow), summary="Change some of its declaration"
+)
+def patch_schedule(asked: FleetChange, name: NamePath, patch: Annotated[dict[str, Any], Body()]) -> Response:
+    """A merge patch (RFC 7396) of the declaration: null takes a key away."""
+    before = asked.backend.store.jobs.schedules.get(name)
+    keys = merge_patch(plain_schedule(before.spec), patch)
+    if keys.get("name") != name:
+        raise InvalidInput("name: cannot be changed; declare it under its new name, and remove this one")
+    spec = ScheduleEntry.valid(keys).spec
+    return _edit(replace(asked, if_match=asked.if_match or etag_of(before.version)), before, spec)
+
+
+@router.delete("/schedules/{name:name}", responses=returns(ChangeRow), summary="Forget it")
+def remove_schedule(asked: FleetChange, name: NamePath) -> Response:
+    schedules = asked.backend.store.jobs.schedules
+    if asked.dry_run:
+        found = schedules.view(name).schedule
+        require_version(f"schedule {name!r}", found.version, asked.expected)
+    else:
+        found = schedules.remove(name, expected=asked.expected)
+    return asked.done(name, "removed", version=found.version)
+
+
+# -- what people do with them --------------------------------------------------------------------------
+
+
+@router.post("/schedules/{name:name}/pause", responses=returns(ChangeRow), summary="Fire no more ticks")
+def pause_schedule(asked: FleetChange, name: NamePath, given: Pause | None = None) -> Response:
+    heed(given)
+    schedules = asked.backend.store.jobs.schedules
+    chosen = given or Pause(reason=None)
+    if asked.dry_run:
+        found = schedules.view(name).schedule
+    else:
+        found = schedules.pause(name, until=chosen.until, reason=chosen.reason)
+    return asked.done(name, "paused", version=found.version)
+
+
+@router.post("/schedules/{name:name}/resume", responses=returns(ChangeRow), summary="Fire again")
+def resume_schedule(asked: FleetChange, name: NamePath, given: Reasoned | None = None) -> Response:
+    heed(given)
+    schedules = asked.backend.store.jobs.schedules
+    found = schedules.view(name).schedule if asked.dry_run else schedules.resume(name)
+    return asked.done(name, "resumed", version=found.version)
+
+
+@router.post("/schedules/{name:name}/trigger", responses=returns(documents.RUN_ROW), summary="A run now")
+def trigger_schedule(
+    asked: FleetChange,
+    name: NamePath,
+    given: Trigger | None = None,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            max_length=KEY_MAX, description="Asked again with the same key, it answers with the run of then."
+        ),
+    ] = None,
+) -> Response:
+    """The key is that of the run, and kept for as long as the run is."""
+    heed(given)
+    schedules = asked.backend.store.jobs.schedules
+    job = _job(schedules.get(name).spec, given)
+    if asked.dry_run:
+        raise InvalidInput("dry_run: a run that is not made has no document; ask for the schedule instead")
+    return answer(run_row(schedules.trigger(name, key=idempotency_key, job=job)))
+
+
+def _job(spec: ScheduleSpec, given: Trigger | None) -> Job | None:
+    """Raises `InvalidInput`."""
+    if given is None or (given.args is None and given.kwargs is None):
+        return None
+    args = spec.job.args if given.args is None else tuple(given.args)
+    job = replace(spec.job, args=args, kwargs=spec.job.kwargs if given.kwargs is None else given.kwargs)
+    if wrong := job_problems(job):
+        raise InvalidInput(f"schedule {spec.name!r}: {'; '.join(wrong)}")
+    return job
+
+
+@router.post("/schedules/{name:name}/backfill", responses=returns(BackfillRow), summary="Runs of past ticks")
+def backfill_schedule(asked: FleetChange, name: NamePath, given: Backfill) -> Response:
+    """A tick that has a run gets no other, so a repeated request makes none twice."""
+    heed(given)
+    schedules = asked.backend.store.jobs.schedules
+    if given.begin >= given.end:
+        raise InvalidInput("to: must be later than from")
+    if given.end > asked.backend.store.now():
+        raise InvalidInput("to: lies in the future, whose ticks are fired when they fall due")
+    ticks = ticks_between(schedules.get(name).spec, given.begin, given.end)
+    if not ticks:
+        raise InvalidInput(f"schedule {name!r} has no ticks in between")
+    made, existing = (len(ticks), 0) if asked.dry_run else schedules.backfill(name, ticks)
+    found = BackfillRow(name=name, ticks=len(ticks), made=made, existing=existing, dry_run=asked.dry_run)
+    return answer(found.model_dump())
+
+
+@router.post("/schedules/{name:name}/purge", responses=returns(PurgeRow), summary="Cancel its waiting runs")
+def purge_schedule(asked: FleetChange, name: NamePath, given: Reasoned | None = None) -> Response:
+    heed(given)
+    schedules = asked.backend.store.jobs.schedules
+    cancelled = schedules.view(name).waiting if asked.dry_run else schedules.purge(name)
+    return answer({"name": name, "cancelled": cancelled, "dry_run": asked.dry_run})
+
+
+@router.get("/schedules/{name:name}/next", responses=returns(TickList), summary="Ticks to come")
+def show_next_ticks(
+    backend: Served,
+    caller: FleetViewer,
+    name: NamePath,
+    count: Annotated[int, Query(ge=1, le=NEXT_MAX)] = 20,
+    begin: Annotated[AskedMoment | None, Query(alias="from", description="Those from this time on.")] = None,
+) -> Response:
+    schedule = backend.store.jobs.schedules.get(name)
+    after = backend.store.now() if begin is None else begin - timedelta(microseconds=1)
+    return answer({"name": name, "ticks": list(islice(ticks_after(schedule.spec, after=after), count))})
+
+
+@router.post("/runs/{run_id}/cancel", responses=returns(documents.RUN_ROW), summary="Cancel a run")
+def cancel_run(asked: FleetChange, run_id: RunId, given: Reasoned | None = None) -> Response:
+    heed(given)
+    schedules = asked.backend.store.jobs.schedules
+    return answer(run_row(schedules.run(run_id) if asked.dry_run else schedules.cancel_run(run_id)))
+
+
+# -- queues and calendars ------------------------------------------------------------------------------
+
+
+@router.put("/queues/{name:name}", responses=returns(ChangeRow), summary="Set limits of a job queue")
+def put_queue(
+    asked: FleetChange,
+    name: NamePath,
+    declared: Annotated[Annotated[dict[str, Any], WithJsonSchema(QUEUE_ENTRY)], Body()],
+) -> Response:
+    entry = QueueEntry.valid(_named(declared, name))
+    if not asked.dry_run:
+        asked.backend.store.jobs.queues.set(entry.spec)
+    return asked.done(name, "set")
+
+
+@router.delete("/queues/{name:name}", responses=returns(ChangeRow), summary="Lift limits of a job queue")
+def remove_queue(asked: FleetChange, name: NamePath) -> Response:
+    if not asked.dry_run:
+        asked.backend.store.jobs.queues.remove(name)
+    return asked.done(name, "removed")
+
+
+@router.put("/calendars/{name:name}", responses=returns(ChangeRow), summary="Declare a calendar")
+def put_calendar(
+    asked: FleetChange,
+    name: NamePath,
+    declared: Annotated[Annotated[dict[str, Any], WithJsonSchema(CALENDAR_ENTRY)], Body()],
+) -> Response:
+    entry = CalendarEntry.valid(_named(declared, name))
+    if not asked.dry_run:
+        asked.backend.store.jobs.calendars.set(entry.spec)
+    return asked.done(name, "set")
+
+
+@router.delete("/calendars/{name:name}", responses=returns(ChangeRow), summary="Forget a calendar")
+def remove_calendar(asked: FleetChange, name: NamePath) -> Response:
+    if not asked.dry_run:
+        asked.backend.store.jobs.calendars.remove(name)
+    return asked.done(name, "removed")

@@ -1,0 +1,95 @@
+"""`feedq token`: who may ask the HTTP API, and what."""
+
+from __future__ import annotations
+
+import click
+
+from feedq.access import AccessRole, AccessToken
+from feedq.cli.invocation import Invocation, pass_invocation, reason_option
+from feedq.cli.options import duration
+from feedq.cli.output import TableColumn, answer, answer_done, answer_list
+from feedq.errors import InvalidInput
+from feedq.report.rows import token_row
+from feedq.store.tokens import DAYS_MAX
+from feedq.values import check_name
+from feedq.wording import stamp
+
+DAY_S = 86_400.0
+
+
+@click.group(short_help="Tokens of the HTTP API: add, list, remove.")
+def token() -> None:
+    """Tokens of the HTTP API, each with a role, and with an end.
+
+    \b
+    Example:
+      feedq token add ada --role operator --for 90d
+    """
+
+
+@token.command()
+@click.argument("name")
+@click.option(
+    "--role",
+    type=click.Choice([role.value for role in AccessRole]),
+    required=True,
+    help="viewer looks; operator does what this command line does; admin also gives out tokens.",
+)
+@click.option("--tenant", help="Over this tenant's feeds, and nothing else. [default: over everything]")
+@click.option(
+    "--for", "for_", metavar="DURATION", default="90d", show_default=True, help="How long it lasts."
+)
+@reason_option
+@pass_invocation
+def add(invocation: Invocation, *, name: str, role: str, tenant: str | None, for_: str) -> None:
+    """Make a token and print it. It is not kept, only its hash: nobody can print it again.
+
+    \b
+    Example:
+      feedq token add acme-ci --role operator --tenant acme --for 30d
+    """
+    lasts_s = duration(for_, option="--for")
+    if not 0 < lasts_s <= DAYS_MAX * DAY_S:
+        raise InvalidInput(f"--for: {for_!r} must be longer than nothing, and at most {DAYS_MAX}d")
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise InvalidInput(f"name: {error}") from None
+    made = invocation.tokens.add(name, AccessRole(role), tenant=tenant, lasts_s=lasts_s)
+    answer(invocation, {"name": name, "token": made}, made)
+
+
+@token.command("list")
+@pass_invocation
+def list_(invocation: Invocation) -> None:
+    """All tokens by name, with their roles and ends.
+
+    \b
+    Example:
+      feedq token list
+    """
+    columns: list[TableColumn[AccessToken]] = [
+        TableColumn("NAME", lambda one: one.name),
+        TableColumn("ROLE", lambda one: one.role.value),
+        TableColumn("TENANT", lambda one: one.tenant),
+        TableColumn("CREATED", lambda one: stamp(one.created_at)),
+        TableColumn("ENDS", lambda one: stamp(one.expires_at)),
+    ]
+    empty = "no tokens; `feedq token add` makes one"
+    answer_list(invocation, invocation.tokens.all(), token_row, columns, empty=empty)
+
+
+@token.command()
+@click.argument("names", nargs=-1, required=True)
+@reason_option
+@pass_invocation
+def remove(invocation: Invocation, *, names: tuple[str, ...]) -> None:
+    """End tokens at once.
+
+    \b
+    Example:
+      feedq token remove acme-ci
+    """
+    for name in dict.fromkeys(names):
+        invocation.tokens.remove(name)
+    answer_done(invocation, names, "removed")

@@ -1,0 +1,107 @@
+"""The HTTP API inside Flower, at ``/api/v1``: the very same application, in this process, behind Flower's login.
+
+Who is logged in has the role that ``FEEDQ_FLOWER_ROLES`` gives, and no token. Flower's own rules come first: who
+must log in, whether anything may be changed (`feedq.web.guard`), and from which pages. What may be changed then,
+the database role of this Flower says, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any, Final
+
+import httpx
+from flower.api import BaseApiHandler
+from starlette.types import ASGIApp, Receive, Scope, Send
+from tornado import web
+
+from feedq.access import AccessRole, Caller
+from feedq.api.app import PREFIX
+from feedq.api.authentication import CALLER
+from feedq.settings import settings
+from feedq.values import EVERY_OTHER
+from feedq.web.guard import READING, refusal
+
+BASE: Final = "http://flower"
+PASSED_ON: Final = ("accept", "content-type", "if-match", "if-none-match", "idempotency-key", "feedq-reason")
+"""Headers of a request that the API heeds; of all others Flower makes what it does."""
+ANSWERED: Final = ("content-type", "etag", "retry-after")
+
+
+class MountedApi(BaseApiHandler):
+    """Passes requests on to the application, saying who asks."""
+
+    def initialize(self, app: ASGIApp) -> None:
+        self._app = app
+
+    def set_default_headers(self) -> None:
+        super().set_default_headers()
+        self.set_header("Cache-Control", "no-store")
+
+    @web.authenticated
+    async def get(self, *_: str) -> None:
+        await self._pass_on()
+
+    post = put = patch = delete = get
+
+    async def _pass_on(self) -> None:
+        request = self.request
+        refused = None
+        if request.method not in READING:
+            refused = refusal(self.application.options, is_open=self.unauthenticated_api)
+        if refused is not None:
+            self._answer(403, {"Content-Type": "text/plain; charset=utf-8"}, (refused + "\n").encode())
+            return
+        caller = caller_of(self._user(), settings().flower_roles)
+        transport = httpx.ASGITransport(
+            saying(self._app, caller), raise_app_exceptions=False, client=(request.remote_ip or "", 0)
+        )
+        # Whatever Flower's prefix is: the address from here on is the API's own.
+        path = request.uri[request.uri.index(PREFIX) :]
+        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
+        asked = httpx.Request(request.method, BASE + path, headers=headers, content=request.body)
+        answer = await transport.handle_async_request(asked)
+        body = await answer.aread()
+        self._answer(
+            answer.status_code, {n: answer.headers[n] for n in ANSWERED if n in answer.headers}, body
+        )
+
+    def _answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.set_status(status)
+        for name, value in headers.items():
+            self.set_header(name, value)
+        self.finish(body)
+
+    def _user(self) -> str:
+        """Return who is logged in, as they log in; empty when nobody has to."""
+        if isinstance(self.current_user, str):
+            return self.current_user
+        # Without a login of that kind nobody has checked what the header says.
+        if not self.application.options.basic_auth:
+            return ""
+        kind, _, said = self.request.headers.get("Authorization", "").partition(" ")
+        if kind.lower() != "basic":
+            return ""
+        try:
+            return base64.b64decode(said).decode().partition(":")[0]
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+
+
+def caller_of(user: str, roles: Mapping[str, str]) -> Caller:
+    """Return the caller that a user of Flower is: ``operator``, or ``operator:acme`` over one tenant."""
+    said = roles.get(user) or roles.get(EVERY_OTHER, AccessRole.VIEWER)
+    role, _, tenant = said.partition(":")
+    return Caller(f"{user or 'somebody'} in Flower", AccessRole(role), tenant or None)
+
+
+def saying(app: ASGIApp, caller: Caller) -> ASGIApp:
+    """Wrap the application so that it knows who asks."""
+
+    async def told(scope: Scope, receive: Receive, send: Send) -> None:
+        known: dict[str, Any] = {**scope, CALLER: caller}
+        await app(known, receive, send)
+
+    return told

@@ -1,0 +1,99 @@
+"""Whatever the command line does, the API does; but for what makes no sense from elsewhere."""
+
+from __future__ import annotations
+
+from feedq.api.app import document_of
+from tests.repository.test_cli_docs import COMMANDS
+
+VERBS = {
+    "apply": "put_feed remove_feed put_schedule remove_schedule put_queue remove_queue put_calendar "
+    "remove_calendar",
+    "diff": "put_feed put_schedule put_queue put_calendar",
+    "schema": "show_schema",
+    "events": "list_events",
+    "feed add": "put_feed",
+    "feed edit": "patch_feed",
+    "feed list": "list_feeds",
+    "feed show": "show_feed",
+    "feed events": "list_events_of_feed",
+    "feed cursor show": "show_cursor",
+    "feed cursor history": "show_cursor_history",
+    "feed cursor set": "set_cursor",
+    "feed cursor reset": "reset_cursor",
+    "feed cursor rewind": "rewind_cursor",
+    "feed cursor undo": "undo_cursor",
+    "feed dead-letters list": "list_dead_letters",
+    "feed dead-letters show": "show_dead_letter",
+    "feed dead-letters replay": "replay_dead_letters",
+    "feed dead-letters drop": "drop_dead_letters",
+    "feed export": "export_feeds show_declaration",
+    "feed pause": "pause_feed",
+    "feed resume": "resume_feed",
+    "feed restart": "restart_feed",
+    "feed move": "move_feed",
+    "feed adopt": "adopt_checkpoint",
+    "feed remove": "remove_feed",
+    "schedule add": "put_schedule",
+    "schedule edit": "patch_schedule",
+    "schedule list": "list_schedules",
+    "schedule show": "show_schedule",
+    "schedule next": "show_next_ticks",
+    "schedule runs": "list_runs show_run",
+    "schedule trigger": "trigger_schedule",
+    "schedule backfill": "backfill_schedule",
+    "schedule pause": "pause_schedule",
+    "schedule resume": "resume_schedule",
+    "schedule remove": "remove_schedule",
+    "schedule purge": "purge_schedule",
+    "schedule cancel": "cancel_run",
+    "schedule export": "export_schedules show_schedule_declaration",
+    "schedule queue set": "put_queue",
+    "schedule queue remove": "remove_queue",
+    "schedule queue list": "list_queues",
+    "schedule calendar set": "put_calendar",
+    "schedule calendar remove": "remove_calendar",
+    "schedule calendar list": "list_calendars",
+    "worker list": "list_workers",
+    "worker show": "show_worker",
+    "worker cordon": "cordon_worker",
+    "worker uncordon": "uncordon_worker",
+    "worker drain": "drain_worker",
+    "status": "show_status",
+    "top": "show_status list_feeds",
+    "doctor": "show_doctor",
+    "connectors": "list_connectors show_connector",
+    "token add": "add_token",
+    "token list": "list_tokens",
+    "token remove": "remove_token",
+}
+"""Commands, and the operations that do what they do."""
+LOCAL = {
+    "up": "starts processes on the machine that it is called on",
+    "env": "prints passwords of that machine's servers",
+    "api": "is the API",
+    "db upgrade": "is done before the API of a release can run",
+    "db status": "is asked before the API of a release can run",
+    "db grants": "needs a superuser, whom the API must not be",
+    "feed test": "connects to the source from where it is called, with the secrets there",
+    "feed logs": "reads the log files of the machine that it is called on",
+    "simulate": "computes, and asks nobody",
+    "lint": "reads files, and asks no server",
+    "completion": "is for a shell",
+}
+"""Commands that the API has not, and why."""
+
+
+def test_the_api_lacks_no_verb_of_the_command_line() -> None:
+    commands = {path.removeprefix("feedq ") for path in COMMANDS}
+    assert commands == VERBS.keys() | LOCAL.keys()
+    assert not VERBS.keys() & LOCAL.keys()
+
+
+def test_the_operations_that_stand_for_commands_exist() -> None:
+    operations = {
+        operation["operationId"] for path in document_of()["paths"].values() for operation in path.values()
+    }
+    named = {one for operations in VERBS.values() for one in operations.split()}
+    assert named - operations == set()
+    # What only the API has, for pages and programs.
+    assert operations - named == {"act_on_feeds"}
