@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feedq.access import AccessToken
 from feedq.diagnosis.checks import Check
@@ -19,9 +19,11 @@ from feedq.passwords import mask_url
 from feedq.report.masking import masked, shown
 from feedq.schedule.model import Run, RunState, Schedule, ScheduleView
 from feedq.schedule.plain import job_to_plain, policy_to_plain, timing_to_plain
-from feedq.sinks.base import DeadLetter
 from feedq.store.fleet_state import FleetState, JobState
 from feedq.wording import lag_s
+
+if TYPE_CHECKING:
+    from feedq.sinks.base import DeadLetter  # imports what `feedq status` has no use for
 
 LEASE_FIELDS = (
     *("epoch", "records_total", "bytes_total", "dead_letters_total", "dead_per_s", "dead_letter_at"),

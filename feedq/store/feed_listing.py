@@ -133,10 +133,9 @@ _FROM = f"""
 # Text in front of a separator that nobody types, so that no match reaches over two columns.
 _HAYSTACK = (
     "lower(concat_ws(chr(1), f.name, f.tenant, f.connector, w.name, l.reason, l.last_error, l.sink_error, "
-    f"l.dead_letter_error, l.blame, {_STATUS}, CAST(f.labels AS text)))"
+    "l.dead_letter_error, l.blame, CAST(f.labels AS text)))"
 )
 _CONDITIONS = {
-    "search": f"strpos({_HAYSTACK}, lower(:search)) > 0",
     "worker": "w.name = :worker",
     "tenant": "f.tenant = :tenant",
 }
@@ -190,14 +189,19 @@ class FeedListing(Aggregate):
         costs what it shows, and what it leaves out on the way: for programs that go through all of them, while
         others are added and removed."""
         conditions, parameters = _chosen(selection)
-        conditions.append("(f.name, f.id) > (:name, :id)")
         if text_:
-            conditions.append(_CONDITIONS["search"])
-        sql = f"""
-            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now
-            {_FROM} {_filtered(conditions)} ORDER BY f.name, f.id LIMIT :limit
-        """
-        parameters |= {"now": _begin(c), "limit": min(max(limit, 0), PAGE_MAX), "search": text_}
+            condition, searched = _containing(text_)
+            conditions.append(condition)
+            parameters |= searched
+        conditions.append("(f.name, f.id) > (:name, :id)")
+        wide = f"SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM}"
+        sql = f"{wide} {_filtered(conditions)} ORDER BY f.name, f.id LIMIT :limit"
+        if text_ or selection.statuses or selection.failing:
+            # Few may be found: the ids first, of all feeds at once, as `page` reads them.
+            narrow = f"SELECT f.id, f.name {_FROM} {_filtered(conditions)} OFFSET 0"
+            ids = f"SELECT id FROM ({narrow}) found ORDER BY name, id LIMIT :limit"
+            sql = f"{wide} WHERE f.id IN ({ids}) ORDER BY f.name, f.id"
+        parameters |= {"now": _begin(c), "limit": min(max(limit, 0), PAGE_MAX)}
         parameters |= dict(zip(("name", "id"), place, strict=True))
         return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
 
@@ -236,14 +240,31 @@ class FeedListing(Aggregate):
 
 
 def _where(query: Query) -> tuple[str, dict[str, Any]]:
-    asked = {"search": query.search or None, "worker": query.worker, "tenant": query.tenant}
+    asked = {"worker": query.worker, "tenant": query.tenant}
     given = {name: value for name, value in asked.items() if value is not None}
+    conditions = [_CONDITIONS[name] for name in given]
+    if query.search:
+        condition, searched = _containing(query.search)
+        conditions.append(condition)
+        given |= searched
     parameters = given | {
         "status": None if query.status is None else query.status.value,
         "limit": min(max(query.limit, 0), PAGE_MAX),
         "offset": min(max(query.offset, 0), OFFSET_MAX),
     }
-    return " AND ".join(_CONDITIONS[name] for name in given), parameters
+    return " AND ".join(conditions), parameters
+
+
+def _containing(searched: str) -> tuple[str, dict[str, Any]]:
+    """Return the condition that a feed shows this text somewhere, in any case, and its parameters.
+
+    A status is worked out of ten columns, for each feed: only where the name of one holds the text.
+    """
+    condition, parameters = f"strpos({_HAYSTACK}, lower(:search)) > 0", {"search": searched}
+    statuses = [status.value for status in Status if searched.lower() in status]
+    if not statuses:
+        return condition, parameters
+    return f"({condition} OR {_STATUS} = ANY(:found_statuses))", parameters | {"found_statuses": statuses}
 
 
 def _filtered(conditions: Sequence[str]) -> str:
