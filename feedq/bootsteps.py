@@ -32,7 +32,7 @@ from celery.worker.consumer import Consumer
 from celery.worker.control import Panel, nok
 from kombu import Queue
 
-from feedq import __version__, metrics
+from feedq import __version__, metrics, tracing
 from feedq.broker import NODE_PREFIX, drop, kept_in, task_problem
 from feedq.errors import FeedqError, InvalidInput, Unavailable
 from feedq.limits import TASK_EVENTS_GATHERED_S
@@ -215,6 +215,7 @@ class FeedqStep(bootsteps.StartStopStep):
                 self._jobs.join()
             self._supervisor.join()
             self._supervisor = self._jobs = None
+            tracing.flush()
 
     def terminate(self, worker: Any) -> None:
         """A cold shutdown: nobody waits for a job."""

@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import islice
+from threading import Thread
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ LINKS_MAX = 32
 """Feeds that the span of a commit is linked to; it may hold thousands."""
 OTLP_EXPORTERS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 """What ``otlp`` stands for, by ``OTEL_EXPORTER_OTLP_PROTOCOL``."""
+FLUSH_S = 0.5
+"""What a worker that leaves gives its last spans: a collector that does not answer must not keep its process."""
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 _contexts: dict[str, SpanContext] = {}
@@ -108,6 +111,15 @@ def committed(sink: str, feeds: Sequence[str], *, records: int, took_s: float) -
 
 def is_on() -> bool:
     return tracer() is not None
+
+
+def flush() -> None:
+    """Export the last spans, if that can be done within `FLUSH_S`. No others are made afterwards."""
+    if _provider.cache_info().currsize:
+        # The SDK's own end waits for a collector as long as a span may take: ten seconds.
+        thread = Thread(target=_provider().shutdown, name="feedq-traces", daemon=True)
+        thread.start()
+        thread.join(FLUSH_S)
 
 
 def name_trace(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -204,6 +216,7 @@ def tracer() -> Tracer | None:
         return None
 
 
+@cache
 def _provider() -> TracerProvider:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -212,7 +225,8 @@ def _provider() -> TracerProvider:
     is_named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get(
         "OTEL_RESOURCE_ATTRIBUTES", ""
     )
-    provider = TracerProvider(resource=Resource.create({} if is_named else {"service.name": "feedq"}))
+    resource = Resource.create({} if is_named else {"service.name": "feedq"})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     for name in os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(","):
         provider.add_span_processor(BatchSpanProcessor(_exporter(name.strip())))
     return provider

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -27,6 +29,8 @@ from tests.live.test_runner import Bench, numbered_source
 from tests.unit.data_path import AT, DataPath, until
 
 HELLO = '{"from": {cursor}}\n'
+LEAVES_WITHIN_S = 5.0
+"""With the end of the interpreter on a busy machine; the SDK alone takes ten."""
 FEED = Feed(1, FeedSpec("acme/orders", "tcp", {}, {}, tenant="acme", labels={"tier": "gold"}), 1, AT, AT)
 
 
@@ -232,3 +236,21 @@ def test_what_is_missing_is_said_and_is_no_reason_not_to_stream(
     )
     assert LogEvent.TRACING_OFF.value in ran.stderr
     assert said in ran.stderr
+
+
+# -- the end -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay_s", [0.001, 60.0], ids=["under way", "waiting"])
+def test_a_collector_that_does_not_answer_does_not_keep_a_process_that_leaves(delay_s: float) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ran = run_probe(
+            "import time; from feedq import tracing\n"
+            "from tests.live.test_runner_traces import FEED\n"
+            "tracing.begin(FEED, (1, 1)).end()\n"
+            "time.sleep(0.1)\n"
+            "print(time.monotonic()); tracing.flush()",
+            OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}",
+            OTEL_BSP_SCHEDULE_DELAY=f"{delay_s * 1000:.0f}",
+        )
+        assert time.monotonic() - float(ran.stdout) < LEAVES_WITHIN_S
