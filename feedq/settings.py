@@ -53,6 +53,9 @@ class Settings(BaseSettings):
     """Catalogs that `feedq sync` makes feeds of, by name: `FEEDQ_CATALOGS__<NAME>__KIND` is `directory`,
     `http`, `sql` or `mongodb`, and each of its options a variable more, such as
     `FEEDQ_CATALOGS__<NAME>__URL`."""
+    sync_database_url: SecretStr = SecretStr("")
+    """Control database as a role that may declare feeds, for workers that run schedules which sync catalogs.
+    Empty: as `FEEDQ_DATABASE_URL`."""
     environment: Annotated[str, Field(min_length=1, max_length=64)] = "default"
     """Keeps the checkpoints of several feedq installations apart in one sink database."""
 
@@ -250,6 +253,12 @@ class Settings(BaseSettings):
     @classmethod
     def _check_url(cls, url: SecretStr) -> SecretStr:
         return _readable(url)
+
+    @field_validator("catalogs")
+    @classmethod
+    def _check_catalogs(cls, catalogs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        # As variables have them, whose names are read without regard to case.
+        return {name.lower(): options for name, options in catalogs.items()}
 
     @field_validator("sinks")
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cache
 from threading import Timer
 from time import sleep
@@ -100,7 +100,9 @@ def sync(catalog: str) -> None:
     from feedq.catalogs.base import open_catalog
     from feedq.catalogs.syncing import sync as sync_catalog
 
-    report = sync_catalog(store().catalogs, open_catalog(catalog, settings()))
+    url = settings().sync_database_url.get_secret_value()
+    with closing(PostgresStore(url)) if url else nullcontext(store()) as declaring:
+        report = sync_catalog(declaring.catalogs, open_catalog(catalog, settings()))
     logger.info(LogEvent.CATALOG_SYNCED, catalog=catalog, **report.counts)
     if report.left_out:
         raise FeedqError(report.complaint)

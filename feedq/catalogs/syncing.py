@@ -22,7 +22,7 @@ from feedq.catalogs.comparing import (
     contents_of,
 )
 from feedq.manifest.changes import Action, Change
-from feedq.model import FeedSpec
+from feedq.model import Feed, FeedSpec
 from feedq.store.catalog_feeds import FEEDS_AT_ONCE, CatalogStore
 
 Item = TypeVar("Item")
@@ -42,6 +42,8 @@ class SyncReport:
     left_out: list[SkippedEntry] = field(default_factory=list)
     kept: int = 0
     """As in `SyncPlan`."""
+    taken_over: int = 0
+    """Feeds that others had declared."""
     is_same: bool = False
     """Whether neither the catalog nor one of its feeds has changed since the last sync."""
 
@@ -65,6 +67,7 @@ class SyncReport:
             "unchanged": self.unchanged,
             "left_out": len(self.left_out),
             "kept": self.kept,
+            "taken_over": self.taken_over,
         }
 
 
@@ -74,9 +77,10 @@ def sync(
     *,
     dry_run: bool = False,
     remove_up_to: int | None = None,
+    take_over: bool = False,
     progress: Progress = lambda total: nullcontext(lambda done: None),
 ) -> SyncReport:
-    """Make the feeds of a catalog as it says.
+    """Make the feeds of a catalog as it says; with ``take_over`` also those that others declared under its names.
 
     Raises:
         CatalogUnavailable: it cannot be read; nothing was changed.
@@ -85,38 +89,65 @@ def sync(
     """
     name = opened.name
     with nullcontext() if dry_run else store.exclusively(name):
-        last, owned_state = store.last(name), store.owned_state(name)
         setup = digest(opened.setup.encode(), __version__.encode())
-        known = None
-        if last is not None and last.version is not None and last.owned == owned_state:
-            before, _, known = last.version.partition(":")
-            known = known if before == setup else None
-        reading = opened.catalog.read(known)
+        reading = opened.catalog.read(None if take_over else _known(store, name, setup))
         if reading is None:
-            return SyncReport(name, unchanged=int(owned_state.partition("/")[0]), is_same=True)
+            return SyncReport(name, unchanged=int(store.owned_state(name).partition("/")[0]), is_same=True)
         contents = contents_of(reading, opened.options.defaults)
         owned = store.owned(name)
-        plan = compare(contents, owned)
+        others = _others(store, name, contents) if take_over else []
+        plan = compare(contents, [*owned, *others])
         removals = len(plan.of(Action.REMOVE))
         share_max = opened.options.removals_max
         check_removals(name, removals, len(owned), share_max=share_max, remove_up_to=remove_up_to)
         report = _free_of_taken(store, name, contents, plan)
+        report.taken_over = len(others)
         if dry_run:
             return report
+        for part in _parts(others):
+            store.take_over(name, [feed.name for feed in part])
         if report.changes:
             _carry_out(store, report, progress)
         is_whole = not report.left_out and not report.kept
         summary: dict[str, Any] = {**report.counts, "reasons": list(map(str, report.left_out[:TOLD_MAX]))}
         version = f"{setup}:{reading.version}" if is_whole else None
-        store.note(name, {"version": version, "owned": store.owned_state(name), "report": summary})
+        state = _state_after([*owned, *others], report.changes)
+        store.note(name, {"version": version, "owned": state, "report": summary})
         return report
+
+
+def _known(store: CatalogStore, name: str, setup: str) -> str | None:
+    """The version of the catalog that its feeds are as, unless somebody has changed one, or how it is set up."""
+    last = store.last(name)
+    if last is None or last.version is None or last.owned != store.owned_state(name):
+        return None
+    before, _, known = last.version.partition(":")
+    return known if before == setup else None
+
+
+def _state_after(owned: Sequence[Feed], changes: Sequence[Change]) -> str:
+    """The state of the feeds that a sync left, as `CatalogStore.owned_state` would tell it if nobody else had
+    changed one meanwhile: if somebody has, the next sync finds another, and compares."""
+    generations = {feed.name: feed.generation for feed in owned}
+    for change in changes:
+        if change.action is Action.REMOVE:
+            del generations[change.name]
+        else:
+            generations[change.name] = generations.get(change.name, 0) + 1
+    return f"{len(generations)}/{sum(generations.values())}"
+
+
+def _others(store: CatalogStore, name: str, contents: CatalogContents) -> list[Feed]:
+    """The feeds that others declared under names of this catalog."""
+    return [feed for part in _parts(list(contents.declared)) for feed in store.others(name, part)]
 
 
 def _free_of_taken(store: CatalogStore, name: str, contents: CatalogContents, plan: SyncPlan) -> SyncReport:
     """Leave out what would be added under the name of a feed that is somebody else's."""
     taken: dict[str, str | None] = {}
     for part in _parts(plan.of(Action.ADD)):
-        taken |= store.taken(name, [change.name for change in part])
+        others = store.others(name, [change.name for change in part])
+        taken |= {feed.name: feed.catalog for feed in others}
     left_out = [*plan.left_out]
     for feed, owner in taken.items():
         whose = "was declared by hand" if owner is None else f"was made from catalog {owner!r}"

@@ -33,6 +33,11 @@ LEFT_OUT_SHOWN_MAX = 20
     metavar="COUNT",
     help="Let one catalog have so many feeds removed, however many that is of all it has.",
 )
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Also take feeds that others declared under names that the catalog has, from another catalog too.",
+)
 @click.option("--every", metavar="DURATION", help="Have workers do it from now on: declare a schedule of it.")
 @pass_invocation
 def sync(
@@ -41,6 +46,7 @@ def sync(
     names: Sequence[str],
     dry_run: bool,
     remove_up_to: int | None,
+    take_over: bool,
     every: str | None,
 ) -> None:
     """Make the feeds of catalogs as these say: of those that are named, or of all that are set up here.
@@ -61,15 +67,20 @@ def sync(
     if remove_up_to is not None and len(chosen) != 1:
         raise click.UsageError("--remove-up-to is for one catalog; name it")
     if every is not None:
-        if dry_run or remove_up_to is not None:
+        if dry_run or take_over or remove_up_to is not None:
             raise click.UsageError("--every declares a schedule and syncs nothing now; give it alone")
         _schedule(invocation, chosen, every)
         return
-    _sync_all(invocation, chosen, dry_run=dry_run, remove_up_to=remove_up_to)
+    _sync_all(invocation, chosen, dry_run=dry_run, remove_up_to=remove_up_to, take_over=take_over)
 
 
 def _sync_all(
-    invocation: Invocation, chosen: Sequence[str], *, dry_run: bool, remove_up_to: int | None
+    invocation: Invocation,
+    chosen: Sequence[str],
+    *,
+    dry_run: bool,
+    remove_up_to: int | None,
+    take_over: bool,
 ) -> None:
     reports: list[SyncReport] = []
     failed: list[FeedqError] = []
@@ -82,6 +93,7 @@ def _sync_all(
                     one,
                     dry_run=dry_run,
                     remove_up_to=remove_up_to,
+                    take_over=take_over,
                     progress=partial(ProgressBar, "changes"),
                 )
         except FeedqError as error:
@@ -131,6 +143,8 @@ def _show(report: SyncReport, *, dry_run: bool) -> None:
         )
     counts = report.counts
     done = ", ".join(f"{counts[word]:,} {word}" for word in ("added", "changed", "removed"))
+    if report.taken_over:
+        done += f", {report.taken_over:,} taken over"
     same = "; as at the last sync" if report.is_same else " (dry run)" if dry_run else ""
     click.echo(f"{report.catalog}: {done}, = {counts['unchanged']:,} unchanged{same}")
 

@@ -98,9 +98,10 @@ class CatalogStore(Aggregate):
 
     @in_statement
     def owned_state(self, c: Connection, catalog: str) -> str:
-        """Changes with each change of a feed of this catalog, by whomever."""
+        """How many feeds this catalog has and the sum of their generations: another one after each change of one,
+        by whomever. Only a sync adds any."""
         sql = """
-            SELECT concat_ws('/', count(*), coalesce(sum(generation), 0), coalesce(max(id), 0))
+            SELECT concat_ws('/', count(*), coalesce(sum(generation), 0))
             FROM feedq.feed WHERE catalog = :catalog AND removed_at IS NULL
         """
         state: str = c.execute(text(sql), {"catalog": catalog}).scalar_one()
@@ -113,14 +114,29 @@ class CatalogStore(Aggregate):
         return [feed_from(row) for row in c.execute(text(sql), {"catalog": catalog})]
 
     @in_statement
-    def taken(self, c: Connection, catalog: str, names: Collection[str]) -> dict[str, str | None]:
-        """Which of these names belong to feeds that were not made from this catalog, and from which they were."""
-        sql = """
-            SELECT name, catalog FROM feedq.feed
-            WHERE name = ANY(:names) AND removed_at IS NULL AND catalog IS DISTINCT FROM :catalog
+    def others(self, c: Connection, catalog: str, names: Collection[str]) -> list[Feed]:
+        """The feeds of these names that were not made from this catalog."""
+        sql = f"""
+            SELECT {FEED_COLUMNS} FROM feedq.feed f
+            WHERE f.name = ANY(:names) AND f.removed_at IS NULL AND f.catalog IS DISTINCT FROM :catalog
         """
-        rows = c.execute(text(sql), {"names": list(names), "catalog": catalog})
-        return {row.name: row.catalog for row in rows}
+        return [feed_from(row) for row in c.execute(text(sql), {"names": list(names), "catalog": catalog})]
+
+    @in_transaction
+    def take_over(self, c: Connection, catalog: str, names: Collection[str]) -> None:
+        """Mark feeds of others with this catalog; they run on as they do."""
+        sql = """
+            WITH taken AS (
+                UPDATE feedq.feed SET catalog = :catalog
+                WHERE name = ANY(:names) AND removed_at IS NULL AND catalog IS DISTINCT FROM :catalog
+                RETURNING id, generation
+            )
+            INSERT INTO feedq.event (kind, feed_id, detail)
+            SELECT :kind, id, jsonb_build_object('generation', generation, 'changed',
+                jsonb_build_array('catalog'), 'catalog', CAST(:catalog AS text)) FROM taken
+        """
+        kind = EventKind.FEED_EDITED.value
+        c.execute(text(sql), {"names": list(names), "catalog": catalog, "kind": kind})
 
     @in_transaction
     def add(self, c: Connection, catalog: str, specs: Sequence[FeedSpec]) -> set[str]:

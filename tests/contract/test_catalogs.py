@@ -14,6 +14,7 @@ from feedq.errors import FeedqError
 from feedq.model import LeaseState, Reason
 from feedq.schedule.model import Every, ScheduleSpec
 from feedq.settings import settings
+from feedq.store.catalog_feeds import CatalogStore
 from feedq.store.postgresql import PostgresStore
 from feedq.telemetry import EventKind
 from tests.contract.harness import PostgresHarness, spec
@@ -115,6 +116,42 @@ def test_feeds_of_others_are_left_alone_and_named(
     catalog(feed("x"))
     shell.ok("sync", "crm", "--remove-up-to", "1")
     assert names(stored) == ["mine", "theirs", "x"]
+
+
+def test_feeds_of_others_are_taken_over_when_that_is_said_and_run_on(
+    shell: Shell, catalog: Feeds, stored: PostgresStore
+) -> None:
+    stored.feeds.add(spec("mine"))
+    stored.catalogs.add("other", [spec("theirs")])
+    stored.feeds.add(spec("apart"))
+    catalog(feed("mine"), feed("theirs", weight=3))
+    tried = shell.ok("sync", "--take-over", "--dry-run")
+    assert "1 changed, 0 removed, 2 taken over, = 1 unchanged (dry run)" in tried
+    assert stored.feeds.get("mine").catalog is None
+    assert "1 changed, 0 removed, 2 taken over, = 1 unchanged" in shell.ok("sync", "--take-over")
+    feeds = {one.name: (one.catalog, one.generation) for one in stored.feeds.declared()}
+    assert feeds == {"mine": ("crm", 1), "theirs": ("crm", 2), "apart": (None, 1)}
+    assert stored.feeds.events("mine")[0].detail["changed"] == ["catalog"]
+    assert "as at the last sync" in shell.ok("sync")
+
+
+def test_an_edit_during_a_sync_is_seen_by_the_next_one(
+    shell: Shell, catalog: Feeds, stored: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog(feed("a"), feed("b"))
+    shell.ok("sync")
+    change = CatalogStore.change
+
+    def edited_meanwhile(*args: Any) -> set[str]:
+        stored.feeds.edit("b", spec("b", weight=7))
+        return change(*args)
+
+    catalog(feed("a", weight=2), feed("b"))
+    with monkeypatch.context() as patched:
+        patched.setattr(CatalogStore, "change", edited_meanwhile)
+        shell.ok("sync")
+    assert "1 changed" in shell.ok("sync")
+    assert stored.feeds.get("b").spec.weight == 1.0
 
 
 def test_statements_look_at_the_mark_again(stored: PostgresStore) -> None:
@@ -245,6 +282,10 @@ def test_a_schedule_syncs_a_catalog_and_its_run_says_what_was_left_out(
     catalog(feed("a"), feed("b", weight="heavy"))
     with pytest.raises(FeedqError, match=r"catalog 'crm': 1 left out, such as .*feed 'b': weight: must be"):
         tasks.sync(**spec.job.kwargs)
+    # Where this process may not declare feeds.
+    monkeypatch.setenv("FEEDQ_SYNC_DATABASE_URL", shell.environment["FEEDQ_DATABASE_URL"])
+    monkeypatch.delattr(tasks, "store")
+    settings.cache_clear()
     catalog(feed("a"), feed("b"))
     tasks.sync(**spec.job.kwargs)
     assert names(stored) == ["a", "b"]
