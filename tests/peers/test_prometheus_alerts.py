@@ -79,7 +79,7 @@ HEALTHY = FleetReading(
     JobState(1, 0, (), None, 0, 0, 0, None, 1, 4),
     [StatusCount(Status.STREAMING, None, 10, 10, 0)],
     [worker("w1"), worker("w2")],
-    [feed(silent_s=1)],
+    feeds=[feed(silent_s=1)],
 )
 
 
