@@ -1,22 +1,30 @@
-"""The command: how much processor time it takes until it answers, and how much of that scripts and completion pay.
+"""The command: the processor time that it takes until it answers, and how long an operator of 3,000 feeds waits.
 
-Each is asked several times, and the least counts: what is more is the machine's. The fleet that `status` tells of
-has a few thousand feeds and no worker.
+What is asked often is asked several times here, and the least counts: what is more is the machine's. The feeds are
+those of thirty tenants, on two workers that are only rows.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 from bench.report import Figure, at_most
 from bench.servers import started
+from feedq import __version__
+from feedq.control import make_passes
 from feedq.embedded.postgres import Postgres
-from feedq.model import FeedSpec
+from feedq.model import Assignment, NewWorker
+from feedq.settings import Settings
 from feedq.store import migrate
 from feedq.store.postgresql import PostgresStore
 
@@ -27,6 +35,20 @@ COMMAND = (sys.executable, "-c", "from feedq.cli import main; main(prog_name='fe
 VERSION_MUST_S = 0.12
 COMPLETION_MUST_S = 0.15
 STATUS_MUST_S = 0.4
+OPERATION_MUST_S = 5.0
+TENANTS = 30
+OPERATIONS = (
+    ("pause a tenant", "feed", "pause", "--tenant", "tenant-1", "--yes"),
+    ("move ten feeds", "feed", "move", "--from", "one", "--count", "10", "--yes"),
+    (
+        *("change an option of a tenant", "feed", "edit", "--of-tenant", "tenant-2"),
+        *("--set", "source.idle_timeout_s=30", "--yes"),
+    ),
+    ("what happened in five minutes", "events", "--since", "5m"),
+    ("all dead letters", "feed", "dead-letters", "list"),
+    ("the largest feed", "feed", "list", "--sort", "bytes", "--limit", "1"),
+)
+"""What an operator does, and the command for it."""
 
 
 def measure(directory: Path) -> Iterator[Figure]:
@@ -38,13 +60,45 @@ def measure(directory: Path) -> Iterator[Figure]:
     with started(Postgres(directory)) as postgres:
         url = postgres.create_database("start")
         migrate.upgrade(url)
-        store = PostgresStore(url)
-        for number in range(FEEDS):
-            name, source = f"tenant-{number % 30}/feed-{number}", {"url": "tcp://127.0.0.1:7001"}
-            store.feeds.add(FeedSpec(name, "tcp", source, {"table": "t"}))
-        store.close()
-        used = processor_s(["status"], {"FEEDQ_DATABASE_URL": url})
+        environment = {"FEEDQ_DATABASE_URL": url}
+        manifest = directory / "feeds.json"
+        manifest.write_text(json.dumps({"feeds": [_declared(number) for number in range(FEEDS)]}))
+        yield _waited("apply of 3,000 new feeds", environment, "apply", "-f", str(manifest))
+        with closing(PostgresStore(url)) as store:
+            _place_all(store)
+        used = processor_s(["status"], environment)
         yield at_most(f"start: feedq status, {FEEDS:,} feeds", STATUS_MUST_S, used, "s")
+        for case, *arguments in OPERATIONS:
+            yield _waited(case, environment, *arguments)
+
+
+def _declared(number: int) -> dict[str, Any]:
+    tenant = f"tenant-{number % TENANTS}"
+    source = {"url": "tcp://127.0.0.1:7001", "cursor": "/seq"}
+    sink = {"table": "t", "columns": {"seq": "/seq"}, "key": ["seq"]}
+    name = f"{tenant}/feed-{number}"
+    return {"name": name, "tenant": tenant, "connector": "tcp", "source": source, "sink": sink}
+
+
+def _place_all(store: PostgresStore) -> None:
+    """Two workers that claim whatever they are given."""
+    for name in ("one", "two"):
+        new = NewWorker(uuid4(), name, f"node.{name}", FEEDS, "host", 1, __version__)
+        store.workers.register(new, ttl_s=3_600)
+    settings = Settings(settle_s=0.0)
+    given: list[Assignment] = []
+    while (
+        make_passes(store.fleet, given.extend, settings, passes=1, placing_only=True) and len(given) < FEEDS
+    ):
+        pass
+    for worker_id in {assignment.worker_id for assignment in given}:
+        store.leases.claim(worker_id, [one.key for one in given if one.worker_id == worker_id])
+
+
+def _waited(case: str, environment: Mapping[str, str], *arguments: str) -> Figure:
+    began = time.perf_counter()
+    _once(arguments, environment)
+    return at_most(f"operator: {case}", OPERATION_MUST_S, time.perf_counter() - began, "s")
 
 
 def processor_s(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> float:

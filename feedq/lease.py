@@ -33,6 +33,7 @@ from uuid import UUID
 
 from feedq.model import (
     Feed,
+    FeedSpec,
     Lease,
     LeaseState,
     Reason,
@@ -184,9 +185,9 @@ CLEARED_BY_EDIT = frozenset(
 reason was made by hand, and would wait for ever."""
 
 
-def first_reason(feed: Feed) -> Reason:
+def first_reason(spec: FeedSpec) -> Reason:
     """Return why a feed waits that was declared this moment."""
-    return Reason.PAUSED if feed.spec.target_state is TargetState.PAUSED else Reason.NEW
+    return Reason.PAUSED if spec.target_state is TargetState.PAUSED else Reason.NEW
 
 
 def on_edit(feed: Feed, lease: Lease) -> Edit:

@@ -72,23 +72,31 @@ _SPEC = {
 class PostgresFeeds(Aggregate):
     """Implements `feedq.store.base.Feeds` on PostgreSQL."""
 
+    _wakes = True
+    """Whether each change wakes reconcile, and not all of them together."""
+
     @contextmanager
     def together(self) -> Iterator[PostgresFeeds]:
         with self._database.transaction() as c:
-            yield PostgresFeeds(HeldDatabase(self._database, c))
+            several = PostgresFeeds(HeldDatabase(self._database, c))
+            several._wakes = False
+            yield several
+            wake_reconcile(c)
 
     @in_transaction
     def add(self, c: Connection, spec: FeedSpec) -> Feed:
-        sql = f"""
-            INSERT INTO feedq.feed AS f ({", ".join(_SPEC)}, dirty) VALUES ({", ".join(_SPEC.values())}, false)
-            RETURNING {FEED_COLUMNS}
-        """
-        with refused_when_taken(f"feed {spec.name!r} exists already; `feedq feed edit` changes it"):
-            feed = feed_from(c.execute(text(sql), _parameters(spec)).one())
         # Its lease says all that a pass needs to know, so a pass has nothing to do.
-        lease = "INSERT INTO feedq.lease (feed_id, reason) VALUES (:id, :reason)"
-        c.execute(text(lease), {"id": feed.id, "reason": first_reason(feed).value})
-        _record(c, EventKind.FEED_ADDED, feed)
+        sql = f"""
+            WITH f AS (
+                INSERT INTO feedq.feed ({", ".join(_SPEC)}, dirty) VALUES ({", ".join(_SPEC.values())}, false)
+                RETURNING *
+            ), lease AS (INSERT INTO feedq.lease (feed_id, reason) SELECT id, :reason FROM f)
+            SELECT {FEED_COLUMNS} FROM f
+        """
+        parameters = _parameters(spec) | {"reason": first_reason(spec).value}
+        with refused_when_taken(f"feed {spec.name!r} exists already; `feedq feed edit` changes it"):
+            feed = feed_from(c.execute(text(sql), parameters).one())
+        self._record(c, EventKind.FEED_ADDED, feed)
         return feed
 
     @in_transaction
@@ -100,7 +108,7 @@ class PostgresFeeds(Aggregate):
         columns = ", ".join(f"{column} = {value}" for column, value in _SPEC.items())
         with refused_when_taken(f"feed {spec.name!r} exists already"):
             feed = _update(c, current, f"{columns}, {_NEXT_GENERATION}", _parameters(spec))
-        _record(c, EventKind.FEED_EDITED, feed, changed=changed)
+        self._record(c, EventKind.FEED_EDITED, feed, changed=changed)
         return feed
 
     @in_transaction
@@ -112,13 +120,13 @@ class PostgresFeeds(Aggregate):
             return current
         feed = _update(c, current, f"target_state = :target, {_NEXT_GENERATION}", {"target": target.value})
         paused = target is TargetState.PAUSED
-        _record(c, EventKind.FEED_PAUSED if paused else EventKind.FEED_RESUMED, feed)
+        self._record(c, EventKind.FEED_PAUSED if paused else EventKind.FEED_RESUMED, feed)
         return feed
 
     @in_transaction
     def restart(self, c: Connection, name: str, *, expected: Version | None = None) -> Feed:
         feed = _update(c, _locked(c, name, expected), _NEXT_GENERATION)
-        _record(c, EventKind.FEED_RESTARTED, feed)
+        self._record(c, EventKind.FEED_RESTARTED, feed)
         return feed
 
     @in_transaction
@@ -131,13 +139,13 @@ class PostgresFeeds(Aggregate):
         c.execute(text(shown), {"cursor": shown_cursor(change.after), "name": name})
         feed = _update(c, _locked(c, name), _NEXT_GENERATION)
         cursors = {"before": brief_cursor(change.before), "after": brief_cursor(change.after)}
-        _record(c, EventKind.CURSOR_CHANGED, feed, verb=change.verb, deleted=change.deleted, **cursors)
+        self._record(c, EventKind.CURSOR_CHANGED, feed, verb=change.verb, deleted=change.deleted, **cursors)
         return feed
 
     @in_transaction
     def remove(self, c: Connection, name: str, *, expected: Version | None = None) -> Feed:
         feed = _update(c, _locked(c, name, expected), "removed_at = clock_timestamp()")
-        _record(c, EventKind.FEED_REMOVED, feed)
+        self._record(c, EventKind.FEED_REMOVED, feed)
         return feed
 
     @in_transaction
@@ -174,6 +182,11 @@ class PostgresFeeds(Aggregate):
     @in_transaction
     def tell(self, c: Connection, name: str, kind: EventKind, detail: Mapping[str, Any]) -> None:
         record(c, kind, feed_id=_locked(c, name).id, detail=detail)
+
+    def _record(self, c: Connection, kind: EventKind, feed: Feed, **detail: Any) -> None:
+        record(c, kind, feed_id=feed.id, detail={"generation": feed.generation, **detail})
+        if self._wakes:
+            wake_reconcile(c)
 
     def get(self, name: str) -> Feed:
         return self.view(name).feed
@@ -277,8 +290,3 @@ def _withdraw(c: Connection, lease: Lease) -> None:
 
 def no_feed(name: str) -> NotFound:
     return NotFound(f"no feed named {name!r}; `feedq feed list` shows them all")
-
-
-def _record(c: Connection, kind: EventKind, feed: Feed, **detail: Any) -> None:
-    record(c, kind, feed_id=feed.id, detail={"generation": feed.generation, **detail})
-    wake_reconcile(c)
