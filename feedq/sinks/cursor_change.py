@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import delete, func, insert, inspect, select, update
+from sqlalchemy import delete, func, insert, inspect, literal, select, update
 
 from feedq.errors import Conflict, FeedqError, InvalidInput
 from feedq.model import JSON, ChangedCursor
@@ -155,7 +155,13 @@ def _delete(
                     f"{name}: {count} rows of feed {change.feed!r} have no number at {rows.pointer}, and nobody "
                     "can tell whether they come after the new cursor; change it without deleting"
                 )
-        deleted = session.execute(delete(which.table).where(which.condition)).rowcount
+        meant = select(literal(1)).select_from(which.table).where(which.condition).limit(DELETED_MAX + 1)
+        if (session.connection.scalar(select(func.count()).select_from(meant.subquery())) or 0) > DELETED_MAX:
+            raise InvalidInput(
+                f"{name}: more than {DELETED_MAX} rows of feed {change.feed!r} come after the new cursor, and no "
+                "more are deleted at once; go back in smaller steps"
+            )
+        return int(session.execute(delete(which.table).where(which.condition)).rowcount)
     except session.errors as error:
         if session.is_broken or session.scope(error) not in (ErrorScope.TARGET, ErrorScope.DATA):
             raise
@@ -163,12 +169,6 @@ def _delete(
             f"{name}: its rows cannot be deleted: {session.explain(error)}; it takes "
             f"GRANT SELECT, DELETE ON {shape.quoted} to the sink's role, or a change without deleting"
         ) from error
-    if deleted > DELETED_MAX:
-        raise InvalidInput(
-            f"{name}: {deleted} rows of feed {change.feed!r} come after the new cursor, and at most {DELETED_MAX} "
-            "are deleted at once; go back in smaller steps"
-        )
-    return int(deleted)
 
 
 def _set(

@@ -213,6 +213,21 @@ def test_to_begin_anew_takes_all_rows_of_the_feed(real: RealHarness) -> None:
     assert (numbers_of(real), numbers_of(real, "feed/2")) == ([], [1, 2])
 
 
+def test_too_many_rows_are_counted_and_not_deleted(
+    real: RealHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.sinks.cursor_change.DELETED_MAX", 3)
+    feed = Running(real, target=SEQ)
+    feed.land(*range(1, 11))
+    deleted: list[str] = []
+    monkeypatch.setattr("feedq.sinks.cursor_change.delete", lambda table: deleted.append(str(table)))
+    with pytest.raises(InvalidInput, match=r"more than 3 rows .*; go back in smaller steps"):
+        feed.change(4, rows=feed.rows())
+    assert (numbers_of(real), deleted) == (list(range(1, 11)), [])
+    monkeypatch.undo()
+    assert feed.change(7, rows=feed.rows()).deleted == 3
+
+
 def test_what_is_only_tried_deletes_nothing_and_says_how_much(real: RealHarness) -> None:
     feed = Running(real, target=SEQ)
     feed.land(1, 2, 3)
