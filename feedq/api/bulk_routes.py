@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from feedq import bulk, verbs
 from feedq.api.answers import answer, returns
+from feedq.api.callers import changed
 from feedq.api.changing import Asked, Change, Reasoned, heed
 from feedq.bulk import BulkResult
 from feedq.errors import InvalidInput, Outdated
@@ -122,11 +123,16 @@ def _report(
 
 
 def _views(asked: Asked, selection: Selection) -> list[FeedView]:
-    """Raises `InvalidInput`."""
+    """Raises `InvalidInput`, `Forbidden` when another tenant or a feed of it is named."""
     if selection.is_empty:
         raise InvalidInput("selection: which feeds? give names, tenant, match or another key")
+    if selection.tenant is not None:
+        asked.caller.require_tenant(selection.tenant, f"a feed of tenant {selection.tenant!r}")
     found = asked.backend.store.feeds.selected(selection, limit=FEEDS_MAX + 1)
-    # What is another tenant's is as if it was not there.
+    if selection.names:
+        for view in found:
+            changed(asked.caller, view.feed)
+    # What is another tenant's, and chosen by what it has in common with others, is as if it was not there.
     found = [view for view in found if asked.caller.sees(view.feed.spec.tenant)]
     if len(found) > FEEDS_MAX:
         raise InvalidInput(f"selection: chooses more than {FEEDS_MAX} feeds; do it in parts, by match say")

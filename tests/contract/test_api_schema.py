@@ -29,13 +29,14 @@ from feedq.api.app import document_of, make_app
 from feedq.api.backend import ApiBackend
 from feedq.embedded.process import free_port
 from feedq.settings import Settings
+from tests.api_examples import BODIES, MINE
 from tests.contract.harness import spec
 from tests.contract.jobs_harness import JobsHarness, schedule_spec
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1_800)]
 
 EXAMPLES = int(os.environ.get("API_EXAMPLES", "6"))
-MINE, THEIRS = "acme/a", "beta/b"
+THEIRS = "beta/b"
 HIDDEN = "tcp://beta.example:7001"
 ODD = ("none", "a/b?c#d %2F")
 NAMES = {
@@ -45,23 +46,6 @@ NAMES = {
     "/connectors": ("tcp",),
 }
 """What there is, by the kind of thing."""
-FEED = {"connector": "tcp", "source": {"url": "tcp://127.0.0.1:1"}, "sink": {"table": "t"}}
-BODIES: dict[str, Any] = {
-    "put_feed": FEED | {"tenant": "acme"},
-    "patch_feed": {"weight": 2},
-    "act_on_feeds": {"verb": "restart", "selection": {"match": "*"}, "count": 1},
-    "move_feed": {"worker": "w@host"},
-    "set_cursor": {"cursor": 17},
-    "rewind_cursor": {"records": 1},
-    "replay_dead_letters": {"all": True},
-    "drop_dead_letters": {"all": True},
-    "put_schedule": {"task": "a.b", "every": "1h"},
-    "backfill_schedule": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T00:03:00Z"},
-    "put_queue": {"concurrency": 2},
-    "put_calendar": {"dates": ["12-25"]},
-    "add_token": {"name": "another", "role": "viewer"},
-}
-"""What is right, where little that is made up is."""
 FLEET = ("/workers", "/schedules", "/runs", "/queues", "/calendars", "/status", "/doctor", "/tokens")
 """What no token over one tenant reaches."""
 SLOW = ("/doctor",)

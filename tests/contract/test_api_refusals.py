@@ -1,0 +1,202 @@
+"""Every change that the API knows is refused to whoever may not make it, changes nothing, and is written down.
+
+The requests are those of `tests.api_examples`, one for each route and method of the OpenAPI document: a route that
+is added is tried as well, and needs an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import psycopg2
+import pytest
+from pydantic import SecretStr
+
+from feedq import feed_cursor
+from feedq.access import AccessRole
+from feedq.api.app import document_of, make_app
+from feedq.api.backend import ApiBackend
+from feedq.embedded.postgres import Postgres
+from feedq.model import Feed, Identity, TargetState, WorkerTarget
+from feedq.schedule.model import Calendar, Queue
+from feedq.settings import Settings
+from feedq.sinks.base import Taking
+from feedq.store.event_listing import EventFilter
+from feedq.telemetry import EventKind
+from tests.api_client import ApiClient
+from tests.api_examples import BODIES, MINE, OTHERS, PAUSED, PREFIX, Example, examples_of
+from tests.contract.jobs_harness import JobsHarness
+from tests.contract.sink_harness import empty_database
+
+pytestmark = pytest.mark.servers
+
+ORIGIN = "192.0.2.7"
+EXAMPLES = sorted(examples_of(document_of()), key=lambda example: example.operation)
+OF_A_TENANT = ("feeds", "bulk")
+"""Addresses of what belongs to a tenant. All others belong to the fleet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Somebody who may not make a change."""
+
+    who: str
+    """As history calls them."""
+    token: str = ""
+    status: tuple[int, ...] = (403, 404)
+
+
+class Stage:
+    """An API over a store that has something for each example to change, and a sink."""
+
+    def __init__(self, harness: JobsHarness, sink_url: str) -> None:
+        self.harness, self.sink_url = harness, sink_url
+        urls: dict[str, Any] = {
+            "database_url": SecretStr(harness.url),
+            "sinks": {"default": SecretStr(sink_url)},
+        }
+        self.backend = ApiBackend.of(harness.store, Settings(**urls))
+        self._declare()
+        self._land(harness.store.feeds.get(MINE))
+        self.api = ApiClient(make_app(self.backend), client=ORIGIN)
+
+    def _declare(self) -> None:
+        harness = self.harness
+        for name in (MINE, PAUSED):
+            harness.feed(name, tenant="acme", sink={"table": "raw"})
+            harness.schedule(name if name == PAUSED else "nightly")
+        harness.store.feeds.set_target(PAUSED, TargetState.PAUSED)
+        harness.schedules.pause(PAUSED)
+        harness.schedules.trigger("nightly")
+        harness.worker("w@host")
+        harness.store.workers.set_target(harness.worker("cordoned@host").id, WorkerTarget.CORDONED)
+        harness.queues.set(Queue("reports", concurrency=9))
+        harness.calendars.set(Calendar("holidays", ("01-01",)))
+        self.token("ci", AccessRole.VIEWER)
+
+    def _land(self, feed: Feed) -> None:
+        """A cursor that was changed once, the checkpoint of a namesake, and a dead letter."""
+        assert feed.identity is not None
+        with self.backend.open_sink("default") as sink:
+            sink.take(Taking(feed.id, feed.name, feed.identity, 5))
+            feed_cursor.change(self.harness.store, sink, feed, feed_cursor.set_to(feed, 9))
+            sink.take(Taking(feed.id + 100, feed.name, Identity(uuid4(), uuid4()), 3))
+        query(
+            self.sink_url,
+            "CREATE TABLE raw (feed text, epoch bigint, received_at timestamptz, payload jsonb);"
+            "INSERT INTO feedq_dead_letter (environment, feed_id, feed, epoch, record, error) "
+            "VALUES (%s, %s, %s, 1, '{}', 'refused')",
+            self.backend.settings.environment,
+            feed.id,
+            feed.name,
+        )
+
+    def token(self, name: str, role: AccessRole, tenant: str | None = None) -> str:
+        return self.backend.store.tokens.add(name, role, tenant=tenant, lasts_s=600)
+
+    def known(self, role: AccessRole, tenant: str | None = None) -> Asker:
+        name = f"{role}-{tenant}"
+        return Asker(f"token {name}", self.token(name, role, tenant))
+
+    def askers(self, example: Example) -> list[Asker]:
+        """All kinds of those to whom this is forbidden."""
+        unknown = [Asker("nobody", token, (401,)) for token in ("", "feedq_guessed", *self._ended())]
+        may_not = [self.known(AccessRole.VIEWER), self.known(AccessRole.VIEWER, "acme")]
+        may_not.append(self.known(AccessRole.OPERATOR, "beta"))
+        if example.kind not in OF_A_TENANT:
+            may_not += [self.known(role, "acme") for role in (AccessRole.OPERATOR, AccessRole.ADMIN)]
+        if example.kind == "tokens":
+            may_not.append(self.known(AccessRole.OPERATOR))
+        return unknown + may_not
+
+    def _ended(self) -> tuple[str, str]:
+        expired, removed = (self.token(name, AccessRole.ADMIN) for name in ("expired", "removed"))
+        self.harness.execute("UPDATE feedq.token SET expires_at = clock_timestamp() WHERE name = 'expired'")
+        self.backend.store.tokens.remove("removed")
+        return expired, removed
+
+    def ask(self, example: Example, token: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return self.api.ask(example.method, example.path, json=example.body, headers=headers)
+
+    def refusals(self) -> list[dict[str, Any]]:
+        found = self.backend.store.history.before(EventFilter((EventKind.ACCESS_REFUSED,)))
+        return [dict(listed.event.detail) for listed in reversed(found)]
+
+    def everything(self, *, but: str) -> list[tuple[object, ...]]:
+        """All rows of all tables of the store and of the sink; ``but`` says which of history are left out."""
+        return rows_of(self.harness.url, but=but) + rows_of(self.sink_url)
+
+
+def query(url: str, sql: str, *values: object) -> list[tuple[object, ...]]:
+    with closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(sql, values or None)
+        return list(cursor.fetchall()) if cursor.description else []
+
+
+def rows_of(url: str, *, but: str = "") -> list[tuple[object, ...]]:
+    tables = query(
+        url,
+        "SELECT table_schema || '.' || table_name FROM information_schema.tables "
+        "WHERE table_type = 'BASE TABLE' AND table_schema !~ '^(pg_|information_schema)'",
+    )
+    selects = [
+        f"SELECT '{table}', t::text FROM {table} t"
+        + (f" WHERE NOT ({but})" if table == "feedq.event" else "")
+        for (table,) in tables
+    ]
+    return query(url, " UNION ALL ".join(selects) + " ORDER BY 1, 2")
+
+
+@pytest.fixture
+def stage(control_database_url: str, postgres: Postgres) -> Iterator[Stage]:
+    harness = JobsHarness(control_database_url)
+    made = Stage(harness, empty_database(postgres))
+    yield made
+    made.api.close()
+    harness.close()
+
+
+each_change = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.operation)
+
+
+def test_every_change_has_an_example_and_every_example_a_change() -> None:
+    assert len(EXAMPLES) > 30
+    assert [one.operation for one in EXAMPLES if "//" in one.path or one.path.endswith("/")] == []
+    assert [one.operation for one in EXAMPLES if one.needs_body and one.body is None] == []
+    assert BODIES.keys() | OTHERS.keys() <= {example.operation for example in EXAMPLES}
+
+
+@each_change
+def test_a_change_is_made_for_who_may(stage: Stage, example: Example) -> None:
+    """Without this, what is refused below might be refused for a mistake in the example."""
+    token = stage.token("admin", AccessRole.ADMIN)
+    before = stage.everything(but="true")
+    answer = stage.ask(example, token)
+    assert answer.status_code in (200, 201), answer.text
+    assert stage.everything(but="true") != before
+    assert stage.refusals() == []
+
+
+@each_change
+def test_a_change_is_refused_to_who_may_not_and_written_down(stage: Stage, example: Example) -> None:
+    askers = stage.askers(example)
+    before = stage.everything(but="kind = 'access_refused'")
+    for number, asker in enumerate(askers, 1):
+        answer = stage.ask(example, asker.token)
+        assert answer.status_code in asker.status, (asker.who, answer.text)
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert answer.json()["status"] == answer.status_code
+        assert stage.everything(but="kind = 'access_refused'") == before, asker.who
+        refusals = stage.refusals()
+        assert len(refusals) == number, asker.who
+        assert refusals[-1] == {
+            "asked": f"{example.method} {PREFIX}{example.path}",
+            "status": answer.status_code,
+            "by": {"who": asker.who, "from": ORIGIN},
+        }
