@@ -29,6 +29,7 @@ from celery.schedules import schedule
 
 from feedq.errors import FeedqError, Unavailable
 from feedq.fleet_metrics import serve_beat
+from feedq.judge import ExpectationJudge
 from feedq.lease import SECOND_CHECK_S
 from feedq.limits import CHANGES_GATHERED_S, WHOLE_PASS_EVERY_S
 from feedq.once import OPTION
@@ -313,6 +314,7 @@ class ElectedScheduler(Scheduler):
             "feedq-beat-outbox", send_each, stale_s=STALE_S, event=LogEvent.BEAT_SEND_FAILED
         )
         self._candidate: ElectionCandidate | None = None
+        self._judge: ExpectationJudge | None = None
         self._term = 0
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -320,6 +322,8 @@ class ElectedScheduler(Scheduler):
             self._candidate = candidate = ElectionCandidate(settings(), self._outbox.put)
             candidate.start()
             serve_beat(settings(), store, leads=lambda: candidate.leads, runs=candidate.is_alive)
+            self._judge = ExpectationJudge(settings(), lambda: store().expectations, lambda: candidate.leads)
+            self._judge.start()
         if not self._candidate.leads:
             return STANDBY_TICK_S
         if self._term != self._candidate.term:
@@ -354,6 +358,8 @@ class ElectedScheduler(Scheduler):
     def close(self) -> None:
         if self._candidate is not None:
             self._candidate.stop()
+        if self._judge is not None:
+            self._judge.stop()
         self._outbox.close(timeout_s=SEND_GRACE_S)
         super().close()
 

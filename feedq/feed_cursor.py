@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
-from feedq.connectors.records.framing import CURSOR_BYTES_MAX
 from feedq.errors import Conflict, InvalidInput
 from feedq.model import JSON, ChangedCursor, Feed, FeedSpec
 from feedq.sinks.base import (
@@ -24,7 +23,7 @@ from feedq.sinks.base import (
     parse_sink,
     target_of,
 )
-from feedq.sinks.cursors import cursor_text
+from feedq.sinks.cursors import check_cursor
 from feedq.sinks.mapping import Origin
 from feedq.store.base import Store
 
@@ -68,13 +67,13 @@ def change(
 
 def set_to(feed: Feed, cursor: JSON) -> Wish:
     """Raises `InvalidInput` for what is no cursor of this feed's connector."""
-    checked(_options(feed.spec), cursor)
+    check_cursor(_options(feed.spec), cursor)
     return Wish("set", lambda before, last: cursor)
 
 
 def reset(feed: Feed) -> Wish:
     """Begin where the feed began."""
-    return Wish("reset", lambda before, last: None)
+    return Wish("reset", lambda before, last: feed.spec.initial_cursor)
 
 
 def rewind(feed: Feed, *, records: int | None = None, to: datetime | None = None) -> Wish:
@@ -114,22 +113,6 @@ def undo(feed: Feed, *, force: bool = False) -> Wish:
         return last.before
 
     return Wish("undo", choose)
-
-
-def checked(options: ConnectorOptions, cursor: JSON) -> JSON:
-    """Raises `InvalidInput` for a cursor that this connector cannot have."""
-    try:
-        size = len(cursor_text(cursor) or "")
-    except ValueError as error:
-        raise InvalidInput(str(error)) from None
-    if size > CURSOR_BYTES_MAX:
-        raise InvalidInput(f"the cursor has {size} bytes, and at most {CURSOR_BYTES_MAX} are kept")
-    try:
-        if cursor is not None:
-            options.check_cursor(cursor)
-    except ValueError as error:
-        raise InvalidInput(f"the cursor {error}") from None
-    return cursor
 
 
 # -- which rows ----------------------------------------------------------------------------------------

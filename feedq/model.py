@@ -133,6 +133,10 @@ class FeedSpec:
     selector: Selector = ANYWHERE
     weight: float = 1.0
     target_state: TargetState = TargetState.RUNNING
+    initial_cursor: JSON = None
+    """Where it begins, as long as its sink has no cursor of it."""
+    expect: Mapping[str, Any] = field(default_factory=dict)
+    """What is expected of it, as `feedq.expect` reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +317,15 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class Unmet:
+    """An expectation that a feed does not meet."""
+
+    kind: str
+    since: datetime
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
 class FeedView:
     """A feed with its lease and its worker's name, as lists and pages show it."""
 
@@ -322,6 +335,8 @@ class FeedView:
     status: Status
     because: str | None = None
     """Why it has this status, as the database has it: not masked, and perhaps not printable."""
+    unmet: tuple[Unmet, ...] = ()
+    """What is not as expected of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ import re
 from functools import cache
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from feedq.backoff import BackoffPolicy
 from feedq.errors import InvalidInput
+from feedq.expect import read_expectations
 from feedq.limits import RateLimits
 from feedq.permission import Permissions, parse_networks
 from feedq.placement.base import Rules, Strategy
@@ -82,6 +83,13 @@ class Settings(BaseSettings):
     crash_waiters: Annotated[int, Field(ge=0, le=1_000)] = 32
     """Up to so many workers the elected beat waits for the end of each with one database session more, and
     hears of a crash at once without looking. Where there are more workers, and with 0, it looks."""
+    expect: Annotated[dict[str, Any], BeforeValidator(read_expectations)] = {}
+    """What is expected of every feed, as JSON: `{"max_silence": "5m", "max_refused": "1%"}`, with the keys of
+    `expect` of a feed; it says what it expects otherwise by itself, or its tenant does."""
+    tenant_expect: dict[str, Annotated[dict[str, Any], BeforeValidator(read_expectations)]] = {}
+    """The same for the feeds of a tenant, as JSON: `{"acme": {"max_silence": "30s"}}`."""
+    expect_interval_s: Annotated[float, Field(ge=0.2, le=86_400)] = 5.0
+    """How often the elected beat looks whether feeds are as expected."""
     leader_ttl_s: Annotated[float, Field(ge=2, le=86_400)] = 5.0
     """A frozen beat is replaced after this long; a killed one at once."""
     placement: Strategy = Strategy.BALANCED

@@ -152,6 +152,8 @@ def why(view: FeedView, *, now: datetime, width: int = ERROR_WIDTH) -> str:
     because = None if view.because is None else cut(said(view.because), width)
     if view.lease.reason is Reason.NO_MATCH and view.status is Status.WAITING:
         because = cut(f"{because}: no worker has {pairs(view.feed.spec.selector.required)}", width)
+    if view.unmet:
+        because = "; ".join(filter(None, [because, *(one.said for one in view.unmet)]))
     lease = view.lease
     if not lease.dead_letters_total:
         return because or ""

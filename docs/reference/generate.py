@@ -216,6 +216,8 @@ def _entry_fields(entry: type[BaseModel], schema: dict[str, Any]) -> Iterator[tu
 
 def _schema_words(schema: dict[str, Any], defs: dict[str, Any]) -> str:
     """What JSON Schema says of a value, in words."""
+    if not schema.keys() - {"default"}:
+        return "any value"
     match schema:
         case {"anyOf": several}:
             found = [_schema_words(one, defs) for one in several if one != {"type": "null"}]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, create_model
 
 from feedq.diagnosis.checks import Check
 from feedq.diagnosis.fleet_checks import Overview
-from feedq.model import Event, Feed, Lease, Load, Status, TargetState, Worker
+from feedq.model import Event, Feed, Lease, Load, Status, TargetState, Unmet, Worker
 from feedq.report import rows
 from feedq.schedule.model import Run, Schedule
 from feedq.store.fleet_state import JobState, Leader
@@ -47,6 +47,9 @@ def _page(name: str, of: Model, key: str) -> Model:
 _SELECTOR = _model(
     "SelectorRow", "Which workers may have a feed.", required=dict[str, str], preferred=dict[str, str]
 )
+_UNMET = _model(
+    "UnmetRow", "An expectation that a feed does not meet.", kind=str, **_columns(Unmet, ("since",)), said=str
+)
 FEED_ROW = _model(
     "FeedRow",
     "A feed in a list: as `feedq feed list --json`.",
@@ -54,6 +57,7 @@ FEED_ROW = _model(
     name=str,
     status=Status,
     because=Text,
+    unmet=_list(_UNMET),
     worker=Text,
     **_columns(Lease, rows.LEASE_FIELDS),
     **dict.fromkeys(rows.LEASE_ERRORS, Text),
@@ -76,6 +80,8 @@ FEED = _model(
     source=dict[str, Any],
     sink=dict[str, Any],
     cursor=Any,
+    initial_cursor=Any,
+    expect=dict[str, Any],
     **_columns(Lease, ("worker_id", "assigned_at")),
     generation_running=int,
     **_columns(Feed, ("created_at", "updated_at", "removed_at", "catalog")),

@@ -161,8 +161,23 @@ def fleet_checks(
     if not troubles:
         counts = ", ".join(f"{count} {status}" for status, count in sorted(numbers.by_status.items()))
         yield ok("feeds", f"{numbers.feeds}: {counts}" if numbers.feeds else "none declared")
+    yield _unmet(feeds, now=state.now)
     yield _blamed(feeds, now=state.now)
     yield _dead_letters(feeds, now=state.now)
+
+
+def _unmet(feeds: Sequence[FeedView], *, now: datetime) -> Check:
+    """Whether feeds are as expected."""
+    missing = [(one.since, view.feed.name, one.said) for view in feeds for one in view.unmet]
+    if not missing:
+        return ok("expectations", "no feed is known not to be as expected")
+    since, name, said = min(missing)
+    number = counted(len({name for _, name, _ in missing}), "feed")
+    return warn(
+        "expectations",
+        f"{number} not as expected; longest {name}, {ago(since, now=now)}: {said}",
+        "feedq feed list shows all; feedq feed show NAME says why a feed does not stream",
+    )
 
 
 def number_checks(

@@ -14,8 +14,10 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Wit
 
 from feedq.connectors.base import parse_options
 from feedq.errors import InvalidInput
+from feedq.expect import Expectation, read_expectations, write_expectations
 from feedq.model import FeedSpec, Selector, StartCursor, TargetState
 from feedq.sinks.base import parse_sink, target_of
+from feedq.sinks.cursors import check_cursor
 from feedq.values import (
     Entry,
     Labels,
@@ -47,7 +49,10 @@ _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 # -- the keys ------------------------------------------------------------------------------------------
 
 
-_SAME = ("name", "tenant", "connector", "source", "sink", "labels", "weight", "target_state")
+_SAME = (
+    *("name", "tenant", "connector", "source", "sink", "labels", "weight", "target_state", "initial_cursor"),
+    "expect",
+)
 """Keys that are fields of a `FeedSpec` too, of the same name."""
 
 
@@ -78,6 +83,25 @@ Resume = Annotated[
             "type": "object",
             "properties": {"cursor": {}, "records": {"type": "integer", "minimum": 0}},
             "required": ["cursor"],
+            "additionalProperties": False,
+        }
+    ),
+]
+
+
+Cursor = Annotated[
+    Any,  # for the reason above
+    PlainValidator(lambda given: given),
+    WithJsonSchema({}),
+]
+Expect = Annotated[
+    Mapping[str, Any],
+    PlainValidator(read_expectations),
+    PlainSerializer(write_expectations),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {str(key): {} for key in Expectation},
             "additionalProperties": False,
         }
     ),
@@ -119,6 +143,12 @@ class FeedEntry(Entry):
     target_state: Word[TargetState] | None = None
     """Whether it is to run, `running` unless it is given. Left out, a feed that is there already keeps its
     own."""
+    initial_cursor: Cursor = None
+    """Where it begins as long as nothing of it has landed, and after `feedq feed cursor reset`; where its source
+    begins unless it is given."""
+    expect: Expect = Field({})
+    """What is expected of it: `max_silence: 5m`, `min_rows: {per: 1h, rows: 1000}`, `max_refused: 1%`; `none`
+    takes away what is expected of all, or of its tenant."""
     resume: Resume | None = None
     """Where a feed that is new begins: `cursor`, and `records` that have landed before. `feedq feed export
     --with-cursors` writes it; a feed that is there already keeps its own."""
@@ -179,6 +209,7 @@ def option_problems(spec: FeedSpec) -> list[str]:
     options = None
     try:
         options = parse_options(spec.connector, spec.source)
+        check_cursor(options, spec.initial_cursor)
     except InvalidInput as error:
         found.append(str(error))
     try:

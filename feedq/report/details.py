@@ -10,6 +10,7 @@ from uuid import UUID
 
 from feedq import wording
 from feedq.authorship import BY
+from feedq.expect import write_expectations
 from feedq.model import Event, FeedView, Lease, WorkerView
 from feedq.passwords import mask_url
 from feedq.report.masking import masked, shown
@@ -72,6 +73,7 @@ def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -
     avoid = f", on {', '.join(lease.avoid)}" if lease.avoid else ""
     return detail_lines(
         [
+            *(("not as expected", _said(one.said, one.since, now)) for one in view.unmet),
             ("lease", lease.state),
             ("reason", lease.reason),
             ("last error", _said(lease.last_error, lease.last_error_at, now)),
@@ -125,6 +127,11 @@ def declaration_lines(view: FeedView, *, now: datetime) -> list[DetailLine]:
                 ("requires", pairs(spec.selector.required)),
                 ("prefers", pairs(spec.selector.preferred)),
                 ("weight", f"{spec.weight:g}"),
+                (
+                    "begins after",
+                    None if spec.initial_cursor is None else as_json(masked(spec.initial_cursor)),
+                ),
+                ("expected", as_json(write_expectations(spec.expect)) if spec.expect else None),
                 ("created", _moment(feed.created_at, now)),
                 ("updated", _moment(feed.updated_at, now)),
                 ("removed", _moment(feed.removed_at, now)),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from feedq.access import AccessToken
 from feedq.diagnosis.checks import Check
 from feedq.diagnosis.fleet_checks import Overview
+from feedq.expect import write_expectations
 from feedq.lease import stillness_of
 from feedq.model import ChangedCursor, Event, FeedView, Status, WorkerView
 from feedq.passwords import mask_url
@@ -74,6 +75,7 @@ def feed_row(view: FeedView) -> dict[str, Any]:
         "name": spec.name,
         "status": view.status,
         "because": _masked(view.because),
+        "unmet": [_fields(one, ("kind", "since", "said")) for one in view.unmet],
         "worker": view.worker,
         **_fields(lease, LEASE_FIELDS),
         **{name: _masked(getattr(lease, name)) for name in LEASE_ERRORS},
@@ -97,6 +99,8 @@ def feed_document(view: FeedView, *, explanation: str | None) -> dict[str, Any]:
         "source": masked(feed.spec.source),
         "sink": masked(feed.spec.sink),
         "cursor": lease.cursor,
+        "initial_cursor": feed.spec.initial_cursor,
+        "expect": write_expectations(feed.spec.expect),
         "worker_id": lease.worker_id,
         "generation_running": lease.generation,
         "assigned_at": lease.assigned_at,

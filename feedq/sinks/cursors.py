@@ -6,6 +6,9 @@ import json
 import re
 from typing import Final
 
+from feedq.connectors.base import ConnectorOptions
+from feedq.connectors.records.framing import CURSOR_BYTES_MAX
+from feedq.errors import InvalidInput
 from feedq.model import JSON
 
 # The standard library and not orjson: a cursor may be an integer of more than 64 bits.
@@ -48,3 +51,18 @@ def ascii_text(cursor: JSON) -> str | None:
 def cursor_of(text: str | None) -> JSON:
     """What `ascii_text` was given."""
     return None if text is None else json.loads(text)
+
+
+def check_cursor(options: ConnectorOptions, cursor: JSON) -> None:
+    """Raises `InvalidInput` for a cursor that a person gives to a feed with these options, and cannot."""
+    try:
+        size = len(cursor_text(cursor) or "")
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None
+    if size > CURSOR_BYTES_MAX:
+        raise InvalidInput(f"the cursor has {size} bytes, and at most {CURSOR_BYTES_MAX} are kept")
+    try:
+        if cursor is not None:
+            options.check_cursor(cursor)
+    except ValueError as error:
+        raise InvalidInput(f"the cursor {error}") from None

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from feedq import lease as policy
+from feedq.expect import unmet_said
 from feedq.model import (
     ANYWHERE,
     Event,
@@ -25,6 +26,7 @@ from feedq.model import (
     Reason,
     Selector,
     TargetState,
+    Unmet,
     Worker,
     WorkerState,
     WorkerTarget,
@@ -40,12 +42,18 @@ _event_values = attrgetter(*(field.name for field in fields(Event)))
 FEED_COLUMNS = (
     "f.id, f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.selector, "
     "f.weight AS feed_weight, f.target_state, f.generation AS feed_generation, f.created_at, f.updated_at, "
-    "f.removed_at, f.catalog, f.uuid AS feed_uuid, (SELECT id FROM feedq.installation) AS installation"
+    "f.initial_cursor, f.expect, f.removed_at, f.catalog, f.uuid AS feed_uuid, "
+    "(SELECT id FROM feedq.installation) AS installation"
 )
 LEASE_COLUMNS = ", ".join(f"l.{name}" for name in _LEASE_FIELDS)
 WORKER_COLUMNS = ", ".join(f"w.{name}" for name in (*_WORKER_FIELDS, *LOAD_FIELDS))
-OWNER_COLUMNS = "w.name AS worker_name, w.loop_lag_s, w.heartbeat_at, w.expires_at"
-"""The columns of the worker that has a feed, beside ``now``: the moment to judge it at."""
+OWNER_COLUMNS = (
+    "w.name AS worker_name, w.loop_lag_s, w.heartbeat_at, w.expires_at, "
+    "ARRAY(SELECT jsonb_build_array(u.kind, extract(epoch FROM u.since), u.bound, u.found) FROM feedq.unmet u "
+    "WHERE u.feed_id = f.id ORDER BY u.since, u.kind) AS unmet"
+)
+"""The columns of the worker that has a feed, beside ``now``: the moment to judge it at; and what is not as
+expected of the feed."""
 
 
 def selector_from(stored: Mapping[str, Mapping[str, str]] | None) -> Selector:
@@ -75,6 +83,8 @@ def feed_from(row: Any) -> Feed:
         selector=selector_from(row.selector),
         weight=row.feed_weight,
         target_state=TargetState(row.target_state),
+        initial_cursor=row.initial_cursor,
+        expect=row.expect,
     )
     identity = Identity(row.feed_uuid, row.installation)
     times = (row.created_at, row.updated_at, row.removed_at)
@@ -100,7 +110,11 @@ def feed_view_from(row: Any) -> FeedView:
     if row.worker_name is not None:
         owner = policy.Owner(row.worker_name, row.loop_lag_s, row.heartbeat_at, row.expires_at)
     found = policy.standing(feed, its_lease, owner, now=row.now)
-    return FeedView(feed, its_lease, row.worker_name, found.status, found.because)
+    unmet = tuple(
+        Unmet(kind, datetime.fromtimestamp(since, UTC), unmet_said(kind, bound, float(amount)))
+        for kind, since, bound, amount in row.unmet
+    )
+    return FeedView(feed, its_lease, row.worker_name, found.status, found.because, unmet)
 
 
 def worker_from(row: Any) -> Worker:

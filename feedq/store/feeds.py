@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from json import dumps
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -61,9 +62,10 @@ _VIEWS = f"""
 
 
 _NEXT_GENERATION = "generation = f.generation + 1"
-_JSON = ("source", "sink", "labels", "selector")
+_JSON = ("source", "sink", "labels", "selector", "expect")
+_CAST = (*_JSON, "initial_cursor")
 _SPEC = {
-    field.name: f"CAST(:{field.name} AS jsonb)" if field.name in _JSON else f":{field.name}"
+    field.name: f"CAST(:{field.name} AS jsonb)" if field.name in _CAST else f":{field.name}"
     for field in fields(FeedSpec)
 }
 """The columns of a declaration, with what is written to them."""
@@ -262,6 +264,8 @@ def _parameters(spec: FeedSpec) -> dict[str, Any]:
     values = {column: getattr(spec, column) for column in _SPEC}
     values["selector"] = stored_selector(spec.selector)
     json = {column: orjson.dumps(dict(values[column])).decode() for column in _JSON}
+    # The standard library: a cursor may be an integer of more than 64 bits.
+    json["initial_cursor"] = dumps(spec.initial_cursor)
     return {**values, **json, "target_state": spec.target_state.value}
 
 

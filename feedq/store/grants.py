@@ -73,6 +73,10 @@ CHANGES: Final[Mapping[str, Mapping[Role, Collection[Right]]]] = {
     "event": {Role.WORKER: ALL, Role.FLOWER: ALL, Role.OPERATOR: ALL},
     "fleet": {Role.WORKER: (Right.UPDATE,)},
     "leader": {Role.BEAT: (Right.INSERT, Right.UPDATE)},
+    "unmet": {Role.BEAT: ALL},
+    "landed_sample": {Role.BEAT: ALL},
+    "alert": {Role.BEAT: ALL},
+    "alert_target": {Role.BEAT: ALL},
     "schedule": {
         Role.WORKER: (Right.UPDATE_STATE, Right.DELETE),
         Role.BEAT: (Right.INSERT, Right.UPDATE),
@@ -95,7 +99,7 @@ owns all of them."""
 DECLARED: Final[Mapping[str, Collection[str]]] = {
     "feed": (
         *("name", "tenant", "connector", "source", "sink", "labels", "selector", "weight", "target_state"),
-        *("generation", "uuid", "catalog"),
+        *("generation", "uuid", "catalog", "initial_cursor", "expect"),
     ),
     "schedule": ("name", "job", "timing", "policy", "excluded", "generation"),
 }

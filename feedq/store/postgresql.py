@@ -21,6 +21,7 @@ from feedq.store.leases import PostgresLeases
 from feedq.store.workers import PostgresWorkers
 
 if TYPE_CHECKING:
+    from feedq.store.expectations import ExpectationStore
     from feedq.store.jobs.calendars import CalendarStore
     from feedq.store.jobs.queues import QueueStore
     from feedq.store.jobs.runs import RunStore
@@ -104,6 +105,12 @@ class PostgresStore:
         from feedq.store.passes import PostgresFleet
 
         return PostgresFleet(self._database, keep=self._keep)
+
+    @cached_property
+    def expectations(self) -> ExpectationStore:
+        from feedq.store.expectations import ExpectationStore
+
+        return ExpectationStore(self._database)
 
     def now(self) -> datetime:
         """The database's clock."""

@@ -39,6 +39,7 @@ from feedq.errors import (
     SourceUnavailable,
 )
 from feedq.model import (
+    JSON,
     Batch,
     Claim,
     FeedKey,
@@ -260,7 +261,7 @@ class FeedRunner:
             context = self._context(batch_queue, pace)
             self._retries.begin()
             self._trace.connecting()
-            stream = open_stream(kind, what.options, context=context, cursor=batch_queue.cursor)
+            stream = open_stream(kind, what.options, context=context, cursor=self._begins_after(batch_queue))
             await self._stream(stream, batch_queue, pace)
         except asyncio.CancelledError:
             self._disconnected()
@@ -397,6 +398,10 @@ class FeedRunner:
         return why
 
     # -- small things --------------------------------------------------------------------------------
+
+    def _begins_after(self, batch_queue: BatchQueue) -> JSON:
+        """Where to resume; or where the feed is to begin, when the sink has no cursor of it."""
+        return self.feed.spec.initial_cursor if batch_queue.cursor is None else batch_queue.cursor
 
     def _context(self, batch_queue: BatchQueue, pace: FeedThrottle) -> Context:
         return Context(

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from feedq.cli import main
 from feedq.connectors.base import parse_options
 from feedq.errors import InvalidInput
-from feedq.feed_cursor import checked
 from feedq.model import JSON, FeedSpec
+from feedq.sinks.cursors import check_cursor
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink, MemoryTables
 from tests.unit.command import FakeInvocation
@@ -92,9 +92,9 @@ def test_what_is_no_cursor_of_a_connector_is_refused(
     connector: str, source: Mapping[str, Any], good: JSON, bad: JSON
 ) -> None:
     options = parse_options(connector, source)
-    assert checked(options, good) == good
+    check_cursor(options, good)
     with pytest.raises(InvalidInput, match="the cursor "):
-        checked(options, bad)
+        check_cursor(options, bad)
 
 
 class Bench:

@@ -1,0 +1,121 @@
+"""Feeds that are not as expected are noticed by the elected beat, whatever becomes of the workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.valkey import Valkey
+from tests.cluster import Cluster, feed, wait_until
+from tests.source_process import Source
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+
+QUIET, BAD, BESIDE = "desk/quiet", "desk/bad", "desk/beside"
+SILENCE_S = 5
+LIMIT_S = 60.0
+EXPECT = {"max_silence": f"{SILENCE_S}s", "max_refused": "1%"}
+
+
+class Bench:
+    """One worker with three feeds, each of which streams."""
+
+    def __init__(self, cluster: Cluster, source: Source) -> None:
+        self.cluster, self.source = cluster, source
+
+    def unmet(self) -> set[tuple[str, str]]:
+        rows = self.cluster.sql(
+            "SELECT f.name, u.kind FROM feedq.unmet u JOIN feedq.feed f ON f.id = u.feed_id"
+        )
+        return {(row["name"], row["kind"]) for row in rows}
+
+    def wait_unmet(self, *wanted: tuple[str, str]) -> None:
+        wait_until(
+            lambda: self.unmet() == set(wanted),
+            limit_s=LIMIT_S,
+            what=lambda: f"{wanted} are unmet, and not {self.unmet()}",
+        )
+
+    def alerts(self) -> list[tuple[str, str, bool]]:
+        """What would be told, since the last call."""
+        rows = self.cluster.sql("DELETE FROM feedq.alert RETURNING feed, kind, begins, id")
+        return [
+            (row["feed"], row["kind"], row["begins"]) for row in sorted(rows, key=lambda row: int(row["id"]))
+        ]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey) -> Iterator[Bench]:
+    client = valkey.client()
+    client.flushall()
+    client.close()
+    url = postgres.create_database("expectations")
+    directory: Path = tmp_path_factory.mktemp("expectations")
+    env = {"FEEDQ_EXPECT": json.dumps(EXPECT), "FEEDQ_EXPECT_INTERVAL_S": "0.5"}
+    with (
+        Source(rate=20) as source,
+        Cluster(directory, database_url=url, broker_url=valkey.url(), env=env) as cluster,
+    ):
+        cluster.add_beat("b1")
+        cluster.add_worker("w1")
+        cluster.apply([feed(name, source.url) for name in (QUIET, BAD, BESIDE)])
+        wait_until(
+            lambda: all(cluster.leases()[name].records_total for name in (QUIET, BAD, BESIDE)),
+            limit_s=LIMIT_S,
+            what="all stream",
+        )
+        # The elected beat has begun to judge once there are samples.
+        wait_until(
+            lambda: cluster.sql("SELECT 1 FROM feedq.landed_sample"), limit_s=LIMIT_S, what="the first look"
+        )
+        yield Bench(cluster, source)
+    postgres.drop_database("expectations")
+
+
+def test_a_source_that_sends_nothing_is_told_once_and_so_is_its_end(bench: Bench) -> None:
+    assert bench.alerts() == []
+    bench.source.behave("silent", [QUIET])
+    bench.wait_unmet((QUIET, "max_silence"))
+    shown = json.loads(bench.cluster.feedq("feed", "show", QUIET, "--json"))
+    assert [one["said"] for one in shown["unmet"]] == [f"silent for more than {SILENCE_S}s"]
+    assert f"silent for more than {SILENCE_S}s" in bench.cluster.feedq("feed", "list")
+    bench.source.behave("stream", [QUIET])
+    bench.wait_unmet()
+    assert bench.alerts() == [(QUIET, "max_silence", True), (QUIET, "max_silence", False)]
+
+
+def test_records_that_are_refused_are_told_of_the_one_feed(bench: Bench) -> None:
+    bench.source.behave("spoiled", [BAD])
+    bench.wait_unmet((BAD, "max_refused"))
+    bench.source.behave("stream", [BAD])
+    bench.wait_unmet()
+    assert bench.alerts() == [(BAD, "max_refused", True), (BAD, "max_refused", False)]
+
+
+def test_a_frozen_fleet_cannot_keep_quiet_about_it(bench: Bench) -> None:
+    worker = bench.cluster.workers["w1"]
+    worker.kill("SIGSTOP")
+    every = [(name, "max_silence") for name in sorted((QUIET, BAD, BESIDE))]
+    bench.wait_unmet(*every)
+    worker.kill("SIGCONT")
+    bench.wait_unmet()
+    told = bench.alerts()
+    assert sorted(one for one in told if one[2]) == [(*one, True) for one in every]
+    assert sorted(one for one in told if not one[2]) == [(*one, False) for one in every]
+
+
+def test_a_feed_that_is_declared_with_a_cursor_begins_there(bench: Bench) -> None:
+    name = "desk/later"
+    bench.cluster.apply(
+        [feed(one, bench.source.url) for one in (QUIET, BAD, BESIDE)]
+        + [feed(name, bench.source.url) | {"initial_cursor": 40}]
+    )
+    first = "SELECT min((payload ->> 'seq')::int) AS first FROM landed WHERE feed = %s"
+    wait_until(lambda: bench.cluster.sql(first, (name,))[0]["first"], limit_s=LIMIT_S, what="it lands")
+    assert bench.cluster.sql(first, (name,))[0]["first"] == 41
+    done = json.loads(bench.cluster.feedq("feed", "cursor", "reset", name, "--yes", "--json"))
+    assert done["after"] == 40

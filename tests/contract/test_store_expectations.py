@@ -1,0 +1,194 @@
+"""What is expected of feeds, judged in the database: what is unmet, since when, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from feedq.expect import read_expectations
+from feedq.model import Feed, TargetState
+from feedq.store.expectations import REFUSED_OVER_S, Judged
+from tests.contract.harness import PostgresHarness, progress
+
+SILENCE = {"max_silence": "60s"}
+
+
+class Bench:
+    """A fleet with feeds that land what a test says."""
+
+    def __init__(self, harness: PostgresHarness) -> None:
+        self.harness, self.store = harness, harness.store
+        self.everything: Mapping[str, Any] = {}
+        self.tenants: dict[str, Mapping[str, Any]] = {}
+
+    def feed(self, name: str = "acme/a", expect: Mapping[str, Any] | None = None, **spec: object) -> Feed:
+        return self.harness.feed(name, expect=read_expectations(expect or {}), **spec)
+
+    def land(self, feed: Feed, rows: int, *, dead: int = 0) -> None:
+        """As its worker would report it."""
+        self.harness.execute(
+            "UPDATE feedq.lease SET records_total = records_total + %s, "
+            "dead_letters_total = dead_letters_total + %s, last_record_at = clock_timestamp() WHERE feed_id = %s",
+            rows,
+            dead,
+            feed.id,
+        )
+
+    def judge(self) -> Judged:
+        everything = read_expectations(self.everything)
+        tenants = {name: read_expectations(one) for name, one in self.tenants.items()}
+        return self.store.expectations.judge(everything, tenants)
+
+    def unmet(self, name: str = "acme/a") -> list[str]:
+        return [one.said for one in self.store.feeds.view(name).unmet]
+
+    def alerts(self) -> list[tuple[object, ...]]:
+        return self.harness.execute("SELECT feed, kind, begins FROM feedq.alert ORDER BY id")
+
+    def kinds(self, name: str = "acme/a") -> list[str]:
+        return [event.kind for event in self.store.feeds.events(name) if event.kind.startswith("expect")]
+
+
+@pytest.fixture
+def bench(postgres_harness: PostgresHarness) -> Bench:
+    return Bench(postgres_harness)
+
+
+def test_silence_is_told_once_and_so_is_its_end(bench: Bench) -> None:
+    feed = bench.feed(expect=SILENCE)
+    bench.land(feed, 1)
+    bench.harness.elapse(59)
+    assert bench.judge() == Judged()
+    bench.harness.elapse(2)
+    assert [bench.judge() for _ in range(3)] == [Judged(begun=1), Judged(), Judged()]
+    assert bench.unmet() == ["silent for more than 1m"]
+    (unmet,) = bench.store.feeds.view(feed.name).unmet
+    assert (bench.store.now() - unmet.since).total_seconds() == pytest.approx(61, abs=5)
+    bench.land(feed, 1)
+    assert [bench.judge() for _ in range(2)] == [Judged(ended=1), Judged()]
+    assert bench.unmet() == []
+    assert bench.alerts() == [("acme/a", "max_silence", True), ("acme/a", "max_silence", False)]
+    assert bench.kinds() == ["expectation_met", "expectation_unmet"]
+
+
+def test_a_feed_that_never_landed_a_record_is_silent_since_it_was_declared(bench: Bench) -> None:
+    bench.feed(expect=SILENCE)
+    assert bench.judge() == Judged()
+    bench.harness.elapse(61)
+    assert bench.judge() == Judged(begun=1)
+
+
+def test_nobody_has_to_say_so_who_has_the_feed(bench: Bench) -> None:
+    """Its worker is frozen, or gone: there are no reports, and that is all there is to see."""
+    feed = bench.feed(expect=SILENCE)
+    worker = bench.harness.worker()
+    key = bench.harness.run(feed, worker)
+    bench.store.leases.report(worker.id, [progress(key, last_record_ago_s=0.0)])
+    bench.harness.elapse(61)
+    lease = bench.store.feeds.view(feed.name).lease
+    assert (lease.worker_id, lease.connected) == (worker.id, True)
+    assert bench.judge() == Judged(begun=1)
+
+
+def test_the_nearest_that_says_something_counts(bench: Bench) -> None:
+    bench.everything, bench.tenants = {"max_silence": "60s"}, {"quiet": {"max_silence": "1h"}}
+    bench.feed("a")
+    bench.feed("b", tenant="quiet")
+    bench.feed("c", {"max_silence": "5m"})
+    bench.feed("d", {"max_silence": "none"})
+    bench.feed("e", {"max_silence": "30s"}, tenant="quiet")
+    bench.harness.elapse(61)
+    bench.judge()
+    assert [name for name in "abcde" if bench.unmet(name)] == ["a", "e"]
+    bench.everything = {}
+    assert bench.judge() == Judged(ended=1)
+
+
+def test_of_a_feed_that_is_paused_or_removed_nothing_is_expected(bench: Bench) -> None:
+    for name in ("a", "b"):
+        bench.feed(name, SILENCE)
+    bench.harness.elapse(61)
+    assert bench.judge() == Judged(begun=2)
+    bench.store.feeds.set_target("a", TargetState.PAUSED)
+    bench.store.feeds.remove("b")
+    assert bench.judge() == Judged(ended=2)
+    bench.harness.elapse(61)
+    assert bench.judge() == Judged()
+    bench.store.feeds.set_target("a", TargetState.RUNNING)
+    assert bench.judge() == Judged()  # the pause was no silence of its source
+    bench.harness.elapse(61)
+    assert bench.judge() == Judged(begun=1)
+
+
+def test_rows_within_a_time_are_counted_from_samples(bench: Bench) -> None:
+    feed = bench.feed(expect={"min_rows": {"per": "60s", "rows": 100}})
+    for _ in range(8):
+        bench.land(feed, 20)
+        assert bench.judge() == Judged()
+        bench.harness.elapse(11)
+    assert bench.unmet() == []
+    for _ in range(8):
+        bench.land(feed, 5)
+        bench.judge()
+        bench.harness.elapse(11)
+    (said,) = bench.unmet()
+    assert said.endswith("rows within 1m, and not 100")
+    for _ in range(8):
+        bench.land(feed, 20)
+        bench.judge()
+        bench.harness.elapse(11)
+    assert bench.unmet() == []
+    assert [begins for _, _, begins in bench.alerts()] == [True, False]
+    assert bench.harness.execute("SELECT count(*) < 12 FROM feedq.landed_sample") == [(True,)]
+
+
+def test_rows_of_a_time_that_has_not_passed_are_not_missed(bench: Bench) -> None:
+    bench.feed(expect={"min_rows": {"per": "60s", "rows": 100}})
+    bench.judge()
+    bench.harness.elapse(50)
+    assert bench.judge() == Judged()
+    bench.harness.elapse(12)
+    assert bench.judge() == Judged(begun=1)
+    assert bench.unmet() == ["0 rows within 1m, and not 100"]
+
+
+def test_a_part_that_is_refused_is_told_as_soon_as_there_is_something_to_tell_by(bench: Bench) -> None:
+    feed = bench.feed(expect={"max_refused": "1%"})
+    bench.judge()
+    bench.land(feed, 10, dead=1)
+    assert bench.judge() == Judged()
+    bench.land(feed, 180, dead=9)
+    assert bench.judge() == Judged(begun=1)
+    assert bench.unmet() == ["5% refused, and not at most 1%"]
+    for _ in range(8):
+        bench.harness.elapse(REFUSED_OVER_S / 5)
+        bench.land(feed, 200)
+        bench.judge()
+    assert bench.unmet() == []
+
+
+def test_less_than_what_may_be_refused_is_not_told(bench: Bench) -> None:
+    feed = bench.feed(expect={"max_refused": 0.01})
+    for _ in range(5):
+        bench.judge()
+        bench.land(feed, 995, dead=5)
+        bench.harness.elapse(5)
+    assert bench.unmet() == []
+
+
+def test_where_nothing_is_expected_nothing_is_kept(bench: Bench) -> None:
+    feed = bench.feed(expect={"min_rows": {"per": "60s", "rows": 1}})
+    bench.judge()
+    bench.store.feeds.remove(feed.name)
+    bench.judge()
+    assert bench.harness.execute("SELECT count(*) FROM feedq.landed_sample") == [(0,)]
+
+
+def test_where_a_feed_begins_and_what_is_expected_is_kept_as_it_was_declared(bench: Bench) -> None:
+    expect = {"max_silence": "5m", "max_refused": "none", "min_rows": {"per": "1h", "rows": 7}}
+    feed = bench.feed(expect=expect, initial_cursor={"at": 2**70})
+    kept = bench.store.feeds.get(feed.name).spec
+    assert kept.initial_cursor == {"at": 2**70}
+    assert kept.expect == {"max_silence": 300.0, "max_refused": None, "min_rows": {"per": 3600.0, "rows": 7}}

@@ -1,0 +1,77 @@
+"""What is expected of a feed: read, refused with words, and written as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from feedq.errors import InvalidInput
+from feedq.expect import read_expectations, unmet_said, write_expectations
+from feedq.manifest.feed_entry import FeedEntry, plain_feed, problems
+from feedq.values import Wrong
+
+GIVEN = {"max_silence": "5m", "min_rows": {"per": "1h", "rows": 1000}, "max_refused": "1%"}
+
+
+def test_what_is_written_reads_the_same() -> None:
+    read = read_expectations(GIVEN)
+    assert read == {"max_silence": 300.0, "min_rows": {"per": 3600.0, "rows": 1000}, "max_refused": 0.01}
+    assert write_expectations(read) == GIVEN
+    nothing = {"max_silence": "none", "max_refused": "none"}
+    assert write_expectations(read_expectations(nothing)) == nothing
+    assert read_expectations({"max_silence": None, "max_refused": 0.005}) == {
+        "max_silence": None,
+        "max_refused": 0.005,
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "said"),
+    [
+        ("max_silence", "soon", "'soon' is no duration"),
+        ("max_silence", 0.5, "from 1s to 30d"),
+        ("max_silence", True, "must be a duration"),
+        ("min_rows", 1000, "{per: 1h, rows: 1000}"),
+        ("min_rows", {"per": "1h", "rows": 0}, "whole number from 1"),
+        ("min_rows", {"per": "1ms", "rows": 5}, "from 1s to 30d"),
+        ("max_refused", "100%", "a part of the records"),
+        ("max_refused", "few", "a part of the records"),
+        ("max_refused", -0.1, "a part of the records"),
+        ("max_silense", "1m", "known are max_silence, min_rows, max_refused"),
+    ],
+)
+def test_what_cannot_be_expected_is_refused_with_words(key: str, given: Any, said: str) -> None:
+    with pytest.raises(Wrong) as wrong:
+        read_expectations({key: given})
+    ((where, what),) = wrong.value.found
+    assert (where, said in what) == (key, True)
+
+
+def entry(**keys: Any) -> FeedEntry:
+    source = {"url": "tcp://127.0.0.1:1"}
+    return FeedEntry.valid(
+        {"name": "a", "connector": "tcp", "source": source, "sink": {"table": "t"}, **keys}
+    )
+
+
+def test_a_feed_says_what_is_expected_and_where_it_begins() -> None:
+    spec = entry(expect=GIVEN, initial_cursor={"at": 7}).spec
+    assert (spec.initial_cursor, plain_feed(spec)["expect"]) == ({"at": 7}, GIVEN)
+    assert problems(spec) == []
+    assert not {"expect", "initial_cursor"} & plain_feed(entry().spec).keys()
+
+
+def test_a_cursor_that_cannot_be_is_refused_where_it_is_declared() -> None:
+    assert problems(entry(initial_cursor="x" * 9_000).spec) == [
+        "the cursor has 9002 bytes, and at most 8192 are kept"
+    ]
+    with pytest.raises(InvalidInput, match=r"expect\.max_silence: 'soon' is no duration"):
+        entry(expect={"max_silence": "soon"})
+
+
+def test_what_is_not_so_is_said_in_words() -> None:
+    assert unmet_said("max_silence", 300.0, 301.0) == "silent for more than 5m"
+    assert unmet_said("min_rows", {"per": 3600.0, "rows": 9}, 3.0) == "3 rows within 1h, and not 9"
+    assert unmet_said("max_refused", 0.01, 0.05) == "5% refused, and not at most 1%"
+    assert unmet_said("of a later release", None, 0.0) == "of a later release"
