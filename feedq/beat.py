@@ -27,6 +27,7 @@ from uuid import uuid4
 from celery.beat import Scheduler, SchedulingError
 from celery.schedules import schedule
 
+from feedq.alerts import AlertSender
 from feedq.errors import FeedqError, Unavailable
 from feedq.fleet_metrics import serve_beat
 from feedq.judge import ExpectationJudge
@@ -315,6 +316,7 @@ class ElectedScheduler(Scheduler):
         )
         self._candidate: ElectionCandidate | None = None
         self._judge: ExpectationJudge | None = None
+        self._alerts: AlertSender | None = None
         self._term = 0
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -324,6 +326,8 @@ class ElectedScheduler(Scheduler):
             serve_beat(settings(), store, leads=lambda: candidate.leads, runs=candidate.is_alive)
             self._judge = ExpectationJudge(settings(), lambda: store().expectations, lambda: candidate.leads)
             self._judge.start()
+            self._alerts = AlertSender(settings(), lambda: store().alerts, lambda: candidate.leads)
+            self._alerts.start()
         if not self._candidate.leads:
             return STANDBY_TICK_S
         if self._term != self._candidate.term:
@@ -360,6 +364,8 @@ class ElectedScheduler(Scheduler):
             self._candidate.stop()
         if self._judge is not None:
             self._judge.stop()
+        if self._alerts is not None:
+            self._alerts.stop()
         self._outbox.close(timeout_s=SEND_GRACE_S)
         super().close()
 

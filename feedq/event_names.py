@@ -107,6 +107,7 @@ class LogEvent(StrEnum):
     BEAT_SEND_FAILED = "message of the beat could not be sent; the next tick sends another"
     WATCHDOG = "no reconcile pass for too long; running one here"
     EXPECTATIONS_JUDGED = "feeds are not as expected, or are so again"
+    ALERT_FAILED = "an alert was not taken; it is told again"
     BEAT_ELECTED = "beat elected"
     BEAT_STEPPED_DOWN = "beat stepped down"
     BEAT_REPLACED_FROZEN = "the elected beat is frozen; it was replaced"

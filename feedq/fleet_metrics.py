@@ -8,7 +8,7 @@ not lead. While the database cannot be read nothing is said of the fleet: `feedq
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from time import monotonic
 
@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from feedq.control import UNPLACED_REASONS
 from feedq.diagnosis.fleet_checks import Overview, summary
 from feedq.errors import Unavailable
+from feedq.expect import Expectation
 from feedq.metrics_port import MetricsServer, Verdict, open_port
 from feedq.model import FeedView, Status, WorkerView
 from feedq.selection import Selection
@@ -49,6 +50,8 @@ class FleetReading:
     """Those that have series of their own."""
     left_out: bool = False
     """Whether more feeds should have."""
+    unmet: Mapping[str, int] = field(default_factory=dict)
+    """Feeds that are not as expected, by what is unmet."""
 
 
 def read(store: PostgresStore, *, labels: Mapping[str, str], feeds_max: int) -> FleetReading:
@@ -63,6 +66,7 @@ def read(store: PostgresStore, *, labels: Mapping[str, str], feeds_max: int) -> 
         store.workers.views(),
         feeds[:feeds_max],
         len(feeds) > feeds_max,
+        store.expectations.unmet(),
     )
 
 
@@ -133,6 +137,12 @@ def fleet_families(reading: FleetReading) -> Iterator[Metric]:
         "feedq_feeds_unplaced",
         "Feeds without a worker, by reason",
         {reason.value: numbers.waiting.get(reason, 0) for reason in UNPLACED_REASONS},
+    )
+    yield _gauge_by(
+        "expectation",
+        "feedq_feeds_unmet",
+        "Feeds that are not as expected, by what is unmet",
+        {kind.value: reading.unmet.get(kind, 0) for kind in Expectation},
     )
     yield _gauge(
         "feedq_feeds_dead_lettering",

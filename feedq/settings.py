@@ -90,6 +90,13 @@ class Settings(BaseSettings):
     """The same for the feeds of a tenant, as JSON: `{"acme": {"max_silence": "30s"}}`."""
     expect_interval_s: Annotated[float, Field(ge=0.2, le=86_400)] = 5.0
     """How often the elected beat looks whether feeds are as expected."""
+    alert_urls: SecretStr = SecretStr("")
+    """Whom the elected beat tells what is not as expected: addresses as apprise reads them, spaces between
+    (`mailto://…  slack://…  json://host/path`). Needs the extra `alerts`."""
+    tenant_alert_urls: dict[str, SecretStr] = {}
+    """The same for the feeds of a tenant alone, as JSON: `{"acme": "mailto://…"}`."""
+    alert_interval_s: Seconds = 30.0
+    """The shortest time between two messages to one address; what is found meanwhile is told together."""
     leader_ttl_s: Annotated[float, Field(ge=2, le=86_400)] = 5.0
     """A frozen beat is replaced after this long; a killed one at once."""
     placement: Strategy = Strategy.BALANCED

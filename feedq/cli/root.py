@@ -53,6 +53,7 @@ class Root(click.Group):
         "top": "feedq.cli.top:top",
         "events": "feedq.cli.events:events",
         "doctor": "feedq.cli.status:doctor",
+        "alert": "feedq.cli.alert:alert",
         "connectors": "feedq.cli.connectors:connectors",
         "simulate": "feedq.cli.simulate:simulate",
         "completion": "feedq.cli.completion:completion",

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, text
 
 from feedq.event_names import EventKind
 from feedq.expect import Expectations
-from feedq.store.database import Aggregate, in_transaction
+from feedq.store.database import Aggregate, in_statement, in_transaction
 
 JUDGE_LOCK: Final = 0x66656564_71_06
 """Advisory lock of whoever judges: an old leader may still be at it."""
@@ -134,6 +134,12 @@ class Judged:
 
 class ExpectationStore(Aggregate):
     """What is expected of feeds, and whether it is so."""
+
+    @in_statement
+    def unmet(self, c: Connection) -> dict[str, int]:
+        """Feeds that are not as expected, counted by what is unmet."""
+        rows = c.execute(text("SELECT kind, count(*) AS feeds FROM feedq.unmet GROUP BY kind"))
+        return {row.kind: row.feeds for row in rows}
 
     @in_transaction
     def judge(self, c: Connection, everything: Expectations, tenants: Mapping[str, Expectations]) -> Judged:

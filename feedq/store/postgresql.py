@@ -21,6 +21,7 @@ from feedq.store.leases import PostgresLeases
 from feedq.store.workers import PostgresWorkers
 
 if TYPE_CHECKING:
+    from feedq.store.alert_outbox import AlertOutbox
     from feedq.store.expectations import ExpectationStore
     from feedq.store.jobs.calendars import CalendarStore
     from feedq.store.jobs.queues import QueueStore
@@ -111,6 +112,12 @@ class PostgresStore:
         from feedq.store.expectations import ExpectationStore
 
         return ExpectationStore(self._database)
+
+    @cached_property
+    def alerts(self) -> AlertOutbox:
+        from feedq.store.alert_outbox import AlertOutbox
+
+        return AlertOutbox(self._database)
 
     def now(self) -> datetime:
         """The database's clock."""

@@ -10,6 +10,7 @@ import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
+from tests.alert_receiver import AlertReceiver
 from tests.cluster import Cluster, feed, wait_until
 from tests.source_process import Source
 
@@ -24,8 +25,9 @@ EXPECT = {"max_silence": f"{SILENCE_S}s", "max_refused": "1%"}
 class Bench:
     """One worker with three feeds, each of which streams."""
 
-    def __init__(self, cluster: Cluster, source: Source) -> None:
-        self.cluster, self.source = cluster, source
+    def __init__(self, cluster: Cluster, source: Source, receiver: AlertReceiver) -> None:
+        self.cluster, self.source, self.receiver = cluster, source, receiver
+        self._told_to = 0
 
     def unmet(self) -> set[tuple[str, str]]:
         rows = self.cluster.sql(
@@ -41,11 +43,45 @@ class Bench:
         )
 
     def alerts(self) -> list[tuple[str, str, bool]]:
-        """What would be told, since the last call."""
-        rows = self.cluster.sql("DELETE FROM feedq.alert RETURNING feed, kind, begins, id")
-        return [
-            (row["feed"], row["kind"], row["begins"]) for row in sorted(rows, key=lambda row: int(row["id"]))
-        ]
+        """What was found since the last call."""
+        rows = self.cluster.sql(
+            "SELECT id, feed, kind, begins FROM feedq.alert WHERE id > %s ORDER BY id", (self._told_to,)
+        )
+        self._told_to = max([self._told_to, *(row["id"] for row in rows)])
+        return [(row["feed"], row["kind"], row["begins"]) for row in rows]
+
+    def wait_named(self, part: str, *names: str) -> None:
+        """Wait for messages that say this of each of these feeds, together or not, and of each once."""
+
+        def named() -> list[str]:
+            lines = [line for _, body in self.receiver.taken for line in body.splitlines()]
+            return sorted(line.partition(":")[0] for line in lines if part in line)
+
+        wait_until(lambda: named() == sorted(names), limit_s=LIMIT_S, what=lambda: f"{names}, not {named()}")
+        self.receiver.take()
+
+    def wait_told(self, *parts: str) -> list[str]:
+        """Wait for so many messages, each with one of these in its text, and return their titles."""
+        wait_until(
+            lambda: len(self.receiver.taken) >= len(parts),
+            limit_s=LIMIT_S,
+            what=lambda: f"{len(parts)} messages, not {self.receiver.taken}",
+        )
+        taken = self.receiver.take()
+        assert len(taken) == len(parts), taken
+        for (_, body), part in zip(taken, parts, strict=True):
+            assert part in body, taken
+        return [title for title, _ in taken]
+
+
+def settings(receiver: AlertReceiver) -> dict[str, str]:
+    """One target is dead, which must not be noticed."""
+    return {
+        "FEEDQ_EXPECT": json.dumps(EXPECT),
+        "FEEDQ_EXPECT_INTERVAL_S": "0.5",
+        "FEEDQ_ALERT_URLS": f"{receiver.dead_url} {receiver.url}",
+        "FEEDQ_ALERT_INTERVAL_S": "1",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +91,10 @@ def bench(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: 
     client.close()
     url = postgres.create_database("expectations")
     directory: Path = tmp_path_factory.mktemp("expectations")
-    env = {"FEEDQ_EXPECT": json.dumps(EXPECT), "FEEDQ_EXPECT_INTERVAL_S": "0.5"}
     with (
+        AlertReceiver() as receiver,
         Source(rate=20) as source,
-        Cluster(directory, database_url=url, broker_url=valkey.url(), env=env) as cluster,
+        Cluster(directory, database_url=url, broker_url=valkey.url(), env=settings(receiver)) as cluster,
     ):
         cluster.add_beat("b1")
         cluster.add_worker("w1")
@@ -72,7 +108,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: 
         wait_until(
             lambda: cluster.sql("SELECT 1 FROM feedq.landed_sample"), limit_s=LIMIT_S, what="the first look"
         )
-        yield Bench(cluster, source)
+        yield Bench(cluster, source, receiver)
     postgres.drop_database("expectations")
 
 
@@ -86,6 +122,10 @@ def test_a_source_that_sends_nothing_is_told_once_and_so_is_its_end(bench: Bench
     bench.source.behave("stream", [QUIET])
     bench.wait_unmet()
     assert bench.alerts() == [(QUIET, "max_silence", True), (QUIET, "max_silence", False)]
+    assert bench.wait_told(f"{QUIET}: silent for more than", f"{QUIET}: as expected again") == [
+        "feedq: 1 feed not as expected",
+        "feedq: 1 feed as expected again",
+    ]
 
 
 def test_records_that_are_refused_are_told_of_the_one_feed(bench: Bench) -> None:
@@ -94,6 +134,7 @@ def test_records_that_are_refused_are_told_of_the_one_feed(bench: Bench) -> None
     bench.source.behave("stream", [BAD])
     bench.wait_unmet()
     assert bench.alerts() == [(BAD, "max_refused", True), (BAD, "max_refused", False)]
+    bench.wait_told("refused, and not at most 1%", f"{BAD}: as expected again")
 
 
 def test_a_frozen_fleet_cannot_keep_quiet_about_it(bench: Bench) -> None:
@@ -101,11 +142,38 @@ def test_a_frozen_fleet_cannot_keep_quiet_about_it(bench: Bench) -> None:
     worker.kill("SIGSTOP")
     every = [(name, "max_silence") for name in sorted((QUIET, BAD, BESIDE))]
     bench.wait_unmet(*every)
+    bench.wait_named("silent for more than", *(name for name, _ in every))
     worker.kill("SIGCONT")
     bench.wait_unmet()
     told = bench.alerts()
     assert sorted(one for one in told if one[2]) == [(*one, True) for one in every]
     assert sorted(one for one in told if not one[2]) == [(*one, False) for one in every]
+    bench.wait_named("as expected again", *(name for name, _ in every))
+
+
+def test_what_a_target_does_not_take_is_told_when_it_is_back(bench: Bench) -> None:
+    bench.receiver.refuses = True
+    bench.source.behave("silent", [QUIET])
+    wait_until(lambda: bench.receiver.refused, limit_s=LIMIT_S, what="a message that is refused")
+    looked = "SELECT pass_seq FROM feedq.fleet"
+    before = bench.cluster.sql(looked)[0]["pass_seq"]
+    wait_until(
+        lambda: bench.cluster.sql(looked)[0]["pass_seq"] > before,
+        limit_s=LIMIT_S,
+        what="passes are made meanwhile",
+    )
+    bench.receiver.refuses = False
+    bench.wait_told(f"{QUIET}: silent for more than")
+    bench.source.behave("stream", [QUIET])
+    bench.wait_told(f"{QUIET}: as expected again")
+
+
+def test_an_operator_tries_whether_alerts_arrive(bench: Bench) -> None:
+    ran = bench.cluster.run("alert", "test", "--json")
+    assert ran.returncode == 1
+    (dead, well) = json.loads(ran.stdout)
+    assert (well["error"], "was not taken" in dead["error"]) == (None, True)
+    assert [title for title, _ in bench.receiver.take()] == ["feedq: a test"]
 
 
 def test_a_feed_that_is_declared_with_a_cursor_begins_there(bench: Bench) -> None:

@@ -1,0 +1,136 @@
+"""Alerts leave in order, at least once to each target, and one that is away holds up no other."""
+
+from __future__ import annotations
+
+import pytest
+
+from feedq.alerts import LINES_MAX, AlertTarget, message_of, targets_of
+from feedq.errors import FeedqError, InvalidInput
+from feedq.settings import Settings
+from feedq.store.alert_outbox import FAILURES_DOUBLE, Alert
+from feedq.store.postgresql import PostgresStore
+from tests.alert_receiver import AlertReceiver
+from tests.contract.harness import PostgresHarness
+
+HERE, THERE = "here", "there"
+
+
+class Bench:
+    """The outbox, with alerts that a test makes."""
+
+    def __init__(self, harness: PostgresHarness) -> None:
+        self.harness = harness
+        self.store: PostgresStore = harness.store
+        for target in (HERE, THERE):
+            assert self.due(target) == []
+
+    def alert(self, feed: str, *, begins: bool = True, tenant: str = "") -> None:
+        self.harness.execute(
+            "INSERT INTO feedq.alert (feed_id, feed, tenant, kind, begins, since, bound, found) "
+            "VALUES (1, %s, %s, 'max_silence', %s, clock_timestamp(), '60', 61)",
+            feed,
+            tenant,
+            begins,
+        )
+
+    def found(self, target: str = HERE, *, tenant: str | None = None) -> list[Alert]:
+        return self.store.alerts.due(target, tenant=tenant, pause_s=30.0, retry_s=5.0)
+
+    def due(self, target: str = HERE, *, tenant: str | None = None) -> list[str]:
+        return [one.feed for one in self.found(target, tenant=tenant)]
+
+
+@pytest.fixture
+def bench(postgres_harness: PostgresHarness) -> Bench:
+    return Bench(postgres_harness)
+
+
+def test_what_is_not_taken_is_due_again_and_what_is_taken_is_not(bench: Bench) -> None:
+    for feed in "ab":
+        bench.alert(feed)
+    assert (bench.due(), bench.due(), bench.due(THERE)) == (["a", "b"], ["a", "b"], ["a", "b"])
+    bench.store.alerts.told(HERE, bench.found()[-1].id)
+    bench.harness.elapse(31)
+    assert (bench.due(), bench.due(THERE)) == ([], ["a", "b"])
+    bench.alert("c", begins=False)
+    assert bench.due() == ["c"]
+
+
+def test_what_is_found_within_the_pause_is_told_together_after_it(bench: Bench) -> None:
+    bench.alert("a")
+    bench.store.alerts.told(HERE, bench.found()[-1].id)
+    for feed in "bc":
+        bench.alert(feed)
+    assert bench.due() == []
+    bench.harness.elapse(31)
+    assert bench.due() == ["b", "c"]
+
+
+def test_a_target_that_fails_is_asked_ever_more_rarely(bench: Bench) -> None:
+    bench.alert("a")
+    for failures in range(FAILURES_DOUBLE + 3):
+        bench.store.alerts.failed(HERE, "away")
+        pause_s = 5.0 * 2 ** min(failures, FAILURES_DOUBLE)
+        bench.harness.elapse(pause_s - 2)
+        assert bench.due() == []
+        bench.harness.elapse(2)
+        assert bench.due() == ["a"]
+    assert bench.harness.execute("SELECT error FROM feedq.alert_target WHERE target = %s", HERE) == [
+        ("away",)
+    ]
+
+
+def test_a_target_that_is_new_hears_of_nothing_that_was_before(bench: Bench) -> None:
+    bench.alert("a")
+    assert bench.due("new") == []
+    bench.alert("b")
+    assert bench.due("new") == ["b"]
+
+
+def test_a_tenant_hears_of_its_own_feeds_alone(bench: Bench) -> None:
+    bench.alert("a", tenant="acme")
+    bench.alert("b", tenant="other")
+    assert (bench.due(tenant="acme"), bench.due(THERE)) == (["a"], ["a", "b"])
+
+
+def test_a_message_says_what_is_wrong_and_no_more_than_can_be_read(bench: Bench) -> None:
+    for number in range(LINES_MAX + 5):
+        bench.alert(f"f/{number:02}")
+    bench.alert("f/00", begins=False)
+    title, body = message_of(bench.found())
+    lines = body.splitlines()
+    assert title == f"feedq: {LINES_MAX + 5} feeds not as expected, 1 feed as expected again"
+    assert lines[0].startswith("f/00: silent for more than 1m, since 20")
+    assert lines[0].endswith("Z")
+    assert (len(lines), lines[-1]) == (LINES_MAX + 1, "and 6 more: feedq doctor")
+
+
+def settings(**given: object) -> Settings:
+    return Settings(**given)  # type: ignore[arg-type] # as the environment has them
+
+
+def test_targets_are_those_of_all_and_those_of_tenants_and_show_no_secret() -> None:
+    found = targets_of(
+        settings(
+            alert_urls="json://u:s3cret@host/x  slack://s3cret", tenant_alert_urls={"acme": "json://s3cret"}
+        )
+    )
+    assert [(one.url.partition("://")[0], one.tenant) for one in found] == [
+        ("json", None),
+        ("slack", None),
+        ("json", "acme"),
+    ]
+    assert not any("s3cret" in one.shown or "s3cret" in one.key for one in found)
+    assert len({one.key for one in found}) == 3
+
+
+def test_a_message_that_is_refused_or_has_no_address_is_an_error() -> None:
+    with AlertReceiver() as receiver:
+        target = AlertTarget(receiver.url)
+        target.send("title", "body", good=True)
+        assert receiver.take() == [("title", "body")]
+        receiver.refuses = True
+        with pytest.raises(FeedqError, match="the message was not taken"):
+            target.send("title", "body", good=False)
+    with pytest.raises(InvalidInput, match="apprise cannot read this address"):
+        AlertTarget("nowhere://s3cret").send("title", "body", good=True)
