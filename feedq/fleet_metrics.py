@@ -126,6 +126,12 @@ def leading(leads: bool) -> Metric:
     )
 
 
+def _unmet(reading: FleetReading) -> Metric:
+    feeds = {kind.value: reading.unmet.get(kind, 0) for kind in Expectation}
+    about = "Feeds that are not as expected, by what is unmet"
+    return _gauge_by("expectation", "feedq_feeds_unmet", about, feeds)
+
+
 def fleet_families(reading: FleetReading) -> Iterator[Metric]:
     """The metrics of the fleet as a whole."""
     numbers, jobs = summary(reading.tallies, reading.workers), reading.jobs
@@ -138,12 +144,7 @@ def fleet_families(reading: FleetReading) -> Iterator[Metric]:
         "Feeds without a worker, by reason",
         {reason.value: numbers.waiting.get(reason, 0) for reason in UNPLACED_REASONS},
     )
-    yield _gauge_by(
-        "expectation",
-        "feedq_feeds_unmet",
-        "Feeds that are not as expected, by what is unmet",
-        {kind.value: reading.unmet.get(kind, 0) for kind in Expectation},
-    )
+    yield _unmet(reading)
     yield _gauge(
         "feedq_feeds_dead_lettering",
         "Feeds of which a record was refused within a day",

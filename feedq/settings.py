@@ -89,7 +89,7 @@ class Settings(BaseSettings):
     tenant_expect: dict[str, Annotated[dict[str, Any], BeforeValidator(read_expectations)]] = {}
     """The same for the feeds of a tenant, as JSON: `{"acme": {"max_silence": "30s"}}`."""
     expect_interval_s: Annotated[float, Field(ge=0.2, le=86_400)] = 5.0
-    """How often the elected beat looks whether feeds are as expected."""
+    """How often the elected beat looks whether feeds are as expected; more rarely where a look takes long."""
     alert_urls: SecretStr = SecretStr("")
     """Whom the elected beat tells what is not as expected: addresses as apprise reads them, spaces between
     (`mailto://…  slack://…  json://host/path`). Needs the extra `alerts`."""

@@ -134,3 +134,15 @@ def test_a_message_that_is_refused_or_has_no_address_is_an_error() -> None:
             target.send("title", "body", good=False)
     with pytest.raises(InvalidInput, match="apprise cannot read this address"):
         AlertTarget("nowhere://s3cret").send("title", "body", good=True)
+
+
+def test_messages_follow_each_other_at_once_or_not_within_a_day(bench: Bench) -> None:
+    """`FEEDQ_ALERT_INTERVAL_S` at its ends."""
+    bench.alert("a")
+    bench.store.alerts.told(HERE, bench.found()[-1].id)
+    bench.alert("b")
+    due = bench.store.alerts.due
+    assert [one.feed for one in due(HERE, tenant=None, pause_s=0.0, retry_s=5.0)] == ["b"]
+    assert due(HERE, tenant=None, pause_s=86_400.0, retry_s=5.0) == []
+    bench.harness.elapse(86_401)
+    assert [one.feed for one in due(HERE, tenant=None, pause_s=86_400.0, retry_s=5.0)] == ["b"]

@@ -218,6 +218,7 @@ CAUSES: dict[str, Cause] = {
     "FeedqFeedsInTrouble": counts(Status.FAILING),
     "FeedqFeedsStalled": counts(Status.STALLED),
     "FeedqFeedSilent": reads(feeds=[feed(silent_s=901)]),
+    "FeedqFeedsUnmet": reads(unmet={"max_silence": 1}),
     "FeedqRunsLate": jobs(waiting=1, due=1, oldest_due_s=61.0),
     "FeedqTicksNotFired": jobs(overdue_s=11.0),
     "FeedqSchedulesTripped": jobs(tripped=("report",), paused=1),

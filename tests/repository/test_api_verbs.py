@@ -76,6 +76,7 @@ LOCAL = {
     "db grants": "needs a superuser, whom the API must not be",
     "feed test": "connects to the source from where it is called, with the secrets there",
     "feed logs": "reads the log files of the machine that it is called on",
+    "alert test": "sends from where it is called, to the addresses that are set there",
     "sync": "reads a catalog from where it is called, with the access that is there",
     "simulate": "computes, and asks nobody",
     "lint": "reads files, and asks no server",

@@ -19,12 +19,14 @@ import pytest
 from feedq.model import LeaseState, Status
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from tests.contract import test_jobs_durations as jobs
+from tests.contract import test_store_alerts as alerts
 from tests.contract import test_store_durations as store
 from tests.contract import test_store_sessions as sessions
 from tests.fakes.fleet import TICK_MIN_S
 from tests.live import test_connect_limiter as connect_limiter
 from tests.live import test_durations_of_processes as processes
 from tests.live import test_job_service as leaving
+from tests.live import test_judge as judge
 from tests.simulation.durations import TimedFleet, at_largest, at_lowest, durations
 from tests.unit import test_backoff as backoff
 from tests.unit import test_placement_elsewhere as elsewhere
@@ -258,6 +260,8 @@ TABLE: dict[str, Told | Elsewhere] = {
         what_a_stopped_worker_had_is_placed_at_once,
         what_a_stopped_worker_had_waits_for_its_successor_so_long,
     ),
+    "expect_interval_s": Elsewhere((judge.test_it_looks_at_once_or_not_within_a_day_and_ends_when_told_to,)),
+    "alert_interval_s": Elsewhere((alerts.test_messages_follow_each_other_at_once_or_not_within_a_day,)),
     "leader_ttl_s": Elsewhere(
         (
             processes.test_an_elected_beat_stays_elected_while_it_looks,
