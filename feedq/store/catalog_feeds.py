@@ -28,14 +28,13 @@ from feedq.store.database import (
     in_transaction,
     translate_driver_errors,
 )
-from feedq.store.feed_rows import FEED_COLUMNS, feed_from, stored_selector
+from feedq.store.feed_rows import FEED_COLUMNS, JSON_COLUMNS, declared_columns, feed_from
 
 FEEDS_AT_ONCE: Final = 500
 """Feeds that one transaction adds, changes or removes: their rows stay locked until it ends."""
 
-_JSON = ("source", "sink", "labels", "selector")
 _COLUMNS = [field.name for field in fields(FeedSpec)]
-_TYPES = {"weight": "float8"} | dict.fromkeys(_JSON, "jsonb")
+_TYPES = {"weight": "float8"} | dict.fromkeys(JSON_COLUMNS, "jsonb")
 _DECLARED = ", ".join(f"{name} {_TYPES.get(name, 'text')}" for name in _COLUMNS)
 _ADDED = GivenRows(_DECLARED)
 _CHANGED = GivenRows(f"{_DECLARED}, changed jsonb")
@@ -156,7 +155,7 @@ class CatalogStore(Aggregate):
             )
             SELECT name FROM added
         """
-        given = _ADDED.of(map(_values, specs))
+        given = _ADDED.of([list(declared_columns(spec).values()) for spec in specs])
         return _names(c, sql, {**given, "catalog": catalog, "kind": EventKind.FEED_ADDED.value})
 
     @in_transaction
@@ -180,7 +179,10 @@ class CatalogStore(Aggregate):
             )
             SELECT name FROM edited
         """
-        rows = [(*_values(spec), orjson.dumps(list(changed)).decode()) for spec, changed in changes]
+        rows = [
+            (*declared_columns(spec).values(), orjson.dumps(list(changed)).decode())
+            for spec, changed in changes
+        ]
         names = [spec.name for spec, _ in changes]
         parameters = {"names": names, "catalog": catalog, "kind": EventKind.FEED_EDITED.value}
         return _names(c, sql, {**_CHANGED.of(rows), **parameters})
@@ -208,10 +210,3 @@ def _names(c: Connection, sql: str, parameters: Mapping[str, Any]) -> set[str]:
     if found:
         wake_reconcile(c)
     return found
-
-
-def _values(spec: FeedSpec) -> list[Any]:
-    values = {name: getattr(spec, name) for name in _COLUMNS}
-    values["selector"] = stored_selector(spec.selector)
-    values |= {name: orjson.dumps(dict(values[name])).decode() for name in _JSON}
-    return list((values | {"target_state": spec.target_state.value}).values())

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
+from json import dumps
 from operator import attrgetter
 from typing import Any
+
+import orjson
 
 from feedq import lease as policy
 from feedq.expect import unmet_said
@@ -45,6 +48,9 @@ FEED_COLUMNS = (
     "f.initial_cursor, f.expect, f.removed_at, f.catalog, f.uuid AS feed_uuid, "
     "(SELECT id FROM feedq.installation) AS installation"
 )
+_MAPPINGS = ("source", "sink", "labels", "selector", "expect")
+JSON_COLUMNS = (*_MAPPINGS, "initial_cursor")
+"""Columns of a declaration that are ``jsonb``."""
 LEASE_COLUMNS = ", ".join(f"l.{name}" for name in _LEASE_FIELDS)
 WORKER_COLUMNS = ", ".join(f"w.{name}" for name in (*_WORKER_FIELDS, *LOAD_FIELDS))
 OWNER_COLUMNS = (
@@ -64,6 +70,16 @@ def stored_selector(selector: Selector) -> dict[str, dict[str, str]]:
     """Writes a selector as its column holds it, without parts that say nothing."""
     parts = {"required": dict(selector.required), "preferred": dict(selector.preferred)}
     return {name: part for name, part in parts.items() if part}
+
+
+def declared_columns(spec: FeedSpec) -> dict[str, Any]:
+    """Writes a declaration as its columns hold it, in the order of the fields of `FeedSpec`."""
+    values = {field.name: getattr(spec, field.name) for field in fields(FeedSpec)}
+    values["selector"] = stored_selector(spec.selector)
+    json = {column: orjson.dumps(dict(values[column])).decode() for column in _MAPPINGS}
+    # The standard library: a cursor may be an integer of more than 64 bits.
+    json["initial_cursor"] = dumps(spec.initial_cursor)
+    return {**values, **json, "target_state": spec.target_state.value}
 
 
 def avoided_from(stored: Mapping[str, float] | None) -> tuple[tuple[str, datetime], ...]:

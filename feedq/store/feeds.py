@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from json import dumps
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-import orjson
 from sqlalchemy import Connection, text
 
 from feedq.errors import Conflict, NotFound
@@ -42,13 +40,14 @@ from feedq.store.database import (
 from feedq.store.feed_listing import selected_sql
 from feedq.store.feed_rows import (
     FEED_COLUMNS,
+    JSON_COLUMNS,
     LEASE_COLUMNS,
     OWNER_COLUMNS,
+    declared_columns,
     event_from,
     feed_from,
     feed_view_from,
     lease_from,
-    stored_selector,
 )
 from feedq.store.history import record
 from feedq.store.leases import brief_cursor, shown_cursor, transfer
@@ -62,10 +61,8 @@ _VIEWS = f"""
 
 
 _NEXT_GENERATION = "generation = f.generation + 1"
-_JSON = ("source", "sink", "labels", "selector", "expect")
-_CAST = (*_JSON, "initial_cursor")
 _SPEC = {
-    field.name: f"CAST(:{field.name} AS jsonb)" if field.name in _CAST else f":{field.name}"
+    field.name: f"CAST(:{field.name} AS jsonb)" if field.name in JSON_COLUMNS else f":{field.name}"
     for field in fields(FeedSpec)
 }
 """The columns of a declaration, with what is written to them."""
@@ -95,7 +92,7 @@ class PostgresFeeds(Aggregate):
             ), lease AS (INSERT INTO feedq.lease (feed_id, reason) SELECT id, :reason FROM f)
             SELECT {FEED_COLUMNS} FROM f
         """
-        parameters = _parameters(spec) | {"reason": first_reason(spec).value}
+        parameters = declared_columns(spec) | {"reason": first_reason(spec).value}
         with refused_when_taken(f"feed {spec.name!r} exists already; `feedq feed edit` changes it"):
             feed = feed_from(c.execute(text(sql), parameters).one())
         self._record(c, EventKind.FEED_ADDED, feed)
@@ -109,7 +106,7 @@ class PostgresFeeds(Aggregate):
         changed = [column for column in _SPEC if getattr(spec, column) != getattr(current.spec, column)]
         columns = ", ".join(f"{column} = {value}" for column, value in _SPEC.items())
         with refused_when_taken(f"feed {spec.name!r} exists already"):
-            feed = _update(c, current, f"{columns}, {_NEXT_GENERATION}", _parameters(spec))
+            feed = _update(c, current, f"{columns}, {_NEXT_GENERATION}", declared_columns(spec))
         self._record(c, EventKind.FEED_EDITED, feed, changed=changed)
         return feed
 
@@ -258,15 +255,6 @@ def _update(
         WHERE id = :id RETURNING {FEED_COLUMNS}
     """
     return feed_from(c.execute(text(sql), {**parameters, "id": feed.id}).one())
-
-
-def _parameters(spec: FeedSpec) -> dict[str, Any]:
-    values = {column: getattr(spec, column) for column in _SPEC}
-    values["selector"] = stored_selector(spec.selector)
-    json = {column: orjson.dumps(dict(values[column])).decode() for column in _JSON}
-    # The standard library: a cursor may be an integer of more than 64 bits.
-    json["initial_cursor"] = dumps(spec.initial_cursor)
-    return {**values, **json, "target_state": spec.target_state.value}
 
 
 def _locked(c: Connection, name: str, expected: Version | None = None) -> Feed:

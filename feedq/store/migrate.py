@@ -6,8 +6,10 @@ and then find nothing to do.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from alembic import command
 from alembic.config import Config
@@ -15,12 +17,16 @@ from alembic.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, text
 
-from feedq.errors import SchemaBehind
+from feedq.errors import Conflict, SchemaBehind
+from feedq.passwords import mask_url
 from feedq.store import grants
 from feedq.store.database import SCHEMA, connect_once, session_once
 
 MIGRATION_LOCK = 0x_FEED_0001
 """Key of the advisory lock that serialises migrations."""
+LOCK_PATIENCE_S: Final = 3600.0
+"""For another process that migrates: an index of a large table takes its time."""
+LOCK_POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +49,7 @@ def upgrade(url: str, *, role_prefix: str = grants.PREFIX) -> list[str]:
     Roles that `feedq.store.grants` has made get their rights on what is new.
     """
     with session_once(url) as connection:
-        # For the session: whoever comes second waits here, then reads the first one's result.
-        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
+        _lock(connection, url)
         connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
         _keep_the_users_tables_apart(connection)
         before = _current(connection)
@@ -54,6 +59,23 @@ def upgrade(url: str, *, role_prefix: str = grants.PREFIX) -> list[str]:
         command.upgrade(config, "head")
         grants.renew(connection, role_prefix)
         return [r.revision for r in _between(before)]
+
+
+def _lock(connection: Connection, url: str) -> None:
+    """Lock migrations for the session: whoever comes second waits here, then reads the first one's result.
+
+    It asks again and again, between transactions: an index that is made CONCURRENTLY waits for every transaction
+    that is open, and would wait for one that waits for this lock.
+    """
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": MIGRATION_LOCK}):
+        connection.rollback()
+        if time.monotonic() >= deadline:
+            raise Conflict(
+                f"control database {mask_url(url)}: another process has been migrating it for "
+                f"{LOCK_PATIENCE_S:g} s; `feedq db upgrade` can go on when that has ended"
+            )
+        time.sleep(LOCK_POLL_S)
 
 
 def status(url: str) -> MigrationStatus:

@@ -14,6 +14,7 @@ import pytest
 from alembic import command
 from sqlalchemy import text
 
+from feedq.errors import Conflict
 from feedq.model import Load, Reason, Release, Worker
 from feedq.store import migrate, sweeping
 from feedq.store.database import session_once
@@ -273,3 +274,16 @@ def test_two_that_migrate_at_once_do_it_once(database_url: str) -> None:
     with ThreadPoolExecutor(max_workers=3) as threads:
         done = [job.result(60) for job in [threads.submit(upgrade) for _ in range(3)]]
     assert sorted(map(len, done)) == [0, 0, len(since(""))]
+
+
+def test_whoever_waits_too_long_for_another_to_migrate_says_so(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "LOCK_PATIENCE_S", 0.2)
+    with session_once(database_url) as other:
+        other.execute(text("SELECT pg_advisory_lock(:key)"), {"key": migrate.MIGRATION_LOCK})
+        with pytest.raises(
+            Conflict, match=r"another process has been migrating it for 0\.2 s; `feedq db upgrade`"
+        ):
+            migrate.upgrade(database_url)
+    assert migrate.upgrade(database_url) == since("")

@@ -463,11 +463,11 @@ def test_it_says_goodbye_after_the_last_release(stage: Stage, monkeypatch: pytes
     stage.add_feed()
     stage.reconcile()
     stage.streaming()
+    until(lambda: stage.lease().records_total > 0, "it lands")
     assert stage.leave() < DRAIN_S + STOP_GRACE_S + 0.5
     assert calls[-2:] == ["release", "leave"]
     lease = stage.lease()
     assert (lease.state, lease.reason) == (LeaseState.IDLE, Reason.RELEASED)
-    assert lease.records_total > 0
 
 
 def raise_the_sinks_epoch(stage: Stage, epoch: int) -> None:
