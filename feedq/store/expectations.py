@@ -7,6 +7,10 @@ fleet without workers look like a source that sends nothing.
 
 A verdict is yes, no, or unknown, as for rows within an hour when a feed has begun a minute ago: unknown changes
 nothing. Of a feed that is paused or removed nothing is expected.
+
+What is near its bound is not told over and over: a silence ends with a record that came after it was one, not with
+a report that dates the last record a little later; and what is refused is as expected again below half the bound,
+because the time that it is counted over grows and shrinks by a sample, and the records in it with the source.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ SAMPLES: Final = 6
 """Samples of the counters within the time that they are compared over: how exactly its beginning is met."""
 REFUSED_OVER_S: Final = 30.0
 """Refused records are counted over this."""
+REFUSED_AGAIN: Final = 0.5
+"""The part of the bound that is as expected again."""
 REFUSED_LEAST: Final = 100
 """Or as soon as there are so many records: of ten, one that is refused says little."""
 ALERTS_KEPT_DAYS: Final = 7
@@ -73,11 +79,13 @@ _JUDGE = f"""
     WITH {_WANTED}, verdicts AS MATERIALIZED (
         SELECT id, 'max_silence' AS kind, expect -> 'max_silence' AS bound,
             extract(epoch FROM statement_timestamp() - heard_at)::float8 AS found, heard_at AS since,
-            statement_timestamp() - heard_at > make_interval(secs => silence_s) AS unmet
+            statement_timestamp() - heard_at > make_interval(secs => silence_s) AS unmet,
+            heard_at - make_interval(secs => silence_s) AS ends_after
         FROM wanted WHERE silence_s IS NOT NULL
         UNION ALL
         SELECT w.id, 'min_rows', w.expect -> 'min_rows', (w.records_total - s.records)::float8,
-            statement_timestamp(), w.records_total - s.records < (w.expect -> 'min_rows' ->> 'rows')::bigint
+            statement_timestamp(), w.records_total - s.records < (w.expect -> 'min_rows' ->> 'rows')::bigint,
+            'infinity'
         FROM wanted w CROSS JOIN LATERAL (
             SELECT records FROM feedq.landed_sample
             WHERE feed_id = w.id AND kind = 'min_rows' AND at >= w.updated_at
@@ -86,7 +94,9 @@ _JUDGE = f"""
         ) s WHERE w.per_s IS NOT NULL
         UNION ALL
         SELECT w.id, 'max_refused', w.expect -> 'max_refused', n.dead / greatest(n.records + n.dead, 1),
-            statement_timestamp(), n.dead > w.refused * (n.records + n.dead)
+            statement_timestamp(), n.dead > w.refused * (n.records + n.dead),
+            CASE WHEN n.dead <= {REFUSED_AGAIN} * w.refused * (n.records + n.dead) THEN 'infinity'::timestamptz
+                ELSE '-infinity' END
         FROM wanted w CROSS JOIN LATERAL (
             SELECT at, (w.records_total - records)::float8 AS records,
                 (w.dead_letters_total - dead_letters)::float8 AS dead
@@ -104,7 +114,9 @@ _JUDGE = f"""
     ), ended AS (
         DELETE FROM feedq.unmet u USING feedq.feed f
         WHERE f.id = u.feed_id AND (
-            EXISTS (SELECT FROM verdicts v WHERE v.id = u.feed_id AND v.kind = u.kind AND NOT v.unmet)
+            EXISTS (
+                SELECT FROM verdicts v WHERE v.id = u.feed_id AND v.kind = u.kind AND NOT v.unmet
+                  AND (u.since < v.ends_after OR u.bound <> v.bound))
             OR NOT EXISTS (
                 SELECT FROM wanted w WHERE w.id = u.feed_id AND jsonb_typeof(w.expect -> u.kind) <> 'null'))
         RETURNING u.*

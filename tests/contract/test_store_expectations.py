@@ -73,6 +73,33 @@ def test_silence_is_told_once_and_so_is_its_end(bench: Bench) -> None:
     assert bench.kinds() == ["expectation_met", "expectation_unmet"]
 
 
+def test_a_silence_does_not_end_with_a_report_that_dates_the_last_record_later(bench: Bench) -> None:
+    feed = bench.feed(expect=SILENCE)
+    worker = bench.harness.worker()
+    key = bench.harness.run(feed, worker)
+    bench.store.leases.report(worker.id, [progress(key, last_record_ago_s=0.0)])
+    bench.harness.elapse(61)
+    assert bench.judge() == Judged(begun=1)
+    for ago_s in (58.0, 61.0):
+        bench.store.leases.report(worker.id, [progress(key, last_record_ago_s=ago_s)])
+        assert bench.judge() == Judged()
+    # One that was held up, as that of a worker that was frozen, and the one after it.
+    bench.store.leases.report(worker.id, [progress(key, last_record_ago_s=0.0)])
+    assert bench.judge() == Judged(ended=1)
+    bench.store.leases.report(worker.id, [progress(key, last_record_ago_s=61.0)])
+    assert bench.judge() == Judged()
+
+
+def test_a_silence_that_may_be_longer_now_ends(bench: Bench) -> None:
+    feed = bench.feed()
+    bench.everything = SILENCE
+    bench.land(feed, 1)
+    bench.harness.elapse(61)
+    assert bench.judge() == Judged(begun=1)
+    bench.everything = {"max_silence": "5m"}
+    assert bench.judge() == Judged(ended=1)
+
+
 def test_a_feed_that_never_landed_a_record_is_silent_since_it_was_declared(bench: Bench) -> None:
     bench.feed(expect=SILENCE)
     assert bench.judge() == Judged()
@@ -167,6 +194,18 @@ def test_a_part_that_is_refused_is_told_as_soon_as_there_is_something_to_tell_by
         bench.land(feed, 200)
         bench.judge()
     assert bench.unmet() == []
+
+
+def test_a_part_that_is_refused_near_the_bound_is_told_once(bench: Bench) -> None:
+    feed = bench.feed(expect={"max_refused": "1%"})
+    bench.judge()
+    bench.land(feed, 990, dead=12)
+    assert bench.judge() == Judged(begun=1)
+    for dead in (0, 12, 4, 12):
+        bench.land(feed, 1000, dead=dead)
+        assert bench.judge() == Judged()
+    bench.land(feed, 10_000)
+    assert bench.judge() == Judged(ended=1)
 
 
 def test_less_than_what_may_be_refused_is_not_told(bench: Bench) -> None:

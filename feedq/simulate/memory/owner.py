@@ -181,7 +181,7 @@ class SimulatedLeases:
             lease = self._db.matched(worker_id, p.key, Move.RELEASE)
             if lease is None:
                 continue
-            ago_s = p.last_record_ago_s
+            heard_at = None if p.last_record_ago_s is None else now - timedelta(seconds=p.last_record_ago_s)
             since = max(filter(None, (lease.reported_at, lease.running_since)), default=now)
             elapsed_s = (now - since).total_seconds()
             is_first = lease.reported_at is None
@@ -201,7 +201,7 @@ class SimulatedLeases:
                 records_total=lease.records_total + p.records,
                 bytes_total=lease.bytes_total + p.bytes,
                 dead_letters_total=lease.dead_letters_total + p.dead_letters,
-                last_record_at=lease.last_record_at if ago_s is None else now - timedelta(seconds=ago_s),
+                last_record_at=max(filter(None, (heard_at, lease.last_record_at)), default=None),
                 rows_per_s=smoothed(
                     lease.rows_per_s, count=p.records, elapsed_s=elapsed_s, is_first=is_first
                 ),
