@@ -6,7 +6,6 @@ the others are changed, and the error is that feed's own. A server that is away 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from feedq.placement import placing
 from feedq.placement.base import EligibleWorker, Rules, WaitingFeed
 from feedq.settings import Settings
 from feedq.store.base import Feeds, Store
+from feedq.verbs import as_candidate
 
 TOGETHER_MAX = 250
 """Changes of one transaction: their rows stay locked until it ends, which passes of reconcile wait for."""
@@ -126,24 +126,9 @@ def _targets(
 
 
 def _candidate(view: WorkerView, held: Sequence[FeedView], targets: dict[int, UUID]) -> EligibleWorker:
-    """A worker as placement sees it, with what it was just given; ``held`` are the feeds of capped tenants."""
     worker = view.worker
-    feeds = view.leases + view.promised + sum(target == worker.id for target in targets.values())
-    tenants = Counter(
-        v.feed.spec.tenant for v in held if (v.lease.promised_to or v.lease.worker_id) == worker.id
-    )
-    return EligibleWorker(
-        worker.id,
-        worker.name,
-        worker.queue,
-        worker.capacity,
-        feeds,
-        float(feeds),
-        worker.started_at,
-        worker.labels,
-        tenants,
-        frozenset(worker.load.sinks_down),
-    )
+    given = sum(target == worker.id for target in targets.values())
+    return as_candidate(view, held, given=given, sinks_down=frozenset(worker.load.sinks_down))
 
 
 def _no_place(reason: Reason, others: Sequence[EligibleWorker]) -> str:

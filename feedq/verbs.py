@@ -5,6 +5,7 @@ Each checks what it is given, says what is wrong in words, and leaves the rest t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
@@ -12,7 +13,7 @@ from uuid import UUID
 from feedq.errors import Conflict, InvalidInput, NotFound
 from feedq.manifest.changes import Action, Change
 from feedq.manifest.feed_entry import validate
-from feedq.model import Feed, FeedSpec, Reason, WorkerState, WorkerTarget, WorkerView
+from feedq.model import Feed, FeedSpec, FeedView, Reason, WorkerState, WorkerTarget, WorkerView
 from feedq.placement import placing
 from feedq.placement.base import EligibleWorker, Rules, WaitingFeed
 from feedq.settings import Settings
@@ -109,17 +110,7 @@ def _objection_to_target(store: Store, feed: Feed, found: WorkerView, rules: Rul
         return f"it is {worker.target_state}; `feedq worker uncordon {worker.name}` lets it serve again"
     cap = rules.cap_of(tenant)
     theirs = () if cap is None else store.feeds.views(tenant=tenant)
-    candidate = EligibleWorker(
-        worker.id,
-        worker.name,
-        worker.queue,
-        worker.capacity,
-        found.leases + found.promised,
-        0.0,
-        worker.started_at,
-        worker.labels,
-        {tenant: sum((v.lease.promised_to or v.lease.worker_id) == worker.id for v in theirs)},
-    )
+    candidate = as_candidate(found, theirs)
     decision = placing.place(
         [WaitingFeed(feed.id, tenant=tenant, selector=selector)],
         [candidate],
@@ -134,6 +125,30 @@ def _objection_to_target(store: Store, feed: Feed, found: WorkerView, rules: Rul
     if candidate.feeds >= candidate.capacity:
         return f"it is full ({candidate.feeds} of {candidate.capacity} feeds)"
     return f"it has as many feeds of tenant {tenant!r} as it may ({cap})"
+
+
+def as_candidate(
+    view: WorkerView, held: Sequence[FeedView], *, given: int = 0, sinks_down: frozenset[str] = frozenset()
+) -> EligibleWorker:
+    """Describe a worker to placement, with ``given`` feeds that it was just given; ``held`` are the feeds of
+    capped tenants."""
+    worker = view.worker
+    feeds = view.leases + view.promised + given
+    tenants = Counter(
+        v.feed.spec.tenant for v in held if (v.lease.promised_to or v.lease.worker_id) == worker.id
+    )
+    return EligibleWorker(
+        worker.id,
+        worker.name,
+        worker.queue,
+        worker.capacity,
+        feeds,
+        float(feeds),
+        worker.started_at,
+        worker.labels,
+        tenants,
+        sinks_down,
+    )
 
 
 def worker_names(views: Sequence[WorkerView]) -> dict[UUID, str]:

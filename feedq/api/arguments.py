@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from feedq.errors import InvalidInput
-from feedq.values import shown_path
+from feedq.values import did_you_mean, shown_path
 
 
 async def known_arguments(request: Request) -> None:
@@ -20,9 +18,8 @@ async def known_arguments(request: Request) -> None:
     known = sorted(_arguments(route.dependant))
     for name in request.query_params:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(known) or 'none'}"
-            raise InvalidInput(f"unknown argument {shown_path(name)!r}; {hint}")
+            hint = did_you_mean(name, known) or f"; known are: {', '.join(known) or 'none'}"
+            raise InvalidInput(f"unknown argument {shown_path(name)!r}{hint}")
 
 
 def _arguments(dependant: Dependant) -> set[str]:
