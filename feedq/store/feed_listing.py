@@ -52,10 +52,28 @@ class Query:
     status: Status | None = None
     worker: str | None = None
     tenant: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    connector: str | None = None
+    match: str | None = None
+    """A pattern of names, as `feedq.selection.Selection` has it."""
+    failing: bool = False
     sort: Sort = Sort.NAME
     descending: bool = False
     limit: int = PAGE_MAX
     offset: int = 0
+
+    @property
+    def selection(self) -> Selection:
+        """What the verbs for many feeds have of this: all but the text, and the status."""
+        return Selection(
+            tenant=self.tenant,
+            labels=dict(self.labels),
+            worker=self.worker,
+            connector=self.connector,
+            match=self.match,
+            failing=self.failing,
+            removing=True,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +102,8 @@ class FoundFeeds:
     tallies: Sequence[StatusCount]
     matching: int
     """Feeds on all pages together."""
+    declared: int = 0
+    """All feeds there are; counted only when none matches."""
 
 
 # The same decision as `feedq.lease.standing`; a feed without a lease row counts as idle.
@@ -135,10 +155,6 @@ _HAYSTACK = (
     "lower(concat_ws(chr(1), f.name, f.tenant, f.connector, w.name, l.reason, l.last_error, l.sink_error, "
     "l.dead_letter_error, l.blame, CAST(f.labels AS text)))"
 )
-_CONDITIONS = {
-    "worker": "w.name = :worker",
-    "tenant": "f.tenant = :tenant",
-}
 _ORDER = {
     Sort.NAME: "f.name",
     Sort.STATUS: _STATUS,
@@ -173,7 +189,8 @@ class FeedListing(Aggregate):
         tallies = _tallies(c, _filtered([conditions]), parameters)
         views = [feed_view_from(row) for row in c.execute(text(page_sql), parameters)]
         matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
-        return FoundFeeds(now, views, tallies, matching)
+        declared = 0 if matching else c.execute(text("SELECT count(*) FROM feedq.feed")).scalar_one()
+        return FoundFeeds(now, views, tallies, matching, declared)
 
     @in_transaction
     def after(
@@ -240,9 +257,7 @@ class FeedListing(Aggregate):
 
 
 def _where(query: Query) -> tuple[str, dict[str, Any]]:
-    asked = {"worker": query.worker, "tenant": query.tenant}
-    given = {name: value for name, value in asked.items() if value is not None}
-    conditions = [_CONDITIONS[name] for name in given]
+    conditions, given = _chosen(query.selection)
     if query.search:
         condition, searched = _containing(query.search)
         conditions.append(condition)

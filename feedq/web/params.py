@@ -40,6 +40,10 @@ def parse_query(argument: Arguments, *, limit: int) -> Query:
         status=word(argument("status"), Status, name="status"),
         worker=argument("worker") or None,
         tenant=argument("tenant") or None,
+        labels=parse_labels(argument("label")),
+        connector=argument("connector") or None,
+        match=argument("match") or None,
+        failing=argument("failing") == "1",
         sort=sort,
         descending=order == "desc",
         limit=number(argument("limit"), name="limit", default=limit, least=1, most=PAGE_MAX),
@@ -59,12 +63,27 @@ def address(query: Query, *, limit: int, **changes: Any) -> str:
         "status": wanted.status,
         "worker": wanted.worker,
         "tenant": wanted.tenant,
+        "label": ",".join(f"{name}={value}" for name, value in wanted.labels),
+        "connector": wanted.connector,
+        "match": wanted.match,
+        "failing": "1" if wanted.failing else None,
         "sort": None if wanted.sort is usual.sort else wanted.sort,
         "order": "desc" if wanted.descending else None,
         "limit": None if wanted.limit == usual.limit else wanted.limit,
         "offset": wanted.offset,
     }
     return arguments_of(parts)
+
+
+def parse_labels(text: str | None) -> tuple[tuple[str, str], ...]:
+    """Reads ``name=value``, or several with commas between. Raises `InvalidInput`."""
+    found = []
+    for part in filter(None, (text or "").split(",")):
+        name, is_given, value = part.partition("=")
+        if not is_given or not name:
+            raise InvalidInput(f"label={part!r}: must be a name and a value, as in label=team=till")
+        found.append((name, value))
+    return tuple(found)
 
 
 def arguments_of(parts: Mapping[str, Any]) -> str:

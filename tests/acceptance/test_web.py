@@ -191,6 +191,9 @@ def test_filters_and_pages_of_the_list(flower: Flower) -> None:
     assert names("search=ORDERS") == ["acme/orders"]
     assert names("worker=w1") == []
     assert names("tenant=acme&order=desc") == ["acme/orders", html.escape(NASTY[2])]
+    assert names("match=acme/o*") == ["acme/orders"]
+    assert names("connector=tcp&failing=1") == []
+    assert f"None of {len(NASTY) + 1} feeds match" in flower.get("/feeds?label=team=none").text
     first, rest = names("limit=2"), names("limit=2&offset=2") + names("limit=2&offset=4")
     assert sorted(first + rest) == sorted(names(""))
     assert len(first + rest) == len(NASTY) + 1

@@ -28,6 +28,7 @@ PATIENCE_S = 20.0
 STOP_S = 5.0
 
 PACKAGES = {
+    "chromium": "chromium",
     "epmd": "erlang-base",
     "faketime": "faketime",
     "gpsd": "gpsd",

@@ -13,6 +13,7 @@
     return;
   }
 
+  var PILLS = ["worker", "tenant", "label", "connector", "match", "failing"]; // filters that are shown when given
   var REFUSED_MS = 15000;
   var FILTERS = ["search", "status", "prefix"]; // what a form of filters may show
   var RATE_WINDOW_S = 12; // Workers report every two seconds: shorter windows would jitter.
@@ -241,7 +242,7 @@
 
   function fillForm() {
     var given = new URL(window.location.href).searchParams;
-    if (form && (given.get("worker") || given.get("tenant"))) {
+    if (form && PILLS.some(function (name) { return given.get(name); })) {
       // The form has to show one filter more or less: only the server knows how.
       window.location.reload();
     } else if (form) {
@@ -258,7 +259,7 @@
     var submit = function () {
       // The order may have changed since the form was made: only what it shows comes from it.
       var address = new URL(window.location.href);
-      FILTERS.concat("worker", "tenant", "offset", "after").forEach(function (name) {
+      FILTERS.concat(PILLS, "offset", "after").forEach(function (name) {
         address.searchParams.delete(name);
       });
       new FormData(form).forEach(function (value, name) {

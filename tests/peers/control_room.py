@@ -1,0 +1,79 @@
+"""`ControlRoom`: a small fleet that streams, and a Flower before it with somebody of each role."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.cluster import ROOT, Cluster, feed
+from tests.flower import Flower
+from tests.invariants import wait_streaming
+from tests.node import Node
+from tests.source_process import Source
+
+OPERATOR = "ada:of-everything"
+VIEWER = "vic:only-looks"
+TENANT_OPERATOR = "tom:of-acme"
+ROLES = {"ada": "operator", "vic": "viewer", "tom": "operator:acme"}
+STREAMING = ("acme/orders", "acme/payments", "globex/sensors")
+
+
+class ControlRoom:
+    """A context manager. Feeds of two tenants stream, one reaches nobody, one is paused, one has no worker."""
+
+    def __init__(self, directory: Path, *, database_url: str, broker_url: str, prefix: str = "") -> None:
+        self._directory, self._prefix = directory, prefix
+        self.source = Source(rate=20)
+        self.cluster = Cluster(directory, database_url=database_url, broker_url=broker_url)
+        self.flower: Flower | None = None
+
+    def __enter__(self) -> Self:
+        self.source.__enter__()
+        self.cluster.add_beat("beat")
+        for name in ("w1", "w2"):
+            self.cluster.add_worker(name)
+        self.cluster.apply(self._feeds())
+        wait_streaming(self.source, STREAMING)
+        self.start_flower()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.flower is not None:
+            self.flower.node.end()
+        self.cluster.close()
+        self.source.__exit__(kind, error, trace)
+
+    @property
+    def base(self) -> str:
+        assert self.flower is not None
+        return self.flower.base + self._prefix
+
+    def start_flower(self, *options: str) -> None:
+        """Start Flower; again at the same place, after it was ended."""
+        port = "0" if self.flower is None else self.flower.base.rpartition(":")[2]
+        argv = [sys.executable, "-m", "celery", "-A", "feedq", "flower", "--address=127.0.0.1"]
+        argv += [f"--port={port}", *([f"--url-prefix={self._prefix.strip('/')}"] if self._prefix else [])]
+        env = {
+            "FLOWER_BASIC_AUTH": ",".join((OPERATOR, VIEWER, TENANT_OPERATOR)),
+            "FEEDQ_FLOWER_ROLES": json.dumps(ROLES),
+        }
+        log = self._directory / "flower.log"
+        log.unlink(missing_ok=True)
+        self.flower = Flower(
+            Node("flower", [*argv, *options], env={**self.cluster.env, **env}, cwd=ROOT, log=log)
+        )
+
+    def _feeds(self) -> list[dict[str, Any]]:
+        url = self.source.url
+        feeds = [
+            *(feed(name, url) | {"labels": {"team": "till"}} for name in STREAMING),
+            feed("acme/unreachable", "tcp://127.0.0.1:1"),
+            feed("globex/paused", url) | {"target_state": "paused"},
+            feed("globex/unplaced", url) | {"selector": {"required": {"region": "moon"}}},
+        ]
+        return [one | {"tenant": str(one["name"]).partition("/")[0]} for one in feeds]
