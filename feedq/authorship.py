@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from feedq.errors import InvalidInput
+from feedq.errors import Forbidden, InvalidInput
 
 REASON_MAX: Final = 1_000
 """Characters: it is shown in lists."""
@@ -29,6 +29,8 @@ class Author:
     origin: str
     """The machine, address or program that it was asked from."""
     reason: str | None = None
+    tenant: str | None = None
+    """They may change this tenant's feeds alone; None: any."""
 
     def plain(self) -> dict[str, Any]:
         """Write it as it stands in an event."""
@@ -68,6 +70,18 @@ def give_reason(reason: str | None) -> None:
     author, said = _current.get(), checked_reason(reason)
     if author is not None and said is not None:
         _current.set(replace(author, reason=said))
+
+
+def require_own(tenant: str, what: str) -> None:
+    """Raises `Forbidden` when the author of this context may not change what belongs to this tenant.
+
+    Asked within the transaction that makes the change: whose something is may have changed since it was looked at.
+    """
+    author = _current.get()
+    if author is not None and author.tenant not in (None, tenant):
+        raise Forbidden(
+            f"{author.who} has a role of tenant {author.tenant!r}, and {what} is not of that tenant"
+        )
 
 
 def signed(detail: dict[str, Any]) -> dict[str, Any]:

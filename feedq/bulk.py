@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from uuid import UUID
 
 from feedq.diagnosis.placement_checks import serves
-from feedq.errors import Conflict, FeedqError, InvalidInput, Unavailable
+from feedq.errors import Conflict, FeedqError, Forbidden, InvalidInput, Unavailable
 from feedq.model import FeedView, Reason, WorkerView
 from feedq.placement import placing
 from feedq.placement.base import EligibleWorker, Rules, WaitingFeed
@@ -49,7 +49,7 @@ def each(
         try:
             with feeds.together() as several:
                 made = [(item, act(several, item)) for item in part]
-        except (InvalidInput, Conflict):
+        except (InvalidInput, Conflict, Forbidden):
             one_by_one(part, partial(act, feeds), result)
         except Unavailable as away:
             raise _broken_off(away, result, len(items)) from away
@@ -71,7 +71,7 @@ def one_by_one(
     for number, item in enumerate(items, 1):
         try:
             result.done.append((item, act(item)))
-        except (InvalidInput, Conflict) as error:
+        except (InvalidInput, Conflict, Forbidden) as error:
             result.failed.append((item, error))
         except Unavailable as away:
             raise _broken_off(away, result, len(items)) from away

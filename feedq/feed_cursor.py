@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+from feedq.authorship import require_own
 from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
 from feedq.errors import Conflict, InvalidInput
 from feedq.model import JSON, ChangedCursor, Feed, FeedSpec
@@ -55,7 +56,13 @@ def change(
     """
     assert feed.identity is not None, "a feed of the store has one"
     rows = _landed_rows(store, feed) if delete else None
-    asked = CursorChange(feed.id, feed.name, feed.identity, wish.verb, wish.choose, rows, dry_run)
+
+    def choose(before: JSON, last: ChangedCursor | None) -> JSON:
+        # Within the sink's transaction, once the checkpoint is locked: the feed may have changed hands meanwhile.
+        require_own(store.feeds.get(feed.name).spec.tenant, f"feed {feed.name!r}")
+        return wish.choose(before, last)
+
+    asked = CursorChange(feed.id, feed.name, feed.identity, wish.verb, choose, rows, dry_run)
     done = sink.change_cursor(asked)
     if not dry_run:
         store.feeds.cursor_changed(feed.name, done)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Depends, FastAPI, Response
+from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 from starlette.types import ASGIApp
 
@@ -24,7 +24,6 @@ from feedq.api import (
     worker_routes,
 )
 from feedq.api.answers import answer
-from feedq.api.arguments import known_arguments
 from feedq.api.authentication import AuthenticatedRequests
 from feedq.api.backend import ApiBackend
 from feedq.api.bounds import BoundedBodies, BoundedRequests
@@ -74,7 +73,6 @@ def _bare() -> FastAPI:
         openapi_url=f"{PREFIX}/openapi.json",
         docs_url=None,
         redoc_url=None,
-        dependencies=[Depends(known_arguments)],
         generate_unique_id_function=lambda route: route.name,
     )
     for module in ROUTERS:

@@ -10,7 +10,7 @@ from feedq.errors import InvalidInput
 from feedq.values import did_you_mean, shown_path
 
 
-async def known_arguments(request: Request) -> None:
+def require_known_arguments(request: Request) -> None:
     """Raises `InvalidInput`, naming the one that is not known and what may have been meant."""
     route = request.scope["route"]
     if not isinstance(route, APIRoute):

@@ -61,8 +61,8 @@ class AuthenticatedRequests:
         origin = (scope.get("client") or ("this process", 0))[0]
         set_author(Author("nobody", origin))
         caller: Caller = scope.get(CALLER) or await self._caller_of(headers, origin)
-        set_author(Author(caller.who, origin))
-        set_author(Author(caller.who, origin, _reason(headers)))
+        set_author(Author(caller.who, origin, tenant=caller.tenant))
+        set_author(Author(caller.who, origin, _reason(headers), caller.tenant))
         return caller
 
     async def _caller_of(self, headers: Headers, origin: str) -> Caller:

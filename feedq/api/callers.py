@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from feedq.access import AccessRole, Caller
+from feedq.api.arguments import require_known_arguments
 from feedq.api.authentication import CALLER
 from feedq.api.backend import ApiBackend
 from feedq.api.problems import asked
@@ -21,6 +22,8 @@ def _may(role: AccessRole, *, everything: bool) -> Callable[[Request], Awaitable
         caller.require(role)
         if everything:
             caller.require_everything()
+        # Only now: who may not ask is refused, and written down, whatever the arguments are.
+        require_known_arguments(request)
         return caller
 
     return check

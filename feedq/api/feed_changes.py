@@ -236,6 +236,7 @@ def adopt_checkpoint(asked: Change, name: NamePath, given: Adopt | None = None) 
     with asked.backend.open_sink(parse_sink(feed.spec.sink).name) as sink:
         old = adoption.choose(sink, feed, number=chosen.number, force=chosen.force)
         if not asked.dry_run:
+            _live(asked, name)  # to ask the sink took a while, in which it may have changed hands
             adoption.adopt(sink, feed, old)
     if not asked.dry_run:
         feed = asked.backend.store.feeds.restart(name)

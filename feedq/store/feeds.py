@@ -11,6 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from feedq.authorship import require_own
 from feedq.errors import Conflict, NotFound
 from feedq.event_names import EventKind
 from feedq.lease import first_reason, objection_to_move
@@ -100,7 +101,7 @@ class PostgresFeeds(Aggregate):
 
     @in_transaction
     def edit(self, c: Connection, name: str, spec: FeedSpec, *, expected: Version | None = None) -> Feed:
-        current = _locked(c, name, expected)
+        current = _to_change(c, name, expected)
         if spec == current.spec:
             return current
         changed = [column for column in _SPEC if getattr(spec, column) != getattr(current.spec, column)]
@@ -114,7 +115,7 @@ class PostgresFeeds(Aggregate):
     def set_target(
         self, c: Connection, name: str, target: TargetState, *, expected: Version | None = None
     ) -> Feed:
-        current = _locked(c, name, expected)
+        current = _to_change(c, name, expected)
         if current.spec.target_state is target:
             return current
         feed = _update(c, current, f"target_state = :target, {_NEXT_GENERATION}", {"target": target.value})
@@ -124,7 +125,7 @@ class PostgresFeeds(Aggregate):
 
     @in_transaction
     def restart(self, c: Connection, name: str, *, expected: Version | None = None) -> Feed:
-        feed = _update(c, _locked(c, name, expected), _NEXT_GENERATION)
+        feed = _update(c, _to_change(c, name, expected), _NEXT_GENERATION)
         self._record(c, EventKind.FEED_RESTARTED, feed)
         return feed
 
@@ -136,6 +137,7 @@ class PostgresFeeds(Aggregate):
             WHERE feed_id = (SELECT id FROM feedq.feed WHERE name = :name AND removed_at IS NULL)
         """
         c.execute(text(shown), {"cursor": shown_cursor(change.after), "name": name})
+        # Whoever it belongs to by now: the sink has made the change.
         feed = _update(c, _locked(c, name), _NEXT_GENERATION)
         cursors = {"before": brief_cursor(change.before), "after": brief_cursor(change.after)}
         self._record(c, EventKind.CURSOR_CHANGED, feed, verb=change.verb, deleted=change.deleted, **cursors)
@@ -143,7 +145,7 @@ class PostgresFeeds(Aggregate):
 
     @in_transaction
     def remove(self, c: Connection, name: str, *, expected: Version | None = None) -> Feed:
-        feed = _update(c, _locked(c, name, expected), "removed_at = clock_timestamp()")
+        feed = _update(c, _to_change(c, name, expected), "removed_at = clock_timestamp()")
         self._record(c, EventKind.FEED_REMOVED, feed)
         return feed
 
@@ -158,6 +160,9 @@ class PostgresFeeds(Aggregate):
             _locked(c, name)
             raise Conflict(f"feed {name!r} has no lease at the moment; the next sweep makes one")
         feed, lease = feed_from(row), lease_from(row, row.id)
+        # The row of the feed is as it was before the lease was waited for.
+        whose = text("SELECT tenant FROM feedq.feed WHERE id = :id")
+        require_own(c.execute(whose, {"id": feed.id}).scalar_one(), f"feed {name!r}")
         objection = objection_to_move(feed, lease, target)
         if objection is not None:
             raise Conflict(f"feed {name!r} {objection}")
@@ -257,14 +262,20 @@ def _update(
     return feed_from(c.execute(text(sql), {**parameters, "id": feed.id}).one())
 
 
-def _locked(c: Connection, name: str, expected: Version | None = None) -> Feed:
+def _to_change(c: Connection, name: str, expected: Version | None) -> Feed:
+    """The feed, locked. Raises `NotFound`, `Outdated`, `Forbidden` when it is not the author's to change."""
+    feed = _locked(c, name)
+    require_version(f"feed {name!r}", feed.version, expected)
+    require_own(feed.spec.tenant, f"feed {name!r}")
+    return feed
+
+
+def _locked(c: Connection, name: str) -> Feed:
     sql = f"SELECT {FEED_COLUMNS} FROM feedq.feed f WHERE name = :name AND removed_at IS NULL FOR UPDATE"
     row = c.execute(text(sql), {"name": name}).one_or_none()
     if row is None:
         raise no_feed(name)
-    feed = feed_from(row)
-    require_version(f"feed {name!r}", feed.version, expected)
-    return feed
+    return feed_from(row)
 
 
 def _withdraw(c: Connection, lease: Lease) -> None:

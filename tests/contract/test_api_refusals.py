@@ -7,8 +7,9 @@ is added is tried as well, and needs an example.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -30,6 +31,7 @@ from feedq.store.event_listing import EventFilter
 from feedq.telemetry import EventKind
 from tests.api_client import ApiClient
 from tests.api_examples import BODIES, MINE, OTHERS, PAUSED, PREFIX, Example, examples_of
+from tests.cluster import wait_until
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.sink_harness import empty_database
 
@@ -162,6 +164,33 @@ def stage(control_database_url: str, postgres: Postgres) -> Iterator[Stage]:
     harness.close()
 
 
+def is_waited_for(*sessions: tuple[str, Any]) -> bool:
+    """Whether somebody waits for what these sessions have locked."""
+    sql = "SELECT 1 FROM pg_stat_activity WHERE pg_blocking_pids(pid) && %s"
+    return any(query(url, sql, [session.info.backend_pid]) for url, session in sessions)
+
+
+def asked_while_it_changes_hands(stage: Stage, example: Example, token: str) -> httpx.Response:
+    """The answer to a request that looks at the feed before, and changes it after, it is another tenant's."""
+    control, sink = psycopg2.connect(stage.harness.url), psycopg2.connect(stage.sink_url)
+    with closing(control), closing(sink), ThreadPoolExecutor(1) as pool:
+        with control.cursor() as held, sink.cursor() as landed:
+            held.execute("SELECT FROM feedq.lease FOR UPDATE")
+            held.execute("UPDATE feedq.feed SET tenant = 'beta'")
+            landed.execute("LOCK TABLE feedq_checkpoint IN EXCLUSIVE MODE")
+        answer = pool.submit(stage.ask, example, token)
+        try:
+            wait_until(
+                lambda: is_waited_for((stage.harness.url, control), (stage.sink_url, sink)),
+                limit_s=20,
+                what="the request waits for a lock",
+            )
+        finally:
+            control.commit()
+            sink.commit()
+        return answer.result(timeout=30)
+
+
 each_change = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.operation)
 
 
@@ -200,3 +229,29 @@ def test_a_change_is_refused_to_who_may_not_and_written_down(stage: Stage, examp
             "status": answer.status_code,
             "by": {"who": asker.who, "from": ORIGIN},
         }
+
+
+def is_of_a_feed(example: Example) -> bool:
+    """Whether it changes a feed that there is, and when it does so is decided by a lock."""
+    beside = ("dead-letters", "adopt")
+    return example.kind in OF_A_TENANT and not any(word in example.path for word in beside)
+
+
+@pytest.mark.parametrize(
+    "example", [one for one in EXAMPLES if is_of_a_feed(one)], ids=lambda example: example.operation
+)
+def test_a_feed_that_changes_hands_in_between_is_not_changed(stage: Stage, example: Example) -> None:
+    token = stage.token("acme", AccessRole.OPERATOR, "acme")
+    answer = asked_while_it_changes_hands(stage, example, token)
+    assert "is not of that tenant" in answer.text
+    assert answer.status_code == (200 if example.kind == "bulk" else 403)
+    changed = "SELECT name FROM feedq.feed WHERE generation > 2 OR removed_at IS NOT NULL"
+    assert stage.harness.execute(changed) == []
+
+
+@each_change
+def test_who_may_not_ask_is_refused_before_arguments_are_looked_at(stage: Stage, example: Example) -> None:
+    token = stage.token("viewer", AccessRole.VIEWER)
+    wrong = replace(example, path=f"{example.path}?unknown=1")
+    assert stage.ask(wrong, token).status_code == 403
+    assert [one["status"] for one in stage.refusals()] == [403]

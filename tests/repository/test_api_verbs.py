@@ -77,7 +77,8 @@ LOCAL = {
     "feed test": "connects to the source from where it is called, with the secrets there",
     "feed logs": "reads the log files of the machine that it is called on",
     "alert test": "sends from where it is called, to the addresses that are set there",
-    "sync": "reads a catalog from where it is called, with the access that is there",
+    "sync": "reads a catalog with the access that is set up where it is called; workers do so by the schedule "
+    "that `--every` declares, which trigger_schedule runs at once",
     "simulate": "computes, and asks nobody",
     "lint": "reads files, and asks no server",
     "completion": "is for a shell",
