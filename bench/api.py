@@ -28,7 +28,7 @@ ROUNDS: Final = 20
 PAGE_S: Final = 0.1
 FILTER_S: Final = 0.15
 STATUS_S: Final = 1.0
-_FILL: Final = f"""
+FILL: Final = f"""
     INSERT INTO feedq.feed (name, tenant, connector, source, sink, labels, dirty, target_state)
     SELECT 'tenant' || n % 300 || '/feed-' || lpad(n::text, 6, '0'), 'tenant' || n % 300, 'tcp',
         '{{"url": "tcp://source.example:7001"}}', '{{"table": "landed"}}',
@@ -60,7 +60,7 @@ def measure(directory: Path) -> Iterator[Figure]:
         connection = psycopg2.connect(url)
         connection.autocommit = True
         with connection.cursor() as cursor:
-            cursor.execute(_FILL)
+            cursor.execute(FILL)
             cursor.execute("VACUUM feedq.feed, feedq.lease")
         connection.close()
         say(f"{FEEDS:,} feeds are declared")

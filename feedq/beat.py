@@ -31,6 +31,7 @@ from feedq.alerts import AlertSender
 from feedq.errors import FeedqError, Unavailable
 from feedq.fleet_metrics import serve_beat
 from feedq.judge import ExpectationJudge
+from feedq.landed_keeper import LandedKeeper
 from feedq.lease import SECOND_CHECK_S
 from feedq.limits import CHANGES_GATHERED_S, WHOLE_PASS_EVERY_S
 from feedq.once import OPTION
@@ -317,6 +318,7 @@ class ElectedScheduler(Scheduler):
         self._candidate: ElectionCandidate | None = None
         self._judge: ExpectationJudge | None = None
         self._alerts: AlertSender | None = None
+        self._landed: LandedKeeper | None = None
         self._term = 0
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -328,6 +330,8 @@ class ElectedScheduler(Scheduler):
             self._judge.start()
             self._alerts = AlertSender(settings(), lambda: store().alerts, lambda: candidate.leads)
             self._alerts.start()
+            self._landed = LandedKeeper(lambda: store().landed, lambda: candidate.leads)
+            self._landed.start()
         if not self._candidate.leads:
             return STANDBY_TICK_S
         if self._term != self._candidate.term:
@@ -366,6 +370,8 @@ class ElectedScheduler(Scheduler):
             self._judge.stop()
         if self._alerts is not None:
             self._alerts.stop()
+        if self._landed is not None:
+            self._landed.stop()
         self._outbox.close(timeout_s=SEND_GRACE_S)
         super().close()
 

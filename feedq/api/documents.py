@@ -14,6 +14,7 @@ from pydantic import BaseModel, create_model
 
 from feedq.diagnosis.checks import Check
 from feedq.diagnosis.fleet_checks import Overview
+from feedq.landed import LandedBucket, Span
 from feedq.model import Event, Feed, Lease, Load, Status, TargetState, Unmet, Worker
 from feedq.report import rows
 from feedq.schedule.model import Run, Schedule
@@ -110,6 +111,18 @@ EVENT_ROW = _model(
     worker=Text,
 )
 EVENT_PAGE = _page("EventPage", EVENT_ROW, "events")
+_LANDED = _model(
+    "LandedRow",
+    "What a feed landed from `at` on, for the length of a bucket; null where nobody counted.",
+    **_columns(LandedBucket, rows.LANDED_FIELDS),
+)
+LANDED = _model(
+    "LandedDocument",
+    "As `feedq feed history --json`: buckets, the oldest first.",
+    span=Span,
+    bucket_s=int,
+    buckets=_list(_LANDED),
+)
 DEAD_LETTER = _model(
     "DeadLetterRow",
     "A record that the sink refused; `record_hex` in the place of `record` if it is no text.",

@@ -15,8 +15,9 @@ from feedq.api.names import NamePath
 from feedq.api.paging import Cursor, Limit, place_of
 from feedq.diagnosis.waiting_checks import explain
 from feedq.errors import InvalidInput
+from feedq.landed import Span
 from feedq.model import Status
-from feedq.report.rows import feed_document, feed_row
+from feedq.report.rows import feed_document, feed_row, landed_document
 from feedq.selection import Selection
 from feedq.store.event_listing import EventFilter
 from feedq.values import NAME_MAX
@@ -89,6 +90,23 @@ def list_events_of_feed(
     (place,) = place_of(cursor, int) or (None,)
     found = backend.store.history.before(EventFilter(feed_id=feed.id), place=place, limit=limit + 1)
     return answer_page("events", found, limit, listed_event_row, lambda one: (one.id,))
+
+
+@router.get(
+    "/{name:name}/history",
+    responses=returns(documents.LANDED),
+    summary="What one feed landed in an hour or a day",
+)
+def show_landed(
+    request: Request,
+    backend: Served,
+    caller: Viewer,
+    name: NamePath,
+    span: Annotated[Span, Query(description="By minutes, or by quarters of an hour.")] = Span.HOUR,
+) -> Response:
+    feed = backend.store.feeds.get(name)
+    seen(caller, feed, backend, request)
+    return answer(landed_document(span, backend.store.landed.of_feed(feed.id, span)))
 
 
 def labels_of(given: list[str]) -> dict[str, str]:

@@ -24,14 +24,16 @@ from feedq.cli.invocation import (
     watchable,
     yes_option,
 )
-from feedq.cli.output import answer, answer_done, answer_list, write_lines
-from feedq.cli.tables import WIDE_FEED_COLUMNS, event_columns, feed_columns
+from feedq.cli.output import answer, answer_done, answer_list, write_lines, write_table
+from feedq.cli.tables import LANDED_COLUMNS, WIDE_FEED_COLUMNS, event_columns, feed_columns
 from feedq.diagnosis.waiting_checks import explain
+from feedq.landed import Span
 from feedq.report.details import declaration_lines, detail_lines, lease_lines
-from feedq.report.rows import event_row, feed_document, feed_row
+from feedq.report.rows import event_row, feed_document, feed_row, landed_document
 from feedq.selection import SelectionOrder
 from feedq.sinks.base import parse_sink
 from feedq.sinks.identity import owner_of
+from feedq.wording import sparkline
 
 
 @click.group(
@@ -132,6 +134,37 @@ def events(invocation: Invocation, *, name: str, limit: int) -> None:
     found = invocation.store.feeds.events(name, limit=limit)
     workers = {} if invocation.json else verbs.worker_names(invocation.store.workers.views(gone=True))
     answer_list(invocation, found, event_row, event_columns(workers), empty="no events")
+
+
+@feed.command()
+@click.argument("name")
+@click.option(
+    "--span",
+    type=click.Choice([span.value for span in Span]),
+    default=Span.HOUR.value,
+    show_default=True,
+    help="The last hour by minutes, or the last day by quarters of an hour.",
+)
+@output_option
+@pass_invocation
+@watchable
+def history(invocation: Invocation, *, name: str, span: str) -> None:
+    """What one feed landed in the last hour or day, as a picture and in numbers.
+
+    \b
+    Example:
+      feedq feed history acme/orders --span day
+    """
+    asked = Span(span)
+    buckets = invocation.landed.of_feed(invocation.store.feeds.get(name).id, asked)
+    known = [one for one in buckets if one.rows is not None]
+
+    def show() -> None:
+        click.echo(f"rows/s  {sparkline([one.rows_per_s for one in buckets])}")
+        write_table(known, LANDED_COLUMNS)
+
+    empty = "nothing is known yet: the elected beat counts once a minute"
+    answer(invocation, landed_document(asked, buckets), show if known else empty)
 
 
 @feed.command()

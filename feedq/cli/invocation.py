@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from feedq.store.event_listing import EventListing
     from feedq.store.feed_listing import StatusCount
     from feedq.store.fleet_state import FleetState, JobState
+    from feedq.store.landed_counts import LandedCounts
     from feedq.store.postgresql import JobStore, PostgresStore
     from feedq.store.tokens import TokenStore
 
@@ -107,6 +108,10 @@ class Invocation:
     def history(self) -> EventListing:
         """What happened to everything."""
         return self._open().history
+
+    @property
+    def landed(self) -> LandedCounts:
+        return self._open().landed
 
     @property
     def tokens(self) -> TokenStore:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from feedq.cli.output import Styled, TableColumn, number, state, styled, warn
+from feedq.landed import LandedBucket
 from feedq.model import Event, FeedView, WorkerView
 from feedq.report.details import event_detail
 from feedq.schedule.model import (
@@ -103,6 +104,18 @@ def event_columns(workers: Mapping[UUID, str]) -> list[TableColumn[Event]]:
         ),
         TableColumn("DETAIL", event_detail),
     ]
+
+
+LANDED_COLUMNS: list[TableColumn[LandedBucket]] = [
+    TableColumn("FROM", lambda bucket: stamp(bucket.at)),
+    number("ROWS", lambda bucket: _whole(bucket.rows)),
+    number("ROWS/S", lambda bucket: None if bucket.rows_per_s is None else f"{bucket.rows_per_s:,.4g}"),
+    number("DEAD LETTERS", lambda bucket: _whole(bucket.dead_letters)),
+    number(
+        "LAST RECORD",
+        lambda bucket: None if bucket.silent_s is None else f"{duration(bucket.silent_s)} before",
+    ),
+]
 
 
 def _again(event: Event) -> str:

@@ -14,6 +14,7 @@ from feedq.access import AccessToken
 from feedq.diagnosis.checks import Check
 from feedq.diagnosis.fleet_checks import Overview
 from feedq.expect import write_expectations
+from feedq.landed import LandedBucket, Span
 from feedq.lease import stillness_of
 from feedq.model import ChangedCursor, Event, FeedView, Status, WorkerView
 from feedq.passwords import mask_url
@@ -44,6 +45,7 @@ OVERVIEW_FIELDS = (
     *("active", "serving", "cordoned", "drained", "draining", "capacity", "capacity_after_loss"),
     *("rows_per_s", "bytes_per_s", "spread"),
 )
+LANDED_FIELDS = ("at", "rows", "rows_per_s", "dead_letters", "silent_s")
 RUN_FIELDS = (
     *("id", "schedule", "key", "kind", "tick_at", "ticks", "due_at", "state", "attempt", "fence", "worker"),
     *("worker_id", "started_at", "deadline_at", "ended_at"),
@@ -127,6 +129,15 @@ def worker_row(view: WorkerView) -> dict[str, Any]:
 def event_row(event: Event) -> dict[str, Any]:
     names = ("at", "kind", "count", "since", "feed_id", "worker_id", "epoch")
     return _fields(event, names) | {"detail": masked(event.detail)}
+
+
+def landed_document(span: Span, buckets: Iterable[LandedBucket]) -> dict[str, Any]:
+    """Makes `feedq feed history --json`."""
+    return {
+        "span": span,
+        "bucket_s": span.bucket_s,
+        "buckets": [_fields(one, LANDED_FIELDS) for one in buckets],
+    }
 
 
 def token_row(token: AccessToken) -> dict[str, Any]:

@@ -75,6 +75,7 @@ CHANGES: Final[Mapping[str, Mapping[Role, Collection[Right]]]] = {
     "leader": {Role.BEAT: (Right.INSERT, Right.UPDATE)},
     "unmet": {Role.BEAT: ALL},
     "landed_sample": {Role.BEAT: ALL},
+    "landed_count": {Role.BEAT: ALL},
     "alert": {Role.BEAT: ALL},
     "alert_target": {Role.BEAT: ALL},
     "schedule": {

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from feedq.store.jobs.queues import QueueStore
     from feedq.store.jobs.runs import RunStore
     from feedq.store.jobs.schedules import ScheduleStore
+    from feedq.store.landed_counts import LandedCounts
     from feedq.store.passes import PostgresFleet
     from feedq.store.tokens import TokenStore
     from feedq.store.worker_session import PostgresListener, PostgresSession
@@ -118,6 +119,12 @@ class PostgresStore:
         from feedq.store.alert_outbox import AlertOutbox
 
         return AlertOutbox(self._database)
+
+    @cached_property
+    def landed(self) -> LandedCounts:
+        from feedq.store.landed_counts import LandedCounts
+
+        return LandedCounts(self._database)
 
     def now(self) -> datetime:
         """The database's clock."""

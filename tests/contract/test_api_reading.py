@@ -113,6 +113,17 @@ def test_a_feed_is_shown_whatever_its_name(api: ApiClient, feeds: None) -> None:
         assert api.json(f"/feeds/{quote(name, safe='')}/events")["events"][-1]["kind"] == "feed_added"
 
 
+def test_what_a_feed_landed_is_told_by_minutes_and_by_quarters(
+    api: ApiClient, harness: JobsHarness, feeds: None
+) -> None:
+    harness.store.landed.count()
+    for span, bucket_s, buckets in (("hour", 60, 60), ("day", 900, 96)):
+        document = api.json("/feeds/acme%2Fa/history", params={"span": span})
+        assert (document["span"], document["bucket_s"], len(document["buckets"])) == (span, bucket_s, buckets)
+        assert {one["rows"] for one in document["buckets"]} == {None}
+    assert api.get("/feeds/acme%2Fa/history", params={"span": "week"}).status_code == 400
+
+
 def test_history_of_everything_is_paged_and_names_the_feed(
     api: ApiClient, harness: JobsHarness, feeds: None
 ) -> None:

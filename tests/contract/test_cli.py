@@ -91,6 +91,8 @@ def test_a_database_is_migrated_and_feeds_are_declared_shown_and_removed(shell: 
     shell.json("feed", "edit", "acme/orders", "--require", "region=us", "--unset", "selector.preferred.disk")
     shown = shell.json("feed", "show", "acme/orders")
     assert (shown["selector"], shown["generation"]) == ({"required": {"region": "us"}, "preferred": {}}, 3)
+    landed = shell.json("feed", "history", "acme/orders", "--span", "day")
+    assert (landed["span"], len(landed["buckets"])) == ("day", 96)
     kinds = [event["kind"] for event in shell.json("feed", "events", "acme/orders")]
     assert kinds == ["feed_edited", "feed_edited", "feed_added"]
     exported = shell.run("feed", "export").stdout

@@ -16,6 +16,7 @@ VERBS = {
     "feed list": "list_feeds",
     "feed show": "show_feed",
     "feed events": "list_events_of_feed",
+    "feed history": "show_landed",
     "feed cursor show": "show_cursor",
     "feed cursor history": "show_cursor_history",
     "feed cursor set": "set_cursor",

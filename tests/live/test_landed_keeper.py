@@ -1,0 +1,58 @@
+"""The thread of the elected beat that has counters written down, by the real clock."""
+
+from __future__ import annotations
+
+from threading import Event
+from typing import cast
+
+import pytest
+
+from feedq import landed_keeper
+from feedq.errors import Unavailable
+from feedq.landed_keeper import LandedKeeper
+from feedq.store.landed_counts import LandedCounts
+
+
+class Counted:
+    """Counts how often it is asked; the database is away at first."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.again = Event()
+
+    def count(self) -> float:
+        self.asked += 1
+        if self.asked == 1:
+            raise Unavailable("control database: away")
+        if self.asked == 3:
+            self.again.set()
+        return 0.0
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landed_keeper, "LOOK_S", 0.001)
+    monkeypatch.setattr(landed_keeper, "AFTER_S", 0.001)
+
+
+def test_the_elected_beat_counts_again_and_again_whatever_fails() -> None:
+    counted = Counted()
+    thread = LandedKeeper(lambda: cast(LandedCounts, counted), lambda: True)
+    thread.start()
+    assert counted.again.wait(30)
+    thread.stop()
+    assert not thread.is_alive()
+
+
+def test_a_beat_that_was_not_elected_counts_nothing() -> None:
+    counted, looked = Counted(), Event()
+
+    def leads() -> bool:
+        looked.set()
+        return False
+
+    thread = LandedKeeper(lambda: cast(LandedCounts, counted), leads)
+    thread.start()
+    assert looked.wait(30)
+    thread.stop()
+    assert counted.asked == 0
