@@ -84,6 +84,12 @@ def require_own(tenant: str, what: str) -> None:
         )
 
 
+def given_reason() -> str | None:
+    """Why the author of this context asks, if that was said."""
+    author = _current.get()
+    return None if author is None else author.reason
+
+
 def signed(detail: dict[str, Any]) -> dict[str, Any]:
     """The detail of an event, with its author if it has one."""
     author = _current.get()

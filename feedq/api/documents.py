@@ -71,6 +71,8 @@ FEED_ROW = _model(
     weight=float,
     load=float,
     generation=int,
+    generation_running=int,
+    **_columns(Lease, ("worker_id",)),
 )
 FEED_PAGE = _page("FeedPage", FEED_ROW, "feeds")
 FEED = _model(
@@ -83,8 +85,7 @@ FEED = _model(
     cursor=Any,
     initial_cursor=Any,
     expect=dict[str, Any],
-    **_columns(Lease, ("worker_id", "assigned_at")),
-    generation_running=int,
+    **_columns(Lease, ("assigned_at",)),
     **_columns(Feed, ("created_at", "updated_at", "removed_at", "catalog")),
 )
 WORKER_ROW = _model(

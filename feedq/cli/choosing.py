@@ -94,12 +94,17 @@ def act(
 ) -> BulkResult[str, Any]:
     """Do it to each, some hundred at a time, with a bar. Raises `FeedqError` that names each that it could not be
     done to, after the others."""
+    from functools import partial
+
     from feedq import bulk
     from feedq.cli.progress import ProgressBar
 
     names = [view.feed.name for view in chosen]
     with ProgressBar(f"feeds {what}", len(names)) as bar:
-        return bulk.each(invocation.store.feeds, names, verb, told=bar)
+        feeds = invocation.store.feeds
+        if invocation.server is not None:
+            return bulk.one_by_one(names, partial(verb, feeds), told=bar)
+        return bulk.each(feeds, names, verb, told=bar)
 
 
 def fail_if_any(result: BulkResult[Any, Any], what: str) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import click
 
@@ -27,7 +31,9 @@ from feedq.cli.invocation import (
 from feedq.cli.output import answer, answer_done, answer_list, write_lines, write_table
 from feedq.cli.tables import LANDED_COLUMNS, WIDE_FEED_COLUMNS, event_columns, feed_columns
 from feedq.diagnosis.waiting_checks import explain
+from feedq.errors import Forbidden
 from feedq.landed import Span
+from feedq.model import FeedView, WorkerView
 from feedq.report.details import declaration_lines, detail_lines, lease_lines
 from feedq.report.rows import event_row, feed_document, feed_row, landed_document
 from feedq.selection import SelectionOrder
@@ -107,16 +113,27 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed show acme/orders
     """
-    view = invocation.store.feeds.view(name)
     now = invocation.clock.now()
-    workers = invocation.store.workers.views()
-    why = explain(view, workers, now=now, rules=invocation.settings.rules)
+    view, workers, why = _explained(invocation, name, now)
     lines = [
         *detail_lines([("name", name), ("status", view.status), ("why", why)]),
         *lease_lines(view, now=now, workers=verbs.worker_names(workers)),
         *declaration_lines(view, now=now),
     ]
     answer(invocation, feed_document(view, explanation=why), lambda: write_lines(lines))
+
+
+def _explained(
+    invocation: Invocation, name: str, now: datetime
+) -> tuple[FeedView, Sequence[WorkerView], str | None]:
+    """The feed, the workers as far as whoever asks may see them, and why it does not stream."""
+    if (feeds := invocation.feeds_of_server) is not None:
+        view, why = feeds.explained(name)
+        with suppress(Forbidden):
+            return view, invocation.store.workers.views(), why
+        return view, [], why
+    view, workers = invocation.store.feeds.view(name), invocation.store.workers.views()
+    return view, workers, explain(view, workers, now=now, rules=invocation.settings.rules)
 
 
 @feed.command()
@@ -132,7 +149,10 @@ def events(invocation: Invocation, *, name: str, limit: int) -> None:
       feedq feed events acme/orders --limit 10
     """
     found = invocation.store.feeds.events(name, limit=limit)
-    workers = {} if invocation.json else verbs.worker_names(invocation.store.workers.views(gone=True))
+    workers: dict[UUID, str] = {}
+    if not invocation.json:
+        with suppress(Forbidden):  # an API shows workers to whoever may see the whole fleet
+            workers = verbs.worker_names(invocation.store.workers.views(gone=True))
     answer_list(invocation, found, event_row, event_columns(workers), empty="no events")
 
 

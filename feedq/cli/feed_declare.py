@@ -169,6 +169,7 @@ def edit(
     """
     if not (connector or settings or unsettings or any(given.values())):
         raise click.UsageError("nothing to change; give --set source.url=… or another option")
+    invocation.require_database()
     selection = selection_of(
         names, tenant=of_tenant, labels=of_labels, connector=of_connector, match=match, statuses=()
     )

@@ -16,7 +16,7 @@ from datetime import datetime
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -24,6 +24,7 @@ from feedq.clock import Clock, SystemClock
 from feedq.errors import FeedqError, InvalidInput, SchemaBehind, Unavailable
 
 if TYPE_CHECKING:
+    from feedq.cli.api_store import ApiFeeds, ApiStore
     from feedq.model import Feed, FeedView
     from feedq.placement.base import Rules
     from feedq.settings import Settings
@@ -77,12 +78,16 @@ class Invocation:
     clock: Clock = field(default_factory=SystemClock)
     stack_dir: Path | None = STACK_DIR
     """Where a `feedq up` may run whose settings are used when there are none."""
+    server: str | None = None
+    """The API that is asked in the place of the database."""
     _opened: PostgresStore | None = None
+    _api: ApiStore | None = None
 
     @property
     def settings(self) -> Settings:
         from feedq.settings import settings
 
+        self.require_database()
         self._use_stack()
         return settings()
 
@@ -100,14 +105,39 @@ class Invocation:
         os.environ |= state.settings
         click.echo(f"(the feedq up that runs in {directory.absolute()})", err=True)
 
+    def require_database(self) -> None:
+        """Raises `InvalidInput` when a server is to be asked, for what no server does."""
+        if self.server is not None:
+            from feedq.cli.api_store import not_served
+
+            raise not_served()
+
+    @property
+    def feeds_of_server(self) -> ApiFeeds | None:
+        """The feeds of the API, where one is asked."""
+        return None if self.server is None else self._open_api(self.server).feeds
+
+    def _open_api(self, url: str) -> ApiStore:
+        if self._api is None:
+            from feedq.cli.api_connection import ApiConnection, token_of
+            from feedq.cli.api_store import ApiStore
+
+            self._api = ApiStore(ApiConnection(url, token_of()))
+            click.get_current_context().call_on_close(self._api.close)
+        return self._api
+
+    def _opened_any(self) -> PostgresStore:
+        """The database, or what does the same over an API as far as that goes, and refuses the rest."""
+        return self._open() if self.server is None else cast("PostgresStore", self._open_api(self.server))
+
     @property
     def store(self) -> Store:
-        return self._open()
+        return self._opened_any()
 
     @property
     def history(self) -> EventListing:
         """What happened to everything."""
-        return self._open().history
+        return self._opened_any().history
 
     @property
     def landed(self) -> LandedCounts:
@@ -115,7 +145,7 @@ class Invocation:
 
     @property
     def tokens(self) -> TokenStore:
-        return self._open().tokens
+        return self._opened_any().tokens
 
     @property
     def jobs(self) -> JobStore:
@@ -128,6 +158,7 @@ class Invocation:
         return self._open().catalogs
 
     def _open(self) -> PostgresStore:
+        self.require_database()
         if self._opened is None:
             self._use_stack()
             self._opened = open_store()
@@ -170,6 +201,8 @@ class Invocation:
 
     def database_now(self) -> datetime:
         """Reads the clock that schedules go by."""
+        if self.server is not None:
+            return self.clock.now()
         return self._open().now()
 
     def live_feed(self, name: str) -> Feed:

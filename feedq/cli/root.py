@@ -16,8 +16,11 @@ import click
 import feedq
 from feedq.authorship import Author, acting
 from feedq.cli import outline
-from feedq.cli.invocation import Invocation, json_option
+from feedq.cli.invocation import Invocation, json_option, output_option
 from feedq.errors import FeedqError, InvalidInput
+
+SERVED = ("feed", "worker", "events", "token")
+"""Commands that ask an API, if one is named."""
 
 
 class Failed(click.ClickException):
@@ -78,6 +81,14 @@ class Root(click.Group):
             return _missing(cmd_name, error)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        found = super().resolve_command(ctx, args)
+        if not ctx.resilient_parsing:
+            _heed_server(ctx, found[0])
+        return found
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, outline.short_help(name)) for name in self.list_commands(ctx)])
@@ -92,6 +103,18 @@ class Root(click.Group):
             raise Refused(said(str(error))) from error
         except FeedqError as error:
             raise Failed(said(invocation.explain(error))) from error
+
+
+def _heed_server(ctx: click.Context, name: str | None) -> None:
+    """Take the server that is to be asked. Ends the command when it is named for one that asks none."""
+    url = ctx.params.get("server")
+    # Named on the command line, it is meant for this command; in the environment, for those that ask servers.
+    is_meant = ctx.get_parameter_source("server") is click.core.ParameterSource.COMMANDLINE
+    if url and is_meant and name not in SERVED:
+        raise Refused(
+            f"`feedq {name}` asks no API: leave --server out; `feedq {'`, `feedq '.join(SERVED)}` do"
+        )
+    ctx.ensure_object(Invocation).server = url or None
 
 
 def _author() -> Author:
@@ -132,7 +155,14 @@ def _missing(name: str, error: ImportError) -> click.Command:
 @click.command(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(feedq.__version__, prog_name="feedq")
 @json_option
-def main() -> None:
+@output_option
+@click.option(
+    "--server",
+    envvar="FEEDQ_SERVER",
+    metavar="URL",
+    help="Ask this API in the place of the database, with the token in FEEDQ_TOKEN or the file FEEDQ_TOKEN_FILE.",
+)
+def main(server: str | None) -> None:
     """Keep every feed running on exactly one worker, and land its data exactly once.
 
     Settings come from FEEDQ_* environment variables, first of all FEEDQ_DATABASE_URL. Every command takes

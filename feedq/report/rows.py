@@ -90,6 +90,8 @@ def feed_row(view: FeedView) -> dict[str, Any]:
         "weight": spec.weight,
         "load": lease.weight,
         "generation": view.feed.generation,
+        "generation_running": lease.generation,
+        "worker_id": lease.worker_id,
     }
 
 
@@ -103,8 +105,6 @@ def feed_document(view: FeedView, *, explanation: str | None) -> dict[str, Any]:
         "cursor": lease.cursor,
         "initial_cursor": feed.spec.initial_cursor,
         "expect": write_expectations(feed.spec.expect),
-        "worker_id": lease.worker_id,
-        "generation_running": lease.generation,
         "assigned_at": lease.assigned_at,
         **_fields(feed, ("created_at", "updated_at", "removed_at", "catalog")),
     }

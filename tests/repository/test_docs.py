@@ -14,6 +14,7 @@ from click import Command, Group
 
 import feedq
 from feedq.cli import main as feedq_command
+from feedq.cli.api_connection import TOKEN, TOKEN_FILE
 from feedq.connectors.base import load_connector
 from feedq.errors import FeedqError
 from feedq.manifest import reader
@@ -165,7 +166,7 @@ def test_every_setting_is_documented() -> None:
 
 
 def test_settings_that_pages_name_exist() -> None:
-    known = {f"FEEDQ_{name.upper()}" for name in Settings.model_fields}
+    known = {f"FEEDQ_{name.upper()}" for name in Settings.model_fields} | {TOKEN, TOKEN_FILE, "FEEDQ_SERVER"}
     unknown = {
         f"{relative(page)}: {name}"
         for page in [*PAGES, ROOT / "docker-compose.yml", ROOT / "Dockerfile"]
