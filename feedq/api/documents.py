@@ -7,6 +7,7 @@ written down again.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from datetime import datetime
 from typing import Any, get_type_hints
 
@@ -17,10 +18,12 @@ from feedq.diagnosis.fleet_checks import Overview
 from feedq.landed import LandedBucket, Span
 from feedq.model import Event, Feed, Lease, Load, Status, TargetState, Unmet, Worker
 from feedq.report import rows
+from feedq.report.problem_list import ListedProblem
 from feedq.schedule.model import Run, Schedule
 from feedq.store.fleet_state import JobState, Leader
 
 Model = type[BaseModel]
+PROBLEM_FIELDS = tuple(field.name for field in fields(ListedProblem))
 Text = str | None
 
 
@@ -202,6 +205,8 @@ _CHECK = _model(
     "CheckRow", "Something that was checked.", **_columns(Check, ("name", "level", "detail")), advice=Text
 )
 CHECKS = _model("CheckList", "As `feedq doctor --json`.", healthy=bool, checks=_list(_CHECK))
+_PROBLEM = _model("ProblemRow", "Something to look at.", **_columns(ListedProblem, PROBLEM_FIELDS))
+PROBLEMS = _model("ProblemList", "As `feedq problems --json`.", problems=_list(_PROBLEM))
 _FEED_NUMBERS = _model(
     "FeedNumbers",
     "Feeds in numbers.",

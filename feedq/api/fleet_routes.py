@@ -19,7 +19,8 @@ from feedq.diagnosis.checks import Level
 from feedq.errors import InvalidInput
 from feedq.manifest.json_schema import manifest_schema
 from feedq.report.fleet_data import read_fleet
-from feedq.report.rows import check_row, status_document
+from feedq.report.problem_list import read_problems
+from feedq.report.rows import check_row, problem_row, status_document
 
 router = APIRouter(tags=["fleet"])
 
@@ -32,6 +33,12 @@ class JsonSchema(RootModel[dict[str, Any]]):
 def show_status(backend: Served, caller: FleetViewer) -> Response:
     data = read_fleet(backend.store, backend.settings)
     return answer(status_document(data.numbers, data.workers, data.state, data.warnings, jobs=data.jobs))
+
+
+@router.get("/problems", responses=returns(documents.PROBLEMS), summary="What to look at, worst first")
+def list_problems(backend: Served, caller: FleetViewer) -> Response:
+    found = read_problems(backend.store, backend.settings)
+    return answer({"problems": list(map(problem_row, found))})
 
 
 @router.get("/doctor", responses=returns(documents.CHECKS), summary="What is wrong, and how to mend it")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from feedq.cli.api_store import ApiFeeds, ApiStore
     from feedq.model import Feed, FeedView
     from feedq.placement.base import Rules
+    from feedq.report.problem_list import ListedProblem
     from feedq.settings import Settings
     from feedq.sinks.base import Sink
     from feedq.store.base import Store
@@ -192,6 +193,12 @@ class Invocation:
         if rules.tenant_caps:  # each tenant's feeds are counted
             return listing.tallies(), self.store.feeds.views()
         return listing.tallies(), listing.notable(TROUBLES, each=NAMED_MAX)
+
+    def problems(self) -> list[ListedProblem]:
+        """Everything that somebody has to look at."""
+        from feedq.report.problem_list import read_problems
+
+        return read_problems(self._open(), self.settings)
 
     def fleet_state(self) -> FleetState:
         return self._open().fleet_state()

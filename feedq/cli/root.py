@@ -51,6 +51,7 @@ class Root(click.Group):
         "schedule": "feedq.cli.schedule:schedule",
         "worker": "feedq.cli.worker:worker",
         "status": "feedq.cli.status:status",
+        "problems": "feedq.cli.problems:problems",
         "token": "feedq.cli.token:token",
         "api": "feedq.cli.serve:serve",
         "top": "feedq.cli.top:top",

@@ -25,6 +25,7 @@ from feedq.store.fleet_state import FleetState, JobState
 from feedq.wording import lag_s
 
 if TYPE_CHECKING:
+    from feedq.report.problem_list import ListedProblem
     from feedq.sinks.base import DeadLetter  # imports what `feedq status` has no use for
 
 LEASE_FIELDS = (
@@ -169,6 +170,10 @@ def changed_cursor_row(change: ChangedCursor) -> dict[str, Any]:
 
 def check_row(check: Check) -> dict[str, Any]:
     return asdict(check) | {"advice": check.advice or None}
+
+
+def problem_row(found: ListedProblem) -> dict[str, Any]:
+    return asdict(found)
 
 
 def status_document(

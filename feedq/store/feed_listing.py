@@ -232,7 +232,8 @@ class FeedListing(Aggregate):
         """Read the feeds that there is something to say about, by name.
 
         These are the first so many of each of these statuses, and of each reason to wait; those that a worker was
-        lost to or whose records were refused of late; and those that require labels.
+        lost to or whose records were refused of late; those that are not as expected; and those that require
+        labels.
         """
         sql = f"""
             SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM}
@@ -248,6 +249,8 @@ class FeedListing(Aggregate):
                 UNION ALL
                 SELECT feed_id FROM feedq.lease
                 WHERE blamed > 0 OR dead_letter_at > :now - make_interval(secs => {LATELY_S})
+                UNION ALL
+                SELECT feed_id FROM feedq.unmet
                 UNION ALL
                 SELECT id FROM feedq.feed WHERE selector ? 'required'
             ) ORDER BY f.name, f.id

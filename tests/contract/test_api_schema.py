@@ -46,7 +46,17 @@ NAMES = {
     "/connectors": ("tcp",),
 }
 """What there is, by the kind of thing."""
-FLEET = ("/workers", "/schedules", "/runs", "/queues", "/calendars", "/status", "/doctor", "/tokens")
+FLEET = (
+    "/workers",
+    "/schedules",
+    "/runs",
+    "/queues",
+    "/calendars",
+    "/status",
+    "/problems",
+    "/doctor",
+    "/tokens",
+)
 """What no token over one tenant reaches."""
 SLOW = ("/doctor",)
 CHECKS = (

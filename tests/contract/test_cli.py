@@ -99,6 +99,9 @@ def test_a_database_is_migrated_and_feeds_are_declared_shown_and_removed(shell: 
     assert shell.json("apply", "-f", "-", "--prune", given=exported)["changes"] == []
     status = shell.json("status")
     assert (status["feeds"]["total"], status["beat"]) == (1, None)
+    problems = shell.json("problems")["problems"]
+    assert [one["feed"] for one in problems if one["name"] == "waiting"] == ["acme/orders"]
+    assert "FAIL: workers: no active worker" in shell.ok("problems")
     assert shell.json("feed", "remove", "acme/orders", "--yes")[0]["result"] == "removed"
 
 

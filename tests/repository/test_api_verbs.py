@@ -60,6 +60,7 @@ VERBS = {
     "worker uncordon": "uncordon_worker",
     "worker drain": "drain_worker",
     "status": "show_status",
+    "problems": "list_problems",
     "top": "show_status list_feeds",
     "doctor": "show_doctor",
     "connectors": "list_connectors show_connector",
