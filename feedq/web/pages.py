@@ -22,6 +22,7 @@ from tornado import web
 from feedq import __version__, wording
 from feedq.api.problems import status_of
 from feedq.errors import FeedqError, InvalidInput
+from feedq.landed import Span
 from feedq.lease import stillness_of
 from feedq.model import Status
 from feedq.report.details import (
@@ -34,8 +35,9 @@ from feedq.report.details import (
 from feedq.schedule.model import RunState, ScheduleState
 from feedq.store.feed_listing import Query, Sort, StatusCount
 from feedq.telemetry import LogEvent, log, mask_url
+from feedq.web.charts import landed_charts, owner_chart
 from feedq.web.guard import refusal
-from feedq.web.params import address, parse_query, parse_run_id, parse_schedules, parse_states
+from feedq.web.params import address, parse_query, parse_run_id, parse_schedules, parse_span, parse_states
 from feedq.web.queries import WebQueries
 from feedq.wording import TONES, Tone, timing_words
 
@@ -140,6 +142,7 @@ class PageHandler(BaseHandler):
             stillness_of=stillness_of,
             timing_words=timing_words,
             feed_url=self.feed_url,
+            feed_part_url=self.feed_part_url,
             feeds_url=self.feeds_url,
             schedule_url=self.schedule_url,
             RunState=RunState,
@@ -156,6 +159,10 @@ class PageHandler(BaseHandler):
     def feed_url(self, name: str) -> str:
         # As an argument: a name may hold slashes, dots and whatever else paths are rewritten for.
         return f"{self.reverse_url('feed')}?name={quote(name, safe='')}"
+
+    def feed_part_url(self, name: str, span: Span, *, in_numbers: bool) -> str:
+        """Makes the address of a feed's page with these charts, as pictures alone or in numbers, too."""
+        return f"{self.feed_url(name)}&span={span}{'&numbers=1' if in_numbers else ''}"
 
     def feeds_url(self, **changes: Any) -> str:
         return f"{self.reverse_url('feeds')}{address(Query(limit=FEEDS_SHOWN), limit=FEEDS_SHOWN, **changes)}"
@@ -214,7 +221,8 @@ class FeedPage(PageHandler):
         if not name:
             raise InvalidInput("name: say which feed, as in ?name=acme/orders")
         self.title = name
-        data = await self.queries.feed(name)
+        span = parse_span(self.argument("span"))
+        data = await self.queries.feed(name, span)
         return self.part(
             "feed_live.html",
             data=data,
@@ -224,6 +232,11 @@ class FeedPage(PageHandler):
                 "Declaration": declaration_lines(data.view, now=data.now),
             },
             detail=event_detail,
+            span=span,
+            Span=Span,
+            charts=landed_charts(data.landed, span),
+            owners=owner_chart(data.events, data.workers, now=data.now),
+            in_numbers=self.argument("numbers") == "1",
         )
 
 

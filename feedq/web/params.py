@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from feedq.errors import InvalidInput
+from feedq.landed import Span
 from feedq.model import Status
 from feedq.schedule.model import RunState
 from feedq.store.feed_listing import OFFSET_MAX, PAGE_MAX, Query, Sort
@@ -99,6 +100,11 @@ def word(text: str | None, kind: type[Word], *, name: str) -> Word | None:
         return kind(text)
     except ValueError:
         raise InvalidInput(f"{name}={text!r}: must be one of {', '.join(kind)}") from None
+
+
+def parse_span(text: str | None) -> Span:
+    """Reads how far back to look. Raises `InvalidInput`."""
+    return word(text, Span, name="span") or Span.HOUR
 
 
 def number(text: str | None, *, name: str, default: int, least: int, most: int) -> int:

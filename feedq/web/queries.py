@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import TypeVar
 from uuid import UUID
 
 from feedq.diagnosis.waiting_checks import explain
+from feedq.landed import LandedBucket, Span
 from feedq.model import Event, FeedView, WorkerView
 from feedq.report.fleet_data import FleetData, read_fleet
-from feedq.schedule.model import Run, RunState, ScheduleView
+from feedq.schedule.model import Run, RunState, ScheduleState, ScheduleView
+from feedq.schedule.timing import ticks_after
 from feedq.settings import Settings
 from feedq.store.feed_listing import FoundFeeds, Query
 from feedq.store.jobs.schedules import ScheduleStore
@@ -23,6 +26,7 @@ from feedq.web.params import ScheduleQuery
 T = TypeVar("T")
 
 EVENTS_SHOWN = 100
+TICKS_SHOWN = 5
 RUNS_SHOWN = 100
 """Runs on the page of one schedule."""
 
@@ -38,6 +42,8 @@ class FeedData:
     """Names of the workers that are there."""
     explanation: str | None
     """Why it does not stream, and what to do about it."""
+    landed: Sequence[LandedBucket]
+    """What it landed, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,8 @@ class ScheduleData:
     view: ScheduleView
     counts: Mapping[RunState, int]
     runs: Sequence[Run]
+    ticks: Sequence[datetime]
+    """The next ones; none while it is paused."""
 
 
 class WebQueries:
@@ -73,9 +81,9 @@ class WebQueries:
     async def page(self, query: Query) -> FoundFeeds:
         return await self._reader.read(query, lambda: self.store.listing.page(query))
 
-    async def feed(self, name: str) -> FeedData:
+    async def feed(self, name: str, span: Span = Span.HOUR) -> FeedData:
         """Reads one feed. Raises `NotFound` as well."""
-        return await self._reader.read(("feed", name), lambda: self._read_feed(name))
+        return await self._reader.read(("feed", name, span), lambda: self._read_feed(name, span))
 
     async def workers(self) -> list[WorkerView]:
         return await self._reader.read("workers", self.store.workers.views)
@@ -83,13 +91,14 @@ class WebQueries:
     async def fleet(self) -> FleetData:
         return await self._reader.read("fleet", lambda: read_fleet(self.store, self._settings))
 
-    def _read_feed(self, name: str) -> FeedData:
+    def _read_feed(self, name: str, span: Span) -> FeedData:
         view = self.store.feeds.view(name)
         events = self.store.feeds.events(name, limit=EVENTS_SHOWN)
         workers = self.store.workers.views()
         now = self.store.now()
         explanation = explain(view, workers, now=now, rules=self._settings.rules)
-        return FeedData(now, view, events, worker_names(workers), explanation)
+        landed = self.store.landed.of_feed(view.feed.id, span)
+        return FeedData(now, view, events, worker_names(workers), explanation, landed)
 
 
 class ScheduleQueries:
@@ -130,10 +139,13 @@ class ScheduleQueries:
         return FoundSchedules(self._now(), shown, next_after)
 
     def _read_schedule(self, name: str, states: tuple[RunState, ...]) -> ScheduleData:
-        schedules = self._jobs.schedules
+        schedules, now = self._jobs.schedules, self._now()
+        view = schedules.view(name)
+        fires = view.schedule.state is ScheduleState.ACTIVE and not view.schedule.unreadable
         return ScheduleData(
-            view=schedules.view(name),
+            view=view,
+            ticks=list(islice(ticks_after(view.schedule.spec, after=now), TICKS_SHOWN)) if fires else [],
             counts=schedules.counts(name),
             runs=schedules.runs(name, states=states, limit=RUNS_SHOWN),
-            now=self._now(),
+            now=now,
         )

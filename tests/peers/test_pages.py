@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
+import psycopg2
 import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
+from feedq.schedule.model import Every, Job, Overlap, ScheduleSpec
+from feedq.store.postgresql import PostgresStore
 from tests.peers.browser import LOOKS, Browser, Look
 from tests.peers.control_room import OPERATOR, ControlRoom
 
@@ -16,8 +20,10 @@ pytestmark = pytest.mark.timeout(180)
 PAGES = {
     "feeds": "/feeds",
     "feed": "/feed?name=acme/orders",
+    "feed-in-numbers": "/feed?name=acme/orders&span=day&numbers=1",
     "fleet": "/fleet",
     "schedules": "/schedules",
+    "schedule": "/schedule?name=acme/rollup",
 }
 
 
@@ -28,8 +34,33 @@ def room(
     database_url = postgres.create_database("pages")
     directory = tmp_path_factory.mktemp("pages")
     with ControlRoom(directory, database_url=database_url, broker_url=valkey.url(), prefix="/q") as room:
+        show_history(database_url)
         yield room
     postgres.drop_database("pages")
+
+
+def show_history(database_url: str) -> None:
+    """An hour of what feeds landed, with a gap, and a schedule with some runs."""
+    connection = psycopg2.connect(database_url)
+    with closing(connection), connection, connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO feedq.landed_count (chunk, at, daily, places, records, dead_letters, silent_s) "
+            "SELECT feed_id / 1000, at, true, array_agg((feed_id % 1000)::smallint), "
+            "array_agg((1e6 - 900 * n + 300 * sin(n))::bigint), array_agg(40 - n / 2), "
+            "array_agg((2 + 2 * sin(n))::real) "
+            "FROM feedq.lease, generate_series(1, 60) n, "
+            "LATERAL (SELECT date_trunc('minute', now()) + interval '10s' - make_interval(mins => n)) x (at) "
+            "WHERE n NOT BETWEEN 20 AND 23 GROUP BY feed_id / 1000, at"
+        )
+    store = PostgresStore(database_url)
+    store.jobs.schedules.add(
+        ScheduleSpec("acme/rollup", Every(3600), Job("acme.roll_up"), overlap=Overlap.ALLOW_ALL)
+    )
+    for n in range(12):
+        made = store.jobs.schedules.trigger("acme/rollup", key=f"k{n}")
+        if n % 3:
+            store.jobs.schedules.cancel_run(made.id)
+    store.close()
 
 
 @pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.name)
