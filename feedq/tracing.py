@@ -212,7 +212,8 @@ def tracer() -> Tracer | None:
             trace.set_tracer_provider(provider)
         return provider.get_tracer("feedq", __version__)
     except Exception as error:  # noqa: BLE001 -- no reason not to stream: ImportError, or whatever an exporter raises
-        structlog.stdlib.get_logger(__name__).warning(LogEvent.TRACING_OFF, error=str(error))
+        hint = "; pip install 'feedq[otel]'" if isinstance(error, ImportError) else ""
+        structlog.stdlib.get_logger(__name__).warning(LogEvent.TRACING_OFF, error=f"{error}{hint}")
         return None
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from feedq.cli.completing import completion_of
+
 FILE = Path(__file__).with_name("outline.json")
 
 
@@ -30,27 +32,30 @@ def short_help(name: str) -> str:
 def stand_in(name: str) -> click.Command | None:
     """A command at the top with all that completion asks of it, and nothing to run."""
     found = _kept()["commands"].get(name)
-    return None if found is None else _built(name, found)
+    return None if found is None else _built(name, found, (name,))
 
 
-def _built(name: str, outline: dict[str, Any]) -> click.Command:
-    params = [_parameter(given) for given in outline["params"]]
+def _built(name: str, outline: dict[str, Any], path: tuple[str, ...]) -> click.Command:
+    params = [_parameter(given, path) for given in outline["params"]]
     inner = outline.get("commands")
     if inner is None:
         return click.Command(name, params=params, short_help=outline["help"])
-    commands = {key: _built(key, below) for key, below in inner.items()}
+    commands = {key: _built(key, below, (*path, key)) for key, below in inner.items()}
     return click.Group(name, commands, params=params, short_help=outline["help"])
 
 
-def _parameter(given: dict[str, Any]) -> click.Parameter:
+def _parameter(given: dict[str, Any], path: tuple[str, ...]) -> click.Parameter:
     kind = click.Choice(given["choices"]) if "choices" in given else click.Path() if "path" in given else None
+    names = completion_of(path, given["name"], is_option="option" in given)
     if "option" not in given:
-        return click.Argument([given["name"]], nargs=given["nargs"], required=False, type=kind)
-    names = [given["name"], *given["option"]]
+        return click.Argument(
+            [given["name"]], nargs=given["nargs"], required=False, type=kind, shell_complete=names
+        )
+    declared = [given["name"], *given["option"]]
     is_flag, multiple = given.get("flag", False), given.get("multiple", False)
     if is_flag:
-        return click.Option(names, is_flag=True, help=given["help"])
-    return click.Option(names, multiple=multiple, help=given["help"], type=kind)
+        return click.Option(declared, is_flag=True, help=given["help"])
+    return click.Option(declared, multiple=multiple, help=given["help"], type=kind, shell_complete=names)
 
 
 def outline_of(command: click.Command) -> dict[str, Any]:

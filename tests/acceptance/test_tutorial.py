@@ -1,0 +1,114 @@
+"""The first page of the tutorial, as written: from an empty directory to an own feed in an own table."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+from tests.acceptance.test_up import START_S, STOP_S, directory, plain_env
+from tests.cluster import ROOT, wait_until
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.servers, pytest.mark.timeout(300)]
+
+SECTION = "## A feed of your own in one minute"
+COMMANDS_MAX = 8
+TOGETHER_MAX_S = 300.0
+WRITTEN = [("1", "book", "12.50"), ("2", "pen", "1.20"), ("3", "map", "7.00")]
+
+
+def commands() -> list[str]:
+    """What the section says to type, one command each; a here-document is one."""
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    section = text.partition(SECTION)[2].partition("\n## ")[0]
+    blocks = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    found: list[str] = []
+    for line in "".join(blocks).splitlines():
+        is_within = bool(found) and "<<" in found[-1] and not found[-1].endswith("\nEOF")
+        found = [*found[:-1], f"{found[-1]}\n{line}"] if is_within else [*found, line]
+    return found
+
+
+class Terminals:
+    """Two terminals in one directory: what ends with ``&`` goes on in the first of them."""
+
+    def __init__(self, where: Path) -> None:
+        self.where = where
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.env = {**plain_env(), "PATH": path}
+        self.goes_on: subprocess.Popen[bytes] | None = None
+
+    def type(self, command: str) -> str:
+        if command == "feedq up":
+            with (self.where / "up.out").open("wb") as log:
+                self.goes_on = subprocess.Popen(
+                    ["bash", "-c", f"exec {command}"],
+                    cwd=self.where,
+                    env=self.env,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            wait_until(self._is_up, limit_s=START_S, what=self._said)
+            return ""
+        done = subprocess.run(
+            ["bash", "-ec", command],
+            cwd=self.where,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout
+
+    def _said(self) -> str:
+        return (self.where / "up.out").read_text()
+
+    def _is_up(self) -> bool:
+        return "everything is up" in self._said()
+
+    def close(self) -> None:
+        if self.goes_on is not None:
+            self.goes_on.send_signal(signal.SIGINT)
+            self.goes_on.wait(STOP_S)
+
+    def rows(self) -> list[tuple[str, ...]]:
+        settings = json.loads(self.type("feedq env --json"))
+        with (
+            closing(psycopg2.connect(settings["FEEDQ_DATABASE_URL"])) as database,
+            database.cursor() as cursor,
+        ):
+            cursor.execute("SELECT id::text, article, price::text FROM orders ORDER BY id")
+            return cursor.fetchall()
+
+
+@pytest.fixture
+def terminals() -> Iterator[Terminals]:
+    with directory() as where:
+        made = Terminals(where)
+        yield made
+        made.close()
+
+
+def test_from_an_empty_directory_to_an_own_table(terminals: Terminals) -> None:
+    typed = commands()
+    assert 3 < len(typed) <= COMMANDS_MAX
+    assert not [one for one in typed if re.search(r"psql|SELECT|CREATE|python", one)], "no SQL, and no code"
+    assert shutil.which("feedq", path=terminals.env["PATH"])
+    began = time.monotonic()
+    said = [terminals.type(command) for command in typed]
+    wait_until(lambda: terminals.rows() == WRITTEN, limit_s=30, what=lambda: f"{terminals.rows()}")
+    assert time.monotonic() - began < TOGETHER_MAX_S
+    assert re.search(r"shop/orders +streaming", said[-1])
