@@ -18,6 +18,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psycopg2
+
+from bench.api import FEEDS as MANY
+from bench.api import FILL
 from bench.report import Figure, at_most
 from bench.servers import started
 from feedq import __version__
@@ -36,6 +40,7 @@ VERSION_MUST_S = 0.12
 COMPLETION_MUST_S = 0.15
 STATUS_MUST_S = 0.4
 OPERATION_MUST_S = 5.0
+MANY_MUST_S = 1.0
 TENANTS = 30
 OPERATIONS = (
     ("pause a tenant", "feed", "pause", "--tenant", "tenant-1", "--yes"),
@@ -55,8 +60,8 @@ def measure(directory: Path) -> Iterator[Figure]:
     yield at_most("start: feedq --version", VERSION_MUST_S, processor_s(["--version"]), "s")
     yield at_most("start: feedq --help", COMPLETION_MUST_S, processor_s(["--help"]), "s")
     for line in ("feedq feed ", "feedq feed list --"):
-        asked = {"_FEEDQ_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
-        yield at_most(f"start: completion of {line!r}", COMPLETION_MUST_S, processor_s([], asked), "s")
+        used = processor_s([], completing(line))
+        yield at_most(f"start: completion of {line!r}", COMPLETION_MUST_S, used, "s")
     with started(Postgres(directory)) as postgres:
         url = postgres.create_database("start")
         migrate.upgrade(url)
@@ -68,8 +73,33 @@ def measure(directory: Path) -> Iterator[Figure]:
             _place_all(store)
         used = processor_s(["status"], environment)
         yield at_most(f"start: feedq status, {FEEDS:,} feeds", STATUS_MUST_S, used, "s")
+        for line in ("feedq feed pause tenant-1", "feedq feed list --tenant t"):
+            asked = environment | completing(line)
+            yield at_most(f"start: completion of {line!r}", COMPLETION_MUST_S, processor_s([], asked), "s")
         for case, *arguments in OPERATIONS:
             yield _waited(case, environment, *arguments)
+        yield from _with_many(postgres)
+
+
+def _with_many(postgres: Postgres) -> Iterator[Figure]:
+    url = postgres.create_database("start_many")
+    migrate.upgrade(url)
+    with closing(psycopg2.connect(url)) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(FILL)
+            cursor.execute("VACUUM feedq.feed, feedq.lease")
+    environment = {"FEEDQ_DATABASE_URL": url}
+    waited = min(_waited_s(environment, "status") for _ in range(ROUNDS))
+    yield at_most(f"start: feedq status, {MANY:,} feeds, until it answers", MANY_MUST_S, waited, "s")
+    asked = environment | completing("feedq feed pause tenant7")
+    used = processor_s([], asked)
+    yield at_most(f"start: completion of a name, {MANY:,} feeds", COMPLETION_MUST_S, used, "s")
+
+
+def completing(line: str) -> dict[str, str]:
+    """What bash sets when the last word of this line is to be completed."""
+    return {"_FEEDQ_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
 
 
 def _declared(number: int) -> dict[str, Any]:
@@ -96,9 +126,13 @@ def _place_all(store: PostgresStore) -> None:
 
 
 def _waited(case: str, environment: Mapping[str, str], *arguments: str) -> Figure:
+    return at_most(f"operator: {case}", OPERATION_MUST_S, _waited_s(environment, *arguments), "s")
+
+
+def _waited_s(environment: Mapping[str, str], *arguments: str) -> float:
     began = time.perf_counter()
     _once(arguments, environment)
-    return at_most(f"operator: {case}", OPERATION_MUST_S, time.perf_counter() - began, "s")
+    return time.perf_counter() - began
 
 
 def processor_s(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> float:

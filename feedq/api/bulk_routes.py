@@ -15,7 +15,7 @@ from feedq.api.callers import changed
 from feedq.api.changing import Asked, Change, Reasoned, heed
 from feedq.bulk import BulkResult
 from feedq.errors import InvalidInput, Outdated
-from feedq.model import FeedView, Status, TargetState
+from feedq.model import FeedView, Status, TargetState, WorkerView
 from feedq.selection import Selection
 from feedq.store.base import Feeds
 from feedq.telemetry import mask_url
@@ -107,12 +107,17 @@ def act_on_feeds(asked: Change, given: BulkAction) -> Response:
             f"count: there are {len(views)} such feeds by now, and not {given.count}; nothing was done"
         )
     result = _act(asked, given, views)
-    done = [DoneRow(name=view.feed.name, result=DONE[given.verb]) for view, _ in result.done]
+    done = [DoneRow(name=view.feed.name, result=_result(given.verb, to)) for view, to in result.done]
     failed = [
         FailedRow(name=view.feed.name, error=type(error).__name__, detail=printable(mask_url(str(error))))
         for view, error in result.failed
     ]
     return _report(asked, given.verb, len(views), done, failed)
+
+
+def _result(verb: str, outcome: Any) -> str:
+    """What was done; of a move, also where to, as the answer to the move of one feed has it."""
+    return f"{DONE[verb]} to {outcome.worker.name}" if isinstance(outcome, WorkerView) else DONE[verb]
 
 
 def _report(

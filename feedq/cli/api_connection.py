@@ -93,17 +93,25 @@ class ApiConnection:
             return document
         if not isinstance(document, dict) or not isinstance(document.get("detail"), str):
             raise self._no_api(answer)
-        kind = getattr(errors, str(document.get("error")), None)
-        if isinstance(kind, type) and issubclass(kind, Unauthenticated):
-            raise kind(f"the server at {self._url}: {document['detail']}; {TOKEN} or {TOKEN_FILE} gives it")
-        if isinstance(kind, type) and issubclass(kind, FeedqError):
-            raise kind(document["detail"])
-        raise self.skewed() if answer.status_code in (404, 405) else Unavailable(document["detail"])
+        error = error_of(document)
+        if isinstance(error, Unauthenticated):
+            raise Unauthenticated(f"the server at {self._url}: {error}; {TOKEN} or {TOKEN_FILE} gives it")
+        if type(error) is FeedqError:  # none that a command knows
+            raise self.skewed() if answer.status_code in (404, 405) else Unavailable(str(error))
+        raise error
 
     def _no_api(self, answer: httpx.Response) -> Unavailable:
         return Unavailable(
             f"what answers at {self._url} (status {answer.status_code}) is no API of feedq; see --server"
         )
+
+
+def error_of(problem: Mapping[str, Any]) -> FeedqError:
+    """The error that the API tells of; the root of all where it is none of feedq's."""
+    kind = getattr(errors, str(problem.get("error")), None)
+    if isinstance(kind, type) and issubclass(kind, FeedqError):
+        return kind(problem["detail"])
+    return FeedqError(problem["detail"])
 
 
 def token_of(environment: Mapping[str, str] = os.environ) -> str | None:

@@ -16,8 +16,8 @@ from uuid import UUID
 from pydantic import TypeAdapter, ValidationError
 
 from feedq.access import AccessRole, AccessToken
-from feedq.cli.api_connection import ApiConnection
-from feedq.errors import Conflict, InvalidInput, Outdated
+from feedq.cli.api_connection import ApiConnection, error_of
+from feedq.errors import Conflict, FeedqError, InvalidInput, Outdated
 from feedq.manifest.feed_entry import FeedEntry, plain_feed
 from feedq.model import (
     Event,
@@ -40,6 +40,9 @@ from feedq.store.event_listing import EventFilter, ListedEvent
 
 ROWS_AT_ONCE: Final = 500
 """What the API has on a page at most."""
+NAMES_AT_ONCE: Final = 1_000
+"""What the API takes in one request at most."""
+MOVING_TO: Final = "moving to "
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
 """What the API does not say of a feed in a list."""
 EVENT_FIELDS = ("at", "kind", "count", "since", "feed_id", "worker_id", "epoch", "detail")
@@ -114,6 +117,29 @@ class ApiFeeds:
         except Outdated:
             raise Conflict(f"feed {spec.name!r} exists already; `feedq feed edit` changes it") from None
         return _declared(spec)
+
+    def edit(self, name: str, spec: FeedSpec) -> Feed:
+        made = self._api.ask("PUT", "feeds", name, body=plain_feed(spec))
+        return replace(_declared(spec), generation=made["generation"])
+
+    def move_to(self, name: str, worker: str) -> str:
+        """Ask for the move of one feed. Returns the name of the worker that gets it."""
+        made = self._api.ask("POST", "feeds", name, "move", body={"worker": worker})
+        return str(made["result"]).removeprefix(MOVING_TO)
+
+    def move_all(
+        self, names: Sequence[str], worker: str | None
+    ) -> tuple[dict[str, str], dict[str, FeedqError]]:
+        """Ask for the moves of several. Returns the workers that get them, and why others do not move, by feed."""
+        moved: dict[str, str] = {}
+        failed: dict[str, FeedqError] = {}
+        for start in range(0, len(names), NAMES_AT_ONCE):
+            part = names[start : start + NAMES_AT_ONCE]
+            asked = {"verb": "move", "selection": {"names": part}, "count": len(part), "worker": worker}
+            report = self._api.ask("POST", "bulk", "feeds", body=asked)
+            moved |= {row["name"]: row["result"].removeprefix(MOVING_TO) for row in report["done"]}
+            failed |= {row["name"]: error_of(row) for row in report["failed"]}
+        return moved, failed
 
     def set_target(self, name: str, target: TargetState) -> Feed:
         return self._changed(name, "pause" if target is TargetState.PAUSED else "resume")

@@ -169,11 +169,12 @@ def edit(
     """
     if not (connector or settings or unsettings or any(given.values())):
         raise click.UsageError("nothing to change; give --set source.url=… or another option")
-    invocation.require_database()
     selection = selection_of(
         names, tenant=of_tenant, labels=of_labels, connector=of_connector, match=match, statuses=()
     )
     chosen = choose(invocation, selection)
+    if (feeds := invocation.feeds_of_server) is not None:
+        chosen = [feeds.view(view.feed.name) for view in chosen]  # with their whole declarations
 
     def edited(spec: FeedSpec) -> FeedSpec:
         keys = _changed(feed_entry.plain_feed(spec), connector=connector, **given)

@@ -191,18 +191,18 @@ def move(
     live = choose(invocation, selection)[:count]
     confirm_chosen(invocation, selection, live, "Move", yes=yes)
     result = _moved(invocation, live, target)
+    arrivals = {view.feed.name: to for view, to in result.done}
     if wait:
-        arrivals = {view.feed.name: to.worker.id for view, to in result.done}
         invocation.wait_until(
             lambda: all(
-                v.lease.worker_id == arrivals[v.feed.name] and v.status is Status.STREAMING
+                v.worker == arrivals[v.feed.name] and v.status is Status.STREAMING
                 for v in invocation.store.feeds.selected(Selection(names=tuple(arrivals)))
             ),
             timeout_s=timeout_s,
             what=f"{counted(len(arrivals), 'feed')} on other workers",
         )
     verb = "moved" if wait else "moving"
-    documents = [{"name": v.feed.name, "worker": to.worker.name, "result": verb} for v, to in result.done]
+    documents = [{"name": name, "worker": to, "result": verb} for name, to in arrivals.items()]
     lines = [f"{one['name']} {verb} to {one['worker']}" for one in documents]
     answer(invocation, documents, "\n".join(lines) or "none moved")
     fail_if_any(result, "moved")
@@ -210,35 +210,50 @@ def move(
 
 def _moved(
     invocation: Invocation, live: Sequence[FeedView], target: str | None
-) -> bulk.BulkResult[FeedView, Any]:
+) -> bulk.BulkResult[FeedView, str]:
+    """Each with the name of the worker that gets it."""
+    if (feeds := invocation.feeds_of_server) is not None:
+        moved, failed = feeds.move_all([view.feed.name for view in live], target)
+        by_name = {view.feed.name: view for view in live}
+        return bulk.BulkResult(
+            [(by_name[name], to) for name, to in moved.items()],
+            [(by_name[name], error) for name, error in failed.items()],
+        )
     store, settings = invocation.store, invocation.settings
     with ProgressBar("feeds asked to move", len(live)) as bar:
         if target is None:
-            return bulk.move_elsewhere(store, live, settings, told=bar)
-        return bulk.one_by_one(
-            live, lambda v: verbs.move_feed(store, v.feed.name, target, settings), told=bar
-        )
+            result = bulk.move_elsewhere(store, live, settings, told=bar)
+        else:
+            result = bulk.one_by_one(
+                live, lambda v: verbs.move_feed(store, v.feed.name, target, settings), told=bar
+            )
+    return bulk.BulkResult([(view, to.worker.name) for view, to in result.done], result.failed)
 
 
 def _move_one(invocation: Invocation, name: str, worker: str, *, wait: bool, timeout_s: float) -> None:
-    store, settings = invocation.store, invocation.settings
+    store, feeds = invocation.store, invocation.feeds_of_server
     invocation.live_feed(name)
-    target = verbs.move_feed(store, name, worker, settings).worker
+    if feeds is not None:
+        target = feeds.move_to(name, worker)
+    else:
+        target = verbs.move_feed(store, name, worker, invocation.settings).worker.name
 
     def has_arrived() -> bool:
         view = store.feeds.view(name)
-        return view.lease.worker_id == target.id and view.status is Status.STREAMING
+        return view.worker == target and view.status is Status.STREAMING
 
     def obstacle() -> str | None:
+        if feeds is not None:
+            return feeds.explained(name)[1]
         view, workers = store.feeds.view(name), store.workers.views()
-        return explain(view, workers, now=invocation.clock.now(), rules=settings.rules)
+        return explain(view, workers, now=invocation.clock.now(), rules=invocation.settings.rules)
 
     if wait:
-        what = f"{name} streams on {target.name}"
+        what = f"{name} streams on {target}"
         invocation.wait_until(has_arrived, timeout_s=timeout_s, what=what, why=obstacle)
     result = "moved" if wait else "moving"
-    document = {"name": name, "worker": target.name, "result": result}
-    answer(invocation, document, f"{name} {result} to {target.name}")
+    document = {"name": name, "worker": target, "result": result}
+    answer(invocation, document, f"{name} {result} to {target}")
 
 
 def _done(

@@ -136,6 +136,11 @@ REFUSED = [
     "feed add acme/1 --connector tcp -o url=tcp://127.0.0.1:1 --sink table=t",
     "feed add acme/9 --connector tcp -o urll=tcp://127.0.0.1:1 --sink table=t",
     "worker drain nobody",
+    "feed edit acme/0 --set weight=none",
+    "feed edit nobody --set weight=2",
+    "feed move acme/0 nobody",
+    "feed move acme/1 --yes",
+    "feed move --match beta/* --yes",
     "feed list --label wrong",
 ]
 
@@ -151,6 +156,14 @@ CHANGES = [
     ("feed pause acme/0", "feed resume acme/0"),
     ("feed pause --tenant acme --yes --json", "feed resume --tenant acme --yes"),
     ("feed restart acme/0 acme/1", None),
+    ("feed edit acme/0 --set source.idle_timeout_s=3", "feed edit acme/0 --unset source.idle_timeout_s"),
+    (
+        "feed edit --of-tenant acme --set weight=7 --yes --json",
+        "feed edit --of-tenant acme --set weight=1 --yes",
+    ),
+    ("feed move acme/0 w", None),
+    ("feed move --match acme/0 --to w@host --yes", None),
+    ("feed move --match acme/0 --yes --json", None),
     ("worker cordon w", "worker uncordon w"),
     ("worker drain w@host --json", "worker uncordon w"),
     (
@@ -257,8 +270,6 @@ def test_a_command_that_asks_no_api_says_so(sides: Sides, line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "feed edit acme/0 --set weight=3",
-        "feed move acme/0 w --yes",
         "feed dead-letters list acme/0",
         "feed cursor show acme/0",
         "feed adopt acme/0 --yes",
