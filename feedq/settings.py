@@ -52,7 +52,7 @@ class Settings(BaseSettings):
     """Sink databases by name, `FEEDQ_SINKS__<NAME>=<url>`. `default` is the control database unless set."""
     catalogs: Annotated[dict[str, dict[str, Any]], Field(repr=False)] = {}
     """Catalogs that `feedq sync` makes feeds of, by name: `FEEDQ_CATALOGS__<NAME>__KIND` is `directory`,
-    `http`, `sql` or `mongodb`, and each of its options a variable more, such as
+    `http`, `sql`, `mongodb` or `dynamodb`, and each of its options a variable more, such as
     `FEEDQ_CATALOGS__<NAME>__URL`."""
     sync_database_url: SecretStr = SecretStr("")
     """Control database as a role that may declare feeds, for workers that run schedules which sync catalogs.

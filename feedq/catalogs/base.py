@@ -212,6 +212,16 @@ def plain(value: Any, *, where: str = "", also: Mapping[type, Callable[[Any], An
     raise ValueError(f"{where}: is of the type {type(value).__name__}, which JSON does not have")
 
 
+def put_at(entry: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Put a value at a path of keys. Raises `ValueError` where a key on the way holds something else."""
+    *above, last = path
+    for key in above:
+        entry = entry.setdefault(key, {})
+        if not isinstance(entry, dict):
+            raise ValueError(f"{'.'.join(path)}: there is a column {key} as well, which is no JSON object")
+    entry[last] = {**value, **entry[last]} if isinstance(entry.get(last), dict) else value
+
+
 def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """What is given, and where it says nothing, the defaults."""
     result = {**defaults, **given}

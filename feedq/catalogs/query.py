@@ -6,7 +6,7 @@ A row is a feed: one column with all of it as JSON, or a column a key. A column 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 from typing import Annotated, Any, ClassVar, Final
@@ -16,7 +16,7 @@ from pydantic import Field, SecretStr
 from sqlalchemy import Connection, NullPool, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from feedq.catalogs.base import BYTES_MAX, CatalogEntry, CatalogOptions, CatalogReading, digest, plain
+from feedq.catalogs.base import BYTES_MAX, CatalogEntry, CatalogOptions, CatalogReading, digest, plain, put_at
 from feedq.errors import CatalogUnavailable
 from feedq.manifest.reader import ENTRIES_MAX, ManifestProblem
 from feedq.passwords import mask_url
@@ -128,21 +128,12 @@ def entry_of(row: Mapping[str, Any]) -> dict[str, Any]:
     entry: dict[str, Any] = {}
     for column, value in row.items():
         if value is not None:
-            _put(
+            put_at(
                 entry,
                 str(column).split(".", NESTED_MAX),
                 _json(str(column), value) if column in JSON_KEYS else plain(value, where=str(column)),
             )
     return entry
-
-
-def _put(entry: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    *above, last = path
-    for key in above:
-        entry = entry.setdefault(key, {})
-        if not isinstance(entry, dict):
-            raise ValueError(f"{'.'.join(path)}: there is a column {key} as well, which is no JSON object")
-    entry[last] = {**value, **entry[last]} if isinstance(entry.get(last), dict) else value
 
 
 def _json(column: str, value: Any) -> Any:
