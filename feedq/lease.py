@@ -458,5 +458,8 @@ def _failing(lease: Lease) -> Standing:
 
 
 def _latest_error(lease: Lease) -> str | None:
-    """Return what went wrong the last time; an error of before is kept after the feed is well again."""
-    return lease.last_error if lease.attempts else None
+    """Return what went wrong the last time, or what the feed waits for since it began here; an error of before is
+    kept after the feed is well again."""
+    began, at = lease.running_since, lease.last_error_at
+    is_new = lease.state is LeaseState.RUNNING and began is not None and at is not None and at >= began
+    return lease.last_error if lease.attempts or is_new else None

@@ -228,6 +228,9 @@ class Context:
     """What a connector wants to remember from one connection of a stream to the next, on this worker; small, and
     never needed: it is empty when another worker takes over."""
     room: Room = BOUNDLESS
+    on_waiting: Callable[[str], None] = lambda why: None
+    """To be called, with the reason, by a connector that waits for its source instead of failing: its feed
+    has it in its status until it is connected."""
 
 
 def log_gap(context: Context, source: object, detail: str, *, missed: int = 0) -> None:

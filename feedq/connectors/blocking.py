@@ -25,6 +25,7 @@ import threading
 from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, cast
 
 from feedq.connectors.base import Connector, ConnectorOptions, Context, SocketGuard
@@ -160,6 +161,7 @@ class _Worker:
         self._loop = asyncio.get_running_loop()
         self._feed = context.feed
         self._on_connected = context.on_connected
+        self._on_waiting = context.on_waiting
         self._stopping = threading.Event()
         self._guard = _ThreadGuard(context.guard)
         self._kind = kind
@@ -170,6 +172,7 @@ class _Worker:
             guard=self._guard,
             stopping=self._stopping,
             on_connected=lambda: self._tell(self._connected),
+            on_waiting=lambda why: self._tell(partial(self._waits, why)),
         )
         self._handed: Batch | _Ended | None = None
         self._taken = threading.Condition()
@@ -218,6 +221,10 @@ class _Worker:
     def _connected(self) -> None:
         if not self._stopping.is_set():
             self._on_connected()
+
+    def _waits(self, why: str) -> None:
+        if not self._stopping.is_set():
+            self._on_waiting(why)
 
     # -- on the thread ---------------------------------------------------------------------------------
 

@@ -398,7 +398,7 @@ class FileConnector:
 
     def _open(self, *, at_end: bool = False) -> bool:
         """Wait for a file at the path. False: the feed stops before there is one."""
-        missing_since = time.monotonic()
+        missing_since, is_told = time.monotonic(), False
         while True:
             try:
                 self._file = FollowedFile(self._path, self._options.framer())
@@ -406,6 +406,11 @@ class FileConnector:
                 # What comes later is new, all of it.
                 at_end = False
                 self._context.memory[_BEGUN] = None
+                if not is_told:
+                    self._context.on_waiting(
+                        f"{self._path}: there is no such file on this worker; it is waited for"
+                    )
+                    is_told = True
                 if not self._wait_for_file(missing_since):
                     return False
             else:

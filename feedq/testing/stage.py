@@ -42,6 +42,8 @@ class ConnectorDriver:
     records: list[bytes] = field(default_factory=list)
     """Everything that was taken, in order."""
     connected: int = 0
+    waiting: list[str] = field(default_factory=list)
+    """What the connector said that it waits for."""
     cursor: JSON = None
     trial: bool = False
     memory: dict[str, Any] = field(default_factory=dict)
@@ -60,6 +62,7 @@ class ConnectorDriver:
             clock=SystemClock(),
             guard=self.guard,
             on_connected=self._connected,
+            on_waiting=self.waiting.append,
             secrets=dict.fromkeys(self.options.secrets, SECRET),
             permissions=self.permissions,
             environment="conformance",

@@ -409,6 +409,7 @@ class FeedRunner:
             clock=self._worker.clock,
             guard=self.sockets,
             on_connected=self._connected,
+            on_waiting=self._waits,
             secrets=self._secrets,
             permissions=self._worker.permissions,
             environment=self._worker.environment,
@@ -421,6 +422,10 @@ class FeedRunner:
         self._retries.connected()
         self._trace.connected()
         logger.debug(LogEvent.FEED_CONNECTED, feed=self.feed.name)
+        self._changed()
+
+    def _waits(self, why: str) -> None:
+        self.progress.error = self._masked(why)
         self._changed()
 
     def _disconnected(self) -> None:

@@ -84,3 +84,26 @@ def test_no_feed_streams_that_refuses_fails_or_is_on_a_worker_that_stands_still(
         assert port.value("feedq_worker_feeds", status="streaming") == 0
         assert port.value("feedq_worker_feeds", status="stalled") >= 4
         assert port.value("feedq_loop_lag_seconds") > 2
+
+
+def test_a_feed_whose_file_is_missing_says_so_within_two_seconds(
+    tmp_path: Path, database_url: str, broker_url: str
+) -> None:
+    missing = {
+        "name": "odd/missing",
+        "connector": "file",
+        "source": {"path": str(tmp_path / "none.log"), "missing_timeout_s": 600},
+        "sink": {"table": "landed"},
+    }
+    with Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster:
+        cluster.add_beat("b1")
+        cluster.add_worker("w1")
+        cluster.apply([missing])
+        told = f"{tmp_path / 'none.log'}: there is no such file on this worker; it is waited for"
+        wait_until(
+            lambda: statuses(cluster) == {"odd/missing": ("connecting", told)},
+            limit_s=40,
+            what=lambda: f"the reason; it is {statuses(cluster)}",
+        )
+        (row,) = cluster.sql("SELECT last_error_at - running_since AS took FROM feedq.lease")
+        assert row["took"].total_seconds() <= 2

@@ -118,6 +118,8 @@ def test_a_missing_file_is_waited_for_and_read_from_its_beginning(run: Run, tmp_
             # To see that nothing happens takes a moment.
             await asyncio.sleep(0.1)
             assert driver.connected == 0
+            # Told at once, and not with each look.
+            assert driver.waiting == [f"{path}: there is no such file on this worker; it is waited for"]
             path.parent.mkdir()
             append(path, b"1")
 

@@ -431,6 +431,21 @@ NOTHING_LANDED = "no route; 3 failures in a row, and nothing landed since"
         (feed(), running(last_error="of before"), MOVES, Status.CONNECTING, None),
         (feed(), running(last_error="no route", attempts=1), MOVES, Status.CONNECTING, "no route"),
         (feed(), running(connected=True, last_error="of before"), MOVES, Status.STREAMING, None),
+        # What it waits for is no failure, and shows as long as it waits.
+        (
+            feed(),
+            running(last_error="no file", last_error_at=NOW, running_since=NOW),
+            MOVES,
+            Status.CONNECTING,
+            "no file",
+        ),
+        (
+            feed(),
+            running(last_error="of before", last_error_at=NOW - timedelta(seconds=1), running_since=NOW),
+            MOVES,
+            Status.CONNECTING,
+            None,
+        ),
         (feed(), running(connected=True, stalled=True, last_error="silent"), MOVES, Status.STALLED, "silent"),
         (feed(), running(stalled=True), MOVES, Status.STALLED, None),
         (feed(), Lease(1, state=LeaseState.STOPPING, reason=Reason.MOVED), MOVES, Status.STOPPING, "moved"),
