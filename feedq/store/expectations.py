@@ -9,8 +9,9 @@ A verdict is yes, no, or unknown, as for rows within an hour when a feed has beg
 nothing. Of a feed that is paused or removed nothing is expected.
 
 What is near its bound is not told over and over: a silence ends with a record that came after it was one, not with
-a report that dates the last record a little later; and what is refused is as expected again below half the bound,
-because the time that it is counted over grows and shrinks by a sample, and the records in it with the source.
+a report that dates the last record a little later; what is refused is as expected again below half the bound,
+and rows a fifth above theirs, or just enough of them after twice the time: the time that either is counted over
+grows and shrinks by a sample, and the records in it with the source.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ SAMPLES: Final = 6
 """Samples of the counters within the time that they are compared over: how exactly its beginning is met."""
 REFUSED_OVER_S: Final = 30.0
 """Refused records are counted over this."""
+ROWS_AGAIN: Final = 1.2
+"""So many times the rows are as expected again: more than what a sample adds to the time they are counted over."""
+ROWS_PATIENCE: Final = 2
+"""Or just enough rows, once they have been too few for so many times the time: a source may land no more."""
 REFUSED_AGAIN: Final = 0.5
 """The part of the bound that is as expected again."""
 REFUSED_LEAST: Final = 100
@@ -44,6 +49,7 @@ _WANTED = f"""
         SELECT f.id, f.name, f.tenant, f.updated_at, e.expect,
             l.records_total, l.dead_letters_total, greatest(l.last_record_at, f.updated_at) AS heard_at,
             (e.expect -> 'min_rows' ->> 'per')::float8 AS per_s,
+            (e.expect -> 'min_rows' ->> 'rows')::float8 AS least_rows,
             (e.expect ->> 'max_silence')::float8 AS silence_s,
             (e.expect ->> 'max_refused')::float8 AS refused
         FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id CROSS JOIN LATERAL (
@@ -84,8 +90,9 @@ _JUDGE = f"""
         FROM wanted WHERE silence_s IS NOT NULL
         UNION ALL
         SELECT w.id, 'min_rows', w.expect -> 'min_rows', (w.records_total - s.records)::float8,
-            statement_timestamp(), w.records_total - s.records < (w.expect -> 'min_rows' ->> 'rows')::bigint,
-            'infinity'
+            statement_timestamp(), w.records_total - s.records < w.least_rows,
+            CASE WHEN w.records_total - s.records >= {ROWS_AGAIN} * w.least_rows THEN 'infinity'::timestamptz
+                ELSE statement_timestamp() - make_interval(secs => {ROWS_PATIENCE} * w.per_s) END
         FROM wanted w CROSS JOIN LATERAL (
             SELECT records FROM feedq.landed_sample
             WHERE feed_id = w.id AND kind = 'min_rows' AND at >= w.updated_at

@@ -171,6 +171,30 @@ def test_rows_within_a_time_are_counted_from_samples(bench: Bench) -> None:
     assert bench.harness.execute("SELECT count(*) < 12 FROM feedq.landed_sample") == [(True,)]
 
 
+def test_rows_near_the_bound_are_told_once(bench: Bench) -> None:
+    feed = bench.feed(expect={"min_rows": {"per": "60s", "rows": 100}})
+    found = []
+    for rows in (20, 20, 20, 20, 20, 20, 20, 10, 0, 20, 20, 20, 20, 30, 5):
+        bench.land(feed, rows)
+        bench.judge()
+        found.append(bool(bench.unmet()))
+        bench.harness.elapse(11)
+    assert found == [False] * 8 + [True] * 7
+    assert [begins for _, _, begins in bench.alerts()] == [True]
+
+
+def test_rows_that_are_just_enough_end_what_has_lasted(bench: Bench) -> None:
+    feed = bench.feed(expect={"min_rows": {"per": "60s", "rows": 100}})
+    for _ in range(14):
+        bench.judge()
+        bench.harness.elapse(11)
+    for _ in range(7):
+        bench.land(feed, 17)
+        bench.judge()
+        bench.harness.elapse(11)
+    assert [begins for _, _, begins in bench.alerts()] == [True, False]
+
+
 def test_rows_of_a_time_that_has_not_passed_are_not_missed(bench: Bench) -> None:
     bench.feed(expect={"min_rows": {"per": "60s", "rows": 100}})
     bench.judge()
