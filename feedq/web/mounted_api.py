@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import httpx
 from flower.api import BaseApiHandler
+from flower.views import BaseHandler
 from starlette.types import ASGIApp, Receive, Scope, Send
 from tornado import web
 
@@ -54,7 +55,7 @@ class MountedApi(BaseApiHandler):
         if refused is not None:
             self._answer(403, {"Content-Type": "text/plain; charset=utf-8"}, (refused + "\n").encode())
             return
-        caller = caller_of(self._user(), settings().flower_roles)
+        caller = caller_of(user_of(self), settings().flower_roles)
         transport = httpx.ASGITransport(
             saying(self._app, caller), raise_app_exceptions=False, client=(request.remote_ip or "", 0)
         )
@@ -74,20 +75,21 @@ class MountedApi(BaseApiHandler):
             self.set_header(name, value)
         self.finish(body)
 
-    def _user(self) -> str:
-        """Return who is logged in, as they log in; empty when nobody has to."""
-        if isinstance(self.current_user, str):
-            return self.current_user
-        # Without a login of that kind nobody has checked what the header says.
-        if not self.application.options.basic_auth:
-            return ""
-        kind, _, said = self.request.headers.get("Authorization", "").partition(" ")
-        if kind.lower() != "basic":
-            return ""
-        try:
-            return base64.b64decode(said).decode().partition(":")[0]
-        except (binascii.Error, UnicodeDecodeError):
-            return ""
+
+def user_of(handler: BaseHandler) -> str:
+    """Return who is logged in, as they log in; empty when nobody has to."""
+    if isinstance(handler.current_user, str):
+        return handler.current_user
+    # Without a login of that kind nobody has checked what the header says.
+    if not handler.application.options.basic_auth:
+        return ""
+    kind, _, said = handler.request.headers.get("Authorization", "").partition(" ")
+    if kind.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(said).decode().partition(":")[0]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
 
 
 def caller_of(user: str, roles: Mapping[str, str]) -> Caller:

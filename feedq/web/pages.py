@@ -20,6 +20,7 @@ from flower.views import BaseHandler
 from tornado import web
 
 from feedq import __version__, wording
+from feedq.access import Caller
 from feedq.api.problems import status_of
 from feedq.errors import FeedqError, InvalidInput
 from feedq.landed import Span
@@ -33,10 +34,13 @@ from feedq.report.details import (
     standing_lines,
 )
 from feedq.schedule.model import RunState, ScheduleState
+from feedq.settings import settings
 from feedq.store.feed_listing import Query, Sort, StatusCount
 from feedq.telemetry import LogEvent, log, mask_url
+from feedq.web.actions import PageAction, bulk_actions
 from feedq.web.charts import landed_charts, owner_chart
 from feedq.web.guard import refusal
+from feedq.web.mounted_api import caller_of, user_of
 from feedq.web.params import address, parse_query, parse_run_id, parse_schedules, parse_span, parse_states
 from feedq.web.queries import WebQueries
 from feedq.wording import TONES, Tone, timing_words
@@ -76,6 +80,7 @@ class PageHandler(BaseHandler):
 
     def initialize(self, queries: WebQueries) -> None:
         self.queries = queries
+        self._caller: Caller | None = None
 
     def set_default_headers(self) -> None:
         super().set_default_headers()
@@ -130,7 +135,17 @@ class PageHandler(BaseHandler):
             own_static=self.own_static,
             argument=self.argument,
             Status=Status,
+            api=self.reverse_url("feedq_api", "/"),
         )
+
+    def button(self, action: PageAction) -> str:
+        """Renders the button of a change; refused, it says why (`feedq.web.actions`)."""
+        if self._caller is None:
+            self._caller = caller_of(user_of(self), settings().flower_roles)
+        refused = refusal(self.application.options, is_open=self.unauthenticated_api)
+        refused = refused or action.why_refused(self._caller)
+        rendered: bytes = self.render_string("action_button.html", action=action, refused=refused)
+        return rendered.decode().strip()
 
     def part(self, template: str, **names: Any) -> str:
         """Renders a template by itself, with the words that all of them use."""
@@ -148,6 +163,7 @@ class PageHandler(BaseHandler):
             RunState=RunState,
             ScheduleState=ScheduleState,
             Status=Status,
+            button=self.button,
             **names,
         )
         return rendered.decode()
@@ -207,6 +223,7 @@ class FeedsPage(PageHandler):
             records=sum(t.records_total for t in page.tallies if query.status in (None, t.status)),
             link=lambda **changes: address(query, limit=FEEDS_SHOWN, **changes),
             Sort=Sort,
+            actions=bulk_actions(query, page.matching),
         )
 
 

@@ -67,7 +67,7 @@ def addresses(queries: WebQueries, api: ASGIApp) -> list[Any]:
         url(r"/feeds", FeedsPage, shared, name="feeds"),
         url(r"/feed", FeedPage, shared, name="feed"),
         url(r"/fleet", FleetPage, shared, name="fleet"),
-        url(r"/api/v1(/.*)", MountedApi, {"app": api}),
+        url(r"/api/v1(/.*)", MountedApi, {"app": api}, name="feedq_api"),
         url(r"/api/feedq/feeds", FeedList, shared),
         url(r"/api/feedq/feeds/(.+)", FeedDetail, shared),
         url(r"/api/feedq/workers", WorkerList, shared),

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(180)
 
 PAGES = {
     "feeds": "/feeds",
+    "feeds-chosen": "/feeds?match=acme/*",
     "feed": "/feed?name=acme/orders",
     "feed-in-numbers": "/feed?name=acme/orders&span=day&numbers=1",
     "fleet": "/fleet",

@@ -282,6 +282,8 @@
     });
   }
 
+  document.addEventListener("feedq:changed", function () { refresh(true); });
+
   document.addEventListener("visibilitychange", function () {
     if (document.hidden) {
       window.clearTimeout(timer);

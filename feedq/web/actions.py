@@ -1,0 +1,161 @@
+"""Buttons that change something through ``/api/v1``: what each asks for, and why somebody may not press it.
+
+``static/feedq_actions.js`` opens a dialog for each, which says what will happen, takes a reason and asks the API;
+that judges by itself who may do what. Here a button is only shown as it will be judged. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from feedq.access import AccessRole, Caller
+from feedq.api.changing import etag_of
+from feedq.errors import Forbidden
+from feedq.model import FeedView, TargetState
+from feedq.store.feed_listing import Query
+from feedq.wording import as_json
+
+
+@dataclass(frozen=True, slots=True)
+class PageActionField:
+    """Something that has to be typed before: a key of the body."""
+
+    name: str
+    label: str
+    is_required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PageAction:
+    """A button."""
+
+    id: str
+    """Unique on the page, and the same when the page is rendered anew: focus returns to it."""
+    title: str
+    path: str
+    """Below ``/api/v1/``, percent-encoded."""
+    says: str
+    """What will happen, in a sentence."""
+    method: str = "POST"
+    etag: str = ""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    fields: tuple[PageActionField, ...] = ()
+    tone: str = "outline-secondary"
+    has_dry_run: bool = True
+    needs_everything: bool = False
+    """Whether it belongs to no tenant."""
+    tenant: str | None = None
+    """Whose it is; None: whatever the caller may choose."""
+    refused: str = ""
+    """Why nobody can do it as things stand."""
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """What the script reads."""
+        fields = [{"name": f.name, "label": f.label, "required": f.is_required} for f in self.fields]
+        return {
+            "action": self.path,
+            "method": self.method,
+            "says": self.says,
+            "etag": self.etag,
+            "body": as_json(self.body),
+            "fields": as_json(fields),
+            "dry-run": "yes" if self.has_dry_run else "no",
+        }
+
+    def why_refused(self, caller: Caller) -> str:
+        """Say why this caller may not; empty when they may."""
+        if self.refused:
+            return self.refused
+        try:
+            caller.require(AccessRole.OPERATOR)
+            if self.needs_everything:
+                caller.require_everything()
+            if self.tenant is not None:
+                caller.require_tenant(self.tenant, "this")
+        except Forbidden as error:
+            return str(error)
+        return ""
+
+
+MOVE_TO = PageActionField("worker", "To which worker (its name, or the part before the @)")
+
+
+def feed_actions(view: FeedView) -> list[PageAction]:
+    """The buttons of one feed."""
+    feed, name = view.feed, view.feed.name
+    is_paused = feed.spec.target_state is TargetState.PAUSED
+
+    def act(verb: str, title: str, says: str, **more: Any) -> PageAction:
+        path = f"feeds/{quote(name, safe='')}" + (f"/{verb}" if verb != "remove" else "")
+        return PageAction(
+            f"feedq-{verb}-{feed.id}",
+            title,
+            path,
+            says,
+            etag=etag_of(feed.version),
+            tenant=feed.spec.tenant,
+            **more,
+        )
+
+    return [
+        act("resume", "Resume", f"{name} runs again from where it left off.")
+        if is_paused
+        else act("pause", "Pause", f"{name} stops, keeps its place, and runs again when it is resumed."),
+        act("restart", "Restart", f"{name} is stopped and started anew from its last checkpoint."),
+        act("move", "Move", f"Another worker gets {name}; it stands still for a moment.", fields=(MOVE_TO,)),
+        act(
+            "remove",
+            "Remove",
+            f"{name} stops and is forgotten; what it has landed stays.",
+            method="DELETE",
+            tone="outline-danger",
+        ),
+    ]
+
+
+BULK = {
+    "pause": ("Pause", "They stop, keep their places, and run again when they are resumed."),
+    "resume": ("Resume", "They run again from where they left off."),
+    "restart": ("Restart", "They are stopped and started anew, each from its last checkpoint."),
+    "move": ("Move", "Others get them; each stands still for a moment. Left empty, placement chooses."),
+    "remove": ("Remove", "They stop and are forgotten; what they have landed stays."),
+}
+
+
+def bulk_actions(query: Query, count: int) -> list[PageAction]:
+    """The buttons for all feeds that a filter finds."""
+    chosen = query.selection
+    selection = {
+        "tenant": chosen.tenant,
+        "labels": dict(chosen.labels),
+        "worker": chosen.worker,
+        "statuses": [query.status] if query.status else [],
+        "connector": chosen.connector,
+        "match": chosen.match,
+        "failing": chosen.failing,
+    }
+    refused = ""
+    if query.search:
+        refused = "A text may be found anywhere in a feed; choose by status, label, match or another filter."
+    elif not any(selection.values()):
+        refused = "This would be all feeds; choose some by a filter first."
+    elif not count:
+        refused = "No feed matches."
+    return [
+        PageAction(
+            f"feedq-bulk-{verb}",
+            title,
+            "bulk/feeds",
+            says,
+            body={"verb": verb, "selection": selection},
+            fields=(PageActionField("worker", MOVE_TO.label, is_required=False),) if verb == "move" else (),
+            tone="outline-danger" if verb == "remove" else "outline-secondary",
+            tenant=chosen.tenant,
+            refused=refused,
+        )
+        for verb, (title, says) in BULK.items()
+    ]

@@ -1,0 +1,123 @@
+"""Buttons that change something, in a real browser: by keyboard, with a role and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.valkey import Valkey
+from tests.cluster import wait_until
+from tests.peers.browser import LOOKS, PHONE_DARK, Browser, Look
+from tests.peers.control_room import OPERATOR, TENANT_OPERATOR, VIEWER, ControlRoom
+
+pytestmark = pytest.mark.timeout(180)
+
+OF_ACME = "/feeds?match=acme/o*"
+
+
+@pytest.fixture(scope="module")
+def room(
+    tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey
+) -> Iterator[ControlRoom]:
+    database_url = postgres.create_database("pages_actions")
+    directory = tmp_path_factory.mktemp("pages_actions")
+    with ControlRoom(directory, database_url=database_url, broker_url=valkey.url(), prefix="/q") as room:
+        yield room
+    postgres.drop_database("pages_actions")
+
+
+def target_states(room: ControlRoom) -> dict[str, str]:
+    rows = room.cluster.sql("SELECT name, target_state FROM feedq.feed WHERE removed_at IS NULL")
+    return {row["name"]: row["target_state"] for row in rows}
+
+
+def wait_target(room: ControlRoom, feed: str, target: str) -> None:
+    wait_until(lambda: target_states(room)[feed] == target, limit_s=10, what=f"{feed} is to be {target}")
+
+
+def test_feeds_are_paused_and_resumed_by_keyboard_and_the_history_has_who_and_why(room: ControlRoom) -> None:
+    with Browser(room.base, login=OPERATOR) as browser:
+        browser.open(OF_ACME)
+        for verb, target in (("pause", "paused"), ("resume", "running")):
+            browser.tab_to(f"#feedq-bulk-{verb}")
+            browser.press("Enter")
+            browser.page.wait_for_selector("#feedq-dialog-would:has-text('1 feed: acme/orders')")
+            assert browser.has_focus("#feedq-dialog-reason")
+            browser.page.keyboard.type("stock-taking, say ü")
+            browser.press("Enter")
+            browser.page.wait_for_selector("#feedq-dialog", state="hidden")
+            wait_target(room, "acme/orders", target)
+            assert browser.has_focus(f"#feedq-bulk-{verb}")
+    (paused,) = room.cluster.sql("SELECT detail::text FROM feedq.event WHERE kind = 'feed_paused'")
+    assert "ada in Flower" in paused["detail"]
+    assert "stock-taking, say " in paused["detail"]
+    assert target_states(room)["acme/payments"] == "running"
+
+
+def test_escape_closes_a_dialog_and_nothing_is_done(room: ControlRoom) -> None:
+    with Browser(room.base, login=OPERATOR) as browser:
+        browser.open(OF_ACME)
+        browser.tab_to("#feedq-bulk-remove")
+        browser.press("Enter")
+        browser.page.wait_for_selector("#feedq-dialog-would:has-text('acme/orders')")
+        browser.press("Escape")
+        browser.page.wait_for_selector("#feedq-dialog", state="hidden")
+        assert browser.has_focus("#feedq-bulk-remove")
+    assert target_states(room)["acme/orders"] == "running"
+
+
+def test_what_fails_is_said_in_the_words_of_the_api_and_what_was_typed_stays(room: ControlRoom) -> None:
+    with Browser(room.base, login=OPERATOR) as browser:
+        browser.open(OF_ACME)
+        browser.page.click("#feedq-bulk-move")
+        browser.page.wait_for_selector("#feedq-dialog-would:has-text('acme/orders')")
+        browser.page.fill("#feedq-dialog-fields input", "nobody")
+        browser.page.fill("#feedq-dialog-reason", "too warm there")
+        browser.page.wait_for_selector("#feedq-dialog-go:not([disabled])")
+        browser.page.click("#feedq-dialog-go")
+        browser.page.wait_for_selector("#feedq-dialog-would:has-text('nobody')")
+        assert browser.page.input_value("#feedq-dialog-fields input") == "nobody"
+        assert browser.page.input_value("#feedq-dialog-reason") == "too warm there"
+
+
+@pytest.mark.parametrize(
+    ("login", "path", "why"),
+    [
+        (VIEWER, OF_ACME, "is a viewer, and this needs the role operator"),
+        (TENANT_OPERATOR, "/feeds?tenant=globex", "this is not of that tenant"),
+        (OPERATOR, "/feeds", "choose some by a filter first"),
+    ],
+)
+def test_a_button_that_is_refused_says_why(room: ControlRoom, login: str, path: str, why: str) -> None:
+    with Browser(room.base, login=login) as browser:
+        browser.open(path)
+        assert browser.page.get_attribute("#feedq-bulk-pause", "aria-disabled") == "true"
+        browser.tab_to("#feedq-bulk-pause")
+        browser.press("Enter")
+        assert why in browser.text("#feedq-dialog-trouble")
+        assert not browser.page.is_visible("#feedq-dialog-go")
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.name)
+def test_a_dialog_is_accessible(room: ControlRoom, look: Look) -> None:
+    with Browser(room.base, login=OPERATOR, look=look) as browser:
+        browser.open(OF_ACME)
+        browser.page.click("#feedq-bulk-move")
+        browser.page.wait_for_selector("#feedq-dialog-would:has-text('acme/orders')")
+        browser.keep_picture("dialog")
+        browser.check_width()
+        browser.check_accessible()
+
+
+def test_a_feed_that_somebody_else_has_changed_meanwhile_is_shown_anew(room: ControlRoom) -> None:
+    with Browser(room.base, login=OPERATOR, look=PHONE_DARK) as browser:
+        browser.open("/feeds?match=acme/*")
+        browser.page.click("#feedq-bulk-pause")
+        browser.page.wait_for_selector("#feedq-dialog-would:has-text('3 feeds')")
+        room.cluster.feedq("feed", "remove", "acme/payments", "--yes")
+        browser.page.click("#feedq-dialog-go")
+        browser.page.wait_for_selector("#feedq-dialog-trouble:has-text('not 3; nothing was done')")
+        browser.complaints.clear()  # that the API said 412
+    assert target_states(room)["acme/orders"] == "running"
