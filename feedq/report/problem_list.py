@@ -14,12 +14,11 @@ from feedq.diagnosis.checks import Check, Level
 from feedq.diagnosis.fleet_checks import TROUBLES
 from feedq.diagnosis.waiting_checks import explain
 from feedq.model import FeedView, Status
-from feedq.passwords import mask_url
 from feedq.report.fleet_data import read_fleet
 from feedq.settings import Settings
 from feedq.store.feed_listing import StatusCount
 from feedq.store.postgresql import PostgresStore
-from feedq.wording import printable
+from feedq.wording import said
 
 EACH_MAX: Final = 50
 """Feeds of each status, and of each reason to wait, that are listed one by one."""
@@ -55,6 +54,13 @@ class ListedProblem:
 
 def read_problems(store: PostgresStore, settings: Settings) -> list[ListedProblem]:
     """Raises `Unavailable`."""
+    return read_problems_and_feeds(store, settings)[0]
+
+
+def read_problems_and_feeds(
+    store: PostgresStore, settings: Settings
+) -> tuple[list[ListedProblem], dict[str, FeedView]]:
+    """Read the feeds by name, too. Raises `Unavailable`."""
     data = read_fleet(store, settings)
     views = store.listing.notable(TROUBLES, each=EACH_MAX)
 
@@ -62,7 +68,8 @@ def read_problems(store: PostgresStore, settings: Settings) -> list[ListedProble
         return explain(view, data.workers, now=data.state.now, rules=settings.rules)
 
     advice = {view.feed.name: explained(view) for view in views}
-    return problems(views, data.warnings, data.tallies, advice)
+    found = problems(views, data.warnings, data.tallies, advice)
+    return found, {view.feed.name: view for view in views}
 
 
 def problems(
@@ -90,7 +97,7 @@ def _of_feed(view: FeedView, advice: str | None) -> Iterator[tuple[int, ListedPr
     rank = _rank(view.status)
     if view.status in TROUBLES:
         bad = view.status in (Status.QUARANTINED, Status.FAILED)
-        because = printable(mask_url(view.because or "nobody knows why"))
+        because = said(view.because or "nobody knows why")
         yield (
             rank,
             ListedProblem(
@@ -99,7 +106,7 @@ def _of_feed(view: FeedView, advice: str | None) -> Iterator[tuple[int, ListedPr
                 name,
                 lease.blamed_at if view.status is Status.QUARANTINED else None,
                 because,
-                advice or f"feedq feed show {name}",
+                (advice or f"feedq feed show {name} says more").removeprefix(f"{because}; "),
             ),
         )
     for unmet in view.unmet:

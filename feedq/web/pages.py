@@ -37,7 +37,7 @@ from feedq.schedule.model import RunState, ScheduleState
 from feedq.settings import settings
 from feedq.store.feed_listing import Query, Sort, StatusCount
 from feedq.telemetry import LogEvent, log, mask_url
-from feedq.web.actions import PageAction, bulk_actions
+from feedq.web.actions import PageAction, bulk_actions, feed_actions
 from feedq.web.charts import landed_charts, owner_chart
 from feedq.web.guard import refusal
 from feedq.web.mounted_api import caller_of, user_of
@@ -273,6 +273,24 @@ class FleetPage(PageHandler):
             aside=[f"{count} {what}" for what, count in aside if count],
             waiting=reasons(data.tallies),
         )
+
+
+class ProblemsPage(PageHandler):
+    """Shows everything that somebody has to look at, worst first."""
+
+    title = "Problems"
+    tab = "problems"
+
+    async def show(self) -> str:
+        found, views = await self.queries.problems()
+        # A feed may be listed twice, and has its buttons once.
+        buttons: dict[int, list[PageAction]] = {}
+        seen: set[str] = set()
+        for place, one in enumerate(found):
+            if one.feed is not None and one.feed not in seen:
+                seen.add(one.feed)
+                buttons[place] = feed_actions(views[one.feed])[:2]
+        return self.part("problems_live.html", found=found, buttons=buttons)
 
 
 def reasons(tallies: Iterable[StatusCount]) -> list[tuple[str, int]]:

@@ -13,6 +13,7 @@ from feedq.diagnosis.waiting_checks import explain
 from feedq.landed import LandedBucket, Span
 from feedq.model import Event, FeedView, WorkerView
 from feedq.report.fleet_data import FleetData, read_fleet
+from feedq.report.problem_list import ListedProblem, read_problems_and_feeds
 from feedq.schedule.model import Run, RunState, ScheduleState, ScheduleView
 from feedq.schedule.timing import ticks_after
 from feedq.settings import Settings
@@ -90,6 +91,12 @@ class WebQueries:
 
     async def fleet(self) -> FleetData:
         return await self._reader.read("fleet", lambda: read_fleet(self.store, self._settings))
+
+    async def problems(self) -> tuple[list[ListedProblem], dict[str, FeedView]]:
+        """Read what needs a look, and the feeds that it is about, by name."""
+        return await self._reader.read(
+            "problems", lambda: read_problems_and_feeds(self.store, self._settings)
+        )
 
     def _read_feed(self, name: str, span: Span) -> FeedData:
         view = self.store.feeds.view(name)

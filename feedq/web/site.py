@@ -25,7 +25,7 @@ from feedq.web.api import (
 )
 from feedq.web.guard import TASKS_KEPT, GuardedFlower
 from feedq.web.mounted_api import MountedApi
-from feedq.web.pages import FeedPage, FeedsPage, FleetPage, SchedulePage, SchedulesPage
+from feedq.web.pages import FeedPage, FeedsPage, FleetPage, ProblemsPage, SchedulePage, SchedulesPage
 from feedq.web.queries import WebQueries
 
 STATIC = Path(__file__).with_name("static")
@@ -67,6 +67,7 @@ def addresses(queries: WebQueries, api: ASGIApp) -> list[Any]:
         url(r"/feeds", FeedsPage, shared, name="feeds"),
         url(r"/feed", FeedPage, shared, name="feed"),
         url(r"/fleet", FleetPage, shared, name="fleet"),
+        url(r"/problems", ProblemsPage, shared, name="problems"),
         url(r"/api/v1(/.*)", MountedApi, {"app": api}, name="feedq_api"),
         url(r"/api/feedq/feeds", FeedList, shared),
         url(r"/api/feedq/feeds/(.+)", FeedDetail, shared),

@@ -34,7 +34,7 @@ NASTY = (
     "acme/../..//x?y=1&z#%41",
     "größe/{{1+1}}/{%raw%}",
 )
-PAGES = ("/feeds", "/fleet", f"/feed?name={quote('acme/orders', safe='')}")
+PAGES = ("/problems", "/feeds", "/fleet", f"/feed?name={quote('acme/orders', safe='')}")
 API = ("/api/feedq/feeds", "/api/feedq/feeds/acme/orders", "/api/feedq/workers", "/api/feedq/status")
 LOADED = "print('loaded:', [m for m in ('feedq.web.site', 'tornado', 'flower') if m in sys.modules])"
 
@@ -112,7 +112,7 @@ def test_every_page_of_ours_and_of_flower_has_our_tabs(flower: Flower) -> None:
         answer = flower.get(path)
         assert answer.status == 200, path
         tabs = re.findall(r'class="nav-link[^"]*"\s+href="(/[^"]*)"', answer.text)
-        assert tabs == ["/feeds", "/fleet", "/schedules", "/workers", "/tasks", "/broker"], path
+        assert tabs == ["/problems", "/feeds", "/fleet", "/schedules", "/workers", "/tasks", "/broker"], path
 
 
 @pytest.mark.parametrize("what", ["feeds", "schedules"])

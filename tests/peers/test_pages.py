@@ -18,6 +18,7 @@ from tests.peers.control_room import OPERATOR, ControlRoom
 pytestmark = pytest.mark.timeout(180)
 
 PAGES = {
+    "problems": "/problems",
     "feeds": "/feeds",
     "feeds-chosen": "/feeds?match=acme/*",
     "feed": "/feed?name=acme/orders",
