@@ -7,6 +7,7 @@ of its kind is left there is no elsewhere, and no pause.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -144,6 +145,7 @@ CELERY = (sys.executable, "-m", "celery", "-A", "feedq")
 FEEDQ = (sys.executable, "-c", "from feedq.cli import main; main()")
 METRICS_PORT, BEAT_METRICS_PORT = "FEEDQ_METRICS_PORT", "FEEDQ_BEAT_METRICS_PORT"
 FLOWER_USER = "feedq"
+FLOWER_ROLES = "FEEDQ_FLOWER_ROLES"
 FLOWER_LOGINS = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH")
 """Where somebody gave Flower a login already."""
 
@@ -182,8 +184,13 @@ def flower(*, port: Callable[[], int], password: str, settings: Mapping[str, str
         return (*CELERY, "flower", "--address=127.0.0.1", f"--port={port()}")
 
     # In the environment, because everybody can read a command line.
-    login = {FLOWER_LOGINS[0]: f"{FLOWER_USER}:{password}"} if password else {}
+    login = {FLOWER_LOGINS[0]: f"{FLOWER_USER}:{password}", **_operates()} if password else {}
     return Service("flower", "flower", argv, inherited_env(settings) | login, logs / "flower.log")
+
+
+def _operates() -> dict[str, str]:
+    """The role of `FLOWER_USER`, unless the environment gives roles."""
+    return {} if os.environ.get(FLOWER_ROLES) else {FLOWER_ROLES: json.dumps({FLOWER_USER: "operator"})}
 
 
 def answers_tcp(port: int) -> bool:

@@ -244,7 +244,8 @@ class LocalStack:
         flower = local_service.flower(
             port=self._flower_port,
             password=self._flower_password,
-            settings=self._settings_of(Role.FLOWER),
+            # This machine is its owner's: whoever has the password may press every button.
+            settings=self._settings_of(Role.OPERATOR),
             logs=logs,
         )
         api = local_service.api(port=self._api_port, settings=self.settings, logs=logs)

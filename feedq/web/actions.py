@@ -14,7 +14,7 @@ from urllib.parse import quote
 from feedq.access import AccessRole, Caller
 from feedq.api.changing import etag_of
 from feedq.errors import Forbidden
-from feedq.model import FeedView, TargetState
+from feedq.model import FeedView, TargetState, WorkerTarget, WorkerView
 from feedq.store.feed_listing import Query
 from feedq.wording import as_json
 
@@ -115,6 +115,85 @@ def feed_actions(view: FeedView) -> list[PageAction]:
             tone="outline-danger",
         ),
     ]
+
+
+RECORDS = PageActionField("records", "How many records")
+AGAIN = "What comes again lands twice, unless the sink has a key."
+
+
+def cursor_actions(view: FeedView) -> list[PageAction]:
+    """The buttons of a feed's cursor."""
+    name = view.feed.name
+
+    def act(verb: str, title: str, says: str, **more: Any) -> PageAction:
+        path = f"feeds/{quote(name, safe='')}/cursor/{verb}"
+        where = f"feedq-cursor-{verb}-{view.feed.id}"
+        return PageAction(where, title, path, says, tenant=view.feed.spec.tenant, **more)
+
+    return [
+        act(
+            "rewind",
+            "Rewind cursor",
+            f"{name} goes back by so many records while it runs. {AGAIN}",
+            fields=(RECORDS,),
+        ),
+        act(
+            "reset",
+            "Reset cursor",
+            f"{name} goes back to where it began at first. {AGAIN}",
+            tone="outline-danger",
+        ),
+        act(
+            "undo",
+            "Undo change of cursor",
+            f"{name} goes back to where it stood before the last change of its cursor.",
+        ),
+    ]
+
+
+def dead_letter_actions(view: FeedView) -> list[PageAction]:
+    """The buttons for all refused records of a feed."""
+    path, number = f"feeds/{quote(view.feed.name, safe='')}/dead-letters", view.feed.id
+    tenant = view.feed.spec.tenant
+    return [
+        PageAction(
+            f"feedq-replay-{number}",
+            "Replay refused records",
+            f"{path}/replay",
+            "They are landed after all, each once; what is refused again stays.",
+            body={"all": True},
+            tenant=tenant,
+        ),
+        PageAction(
+            f"feedq-drop-{number}",
+            "Drop refused records",
+            f"{path}/drop",
+            "They are deleted for good.",
+            body={"all": True},
+            tone="outline-danger",
+            tenant=tenant,
+        ),
+    ]
+
+
+def worker_actions(view: WorkerView) -> list[PageAction]:
+    """The buttons of one worker."""
+    worker, feeds = view.worker, f"{view.leases:,} feed{'' if view.leases == 1 else 's'}"
+
+    def act(verb: str, title: str, says: str) -> PageAction:
+        path = f"workers/{worker.id}/{verb}"
+        return PageAction(f"feedq-{verb}-{worker.id}", title, path, says, needs_everything=True)
+
+    uncordon = act("uncordon", "Let it serve", f"{worker.name} is given feeds again.")
+    cordon = act("cordon", "Cordon", f"{worker.name} keeps its {feeds} and is given no others.")
+    drain = act(
+        "drain", "Drain", f"{worker.name} hands its {feeds} over to the other workers, and gets none."
+    )
+    return {
+        WorkerTarget.SERVING: [cordon, drain],
+        WorkerTarget.CORDONED: [uncordon, drain],
+        WorkerTarget.DRAINED: [uncordon],
+    }[worker.target_state]
 
 
 BULK = {

@@ -30,7 +30,7 @@ from feedq.report.rows import (
     worker_row,
 )
 from feedq.store.feed_listing import PAGE_MAX
-from feedq.web.guard import refusal
+from feedq.web.mounted_api import why_unchanged
 from feedq.web.params import (
     SCHEDULES_MAX,
     number,
@@ -133,7 +133,7 @@ class _Changeable(Resource):
 
     @web.authenticated
     async def post(self, *path: str) -> None:
-        refused = refusal(self.application.options, is_open=self.unauthenticated_api)
+        refused = why_unchanged(self)
         if refused is not None:
             self.answer(403, {"error": refused})
             return

@@ -21,6 +21,7 @@ from tornado import web
 from feedq.access import AccessRole, Caller
 from feedq.api.app import PREFIX
 from feedq.api.authentication import CALLER
+from feedq.errors import Forbidden
 from feedq.settings import settings
 from feedq.values import EVERY_OTHER
 from feedq.web.guard import READING, refusal
@@ -90,6 +91,24 @@ def user_of(handler: BaseHandler) -> str:
         return base64.b64decode(said).decode().partition(":")[0]
     except (binascii.Error, UnicodeDecodeError):
         return ""
+
+
+def why_unchanged(handler: BaseHandler) -> str | None:
+    """Say why whoever is logged in may change nothing of the fleet outside of the API, or None.
+
+    Where no roles are given, who is logged in may, as before there were roles.
+    """
+    refused = refusal(handler.application.options, is_open=handler.unauthenticated_api)
+    roles = settings().flower_roles
+    if refused is not None or not roles:
+        return refused
+    caller = caller_of(user_of(handler), roles)
+    try:
+        caller.require(AccessRole.OPERATOR)
+        caller.require_everything()
+    except Forbidden as error:
+        return str(error)
+    return None
 
 
 def caller_of(user: str, roles: Mapping[str, str]) -> Caller:

@@ -25,7 +25,7 @@ from feedq.api.problems import status_of
 from feedq.errors import FeedqError, InvalidInput
 from feedq.landed import Span
 from feedq.lease import stillness_of
-from feedq.model import Status
+from feedq.model import FeedView, Status
 from feedq.report.details import (
     declaration_lines,
     event_detail,
@@ -37,10 +37,17 @@ from feedq.schedule.model import RunState, ScheduleState
 from feedq.settings import settings
 from feedq.store.feed_listing import Query, Sort, StatusCount
 from feedq.telemetry import LogEvent, log, mask_url
-from feedq.web.actions import PageAction, bulk_actions, feed_actions
+from feedq.web.actions import (
+    PageAction,
+    bulk_actions,
+    cursor_actions,
+    dead_letter_actions,
+    feed_actions,
+    worker_actions,
+)
 from feedq.web.charts import landed_charts, owner_chart
 from feedq.web.guard import refusal
-from feedq.web.mounted_api import caller_of, user_of
+from feedq.web.mounted_api import caller_of, user_of, why_unchanged
 from feedq.web.params import address, parse_query, parse_run_id, parse_schedules, parse_span, parse_states
 from feedq.web.queries import WebQueries
 from feedq.wording import TONES, Tone, timing_words
@@ -248,6 +255,7 @@ class FeedPage(PageHandler):
                 "Lease": lease_lines(data.view, now=data.now, workers=data.workers),
                 "Declaration": declaration_lines(data.view, now=data.now),
             },
+            actions=actions_of(data.view),
             detail=event_detail,
             span=span,
             Span=Span,
@@ -255,6 +263,14 @@ class FeedPage(PageHandler):
             owners=owner_chart(data.events, data.workers, now=data.now),
             in_numbers=self.argument("numbers") == "1",
         )
+
+
+def actions_of(view: FeedView) -> list[PageAction]:
+    """All buttons of a feed's own page."""
+    if view.feed.removed_at is not None:
+        return []
+    letters = dead_letter_actions(view) if view.lease.dead_letters_total else []
+    return [*feed_actions(view), *cursor_actions(view), *letters]
 
 
 class FleetPage(PageHandler):
@@ -269,6 +285,7 @@ class FleetPage(PageHandler):
         aside = [("cordoned", numbers.cordoned), ("drained", numbers.drained), ("draining", numbers.draining)]
         return self.part(
             "fleet_live.html",
+            actions_of=worker_actions,
             data=data,
             aside=[f"{count} {what}" for what, count in aside if count],
             waiting=reasons(data.tallies),
@@ -352,7 +369,7 @@ class SchedulePage(PageHandler):
                 "Now": standing_lines(data.view, counts=data.counts, now=data.now),
                 "Declaration": schedule_declaration_lines(data.view.schedule.spec),
             },
-            may_change=refusal(self.application.options, is_open=self.unauthenticated_api) is None,
+            may_change=why_unchanged(self) is None,
             # A button that is pressed twice sends the same key, and triggers once.
             key=f"web-{token_hex(6)}",
         )
@@ -360,7 +377,7 @@ class SchedulePage(PageHandler):
     @web.authenticated
     async def post(self) -> None:
         try:
-            refused = refusal(self.application.options, is_open=self.unauthenticated_api)
+            refused = why_unchanged(self)
             if refused is not None:
                 self.fail(403, refused)
                 return

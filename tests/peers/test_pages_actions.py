@@ -121,3 +121,44 @@ def test_a_feed_that_somebody_else_has_changed_meanwhile_is_shown_anew(room: Con
         browser.page.wait_for_selector("#feedq-dialog-trouble:has-text('not 3; nothing was done')")
         browser.complaints.clear()  # that the API said 412
     assert target_states(room)["acme/orders"] == "running"
+
+
+def test_a_feed_is_rewound_on_its_own_page(room: ControlRoom) -> None:
+    with Browser(room.base, login=OPERATOR) as browser:
+        browser.open("/feed?name=globex/sensors")
+        (row,) = room.cluster.sql("SELECT id FROM feedq.feed WHERE name = 'globex/sensors'")
+        rewind = f"#feedq-cursor-rewind-{row['id']}"
+        browser.tab_to(rewind)
+        browser.press("Enter")
+        browser.page.wait_for_selector("#feedq-dialog[open]")
+        browser.page.keyboard.type("3")
+        browser.press("Tab")
+        browser.page.wait_for_selector("#feedq-dialog-would:has-text(' to ')")
+        browser.page.click("#feedq-dialog-go")
+        browser.page.wait_for_selector("#feedq-dialog", state="hidden")
+    wait_until(
+        lambda: room.cluster.sql("SELECT 1 FROM feedq.event WHERE kind = 'cursor_changed'"),
+        limit_s=10,
+        what="the rewind is in the history",
+    )
+
+
+def test_a_worker_is_cordoned_and_serves_again(room: ControlRoom) -> None:
+    def targets() -> set[str]:
+        return {row["target_state"] for row in room.cluster.sql("SELECT target_state FROM feedq.worker")}
+
+    with Browser(room.base, login=OPERATOR) as browser:
+        for verb, expected in (("cordon", {"serving", "cordoned"}), ("uncordon", {"serving"})):
+            browser.open("/fleet")
+            browser.page.click(f"[id^=feedq-{verb}-] >> nth=0")
+            browser.page.wait_for_selector("#feedq-dialog-go:not([disabled])")
+            browser.page.click("#feedq-dialog-go")
+            browser.page.wait_for_selector("#feedq-dialog", state="hidden")
+            wait_until(lambda: targets() == expected, limit_s=10, what=f"{verb}: {targets()}")  # noqa: B023
+
+
+def test_who_only_looks_presses_no_form_of_a_schedule_either(room: ControlRoom) -> None:
+    assert room.flower is not None
+    for login, status in ((VIEWER, 403), (TENANT_OPERATOR, 403), (OPERATOR, 404)):
+        answer = room.flower.post("/q/api/feedq/schedules/none/pause", "{}", login=login)
+        assert answer.status == status, answer.text

@@ -115,6 +115,12 @@
       go.textContent = pressed.title + " " + found.count.toLocaleString("en");
     } else if (found.result) {
       lines.push(element("p", found.name + ": " + found.result));
+    } else if ("after" in found) {
+      lines.push(element("p", "From " + JSON.stringify(found.before) + " to " + JSON.stringify(found.after) + "."));
+    } else {
+      ["landed", "dropped"].filter(function (key) { return key in found; }).forEach(function (key) {
+        lines.push(element("p", found[key].toLocaleString("en") + (found[key] === 1 ? " record." : " records.")));
+      });
     }
     (found.changes || []).forEach(function (change) {
       lines.push(element("p", change.option + ": " + JSON.stringify(change.before) + " → " + JSON.stringify(change.after)));
