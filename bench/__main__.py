@@ -29,6 +29,7 @@ from bench import (
     landing,
     many,
     moves,
+    pages,
     placement,
     scale,
     sources,
@@ -57,13 +58,14 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "placement": placement.measure,
     "control": control.measure,
     "api": api.measure,
+    "pages": pages.measure,
     "history": history.measure,
     "start": start.measure,
     "catalogs": catalogs.measure,
     "jobs": jobs.measure,
     "ends": ends.measure,
 }
-BY_HAND = {"ends"}
+BY_HAND = {"ends", "pages"}
 """Measured only when they are named."""
 
 

@@ -1,12 +1,14 @@
 """The pages: *Feeds*, one feed, *Fleet*, *Schedules*, and one schedule with its runs and its buttons.
 
-Each is a frame around a live part, and a script asks for the live part again and again: with ``live=1`` it comes
-alone, and an error comes as JSON. All text is escaped by the templates, and a content security policy forbids
-scripts and styles that are not files of ours or Flower's: names, errors and cursors come from elsewhere.
+Each is a frame around a live part, and a script listens to a stream of events (``live=stream``) that has the part
+whenever it has changed; with ``live=1`` it comes once, and an error comes as JSON. All text is escaped by the
+templates, and a content security policy forbids scripts and styles that are not files of ours or Flower's: names,
+errors and cursors come from elsewhere.
 """
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from abc import abstractmethod
 from collections import Counter
@@ -18,6 +20,7 @@ from urllib.parse import quote, urlencode
 import orjson
 from flower.views import BaseHandler
 from tornado import web
+from tornado.iostream import StreamClosedError
 
 from feedq import __version__, wording
 from feedq.access import Caller
@@ -74,6 +77,12 @@ SCHEDULES_SHOWN = 200
 """Rows of one page of schedules, unless the address asks for more."""
 PAUSED_HERE = "paused on the web page"
 
+STREAMS_MAX = 200
+"""Pages that are kept live at a time: each asks the control database at most once in `REFRESH_MS`."""
+STREAM_S = 600.0
+"""A stream ends after this, and the browser begins another: one that nobody reads any more ends, too."""
+FAILED = "This page failed; the log of Flower says why."
+
 logger = log(__name__)
 
 
@@ -88,6 +97,7 @@ class PageHandler(BaseHandler):
     def initialize(self, queries: WebQueries) -> None:
         self.queries = queries
         self._caller: Caller | None = None
+        self._is_gone = False
 
     def set_default_headers(self) -> None:
         super().set_default_headers()
@@ -110,6 +120,9 @@ class PageHandler(BaseHandler):
 
     @web.authenticated
     async def get(self) -> None:
+        if self.argument("live") == "stream":
+            await self._stream()
+            return
         try:
             live = await self.show()
         except FeedqError as error:
@@ -119,6 +132,45 @@ class PageHandler(BaseHandler):
                 self.finish(live)
             else:
                 self.frame_with(live=live, trouble="")
+
+    async def _stream(self) -> None:
+        """Sends the live part whenever it has changed, until the browser goes away or `STREAM_S` are over."""
+        self.set_header("Content-Type", "text/event-stream; charset=utf-8")
+        # A proxy in front must not keep it back until the end.
+        self.set_header("X-Accel-Buffering", "no")
+        if len(_streams) >= STREAMS_MAX:
+            self.finish(_event("trouble", f"{STREAMS_MAX} pages are live already; trying again."))
+            return
+        _streams.add(self)
+        loop, sent = asyncio.get_running_loop(), ""
+        until = loop.time() + STREAM_S
+        try:
+            while not self._is_gone and loop.time() < until:
+                found = await self._part_now()
+                # The comment shows both sides that the other one is there.
+                self.write(found if found != sent else ": unchanged\n\n")
+                sent = found
+                await self.flush()
+                await asyncio.sleep(REFRESH_MS / 1000)
+            self.write(_event("end", ""))
+        except StreamClosedError:
+            pass
+        finally:
+            _streams.discard(self)
+
+    async def _part_now(self) -> str:
+        try:
+            return _event("part", await self.show())
+        except FeedqError as error:
+            return _event("trouble", mask_url(str(error)))
+        except Exception:  # noqa: BLE001 -- the stream outlives it; the log has it
+            trace = mask_url(traceback.format_exc())
+            logger.error(LogEvent.UNEXPECTED, where=self.request.path, traceback=trace)
+            return _event("trouble", FAILED)
+
+    def on_connection_close(self) -> None:
+        super().on_connection_close()
+        self._is_gone = True
 
     def fail(self, status: int, trouble: str) -> None:
         """Says what is wrong; the script goes on asking, so that the page comes back by itself."""
@@ -202,9 +254,17 @@ class PageHandler(BaseHandler):
                 where=self.request.path,
                 traceback=mask_url("".join(traceback.format_exception(*kwargs["exc_info"]))),
             )
-            self.fail(500, "This page failed; the log of Flower says why.")
+            self.fail(500, FAILED)
         else:
             super().write_error(status_code, **kwargs)
+
+
+_streams: set[PageHandler] = set()
+
+
+def _event(kind: str, text: str) -> str:
+    # JSON has no line breaks, whatever is in the text.
+    return f"event: {kind}\ndata: {orjson.dumps(text).decode()}\n\n"
 
 
 class FeedsPage(PageHandler):

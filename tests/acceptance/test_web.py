@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -150,6 +151,31 @@ def test_a_browser_may_run_no_script_but_files(flower: Flower) -> None:
         assert "script-src 'self';" in policy
         inline = re.findall(r"<script(?![^>]*\bsrc=)|<style|\son\w+=\"|\sstyle=\"|javascript:", answer.text)
         assert inline == [], path
+
+
+def test_a_stream_has_the_live_part_again_when_it_has_changed(flower: Flower, control_url: str) -> None:
+    store = PostgresStore(control_url)
+    address = f"{flower.base}/feed?name=acme/orders&live=stream"
+    with urllib.request.urlopen(address, timeout=30) as stream:
+        assert stream.headers["Content-Type"].startswith("text/event-stream")
+
+        def next_part() -> str:
+            lines = iter(stream.readline, b"")
+            assert b"event: part\n" in lines
+            return str(json.loads(next(lines).removeprefix(b"data: ")))
+
+        assert "feed_restarted" not in next_part()
+        store.feeds.restart("acme/orders")
+        while "feed_restarted" not in next_part():
+            pass
+    store.close()
+
+
+def test_a_stream_goes_on_when_its_feed_is_not_there(flower: Flower) -> None:
+    address = f"{flower.base}/feed?name=nowhere&live=stream"
+    with urllib.request.urlopen(address, timeout=30) as stream:
+        assert stream.readline() == b"event: trouble\n"
+        assert b"nowhere" in stream.readline()
 
 
 def test_links_to_feeds_lead_to_them_whatever_their_names(flower: Flower) -> None:

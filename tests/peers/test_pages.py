@@ -74,3 +74,18 @@ def test_pages_are_accessible_and_fit_whatever_they_are_looked_at_with(room: Con
             browser.keep_picture(name)
             browser.check_width()
             browser.check_accessible()
+
+
+def test_a_page_says_when_it_has_lost_the_server_and_comes_back_by_itself(room: ControlRoom) -> None:
+    assert room.flower is not None
+    with Browser(room.base, login=OPERATOR) as browser:
+        browser.open("/feeds")
+        browser.page.wait_for_selector("#feedq-refreshed:has-text('Live')")
+        room.flower.node.end()
+        browser.page.wait_for_selector("#feedq-trouble:has-text('Flower does not answer.')")
+        browser.page.wait_for_selector("#feedq-refreshed:has-text('Trying again')")
+        room.start_flower()
+        browser.page.wait_for_selector("#feedq-refreshed:has-text('Live')")
+        browser.page.wait_for_selector("#feedq-trouble", state="hidden")
+        # What the browser itself says of a connection that broke off.
+        browser.complaints.clear()

@@ -1,5 +1,5 @@
-/* Keeps the live part of a page fresh: asks the server for it again and again and puts it in the place of the old
-   one. The server renders and escapes; this script makes no markup. Rates are counted here, from the totals of the
+/* Keeps the live part of a page fresh: listens to a stream that has it whenever it has changed, and puts it in the
+   place of the old one. The server renders and escapes; this script makes no markup. Rates are counted here, from the totals of the
    last few answers. Without it the pages work all the same, one load at a time. */
 (function () {
   "use strict";
@@ -24,6 +24,7 @@
   var byRate = 0; // 1: rows with the highest rate first, -1: with the lowest
   var timer = null;
   var asking = null;
+  var source = null; // the stream of events that keeps the page live
 
   document.documentElement.classList.add("feedq-scripted");
 
@@ -159,18 +160,13 @@
     if (asking) {
       asking.abort();
     }
-    window.clearTimeout(timer);
+    quiet();
     var asked = asking = new AbortController();
     ask(asked).then(function (html) {
       if (asking !== asked) {
         return;
       }
-      trouble.hidden = Date.now() >= refusedUntil;
-      live.classList.remove("feedq-outdated");
-      say(refreshMs ? "Live" : "Not refreshing", refreshMs ? "live" : "");
-      if (isWanted || !isBeingRead()) {
-        put(html);
-      }
+      arrive(html, isWanted);
     }).catch(function (error) {
       if (asking === asked) {
         complain(error.name === "TypeError" || error.name === "AbortError" ? "Flower does not answer." : error.message);
@@ -178,23 +174,56 @@
     }).finally(function () {
       if (asking === asked) {
         asking = null;
-        later();
+        listen();
       }
     });
   }
 
-  function later() {
-    window.clearTimeout(timer);
-    if (refreshMs && !document.hidden) {
-      timer = window.setTimeout(refresh, refreshMs);
+  function arrive(html, isWanted) {
+    trouble.hidden = Date.now() >= refusedUntil;
+    live.classList.remove("feedq-outdated");
+    say(refreshMs ? "Live" : "Not refreshing", refreshMs ? "live" : "");
+    if (isWanted || !isBeingRead()) {
+      put(html);
     }
+  }
+
+  function quiet() {
+    window.clearTimeout(timer);
+    if (source) {
+      source.close();
+      source = null;
+    }
+  }
+
+  function listen() {
+    quiet();
+    if (!refreshMs || document.hidden) {
+      return;
+    }
+    var address = new URL(window.location.href);
+    address.username = address.password = "";
+    address.searchParams.set("live", "stream");
+    source = new EventSource(address);
+    source.addEventListener("part", function (event) { arrive(JSON.parse(event.data), false); });
+    source.addEventListener("trouble", function (event) { complain(JSON.parse(event.data)); });
+    source.addEventListener("end", listen);
+    source.addEventListener("error", function () {
+      if (trouble.hidden) {
+        complain("Flower does not answer.");
+      }
+      // A stream that broke off begins again by itself; one that was refused does not.
+      if (source.readyState === EventSource.CLOSED) {
+        timer = window.setTimeout(listen, refreshMs);
+      }
+    });
   }
 
   function act(form) {
     if (asking) {
       asking.abort();
     }
-    window.clearTimeout(timer);
+    quiet();
     var asked = asking = new AbortController();
     form.querySelector("button").disabled = true;
     ask(asked, form).then(function () {
@@ -286,7 +315,7 @@
 
   document.addEventListener("visibilitychange", function () {
     if (document.hidden) {
-      window.clearTimeout(timer);
+      quiet();
     } else {
       refresh();
     }
@@ -299,5 +328,5 @@
   } else {
     say("Trying again", "error");
   }
-  later();
+  listen();
 }());
