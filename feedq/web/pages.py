@@ -40,7 +40,7 @@ from feedq.schedule.model import RunState, ScheduleState
 from feedq.settings import settings
 from feedq.store.feed_listing import Query, Sort, StatusCount
 from feedq.telemetry import LogEvent, log, mask_url
-from feedq.web.actions import (
+from feedq.web.buttons import (
     PageAction,
     bulk_actions,
     cursor_actions,
@@ -198,7 +198,7 @@ class PageHandler(BaseHandler):
         )
 
     def button(self, action: PageAction) -> str:
-        """Renders the button of a change; refused, it says why (`feedq.web.actions`)."""
+        """Renders the button of a change; refused, it says why (`feedq.web.buttons`)."""
         if self._caller is None:
             self._caller = caller_of(user_of(self), settings().flower_roles)
         refused = refusal(self.application.options, is_open=self.unauthenticated_api)

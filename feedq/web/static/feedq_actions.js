@@ -1,6 +1,6 @@
 /* Buttons that change something. A page has, anywhere in its live part,
 
-     {% raw button(action) %}          with a PageAction of feedq/web/actions.py
+     {% raw button(action) %}          with a PageAction of feedq/web/buttons.py
 
    which becomes <button id data-action="feeds/acme%2Forders/pause" data-method data-says data-etag data-body
    data-fields data-dry-run>. Pressed, it opens the one dialog of the page (action_dialog.html), which asks the API
