@@ -155,7 +155,7 @@ def test_a_browser_may_run_no_script_but_files(flower: Flower) -> None:
 
 def test_a_stream_has_the_live_part_again_when_it_has_changed(flower: Flower, control_url: str) -> None:
     store = PostgresStore(control_url)
-    address = f"{flower.base}/feed?name=acme/orders&live=stream"
+    address = f"{flower.base}/feed?name={quote(NASTY[3], safe='')}&live=stream"
     with urllib.request.urlopen(address, timeout=30) as stream:
         assert stream.headers["Content-Type"].startswith("text/event-stream")
 
@@ -165,7 +165,7 @@ def test_a_stream_has_the_live_part_again_when_it_has_changed(flower: Flower, co
             return str(json.loads(next(lines).removeprefix(b"data: ")))
 
         assert "feed_restarted" not in next_part()
-        store.feeds.restart("acme/orders")
+        store.feeds.restart(NASTY[3])
         while "feed_restarted" not in next_part():
             pass
     store.close()
