@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,15 +56,7 @@ CASES: Final[tuple[tuple[str, str, dict[str, Any], float], ...]] = (
 
 def measure(directory: Path) -> Iterator[Figure]:
     with started(Postgres(directory)) as postgres:
-        url = postgres.create_database("api")
-        upgrade(url)
-        connection = psycopg2.connect(url)
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-            cursor.execute(FILL)
-            cursor.execute("VACUUM feedq.feed, feedq.lease")
-        connection.close()
-        say(f"{FEEDS:,} feeds are declared")
+        url = with_many(postgres, "api")
         store = PostgresStore(url, application_name="bench-api")
         token = store.tokens.add("bench", AccessRole.VIEWER, tenant=None, lasts_s=3_600)
         backend = ApiBackend.of(store, Settings(database_url=SecretStr(url)))
@@ -78,6 +71,19 @@ def measure(directory: Path) -> Iterator[Figure]:
                     runs=f"median of {ROUNDS}, longest {max(taken) * 1_000:.0f}",
                 )
         store.close()
+
+
+def with_many(postgres: Postgres, name: str) -> str:
+    """Make a control database with `FEEDS` feeds and return its address."""
+    url = postgres.create_database(name)
+    upgrade(url)
+    with closing(psycopg2.connect(url)) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(FILL)
+            cursor.execute("VACUUM feedq.feed, feedq.lease")
+    say(f"{FEEDS:,} feeds are declared")
+    return url
 
 
 def _timed(api: ApiClient, path: str, asked: dict[str, Any]) -> float:

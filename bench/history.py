@@ -11,13 +11,12 @@ from typing import Final
 
 import psycopg2
 
-from bench.api import FEEDS, FILL
-from bench.report import Figure, at_most, say
+from bench.api import FEEDS, with_many
+from bench.report import Figure, at_most
 from bench.servers import started
 from feedq.embedded.postgres import Postgres
 from feedq.landed import Span
 from feedq.store.landed_counts import FEEDS_MAX
-from feedq.store.migrate import upgrade
 from feedq.store.postgresql import PostgresStore
 
 MINUTES: Final = 64
@@ -40,17 +39,14 @@ _SIZE: Final = "SELECT pg_total_relation_size('feedq.landed_count') / 1e6, min(i
 
 def measure(directory: Path) -> Iterator[Figure]:
     with started(Postgres(directory)) as postgres:
-        url = postgres.create_database("history")
-        upgrade(url)
+        url = with_many(postgres, "history")
         connection = psycopg2.connect(url)
         connection.autocommit = True
         store = PostgresStore(url, application_name="bench-history")
         taken = []
         with connection.cursor() as cursor:
-            cursor.execute(FILL)
             cursor.execute(_LAND)
             cursor.execute("VACUUM ANALYZE feedq.feed, feedq.lease")
-            say(f"{FEEDS:,} feeds are declared")
             for minute in range(MINUTES):
                 if minute % 8 == 0:
                     cursor.execute(_LAND)

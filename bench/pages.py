@@ -12,12 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-import psycopg2
-
-from bench.api import FEEDS, FILL
-from bench.report import Figure, at_most, say
+from bench.api import FEEDS, with_many
+from bench.report import Figure, at_most
 from bench.servers import running
-from feedq.store.migrate import upgrade
 from tests.cluster import ROOT, Cluster
 from tests.flower import Flower
 from tests.node import Node
@@ -32,15 +29,7 @@ ALL_PAUSED: Final = FEEDS // 1000
 
 def measure(directory: Path) -> Iterator[Figure]:
     with running(directory) as (postgres, valkey):
-        url = postgres.create_database("pages")
-        upgrade(url)
-        connection = psycopg2.connect(url)
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-            cursor.execute(FILL)
-            cursor.execute("VACUUM feedq.feed, feedq.lease")
-        connection.close()
-        say(f"{FEEDS:,} feeds are declared")
+        url = with_many(postgres, "pages")
         cluster = Cluster(directory, database_url=url, broker_url=valkey.url(), migrate=False)
         argv = [sys.executable, "-m", "celery", "-A", "feedq", "flower", "--address=127.0.0.1", "--port=0"]
         flower = Flower(Node("flower", argv, env=cluster.env, cwd=ROOT, log=directory / "flower.log"))

@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import psycopg2
-
 from bench.api import FEEDS as MANY
-from bench.api import FILL
+from bench.api import with_many
 from bench.report import Figure, at_most
 from bench.servers import started
 from feedq import __version__
@@ -82,13 +80,7 @@ def measure(directory: Path) -> Iterator[Figure]:
 
 
 def _with_many(postgres: Postgres) -> Iterator[Figure]:
-    url = postgres.create_database("start_many")
-    migrate.upgrade(url)
-    with closing(psycopg2.connect(url)) as connection:
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-            cursor.execute(FILL)
-            cursor.execute("VACUUM feedq.feed, feedq.lease")
+    url = with_many(postgres, "start_many")
     environment = {"FEEDQ_DATABASE_URL": url}
     waited = min(_waited_s(environment, "status") for _ in range(ROUNDS))
     yield at_most(f"start: feedq status, {MANY:,} feeds, until it answers", MANY_MUST_S, waited, "s")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import lru_cache
+from ipaddress import ip_address
 from math import isfinite
 from sys import float_info
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
@@ -556,3 +557,11 @@ def _scalar_problem(value: Any) -> str | None:
         case float():
             return None if isfinite(value) else "must be a finite number"
     return f"{type(value).__name__} is not a JSON value; quote it"
+
+
+def is_loopback(address: str) -> bool:
+    """Tells whether what listens there is reached from this machine only."""
+    try:
+        return address == "localhost" or ip_address(address).is_loopback
+    except ValueError:
+        return False

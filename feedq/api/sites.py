@@ -33,12 +33,6 @@ def is_allowed(host: str, hosts: Collection[str]) -> bool:
     return ANY_HOST in hosts or name in hosts or name == "localhost" or _address(name) is not None
 
 
-def is_loopback(address: str) -> bool:
-    """Tells whether what listens there is reached from this machine only."""
-    found = _address(address)
-    return address == "localhost" or (found is not None and found.is_loopback)
-
-
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(text)

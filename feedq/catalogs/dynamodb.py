@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from ipaddress import ip_address
 from time import monotonic
 from typing import Annotated, Any, ClassVar, Final
 from urllib.parse import urlsplit
@@ -33,6 +32,7 @@ from feedq.catalogs.base import (
 from feedq.errors import CatalogUnavailable
 from feedq.manifest.reader import ENTRIES_MAX, ManifestProblem
 from feedq.settings import Settings
+from feedq.values import is_loopback
 
 CONNECT_S: Final = 10.0
 TRIES: Final = 4
@@ -64,7 +64,7 @@ class DynamoOptions(CatalogOptions):
     def _encrypted(cls, url: str | None) -> str | None:
         if url is None or urlsplit(url).scheme == "https":
             return url
-        if urlsplit(url).scheme != "http" or not _is_here(urlsplit(url).hostname or ""):
+        if urlsplit(url).scheme != "http" or not is_loopback(urlsplit(url).hostname or ""):
             raise ValueError("must be https; http is for this machine only")
         return url
 
@@ -141,12 +141,3 @@ class DynamoCatalog:
 
 def _number_or_text(member: Any) -> Any:
     return float(member) if isinstance(member, Decimal) else member
-
-
-def _is_here(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

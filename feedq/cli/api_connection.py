@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
@@ -18,6 +17,7 @@ from urllib.parse import quote, urlsplit
 from feedq import errors
 from feedq.authorship import given_reason
 from feedq.errors import FeedqError, InvalidInput, Unauthenticated, Unavailable
+from feedq.values import is_loopback
 
 if TYPE_CHECKING:
     import httpx
@@ -140,16 +140,9 @@ def _checked(url: str) -> str:
         raise InvalidInput("--server: write it as https://HOST:PORT")
     if parts.username is not None or parts.password is not None:
         raise InvalidInput(f"--server: holds a login, which others can read; {TOKEN} gives a token instead")
-    if parts.scheme == "http" and not _is_this_machine(host):
+    if parts.scheme == "http" and not is_loopback(host):
         raise InvalidInput(f"--server: http would send the token in clear to {host}; use https")
     return url.rstrip("/")
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _read(answer: httpx.Response) -> bytes:

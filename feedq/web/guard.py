@@ -28,8 +28,9 @@ import click
 from flower.app import Flower
 from tornado import httputil, web
 
-from feedq.api.sites import is_allowed, is_foreign, is_loopback
+from feedq.api.sites import is_allowed, is_foreign
 from feedq.settings import settings
+from feedq.values import is_loopback
 
 READING = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
