@@ -8,7 +8,7 @@ only, one transaction a call.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -155,6 +155,19 @@ _HAYSTACK = (
     "lower(concat_ws(chr(1), f.name, f.tenant, f.connector, w.name, l.reason, l.last_error, l.sink_error, "
     "l.dead_letter_error, l.blame, CAST(f.labels AS text)))"
 )
+# What is counted of a feed, and the counts of all that have a status and a reason together.
+_COUNTED = f"""
+    {_STATUS} AS status, CASE WHEN l.feed_id IS NULL THEN 'new' ELSE l.reason END AS reason,
+    {_WANTED} AS wanted, l.records_total, l.dead_letter_at AS refused_at
+"""
+_TALLIED = f"""
+    SELECT status, reason, count(*) AS feeds,
+        -- A failed feed wants no place: only an edit can help it.
+        count(*) FILTER (WHERE wanted AND status <> 'failed') AS wanted,
+        CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total,
+        count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused,
+        min(name) AS example
+"""
 _ORDER = {
     Sort.NAME: "f.name",
     Sort.STATUS: _STATUS,
@@ -172,22 +185,28 @@ class FeedListing(Aggregate):
     def page(self, c: Connection, query: Query) -> FoundFeeds:
         conditions, parameters = _where(query)
         key, direction = _ORDER[query.sort], "DESC" if query.descending else "ASC"
-        # The ids first: wide rows would make the sort of a large table spill to disk. OFFSET 0 is a fence:
-        # the limit must not talk the planner into going through a million rows one by one in their order.
-        filters = [conditions, *([] if query.status is None else [f"{_STATUS} = :status"])]
-        page_sql = f"""
-            WITH page AS (
-                SELECT id FROM (
-                    SELECT f.id, f.name, {key} AS key {_FROM} {_filtered(filters)} OFFSET 0
-                ) found ORDER BY key {direction} NULLS LAST, name, id LIMIT :limit OFFSET :offset
+        # Looked for once, for the rows and for the numbers, and in narrow rows: wide ones would make the sort of a
+        # large table spill to disk.
+        sql = f"""
+            WITH found AS MATERIALIZED (
+                SELECT f.id, f.name, {key} AS key, {_COUNTED} {_FROM} {_filtered(conditions)}
+            ), counted AS (
+                {_TALLIED} FROM found GROUP BY status, reason ORDER BY status, reason
+            ), page AS (
+                SELECT id, key FROM found {"" if query.status is None else "WHERE status = :status"}
+                ORDER BY key {direction} NULLS LAST, name, id LIMIT :limit OFFSET :offset
             )
-            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now
-            {_FROM} WHERE f.id IN (SELECT id FROM page)
-            ORDER BY {key} {direction} NULLS LAST, f.name, f.id
+            SELECT (SELECT json_agg(counted) FROM counted) AS tallies, p.*
+            FROM (VALUES (1)) once (row) LEFT JOIN (
+                SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now, page.key
+                {_FROM} JOIN page ON page.id = f.id
+            ) p ON true
+            ORDER BY p.key {direction} NULLS LAST, p.name, p.id
         """
         parameters["now"] = now = _begin(c)
-        tallies = _tallies(c, _filtered([conditions]), parameters)
-        views = [feed_view_from(row) for row in c.execute(text(page_sql), parameters)]
+        rows = c.execute(text(sql), parameters).all()
+        tallies = [_tally(list(counted.values())) for counted in rows[0].tallies or ()]
+        views = [feed_view_from(row) for row in rows if row.id is not None]
         matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
         declared = 0 if matching else c.execute(text("SELECT count(*) FROM feedq.feed")).scalar_one()
         return FoundFeeds(now, views, tallies, matching, declared)
@@ -225,7 +244,11 @@ class FeedListing(Aggregate):
     @in_transaction
     def tallies(self, c: Connection) -> list[StatusCount]:
         """Count all feeds by status and reason."""
-        return _tallies(c, "", {"now": _begin(c)})
+        sql = f"""
+            {_TALLIED} FROM (SELECT f.name, {_COUNTED} {_FROM}) found
+            GROUP BY status, reason ORDER BY status, reason
+        """
+        return [_tally(row) for row in c.execute(text(sql), {"now": _begin(c)})]
 
     @in_transaction
     def notable(self, c: Connection, statuses: Collection[Status], *, each: int) -> list[FeedView]:
@@ -259,7 +282,7 @@ class FeedListing(Aggregate):
         return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
 
 
-def _where(query: Query) -> tuple[str, dict[str, Any]]:
+def _where(query: Query) -> tuple[list[str], dict[str, Any]]:
     conditions, given = _chosen(query.selection)
     if query.search:
         condition, searched = _containing(query.search)
@@ -270,7 +293,7 @@ def _where(query: Query) -> tuple[str, dict[str, Any]]:
         "limit": min(max(query.limit, 0), PAGE_MAX),
         "offset": min(max(query.offset, 0), OFFSET_MAX),
     }
-    return " AND ".join(conditions), parameters
+    return conditions, parameters
 
 
 def _containing(searched: str) -> tuple[str, dict[str, Any]]:
@@ -298,26 +321,9 @@ def _begin(c: Connection) -> datetime:
     return now
 
 
-def _tallies(c: Connection, conditions: str, parameters: Mapping[str, Any]) -> list[StatusCount]:
-    reason = "CASE WHEN l.feed_id IS NULL THEN 'new' ELSE l.reason END"
-    sql = f"""
-        SELECT status, reason, count(*) AS feeds,
-            -- A failed feed wants no place: only an edit can help it.
-            count(*) FILTER (WHERE wanted AND status <> 'failed') AS wanted,
-            CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total,
-            count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused,
-            min(name) AS example
-        FROM (
-            SELECT {_STATUS} AS status, {reason} AS reason, {_WANTED} AS wanted, l.records_total,
-                l.dead_letter_at AS refused_at, f.name
-            {_FROM} {conditions}
-        ) found
-        GROUP BY status, reason ORDER BY status, reason
-    """
-    return [
-        StatusCount(Status(status), None if reason is None else Reason(reason), *counts)
-        for status, reason, *counts in c.execute(text(sql), parameters)
-    ]
+def _tally(row: Sequence[Any]) -> StatusCount:
+    status, reason, *counts = row
+    return StatusCount(Status(status), None if reason is None else Reason(reason), *counts)
 
 
 # -- selections --------------------------------------------------------------------------------------

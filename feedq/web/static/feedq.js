@@ -18,6 +18,7 @@
   var FILTERS = ["search", "status", "prefix"]; // what a form of filters may show
   var RATE_WINDOW_S = 12; // Workers report every two seconds: shorter windows would jitter.
   var TIMEOUT_MS = 20000;
+  var TYPING_MS = 60; // between the keys of somebody who types fast
   var refreshMs = Number(live.dataset.refreshMs);
   var samples = new Map(); // key → [[seconds, records], …], the oldest first
   var refusedUntil = 0; // What became of a button stays to be read while the page goes on refreshing.
@@ -304,7 +305,7 @@
     });
     form.addEventListener("input", function () {
       window.clearTimeout(typing);
-      typing = window.setTimeout(submit, 250);
+      typing = window.setTimeout(submit, TYPING_MS);
     });
     window.addEventListener("popstate", function () {
       window.location.reload();
