@@ -1,4 +1,4 @@
-"""What is expected of a feed: how long it may be silent, how much must land, how much may be refused. Pure.
+"""What is expected of a feed: how long it may be silent or lag, how much must land or may be refused. Pure.
 
 The same keys stand under ``expect`` of a feed, in ``FEEDQ_TENANT_EXPECT`` for a tenant and in ``FEEDQ_EXPECT`` for
 all. The nearest that says a key counts, and ``none`` takes away what a farther one says. The database judges
@@ -16,9 +16,11 @@ from feedq.values import NONE, Wrong, exact_duration, parse_duration
 DURATION_MIN_S: Final = 1.0
 DURATION_MAX_S: Final = 30 * 86_400.0
 ROWS_MAX: Final = 10**12
+AT_CHARS_MAX: Final = 500
 
 Expectations = Mapping[str, Any]
-"""By `Expectation`, each with its bound or None: seconds, ``{"per": seconds, "rows": n}``, or a part of 1."""
+"""By `Expectation`, each with its bound or None: seconds, a part of 1, ``{"per": seconds, "rows": n}``, or
+``{"at": where in a record, "seconds": seconds}``."""
 
 
 class Expectation(StrEnum):
@@ -28,6 +30,8 @@ class Expectation(StrEnum):
     """Longest time without a record."""
     MIN_ROWS = "min_rows"
     """Rows that land within a time, at least."""
+    MAX_EVENT_LAG = "max_event_lag"
+    """Longest time since the event that the newest record tells of."""
     MAX_REFUSED = "max_refused"
     """The largest part of the records that the sink may refuse."""
 
@@ -49,6 +53,13 @@ def read_expectations(given: Any) -> dict[str, Any]:
     if wrong:
         raise Wrong(wrong)
     return found
+
+
+def expected_of(
+    tenant: str, own: Expectations, *, everything: Expectations, tenants: Mapping[str, Expectations]
+) -> Expectations:
+    """What is expected of a feed that expects ``own`` of itself, as the database puts it together."""
+    return {**everything, **tenants.get(tenant, {}), **own}
 
 
 def write_expectations(expected: Expectations) -> dict[str, Any]:
@@ -74,6 +85,15 @@ def _rows(given: Any) -> dict[str, Any]:
     return {"per": _seconds(given["per"]), "rows": rows}
 
 
+def _lag(given: Any) -> dict[str, Any]:
+    if not isinstance(given, Mapping) or given.keys() != {"at", "seconds"}:
+        raise ValueError("must be such as {at: /ts, seconds: 60}")
+    at = given["at"]
+    if not isinstance(at, str) or not 1 <= len(at) <= AT_CHARS_MAX:
+        raise ValueError("at must be a JSON pointer into the records, such as /ts, or a column of the sink")
+    return {"at": at, "seconds": _seconds(given["seconds"])}
+
+
 def _part(given: Any) -> float:
     text = given.removesuffix("%") if isinstance(given, str) else given
     try:
@@ -85,6 +105,10 @@ def _part(given: Any) -> float:
     return part
 
 
+def _number(seconds: float) -> float:
+    return int(seconds) if seconds == int(seconds) else seconds
+
+
 def _percent(part: float) -> str:
     return f"{100 * part:.10g}%"
 
@@ -92,22 +116,27 @@ def _percent(part: float) -> str:
 _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     Expectation.MAX_SILENCE: _seconds,
     Expectation.MIN_ROWS: _rows,
+    Expectation.MAX_EVENT_LAG: _lag,
     Expectation.MAX_REFUSED: _part,
 }
 _WRITERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     Expectation.MAX_SILENCE: exact_duration,
     Expectation.MIN_ROWS: lambda bound: {"per": exact_duration(bound["per"]), "rows": bound["rows"]},
+    Expectation.MAX_EVENT_LAG: lambda bound: {"at": bound["at"], "seconds": _number(bound["seconds"])},
     Expectation.MAX_REFUSED: _percent,
 }
 
 
-def unmet_said(kind: str, bound: Any, found: float) -> str:
-    """What is not as expected, for people."""
+def unmet_said(kind: str, bound: Any, found: float, why: str | None = None) -> str:
+    """What is not as expected, for people. ``why``: what the last record had in the place of a time."""
     match kind:
         case Expectation.MAX_SILENCE:
             return f"silent for more than {exact_duration(bound)}"
         case Expectation.MIN_ROWS:
             return f"{found:.0f} rows within {exact_duration(bound['per'])}, and not {bound['rows']}"
+        case Expectation.MAX_EVENT_LAG:
+            said = f"newest event time ({bound['at']}) more than {exact_duration(bound['seconds'])} ago"
+            return f"{said}: {why}" if why else said
         case Expectation.MAX_REFUSED:
             return f"{_percent(round(found, 4))} refused, and not at most {_percent(bound)}"
     return kind

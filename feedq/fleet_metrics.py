@@ -218,6 +218,11 @@ def feed_families(reading: FleetReading) -> Iterator[Metric]:
     silent = GaugeMetricFamily(
         "feedq_feed_silence_seconds", "Since a feed last received a record, if ever", labels=labels
     )
+    lagging = GaugeMetricFamily(
+        "feedq_feed_event_lag_seconds",
+        "Since the newest event time of a feed, if one is wanted",
+        labels=labels,
+    )
     for view in reading.feeds:
         lease, whose = view.lease, (view.feed.spec.name, view.feed.spec.tenant)
         records.add_metric(whose, lease.records_total)
@@ -227,7 +232,9 @@ def feed_families(reading: FleetReading) -> Iterator[Metric]:
         if lease.last_record_at is not None:
             silence = (reading.state.now - lease.last_record_at).total_seconds()
             silent.add_metric(whose, max(0.0, silence))
-    yield from (records, size, refused, streaming, silent)
+        if lease.event_at is not None:
+            lagging.add_metric(whose, max(0.0, (reading.state.now - lease.event_at).total_seconds()))
+    yield from (records, size, refused, streaming, silent, lagging)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

@@ -252,6 +252,10 @@ class Lease:
     lost_worker: UUID | None = None
     """The worker that was lost while it held this feed, the last one."""
     lost_at: datetime | None = None
+    event_at: datetime | None = None
+    """The event time of the newest record; None where no `max_event_lag` is expected."""
+    event_fault: str | None = None
+    """Why the last record has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,6 +504,12 @@ class Progress(Keyed):
     """Why the sink cannot be written just now; None when it can."""
     rewind: Rewind | None = None
     """Set once after the sink has gone back."""
+    has_event_times: bool = False
+    """Whether `max_event_lag` is expected."""
+    event_at: float | None = None
+    """The event time of the newest record of this stream that has landed, in seconds since 1970."""
+    event_fault: str | None = None
+    """Why the last record has none."""
 
 
 @dataclass(slots=True)

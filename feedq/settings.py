@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, Settin
 
 from feedq.backoff import BackoffPolicy
 from feedq.errors import InvalidInput
-from feedq.expect import read_expectations
+from feedq.expect import Expectations, expected_of, read_expectations
 from feedq.limits import RateLimits
 from feedq.permission import Permissions, parse_networks
 from feedq.placement.base import Rules, Strategy
@@ -85,7 +85,8 @@ class Settings(BaseSettings):
     hears of a crash at once without looking. Where there are more workers, and with 0, it looks."""
     expect: Annotated[dict[str, Any], BeforeValidator(read_expectations)] = {}
     """What is expected of every feed, as JSON: `{"max_silence": "5m", "max_refused": "1%"}`, with the keys of
-    `expect` of a feed; it says what it expects otherwise by itself, or its tenant does."""
+    `expect` of a feed; it says what it expects otherwise by itself, or its tenant does. Beats judge by it; with
+    `max_event_lag` workers need it, too."""
     tenant_expect: dict[str, Annotated[dict[str, Any], BeforeValidator(read_expectations)]] = {}
     """The same for the feeds of a tenant, as JSON: `{"acme": {"max_silence": "30s"}}`."""
     expect_interval_s: Annotated[float, Field(ge=0.2, le=86_400)] = 5.0
@@ -387,6 +388,10 @@ class Settings(BaseSettings):
             programs=self.exec_allow,
             secrets=None if self.secrets_allow is None else tuple(self.secrets_allow.items()),
         )
+
+    def expected_of(self, tenant: str, own: Expectations) -> Expectations:
+        """What is expected of a feed of a tenant that expects ``own`` of itself."""
+        return expected_of(tenant, own, everything=self.expect, tenants=self.tenant_expect)
 
     @property
     def sink_names(self) -> tuple[str, ...]:

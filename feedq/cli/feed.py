@@ -29,7 +29,7 @@ from feedq.cli.invocation import (
     yes_option,
 )
 from feedq.cli.output import answer, answer_done, answer_list, write_lines, write_table
-from feedq.cli.tables import LANDED_COLUMNS, WIDE_FEED_COLUMNS, event_columns, feed_columns
+from feedq.cli.tables import LANDED_COLUMNS, event_columns, feed_columns, wide_feed_columns
 from feedq.diagnosis.waiting_checks import explain
 from feedq.errors import Forbidden
 from feedq.landed import Span
@@ -96,9 +96,8 @@ def list_(invocation: Invocation, *, sort: str, limit: int | None, **chosen: Any
     selection = replace(selection_of(**chosen), removing=True)
     views = invocation.store.feeds.selected(selection, order=SelectionOrder(sort), limit=limit)
     empty = "" if views else none_match(invocation)
-    answer_list(
-        invocation, views, feed_row, feed_columns(invocation.clock.now()), empty=empty, wide=WIDE_FEED_COLUMNS
-    )
+    now = invocation.clock.now()
+    answer_list(invocation, views, feed_row, feed_columns(now), empty=empty, wide=wide_feed_columns(now))
 
 
 @feed.command()

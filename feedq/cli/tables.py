@@ -78,14 +78,17 @@ def feed_columns(
     ]
 
 
-WIDE_FEED_COLUMNS: list[TableColumn[FeedView]] = [
-    TableColumn("TENANT", lambda view: view.feed.spec.tenant or None),
-    TableColumn("CONNECTOR", lambda view: view.feed.spec.connector),
-    TableColumn("LABELS", lambda view: pairs(view.feed.spec.labels) or None),
-    number("ROWS/S", lambda view: f"{view.lease.rows_per_s:,.1f}"),
-    number("FAILURES", lambda view: str(max(view.lease.failures, view.lease.attempts))),
-    number("GENERATION", lambda view: str(view.feed.generation)),
-]
+def wide_feed_columns(now: datetime) -> list[TableColumn[FeedView]]:
+    """Makes the columns of feeds that a wide list has besides."""
+    return [
+        TableColumn("TENANT", lambda view: view.feed.spec.tenant or None),
+        TableColumn("CONNECTOR", lambda view: view.feed.spec.connector),
+        TableColumn("LABELS", lambda view: pairs(view.feed.spec.labels) or None),
+        number("LAG", lambda view: ago(view.lease.event_at, now=now)),
+        number("ROWS/S", lambda view: f"{view.lease.rows_per_s:,.1f}"),
+        number("FAILURES", lambda view: str(max(view.lease.failures, view.lease.attempts))),
+        number("GENERATION", lambda view: str(view.feed.generation)),
+    ]
 
 
 def _whole(value: float | None) -> str | None:

@@ -18,6 +18,7 @@ from feedq.expect import Expectation, read_expectations, write_expectations
 from feedq.model import FeedSpec, Selector, StartCursor, TargetState
 from feedq.sinks.base import parse_sink, target_of
 from feedq.sinks.cursors import check_cursor
+from feedq.sinks.event_time import event_time_finder
 from feedq.values import (
     Entry,
     Labels,
@@ -147,8 +148,8 @@ class FeedEntry(Entry):
     """Where it begins as long as nothing of it has landed, and after `feedq feed cursor reset`; where its source
     begins unless it is given."""
     expect: Expect = Field({})
-    """What is expected of it: `max_silence: 5m`, `min_rows: {per: 1h, rows: 1000}`, `max_refused: 1%`; `none`
-    takes away what is expected of all, or of its tenant."""
+    """What is expected of it: `max_silence: 5m`, `min_rows: {per: 1h, rows: 1000}`, `max_event_lag:
+    {at: /ts, seconds: 60}`, `max_refused: 1%`; `none` takes away what is expected of all, or of its tenant."""
     resume: Resume | None = None
     """Where a feed that is new begins: `cursor`, and `records` that have landed before. `feedq feed export
     --with-cursors` writes it; a feed that is there already keeps its own."""
@@ -215,9 +216,13 @@ def option_problems(spec: FeedSpec) -> list[str]:
     try:
         sink = parse_sink(spec.sink)
         if options is not None:
-            target_of(sink, options)
+            target = target_of(sink, options)
+            if (lag := spec.expect.get(Expectation.MAX_EVENT_LAG)) is not None:
+                event_time_finder(lag["at"], target)
     except InvalidInput as error:
         found.append(str(error))
+    except ValueError as error:
+        found.append(f"expect.{error}")
     return found
 
 

@@ -97,6 +97,8 @@ def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -
             ("dead letters", f"{lease.dead_letters_total:,}" if lease.dead_letters_total else None),
             ("latest refused", _said(lease.dead_letter_error, lease.dead_letter_at, now)),
             ("last record", _moment(lease.last_record_at, now)),
+            ("event time", _moment(lease.event_at, now)),
+            ("no event time", _said(lease.event_fault)),
             ("cursor", None if lease.cursor is None else as_json(masked(lease.cursor))),
             ("counts for", None if lease.weight == spec.weight else f"{lease.weight:.3g}, as measured"),
         ]

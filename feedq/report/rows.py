@@ -32,10 +32,10 @@ LEASE_FIELDS = (
     *("epoch", "records_total", "bytes_total", "dead_letters_total", "dead_per_s", "dead_letter_at"),
     *("last_record_at", "reason", "last_error_at", "attempts", "failures", "quarantined", "blamed"),
     *("blamed_at", "retry_at", "promised_to", "stop_by", "held_for", "state", "connected", "stalled"),
-    *("running_since", "rows_per_s", "bytes_per_s"),
+    *("running_since", "rows_per_s", "bytes_per_s", "event_at"),
 )
 """Columns of a lease that are told as they are."""
-LEASE_ERRORS = ("dead_letter_error", "last_error", "sink_error", "blame")
+LEASE_ERRORS = ("dead_letter_error", "last_error", "sink_error", "blame", "event_fault")
 """Columns of a lease that somebody else has written."""
 WORKER_FIELDS = (
     *("id", "name", "host", "pid", "state", "target_state", "capacity", "job_slots", "queue", "version"),

@@ -51,7 +51,7 @@ class AlertOutbox(Aggregate):
             SELECT :target, coalesce(max(id), 0) FROM feedq.alert ON CONFLICT DO NOTHING
         """
         sql = f"""
-            SELECT a.id, a.at, a.feed, a.tenant, a.kind, a.begins, a.since, a.bound, a.found
+            SELECT a.id, a.at, a.feed, a.tenant, a.kind, a.begins, a.since, a.bound, a.found, a.why
             FROM feedq.alert_target t JOIN feedq.alert a ON a.id > t.sent_to
             WHERE t.target = :target AND (CAST(:tenant AS text) IS NULL OR a.tenant = :tenant)
               AND (t.sent_at IS NULL OR clock_timestamp() >= t.sent_at + make_interval(secs => CASE
@@ -64,7 +64,7 @@ class AlertOutbox(Aggregate):
         return [
             Alert(
                 *(row.id, row.at, row.feed, row.tenant, row.kind, row.begins, row.since),
-                said=unmet_said(row.kind, row.bound, row.found),
+                said=unmet_said(row.kind, row.bound, row.found, row.why),
             )
             for row in c.execute(text(sql), given)
         ]

@@ -9,9 +9,9 @@ A verdict is yes, no, or unknown, as for rows within an hour when a feed has beg
 nothing. Of a feed that is paused or removed nothing is expected.
 
 What is near its bound is not told over and over: a silence ends with a record that came after it was one, not with
-a report that dates the last record a little later; what is refused is as expected again below half the bound,
-and rows a fifth above theirs, or just enough of them after twice the time: the time that either is counted over
-grows and shrinks by a sample, and the records in it with the source.
+a report that dates the last record a little later; what is refused, and a lag, is as expected again below half the
+bound; rows are so a fifth above theirs. Rows that are just enough, and a lag just within its bound, take twice the
+time: that which rows are counted over grows and shrinks by a sample, and the records in it with the source.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ REFUSED_OVER_S: Final = 30.0
 """Refused records are counted over this."""
 ROWS_AGAIN: Final = 1.2
 """So many times the rows are as expected again: more than what a sample adds to the time they are counted over."""
-ROWS_PATIENCE: Final = 2
-"""Or just enough rows, once they have been too few for so many times the time: a source may land no more."""
-REFUSED_AGAIN: Final = 0.5
-"""The part of the bound that is as expected again."""
+PATIENCE: Final = 2
+"""Or just enough rows, once they have been too few for so many times the time: a source may land no more. A lag
+that is just within its bound ends so, too."""
+AGAIN: Final = 0.5
+"""The part of the bound that is as expected again, of what is refused and of a lag."""
 REFUSED_LEAST: Final = 100
 """Or as soon as there are so many records: of ten, one that is refused says little."""
 ALERTS_KEPT_DAYS: Final = 7
@@ -51,6 +52,9 @@ _WANTED = f"""
             (e.expect -> 'min_rows' ->> 'per')::float8 AS per_s,
             (e.expect -> 'min_rows' ->> 'rows')::float8 AS least_rows,
             (e.expect ->> 'max_silence')::float8 AS silence_s,
+            (e.expect -> 'max_event_lag' ->> 'seconds')::float8 AS lag_s,
+            extract(epoch FROM statement_timestamp() - greatest(l.event_at, f.updated_at))::float8 AS lagging_s,
+            l.event_at, l.event_fault,
             (e.expect ->> 'max_refused')::float8 AS refused
         FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id CROSS JOIN LATERAL (
             SELECT CAST(:everything AS jsonb) || coalesce(CAST(:tenants AS jsonb) -> f.tenant, '{{}}')
@@ -86,13 +90,19 @@ _JUDGE = f"""
         SELECT id, 'max_silence' AS kind, expect -> 'max_silence' AS bound,
             extract(epoch FROM statement_timestamp() - heard_at)::float8 AS found, heard_at AS since,
             statement_timestamp() - heard_at > make_interval(secs => silence_s) AS unmet,
-            heard_at - make_interval(secs => silence_s) AS ends_after
+            heard_at - make_interval(secs => silence_s) AS ends_after, NULL AS why
         FROM wanted WHERE silence_s IS NOT NULL
+        UNION ALL
+        SELECT id, 'max_event_lag', expect -> 'max_event_lag', lagging_s, statement_timestamp(), lagging_s > lag_s,
+            CASE WHEN lagging_s <= {AGAIN} * lag_s THEN 'infinity'::timestamptz
+                ELSE statement_timestamp() - make_interval(secs => {PATIENCE} * lag_s) END,
+            coalesce(event_fault, CASE WHEN event_at IS NULL THEN 'no record with a time has landed' END)
+        FROM wanted WHERE lag_s IS NOT NULL
         UNION ALL
         SELECT w.id, 'min_rows', w.expect -> 'min_rows', (w.records_total - s.records)::float8,
             statement_timestamp(), w.records_total - s.records < w.least_rows,
             CASE WHEN w.records_total - s.records >= {ROWS_AGAIN} * w.least_rows THEN 'infinity'::timestamptz
-                ELSE statement_timestamp() - make_interval(secs => {ROWS_PATIENCE} * w.per_s) END
+                ELSE statement_timestamp() - make_interval(secs => {PATIENCE} * w.per_s) END, NULL
         FROM wanted w CROSS JOIN LATERAL (
             SELECT records FROM feedq.landed_sample
             WHERE feed_id = w.id AND kind = 'min_rows' AND at >= w.updated_at
@@ -102,8 +112,8 @@ _JUDGE = f"""
         UNION ALL
         SELECT w.id, 'max_refused', w.expect -> 'max_refused', n.dead / greatest(n.records + n.dead, 1),
             statement_timestamp(), n.dead > w.refused * (n.records + n.dead),
-            CASE WHEN n.dead <= {REFUSED_AGAIN} * w.refused * (n.records + n.dead) THEN 'infinity'::timestamptz
-                ELSE '-infinity' END
+            CASE WHEN n.dead <= {AGAIN} * w.refused * (n.records + n.dead) THEN 'infinity'::timestamptz
+                ELSE '-infinity' END, NULL
         FROM wanted w CROSS JOIN LATERAL (
             SELECT at, (w.records_total - records)::float8 AS records,
                 (w.dead_letters_total - dead_letters)::float8 AS dead
@@ -115,8 +125,8 @@ _JUDGE = f"""
         WHERE w.refused IS NOT NULL AND (n.records + n.dead >= {REFUSED_LEAST}
             OR n.at <= statement_timestamp() - make_interval(secs => {REFUSED_OVER_S}))
     ), begun AS (
-        INSERT INTO feedq.unmet (feed_id, kind, since, bound, found)
-        SELECT id, kind, since, bound, found FROM verdicts WHERE unmet ORDER BY id, kind
+        INSERT INTO feedq.unmet (feed_id, kind, since, bound, found, why)
+        SELECT id, kind, since, bound, found, why FROM verdicts WHERE unmet ORDER BY id, kind
         ON CONFLICT (feed_id, kind) DO NOTHING RETURNING *
     ), ended AS (
         DELETE FROM feedq.unmet u USING feedq.feed f
@@ -132,11 +142,12 @@ _JUDGE = f"""
     ), history AS (
         INSERT INTO feedq.event (kind, feed_id, detail)
         SELECT CASE WHEN begins THEN :unmet ELSE :met END, feed_id,
-            jsonb_build_object('kind', kind, 'bound', bound, 'found', found, 'since', since)
+            jsonb_strip_nulls(jsonb_build_object(
+                'kind', kind, 'bound', bound, 'found', found, 'since', since, 'why', why))
         FROM changed ORDER BY feed_id
     )
-    INSERT INTO feedq.alert (feed_id, feed, tenant, kind, begins, since, bound, found)
-    SELECT f.id, f.name, f.tenant, c.kind, c.begins, c.since, c.bound, c.found
+    INSERT INTO feedq.alert (feed_id, feed, tenant, kind, begins, since, bound, found, why)
+    SELECT f.id, f.name, f.tenant, c.kind, c.begins, c.since, c.bound, c.found, c.why
     FROM changed c JOIN feedq.feed f ON f.id = c.feed_id ORDER BY f.name, c.kind
     RETURNING begins
 """

@@ -41,6 +41,7 @@ class Sort(StrEnum):
     EPOCH = "epoch"
     RECORDS = "records"
     LAST_RECORD = "last_record"
+    EVENT_LAG = "event_lag"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,7 @@ _ORDER = {
     Sort.EPOCH: "l.epoch",
     Sort.RECORDS: "l.records_total",
     Sort.LAST_RECORD: "l.last_record_at",
+    Sort.EVENT_LAG: "statement_timestamp() - l.event_at",
 }
 
 

@@ -55,8 +55,8 @@ LEASE_COLUMNS = ", ".join(f"l.{name}" for name in _LEASE_FIELDS)
 WORKER_COLUMNS = ", ".join(f"w.{name}" for name in (*_WORKER_FIELDS, *LOAD_FIELDS))
 OWNER_COLUMNS = (
     "w.name AS worker_name, w.loop_lag_s, w.heartbeat_at, w.expires_at, "
-    "ARRAY(SELECT jsonb_build_array(u.kind, extract(epoch FROM u.since), u.bound, u.found) FROM feedq.unmet u "
-    "WHERE u.feed_id = f.id ORDER BY u.since, u.kind) AS unmet"
+    "ARRAY(SELECT jsonb_build_array(u.kind, extract(epoch FROM u.since), u.bound, u.found, u.why) "
+    "FROM feedq.unmet u WHERE u.feed_id = f.id ORDER BY u.since, u.kind) AS unmet"
 )
 """The columns of the worker that has a feed, beside ``now``: the moment to judge it at; and what is not as
 expected of the feed."""
@@ -127,8 +127,8 @@ def feed_view_from(row: Any) -> FeedView:
         owner = policy.Owner(row.worker_name, row.loop_lag_s, row.heartbeat_at, row.expires_at)
     found = policy.standing(feed, its_lease, owner, now=row.now)
     unmet = tuple(
-        Unmet(kind, datetime.fromtimestamp(since, UTC), unmet_said(kind, bound, float(amount)))
-        for kind, since, bound, amount in row.unmet
+        Unmet(kind, datetime.fromtimestamp(since, UTC), unmet_said(kind, bound, float(amount), why))
+        for kind, since, bound, amount, why in row.unmet
     )
     return FeedView(feed, its_lease, row.worker_name, found.status, found.because, unmet)
 

@@ -113,7 +113,8 @@ _RELEASED = GivenRows(
 _PROGRESS = GivenRows(
     "feed_id bigint, epoch bigint, records bigint, bytes bigint, dead_letters bigint, last_record_ago_s float8, "
     "cursor jsonb, connected boolean, stalled boolean, attempts int, error text, failures int, "
-    "dead_letter_error text, sink_error text, rewind jsonb"
+    "dead_letter_error text, sink_error text, rewind jsonb, has_event_times boolean, event_at float8, "
+    "event_fault text"
 )
 """The fields of `Release` and of `Progress` that the statements are given."""
 
@@ -242,6 +243,10 @@ _REPORT = f"""
         reported_at = clock_timestamp(),
         moved_at = CASE WHEN NOT held.has_arrived THEN l.moved_at END,
         cursor = held.cursor, connected = held.connected, stalled = held.stalled, attempts = held.attempts,
+        event_at = CASE WHEN held.has_event_times THEN
+            greatest(least(to_timestamp(held.event_at), clock_timestamp()), l.event_at) END,
+        event_fault = CASE WHEN held.records > 0 OR NOT held.has_event_times THEN held.event_fault
+            ELSE l.event_fault END,
         last_error = coalesce(held.error, l.last_error),
         last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE clock_timestamp() END
     FROM held WHERE l.feed_id = held.feed_id RETURNING l.feed_id, l.epoch, held.has_arrived
@@ -313,6 +318,7 @@ class PostgresLeases(Aggregate):
             "error": [_cut(p.error) for p in progress],
             "dead_letter_error": [_cut(p.dead_letter_error) for p in progress],
             "sink_error": [_cut(p.sink_error) for p in progress],
+            "event_fault": [_cut(p.event_fault) for p in progress],
             "rewind": [None if p.rewind is None else _detail(p.rewind) for p in progress],
         }
         matched = c.execute(text(_REPORT), parameters).all()

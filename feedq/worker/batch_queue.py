@@ -18,6 +18,7 @@ from uuid import UUID
 from feedq.errors import FeedqError, LeaseLost
 from feedq.model import JSON, Batch, FeedKey
 from feedq.sinks.base import Target
+from feedq.sinks.event_time import EventTime, EventTimeReader
 from feedq.telemetry import LogEvent, log
 from feedq.worker.inflight_budget import InflightBudget
 from feedq.worker.loops import call_on, resolve
@@ -38,6 +39,7 @@ class CommitAnswer(NamedTuple):
     failure: FeedqError | None = None
     """Why nothing of them was written, nor will be."""
     on_committed: Sequence[Callable[[], None]] = ()
+    event_time: EventTime | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +70,10 @@ class BatchQueue:
     dead_error: str | None = None
     """Why the latest of the dead was refused."""
     last_record_at: datetime | None = None
+    event_times: EventTimeReader | None = None
+    """What reads the event times of records, where they are wanted."""
+    event_time: EventTime | None = None
+    """That of what has landed."""
     unwritten_since: float | None = None
     """Since when something has waited without any of it being written, on the monotonic clock."""
     failure: FeedqError | None = None
@@ -153,6 +159,8 @@ class BatchQueue:
             self.dead += answer.dead
             self.dead_error = answer.dead_error or self.dead_error
             self.bytes_landed += answer.size
+            if answer.event_time is not None:
+                self.event_time = answer.event_time.after(self.event_time)
         self.on_change()
         self._wake()
         for acknowledge in answer.on_committed:
@@ -170,6 +178,7 @@ class BatchQueue:
         """Go on counting where another batch queue of this epoch has ended."""
         self.landed, self.dead, self.bytes_landed = before.landed, before.dead, before.bytes_landed
         self.dead_error, self.last_record_at = before.dead_error, before.last_record_at
+        self.event_times, self.event_time = before.event_times, before.event_time
 
     def abandon(self) -> None:
         """Drop what is not written yet, because the runner has ended: nobody waits for an answer any more."""

@@ -169,6 +169,7 @@ class _Stream:
                 open_batch_queue=sinks.open_batch_queue,
                 flush_now=sinks.flush_now,
                 sink_trouble=sinks.trouble,
+                expected=self._settings.expected_of,
                 on_progress=lambda _: None,
                 on_status=lambda _: None,
             ),

@@ -19,6 +19,7 @@ from feedq.clock import Clock
 from feedq.lease import Owner, smoothed, standing
 from feedq.limits import NEWS_GATHERED_S
 from feedq.model import Claim, Feed, Lease, LeaseState, Progress, Rewind, Status
+from feedq.sinks.event_time import EventTime
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.retries import FeedRetries
 
@@ -49,6 +50,8 @@ class FeedProgress:
         self.sink: str | None = None
         """The name of its sink, once it runs."""
         self.batch_queue: BatchQueue | None = None
+        self.has_event_times = False
+        """Whether `max_event_lag` is expected of it."""
         self.stalled = False
         """Whether its source was silent for too long, and has not sent anything since."""
         self.error: str | None = None
@@ -91,6 +94,7 @@ class FeedProgress:
         ago_s = None
         if batch_queue is not None and batch_queue.last_record_at is not None:
             ago_s = max(0.0, (self._clock.now() - batch_queue.last_record_at).total_seconds())
+        event_time = (batch_queue and batch_queue.event_time) or EventTime()
         return Progress(
             feed_id=self.key[0],
             epoch=self.key[1],
@@ -107,6 +111,9 @@ class FeedProgress:
             dead_letter_error=dead_error,
             sink_error=sink_error,
             rewind=rewind,
+            has_event_times=self.has_event_times,
+            event_at=event_time.at,
+            event_fault=None if event_time.fault is None else self._masked(event_time.fault),
         )
 
     def _find_sink_error(self) -> str | None:

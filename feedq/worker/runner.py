@@ -38,6 +38,7 @@ from feedq.errors import (
     SourceSilent,
     SourceUnavailable,
 )
+from feedq.expect import Expectation, Expectations
 from feedq.model import (
     JSON,
     Batch,
@@ -58,6 +59,7 @@ from feedq.sinks.base import (
     Target,
     Unusable,
 )
+from feedq.sinks.event_time import event_time_reader
 from feedq.telemetry import RECONNECTS, LogEvent, log, mask_url
 from feedq.tracing import NO_TRACE, begin
 from feedq.worker.batch_queue import BatchQueue
@@ -113,6 +115,8 @@ class WorkerServices:
     """Ask the writer of a sink to commit now."""
     sink_trouble: Callable[[str], str | None]
     """Why this worker has not reached a sink for a while; None when it has."""
+    expected: Callable[[str, Expectations], Expectations]
+    """What is expected of a feed of this tenant that expects something of itself."""
     on_progress: Callable[[FeedProgress], None]
     """Progress was made; it will be collected with `FeedProgress.report`."""
     on_status: Callable[[FeedProgress], None]
@@ -301,6 +305,12 @@ class FeedRunner:
         batch_queue = self._worker.open_batch_queue(
             what.sink, self.key, self.feed.name, what.target, fenced, self._progressed
         )
+        lag = self._worker.expected(self.feed.spec.tenant, self.feed.spec.expect).get(
+            Expectation.MAX_EVENT_LAG
+        )
+        if lag is not None:
+            batch_queue.event_times = event_time_reader(lag["at"], what.target)
+            self.progress.has_event_times = True
         if failed is not None:
             batch_queue.take_over(failed)
         if failed is not None and isinstance(failed.failure, SinkRewound):

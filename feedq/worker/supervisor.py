@@ -479,6 +479,7 @@ class Supervisor:
             open_batch_queue=self._sink_pool.open_batch_queue,
             flush_now=self._sink_pool.flush_now,
             sink_trouble=self._sink_pool.trouble,
+            expected=self._settings.expected_of,
             on_progress=self._progress_reporter.note,
             on_status=self._progress_reporter.tell,
         )

@@ -162,14 +162,16 @@ def _answer_of(batch_queue: BatchQueue, batches: list[Batch], written: Written) 
     if dead := written.dead.get(key, 0):
         DEAD_LETTERS.inc(dead)
         logger.warning(LogEvent.DEAD_LETTERS, feed=batch_queue.feed, records=dead)
+    landed, reader = written.landed[key], batch_queue.event_times
     return CommitAnswer(
         batch_queue,
         sum(batch.size for batch in batches),
-        written.landed[key],
+        landed,
         dead,
         written.errors.get(key),
         batches[-1].cursor,
         on_committed=[batch.on_committed for batch in batches if batch.on_committed is not None],
+        event_time=reader.read(batches) if reader is not None and landed else None,
     )
 
 

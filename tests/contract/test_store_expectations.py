@@ -13,6 +13,7 @@ from feedq.store.expectations import REFUSED_OVER_S, Judged
 from tests.contract.harness import PostgresHarness, progress
 
 SILENCE = {"max_silence": "60s"}
+LAG = {"max_event_lag": {"at": "/ts", "seconds": 60}}
 
 
 class Bench:
@@ -239,6 +240,47 @@ def test_less_than_what_may_be_refused_is_not_told(bench: Bench) -> None:
         bench.land(feed, 995, dead=5)
         bench.harness.elapse(5)
     assert bench.unmet() == []
+
+
+def test_a_lag_is_told_once_with_what_was_wrong_and_ends_well_below_its_bound(bench: Bench) -> None:
+    feed = bench.feed(expect=LAG)
+    worker = bench.harness.worker()
+    key = bench.harness.run(feed, worker)
+
+    def land(ago_s: float | None, fault: str | None = None) -> None:
+        at = None if ago_s is None else bench.store.now().timestamp() - ago_s
+        landed = progress(key, records=1, has_event_times=True, event_at=at, event_fault=fault)
+        bench.store.leases.report(worker.id, [landed])
+
+    bench.harness.elapse(61)
+    land(10)
+    assert bench.judge() == Judged()
+    bench.harness.elapse(51)
+    land(90, "it is late")  # an older one takes nothing back
+    assert bench.judge() == Judged(begun=1)
+    assert bench.unmet() == ["newest event time (/ts) more than 1m ago: it is late"]
+    land(50)
+    assert bench.judge() == Judged()
+    land(29)
+    assert [bench.judge() for _ in range(2)] == [Judged(ended=1), Judged()]
+    land(-3_600)  # what a clock that is ahead says is not kept
+    bench.harness.elapse(61)
+    assert bench.judge() == Judged(begun=1)
+    bench.harness.elapse(121)
+    land(50)  # just within the bound, after twice its time
+    assert bench.judge() == Judged(ended=1)
+    assert [begins for _, _, begins in bench.alerts()] == [True, False] * 2
+    bench.store.leases.report(worker.id, [progress(key, records=1)])
+    assert bench.store.feeds.view(feed.name).lease.event_at is None
+
+
+def test_a_feed_whose_records_have_no_time_lags_since_it_was_declared(bench: Bench) -> None:
+    feed = bench.feed(expect=LAG)
+    assert bench.judge() == Judged()
+    bench.harness.elapse(61)
+    bench.land(feed, 5)
+    assert bench.judge() == Judged(begun=1)
+    assert bench.unmet() == ["newest event time (/ts) more than 1m ago: no record with a time has landed"]
 
 
 def test_where_nothing_is_expected_nothing_is_kept(bench: Bench) -> None:

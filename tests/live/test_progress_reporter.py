@@ -52,6 +52,7 @@ def surroundings_of(reporter: ProgressReporter) -> WorkerServices:
         ),
         flush_now=lambda _: None,
         sink_trouble=lambda _: None,
+        expected=lambda _, own: own,
         on_progress=reporter.note,
         on_status=reporter.tell,
     )

@@ -158,6 +158,7 @@ class Bench:
             ),
             flush_now=lambda _: self.path.writer.flush_now(),
             sink_trouble=lambda _: self.sink_trouble,
+            expected=lambda _, own: own,
             on_progress=lambda _: None,
             on_status=lambda _: None,
         )
@@ -189,6 +190,7 @@ async def test_it_resumes_after_the_cursor_that_the_predecessor_left() -> None:
             await bench.landed_at_least(10)
             bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
             release = await bench.end()
+    assert not bench.runner.progress.report().has_event_times
     assert release is not None
     assert (release.reason, release.epoch) == (Reason.PAUSED, 5)
     assert source.hellos == [{"feed": "acme/orders", "from": 41}]

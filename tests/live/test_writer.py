@@ -13,8 +13,9 @@ import pytest
 from feedq.errors import FeedMisconfigured, LeaseLost, SinkRewound, SinkUnavailable
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite, Target, Written
+from feedq.sinks.event_time import EventTime, event_time_reader
 from feedq.telemetry import REGISTRY
-from tests.fakes.sink import MemoryCheckpoint, MemorySink
+from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
 from tests.unit.data_path import AT, DataPath, batch, until
 
 
@@ -37,6 +38,18 @@ async def test_batches_land_in_the_order_they_were_received(path: DataPath) -> N
     await batch_queue.join()
     assert path.tables.rows["a"] == [b"%d" % n for n in range(50)]
     assert (batch_queue.cursor, batch_queue.landed) == (49, 50)
+
+
+async def test_the_event_time_is_that_of_the_newest_record_that_has_landed() -> None:
+    with DataPath(MemoryTables(poison=b"poison")) as path:
+        own(path, 1)
+        batch_queue = path.open_batch_queue((1, 1), "a")
+        batch_queue.event_times = event_time_reader("/ts", batch_queue.target)
+        for record in (b'{"ts": 7}', b'{"ts": 6}', b'{"ts": 9, "poison": 1}', b'{"ts": "soon"}'):
+            await batch_queue.put(batch(record, cursor=1))
+            await batch_queue.join()
+    at, fault = batch_queue.event_time or EventTime()
+    assert (at, "which is no time" in (fault or "")) == (7, True)
 
 
 async def test_many_feeds_share_few_commits() -> None:

@@ -50,6 +50,7 @@ def test_wide_has_more_columns(command: Command) -> None:
         "TENANT",
         "CONNECTOR",
         "LABELS",
+        "LAG",
         "ROWS/S",
         "FAILURES",
         "GENERATION",

@@ -7,16 +7,26 @@ from typing import Any
 import pytest
 
 from feedq.errors import InvalidInput
-from feedq.expect import read_expectations, unmet_said, write_expectations
+from feedq.expect import expected_of, read_expectations, unmet_said, write_expectations
 from feedq.manifest.feed_entry import FeedEntry, plain_feed, problems
 from feedq.values import Wrong
 
-GIVEN = {"max_silence": "5m", "min_rows": {"per": "1h", "rows": 1000}, "max_refused": "1%"}
+GIVEN = {
+    "max_silence": "5m",
+    "min_rows": {"per": "1h", "rows": 1000},
+    "max_event_lag": {"at": "/ts", "seconds": 60},
+    "max_refused": "1%",
+}
 
 
 def test_what_is_written_reads_the_same() -> None:
     read = read_expectations(GIVEN)
-    assert read == {"max_silence": 300.0, "min_rows": {"per": 3600.0, "rows": 1000}, "max_refused": 0.01}
+    assert read == {
+        "max_silence": 300.0,
+        "min_rows": {"per": 3600.0, "rows": 1000},
+        "max_event_lag": {"at": "/ts", "seconds": 60.0},
+        "max_refused": 0.01,
+    }
     assert write_expectations(read) == GIVEN
     nothing = {"max_silence": "none", "max_refused": "none"}
     assert write_expectations(read_expectations(nothing)) == nothing
@@ -35,10 +45,13 @@ def test_what_is_written_reads_the_same() -> None:
         ("min_rows", 1000, "{per: 1h, rows: 1000}"),
         ("min_rows", {"per": "1h", "rows": 0}, "whole number from 1"),
         ("min_rows", {"per": "1ms", "rows": 5}, "from 1s to 30d"),
+        ("max_event_lag", 60, "{at: /ts, seconds: 60}"),
+        ("max_event_lag", {"at": "", "seconds": 60}, "a JSON pointer into the records"),
+        ("max_event_lag", {"at": "/ts", "seconds": 0}, "from 1s to 30d"),
         ("max_refused", "100%", "a part of the records"),
         ("max_refused", "few", "a part of the records"),
         ("max_refused", -0.1, "a part of the records"),
-        ("max_silense", "1m", "known are max_silence, min_rows, max_refused"),
+        ("max_silense", "1m", "known are max_silence, min_rows, max_event_lag"),
     ],
 )
 def test_what_cannot_be_expected_is_refused_with_words(key: str, given: Any, said: str) -> None:
@@ -70,8 +83,34 @@ def test_a_cursor_that_cannot_be_is_refused_where_it_is_declared() -> None:
         entry(expect={"max_silence": "soon"})
 
 
+@pytest.mark.parametrize(
+    ("at", "source", "said"),
+    [
+        ("/ts~", {}, "is no JSON pointer"),
+        ("at", {}, "no column that points into the records"),
+        ("/ts", {"format": "text"}, "json or csv, not text"),
+    ],
+)
+def test_an_event_time_that_no_record_can_have_is_refused_where_it_is_declared(
+    at: str, source: dict[str, Any], said: str
+) -> None:
+    source = {"url": "tcp://127.0.0.1:1"} | source
+    (found,) = problems(entry(expect={"max_event_lag": {"at": at, "seconds": 60}}, source=source).spec)
+    assert (found.startswith("expect."), said in found) == (True, True)
+
+
+def test_the_nearest_that_says_a_key_counts() -> None:
+    everything, tenants = {"max_silence": 60.0, "max_refused": 0.1}, {"acme": {"max_silence": 30.0}}
+    found = expected_of("acme", {"max_refused": None}, everything=everything, tenants=tenants)
+    assert found == {"max_silence": 30.0, "max_refused": None}
+    assert expected_of("", {}, everything=everything, tenants=tenants) == everything
+
+
 def test_what_is_not_so_is_said_in_words() -> None:
     assert unmet_said("max_silence", 300.0, 301.0) == "silent for more than 5m"
     assert unmet_said("min_rows", {"per": 3600.0, "rows": 9}, 3.0) == "3 rows within 1h, and not 9"
+    lag = {"at": "/ts", "seconds": 60.0}
+    assert unmet_said("max_event_lag", lag, 61.0) == "newest event time (/ts) more than 1m ago"
+    assert unmet_said("max_event_lag", lag, 61.0, "it is so").endswith(" ago: it is so")
     assert unmet_said("max_refused", 0.01, 0.05) == "5% refused, and not at most 1%"
     assert unmet_said("of a later release", None, 0.0) == "of a later release"
