@@ -15,6 +15,7 @@ class EventKind(StrEnum):
     FEED_RESTARTED = "feed_restarted"
     FEED_REMOVED = "feed_removed"
     CURSOR_CHANGED = "cursor_changed"
+    FEED_TAPPED = "feed_tapped"
     FEED_MOVED = "feed_moved"
     DEAD_LETTERS_REPLAYED = "dead_letters_replayed"
     DEAD_LETTERS_DROPPED = "dead_letters_dropped"

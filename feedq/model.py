@@ -389,6 +389,8 @@ class Heartbeat:
     """Of the sinks that this worker cannot write to: those that another worker has written to lately."""
     sinks_untried_elsewhere: tuple[str, ...] = ()
     """And those of which nobody knows, but which some other worker has not found to be away."""
+    tapped: tuple[int, ...] = ()
+    """Feeds of this worker whose records somebody listens to."""
 
 
 @dataclass(frozen=True, slots=True)

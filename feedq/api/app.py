@@ -20,6 +20,7 @@ from feedq.api import (
     fleet_routes,
     schedule_changes,
     schedule_routes,
+    tap_routes,
     token_routes,
     worker_routes,
 )
@@ -42,6 +43,7 @@ ROUTERS = (
     schedule_routes,
     schedule_changes,
     event_routes,
+    tap_routes,
     fleet_routes,
     token_routes,
 )

@@ -2,7 +2,7 @@
 
 The endpoints block, in threads; so the time of a request is over for whoever asked, while its thread still ends
 in its own time, as the control database's time-outs have it. Until then it keeps its place, and what comes while
-all are taken is answered with 503 at once.
+all are taken is answered with 503 at once. A stream of events that has begun has its own end.
 
 Names of feeds hold slashes. The path is left as it was sent, with ``%2F`` in it, so that a name is one part of
 it.
@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from feedq.api.problems import problem
@@ -53,6 +54,8 @@ class BoundedRequests:
         task.add_done_callback(self._give_back)
         try:
             done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
+            if answer.is_stream:
+                done, _ = await asyncio.wait({task})
         except asyncio.CancelledError:
             task.cancel()
             raise
@@ -90,6 +93,12 @@ class BoundedBodies:
         await self._app(scope, _replayed(body, receive), send)
 
 
+def is_stream(start: Message) -> bool:
+    """Whether what begins so is a stream of events."""
+    headers = Headers(raw=start.get("headers", []))
+    return headers.get("Content-Type", "").startswith("text/event-stream")
+
+
 async def _awaited(answer: Awaitable[None]) -> None:
     await answer
 
@@ -100,13 +109,15 @@ class _Answer:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._is_open = True
-        self.has_begun = False
+        self.has_begun = self.is_stream = False
 
     def close(self) -> None:
         self._is_open = False
 
     async def send(self, message: Message) -> None:
         if self._is_open:
+            if message["type"] == "http.response.start":
+                self.is_stream = is_stream(message)
             self.has_begun = True
             await self._send(message)
 

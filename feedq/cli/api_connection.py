@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 60.0
 """Longer than the API itself takes for an answer, so that it is the one to say that it took too long."""
 ANSWER_BYTES_MAX: Final = 64 * 2**20
+DATA: Final = "data: "
+"""How a line of a stream of events begins that has a document."""
 TOKEN_BYTES_MAX: Final = 1_000
 TOKEN: Final = "FEEDQ_TOKEN"  # noqa: S105 -- the name of a variable
 TOKEN_FILE: Final = "FEEDQ_TOKEN_FILE"  # noqa: S105
@@ -57,15 +60,31 @@ class ApiConnection:
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         """The document of the answer. Raises the `FeedqError` that the API tells of, and `Unavailable`."""
+        given = {name: value for name, value in (arguments or {}).items() if value not in (None, [], False)}
+        with self._answered(method, path, params=given, json=body, headers=headers) as answer:
+            return self._document(answer, _read(answer))
+
+    def events(self, *path: str, **arguments: Any) -> Generator[dict[str, Any], None, None]:
+        """The documents of a stream of events, as they come. Raises as `ask`. Close it."""
+        with self._answered("GET", path, params=arguments) as answer:
+            if not answer.is_success:
+                self._document(answer, _read(answer))
+            for line in answer.iter_lines():
+                if line.startswith(DATA):
+                    yield json.loads(line.removeprefix(DATA))
+
+    @contextmanager
+    def _answered(
+        self, method: str, path: Sequence[str], *, headers: Mapping[str, str] | None = None, **sent: Any
+    ) -> Iterator[httpx.Response]:
         import httpx
 
         reason = given_reason()
-        sent = dict(headers or {}) | ({} if reason is None else {"Feedq-Reason": quote(reason)})
+        said = dict(headers or {}) | ({} if reason is None else {"Feedq-Reason": quote(reason)})
         address = "/" + "/".join(quote(part, safe="") for part in path)
-        given = {name: value for name, value in (arguments or {}).items() if value not in (None, [], False)}
         try:
-            with self._client.stream(method, address, params=given, json=body, headers=sent) as answer:
-                text = _read(answer)
+            with self._client.stream(method, address, headers=said, **sent) as answer:
+                yield answer
         except httpx.InvalidURL as error:
             raise InvalidInput(f"--server: {error}") from None
         except httpx.HTTPError as error:
@@ -73,7 +92,6 @@ class ApiConnection:
             raise Unavailable(
                 f"no answer from the server at {self._url}: {why}; see that `feedq api` runs there"
             ) from None
-        return self._document(answer, text)
 
     def skewed(self) -> Unavailable:
         """The error of an answer that lacks what it should have."""

@@ -6,7 +6,7 @@ sink; they are empty then, and full where one feed is asked for. What the API do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -158,6 +158,9 @@ class ApiFeeds:
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
         rows = pages(self._api, "events", under=("feeds", name), most=limit)
         return [_read(self._api, _event, row) for row in rows]
+
+    def tapped(self, name: str, *, seconds: int, limit: int) -> Generator[dict[str, Any], None, None]:
+        return self._api.events("feeds", name, "tap", seconds=seconds, limit=limit)
 
     def _row(self, row: Mapping[str, Any]) -> FeedView:
         return _read(self._api, _feed_view, row)

@@ -17,6 +17,7 @@ from feedq.cli.cursor import cursor
 from feedq.cli.dead_letters import dead_letters
 from feedq.cli.feed_declare import add, edit, export
 from feedq.cli.feed_logs import logs
+from feedq.cli.feed_tap import tap
 from feedq.cli.feed_test import feed_test
 from feedq.cli.feed_verbs import move, pause, remove, restart, resume
 from feedq.cli.invocation import (
@@ -63,6 +64,7 @@ for _command in (
     dead_letters,
     cursor,
     logs,
+    tap,
     pause,
     resume,
     restart,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -139,6 +139,14 @@ class Invocation:
     def history(self) -> EventListing:
         """What happened to everything."""
         return self._opened_any().history
+
+    def tapped(self, name: str, *, seconds: int, limit: int) -> Generator[dict[str, Any], None, None]:
+        """Records of a running feed as they land, as documents. Close it."""
+        if (feeds := self.feeds_of_server) is not None:
+            return feeds.tapped(name, seconds=seconds, limit=limit)
+        from feedq.store.taps import listen
+
+        return listen(self._open().taps, self.live_feed(name).id, seconds=seconds, limit=limit)
 
     @property
     def landed(self) -> LandedCounts:

@@ -47,6 +47,7 @@ from feedq.model import (
 )
 from feedq.placement.base import EligibleWorker, Held, Transfer, WaitingFeed
 from feedq.selection import Selection, SelectionOrder
+from feedq.tap import TapPart
 
 
 def require_version(what: str, found: Version, expected: Version | None) -> None:
@@ -167,6 +168,8 @@ class Followed:
     """Set when the owner was asked to stop."""
     remaining_s: float
     """The seconds until the worker's last heartbeat expires, on the database's clock."""
+    tapped: bool = False
+    """Whether somebody listens to its records."""
 
 
 class Leases(Protocol):
@@ -345,6 +348,13 @@ class WorkerSession(DatabaseSession, Protocol):
     def heartbeat(self, load: Load) -> Heartbeat | None: ...
 
 
+class Taps(Protocol):
+    """What listeners are shown of running feeds."""
+
+    def put(self, worker_id: UUID, parts: Sequence[TapPart]) -> None:
+        """Show what this worker has landed; what nobody listens to is dropped."""
+
+
 class Store(Protocol):
     """The control database."""
 
@@ -364,3 +374,10 @@ class Store(Protocol):
         """Hears stop requests for this worker."""
 
     def close(self) -> None: ...
+
+
+class WorkerStore(Store, Protocol):
+    """The control database as the process of a worker needs it."""
+
+    @property
+    def taps(self) -> Taps: ...

@@ -77,6 +77,8 @@ CHANGES: Final[Mapping[str, Mapping[Role, Collection[Right]]]] = {
     "landed_sample": {Role.BEAT: ALL},
     "landed_count": {Role.BEAT: ALL},
     "alert": {Role.BEAT: ALL},
+    "tap": {Role.WORKER: (Right.DELETE,), Role.FLOWER: ALL, Role.OPERATOR: ALL},
+    "tap_part": {Role.WORKER: ALL, Role.FLOWER: (Right.DELETE,), Role.OPERATOR: (Right.DELETE,)},
     "alert_target": {Role.BEAT: ALL},
     "schedule": {
         Role.WORKER: (Right.UPDATE_STATE, Right.DELETE),

@@ -47,6 +47,7 @@ from feedq.store.channels import NotifyReason, notify_workers, wake_reconcile
 from feedq.store.database import Aggregate, Database, GivenRows, in_statement, in_transaction
 from feedq.store.feed_rows import FEED_COLUMNS, LEASE_COLUMNS, feed_from, lease_from
 from feedq.store.history import record
+from feedq.store.taps import HAS_LISTENER
 
 ERROR_CHARS_MAX = 2_000
 """Longer messages are cut: a source's error page must not fill the table."""
@@ -362,10 +363,11 @@ class PostgresLeases(Aggregate):
 
     @in_statement
     def follow(self, c: Connection, key: FeedKey) -> Followed | None:
-        sql = """
+        sql = f"""
             SELECT l.worker_id, w.state AS worker_state, l.state, l.reason,
                    extract(epoch FROM w.expires_at - greatest(clock_timestamp(), w.heartbeat_at))::float8
-                       AS remaining_s
+                       AS remaining_s,
+                   EXISTS (SELECT FROM feedq.tap t WHERE t.feed_id = l.feed_id AND {HAS_LISTENER}) AS tapped
             FROM feedq.lease l JOIN feedq.worker w ON w.id = l.worker_id
             WHERE l.feed_id = :feed_id AND l.epoch = :epoch AND w.state <> 'gone'
         """
@@ -373,7 +375,8 @@ class PostgresLeases(Aggregate):
         if row is None:
             return None
         stopping = Reason(row.reason or "released") if row.state == "stopping" else None
-        return Followed(row.worker_id, WorkerState(row.worker_state), stopping, row.remaining_s)
+        state = WorkerState(row.worker_state)
+        return Followed(row.worker_id, state, stopping, row.remaining_s, row.tapped)
 
     @in_statement
     def raise_epoch(self, c: Connection, worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from feedq.store.jobs.schedules import ScheduleStore
     from feedq.store.landed_counts import LandedCounts
     from feedq.store.passes import PostgresFleet
+    from feedq.store.taps import TapStore
     from feedq.store.tokens import TokenStore
     from feedq.store.worker_session import PostgresListener, PostgresSession
 
@@ -119,6 +120,12 @@ class PostgresStore:
         from feedq.store.alert_outbox import AlertOutbox
 
         return AlertOutbox(self._database)
+
+    @cached_property
+    def taps(self) -> TapStore:
+        from feedq.store.taps import TapStore
+
+        return TapStore(self._database)
 
     @cached_property
     def landed(self) -> LandedCounts:

@@ -17,6 +17,7 @@ from feedq.store.assigning import EFFECTIVE_WEIGHT, Means
 from feedq.store.held_counts import recount
 from feedq.store.history import HistoryKept
 from feedq.store.leases import free_leases
+from feedq.store.taps import FORGET
 
 SWEEP_PAGE = 5_000
 """Feeds of one page, events that are trimmed with it, and feeds whose workers are counted anew."""
@@ -133,6 +134,8 @@ class PassSweep:
             upto = after  # there is more to trim: this page once more
         elif upto is None:
             c.execute(text(_FORGET_WORKERS), {"days": self._keep.days})
+            for statement in FORGET:
+                c.execute(text(statement))
         self._swept_to = upto
         return repaired
 

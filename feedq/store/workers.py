@@ -29,6 +29,7 @@ from feedq.store.database import Aggregate, PreparedStatement, in_transaction
 from feedq.store.feed_rows import LOAD_FIELDS, WORKER_COLUMNS, worker_from
 from feedq.store.history import record
 from feedq.store.leases import ERROR_CHARS_MAX, blame, free_leases
+from feedq.store.taps import TAPPED
 
 TARGET_EVENTS = {
     WorkerTarget.SERVING: EventKind.WORKER_UNCORDONED,
@@ -101,7 +102,8 @@ HEARTBEAT = f"""
         extract(epoch FROM clock_timestamp() - f.pass_at)::float8,
         f.active_workers,
         ({_SINKS_ELSEWHERE.format(which="known.up")}),
-        ({_SINKS_ELSEWHERE.format(which="NOT known.up AND known.untried")})
+        ({_SINKS_ELSEWHERE.format(which="NOT known.up AND known.untried")}),
+        {TAPPED}
 """
 _TYPES = {
     "worker_id": "uuid",
@@ -127,10 +129,9 @@ def heartbeat_parameters(worker_id: UUID, load: Load, ttl_s: float) -> dict[str,
 def heartbeat_from(row: Iterable[Any] | None) -> Heartbeat | None:
     if row is None:
         return None
-    state, stops, claims, pass_age_s, active_workers, up, untried = row
-    return Heartbeat(
-        WorkerState(state), stops, claims, pass_age_s, active_workers, tuple(up or ()), tuple(untried or ())
-    )
+    state, stops, claims, pass_age_s, active_workers, up, untried, tapped = row
+    known = (tuple(up or ()), tuple(untried or ()), tuple(tapped))
+    return Heartbeat(WorkerState(state), stops, claims, pass_age_s, active_workers, *known)
 
 
 class PostgresWorkers(Aggregate):

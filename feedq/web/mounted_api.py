@@ -7,20 +7,24 @@ the database role of this Flower says, too.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import httpx
 from flower.api import BaseApiHandler
 from flower.views import BaseHandler
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tornado import web
+from tornado.iostream import StreamClosedError
 
 from feedq.access import AccessRole, Caller
 from feedq.api.app import PREFIX
 from feedq.api.authentication import CALLER
+from feedq.api.bounds import is_stream
 from feedq.errors import Forbidden
 from feedq.settings import settings
 from feedq.values import EVERY_OTHER
@@ -37,6 +41,7 @@ class MountedApi(BaseApiHandler):
 
     def initialize(self, app: ASGIApp) -> None:
         self._app = app
+        self._gone = asyncio.Event()
 
     def set_default_headers(self) -> None:
         super().set_default_headers()
@@ -57,18 +62,34 @@ class MountedApi(BaseApiHandler):
             self._answer(403, {"Content-Type": "text/plain; charset=utf-8"}, (refused + "\n").encode())
             return
         caller = caller_of(user_of(self), settings().flower_roles)
-        transport = httpx.ASGITransport(
-            saying(self._app, caller), raise_app_exceptions=False, client=(request.remote_ip or "", 0)
-        )
+        app = PassedThrough(saying(self._app, caller), self._stream, self._gone)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(request.remote_ip or "", 0))
         # Whatever Flower's prefix is: the address from here on is the API's own.
         path = request.uri[request.uri.index(PREFIX) :]
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
         asked = httpx.Request(request.method, BASE + path, headers=headers, content=request.body)
         answer = await transport.handle_async_request(asked)
         body = await answer.aread()
+        if app.is_stream:
+            self.finish()
+            return
         self._answer(
             answer.status_code, {n: answer.headers[n] for n in ANSWERED if n in answer.headers}, body
         )
+
+    def on_connection_close(self) -> None:
+        super().on_connection_close()
+        self._gone.set()
+
+    async def _stream(self, part: bytes) -> None:
+        """Sends a part of a stream of events at once."""
+        if not self._headers_written:
+            self.set_header("Content-Type", "text/event-stream")
+            # A proxy in front must not keep it back until the end.
+            self.set_header("X-Accel-Buffering", "no")
+        self.write(part)
+        with suppress(StreamClosedError):
+            await self.flush()
 
     def _answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.set_status(status)
@@ -116,6 +137,41 @@ def caller_of(user: str, roles: Mapping[str, str]) -> Caller:
     said = roles.get(user) or roles.get(EVERY_OTHER, AccessRole.VIEWER)
     role, _, tenant = said.partition(":")
     return Caller(f"{user or 'somebody'} in Flower", AccessRole(role), tenant or None)
+
+
+class PassedThrough:
+    """An application whose streams of events go on to whoever asked as they come, and are not gathered."""
+
+    def __init__(self, app: ASGIApp, stream: Callable[[bytes], Awaitable[None]], gone: asyncio.Event) -> None:
+        self._app, self._stream, self._gone = app, stream, gone
+        self.is_stream = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_read = is_done = False
+
+        async def received() -> Message:
+            nonlocal is_read
+            if is_read:
+                await self._gone.wait()
+                return {"type": "http.disconnect"}
+            message = await receive()
+            is_read = not message.get("more_body")
+            return message
+
+        async def pass_on(message: Message) -> None:
+            nonlocal is_done
+            if message["type"] == "http.response.start":
+                self.is_stream = is_stream(message)
+            else:
+                is_done = not message.get("more_body")
+                if self.is_stream:
+                    await self._stream(message.get("body", b""))
+                    message = {**message, "body": b""}
+            await send(message)
+
+        await self._app(scope, received, pass_on)
+        if self.is_stream and not is_done:  # whoever asked has left
+            await send({"type": "http.response.body", "body": b""})
 
 
 def saying(app: ASGIApp, caller: Caller) -> ASGIApp:

@@ -299,6 +299,7 @@ class FeedPage(PageHandler):
 
     title = "Feed"
     tab = "feeds"
+    frame = "feed.html"
 
     async def show(self) -> str:
         name = self.argument("name")

@@ -22,6 +22,7 @@ from feedq.sinks.event_time import EventTime, EventTimeReader
 from feedq.telemetry import LogEvent, log
 from feedq.worker.inflight_budget import InflightBudget
 from feedq.worker.loops import call_on, resolve
+from feedq.worker.taps import RecordTap
 from feedq.worker.throttling import FeedThrottle
 
 logger = log(__name__)
@@ -92,6 +93,8 @@ class BatchQueue:
     """When the feed was last written with the others again."""
     apart_s: float = 0.0
     """How long it had to stay apart."""
+    tap: RecordTap | None = None
+    """Where the writer's threads put some of what they commit, while somebody listens."""
 
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _inflight: int = 0

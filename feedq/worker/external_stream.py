@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from random import Random
 from threading import Lock
 from time import monotonic, sleep
@@ -23,7 +23,7 @@ from feedq.errors import Unavailable
 from feedq.limits import RateLimits
 from feedq.model import Claim, FeedKey, Reason, Release, StopRequest, WorkerState
 from feedq.settings import Settings
-from feedq.store.base import Followed, Store
+from feedq.store.base import Followed, WorkerStore
 from feedq.telemetry import LogEvent, database_event, log
 from feedq.worker.actions import Action, CutSockets, LoseFeeds, Resume, StopFeeds, Suspend
 from feedq.worker.activity import Activity, current_feed
@@ -33,6 +33,7 @@ from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool
 from feedq.worker.sockets import Sockets
 from feedq.worker.stall import CHECK_S
+from feedq.worker.taps import TapWriter
 from feedq.worker.throttling import Pacing
 
 FOLLOW_S = 0.5
@@ -43,7 +44,7 @@ RELEASE_RETRY_S = 0.25
 logger = log(__name__)
 
 
-def run_external_stream(key: FeedKey, store: Store, settings: Settings) -> str:
+def run_external_stream(key: FeedKey, store: WorkerStore, settings: Settings) -> str:
     """Claim the feed and stream it until its lease ends. Blocks; returns why it ended."""
     assigned = store.leases.follow(key)
     claims = store.leases.claim(assigned.worker_id, [key]) if assigned else []
@@ -54,13 +55,15 @@ def run_external_stream(key: FeedKey, store: Store, settings: Settings) -> str:
     return _run(claims[0], assigned.worker_id, store, settings, Activity.private())
 
 
-def run_claimed(key: FeedKey, worker_id: UUID, store: Store, settings: Settings, activity: Activity) -> str:
+def run_claimed(
+    key: FeedKey, worker_id: UUID, store: WorkerStore, settings: Settings, activity: Activity
+) -> str:
     """Stream a feed that this worker session has claimed already. Blocks; returns why its lease ended."""
     claim = store.leases.claimed(worker_id, key)
     return "lost" if claim is None else _run(claim, worker_id, store, settings, activity)
 
 
-def _run(claim: Claim, worker_id: UUID, store: Store, settings: Settings, activity: Activity) -> str:
+def _run(claim: Claim, worker_id: UUID, store: WorkerStore, settings: Settings, activity: Activity) -> str:
     stream = _Stream(claim, worker_id, store, settings, activity)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         release = loop.run(stream.run())
@@ -74,7 +77,7 @@ _sinks_of: dict[UUID, SinkPool] = {}
 _sinks_lock = Lock()
 
 
-def _sinks(store: Store, settings: Settings, worker_id: UUID) -> SinkPool:
+def _sinks(store: WorkerStore, settings: Settings, worker_id: UUID) -> SinkPool:
     """The sinks of this process, shared by its feeds; a new worker session has new ones."""
     with _sinks_lock:
         if worker_id not in _sinks_of:
@@ -104,7 +107,7 @@ class _Stream:
     lease."""
 
     def __init__(
-        self, claim: Claim, worker_id: UUID, store: Store, settings: Settings, activity: Activity
+        self, claim: Claim, worker_id: UUID, store: WorkerStore, settings: Settings, activity: Activity
     ) -> None:
         self._activity = activity
         self._claim, self._worker_id = claim, worker_id
@@ -184,6 +187,8 @@ class _Stream:
     async def _follow(self, runner: FeedRunner) -> None:
         loop = asyncio.get_running_loop()
         report_at = loop.time()
+        send = partial(self._store.taps.put, self._worker_id)
+        taps = TapWriter(loop, elsewhere=partial(loop.run_in_executor, None), send=send)
         pacing = _pacing(self._settings)
         while True:
             sent_at = monotonic()
@@ -195,9 +200,10 @@ class _Stream:
                     )
                     if tenants := pacing.limited_tenants():
                         pacing.share(await asyncio.to_thread(self._store.leases.running_of, tenants))
-                self._heard(
-                    runner.key, await asyncio.to_thread(self._store.leases.follow, runner.key), sent_at
-                )
+                followed = await asyncio.to_thread(self._store.leases.follow, runner.key)
+                self._heard(runner.key, followed, sent_at)
+                is_tapped = followed is not None and followed.tapped
+                taps.follow((runner.feed.id,) if is_tapped else (), (runner,))
             except Unavailable as error:
                 logger.warning(database_event(error), where="follow", error=str(error))
             except Exception:
@@ -247,7 +253,7 @@ class _Stream:
         return raised
 
 
-def _release(store: Store, worker_id: UUID, release: Release) -> None:
+def _release(store: WorkerStore, worker_id: UUID, release: Release) -> None:
     for _ in range(RELEASE_TRIES):
         try:
             store.leases.release(worker_id, [release])

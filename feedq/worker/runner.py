@@ -68,6 +68,7 @@ from feedq.worker.declared import Declared, declared, lean
 from feedq.worker.progress_reporter import FeedProgress
 from feedq.worker.retries import FeedRetries
 from feedq.worker.sockets import Sockets
+from feedq.worker.taps import RecordTap
 from feedq.worker.throttling import FeedThrottle, Pacing
 
 UNEXPECTED_RETRY_S = 5.0
@@ -136,7 +137,7 @@ class FeedRunner:
             self.feed,
             self._retries,
             clock=worker.clock,
-            masked=self._masked,
+            masked=self.masked,
             sink_trouble=worker.sink_trouble,
         )
         self._gave_up: str | None = None
@@ -154,6 +155,7 @@ class FeedRunner:
         self._masker: Masker | None = None
         self._blame: Loss | None = None
         self._trace = NO_TRACE
+        self.tap: RecordTap | None = None
 
     @property
     def key(self) -> FeedKey:
@@ -186,6 +188,12 @@ class FeedRunner:
         self._blame = blame
         self.interrupt(Interrupt.STOP, reason=Reason.QUARANTINED)
 
+    def tap_with(self, tap: RecordTap | None) -> None:
+        """Have records that land go into this as well; None: have that end."""
+        self.tap = tap
+        if self._batch_queue is not None:
+            self._batch_queue.tap = tap
+
     def give_up(self, why: str) -> None:
         """Let go of the feed at once, and drop what is not written: others reach its sink, and we do not."""
         if self._interrupt is None:
@@ -204,7 +212,7 @@ class FeedRunner:
             logger.warning(LogEvent.FEED_FENCED, feed=self.feed.name, epoch=self.key[1], error=str(error))
             return None if self._interrupt is Interrupt.LOST else self._release_fenced(error)
         except (FeedMisconfigured, InvalidInput) as error:
-            message = self._masked(error)
+            message = self.masked(error)
             say = logger.debug if self._retries.rechecks else logger.error
             self._retries.unusable()
             say(LogEvent.FEED_FAILED, feed=self.feed.name, error=message)
@@ -311,6 +319,7 @@ class FeedRunner:
         if lag is not None:
             batch_queue.event_times = event_time_reader(lag["at"], what.target)
             self.progress.has_event_times = True
+        batch_queue.tap = self.tap
         if failed is not None:
             batch_queue.take_over(failed)
         if failed is not None and isinstance(failed.failure, SinkRewound):
@@ -345,7 +354,7 @@ class FeedRunner:
 
     async def _after_failure(self, error: SourceUnavailable | SinkUnavailable) -> Release | None:
         decision = self._retries.after(error, has_received=self.progress.has_received)
-        message = self._masked(error)
+        message = self.masked(error)
         self._trace.failed(message)
         silent = isinstance(error, SourceSilent)
         self.progress.error = message
@@ -372,7 +381,7 @@ class FeedRunner:
     def _release_fenced(self, error: LeaseLost) -> Release:
         self._disconnected()
         again_s = self._retries.after_fence_s()
-        return self._release(Reason.FENCED, error=self._masked(error), retry_in_s=again_s)
+        return self._release(Reason.FENCED, error=self.masked(error), retry_in_s=again_s)
 
     async def _commit_and_release(self, sink_name: str) -> Release | None:
         self._is_releasing = True
@@ -435,7 +444,7 @@ class FeedRunner:
         self._changed()
 
     def _waits(self, why: str) -> None:
-        self.progress.error = self._masked(why)
+        self.progress.error = self.masked(why)
         self._changed()
 
     def _disconnected(self) -> None:
@@ -471,15 +480,16 @@ class FeedRunner:
         """Return the release of a feed whose runner ended in a way that it should not: another worker may
         try."""
         self._retries.failures += 1
-        said = self._masked(f"unexpected error: {str(error) or type(error).__name__}")
+        said = self.masked(f"unexpected error: {str(error) or type(error).__name__}")
         return Release(*self.key, Reason.BACKOFF, UNEXPECTED_RETRY_S, 1, said)
 
     def log_unexpected(self, error: BaseException, where: str) -> None:
         """Log an unexpected error with its traceback, masked: what a library raises may quote what it was
         given."""
-        trace = self._masked("".join(format_exception(error)))
+        trace = self.masked("".join(format_exception(error)))
         logger.error(LogEvent.UNEXPECTED, where=where, feed=self.feed.name, exception=trace)
 
-    def _masked(self, said: BaseException | str) -> str:
+    def masked(self, said: BaseException | str) -> str:
+        """Return the text without the feed's secrets. From any thread."""
         text = mask_url(str(said) or type(said).__name__)
         return text if self._masker is None else self._masker.mask(text)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -42,7 +42,8 @@ from feedq.model import (
     Worker,
 )
 from feedq.settings import HEARTBEAT_MIN_S, Settings
-from feedq.store.base import Store
+from feedq.store.base import WorkerStore
+from feedq.tap import TapPart
 from feedq.telemetry import LogEvent, log
 from feedq.worker import actions
 from feedq.worker.actions import Action
@@ -62,6 +63,7 @@ from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool, sinks_to_leave
 from feedq.worker.sockets import Sockets
 from feedq.worker.stall import CHECK_S, Scheduling, StallClock
+from feedq.worker.taps import TapWriter
 from feedq.worker.throttling import SHARE_TICKS, Pacing
 
 STOP_GRACE_S = 0.3
@@ -97,7 +99,7 @@ class Supervisor:
 
     def __init__(
         self,
-        store: Store,
+        store: WorkerStore,
         settings: Settings,
         new_worker: Callable[[], NewWorker],
         *,
@@ -144,6 +146,7 @@ class Supervisor:
         self._quarantine = Quarantine(settings, on_ended=self._feed_ended)
         self._progress_reporter = ProgressReporter(self._loop, self._report, worker_id=self._worker_id)
         self._trusted = asyncio.Event()
+        self._tap_writer = TapWriter(self._loop, elsewhere=self.lease_client.do, send=self._send_taps)
         self._load_meter = LoadMeter(self._loop)
         self._memory_watch = self._make_memory_watch()
         self._stall, self._scheduling = StallClock(), Scheduling(os.getpid())
@@ -580,8 +583,15 @@ class Supervisor:
 
     def _answered(self, answer: Heartbeat) -> None:
         self._connect_limiter.share(answer.active_workers)
+        self._soon(self._follow_taps, answer.tapped)
         if answer.sinks_up_elsewhere or answer.sinks_untried_elsewhere:
             self._soon(self._leave_sinks, answer)
+
+    def _follow_taps(self, feed_ids: Collection[int]) -> None:
+        self._tap_writer.follow(feed_ids, self._runners.values())
+
+    def _send_taps(self, parts: Sequence[TapPart]) -> None:
+        self._store.taps.put(self._worker_id(), parts)
 
     def _stalled_s(self) -> float:
         self._activity.pulse()

@@ -163,6 +163,8 @@ def _answer_of(batch_queue: BatchQueue, batches: list[Batch], written: Written) 
         DEAD_LETTERS.inc(dead)
         logger.warning(LogEvent.DEAD_LETTERS, feed=batch_queue.feed, records=dead)
     landed, reader = written.landed[key], batch_queue.event_times
+    if batch_queue.tap is not None:
+        batch_queue.tap.take(batches, refused=dead)
     return CommitAnswer(
         batch_queue,
         sum(batch.size for batch in batches),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import os
@@ -22,6 +23,7 @@ from feedq.model import FeedSpec, NewWorker, Selector, TargetState, WorkerTarget
 from feedq.store import migrate
 from feedq.store.grants import Role
 from feedq.store.postgresql import PostgresStore
+from feedq.tap import TapPart, TappedRecord
 from tests.cluster import ROOT, Cluster, wait_until
 from tests.flower import Flower
 from tests.node import Node
@@ -168,6 +170,29 @@ def test_a_stream_has_the_live_part_again_when_it_has_changed(flower: Flower, co
         store.feeds.restart(NASTY[3])
         while "feed_restarted" not in next_part():
             pass
+    store.close()
+
+
+def test_a_tap_through_flower_comes_as_it_lands_and_not_at_its_end(
+    start_flower: StartFlower, control_url: str
+) -> None:
+    flower = start_flower(
+        "--basic-auth=ada:x,bob:y", FEEDQ_FLOWER_ROLES='{"ada": "operator:acme", "*": "viewer"}'
+    )
+    path = f"/api/v1/feeds/{quote(NASTY[2], safe='')}/tap?seconds=600"
+    assert flower.get(path, login="bob:y").status == 403
+    store = PostgresStore(control_url)
+    feed_id = store.feeds.get(NASTY[2]).id
+    worker, *_ = store.workers.views()
+    asked = urllib.request.Request(flower.base + path)
+    asked.add_header("Authorization", f"Basic {base64.b64encode(b'ada:x').decode()}")
+    with urllib.request.urlopen(asked, timeout=30) as stream:
+        assert stream.headers["Content-Type"].startswith("text/event-stream")
+        for text in ("first", "second"):
+            record = TappedRecord("2026-01-01T00:00:00+00:00", text, 6, False)
+            store.taps.put(worker.worker.id, [TapPart(feed_id, 1, (record,))])
+            assert any(text in line.decode() for line in iter(stream.readline, b""))
+    wait_until(lambda: not store.taps.after(feed_id, 0), limit_s=20, what="the tap ends with who listened")
     store.close()
 
 

@@ -234,7 +234,7 @@ class PostgresHarness(Harness):
         self.store = PostgresStore(url, restart_hold_s=restart_hold_s)
         self.execute(
             "TRUNCATE feedq.feed, feedq.lease, feedq.worker, feedq.event, feedq.leader, feedq.held_change, "
-            "feedq.token, feedq.alert, feedq.alert_target, feedq.landed_count "
+            "feedq.token, feedq.alert, feedq.alert_target, feedq.landed_count, feedq.tap_part "
             "RESTART IDENTITY CASCADE"
         )
         self.execute(

@@ -58,7 +58,9 @@ FLEET = (
     "/tokens",
 )
 """What no token over one tenant reaches."""
-SLOW = ("/doctor",)
+SLOW = ("/doctor", "/tap")
+STREAM = "/tap"
+"""What goes on for as long as it is asked to."""
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -120,6 +122,8 @@ class Stranger:
         if body is not None:
             case.body, case.media_type = body, "application/json"
             case.query = {}
+        if case.path.endswith(STREAM):
+            case.query = {"seconds": 1}
         answer = case.call(base_url=self.served.url, session=self.session, headers=self.headers, timeout=30)
         case.validate_response(answer, checks=self.checks)
         self.answered[answer.status_code] += 1

@@ -21,6 +21,7 @@ from feedq.embedded.process import free_port
 from feedq.model import TargetState
 from feedq.settings import Settings
 from feedq.store.event_listing import EventFilter
+from feedq.tap import TapPart, TappedRecord
 from tests.cluster import wait_until
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
@@ -121,6 +122,35 @@ READING = [
     "events --since 1h --limit 2",
     "events --tenant beta --kind feed_paused -o json",
 ]
+
+
+def test_a_tap_shows_the_same(sides: Sides) -> None:
+    store, over = sides.harness.store, threading.Event()
+    view = store.feeds.view("acme/1")
+    worker = view.lease.worker_id
+    assert worker is not None
+    record = TappedRecord("2026-01-01T00:00:00.123456+00:00", '{"a": "\u2028\x85"}', 5_000, True)
+    shown = TapPart(view.feed.id, 1, (record,), left_out=3, refused=1)
+
+    def land() -> None:
+        while not over.wait(0.1):
+            store.taps.put(worker, [shown])
+
+    thread = threading.Thread(target=land)
+    thread.start()
+    try:
+        assert "(cut: 5,000 bytes)" in sides.both("feed", "tap", "acme/1", "--limit", "2").stdout
+        for line in ("--limit 1 --json", "--seconds 1 --limit 1"):
+            sides.both("feed", "tap", "acme/1", *line.split())
+        assert "no feed named" in sides.both("feed", "tap", "nobody").stderr
+        sides.at_server.environment["FEEDQ_TOKEN"] = sides.token("operator", "beta")
+        assert "is not of that tenant" in sides.at_server.run("feed", "tap", "acme/1").stderr
+        sides.at_server.environment["FEEDQ_TOKEN"] = sides.token("viewer")
+        assert "needs the role operator" in sides.at_server.run("feed", "tap", "acme/1").stderr
+    finally:
+        over.set()
+        thread.join()
+    assert sides.harness.execute("SELECT id FROM feedq.tap") == []
 
 
 @pytest.mark.parametrize("line", READING)

@@ -74,9 +74,9 @@ class Source:
 class Stage:
     """One supervisor, its control database, and a source."""
 
-    def __init__(self, harness: PostgresHarness, **settings: Any) -> None:
+    def __init__(self, harness: PostgresHarness, *, source: Source | None = None, **settings: Any) -> None:
         self.harness, self.store = harness, harness.store
-        self.source = Source()
+        self.source = source or Source()
         self.said: list[str] = []
         self.settings = Settings(
             database_url=harness.url,

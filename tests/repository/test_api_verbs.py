@@ -27,6 +27,7 @@ VERBS = {
     "feed dead-letters show": "show_dead_letter",
     "feed dead-letters replay": "replay_dead_letters",
     "feed dead-letters drop": "drop_dead_letters",
+    "feed tap": "tap_feed",
     "feed export": "export_feeds show_declaration",
     "feed pause": "pause_feed",
     "feed resume": "resume_feed",

@@ -1,0 +1,128 @@
+"""Taps on PostgreSQL: who listens, what they are shown, and how it ends."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import islice
+from uuid import UUID, uuid4
+
+import pytest
+
+from feedq.errors import Conflict, NotFound
+from feedq.event_names import EventKind
+from feedq.model import FeedSpec, Load
+from feedq.store.event_listing import EventFilter
+from feedq.store.taps import TapListener, listen
+from feedq.tap import ENDS_AFTER_S, LISTENERS_MAX, PARTS_KEPT, SIGN_S, TapPart, TappedRecord
+from tests.contract.harness import TTL_S, PostgresHarness
+from tests.contract.test_supervisor import Stage, stage
+
+__all__ = ["stage"]
+
+pytestmark = pytest.mark.servers
+
+
+def part(feed_id: int, text: str = "a", *, epoch: int = 1, left_out: int = 0, refused: int = 0) -> TapPart:
+    record = TappedRecord("2026-01-01T00:00:00+00:00", text, 1, False)
+    return TapPart(feed_id, epoch, (record,), left_out, refused)
+
+
+def tapped(harness: PostgresHarness, worker_id: UUID) -> tuple[int, ...]:
+    answer = harness.store.workers.heartbeat(worker_id, Load(), ttl_s=TTL_S)
+    assert answer is not None
+    return answer.tapped
+
+
+def kept(harness: PostgresHarness) -> int:
+    ((count,),) = harness.execute("SELECT count(*) FROM feedq.tap_part")
+    assert isinstance(count, int)
+    return count
+
+
+def test_a_worker_hears_of_listeners_to_its_feeds_and_they_see_what_it_lands(
+    postgres_harness: PostgresHarness,
+) -> None:
+    taps, worker, other = postgres_harness.store.taps, postgres_harness.worker("w"), postgres_harness.worker()
+    feed = postgres_harness.feed()
+    key = postgres_harness.run(feed, worker)
+    assert tapped(postgres_harness, worker.id) == ()
+    first, second = (TapListener(taps, feed.id, seconds=60, limit=2) for _ in range(2))
+    assert (tapped(postgres_harness, worker.id), tapped(postgres_harness, other.id)) == ((feed.id,), ())
+    followed = postgres_harness.store.leases.follow(key)
+    assert followed is not None
+    assert followed.tapped
+    taps.put(worker.id, [part(feed.id, "\x00 ü", left_out=3), part(feed.id, epoch=2, refused=1)])
+    for listener in (first, second):
+        rows = list(listener.look())
+        assert [row["event"] for row in rows] == ["record", "left_out", "record", "end"]
+        assert (rows[0]["record"], rows[0]["worker"], rows[2]["epoch"]) == ("\x00 ü", "w", 2)
+        assert listener.is_over
+    first.close()
+    assert tapped(postgres_harness, worker.id) == (feed.id,)
+    second.close()
+    assert (tapped(postgres_harness, worker.id), kept(postgres_harness)) == ((), 0)
+    (found, again) = postgres_harness.store.history.before(EventFilter((EventKind.FEED_TAPPED,)))
+    assert found.feed == again.feed == feed.name
+
+
+def test_a_tap_ends_by_itself_when_its_listener_was_killed(postgres_harness: PostgresHarness) -> None:
+    taps, worker, feed = postgres_harness.store.taps, postgres_harness.worker(), postgres_harness.feed()
+    postgres_harness.run(feed, worker)
+    killed = TapListener(taps, feed.id, seconds=60, limit=9)
+    taps.put(worker.id, [part(feed.id)])
+    postgres_harness.elapse(ENDS_AFTER_S + 1)
+    assert tapped(postgres_harness, worker.id) == ()
+    taps.put(worker.id, [part(feed.id)])
+    assert kept(postgres_harness) == 1
+    with postgres_harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        p.sweep(stop_within_s=1)
+    assert (kept(postgres_harness), postgres_harness.execute("SELECT id FROM feedq.tap")) == (0, [])
+    # It was only frozen: it goes on.
+    assert taps.sign(feed.id, killed._id)
+    assert tapped(postgres_harness, worker.id) == (feed.id,)
+
+
+def test_there_are_bounds_to_listeners_and_to_what_is_kept(postgres_harness: PostgresHarness) -> None:
+    taps, worker, feed = postgres_harness.store.taps, postgres_harness.worker(), postgres_harness.feed()
+    postgres_harness.run(feed, worker)
+    for _ in range(LISTENERS_MAX):
+        taps.open(feed.id, uuid4())
+    with pytest.raises(Conflict, match=f"{LISTENERS_MAX} listen to feeds already"):
+        taps.open(feed.id, uuid4())
+    for n in range(PARTS_KEPT + 5):
+        taps.put(worker.id, [part(feed.id, str(n))])
+    assert kept(postgres_harness) == PARTS_KEPT
+    assert taps.after(feed.id, 0)[-1][1].records[0].text == str(PARTS_KEPT + 4)
+
+
+def test_a_feed_that_is_removed_ends_its_tap(postgres_harness: PostgresHarness) -> None:
+    taps, feed = postgres_harness.store.taps, postgres_harness.feed()
+    with closing(TapListener(taps, feed.id, seconds=60, limit=9)) as listener:
+        postgres_harness.store.feeds.remove(feed.name)
+        listener._signed_at -= SIGN_S
+        assert list(listener.look()) == [{"event": "end", "why": "the feed was removed"}]
+    with pytest.raises(NotFound, match="is gone, or being removed"):
+        taps.open(feed.id, uuid4())
+
+
+def test_records_of_a_running_feed_are_shown_on_from_worker_to_worker(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", '"seq"')
+    source = {"url": f"tcp://127.0.0.1:{stage.source.port}", "secrets": {"token": "${env:SECRET}"}}
+    feed = stage.store.feeds.add(FeedSpec("a", "tcp", source, {"table": "landed"}))
+    with closing(listen(stage.harness.store.taps, feed.id, seconds=60, limit=1_000)) as rows:
+        records = (row for row in rows if row["event"] == "record")
+        stage.reconcile()
+        first = next(records)
+        assert first["record"].startswith("{***: ")
+        assert (first["worker"], first["epoch"]) == ("w1", 1)
+        stage.leave()
+        second = Stage(stage.harness, source=stage.source)
+        try:
+            second.reconcile()
+            assert next(row for row in islice(records, 500) if row["epoch"] == 2)["record"].startswith("{***")
+        finally:
+            second.leave()
+    assert stage.harness.execute("SELECT id FROM feedq.tap") == []
