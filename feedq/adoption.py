@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
 from feedq.model import Feed, FeedSpec, Identity, StartCursor, TargetState
-from feedq.sinks.base import Checkpoint, Sink, Taking, parse_sink
+from feedq.sinks.base import Checkpoint, Judge, Sink, Taking, anybody, parse_sink
 from feedq.sinks.identity import owner_of
 from feedq.store.base import Store
 
@@ -55,9 +55,9 @@ def choose(sink: Sink, feed: Feed, *, number: int | None = None, force: bool = F
     return found[0]
 
 
-def adopt(sink: Sink, feed: Feed, old: Checkpoint) -> None:
-    """Give a feed the checkpoint of its namesake. Raises `Conflict`, `SinkUnavailable`."""
-    sink.take(Taking(feed.id, feed.name, _identity(feed), old.cursor, old.records, old))
+def adopt(sink: Sink, feed: Feed, old: Checkpoint, judge: Judge = anybody) -> None:
+    """Give a feed the checkpoint of its namesake. Raises `Conflict`, `SinkUnavailable`, as ``judge`` does."""
+    sink.take(Taking(feed.id, feed.name, _identity(feed), old.cursor, old.records, old, judge))
 
 
 @dataclass(frozen=True, slots=True)

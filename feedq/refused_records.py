@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from feedq.connectors.base import parse_options
 from feedq.errors import InvalidInput, NotFound, SinkUnavailable
 from feedq.model import FeedSpec
-from feedq.sinks.base import DeadLetter, Sink, parse_sink, target_of
+from feedq.sinks.base import DeadLetter, Judge, Sink, parse_sink, target_of
 
 AT_ONCE = 100
 FIRST_AT_ONCE = 10
@@ -28,13 +28,13 @@ class ReplayOutcome:
     """Somebody else is at them, or has just dealt with them."""
 
 
-def replay_parts(spec: FeedSpec, sink: Sink, parts_: Iterator[list[int]]) -> ReplayOutcome:
+def replay_parts(spec: FeedSpec, sink: Sink, parts_: Iterator[list[int]], judge: Judge) -> ReplayOutcome:
     """Land these records as the feed is declared now. Raises `SinkUnavailable`, which says how many had landed."""
     target = target_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
     found = ReplayOutcome()
     for part in parts_:
         try:
-            done = sink.replay(part, target)
+            done = sink.replay(part, target, judge=judge)
         except SinkUnavailable as away:
             raise SinkUnavailable(f"{away}; {found.landed} had landed before") from away
         found.landed += done.landed

@@ -19,6 +19,7 @@ BODIES: dict[str, Any] = {
     "put_feed": FEED | {"tenant": "acme"},
     "patch_feed": {"weight": 2},
     "act_on_feeds": {"verb": "restart", "selection": {"tenant": "acme", "match": MINE}, "count": 1},
+    "declare_feeds": {"feeds": [FEED | {"name": MINE, "tenant": "acme", "weight": 3}]},
     "move_feed": {"worker": "w@host"},
     "set_cursor": {"cursor": 17},
     "rewind_cursor": {"records": 1},

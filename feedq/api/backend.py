@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 
 from feedq.api.refusals import RefusalLog
 from feedq.settings import Settings
+from feedq.sink_verbs import SinkVerbs
 from feedq.sinks.base import Sink, opened_sink
 from feedq.store.postgresql import PostgresStore
 
@@ -28,6 +29,10 @@ class ApiBackend:
 
     def open_sink(self, name: str) -> AbstractContextManager[Sink]:
         return opened_sink(self.settings, name, role="api")
+
+    @property
+    def sink_verbs(self) -> SinkVerbs:
+        return SinkVerbs(self.store, self.open_sink)
 
 
 def _of(request: Request) -> ApiBackend:

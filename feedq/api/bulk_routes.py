@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Literal
@@ -13,9 +14,14 @@ from feedq import bulk, verbs
 from feedq.api.answers import answer, returns
 from feedq.api.callers import changed
 from feedq.api.changing import Asked, Change, Reasoned, heed
+from feedq.api.feed_changes import Declaration
 from feedq.bulk import BulkResult
-from feedq.errors import InvalidInput, Outdated
-from feedq.model import FeedView, Status, TargetState, WorkerView
+from feedq.declaring import begun, declare
+from feedq.errors import FeedqError, InvalidInput, Outdated
+from feedq.manifest.changes import Action, plan
+from feedq.manifest.changes import Change as FeedChange
+from feedq.manifest.feed_entry import FeedEntry, validate
+from feedq.model import Feed, FeedView, Status, TargetState, WorkerView
 from feedq.selection import Selection
 from feedq.store.base import Feeds
 from feedq.telemetry import mask_url
@@ -66,6 +72,8 @@ class DoneRow(BaseModel):
 
     name: str
     result: str
+    generation: int | None = None
+    note: Text = None
 
 
 class FailedRow(BaseModel):
@@ -86,7 +94,25 @@ class BulkReport(BaseModel):
     failed: list[FailedRow]
 
 
+class DeclaredFeeds(Reasoned):
+    """Feeds as manifests have them, and names of others."""
+
+    feeds: list[Declaration] = Field([], max_length=FEEDS_MAX)
+    remove: list[str] = Field([], max_length=FEEDS_MAX, description="Feeds to be removed.")
+    adopt: bool = Field(
+        False, description="New feeds go on from what others of their names left in their sinks."
+    )
+
+
+class DeclaredReport(BulkReport):
+    """What came of it, for each that is not as declared already."""
+
+    unchanged: int
+    unasked: list[str] = Field(description="Why sinks could not be asked whether they know the new feeds.")
+
+
 DONE = {"pause": "paused", "resume": "resumed", "restart": "restarted", "move": "moving", "remove": "removed"}
+ACTED = {Action.ADD: "added", Action.CHANGE: "edited", Action.REMOVE: "removed"}
 
 
 @router.post("/feeds", responses=returns(BulkReport), summary="Do something to many feeds")
@@ -107,17 +133,21 @@ def act_on_feeds(asked: Change, given: BulkAction) -> Response:
             f"count: there are {len(views)} such feeds by now, and not {given.count}; nothing was done"
         )
     result = _act(asked, given, views)
-    done = [DoneRow(name=view.feed.name, result=_result(given.verb, to)) for view, to in result.done]
-    failed = [
-        FailedRow(name=view.feed.name, error=type(error).__name__, detail=printable(mask_url(str(error))))
-        for view, error in result.failed
-    ]
+    done = [_done(view.feed.name, DONE[given.verb], outcome) for view, outcome in result.done]
+    failed = [_failed(view.feed.name, error) for view, error in result.failed]
     return _report(asked, given.verb, len(views), done, failed)
 
 
-def _result(verb: str, outcome: Any) -> str:
+def _done(name: str, result: str, outcome: Feed | WorkerView | None, note: str | None = None) -> DoneRow:
     """What was done; of a move, also where to, as the answer to the move of one feed has it."""
-    return f"{DONE[verb]} to {outcome.worker.name}" if isinstance(outcome, WorkerView) else DONE[verb]
+    if isinstance(outcome, WorkerView):
+        return DoneRow(name=name, result=f"{result} to {outcome.worker.name}")
+    generation = None if outcome is None else outcome.generation
+    return DoneRow(name=name, result=result, generation=generation, note=note)
+
+
+def _failed(name: str, error: FeedqError) -> FailedRow:
+    return FailedRow(name=name, error=type(error).__name__, detail=printable(mask_url(str(error))))
 
 
 def _report(
@@ -163,3 +193,47 @@ def _act(asked: Asked, given: BulkAction, views: Sequence[FeedView]) -> BulkResu
 
 def _target(target: TargetState, feeds: Feeds, view: FeedView) -> Any:
     return feeds.set_target(view.feed.name, target, expected=view.feed.version)
+
+
+@router.post("/declarations", responses=returns(DeclaredReport), summary="Declare many feeds")
+def declare_feeds(asked: Change, given: DeclaredFeeds) -> Response:
+    """Each is added, or made what is declared; what is so already is left alone. All are checked first: one that
+    is wrong, and nothing is done."""
+    heed(given)
+    store, open_sink = asked.backend.store, asked.backend.open_sink
+    entries = _entries(asked, given)
+    names = (*(entry.name for entry in entries), *given.remove)
+    there = [view.feed for view in store.feeds.selected(Selection(names=names))] if names else []
+    for feed in there:
+        changed(asked.caller, feed)
+    unsaid = {entry.name for entry in entries if entry.target_state is None}
+    planned = plan([entry.spec for entry in entries], there, keep_target=unsaid)
+    removals = [FeedChange(Action.REMOVE, "feed", name) for name in given.remove]
+    resumes = {entry.name: entry.resume for entry in entries if entry.resume is not None}
+    found = begun([*planned.changes, *removals], resumes, open_sink, adopt=given.adopt)
+    if asked.dry_run:
+        result: BulkResult[FeedChange, Feed | None] = BulkResult([(one, None) for one in found.changes])
+    else:
+        result = declare(store, open_sink, found.changes, found.starts)
+    report = DeclaredReport(
+        verb="declare",
+        dry_run=asked.dry_run,
+        count=len(found.changes),
+        done=[_done(one.name, ACTED[one.action], feed, one.note) for one, feed in result.done],
+        failed=[_failed(one.name, error) for one, error in result.failed],
+        unchanged=planned.unchanged,
+        unasked=list(found.unasked),
+    )
+    return answer(report.model_dump())
+
+
+def _entries(asked: Asked, given: DeclaredFeeds) -> list[FeedEntry]:
+    """Raises `InvalidInput`, `Forbidden`."""
+    entries = [FeedEntry.valid(keys) for keys in given.feeds]
+    for entry in entries:
+        asked.caller.require_tenant(entry.spec.tenant, f"a feed of tenant {entry.spec.tenant!r}")
+        validate(entry.spec)
+    twice = [n for n, count in Counter([*(e.name for e in entries), *given.remove]).items() if count > 1]
+    if twice:
+        raise InvalidInput(f"feeds: {twice[0]!r} is there more than once")
+    return entries

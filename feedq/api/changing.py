@@ -61,6 +61,10 @@ class ChangeRow(BaseModel):
     dry_run: bool
     generation: int | None = None
     changes: list[OptionRow] = []
+    note: str | None = None
+    """Whose checkpoint a feed adopts."""
+    schedules: int | None = None
+    """Of a calendar, how many schedules it times anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class Asked:
         version: Version | None = None,
         changes: Iterable[OptionChange] = (),
         status: int = 200,
+        **more: Any,
     ) -> Response:
         """The answer to the change."""
         document = ChangeRow(
@@ -94,6 +99,7 @@ class Asked:
             dry_run=self.dry_run,
             generation=None if version is None else version[1],
             changes=[OptionRow(**{k: masked(v) for k, v in asdict(change).items()}) for change in changes],
+            **more,
         )
         headers = None if version is None else {"ETag": etag_of(version)}
         return answer(document.model_dump(), status=status, headers=headers)

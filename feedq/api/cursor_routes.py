@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from feedq import feed_cursor, verbs
+from feedq import verbs
 from feedq.api.answers import answer, returns
 from feedq.api.backend import Served
 from feedq.api.callers import Viewer, changed, seen
@@ -16,10 +16,7 @@ from feedq.api.changing import Asked, Change, Reasoned, heed
 from feedq.api.moments import AskedMoment
 from feedq.api.names import NamePath
 from feedq.errors import InvalidInput
-from feedq.feed_cursor import Wish
-from feedq.model import ChangedCursor, Feed
 from feedq.report.rows import changed_cursor_row
-from feedq.sinks.base import parse_sink
 
 HISTORY_SHOWN = 50
 """No more are kept."""
@@ -88,42 +85,32 @@ class Undo(Moved):
 
 @router.get("", responses=returns(CursorDocument), summary="Where it stands")
 def show_cursor(request: Request, backend: Served, caller: Viewer, name: NamePath) -> Response:
-    feed = verbs.live_feed(backend.store, name)
-    seen(caller, feed, backend, request)
-    with backend.open_sink(parse_sink(feed.spec.sink).name) as sink:
-        found = feed_cursor.checkpoint_of(sink, feed)
-    keys = ("cursor", "records", "updated_at", "epoch")
-    known = {key: getattr(found, key, None) for key in keys}
-    return answer({"name": name, **known, "records": known["records"] or 0})
+    seen(caller, verbs.live_feed(backend.store, name), backend, request)
+    return answer(backend.sink_verbs.cursor(name))
 
 
 @router.get("/history", responses=returns(ChangedCursorList), summary="Its last changes")
 def show_cursor_history(request: Request, backend: Served, caller: Viewer, name: NamePath) -> Response:
-    feed = verbs.live_feed(backend.store, name)
-    seen(caller, feed, backend, request)
-    with backend.open_sink(parse_sink(feed.spec.sink).name) as sink:
-        found = sink.cursor_changes(feed.id, limit=HISTORY_SHOWN)
+    seen(caller, verbs.live_feed(backend.store, name), backend, request)
+    found = backend.sink_verbs.cursor_changes(name, limit=HISTORY_SHOWN)
     return answer({"changes": list(map(changed_cursor_row, found))})
 
 
 @router.post("/set", responses=returns(CursorChangeRow), summary="Go on after this cursor")
 def set_cursor(asked: Change, name: NamePath, given: SetCursor) -> Response:
-    feed = _live(asked, name)
-    return _change(asked, feed, feed_cursor.set_to(feed, given.cursor), given)
+    return _change(asked, name, "set", given, cursor=given.cursor)
 
 
 @router.post("/reset", responses=returns(CursorChangeRow), summary="Begin again where the feed began")
 def reset_cursor(asked: Change, name: NamePath, given: Moved | None = None) -> Response:
-    feed = _live(asked, name)
-    return _change(asked, feed, feed_cursor.reset(feed), given or Moved())
+    return _change(asked, name, "reset", given or Moved())
 
 
 @router.post("/rewind", responses=returns(CursorChangeRow), summary="Go back, by records or to a time")
 def rewind_cursor(asked: Change, name: NamePath, given: RewindCursor) -> Response:
     if (given.records is None) == (given.to is None):
         raise InvalidInput("say either records or to")
-    feed = _live(asked, name)
-    return _change(asked, feed, feed_cursor.rewind(feed, records=given.records, to=given.to), given)
+    return _change(asked, name, "rewind", given, records=given.records, to=given.to)
 
 
 @router.post(
@@ -131,20 +118,13 @@ def rewind_cursor(asked: Change, name: NamePath, given: RewindCursor) -> Respons
 )
 def undo_cursor(asked: Change, name: NamePath, given: Undo | None = None) -> Response:
     chosen = given or Undo()
-    feed = _live(asked, name)
-    return _change(asked, feed, feed_cursor.undo(feed, force=chosen.force), chosen)
+    return _change(asked, name, "undo", chosen, force=chosen.force)
 
 
-def _live(asked: Asked, name: str) -> Feed:
-    found = verbs.live_feed(asked.backend.store, name)
-    changed(asked.caller, found)
-    return found
-
-
-def _change(asked: Asked, feed: Feed, wish: Wish, given: Moved) -> Response:
-    heed(given)
-    with asked.backend.open_sink(parse_sink(feed.spec.sink).name) as sink:
-        done: ChangedCursor = feed_cursor.change(
-            asked.backend.store, sink, feed, wish, delete=given.delete, dry_run=asked.dry_run
-        )
-    return answer(changed_cursor_row(done) | {"name": feed.name, "dry_run": asked.dry_run})
+def _change(asked: Asked, name: str, verb: str, moved: Moved, /, **given: Any) -> Response:
+    changed(asked.caller, verbs.live_feed(asked.backend.store, name))
+    heed(moved)
+    done = asked.backend.sink_verbs.change_cursor(
+        name, verb, delete=moved.delete, dry_run=asked.dry_run, **given
+    )
+    return answer(changed_cursor_row(done) | {"name": name, "dry_run": asked.dry_run})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from feedq import verbs
@@ -17,12 +17,10 @@ from feedq.api.changing import Change, Reasoned, heed
 from feedq.api.names import NamePath
 from feedq.api.paging import Cursor, Limit, place_of
 from feedq.errors import NotFound
-from feedq.event_names import EventKind
-from feedq.refused_records import parts, replay_parts
 from feedq.report.rows import dead_letter_row
-from feedq.sinks.base import parse_sink
 
 IDS_MAX = 10_000
+NEWEST_MAX = 10_000
 ID_MAX = 2**63 - 1
 
 router = APIRouter(prefix="/feeds/{name:name}/dead-letters", tags=["dead letters"])
@@ -60,15 +58,20 @@ def list_dead_letters(
     backend: Served,
     caller: Viewer,
     name: NamePath,
+    newest: Annotated[
+        int | None,
+        Query(ge=1, le=NEWEST_MAX, description="So many, newest first, instead; there is no next page."),
+    ] = None,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response:
-    feed = backend.store.feeds.get(name)
-    seen(caller, feed, backend, request)
+    seen(caller, backend.store.feeds.get(name), backend, request)
+    letters = backend.sink_verbs.letters
+    if newest is not None:
+        return answer({"dead_letters": list(map(dead_letter_row, letters(name, limit=newest))), "next": None})
     (after,) = place_of(cursor, int) or (0,)
-    with backend.open_sink(parse_sink(feed.spec.sink).name) as sink:
-        letters = sink.dead_letters(name, after=after, limit=limit + 1)
-    return answer_page("dead_letters", letters, limit, dead_letter_row, lambda letter: (letter.id,))
+    found = letters(name, after=after, limit=limit + 1)
+    return answer_page("dead_letters", found, limit, dead_letter_row, lambda letter: (letter.id,))
 
 
 @router.get("/{letter_id}", responses=returns(documents.DEAD_LETTER), summary="One refused record")
@@ -79,10 +82,8 @@ def show_dead_letter(
     name: NamePath,
     letter_id: Annotated[int, Path(ge=1, le=ID_MAX)],
 ) -> Response:
-    feed = backend.store.feeds.get(name)
-    seen(caller, feed, backend, request)
-    with backend.open_sink(parse_sink(feed.spec.sink).name) as sink:
-        letters = sink.dead_letters(name, ids=[letter_id], limit=1)
+    seen(caller, backend.store.feeds.get(name), backend, request)
+    letters = backend.sink_verbs.letters(name, ids=[letter_id])
     if not letters:
         raise NotFound(f"{name} has no dead letter {letter_id}")
     return answer(dead_letter_row(letters[0]))
@@ -92,31 +93,14 @@ def show_dead_letter(
 def replay_dead_letters(asked: Change, name: NamePath, given: ChosenLetters) -> Response:
     """Each lands in the transaction that takes it from the dead letters: asked twice, none lands twice."""
     heed(given)
-    store = asked.backend.store
-    feed = verbs.live_feed(store, name)
-    changed(asked.caller, feed)
-    with asked.backend.open_sink(parse_sink(feed.spec.sink).name) as sink:
-        chosen = parts(sink, name, given.ids, given.all)
-        if asked.dry_run:
-            count = sum(map(len, chosen))
-            return answer(
-                ReplayRow(name=name, landed=count, refused={}, passed_over=0, dry_run=True).model_dump()
-            )
-        found = replay_parts(feed.spec, sink, chosen)
-    told = {"landed": found.landed, "refused": len(found.refused)}
-    store.feeds.tell(name, EventKind.DEAD_LETTERS_REPLAYED, told)
-    return answer({"name": name, **asdict(found), "dry_run": False})
+    changed(asked.caller, verbs.live_feed(asked.backend.store, name))
+    found = asked.backend.sink_verbs.replay(name, given.ids, given.all, dry_run=asked.dry_run)
+    return answer({"name": name, **asdict(found), "dry_run": asked.dry_run})
 
 
 @router.post("/drop", responses=returns(DropRow), summary="Delete them for good")
 def drop_dead_letters(asked: Change, name: NamePath, given: ChosenLetters) -> Response:
     heed(given)
-    store = asked.backend.store
-    feed = verbs.live_feed(store, name)
-    changed(asked.caller, feed)
-    with asked.backend.open_sink(parse_sink(feed.spec.sink).name) as sink:
-        chosen = parts(sink, name, given.ids, given.all)
-        dropped = sum(len(part) if asked.dry_run else sink.drop(part) for part in chosen)
-    if not asked.dry_run:
-        store.feeds.tell(name, EventKind.DEAD_LETTERS_DROPPED, {"dropped": dropped})
+    changed(asked.caller, verbs.live_feed(asked.backend.store, name))
+    dropped = asked.backend.sink_verbs.drop(name, given.ids, given.all, dry_run=asked.dry_run)
     return answer({"name": name, "dropped": dropped, "dry_run": asked.dry_run})

@@ -195,7 +195,13 @@ QUEUE = _model(
     running=int,
 )
 QUEUES = _model("QueueList", "Job queues that have limits or runs.", queues=_list(QUEUE))
-CALENDAR = _model("CalendarRow", "Days that schedules leave out.", name=str, dates=list[str])
+CALENDAR = _model(
+    "CalendarRow",
+    "Days that schedules leave out, and how many leave these out.",
+    name=str,
+    dates=list[str],
+    schedules=int,
+)
 CALENDARS = _model("CalendarList", "All calendars.", calendars=_list(CALENDAR))
 
 # -- the fleet ---------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from feedq.errors import Conflict, InvalidInput, NotFound, Outdated
 from feedq.manifest.changes import difference
 from feedq.manifest.feed_entry import FeedEntry, plain_feed, validate
 from feedq.model import Feed, FeedSpec, TargetState
-from feedq.sinks.base import parse_sink
 from feedq.store.base import require_version
 
 TRIES = 5
@@ -233,11 +232,8 @@ def adopt_checkpoint(asked: Change, name: NamePath, given: Adopt | None = None) 
     chosen = given or Adopt()
     feed = _live(asked, name)
     _require(asked, feed)
-    with asked.backend.open_sink(parse_sink(feed.spec.sink).name) as sink:
-        old = adoption.choose(sink, feed, number=chosen.number, force=chosen.force)
-        if not asked.dry_run:
-            _live(asked, name)  # to ask the sink took a while, in which it may have changed hands
-            adoption.adopt(sink, feed, old)
-    if not asked.dry_run:
-        feed = asked.backend.store.feeds.restart(name)
-    return asked.done(name, "adopted", version=feed.version)
+    owner = asked.backend.sink_verbs.adopt(
+        name, number=chosen.number, force=chosen.force, dry_run=asked.dry_run
+    )
+    after = feed if asked.dry_run else asked.backend.store.feeds.get(name)
+    return asked.done(name, "adopted", version=after.version, note=owner)

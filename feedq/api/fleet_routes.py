@@ -18,7 +18,7 @@ from feedq.connectors.base import ENTRY_POINT_GROUP, load_connector
 from feedq.diagnosis.checks import Level
 from feedq.errors import InvalidInput
 from feedq.manifest.json_schema import manifest_schema
-from feedq.report.fleet_data import read_fleet
+from feedq.report.fleet_data import read_status
 from feedq.report.problem_list import read_problems
 from feedq.report.rows import check_row, problem_row, status_document
 
@@ -31,7 +31,7 @@ class JsonSchema(RootModel[dict[str, Any]]):
 
 @router.get("/status", responses=returns(documents.STATUS), summary="The fleet at a glance")
 def show_status(backend: Served, caller: FleetViewer) -> Response:
-    data = read_fleet(backend.store, backend.settings)
+    data = read_status(backend.store, backend.settings)
     return answer(status_document(data.numbers, data.workers, data.state, data.warnings, jobs=data.jobs))
 
 

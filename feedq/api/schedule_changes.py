@@ -330,9 +330,8 @@ def put_calendar(
     declared: Annotated[Annotated[dict[str, Any], WithJsonSchema(CALENDAR_ENTRY)], Body()],
 ) -> Response:
     entry = CalendarEntry.valid(_named(declared, name))
-    if not asked.dry_run:
-        asked.backend.store.jobs.calendars.set(entry.spec)
-    return asked.done(name, "set")
+    timed = None if asked.dry_run else asked.backend.store.jobs.calendars.set(entry.spec)
+    return asked.done(name, "set", schedules=timed)
 
 
 @router.delete("/calendars/{name:name}", responses=returns(ChangeRow), summary="Forget a calendar")

@@ -32,10 +32,20 @@ def list_schedules(
     caller: FleetViewer,
     prefix: Annotated[str, Query(max_length=NAME_MAX, description="How their names begin.")] = "",
     state: ScheduleState | None = None,
+    after: Annotated[
+        str, Query(max_length=NAME_MAX, description="Only names that come after this one.")
+    ] = "",
+    urgent: Annotated[
+        bool, Query(description="Those to look at first instead; they have no next page.")
+    ] = False,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response:
-    (after,) = place_of(cursor, str) or ("",)
+    if urgent:
+        failing = backend.store.job_state().tripped[:limit]
+        first = backend.store.jobs.schedules.urgent(failing=failing, limit=limit)
+        return answer({"schedules": list(map(schedule_row, first)), "next": None})
+    (after,) = place_of(cursor, str) or (after,)
     found = backend.store.jobs.schedules.views(prefix=prefix, after=after, state=state, limit=limit + 1)
     return answer_page("schedules", found, limit, schedule_row, lambda view: (view.schedule.spec.name,))
 
@@ -80,4 +90,7 @@ def _queue(limits: Queue, waiting: int, running: int) -> dict[str, Any]:
 
 @router.get("/calendars", responses=returns(documents.CALENDARS), summary="Calendars")
 def list_calendars(backend: Served, caller: FleetViewer) -> Response:
-    return answer({"calendars": [asdict(found) for found in backend.store.jobs.calendars.all()]})
+    calendars = backend.store.jobs.calendars
+    users = calendars.users()
+    rows = [asdict(found) | {"schedules": users.get(found.name, 0)} for found in calendars.all()]
+    return answer({"calendars": rows})

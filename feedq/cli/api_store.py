@@ -6,18 +6,20 @@ sink; they are empty then, and full where one feed is asked for. What the API do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from functools import cache
-from typing import Any, Final, TypeVar, get_type_hints
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from pydantic import TypeAdapter, ValidationError
-
 from feedq.access import AccessRole, AccessToken
+from feedq.bulk import BulkResult, Done
 from feedq.cli.api_connection import ApiConnection, error_of
-from feedq.errors import Conflict, FeedqError, InvalidInput, Outdated
+from feedq.cli.api_documents import NEVER, ONE_BY_ONE_MAX, ROWS_AT_ONCE, fields_of, pages, read, worker_view
+from feedq.declaring import Begun, Starts
+from feedq.errors import Conflict, Outdated
+from feedq.landed import LandedBucket, Span
+from feedq.manifest.changes import Action, Change
 from feedq.manifest.feed_entry import FeedEntry, plain_feed
 from feedq.model import (
     Event,
@@ -25,29 +27,32 @@ from feedq.model import (
     FeedSpec,
     FeedView,
     Lease,
-    Load,
     Selector,
+    StartCursor,
     Status,
-    TargetState,
     Unmet,
-    Worker,
     WorkerTarget,
     WorkerView,
 )
-from feedq.report.rows import LEASE_ERRORS, LEASE_FIELDS, LOAD_FIELDS, WORKER_FIELDS
+from feedq.report.rows import LANDED_FIELDS, LEASE_ERRORS, LEASE_FIELDS
 from feedq.selection import ORDER_KEYS, Selection, SelectionOrder
 from feedq.store.event_listing import EventFilter, ListedEvent
 
-ROWS_AT_ONCE: Final = 500
-"""What the API has on a page at most."""
+if TYPE_CHECKING:
+    from feedq.cli.api_fleet import ApiSinkVerbs
+    from feedq.cli.api_jobs import ApiJobs
+    from feedq.diagnosis.checks import Check
+    from feedq.report.fleet_data import FleetData
+    from feedq.report.problem_list import ListedProblem
+    from feedq.store.fleet_state import JobState
+
 NAMES_AT_ONCE: Final = 1_000
 """What the API takes in one request at most."""
+DECLARED_AT_ONCE: Final = 500
+"""Feeds that are declared in one request: it takes a second or two of the thirty that there are."""
 MOVING_TO: Final = "moving to "
-NEVER: Final = datetime.min.replace(tzinfo=UTC)
-"""What the API does not say of a feed in a list."""
 EVENT_FIELDS = ("at", "kind", "count", "since", "feed_id", "worker_id", "epoch", "detail")
 DAY_S = 86_400.0
-T = TypeVar("T")
 
 
 class ApiFeeds:
@@ -63,8 +68,8 @@ class ApiFeeds:
         order: SelectionOrder = SelectionOrder.NAME,
         limit: int | None = None,
     ) -> list[FeedView]:
-        if selection.names:
-            # The API lists no feeds by name; each is asked for, and the rest of the selection is judged here.
+        if 0 < len(selection.names) <= ONE_BY_ONE_MAX:
+            # The API lists no feeds by name.
             views = [self._row(self._api.get("feeds", name)) for name in sorted(set(selection.names))]
             found = [view for view in views if selection.chooses(view)]
         else:
@@ -77,9 +82,11 @@ class ApiFeeds:
                 "failing": "true" if selection.failing else None,
                 "label": [f"{key}={value}" for key, value in selection.labels.items()],
             }
-            most = limit if order is SelectionOrder.NAME and selection.removing else None
-            rows = pages(self._api, "feeds", most=most, **arguments)
+            few = order is SelectionOrder.NAME and selection.removing and not selection.names
+            rows = pages(self._api, "feeds", most=limit if few else None, **arguments)
             found = [view for view in map(self._row, rows) if selection.removing or not view.feed.removed_at]
+            if selection.names:
+                found = [view for view in found if selection.chooses(view)]
         return sorted(found, key=ORDER_KEYS[order])[:limit]
 
     def views(self, *, tenant: str | None = None, worker: str | None = None) -> list[FeedView]:
@@ -94,6 +101,14 @@ class ApiFeeds:
             return []
         rows = pages(self._api, "feeds", under="declarations", tenant=tenant)
         return [_declared(FeedEntry.valid(keys).spec) for keys in rows]
+
+    def whole(self, views: Sequence[FeedView]) -> list[FeedView]:
+        """Feeds of a list, with their whole declarations."""
+        if len(views) <= ONE_BY_ONE_MAX:
+            return [self.view(view.feed.name) for view in views]
+        declared = {feed.name: feed.spec for feed in self.declared()}
+        there = [view for view in views if view.feed.name in declared]
+        return [replace(v, feed=replace(v.feed, spec=declared[v.feed.name])) for v in there]
 
     def view(self, name: str) -> FeedView:
         return self.explained(name)[0]
@@ -127,46 +142,72 @@ class ApiFeeds:
         made = self._api.ask("POST", "feeds", name, "move", body={"worker": worker})
         return str(made["result"]).removeprefix(MOVING_TO)
 
-    def move_all(
-        self, names: Sequence[str], worker: str | None
-    ) -> tuple[dict[str, str], dict[str, FeedqError]]:
-        """Ask for the moves of several. Returns the workers that get them, and why others do not move, by feed."""
-        moved: dict[str, str] = {}
-        failed: dict[str, FeedqError] = {}
+    def act_on(
+        self, names: Sequence[str], verb: str, *, worker: str | None = None, told: Done = lambda done: None
+    ) -> BulkResult[str, Any]:
+        """Do something to all. What was done comes with a feed, or with the name of the worker that gets it."""
+        result: BulkResult[str, Any] = BulkResult()
         for start in range(0, len(names), NAMES_AT_ONCE):
             part = names[start : start + NAMES_AT_ONCE]
-            asked = {"verb": "move", "selection": {"names": part}, "count": len(part), "worker": worker}
-            report = self._api.ask("POST", "bulk", "feeds", body=asked)
-            moved |= {row["name"]: row["result"].removeprefix(MOVING_TO) for row in report["done"]}
-            failed |= {row["name"]: error_of(row) for row in report["failed"]}
-        return moved, failed
+            asked = {"verb": verb, "selection": {"names": part}, "count": len(part), "worker": worker}
+            self._add_report(result, self._api.ask("POST", "bulk", "feeds", body=asked))
+            told(start + len(part))
+        return result
 
-    def set_target(self, name: str, target: TargetState) -> Feed:
-        return self._changed(name, "pause" if target is TargetState.PAUSED else "resume")
+    def _add_report(self, result: BulkResult[str, Any], report: Mapping[str, Any]) -> None:
+        for row in report["done"]:
+            to = str(row["result"]).partition(MOVING_TO)[2]
+            result.done.append((row["name"], to or _changed(row["name"], row["generation"])))
+        result.failed += [(row["name"], error_of(row)) for row in report["failed"]]
 
-    def restart(self, name: str) -> Feed:
-        return self._changed(name, "restart")
+    def begun(self, changes: Sequence[Change], resumes: Mapping[str, StartCursor], *, adopt: bool) -> Begun:
+        """As `feedq.declaring.begun`: which of the new feeds their sinks know."""
+        added = [change for change in changes if change.noun == "feed" and change.action is Action.ADD]
+        notes: dict[str, str] = {}
+        unasked: dict[str, None] = {}
+        for part in _parts(added):
+            asked = _declarations(part, resumes, adopt=adopt)
+            dry = {"dry_run": True}
+            report = self._api.ask("POST", "bulk", "declarations", arguments=dry, body=asked)
+            notes |= {row["name"]: row["note"] for row in report["done"] if row["note"] is not None}
+            unasked |= dict.fromkeys(report["unasked"])
+        noted = [
+            replace(c, note=notes[c.name]) if c.noun == "feed" and c.name in notes else c for c in changes
+        ]
+        return Begun(noted, resumes, list(unasked))
 
-    def remove(self, name: str) -> None:
-        self._api.ask("DELETE", "feeds", name)
+    def declare(
+        self,
+        changes: Sequence[Change],
+        starts: Starts,
+        *,
+        adopt: bool = False,
+        told: Done = lambda done: None,
+    ) -> BulkResult[Change, Feed | None]:
+        """Make these changes of feeds; what is adopted, the server finds itself."""
+        resumes = {name: start for name, start in starts.items() if isinstance(start, StartCursor)}
+        result: BulkResult[str, Any] = BulkResult()
+        for number, part in enumerate(_parts(changes)):
+            asked = _declarations(part, resumes, adopt=adopt)
+            self._add_report(result, self._api.ask("POST", "bulk", "declarations", body=asked))
+            told(number * DECLARED_AT_ONCE + len(part))
+        of = {change.name: change for change in changes}
+        done: list[tuple[Change, Feed | None]] = [(of[name], feed) for name, feed in result.done]
+        return BulkResult(done, [(of[name], error) for name, error in result.failed])
 
-    def _changed(self, name: str, verb: str) -> Feed:
-        made = self._api.ask("POST", "feeds", name, verb)
-        spec = FeedSpec(name=name, connector="", source={}, sink={})
-        return replace(_declared(spec), generation=made["generation"])
+    def landed(self, name: str, span: Span) -> list[LandedBucket]:
+        rows = self._api.get("feeds", name, "history", span=span.value)["buckets"]
+        return [read(self._api, _landed_bucket, row) for row in rows]
 
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
         rows = pages(self._api, "events", under=("feeds", name), most=limit)
-        return [_read(self._api, _event, row) for row in rows]
+        return [read(self._api, _event, row) for row in rows]
 
     def tapped(self, name: str, *, seconds: int, limit: int) -> Generator[dict[str, Any], None, None]:
         return self._api.events("feeds", name, "tap", seconds=seconds, limit=limit)
 
     def _row(self, row: Mapping[str, Any]) -> FeedView:
-        return _read(self._api, _feed_view, row)
-
-    def __getattr__(self, name: str) -> Any:
-        raise not_served()
+        return read(self._api, _feed_view, row)
 
 
 class ApiWorkers:
@@ -177,7 +218,7 @@ class ApiWorkers:
 
     def views(self, *, gone: bool = False) -> list[WorkerView]:
         rows = self._api.get("workers", gone="true" if gone else None)["workers"]
-        return [_read(self._api, _worker_view, row) for row in rows]
+        return [read(self._api, worker_view, row) for row in rows]
 
     def set_target(self, worker_id: UUID, target: WorkerTarget) -> bool:
         verbs = {
@@ -209,7 +250,7 @@ class ApiHistory:
             page = self._api.get(
                 "events", limit=min(ROWS_AT_ONCE, limit - len(found)), cursor=cursor, **asked
             )
-            found += [_read(self._api, _listed_event, row) for row in page["events"]]
+            found += [read(self._api, _listed_event, row) for row in page["events"]]
             if (cursor := page["next"]) is None:
                 break
             self._next = {found[-1].id: cursor}
@@ -230,7 +271,7 @@ class ApiTokens:
         names = ("name", "role", "tenant", "created_at", "expires_at")
         rows = self._api.get("tokens")["tokens"]
         return [
-            _read(self._api, lambda row: AccessToken(**_fields(AccessToken, names, row)), r) for r in rows
+            read(self._api, lambda row: AccessToken(**fields_of(AccessToken, names, row)), r) for r in rows
         ]
 
     def remove(self, name: str) -> None:
@@ -241,85 +282,84 @@ class ApiStore:
     """The store behind an API."""
 
     def __init__(self, api: ApiConnection) -> None:
+        self._api = api
         self.feeds = ApiFeeds(api)
         self.workers = ApiWorkers(api)
         self.history = ApiHistory(api)
         self.tokens = ApiTokens(api)
         self.close = api.close
 
+    @cached_property
+    def jobs(self) -> ApiJobs:
+        from feedq.cli.api_jobs import ApiJobs
 
-def not_served() -> InvalidInput:
-    return InvalidInput(
-        "this is not done by a server that --server or FEEDQ_SERVER names: do it where the database can be "
-        "reached, without them"
-    )
+        return ApiJobs(self._api)
 
+    @cached_property
+    def sink_verbs(self) -> ApiSinkVerbs:
+        from feedq.cli.api_fleet import ApiSinkVerbs
 
-def pages(
-    api: ApiConnection, key: str, *, under: str | Sequence[str] = (), most: int | None = None, **asked: Any
-) -> list[Mapping[str, Any]]:
-    """The rows of all pages of a list, or the first so many."""
-    path = [under] if isinstance(under, str) else [*under]
-    found: list[Mapping[str, Any]] = []
-    cursor = None
-    while True:
-        left = ROWS_AT_ONCE if most is None else min(ROWS_AT_ONCE, most - len(found))
-        page = api.get(*path, key, limit=left, cursor=cursor, **asked)
-        found += page[key]
-        cursor = page["next"]
-        if cursor is None or len(found) == most:
-            return found
+        return ApiSinkVerbs(self._api)
+
+    def status(self) -> FleetData:
+        from feedq.cli.api_fleet import fleet_of
+
+        return read(self._api, fleet_of, self._api.get("status"))
+
+    def job_state(self) -> JobState:
+        return self.status().jobs
+
+    def problems(self) -> list[ListedProblem]:
+        from feedq.cli.api_fleet import problem_of
+
+        return [read(self._api, problem_of, row) for row in self._api.get("problems")["problems"]]
+
+    def checks(self) -> list[Check]:
+        from feedq.cli.api_fleet import check_of
+
+        return [read(self._api, check_of, row) for row in self._api.get("doctor")["checks"]]
+
+    def connectors(self, name: str | None) -> dict[str, Any]:
+        """The options of one connector, or of all that the server has, as JSON Schemas by name."""
+        if name is not None:
+            return {name: self._api.get("connectors", name)}
+        return dict(self._api.get("connectors")["connectors"])
+
+    def schema(self) -> Any:
+        """What manifests may say, as JSON Schema."""
+        return self._api.get("schema")
 
 
 # -- documents, read ---------------------------------------------------------------------------------
-
-
-def _read(api: ApiConnection, read: Callable[[Mapping[str, Any]], T], row: Mapping[str, Any]) -> T:
-    """Raises `Unavailable` when the document lacks something."""
-    try:
-        return read(row)
-    except (KeyError, TypeError, ValidationError) as error:
-        raise api.skewed() from error
-
-
-@cache
-def _adapters(kind: type, names: tuple[str, ...]) -> dict[str, TypeAdapter[Any]]:
-    hints = get_type_hints(kind)
-    return {name: TypeAdapter(hints[name]) for name in names}
-
-
-def _fields(kind: type, names: tuple[str, ...], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns that a document has under their own names."""
-    return {name: one.validate_python(row[name]) for name, one in _adapters(kind, names).items()}
 
 
 def _feed_view(row: Mapping[str, Any]) -> FeedView:
     names = (*LEASE_FIELDS, *LEASE_ERRORS, "worker_id")
     lease = Lease(
         row["id"],
-        **_fields(Lease, names, row),
+        **fields_of(Lease, names, row),
         weight=row["load"],
         generation=row["generation_running"],
         avoid=dict.fromkeys(row["avoid"], NEVER),
         cursor=row.get("cursor"),
     )
     if "assigned_at" in row:
-        lease = replace(lease, **_fields(Lease, ("assigned_at",), row))
-    unmet = tuple(Unmet(**_fields(Unmet, ("kind", "since", "said"), one)) for one in row["unmet"])
+        lease = replace(lease, **fields_of(Lease, ("assigned_at",), row))
+    unmet = tuple(Unmet(**fields_of(Unmet, ("kind", "since", "said"), one)) for one in row["unmet"])
     return FeedView(_feed(row), lease, row["worker"], Status(row["status"]), row["because"], unmet)
 
 
 def _feed(row: Mapping[str, Any]) -> Feed:
     plain = ("name", "tenant", "connector", "labels", "weight", "target_state")
     spec = FeedSpec(
-        **_fields(FeedSpec, plain, row),
+        **fields_of(FeedSpec, plain, row),
         selector=Selector(**row["selector"]),
         source=row.get("source", {}),
         sink=row.get("sink", {}),
     )
     feed = replace(_declared(spec), id=row["id"], generation=row["generation"])
     if "created_at" in row:
-        more = _fields(Feed, ("created_at", "updated_at", "removed_at", "catalog"), row)
+        more = fields_of(Feed, ("created_at", "updated_at", "removed_at", "catalog"), row)
         return replace(feed, **more)
     return replace(feed, removed_at=NEVER) if row["status"] == Status.REMOVING else feed
 
@@ -329,15 +369,35 @@ def _declared(spec: FeedSpec) -> Feed:
     return Feed(0, spec, 1, NEVER, NEVER)
 
 
-def _worker_view(row: Mapping[str, Any]) -> WorkerView:
-    load = Load(feeds=row["feeds_reported"], **_fields(Load, LOAD_FIELDS, row))
-    fields = _fields(Worker, (*WORKER_FIELDS, "labels"), row)
-    worker = Worker(**fields, load=load, lock_key=0)
-    return WorkerView(worker, row["feeds"], row["heartbeat_age_s"], load=row["load"])
+def _changed(name: str, generation: int | None) -> Feed:
+    """A feed of which nothing is known but its name and generation."""
+    spec = FeedSpec(name=name, connector="", source={}, sink={})
+    return replace(_declared(spec), generation=generation or 0)
+
+
+def _parts(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
+    for start in range(0, len(changes), DECLARED_AT_ONCE):
+        yield changes[start : start + DECLARED_AT_ONCE]
+
+
+def _declarations(
+    changes: Sequence[Change], resumes: Mapping[str, StartCursor], *, adopt: bool
+) -> dict[str, Any]:
+    """What the API takes of these changes in one request."""
+    specs = [change.spec for change in changes if isinstance(change.spec, FeedSpec)]
+    return {
+        "feeds": [plain_feed(spec, resumes.get(spec.name)) for spec in specs],
+        "remove": [change.name for change in changes if change.action is Action.REMOVE],
+        "adopt": adopt,
+    }
+
+
+def _landed_bucket(row: Mapping[str, Any]) -> LandedBucket:
+    return LandedBucket(**fields_of(LandedBucket, LANDED_FIELDS, row))
 
 
 def _event(row: Mapping[str, Any]) -> Event:
-    return Event(**_fields(Event, EVENT_FIELDS, row))
+    return Event(**fields_of(Event, EVENT_FIELDS, row))
 
 
 def _listed_event(row: Mapping[str, Any]) -> ListedEvent:

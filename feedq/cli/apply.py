@@ -12,26 +12,25 @@ import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from feedq import bulk, verbs
-from feedq.adoption import Adopting, Newcomer, known_newcomers
-from feedq.cli.choosing import ERRORS_SHOWN_MAX
+from feedq import bulk
+from feedq.cli.choosing import ERRORS_SHOWN_MAX, declare_all
 from feedq.cli.invocation import (
     Invocation,
     pass_invocation,
     reason_option,
 )
 from feedq.cli.output import answer, write_difference, write_json
-from feedq.cli.progress import ProgressBar
 from feedq.cli.tables import never_ticks, warn_ended, warn_never, warn_unserved
-from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
+from feedq.declaring import Begun, begun
+from feedq.errors import FeedqError, InvalidInput
 from feedq.manifest import feed_entry, reader
 from feedq.manifest.changes import (
     Action,
@@ -43,10 +42,9 @@ from feedq.manifest.changes import (
     plan_schedules,
 )
 from feedq.manifest.reader import Manifest, ManifestProblem
-from feedq.model import FeedSpec, StartCursor
+from feedq.model import Feed
 from feedq.report.masking import masked
 from feedq.schedule.model import Calendar, Queue, Schedule, ScheduleSpec
-from feedq.sinks.base import Checkpoint
 from feedq.wording import counted, printable
 
 if TYPE_CHECKING:
@@ -115,14 +113,15 @@ def apply(
       cat feeds/*.yaml | feedq apply -f - --prune --yes
     """
     declared, planned = _planned(invocation, files, prune=prune, tenant=tenant)
-    changes, starts = _with_starts(invocation, declared, planned.changes, adopt=adopt)
+    found = _begun(invocation, declared, planned.changes, adopt=adopt)
+    changes = found.changes
     if not invocation.json:
         show_changes(changes)
     removals = Counter(change.noun for change in changes if change.action is Action.REMOVE)
     if removals and not dry_run:
         what = " and ".join(counted(count, noun) for noun, count in removals.items())
         invocation.confirm(f"Remove {what} that the manifests do not declare?", yes=yes)
-    _carry_out_or_warn(invocation, changes, starts, dry_run=dry_run)
+    _carry_out_or_warn(invocation, found, dry_run=dry_run, adopt=adopt)
     counts = {DONE[action]: planned.count(action) for action in Action}
     document = {
         "dry_run": dry_run,
@@ -186,8 +185,9 @@ def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
 
 @click.command(short_help="What manifests may say, as JSON Schema for editors.")
 @pass_invocation
-def schema(_: Invocation) -> None:
-    """Print the JSON Schema of manifests, with the options of every connector that is installed here.
+def schema(invocation: Invocation) -> None:
+    """Print the JSON Schema of manifests, with the options of every connector that is installed, here or at the
+    server.
 
     Editors check a manifest by it while it is written, and show what a key means.
 
@@ -197,7 +197,7 @@ def schema(_: Invocation) -> None:
     """
     from feedq.manifest.json_schema import manifest_schema
 
-    write_json(manifest_schema())
+    write_json(manifest_schema() if invocation.api is None else invocation.api.schema())
 
 
 @contextmanager
@@ -286,7 +286,7 @@ def _plan(
     if "feeds" in kinds:
         feeds = plan(
             [declaration.spec for declaration in declared.feeds],
-            [view.feed for view in invocation.store.feeds.views()],
+            list(_declared(invocation)),
             keep_target={d.spec.name for d in declared.feeds if not d.says_target},
             prune=prune,
             tenant=tenant,
@@ -315,6 +315,13 @@ def _plan(
     return DeclarationChanges(changes, unchanged)
 
 
+def _declared(invocation: Invocation) -> Iterator[Feed]:
+    after = ""
+    while page := invocation.store.feeds.declared(after=after):
+        yield from page
+        after = page[-1].name
+
+
 def _check_calendars(
     invocation: Invocation,
     declared: Manifest,
@@ -340,34 +347,16 @@ def _check_calendars(
     _refuse([ManifestProblem(where, what.format(name, calendar)) for where, name, calendar in lacking])
 
 
-def _with_starts(
-    invocation: Invocation, declared: Manifest, changes: Sequence[Change], *, adopt: bool
-) -> tuple[list[Change], dict[str, Checkpoint | StartCursor]]:
-    """Notes in the changes which new feeds their sinks know, and which begin elsewhere than their sources do.
-
-    Raises `SinkUnavailable` when a sink that is to be adopted from cannot be asked."""
-    added = [c.spec for c in changes if c.action is Action.ADD and isinstance(c.spec, FeedSpec)]
-    newcomers, unasked = known_newcomers(added, invocation.open_sink)
-    if adopt and unasked:
-        raise SinkUnavailable("\n".join(unasked))
-    for note in unasked if not invocation.json else ():
+def _begun(invocation: Invocation, declared: Manifest, changes: Sequence[Change], *, adopt: bool) -> Begun:
+    """Notes in the changes which new feeds their sinks know, and where they begin."""
+    resumes = {d.spec.name: d.resume for d in declared.feeds if d.resume is not None}
+    if invocation.api is None:
+        found = begun(changes, resumes, invocation.open_sink, adopt=adopt)
+    else:
+        found = invocation.api.feeds.begun(changes, resumes, adopt=adopt)
+    for note in found.unasked if not invocation.json else ():
         click.echo(printable(note), err=True)
-    starts: dict[str, Checkpoint | StartCursor] = {
-        d.spec.name: d.resume for d in declared.feeds if d.resume is not None
-    }
-    if adopt:
-        starts |= {name: newcomer.last for name, newcomer in newcomers.items()}
-    notes = {name: _newcomer_note(newcomer, starts.get(name)) for name, newcomer in newcomers.items()}
-    return [replace(c, note=notes.get(c.name)) if c.noun == "feed" else c for c in changes], starts
-
-
-def _newcomer_note(newcomer: Newcomer, start: Checkpoint | StartCursor | None) -> str:
-    match start:
-        case Checkpoint():
-            return f"{newcomer.note()}: adopted"
-        case StartCursor():
-            return f"{newcomer.note()}: it is left alone, as the manifest says where to begin"
-    return f"{newcomer.note()}: it is left alone; --adopt goes on from its cursor"
+    return found
 
 
 def show_changes(changes: Sequence[Change]) -> None:
@@ -379,47 +368,26 @@ def show_changes(changes: Sequence[Change]) -> None:
         write_difference(change.options)
 
 
-def _carry_out_or_warn(
-    invocation: Invocation,
-    changes: Sequence[Change],
-    starts: Mapping[str, Checkpoint | StartCursor],
-    *,
-    dry_run: bool,
-) -> None:
+def _carry_out_or_warn(invocation: Invocation, found: Begun, *, dry_run: bool, adopt: bool) -> None:
     """Make the changes unless it is a dry run, and warn of schedules that never tick or that nobody can run."""
-    now, specs = invocation.clock.now(), [c.spec for c in changes if isinstance(c.spec, ScheduleSpec)]
+    now, specs = invocation.clock.now(), [c.spec for c in found.changes if isinstance(c.spec, ScheduleSpec)]
     if dry_run:
         warn_never([spec for spec in specs if never_ticks(spec, now)], now=now)
     else:
-        warn_ended(_carry_out(invocation, changes, starts), now=now)
+        warn_ended(_carry_out(invocation, found, adopt=adopt), now=now)
         warn_unserved(invocation.jobs, [spec.name for spec in specs])
 
 
-def _carry_out(
-    invocation: Invocation, changes: Sequence[Change], starts: Mapping[str, Checkpoint | StartCursor]
-) -> list[Schedule]:
+def _carry_out(invocation: Invocation, found: Begun, *, adopt: bool) -> list[Schedule]:
     """Returns the schedules as they are now that were added or changed."""
-    begun = {change.name for change in changes if change.action is Action.ADD} & starts.keys()
-    plain = [change for change in changes if change.noun == "feed" and change.name not in begun]
-    others = [change for change in changes if change.noun != "feed" or change.name in begun]
-    with ProgressBar("feeds", len(plain)) as bar:
-        feeds = bulk.each(invocation.store.feeds, plain, verbs.carry_out, told=bar)
-    made: list[Schedule] = []
-    with Adopting(invocation.store, invocation.open_sink) as adopting:
-
-        def carry_out(change: Change) -> None:
-            if change.noun != "feed":
-                schedule = _carry_out_job(invocation.jobs, change)
-                made.extend([] if schedule is None else [schedule])
-            else:
-                assert isinstance(change.spec, FeedSpec)
-                adopting.add(change.spec, starts[change.name], invocation.store.feeds.add)
-
-        rest = bulk.one_by_one(others, carry_out)
+    of_feeds = [change for change in found.changes if change.noun == "feed"]
+    others = [change for change in found.changes if change.noun != "feed"]
+    feeds = declare_all(invocation, of_feeds, found.starts, adopt=adopt)
+    rest = bulk.one_by_one(others, partial(_carry_out_job, invocation.jobs)) if others else bulk.BulkResult()
     failed = [*feeds.failed, *rest.failed]
     if failed:
-        raise _not_made(failed, len(changes))
-    return made
+        raise _not_made(failed, len(found.changes))
+    return [schedule for _, schedule in rest.done if schedule is not None]
 
 
 def _not_made(failed: Sequence[tuple[Change, FeedqError]], total: int) -> FeedqError:

@@ -12,13 +12,17 @@ import click
 
 from feedq.cli.invocation import Invocation, decorated
 from feedq.errors import InvalidInput, NotFound
-from feedq.model import FeedView, Status
+from feedq.model import Feed, FeedView, Status
 from feedq.selection import Selection
 
 if TYPE_CHECKING:
     from feedq.bulk import BulkResult
+    from feedq.declaring import Starts
+    from feedq.manifest.changes import Change
 
 ERRORS_SHOWN_MAX = 20
+VERBS = {"paused": "pause", "resumed": "resume", "restarted": "restart", "removed": "remove"}
+"""What the API calls what was done."""
 
 selection_options = decorated(
     click.option("--tenant", help="Only this tenant's feeds."),
@@ -94,17 +98,32 @@ def act(
 ) -> BulkResult[str, Any]:
     """Do it to each, some hundred at a time, with a bar. Raises `FeedqError` that names each that it could not be
     done to, after the others."""
-    from functools import partial
-
     from feedq import bulk
     from feedq.cli.progress import ProgressBar
 
     names = [view.feed.name for view in chosen]
     with ProgressBar(f"feeds {what}", len(names)) as bar:
-        feeds = invocation.store.feeds
-        if invocation.server is not None:
-            return bulk.one_by_one(names, partial(verb, feeds), told=bar)
-        return bulk.each(feeds, names, verb, told=bar)
+        if invocation.api is not None:
+            return invocation.api.feeds.act_on(names, VERBS[what], told=bar)
+        return bulk.each(invocation.store.feeds, names, verb, told=bar)
+
+
+def declare_all(
+    invocation: Invocation,
+    changes: Sequence[Change],
+    starts: Starts,
+    *,
+    adopt: bool = False,
+    what: str = "feeds",
+) -> BulkResult[Change, Feed | None]:
+    """Make these changes of feeds, with a bar."""
+    from feedq.cli.progress import ProgressBar
+    from feedq.declaring import declare
+
+    with ProgressBar(what, len(changes)) as bar:
+        if invocation.api is not None:
+            return invocation.api.feeds.declare(changes, starts, adopt=adopt, told=bar)
+        return declare(invocation.store, invocation.open_sink, changes, starts, told=bar)
 
 
 def fail_if_any(result: BulkResult[Any, Any], what: str) -> None:

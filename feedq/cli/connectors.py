@@ -19,12 +19,17 @@ from feedq.wording import as_json
 @click.argument("name", required=False)
 @pass_invocation
 def connectors(invocation: Invocation, *, name: str | None) -> None:
-    """The installed connectors and their options; with --json as JSON schema.
+    """The connectors that are installed, here or at the server, and their options; with --json as JSON schema.
 
     \b
     Example:
       feedq connectors tcp
     """
+    schemas = _installed(name) if invocation.api is None else invocation.api.connectors(name)
+    answer(invocation, schemas, lambda: _write(schemas))
+
+
+def _installed(name: str | None) -> Mapping[str, Mapping[str, Any]]:
     names = [name] if name else sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
     schemas: dict[str, Mapping[str, Any]] = {}
     for kind in names:
@@ -34,7 +39,7 @@ def connectors(invocation: Invocation, *, name: str | None) -> None:
             if name:
                 raise
             warn(str(error))
-    answer(invocation, schemas, lambda: _write(schemas))
+    return schemas
 
 
 def _write(schemas: Mapping[str, Mapping[str, Any]]) -> None:

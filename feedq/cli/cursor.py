@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import click
 
-from feedq import feed_cursor
 from feedq.cli.invocation import (
     Invocation,
     decorated,
@@ -22,11 +23,9 @@ from feedq.cli.invocation import (
 from feedq.cli.options import moment
 from feedq.cli.output import TableColumn, answer, answer_list, number, write_lines
 from feedq.connectors.base import show_cursor
-from feedq.feed_cursor import Wish
-from feedq.model import JSON, ChangedCursor, Feed, Status
+from feedq.model import JSON, ChangedCursor, Status
 from feedq.report.details import detail_lines
 from feedq.report.rows import changed_cursor_row
-from feedq.sinks.base import parse_sink
 from feedq.values import parse_duration
 from feedq.wording import ago, as_json, cut, stamp
 
@@ -66,18 +65,14 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed cursor show acme/orders
     """
-    live = invocation.live_feed(name)
-    with invocation.open_sink(parse_sink(live.spec.sink).name) as sink:
-        found = feed_cursor.checkpoint_of(sink, live)
-    document: dict[str, Any] = {"name": name, "cursor": None, "records": 0, "updated_at": None, "epoch": None}
-    if found is not None:
-        document |= {key: getattr(found, key) for key in ("cursor", "records", "updated_at", "epoch")}
+    document = invocation.sink_verbs.cursor(name)
+    at = document["updated_at"]
     lines = detail_lines(
         [
             ("name", name),
-            ("cursor", as_json(document["cursor"]) if found else "none: it has not begun"),
+            ("cursor", as_json(document["cursor"]) if at else "none: it has not begun"),
             ("records", f"{document['records']:,}"),
-            ("updated", stamp(found.updated_at) if found else "-"),
+            ("updated", stamp(at) if at else "-"),
         ]
     )
     answer(invocation, document, lambda: write_lines(lines))
@@ -94,9 +89,7 @@ def history(invocation: Invocation, *, name: str, limit: int) -> None:
     Example:
       feedq feed cursor history acme/orders
     """
-    live = invocation.live_feed(name)
-    with invocation.open_sink(parse_sink(live.spec.sink).name) as sink:
-        found = sink.cursor_changes(live.id, limit=limit)
+    found = invocation.sink_verbs.cursor_changes(name, limit=limit)
     now = invocation.clock.now()
     columns: list[TableColumn[ChangedCursor]] = [
         number("AGE", lambda one: ago(one.at, now=now)),
@@ -126,8 +119,7 @@ def set_(invocation: Invocation, *, name: str, value: str, **given: Any) -> None
     wanted: JSON = value
     with suppress(ValueError, RecursionError):
         wanted = json.loads(value)
-    live = invocation.live_feed(name)
-    _change(invocation, live, feed_cursor.set_to(live, wanted), **given)
+    _change(invocation, name, "set", {"cursor": wanted}, **given)
 
 
 @cursor.command()
@@ -141,8 +133,7 @@ def reset(invocation: Invocation, *, name: str, **given: Any) -> None:
     Example:
       feedq feed cursor reset acme/orders --delete
     """
-    live = invocation.live_feed(name)
-    _change(invocation, live, feed_cursor.reset(live), **given)
+    _change(invocation, name, "reset", {}, **given)
 
 
 @cursor.command()
@@ -163,14 +154,13 @@ def rewind(invocation: Invocation, *, name: str, records: int | None, to: str | 
     """
     if (records is None) == (to is None):
         raise click.UsageError("say either --records or --to")
-    live = invocation.live_feed(name)
     at = None
     if to is not None:
         try:
             at = invocation.clock.now() - timedelta(seconds=parse_duration(to))
         except ValueError:
             at = moment(to, "UTC", option="--to")
-    _change(invocation, live, feed_cursor.rewind(live, records=records, to=at), **given)
+    _change(invocation, name, "rewind", {"records": records, "to": at}, **given)
 
 
 @cursor.command()
@@ -185,14 +175,14 @@ def undo(invocation: Invocation, *, name: str, force: bool, **given: Any) -> Non
     Example:
       feedq feed cursor undo acme/orders
     """
-    live = invocation.live_feed(name)
-    _change(invocation, live, feed_cursor.undo(live, force=force), **given)
+    _change(invocation, name, "undo", {"force": force}, **given)
 
 
 def _change(
     invocation: Invocation,
-    live: Feed,
-    wish: Wish,
+    name: str,
+    verb: str,
+    asked: Mapping[str, Any],
     *,
     delete: bool,
     dry_run: bool,
@@ -200,19 +190,16 @@ def _change(
     wait: bool,
     timeout_s: float,
 ) -> None:
-    store, name = invocation.store, live.name
-    with invocation.open_sink(parse_sink(live.spec.sink).name) as sink:
-        if dry_run or not yes:
-            found = feed_cursor.change(store, sink, live, wish, delete=delete, dry_run=True)
-            if dry_run:
-                answer(
-                    invocation,
-                    changed_cursor_row(found) | {"name": name, "dry_run": True},
-                    _said(name, found, "would go"),
-                )
-                return
-            invocation.confirm(f"{_said(name, found, 'goes on')}. Do it?", yes=yes)
-        done = feed_cursor.change(store, sink, live, wish, delete=delete)
+    store = invocation.store
+    change = partial(invocation.sink_verbs.change_cursor, name, verb, delete=delete, **asked)
+    if dry_run or not yes:
+        found = change(dry_run=True)
+        if dry_run:
+            document = changed_cursor_row(found) | {"name": name, "dry_run": True}
+            answer(invocation, document, _said(name, found, "would go"))
+            return
+        invocation.confirm(f"{_said(name, found, 'goes on')}. Do it?", yes=yes)
+    done = change()
     if wait:
         generation = store.feeds.get(name).generation
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -21,13 +21,11 @@ from feedq.cli.invocation import (
 )
 from feedq.cli.output import TableColumn, answer, answer_list, number, write_lines
 from feedq.errors import FeedqError, NotFound
-from feedq.event_names import EventKind
-from feedq.model import FeedSpec, FeedView
-from feedq.refused_records import parts, replay_parts
+from feedq.model import FeedView
 from feedq.report.details import detail_lines
 from feedq.report.rows import dead_letter_row, feed_row
 from feedq.selection import Selection
-from feedq.sinks.base import DeadLetter, Sink, parse_sink
+from feedq.sinks.base import DeadLetter
 from feedq.wording import ago, as_json, cut, printable, said, stamp
 
 TEXT_WIDTH = 60
@@ -66,8 +64,7 @@ def list_(invocation: Invocation, *, name: str | None, limit: int, **chosen: Any
     if name is None:
         _list_feeds(invocation, selection_of(**chosen), limit)
         return
-    with _sink_of(invocation, name) as (_, sink):
-        letters = sink.dead_letters(name, limit=limit)
+    letters = invocation.sink_verbs.letters(name, limit=limit)
     now = invocation.clock.now()
     columns: list[TableColumn[DeadLetter]] = [
         number("ID", lambda letter: str(letter.id)),
@@ -113,8 +110,7 @@ def show(invocation: Invocation, *, name: str, letter_id: int) -> None:
     Example:
       feedq feed dead-letters show acme/orders 17
     """
-    with _sink_of(invocation, name) as (_, sink):
-        letters = sink.dead_letters(name, ids=[letter_id], limit=1)
+    letters = invocation.sink_verbs.letters(name, ids=[letter_id])
     if not letters:
         raise NotFound(f"{name} has no dead letter {letter_id}")
     (letter,) = letters
@@ -150,10 +146,7 @@ def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool)
       feedq feed dead-letters replay acme/orders 17 18
       feedq feed dead-letters replay acme/orders --all
     """
-    with _sink_of(invocation, name) as (spec, sink):
-        found = replay_parts(spec, sink, parts(sink, name, ids, all_))
-    kind = EventKind.DEAD_LETTERS_REPLAYED
-    invocation.store.feeds.tell(name, kind, {"landed": found.landed, "refused": len(found.refused)})
+    found = invocation.sink_verbs.replay(name, ids, all_)
 
     def write() -> None:
         click.echo(f"{name}: {found.landed} landed, {len(found.refused)} refused again")
@@ -184,20 +177,13 @@ def drop(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool, y
     Example:
       feedq feed dead-letters drop acme/orders 17 --yes
     """
-    with _sink_of(invocation, name) as (_, sink):
-        chosen = parts(sink, name, ids, all_)
-        which = "all" if all_ else str(len(set(ids)))
-        invocation.confirm(f"Delete {which} refused records of {name} for good?", yes=yes)
-        dropped = sum(map(sink.drop, chosen))
-    invocation.store.feeds.tell(name, EventKind.DEAD_LETTERS_DROPPED, {"dropped": dropped})
+    drop_them = partial(invocation.sink_verbs.drop, name, ids, all_)
+    if not yes:
+        drop_them(dry_run=True)
+    which = "all" if all_ else str(len(set(ids)))
+    invocation.confirm(f"Delete {which} refused records of {name} for good?", yes=yes)
+    dropped = drop_them()
     answer(invocation, {"name": name, "dropped": dropped}, f"{name}: {dropped} dropped")
-
-
-@contextmanager
-def _sink_of(invocation: Invocation, name: str) -> Iterator[tuple[FeedSpec, Sink]]:
-    spec = invocation.store.feeds.get(name).spec
-    with invocation.open_sink(parse_sink(spec.sink).name) as sink:
-        yield spec, sink
 
 
 def _text(record: bytes) -> str:

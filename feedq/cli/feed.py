@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import click
 
-from feedq import adoption, verbs
+from feedq import verbs
 from feedq.cli.choosing import none_match, selection_of, selection_options
 from feedq.cli.cursor import cursor
 from feedq.cli.dead_letters import dead_letters
@@ -38,8 +39,6 @@ from feedq.model import FeedView, WorkerView
 from feedq.report.details import declaration_lines, detail_lines, lease_lines
 from feedq.report.rows import event_row, feed_document, feed_row, landed_document
 from feedq.selection import SelectionOrder
-from feedq.sinks.base import parse_sink
-from feedq.sinks.identity import owner_of
 from feedq.wording import sparkline
 
 
@@ -128,8 +127,8 @@ def _explained(
     invocation: Invocation, name: str, now: datetime
 ) -> tuple[FeedView, Sequence[WorkerView], str | None]:
     """The feed, the workers as far as whoever asks may see them, and why it does not stream."""
-    if (feeds := invocation.feeds_of_server) is not None:
-        view, why = feeds.explained(name)
+    if invocation.api is not None:
+        view, why = invocation.api.feeds.explained(name)
         with suppress(Forbidden):
             return view, invocation.store.workers.views(), why
         return view, [], why
@@ -177,7 +176,7 @@ def history(invocation: Invocation, *, name: str, span: str) -> None:
       feedq feed history acme/orders --span day
     """
     asked = Span(span)
-    buckets = invocation.landed.of_feed(invocation.store.feeds.get(name).id, asked)
+    buckets = invocation.landed(name, asked)
     known = [one for one in buckets if one.rows is not None]
 
     def show() -> None:
@@ -208,10 +207,7 @@ def adopt(invocation: Invocation, *, name: str, number: int | None, force: bool,
     Example:
       feedq feed adopt acme/orders
     """
-    live = invocation.live_feed(name)
-    with invocation.open_sink(parse_sink(live.spec.sink).name) as sink:
-        old = adoption.choose(sink, live, number=number, force=force)
-        invocation.confirm(f"Take the checkpoint of {owner_of(old)}?", yes=yes)
-        adoption.adopt(sink, live, old)
-    invocation.store.feeds.restart(name)
+    adopt_of = partial(invocation.sink_verbs.adopt, name, number=number, force=force)
+    invocation.confirm(f"Take the checkpoint of {adopt_of(dry_run=True)}?", yes=yes)
+    adopt_of()
     answer_done(invocation, [name], "adopted")

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from feedq import adoption, documents, verbs
+from feedq import documents, verbs
 from feedq.cli import options
-from feedq.cli.choosing import act, choose, confirm_chosen, fail_if_any, selection_of
+from feedq.cli.choosing import choose, confirm_chosen, declare_all, fail_if_any, selection_of
 from feedq.cli.invocation import (
     Invocation,
     decorated,
@@ -24,6 +24,7 @@ from feedq.cli.invocation import (
 from feedq.cli.output import answer_done, write_difference, write_json
 from feedq.errors import NotFound
 from feedq.manifest import changes, feed_entry
+from feedq.manifest.changes import Action, Change
 from feedq.model import Feed, FeedSpec, StartCursor, TargetState
 
 _declaration_options = decorated(
@@ -173,8 +174,8 @@ def edit(
         names, tenant=of_tenant, labels=of_labels, connector=of_connector, match=match, statuses=()
     )
     chosen = choose(invocation, selection)
-    if (feeds := invocation.feeds_of_server) is not None:
-        chosen = [feeds.view(view.feed.name) for view in chosen]  # with their whole declarations
+    if invocation.api is not None:
+        chosen = invocation.api.feeds.whole(chosen)
 
     def edited(spec: FeedSpec) -> FeedSpec:
         keys = _changed(feed_entry.plain_feed(spec), connector=connector, **given)
@@ -187,8 +188,9 @@ def edit(
     changed = [view for view in chosen if view.feed.spec != specs[view.feed.name][1]]
     if changed:
         confirm_chosen(invocation, selection, changed, "Edit", yes=yes)
-    result = act(invocation, changed, "edited", lambda feeds, name: feeds.edit(name, specs[name][1]))
-    _answer_edited(invocation, specs, {name for name, _ in result.done})
+    edits = [Change(Action.CHANGE, "feed", view.feed.name, specs[view.feed.name][1]) for view in changed]
+    result = declare_all(invocation, edits, {}, what="feeds edited")
+    _answer_edited(invocation, specs, {change.name for change, _ in result.done})
     fail_if_any(result, "edited")
 
 
@@ -253,7 +255,7 @@ def _named(invocation: Invocation, names: Sequence[str], tenant: str | None) -> 
 
 
 def _entries(invocation: Invocation, feeds: list[Feed], *, with_cursors: bool) -> Iterator[dict[str, Any]]:
-    resumes = adoption.resumes_of(feeds, invocation.open_sink) if with_cursors else {}
+    resumes = invocation.sink_verbs.resumes(feeds) if with_cursors else {}
     return (_entry(feed, resumes.get(feed.name)) for feed in feeds)
 
 

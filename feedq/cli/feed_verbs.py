@@ -212,13 +212,11 @@ def _moved(
     invocation: Invocation, live: Sequence[FeedView], target: str | None
 ) -> bulk.BulkResult[FeedView, str]:
     """Each with the name of the worker that gets it."""
-    if (feeds := invocation.feeds_of_server) is not None:
-        moved, failed = feeds.move_all([view.feed.name for view in live], target)
-        by_name = {view.feed.name: view for view in live}
-        return bulk.BulkResult(
-            [(by_name[name], to) for name, to in moved.items()],
-            [(by_name[name], error) for name, error in failed.items()],
-        )
+    if invocation.api is not None:
+        of = {view.feed.name: view for view in live}
+        moved = invocation.api.feeds.act_on(list(of), "move", worker=target)
+        done = [(of[name], to) for name, to in moved.done]
+        return bulk.BulkResult(done, [(of[name], error) for name, error in moved.failed])
     store, settings = invocation.store, invocation.settings
     with ProgressBar("feeds asked to move", len(live)) as bar:
         if target is None:
@@ -231,7 +229,7 @@ def _moved(
 
 
 def _move_one(invocation: Invocation, name: str, worker: str, *, wait: bool, timeout_s: float) -> None:
-    store, feeds = invocation.store, invocation.feeds_of_server
+    store, feeds = invocation.store, None if invocation.api is None else invocation.api.feeds
     invocation.live_feed(name)
     if feeds is not None:
         target = feeds.move_to(name, worker)

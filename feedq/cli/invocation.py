@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,18 +24,19 @@ from feedq.clock import Clock, SystemClock
 from feedq.errors import FeedqError, InvalidInput, SchemaBehind, Unavailable
 
 if TYPE_CHECKING:
-    from feedq.cli.api_store import ApiFeeds, ApiStore
-    from feedq.model import Feed, FeedView
-    from feedq.placement.base import Rules
+    from feedq.cli.api_store import ApiStore
+    from feedq.diagnosis.checks import Check
+    from feedq.landed import LandedBucket, Span
+    from feedq.model import Feed
+    from feedq.report.fleet_data import FleetData
     from feedq.report.problem_list import ListedProblem
     from feedq.settings import Settings
+    from feedq.sink_verbs import SinkVerbs
     from feedq.sinks.base import Sink
     from feedq.store.base import Store
     from feedq.store.catalog_feeds import CatalogStore
     from feedq.store.event_listing import EventListing
-    from feedq.store.feed_listing import StatusCount
     from feedq.store.fleet_state import FleetState, JobState
-    from feedq.store.landed_counts import LandedCounts
     from feedq.store.postgresql import JobStore, PostgresStore
     from feedq.store.tokens import TokenStore
 
@@ -109,27 +110,26 @@ class Invocation:
     def require_database(self) -> None:
         """Raises `InvalidInput` when a server is to be asked, for what no server does."""
         if self.server is not None:
-            from feedq.cli.api_store import not_served
+            from feedq.cli.local import not_served
 
-            raise not_served()
+            _, _, path = click.get_current_context().command_path.partition(" ")
+            raise not_served(path)
 
     @property
-    def feeds_of_server(self) -> ApiFeeds | None:
-        """The feeds of the API, where one is asked."""
-        return None if self.server is None else self._open_api(self.server).feeds
-
-    def _open_api(self, url: str) -> ApiStore:
-        if self._api is None:
+    def api(self) -> ApiStore | None:
+        """The API, where one is asked."""
+        if self._api is None and self.server is not None:
             from feedq.cli.api_connection import ApiConnection, token_of
             from feedq.cli.api_store import ApiStore
 
-            self._api = ApiStore(ApiConnection(url, token_of()))
+            self._api = ApiStore(ApiConnection(self.server, token_of()))
             click.get_current_context().call_on_close(self._api.close)
         return self._api
 
     def _opened_any(self) -> PostgresStore:
         """The database, or what does the same over an API as far as that goes, and refuses the rest."""
-        return self._open() if self.server is None else cast("PostgresStore", self._open_api(self.server))
+        api = self.api
+        return self._open() if api is None else cast("PostgresStore", api)
 
     @property
     def store(self) -> Store:
@@ -142,15 +142,11 @@ class Invocation:
 
     def tapped(self, name: str, *, seconds: int, limit: int) -> Generator[dict[str, Any], None, None]:
         """Records of a running feed as they land, as documents. Close it."""
-        if (feeds := self.feeds_of_server) is not None:
-            return feeds.tapped(name, seconds=seconds, limit=limit)
+        if self.api is not None:
+            return self.api.feeds.tapped(name, seconds=seconds, limit=limit)
         from feedq.store.taps import listen
 
         return listen(self._open().taps, self.live_feed(name).id, seconds=seconds, limit=limit)
-
-    @property
-    def landed(self) -> LandedCounts:
-        return self._open().landed
 
     @property
     def tokens(self) -> TokenStore:
@@ -159,12 +155,21 @@ class Invocation:
     @property
     def jobs(self) -> JobStore:
         """Schedules, runs and job queues."""
-        return self._open().jobs
+        return self._opened_any().jobs
 
     @property
     def catalogs(self) -> CatalogStore:
         """Feeds that were made from catalogs."""
         return self._open().catalogs
+
+    @property
+    def sink_verbs(self) -> SinkVerbs:
+        """What people do with what feeds have in their sinks."""
+        if self.api is not None:
+            return cast("SinkVerbs", self.api.sink_verbs)
+        from feedq.sink_verbs import SinkVerbs
+
+        return SinkVerbs(self.store, self.open_sink)
 
     def _open(self) -> PostgresStore:
         self.require_database()
@@ -192,27 +197,44 @@ class Invocation:
         with opened_sink(self.settings, name, role="cli") as sink:
             yield sink
 
-    def status_feeds(self, rules: Rules) -> tuple[list[StatusCount], list[FeedView]]:
-        """How many feeds fare how, and those that there is something to say about."""
-        from feedq.diagnosis.fleet_checks import TROUBLES
-        from feedq.wording import NAMED_MAX
+    def status(self) -> FleetData:
+        """The fleet in numbers, and what is wrong with it."""
+        if self.api is not None:
+            return self.api.status()
+        from feedq.report.fleet_data import read_status
 
-        listing = self._open().listing
-        if rules.tenant_caps:  # each tenant's feeds are counted
-            return listing.tallies(), self.store.feeds.views()
-        return listing.tallies(), listing.notable(TROUBLES, each=NAMED_MAX)
+        return read_status(self._open(), self.settings)
 
     def problems(self) -> list[ListedProblem]:
         """Everything that somebody has to look at."""
+        if self.api is not None:
+            return self.api.problems()
         from feedq.report.problem_list import read_problems
 
         return read_problems(self._open(), self.settings)
+
+    def checks(self) -> Iterator[Check]:
+        """What `feedq doctor` finds, one check after the other, as each is done."""
+        if self.api is not None:
+            return iter(self.api.checks())
+        # Brokers' libraries take a while to load.
+        from feedq.diagnosis.rounds import diagnose
+
+        self.keep_log_quiet()
+        specs = self.jobs.schedules.specs
+        return diagnose(self.store, self.fleet_state, self.job_state, specs, self.settings)
+
+    def landed(self, name: str, span: Span) -> Sequence[LandedBucket]:
+        """What one feed landed."""
+        if self.api is not None:
+            return self.api.feeds.landed(name, span)
+        return self._open().landed.of_feed(self.store.feeds.get(name).id, span)
 
     def fleet_state(self) -> FleetState:
         return self._open().fleet_state()
 
     def job_state(self) -> JobState:
-        return self._open().job_state()
+        return self._opened_any().job_state()
 
     def database_now(self) -> datetime:
         """Reads the clock that schedules go by."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -17,10 +18,8 @@ import feedq
 from feedq.authorship import Author, acting
 from feedq.cli import outline
 from feedq.cli.invocation import Invocation, json_option, output_option
+from feedq.cli.local import not_served, reason_of
 from feedq.errors import FeedqError, InvalidInput
-
-SERVED = ("feed", "worker", "events", "token")
-"""Commands that ask an API, if one is named."""
 
 
 class Failed(click.ClickException):
@@ -87,7 +86,7 @@ class Root(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         found = super().resolve_command(ctx, args)
         if not ctx.resilient_parsing:
-            _heed_server(ctx, found[0])
+            _heed_server(ctx, [name for name in (found[0], *found[2][:1]) if name])
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -106,15 +105,14 @@ class Root(click.Group):
             raise Failed(said(invocation.explain(error))) from error
 
 
-def _heed_server(ctx: click.Context, name: str | None) -> None:
+def _heed_server(ctx: click.Context, path: Sequence[str]) -> None:
     """Take the server that is to be asked. Ends the command when it is named for one that asks none."""
     url = ctx.params.get("server")
     # Named on the command line, it is meant for this command; in the environment, for those that ask servers.
     is_meant = ctx.get_parameter_source("server") is click.core.ParameterSource.COMMANDLINE
-    if url and is_meant and name not in SERVED:
-        raise Refused(
-            f"`feedq {name}` asks no API: leave --server out; `feedq {'`, `feedq '.join(SERVED)}` do"
-        )
+    local = next((name for name in (" ".join(path[:1]), " ".join(path)) if reason_of(name)), None)
+    if url and is_meant and local is not None:
+        raise Refused(str(not_served(local)))
     ctx.ensure_object(Invocation).server = url or None
 
 

@@ -13,13 +13,8 @@ from feedq.cli.invocation import Invocation, output_option, pass_invocation, wat
 from feedq.cli.output import answer, write_lines, write_table
 from feedq.cli.tables import all_worker_columns
 from feedq.diagnosis.checks import Check, Level
-from feedq.diagnosis.fleet_checks import Overview, described, fleet_checks, summary
-from feedq.diagnosis.schedule_checks import (
-    declaration_checks,
-    described_runs,
-    described_schedules,
-    job_checks,
-)
+from feedq.diagnosis.fleet_checks import Overview, described
+from feedq.diagnosis.schedule_checks import described_runs, described_schedules
 from feedq.model import Status
 from feedq.report.details import DetailLine, detail_lines
 from feedq.report.rows import check_row, status_document
@@ -46,29 +41,20 @@ def status(invocation: Invocation) -> None:
     Example:
       feedq status
     """
-    interval_s, rules = invocation.settings.reconcile_interval_s, invocation.settings.rules
-    tallies, feeds = invocation.status_feeds(rules)
-    workers, state, jobs = invocation.store.workers.views(), invocation.fleet_state(), invocation.job_state()
-    numbers = summary(tallies, workers)
-    checks = [
-        *fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=rules, tallies=tallies)
-    ]
-    checks += job_checks(jobs)
-    if jobs.schedules:
-        checks += declaration_checks(invocation.jobs.schedules.specs())
-    warnings = [check for check in checks if check.level is not Level.OK]
+    found = invocation.status()
+    numbers, workers, state, jobs = found.numbers, found.workers, found.state, found.jobs
 
     def write() -> None:
         write_lines(_numbers(numbers, state, jobs))
         if workers:
             click.echo()
             write_table(workers, all_worker_columns(invocation.clock.now()))
-        if warnings:
+        if found.warnings:
             click.echo()
-        for check in warnings:
+        for check in found.warnings:
             click.echo(f"{check.level}: {check.name}: {printable(check.detail)}\n      -> {check.advice}")
 
-    answer(invocation, status_document(numbers, workers, state, warnings, jobs=jobs), write)
+    answer(invocation, status_document(numbers, workers, state, found.warnings, jobs=jobs), write)
 
 
 def _numbers(numbers: Overview, state: FleetState, jobs: JobState) -> list[DetailLine]:
@@ -113,18 +99,8 @@ def doctor(invocation: Invocation) -> None:
     Example:
       feedq doctor
     """
-    # Brokers' libraries take a while to load.
-    from feedq.diagnosis.rounds import diagnose
-
-    invocation.keep_log_quiet()
     found: list[Check] = []
-    for check in diagnose(
-        invocation.store,
-        invocation.fleet_state,
-        invocation.job_state,
-        lambda: invocation.jobs.schedules.specs(),
-        invocation.settings,
-    ):
+    for check in invocation.checks():
         found.append(check)
         if not invocation.json:
             _write_check(check)

@@ -6,14 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from feedq.diagnosis.checks import Check, Level
-from feedq.diagnosis.fleet_checks import Overview, number_checks, summary, tally_checks
+from feedq.diagnosis.fleet_checks import (
+    TROUBLES,
+    Overview,
+    fleet_checks,
+    number_checks,
+    summary,
+    tally_checks,
+)
 from feedq.diagnosis.placement_checks import placing_checks
-from feedq.diagnosis.schedule_checks import job_checks
+from feedq.diagnosis.schedule_checks import declaration_checks, job_checks
 from feedq.model import WorkerView
 from feedq.settings import Settings
 from feedq.store.feed_listing import StatusCount
 from feedq.store.fleet_state import FleetState, JobState
 from feedq.store.postgresql import PostgresStore
+from feedq.wording import NAMED_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +50,20 @@ def read_fleet(store: PostgresStore, settings: Settings) -> FleetData:
     ]
     warnings = [check for check in checks if check.level is not Level.OK]
     return FleetData(state, jobs, numbers, tallies, workers, warnings)
+
+
+def read_status(store: PostgresStore, settings: Settings) -> FleetData:
+    """The same, with warnings that name feeds and schedules. Raises `Unavailable`."""
+    rules = settings.rules
+    tallies = store.listing.tallies()
+    # Of tenants with a bound, each feed is counted.
+    feeds = store.feeds.views() if rules.tenant_caps else store.listing.notable(TROUBLES, each=NAMED_MAX)
+    workers, state, jobs = store.workers.views(), store.fleet_state(), store.job_state()
+    interval_s = settings.reconcile_interval_s
+    checks = [
+        *fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=rules, tallies=tallies),
+        *job_checks(jobs),
+        *(declaration_checks(store.jobs.schedules.specs()) if jobs.schedules else ()),
+    ]
+    warnings = [check for check in checks if check.level is not Level.OK]
+    return FleetData(state, jobs, summary(tallies, workers), tallies, workers, warnings)

@@ -47,6 +47,14 @@ from feedq.values import StrictModel
 
 ENTRY_POINT_GROUP = "feedq.sinks"
 
+Judge = Callable[[], None]
+"""Asked right before a commit, with all locks held, whether it may be; raises when not."""
+
+
+def anybody() -> None:
+    """A `Judge` who lets everything pass."""
+
+
 _count = attrgetter("count")
 
 
@@ -321,15 +329,16 @@ class Sink(Protocol):
         With ``after``, oldest first, and only those whose ids are larger: for going through all of them.
         """
 
-    def replay(self, ids: Collection[int], target: Target) -> Replayed:
+    def replay(self, ids: Collection[int], target: Target, *, judge: Judge = anybody) -> Replayed:
         """Land refused records after all, each in the same transaction that takes it from the dead letters.
 
         They keep their feed, epoch, cursor and time. What is refused again stays, with the new error; the
-        checkpoint is not touched. Twice at once lands nothing twice. Raises `SinkUnavailable`.
+        checkpoint is not touched. Twice at once lands nothing twice. Raises `SinkUnavailable`, and what
+        ``judge`` raises, which is asked before the commit.
         """
 
-    def drop(self, ids: Collection[int]) -> int:
-        """Delete refused records for good. Returns how many there were. Raises `SinkUnavailable`."""
+    def drop(self, ids: Collection[int], *, judge: Judge = anybody) -> int:
+        """Delete refused records for good. Returns how many there were. Raises as `replay` does."""
 
     def checkpoints(self, feeds: Collection[str] | None = None) -> list[Checkpoint]:
         """What the sink knows of feeds of these names, or of all, in its environment. Raises `SinkUnavailable`."""
@@ -389,6 +398,7 @@ class Taking:
     records: int = 0
     instead_of: Checkpoint | None = None
     """Deleted with it, if it still is as it was read."""
+    judge: Judge = anybody
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,14 @@ from feedq.sinks.base import (
     FeedWrite,
     FenceOutcome,
     FenceRequest,
+    Judge,
     Preview,
     Replayed,
     Taking,
     Target,
     Unusable,
     Written,
+    anybody,
 )
 from feedq.sinks.catalog import Catalog
 from feedq.sinks.cursor_change import change_cursor, changes, settle_change
@@ -138,11 +140,11 @@ class TransactionalSink(ABC):
             lambda session, _: dead_letters(session, feed, feed_id, ids=ids, after=after, limit=limit)
         )
 
-    def replay(self, ids: Collection[int], target: Target) -> Replayed:
-        return self._do(lambda session, catalog: replay(session, catalog.inspect(target), ids))
+    def replay(self, ids: Collection[int], target: Target, *, judge: Judge = anybody) -> Replayed:
+        return self._do(lambda session, catalog: replay(session, catalog.inspect(target), ids, judge))
 
-    def drop(self, ids: Collection[int]) -> int:
-        return self._do(lambda session, _: drop(session, ids))
+    def drop(self, ids: Collection[int], *, judge: Judge = anybody) -> int:
+        return self._do(lambda session, _: drop(session, ids, judge))
 
     def checkpoints(self, feeds: Collection[str] | None = None) -> list[Checkpoint]:
         return self._do(lambda session, _: checkpoints(session, feeds))

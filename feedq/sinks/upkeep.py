@@ -17,7 +17,16 @@ from uuid import uuid4
 from sqlalchemy import ColumnElement, Select, delete, insert, select, update
 
 from feedq.errors import InvalidInput, SinkUnavailable
-from feedq.sinks.base import Checkpoint, DeadLetter, FeedWrite, Preview, Replayed, SuspectRecord, Taking
+from feedq.sinks.base import (
+    Checkpoint,
+    DeadLetter,
+    FeedWrite,
+    Judge,
+    Preview,
+    Replayed,
+    SuspectRecord,
+    Taking,
+)
 from feedq.sinks.bisection import FailedAttempt, bisect
 from feedq.sinks.catalog import Catalog, ReadyRecord, TargetPlan
 from feedq.sinks.cursors import ascii_text, cursor_of
@@ -54,7 +63,7 @@ def dead_letters(
     return sorted(found, key=lambda letter: letter.id, reverse=after is None)[:limit]
 
 
-def replay(session: SinkSession, plan: TargetPlan[Any], ids: Collection[int]) -> Replayed:
+def replay(session: SinkSession, plan: TargetPlan[Any], ids: Collection[int], judge: Judge) -> Replayed:
     """Raises `InvalidInput` when the target cannot work, `SinkUnavailable` when the answer was lost."""
     session.begin_for_person()
     records: dict[int, ReadyRecord] = {}
@@ -73,16 +82,18 @@ def replay(session: SinkSession, plan: TargetPlan[Any], ids: Collection[int]) ->
     landed = [id_ for id_ in records if id_ not in refused]
     _delete(session, landed)
     _keep(session, refused)
+    judge()
     _commit(
         session, "the records have landed, or are dead letters still; replay them again, nothing lands twice"
     )
     return Replayed(len(landed), refused)
 
 
-def drop(session: SinkSession, ids: Collection[int]) -> int:
+def drop(session: SinkSession, ids: Collection[int], judge: Judge) -> int:
     """Returns how many there were. Raises `SinkUnavailable` when the answer was lost."""
     session.begin_for_person()
     dropped = _delete(session, ids)
+    judge()
     _commit(session, "the dead letters are gone, or still there")
     return dropped
 
@@ -218,4 +229,5 @@ def take(session: SinkSession, taking: Taking) -> None:
     else:
         found = session.of([taking.feed_id])
         session.execute(update(checkpoint).where(found).values(**values, updated_at=utc_now()))
+    taking.judge()
     _commit(session, f"feed {taking.feed!r} has the checkpoint, or has not; look again")

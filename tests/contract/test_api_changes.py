@@ -164,6 +164,8 @@ def test_what_is_wrong_is_said_as_the_command_says_it(
 
 def test_a_dry_run_says_what_would_be_and_does_nothing(api: ApiClient, harness: JobsHarness) -> None:
     assert put(api, query="?dry_run=true").json() | {"changes": []} == {
+        "note": None,
+        "schedules": None,
         "name": "acme/orders",
         "result": "added",
         "dry_run": True,
@@ -245,7 +247,7 @@ def test_queues_and_calendars_are_set_and_removed(api: ApiClient, harness: JobsH
     assert api.ask("PUT", "/queues/reports", json={}).status_code == 400
     assert api.ask("DELETE", "/queues/reports").status_code == 200
     assert api.ask("PUT", "/calendars/holidays", json={"dates": ["12-25"]}).status_code == 200
-    assert api.json("/calendars")["calendars"] == [{"name": "holidays", "dates": ["12-25"]}]
+    assert api.json("/calendars")["calendars"] == [{"name": "holidays", "dates": ["12-25"], "schedules": 0}]
     assert api.ask("DELETE", "/calendars/holidays").status_code == 200
     assert api.ask("DELETE", "/calendars/holidays").status_code == 404
 

@@ -27,6 +27,7 @@ from feedq.sinks.base import (
     Fenced,
     FenceOutcome,
     FenceRequest,
+    Judge,
     Preview,
     Replayed,
     Sink,
@@ -35,6 +36,7 @@ from feedq.sinks.base import (
     Target,
     Unusable,
     Written,
+    anybody,
 )
 from feedq.sinks.identity import not_its_own, strangers, taken_meanwhile
 from feedq.sinks.settlement import LastCommit, decide
@@ -233,9 +235,10 @@ class MemorySink:
             ]
         return sorted(found, key=lambda letter: letter.id, reverse=after is None)[:limit]
 
-    def replay(self, ids: Collection[int], target: Target) -> Replayed:
+    def replay(self, ids: Collection[int], target: Target, *, judge: Judge = anybody) -> Replayed:
         with self.tables.lock:
             self._require_usable(target)
+            judge()
             refused: dict[int, str] = {}
             letters = [letter for letter in self.tables.dead if letter.id in ids]
             for letter in letters:
@@ -248,9 +251,10 @@ class MemorySink:
                     self._land(write, letter.record)
             return Replayed(len(letters) - len(refused), refused)
 
-    def drop(self, ids: Collection[int]) -> int:
+    def drop(self, ids: Collection[int], *, judge: Judge = anybody) -> int:
         with self.tables.lock:
             self._require()
+            judge()
             kept = [letter for letter in self.tables.dead if letter.id not in ids]
             dropped = len(self.tables.dead) - len(kept)
             self.tables.dead = kept
@@ -281,6 +285,7 @@ class MemorySink:
     def take(self, taking: Taking) -> None:
         with self.tables.lock:
             self._require()
+            taking.judge()
             old, rows, identity = taking.instead_of, self.tables.checkpoints, taking.identity
             if old is not None:
                 if old not in self._known():

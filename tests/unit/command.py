@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 import orjson
@@ -17,13 +18,12 @@ from feedq.cli.invocation import Invocation
 from feedq.clock import Clock, SystemClock
 from feedq.diagnosis.fleet_checks import tallies_of
 from feedq.model import Assignment, FeedSpec, FeedView, Load, NewWorker, Progress, Reason, Release, Worker
-from feedq.placement.base import Rules
+from feedq.report.fleet_data import FleetData, read_status
 from feedq.settings import Settings
 from feedq.sinks.base import Sink
 from feedq.store.base import Store
-from feedq.store.feed_listing import StatusCount
 from feedq.store.fleet_state import FleetState, JobState, Leader
-from feedq.store.postgresql import JobStore
+from feedq.store.postgresql import JobStore, PostgresStore
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink
 from tests.unit.job_store import MemoryJobs
@@ -83,9 +83,18 @@ class FakeInvocation(Invocation):
         empty = MemorySink("memory://", environment="default", worker_id=uuid4(), role="cli")
         yield empty if self._sinks is None else self._sinks[name]
 
-    def status_feeds(self, rules: Rules) -> tuple[list[StatusCount], list[FeedView]]:
+    def status(self) -> FleetData:
         views = self.store.feeds.views()
-        return tallies_of(views), views
+        listing = SimpleNamespace(tallies=lambda: tallies_of(views), notable=lambda _, each: views)
+        there = SimpleNamespace(
+            feeds=self.store.feeds,
+            workers=self.store.workers,
+            jobs=self.jobs,
+            listing=listing,
+            fleet_state=self.fleet_state,
+            job_state=self.job_state,
+        )
+        return read_status(cast("PostgresStore", there), self.settings)
 
     def fleet_state(self) -> FleetState:
         return self._fleet or led(self.clock)

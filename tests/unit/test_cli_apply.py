@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from feedq import bulk
-from feedq.model import Feed, FeedSpec, FeedView, TargetState
+from feedq.model import Feed, FeedSpec, TargetState
 from tests.unit.command import URL, Command
 
 FEED = f"{{connector: tcp, source: {{url: '{URL}'}}, sink: {{table: t}}, name: "
@@ -160,15 +160,15 @@ def test_a_name_can_be_used_again_while_its_feed_is_being_removed(command: Comma
 def test_a_feed_that_somebody_else_declares_meanwhile_is_named_and_the_others_are_added(
     command: Command,
 ) -> None:
-    views = command.store.feeds.views
+    declared = command.store.feeds.declared
 
-    def taken_after_looking(**chosen: Any) -> list[FeedView]:
-        found = views(**chosen)
+    def taken_after_looking(**chosen: Any) -> list[Feed]:
+        found = declared(**chosen)
+        command.store.feeds.declared = declared  # type: ignore[method-assign]
         command.feed("b")
-        command.store.feeds.views = views  # type: ignore[method-assign]
         return found
 
-    command.store.feeds.views = taken_after_looking  # type: ignore[method-assign] # what happens meanwhile
+    command.store.feeds.declared = taken_after_looking  # type: ignore[method-assign] # what happens meanwhile
     error = command.run("apply", "-f", "-", given=feeds("a", "b", "c")).stderr
     assert "feed 'b': feed 'b' exists already" in error
     assert "2 of 3 changes were made; applying again makes the rest" in error

@@ -14,7 +14,7 @@ from feedq.cli import main
 from feedq.errors import SinkUnavailable
 from feedq.model import Batch, FeedSpec
 from feedq.refused_records import AT_ONCE, BYTES_AT_ONCE
-from feedq.sinks.base import FeedWrite, FenceRequest, Replayed, Target
+from feedq.sinks.base import FeedWrite, FenceRequest, Judge, Replayed, Target, anybody
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink, MemoryTables
 from tests.unit.command import FakeInvocation
@@ -32,13 +32,13 @@ class WatchedSink(MemorySink):
         self.refuse_more = False
         self.away_at: int | None = None
 
-    def replay(self, ids: Collection[int], target: Target) -> Replayed:
+    def replay(self, ids: Collection[int], target: Target, *, judge: Judge = anybody) -> Replayed:
         self.parts.append(sorted(ids))
         if len(self.parts) == self.away_at:
             raise SinkUnavailable("sink (in memory): away")
         if self.refuse_more:
             self.write_dead_letters(NAME, 1, b"poison again")
-        return super().replay(ids, target)
+        return super().replay(ids, target, judge=judge)
 
     def write_dead_letters(self, feed: str, feed_id: int, *records: bytes) -> None:
         self.fence([FenceRequest(feed_id, feed, 1, Target("t", "json"))], lock_timeout_s=0)
@@ -173,7 +173,7 @@ def test_letters_that_somebody_else_is_at_are_counted(bench: Bench) -> None:
     bench.tables.poison = None
     replay = bench.sink.replay
 
-    def second(ids: Collection[int], target: Target) -> Replayed:
+    def second(ids: Collection[int], target: Target, *, judge: Judge = anybody) -> Replayed:
         replay([2], target)
         return replay(ids, target)
 

@@ -1,0 +1,208 @@
+"""Schedules, runs, job queues and calendars over the API: as far as commands ask for them, as `JobStore`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from feedq.cli.api_connection import ApiConnection
+from feedq.cli.api_documents import NEVER, fields_of, pages, read, whole_pages
+from feedq.errors import Conflict, InvalidInput, Outdated
+from feedq.report.rows import RUN_FIELDS, SCHEDULE_FIELDS
+from feedq.schedule.entries import ScheduleEntry, plain_calendar, plain_queue, plain_schedule
+from feedq.schedule.exclusions import with_calendars
+from feedq.schedule.model import (
+    Beat,
+    Calendar,
+    Job,
+    Queue,
+    Run,
+    RunState,
+    Schedule,
+    ScheduleSpec,
+    ScheduleState,
+    ScheduleView,
+    UnreadableSpec,
+)
+from feedq.schedule.plain import from_plain
+
+TICK = timedelta(microseconds=1)
+
+
+class ApiSchedules:
+    """Schedules and their runs."""
+
+    def __init__(self, api: ApiConnection, calendars: ApiCalendars) -> None:
+        self._api, self._calendars = api, calendars
+        self._run = partial(read, api, _run)
+        self._view = partial(read, api, _schedule_view)
+
+    def views(
+        self, *, prefix: str = "", after: str = "", state: ScheduleState | None = None, limit: int
+    ) -> list[ScheduleView]:
+        rows = pages(self._api, "schedules", most=limit, prefix=prefix, after=after, state=state)
+        return list(map(self._view, rows))
+
+    def urgent(self, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
+        """The server knows itself which fail."""
+        rows = self._api.get("schedules", urgent="true", limit=limit)["schedules"]
+        return list(map(self._view, rows))
+
+    def view(self, name: str) -> ScheduleView:
+        return self._view(self._api.get("schedules", name))
+
+    def get(self, name: str) -> Schedule:
+        """With all arguments of its job, and the days of its calendars."""
+        keys = self._api.get("schedules", name, "declaration")
+        found = self.view(name).schedule
+        if isinstance(found.spec.timing, Beat):
+            return found
+        spec = ScheduleEntry.valid(keys).spec
+        if spec.exclude.calendars:
+            spec = with_calendars(spec, self._calendars.all())
+        return replace(found, spec=spec)
+
+    def specs(self) -> Mapping[str, ScheduleSpec | UnreadableSpec]:
+        found: dict[str, ScheduleSpec | UnreadableSpec] = {}
+        for page in whole_pages(self._api, "schedules", under="declarations"):
+            found |= {keys["name"]: ScheduleEntry.valid(keys).spec for keys in page["schedules"]}
+            found |= {name: UnreadableSpec(why, paused=False) for name, why in page["unreadable"].items()}
+        return dict(sorted(found.items()))
+
+    def unserved(self, names: Collection[str]) -> Mapping[str, str]:
+        views = {name: self.view(name) for name in names}
+        return {name: view.unserved for name, view in views.items() if view.unserved is not None}
+
+    def counts(self, name: str) -> Mapping[RunState, int]:
+        found = self._api.get("schedules", name)["counts"]
+        return {RunState(state): count for state, count in found.items()}
+
+    def runs(self, name: str | None = None, *, states: Sequence[RunState] = (), limit: int) -> list[Run]:
+        rows = pages(self._api, "runs", most=limit, schedule=name, state=[one.value for one in states])
+        return list(map(self._run, rows))
+
+    def run(self, run_id: int) -> Run:
+        return self._run(self._api.get("runs", str(run_id)))
+
+    def add(self, spec: ScheduleSpec) -> Schedule:
+        try:
+            return self._put(spec, {"If-None-Match": "*"})
+        except Outdated:
+            raise Conflict(
+                f"schedule {spec.name!r} exists already; `feedq schedule edit` changes it"
+            ) from None
+
+    def edit(self, name: str, spec: ScheduleSpec) -> Schedule:
+        return self._put(spec, {})
+
+    def _put(self, spec: ScheduleSpec, headers: Mapping[str, str]) -> Schedule:
+        keys = plain_schedule(spec) | {"paused": spec.paused}
+        self._api.ask("PUT", "schedules", spec.name, body=keys, headers=headers)
+        return replace(self.view(spec.name).schedule, spec=spec)
+
+    def remove(self, name: str) -> None:
+        self._api.ask("DELETE", "schedules", name)
+
+    def pause(self, name: str, *, until: datetime | None = None, reason: str | None = None) -> None:
+        asked = {"until": None if until is None else until.isoformat(), "reason": reason}
+        self._api.ask("POST", "schedules", name, "pause", body=asked)
+
+    def resume(self, name: str) -> None:
+        self._api.ask("POST", "schedules", name, "resume")
+
+    def purge(self, name: str) -> int:
+        return int(self._api.ask("POST", "schedules", name, "purge")["cancelled"])
+
+    def trigger(self, name: str, *, key: str | None = None, job: Job | None = None) -> Run:
+        if key is not None and not key.isascii():
+            raise InvalidInput("--key: at a server it must be ASCII")
+        headers = {} if key is None else {"Idempotency-Key": key}
+        asked = None if job is None else {"args": list(job.args), "kwargs": dict(job.kwargs)}
+        return self._run(self._api.ask("POST", "schedules", name, "trigger", body=asked, headers=headers))
+
+    def backfill(self, name: str, ticks: Sequence[datetime]) -> tuple[int, int]:
+        asked = {"from": ticks[0].isoformat(), "to": (ticks[-1] + TICK).isoformat()}
+        made = self._api.ask("POST", "schedules", name, "backfill", body=asked)
+        return made["made"], made["existing"]
+
+    def cancel_run(self, run_id: int) -> Run:
+        return self._run(self._api.ask("POST", "runs", str(run_id), "cancel"))
+
+
+class ApiQueues:
+    """Limits of job queues."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    def all(self) -> list[Queue]:
+        names = ("name", "rate_per_s", "burst", "concurrency")
+        found = [Queue(**{name: row[name] for name in names}) for row in self._rows()]
+        return [queue for queue in found if queue != Queue(queue.name)]
+
+    def depths(self) -> Mapping[str, tuple[int, int]]:
+        found = {row["name"]: (row["waiting"], row["running"]) for row in self._rows()}
+        return {name: depth for name, depth in found.items() if any(depth)}
+
+    def set(self, queue: Queue) -> None:
+        self._api.ask("PUT", "queues", queue.name, body=plain_queue(queue))
+
+    def remove(self, name: str) -> None:
+        self._api.ask("DELETE", "queues", name)
+
+    def _rows(self) -> list[Mapping[str, Any]]:
+        return list(self._api.get("queues")["queues"])
+
+
+class ApiCalendars:
+    """Days that schedules leave out."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    def all(self) -> list[Calendar]:
+        return [Calendar(row["name"], tuple(row["dates"])) for row in self._rows()]
+
+    def users(self) -> Mapping[str, int]:
+        return {row["name"]: row["schedules"] for row in self._rows()}
+
+    def set(self, calendar: Calendar) -> int:
+        made = self._api.ask("PUT", "calendars", calendar.name, body=plain_calendar(calendar))
+        return int(made["schedules"])
+
+    def remove(self, name: str) -> None:
+        self._api.ask("DELETE", "calendars", name)
+
+    def _rows(self) -> list[Mapping[str, Any]]:
+        return list(self._api.get("calendars")["calendars"])
+
+
+class ApiJobs:
+    """What `feedq.store.postgresql.JobStore` is at the database."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self.queues, self.calendars = ApiQueues(api), ApiCalendars(api)
+        self.schedules = ApiSchedules(api, self.calendars)
+
+
+def _run(row: Mapping[str, Any]) -> Run:
+    job = Job(row["task"], queue=row["queue"])
+    return Run(schedule_id=0, job=job, **fields_of(Run, (*RUN_FIELDS, "reason"), row))
+
+
+def _schedule_view(row: Mapping[str, Any]) -> ScheduleView:
+    """Of a row in a list, and of the document of one schedule, which has its whole declaration."""
+    job = row.get("job", {"task": row["task"], "queue": row["queue"], "semantics": row["semantics"]})
+    keys = {"name": row["name"], "timing": row["timing"], "job": job, "policy": row.get("policy", {})}
+    whole = "created_at" in row
+    moments = fields_of(Schedule, ("created_at", "updated_at"), row) if whole else {}
+    schedule = Schedule(
+        spec=from_plain(keys),
+        **fields_of(Schedule, ("id", *SCHEDULE_FIELDS), row),
+        **{"created_at": NEVER, "updated_at": NEVER, **moments},
+    )
+    last = None if row["last"] is None else _run(row["last"])
+    return ScheduleView(schedule, last, row["waiting"], row["running"], row.get("unserved"))
