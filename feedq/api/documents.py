@@ -208,7 +208,10 @@ CALENDARS = _model("CalendarList", "All calendars.", calendars=_list(CALENDAR))
 
 _LEADER = _model("LeaderRow", "The elected beat.", **_columns(Leader, rows.LEADER_FIELDS))
 _CHECK = _model(
-    "CheckRow", "Something that was checked.", **_columns(Check, ("name", "level", "detail")), advice=Text
+    "CheckRow",
+    "Something that was checked.",
+    **_columns(Check, ("name", "level", "detail", "status")),
+    advice=Text,
 )
 CHECKS = _model("CheckList", "As `feedq doctor --json`.", healthy=bool, checks=_list(_CHECK))
 _PROBLEM = _model("ProblemRow", "Something to look at.", **_columns(ListedProblem, PROBLEM_FIELDS))

@@ -22,14 +22,16 @@ class Check:
     level: Level
     detail: str
     advice: str = ""
+    status: str | None = None
+    """Of the feeds that it counts, if they have one."""
 
 
 def ok(name: str, detail: str) -> Check:
     return Check(name, Level.OK, detail)
 
 
-def warn(name: str, detail: str, advice: str) -> Check:
-    return Check(name, Level.WARN, detail, advice)
+def warn(name: str, detail: str, advice: str, *, status: str | None = None) -> Check:
+    return Check(name, Level.WARN, detail, advice, status)
 
 
 def fail(name: str, detail: str, advice: str) -> Check:

@@ -411,7 +411,7 @@ def _warnings(found: Mapping[_Trouble, tuple[int, str]]) -> Iterator[Check]:
     for (status, reason), (count, named) in sorted(found.items(), key=lambda item: tuple(map(str, item[0]))):
         what = status if reason is None else f"{status} ({reason})"
         advice = _ADVICE[status] if reason is None else _WAITING_ADVICE.get(reason, _ADVICE[status])
-        yield warn("feeds", f"{count} {what}{named}", advice)
+        yield warn("feeds", f"{count} {what}{named}", advice, status=status)
 
 
 def _named(view: FeedView) -> str:

@@ -95,6 +95,24 @@ def _bar(n: int, value: float | None, most: float, words: str) -> str:
     )
 
 
+def sparkline(buckets: Sequence[LandedBucket]) -> str:
+    """Rows a second of each minute, as bars that fit into a line of a table; nothing if none is known."""
+    rates = [bucket.rows_per_s for bucket in buckets]
+    known = [rate for rate in rates if rate is not None]
+    if not known:
+        return ""
+    most = max(known)
+    # One path for all bars: a page has fifty of these.
+    bars = "".join(
+        f"M{STEP * n + STEP // 2} {HEIGHT}V{HEIGHT - max(LEAST, HEIGHT * rate / most):.0f}"
+        for n, rate in enumerate(rates)
+        if rate
+    )
+    label = f"Last {len(rates)} minutes: at most {most:,.4g} rows/s, at the end {known[-1]:,.4g}"
+    drawn = f'<path class="feedq-spark-bars" d="{bars}"/><title>{label}</title>'
+    return _svg(STEP * len(rates), drawn, label)
+
+
 def owner_chart(events: Iterable[Event], workers: Mapping[UUID, str], *, now: datetime) -> OwnerChart | None:
     """Who has had a feed, by its events, the newest of which comes first; None when there are none."""
     told = sorted(events, key=lambda event: event.at)

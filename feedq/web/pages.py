@@ -38,7 +38,7 @@ from feedq.report.details import (
 )
 from feedq.schedule.model import RunState, ScheduleState
 from feedq.settings import settings
-from feedq.store.feed_listing import Query, Sort, StatusCount
+from feedq.store.feed_listing import PAGE_MAX, Query, Sort, StatusCount
 from feedq.telemetry import LogEvent, log, mask_url
 from feedq.web.buttons import (
     PageAction,
@@ -48,15 +48,17 @@ from feedq.web.buttons import (
     feed_actions,
     worker_actions,
 )
-from feedq.web.charts import landed_charts, owner_chart
+from feedq.web.charts import landed_charts, owner_chart, sparkline
 from feedq.web.guard import refusal
 from feedq.web.mounted_api import caller_of, user_of, why_unchanged
 from feedq.web.params import address, parse_query, parse_run_id, parse_schedules, parse_span, parse_states
 from feedq.web.queries import WebQueries
 from feedq.wording import TONES, Tone, timing_words
 
-FEEDS_SHOWN = 200
-"""Rows of one page of feeds, unless the address asks for more."""
+FEEDS_SHOWN = 50
+"""Rows of one page of feeds, unless the address asks for more: on a phone each is a card."""
+FEEDS_MORE = 4
+"""Times as many rows, whoever asks for more gets."""
 REFRESH_MS = 3000
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -240,7 +242,8 @@ class PageHandler(BaseHandler):
         return f"{self.feed_url(name)}&span={span}{'&numbers=1' if in_numbers else ''}"
 
     def feeds_url(self, **changes: Any) -> str:
-        return f"{self.reverse_url('feeds')}{address(Query(limit=FEEDS_SHOWN), limit=FEEDS_SHOWN, **changes)}"
+        usual = Query(limit=FEEDS_SHOWN)
+        return f"{self.reverse_url('feeds')}{address(usual, usual_limit=FEEDS_SHOWN, **changes)}"
 
     def schedule_url(self, name: str, *, state: RunState | None = None) -> str:
         chosen = "" if state is None else "&" + urlencode({"state": state})
@@ -276,7 +279,8 @@ class FeedsPage(PageHandler):
 
     async def show(self) -> str:
         query = parse_query(self.argument, limit=FEEDS_SHOWN)
-        page = await self.queries.page(query)
+        data = await self.queries.page(query)
+        page = data.found
         counts: Counter[Status] = Counter()
         for tally in page.tallies:
             counts[tally.status] += tally.feeds
@@ -288,8 +292,10 @@ class FeedsPage(PageHandler):
             waiting=reasons(page.tallies),
             found=counts.total(),
             records=sum(t.records_total for t in page.tallies if query.status in (None, t.status)),
-            link=lambda **changes: address(query, limit=FEEDS_SHOWN, **changes),
+            link=lambda **changes: address(query, usual_limit=FEEDS_SHOWN, **changes),
             Sort=Sort,
+            more=min(FEEDS_MORE * query.limit, PAGE_MAX),
+            sparks={feed_id: sparkline(landed) for feed_id, landed in data.landed.items()},
             actions=bulk_actions(query, page.matching),
         )
 

@@ -52,13 +52,13 @@ def parse_query(argument: Arguments, *, limit: int) -> Query:
     )
 
 
-def address(query: Query, *, limit: int, **changes: Any) -> str:
+def address(query: Query, *, usual_limit: int, **changes: Any) -> str:
     """Makes the arguments that ask for ``query`` with ``changes``; what is as usual is left out.
 
     Whatever else than the page changes begins at the first page.
     """
     wanted = replace(query, **{"offset": 0, **changes})
-    usual = Query(limit=limit)
+    usual = Query(limit=usual_limit)
     parts = {
         "search": wanted.search,
         "status": wanted.status,

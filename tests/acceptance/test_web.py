@@ -248,6 +248,9 @@ def test_filters_and_pages_of_the_list(flower: Flower) -> None:
     first, rest = names("limit=2"), names("limit=2&offset=2") + names("limit=2&offset=4")
     assert sorted(first + rest) == sorted(names(""))
     assert len(first + rest) == len(NASTY) + 1
+    page = html.unescape(flower.get("/feeds?status=waiting&limit=2").text)
+    (more,) = re.findall(r'href="(\?[^"]*)">8 a page<', page)
+    assert names(more[1:]) == names("status=waiting")
 
 
 def test_reasons_to_wait_are_counted_and_lead_to_the_feeds(flower: Flower) -> None:
@@ -454,7 +457,7 @@ def test_a_database_that_hangs_holds_up_nothing_else_of_flower(
     start_flower: StartFlower, proxy: PostgresProxy
 ) -> None:
     flower = start_flower(FEEDQ_DATABASE_URL=proxy.url)
-    trap = proxy.arm(Fault.HOLD, "WITH page", application="feedq-web")
+    trap = proxy.arm(Fault.HOLD, "WITH found", application="feedq-web")
     waiting = subprocess.Popen(
         [sys.executable, "-c", f"import urllib.request as u; u.urlopen('{flower.base}/feeds', timeout=60)"],
         stderr=subprocess.PIPE,

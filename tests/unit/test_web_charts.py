@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from feedq.event_names import EventKind
 from feedq.landed import LandedBucket, Span
 from feedq.model import Event
-from feedq.web.charts import HEIGHT, LEAST, WIDTH, OwnerChart, landed_charts, owner_chart
+from feedq.web.charts import HEIGHT, LEAST, WIDTH, OwnerChart, landed_charts, owner_chart, sparkline
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -54,6 +54,13 @@ def test_a_bar_is_as_high_as_its_part_of_the_highest_and_a_gap_is_none() -> None
     ]
     assert charts[0].said == "at most 10/s in the last hour, 0/s at its end"
     assert charts[1].said == "nothing known of the last hour"
+
+
+def test_a_sparkline_has_a_bar_for_each_minute_in_which_something_landed() -> None:
+    svg = sparkline([bucket(0, 10.0), bucket(1, None), bucket(2, 5.0), bucket(3, 0.0), bucket(4, 0.001)])
+    assert 'd="M5 100V0M25 100V50M45 100V98"' in svg
+    assert "Last 5 minutes: at most 10 rows/s, at the end 0.001" in svg
+    assert sparkline([bucket(0, None)]) == ""
 
 
 def test_an_owner_has_a_feed_from_its_claim_to_the_end_of_its_lease() -> None:

@@ -39,17 +39,17 @@ def parse(text: str) -> Query:
 
 @given(queries)
 def test_an_address_asks_for_what_it_was_made_from(query: Query) -> None:
-    assert parse(address(query, limit=LIMIT, offset=query.offset)) == query
+    assert parse(address(query, usual_limit=LIMIT, offset=query.offset)) == query
 
 
 @given(queries, st.sampled_from(Status))
 def test_another_filter_begins_at_the_first_page(query: Query, status: Status) -> None:
-    assert parse(address(query, limit=LIMIT, status=status)).offset == 0
+    assert parse(address(query, usual_limit=LIMIT, status=status)).offset == 0
 
 
 def test_an_address_without_arguments_asks_for_all_feeds_by_name() -> None:
     assert parse("") == Query(limit=LIMIT)
-    assert address(Query(limit=LIMIT), limit=LIMIT) == "?"
+    assert address(Query(limit=LIMIT), usual_limit=LIMIT) == "?"
 
 
 @pytest.mark.parametrize(

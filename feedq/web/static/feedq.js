@@ -19,6 +19,7 @@
   var RATE_WINDOW_S = 12; // Workers report every two seconds: shorter windows would jitter.
   var TIMEOUT_MS = 20000;
   var TYPING_MS = 60; // between the keys of somebody who types fast
+  var COPIED_MS = 2000;
   var refreshMs = Number(live.dataset.refreshMs);
   var samples = new Map(); // key → [[seconds, records], …], the oldest first
   var refusedUntil = 0; // What became of a button stays to be read while the page goes on refreshing.
@@ -307,8 +308,27 @@
       window.clearTimeout(typing);
       typing = window.setTimeout(submit, TYPING_MS);
     });
+    var copy = document.getElementById("feedq-copy");
+    if (copy) {
+      copy.hidden = false;
+      copy.addEventListener("click", function () { copyLink(copy); });
+    }
     window.addEventListener("popstate", function () {
       window.location.reload();
+    });
+  }
+
+  function copyLink(button) {
+    var address = new URL(window.location.href);
+    address.username = address.password = "";
+    // Only pages that came over TLS, or from this machine, may write into the clipboard.
+    var copied = navigator.clipboard ? navigator.clipboard.writeText(address.href) : Promise.reject();
+    copied.then(function () {
+      button.textContent = "Copied";
+    }).catch(function () {
+      window.prompt("Copy this link:", address.href);
+    }).finally(function () {
+      window.setTimeout(function () { button.textContent = "Copy link"; }, COPIED_MS);
     });
   }
 
