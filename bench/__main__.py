@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench import (
+    alerts,
     api,
     broker,
     catalogs,
@@ -52,6 +53,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "elsewhere": elsewhere.measure,
     "isolation": isolation.measure,
     "broker": broker.measure,
+    "alerts": alerts.measure,
     "hostile": hostile.measure,
     "moves": moves.measure,
     "idle": idle.measure,

@@ -38,7 +38,7 @@ RECORDS_PER_PUMP_MAX = 5_000
 """Bounds how long one backlog may keep the other feeds waiting."""
 FAST_CHUNK_BYTES = 256 * 1024
 SPOILED_EVERY = 5
-"""In mode `spoiled` a bad line follows every so many good records."""
+"""In mode `spoiled` a bad line follows every so many good records, unless the mode comes with another count."""
 BAD_LINES = (
     b"this is no JSON",
     b'{"feed": "unfinished", "seq":',
@@ -99,6 +99,7 @@ class SourceServer:
         self.default_mode = "stream"
         self.modes: dict[str, str] = {}
         self.fast: dict[str, list[bytes]] = {}
+        self.spoiled_every = SPOILED_EVERY
         self._due: list[tuple[float, int, Reader]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -196,6 +197,8 @@ class SourceServer:
         if feeds is None:
             self.default_mode = mode
             self.modes.clear()
+        if mode == "spoiled":
+            self.spoiled_every = count or SPOILED_EVERY
         for feed in feeds or ():
             self.modes[feed] = mode
             if mode == "fast":
@@ -299,11 +302,11 @@ class Reader(asyncio.Protocol):
         self.server.schedule(max(feed.started_at + (self._next_seq - 1) / rate, now + 0.001), self)
 
     def _spoil(self, begin: int, lines: list[bytes]) -> list[bytes]:
-        spoiled = []
+        spoiled, every = [], self.server.spoiled_every
         for n, line in enumerate(lines, start=begin):
             spoiled.append(line)
-            if n % SPOILED_EVERY == 0:
-                spoiled.append(BAD_LINES[(n // SPOILED_EVERY) % len(BAD_LINES)] + b"\n")
+            if n % every == 0:
+                spoiled.append(BAD_LINES[(n // every) % len(BAD_LINES)] + b"\n")
         return spoiled
 
     def _pour(self) -> None:
