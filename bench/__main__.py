@@ -15,6 +15,7 @@ from pathlib import Path
 from bench import (
     alerts,
     api,
+    backfill,
     broker,
     catalogs,
     control,
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "broker": broker.measure,
     "alerts": alerts.measure,
     "hostile": hostile.measure,
+    "backfill": backfill.measure,
     "moves": moves.measure,
     "idle": idle.measure,
     "placement": placement.measure,

@@ -184,6 +184,7 @@ def _pass(
         if p.sweep_is_due(interval_s=settings.sweep_interval_s):
             report.repaired = p.sweep(stop_within_s=stop_within_s)
         report.reaped = p.reap()
+        p.end_backfills()
         _separate_quarantined(p, settings)
         _apply_edits(p, report, stop_within_s=stop_within_s)
         silent = p.overdue(timeout_s=settings.dispatch_timeout_s)

@@ -21,6 +21,7 @@
     ├── SourceUnavailable     the source refused, reset, or fell silent; reconnect with backoff
     │   ├── SourceSilent      connected, and nothing came for the idle timeout: the feed is stalled
     │   └── SourceBusy        the source said when to ask again; not before
+    ├── EndReached            a backfill has read all it was begun for; release the feed for good
     ├── SinkUnavailable       the sink database is away; keep the batches and try again
     │   └── SinkRewound       the sink has lost commits: drop the batches, and go on from the cursor it has now
     └── FeedMisconfigured     only an edit of the feed can help; do not retry
@@ -114,6 +115,10 @@ class SourceBusy(SourceUnavailable):
     def __init__(self, message: str, *, retry_in_s: float) -> None:
         super().__init__(message)
         self.retry_in_s = retry_in_s
+
+
+class EndReached(FeedqError):
+    """Nothing of a source is wanted beyond here: not a failure, but how a backfill ends."""
 
 
 class SinkUnavailable(FeedqError):

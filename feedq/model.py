@@ -61,6 +61,7 @@ class Reason(StrEnum):
     QUARANTINED = "quarantined"  # it is to run apart from all others, or waits for its next try there
     REAPED = "reaped"  # its owner was asked to release it and did not in time
     FENCED = "fenced"  # the sink had seen a newer epoch than its owner's
+    FINISHED = "finished"  # a backfill that has landed all it was begun for
 
 
 class WorkerState(StrEnum):
@@ -171,6 +172,28 @@ class ChangedCursor:
     commit_id: UUID
 
 
+BACKFILL_SUFFIX: Final = "~backfill"
+"""Ends the name of a backfill, which begins with that of its feed; no feed is declared under such a name."""
+
+
+def known_as(name: str) -> str:
+    """The name by which sources and rows know a feed: a backfill goes by that of the feed that it is of."""
+    return name.removesuffix(BACKFILL_SUFFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedBackfill:
+    """What a feed is begun for that is a backfill of another."""
+
+    parent: int
+    """The id of the feed that it is of."""
+    begins_after: JSON
+    ends_at: JSON
+    """The cursor after which nothing is landed."""
+    key: str | None = None
+    """Given by whoever began it, so that it is begun once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Feed:
     """A declared feed. Every edit makes ``generation`` one larger."""
@@ -184,6 +207,8 @@ class Feed:
     identity: Identity | None = None
     catalog: str | None = None
     """The catalog that it was made from, if it was; nothing but a sync of that one may remove it unasked."""
+    backfill: FeedBackfill | None = None
+    """Set if it is a backfill of another feed, which nobody declared."""
 
     @property
     def name(self) -> str:
@@ -471,6 +496,8 @@ class Release(Keyed):
     error: str | None = None
     blame: Loss | None = None
     """Set when the feed is to run apart from others from now on."""
+    records: int | None = None
+    """All that ever landed of it, where the sink has said so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ PREFIX = "/api/v1"
 MINE = "acme/a"
 PAUSED = "acme/paused"
 """A feed, and a schedule of that name."""
+KEYED, FILLING = "acme/keyed", "acme/filling"
+"""Feeds that there can be a backfill of, and is one."""
 FEED = {"connector": "tcp", "source": {"url": "tcp://127.0.0.1:1"}, "sink": {"table": "t"}}
 BODIES: dict[str, Any] = {
     "put_feed": FEED | {"tenant": "acme"},
@@ -23,6 +25,7 @@ BODIES: dict[str, Any] = {
     "move_feed": {"worker": "w@host"},
     "set_cursor": {"cursor": 17},
     "rewind_cursor": {"records": 1},
+    "begin_backfill": {"from": 1, "to": 5},
     "replay_dead_letters": {"all": True},
     "drop_dead_letters": {"all": True},
     "put_schedule": {"task": "a.b", "every": "1h"},
@@ -43,7 +46,13 @@ NAMES = {
     "tokens": "ci",
 }
 """What is changed, by the first part of the address."""
-OTHERS = {"resume_feed": PAUSED, "resume_schedule": PAUSED, "uncordon_worker": "cordoned@host"}
+OTHERS = {
+    "resume_feed": PAUSED,
+    "resume_schedule": PAUSED,
+    "uncordon_worker": "cordoned@host",
+    "begin_backfill": KEYED,
+    "cancel_backfill": FILLING,
+}
 """Operations that would change nothing of those."""
 
 

@@ -36,6 +36,8 @@ import uvloop
 HELLO_BYTES_MAX = 64 * 1024
 RECORDS_PER_PUMP_MAX = 5_000
 """Bounds how long one backlog may keep the other feeds waiting."""
+PAUSED_S = 0.01
+"""How soon to look again whether a client that is held back takes more."""
 FAST_CHUNK_BYTES = 256 * 1024
 SPOILED_EVERY = 5
 """In mode `spoiled` a bad line follows every so many good records, unless the mode comes with another count."""
@@ -90,8 +92,9 @@ def fast_lines(feed: str, count: int, *, pad: int) -> bytes:
 class SourceServer:
     """All feeds of the source, on one loop."""
 
-    def __init__(self, *, rate: float, pad: int) -> None:
-        self.rate = rate
+    def __init__(self, *, rate: float, pad: int, age_s: float) -> None:
+        """``age_s``: how long ago the time of each feed began."""
+        self.rate, self.age_s = rate, age_s
         self.pad = pad
         self.feeds: dict[str, FeedState] = {}
         self.log: list[Connection] = []
@@ -126,7 +129,7 @@ class SourceServer:
 
     def state(self, feed: str) -> FeedState:
         if feed not in self.feeds:
-            self.feeds[feed] = FeedState(time.monotonic(), time.time())
+            self.feeds[feed] = FeedState(time.monotonic() - self.age_s, time.time() - self.age_s)
         return self.feeds[feed]
 
     def schedule(self, at: float, reader: Reader) -> None:
@@ -286,6 +289,9 @@ class Reader(asyncio.Protocol):
         mode = self.server.mode(self.log.feed)
         if self.log.closed_at is not None or mode not in ("stream", "spoiled"):
             return
+        if self._paused:
+            self.server.schedule(now + PAUSED_S, self)
+            return
         feed, rate, begin = self._feed, self.server.rate, self._next_seq
         due = int((now - feed.started_at) * rate) + 1
         end = min(due, begin + RECORDS_PER_PUMP_MAX - 1)
@@ -366,9 +372,9 @@ def overlaps(
     return found
 
 
-async def main(rate: float, pad: int) -> None:
+async def main(rate: float, pad: int, age_s: float) -> None:
     """Serve until standard input closes; the first line on standard output says where."""
-    server = SourceServer(rate=rate, pad=pad)
+    server = SourceServer(rate=rate, pad=pad, age_s=age_s)
     await server.listen()
     control = await asyncio.start_server(server.serve_control, "127.0.0.1", 0)
     ports = {"port": server.port, "control": control.sockets[0].getsockname()[1], "pid": os.getpid()}
@@ -384,5 +390,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Resumable source of numbered records, for tests.")
     parser.add_argument("--rate", type=float, default=20.0, help="records per second and feed")
     parser.add_argument("--pad", type=int, default=40, help="extra bytes in each record")
+    parser.add_argument("--age", type=float, default=0.0, help="seconds since the first record was due")
     options = parser.parse_args()
-    uvloop.run(main(options.rate, options.pad))
+    uvloop.run(main(options.rate, options.pad, options.age))

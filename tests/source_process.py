@@ -33,9 +33,11 @@ class Streaming:
 class Source:
     """A running source. Use it as a context manager."""
 
-    def __init__(self, *, rate: float = 20.0, pad: int = 40) -> None:
+    def __init__(self, *, rate: float = 20.0, pad: int = 40, age_s: float = 0.0) -> None:
+        """``age_s``: how long ago the first record of each feed was due."""
+        options = {"rate": rate, "pad": pad, "age": age_s}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.source", "--rate", str(rate), "--pad", str(pad)],
+            [sys.executable, "-m", "tests.source", *(f"--{name}={one}" for name, one in options.items())],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 import feedq
 from feedq.api import (
+    backfill_routes,
     bulk_routes,
     cursor_routes,
     dead_letter_routes,
@@ -37,6 +38,7 @@ ROUTERS = (
     feed_changes,
     bulk_routes,
     cursor_routes,
+    backfill_routes,
     dead_letter_routes,
     declaration_routes,
     worker_routes,

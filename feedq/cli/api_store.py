@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -22,6 +23,7 @@ from feedq.landed import LandedBucket, Span
 from feedq.manifest.changes import Action, Change
 from feedq.manifest.feed_entry import FeedEntry, plain_feed
 from feedq.model import (
+    JSON,
     Event,
     Feed,
     FeedSpec,
@@ -278,6 +280,39 @@ class ApiTokens:
         self._api.ask("DELETE", "tokens", name)
 
 
+class ApiBackfills:
+    """The verbs for backfills."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    def begin(
+        self, name: str, *, begin: JSON, end: JSON, rows_per_s: float | None, key: str | None, dry_run: bool
+    ) -> dict[str, Any]:
+        body = {"from": begin, "to": end, "rows_per_s": rows_per_s}
+        headers = {} if key is None else {"Idempotency-Key": key}
+        asked = {"dry_run": dry_run}
+        made: dict[str, Any] = self._api.ask(
+            "POST", "feeds", name, "backfill", body=body, headers=headers, arguments=asked
+        )
+        return _timed(made)
+
+    def of(self, name: str) -> dict[str, Any]:
+        return _timed(self._api.get("feeds", name, "backfill"))
+
+    def running(self, *, tenant: str | None = None) -> list[dict[str, Any]]:
+        return [_timed(row) for row in self._api.get("backfills", tenant=tenant)["backfills"]]
+
+    def cancel(self, name: str) -> dict[str, Any]:
+        return _timed(self._api.ask("POST", "feeds", name, "backfill", "cancel"))
+
+
+def _timed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with its times as times."""
+    times = {key: row[key] and datetime.fromisoformat(row[key]) for key in ("begun_at", "ended_at")}
+    return {**row, **times}
+
+
 class ApiStore:
     """The store behind an API."""
 
@@ -287,6 +322,7 @@ class ApiStore:
         self.workers = ApiWorkers(api)
         self.history = ApiHistory(api)
         self.tokens = ApiTokens(api)
+        self.backfills = ApiBackfills(api)
         self.close = api.close
 
     @cached_property

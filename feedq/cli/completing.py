@@ -18,7 +18,7 @@ NAMES_MAX: Final = 200
 CONNECT_TIMEOUT_S: Final = 1
 STATEMENT_TIMEOUT_MS: Final = 500
 QUERIES: Final = {
-    "feed": "SELECT name FROM feedq.feed WHERE removed_at IS NULL AND",
+    "feed": "SELECT name FROM feedq.feed WHERE removed_at IS NULL AND parent IS NULL AND",
     "worker": "SELECT DISTINCT name FROM feedq.worker WHERE state <> 'gone' AND",
     "schedule": "SELECT name FROM feedq.schedule WHERE removed_at IS NULL AND",
     "tenant": "SELECT DISTINCT tenant AS name FROM feedq.feed WHERE removed_at IS NULL AND tenant <> '' AND",

@@ -16,6 +16,7 @@ from feedq import verbs
 from feedq.cli.choosing import none_match, selection_of, selection_options
 from feedq.cli.cursor import cursor
 from feedq.cli.dead_letters import dead_letters
+from feedq.cli.feed_backfill import backfill
 from feedq.cli.feed_declare import add, edit, export
 from feedq.cli.feed_logs import logs
 from feedq.cli.feed_tap import tap
@@ -62,6 +63,7 @@ for _command in (
     feed_test,
     dead_letters,
     cursor,
+    backfill,
     logs,
     tap,
     pause,

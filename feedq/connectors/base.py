@@ -119,6 +119,22 @@ class ConnectorOptions(StrictModel):
         """The cursor of a moment before this one. Raises `ValueError` where that does not tell."""
         raise ValueError("the cursors of this connector do not tell the time")
 
+    def cursor_place(self, cursor: JSON) -> int:
+        """Where a cursor lies among the others of its feed: what is read later lies further. By this a backfill
+        ends. Raises `ValueError` where that does not tell."""
+        raise ValueError("the cursors of this connector do not tell which of two is the later one")
+
+    def cursor_said(self, said: JSON, like: JSON) -> JSON:
+        """The cursor that a person means, who may leave out what it has in common with one of the same feed.
+        Raises `ValueError`."""
+        self.check_cursor(said)
+        return said
+
+    def cut(self, batch: Batch, ends_at: int, before: JSON) -> Batch | None:
+        """What of a batch lies no further than this place; ``before`` is the cursor of the batch before it. Not
+        asked of connectors that heed `Context.ends_at`."""
+        raise ValueError("its connector reads beyond the end that it was told")
+
     def cursor_in_record(self, cursor: JSON) -> JSON:
         """The part of a cursor that the record had which it was read from."""
         return cursor
@@ -228,6 +244,9 @@ class Context:
     """What a connector wants to remember from one connection of a stream to the next, on this worker; small, and
     never needed: it is empty when another worker takes over."""
     room: Room = BOUNDLESS
+    ends_at: int | None = None
+    """The place (`ConnectorOptions.cursor_place`) beyond which nothing is wanted. A connector that sees such a
+    record may yield what came before it and raise `EndReached`."""
     on_waiting: Callable[[str], None] = lambda why: None
     """To be called, with the reason, by a connector that waits for its source instead of failing: its feed
     has it in its status until it is connected."""

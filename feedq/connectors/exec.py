@@ -32,7 +32,7 @@ from feedq.connectors.records.framing_options import FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, check_template
 from feedq.connectors.wire.template import CURSOR, NAME, Template, compile_template
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.model import JSON, Batch
+from feedq.model import JSON, Batch, known_as
 from feedq.secrets import Masker
 
 TERMINATE_S = 0.5
@@ -304,7 +304,7 @@ class ExecConnector:
                 text = cursor.encode()
             case _:
                 text = orjson.dumps(cursor)
-        return {CURSOR: text, NAME: self._context.feed.encode()}
+        return {CURSOR: text, NAME: known_as(self._context.feed).encode()}
 
     def _receive(self, child: Child) -> bytes:
         idle_timeout_s = self._options.idle_timeout_s

@@ -27,6 +27,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -40,7 +41,7 @@ from feedq.connectors.base import ConnectorOptions, Context, log_gap
 from feedq.connectors.records.framing import Framed, Framer
 from feedq.connectors.records.framing_options import FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
-from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
 
 HEAD_BYTES = 1024
@@ -148,9 +149,10 @@ class FollowedFile:
             # One record from the beginning, or one too large to be any.
             self.go_to(size if begin > 0 else 0)
 
-    def read(self) -> Framed | None:
-        """What has been added since, a part at a time; None at the end, for now."""
-        size = os.fstat(self._fileno).st_size
+    def read(self, ends_at: int | None = None) -> Framed | None:
+        """What has been added since, a part at a time; None at the end, for now, or at the end of what is
+        wanted."""
+        size = min(os.fstat(self._fileno).st_size, sys.maxsize if ends_at is None else ends_at)
         data = os.pread(self._fileno, min(READ_BYTES, max(0, size - self._read)), self._read)
         if not data:
             return None
@@ -321,6 +323,24 @@ class FileOptions(FramingOptions):
         if parse_position(cursor) is None:
             raise ValueError('must be a place in a file, as {"inode": 1, "offset": 0, "head": 0} is')
 
+    def cursor_place(self, cursor: JSON) -> int:
+        """The offset: the cursors that are compared are of one file."""
+        position = parse_position(cursor)
+        if position is None:
+            raise ValueError("it is no place in a file")
+        return position.offset
+
+    def cursor_said(self, said: JSON, like: JSON) -> JSON:
+        """An offset in the file of the other cursor, unless it says which file."""
+        known = parse_position(like)
+        if isinstance(said, int) and not isinstance(said, bool) and known is not None:
+            if said and min(said, known.offset) < HEAD_BYTES:
+                raise ValueError(
+                    f"must be 0 or at least {HEAD_BYTES}: before that, a cursor has to tell its file itself"
+                )
+            said = FileCursor(known.inode, said, known.head if said else crc32(b"")).cursor
+        return super().cursor_said(said, like)
+
     @field_validator("path")
     @classmethod
     def _check_path(cls, path: str) -> str:
@@ -468,14 +488,22 @@ class FileConnector:
         assert self._file is not None
         # Looked at before each read, so that the new beginning of a file is not taken for the end of the old one.
         while not self._context.stopping.is_set() and not self._file.is_another():
-            framed = self._file.read()
+            framed = self._file.read(self._context.ends_at)
             if framed is None:
+                self._check_end()
                 return
             self._grew_at = time.monotonic()
             if framed:
                 yield self._batch(framed)
             if framed.is_last:
                 raise self._options.refusal(framed, where=self._path, cursor=self._file.position.cursor)
+
+    def _check_end(self) -> None:
+        """Raises `EndReached` where nothing more is wanted."""
+        assert self._file is not None
+        ends_at, at = self._context.ends_at, self._file.position.offset + self._file.pending
+        if ends_at is not None and at >= ends_at:
+            raise EndReached(f"{self._path}: what was asked for ends at {ends_at}")
 
     def _batch(self, framed: Framed) -> Batch:
         assert self._file is not None

@@ -34,6 +34,7 @@ from feedq.connectors.protocol.nats_consumer import (
     NatsCursor,
     Pulls,
     Reading,
+    Retention,
     Start,
     StreamFacts,
     Terms,
@@ -119,6 +120,19 @@ class NatsOptions(MessageOptions):
         if position is None:
             raise ValueError("it is no sequence of a stream")
         return NatsCursor(max(0, position.seq - records), position.created).cursor()
+
+    def cursor_place(self, cursor: JSON) -> int:
+        position = NatsCursor.of(cursor)
+        if position is None:
+            raise ValueError("it is no sequence of a stream")
+        return position.seq
+
+    def cursor_said(self, said: JSON, like: JSON) -> JSON:
+        """A sequence, of the same stream as the other cursor unless it says which."""
+        known = NatsCursor.of(like)
+        if isinstance(said, int) and not isinstance(said, bool) and known is not None:
+            return NatsCursor(said, known.created).cursor()
+        return super().cursor_said(said, like)
 
     @field_validator("stream", "domain")
     @classmethod
@@ -250,6 +264,10 @@ class NatsConnector:
         terms = Terms(options.subjects, options.deliver, options.max_unacknowledged, self._context.trial)
         try:
             stream = await jetstream.stream_facts()
+            if self._context.ends_at is not None and stream.retention is not Retention.LIMITS:
+                raise FeedMisconfigured(
+                    f"{self._where}: it keeps a message until that is acknowledged, and has nothing to backfill"
+                )
             start = choose_start(position, stream, options.deliver)
             consumer = await jetstream.make_consumer(stream, self._name, start, terms)
         except JetStreamRefusal as refusal:

@@ -37,7 +37,7 @@ from feedq.connectors.records.messages import (
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme, parse_location
-from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.errors import EndReached, FeedMisconfigured, SourceUnavailable
 from feedq.model import JSON, Batch
 
 PORT = 6379
@@ -108,6 +108,22 @@ class RedisOptions(MessageOptions):
         ids = list(cursor.items()) if isinstance(cursor, dict) else [("", None)]
         if any(not isinstance(text, str) or not _ID.fullmatch(text.encode()) for _, text in ids):
             raise ValueError('must have an id for each stream, as {"orders": "1764064800000-0"} does')
+
+    def cursor_place(self, cursor: JSON) -> int:
+        if len(self.streams) > 1:
+            raise ValueError(
+                "of several streams nobody can tell what comes after it: declare a feed for each"
+            )
+        self.check_cursor(cursor)
+        text = cursor.get(self.streams[0]) if isinstance(cursor, dict) else None
+        return _place(_kept(text) if isinstance(text, str) else ZERO)
+
+    def cursor_said(self, said: JSON, like: JSON) -> JSON:
+        """An id, or the milliseconds that it begins with, of the one stream."""
+        if isinstance(said, str | int) and not isinstance(said, bool) and len(self.streams) == 1:
+            text = str(said)
+            said = {self.streams[0]: text if "-" in text else f"{text}-0"}
+        return super().cursor_said(said, like)
 
     def cursor_at(self, cursor: JSON, at: datetime) -> JSON:
         """An id begins with the milliseconds at which its entry was added."""
@@ -232,7 +248,8 @@ class RedisConnector:
             self._check_gap(stream, _oldest(await link.answer()), positions[stream])
         records: list[bytes] = []
         count = size = held = 0
-        failure: FeedMisconfigured | None = None
+        failure: FeedMisconfigured | EndReached | None = None
+        ends_at = self._context.ends_at
         async with aclosing(self._entries(link)) as entries:
             async for entry in entries:
                 entry_id = _id(entry.id)
@@ -240,6 +257,11 @@ class RedisConnector:
                     raise BrokenAnswer(
                         f"an entry {_text(entry_id)} that comes before those that were asked for"
                     )
+                if ends_at is not None and _place(entry_id) > ends_at:
+                    failure = EndReached(
+                        f"{self._location}: what was asked for ends before {_text(entry_id)}"
+                    )
+                    break
                 record = b"" if entry.too_large else self._record(entry)
                 failure = self._refusal(entry, record, positions)
                 if failure is not None:
@@ -385,6 +407,11 @@ def _kept(text: str) -> Id:
     """The id in a cursor."""
     milliseconds, _, sequence = text.partition("-")
     return int(milliseconds), int(sequence or 0)
+
+
+def _place(entry_id: Id) -> int:
+    """An id as one number."""
+    return (entry_id[0] << 64) + entry_id[1]
 
 
 def _oldest(answer: Any) -> Id:

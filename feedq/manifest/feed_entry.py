@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Wit
 from feedq.connectors.base import parse_options
 from feedq.errors import InvalidInput
 from feedq.expect import Expectation, read_expectations, write_expectations
-from feedq.model import FeedSpec, Selector, StartCursor, TargetState
+from feedq.model import BACKFILL_SUFFIX, FeedSpec, Selector, StartCursor, TargetState
 from feedq.sinks.base import parse_sink, target_of
 from feedq.sinks.cursors import check_cursor
 from feedq.sinks.event_time import event_time_finder
@@ -109,6 +109,15 @@ Expect = Annotated[
 ]
 
 
+def _check_feed_name(name: str) -> str:
+    if name.endswith(BACKFILL_SUFFIX):
+        raise ValueError(f"must not end in {BACKFILL_SUFFIX}, which names the backfills of feeds")
+    return name
+
+
+FeedName = Annotated[Name, AfterValidator(_check_feed_name)]
+
+
 class SelectorEntry(Entry):
     """Labels of workers. What becomes of a worker that lacks one has to be said."""
 
@@ -125,7 +134,7 @@ class FeedEntry(Entry):
 
     noun = "feed"
 
-    name: Name
+    name: FeedName
     """Unique. Up to 200 printable characters without spaces; `tenant/feed` reads well."""
     tenant: Tenant = ""
     """Whom the feed belongs to."""

@@ -88,7 +88,7 @@ _IDLE = """
 _NEWS = f"""
     SELECT feed_id FROM (
         ({_IDLE} WHERE {_MAY_START} AND l.retry_at IS NULL
-           AND l.reason NOT IN ('paused', 'failed', 'removed', 'no_capacity', 'no_match')
+           AND l.reason NOT IN ('paused', 'failed', 'removed', 'no_capacity', 'no_match', 'finished')
          ORDER BY l.feed_id LIMIT :limit)
         UNION ALL
         ({_IDLE} WHERE {_MAY_START} AND l.retry_at IS NOT NULL AND l.retry_at <= statement_timestamp()

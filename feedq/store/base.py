@@ -277,6 +277,10 @@ class ReconcilePass(Placing, Protocol):
     def apply_edits(self, edits: Sequence[tuple[int, Edit]], *, stop_within_s: float) -> None:
         """Perform the decisions for these feed ids and mark them clean."""
 
+    def end_backfills(self) -> int:
+        """Write the end of each backfill that has finished into the history of its feed, and forget it. Returns
+        how many."""
+
     def quarantined(self) -> list[Lease]:
         """Leases of feeds in quarantine that run, in it or still among others."""
 

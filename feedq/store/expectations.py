@@ -60,7 +60,7 @@ _WANTED = f"""
             SELECT CAST(:everything AS jsonb) || coalesce(CAST(:tenants AS jsonb) -> f.tenant, '{{}}')
                 || f.expect AS expect
         ) e
-        WHERE f.removed_at IS NULL AND f.target_state = 'running'
+        WHERE f.removed_at IS NULL AND f.target_state = 'running' AND f.parent IS NULL
           AND (:for_all OR f.tenant = ANY(:tenant_names) OR f.expect <> '{{}}')
     ), counted AS MATERIALIZED (
         SELECT id, 'min_rows' AS kind, per_s FROM wanted WHERE per_s IS NOT NULL

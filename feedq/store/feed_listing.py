@@ -138,6 +138,8 @@ _STATUS = f"""
         ELSE 'waiting'
     END
 """
+_DECLARED = "f.parent IS NULL"
+"""A backfill is shown with its feed, and not counted beside it."""
 _WANTED = "f.removed_at IS NULL AND f.target_state = 'running'"
 # Whether a worker stands still is found out once a worker, not once a feed: OFFSET 0 is a fence here, too.
 _FROM = f"""
@@ -210,7 +212,8 @@ class FeedListing(Aggregate):
         tallies = [_tally(list(counted.values())) for counted in rows[0].tallies or ()]
         views = [feed_view_from(row) for row in rows if row.id is not None]
         matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
-        declared = 0 if matching else c.execute(text("SELECT count(*) FROM feedq.feed")).scalar_one()
+        count = text(f"SELECT count(*) FROM feedq.feed f WHERE {_DECLARED}")
+        declared = 0 if matching else c.execute(count).scalar_one()
         return FoundFeeds(now, views, tallies, matching, declared)
 
     @in_transaction
@@ -247,7 +250,7 @@ class FeedListing(Aggregate):
     def tallies(self, c: Connection) -> list[StatusCount]:
         """Count all feeds by status and reason."""
         sql = f"""
-            {_TALLIED} FROM (SELECT f.name, {_COUNTED} {_FROM}) found
+            {_TALLIED} FROM (SELECT f.name, {_COUNTED} {_FROM} WHERE {_DECLARED}) found
             GROUP BY status, reason ORDER BY status, reason
         """
         return [_tally(row) for row in c.execute(text(sql), {"now": _begin(c)})]
@@ -375,7 +378,7 @@ def _chosen(selection: Selection) -> tuple[list[str], dict[str, Any]]:
         "failing": sorted(status.value for status in TROUBLED) if selection.failing else None,
     }
     given = {name: value for name, value in asked.items() if value is not None and value != []}
-    conditions = [_CHOSEN_BY[name] for name in given]
+    conditions = [_DECLARED, *(_CHOSEN_BY[name] for name in given)]
     if not selection.removing:
         conditions.append("f.removed_at IS NULL")
     return conditions, given

@@ -20,6 +20,7 @@ from feedq.model import (
     ANYWHERE,
     Event,
     Feed,
+    FeedBackfill,
     FeedSpec,
     FeedView,
     Identity,
@@ -45,7 +46,7 @@ _event_values = attrgetter(*(field.name for field in fields(Event)))
 FEED_COLUMNS = (
     "f.id, f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.selector, "
     "f.weight AS feed_weight, f.target_state, f.generation AS feed_generation, f.created_at, f.updated_at, "
-    "f.initial_cursor, f.expect, f.removed_at, f.catalog, f.uuid AS feed_uuid, "
+    "f.initial_cursor, f.expect, f.removed_at, f.catalog, f.uuid AS feed_uuid, f.parent, f.backfill, "
     "(SELECT id FROM feedq.installation) AS installation"
 )
 _MAPPINGS = ("source", "sink", "labels", "selector", "expect")
@@ -104,7 +105,8 @@ def feed_from(row: Any) -> Feed:
     )
     identity = Identity(row.feed_uuid, row.installation)
     times = (row.created_at, row.updated_at, row.removed_at)
-    return Feed(row.id, spec, row.feed_generation, *times, identity, row.catalog)
+    backfill = None if row.parent is None else FeedBackfill(row.parent, **row.backfill)
+    return Feed(row.id, spec, row.feed_generation, *times, identity, row.catalog, backfill)
 
 
 def lease_from(row: Any, feed_id: int) -> Lease:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -19,6 +20,7 @@ from feedq.model import (
     ChangedCursor,
     Event,
     Feed,
+    FeedBackfill,
     FeedSpec,
     FeedView,
     Lease,
@@ -26,6 +28,7 @@ from feedq.model import (
     Reason,
     TargetState,
     Version,
+    known_as,
 )
 from feedq.placement.base import Transfer
 from feedq.selection import Selection, SelectionOrder
@@ -53,7 +56,7 @@ from feedq.store.feed_rows import (
 from feedq.store.history import record
 from feedq.store.leases import brief_cursor, shown_cursor, transfer
 
-_VIEWS = f"""
+FEED_VIEWS = f"""
     SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, statement_timestamp() AS now
     FROM feedq.feed f
     LEFT JOIN feedq.lease l ON l.feed_id = f.id
@@ -85,29 +88,20 @@ class PostgresFeeds(Aggregate):
 
     @in_transaction
     def add(self, c: Connection, spec: FeedSpec) -> Feed:
-        # Its lease says all that a pass needs to know, so a pass has nothing to do.
-        sql = f"""
-            WITH f AS (
-                INSERT INTO feedq.feed ({", ".join(_SPEC)}, dirty) VALUES ({", ".join(_SPEC.values())}, false)
-                RETURNING *
-            ), lease AS (INSERT INTO feedq.lease (feed_id, reason) SELECT id, :reason FROM f)
-            SELECT {FEED_COLUMNS} FROM f
-        """
-        parameters = declared_columns(spec) | {"reason": first_reason(spec).value}
         with refused_when_taken(f"feed {spec.name!r} exists already; `feedq feed edit` changes it"):
-            feed = feed_from(c.execute(text(sql), parameters).one())
+            feed = insert_feed(c, spec)
         self._record(c, EventKind.FEED_ADDED, feed)
         return feed
 
     @in_transaction
     def edit(self, c: Connection, name: str, spec: FeedSpec, *, expected: Version | None = None) -> Feed:
-        current = _to_change(c, name, expected)
+        current = locked_to_change(c, name, expected)
         if spec == current.spec:
             return current
         changed = [column for column in _SPEC if getattr(spec, column) != getattr(current.spec, column)]
         columns = ", ".join(f"{column} = {value}" for column, value in _SPEC.items())
         with refused_when_taken(f"feed {spec.name!r} exists already"):
-            feed = _update(c, current, f"{columns}, {_NEXT_GENERATION}", declared_columns(spec))
+            feed = update_feed(c, current, f"{columns}, {_NEXT_GENERATION}", declared_columns(spec))
         self._record(c, EventKind.FEED_EDITED, feed, changed=changed)
         return feed
 
@@ -115,17 +109,19 @@ class PostgresFeeds(Aggregate):
     def set_target(
         self, c: Connection, name: str, target: TargetState, *, expected: Version | None = None
     ) -> Feed:
-        current = _to_change(c, name, expected)
+        current = locked_to_change(c, name, expected)
         if current.spec.target_state is target:
             return current
-        feed = _update(c, current, f"target_state = :target, {_NEXT_GENERATION}", {"target": target.value})
+        feed = update_feed(
+            c, current, f"target_state = :target, {_NEXT_GENERATION}", {"target": target.value}
+        )
         paused = target is TargetState.PAUSED
         self._record(c, EventKind.FEED_PAUSED if paused else EventKind.FEED_RESUMED, feed)
         return feed
 
     @in_transaction
     def restart(self, c: Connection, name: str, *, expected: Version | None = None) -> Feed:
-        feed = _update(c, _to_change(c, name, expected), _NEXT_GENERATION)
+        feed = update_feed(c, locked_to_change(c, name, expected), _NEXT_GENERATION)
         self._record(c, EventKind.FEED_RESTARTED, feed)
         return feed
 
@@ -138,14 +134,14 @@ class PostgresFeeds(Aggregate):
         """
         c.execute(text(shown), {"cursor": shown_cursor(change.after), "name": name})
         # Whoever it belongs to by now: the sink has made the change.
-        feed = _update(c, _locked(c, name), _NEXT_GENERATION)
+        feed = update_feed(c, _locked(c, name), _NEXT_GENERATION)
         cursors = {"before": brief_cursor(change.before), "after": brief_cursor(change.after)}
         self._record(c, EventKind.CURSOR_CHANGED, feed, verb=change.verb, deleted=change.deleted, **cursors)
         return feed
 
     @in_transaction
     def remove(self, c: Connection, name: str, *, expected: Version | None = None) -> Feed:
-        feed = _update(c, _to_change(c, name, expected), "removed_at = clock_timestamp()")
+        feed = update_feed(c, locked_to_change(c, name, expected), "removed_at = clock_timestamp()")
         self._record(c, EventKind.FEED_REMOVED, feed)
         return feed
 
@@ -197,7 +193,7 @@ class PostgresFeeds(Aggregate):
 
     @in_statement
     def view(self, c: Connection, name: str) -> FeedView:
-        sql = _VIEWS + " WHERE f.name = :name ORDER BY f.removed_at DESC NULLS FIRST LIMIT 1"
+        sql = FEED_VIEWS + " WHERE f.name = :name ORDER BY f.removed_at DESC NULLS FIRST LIMIT 1"
         row = c.execute(text(sql), {"name": name}).one_or_none()
         if row is None:
             raise no_feed(name)
@@ -207,9 +203,10 @@ class PostgresFeeds(Aggregate):
     @in_statement
     def views(self, c: Connection, *, tenant: str | None = None, worker: str | None = None) -> list[FeedView]:
         sql = f"""
-            {_VIEWS}
+            {FEED_VIEWS}
             WHERE (CAST(:tenant AS text) IS NULL OR f.tenant = :tenant)
-              AND (CAST(:worker AS text) IS NULL OR w.name = :worker)
+              -- What a worker has is all that it has; elsewhere a backfill is shown with its feed.
+              AND CASE WHEN CAST(:worker AS text) IS NULL THEN f.parent IS NULL ELSE w.name = :worker END
             ORDER BY f.name, f.id
         """
         rows = c.execute(text(sql), {"tenant": tenant, "worker": worker})
@@ -229,7 +226,8 @@ class PostgresFeeds(Aggregate):
 
     @in_statement
     def count(self, c: Connection) -> int:
-        found: int = c.execute(text("SELECT count(*) FROM feedq.feed WHERE removed_at IS NULL")).scalar_one()
+        sql = "SELECT count(*) FROM feedq.feed WHERE removed_at IS NULL AND parent IS NULL"
+        found: int = c.execute(text(sql)).scalar_one()
         return found
 
     @in_statement
@@ -238,7 +236,7 @@ class PostgresFeeds(Aggregate):
     ) -> list[Feed]:
         sql = f"""
             SELECT {FEED_COLUMNS} FROM feedq.feed f
-            WHERE f.removed_at IS NULL AND f.name > :after
+            WHERE f.removed_at IS NULL AND f.parent IS NULL AND f.name > :after
               AND (CAST(:tenant AS text) IS NULL OR f.tenant = :tenant)
             ORDER BY f.name LIMIT :limit
         """
@@ -252,7 +250,25 @@ class PostgresFeeds(Aggregate):
             return [event_from(row) for row in c.execute(text(sql), {"id": feed.id, "limit": limit})]
 
 
-def _update(
+def insert_feed(c: Connection, spec: FeedSpec, backfill: FeedBackfill | None = None) -> Feed:
+    """A new feed, with its lease: that says all that a pass needs to know, so a pass has nothing to do."""
+    made = (
+        "" if backfill is None else json.dumps({k: v for k, v in asdict(backfill).items() if k != "parent"})
+    )
+    more = {"parent": None if backfill is None else backfill.parent, "backfill": made or None}
+    columns = {**_SPEC, "parent": ":parent", "backfill": "CAST(:backfill AS jsonb)"}
+    sql = f"""
+        WITH f AS (
+            INSERT INTO feedq.feed ({", ".join(columns)}, dirty) VALUES ({", ".join(columns.values())}, false)
+            RETURNING *
+        ), lease AS (INSERT INTO feedq.lease (feed_id, reason) SELECT id, :reason FROM f)
+        SELECT {FEED_COLUMNS} FROM f
+    """
+    parameters = {**declared_columns(spec), **more, "reason": first_reason(spec).value}
+    return feed_from(c.execute(text(sql), parameters).one())
+
+
+def update_feed(
     c: Connection, feed: Feed, assignments: str, parameters: Mapping[str, Any] = MappingProxyType({})
 ) -> Feed:
     sql = f"""
@@ -262,9 +278,10 @@ def _update(
     return feed_from(c.execute(text(sql), {**parameters, "id": feed.id}).one())
 
 
-def _to_change(c: Connection, name: str, expected: Version | None) -> Feed:
+def locked_to_change(c: Connection, name: str, expected: Version | None) -> Feed:
     """The feed, locked. Raises `NotFound`, `Outdated`, `Forbidden` when it is not the author's to change."""
     feed = _locked(c, name)
+    require_no_backfill(feed)
     require_version(f"feed {name!r}", feed.version, expected)
     require_own(feed.spec.tenant, f"feed {name!r}")
     return feed
@@ -289,6 +306,16 @@ def _withdraw(c: Connection, lease: Lease) -> None:
     c.execute(text(sql), {"feed_id": lease.feed_id})
     whose = (lease.feed_id, lease.worker_id, lease.epoch)
     record(c, EventKind.LEASE_FREED, *whose, detail={"reason": Reason.MOVED.value})
+
+
+def require_no_backfill(feed: Feed) -> None:
+    """Raises `Conflict` for what nobody declared, and nobody edits, pauses or removes but with its feed."""
+    if feed.backfill is not None:
+        of = known_as(feed.name)
+        raise Conflict(
+            f"{feed.name!r} is the backfill of feed {of!r} and follows it; `feedq feed backfill cancel {of}` ends "
+            "it"
+        )
 
 
 def no_feed(name: str) -> NotFound:

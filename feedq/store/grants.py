@@ -102,7 +102,7 @@ owns all of them."""
 DECLARED: Final[Mapping[str, Collection[str]]] = {
     "feed": (
         *("name", "tenant", "connector", "source", "sink", "labels", "selector", "weight", "target_state"),
-        *("generation", "uuid", "catalog", "initial_cursor", "expect"),
+        *("generation", "uuid", "catalog", "initial_cursor", "expect", "parent", "backfill"),
     ),
     "schedule": ("name", "job", "timing", "policy", "excluded", "generation"),
 }

@@ -109,7 +109,7 @@ _AFTER_LOSS = f"""coalesce(
 _KEYS = GivenRows("feed_id bigint, epoch bigint")
 _MOVED = GivenRows("feed_id bigint, source uuid, target uuid")
 _RELEASED = GivenRows(
-    "feed_id bigint, epoch bigint, reason text, retry_in_s float8, attempts int, error text"
+    "feed_id bigint, epoch bigint, reason text, retry_in_s float8, attempts int, error text, records bigint"
 )
 _PROGRESS = GivenRows(
     "feed_id bigint, epoch bigint, records bigint, bytes bigint, dead_letters bigint, last_record_ago_s float8, "
@@ -159,7 +159,7 @@ _RELEASE = f"""
     ), held AS (
         -- Kept for the process that is about to take the owner's place is only what an announced end releases: not
         -- after a crash, nor what a person asked for meanwhile, nor what is on its way to another worker already.
-        SELECT locked.feed_id, locked.error, locked.attempts, w.name AS worker,
+        SELECT locked.feed_id, locked.error, locked.attempts, locked.records, w.name AS worker,
             coalesce(locked.reason = 'failed' AND before = 'failed' AND error = last_error, false) AS is_known,
             CASE WHEN kept THEN 'held' ELSE locked.reason END AS reason,
             CASE WHEN kept THEN :hold_s ELSE locked.retry_in_s END AS delay_s
@@ -181,7 +181,8 @@ _RELEASE = f"""
             retry_at = CASE WHEN held.delay_s > 0 OR held.reason = 'failed'
                             THEN clock_timestamp() + make_interval(secs => held.delay_s) END,
             last_error = coalesce(held.error, l.last_error),
-            last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE clock_timestamp() END
+            last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE clock_timestamp() END,
+            records_total = coalesce(held.records, l.records_total)
         FROM held WHERE l.feed_id = held.feed_id
         RETURNING l.feed_id, l.epoch, l.generation, held.reason, held.error, held.is_known
     ), dirty AS ({mark_dirty("released")}), history AS (

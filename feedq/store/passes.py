@@ -96,6 +96,22 @@ _DIRTY = f"""
     WHERE f.id = ANY({_FIRST}) AND f.dirty
     ORDER BY f.id FOR UPDATE OF l, f  -- the lease first, as everywhere
 """
+# In one statement: what has landed all it was begun for is in the history of its feed, or still there.
+_END_BACKFILLS = """
+    WITH ended AS (
+        SELECT f.id, f.parent, f.backfill, l.records_total, l.dead_letters_total,
+            round(extract(epoch FROM clock_timestamp() - f.created_at)::numeric, 3) AS took_s
+        FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
+        WHERE f.parent IS NOT NULL AND f.removed_at IS NULL AND l.state = 'idle' AND l.reason = 'finished'
+        ORDER BY f.id FOR UPDATE OF l, f SKIP LOCKED
+    ), told AS (
+        INSERT INTO feedq.event (kind, feed_id, detail)
+        SELECT :kind, parent, backfill || jsonb_build_object(
+            'records', records_total, 'dead_letters', dead_letters_total, 'took_s', took_s)
+        FROM ended
+    )
+    DELETE FROM feedq.feed f USING ended WHERE f.id = ended.id
+"""
 _PARTED = GivenRows("feed_id bigint, reason text, quarantined boolean")
 
 
@@ -224,6 +240,10 @@ class PostgresPass(PassAssignments, PassSweep):
         """
         kind = EventKind.LEASE_OVERDUE.value
         return [row.worker_id for row in self._c.execute(text(sql), {"timeout_s": timeout_s, "kind": kind})]
+
+    def end_backfills(self) -> int:
+        kind = EventKind.BACKFILL_FINISHED.value
+        return self._c.execute(text(_END_BACKFILLS), {"kind": kind}).rowcount
 
     def quarantined(self) -> list[Lease]:
         # But for those that change hands this very moment.

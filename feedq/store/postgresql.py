@@ -22,6 +22,7 @@ from feedq.store.workers import PostgresWorkers
 
 if TYPE_CHECKING:
     from feedq.store.alert_outbox import AlertOutbox
+    from feedq.store.backfills import PostgresBackfills
     from feedq.store.expectations import ExpectationStore
     from feedq.store.jobs.calendars import CalendarStore
     from feedq.store.jobs.queues import QueueStore
@@ -108,6 +109,12 @@ class PostgresStore:
         from feedq.store.passes import PostgresFleet
 
         return PostgresFleet(self._database, keep=self._keep)
+
+    @cached_property
+    def backfills(self) -> PostgresBackfills:
+        from feedq.store.backfills import PostgresBackfills
+
+        return PostgresBackfills(self._database)
 
     @cached_property
     def expectations(self) -> ExpectationStore:

@@ -29,6 +29,7 @@ from feedq.backoff import BackoffPolicy, RetryElsewhere
 from feedq.clock import Clock
 from feedq.connectors.base import Connector, Context, load_connector, open_stream
 from feedq.errors import (
+    EndReached,
     FeedMisconfigured,
     FeedqError,
     InvalidInput,
@@ -48,6 +49,7 @@ from feedq.model import (
     Reason,
     Release,
     Rewind,
+    known_as,
 )
 from feedq.permission import Permissions
 from feedq.secrets import Masker, resolve_secrets
@@ -62,6 +64,7 @@ from feedq.sinks.base import (
 from feedq.sinks.event_time import event_time_reader
 from feedq.telemetry import RECONNECTS, LogEvent, log, mask_url
 from feedq.tracing import NO_TRACE, begin
+from feedq.worker.backfill_end import BackfillEnd
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
 from feedq.worker.declared import Declared, declared, lean
@@ -154,6 +157,11 @@ class FeedRunner:
         self._memory: dict[str, object] = {}
         self._masker: Masker | None = None
         self._blame: Loss | None = None
+        self._backfill_end: BackfillEnd | None = None
+        self._read_whole: BatchQueue | None = None
+        """The queue that has got all that a backfill is to read."""
+        self._landed_before = 0
+        """What the sink had when it was fenced, besides what the queue counts."""
         self._trace = NO_TRACE
         self.tap: RecordTap | None = None
 
@@ -235,6 +243,7 @@ class FeedRunner:
     async def _stream_until_ended(self) -> Release | None:
         kind, what = load_connector(self.feed.spec.connector), declared(self.feed)
         self.progress.sink = what.sink
+        self._backfill_end = BackfillEnd.of(self.feed, what.options)
         with self._worker.pacing.of(self.feed, what.options.limits) as pace:
             while True:
                 # An interrupt may be older than the first step of this coroutine: nobody could cancel it then.
@@ -253,13 +262,7 @@ class FeedRunner:
         """Make one connection, from its fence to its end. None: go on as the interrupt says, or try again."""
         try:
             if what.options.secrets and self._masker is None:
-                self._secrets = await asyncio.to_thread(
-                    resolve_secrets,
-                    what.options.secrets,
-                    tenant=self.feed.spec.tenant,
-                    permissions=self._worker.permissions,
-                )
-                self._masker = await asyncio.to_thread(Masker, self._secrets.values())
+                await self._resolve_secrets(what)
             await self._worker.trusted.wait()
             if self._batch_queue is None or self._must_fence:
                 self.progress.batch_queue = await self._open_batch_queue(what, self._batch_queue)
@@ -267,14 +270,18 @@ class FeedRunner:
             assert batch_queue is not None
             # What was received before the last connection broke must be decided before we ask again.
             await batch_queue.join()
+            if self._is_finished(batch_queue):
+                return self._release(Reason.FINISHED)
             await self._worker.start_limiter.turn()
             await self._worker.connect_limiter.turn(what.options.remote_host, after_loss=self._after_loss)
             self._after_loss = False
-            context = self._context(batch_queue, pace)
             self._retries.begin()
             self._trace.connecting()
-            stream = open_stream(kind, what.options, context=context, cursor=self._begins_after(batch_queue))
-            await self._stream(stream, batch_queue, pace)
+            await self._stream(self._open_stream(kind, what, batch_queue, pace), batch_queue, pace)
+        except EndReached:
+            # What is on its way is decided first, with the next turn of this.
+            self._read_whole = self._batch_queue
+            self._disconnected()
         except asyncio.CancelledError:
             self._disconnected()
             # An interrupt cancels the task to wake it; anybody else's cancellation goes on.
@@ -289,13 +296,29 @@ class FeedRunner:
             self._disconnected()
         return None
 
+    async def _resolve_secrets(self, what: Declared) -> None:
+        self._secrets = await asyncio.to_thread(
+            resolve_secrets,
+            what.options.secrets,
+            tenant=self.feed.spec.tenant,
+            permissions=self._worker.permissions,
+        )
+        self._masker = await asyncio.to_thread(Masker, self._secrets.values())
+
+    def _open_stream(
+        self, kind: type[Connector], what: Declared, batch_queue: BatchQueue, pace: FeedThrottle
+    ) -> AsyncGenerator[Batch, None]:
+        context, cursor = self._context(batch_queue, pace), self._begins_after(batch_queue)
+        stream = open_stream(kind, what.options, context=context, cursor=cursor)
+        return stream if self._backfill_end is None else self._backfill_end.within(stream, cursor)
+
     async def _stream(
         self, batches: AsyncGenerator[Batch, None], batch_queue: BatchQueue, pace: FeedThrottle
     ) -> None:
         try:
             async with contextlib.aclosing(batches):
                 await batch_queue.take_all(batches, pace, before_each=self._received)
-        except (SourceUnavailable, FeedMisconfigured, LeaseLost, SinkUnavailable):
+        except (SourceUnavailable, FeedMisconfigured, LeaseLost, SinkUnavailable, EndReached):
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # these two would end all other feeds too
             self.log_unexpected(error, "connector")
@@ -311,7 +334,7 @@ class FeedRunner:
         self._retries.fenced()
         self._must_fence = False
         batch_queue = self._worker.open_batch_queue(
-            what.sink, self.key, self.feed.name, what.target, fenced, self._progressed
+            what.sink, self.key, known_as(self.feed.name), what.target, fenced, self._progressed
         )
         lag = self._worker.expected(self.feed.spec.tenant, self.feed.spec.expect).get(
             Expectation.MAX_EVENT_LAG
@@ -322,6 +345,7 @@ class FeedRunner:
         batch_queue.tap = self.tap
         if failed is not None:
             batch_queue.take_over(failed)
+        self._landed_before = fenced.records - batch_queue.landed
         if failed is not None and isinstance(failed.failure, SinkRewound):
             # It may tell of records as landed that the sink has no more.
             self._memory = {}
@@ -418,6 +442,14 @@ class FeedRunner:
 
     # -- small things --------------------------------------------------------------------------------
 
+    def _is_finished(self, batch_queue: BatchQueue) -> bool:
+        """Whether a backfill has landed all it was begun for: the sink's cursor says so, also to a successor."""
+        if self._backfill_end is None:
+            return False
+        return self._read_whole is batch_queue or self._backfill_end.is_reached(
+            self._begins_after(batch_queue)
+        )
+
     def _begins_after(self, batch_queue: BatchQueue) -> JSON:
         """Where to resume; or where the feed is to begin, when the sink has no cursor of it."""
         return self.feed.spec.initial_cursor if batch_queue.cursor is None else batch_queue.cursor
@@ -434,6 +466,7 @@ class FeedRunner:
             environment=self._worker.environment,
             note_thread=partial(self._worker.note_thread, self.feed.id),
             room=pace.room(batch_queue.budget),
+            ends_at=None if self._backfill_end is None else self._backfill_end.ends_at,
             memory=self._memory,
         )
 
@@ -474,7 +507,11 @@ class FeedRunner:
     def _release(self, reason: Reason, *, error: str | None = None, retry_in_s: float = 0.0) -> Release:
         if self._blame is not None and reason is Reason.QUARANTINED:
             error = self._blame.said
-        return Release(*self.key, reason, retry_in_s, self._retries.counted_for(reason), error, self._blame)
+        landed = None
+        if reason is Reason.FINISHED and self._batch_queue is not None:
+            landed = self._landed_before + self._batch_queue.landed
+        attempts = self._retries.counted_for(reason)
+        return Release(*self.key, reason, retry_in_s, attempts, error, self._blame, landed)
 
     def release_after(self, error: BaseException) -> Release:
         """Return the release of a feed whose runner ended in a way that it should not: another worker may

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -14,7 +15,7 @@ from pydantic import SecretStr
 from feedq.access import AccessRole
 from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
-from feedq.model import TargetState
+from feedq.model import FeedBackfill, TargetState
 from feedq.settings import Settings
 from feedq.store.postgresql import PostgresStore
 from tests.api_client import ApiClient
@@ -200,7 +201,10 @@ def test_a_database_that_is_away_is_503() -> None:
 
 
 def test_each_answer_is_what_the_document_says(api: ApiClient, harness: JobsHarness, feeds: None) -> None:
-    harness.run(harness.store.feeds.get("acme/a"), harness.worker("w@host"))
+    feed = harness.store.feeds.get("acme/a")
+    harness.run(feed, harness.worker("w@host"))
+    filling = replace(feed.spec, name="acme/a~backfill")
+    harness.store.backfills.begin(feed, filling, FeedBackfill(feed.id, 1, 5))
     harness.schedules.add(schedule_spec())
     run = harness.schedules.trigger("nightly")
     document = api.json("/openapi.json")

@@ -23,14 +23,14 @@ from feedq.access import AccessRole
 from feedq.api.app import document_of, make_app
 from feedq.api.backend import ApiBackend
 from feedq.embedded.postgres import Postgres
-from feedq.model import Feed, Identity, TargetState, WorkerTarget
+from feedq.model import Feed, FeedBackfill, Identity, TargetState, WorkerTarget
 from feedq.schedule.model import Calendar, Queue
 from feedq.settings import Settings
 from feedq.sinks.base import Taking
 from feedq.store.event_listing import EventFilter
 from feedq.telemetry import EventKind
 from tests.api_client import ApiClient
-from tests.api_examples import BODIES, MINE, OTHERS, PAUSED, PREFIX, Example, examples_of
+from tests.api_examples import BODIES, FILLING, KEYED, MINE, OTHERS, PAUSED, PREFIX, Example, examples_of
 from tests.cluster import wait_until
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.sink_harness import empty_database
@@ -72,6 +72,12 @@ class Stage:
         for name in (MINE, PAUSED):
             harness.feed(name, tenant="acme", sink={"table": "raw"})
             harness.schedule(name if name == PAUSED else "nightly")
+        source = {"url": "tcp://127.0.0.1:1", "cursor": "/seq", "hello": "{cursor}"}
+        for name in (KEYED, FILLING):
+            keyed = {"table": "raw", "columns": {"seq": "/seq"}, "key": ["seq"]}
+            made = harness.feed(name, tenant="acme", sink=keyed, source=source)
+        filling = replace(made.spec, name=f"{FILLING}~backfill", initial_cursor=1)
+        harness.store.backfills.begin(made, filling, FeedBackfill(made.id, 1, 5))
         harness.store.feeds.set_target(PAUSED, TargetState.PAUSED)
         harness.schedules.pause(PAUSED)
         harness.schedules.trigger("nightly")

@@ -73,8 +73,8 @@ class NumberedSource:
 
 
 @asynccontextmanager
-async def numbered_source() -> AsyncIterator[NumberedSource]:
-    source = NumberedSource()
+async def numbered_source(source: NumberedSource | None = None) -> AsyncIterator[NumberedSource]:
+    source = source or NumberedSource()
     server = await asyncio.start_server(source.serve, "127.0.0.1", 0)
     source.port = server.sockets[0].getsockname()[1]
     try:

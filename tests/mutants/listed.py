@@ -380,8 +380,9 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
     ("tests/contract/test_store_expectations.py",): (
         (
             "a feed that is paused is expected to land records",
-            "WHERE f.removed_at IS NULL AND f.target_state = 'running'\n          AND (:for_all",
-            "WHERE f.removed_at IS NULL\n          AND (:for_all",
+            "WHERE f.removed_at IS NULL AND f.target_state = 'running' AND f.parent IS NULL\n"
+            "          AND (:for_all",
+            "WHERE f.removed_at IS NULL AND f.parent IS NULL\n          AND (:for_all",
         ),
     ),
     ("tests/contract/test_store_alerts.py",): (

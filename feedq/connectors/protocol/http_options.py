@@ -62,6 +62,12 @@ class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
             return {"at": super().cursor_back(self.cursor_in_record(cursor), records)}
         return super().cursor_back(cursor, records)
 
+    def cursor_place(self, cursor: JSON) -> int:
+        return super().cursor_place(self.cursor_in_record(cursor))
+
+    def cursor_said(self, said: JSON, like: JSON) -> JSON:
+        return {"at": self.cursor_in_record(said)} if self.mode == "poll" else said
+
     def cursor_in_record(self, cursor: JSON) -> JSON:
         """The source's own cursor: that of a poll says besides what is known of the last answer."""
         is_poll = self.mode == "poll" and isinstance(cursor, dict) and "at" in cursor

@@ -45,7 +45,7 @@ from feedq.connectors.records.messages import (
     enclose,
     oversize,
 )
-from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
 
 NANOSECONDS: Final = 1_000_000_000
@@ -487,6 +487,9 @@ class Reading:
                 if received.seq <= self._landed:
                     self._acknowledge([message.reply])
                 continue
+            if self._context.ends_at is not None and received.seq > self._context.ends_at:
+                taken.failure = EndReached(f"{self._where}: what was asked for ends before {received.seq}")
+                break
             if message.size > self._options.max_record_bytes:
                 taken.failure = oversize(self._where, self._options, size=message.size, after=self.cursor)
                 break

@@ -22,7 +22,7 @@ from feedq.connectors.base import Context
 from feedq.connectors.wire.remote import ConnectedOptions, check_template, parse_location
 from feedq.connectors.wire.template import CURSOR, NAME, Template, compile_template
 from feedq.errors import FeedMisconfigured
-from feedq.model import JSON
+from feedq.model import JSON, known_as
 
 USER_AGENT = f"feedq/{__version__}"
 """Some public sources refuse requests without one."""
@@ -121,7 +121,7 @@ class RequestOptions(ConnectedOptions):
     def _values(self, context: Context, cursor: JSON) -> dict[str, bytes]:
         """What fills the placeholders. No cursor, no value for it."""
         values = {name: value.encode("utf-8", "surrogateescape") for name, value in context.secrets.items()}
-        values[NAME] = context.feed.encode()
+        values[NAME] = known_as(context.feed).encode()
         cursor = self.resumed_after(cursor)
         if cursor is not None:
             values[CURSOR] = cursor.encode() if isinstance(cursor, str) else orjson.dumps(cursor)

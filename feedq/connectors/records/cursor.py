@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
 from pydantic import ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, check_format
-from feedq.connectors.records.framing import CursorReader
-from feedq.model import JSON
+from feedq.connectors.records.framing import CursorReader, Framed
+from feedq.model import JSON, Batch
 
 __all__ = ["CursorOptions", "CursorReader"]
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
@@ -43,3 +46,32 @@ class CursorOptions(ConnectorOptions):
         if isinstance(cursor, str) and _WHOLE_NUMBER.fullmatch(cursor):
             return str(self.cursor_back(int(cursor), records))
         raise ValueError("it is no whole number, so that nobody can count back from it")
+
+    def cursor_place(self, cursor: JSON) -> int:
+        """The number or the time that it is."""
+        if self.cursor is None:
+            raise ValueError("without source.cursor no record tells where it lies")
+        if isinstance(cursor, int) and not isinstance(cursor, bool):
+            return cursor
+        if isinstance(cursor, str) and _WHOLE_NUMBER.fullmatch(cursor):
+            return int(cursor)
+        with suppress(ValueError):
+            at = datetime.fromisoformat(cursor) if isinstance(cursor, str) else None
+            if at is not None:
+                return (at.replace(tzinfo=at.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)
+        raise ValueError(
+            "it is neither a whole number nor a time, so that nobody can tell what comes after it"
+        )
+
+    def cut(self, batch: Batch, ends_at: int, before: JSON) -> Batch | None:
+        reader = self.cursor_reader
+        assert reader is not None, "its cursors would have no place"
+        kept: list[bytes] = []
+        cursor = before
+        for record in batch.split():
+            found = reader.after(Framed(records=(record,)), None)
+            if found is not None and self.cursor_place(found) > ends_at:
+                break
+            kept.append(record)
+            cursor = cursor if found is None else self.cursor_said(found, before)
+        return Framed.of(kept).batch(cursor=cursor, received_at=batch.received_at) if kept else None

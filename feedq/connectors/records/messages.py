@@ -177,7 +177,7 @@ class TakenMessages(Generic[Receipt]):
     records: list[bytes] = field(default_factory=list)
     receipts: list[Receipt] = field(default_factory=list)
     """To be acknowledged in this order."""
-    failure: FeedMisconfigured | None = None
+    failure: FeedqError | None = None
 
 
 class Acknowledgements(Generic[Receipt]):

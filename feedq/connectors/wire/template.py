@@ -21,7 +21,7 @@ from functools import lru_cache
 
 import orjson
 
-from feedq.model import JSON
+from feedq.model import JSON, known_as
 
 NAME = "name"
 CURSOR = "cursor"
@@ -91,7 +91,7 @@ def unescape(text: str) -> bytes:
 def fill_in(text: str, *, feed: str, cursor: JSON, secrets: Mapping[str, str]) -> bytes:
     """A template filled in for a socket. Raises what `compile_template` does."""
     values = {name: _encode(value) for name, value in secrets.items()}
-    values |= {NAME: orjson.dumps(feed), CURSOR: orjson.dumps(cursor)}
+    values |= {NAME: orjson.dumps(known_as(feed)), CURSOR: orjson.dumps(cursor)}
     return compile_template(text, secrets=secrets).render(values)
 
 

@@ -169,6 +169,9 @@ class SimulatedPass:
         return [lease.worker_id for lease in late if lease.worker_id is not None]
 
     @statement
+    def end_backfills(self) -> int:
+        return 0  # there are none
+
     def reap(self) -> int:
         return counts.reap(self._db)
 

@@ -1,0 +1,115 @@
+"""Backfills: a bounded second stream beside that of a feed."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from feedq import verbs
+from feedq.api.answers import answer, returns
+from feedq.api.backend import ApiBackend, Served
+from feedq.api.callers import Viewer, changed, seen
+from feedq.api.changing import Asked, Change, Reasoned, heed
+from feedq.api.names import NamePath
+from feedq.backfill import FeedBackfills
+from feedq.store.base import require_version
+from feedq.store.jobs.schedules import KEY_MAX
+
+router = APIRouter(tags=["backfills"])
+
+
+class FeedBackfillRow(BaseModel):
+    """A backfill, under way or ended."""
+
+    name: str = Field(description="Of the feed that it is of.")
+    tenant: str
+    status: str = Field(description="That of a feed; or `planned`, `finished` or `cancelled`.")
+    because: str | None
+    worker: str | None
+    begins_after: Any
+    ends_at: Any
+    cursor: Any
+    part: float | None = Field(description="How far it has come, from 0 to 1, where that can be told.")
+    records: int | None
+    dead_letters: int | None
+    rows_per_s: float | None
+    limit_rows_per_s: float | None
+    begun_at: datetime | None
+    ended_at: datetime | None
+    took_s: float | None
+
+
+class FeedBackfillList(BaseModel):
+    """The backfills that are under way, by name of the feed; the first thousand."""
+
+    backfills: list[FeedBackfillRow]
+
+
+class BeginBackfill(Reasoned):
+    """What to import again: cursors, or times where the connector's cursors tell them."""
+
+    from_: Any = Field(alias="from", description="Begin after this one.")
+    to: Any = Field(None, description="Nothing after this one; where the feed stands, unless given.")
+    rows_per_s: float | None = Field(None, gt=0, le=1e12, description="10,000 unless given.")
+
+
+@router.get("/backfills", responses=returns(FeedBackfillList), summary="All backfills under way")
+def list_backfills(
+    backend: Served, caller: Viewer, tenant: Annotated[str | None, Query(max_length=1000)] = None
+) -> Response:
+    found = _backfills(backend).running(tenant=tenant)
+    return answer({"backfills": [row for row in found if caller.sees(row["tenant"])]})
+
+
+@router.get(
+    "/feeds/{name:name}/backfill", responses=returns(FeedBackfillRow), summary="How it goes, or ended"
+)
+def show_backfill(request: Request, backend: Served, caller: Viewer, name: NamePath) -> Response:
+    seen(caller, backend.store.feeds.get(name), backend, request)
+    return answer(_backfills(backend).of(name))
+
+
+@router.post("/feeds/{name:name}/backfill", responses=returns(FeedBackfillRow), summary="Begin one")
+def begin_backfill(
+    asked: Change,
+    name: NamePath,
+    given: BeginBackfill,
+    idempotency_key: Annotated[
+        str | None,
+        Header(max_length=KEY_MAX, description="Asked again with the same key, nothing is begun again."),
+    ] = None,
+) -> Response:
+    """The key is kept for as long as the history of the feed."""
+    heed(given)
+    _require(asked, name)
+    row = _backfills(asked.backend).begin(
+        name,
+        begin=given.from_,
+        end=given.to,
+        rows_per_s=given.rows_per_s,
+        key=idempotency_key,
+        dry_run=asked.dry_run,
+    )
+    return answer(row)
+
+
+@router.post("/feeds/{name:name}/backfill/cancel", responses=returns(FeedBackfillRow), summary="End it now")
+def cancel_backfill(asked: Change, name: NamePath, given: Reasoned | None = None) -> Response:
+    """What it has landed stays."""
+    heed(given)
+    _require(asked, name)
+    return answer(_backfills(asked.backend).cancel(name, dry_run=asked.dry_run))
+
+
+def _require(asked: Asked, name: str) -> None:
+    """Raises `NotFound`, `Forbidden`, `Outdated`."""
+    feed = verbs.live_feed(asked.backend.store, name)
+    changed(asked.caller, feed)
+    require_version(f"feed {name!r}", feed.version, asked.expected)
+
+
+def _backfills(backend: ApiBackend) -> FeedBackfills:
+    return FeedBackfills(backend.store, backend.open_sink)

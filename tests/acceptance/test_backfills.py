@@ -1,0 +1,127 @@
+"""Backfills beside the live stream: each record once, whoever is killed, frozen or cancelled when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.valkey import Valkey
+from tests.cluster import Cluster, feed, wait_until
+from tests.node import Node
+from tests.source_process import Source
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+LIVE = "desk/live"
+CHILD = f"{LIVE}~backfill"
+RATE = 4_000.0
+PAST = 20_000
+LIMIT_S = 40.0
+
+
+class Desk:
+    """Two workers with a feed under load, and the commands for its backfill."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def ask(self, *arguments: str) -> Any:
+        return json.loads(self.cluster.feedq("feed", "backfill", *arguments, "--json"))
+
+    def rows(self, upto: int) -> tuple[int, int, int]:
+        """Rows up to a number, different ones, and those that say to be of another feed."""
+        (row,) = self.cluster.sql(
+            "SELECT count(*) AS rows, count(DISTINCT seq) AS different, "
+            "count(*) FILTER (WHERE feed <> %s) AS foreign FROM keyed WHERE seq <= %s",
+            (LIVE, upto),
+        )
+        return row["rows"], row["different"], row["foreign"]
+
+    def last(self) -> int:
+        (row,) = self.cluster.sql("SELECT coalesce(max(seq), 0) AS last FROM keyed")
+        return int(row["last"])
+
+    def forget(self) -> int:
+        """Have the table lose all that it has; returns how far that goes."""
+        wait_until(lambda: self.last() >= PAST, limit_s=LIMIT_S, what=f"{PAST} landed")
+        upto = self.last()
+        self.cluster.sql("DELETE FROM keyed WHERE seq <= %s", (upto,))
+        return upto
+
+    def wait_landed(self, upto: int, count: int) -> None:
+        wait_until(lambda: self.rows(upto)[0] >= count, limit_s=LIMIT_S, what=f"{count} landed again")
+
+    def wait_ended(self) -> Any:
+        wait_until(lambda: self.ask("show", LIVE)["ended_at"], limit_s=LIMIT_S, what="it has ended")
+        wait_until(lambda: CHILD not in self.cluster.leases(), limit_s=LIMIT_S, what="it is gone")
+        return self.ask("show", LIVE)
+
+    def owner(self) -> Node:
+        worker = self.cluster.leases()[CHILD].worker
+        assert worker is not None
+        return self.cluster.workers[worker.partition("@")[0]]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey) -> Iterator[Desk]:
+    client = valkey.client()
+    client.flushall()
+    client.close()
+    url = postgres.create_database("backfills")
+    directory: Path = tmp_path_factory.mktemp("backfills")
+    env = {"FEEDQ_HANDOFF_TIMEOUT_S": "2"}
+    with (
+        Source(rate=RATE) as source,
+        Cluster(directory, database_url=url, broker_url=valkey.url(), env=env) as cluster,
+    ):
+        cluster.sql("CREATE TABLE keyed (feed text, seq bigint, UNIQUE (feed, seq))")
+        cluster.add_beat("b1")
+        for worker in ("w1", "w2"):
+            cluster.add_worker(worker)
+        keyed = {"table": "keyed", "columns": {"feed": "$feed", "seq": "/seq"}, "key": ["feed", "seq"]}
+        cluster.apply([feed(LIVE, source.url) | {"sink": keyed}])
+        yield Desk(cluster)
+    postgres.drop_database("backfills")
+
+
+def test_what_is_missing_lands_once_although_its_worker_is_killed_twice(desk: Desk) -> None:
+    upto = desk.forget()
+    asked = ("begin", LIVE, "--from", "0", "--to", str(upto), "--rows-per-s", "4000", "--key", "once")
+    begun = desk.ask(*asked)
+    assert (begun["begins_after"], begun["ends_at"], begun["limit_rows_per_s"]) == (0, upto, 4_000.0)
+    refused = desk.cluster.run("feed", "backfill", LIVE, "--from", "0")
+    assert (refused.returncode, "has a backfill already" in refused.stderr) == (1, True)
+    for part in (4, 2):
+        desk.wait_landed(upto, upto // part)
+        desk.owner().end()
+        desk.cluster.heal(workers=("w1", "w2"))
+    ended = desk.wait_ended()
+    assert (ended["status"], ended["records"]) == ("finished", upto)
+    assert desk.rows(upto) == (upto, upto, 0)
+    assert desk.ask(*asked)["ended_at"] == ended["ended_at"]
+    assert CHILD not in desk.cluster.leases()
+    # The live stream went on beside it, and nothing of it is missing.
+    last = desk.last()
+    assert last > upto
+    assert desk.rows(last) == (last, last, 0)
+
+
+def test_one_that_is_cancelled_while_its_worker_is_frozen_leaves_room_for_the_next(desk: Desk) -> None:
+    upto = desk.forget()
+    desk.ask("begin", LIVE, "--from", "0", "--to", str(upto), "--rows-per-s", "2000")
+    desk.wait_landed(upto, 1)
+    frozen = desk.owner()
+    frozen.kill("SIGSTOP")
+    cancelled = desk.ask("cancel", LIVE)
+    assert cancelled["status"] == "cancelled"
+    desk.ask("begin", LIVE, "--from", "0", "--to", str(upto))
+    ended = desk.wait_ended()
+    frozen.kill("SIGCONT")
+    assert (ended["status"], ended["records"]) == ("finished", upto)
+    assert desk.rows(upto) == (upto, upto, 0)
+    assert desk.ask("list") == []
