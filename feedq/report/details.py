@@ -18,6 +18,9 @@ from feedq.schedule.model import CatchUp, Cron, Job, Overlap, RunState, Schedule
 from feedq.values import instant
 from feedq.wording import as_json, counted, duration, pairs, percent, printable, size, timing_words
 
+CHANGES = "changes"
+"""Key of what an edit has changed, in the detail of its event."""
+
 
 @dataclass(frozen=True, slots=True)
 class DetailLine:
@@ -174,14 +177,39 @@ def worker_lines(view: WorkerView, *, now: datetime) -> list[DetailLine]:
     )
 
 
+def changes_of(event: Event) -> list[tuple[str, str, str]]:
+    """Returns the options that an edit has changed, with what they were and became; nothing if not given."""
+    changes = event.detail.get(CHANGES, {})
+    return [(printable(option), _brief(before), _brief(after)) for option, (before, after) in changes.items()]
+
+
+def _brief(value: Any) -> str:
+    return "" if value is None else printable(as_json(masked(value)))
+
+
 def event_detail(event: Event) -> str:
     """Tells what an event says besides its kind, on one line; at the end who asked for it, from where and why."""
-    facts = [f"{name}={as_json(masked(value))}" for name, value in event.detail.items() if name != BY]
-    author = event.detail.get(BY)
-    if isinstance(author, Mapping):
-        why = f": {masked(author['why'])}" if "why" in author else ""
-        facts.append(f"by {author.get('who')} from {author.get('from')}{why}")
+    facts = [
+        f"{name}={as_json(masked(value))}"
+        for name, value in event.detail.items()
+        if name not in (BY, CHANGES) and not (name == "changed" and event.detail.get(CHANGES))
+    ]
+    facts += [
+        f"{option}: {before or '(unset)'} → {after or '(unset)'}"
+        for option, before, after in changes_of(event)
+    ]
+    if author := author_of(event):
+        facts.append(f"by {author}")
     return printable(", ".join(facts))
+
+
+def author_of(event: Event) -> str:
+    """Tells who asked for it, from where and why; nothing when nobody is known."""
+    author = event.detail.get(BY)
+    if not isinstance(author, Mapping):
+        return ""
+    why = f": {masked(author['why'])}" if "why" in author else ""
+    return printable(f"{author.get('who')} from {author.get('from')}{why}")
 
 
 # -- schedules ---------------------------------------------------------------------------------------

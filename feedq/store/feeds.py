@@ -17,6 +17,7 @@ from feedq.errors import Conflict, NotFound
 from feedq.event_names import EventKind
 from feedq.lease import first_reason, objection_to_move
 from feedq.model import (
+    JSON,
     ChangedCursor,
     Event,
     Feed,
@@ -52,6 +53,7 @@ from feedq.store.feed_rows import (
     feed_from,
     feed_view_from,
     lease_from,
+    stored_selector,
 )
 from feedq.store.history import record
 from feedq.store.leases import brief_cursor, shown_cursor, transfer
@@ -70,6 +72,10 @@ _SPEC = {
     for field in fields(FeedSpec)
 }
 """The columns of a declaration, with what is written to them."""
+
+
+CHANGES_KEPT = 20
+"""Options of one edit that history keeps: a declaration has fewer, unless somebody makes all of them anew."""
 
 
 class PostgresFeeds(Aggregate):
@@ -102,7 +108,8 @@ class PostgresFeeds(Aggregate):
         columns = ", ".join(f"{column} = {value}" for column, value in _SPEC.items())
         with refused_when_taken(f"feed {spec.name!r} exists already"):
             feed = update_feed(c, current, f"{columns}, {_NEXT_GENERATION}", declared_columns(spec))
-        self._record(c, EventKind.FEED_EDITED, feed, changed=changed)
+        changes = _differences(current.spec, spec)
+        self._record(c, EventKind.FEED_EDITED, feed, changed=changed, changes=changes)
         return feed
 
     @in_transaction
@@ -248,6 +255,24 @@ class PostgresFeeds(Aggregate):
         sql = "SELECT * FROM feedq.event WHERE feed_id = :id ORDER BY id DESC LIMIT :limit"
         with self._database.statement() as c:
             return [event_from(row) for row in c.execute(text(sql), {"id": feed.id, "limit": limit})]
+
+
+def _differences(before: FeedSpec, after: FeedSpec) -> dict[str, list[JSON]]:
+    """The options that change, each with both of its values, long ones cut: for people who read history."""
+    old, new = _options(before), _options(after)
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return {name: [brief_cursor(old.get(name)), brief_cursor(new.get(name))] for name in names[:CHANGES_KEPT]}
+
+
+def _options(spec: FeedSpec) -> dict[str, JSON]:
+    found: dict[str, JSON] = {}
+    for column in _SPEC:
+        value: Any = stored_selector(spec.selector) if column == "selector" else getattr(spec, column)
+        if isinstance(value, Mapping):
+            found |= {f"{column}.{key}": inner for key, inner in value.items()}
+        else:
+            found[column] = value
+    return found
 
 
 def insert_feed(c: Connection, spec: FeedSpec, backfill: FeedBackfill | None = None) -> Feed:

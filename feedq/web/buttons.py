@@ -13,7 +13,9 @@ from urllib.parse import quote
 
 from feedq.access import AccessRole, Caller
 from feedq.api.changing import etag_of
+from feedq.documents import dump
 from feedq.errors import Forbidden
+from feedq.manifest.feed_entry import plain_feed
 from feedq.model import FeedView, TargetState, WorkerTarget, WorkerView
 from feedq.store.feed_listing import Query
 from feedq.wording import as_json
@@ -26,6 +28,8 @@ class PageActionField:
     name: str
     label: str
     is_required: bool = True
+    text: str | None = None
+    """What it begins as, of a field of several lines: the whole body, as a manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,9 @@ class PageAction:
     @property
     def attributes(self) -> dict[str, str]:
         """What the script reads."""
-        fields = [{"name": f.name, "label": f.label, "required": f.is_required} for f in self.fields]
+        fields = [
+            {"name": f.name, "label": f.label, "required": f.is_required, "text": f.text} for f in self.fields
+        ]
         return {
             "action": self.path,
             "method": self.method,
@@ -115,6 +121,22 @@ def feed_actions(view: FeedView) -> list[PageAction]:
             tone="outline-danger",
         ),
     ]
+
+
+def edit_action(view: FeedView) -> PageAction:
+    """The button that changes a feed's declaration."""
+    feed = view.feed
+    manifest = dump({"feeds": [plain_feed(feed.spec)]})
+    return PageAction(
+        f"feedq-edit-{feed.id}",
+        "Edit",
+        f"feeds/{quote(feed.name, safe='')}",
+        f"{feed.name} becomes what you write, and goes on with it from its last checkpoint.",
+        method="PUT",
+        etag=etag_of(feed.version),
+        fields=(PageActionField("manifest", "Its declaration, as in a manifest", text=manifest),),
+        tenant=feed.spec.tenant,
+    )
 
 
 RECORDS = PageActionField("records", "How many records")

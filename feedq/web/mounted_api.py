@@ -21,16 +21,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tornado import web
 from tornado.iostream import StreamClosedError
 
+from feedq import documents
 from feedq.access import AccessRole, Caller
 from feedq.api.app import PREFIX
 from feedq.api.authentication import CALLER
 from feedq.api.bounds import is_stream
-from feedq.errors import Forbidden
+from feedq.documents import DocumentError
+from feedq.errors import Forbidden, InvalidInput
 from feedq.settings import settings
 from feedq.values import EVERY_OTHER
 from feedq.web.guard import READING, refusal
+from feedq.wording import as_json
 
 BASE: Final = "http://flower"
+MANIFEST: Final = "application/yaml"
+"""What the text of a dialog comes as; the API itself takes JSON."""
 PASSED_ON: Final = ("accept", "content-type", "if-match", "if-none-match", "idempotency-key", "feedq-reason")
 """Headers of a request that the API heeds; of all others Flower makes what it does."""
 ANSWERED: Final = ("content-type", "etag", "retry-after")
@@ -67,7 +72,15 @@ class MountedApi(BaseApiHandler):
         # Whatever Flower's prefix is: the address from here on is the API's own.
         path = request.uri[request.uri.index(PREFIX) :]
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
-        asked = httpx.Request(request.method, BASE + path, headers=headers, content=request.body)
+        body = request.body
+        if headers.get("content-type") == MANIFEST:
+            headers["content-type"] = "application/json"
+            try:
+                body = as_json(declared_in(body.decode())).encode()
+            except (InvalidInput, UnicodeDecodeError) as error:
+                self._answer(400, {"Content-Type": "text/plain; charset=utf-8"}, f"{error}\n".encode())
+                return
+        asked = httpx.Request(request.method, BASE + path, headers=headers, content=body)
         answer = await transport.handle_async_request(asked)
         body = await answer.aread()
         if app.is_stream:
@@ -96,6 +109,19 @@ class MountedApi(BaseApiHandler):
         for name, value in headers.items():
             self.set_header(name, value)
         self.finish(body)
+
+
+def declared_in(manifest: str) -> Mapping[str, Any]:
+    """Return the one feed of a manifest that somebody has typed. Raises `InvalidInput`, naming the line."""
+    try:
+        lists = [document.lists for document in documents.read(manifest, lists=("feeds",))]
+    except DocumentError as error:
+        where = "" if error.line is None else f"line {error.line}: "
+        raise InvalidInput(f"{where}{error}") from None
+    entries = [entry.value for found in lists for entry in found.get("feeds", ())]
+    if len(entries) != 1 or not isinstance(entries[0], Mapping):
+        raise InvalidInput("this must be one feed: leave `feeds:` and the dash before `name:` as they are")
+    return entries[0]
 
 
 def user_of(handler: BaseHandler) -> str:

@@ -30,6 +30,8 @@ from feedq.landed import Span
 from feedq.lease import stillness_of
 from feedq.model import FeedView, Status
 from feedq.report.details import (
+    author_of,
+    changes_of,
     declaration_lines,
     event_detail,
     lease_lines,
@@ -45,6 +47,7 @@ from feedq.web.buttons import (
     bulk_actions,
     cursor_actions,
     dead_letter_actions,
+    edit_action,
     feed_actions,
     worker_actions,
 )
@@ -324,6 +327,8 @@ class FeedPage(PageHandler):
             },
             actions=actions_of(data.view),
             detail=event_detail,
+            changes_of=changes_of,
+            author_of=author_of,
             span=span,
             Span=Span,
             charts=landed_charts(data.landed, span),
@@ -337,7 +342,7 @@ def actions_of(view: FeedView) -> list[PageAction]:
     if view.feed.removed_at is not None:
         return []
     letters = dead_letter_actions(view) if view.lease.dead_letters_total else []
-    return [*feed_actions(view), *cursor_actions(view), *letters]
+    return [*feed_actions(view), edit_action(view), *cursor_actions(view), *letters]
 
 
 class FleetPage(PageHandler):

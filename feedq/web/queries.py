@@ -10,6 +10,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from feedq.diagnosis.waiting_checks import explain
+from feedq.event_names import EventKind
 from feedq.landed import LandedBucket, Span
 from feedq.model import Event, FeedView, WorkerView
 from feedq.report.fleet_data import FleetData, read_fleet
@@ -17,6 +18,7 @@ from feedq.report.problem_list import ListedProblem, read_problems_and_feeds
 from feedq.schedule.model import Run, RunState, ScheduleState, ScheduleView
 from feedq.schedule.timing import ticks_after
 from feedq.settings import Settings
+from feedq.store.event_listing import EventFilter
 from feedq.store.feed_listing import FoundFeeds, Query
 from feedq.store.jobs.schedules import ScheduleStore
 from feedq.store.postgresql import JobStore, PostgresStore
@@ -27,6 +29,16 @@ from feedq.web.params import ScheduleQuery
 T = TypeVar("T")
 
 EVENTS_SHOWN = 100
+GENERATIONS_SHOWN = 20
+GENERATIONS = (
+    EventKind.FEED_ADDED,
+    EventKind.FEED_EDITED,
+    EventKind.FEED_PAUSED,
+    EventKind.FEED_RESUMED,
+    EventKind.FEED_RESTARTED,
+    EventKind.CURSOR_CHANGED,
+)
+"""What makes the next generation of a declaration, or the first."""
 TICKS_SHOWN = 5
 RUNS_SHOWN = 100
 """Runs on the page of one schedule."""
@@ -45,6 +57,8 @@ class FeedData:
     """Why it does not stream, and what to do about it."""
     landed: Sequence[LandedBucket]
     """What it landed, the oldest first."""
+    generations: Sequence[Event]
+    """What has become of its declaration, the latest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +132,11 @@ class WebQueries:
         now = self.store.now()
         explanation = explain(view, workers, now=now, rules=self._settings.rules)
         landed = self.store.landed.of_feed(view.feed.id, span)
-        return FeedData(now, view, events, worker_names(workers), explanation, landed)
+        of_declaration = EventFilter(kinds=GENERATIONS, feed_id=view.feed.id)
+        generations = [
+            one.event for one in self.store.history.before(of_declaration, limit=GENERATIONS_SHOWN)
+        ]
+        return FeedData(now, view, events, worker_names(workers), explanation, landed, generations)
 
 
 class ScheduleQueries:

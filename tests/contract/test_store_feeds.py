@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from feedq.errors import Conflict, NotFound
-from feedq.model import LeaseState, Reason, Release, Status, TargetState
+from feedq.model import LeaseState, Reason, Release, Selector, Status, TargetState
 from feedq.telemetry import EventKind
-from tests.contract.harness import Harness, progress, spec
+from tests.contract.harness import Harness, PostgresHarness, progress, spec
 
 
 def kinds(harness: Harness, name: str) -> list[str]:
@@ -68,6 +68,18 @@ def test_an_edit_bumps_the_generation_and_says_what_changed(harness: Harness) ->
     newest = harness.store.feeds.events(feed.name)[0]
     assert newest.kind == EventKind.FEED_EDITED
     assert sorted(newest.detail["changed"]) == ["tenant", "weight"]
+
+
+def test_history_keeps_what_each_option_was_and_became(postgres_harness: PostgresHarness) -> None:
+    h = postgres_harness
+    feed = h.feed()
+    labels, selector = {"team": "x" * 9_000}, Selector(required={"region": "eu"})
+    h.store.feeds.edit(feed.name, replace(feed.spec, weight=3.0, labels=labels, selector=selector))
+    changes = h.store.feeds.events(feed.name)[0].detail["changes"]
+    assert changes["weight"] == [1.0, 3.0]
+    assert changes["selector.required"] == [None, {"region": "eu"}]
+    assert changes["labels.team"][0] is None
+    assert len(changes["labels.team"][1]) < 3_000
 
 
 def test_an_edit_without_a_change_keeps_the_generation_and_writes_no_history(harness: Harness) -> None:

@@ -143,6 +143,41 @@ def test_a_feed_is_rewound_on_its_own_page(room: ControlRoom) -> None:
     )
 
 
+def test_a_declaration_is_edited_and_neither_a_mistake_nor_somebody_faster_loses_what_was_typed(
+    room: ControlRoom,
+) -> None:
+    text, would = "#feedq-dialog textarea", "#feedq-dialog-would"
+
+    def write(before: str, after: str) -> None:
+        browser.page.fill(text, browser.page.input_value(text).replace(before, after))
+        browser.press("Tab")
+
+    with Browser(room.base, login=OPERATOR) as browser:
+        browser.open("/feed?name=globex/sensors")
+        browser.tab_to("[id^=feedq-edit-]")
+        browser.press("Enter")
+        browser.page.wait_for_selector(f"{would}:has-text('globex/sensors: unchanged')")
+        browser.keep_picture("edit")
+        browser.check_accessible()
+        write("tenant: globex", "tenant: globex\n  wait: 3")
+        browser.page.wait_for_selector("#feedq-dialog-trouble:has-text('wait')")
+        write("  wait: 3", "  weight: 7")
+        browser.page.wait_for_selector(f"{would}:has-text('weight: 1 → 7')")
+        room.cluster.feedq("feed", "edit", "globex/sensors", "--set", "labels.team=lab")
+        browser.page.click("#feedq-dialog-go")
+        browser.page.wait_for_selector("#feedq-dialog-trouble:not([hidden])")
+        browser.complaints.clear()  # that the API said 400 and 412
+        assert "weight: 7" in browser.page.input_value(text)
+        browser.page.wait_for_selector(f"{would}:has-text('labels.team')")
+        browser.page.click("#feedq-dialog-go")
+        browser.page.wait_for_selector("#feedq-dialog", state="hidden")
+        browser.page.wait_for_selector(".feedq-option:has-text('weight 1')")
+        browser.keep_picture("generations")
+        browser.check_accessible()
+    (row,) = room.cluster.sql("SELECT weight FROM feedq.feed WHERE name = 'globex/sensors'")
+    assert row["weight"] == 7
+
+
 def test_a_worker_is_cordoned_and_serves_again(room: ControlRoom) -> None:
     def targets() -> set[str]:
         return {row["target_state"] for row in room.cluster.sql("SELECT target_state FROM feedq.worker")}

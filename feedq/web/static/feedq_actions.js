@@ -37,6 +37,10 @@
   // -- the API -------------------------------------------------------------------------------------
 
   function body() {
+    var text = fields.querySelector("textarea");
+    if (text) {
+      return text.value;
+    }
     var made = JSON.parse(pressed.data.body);
     fields.querySelectorAll("input").forEach(function (input) {
       if (input.value.trim()) {
@@ -59,7 +63,7 @@
     var headers = {"Accept": "application/json"};
     var sent = pressed.data.method === "DELETE" ? undefined : body();
     if (sent) {
-      headers["Content-Type"] = "application/json";
+      headers["Content-Type"] = fields.querySelector("textarea") ? "application/yaml" : "application/json";
     }
     if (pressed.data.etag) {
       headers["If-Match"] = pressed.data.etag;
@@ -89,6 +93,9 @@
             new Error(found.detail || text.trim() || "Flower answered " + answer.status + "."),
             {status: answer.status}
           );
+        }
+        if (isDry && pressed && answer.headers.get("ETag")) {
+          pressed.data.etag = pressed.data.etag || answer.headers.get("ETag");
         }
         return found;
       });
@@ -129,7 +136,7 @@
   }
 
   function isComplete() {
-    return Array.from(fields.querySelectorAll("input")).every(function (input) {
+    return Array.from(fields.querySelectorAll("input, textarea")).every(function (input) {
       return !input.required || input.value.trim();
     });
   }
@@ -154,7 +161,7 @@
         would.replaceChildren();
         complain(error.message);
         // What somebody types into a field may mend it.
-        go.disabled = !fields.querySelector("input");
+        go.disabled = !fields.querySelector("input, textarea");
       }
     });
   }
@@ -162,7 +169,12 @@
   function makeFields(wanted) {
     fields.replaceChildren.apply(fields, wanted.map(function (one) {
       var label = element("label", one.label);
-      var input = document.createElement("input");
+      var input = document.createElement(one.text === null ? "input" : "textarea");
+      if (one.text !== null) {
+        input.value = one.text;
+        input.rows = 16;
+        input.spellcheck = false;
+      }
       label.className = "form-label feedq-field";
       input.className = "form-control";
       input.name = one.name;
@@ -191,7 +203,9 @@
     reason.value = "";
     dialog.showModal();
     if (!refused) {
-      (fields.querySelector("input") || reason).focus();
+      var first = fields.querySelector("input, textarea") || reason;
+      first.focus();
+      first.setSelectionRange(0, 0);
       rehearse("");
     }
   }
@@ -213,7 +227,7 @@
   }
 
   function send() {
-    var missing = Array.from(fields.querySelectorAll("input")).find(function (input) {
+    var missing = Array.from(fields.querySelectorAll("input, textarea")).find(function (input) {
       return input.required && !input.value.trim();
     });
     if (missing) {
@@ -228,11 +242,10 @@
       go.disabled = false;
       finish(found);
     }).catch(function (error) {
-      var again = document.getElementById(pressed.id);
       go.disabled = false;
-      if (error.status === 412 && again) {
-        // Somebody else was faster: the next try is for what is there now, and says so first.
-        pressed.data.etag = again.dataset.etag;
+      if (error.status === 412) {
+        // Somebody else was faster: the next try is for what is there now, and says first what would happen to it.
+        pressed.data.etag = "";
         rehearse(error.message);
       }
       complain(error.message);
