@@ -37,7 +37,6 @@ class Settings(BaseSettings):
         env_nested_delimiter="__",
         extra="ignore",
         frozen=True,
-        use_attribute_docstrings=True,
     )
 
     database_url: SecretStr = SecretStr("postgresql://localhost/feedq")

@@ -44,6 +44,7 @@ NAMES = {
     "queues": "reports",
     "calendars": "holidays",
     "tokens": "ci",
+    "catalogs": "crm",
 }
 """What is changed, by the first part of the address."""
 OTHERS = {

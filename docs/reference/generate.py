@@ -7,12 +7,16 @@ and completion show of the commands is written as well (`feedq.cli.outline`).
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
 from importlib.metadata import entry_points
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -59,6 +63,7 @@ SECTIONS = {
 
 def settings_tables() -> str:
     lines: list[str] = []
+    meanings = _meanings()
     for name, field in Settings.model_fields.items():
         if name in SECTIONS:
             lines += ["", f"## {SECTIONS[name]}", ""]
@@ -67,9 +72,21 @@ def settings_tables() -> str:
             name, ""
         )
         lines.append(
-            f"| `{variable}` | {_values(name, field)} | {_default(field)} | {_cell(field.description or '')} |"
+            f"| `{variable}` | {_values(name, field)} | {_default(field)} | {_cell(meanings.get(name, ''))} |"
         )
     return "\n".join(lines[1:])
+
+
+def _meanings() -> dict[str, str]:
+    """The text below each setting."""
+    (settings,) = ast.parse(textwrap.dedent(inspect.getsource(Settings))).body
+    assert isinstance(settings, ast.ClassDef)
+    return {
+        node.target.id: inspect.cleandoc(str(below.value.value))
+        for node, below in pairwise(settings.body)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }
 
 
 METRICS_HEAD = ["| metric | type | labels | meaning |", "|---|---|---|---|"]

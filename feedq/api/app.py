@@ -12,6 +12,7 @@ import feedq
 from feedq.api import (
     backfill_routes,
     bulk_routes,
+    catalog_routes,
     cursor_routes,
     dead_letter_routes,
     declaration_routes,
@@ -48,6 +49,7 @@ ROUTERS = (
     tap_routes,
     fleet_routes,
     token_routes,
+    catalog_routes,
 )
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from feedq.access import Caller
 from feedq.api.answers import answer
 from feedq.api.backend import ApiBackend, Served
-from feedq.api.callers import FleetOperator, Operator
+from feedq.api.callers import FleetAdmin, FleetOperator, Operator
 from feedq.authorship import REASON_MAX, give_reason
 from feedq.errors import InvalidInput, Outdated
 from feedq.manifest.changes import OptionChange
@@ -121,8 +121,13 @@ def _asked_of_fleet(
     return Asked(request, backend, caller, dry_run, if_match)
 
 
+def _asked_of_admin(request: Request, backend: Served, caller: FleetAdmin, dry_run: DryRun = False) -> Asked:
+    return Asked(request, backend, caller, dry_run, None)
+
+
 Change = Annotated[Asked, Depends(_asked)]
 FleetChange = Annotated[Asked, Depends(_asked_of_fleet)]
+AdminChange = Annotated[Asked, Depends(_asked_of_admin)]
 
 
 def etag_of(version: Version) -> str:

@@ -9,10 +9,13 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from feedq.catalogs.comparing import SkippedEntry
+from feedq.catalogs.syncing import SyncReport
 from feedq.cli.api_connection import ApiConnection
 from feedq.cli.api_documents import NEVER, ONE_BY_ONE_MAX, fields_of, pages, read, worker_view
 from feedq.diagnosis.checks import Check, Level
 from feedq.diagnosis.fleet_checks import Overview
+from feedq.manifest.changes import Action, Change, OptionChange
 from feedq.model import ChangedCursor, Feed, Reason, StartCursor, Status
 from feedq.refused_records import ReplayOutcome
 from feedq.report.fleet_data import FleetData
@@ -126,6 +129,21 @@ def check_of(row: Mapping[str, Any]) -> Check:
 
 def problem_of(row: Mapping[str, Any]) -> ListedProblem:
     return ListedProblem(**fields_of(ListedProblem, PROBLEM_FIELDS, row))
+
+
+def sync_report_of(row: Mapping[str, Any]) -> SyncReport:
+    names = ("unchanged", "kept", "taken_over", "is_same")
+    return SyncReport(
+        row["name"],
+        changes=list(map(_change, row["changes"])),
+        left_out=[SkippedEntry(one["where"], one["name"], one["what"]) for one in row["left_out"]],
+        **{name: row[name] for name in names},
+    )
+
+
+def _change(row: Mapping[str, Any]) -> Change:
+    options = tuple(OptionChange(o["option"], o["before"], o["after"]) for o in row["options"])
+    return Change(Action(row["action"]), row["kind"], row["name"], options=options, note=row.get("note"))
 
 
 def _letter(row: Mapping[str, Any]) -> DeadLetter:

@@ -41,6 +41,7 @@ from feedq.selection import ORDER_KEYS, Selection, SelectionOrder
 from feedq.store.event_listing import EventFilter, ListedEvent
 
 if TYPE_CHECKING:
+    from feedq.catalogs.syncing import SyncReport
     from feedq.cli.api_fleet import ApiSinkVerbs
     from feedq.cli.api_jobs import ApiJobs
     from feedq.diagnosis.checks import Check
@@ -354,6 +355,17 @@ class ApiStore:
         from feedq.cli.api_fleet import check_of
 
         return [read(self._api, check_of, row) for row in self._api.get("doctor")["checks"]]
+
+    def catalogs(self) -> list[str]:
+        """Names of those that are set up at the server."""
+        return list(self._api.get("catalogs")["catalogs"])
+
+    def sync(self, name: str, *, dry_run: bool, **asked: Any) -> SyncReport:
+        from feedq.cli.api_fleet import sync_report_of
+
+        dry = {"dry_run": dry_run}
+        found = self._api.ask("POST", "catalogs", name, "sync", arguments=dry, body=asked)
+        return read(self._api, sync_report_of, found)
 
     def connectors(self, name: str | None) -> dict[str, Any]:
         """The options of one connector, or of all that the server has, as JSON Schemas by name."""

@@ -43,7 +43,7 @@ from feedq.manifest.changes import (
 )
 from feedq.manifest.reader import Manifest, ManifestProblem
 from feedq.model import Feed
-from feedq.report.masking import masked
+from feedq.report.rows import change_row
 from feedq.schedule.model import Calendar, Queue, Schedule, ScheduleSpec
 from feedq.wording import counted, printable
 
@@ -127,7 +127,7 @@ def apply(
         "dry_run": dry_run,
         **counts,
         "unchanged": planned.unchanged,
-        "changes": list(map(change_document, changes)),
+        "changes": list(map(change_row, changes)),
     }
     done = ", ".join(f"{count} {what}" for what, count in counts.items())
     text = f"{done}, = {planned.unchanged} unchanged" + (" (dry run)" if dry_run else "")
@@ -157,7 +157,7 @@ def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: s
     document = {
         **counts,
         "unchanged": planned.unchanged,
-        "changes": list(map(change_document, planned.changes)),
+        "changes": list(map(change_row, planned.changes)),
     }
     answer(invocation, document, lambda: show_changes(planned.changes))
     if planned.changes:
@@ -415,15 +415,3 @@ def _carry_out_job(jobs: JobStore, change: Change) -> Schedule | None:
         case None, _:
             jobs.schedules.remove(change.name)
     return None
-
-
-def change_document(change: Change) -> dict[str, object]:
-    document: dict[str, object] = {
-        "kind": change.noun,
-        "name": change.name,
-        "action": change.action,
-        "options": [
-            {"option": o.option, "before": masked(o.before), "after": masked(o.after)} for o in change.options
-        ],
-    }
-    return document if change.note is None else document | {"note": change.note}

@@ -16,7 +16,6 @@ LOCAL: Mapping[str, str] = {
     "feed test": "connects to the source from where it is called, with the secrets there",
     "feed logs": "reads the log files of the machine that it is called on",
     "alert test": "sends from where it is called, to the addresses that are set there",
-    "sync": "reads catalogs with the access that is set up where it is called",
     "simulate": "computes, and asks nobody",
     "lint": "reads files, and asks no server",
     "completion": "is for a shell",

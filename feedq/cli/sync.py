@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import click
 
 from feedq.catalogs.base import open_catalog
 from feedq.catalogs.syncing import SyncReport
 from feedq.catalogs.syncing import sync as sync_catalog
-from feedq.cli.apply import change_document, collector_paused, show_changes
+from feedq.cli.apply import collector_paused, show_changes
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import answer, answer_done, warn
 from feedq.cli.progress import ProgressBar
 from feedq.cli.tables import warn_unserved
 from feedq.errors import FeedqError, InvalidInput
+from feedq.report.rows import sync_row
 from feedq.schedule.entries import ScheduleEntry
 
 CHANGES_SHOWN_MAX = 100
@@ -61,7 +61,7 @@ def sync(
       feedq sync
       feedq sync crm --every 5m
     """
-    chosen = [name.lower() for name in names] or sorted(invocation.settings.catalogs)
+    chosen = [name.lower() for name in names] or _all_catalogs(invocation)
     if not chosen:
         raise InvalidInput("no catalog is set up here: set FEEDQ_CATALOGS__<NAME>__KIND and its options")
     if remove_up_to is not None and len(chosen) != 1:
@@ -74,6 +74,10 @@ def sync(
     _sync_all(invocation, chosen, dry_run=dry_run, remove_up_to=remove_up_to, take_over=take_over)
 
 
+def _all_catalogs(invocation: Invocation) -> list[str]:
+    return sorted(invocation.settings.catalogs) if invocation.api is None else invocation.api.catalogs()
+
+
 def _sync_all(
     invocation: Invocation,
     chosen: Sequence[str],
@@ -84,18 +88,11 @@ def _sync_all(
 ) -> None:
     reports: list[SyncReport] = []
     failed: list[FeedqError] = []
-    opened = [open_catalog(name, invocation.settings) for name in chosen]
-    for one in opened:
+    opened = _opened(invocation, chosen)
+    for make in opened:
         try:
             with collector_paused():
-                report = sync_catalog(
-                    invocation.catalogs,
-                    one,
-                    dry_run=dry_run,
-                    remove_up_to=remove_up_to,
-                    take_over=take_over,
-                    progress=partial(ProgressBar, "changes"),
-                )
+                report = make(dry_run=dry_run, remove_up_to=remove_up_to, take_over=take_over)
         except FeedqError as error:
             # What is wrong with one catalog does not keep the others from being synced.
             failed.append(error)
@@ -104,8 +101,17 @@ def _sync_all(
         if not invocation.json:
             _show(report, dry_run=dry_run)
     if invocation.json:
-        answer(invocation, {"dry_run": dry_run, "catalogs": list(map(_document, reports))}, "")
+        answer(invocation, {"dry_run": dry_run, "catalogs": list(map(sync_row, reports))}, "")
     _raise(failed, reports)
+
+
+def _opened(invocation: Invocation, chosen: Sequence[str]) -> list[Callable[..., SyncReport]]:
+    """What syncs each. Raises `InvalidInput` when one is not set up as it must be."""
+    if invocation.api is not None:
+        return [partial(invocation.api.sync, name) for name in chosen]
+    catalogs = [open_catalog(name, invocation.settings) for name in chosen]
+    bar = partial(ProgressBar, "changes")
+    return [partial(sync_catalog, invocation.catalogs, one, progress=bar) for one in catalogs]
 
 
 def _schedule(invocation: Invocation, chosen: Sequence[str], every: str) -> None:
@@ -147,16 +153,6 @@ def _show(report: SyncReport, *, dry_run: bool) -> None:
         done += f", {report.taken_over:,} taken over"
     same = "; as at the last sync" if report.is_same else " (dry run)" if dry_run else ""
     click.echo(f"{report.catalog}: {done}, = {counts['unchanged']:,} unchanged{same}")
-
-
-def _document(report: SyncReport) -> dict[str, Any]:
-    left_out = [{"where": one.where, "name": one.name, "what": one.what} for one in report.left_out]
-    return {
-        "name": report.catalog,
-        **report.counts,
-        "left_out": left_out,
-        "changes": list(map(change_document, report.changes)),
-    }
 
 
 def _raise(failed: Sequence[FeedqError], reports: Sequence[SyncReport]) -> None:

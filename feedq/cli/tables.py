@@ -22,7 +22,6 @@ from feedq.schedule.model import (
     ScheduleState,
     ScheduleView,
 )
-from feedq.schedule.timing import next_tick
 from feedq.values import instant
 from feedq.wording import (
     ERROR_WIDTH,
@@ -256,6 +255,8 @@ def warn_ended(schedules: Iterable[Schedule], *, now: datetime) -> None:
 
 def never_ticks(spec: ScheduleSpec, now: datetime) -> bool:
     """Says whether a declaration has no tick to come, as far as days of named calendars do not matter."""
+    from feedq.schedule.timing import next_tick
+
     return not isinstance(spec.timing, Beat) and next_tick(spec, after=now) is None
 
 

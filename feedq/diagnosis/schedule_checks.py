@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from feedq.diagnosis.checks import Check, fail, ok, warn
 from feedq.schedule.model import ScheduleSpec, UnreadableSpec
 from feedq.store.fleet_state import JobState
-from feedq.store.jobs.listing import ScheduledTask, why_unserved
 from feedq.wording import NAMED_MAX, counted, duration, some
+
+if TYPE_CHECKING:
+    from feedq.store.jobs.listing import ScheduledTask
 
 OVERDUE_S = 30.0
 """A tick is fired within a second of its time: what is this late is fired by nobody."""
@@ -93,6 +96,8 @@ def _waiting(state: JobState) -> Check:
 
 def check_tasks(tasks: Sequence[ScheduledTask]) -> Iterator[Check]:
     """Is there a worker that can run each task? As workers say when they register; nothing without any."""
+    from feedq.store.jobs.listing import why_unserved
+
     if not any(task.workers for task in tasks):
         return
     troubles = [task for task in tasks if not task.able]

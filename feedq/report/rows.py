@@ -25,6 +25,8 @@ from feedq.store.fleet_state import FleetState, JobState
 from feedq.wording import lag_s
 
 if TYPE_CHECKING:
+    from feedq.catalogs.syncing import SyncReport
+    from feedq.manifest.changes import Change
     from feedq.report.problem_list import ListedProblem
     from feedq.sinks.base import DeadLetter  # imports what `feedq status` has no use for
 
@@ -207,6 +209,30 @@ def status_document(
         | {"total": jobs.schedules, "paused_by_failures": list(jobs.tripped)},
         "runs": _fields(jobs, RUN_NUMBERS),
         "warnings": [check_row(check) for check in warnings],
+    }
+
+
+def change_row(change: Change) -> dict[str, Any]:
+    """Makes one change of `feedq apply --json`."""
+    document: dict[str, Any] = {
+        "kind": change.noun,
+        "name": change.name,
+        "action": change.action,
+        "options": [
+            {"option": o.option, "before": masked(o.before), "after": masked(o.after)} for o in change.options
+        ],
+    }
+    return document if change.note is None else document | {"note": change.note}
+
+
+def sync_row(report: SyncReport) -> dict[str, Any]:
+    """Makes one catalog of `feedq sync --json`."""
+    return {
+        "name": report.catalog,
+        **report.counts,
+        "is_same": report.is_same,
+        "left_out": [_fields(one, ("where", "name", "what")) for one in report.left_out],
+        "changes": list(map(change_row, report.changes)),
     }
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, text
 
 from feedq.store.database import connect_once
-from feedq.store.jobs import listing
-from feedq.store.jobs.listing import ScheduledTask
+
+if TYPE_CHECKING:
+    from feedq.store.jobs.listing import ScheduledTask
 
 _STATE = """
     SELECT clock_timestamp() AS now, t.pass_at,
@@ -112,5 +114,7 @@ def job_state(c: Connection) -> JobState:
 
 def scheduled_tasks(url: str) -> list[ScheduledTask]:
     """Raises `Unavailable`."""
+    from feedq.store.jobs import listing  # which `feedq status` has no use for
+
     with connect_once(url) as c:
         return listing.scheduled_tasks(c)

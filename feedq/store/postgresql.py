@@ -10,7 +10,6 @@ from sqlalchemy import text
 
 from feedq.model import Worker
 from feedq.schedule.model import AGEING_S
-from feedq.store.catalog_feeds import CatalogStore
 from feedq.store.database import Database
 from feedq.store.event_listing import EventListing
 from feedq.store.feed_listing import FeedListing
@@ -23,6 +22,7 @@ from feedq.store.workers import PostgresWorkers
 if TYPE_CHECKING:
     from feedq.store.alert_outbox import AlertOutbox
     from feedq.store.backfills import PostgresBackfills
+    from feedq.store.catalog_feeds import CatalogStore
     from feedq.store.expectations import ExpectationStore
     from feedq.store.jobs.calendars import CalendarStore
     from feedq.store.jobs.queues import QueueStore
@@ -95,8 +95,13 @@ class PostgresStore:
         self.workers = PostgresWorkers(self._database)
         self.leases = PostgresLeases(self._database, restart_hold_s=restart_hold_s)
         self._keep = HistoryKept(retention_days, events_per_feed)
-        self.catalogs = CatalogStore(self._database, url)
         self.jobs = JobStore(self._database, ageing_s=ageing_s)
+
+    @cached_property
+    def catalogs(self) -> CatalogStore:
+        from feedq.store.catalog_feeds import CatalogStore
+
+        return CatalogStore(self._database, self._url)
 
     @cached_property
     def tokens(self) -> TokenStore:

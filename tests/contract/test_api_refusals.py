@@ -6,10 +6,12 @@ is added is tried as well, and needs an example.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -30,7 +32,18 @@ from feedq.sinks.base import Taking
 from feedq.store.event_listing import EventFilter
 from feedq.telemetry import EventKind
 from tests.api_client import ApiClient
-from tests.api_examples import BODIES, FILLING, KEYED, MINE, OTHERS, PAUSED, PREFIX, Example, examples_of
+from tests.api_examples import (
+    BODIES,
+    FEED,
+    FILLING,
+    KEYED,
+    MINE,
+    OTHERS,
+    PAUSED,
+    PREFIX,
+    Example,
+    examples_of,
+)
 from tests.cluster import wait_until
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.sink_harness import empty_database
@@ -56,11 +69,12 @@ class Asker:
 class Stage:
     """An API over a store that has something for each example to change, and a sink."""
 
-    def __init__(self, harness: JobsHarness, sink_url: str) -> None:
+    def __init__(self, harness: JobsHarness, sink_url: str, catalog: Path) -> None:
         self.harness, self.sink_url = harness, sink_url
         urls: dict[str, Any] = {
             "database_url": SecretStr(harness.url),
             "sinks": {"default": SecretStr(sink_url)},
+            "catalogs": {"crm": {"kind": "directory", "path": str(catalog)}},
         }
         self.backend = ApiBackend.of(harness.store, Settings(**urls))
         self._declare()
@@ -118,7 +132,7 @@ class Stage:
         may_not.append(self.known(AccessRole.OPERATOR, "beta"))
         if example.kind not in OF_A_TENANT:
             may_not += [self.known(role, "acme") for role in (AccessRole.OPERATOR, AccessRole.ADMIN)]
-        if example.kind == "tokens":
+        if example.kind in ("tokens", "catalogs"):
             may_not.append(self.known(AccessRole.OPERATOR))
         return unknown + may_not
 
@@ -162,9 +176,10 @@ def rows_of(url: str, *, but: str = "") -> list[tuple[object, ...]]:
 
 
 @pytest.fixture
-def stage(control_database_url: str, postgres: Postgres) -> Iterator[Stage]:
+def stage(control_database_url: str, postgres: Postgres, tmp_path: Path) -> Iterator[Stage]:
     harness = JobsHarness(control_database_url)
-    made = Stage(harness, empty_database(postgres))
+    (tmp_path / "feeds.json").write_text(json.dumps({"feeds": [FEED | {"name": "crm/1"}]}))
+    made = Stage(harness, empty_database(postgres), tmp_path)
     yield made
     made.api.close()
     harness.close()

@@ -39,13 +39,18 @@ CHANGING = ("heartbeat_age_s", "because", "last_pass_age_s", "oldest_due_s", "ov
 """What is another from moment to moment."""
 
 
+def _kept_in(catalog: Path) -> list[tuple[str, str]]:
+    return [("KIND", "directory"), ("PATH", str(catalog))]
+
+
 class Sides:
     """The command twice: at the database, and at an API over it."""
 
-    def __init__(self, shell: Shell, harness: JobsHarness, url: str) -> None:
-        self.harness, self.url = harness, url
+    def __init__(self, shell: Shell, harness: JobsHarness, url: str, catalog: Path) -> None:
+        self.harness, self.url, self.catalog = harness, url, catalog
         self.at_database = shell
         self.at_server = Shell(NOWHERE, NOWHERE)
+        shell.environment |= {f"FEEDQ_CATALOGS__CRM__{key}": value for key, value in _kept_in(catalog)}
         self.at_server.environment |= {"FEEDQ_SERVER": url, "FEEDQ_TOKEN": self.token("operator")}
 
     def token(self, role: str, tenant: str | None = None) -> str:
@@ -78,7 +83,7 @@ def without(value: Any, keys: tuple[str, ...]) -> Any:
 
 
 @pytest.fixture
-def sides(control_database_url: str, broker_url: str) -> Iterator[Sides]:
+def sides(control_database_url: str, broker_url: str, tmp_path: Path) -> Iterator[Sides]:
     harness = JobsHarness(control_database_url)
     harness.execute(NO_SINK)
     for number, tenant in enumerate(("acme", "acme", "beta")):
@@ -86,9 +91,9 @@ def sides(control_database_url: str, broker_url: str) -> Iterator[Sides]:
         harness.feed(f"{tenant}/{number}", tenant=tenant, labels=labels, weight=number + 1)
     harness.run(harness.store.feeds.get("acme/1"), harness.worker("w@host", region="eu"))
     harness.store.feeds.set_target("beta/2", TargetState.PAUSED)
-    backend = ApiBackend.of(
-        harness.store, Settings(database_url=SecretStr(harness.url), broker_url=SecretStr(broker_url))
-    )
+    catalogs = {"crm": {key.lower(): value for key, value in _kept_in(tmp_path)}}
+    urls: dict[str, Any] = {"database_url": SecretStr(harness.url), "broker_url": SecretStr(broker_url)}
+    backend = ApiBackend.of(harness.store, Settings(**urls, catalogs=catalogs))
     _land(harness, backend)
     _schedule(harness)
     port = free_port()
@@ -99,7 +104,7 @@ def sides(control_database_url: str, broker_url: str) -> Iterator[Sides]:
     thread.start()
     wait_until(lambda: server.started, limit_s=20, what="the API listens")
     with opened_shell(harness.url, broker_url) as shell:
-        yield Sides(shell, harness, f"http://127.0.0.1:{port}")
+        yield Sides(shell, harness, f"http://127.0.0.1:{port}", tmp_path)
     server.should_exit = True
     thread.join(30)
     harness.execute(NO_SINK)
@@ -379,6 +384,25 @@ def test_manifests_are_applied_alike_and_back(sides: Sides) -> None:
     assert "sink 'default' has a checkpoint of" in noted.stdout
     sides.at_server.ok("apply", "-f", "-", "--adopt", given=adopted.replace("acme/0", "acme/7", 1))
     assert "cursor   3" in sides.both("feed", "cursor", "show", "acme/0").stdout
+
+
+def test_a_catalog_of_the_server_is_synced(sides: Sides) -> None:
+    catalog = sides.catalog / "feeds.json"
+    feed = {"connector": "tcp", "source": {"url": "tcp://127.0.0.1:1"}, "sink": {"table": "t"}}
+    catalog.write_text(json.dumps({"feeds": [feed | {"name": f"crm/{n}"} for n in range(3)]}))
+    assert "needs the role admin" in sides.at_server.run("sync").stderr
+    sides.at_server.environment["FEEDQ_TOKEN"] = sides.token("admin")
+    assert "no catalog 'other' here" in sides.both("sync", "other").stderr
+    assert "3 added" in sides.both("sync", "--dry-run").stdout
+    assert sides.both("sync", "crm", "--dry-run", "--json").exit_code == 0
+    assert "3 added" in sides.at_server.ok("sync")
+    catalog.write_text(json.dumps({"feeds": [feed | {"name": "acme/0"}]}))
+    refused = sides.both("sync").stderr
+    assert "--remove-up-to" in refused
+    forced = sides.both("sync", "crm", "--remove-up-to", "3", "--dry-run")
+    assert (forced.exit_code, "was declared by hand" in forced.stderr) == (1, True)
+    assert sides.at_server.ok("sync", "--every", "5m") == "sync/crm declared\n"
+    assert sides.harness.schedules.get("sync/crm").spec.timing == Every(300.0)
 
 
 def test_a_checkpoint_is_adopted_by_a_server(sides: Sides) -> None:

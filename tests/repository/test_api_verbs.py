@@ -69,6 +69,7 @@ VERBS = {
     "problems": "list_problems",
     "top": "show_status list_feeds",
     "doctor": "show_doctor",
+    "sync": "list_catalogs sync_catalog",
     "connectors": "list_connectors show_connector",
     "token add": "add_token",
     "token list": "list_tokens",
