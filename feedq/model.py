@@ -6,7 +6,7 @@ Whatever crosses a level is one of these, never a dict. Times are the database's
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
@@ -281,6 +281,8 @@ class Lease:
     """The event time of the newest record; None where no `max_event_lag` is expected."""
     event_fault: str | None = None
     """Why the last record has none."""
+    noticed: Mapping[str, str] | None = None
+    """What was noticed of its source and its records since it was edited: see `feedq.notices`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,6 +541,8 @@ class Progress(Keyed):
     """The event time of the newest record of this stream that has landed, in seconds since 1970."""
     event_fault: str | None = None
     """Why the last record has none."""
+    noticed: Mapping[str, str] | None = None
+    """What was noticed since the last report."""
 
 
 @dataclass(slots=True)
@@ -593,3 +597,11 @@ class Batch:
             return self.records
         assert self.lines is not None
         return tuple(self.lines[:-1].split(b"\n")) if self.lines else ()
+
+    def without(self, places: Collection[int]) -> Batch:
+        """The batch without the records at these places; it has its cursor even with none left."""
+        kept = [record for place, record in enumerate(self.split()) if place not in places]
+        count, size = len(kept), sum(map(len, kept))
+        if self.lines is None:
+            return replace(self, count=count, size=size, records=tuple(kept))
+        return replace(self, count=count, size=size + count, lines=b"\n".join([*kept, b""]))

@@ -11,7 +11,6 @@ import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import date, datetime
 from typing import Any
 
 import orjson
@@ -20,6 +19,7 @@ from feedq.connectors.base import load_connector
 from feedq.errors import InvalidInput
 from feedq.model import FeedSpec
 from feedq.sinks.mapping import ColumnType
+from feedq.sinks.value_types import type_of
 
 DELIMITERS = (",", ";", "\t", "|")
 DEPTH_MAX = 3
@@ -27,7 +27,6 @@ DEPTH_MAX = 3
 COLUMNS_MAX = 100
 KEY_NAMES = ("id", "seq", "sequence", "offset", "uuid")
 """What sources call what numbers their records."""
-BIGINT_MAX = 2**63 - 1
 _NAME = re.compile(r"[^a-z0-9]+")
 _HEADER = re.compile(r"[A-Za-z_][A-Za-z0-9_ .-]*")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -49,7 +48,7 @@ def proposed(spec: FeedSpec, records: Sequence[bytes]) -> FeedSpec:
     if not samples:
         raise InvalidInput(f"feed {spec.name!r}: its first records have no values that could be columns")
     names = _names(list(samples)[:COLUMNS_MAX])
-    types = {name: _type_of(samples[pointer]) for pointer, name in names.items()}
+    types = {name: type_of(samples[pointer]) for pointer, name in names.items()}
     sink = dict(spec.sink) | {
         "columns": {name: pointer for pointer, name in names.items()},
         "create": True,
@@ -159,43 +158,6 @@ def _names(pointers: Sequence[str]) -> dict[str, str]:
             name, number = f"{wanted}_{number}", number + 1
         names[pointer] = name
     return names
-
-
-def _type_of(values: Sequence[Any]) -> ColumnType:
-    """The narrowest type that takes all of them; nulls go into any."""
-    kinds = {_kind(value) for value in values if value is not None}
-    if kinds == {ColumnType.BIGINT, ColumnType.NUMERIC}:
-        return ColumnType.NUMERIC
-    if kinds == {ColumnType.DATE, ColumnType.TIMESTAMP}:
-        return ColumnType.TEXT
-    if ColumnType.JSON in kinds:
-        return ColumnType.JSON
-    return kinds.pop() if len(kinds) == 1 else ColumnType.TEXT
-
-
-def _kind(value: Any) -> ColumnType:
-    match value:
-        case bool():
-            return ColumnType.BOOLEAN
-        case int():
-            return ColumnType.BIGINT if abs(value) <= BIGINT_MAX else ColumnType.NUMERIC
-        case float():
-            return ColumnType.NUMERIC
-        case str():
-            return _kind_of_text(value)
-    return ColumnType.JSON
-
-
-def _kind_of_text(text: str) -> ColumnType:
-    for kind, read in ((ColumnType.DATE, date.fromisoformat), (ColumnType.TIMESTAMP, datetime.fromisoformat)):
-        # Eight digits are a date to Python, and more often a number.
-        if text[4:5] == "-":
-            try:
-                read(text)
-            except ValueError:
-                continue
-            return kind
-    return ColumnType.TEXT
 
 
 def _key(names: Mapping[str, str], samples: Mapping[str, Sequence[Any]], rows: int) -> str | None:

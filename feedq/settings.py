@@ -88,6 +88,9 @@ class Settings(BaseSettings):
     `max_event_lag` workers need it, too."""
     tenant_expect: dict[str, Annotated[dict[str, Any], BeforeValidator(read_expectations)]] = {}
     """The same for the feeds of a tenant, as JSON: `{"acme": {"max_silence": "30s"}}`."""
+    drift_add: bool = False
+    """Whether workers add columns for feeds with `drift: add` as soon as a record has a new field; otherwise
+    `feedq feed drift` does. The role of the sink must own the table."""
     expect_interval_s: Annotated[float, Field(ge=0.2, le=86_400)] = 5.0
     """How often the elected beat looks whether feeds are as expected; more rarely where a look takes long."""
     alert_urls: SecretStr = SecretStr("")

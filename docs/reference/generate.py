@@ -335,6 +335,7 @@ def _values(name: str, field: FieldInfo) -> str:
     kinds: dict[object, str] = {
         SecretStr: "URL",
         str: "text",
+        bool: "`true`, `false`",
         int: "integer",
         float: "seconds" if is_duration else "number",
     }

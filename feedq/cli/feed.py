@@ -18,6 +18,7 @@ from feedq.cli.cursor import cursor
 from feedq.cli.dead_letters import dead_letters
 from feedq.cli.feed_backfill import backfill
 from feedq.cli.feed_declare import add, edit, export
+from feedq.cli.feed_drift import drift
 from feedq.cli.feed_logs import logs
 from feedq.cli.feed_tap import tap
 from feedq.cli.feed_test import feed_test
@@ -64,6 +65,7 @@ for _command in (
     dead_letters,
     cursor,
     backfill,
+    drift,
     logs,
     tap,
     pause,

@@ -250,6 +250,9 @@ class Context:
     on_waiting: Callable[[str], None] = lambda why: None
     """To be called, with the reason, by a connector that waits for its source instead of failing: its feed
     has it in its status until it is connected."""
+    on_notice: Callable[[str, str], None] = lambda key, said: None
+    """To be called, with a name for it and a sentence, by a connector that finds something odd which a person
+    should know; it reads on. The feed has it in its status and once in its history."""
 
 
 def log_gap(context: Context, source: object, detail: str, *, missed: int = 0) -> None:

@@ -12,6 +12,7 @@ from feedq import wording
 from feedq.authorship import BY
 from feedq.expect import write_expectations
 from feedq.model import Event, FeedView, Lease, WorkerView
+from feedq.notices import notice_sentences
 from feedq.passwords import mask_url
 from feedq.report.masking import masked, shown
 from feedq.schedule.model import CatchUp, Cron, Job, Overlap, RunState, ScheduleSpec, ScheduleView
@@ -102,6 +103,7 @@ def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -
             ("last record", _moment(lease.last_record_at, now)),
             ("event time", _moment(lease.event_at, now)),
             ("no event time", _said(lease.event_fault)),
+            *(("noticed", _said(one)) for one in notice_sentences(lease.noticed)),
             ("cursor", None if lease.cursor is None else as_json(masked(lease.cursor))),
             ("counts for", None if lease.weight == spec.weight else f"{lease.weight:.3g}, as measured"),
         ]

@@ -17,6 +17,7 @@ from feedq.expect import write_expectations
 from feedq.landed import LandedBucket, Span
 from feedq.lease import stillness_of
 from feedq.model import ChangedCursor, Event, FeedView, Status, WorkerView
+from feedq.notices import new_fields
 from feedq.passwords import mask_url
 from feedq.report.masking import masked, shown
 from feedq.schedule.model import Run, RunState, Schedule, ScheduleView
@@ -34,7 +35,7 @@ LEASE_FIELDS = (
     *("epoch", "records_total", "bytes_total", "dead_letters_total", "dead_per_s", "dead_letter_at"),
     *("last_record_at", "reason", "last_error_at", "attempts", "failures", "quarantined", "blamed"),
     *("blamed_at", "retry_at", "promised_to", "stop_by", "held_for", "state", "connected", "stalled"),
-    *("running_since", "rows_per_s", "bytes_per_s", "event_at"),
+    *("running_since", "rows_per_s", "bytes_per_s", "event_at", "noticed"),
 )
 """Columns of a lease that are told as they are."""
 LEASE_ERRORS = ("dead_letter_error", "last_error", "sink_error", "blame", "event_fault")
@@ -95,6 +96,17 @@ def feed_row(view: FeedView) -> dict[str, Any]:
         "generation": view.feed.generation,
         "generation_running": lease.generation,
         "worker_id": lease.worker_id,
+    }
+
+
+def drift_document(view: FeedView, statements: Sequence[str], *, applied: bool) -> dict[str, Any]:
+    """Makes `feedq feed drift --json`."""
+    return {
+        "name": view.feed.name,
+        "drift": view.feed.spec.sink.get("drift", "ignore"),
+        "fields": new_fields(view.lease.noticed),
+        "statements": list(statements),
+        "applied": applied,
     }
 
 

@@ -24,7 +24,7 @@ from datetime import datetime
 from enum import StrEnum
 from importlib.metadata import entry_points
 from operator import attrgetter
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 from uuid import UUID, uuid4
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -33,10 +33,12 @@ from feedq.connectors.base import ConnectorOptions, CsvFormat, RecordFormat, exp
 from feedq.errors import InvalidInput
 from feedq.model import JSON, Batch, ChangedCursor, FeedKey, Identity
 from feedq.settings import Settings
+from feedq.sinks.field_watch import FieldWatch
 from feedq.sinks.mapping import (
     ColumnRule,
     ColumnSource,
     ColumnType,
+    Drift,
     Origin,
     check_column,
     sources_of,
@@ -88,6 +90,11 @@ class SinkOptions(StrictModel):
     types: dict[str, ColumnType] = Field({})
     """Types of the columns of a table that is made: text unless given, or that of `$epoch` and the like."""
 
+    drift: Drift = Drift.IGNORE
+    """What becomes of fields of the records, members of the object itself, that no column takes: `event` tells
+    of them, `dead_letter` refuses the record, `stop` stops the feed, `add` tells of them and fills columns of
+    their names, which `feedq feed drift` adds."""
+
     @field_validator("table")
     @classmethod
     def _check_table(cls, table: str) -> str:
@@ -119,6 +126,8 @@ class SinkOptions(StrictModel):
             raise ValueError("create needs columns, and no flatten: they say which columns to make")
         if self.types and not self.create:
             raise ValueError("types are those of a table that is made: set create: true")
+        if self.drift is not Drift.IGNORE and not self.columns and self.flatten is None:
+            raise ValueError("drift needs columns, or flatten: without them the whole record lands")
         if unknown := sorted(self.types.keys() - self.columns.keys()):
             raise ValueError(f"types: {unknown[0]!r} is not among columns")
         return self
@@ -141,6 +150,9 @@ class Target:
     """Whether the table is made if it is not there, although it is mapped."""
     types: tuple[tuple[str, str], ...] = ()
     """Columns of the table that is made, and their types, as far as they are given."""
+    drift: Drift = Drift.IGNORE
+    adds_columns: bool = False
+    """Whether whoever writes adds columns for `Drift.ADD` by itself."""
 
     @property
     def is_made(self) -> bool:
@@ -232,6 +244,8 @@ class FeedWrite:
     """The commit, or fence, that the checkpoint was left at: if the row names another one, the sink has gone back
     (a backup was restored, a replica promoted, commits were lost) or somebody else writes under this epoch, and
     nothing is written. None: whatever the row says, for those who only try records out."""
+    watch: FieldWatch | None = None
+    """Set where ``target.drift`` has somebody look for fields that no column takes."""
 
     @property
     def landing(self) -> Target:
@@ -363,6 +377,18 @@ class Sink(Protocol):
         """The changes of a feed's cursor, newest first. Raises `SinkUnavailable`."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class AddsColumns(Protocol):
+    """What a sink may be able to do besides."""
+
+    def add_columns(
+        self, target: Target, columns: Mapping[str, ColumnType], *, dry_run: bool = False
+    ) -> list[str]:
+        """Add those of these columns that the table lacks, each in a transaction of its own. Returns the
+        statements. Raises `InvalidInput` (no such table, too many columns), `SinkUnavailable` (also what the
+        database refuses)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,6 +525,10 @@ def target_of(options: SinkOptions, source: ConnectorOptions) -> Target:
             f"sink.columns and sink.flatten point into records, which needs source.format json or csv, "
             f"not {source.format}"
         )
+    if options.drift is not Drift.IGNORE and source.format != "json":
+        raise InvalidInput(
+            f"sink.drift looks into records, which needs source.format json, not {source.format}"
+        )
     if source.csv is not None and (why := unknown_field(columns, source.csv.fields)):
         raise InvalidInput(why)
     for column in options.key:
@@ -514,6 +544,7 @@ def target_of(options: SinkOptions, source: ConnectorOptions) -> Target:
         csv=source.csv,
         create=options.create,
         types=tuple((column, type_.value) for column, type_ in sorted(options.types.items())),
+        drift=options.drift,
     )
 
 

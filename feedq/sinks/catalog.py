@@ -8,16 +8,26 @@ was taken away by a person, who should be asked and not overruled.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from feedq.connectors.records.pointer import parse_pointer
 from feedq.errors import InvalidInput
 from feedq.model import FeedKey
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.mapping import ColumnType, Origin
 from feedq.sinks.reserved import why_nowhere
 from feedq.sinks.session import SinkSession
-from feedq.sinks.target_table import TableName, TableShape, misdeclared
+from feedq.sinks.target_table import (
+    FILLED_MAX,
+    TableName,
+    TableShape,
+    column_sources,
+    misdeclared,
+    written_columns,
+)
 
 Prepared = TypeVar("Prepared")
 """What of one feed's write is ready to land."""
@@ -38,6 +48,13 @@ class TargetPlan(ABC, Generic[Prepared]):
         self.session = session
         self.target = target
         self.shape = shape
+
+    @cached_property
+    def taken(self) -> frozenset[str]:
+        """The fields of records that some column takes, or a part of."""
+        sources = column_sources(self.target, self.shape.columns)
+        pointers = (p for s in sources if s.origin is Origin.POINTER for p in (s.pointer, *s.alternatives))
+        return frozenset(parse_pointer(pointer)[0] for pointer in pointers)
 
     @abstractmethod
     def prepare(
@@ -138,6 +155,29 @@ class Catalog(ABC):
     def forget(self, target: Target) -> None:
         """Have the target inspected before it is next used."""
         self._plans.pop(target, None)
+
+    def add_columns(
+        self, target: Target, columns: Mapping[str, ColumnType], *, dry_run: bool = False
+    ) -> list[str]:
+        """Add those of these columns that the table lacks. Returns the statements. Raises `InvalidInput` when
+        there is no such table, or no room."""
+        shape = self.describe([target]).get(target)
+        if shape is None:
+            raise InvalidInput(f"table {target.table!r} does not exist: run the feed, or create it")
+        lacking = {name: type_ for name, type_ in columns.items() if name not in shape.columns}
+        filled = len(written_columns(target, shape.columns)) - len(target.columns)
+        if filled + len(lacking) > FILLED_MAX:
+            raise InvalidInput(
+                f"table {target.table!r} has {filled} columns that sink.columns does not name, and may have "
+                f"{FILLED_MAX}: map some there"
+            )
+        return self.alter(target, shape, lacking, dry_run=dry_run) if lacking else []
+
+    @abstractmethod
+    def alter(
+        self, target: Target, shape: TableShape, columns: Mapping[str, ColumnType], *, dry_run: bool
+    ) -> list[str]:
+        """Add columns, a transaction each, in which one that is there by now is no error."""
 
     def is_yet_to_be_made(self, target: Target) -> bool:
         """Whether this is a target whose table the first fence will make."""

@@ -23,13 +23,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID, uuid4
 
+from feedq.errors import InvalidInput
 from feedq.model import FeedKey
-from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, Target, Written
+from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, SuspectRecord, Target, Written
 from feedq.sinks.catalog import Catalog, TargetPlan
+from feedq.sinks.field_watch import FieldWatch
 from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.mapping import ColumnType, Drift
 from feedq.sinks.refusals import TargetOutcome, land_around_refusals
 from feedq.sinks.retryplan import CommitMode, FailedPart, GroupFailed, NextStep, RetryPlan
 from feedq.sinks.session import AnswerLost, SinkSession
@@ -161,6 +165,9 @@ class GroupCommit:
         if self._retry_plan.mode is not CommitMode.OPTIMISTIC:
             self._catalog.refresh(self._retry_plan.targets)
         wrong = self._catalog.get_ready(self._retry_plan.targets)
+        for target in groups:
+            if target.drift is not Drift.IGNORE and target not in wrong:
+                wrong |= self._watch_fields(target, groups[target])
         usable: list[FeedWrite] = []
         for target, group in groups.items():
             why_none = wrong.get(target)
@@ -170,6 +177,42 @@ class GroupCommit:
                 else:
                     usable.append(write)
         return usable
+
+    def _watch_fields(self, target: Target, writes: Sequence[FeedWrite]) -> dict[Target, str]:
+        """Look for fields that no column takes. Returns the target, if it cannot work any more, and why."""
+        taken = self._catalog.plan(target).taken
+        watched = [(write, write.watch) for write in writes if write.watch is not None]
+        for write, watch in watched:
+            if target.drift is Drift.STOP and (why := watch.stop(write.batches, taken)):
+                self._unusable[write.key] = why
+            elif target.drift in (Drift.EVENT, Drift.ADD):
+                watch.look(write.batches, taken)
+        if target.drift is not Drift.ADD:
+            return {}
+        lacking = {name: type_ for _, watch in watched for name, type_ in watch.lacking(taken).items()}
+        if not lacking or not any(watch.is_due() for _, watch in watched):
+            return {}
+        if target.adds_columns:
+            self._add_columns(target, lacking, watched[0][1])
+        self._catalog.refresh([target])
+        if wrong := self._catalog.get_ready([target]):
+            return wrong
+        for _, watch in watched:
+            watch.has_come(self._catalog.plan(target).taken)
+        return {}
+
+    def _add_columns(self, target: Target, columns: Mapping[str, ColumnType], watch: FieldWatch) -> None:
+        """Before the transaction, so that nothing is locked meanwhile. What cannot be added is told: the records
+        land without it."""
+        try:
+            self._catalog.add_columns(target, columns)
+        except InvalidInput as error:
+            watch.tell_fault(str(error))
+        except self._session.errors as error:
+            self._session.rollback()
+            if self._session.is_broken:
+                raise
+            watch.tell_fault(self._session.explain(error))
 
     def _begin(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
         """Lock the checkpoints that are as we left them, to the end; returns the keys of the others."""
@@ -193,6 +236,9 @@ class GroupCommit:
         if why := self._retry_plan.held.get(plan.target) or self._find_locked(plan):
             self._postponed |= {write.key: why for write in writes}
             return
+        misfits: list[DeadRecord] = []
+        if plan.target.drift is Drift.DEAD_LETTER:
+            writes, misfits = without_misfits(writes, plan.taken)
         try:
             if self._retry_plan.mode is CommitMode.OPTIMISTIC:
                 prepared, dead = plan.prepare(writes, self._recently_refused)
@@ -208,6 +254,7 @@ class GroupCommit:
         for suspect, _ in outcome.dead:
             self._landed[suspect.write.key] -= 1
         self._dead += outcome.dead
+        self._dead += [dead for dead in misfits if dead[0].write.key in self._landed]
         self._unusable |= outcome.unusable
         self._postponed |= outcome.postponed
 
@@ -255,6 +302,23 @@ class GroupCommit:
         if scope is ErrorScope.LOCKED and self._session.locks_all:
             part, target = FailedPart.CHECKPOINTS, None
         return GroupFailed(part, scope, error, self._session.explain(error), target=target)
+
+
+def without_misfits(
+    writes: Sequence[FeedWrite], taken: frozenset[str]
+) -> tuple[list[FeedWrite], list[DeadRecord]]:
+    """The writes without records that have fields which no column takes; and these."""
+    kept, dead = list(writes), []
+    for number, write in enumerate(writes):
+        misfits = write.watch.refuse(write.batches, taken) if write.watch is not None else {}
+        for place, whys in misfits.items():
+            batch = write.batches[place]
+            records = batch.split()
+            dead += [(SuspectRecord(write, batch, records[n]), why) for n, why in whys.items()]
+        if misfits:
+            batches = (b.without(misfits[n]) if n in misfits else b for n, b in enumerate(write.batches))
+            kept[number] = replace(write, batches=tuple(batches))
+    return kept, dead
 
 
 def by_target(writes: Iterable[FeedWrite]) -> dict[Target, list[FeedWrite]]:

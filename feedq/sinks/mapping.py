@@ -68,6 +68,21 @@ class ColumnType(StrEnum):
     BYTES = "bytes"
 
 
+class Drift(StrEnum):
+    """What becomes of a field of a record that no column takes."""
+
+    IGNORE = "ignore"
+    """Nobody looks for one."""
+    EVENT = "event"
+    """It is told, once."""
+    DEAD_LETTER = "dead_letter"
+    """The record goes to the dead letters."""
+    STOP = "stop"
+    """The feed fails, and none of its records lands until somebody decides."""
+    ADD = "add"
+    """It is told, and a column of its name, once there is one, is filled from it."""
+
+
 METADATA = (Origin.FEED, Origin.EPOCH, Origin.CURSOR, Origin.RECEIVED_AT)
 SEPARATORS_MAX: Final = 8
 """In the name of a column that is flattened: there are two to their power ways to take it apart."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 import psycopg2
@@ -29,6 +29,8 @@ from feedq.sinks.statements import (
 from feedq.sinks.target_table import DEFAULT_COLUMNS, Column, TableName, TableShape, Types, quoted
 
 CREATION_LOCK_TIMEOUT_S: Final = 5.0
+ALTERATION_LOCK_TIMEOUT_S: Final = 0.5
+"""For a table that others are writing to: all who come later wait as well, and it is tried again."""
 STAGING_TABLES_MAX: Final = 64
 """Staging tables a session keeps between commits; each is emptied at every commit that touches one."""
 
@@ -98,6 +100,19 @@ class PostgresCatalog(Catalog):
                 "grant CREATE on its schema"
             )
         return None
+
+    def alter(
+        self, target: Target, shape: TableShape, columns: Mapping[str, ColumnType], *, dry_run: bool
+    ) -> list[str]:
+        statements = [
+            sql.SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {} {}").format(
+                identifier_of(shape), sql.Identifier(name), sql.SQL(MADE_TYPES[type_])
+            )
+            for name, type_ in columns.items()
+        ]
+        for statement in () if dry_run else statements:
+            self._create(statement, lock_timeout_s=ALTERATION_LOCK_TIMEOUT_S)
+        return [self._session.text_of(statement) for statement in statements]
 
     def imagine(self, target: Target) -> tuple[TargetPlan[Any], bool]:
         self._session.begin_for_person()
@@ -177,8 +192,10 @@ class PostgresCatalog(Catalog):
                 yield sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema))
         yield _create_table(target)
 
-    def _create(self, statement: str | sql.Composable) -> None:
-        self._session.set_lock_timeout(CREATION_LOCK_TIMEOUT_S)
+    def _create(
+        self, statement: str | sql.Composable, *, lock_timeout_s: float = CREATION_LOCK_TIMEOUT_S
+    ) -> None:
+        self._session.set_lock_timeout(lock_timeout_s)
         self._session.begin()
         try:
             self._session.query(CREATION_LOCK)

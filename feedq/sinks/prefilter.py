@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import add, length_hint
@@ -89,7 +89,7 @@ class Prefilter:
         for place in errors:
             number, n = places[place]
             gone.setdefault(number, set()).add(n)
-        batches = (_without(b, gone[n]) if n in gone else b for n, b in enumerate(write.batches))
+        batches = (b.without(gone[n]) if n in gone else b for n, b in enumerate(write.batches))
         return replace(write, batches=tuple(batches)), [(suspects[n], errors[n]) for n in sorted(errors)]
 
     def _find_errors(self, suspects: Sequence[SuspectRecord]) -> dict[int, str]:
@@ -183,16 +183,6 @@ def _find_all(text: bytes, wanted: bytes) -> Iterator[int]:
     while at >= 0:
         yield at
         at = text.find(wanted, at + 1)
-
-
-def _without(batch: Batch, gone: Collection[int]) -> Batch:
-    kept = list(batch.split())
-    for n in sorted(gone, reverse=True):
-        del kept[n]
-    count, size = len(kept), sum(map(len, kept))
-    if batch.lines is None:
-        return replace(batch, count=count, size=size, records=tuple(kept))
-    return replace(batch, count=count, size=size + count, lines=b"\n".join([*kept, b""]))
 
 
 def _nul_violation(fields: Fields) -> str | None:

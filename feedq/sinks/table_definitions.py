@@ -6,6 +6,7 @@ column would keep numbers its own way, and a cursor must come back as it was.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from sqlalchemy import (
     Connection,
     Date,
     DateTime,
+    Dialect,
     Double,
     Executable,
     Index,
@@ -37,10 +39,11 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import JSON, TypeEngine
 
+from feedq.errors import InvalidInput
 from feedq.sinks.base import Target
 from feedq.sinks.made_table import made_columns
 from feedq.sinks.mapping import ColumnType
-from feedq.sinks.target_table import TableName
+from feedq.sinks.target_table import TableName, TableShape
 
 MYSQL: Final = ("mysql", "mariadb")
 FEED_CHARACTERS_MAX: Final = 200
@@ -190,6 +193,18 @@ def _mapped_columns(target: Target) -> list[Column[Any]]:
     # A text without a bound has no index in MariaDB.
     keyed = {name: String(FEED_CHARACTERS_MAX) for name in target.key if made.get(name) is ColumnType.TEXT}
     return [Column(name, keyed.get(name, MADE_TYPES[type_])) for name, type_ in made.items()]
+
+
+def added_columns(dialect: Dialect, shape: TableShape, columns: Mapping[str, ColumnType]) -> dict[str, str]:
+    """The statements that add columns to a table, by their names. Raises `InvalidInput`."""
+    table = dialect.identifier_preparer.format_table(Table(shape.name, MetaData(), schema=shape.schema))
+    statements = {}
+    for name, type_ in columns.items():
+        if "%" in name:
+            raise InvalidInput(f"column {name!r}: not every driver takes a % in a name; add it by hand")
+        column = CreateColumn(Column(name, MADE_TYPES[type_])).compile(dialect=dialect)
+        statements[name] = f"ALTER TABLE {table} ADD COLUMN {column}"
+    return statements
 
 
 def lacking(connection: Connection) -> list[Executable]:

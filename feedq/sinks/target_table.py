@@ -13,10 +13,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from feedq.sinks.base import OnConflict, Target
-from feedq.sinks.mapping import ColumnSource, Origin, flattened, pointer_to, unknown_field
+from feedq.sinks.mapping import ColumnSource, Drift, Origin, flattened, pointer_to, unknown_field
 
 NAME_BYTES_MAX: Final = 63
 """PostgreSQL cuts longer names off silently, and two of them could then mean the same table."""
+FILLED_MAX: Final = 100
+"""Columns of a table that `Drift.ADD` fills besides those that are given, and adds."""
 DEFAULT_COLUMNS: Final = ("feed", "epoch", "received_at", "payload")
 """Of a target without ``columns``."""
 
@@ -94,8 +96,9 @@ NO_COLUMNS: Final[Mapping[str, Column]] = MappingProxyType({})
 
 
 def column_sources(target: Target, columns: Mapping[str, Column] = NO_COLUMNS) -> tuple[ColumnSource, ...]:
-    """Where the columns of the user's own table come from: the given ones, and those that ``flatten`` fills."""
-    if target.flatten is None:
+    """Where the columns of the user's own table come from: the given ones, and those that ``flatten``,
+    or `Drift.ADD`, fills."""
+    if target.flatten is None and target.drift is not Drift.ADD:
         return target.columns
     given = {source.column for source in target.columns}
     left = [
@@ -107,6 +110,10 @@ def column_sources(target: Target, columns: Mapping[str, Column] = NO_COLUMNS) -
         # There is nothing nested, and a column without a field is none of ours.
         return target.columns + tuple(
             ColumnSource(name, Origin.POINTER, pointer_to(name)) for name in left if name in target.csv.fields
+        )
+    if target.flatten is None:
+        return target.columns + tuple(
+            ColumnSource(name, Origin.POINTER, pointer_to(name)) for name in left[:FILLED_MAX]
         )
     return target.columns + tuple(flattened(name, target.flatten) for name in left)
 
@@ -128,7 +135,7 @@ def misdeclared(target: Target, why_reserved: Callable[[TableName], str | None])
         return f"sink.table {target.table!r} {why}"
     if target.csv is not None and (why := unknown_field(target.columns, target.csv.fields)):
         return why
-    if target.flatten is not None:
+    if target.flatten is not None or target.drift is Drift.ADD:
         # Which columns that fills is for the table to say.
         return None
     known = written_columns(target)

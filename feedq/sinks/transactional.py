@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from uuid import UUID, uuid4
 
@@ -41,6 +41,7 @@ from feedq.sinks.base import (
 from feedq.sinks.catalog import Catalog
 from feedq.sinks.cursor_change import change_cursor, changes, settle_change
 from feedq.sinks.fencing import Fencing
+from feedq.sinks.mapping import ColumnType
 from feedq.sinks.session import AnswerLost, SinkSession
 from feedq.sinks.settlement import LastCommit, decide
 from feedq.sinks.sqlstate import ErrorScope
@@ -170,6 +171,17 @@ class TransactionalSink(ABC):
                     f"{change.feed!r} has the cursor that it had: {lost}; try again"
                 ) from lost
             return found
+
+    def add_columns(
+        self, target: Target, columns: Mapping[str, ColumnType], *, dry_run: bool = False
+    ) -> list[str]:
+        done: list[str] = []
+
+        def add(_: SinkSession, catalog: Catalog) -> None:
+            done[:] = catalog.add_columns(target, columns, dry_run=dry_run) or done
+
+        self._do(add, bookkeeping=False)
+        return done
 
     def cursor_changes(self, feed_id: int, *, limit: int = 50) -> list[ChangedCursor]:
         return self._do(lambda session, _: changes(session, feed_id, limit=limit))

@@ -98,8 +98,11 @@ class Feeds(Protocol):
         goes anywhere.
         """
 
-    def tell(self, name: str, kind: EventKind, detail: Mapping[str, Any]) -> None:
-        """Write down what somebody did to the feed elsewhere, in its sink say. Raises `NotFound`."""
+    def tell(
+        self, name: str, kind: EventKind, detail: Mapping[str, Any], *, before: Version | None = None
+    ) -> None:
+        """Write down what somebody did to the feed elsewhere, in its sink say; or is about to do, ``before``
+        which the feed has to be of this version, and theirs to change. Raises `NotFound`."""
 
     def get(self, name: str) -> Feed: ...
 

@@ -187,8 +187,17 @@ class PostgresFeeds(Aggregate):
         wake_reconcile(c)
 
     @in_transaction
-    def tell(self, c: Connection, name: str, kind: EventKind, detail: Mapping[str, Any]) -> None:
-        record(c, kind, feed_id=_locked(c, name).id, detail=detail)
+    def tell(
+        self,
+        c: Connection,
+        name: str,
+        kind: EventKind,
+        detail: Mapping[str, Any],
+        *,
+        before: Version | None = None,
+    ) -> None:
+        feed = _locked(c, name) if before is None else locked_to_change(c, name, before)
+        record(c, kind, feed_id=feed.id, detail=detail)
 
     def _record(self, c: Connection, kind: EventKind, feed: Feed, **detail: Any) -> None:
         record(c, kind, feed_id=feed.id, detail={"generation": feed.generation, **detail})

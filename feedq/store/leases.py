@@ -7,7 +7,7 @@ deadlock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
@@ -52,6 +52,8 @@ from feedq.store.taps import HAS_LISTENER
 ERROR_CHARS_MAX = 2_000
 """Longer messages are cut: a source's error page must not fill the table."""
 CURSOR_CHARS_MAX = 500
+NOTICED_BYTES_MAX = 16_384
+"""What was noticed of a feed takes no more in its row; after that nothing more is told."""
 BIGINT_MAX = 2**63 - 1
 OWNED = (LeaseState.ASSIGNED, LeaseState.RUNNING, LeaseState.STOPPING)
 """States of a lease that somebody has."""
@@ -114,8 +116,8 @@ _RELEASED = GivenRows(
 _PROGRESS = GivenRows(
     "feed_id bigint, epoch bigint, records bigint, bytes bigint, dead_letters bigint, last_record_ago_s float8, "
     "cursor jsonb, connected boolean, stalled boolean, attempts int, error text, failures int, "
-    "dead_letter_error text, sink_error text, rewind jsonb, has_event_times boolean, event_at float8, "
-    "event_fault text"
+    "dead_letter_error text, sink_error text, rewind jsonb, noticed jsonb, has_event_times boolean, "
+    "event_at float8, event_fault text"
 )
 """The fields of `Release` and of `Progress` that the statements are given."""
 
@@ -131,6 +133,7 @@ _CLAIM = f"""
         WHERE locked.worker_id = :worker_id AND locked.state = 'assigned' AND w.state = 'active'
     ), claimed AS (
         UPDATE feedq.lease l SET state = 'running', {STILL_FAILED}, generation = held.feed_generation,
+            noticed = CASE WHEN l.generation = held.feed_generation THEN l.noticed END,
             running_since = clock_timestamp(), connected = false, stalled = false
         FROM held WHERE l.feed_id = held.id
         RETURNING l.feed_id, l.epoch, l.attempts, l.failures, l.quarantined, l.blamed,
@@ -206,11 +209,12 @@ def _smoothed(column: str, reported: str) -> str:
     """
 
 
+_HAS_ROOM = f"coalesce(pg_column_size(held.known), 0) < {NOTICED_BYTES_MAX}"
 _REPORT = f"""
     WITH given AS (
         SELECT * FROM {_PROGRESS}
     ), locked AS (
-        {_locked("l.worker_id, l.state, l.reason, l.reported_at, l.running_since, l.moved_at")}
+        {_locked("l.worker_id, l.state, l.reason, l.reported_at, l.running_since, l.moved_at, l.noticed AS known")}
     ), held AS (
         SELECT locked.*, extract(epoch FROM clock_timestamp() - greatest(reported_at, running_since))::float8
             AS elapsed_s,
@@ -224,6 +228,13 @@ _REPORT = f"""
     ), rewinds AS (
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
         SELECT :rewound, feed_id, worker_id, epoch, rewind FROM held WHERE rewind IS NOT NULL
+    ), notices AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        SELECT :notice, feed_id, worker_id, epoch, news.detail FROM held CROSS JOIN LATERAL (
+            SELECT jsonb_object_agg(key, value) AS detail FROM jsonb_each(held.noticed)
+            WHERE known -> key IS DISTINCT FROM value
+        ) news
+        WHERE news.detail IS NOT NULL AND {_HAS_ROOM}
     )
     UPDATE feedq.lease l SET
         records_total = l.records_total + held.records,
@@ -249,6 +260,8 @@ _REPORT = f"""
             greatest(least(to_timestamp(held.event_at), clock_timestamp()), l.event_at) END,
         event_fault = CASE WHEN held.records > 0 OR NOT held.has_event_times THEN held.event_fault
             ELSE l.event_fault END,
+        noticed = CASE WHEN held.noticed IS NULL OR NOT {_HAS_ROOM} THEN l.noticed
+            ELSE coalesce(l.noticed, '{{}}') || held.noticed END,
         last_error = coalesce(held.error, l.last_error),
         last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE clock_timestamp() END
     FROM held WHERE l.feed_id = held.feed_id RETURNING l.feed_id, l.epoch, held.has_arrived
@@ -314,6 +327,7 @@ class PostgresLeases(Aggregate):
             "worker_id": worker_id,
             "mended": EventKind.FEED_MENDED.value,
             "rewound": EventKind.SINK_REWOUND.value,
+            "notice": EventKind.FEED_NOTICED.value,
             "states": [s.value for s in states_before(Move.RELEASE)],
             **_columns(progress, _PROGRESS.columns),
             "cursor": [shown_cursor(p.cursor) for p in progress],
@@ -322,6 +336,7 @@ class PostgresLeases(Aggregate):
             "sink_error": [_cut(p.sink_error) for p in progress],
             "event_fault": [_cut(p.event_fault) for p in progress],
             "rewind": [None if p.rewind is None else _detail(p.rewind) for p in progress],
+            "noticed": [None if p.noticed is None else _encoded(p.noticed) for p in progress],
         }
         matched = c.execute(text(_REPORT), parameters).all()
         if any(row.has_arrived for row in matched):
@@ -536,6 +551,10 @@ def _keys(c: Connection, sql: str, parameters: dict[str, Any]) -> list[FeedKey]:
 def _cut(error: str | None) -> str | None:
     # NUL cannot be stored in a text column, and a source may well send one in its error message.
     return None if error is None else error.replace("\x00", "�")[:ERROR_CHARS_MAX]
+
+
+def _encoded(noticed: Mapping[str, str]) -> str:
+    return orjson.dumps({_cut(key): _cut(said) for key, said in noticed.items()}).decode()
 
 
 def _detail(rewind: Rewind) -> str:

@@ -19,6 +19,7 @@ from feedq.errors import FeedqError, LeaseLost
 from feedq.model import JSON, Batch, FeedKey
 from feedq.sinks.base import Target
 from feedq.sinks.event_time import EventTime, EventTimeReader
+from feedq.sinks.field_watch import FieldWatch
 from feedq.telemetry import LogEvent, log
 from feedq.worker.inflight_budget import InflightBudget
 from feedq.worker.loops import call_on, resolve
@@ -93,6 +94,8 @@ class BatchQueue:
     """When the feed was last written with the others again."""
     apart_s: float = 0.0
     """How long it had to stay apart."""
+    watch: FieldWatch | None = None
+    """Given to the sink with all that is written, where its target has somebody look for new fields."""
     tap: RecordTap | None = None
     """Where the writer's threads put some of what they commit, while somebody listens."""
 

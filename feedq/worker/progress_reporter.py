@@ -19,13 +19,18 @@ from feedq.clock import Clock
 from feedq.lease import Owner, smoothed, standing
 from feedq.limits import NEWS_GATHERED_S
 from feedq.model import Claim, Feed, Lease, LeaseState, Progress, Rewind, Status
+from feedq.notices import NOTICE_CHARS_MAX, NOTICES_MAX
 from feedq.sinks.event_time import EventTime
+from feedq.sinks.field_watch import FieldWatch
+from feedq.telemetry import LogEvent, log
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.retries import FeedRetries
 
 PROGRESS_MAX = 2_000
 """Feeds without news in one report; the others come with the next ones. So what a worker's reports cost, here and
 in the database, has a bound: of 10,000 busy feeds each is heard of every fifth heartbeat."""
+
+logger = log(__name__)
 
 Send = Callable[[UUID, list[Progress]], None]
 
@@ -58,6 +63,11 @@ class FeedProgress:
         """What went wrong since the last report."""
         self.rewind: Rewind | None = None
         """The finding, since the last report, that the sink has gone back."""
+        self.watch: FieldWatch | None = None
+        """What looks for new fields of its records, where somebody wants to know."""
+        self._noticed: dict[str, str] = {}
+        self._notices: dict[str, str] = {}
+        """The notices since the last report."""
         self._feed, self._retries, self._clock = feed, retries, clock
         self._masked, self._sink_trouble = masked, sink_trouble
         self._sink_error: str | None = None
@@ -73,6 +83,19 @@ class FeedProgress:
         if self.batch_queue is not None and self.batch_queue.landed > self._landed:
             self._landed = self.batch_queue.landed
             self._retries.landed()
+
+    def notice(self, key: str, said: str) -> None:
+        """Have something told that was not told before."""
+        key, said = self._masked(key), self._masked(said)[:NOTICE_CHARS_MAX]
+        if self._noticed.get(key) != said and len(self._noticed) < NOTICES_MAX:
+            self._noticed[key] = self._notices[key] = said
+            logger.warning(LogEvent.FEED_NOTICED, feed=self._feed.name, about=key, said=said)
+
+    def _take_notices(self) -> dict[str, str] | None:
+        for key, said in self.watch.news().items() if self.watch is not None else ():
+            self.notice(key, said)
+        notices, self._notices = self._notices, {}
+        return notices or None
 
     @property
     def has_received(self) -> bool:
@@ -111,6 +134,7 @@ class FeedProgress:
             dead_letter_error=dead_error,
             sink_error=sink_error,
             rewind=rewind,
+            noticed=self._take_notices(),
             has_event_times=self.has_event_times,
             event_at=event_time.at,
             event_fault=None if event_time.fault is None else self._masked(event_time.fault),

@@ -62,6 +62,8 @@ from feedq.sinks.base import (
     Unusable,
 )
 from feedq.sinks.event_time import event_time_reader
+from feedq.sinks.field_watch import FieldWatch
+from feedq.sinks.mapping import Drift
 from feedq.telemetry import RECONNECTS, LogEvent, log, mask_url
 from feedq.tracing import NO_TRACE, begin
 from feedq.worker.backfill_end import BackfillEnd
@@ -244,6 +246,7 @@ class FeedRunner:
         kind, what = load_connector(self.feed.spec.connector), declared(self.feed)
         self.progress.sink = what.sink
         self._backfill_end = BackfillEnd.of(self.feed, what.options)
+        self.progress.watch = FieldWatch() if what.target.drift is not Drift.IGNORE else None
         with self._worker.pacing.of(self.feed, what.options.limits) as pace:
             while True:
                 # An interrupt may be older than the first step of this coroutine: nobody could cancel it then.
@@ -342,7 +345,7 @@ class FeedRunner:
         if lag is not None:
             batch_queue.event_times = event_time_reader(lag["at"], what.target)
             self.progress.has_event_times = True
-        batch_queue.tap = self.tap
+        batch_queue.tap, batch_queue.watch = self.tap, self.progress.watch
         if failed is not None:
             batch_queue.take_over(failed)
         self._landed_before = fenced.records - batch_queue.landed
@@ -461,6 +464,7 @@ class FeedRunner:
             guard=self.sockets,
             on_connected=self._connected,
             on_waiting=self._waits,
+            on_notice=self._notices,
             secrets=self._secrets,
             permissions=self._worker.permissions,
             environment=self._worker.environment,
@@ -478,6 +482,10 @@ class FeedRunner:
 
     def _waits(self, why: str) -> None:
         self.progress.error = self.masked(why)
+        self._changed()
+
+    def _notices(self, key: str, said: str) -> None:
+        self.progress.notice(key, said)
         self._changed()
 
     def _disconnected(self) -> None:

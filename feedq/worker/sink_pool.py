@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from threading import Lock
 from time import monotonic
 from uuid import UUID
@@ -10,6 +11,7 @@ from uuid import UUID
 from feedq.model import FeedKey
 from feedq.settings import Settings
 from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Sink, Target, load_sink
+from feedq.sinks.mapping import Drift
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.fencer import Fencer, GoneWorkers
 from feedq.worker.inflight_budget import InflightBudget
@@ -51,6 +53,8 @@ class SinkPool:
         on_change: Callable[[], None],
     ) -> BatchQueue:
         writer = self._writer(sink)
+        if target.drift is Drift.ADD and self._settings.drift_add:
+            target = replace(target, adds_columns=True)
         return BatchQueue(
             key,
             feed,

@@ -92,7 +92,15 @@ class WritingSession:
             if settled is not None:
                 return settled
         writes = [
-            FeedWrite(queue.key[0], queue.feed, queue.key[1], queue.target, tuple(batches), queue.continues)
+            FeedWrite(
+                queue.key[0],
+                queue.feed,
+                queue.key[1],
+                queue.target,
+                tuple(batches),
+                queue.continues,
+                queue.watch,
+            )
             for queue, batches in group.items()
         ]
         try:

@@ -84,7 +84,9 @@ class Stage:
     def _declare(self) -> None:
         harness = self.harness
         for name in (MINE, PAUSED):
-            harness.feed(name, tenant="acme", sink={"table": "raw"})
+            harness.feed(
+                name, tenant="acme", sink={"table": "raw", "columns": {"payload": ""}, "drift": "add"}
+            )
             harness.schedule(name if name == PAUSED else "nightly")
         source = {"url": "tcp://127.0.0.1:1", "cursor": "/seq", "hello": "{cursor}"}
         for name in (KEYED, FILLING):
@@ -92,6 +94,7 @@ class Stage:
             made = harness.feed(name, tenant="acme", sink=keyed, source=source)
         filling = replace(made.spec, name=f"{FILLING}~backfill", initial_cursor=1)
         harness.store.backfills.begin(made, filling, FeedBackfill(made.id, 1, 5))
+        harness.execute('UPDATE feedq.lease SET noticed = \'{"field:price": "numeric"}\'')
         harness.store.feeds.set_target(PAUSED, TargetState.PAUSED)
         harness.schedules.pause(PAUSED)
         harness.schedules.trigger("nightly")
@@ -111,6 +114,7 @@ class Stage:
         query(
             self.sink_url,
             "CREATE TABLE raw (feed text, epoch bigint, received_at timestamptz, payload jsonb);"
+            "INSERT INTO raw DEFAULT VALUES;"
             "INSERT INTO feedq_dead_letter (environment, feed_id, feed, epoch, record, error) "
             "VALUES (%s, %s, %s, 1, '{}', 'refused')",
             self.backend.settings.environment,

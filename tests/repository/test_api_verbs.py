@@ -33,6 +33,7 @@ VERBS = {
     "feed dead-letters replay": "replay_dead_letters",
     "feed dead-letters drop": "drop_dead_letters",
     "feed tap": "tap_feed",
+    "feed drift": "show_drift add_columns",
     "feed export": "export_feeds show_declaration",
     "feed pause": "pause_feed act_on_feeds",
     "feed resume": "resume_feed act_on_feeds",

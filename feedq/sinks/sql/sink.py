@@ -16,6 +16,7 @@ from feedq.passwords import mask_url
 from feedq.sinks.base import Target
 from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.groupcommit import GroupCommitSink
+from feedq.sinks.mapping import ColumnType
 from feedq.sinks.reserved import SYSTEM
 from feedq.sinks.sql.column_values import is_binary
 from feedq.sinks.sql.insertplan import InsertPlan
@@ -23,7 +24,7 @@ from feedq.sinks.sql.mysql import MySqlSession
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.sqlite import SqliteSession
 from feedq.sinks.sqlstate import ErrorScope
-from feedq.sinks.table_definitions import checkpoint, default_table
+from feedq.sinks.table_definitions import added_columns, checkpoint, default_table
 from feedq.sinks.target_table import DEFAULT_COLUMNS, Column, TableName, TableShape, Types, problem
 
 SESSIONS: Final[dict[str, type[SqlSession]]] = {
@@ -161,6 +162,22 @@ class SqlCatalog(Catalog):
                 f"({self._session.explain(error)}): create it, or have somebody permit it"
             )
         return None
+
+    def alter(
+        self, target: Target, shape: TableShape, columns: Mapping[str, ColumnType], *, dry_run: bool
+    ) -> list[str]:
+        statements = added_columns(self._session.connection.dialect, shape, columns)
+        for name, statement in () if dry_run else statements.items():
+            try:
+                self._session.begin()
+                self._session.run(statement)
+                self._session.commit()
+            except SQLAlchemyError:
+                self._session.rollback()
+                there = None if self._session.is_broken else self.describe([target]).get(target)
+                if there is None or name not in there.columns:
+                    raise
+        return list(statements.values())
 
     def describe(self, targets: Collection[Target]) -> dict[Target, TableShape]:
         if not targets:

@@ -101,8 +101,10 @@ class MemoryFeeds(SimulatedFeeds):
         self._db.record(EventKind.FEED_MOVED, feed_id=feed.id, to=str(target))
 
     @statement
-    def tell(self, name: str, kind: EventKind, detail: Mapping[str, Any]) -> None:
-        self._db.record(kind, feed_id=self._live(name).id, **detail)
+    def tell(
+        self, name: str, kind: EventKind, detail: Mapping[str, Any], *, before: Version | None = None
+    ) -> None:
+        self._db.record(kind, feed_id=self._live(name, before).id, **detail)
 
     @statement
     def get(self, name: str) -> Feed:

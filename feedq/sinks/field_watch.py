@@ -1,0 +1,160 @@
+"""Looks for fields of records that no column takes, as `sink.drift` asks; nobody looks unless it does.
+
+A field is a member of the record's own object; one that holds others is one field. A chunk of records without a
+new one costs a single call of msgspec, which decodes nothing and stops at a member that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from time import monotonic
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from feedq.model import Batch
+from feedq.notices import ADDED, FIELD
+from feedq.sinks.mapping import ColumnType
+from feedq.sinks.value_types import type_of
+
+FIELDS_MAX: Final = 50
+"""Fields of one feed that are told: a source that makes up names for ever is noticed by as many."""
+NAME_BYTES_MAX: Final = 63
+"""As columns of PostgreSQL have at most. A longer name is told cut, and never becomes a column."""
+SAMPLES_MAX: Final = 100
+"""Values of a field that say its type."""
+LOOK_AGAIN_S: Final = 10.0
+"""How often a table is looked at for columns that somebody has added meanwhile."""
+DECODERS_MAX: Final = 1_024
+FAULT: Final = "add_columns"
+"""The key of the notice why columns are not added."""
+
+
+class FieldWatch:
+    """Remembers the fields of one feed that no column takes. For the writer's threads; `news` from any."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, ColumnType] = {}
+        self._news: dict[str, str] = {}
+        self._again_at = 0.0
+
+    def look(self, batches: Sequence[Batch], taken: frozenset[str]) -> bool:
+        """Look for fields besides those that are ``taken``; returns whether there are any that are new."""
+        samples: dict[str, list[Any]] = {}
+        room = FIELDS_MAX - len(self._found)
+        for _, _, fields in _strangers(batches, taken.union(self._found)) if room > 0 else ():
+            for name, value in fields.items():
+                if name in samples or len(samples) < room:
+                    samples.setdefault(name, []).append(value)
+            if len(next(iter(samples.values()))) >= SAMPLES_MAX:
+                break
+        found = {name: type_of(values) for name, values in samples.items()}
+        self._found |= found
+        self._news |= {FIELD + _shown(name): type_.value for name, type_ in found.items()}
+        return bool(found)
+
+    def refuse(self, batches: Sequence[Batch], taken: frozenset[str]) -> dict[int, dict[int, str]]:
+        """Why records have no place, by their batch and their place in it."""
+        self.look(batches, taken)
+        refused: dict[int, dict[int, str]] = {}
+        for number, place, fields in _strangers(batches, taken):
+            why = f"the record has a field that no column takes: {listed(fields)} (sink.drift is dead_letter)"
+            refused.setdefault(number, {})[place] = why
+        return refused
+
+    def stop(self, batches: Sequence[Batch], taken: frozenset[str]) -> str | None:
+        """Why the feed has to stop; None when it need not."""
+        self.look(batches, taken)
+        for _, _, fields in _strangers(batches, taken):
+            return (
+                f"a record has a field that no column takes: {listed(fields)}; sink.drift is stop: map it in "
+                "sink.columns, or change sink.drift"
+            )
+        return None
+
+    def lacking(self, taken: Collection[str]) -> dict[str, ColumnType]:
+        """The fields that can be columns, and are none yet."""
+        return {name: type_ for name, type_ in self._found.items() if name not in taken and _can_be(name)}
+
+    def is_due(self) -> bool:
+        """Whether the table should be looked at again."""
+        now = monotonic()
+        if now < self._again_at:
+            return False
+        self._again_at = now + LOOK_AGAIN_S
+        return True
+
+    def has_come(self, taken: Collection[str]) -> None:
+        """Take in what columns the table has by now."""
+        for name in [name for name in self._found if name in taken]:
+            self._news[FIELD + name] = self._found.pop(name).value + ADDED
+
+    def tell_fault(self, why: str) -> None:
+        """Tell why columns cannot be added."""
+        self._news[FAULT] = f"columns cannot be added: {why}"
+
+    def news(self) -> dict[str, str]:
+        """Return the notices since the last call."""
+        news, self._news = self._news, {}
+        return news
+
+
+def listed(names: Collection[str]) -> str:
+    return ", ".join(repr(_shown(name)) for name in sorted(names)[:FIELDS_MAX])
+
+
+def _shown(name: str) -> str:
+    return name if len(name.encode()) <= NAME_BYTES_MAX else name[: NAME_BYTES_MAX // 4] + "…"
+
+
+def _can_be(name: str) -> bool:
+    return 0 < len(name.encode()) <= NAME_BYTES_MAX and "\0" not in name
+
+
+def _strangers(
+    batches: Sequence[Batch], known: frozenset[str]
+) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
+    """Records with fields that are not ``known``: batch, place in it, and these fields."""
+    decoder = _decoder(known)
+    for number, batch in enumerate(batches):
+        if decoder is not None and batch.lines is not None and _all_known(decoder, batch.lines):
+            continue
+        for place, record in enumerate(batch.split()):
+            fields = {name: value for name, value in _members(record).items() if name not in known}
+            if fields:
+                yield number, place, fields
+
+
+def _all_known(decoder: msgspec.json.Decoder[Any], lines: bytes) -> bool:
+    try:
+        decoder.decode_lines(lines)
+    except (msgspec.DecodeError, RecursionError):
+        return False  # or one that is no JSON, which is not for us to say
+    return True
+
+
+@lru_cache(DECODERS_MAX)
+def _decoder(known: frozenset[str]) -> msgspec.json.Decoder[Any] | None:
+    """What refuses objects with other members; None where msgspec cannot have structs with such names."""
+    names = {f"member_{number}": name for number, name in enumerate(sorted(known))}
+    try:
+        kind = msgspec.defstruct(
+            "KnownFields",
+            [(name, msgspec.Raw, msgspec.Raw()) for name in names],
+            rename=names,
+            forbid_unknown_fields=True,
+            gc=False,
+        )
+        return msgspec.json.Decoder(kind)
+    except ValueError:
+        return None
+
+
+def _members(record: bytes) -> Mapping[str, Any]:
+    try:
+        found = orjson.loads(record)
+    except (orjson.JSONDecodeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
