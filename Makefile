@@ -11,7 +11,7 @@ FAST_TESTS := $(wildcard tests/repository tests/unit tests/live tests/scenarios 
 # One virtual environment, one terminal: nothing here gains from -j.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help venv run test thorough simulate mutants peers check bench house docs clean
+.PHONY: help venv run test thorough simulate mutants peers screenshots check bench house docs clean
 
 help:
 	@echo 'make run      start everything on this machine with a demo: PostgreSQL, Valkey, workers, beats, Flower'
@@ -20,6 +20,7 @@ help:
 	@echo 'make simulate 2,000 seeds of faults on fleets in memory; SEED=7 replays one, SECONDS=300 makes it longer'
 	@echo 'make mutants  break the code in a hundred places, one after another, and see that tests notice'
 	@echo 'make peers    the tests against servers of other projects, which have to be installed: see tests/peers'
+	@echo 'make screenshots  pictures of the pages for the docs, and of all others into build/screenshots; needs Chromium'
 	@echo 'make check    format, lint, types, import levels and the fast tests'
 	@echo 'make bench    measure throughput, memory and start-up here; ARGS="--help" says more'
 	@echo 'make house    how large the code is, and which names in it stand more than once'
@@ -56,6 +57,12 @@ check: $(INSTALLED)
 	$(RUN)/mypy
 	$(RUN)/lint-imports
 	$(RUN)/python -m pytest -q $(FAST_TESTS)
+
+# Of every page, on a desk and on a phone, light and dark; the docs show some of them.
+screenshots: $(INSTALLED)
+	@FEEDQ_SCREENSHOTS=build/screenshots $(RUN)/python -m pytest -q tests/peers/test_pages.py -k accessible
+	@for page in problems feeds feed fleet schedules; do \
+	  cp build/screenshots/$$page-1300-light.png docs/images/$$page.png; done
 
 bench: $(INSTALLED)
 	@exec $(RUN)/python -m bench $(ARGS)

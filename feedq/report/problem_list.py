@@ -14,7 +14,7 @@ from feedq.diagnosis.checks import Check, Level
 from feedq.diagnosis.fleet_checks import TROUBLES
 from feedq.diagnosis.waiting_checks import explain
 from feedq.model import FeedView, Status
-from feedq.report.fleet_data import read_fleet
+from feedq.report.fleet_data import FleetData, read_fleet
 from feedq.settings import Settings
 from feedq.store.feed_listing import StatusCount
 from feedq.store.postgresql import PostgresStore
@@ -59,8 +59,8 @@ def read_problems(store: PostgresStore, settings: Settings) -> list[ListedProble
 
 def read_problems_and_feeds(
     store: PostgresStore, settings: Settings
-) -> tuple[list[ListedProblem], dict[str, FeedView]]:
-    """Read the feeds by name, too. Raises `Unavailable`."""
+) -> tuple[list[ListedProblem], dict[str, FeedView], FleetData]:
+    """Read the feeds by name, and the fleet, too. Raises `Unavailable`."""
     data = read_fleet(store, settings)
     views = store.listing.notable(TROUBLES, each=EACH_MAX)
 
@@ -69,7 +69,7 @@ def read_problems_and_feeds(
 
     advice = {view.feed.name: explained(view) for view in views}
     found = problems(views, data.warnings, data.tallies, advice)
-    return found, {view.feed.name: view for view in views}
+    return found, {view.feed.name: view for view in views}, data
 
 
 def problems(

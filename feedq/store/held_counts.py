@@ -68,7 +68,7 @@ def candidates(c: Connection, tenants: Collection[str]) -> list[EligibleWorker]:
         WHERE {SERVING} AND w.capacity > 0 ORDER BY w.id
     """
     rows = c.execute(text(sql)).all()
-    by_worker = _by_tenant(c, tenants) if tenants and rows else {}
+    by_worker = held_by_tenant(c, tenants) if tenants and rows else {}
     return [
         EligibleWorker(
             row.id,
@@ -87,7 +87,8 @@ def candidates(c: Connection, tenants: Collection[str]) -> list[EligibleWorker]:
     ]
 
 
-def _by_tenant(c: Connection, tenants: Collection[str]) -> dict[UUID, dict[str, int]]:
+def held_by_tenant(c: Connection, tenants: Collection[str]) -> dict[UUID, dict[str, int]]:
+    """How many feeds of these tenants each worker has, promised ones included."""
     sql = """
         SELECT CASE WHEN l.state IN ('idle', 'stopping') THEN coalesce(l.promised_to, l.worker_id)
                     ELSE l.worker_id END AS worker_id, f.tenant, count(*) AS feeds

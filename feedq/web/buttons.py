@@ -15,8 +15,10 @@ from feedq.access import AccessRole, Caller
 from feedq.api.changing import etag_of
 from feedq.documents import dump
 from feedq.errors import Forbidden
+from feedq.lease import stillness_of
 from feedq.manifest.feed_entry import plain_feed
 from feedq.model import FeedView, TargetState, WorkerTarget, WorkerView
+from feedq.report.fleet_data import FleetData
 from feedq.store.feed_listing import Query
 from feedq.wording import as_json
 
@@ -218,6 +220,51 @@ def worker_actions(view: WorkerView) -> list[PageAction]:
     }[worker.target_state]
 
 
+def schedule_actions(name: str, *, is_paused: bool) -> list[PageAction]:
+    """The buttons of one schedule."""
+
+    def act(verb: str, title: str, says: str, **more: Any) -> PageAction:
+        path = f"schedules/{quote(name, safe='')}/{verb}"
+        where = f"feedq-{verb}-{quote(name, safe='')}"
+        return PageAction(where, title, path, says, needs_everything=True, **more)
+
+    return [
+        act("trigger", "Trigger", f"{name} runs once now, whatever its ticks.", has_dry_run=False),
+        act("resume", "Resume", f"{name} fires its ticks again.")
+        if is_paused
+        else act("pause", "Pause", f"{name} fires no more ticks until it is resumed."),
+        act(
+            "backfill",
+            "Backfill",
+            f"{name} runs for each tick of a time in the past that has no run yet.",
+            fields=(
+                PageActionField("from", "From (such as 2026-11-01T00:00:00Z)"),
+                PageActionField("to", "To, and not including"),
+            ),
+        ),
+    ]
+
+
+def remedies(problem: str, data: FleetData) -> list[PageAction]:
+    """The buttons that help against what a check of the whole fleet has found."""
+    workers = data.workers
+    match problem:
+        case "loops":
+            found = [act for view in workers if stillness_of(view) for act in worker_actions(view)]
+        case "sinks of workers":
+            found = [act for view in workers if view.worker.load.sinks_down for act in worker_actions(view)]
+        case "workers" | "capacity" | "schedules":
+            aside = [v for v in workers if v.worker.target_state is not WorkerTarget.SERVING]
+            found = [worker_actions(view)[0] for view in aside]
+        case "paused":
+            found = [act for name in data.jobs.tripped for act in schedule_actions(name, is_paused=True)[:2]]
+        case _:
+            found = []
+    return found[:REMEDIES_MAX]
+
+
+REMEDIES_MAX = 8
+"""Buttons of one problem: whoever has more of a kind does it with a command."""
 BULK = {
     "pause": ("Pause", "They stop, keep their places, and run again when they are resumed."),
     "resume": ("Resume", "They run again from where they left off."),

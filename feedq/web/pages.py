@@ -12,7 +12,7 @@ import asyncio
 import traceback
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from secrets import token_hex
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -25,10 +25,11 @@ from tornado.iostream import StreamClosedError
 from feedq import __version__, wording
 from feedq.access import Caller
 from feedq.api.problems import status_of
+from feedq.diagnosis.placement_checks import serves
 from feedq.errors import FeedqError, InvalidInput
 from feedq.landed import Span
 from feedq.lease import stillness_of
-from feedq.model import FeedView, Status
+from feedq.model import FeedView, Status, WorkerView
 from feedq.report.details import (
     author_of,
     changes_of,
@@ -38,7 +39,7 @@ from feedq.report.details import (
     schedule_declaration_lines,
     standing_lines,
 )
-from feedq.schedule.model import RunState, ScheduleState
+from feedq.schedule.model import RunState, ScheduleState, ScheduleView
 from feedq.settings import settings
 from feedq.store.feed_listing import PAGE_MAX, Query, Sort, StatusCount
 from feedq.telemetry import LogEvent, log, mask_url
@@ -49,6 +50,8 @@ from feedq.web.buttons import (
     dead_letter_actions,
     edit_action,
     feed_actions,
+    remedies,
+    schedule_actions,
     worker_actions,
 )
 from feedq.web.charts import landed_charts, owner_chart, sparkline
@@ -78,8 +81,10 @@ BADGES = {
 """Bootstrap's colours. The word always stands beside the colour."""
 COLOURS = {word: BADGES[tone] for word, tone in TONES.items()}
 """Of a status or state; the others are grey."""
-SCHEDULES_SHOWN = 200
+SCHEDULES_SHOWN = 50
 """Rows of one page of schedules, unless the address asks for more."""
+HOT = 1.25
+"""Times the mean load, from which on a worker is named as a hot spot: placement lets them differ by a tenth."""
 PAUSED_HERE = "paused on the web page"
 
 STREAMS_MAX = 200
@@ -352,16 +357,34 @@ class FleetPage(PageHandler):
     tab = "fleet"
 
     async def show(self) -> str:
-        data = await self.queries.fleet()
+        data, lost = await self.queries.fleet(), self.argument("loss")
         numbers = data.numbers
         aside = [("cordoned", numbers.cordoned), ("drained", numbers.drained), ("draining", numbers.draining)]
         return self.part(
             "fleet_live.html",
             actions_of=worker_actions,
             data=data,
+            moves=await self.queries.moves(),
+            loss=await self.queries.loss(lost) if lost else None,
+            loss_url=lambda name: f"{self.reverse_url('fleet')}?{urlencode({'loss': name})}",
+            hot=hot_spot(data.workers),
             aside=[f"{count} {what}" for what, count in aside if count],
             waiting=reasons(data.tallies),
         )
+
+
+def hot_spot(workers: Sequence[WorkerView]) -> str:
+    """Names the worker with the most load for what it can hold, and says how far above the others' mean it is."""
+    serving = [view for view in workers if serves(view)]
+    total = sum(view.worker.capacity for view in serving)
+    mean = sum(view.load for view in serving) / total if total else 0.0
+    if not mean:
+        return "none"
+    most = max(serving, key=lambda view: view.load / view.worker.capacity)
+    times = most.load / most.worker.capacity / mean
+    if times < HOT:
+        return f"none: the fullest has {times:.2f} times the mean load"
+    return f"{most.worker.name}, with {times:.2g} times the mean load for its size"
 
 
 class ProblemsPage(PageHandler):
@@ -371,12 +394,17 @@ class ProblemsPage(PageHandler):
     tab = "problems"
 
     async def show(self) -> str:
-        found, views = await self.queries.problems()
+        found, views, data = await self.queries.problems()
         # A feed may be listed twice, and has its buttons once.
         buttons: dict[int, list[PageAction]] = {}
         seen: set[str] = set()
+        pressed: set[str] = set()
         for place, one in enumerate(found):
-            if one.feed is not None and one.feed not in seen:
+            if one.feed is None:
+                acts = [act for act in remedies(one.name, data) if act.id not in pressed]
+                pressed |= {act.id for act in acts}
+                buttons |= {place: acts} if acts else {}
+            elif one.feed not in seen:
                 seen.add(one.feed)
                 buttons[place] = feed_actions(views[one.feed])[:2]
         return self.part("problems_live.html", found=found, buttons=buttons)
@@ -406,9 +434,14 @@ class SchedulesPage(PageHandler):
             "schedules_live.html",
             query=query,
             part=part,
+            actions_of=actions_of_schedule,
             first_page=here,
             next_page=query.address(usual_limit=SCHEDULES_SHOWN, after=part.next_after or ""),
         )
+
+
+def actions_of_schedule(view: ScheduleView) -> list[PageAction]:
+    return schedule_actions(view.schedule.spec.name, is_paused=view.schedule.state is ScheduleState.PAUSED)
 
 
 class SchedulePage(PageHandler):
@@ -436,6 +469,7 @@ class SchedulePage(PageHandler):
             "schedule_live.html",
             data=data,
             view=data.view,
+            backfill=actions_of_schedule(data.view)[-1],
             states=states,
             cards={
                 "Now": standing_lines(data.view, counts=data.counts, now=data.now),

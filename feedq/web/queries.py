@@ -15,10 +15,11 @@ from feedq.landed import LandedBucket, Span
 from feedq.model import Event, FeedView, WorkerView
 from feedq.report.fleet_data import FleetData, read_fleet
 from feedq.report.problem_list import ListedProblem, read_problems_and_feeds
+from feedq.report.worker_loss import WorkerLoss, read_loss
 from feedq.schedule.model import Run, RunState, ScheduleState, ScheduleView
 from feedq.schedule.timing import ticks_after
 from feedq.settings import Settings
-from feedq.store.event_listing import EventFilter
+from feedq.store.event_listing import EventFilter, WorkerMoves
 from feedq.store.feed_listing import FoundFeeds, Query
 from feedq.store.jobs.schedules import ScheduleStore
 from feedq.store.postgresql import JobStore, PostgresStore
@@ -40,6 +41,8 @@ GENERATIONS = (
 )
 """What makes the next generation of a declaration, or the first."""
 TICKS_SHOWN = 5
+LATEST_SHOWN = 20
+"""Runs of each schedule in the list of all."""
 RUNS_SHOWN = 100
 """Runs on the page of one schedule."""
 
@@ -76,6 +79,8 @@ class FoundSchedules:
 
     now: datetime
     views: Sequence[ScheduleView]
+    latest: Mapping[str, Sequence[Run]]
+    """The latest runs of each, by its name."""
     next_after: str | None
     """The name after which the next part begins; None when this is the last."""
 
@@ -112,11 +117,20 @@ class WebQueries:
     async def workers(self) -> list[WorkerView]:
         return await self._reader.read("workers", self.store.workers.views)
 
+    async def moves(self) -> Sequence[WorkerMoves]:
+        return await self._reader.read("moves", self.store.history.moves)
+
+    async def loss(self, worker: str) -> WorkerLoss:
+        """What the loss of this worker would do. Raises `NotFound` and `InvalidInput` as well."""
+        return await self._reader.read(
+            ("loss", worker), lambda: read_loss(self.store, self._settings, worker)
+        )
+
     async def fleet(self) -> FleetData:
         return await self._reader.read("fleet", lambda: read_fleet(self.store, self._settings))
 
-    async def problems(self) -> tuple[list[ListedProblem], dict[str, FeedView]]:
-        """Read what needs a look, and the feeds that it is about, by name."""
+    async def problems(self) -> tuple[list[ListedProblem], dict[str, FeedView], FleetData]:
+        """Read what needs a look, the feeds that it is about, by name, and the fleet."""
         return await self._reader.read(
             "problems", lambda: read_problems_and_feeds(self.store, self._settings)
         )
@@ -174,7 +188,8 @@ class ScheduleQueries:
         views = self._jobs.schedules.views(prefix=query.prefix, after=query.after, limit=query.limit + 1)
         shown = views[: query.limit]
         next_after = shown[-1].schedule.spec.name if len(views) > len(shown) else None
-        return FoundSchedules(self._now(), shown, next_after)
+        latest = self._jobs.schedules.latest([v.schedule.spec.name for v in shown], each=LATEST_SHOWN)
+        return FoundSchedules(self._now(), shown, latest, next_after)
 
     def _read_schedule(self, name: str, states: tuple[RunState, ...]) -> ScheduleData:
         schedules, now = self._jobs.schedules, self._now()

@@ -177,6 +177,22 @@ class ScheduleListing(Aggregate):
         return replace(view_from(row), unserved=_unserved(c, [name]).get(name))
 
     @in_transaction
+    def latest(self, c: Connection, names: Collection[str], *, each: int) -> dict[str, list[Run]]:
+        """The latest runs of each of these schedules, the newest first; those without any are left out."""
+        sql = f"""
+            SELECT {RUN_COLUMNS} FROM feedq.schedule s
+            CROSS JOIN LATERAL (
+                SELECT * FROM feedq.run WHERE schedule_id = s.id ORDER BY id DESC LIMIT :each
+            ) r
+            {_WORKER} WHERE s.name = ANY(:names) AND s.removed_at IS NULL ORDER BY s.name, r.id DESC
+        """
+        found: dict[str, list[Run]] = {}
+        for row in c.execute(text(sql), {"names": list(names), "each": each}):
+            run = run_from(row)
+            found.setdefault(run.schedule, []).append(run)
+        return found
+
+    @in_transaction
     def views(
         self,
         c: Connection,
