@@ -188,7 +188,8 @@ def test_a_running_fleet_exports_every_metric_that_alerts_and_dashboards_ask_for
     ):
         cluster.add_beat("b1", env={**ports[1].env, "FEEDQ_METRICS_FEED_LABELS": '{"metrics": "each"}'})
         cluster.add_worker("w1", env=ports[0].env)
-        cluster.apply([feed("f/1", source.url) | {"labels": {"metrics": "each"}}])
+        lag = {"max_event_lag": {"at": "/at", "seconds": 60}}
+        cluster.apply([feed("f/1", source.url) | {"labels": {"metrics": "each"}, "expect": lag}])
 
         def missing() -> set[str]:
             said = "".join(port.get("/metrics")[1] for port in ports)

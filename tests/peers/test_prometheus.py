@@ -36,7 +36,7 @@ def fleet(tmp_path: Path, ports: dict[str, int], database_url: str, broker_url: 
     ):
         cluster.add_beat("b1", env={"FEEDQ_BEAT_METRICS_PORT": str(ports["beat"]), **CHOSEN})
         cluster.add_worker("w1", env={"FEEDQ_METRICS_PORT": str(ports["worker"])})
-        lag = {"max_event_lag": {"at": "/seq", "seconds": 60}}
+        lag = {"max_event_lag": {"at": "/at", "seconds": 60}}
         chosen = {"labels": {"metrics": "each"}, "expect": lag}
         cluster.apply([feed("f/1", source.url) | chosen, feed("f/2", source.url)])
         wait_streaming(source, ["f/1", "f/2"])
