@@ -118,6 +118,7 @@ def test_the_fleet_draws_a_move_and_says_what_the_loss_of_a_worker_would_do(room
     room.cluster.feedq("feed", "move", "acme/orders", target)
     with Browser(room.base, login=OPERATOR, look=PHONE_DARK) as browser:
         browser.open("/fleet")
+        browser.page.wait_for_selector("[data-tab=problems]:has-text('Problems (')", state="attached")
         browser.page.wait_for_selector(f".feedq-moves li:has-text('{target}'):has-text('acme/orders')")
         browser.page.click("a:has-text('If lost') >> nth=0")
         browser.page.wait_for_selector(".feedq-loss:has-text('all fit')")

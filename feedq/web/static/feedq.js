@@ -20,6 +20,7 @@
   var TIMEOUT_MS = 20000;
   var TYPING_MS = 60; // between the keys of somebody who types fast
   var COPIED_MS = 2000;
+  var COUNT_MS = 3000; // problems are counted after what was asked for is there, and again each minute
   var refreshMs = Number(live.dataset.refreshMs);
   var samples = new Map(); // key → [[seconds, records], …], the oldest first
   var refusedUntil = 0; // What became of a button stays to be read while the page goes on refreshing.
@@ -332,6 +333,24 @@
     });
   }
 
+  function countProblems() {
+    var tab = document.querySelector("[data-tab='problems']");
+    if (!tab || !refreshMs || document.hidden) {
+      return;
+    }
+    var address = new URL(tab.href);
+    address.username = address.password = "";
+    address.searchParams.set("live", "1");
+    fetch(address, {cache: "no-store", credentials: "same-origin", redirect: "error"}).then(function (answer) {
+      return answer.ok ? answer.text() : Promise.reject();
+    }).then(function (html) {
+      var count = new DOMParser().parseFromString(html, "text/html").querySelectorAll(".feedq-problem").length;
+      tab.textContent = "Problems" + (count ? " (" + count.toLocaleString("en") + ")" : "");
+    }).catch(function () {
+      tab.textContent = "Problems"; // what was counted may be wrong by now
+    });
+  }
+
   document.addEventListener("feedq:changed", function () { refresh(true); });
 
   document.addEventListener("visibilitychange", function () {
@@ -349,5 +368,7 @@
   } else {
     say("Trying again", "error");
   }
+  window.setTimeout(countProblems, COUNT_MS);
+  window.setInterval(countProblems, 20 * COUNT_MS);
   listen();
 }());
