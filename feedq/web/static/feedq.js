@@ -18,7 +18,7 @@
   var FILTERS = ["search", "status", "prefix"]; // what a form of filters may show
   var RATE_WINDOW_S = 12; // Workers report every two seconds: shorter windows would jitter.
   var TIMEOUT_MS = 20000;
-  var TYPING_MS = 60; // between the keys of somebody who types fast
+  var TYPING_MS = 20; // keys that come together, as when a text is pasted, are one question
   var COPIED_MS = 2000;
   var COUNT_MS = 3000; // problems are counted after what was asked for is there, and again each minute
   var refreshMs = Number(live.dataset.refreshMs);
