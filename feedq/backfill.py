@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -100,6 +100,9 @@ def _check(feed: Feed, options: ConnectorOptions) -> None:
 
 def _said(options: ConnectorOptions, said: JSON, like: JSON, *, now: datetime, option: str) -> JSON:
     """The cursor that is meant: as JSON or a text, short where the connector can complete it, or as a time."""
+    if isinstance(said, str):  # typed
+        with suppress(ValueError, RecursionError):
+            said = json.loads(said)
     try:
         cursor = options.cursor_said(said, like)
     except ValueError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from feedq.connectors.base import parse_options
@@ -28,8 +28,18 @@ class ReplayOutcome:
     """Somebody else is at them, or has just dealt with them."""
 
 
-def replay_parts(spec: FeedSpec, sink: Sink, parts_: Iterator[list[int]], judge: Judge) -> ReplayOutcome:
-    """Land these records as the feed is declared now. Raises `SinkUnavailable`, which says how many had landed."""
+def replay_parts(
+    spec: FeedSpec,
+    sink: Sink,
+    parts_: Iterator[list[int]],
+    judge: Judge,
+    *,
+    on_progress: Callable[[int], None] = lambda tried: None,
+) -> ReplayOutcome:
+    """Land these records as the feed is declared now. Raises `SinkUnavailable`, which says how many had landed.
+
+    ``on_progress`` is told after each part how many were tried.
+    """
     target = target_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
     found = ReplayOutcome()
     for part in parts_:
@@ -40,6 +50,7 @@ def replay_parts(spec: FeedSpec, sink: Sink, parts_: Iterator[list[int]], judge:
         found.landed += done.landed
         found.refused |= done.refused
         found.passed_over += len(part) - done.landed - len(done.refused)
+        on_progress(found.landed + len(found.refused) + found.passed_over)
     return found
 
 

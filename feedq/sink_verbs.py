@@ -69,13 +69,22 @@ class SinkVerbs:
         with self._sink(self._store.feeds.get(name)) as sink:
             return sink.dead_letters(name, ids=ids, after=after, limit=limit)
 
-    def replay(self, name: str, ids: Sequence[int], all_: bool, *, dry_run: bool = False) -> ReplayOutcome:
+    def replay(
+        self,
+        name: str,
+        ids: Sequence[int],
+        all_: bool,
+        *,
+        dry_run: bool = False,
+        on_progress: Callable[[int], None] = lambda tried: None,
+    ) -> ReplayOutcome:
         feed = live_feed(self._store, name)
         with self._sink(feed) as sink:
             chosen = parts(sink, name, ids, all_)
             if dry_run:
                 return ReplayOutcome(landed=sum(map(len, chosen)))
-            found = replay_parts(feed.spec, sink, chosen, partial(self._require_own, name))
+            judge = partial(self._require_own, name)
+            found = replay_parts(feed.spec, sink, chosen, judge, on_progress=on_progress)
         told = {"landed": found.landed, "refused": len(found.refused)}
         self._store.feeds.tell(name, EventKind.DEAD_LETTERS_REPLAYED, told)
         return found

@@ -62,7 +62,10 @@ class ApiSinkVerbs:
             return [self._letter(self._api.get(*path, str(one))) for one in ids]
         return list(map(self._letter, self._api.get(*path, newest=limit)["dead_letters"]))
 
-    def replay(self, name: str, ids: Sequence[int], all_: bool, *, dry_run: bool = False) -> ReplayOutcome:
+    def replay(
+        self, name: str, ids: Sequence[int], all_: bool, *, dry_run: bool = False, on_progress: object = None
+    ) -> ReplayOutcome:
+        """In one request, of which nothing is heard before its end."""
         made = self._chosen(name, "replay", ids, all_, dry_run=dry_run)
         refused = {int(one): error for one, error in made["refused"].items()}
         return ReplayOutcome(made["landed"], refused, made["passed_over"])

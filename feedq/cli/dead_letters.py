@@ -20,6 +20,7 @@ from feedq.cli.invocation import (
     yes_option,
 )
 from feedq.cli.output import TableColumn, answer, answer_list, number, write_lines
+from feedq.cli.progress import ProgressBar
 from feedq.errors import FeedqError, NotFound
 from feedq.model import FeedView
 from feedq.report.details import detail_lines
@@ -146,7 +147,8 @@ def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool)
       feedq feed dead-letters replay acme/orders 17 18
       feedq feed dead-letters replay acme/orders --all
     """
-    found = invocation.sink_verbs.replay(name, ids, all_)
+    with ProgressBar("records tried", None if all_ else len(set(ids))) as bar:
+        found = invocation.sink_verbs.replay(name, ids, all_, on_progress=bar)
 
     def write() -> None:
         click.echo(f"{name}: {found.landed} landed, {len(found.refused)} refused again")

@@ -37,7 +37,7 @@ from feedq.cli.tables import LANDED_COLUMNS, event_columns, feed_columns, wide_f
 from feedq.diagnosis.waiting_checks import explain
 from feedq.errors import Forbidden
 from feedq.landed import Span
-from feedq.model import FeedView, WorkerView
+from feedq.model import BACKFILL_SUFFIX, FeedView, WorkerView, known_as
 from feedq.report.details import declaration_lines, detail_lines, lease_lines
 from feedq.report.rows import event_row, feed_document, feed_row, landed_document
 from feedq.selection import SelectionOrder
@@ -119,8 +119,9 @@ def show(invocation: Invocation, *, name: str) -> None:
     """
     now = invocation.clock.now()
     view, workers, why = _explained(invocation, name, now)
+    of = known_as(name) if name.endswith(BACKFILL_SUFFIX) else None
     lines = [
-        *detail_lines([("name", name), ("status", view.status), ("why", why)]),
+        *detail_lines([("name", name), ("backfill of", of), ("status", view.status), ("why", why)]),
         *lease_lines(view, now=now, workers=verbs.worker_names(workers)),
         *declaration_lines(view, now=now),
     ]

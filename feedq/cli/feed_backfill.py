@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 import click
@@ -14,7 +12,6 @@ from feedq.cli.output import TableColumn, answer, answer_list, number, state, wr
 from feedq.cli.progress import ProgressBar
 from feedq.connectors.base import show_cursor
 from feedq.errors import FeedqError
-from feedq.model import JSON
 from feedq.report.details import detail_lines
 from feedq.wording import cut, stamp
 
@@ -91,9 +88,8 @@ def begin(
       feedq feed backfill begin acme/orders --from 1000 --to 250000
       feedq feed backfill begin acme/ticks --from 2026-12-01T08:00Z --rows-per-s 500
     """
-    to = None if end is None else _cursor(end)
     row = invocation.backfills.begin(
-        name, begin=_cursor(begin), end=to, rows_per_s=rows_per_s, key=key, dry_run=dry_run
+        name, begin=begin, end=end, rows_per_s=rows_per_s, key=key, dry_run=dry_run
     )
     if wait and not dry_run:
         row = _await_end(invocation, name, timeout_s=timeout_s)
@@ -194,13 +190,6 @@ def _await_end(invocation: Invocation, name: str, *, timeout_s: float) -> dict[s
             has_ended, timeout_s=timeout_s, what=f"backfill of {name}", why=lambda: row["because"]
         )
     return row
-
-
-def _cursor(said: str) -> JSON:
-    cursor: JSON = said
-    with suppress(ValueError, RecursionError):
-        cursor = json.loads(said)
-    return cursor
 
 
 def _percent(row: Mapping[str, Any]) -> str | None:

@@ -5,7 +5,8 @@ What is given becomes the keys of a manifest and is read as one, so that both me
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +23,7 @@ from feedq.cli.invocation import (
     yes_option,
 )
 from feedq.cli.output import answer_done, write_difference, write_json
+from feedq.cli.progress import ProgressBar
 from feedq.errors import NotFound
 from feedq.manifest import changes, feed_entry
 from feedq.manifest.changes import Action, Change
@@ -227,12 +229,14 @@ def export(invocation: Invocation, *, names: Sequence[str], tenant: str | None, 
       feedq feed export acme/orders --with-cursors > moved.yaml
     """
     pages = _named(invocation, names, tenant) if names else _pages(invocation, tenant)
-    entries = (entry for page in pages for entry in _entries(invocation, page, with_cursors=with_cursors))
-    if invocation.json:
-        write_json({"feeds": list(entries)})
-    else:
-        for part in documents.dump_lists({"feeds": entries}):
-            click.echo(part, nl=False)
+    with ProgressBar("feeds", None) as bar:
+        bar.may_show &= not sys.stdout.isatty()  # there the feeds themselves go by
+        entries = _entries(invocation, pages, bar, with_cursors=with_cursors)
+        if invocation.json:
+            write_json({"feeds": list(entries)})
+        else:
+            for part in documents.dump_lists({"feeds": entries}):
+                click.echo(part, nl=False)
 
 
 def _pages(invocation: Invocation, tenant: str | None) -> Iterator[list[Feed]]:
@@ -254,9 +258,15 @@ def _named(invocation: Invocation, names: Sequence[str], tenant: str | None) -> 
     return [found]
 
 
-def _entries(invocation: Invocation, feeds: list[Feed], *, with_cursors: bool) -> Iterator[dict[str, Any]]:
-    resumes = invocation.sink_verbs.resumes(feeds) if with_cursors else {}
-    return (_entry(feed, resumes.get(feed.name)) for feed in feeds)
+def _entries(
+    invocation: Invocation, pages: Iterable[list[Feed]], bar: ProgressBar, *, with_cursors: bool
+) -> Iterator[dict[str, Any]]:
+    done = 0
+    for feeds in pages:
+        resumes = invocation.sink_verbs.resumes(feeds) if with_cursors else {}
+        yield from (_entry(feed, resumes.get(feed.name)) for feed in feeds)
+        done += len(feeds)
+        bar(done)
 
 
 def _entry(feed: Feed, resume: StartCursor | None) -> dict[str, Any]:

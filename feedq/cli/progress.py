@@ -17,22 +17,27 @@ class ProgressBar:
     """Call it with how many are done; it shows itself after a second, on a terminal only. A context: it clears its
     line at the end."""
 
-    def __init__(self, what: str, total: int) -> None:
+    def __init__(self, what: str, total: int | None) -> None:
+        """Without a ``total`` it counts."""
         self._what, self._total = what, total
         self._started = self._drawn = time.monotonic()
         self._is_shown = False
-        self._may_show = sys.stderr.isatty()
+        self.may_show = sys.stderr.isatty()
 
     def __call__(self, done: int) -> None:
         now = time.monotonic()
-        if not self._may_show or now - self._started < SHOWN_AFTER_S or now - self._drawn < EVERY_S:
+        if not self.may_show or now - self._started < SHOWN_AFTER_S or now - self._drawn < EVERY_S:
             return
         self._drawn, self._is_shown = now, True
-        filled = WIDTH * done // max(self._total, 1)
-        left_s = (now - self._started) * (self._total - done) / max(done, 1)
+        click.echo(f"\r\x1b[K{self._line(done, now - self._started)}", err=True, nl=False)
+
+    def _line(self, done: int, passed_s: float) -> str:
+        if self._total is None:
+            return f"{done:,} {self._what}, {done / max(passed_s, 0.001):,.0f} a second"
+        filled = min(WIDTH, WIDTH * done // max(self._total, 1))
+        left_s = passed_s * max(0, self._total - done) / max(done, 1)
         bar = "#" * filled + "-" * (WIDTH - filled)
-        line = f"{bar}  {done:,} of {self._total:,} {self._what}, {left_s:.0f} s left"
-        click.echo(f"\r\x1b[K{line}", err=True, nl=False)
+        return f"{bar}  {done:,} of {self._total:,} {self._what}, {left_s:.0f} s left"
 
     def __enter__(self) -> ProgressBar:
         return self

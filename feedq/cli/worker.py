@@ -14,6 +14,7 @@ from feedq.cli.invocation import (
     watchable,
 )
 from feedq.cli.output import answer, answer_list, write_lines, write_table
+from feedq.cli.progress import ProgressBar
 from feedq.cli.tables import NO_WORKERS, all_worker_columns, feed_columns
 from feedq.diagnosis.placement_checks import serves
 from feedq.diagnosis.waiting_checks import explain_staying
@@ -133,13 +134,14 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     """
     view = verbs.set_worker_target(invocation.store, name, WorkerTarget.DRAINED)
     if wait:
-        handover = Handover(invocation, view)
-        invocation.wait_until(
-            handover.is_over,
-            timeout_s=timeout_s,
-            what=f"{view.worker.name} hands over its {counted(view.leases, 'feed')}",
-            why=handover.obstacle,
-        )
+        with ProgressBar("feeds handed over", view.leases) as bar:
+            handover = Handover(invocation, view, bar)
+            invocation.wait_until(
+                handover.is_over,
+                timeout_s=timeout_s,
+                what=f"{view.worker.name} hands over its {counted(view.leases, 'feed')}",
+                why=handover.obstacle,
+            )
     _answer(invocation, view, "drained" if wait else "draining")
 
 
@@ -151,13 +153,14 @@ def _answer(invocation: Invocation, view: WorkerView, result: str) -> None:
 class Handover:
     """Watches a worker hand its feeds over: how far it has got, and what it waits for.
 
-    Each step is told on standard error, not among the results.
+    Each step is told on standard error, not among the results: by the bar where somebody looks, else in lines.
     """
 
-    def __init__(self, invocation: Invocation, view: WorkerView) -> None:
+    def __init__(self, invocation: Invocation, view: WorkerView, bar: ProgressBar) -> None:
         self._invocation = invocation
         self._worker = view.worker
-        self._left = view.leases
+        self._bar = bar
+        self._left = self._held = view.leases
         self._told = ""
         self._changed_at = invocation.clock.monotonic()
 
@@ -166,9 +169,10 @@ class Handover:
         views = self._invocation.store.workers.views()
         left = sum(view.leases for view in views if view.worker.id == self._worker.id)
         now = self._invocation.clock.monotonic()
+        self._bar(max(0, self._held - left))
         if left != self._left:
             self._left, self._changed_at = left, now
-            if left:
+            if left and not self._bar.may_show:
                 self._tell(f"{counted(left, 'feed')} left")
         elif left and now - self._changed_at >= PATIENCE_S:
             self._changed_at = now

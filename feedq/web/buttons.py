@@ -175,6 +175,25 @@ def cursor_actions(view: FeedView) -> list[PageAction]:
     ]
 
 
+FROM = PageActionField("from", "After which cursor")
+TO = PageActionField("to", "Up to which (where the feed stands, if left empty)", is_required=False)
+
+
+def backfill_actions(view: FeedView, *, is_running: bool) -> list[PageAction]:
+    """The button for a feed's backfill: to begin one, or to end the one that is under way."""
+    name, tenant = view.feed.name, view.feed.spec.tenant
+    path = f"feeds/{quote(name, safe='')}/backfill"
+    if is_running:
+        says = f"The backfill of {name} ends. What it has landed stays; {name} goes on."
+        where = f"feedq-backfill-cancel-{view.feed.id}"
+        return [PageAction(where, "Cancel backfill", f"{path}/cancel", says, tenant=tenant)]
+    says = (
+        f"What lies between two cursors lands again by key, beside the live stream of {name}, which goes on."
+    )
+    where = f"feedq-backfill-{view.feed.id}"
+    return [PageAction(where, "Backfill", path, says, fields=(FROM, TO), tenant=tenant)]
+
+
 def dead_letter_actions(view: FeedView) -> list[PageAction]:
     """The buttons for all refused records of a feed."""
     path, number = f"feeds/{quote(view.feed.name, safe='')}/dead-letters", view.feed.id

@@ -25,11 +25,12 @@ from tornado.iostream import StreamClosedError
 from feedq import __version__, wording
 from feedq.access import Caller
 from feedq.api.problems import status_of
+from feedq.connectors.base import show_cursor
 from feedq.diagnosis.placement_checks import serves
 from feedq.errors import FeedqError, InvalidInput
 from feedq.landed import Span
 from feedq.lease import stillness_of
-from feedq.model import FeedView, Status, WorkerView
+from feedq.model import FeedView, Status, WorkerView, known_as
 from feedq.report.details import (
     author_of,
     changes_of,
@@ -45,6 +46,7 @@ from feedq.store.feed_listing import PAGE_MAX, Query, Sort, StatusCount
 from feedq.telemetry import LogEvent, log, mask_url
 from feedq.web.buttons import (
     PageAction,
+    backfill_actions,
     bulk_actions,
     cursor_actions,
     dead_letter_actions,
@@ -330,7 +332,9 @@ class FeedPage(PageHandler):
                 "Lease": lease_lines(data.view, now=data.now, workers=data.workers),
                 "Declaration": declaration_lines(data.view, now=data.now),
             },
-            actions=actions_of(data.view),
+            show_cursor=show_cursor,
+            parent=None if data.view.feed.backfill is None else known_as(name),
+            actions=actions_of(data.view, is_filling=data.backfill is not None),
             detail=event_detail,
             changes_of=changes_of,
             author_of=author_of,
@@ -342,12 +346,13 @@ class FeedPage(PageHandler):
         )
 
 
-def actions_of(view: FeedView) -> list[PageAction]:
-    """All buttons of a feed's own page."""
-    if view.feed.removed_at is not None:
+def actions_of(view: FeedView, *, is_filling: bool) -> list[PageAction]:
+    """All buttons of a feed's own page. A backfill has none: it follows its feed."""
+    if view.feed.removed_at is not None or view.feed.backfill is not None:
         return []
     letters = dead_letter_actions(view) if view.lease.dead_letters_total else []
-    return [*feed_actions(view), edit_action(view), *cursor_actions(view), *letters]
+    backfill = backfill_actions(view, is_running=is_filling)
+    return [*feed_actions(view), edit_action(view), *cursor_actions(view), *backfill, *letters]
 
 
 class FleetPage(PageHandler):

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
+from feedq.backfill import backfill_row
 from feedq.diagnosis.waiting_checks import explain
 from feedq.event_names import EventKind
 from feedq.landed import LandedBucket, Span
@@ -62,6 +63,8 @@ class FeedData:
     """What it landed, the oldest first."""
     generations: Sequence[Event]
     """What has become of its declaration, the latest first."""
+    backfill: Mapping[str, Any] | None = None
+    """Its backfill that is under way (`feedq.backfill.backfill_row`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,9 @@ class WebQueries:
         generations = [
             one.event for one in self.store.history.before(of_declaration, limit=GENERATIONS_SHOWN)
         ]
-        return FeedData(now, view, events, worker_names(workers), explanation, landed, generations)
+        filling = self.store.backfills.of(view.feed)
+        row = None if filling is None or filling.feed.removed_at else backfill_row(view.feed, filling)
+        return FeedData(now, view, events, worker_names(workers), explanation, landed, generations, row)
 
 
 class ScheduleQueries:

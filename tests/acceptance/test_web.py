@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 from uuid import uuid4
@@ -19,7 +20,7 @@ import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
-from feedq.model import FeedSpec, NewWorker, Selector, TargetState, WorkerTarget
+from feedq.model import FeedBackfill, FeedSpec, NewWorker, Selector, TargetState, WorkerTarget
 from feedq.store import migrate
 from feedq.store.grants import Role
 from feedq.store.postgresql import PostgresStore
@@ -221,6 +222,28 @@ def test_a_feed_shows_its_declaration_its_secrets_as_references_and_its_history(
     assert "feed_added" in page
     assert "feed_paused" in page
     assert re.search(r'class="badge [^"]*">paused<', page)
+
+
+def test_a_feed_shows_its_backfill_and_the_backfill_its_feed(flower: Flower, control_url: str) -> None:
+    at = f"/feed?name={quote('acme/orders', safe='')}"
+    assert ">Backfill</button>" in flower.get(at).text
+    store = PostgresStore(control_url)
+    feed = store.feeds.get("acme/orders")
+    source = {**feed.spec.source, "cursor": "/seq"}
+    filling = replace(feed.spec, name="acme/orders~backfill", source=source)
+    store.backfills.begin(feed, filling, FeedBackfill(feed.id, 100, 500))
+    try:
+        live = f"{at}&live=1"
+        wait_until(lambda: "Cancel backfill" in flower.get(live).text, limit_s=10, what="it is shown")
+        page = flower.get(live).text
+        assert re.search(r'<meter min="0" max="1" value="0.0"[^>]*></meter> 0 %', page)
+        assert "up to 500" in page
+        page = flower.get(f"{at}~backfill&live=1").text
+        assert f'A backfill of <a href="{at}">acme/orders</a>' in page
+        assert "Change this feed" not in page
+    finally:
+        store.backfills.cancel(feed)
+        store.close()
 
 
 def test_the_fleet_shows_workers_and_what_is_wrong(flower: Flower) -> None:

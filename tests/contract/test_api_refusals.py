@@ -256,6 +256,23 @@ def test_a_change_is_refused_to_who_may_not_and_written_down(stage: Stage, examp
         }
 
 
+def test_a_backfill_is_begun_once_by_its_key_and_by_one_at_a_time(stage: Stage) -> None:
+    (example,) = [one for one in EXAMPLES if one.operation == "begin_backfill"]
+    token = stage.token("acme", AccessRole.OPERATOR, "acme")
+    headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": "first"}
+
+    def begin() -> httpx.Response:
+        return stage.api.ask("POST", example.path, json={"from": "1", "to": 5}, headers=headers)
+
+    first = begin()
+    assert (first.status_code, first.json()["begins_after"], first.json()["ends_at"]) == (200, 1, 5)
+    assert begin().json()["begun_at"] == first.json()["begun_at"]
+    headers["Idempotency-Key"] = "second"
+    assert begin().status_code == 409
+    ((begun,),) = stage.harness.execute("SELECT count(*) FROM feedq.event WHERE detail ->> 'key' = 'first'")
+    assert begun == 1
+
+
 def is_of_a_feed(example: Example) -> bool:
     """Whether it changes what a tenant has."""
     return example.kind in OF_A_TENANT

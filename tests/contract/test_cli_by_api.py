@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,7 +21,7 @@ from feedq.access import AccessRole
 from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
 from feedq.embedded.process import free_port
-from feedq.model import Identity, TargetState
+from feedq.model import FeedBackfill, Identity, TargetState
 from feedq.schedule.model import Calendar, Cron, Every, Exclusion, Queue
 from feedq.settings import Settings
 from feedq.sinks.base import Taking
@@ -427,6 +428,27 @@ def everything(sides: Sides) -> list[Any]:
             ("(SELECT feed AS name, cursor::text FROM feedq_checkpoint) c", "name, cursor"),
         )
     ]
+
+
+def test_backfills_are_shown_refused_and_cancelled_alike(sides: Sides) -> None:
+    store = sides.harness.store
+    feed = store.feeds.get("acme/0")
+    store.backfills.begin(feed, replace(feed.spec, name="acme/0~backfill"), FeedBackfill(feed.id, 1, 5))
+    for line in (
+        "list",
+        "list --json",
+        "list --tenant beta",
+        "show acme/0",
+        "show acme/0 --json",
+        "show acme/1",
+    ):
+        sides.both("feed", "backfill", *line.split())
+    assert sides.both("feed", "backfill", "acme/1", "--from", "1").exit_code == 2
+    said = sides.at_server.ok("feed", "backfill", "cancel", "acme/0", "--reason", "wrong day")
+    assert said == "backfill of acme/0 cancelled; 0 records have landed\n"
+    assert "removing" in sides.both("feed", "backfill", "show", "acme/0").output
+    (told, *_) = store.feeds.events("acme/0")
+    assert (told.kind, told.detail["by"]["why"]) == ("backfill_cancelled", "wrong day")
 
 
 def test_the_reason_and_who_asked_are_in_history(sides: Sides) -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from feedq.cli import invocation as invocations
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
+from feedq.cli.progress import ProgressBar
 from feedq.embedded.datadir import DataDir, StackState
 from feedq.settings import settings
 from tests.unit.command import Command
@@ -155,3 +156,24 @@ def test_a_stack_that_has_ended_is_none(here: Path) -> None:
     stack.close()
     Invocation()._use_stack()
     assert "FEEDQ_DATABASE_URL" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("total", "shown"),
+    [
+        (10, f"{'#' * 15}{'-' * 15}  5 of 10 feeds, 2 s left"),
+        (4, f"{'#' * 30}  5 of 4 feeds, 0 s left"),
+        (0, f"{'#' * 30}  5 of 0 feeds, 0 s left"),
+        (None, "5 feeds, 2 a second"),
+    ],
+)
+def test_a_bar_shows_itself_after_a_second_and_clears_its_line(
+    total: int | None, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    passed_s = iter((0.0, 0.5, 2.0, 2.01))
+    monkeypatch.setattr(time, "monotonic", lambda: next(passed_s))
+    with ProgressBar("feeds", total) as bar:
+        bar.may_show = True
+        for done in (1, 5, 6):
+            bar(done)
+    assert capsys.readouterr().err == f"\r{shown}\r"  # the rest is for terminals alone

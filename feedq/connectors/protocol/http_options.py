@@ -66,7 +66,8 @@ class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
         return super().cursor_place(self.cursor_in_record(cursor))
 
     def cursor_said(self, said: JSON, like: JSON) -> JSON:
-        return {"at": self.cursor_in_record(said)} if self.mode == "poll" else said
+        at = super().cursor_said(self.cursor_in_record(said), self.cursor_in_record(like))
+        return {"at": at} if self.mode == "poll" else at
 
     def cursor_in_record(self, cursor: JSON) -> JSON:
         """The source's own cursor: that of a poll says besides what is known of the last answer."""

@@ -63,6 +63,14 @@ class CursorOptions(ConnectorOptions):
             "it is neither a whole number nor a time, so that nobody can tell what comes after it"
         )
 
+    def cursor_said(self, said: JSON, like: JSON) -> JSON:
+        """A number is as good as its digits, where the source has the one or the other."""
+        if isinstance(like, str) and isinstance(said, int):
+            return str(said)
+        if isinstance(like, int) and isinstance(said, str) and _WHOLE_NUMBER.fullmatch(said):
+            return int(said)
+        return said
+
     def cut(self, batch: Batch, ends_at: int, before: JSON) -> Batch | None:
         reader = self.cursor_reader
         assert reader is not None, "its cursors would have no place"

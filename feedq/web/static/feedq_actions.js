@@ -122,6 +122,8 @@
       go.textContent = pressed.title + " " + found.count.toLocaleString("en");
     } else if (found.result) {
       lines.push(element("p", found.name + ": " + found.result));
+    } else if ("ends_at" in found) {
+      lines.push(element("p", "After " + JSON.stringify(found.begins_after) + " up to " + JSON.stringify(found.ends_at) + "."));
     } else if ("after" in found) {
       lines.push(element("p", "From " + JSON.stringify(found.before) + " to " + JSON.stringify(found.after) + "."));
     } else {
