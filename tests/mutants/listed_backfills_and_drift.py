@@ -1,0 +1,47 @@
+"""Mutants of backfills, and of fields that no column takes; see `listed`."""
+
+from __future__ import annotations
+
+BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
+    ("tests/contract/test_sink_drift.py",): (
+        (
+            "a record with a field that no column takes lands all the same",
+            "if plan.target.drift is Drift.DEAD_LETTER:",
+            "if False:",
+        ),
+        (
+            "a column that somebody adds stays empty",
+            "self._catalog.refresh([target])\n        if wrong :=",
+            "if wrong :=",
+        ),
+    ),
+    ("tests/contract/test_store_backfills.py",): (
+        (
+            "the end of a backfill is forgotten without being written down",
+            "        FROM ended\n    )\n    DELETE FROM feedq.feed f USING ended",
+            "        FROM ended WHERE false\n    )\n    DELETE FROM feedq.feed f USING ended",
+        ),
+        (
+            "a backfill that has finished is placed again",
+            "'no_capacity', 'no_match', 'finished')",
+            "'no_capacity', 'no_match')",
+        ),
+        (
+            "a backfill is begun again by the key of one that was",
+            "if backfill.key is not None and _is_known(c, locked.id, backfill.key):",
+            "if False:",
+        ),
+    ),
+    ("tests/live/test_runner_backfills.py",): (
+        (
+            "a batch that goes beyond the end of a backfill lands whole",
+            "kept = self.options.cut(batch, self.ends_at, cursor)",
+            "kept = batch",
+        ),
+        (
+            "who takes over a backfill whose end has landed asks its source again",
+            "self._read_whole is batch_queue or self._backfill_end.is_reached(",
+            "self._read_whole is batch_queue and self._backfill_end.is_reached(",
+        ),
+    ),
+}
