@@ -1,10 +1,9 @@
-"""``python -m tests.parts``: all tests, in four pytest processes beside each other.
+"""``python -m tests.parts``: all tests, in three pytest processes beside each other.
 
 The tests of whole clusters, in `tests/acceptance` and in `tests/chaos`, wait most of their time, for failures to
-be noticed; the others compute meanwhile, in two parts of which one needs hardly any server. Where there are too
-few processors for all, those that kill processes come first and those that compute last: a part is as nice as it
-can bear to wait. A line of output begins with the part that printed it. Options go to all; where tests are named,
-one process runs them.
+be noticed; the others compute meanwhile. Where there are too few processors for all, those that kill processes
+come first and those that compute last: a part is as nice as it can bear to wait. A line of output begins with the
+part that printed it. Options go to all; where tests are named, one process runs them.
 """
 
 from __future__ import annotations
@@ -14,25 +13,18 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock, Thread
 
 ROOT = Path(__file__).parent.parent
 PYTEST = (sys.executable, "-m", "pytest", "--durations=15")
 PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "chaos": (0, ("tests/chaos", "tests/acceptance/test_elsewhere.py")),
-    "clusters": (5, ("tests/acceptance",)),
-    "alone": (
-        12,
-        (
-            *("tests/live", "tests/unit", "tests/scenarios", "tests/simulation"),
-            *("tests/contract/test_connector_*.py", "tests/contract/test_hostile_servers.py"),
-        ),
-    ),
-    "rest": (12, ()),
+    "chaos": (0, ("tests/chaos",)),
+    "clusters": (5, ("tests/acceptance", "tests/live", "tests/unit", "tests/scenarios", "tests/simulation")),
+    "rest": (10, ()),
 }
-"""Of each part, how far it stands back for the others, and what it runs; what none names is the last one's."""
+"""Of each part, how far it stands back for the others, and its folders; those that none has are the last one's."""
 NOTHING_RAN = 5
 """pytest's status when the arguments leave a part without tests."""
 
@@ -80,12 +72,12 @@ def main() -> int:
     if any((ROOT / argument.split("::")[0]).exists() for argument in sys.argv[1:]):
         return subprocess.call([*PYTEST, *sys.argv[1:]], cwd=ROOT)
     paths = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]
-    named = {pattern for _, patterns in PARTS.values() for pattern in patterns}
+    named = {folder for _, folders in PARTS.values() for folder in folders}
     left = [path for path in paths if path not in named]
     printing = Lock()
     parts = [
-        Part(name, _paths(patterns or left, named), sys.argv[1:], nice=nice, printing=printing)
-        for name, (nice, patterns) in PARTS.items()
+        Part(name, folders or left, sys.argv[1:], nice=nice, printing=printing)
+        for name, (nice, folders) in PARTS.items()
     ]
     while True:
         try:
@@ -95,16 +87,6 @@ def main() -> int:
         # Once more at the end, which is all that is kept of some logs.
         print("".join(line for part in parts for line in part.failed), end="", flush=True)
         return next((status for status in statuses if status not in (0, NOTHING_RAN)), 0)
-
-
-def _paths(patterns: Sequence[str], named: Collection[str]) -> list[str]:
-    """The arguments for what these patterns stand for, without what is ``named`` within them for another part."""
-    found = [sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)) for pattern in patterns]
-    assert all(found), f"nothing is there of some of {patterns}"
-    others = [
-        f"--ignore-glob={ROOT / one}" for one in sorted(named) if Path(one).parent.as_posix() in patterns
-    ]
-    return [*(path for paths in found for path in paths), *others]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Hostile sources for every connector: memory stays bounded, the loop turns, and one error says what is wrong.
 
-Each connector's sources are read in a process of their own (`tests.hostile.victim`), one after the other, and a
-few connectors' at a time: half of it is waiting. Clocks on a busy machine prove little: the bound on a stall is
-generous here, and in processor time. The figures come from `make bench ARGS=hostile`.
+Each connector's sources are read in a process of their own (`tests.hostile.victim`), one after the other. Clocks
+on a busy machine prove little: the bound on a stall is generous here, and in processor time. The figures come from
+`make bench ARGS=hostile`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import pytest
 
@@ -23,20 +22,11 @@ GROWTH_MIB = 64.0
 STALL_CPU_S = 2.0
 ERROR_CHARACTERS_MAX = 1000
 TIMEOUT_S = 240
-AT_A_TIME = 3
-LIMITS = "--limits"
 
 
-@pytest.fixture(scope="module")
-def harms() -> Iterator[Callable[[str], dict[str, Harm]]]:
-    """What each of a connector's sources did, or of those that are honest."""
-    with ThreadPoolExecutor(AT_A_TIME) as threads:
-        which = (*dict.fromkeys(attack.connector for attack in ATTACKS), LIMITS)
-        futures = {one: threads.submit(read_sources, one) for one in which}
-        yield lambda one: futures[one].result()
-
-
-def read_sources(*which: str) -> dict[str, Harm]:
+@cache
+def harms(*which: str) -> dict[str, Harm]:
+    """What each of some sources did."""
     command = [sys.executable, "-m", "tests.hostile.victim", *which]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert not done.stderr, done.stderr
@@ -50,9 +40,7 @@ def names(attacks: tuple[Attack, ...]) -> list[str]:
 
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("attack", ATTACKS, ids=names(ATTACKS))
-def test_a_hostile_source_harms_its_own_feed_only(
-    attack: Attack, harms: Callable[[str], dict[str, Harm]]
-) -> None:
+def test_a_hostile_source_harms_its_own_feed_only(attack: Attack) -> None:
     harm = harms(attack.connector)[attack.name]
     assert harm.growth_mib <= GROWTH_MIB
     assert harm.stall_cpu_s <= STALL_CPU_S
@@ -67,10 +55,8 @@ def test_a_hostile_source_harms_its_own_feed_only(
 
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("honest", HONEST, ids=names(HONEST))
-def test_an_honest_source_at_its_limit_is_read(
-    honest: Attack, harms: Callable[[str], dict[str, Harm]]
-) -> None:
-    harm = harms(LIMITS)[honest.name]
+def test_an_honest_source_at_its_limit_is_read(honest: Attack) -> None:
+    harm = harms("--limits")[honest.name]
     assert harm.stall_cpu_s <= STALL_CPU_S
     assert harm.unexpected == []
     assert harm.kind in ("", "SourceUnavailable"), harm.error

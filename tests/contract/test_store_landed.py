@@ -17,7 +17,7 @@ from tests.contract.harness import PostgresHarness
 @pytest.fixture(autouse=True)
 def early_in_a_minute(postgres_harness: PostgresHarness) -> None:
     """A minute that ended between two counts of a test would be one that was missed."""
-    late = "SELECT extract(second FROM clock_timestamp()) > 50"
+    late = "SELECT extract(second FROM clock_timestamp()) > 40"
     while postgres_harness.execute(late) == [(True,)]:
         sleep(0.2)
 
