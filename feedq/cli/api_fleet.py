@@ -127,7 +127,7 @@ def fleet_of(document: Mapping[str, Any]) -> FleetData:
 
 
 def check_of(row: Mapping[str, Any]) -> Check:
-    return Check(row["name"], Level(row["level"]), row["detail"], row["advice"] or "")
+    return Check(row["name"], Level(row["level"]), row["detail"], row["advice"] or "", row.get("status"))
 
 
 def problem_of(row: Mapping[str, Any]) -> ListedProblem:
