@@ -73,7 +73,7 @@ EXPLAINED = (
     "--chart",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.svg",
-    help="Also draw it over time.",
+    help="Also draw it over time. Needs feedq[charts].",
 )
 @click.option(
     "--max-moves", type=click.IntRange(0), help="Exit status 1 if feeds moved more often than this."

@@ -1,12 +1,13 @@
-"""``python -m tests.mutants [WORD]``: does the suite notice when the code is broken?
+"""``python -m tests.mutants [WORD …]``: does the suite notice when the code is broken?
 
-For each mutant of the list whose text has the word in it (all, without one), a copy of the tree gets that one
+For each mutant of the list whose text has the words in it (all, without one), a copy of the tree gets that one
 change, and the tests named must fail there, which pass without it. Prints which were caught, and ends with 1 when
 one survives.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ TREE = ("feedq", "tests", "examples", "docs", "beat_schedule.py", "pyproject.tom
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "timeout=60")
 PASSED, FAILED = 0, 1
 """What pytest ends with; anything else says that it could not run the tests."""
+RAW = argparse.RawDescriptionHelpFormatter
 HUNG_S = 240.0
 """A mutant may loop without end where no time-out of a test reaches: noticed is noticed."""
 
@@ -149,8 +151,12 @@ def lent(trees: SimpleQueue[TreeCopy]) -> Iterator[TreeCopy]:
 
 
 def main() -> int:
-    words = sys.argv[1:]
+    parser = argparse.ArgumentParser("tests.mutants", description=__doc__, formatter_class=RAW)
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only mutants whose text has each of them")
+    words: list[str] = parser.parse_args().words
     chosen = [m for m in MUTANTS if all(word in f"{m.what} {m.text}" for word in words)]
+    if not chosen:
+        parser.error(f"none of {len(MUTANTS)} mutants has {' and '.join(words)} in its text")
     verdicts = judge(chosen, copies=max(1, os.cpu_count() or 1))
     others = [v for v in verdicts if not v.is_caught]
     print(f"\n{len(verdicts) - len(others)} of {len(verdicts)} mutants caught")
