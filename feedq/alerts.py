@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
-from threading import Event, Thread
+from threading import Thread
 from typing import Any, Final
 
-from feedq.errors import FeedqError, InvalidInput, Unavailable
+from feedq.errors import FeedqError, InvalidInput
+from feedq.leader_threads import LeaderThread
 from feedq.settings import Settings
 from feedq.store.alert_outbox import Alert, AlertOutbox
-from feedq.telemetry import LogEvent, database_event, log
+from feedq.telemetry import LogEvent, log
 from feedq.values import instant
 from feedq.wording import counted, printable
 
@@ -27,7 +28,6 @@ LOOK_S: Final = 1.0
 """How late an alert leaves, besides the pause between messages."""
 RETRY_S: Final = 5.0
 """After the first failure; see `feedq.store.alert_outbox.FAILURES_DOUBLE`."""
-STOP_S: Final = 1.0
 LINES_MAX: Final = 20
 """Feeds that a message names; the others are counted."""
 INSTALL: Final = "pip install 'feedq[alerts]'"
@@ -101,32 +101,22 @@ def _lines(worse: Sequence[Alert], better: Sequence[Alert]) -> Iterator[str]:
         yield printable(f"{alert.feed}: as expected again ({alert.kind}), at {at}")
 
 
-class AlertSender(Thread):
-    """The thread of a beat that has alerts sent."""
+class AlertSender(LeaderThread):
+    """Has alerts sent."""
 
     def __init__(self, s: Settings, outbox: Callable[[], AlertOutbox], leads: Callable[[], bool]) -> None:
-        super().__init__(name="feedq-alerts", daemon=True)
-        self._settings, self._outbox, self._leads = s, outbox, leads
+        super().__init__("alerts", leads, every_s=LOOK_S)
+        self._settings, self._outbox = s, outbox
         self._targets = targets_of(s)
         self._under_way: dict[str, Thread] = {}
-        self._stopping = Event()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if self.is_alive():
-            self.join(STOP_S)
 
     def run(self) -> None:
-        while self._targets and not self._stopping.wait(LOOK_S):
-            if not self._leads():
-                continue
-            for target in self._targets:
-                try:
-                    self._tell(target)
-                except Unavailable as error:
-                    logger.warning(database_event(error), where="alerts", error=str(error))
-                except Exception:
-                    logger.exception(LogEvent.UNEXPECTED, where="alerts")
+        if self._targets:
+            super().run()
+
+    def work(self) -> None:
+        for target in self._targets:
+            self.attempt(partial(self._tell, target))
 
     def _tell(self, target: AlertTarget) -> None:
         before = self._under_way.get(target.key)

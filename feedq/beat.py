@@ -30,8 +30,7 @@ from celery.schedules import schedule
 from feedq.alerts import AlertSender
 from feedq.errors import FeedqError, Unavailable
 from feedq.fleet_metrics import serve_beat
-from feedq.judge import ExpectationJudge
-from feedq.landed_keeper import LandedKeeper
+from feedq.leader_threads import ExpectationJudge, LandedKeeper, LeaderThread
 from feedq.lease import SECOND_CHECK_S
 from feedq.limits import CHANGES_GATHERED_S, WHOLE_PASS_EVERY_S
 from feedq.once import OPTION
@@ -316,9 +315,7 @@ class ElectedScheduler(Scheduler):
             "feedq-beat-outbox", send_each, stale_s=STALE_S, event=LogEvent.BEAT_SEND_FAILED
         )
         self._candidate: ElectionCandidate | None = None
-        self._judge: ExpectationJudge | None = None
-        self._alerts: AlertSender | None = None
-        self._landed: LandedKeeper | None = None
+        self._beside: Sequence[LeaderThread] = ()
         self._term = 0
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -326,12 +323,13 @@ class ElectedScheduler(Scheduler):
             self._candidate = candidate = ElectionCandidate(settings(), self._outbox.put)
             candidate.start()
             serve_beat(settings(), store, leads=lambda: candidate.leads, runs=candidate.is_alive)
-            self._judge = ExpectationJudge(settings(), lambda: store().expectations, lambda: candidate.leads)
-            self._judge.start()
-            self._alerts = AlertSender(settings(), lambda: store().alerts, lambda: candidate.leads)
-            self._alerts.start()
-            self._landed = LandedKeeper(lambda: store().landed, lambda: candidate.leads)
-            self._landed.start()
+            self._beside = (
+                ExpectationJudge(settings(), lambda: store().expectations, lambda: candidate.leads),
+                AlertSender(settings(), lambda: store().alerts, lambda: candidate.leads),
+                LandedKeeper(lambda: store().landed, lambda: candidate.leads),
+            )
+            for thread in self._beside:
+                thread.start()
         if not self._candidate.leads:
             return STANDBY_TICK_S
         if self._term != self._candidate.term:
@@ -366,12 +364,8 @@ class ElectedScheduler(Scheduler):
     def close(self) -> None:
         if self._candidate is not None:
             self._candidate.stop()
-        if self._judge is not None:
-            self._judge.stop()
-        if self._alerts is not None:
-            self._alerts.stop()
-        if self._landed is not None:
-            self._landed.stop()
+        for thread in self._beside:
+            thread.stop()
         self._outbox.close(timeout_s=SEND_GRACE_S)
         super().close()
 

@@ -6,6 +6,7 @@ the others are changed, and the error is that feed's own. A server that is away 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -113,7 +114,12 @@ def _targets(
     held = [view for tenant in capped for view in store.feeds.views(tenant=tenant)]
     for owner in {view.lease.worker_id for view in chosen}:
         group = [view for view in chosen if view.lease.worker_id == owner]
-        others = [_candidate(w, held, targets) for w in workers if serves(w) and w.worker.id != owner]
+        given = Counter(targets.values())
+        others = [
+            as_candidate(w, held=held, given=given[w.worker.id])
+            for w in workers
+            if serves(w) and w.worker.id != owner
+        ]
         decision = placing.place(
             [WaitingFeed(v.feed.id, tenant=v.feed.spec.tenant, selector=v.feed.spec.selector) for v in group],
             others,
@@ -123,12 +129,6 @@ def _targets(
         targets |= dict(decision.assignments)
         refused |= {feed_id: _no_place(reason, others) for feed_id, reason in decision.unplaced}
     return targets, refused
-
-
-def _candidate(view: WorkerView, held: Sequence[FeedView], targets: dict[int, UUID]) -> EligibleWorker:
-    worker = view.worker
-    given = sum(target == worker.id for target in targets.values())
-    return as_candidate(view, held, given=given, sinks_down=frozenset(worker.load.sinks_down))
 
 
 def _no_place(reason: Reason, others: Sequence[EligibleWorker]) -> str:

@@ -22,7 +22,7 @@ from feedq.sinks.base import (
     Sink,
     Target,
     parse_sink,
-    target_of,
+    target_of_feed,
 )
 from feedq.sinks.cursors import check_cursor
 from feedq.sinks.mapping import Origin
@@ -126,7 +126,7 @@ def undo(feed: Feed, *, force: bool = False) -> Wish:
 
 
 def _landed_rows(store: Store, feed: Feed) -> LandedRows:
-    options, target = _options(feed.spec), _target(feed.spec)
+    options, target = _options(feed.spec), target_of_feed(feed.spec)
     says_whose = not target.is_mapped or any(source.origin is Origin.FEED for source in target.columns)
     neighbours = {} if says_whose else _neighbours(store, feed, target)
     pointer = getattr(options, "cursor", None)
@@ -146,12 +146,8 @@ def _neighbours(store: Store, feed: Feed, target: Target) -> dict[str, Target]:
             named = other.spec.sink
             there = str(named.get("table", "")).rpartition(".")[2] == table
             if other.id != feed.id and there and named.get("name", "default") == sink:
-                found[other.name] = _target(other.spec)
+                found[other.name] = target_of_feed(other.spec)
     return found
-
-
-def _target(spec: FeedSpec) -> Target:
-    return target_of(parse_sink(spec.sink), _options(spec))
 
 
 def _options(spec: FeedSpec) -> ConnectorOptions:

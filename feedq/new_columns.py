@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from feedq.connectors.base import parse_options
 from feedq.errors import Conflict, InvalidInput
 from feedq.event_names import EventKind
 from feedq.model import FeedView
 from feedq.notices import new_fields
-from feedq.sinks.base import AddsColumns, Sink, Target, parse_sink, target_of
+from feedq.sinks.base import AddsColumns, Sink, target_of_feed
 from feedq.sinks.mapping import ColumnType, Drift
 from feedq.store.base import Store
-
-
-def target_of_feed(view: FeedView) -> Target:
-    """Where a feed lands. Raises `InvalidInput`."""
-    spec = view.feed.spec
-    return target_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
 
 
 def wanted_columns(view: FeedView) -> dict[str, ColumnType]:
@@ -33,7 +26,7 @@ def add_columns(store: Store, sink: Sink, view: FeedView) -> list[str]:
 
     Raises `Conflict` (nothing would fill them), `InvalidInput`, `SinkUnavailable`.
     """
-    drift = target_of_feed(view).drift
+    drift = target_of_feed(view.feed.spec).drift
     if drift is not Drift.ADD:
         raise Conflict(
             f"feed {view.feed.name!r}: sink.drift is {drift}, so nothing would fill new columns: set it to add "
@@ -53,4 +46,4 @@ def _added(sink: Sink, view: FeedView, *, dry_run: bool) -> list[str]:
         return []
     if not isinstance(sink, AddsColumns):
         raise InvalidInput("the sink of this feed adds no columns: add them by hand")
-    return sink.add_columns(target_of_feed(view), wanted, dry_run=dry_run)
+    return sink.add_columns(target_of_feed(view.feed.spec), wanted, dry_run=dry_run)

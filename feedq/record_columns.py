@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ import orjson
 from feedq.connectors.base import load_connector
 from feedq.errors import InvalidInput
 from feedq.model import FeedSpec
-from feedq.sinks.mapping import ColumnType
+from feedq.sinks.mapping import ColumnType, pointer_to
 from feedq.sinks.value_types import type_of
 
 DELIMITERS = (",", ";", "\t", "|")
@@ -35,7 +36,7 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 def proposed(spec: FeedSpec, records: Sequence[bytes]) -> FeedSpec:
     """The declaration with columns and types, and a table that is made of them. Raises `InvalidInput`."""
-    documents = list(_documents(records))
+    documents = [found for found in json_documents(records) if isinstance(found, list | dict)]
     source = dict(spec.source)
     if documents:
         source, rows = _cut_up(spec, documents)
@@ -43,7 +44,7 @@ def proposed(spec: FeedSpec, records: Sequence[bytes]) -> FeedSpec:
         source, rows = _lines(spec, records)
     samples: dict[str, list[Any]] = {}
     for row in rows:
-        for pointer, value in _leaves(row):
+        for pointer, value in leaves(row):
             samples.setdefault(pointer, []).append(value)
     if not samples:
         raise InvalidInput(f"feed {spec.name!r}: its first records have no values that could be columns")
@@ -59,14 +60,10 @@ def proposed(spec: FeedSpec, records: Sequence[bytes]) -> FeedSpec:
     return replace(spec, source=source, sink=sink)
 
 
-def _documents(records: Sequence[bytes]) -> Iterator[Any]:
+def json_documents(records: Sequence[bytes]) -> Iterator[Any]:
     for record in records:
-        try:
-            found = orjson.loads(record)
-        except orjson.JSONDecodeError:
-            continue
-        if isinstance(found, list | dict):
-            yield found
+        with suppress(orjson.JSONDecodeError):
+            yield orjson.loads(record)
 
 
 def _cut_up(spec: FeedSpec, documents: Sequence[Any]) -> tuple[dict[str, Any], list[Any]]:
@@ -87,8 +84,9 @@ def _cut_up(spec: FeedSpec, documents: Sequence[Any]) -> tuple[dict[str, Any], l
     ]
     if len(lists) != 1:
         return source, list(documents)
-    token = lists[0].replace("~", "~0").replace("/", "~1")
-    return source | {"records": f"/{token}"}, [one for found in documents for one in found.get(lists[0], ())]
+    return source | {"records": pointer_to(lists[0])}, [
+        one for found in documents for one in found.get(lists[0], ())
+    ]
 
 
 def _lines(spec: FeedSpec, records: Sequence[bytes]) -> tuple[dict[str, Any], list[Any]]:
@@ -139,11 +137,11 @@ def _typed(cell: str) -> Any:
     return float(cell) if _NUMBER.fullmatch(cell) else cell
 
 
-def _leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """What can be pointed at in a document, down to some depth, with the pointers to it."""
     if isinstance(value, Mapping) and value and depth < DEPTH_MAX:
         for key, inner in value.items():
-            token = str(key).replace("~", "~0").replace("/", "~1")
-            yield from _leaves(inner, f"{path}/{token}", depth + 1)
+            yield from leaves(inner, path + pointer_to(str(key)), depth + 1)
     elif path:
         yield path, value
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from feedq.connectors.base import ConnectorOptions, CsvFormat
 from feedq.connectors.records.csvtext import CsvReader, MalformedLine
 from feedq.connectors.records.pointer import array_index, parse_pointer
+from feedq.record_columns import json_documents, leaves
 from feedq.sinks.base import SinkOptions
 from feedq.values import did_you_mean
 
 POINTERS_SHOWN_MAX = 12
-DEPTH_MAX = 3
-"""Levels of a record that are looked through for what it has instead."""
 
 
 def hints(source: ConnectorOptions, sink: SinkOptions, records: Sequence[bytes]) -> Iterator[tuple[str, str]]:
@@ -27,7 +24,7 @@ def hints(source: ConnectorOptions, sink: SinkOptions, records: Sequence[bytes])
     if source.csv is not None:
         yield from _header_hints(source.csv, records[0])
         return
-    documents = list(_documents(records))
+    documents = list(json_documents(records))
     if not documents or source.format != "json":
         return
     lists = [document for document in documents if isinstance(document, list)]
@@ -35,14 +32,6 @@ def hints(source: ConnectorOptions, sink: SinkOptions, records: Sequence[bytes])
         yield "records", _of_a_list(lists[0], source)
         return
     yield from _pointer_hints(sink, documents)
-
-
-def _documents(records: Sequence[bytes]) -> Iterator[Any]:
-    for record in records:
-        try:
-            yield orjson.loads(record)
-        except orjson.JSONDecodeError:
-            continue  # its own preview says so
 
 
 def _of_a_list(found: Sequence[Any], source: ConnectorOptions) -> str:
@@ -53,7 +42,7 @@ def _of_a_list(found: Sequence[Any], source: ConnectorOptions) -> str:
 
 
 def _pointer_hints(sink: SinkOptions, documents: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    there = list(dict.fromkeys(pointer for document in documents for pointer in _pointers(document)))
+    there = list(dict.fromkeys(pointer for document in documents for pointer, _ in leaves(document)))
     for column, source in sink.columns.items():
         pointer = source if isinstance(source, str) else source.pointer
         if not pointer or not pointer.startswith("/"):
@@ -62,16 +51,6 @@ def _pointer_hints(sink: SinkOptions, documents: Sequence[Any]) -> Iterator[tupl
             shown = ", ".join(there[:POINTERS_SHOWN_MAX]) + (", …" if len(there) > POINTERS_SHOWN_MAX else "")
             near = did_you_mean(pointer, there)
             yield "columns", f"column {column}: no record has {pointer}; they have {shown}{near}"
-
-
-def _pointers(value: Any, path: str = "", depth: int = 0) -> Iterator[str]:
-    """What can be pointed at in a document, down to some depth."""
-    if isinstance(value, Mapping) and value and depth < DEPTH_MAX:
-        for key, inner in value.items():
-            token = key.replace("~", "~0").replace("/", "~1")
-            yield from _pointers(inner, f"{path}/{token}", depth + 1)
-    elif path:
-        yield path
 
 
 def _has(value: Any, tokens: Sequence[str]) -> bool:

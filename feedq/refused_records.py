@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from feedq.connectors.base import parse_options
 from feedq.errors import InvalidInput, NotFound, SinkUnavailable
 from feedq.model import FeedSpec
-from feedq.sinks.base import DeadLetter, Judge, Sink, parse_sink, target_of
+from feedq.sinks.base import DeadLetter, Judge, Sink, target_of_feed
 
 AT_ONCE = 100
 FIRST_AT_ONCE = 10
@@ -40,7 +39,7 @@ def replay_parts(
 
     ``on_progress`` is told after each part how many were tried.
     """
-    target = target_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
+    target = target_of_feed(spec)
     found = ReplayOutcome()
     for part in parts_:
         try:

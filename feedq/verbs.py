@@ -6,7 +6,7 @@ Each checks what it is given, says what is wrong in words, and leaves the rest t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -110,7 +110,7 @@ def _objection_to_target(store: Store, feed: Feed, found: WorkerView, rules: Rul
         return f"it is {worker.target_state}; `feedq worker uncordon {worker.name}` lets it serve again"
     cap = rules.cap_of(tenant)
     theirs = () if cap is None else store.feeds.views(tenant=tenant)
-    candidate = as_candidate(found, theirs)
+    candidate = as_candidate(found, held=theirs)
     decision = placing.place(
         [WaitingFeed(feed.id, tenant=tenant, selector=selector)],
         [candidate],
@@ -128,15 +128,17 @@ def _objection_to_target(store: Store, feed: Feed, found: WorkerView, rules: Rul
 
 
 def as_candidate(
-    view: WorkerView, held: Sequence[FeedView], *, given: int = 0, sinks_down: frozenset[str] = frozenset()
+    view: WorkerView,
+    tenants: Mapping[str, int] | None = None,
+    *,
+    held: Sequence[FeedView] = (),
+    given: int = 0,
 ) -> EligibleWorker:
-    """Describe a worker to placement, with ``given`` feeds that it was just given; ``held`` are the feeds of
-    capped tenants."""
+    """Describe a worker to placement, with ``given`` feeds that it was just given. Of capped tenants it has so
+    many as ``tenants`` says, or as are its own of ``held``."""
     worker = view.worker
     feeds = view.leases + view.promised + given
-    tenants = Counter(
-        v.feed.spec.tenant for v in held if (v.lease.promised_to or v.lease.worker_id) == worker.id
-    )
+    theirs = (v for v in held if (v.lease.promised_to or v.lease.worker_id) == worker.id)
     return EligibleWorker(
         worker.id,
         worker.name,
@@ -146,8 +148,8 @@ def as_candidate(
         float(feeds),
         worker.started_at,
         worker.labels,
-        tenants,
-        sinks_down,
+        Counter(v.feed.spec.tenant for v in theirs) if tenants is None else tenants,
+        frozenset(map(str.lower, worker.load.sinks_down)),
     )
 
 

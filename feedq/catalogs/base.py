@@ -7,14 +7,14 @@ Settings name each catalog and give its kind and options; other packages add kin
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from functools import cache
 from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 from uuid import UUID
 
 import orjson
@@ -27,6 +27,8 @@ from feedq.errors import CatalogUnavailable, InvalidInput, NotFound
 from feedq.manifest.reader import ManifestProblem
 from feedq.settings import Settings
 from feedq.values import StrictModel
+
+T = TypeVar("T")
 
 ENTRY_POINT_GROUP = "feedq.catalogs"
 NO_TYPES: Mapping[type, Callable[[Any], Any]] = MappingProxyType({})
@@ -76,6 +78,10 @@ class CatalogReading:
     """Differs from the one of any other content."""
     problems: Sequence[ManifestProblem] = ()
     """What could not be read as entries."""
+
+    def unless(self, known: str | None) -> CatalogReading | None:
+        """None if it is still the version ``known``, and nothing is wrong with it."""
+        return None if self.version == known and not self.problems else self
 
 
 class FeedCatalog(Protocol):
@@ -163,6 +169,26 @@ def decoded(raw: bytes, *, origin: str) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CatalogUnavailable(f"{origin}: is not UTF-8 text (byte {error.start})") from None
+
+
+def reading_of_rows(rows: Iterable[tuple[str, T]], entry_of: Callable[[T], Any]) -> CatalogReading:
+    """What rows give, each with where it is; in whatever order they come. ``entry_of`` may raise ValueError."""
+    entries: list[CatalogEntry] = []
+    problems: list[ManifestProblem] = []
+    for where, row in rows:
+        try:
+            entries.append(CatalogEntry(where, entry_of(row)))
+        except ValueError as error:
+            problems.append(ManifestProblem(where, str(error)))
+    version = digest(*sorted(orjson.dumps(e.value, option=orjson.OPT_SORT_KEYS) for e in entries))
+    return CatalogReading(entries, version, problems)
+
+
+def reading_of_texts(texts: Iterable[tuple[str, bytes]], version: str) -> CatalogReading:
+    """What texts give that are manifests, each with where it is. Raises as `decoded`."""
+    found = [entries_in(decoded(raw, origin=origin), origin=origin) for origin, raw in texts]
+    entries = [entry for read, _ in found for entry in read]
+    return CatalogReading(entries, version, [problem for _, wrong in found for problem in wrong])
 
 
 def entries_in(text: str, *, origin: str) -> tuple[list[CatalogEntry], list[ManifestProblem]]:

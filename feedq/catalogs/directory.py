@@ -8,17 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Final
 
-from feedq.catalogs.base import (
-    BYTES_MAX,
-    CatalogEntry,
-    CatalogOptions,
-    CatalogReading,
-    decoded,
-    digest,
-    entries_in,
-)
+from feedq.catalogs.base import BYTES_MAX, CatalogOptions, CatalogReading, digest, reading_of_texts
 from feedq.errors import CatalogUnavailable
-from feedq.manifest.reader import ENTRIES_MAX, ManifestProblem
+from feedq.manifest.reader import ENTRIES_MAX
 from feedq.settings import Settings
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
@@ -47,15 +39,7 @@ class DirectoryCatalog:
                 f"{error.filename or self._root}: cannot be read ({error.strerror})"
             ) from error
         version = digest(*(part for name, raw in contents for part in (name.encode(), raw)))
-        if version == known:
-            return None
-        entries: list[CatalogEntry] = []
-        problems: list[ManifestProblem] = []
-        for name, raw in contents:
-            found, wrong = entries_in(decoded(raw, origin=name), origin=name)
-            entries += found
-            problems += wrong
-        return CatalogReading(entries, version, problems)
+        return None if version == known else reading_of_texts(contents, version)
 
     def _contents(self) -> list[tuple[str, bytes]]:
         if not self._root.is_dir():

@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 import boto3
-import orjson
 from boto3.dynamodb.types import TypeDeserializer
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
@@ -21,16 +20,15 @@ from pydantic import Field, field_validator
 
 from feedq.catalogs.base import (
     BYTES_MAX,
-    CatalogEntry,
     CatalogOptions,
     CatalogReading,
     Mapped,
-    digest,
     plain,
     put_at,
+    reading_of_rows,
 )
 from feedq.errors import CatalogUnavailable
-from feedq.manifest.reader import ENTRIES_MAX, ManifestProblem
+from feedq.manifest.reader import ENTRIES_MAX
 from feedq.settings import Settings
 from feedq.values import is_loopback
 
@@ -85,16 +83,8 @@ class DynamoCatalog:
         self._options = options
 
     def read(self, known: str | None) -> CatalogReading | None:
-        entries: list[CatalogEntry] = []
-        problems: list[ManifestProblem] = []
-        for number, item in enumerate(self._items(), 1):
-            try:
-                entries.append(CatalogEntry(f"item {number}", self._entry(item)))
-            except ValueError as error:
-                problems.append(ManifestProblem(f"item {number}", str(error)))
-        # A table has no order.
-        version = digest(*sorted(orjson.dumps(e.value, option=orjson.OPT_SORT_KEYS) for e in entries))
-        return None if version == known and not problems else CatalogReading(entries, version, problems)
+        items = ((f"item {number}", item) for number, item in enumerate(self._items(), 1))
+        return reading_of_rows(items, self._entry).unless(known)
 
     def _entry(self, item: Mapping[str, Any]) -> dict[str, Any]:
         if not self._options.keys:

@@ -13,21 +13,11 @@ from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
-from feedq.catalogs.base import (
-    BYTES_MAX,
-    CatalogEntry,
-    CatalogOptions,
-    CatalogReading,
-    decoded,
-    digest,
-    entries_in,
-    from_text,
-)
+from feedq.catalogs.base import BYTES_MAX, CatalogOptions, CatalogReading, digest, from_text, reading_of_texts
 from feedq.clock import SystemClock
 from feedq.connectors.base import Context
 from feedq.connectors.protocol.http_client import NO_CONTENT, HttpClient, HttpRequestOptions
 from feedq.errors import CatalogUnavailable, FeedMisconfigured, SourceUnavailable
-from feedq.manifest.reader import ManifestProblem
 from feedq.settings import Settings
 
 PAGES_MAX: Final = 1_000
@@ -86,19 +76,13 @@ class HttpCatalog:
         except (SourceUnavailable, FeedMisconfigured) as error:
             # It speaks of options of a feed, which have the same names here.
             raise CatalogUnavailable(str(error).replace("source.", "")) from error
-        if found is None:
+        if found is None or found[1] == known:
             return None
         pages, version = found
-        if version == known:
-            return None
-        entries: list[CatalogEntry] = []
-        problems: list[ManifestProblem] = []
-        for number, page in enumerate(pages, 1):
-            origin = str(self._options.location) if len(pages) == 1 else f"page {number}"
-            read, wrong = entries_in(decoded(page, origin=origin), origin=origin)
-            entries += read
-            problems += wrong
-        return CatalogReading(entries, version, problems)
+        origins = (
+            [self._options.location] if len(pages) == 1 else [f"page {n + 1}" for n in range(len(pages))]
+        )
+        return reading_of_texts(zip(map(str, origins), pages, strict=True), version)
 
     async def _ask_all(self, known: str | None) -> tuple[list[bytes], str] | None:
         async with asyncio.timeout(self._timeout_s):

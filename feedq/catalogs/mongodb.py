@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final
 
 import bson
@@ -23,17 +25,9 @@ from pydantic import BeforeValidator, Field, SecretStr
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError
 
-from feedq.catalogs.base import (
-    BYTES_MAX,
-    CatalogEntry,
-    CatalogOptions,
-    CatalogReading,
-    digest,
-    from_text,
-    plain,
-)
+from feedq.catalogs.base import BYTES_MAX, CatalogOptions, CatalogReading, from_text, plain, reading_of_rows
 from feedq.errors import CatalogUnavailable
-from feedq.manifest.reader import ENTRIES_MAX, ManifestProblem
+from feedq.manifest.reader import ENTRIES_MAX
 from feedq.passwords import mask_url
 from feedq.settings import Settings
 
@@ -83,18 +77,13 @@ class MongoCatalog:
                 return None
             position = position_in(collection) if self._can_follow else None
             documents = self._documents(collection)
-        entries: list[CatalogEntry] = []
-        problems: list[ManifestProblem] = []
-        for document in documents:
-            where = f"document {document.pop('_id', '')}".rstrip()
-            try:
-                entries.append(CatalogEntry(where, plain(document, also=PLAIN)))
-            except ValueError as error:
-                problems.append(ManifestProblem(where, str(error)))
-        version = digest(*sorted(orjson.dumps(e.value, option=orjson.OPT_SORT_KEYS) for e in entries))
-        if version == known and not problems:
-            return None
-        return CatalogReading(entries, version if position is None else STREAM + position, problems)
+        found = reading_of_rows(
+            ((f"document {one.pop('_id', '')}".rstrip(), one) for one in documents),
+            partial(plain, also=PLAIN),
+        )
+        if position is None or found.unless(known) is None:
+            return found.unless(known)
+        return replace(found, version=STREAM + position)
 
     @contextmanager
     def _opened(self) -> Iterator[Collection[dict[str, Any]]]:

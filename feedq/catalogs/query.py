@@ -16,9 +16,9 @@ from pydantic import Field, SecretStr
 from sqlalchemy import Connection, NullPool, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from feedq.catalogs.base import BYTES_MAX, CatalogEntry, CatalogOptions, CatalogReading, digest, plain, put_at
+from feedq.catalogs.base import BYTES_MAX, CatalogOptions, CatalogReading, plain, put_at, reading_of_rows
 from feedq.errors import CatalogUnavailable
-from feedq.manifest.reader import ENTRIES_MAX, ManifestProblem
+from feedq.manifest.reader import ENTRIES_MAX
 from feedq.passwords import mask_url
 from feedq.settings import Settings
 
@@ -57,17 +57,7 @@ class QueryCatalog:
     def read(self, known: str | None) -> CatalogReading | None:
         with self._connected() as connection:
             rows = self._rows(connection)
-        entries: list[CatalogEntry] = []
-        problems: list[ManifestProblem] = []
-        for number, row in enumerate(rows, 1):
-            where = f"row {number}"
-            try:
-                entries.append(CatalogEntry(where, entry_of(row)))
-            except ValueError as error:
-                problems.append(ManifestProblem(where, str(error)))
-        # Without ORDER BY the same rows may come in another order.
-        version = digest(*sorted(orjson.dumps(e.value, option=orjson.OPT_SORT_KEYS) for e in entries))
-        return None if version == known and not problems else CatalogReading(entries, version, problems)
+        return reading_of_rows(((f"row {n}", row) for n, row in enumerate(rows, 1)), entry_of).unless(known)
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:

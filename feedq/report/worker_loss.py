@@ -17,7 +17,7 @@ from feedq import verbs
 from feedq.diagnosis.fleet_checks import wants_place
 from feedq.diagnosis.placement_checks import serves
 from feedq.model import FeedView, Reason, WorkerView
-from feedq.placement.base import EligibleWorker, Rules, WaitingFeed
+from feedq.placement.base import Rules, WaitingFeed
 from feedq.placement.placing import place
 from feedq.selection import Selection
 from feedq.settings import DEFAULT_SINK, Settings
@@ -75,7 +75,11 @@ def loss_of(
     waiting = [_waiting(view) for view in feeds if wants_place(view)]
     stay = {v.worker.id: v for v in workers if serves(v) and v.worker.id != lost.worker.id}
     rules = replace(rules, settle_s=0.0)  # this fleet does not start cold
-    decision = place(waiting, [_eligible(v, tenants) for v in stay.values()], now=now, rules=rules)
+    eligible = [
+        replace(verbs.as_candidate(view, tenants.get(worker_id, {})), load=view.load)
+        for worker_id, view in stay.items()
+    ]
+    decision = place(waiting, eligible, now=now, rules=rules)
     weights = {feed.feed_id: feed.weight for feed in waiting}
     gets: Counter[UUID] = Counter()
     load: dict[UUID, float] = defaultdict(float)
@@ -107,19 +111,3 @@ def _waiting(view: FeedView) -> WaitingFeed:
     spec = view.feed.spec
     sink = str(spec.sink.get("name", DEFAULT_SINK)).lower()
     return WaitingFeed(view.feed.id, view.lease.weight, None, spec.tenant, spec.selector, sink=sink)
-
-
-def _eligible(view: WorkerView, tenants: Mapping[UUID, Mapping[str, int]]) -> EligibleWorker:
-    worker = view.worker
-    return EligibleWorker(
-        worker.id,
-        worker.name,
-        worker.queue,
-        worker.capacity,
-        view.leases + view.promised,
-        view.load,
-        worker.started_at,
-        worker.labels,
-        tenants.get(worker.id, {}),
-        frozenset(map(str.lower, worker.load.sinks_down)),
-    )

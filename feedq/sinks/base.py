@@ -29,9 +29,9 @@ from uuid import UUID, uuid4
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from feedq.connectors.base import ConnectorOptions, CsvFormat, RecordFormat, explain_options
+from feedq.connectors.base import ConnectorOptions, CsvFormat, RecordFormat, explain_options, parse_options
 from feedq.errors import InvalidInput
-from feedq.model import JSON, Batch, ChangedCursor, FeedKey, Identity
+from feedq.model import JSON, Batch, ChangedCursor, FeedKey, FeedSpec, Identity
 from feedq.settings import Settings
 from feedq.sinks.field_watch import FieldWatch
 from feedq.sinks.mapping import (
@@ -514,6 +514,11 @@ def parse_sink(sink: Mapping[str, Any]) -> SinkOptions:
         return SinkOptions.model_validate(dict(sink))
     except ValidationError as error:
         raise InvalidInput(explain_options("sink", error, SinkOptions)) from None
+
+
+def target_of_feed(spec: FeedSpec) -> Target:
+    """Raises `InvalidInput`."""
+    return target_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
 
 
 def target_of(options: SinkOptions, source: ConnectorOptions) -> Target:

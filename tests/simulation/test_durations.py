@@ -26,7 +26,7 @@ from tests.fakes.fleet import TICK_MIN_S
 from tests.live import test_connect_limiter as connect_limiter
 from tests.live import test_durations_of_processes as processes
 from tests.live import test_job_service as leaving
-from tests.live import test_judge as judge
+from tests.live import test_leader_threads as judge
 from tests.simulation.durations import TimedFleet, at_largest, at_lowest, durations
 from tests.unit import test_backoff as backoff
 from tests.unit import test_placement_elsewhere as elsewhere

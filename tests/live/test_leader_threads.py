@@ -1,0 +1,93 @@
+"""The threads of the elected beat, by the real clock: how often they work, whatever fails, and that they end."""
+
+from __future__ import annotations
+
+from threading import Event
+from typing import Any, cast
+
+import pytest
+
+from feedq import leader_threads
+from feedq.errors import Unavailable
+from feedq.leader_threads import ExpectationJudge, LandedKeeper
+from feedq.settings import Settings
+from feedq.store.expectations import ExpectationStore, Judged
+from feedq.store.landed_counts import LandedCounts
+
+PATIENCE_S = 20.0
+
+
+class Counted:
+    """Counts how often it is asked; the database is away at first."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.again = Event()
+
+    def count(self) -> float:
+        self.asked += 1
+        if self.asked == 1:
+            raise Unavailable("control database: away")
+        if self.asked == 3:
+            self.again.set()
+        return 0.0
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_threads, "LANDED_LOOK_S", 0.001)
+    monkeypatch.setattr(leader_threads, "LANDED_AFTER_S", 0.001)
+
+
+def test_the_elected_beat_counts_again_and_again_whatever_fails() -> None:
+    counted = Counted()
+    thread = LandedKeeper(lambda: cast(LandedCounts, counted), lambda: True)
+    thread.start()
+    assert counted.again.wait(30)
+    thread.stop()
+    assert not thread.is_alive()
+
+
+def test_a_beat_that_was_not_elected_counts_nothing() -> None:
+    counted, looked = Counted(), Event()
+
+    def leads() -> bool:
+        looked.set()
+        return False
+
+    thread = LandedKeeper(lambda: cast(LandedCounts, counted), leads)
+    thread.start()
+    assert looked.wait(30)
+    thread.stop()
+    assert counted.asked == 0
+
+
+class Looks:
+    """In the place of a database that has nothing to say."""
+
+    def __init__(self) -> None:
+        self.seen = Event()
+
+    def judge(self, *_: Any) -> Judged:
+        self.seen.set()
+        return Judged()
+
+
+def test_it_looks_at_once_or_not_within_a_day_and_ends_when_told_to() -> None:
+    """`FEEDQ_EXPECT_INTERVAL_S` at its ends."""
+    often, seldom = Looks(), Looks()
+    threads = [
+        ExpectationJudge(
+            Settings(expect_interval_s=interval_s, ttl_s=0.5, heartbeat_s=0.1, trust_margin_s=0.1),
+            lambda looks=looks: cast("ExpectationStore", looks),  # type: ignore[misc] # bound here
+            lambda: True,
+        )
+        for interval_s, looks in ((0.2, often), (86_400.0, seldom))
+    ]
+    for thread in threads:
+        thread.start()
+    assert often.seen.wait(PATIENCE_S)
+    for thread in threads:
+        thread.stop()
+    assert not any(thread.is_alive() for thread in threads)
+    assert not seldom.seen.is_set()
