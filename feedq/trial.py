@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from threading import Event, Thread
@@ -22,7 +22,14 @@ from uuid import uuid4
 import uvloop
 
 from feedq.clock import Clock
-from feedq.connectors.base import ConnectorOptions, Context, load_connector, open_stream, parse_options
+from feedq.connectors.base import (
+    ConnectorOptions,
+    Context,
+    load_connector,
+    open_stream,
+    parse_options,
+    tell_if_unanswered,
+)
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
 from feedq.manifest.feed_entry import problems
 from feedq.model import JSON, Batch, FeedSpec
@@ -102,8 +109,16 @@ class Wanted:
     """Where to begin; None is where the source begins."""
 
 
-def try_feed(spec: FeedSpec, settings: Settings, clock: Clock, *, wanted: Wanted) -> Trial:
-    """Try a feed. Blocks. Never raises for what a feed can do."""
+def try_feed(
+    spec: FeedSpec,
+    settings: Settings,
+    clock: Clock,
+    *,
+    wanted: Wanted,
+    on_waiting: Callable[[str], None] = lambda why: None,
+) -> Trial:
+    """Try a feed. Blocks. Never raises for what a feed can do. ``on_waiting`` is told meanwhile, on another
+    thread, what the feed waits for."""
     trial = Trial()
     if found := problems(spec):
         trial.failed("declaration", "; ".join(found))
@@ -117,11 +132,13 @@ def try_feed(spec: FeedSpec, settings: Settings, clock: Clock, *, wanted: Wanted
         if secrets is None:
             trial.skipped("source", "for want of the secrets")
             return trial
+        masker = Masker(secrets.values())
         context = Context(
             feed=spec.name,
             clock=clock,
             guard=Sockets(),
             on_connected=lambda: None,
+            on_waiting=lambda why: on_waiting(masker.mask(mask_url(why))),
             secrets=secrets,
             permissions=settings.permissions,
             environment=settings.environment,
@@ -129,7 +146,6 @@ def try_feed(spec: FeedSpec, settings: Settings, clock: Clock, *, wanted: Wanted
         )
         received = _Reception(spec.connector, options, context, wanted)
         received.run()
-        masker = Masker(secrets.values())
         _judge_source(received, trial, masker)
         if received.batches:
             _show_cursor(received.batches[-1].cursor, trial, masker)
@@ -180,7 +196,10 @@ class _Reception:
         self._connector = connector
         self._options = options
         self._connected = Event()
-        self._context = replace(context, on_connected=self._connected.set)
+        self._context = replace(context, on_connected=self._connects, on_waiting=self._waits)
+        self._on_waiting = context.on_waiting
+        self._unanswered: asyncio.TimerHandle | None = None
+        self.waits_for: str | None = None
         self.wanted = wanted
         self._received: list[Batch] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -192,6 +211,19 @@ class _Reception:
     @property
     def is_connected(self) -> bool:
         return self._connected.is_set()
+
+    def _connects(self) -> None:
+        self._connected.set()
+        self._stop_telling()
+
+    def _waits(self, why: str) -> None:
+        self._stop_telling()
+        self.waits_for = why
+        self._on_waiting(why)
+
+    def _stop_telling(self) -> None:
+        if self._unanswered is not None:
+            self._unanswered.cancel()
 
     def run(self) -> None:
         """Blocks for as long as was wanted, and a little longer at most."""
@@ -235,6 +267,7 @@ class _Reception:
     async def _stream(self) -> None:
         connector = load_connector(self._connector)
         stream = open_stream(connector, self._options, context=self._context, cursor=self.wanted.cursor)
+        self._unanswered = tell_if_unanswered(self._options, self._waits)
         try:
             async with asyncio.timeout(self.wanted.timeout_s) as deadline:
                 async for batch in stream:
@@ -248,6 +281,7 @@ class _Reception:
             if not deadline.expired():
                 raise
         finally:
+            self._stop_telling()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_S):
                     await stream.aclose()
@@ -274,7 +308,8 @@ def _judge_source(received: _Reception, trial: Trial, masker: Masker) -> None:
     elif received.is_connected:
         trial.passed("source", f"connected; no record {within}")
     else:
-        trial.failed("source", f"no connection {within}")
+        waits_for = received.waits_for and masker.mask(mask_url(received.waits_for))
+        trial.failed("source", f"{waits_for}; no record {within}" if waits_for else f"no connection {within}")
 
 
 def _show_cursor(cursor: JSON, trial: Trial, masker: Masker) -> None:

@@ -78,7 +78,13 @@ def feed_test(
     invocation.keep_log_quiet()
     spec = invocation.store.feeds.get(name).spec if path is None else _from_file(path, name)
     wanted = Wanted(records=records, timeout_s=timeout_s, cursor=_cursor(cursor))
-    trial = try_feed(spec, invocation.settings, invocation.clock, wanted=wanted)
+    trial = try_feed(
+        spec,
+        invocation.settings,
+        invocation.clock,
+        wanted=wanted,
+        on_waiting=lambda why: click.echo(f"{printable(why)} …", err=True),
+    )
     if infer:
         _propose(invocation, spec, trial)
         return

@@ -16,6 +16,7 @@ generator must end it within a second.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
@@ -45,6 +46,9 @@ ENTRY_POINT_GROUP = "feedq.connectors"
 logger = log(__name__)
 
 RecordFormat = Literal["json", "csv", "text", "bytes"]
+
+UNANSWERED_S: Final = 1.0
+"""A source that has not answered for this long is named: with what is gathered on the way, within two seconds."""
 
 
 class CsvFormat(StrictModel):
@@ -107,6 +111,11 @@ class ConnectorOptions(StrictModel):
         """Whom the feed dials, in lower case and without a port; None if nobody. How many feeds connect to one
         host at a time is paced."""
         return None
+
+    @property
+    def peer(self) -> str:
+        """Whom the feed dials, for a message."""
+        return self.remote_host or "the source"
 
     def check_cursor(self, cursor: JSON) -> None:
         """Raises `ValueError`, with what is wrong, for what is no cursor of this connector."""
@@ -249,7 +258,7 @@ class Context:
     record may yield what came before it and raise `EndReached`."""
     on_waiting: Callable[[str], None] = lambda why: None
     """To be called, with the reason, by a connector that waits for its source instead of failing: its feed
-    has it in its status until it is connected."""
+    has it in its status until it is connected. That a source has not answered yet is said without it."""
     on_notice: Callable[[str, str], None] = lambda key, said: None
     """To be called, with a name for it and a sentence, by a connector that finds something odd which a person
     should know; it reads on. The feed has it in its status and once in its history."""
@@ -277,6 +286,12 @@ def show_cursor(cursor: JSON, *, width: int = 200) -> str:
     """A cursor for a message."""
     text = orjson.dumps(cursor).decode()
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def tell_if_unanswered(options: ConnectorOptions, tell: Callable[[str], None]) -> asyncio.TimerHandle:
+    """Tells after `UNANSWERED_S` that the source has neither accepted nor refused, unless it is cancelled."""
+    said = f"connecting to {options.peer}: no answer for {UNANSWERED_S:g} s"
+    return asyncio.get_running_loop().call_later(UNANSWERED_S, tell, said)
 
 
 def open_stream(

@@ -160,6 +160,8 @@ class RedisConnector:
         self._names = tuple(name.encode() for name in options.streams)
         self._field = None if options.field is None else options.field.encode()
         self._count = min(COUNT_FIRST, options.count)
+        self._is_there = False
+        """Whether any of the streams exists, as far as is known: until then the feed counts as not connected."""
         idle_ms = options.idle_timeout_s * 1000
         self._block_ms = max(1, int(min(BLOCK_MS_MAX, idle_ms / 2 if idle_ms else BLOCK_MS_MAX)))
 
@@ -179,11 +181,15 @@ class RedisConnector:
                 link = RedisLink(connection, where=self._location)
                 positions = await self._log_in(link, cursor)
             link.idle_timeout_s = self._options.idle_timeout_s
-            self._context.on_connected()
+            if self._is_there:
+                self._context.on_connected()
             self._ask(link, positions)
             while True:
                 async with aclosing(self._answer(link, positions)) as batches:
                     async for batch in batches:
+                        if not self._is_there:
+                            self._is_there = True
+                            self._context.on_connected()
                         yield batch
         except (RedisRefusal, BrokenAnswer) as error:
             raise self._explain(error) from error
@@ -212,12 +218,25 @@ class RedisConnector:
         # It only tells people whose connection this is; a server that does not allow it is none the worse.
         await link.answer(unless="")
         known = cursor if isinstance(cursor, dict) else {}
-        positions = {}
+        positions, missing = {}, []
         for stream in self._names:
             info = await link.answer(unless="no such key")
+            if info is None:
+                missing.append(stream.decode())
             kept = known.get(stream.decode())
             positions[stream] = self._position(stream, _pairs(info), kept)
+        self._is_there = len(missing) < len(self._names)
+        self._tell_missing(missing)
         return positions
+
+    def _tell_missing(self, names: Sequence[str]) -> None:
+        if not self._is_there:
+            shown = ", ".join(names)[:SAID_CHARACTERS_MAX]
+            self._context.on_waiting(f"{self._location}: there is no stream {shown}; it is waited for")
+            return
+        for name in names:
+            said = f"{self._location}: there was no stream {name} when the feed connected; it is waited for"
+            self._context.on_notice(f"stream:{name}", said)
 
     def _position(self, stream: bytes, info: Mapping[bytes, Any], kept: JSON) -> Id:
         last = _id(info.get(b"last-generated-id")) if info else ZERO

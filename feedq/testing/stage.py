@@ -44,6 +44,8 @@ class ConnectorDriver:
     connected: int = 0
     waiting: list[str] = field(default_factory=list)
     """What the connector said that it waits for."""
+    noticed: list[tuple[str, str]] = field(default_factory=list)
+    """What it found odd."""
     cursor: JSON = None
     trial: bool = False
     memory: dict[str, Any] = field(default_factory=dict)
@@ -63,6 +65,7 @@ class ConnectorDriver:
             guard=self.guard,
             on_connected=self._connected,
             on_waiting=self.waiting.append,
+            on_notice=lambda key, said: self.noticed.append((key, said)),
             secrets=dict.fromkeys(self.options.secrets, SECRET),
             permissions=self.permissions,
             environment="conformance",

@@ -27,7 +27,7 @@ from traceback import format_exception
 
 from feedq.backoff import BackoffPolicy, RetryElsewhere
 from feedq.clock import Clock
-from feedq.connectors.base import Connector, Context, load_connector, open_stream
+from feedq.connectors.base import Connector, Context, load_connector, open_stream, tell_if_unanswered
 from feedq.errors import (
     EndReached,
     FeedMisconfigured,
@@ -153,6 +153,8 @@ class FeedRunner:
         self._is_releasing = False
         self._stop_reason = Reason.RELEASED
         self._task: asyncio.Task[Release | None] | None = None
+        self._unanswered: asyncio.TimerHandle | None = None
+        """Will tell that the source does not answer."""
         self._must_fence = False
         """Whether its batch queue has failed, though the stream has not: it gets another one."""
         self._secrets: dict[str, str] = {}
@@ -313,6 +315,9 @@ class FeedRunner:
     ) -> AsyncGenerator[Batch, None]:
         context, cursor = self._context(batch_queue, pace), self._begins_after(batch_queue)
         stream = open_stream(kind, what.options, context=context, cursor=cursor)
+        # After a failure, the status has that already: the same news with each try would only cost writes.
+        if not self._retries.attempts:
+            self._unanswered = tell_if_unanswered(what.options, self._waits)
         return stream if self._backfill_end is None else self._backfill_end.within(stream, cursor)
 
     async def _stream(
@@ -326,6 +331,8 @@ class FeedRunner:
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # these two would end all other feeds too
             self.log_unexpected(error, "connector")
             raise SourceUnavailable(f"unexpected error in connector: {error!r}") from error
+        finally:
+            self._stop_telling()
         raise SourceUnavailable("the source ended the stream")
 
     async def _open_batch_queue(self, what: Declared, failed: BatchQueue | None) -> BatchQueue:
@@ -475,12 +482,19 @@ class FeedRunner:
         )
 
     def _connected(self) -> None:
+        self._stop_telling()
         self._retries.connected()
         self._trace.connected()
         logger.debug(LogEvent.FEED_CONNECTED, feed=self.feed.name)
         self._changed()
 
+    def _stop_telling(self) -> None:
+        if self._unanswered is not None:
+            self._unanswered.cancel()
+            self._unanswered = None
+
     def _waits(self, why: str) -> None:
+        self._stop_telling()
         self.progress.error = self.masked(why)
         self._changed()
 

@@ -28,6 +28,8 @@ def test_each_of_several_streams_is_resumed_after_its_own_cursor(source: Source,
         source.add("b", b"3")
         driver = source.driver("a", "b", "absent")
         await driver.land(3)
+        assert (driver.connected, driver.waiting) == (1, [])
+        assert [key for key, _ in driver.noticed] == ["stream:absent"]
         assert isinstance(driver.cursor, dict)
         assert set(driver.cursor) == {"a", "b"}
         source.add("b", b"4")

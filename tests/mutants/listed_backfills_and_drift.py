@@ -32,6 +32,18 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
             "if False:",
         ),
     ),
+    ("tests/live/test_runner_waiting.py",): (
+        (
+            "a source that does not answer is not named",
+            "self._unanswered = tell_if_unanswered(what.options, self._waits)",
+            "pass",
+        ),
+        (
+            "a feed that is connected is said to wait",
+            "        self._stop_telling()\n        self._retries.connected()",
+            "        self._retries.connected()",
+        ),
+    ),
     ("tests/live/test_runner_backfills.py",): (
         (
             "a batch that goes beyond the end of a backfill lands whole",

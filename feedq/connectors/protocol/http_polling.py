@@ -399,6 +399,7 @@ class Poller:
                         async for batch in batches:
                             yield batch
                 except SourceBusy as busy:
+                    self._context.on_waiting(str(busy))
                     pause_s = busy.retry_in_s
                 now = loop.time()
                 wait_s = max(next_tick(began, now, interval_s=self._options.interval_s) - now, pause_s)

@@ -145,6 +145,10 @@ class RemoteOptions(ConnectorOptions):
     def remote_host(self) -> str:
         return self.location.host.lower()
 
+    @property
+    def peer(self) -> str:
+        return str(self.location)
+
     @cached_property
     def tls_files(self) -> TlsFiles:
         return TlsFiles(

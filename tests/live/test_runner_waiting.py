@@ -1,0 +1,73 @@
+"""A feed whose source neither accepts nor refuses says so long before it gives up, whatever its connector is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from feedq.connectors import base
+from feedq.testing.loopback import serving, unanswering
+from feedq.worker.runner import Interrupt
+from tests.contract.loopback import until_closed
+from tests.live.test_runner import Bench, numbered_source, options
+from tests.unit.data_path import DataPath, until
+
+KINDS: dict[str, dict[str, Any]] = {
+    "tcp": {"hello": [{"send": "", "expect": "OK"}]},
+    "websocket": {},
+    "sse": {},
+    "http": {},
+    "mqtt": {"topics": ["a"]},
+    "redis": {"streams": ["a"]},
+    "nats": {"stream": "a"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "UNANSWERED_S", 0.05)
+
+
+async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    await until_closed(reader)
+
+
+async def what_it_says(kind: str, where: str) -> list[str]:
+    """What a feed says by the time that it has said something."""
+    said: list[str] = []
+    scheme = {"websocket": "ws", "sse": "http"}.get(kind, kind)
+    with DataPath() as path:
+        bench = Bench(path, {"url": f"{scheme}://{where}", **KINDS[kind]}, connector=kind)
+        bench.start()
+
+        def has_said() -> bool:
+            said.extend(filter(None, [bench.runner.progress.report().error]))
+            return bool(said)
+
+        await until(has_said, "it says something")
+        bench.runner.interrupt(Interrupt.STOP)
+        await bench.end()
+    return [one.replace(f"{scheme}://{where}", "") for one in said]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_source_that_does_not_answer_is_named_while_it_is_waited_for(kind: str) -> None:
+    with unanswering() as where:
+        assert await what_it_says(kind, where) == ["connecting to : no answer for 0.05 s"]
+    async with serving(silent) as port:
+        assert await what_it_says(kind, f"127.0.0.1:{port}") == ["connecting to : no answer for 0.05 s"]
+
+
+async def test_a_feed_that_is_connected_says_nothing_of_it() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            await bench.landed_at_least(1)
+            # Longer than a source is waited for; to see that nothing is said takes a moment.
+            await asyncio.sleep(0.1)
+            assert bench.runner.progress.report().error is None
+            bench.runner.interrupt(Interrupt.STOP)
+            await bench.end()
