@@ -6,6 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -40,23 +41,11 @@ _SIZE: Final = "SELECT pg_total_relation_size('feedq.landed_count') / 1e6, min(i
 def measure(directory: Path) -> Iterator[Figure]:
     with started(Postgres(directory)) as postgres:
         url = with_many(postgres, "history")
-        connection = psycopg2.connect(url)
-        connection.autocommit = True
         store = PostgresStore(url, application_name="bench-history")
-        taken = []
-        with connection.cursor() as cursor:
-            cursor.execute(_LAND)
-            cursor.execute("VACUUM ANALYZE feedq.feed, feedq.lease")
-            for minute in range(MINUTES):
-                if minute % 8 == 0:
-                    cursor.execute(_LAND)
-                    cursor.execute("VACUUM feedq.lease")
-                cursor.execute(_LATER, (20 + 20 * random.random(),))
-                taken.append(_timed(store.landed.count))
-            cursor.execute("VACUUM ANALYZE feedq.landed_count")
+        taken = kept_minutes(url, store)
+        with closing(psycopg2.connect(url)) as connection, connection.cursor() as cursor:
             cursor.execute(_SIZE)
             megabytes, first = cursor.fetchone() or (0.0, 0)
-        connection.close()
         yield _figure("a minute is written down", 1_000, taken)
         apart = range(first, first + FEEDS, FEEDS // FEEDS_MAX)
         for buckets in store.landed.of_feeds(apart).values():
@@ -70,6 +59,22 @@ def measure(directory: Path) -> Iterator[Figure]:
         yield _figure(f"half an hour of {FEEDS_MAX} feeds far from each other is read", 300, spread)
         yield Figure(f"history, {FEEDS:,} feeds: size of an hour", "-", f"{megabytes:.0f} MB", None)
         store.close()
+
+
+def kept_minutes(url: str, store: PostgresStore) -> list[float]:
+    """Let feeds land for an hour, of which each minute is written down; return how long each of these took."""
+    taken = []
+    with closing(psycopg2.connect(url)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        cursor.execute("VACUUM ANALYZE feedq.feed, feedq.lease")
+        for minute in range(MINUTES):
+            if minute % 8 == 0:
+                cursor.execute(_LAND)
+                cursor.execute("VACUUM feedq.lease")
+            cursor.execute(_LATER, (20 + 20 * random.random(),))
+            taken.append(_timed(store.landed.count))
+        cursor.execute("VACUUM ANALYZE feedq.landed_count")
+    return taken
 
 
 def _figure(what: str, limit_ms: float, taken: list[float]) -> Figure:

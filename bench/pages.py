@@ -1,5 +1,7 @@
 """The page *Feeds* with 100,000 feeds in a headless Chromium: until it is painted, until a filter has its rows.
 
+The feeds have landed for an hour, so that each row has a picture of its last minutes.
+
 Needs Chromium, as `make peers` does.
 """
 
@@ -13,8 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from bench.api import FEEDS, with_many
+from bench.history import kept_minutes
 from bench.report import Figure, at_most
 from bench.servers import running
+from feedq.store.postgresql import PostgresStore
 from tests.cluster import ROOT, Cluster
 from tests.flower import Flower
 from tests.node import Node
@@ -30,6 +34,9 @@ ALL_PAUSED: Final = FEEDS // 1000
 def measure(directory: Path) -> Iterator[Figure]:
     with running(directory) as (postgres, valkey):
         url = with_many(postgres, "pages")
+        store = PostgresStore(url, application_name="bench-pages")
+        kept_minutes(url, store)
+        store.close()
         cluster = Cluster(directory, database_url=url, broker_url=valkey.url(), migrate=False)
         argv = [sys.executable, "-m", "celery", "-A", "feedq", "flower", "--address=127.0.0.1", "--port=0"]
         flower = Flower(Node("flower", argv, env=cluster.env, cwd=ROOT, log=directory / "flower.log"))

@@ -39,8 +39,8 @@ class CountedFeed:
 
     at: datetime
     records: int
-    dead_letters: int
-    silent_s: float | None
+    dead_letters: int = 0
+    silent_s: float | None = None
     """Since its last record was received; None: there was none yet."""
 
 

@@ -45,15 +45,25 @@ _FORGET = """
        OR at < statement_timestamp() - CASE WHEN daily THEN interval '24 hours 15 minutes'
             ELSE interval '61 minutes' END
 """
-_READ = f"""
-    SELECT asked.id, b.at, b.records[p.i] AS records, b.dead_letters[p.i] AS dead_letters,
-        b.silent_s[p.i] AS silent_s
-    FROM unnest(CAST(:ids AS bigint[])) AS asked (id)
-    JOIN feedq.landed_count b ON b.chunk = asked.id / {CHUNK}
-    CROSS JOIN LATERAL (SELECT array_position(b.places, (asked.id % {CHUNK})::smallint) AS i) p
-    WHERE b.at BETWEEN :since AND :now AND (b.daily OR NOT :daily) AND p.i IS NOT NULL
-    ORDER BY asked.id, b.at
-"""
+
+
+def _reading(*counters: str) -> str:
+    # A long array is unpacked each time that an element of it is asked for, unless it was made by an expression.
+    unpacked = ", ".join(f"{name} || '{{}}' AS {name}" for name in ("places", *counters))
+    return f"""
+        SELECT asked.id, b.at, {", ".join(f"b.{name}[p.i] AS {name}" for name in counters)}
+        FROM (SELECT chunk, at, {unpacked} FROM feedq.landed_count
+              WHERE chunk = ANY(CAST(:chunks AS bigint[])) AND at BETWEEN :since AND :now
+                AND (daily OR NOT :daily) OFFSET 0) b
+        JOIN unnest(CAST(:ids AS bigint[])) AS asked (id) ON b.chunk = asked.id / {CHUNK}
+        CROSS JOIN LATERAL (SELECT array_position(b.places, (asked.id % {CHUNK})::smallint) AS i) p
+        WHERE p.i IS NOT NULL
+        ORDER BY asked.id, b.at
+    """
+
+
+_READ: Final = _reading("records", "dead_letters", "silent_s")
+_READ_ROWS: Final = _reading("records")
 
 
 class LandedCounts(Aggregate):
@@ -72,23 +82,27 @@ class LandedCounts(Aggregate):
     def of_feed(self, feed_id: int, span: Span) -> list[LandedBucket]:
         """What one feed landed, the oldest first."""
         bucket_s, buckets = BUCKETS[span]
-        return self._read([feed_id], bucket_s, buckets, daily=span is Span.DAY)[feed_id]
+        return self._read([feed_id], bucket_s, buckets, _READ, daily=span is Span.DAY)[feed_id]
 
     def of_feeds(self, feed_ids: Collection[int], *, minutes: int = 30) -> dict[int, list[LandedBucket]]:
-        """What each of these landed in the last minutes: of `FEEDS_MAX` feeds at most."""
+        """The rows of each of these in the last minutes, and nothing else: of `FEEDS_MAX` feeds at most."""
         bucket_s, buckets = BUCKETS[Span.HOUR]
-        return self._read(list(feed_ids)[:FEEDS_MAX], bucket_s, min(minutes, buckets), daily=False)
+        return self._read(
+            list(feed_ids)[:FEEDS_MAX], bucket_s, min(minutes, buckets), _READ_ROWS, daily=False
+        )
 
     @in_transaction
     def _read(
-        self, c: Connection, feed_ids: list[int], bucket_s: int, buckets: int, *, daily: bool
+        self, c: Connection, feed_ids: list[int], bucket_s: int, buckets: int, statement: str, *, daily: bool
     ) -> dict[int, list[LandedBucket]]:
         now: datetime = c.execute(text("SELECT statement_timestamp()")).scalar_one()
         since = now - timedelta(seconds=(buckets + 2) * bucket_s)
-        asked = {"ids": feed_ids, "now": now, "since": since, "daily": daily}
+        chunks = sorted({feed_id // CHUNK for feed_id in feed_ids})
+        asked = {"ids": feed_ids, "chunks": chunks, "now": now, "since": since, "daily": daily}
         counts: dict[int, list[CountedFeed]] = defaultdict(list)
-        for row in c.execute(text(_READ), asked):
-            counts[row.id].append(CountedFeed(row.at, row.records, row.dead_letters, row.silent_s))
+        for row in c.execute(text(statement), asked):
+            feed_id, *counted = row
+            counts[feed_id].append(CountedFeed(*counted))
         return {
             feed_id: landed_buckets(counts[feed_id], now=now, bucket_s=bucket_s, buckets=buckets)
             for feed_id in feed_ids

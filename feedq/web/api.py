@@ -91,7 +91,7 @@ class FeedList(Resource):
 
     async def document(self, *path: str) -> dict[str, Any]:
         query = parse_query(self.argument, limit=PAGE_MAX)
-        page = (await self.queries.page(query)).found
+        page = await self.queries.page(query)
         return {
             "feeds": [feed_row(view) for view in page.views],
             "total": page.matching,

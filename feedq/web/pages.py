@@ -289,8 +289,10 @@ class FeedsPage(PageHandler):
 
     async def show(self) -> str:
         query = parse_query(self.argument, limit=FEEDS_SHOWN)
-        data = await self.queries.page(query)
-        page = data.found
+        page = await self.queries.page(query)
+        # Whoever has just chosen others sees them first; their pictures come with the stream that follows.
+        is_first = self.is_live and self.application.options.auto_refresh
+        landed = {} if is_first else await self.queries.landed(tuple(view.feed.id for view in page.views))
         counts: Counter[Status] = Counter()
         for tally in page.tallies:
             counts[tally.status] += tally.feeds
@@ -305,7 +307,7 @@ class FeedsPage(PageHandler):
             link=lambda **changes: address(query, usual_limit=FEEDS_SHOWN, **changes),
             Sort=Sort,
             more=min(FEEDS_MORE * query.limit, PAGE_MAX),
-            sparks={feed_id: sparkline(landed) for feed_id, landed in data.landed.items()},
+            sparks={feed_id: sparkline(buckets) for feed_id, buckets in landed.items()},
             actions=bulk_actions(query, page.matching),
         )
 

@@ -68,15 +68,6 @@ class FeedData:
 
 
 @dataclass(frozen=True, slots=True)
-class FeedsData:
-    """Holds a page of feeds."""
-
-    found: FoundFeeds
-    landed: Mapping[int, Sequence[LandedBucket]]
-    """What each landed in the last minutes, by its id: of so many as can be read at once."""
-
-
-@dataclass(frozen=True, slots=True)
 class FoundSchedules:
     """Holds a part of the list of schedules."""
 
@@ -110,8 +101,12 @@ class WebQueries:
         self._reader = Reader(url)
         self.schedules = ScheduleQueries(self.store.jobs, self._reader, now=self.store.now)
 
-    async def page(self, query: Query) -> FeedsData:
-        return await self._reader.read(query, lambda: self._read_page(query))
+    async def page(self, query: Query) -> FoundFeeds:
+        return await self._reader.read(query, lambda: self.store.listing.page(query))
+
+    async def landed(self, feed_ids: tuple[int, ...]) -> Mapping[int, Sequence[LandedBucket]]:
+        """What each of these feeds landed in the last minutes: of so many as can be read at once."""
+        return await self._reader.read(("landed", feed_ids), lambda: self.store.landed.of_feeds(feed_ids))
 
     async def feed(self, name: str, span: Span = Span.HOUR) -> FeedData:
         """Reads one feed. Raises `NotFound` as well."""
@@ -137,10 +132,6 @@ class WebQueries:
         return await self._reader.read(
             "problems", lambda: read_problems_and_feeds(self.store, self._settings)
         )
-
-    def _read_page(self, query: Query) -> FeedsData:
-        found = self.store.listing.page(query)
-        return FeedsData(found, self.store.landed.of_feeds([view.feed.id for view in found.views]))
 
     def _read_feed(self, name: str, span: Span) -> FeedData:
         view = self.store.feeds.view(name)

@@ -134,6 +134,14 @@ def test_the_fleet_draws_a_move_and_says_what_the_loss_of_a_worker_would_do(room
         browser.check_accessible()
 
 
+def test_feeds_that_were_just_chosen_show_what_they_landed_as_well(room: ControlRoom) -> None:
+    with Browser(room.base, login=OPERATOR) as browser:
+        browser.open("/feeds?search=nobody")
+        browser.page.wait_for_selector(".feedq-scripted .empty-table-message")
+        browser.page.fill("#feedq-filter input[type=search]", "acme/orders")
+        browser.page.wait_for_selector("tr:has-text('acme/orders') .feedq-spark svg")
+
+
 def test_a_page_says_when_it_has_lost_the_server_and_comes_back_by_itself(room: ControlRoom) -> None:
     assert room.flower is not None
     with Browser(room.base, login=OPERATOR) as browser:
