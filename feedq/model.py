@@ -598,6 +598,12 @@ class Batch:
         assert self.lines is not None
         return tuple(self.lines[:-1].split(b"\n")) if self.lines else ()
 
+    def first(self, count: int) -> tuple[bytes, ...]:
+        """The first records, without splitting the others."""
+        if self.lines is None:
+            return self.split()[:count]
+        return tuple(filter(None, self.lines.split(b"\n", count)[:count]))
+
     def without(self, places: Collection[int]) -> Batch:
         """The batch without the records at these places; it has its cursor even with none left."""
         kept = [record for place, record in enumerate(self.split()) if place not in places]

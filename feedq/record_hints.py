@@ -2,6 +2,8 @@
 
 A column whose pointer no record has lands as NULL, a list without `source.records` as one row, a header with other
 names than `csv.fields` as a record. None of them is an error, so nothing else says so.
+
+A trial tells all of it. A running feed tells what its connector sees by itself, and what `HeaderLook` finds.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 from feedq.connectors.base import ConnectorOptions, CsvFormat
 from feedq.connectors.records.csvtext import CsvReader, MalformedLine
 from feedq.connectors.records.pointer import array_index, parse_pointer
+from feedq.model import Batch
 from feedq.record_columns import json_documents, leaves
 from feedq.sinks.base import SinkOptions
 from feedq.values import did_you_mean
@@ -22,7 +25,7 @@ POINTERS_SHOWN_MAX = 12
 def hints(source: ConnectorOptions, sink: SinkOptions, records: Sequence[bytes]) -> Iterator[tuple[str, str]]:
     """Yields what is odd, as pairs of what it is about and a sentence."""
     if source.csv is not None:
-        yield from _header_hints(source.csv, records[0])
+        yield from _header_hints(source.csv, records)
         return
     documents = list(json_documents(records))
     if not documents or source.format != "json":
@@ -64,15 +67,27 @@ def _has(value: Any, tokens: Sequence[str]) -> bool:
     return True
 
 
-def _header_hints(csv: CsvFormat, first: bytes) -> Iterator[tuple[str, str]]:
-    """A first record of names only, where the values of others would be numbers or times."""
-    try:
-        found = [(field or b"").decode("utf-8", "replace") for field in CsvReader(csv).read(first)]
-    except MalformedLine:
-        return
+class HeaderLook:
+    """Looks at the first two records of a feed for a header that is none to the feed."""
+
+    def __init__(self, csv: CsvFormat) -> None:
+        self._csv = csv
+        self._records: list[bytes] = []
+
+    def look(self, batch: Batch) -> tuple[str, str] | None:
+        """Returns what is odd, at most once."""
+        if len(self._records) > 1:
+            return None
+        self._records += batch.first(2)
+        return next(_header_hints(self._csv, self._records), None) if len(self._records) > 1 else None
+
+
+def _header_hints(csv: CsvFormat, records: Sequence[bytes]) -> Iterator[tuple[str, str]]:
+    """A first record of names only, where the values of others are numbers or times."""
+    found, *others = (_fields(csv, record) for record in records)
     same = set(found) & set(csv.fields)
-    if tuple(found) != csv.fields and all(name.replace("_", "a").isidentifier() for name in found):
-        if not csv.header and not same:
+    if tuple(found) != csv.fields and _are_names(found):
+        if not same and (not csv.header or (others and all(map(_are_names, others)))):
             return
         yield (
             "header",
@@ -81,3 +96,15 @@ def _header_hints(csv: CsvFormat, first: bytes) -> Iterator[tuple[str, str]]:
         )
     elif tuple(found) == csv.fields and not csv.header:
         yield "header", "the first line is a header and lands as a record; csv.header: true leaves it out"
+
+
+def _fields(csv: CsvFormat, record: bytes) -> list[str]:
+    """None of a record that is malformed."""
+    try:
+        return [(field or b"").decode("utf-8", "replace") for field in CsvReader(csv).read(record)]
+    except MalformedLine:
+        return []
+
+
+def _are_names(fields: Sequence[str]) -> bool:
+    return bool(fields) and all(field.replace("_", "a").isidentifier() for field in fields)

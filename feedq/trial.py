@@ -33,6 +33,7 @@ from feedq.connectors.base import (
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
 from feedq.manifest.feed_entry import problems
 from feedq.model import JSON, Batch, FeedSpec
+from feedq.notices import NOTICES_MAX
 from feedq.passwords import mask_url
 from feedq.permission import Permissions
 from feedq.record_hints import hints
@@ -151,8 +152,11 @@ def try_feed(
             _show_cursor(received.batches[-1].cursor, trial, masker)
             write = FeedWrite(0, spec.name, 0, target, _first(received.batches, wanted.records))
             trial.records = [_masked(preview, masker) for preview in _previews(sink, write, trial)]
-            for about, what in hints(options, sink_options, [preview.record for preview in trial.records]):
-                trial.warned(about, what)
+            odd = list(hints(options, sink_options, [preview.record for preview in trial.records]))
+            # What the connector says of the same is said better by those.
+            odd += [notice for notice in received.notices if notice[0] not in dict(odd)]
+            for about, what in odd:
+                trial.warned(about, masker.mask(what))
     return trial
 
 
@@ -196,10 +200,13 @@ class _Reception:
         self._connector = connector
         self._options = options
         self._connected = Event()
-        self._context = replace(context, on_connected=self._connects, on_waiting=self._waits)
+        self._context = replace(
+            context, on_connected=self._connects, on_waiting=self._waits, on_notice=self._notices
+        )
         self._on_waiting = context.on_waiting
         self._unanswered: asyncio.TimerHandle | None = None
         self.waits_for: str | None = None
+        self.notices: list[tuple[str, str]] = []
         self.wanted = wanted
         self._received: list[Batch] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -220,6 +227,10 @@ class _Reception:
         self._stop_telling()
         self.waits_for = why
         self._on_waiting(why)
+
+    def _notices(self, key: str, said: str) -> None:
+        if len(self.notices) < NOTICES_MAX and (key, said) not in self.notices:
+            self.notices.append((key, said))
 
     def _stop_telling(self) -> None:
         if self._unanswered is not None:

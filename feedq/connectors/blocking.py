@@ -161,7 +161,7 @@ class _Worker:
         self._loop = asyncio.get_running_loop()
         self._feed = context.feed
         self._on_connected = context.on_connected
-        self._on_waiting = context.on_waiting
+        self._on_waiting, self._on_notice = context.on_waiting, context.on_notice
         self._stopping = threading.Event()
         self._guard = _ThreadGuard(context.guard)
         self._kind = kind
@@ -173,6 +173,7 @@ class _Worker:
             stopping=self._stopping,
             on_connected=lambda: self._tell(self._connected),
             on_waiting=lambda why: self._tell(partial(self._waits, why)),
+            on_notice=lambda key, said: self._tell(partial(self._on_notice, key, said)),
         )
         self._handed: Batch | _Ended | None = None
         self._taken = threading.Condition()

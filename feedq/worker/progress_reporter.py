@@ -84,12 +84,14 @@ class FeedProgress:
             self._landed = self.batch_queue.landed
             self._retries.landed()
 
-    def notice(self, key: str, said: str) -> None:
-        """Have something told that was not told before."""
+    def notice(self, key: str, said: str) -> bool:
+        """Have something told, and return whether it was not told before."""
         key, said = self._masked(key), self._masked(said)[:NOTICE_CHARS_MAX]
         if self._noticed.get(key) != said and len(self._noticed) < NOTICES_MAX:
             self._noticed[key] = self._notices[key] = said
             logger.warning(LogEvent.FEED_NOTICED, feed=self._feed.name, about=key, said=said)
+            return True
+        return False
 
     def _take_notices(self) -> dict[str, str] | None:
         for key, said in self.watch.news().items() if self.watch is not None else ():

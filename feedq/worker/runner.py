@@ -52,6 +52,7 @@ from feedq.model import (
     known_as,
 )
 from feedq.permission import Permissions
+from feedq.record_hints import HeaderLook
 from feedq.secrets import Masker, resolve_secrets
 from feedq.sinks.base import (
     Fenced,
@@ -167,6 +168,8 @@ class FeedRunner:
         self._landed_before = 0
         """What the sink had when it was fenced, besides what the queue counts."""
         self._trace = NO_TRACE
+        self._header: HeaderLook | None = None
+        """What looks at the first records of a feed that nothing has landed of."""
         self.tap: RecordTap | None = None
 
     @property
@@ -314,6 +317,9 @@ class FeedRunner:
         self, kind: type[Connector], what: Declared, batch_queue: BatchQueue, pace: FeedThrottle
     ) -> AsyncGenerator[Batch, None]:
         context, cursor = self._context(batch_queue, pace), self._begins_after(batch_queue)
+        csv = what.options.csv
+        if csv is not None and csv.header and cursor is None:
+            self._header = HeaderLook(csv)
         stream = open_stream(kind, what.options, context=context, cursor=cursor)
         # After a failure, the status has that already: the same news with each try would only cost writes.
         if not self._retries.attempts:
@@ -499,19 +505,21 @@ class FeedRunner:
         self._changed()
 
     def _notices(self, key: str, said: str) -> None:
-        self.progress.notice(key, said)
-        self._changed()
+        if self.progress.notice(key, said):
+            self._changed()
 
     def _disconnected(self) -> None:
         self._retries.disconnected()
         self._changed()
 
-    def _received(self) -> None:
+    def _received(self, batch: Batch) -> None:
         if self._interrupt is not None:
             raise asyncio.CancelledError  # the connector, or a library of its, swallowed ours
         if self.progress.stalled:
             self.progress.stalled = False
             self._changed()
+        if self._header is not None and (odd := self._header.look(batch)) is not None:
+            self._notices(*odd)
 
     def _progressed(self) -> None:
         batch_queue = self._batch_queue

@@ -57,11 +57,14 @@ def test_elements_of_lists_can_be_pointed_at() -> None:
         (False, b"price,id", "name the fields as it does"),
         (False, b"anna,otto", None),
         (True, b'"unclosed', None),
+        (True, b"nr,cost\n1,2.5", "the first line, nr, cost, lands as a record"),
+        (True, b"anna,otto\nbob,eve", None),
+        (True, b"anna,otto", "it looks like a header"),
     ],
 )
 def test_a_header_that_would_land_is_told(header: bool, first: bytes, expected: str | None) -> None:
     source = CSV | {"csv": {"fields": ["id", "price"], "header": header}}
-    found = said("file", source, {"id": "/id"}, first)
+    found = said("file", source, {"id": "/id"}, *first.split(b"\n"))
     assert len(found) == (expected is not None)
     assert all(about == "header" and expected is not None and expected in what for about, what in found)
 

@@ -63,6 +63,7 @@ LINK_BYTES_MAX: Final = 8 * CURSOR_BYTES_MAX
 """A longer text is no address of a page, whatever of it may be escapes."""
 EMPTY_PAGES_MAX: Final = 100
 """So many pages in a row without a record end a poll; the next one goes on behind them."""
+_LIST: Final = re.compile(rb"\s*+\[")
 _NOT_MODIFIED: Final = 304
 _FORGOTTEN: Final = frozenset((400, 404, 410))
 
@@ -505,6 +506,9 @@ class Poller:
             return elements.texts, Framed(oversize=True) if elements.oversize else None
         if len(body) > options.max_record_bytes:
             return (), Framed(oversize=True)
+        if options.format == "json" and _LIST.match(body):
+            said = 'the answer is a list, which lands as one row; with source.records: "" each element is a record'
+            self._context.on_notice("records", said)
         return (body,) if body else (), None
 
     async def _elements(self, answer: Answer, body: bytes, pointer: str) -> Elements:
