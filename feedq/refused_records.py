@@ -32,15 +32,16 @@ def replay_parts(
     sink: Sink,
     parts_: Iterator[list[int]],
     judge: Judge,
+    found: ReplayOutcome,
     *,
     on_progress: Callable[[int], None] = lambda tried: None,
-) -> ReplayOutcome:
+) -> None:
     """Land these records as the feed is declared now. Raises `SinkUnavailable`, which says how many had landed.
 
-    ``on_progress`` is told after each part how many were tried.
+    ``found`` has what became of them, up to the part that failed. ``on_progress`` is told after each part how
+    many were tried.
     """
     target = target_of_feed(spec)
-    found = ReplayOutcome()
     for part in parts_:
         try:
             done = sink.replay(part, target, judge=judge)
@@ -50,7 +51,6 @@ def replay_parts(
         found.refused |= done.refused
         found.passed_over += len(part) - done.landed - len(done.refused)
         on_progress(found.landed + len(found.refused) + found.passed_over)
-    return found
 
 
 def parts(sink: Sink, name: str, ids: Sequence[int], all_: bool) -> Iterator[list[int]]:

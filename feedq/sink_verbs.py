@@ -83,10 +83,14 @@ class SinkVerbs:
             chosen = parts(sink, name, ids, all_)
             if dry_run:
                 return ReplayOutcome(landed=sum(map(len, chosen)))
-            judge = partial(self._require_own, name)
-            found = replay_parts(feed.spec, sink, chosen, judge, on_progress=on_progress)
-        told = {"landed": found.landed, "refused": len(found.refused)}
-        self._store.feeds.tell(name, EventKind.DEAD_LETTERS_REPLAYED, told)
+            judge, found = partial(self._require_own, name), ReplayOutcome()
+            try:
+                replay_parts(feed.spec, sink, chosen, judge, found, on_progress=on_progress)
+            finally:
+                # A later part may fail: the earlier ones are done.
+                if found.landed or found.refused:
+                    told = {"landed": found.landed, "refused": len(found.refused)}
+                    self._store.feeds.tell(name, EventKind.DEAD_LETTERS_REPLAYED, told)
         return found
 
     def drop(self, name: str, ids: Sequence[int], all_: bool, *, dry_run: bool = False) -> int:
@@ -95,9 +99,15 @@ class SinkVerbs:
         judge = partial(self._require_own, name)
         with self._sink(feed) as sink:
             chosen = parts(sink, name, ids, all_)
-            dropped = sum(len(part) if dry_run else sink.drop(part, judge=judge) for part in chosen)
-        if not dry_run:
-            self._store.feeds.tell(name, EventKind.DEAD_LETTERS_DROPPED, {"dropped": dropped})
+            if dry_run:
+                return sum(map(len, chosen))
+            dropped = 0
+            try:
+                for part in chosen:
+                    dropped += sink.drop(part, judge=judge)
+            finally:
+                if dropped:
+                    self._store.feeds.tell(name, EventKind.DEAD_LETTERS_DROPPED, {"dropped": dropped})
         return dropped
 
     def adopt(self, name: str, *, number: int | None, force: bool, dry_run: bool = False) -> str:

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from feedq.cli import main
 from feedq.errors import SinkUnavailable
+from feedq.event_names import EventKind
 from feedq.model import Batch, FeedSpec
 from feedq.refused_records import AT_ONCE, BYTES_AT_ONCE
 from feedq.sinks.base import FeedWrite, FenceRequest, Judge, Replayed, Target, anybody
@@ -33,12 +34,19 @@ class WatchedSink(MemorySink):
         self.away_at: int | None = None
 
     def replay(self, ids: Collection[int], target: Target, *, judge: Judge = anybody) -> Replayed:
-        self.parts.append(sorted(ids))
-        if len(self.parts) == self.away_at:
-            raise SinkUnavailable("sink (in memory): away")
+        self._begin(ids)
         if self.refuse_more:
             self.write_dead_letters(NAME, 1, b"poison again")
         return super().replay(ids, target, judge=judge)
+
+    def drop(self, ids: Collection[int], *, judge: Judge = anybody) -> int:
+        self._begin(ids)
+        return super().drop(ids, judge=judge)
+
+    def _begin(self, ids: Collection[int]) -> None:
+        self.parts.append(sorted(ids))
+        if len(self.parts) == self.away_at:
+            raise SinkUnavailable("sink (in memory): away")
 
     def write_dead_letters(self, feed: str, feed_id: int, *records: bytes) -> None:
         self.fence([FenceRequest(feed_id, feed, 1, Target("t", "json"))], lock_timeout_s=0)
@@ -63,6 +71,10 @@ class Bench:
 
     def json(self, verb: str, *arguments: str) -> Any:
         return orjson.loads(self.run(verb, *arguments, "--json").stdout)
+
+    def told(self, kind: EventKind) -> list[Any]:
+        told = (event.detail for event in self.store.feeds.events(NAME) if event.kind == kind)
+        return [{key: value for key, value in detail.items() if key != "by"} for detail in told]
 
     @property
     def left(self) -> list[int]:
@@ -166,6 +178,15 @@ def test_a_sink_that_goes_away_midway_leaves_no_doubt_how_far_it_went(bench: Ben
     assert ran.exit_code == 1
     assert ran.stderr == "Error: sink (in memory): away; 30 had landed before\n"
     assert len(bench.left) == 270
+    assert bench.told(EventKind.DEAD_LETTERS_REPLAYED) == [{"landed": 30, "refused": 0}]
+
+
+def test_what_was_dropped_before_the_sink_went_away_is_in_the_history(bench: Bench) -> None:
+    bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 300)
+    bench.sink.away_at = 3
+    assert bench.run("drop", "--all", "--yes").exit_code == 1
+    assert len(bench.left) == 270
+    assert bench.told(EventKind.DEAD_LETTERS_DROPPED) == [{"dropped": 30}]
 
 
 def test_letters_that_somebody_else_is_at_are_counted(bench: Bench) -> None:
