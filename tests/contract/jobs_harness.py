@@ -5,6 +5,7 @@ Rows to start from in as few words as possible, and a clock that can be moved on
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import datetime
@@ -56,6 +57,11 @@ class JobsHarness(PostgresHarness):
         ((now,),) = self.execute("SELECT clock_timestamp()")
         assert isinstance(now, datetime)
         return now
+
+    def keep_within_a_minute(self) -> None:
+        """Return at a moment that is followed by five seconds of the same minute at least."""
+        while self.now().second > 54:
+            time.sleep(0.2)
 
     def elapse(self, seconds: float) -> None:
         """Everything happened so much earlier, runs' ticks and their keys included.

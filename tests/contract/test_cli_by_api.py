@@ -221,6 +221,8 @@ top --count 1
 
 def test_what_is_shown_is_the_same(sides: Sides) -> None:
     for line in READING:
+        if line.startswith("feed history"):
+            sides.harness.keep_within_a_minute()  # its buckets are those of the hour until now
         assert sides.both(*line.split()).output, line
 
 

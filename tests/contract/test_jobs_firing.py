@@ -34,8 +34,7 @@ S = RunState
 @pytest.fixture(autouse=True)
 def not_late_in_a_minute(jobs: JobsHarness) -> None:
     """A minute that ended within a test would be a tick more."""
-    while jobs.execute("SELECT extract(second FROM clock_timestamp()) > 55") == [(True,)]:
-        time.sleep(0.2)
+    jobs.keep_within_a_minute()
 
 
 def watermark(jobs: JobsHarness, name: str = "nightly") -> datetime:
