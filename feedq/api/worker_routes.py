@@ -13,6 +13,7 @@ from feedq.api.changing import ChangeRow, FleetChange, Reasoned, heed
 from feedq.api.names import NamePath
 from feedq.model import WorkerTarget
 from feedq.report.rows import worker_row
+from feedq.report.worker_loss import loss_document, read_loss
 
 router = APIRouter(prefix="/workers", tags=["workers"])
 
@@ -26,6 +27,12 @@ def list_workers(backend: Served, caller: FleetViewer, gone: bool = False) -> Re
 def show_worker(backend: Served, caller: FleetViewer, name: NamePath) -> Response:
     """By its name, the part of it before the `@`, its id, or the beginning of that."""
     return answer(worker_row(verbs.find_worker(backend.store, name)))
+
+
+@router.get("/{name:name}/loss", responses=returns(documents.WORKER_LOSS), summary="If it were lost now")
+def show_worker_loss(backend: Served, caller: FleetViewer, name: NamePath) -> Response:
+    """Where its feeds would go, and what the others would then have. Nothing is changed."""
+    return answer(loss_document(read_loss(backend.store, backend.settings, name)))
 
 
 @router.post("/{name:name}/cordon", responses=returns(ChangeRow), summary="Give it no more feeds")

@@ -351,6 +351,10 @@ class ApiStore:
 
         return [read(self._api, problem_of, row) for row in self._api.get("problems")["problems"]]
 
+    def worker_loss(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._api.get("workers", name, "loss")
+        return found
+
     def checks(self) -> list[Check]:
         from feedq.cli.api_fleet import check_of
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from feedq import verbs
@@ -51,6 +51,12 @@ class WorkerLoss:
     others: Sequence[StayingWorker]
     left_out: int
     """Feeds beyond `FEEDS_MAX`, about which nothing is said."""
+
+
+def loss_document(loss: WorkerLoss) -> dict[str, Any]:
+    """Makes `feedq worker loss --json`."""
+    unplaced = {reason.value: count for reason, count in sorted(loss.unplaced.items())}
+    return asdict(loss) | {"unplaced": unplaced}
 
 
 def read_loss(store: PostgresStore, settings: Settings, name: str) -> WorkerLoss:

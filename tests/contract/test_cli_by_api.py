@@ -181,6 +181,9 @@ worker list --json
 worker list --all -o name
 worker show w --json
 worker show nobody
+worker loss w
+worker loss w --json
+worker loss nobody
 events --since 1h --json
 events --since 1h --limit 2
 events --tenant beta --kind feed_paused -o json

@@ -8,7 +8,7 @@ from typing import Any
 
 from feedq.model import FeedView, Reason, WorkerView
 from feedq.placement.base import Rules
-from feedq.report.worker_loss import WorkerLoss, loss_of
+from feedq.report.worker_loss import WorkerLoss, loss_document, loss_of
 from feedq.web.pages import hot_spot
 from tests.unit.test_diagnosis import NOW, running, worker
 
@@ -35,6 +35,7 @@ def test_the_others_get_its_feeds_as_far_as_they_have_room() -> None:
     assert sum(one.gets for one in found.others) == 4
     assert all(one.feeds <= one.capacity for one in found.others)
     assert lost(fed(4), SMALL).unplaced == {Reason.NO_CAPACITY: 3}
+    assert loss_document(lost(fed(4), SMALL))["unplaced"] == {"no_capacity": 3}
 
 
 def test_labels_and_caps_of_tenants_are_kept_to() -> None:
