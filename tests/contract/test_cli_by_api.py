@@ -72,7 +72,8 @@ def plain(text: str, *but: str) -> Any:
     try:
         return without(json.loads(text), CHANGING + but)
     except ValueError:
-        return re.sub(r"\d\d:\d\d:\d\d |[0-9.]+m?s( ago)?\b", "just now", text)
+        # With the blanks behind it: a time that is longer by now makes its column wider.
+        return re.sub(r"\d\d:\d\d:\d\d |[0-9.]+m?s( ago)?\b *", "just now ", text)
 
 
 def without(value: Any, keys: tuple[str, ...]) -> Any:
