@@ -86,13 +86,14 @@ def asked(scope: Scope) -> str:
 def _invalid(_: Request, error: Exception) -> Response:
     """Arguments and bodies that are not what the document says: named, and never quoted."""
     assert isinstance(error, RequestValidationError)
-    found = [f"{_place(one['loc'])}: {_what(one)}" for one in error.errors()]
+    found = [f"{_place(one)}: {_what(one)}" for one in error.errors()]
     return problem(400, "; ".join(found), error=InvalidInput.__name__)
 
 
-def _place(loc: tuple[Any, ...]) -> str:
+def _place(error: Any) -> str:
     """Leaves out in what part of the request it is: names are not used twice."""
-    return ".".join(map(str, loc[1:])) or "the body"
+    # What is no JSON is placed by a number of characters.
+    return ".".join(map(str, error["loc"][1:] if error["type"] != "json_invalid" else ())) or "the body"
 
 
 def _what(error: Any) -> str:

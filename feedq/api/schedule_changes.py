@@ -28,6 +28,7 @@ from feedq.api.moments import AskedMoment
 from feedq.api.names import NamePath
 from feedq.api.schedule_routes import RunId
 from feedq.api.schemas import CALENDAR_ENTRY, QUEUE_ENTRY, SCHEDULE_ENTRY
+from feedq.authorship import reason_given
 from feedq.errors import Conflict, InvalidInput, NotFound, Outdated, Unreadable
 from feedq.manifest.changes import plain_difference
 from feedq.report.rows import run_row
@@ -208,11 +209,11 @@ def remove_schedule(asked: FleetChange, name: NamePath) -> Response:
 def pause_schedule(asked: FleetChange, name: NamePath, given: Pause | None = None) -> Response:
     heed(given)
     schedules = asked.backend.store.jobs.schedules
-    chosen = given or Pause(reason=None)
+    until = None if given is None else given.until
     if asked.dry_run:
         found = schedules.view(name).schedule
     else:
-        found = schedules.pause(name, until=chosen.until, reason=chosen.reason)
+        found = schedules.pause(name, until=until, reason=reason_given())
     return asked.done(name, "paused", version=found.version)
 
 

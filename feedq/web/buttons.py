@@ -239,6 +239,11 @@ def worker_actions(view: WorkerView) -> list[PageAction]:
     }[worker.target_state]
 
 
+UNTIL = PageActionField(
+    "until", "Until when (such as 2026-11-01T00:00:00Z; for good, if left empty)", is_required=False
+)
+
+
 def schedule_actions(name: str, *, is_paused: bool) -> list[PageAction]:
     """The buttons of one schedule."""
 
@@ -251,7 +256,7 @@ def schedule_actions(name: str, *, is_paused: bool) -> list[PageAction]:
         act("trigger", "Trigger", f"{name} runs once now, whatever its ticks.", has_dry_run=False),
         act("resume", "Resume", f"{name} fires its ticks again.")
         if is_paused
-        else act("pause", "Pause", f"{name} fires no more ticks until it is resumed."),
+        else act("pause", "Pause", f"{name} fires no more ticks until it is resumed.", fields=(UNTIL,)),
         act(
             "backfill",
             "Backfill",
@@ -262,6 +267,15 @@ def schedule_actions(name: str, *, is_paused: bool) -> list[PageAction]:
             ),
         ),
     ]
+
+
+def cancel_action(run_id: int) -> PageAction:
+    """The button that ends a run which waits or runs."""
+    says = "A run that waits is not begun; one that runs is told to end."
+    path = f"runs/{run_id}/cancel"
+    return PageAction(
+        f"feedq-cancel-{run_id}", "Cancel run", path, says, tone="outline-danger", needs_everything=True
+    )
 
 
 def remedies(problem: str, data: FleetData) -> list[PageAction]:

@@ -1,12 +1,12 @@
-"""Reads of the control database for pages, and the few changes, kept off Flower's event loop.
+"""Reads of the control database for pages, kept off Flower's event loop.
 
 Store calls block, and a database that is away or frozen blocks them for long. Each read runs on a daemon thread of
 its own; the page waits for it with a timeout and says so when it is over.
 
 Invariants: at most `READS_MAX` reads at a time; one read per question, however many ask it; an answer is kept for
 `KEPT_S`, or for ten times as long as it took, so that all the browsers in the world cost the database a tenth of
-one connection per question. What was read before a change ended is not kept beyond it: who changed something sees
-so on the next page. Threads are daemons: a frozen database must not keep Flower from ending.
+one connection per question. What was read before `forget` was called is not kept beyond it: who changed something
+sees so on the next page. Threads are daemons: a frozen database must not keep Flower from ending.
 """
 
 from __future__ import annotations
@@ -32,10 +32,6 @@ ANSWERS_MAX = 64
 """Answers kept at a time; each may hold a page of feeds."""
 
 
-class _Change:
-    """Stands for a question that no other one is equal to."""
-
-
 class Reader:
     """Answers questions with what a blocking function returns. To be used from one event loop."""
 
@@ -56,17 +52,7 @@ class Reader:
                 f"control database {mask_url(self._url)}: no answer within {self._timeout_s:g} s"
             ) from None
 
-    async def change(self, job: Callable[[], T]) -> T:
-        """Runs ``job``, which changes something, for each who asks, and keeps no answer.
-
-        Raises as `read`. After `Unavailable` it is not known whether the change was made.
-        """
-        try:
-            return await self.read(_Change(), job)
-        finally:
-            self._forget()
-
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Forgets all answers; reads under way still answer those who wait for them, and nobody else."""
         self._answers.clear()
         self._running.clear()
@@ -112,7 +98,7 @@ class Reader:
                 future.exception()
                 return
             now = loop.time()
-            if is_fresh and not isinstance(question, _Change):
+            if is_fresh:
                 self._keep(question, answer, until=now + max(KEPT_S, KEPT_TIMES * (now - began)))
             future.set_result(answer)  # type: ignore[arg-type] # None only if T allows it
 

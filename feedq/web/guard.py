@@ -15,8 +15,7 @@ Requests are judged before Flower looks at them, by address and headers alone, w
 
 Who may change anything on feedq's own pages and API, `refusal` says: whoever is logged in as Flower wants it, in a
 Flower that was not started with ``--read_only``; without a login nobody, unless ``FLOWER_UNAUTHENTICATED_API``
-opens the API. A form of a page carries Flower's token besides, which no other site can read, under every login
-and without one too.
+opens the API.
 """
 
 from __future__ import annotations

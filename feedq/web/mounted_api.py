@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -27,10 +28,11 @@ from feedq.api.app import PREFIX
 from feedq.api.authentication import CALLER
 from feedq.api.bounds import is_stream
 from feedq.documents import DocumentError
-from feedq.errors import Forbidden, InvalidInput
+from feedq.errors import InvalidInput
 from feedq.settings import settings
 from feedq.values import EVERY_OTHER
 from feedq.web.guard import READING, refusal
+from feedq.web.queries import WebQueries
 from feedq.wording import as_json
 
 BASE: Final = "http://flower"
@@ -38,57 +40,41 @@ MANIFEST: Final = "application/yaml"
 """What the text of a dialog comes as; the API itself takes JSON."""
 PASSED_ON: Final = ("accept", "content-type", "if-match", "if-none-match", "idempotency-key", "feedq-reason")
 """Headers of a request that the API heeds; of all others Flower makes what it does."""
+OF_JOBS: Final = re.compile(r"schedules/[^/?]+/(trigger|pause|resume)(\?.*)?|runs/\d+/cancel(\?.*)?")
+"""What may be done to schedules and runs, below ``/api/v1/``."""
 ANSWERED: Final = ("content-type", "etag", "retry-after")
 
 
-class MountedApi(BaseApiHandler):
-    """Passes requests on to the application, saying who asks."""
+class InProcess(BaseApiHandler):
+    """Asks the application of whoever asks Flower."""
 
-    def initialize(self, app: ASGIApp) -> None:
-        self._app = app
+    def initialize(self, app: ASGIApp, queries: WebQueries) -> None:
+        self._app, self.queries = app, queries
         self._gone = asyncio.Event()
 
     def set_default_headers(self) -> None:
         super().set_default_headers()
         self.set_header("Cache-Control", "no-store")
 
-    @web.authenticated
-    async def get(self, *_: str) -> None:
-        await self._pass_on()
-
-    post = put = patch = delete = get
-
-    async def _pass_on(self) -> None:
-        request = self.request
-        refused = None
-        if request.method not in READING:
+    async def ask(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> httpx.Response:
+        """Return what the application answers; a stream of events has been sent on by then, as it came."""
+        if method not in READING:
             refused = refusal(self.application.options, is_open=self.unauthenticated_api)
-        if refused is not None:
-            self._answer(403, {"Content-Type": "text/plain; charset=utf-8"}, (refused + "\n").encode())
-            return
-        caller = caller_of(user_of(self), settings().flower_roles)
+            if refused is not None:
+                return httpx.Response(403, text=f"{refused}\n")
+        caller = caller_of(user_of(self), settings().flower_roles, path.removeprefix(f"{PREFIX}/"))
         app = PassedThrough(saying(self._app, caller), self._stream, self._gone)
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(request.remote_ip or "", 0))
-        # Whatever Flower's prefix is: the address from here on is the API's own.
-        path = request.uri[request.uri.index(PREFIX) :]
-        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
-        body = request.body
-        if headers.get("content-type") == MANIFEST:
-            headers["content-type"] = "application/json"
-            try:
-                body = as_json(declared_in(body.decode())).encode()
-            except (InvalidInput, UnicodeDecodeError) as error:
-                self._answer(400, {"Content-Type": "text/plain; charset=utf-8"}, f"{error}\n".encode())
-                return
-        asked = httpx.Request(request.method, BASE + path, headers=headers, content=body)
-        answer = await transport.handle_async_request(asked)
-        body = await answer.aread()
-        if app.is_stream:
-            self.finish()
-            return
-        self._answer(
-            answer.status_code, {n: answer.headers[n] for n in ANSWERED if n in answer.headers}, body
+        transport = httpx.ASGITransport(
+            app, raise_app_exceptions=False, client=(self.request.remote_ip or "", 0)
         )
+        asked = httpx.Request(method, BASE + path, headers=headers, content=body)
+        answer = await transport.handle_async_request(asked)
+        await answer.aread()
+        if method not in READING:
+            self.queries.forget()
+        return answer
 
     def on_connection_close(self) -> None:
         super().on_connection_close()
@@ -104,11 +90,41 @@ class MountedApi(BaseApiHandler):
         with suppress(StreamClosedError):
             await self.flush()
 
-    def _answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.set_status(status)
         for name, value in headers.items():
             self.set_header(name, value)
         self.finish(body)
+
+
+class MountedApi(InProcess):
+    """Passes requests on to the application, saying who asks."""
+
+    @web.authenticated
+    async def get(self, *_: str) -> None:
+        await self._pass_on()
+
+    post = put = patch = delete = get
+
+    async def _pass_on(self) -> None:
+        request = self.request
+        # Whatever Flower's prefix is: the address from here on is the API's own.
+        path = request.uri[request.uri.index(PREFIX) :]
+        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
+        body = request.body
+        if headers.get("content-type") == MANIFEST:
+            headers["content-type"] = "application/json"
+            try:
+                body = as_json(declared_in(body.decode())).encode()
+            except (InvalidInput, UnicodeDecodeError) as error:
+                self.answer(400, {"Content-Type": "text/plain; charset=utf-8"}, f"{error}\n".encode())
+                return
+        answer = await self.ask(request.method, path, headers=headers, body=body)
+        if self._headers_written:
+            self.finish()
+            return
+        kept = {name: answer.headers[name] for name in ANSWERED if name in answer.headers}
+        self.answer(answer.status_code, kept, answer.content)
 
 
 def declared_in(manifest: str) -> Mapping[str, Any]:
@@ -140,27 +156,13 @@ def user_of(handler: BaseHandler) -> str:
         return ""
 
 
-def why_unchanged(handler: BaseHandler) -> str | None:
-    """Say why whoever is logged in may change nothing of the fleet outside of the API, or None.
+def caller_of(user: str, roles: Mapping[str, str], path: str = "") -> Caller:
+    """Return the caller that a user of Flower is: ``operator``, or ``operator:acme`` over one tenant.
 
-    Where no roles are given, who is logged in may, as before there were roles.
+    Where no roles are given, whoever is logged in may do `OF_JOBS`, as before there were roles.
     """
-    refused = refusal(handler.application.options, is_open=handler.unauthenticated_api)
-    roles = settings().flower_roles
-    if refused is not None or not roles:
-        return refused
-    caller = caller_of(user_of(handler), roles)
-    try:
-        caller.require(AccessRole.OPERATOR)
-        caller.require_everything()
-    except Forbidden as error:
-        return str(error)
-    return None
-
-
-def caller_of(user: str, roles: Mapping[str, str]) -> Caller:
-    """Return the caller that a user of Flower is: ``operator``, or ``operator:acme`` over one tenant."""
-    said = roles.get(user) or roles.get(EVERY_OTHER, AccessRole.VIEWER)
+    usual = AccessRole.VIEWER if roles or not OF_JOBS.fullmatch(path) else AccessRole.OPERATOR
+    said = roles.get(user) or roles.get(EVERY_OTHER, usual)
     role, _, tenant = said.partition(":")
     return Caller(f"{user or 'somebody'} in Flower", AccessRole(role), tenant or None)
 

@@ -1,4 +1,4 @@
-"""The pages: *Feeds*, one feed, *Fleet*, *Schedules*, and one schedule with its runs and its buttons.
+"""The pages: *Feeds*, one feed, *Fleet*, *Schedules*, and one schedule with its runs.
 
 Each is a frame around a live part, and a script listens to a stream of events (``live=stream``) that has the part
 whenever it has changed; with ``live=1`` it comes once, and an error comes as JSON. All text is escaped by the
@@ -13,7 +13,6 @@ import traceback
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from secrets import token_hex
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -23,7 +22,6 @@ from tornado import web
 from tornado.iostream import StreamClosedError
 
 from feedq import __version__, wording
-from feedq.access import Caller
 from feedq.api.problems import status_of
 from feedq.connectors.base import show_cursor
 from feedq.diagnosis.placement_checks import serves
@@ -48,6 +46,7 @@ from feedq.web.buttons import (
     PageAction,
     backfill_actions,
     bulk_actions,
+    cancel_action,
     cursor_actions,
     dead_letter_actions,
     edit_action,
@@ -58,8 +57,8 @@ from feedq.web.buttons import (
 )
 from feedq.web.charts import landed_charts, owner_chart, sparkline
 from feedq.web.guard import refusal
-from feedq.web.mounted_api import caller_of, user_of, why_unchanged
-from feedq.web.params import address, parse_query, parse_run_id, parse_schedules, parse_span, parse_states
+from feedq.web.mounted_api import caller_of, user_of
+from feedq.web.params import address, parse_query, parse_schedules, parse_span, parse_states
 from feedq.web.queries import WebQueries
 from feedq.wording import TONES, Tone, timing_words
 
@@ -87,7 +86,6 @@ SCHEDULES_SHOWN = 50
 """Rows of one page of schedules, unless the address asks for more."""
 HOT = 1.25
 """Times the mean load, from which on a worker is named as a hot spot: placement lets them differ by a tenth."""
-PAUSED_HERE = "paused on the web page"
 
 STREAMS_MAX = 200
 """Pages that are kept live at a time: each asks the control database at most once in `REFRESH_MS`."""
@@ -108,7 +106,6 @@ class PageHandler(BaseHandler):
 
     def initialize(self, queries: WebQueries) -> None:
         self.queries = queries
-        self._caller: Caller | None = None
         self._is_gone = False
 
     def set_default_headers(self) -> None:
@@ -211,10 +208,9 @@ class PageHandler(BaseHandler):
 
     def button(self, action: PageAction) -> str:
         """Renders the button of a change; refused, it says why (`feedq.web.buttons`)."""
-        if self._caller is None:
-            self._caller = caller_of(user_of(self), settings().flower_roles)
+        caller = caller_of(user_of(self), settings().flower_roles, action.path)
         refused = refusal(self.application.options, is_open=self.unauthenticated_api)
-        refused = refused or action.why_refused(self._caller)
+        refused = refused or action.why_refused(caller)
         rendered: bytes = self.render_string("action_button.html", action=action, refused=refused)
         return rendered.decode().strip()
 
@@ -452,76 +448,26 @@ def actions_of_schedule(view: ScheduleView) -> list[PageAction]:
 
 
 class SchedulePage(PageHandler):
-    """Shows one schedule: where it stands, its declaration and its runs. Its buttons come back here by POST."""
+    """Shows one schedule: where it stands, its declaration and its runs."""
 
     title = "Schedule"
     tab = "schedules"
 
-    @property
-    def name(self) -> str:
-        name = self.argument("name")
+    async def show(self) -> str:
+        name, states = self.argument("name"), parse_states(self.argument("state"))
         if not name:
             raise InvalidInput("name: say which schedule, as in ?name=acme/rollup")
-        return name
-
-    def check_xsrf_cookie(self) -> None:
-        # Not Flower's own, which asks for the token under some kinds of login only.
-        web.RequestHandler.check_xsrf_cookie(self)
-
-    async def show(self) -> str:
-        name, states = self.name, parse_states(self.argument("state"))
         self.title = name
         data = await self.queries.schedules.schedule(name, states=states)
         return self.part(
             "schedule_live.html",
             data=data,
             view=data.view,
-            backfill=actions_of_schedule(data.view)[-1],
+            actions=actions_of_schedule(data.view),
+            cancel_action=cancel_action,
             states=states,
             cards={
                 "Now": standing_lines(data.view, counts=data.counts, now=data.now),
                 "Declaration": schedule_declaration_lines(data.view.schedule.spec),
             },
-            may_change=why_unchanged(self) is None,
-            # A button that is pressed twice sends the same key, and triggers once.
-            key=f"web-{token_hex(6)}",
         )
-
-    @web.authenticated
-    async def post(self) -> None:
-        try:
-            refused = why_unchanged(self)
-            if refused is not None:
-                self.fail(403, refused)
-                return
-            name = self.name
-            self.title = name
-            await self._change(name)
-            live = await self.show() if self.is_live else ""
-        except FeedqError as error:
-            self.fail(status_of(error), str(error))
-        else:
-            if self.is_live:
-                self.finish(live)
-            else:
-                self.redirect(self.schedule_url(name), status=303)
-
-    async def _change(self, name: str) -> None:
-        change, verb = self.queries.schedules.change, self._said("do")
-        match verb:
-            case "trigger":
-                key = self._said("key") or None
-                await change(lambda store: store.trigger(name, key=key))
-            case "pause":
-                await change(lambda store: store.pause(name, reason=PAUSED_HERE))
-            case "resume":
-                await change(lambda store: store.resume(name))
-            case "cancel":
-                run_id = parse_run_id(self._said("run"))
-                await change(lambda store: store.cancel_run(run_id))
-            case _:
-                raise InvalidInput(f"do={verb!r}: must be trigger, pause, resume or cancel")
-
-    def _said(self, name: str) -> str:
-        said: str = self.get_body_argument(name, "")
-        return said

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -23,7 +22,6 @@ SEARCH_MAX = 200
 """Characters; names are no longer than that."""
 SCHEDULES_MAX = 500
 """Schedules of one page: each costs a few lookups."""
-RUN_ID_MAX = 2**63 - 1
 
 Word = TypeVar("Word", bound=StrEnum)
 Arguments = Callable[[str], str | None]
@@ -150,18 +148,3 @@ def parse_schedules(argument: Arguments, *, limit: int) -> ScheduleQuery:
 def parse_states(text: str | None) -> tuple[RunState, ...]:
     found = [word(part, RunState, name="state") for part in (text or "").split(",")]
     return tuple(dict.fromkeys(state for state in found if state is not None))
-
-
-def parse_run_id(text: str) -> int:
-    return number(text, name="run", default=0, least=1, most=RUN_ID_MAX)
-
-
-def parse_moment(text: str, *, name: str) -> datetime:
-    """Reads a time. Raises `InvalidInput` for one without a zone, which could mean any of twenty-four."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise InvalidInput(f"{name}={text!r}: must be a time with its zone, as in 2026-11-22T10:00:00Z")
-    return moment

@@ -1,4 +1,4 @@
-"""What the pages and the API show, as values read from the control tables in one go each; and what they change."""
+"""What the pages and the API show, as values read from the control tables in one go each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feedq.backfill import backfill_row
 from feedq.diagnosis.waiting_checks import explain
 from feedq.event_names import EventKind
 from feedq.landed import LandedBucket, Span
-from feedq.model import Event, FeedView, WorkerView
+from feedq.model import Event, FeedView
 from feedq.report.fleet_data import FleetData, read_fleet
 from feedq.report.problem_list import ListedProblem, read_problems_and_feeds
 from feedq.report.worker_loss import WorkerLoss, read_loss
@@ -22,7 +22,6 @@ from feedq.schedule.timing import ticks_after
 from feedq.settings import Settings
 from feedq.store.event_listing import EventFilter, WorkerMoves
 from feedq.store.feed_listing import FoundFeeds, Query
-from feedq.store.jobs.schedules import ScheduleStore
 from feedq.store.postgresql import JobStore, PostgresStore
 from feedq.verbs import worker_names
 from feedq.web.feed_reader import Reader
@@ -101,6 +100,10 @@ class WebQueries:
         self._reader = Reader(url)
         self.schedules = ScheduleQueries(self.store.jobs, self._reader, now=self.store.now)
 
+    def forget(self) -> None:
+        """Something may have been changed: whoever did it sees so on the next page."""
+        self._reader.forget()
+
     async def page(self, query: Query) -> FoundFeeds:
         return await self._reader.read(query, lambda: self.store.listing.page(query))
 
@@ -111,9 +114,6 @@ class WebQueries:
     async def feed(self, name: str, span: Span = Span.HOUR) -> FeedData:
         """Reads one feed. Raises `NotFound` as well."""
         return await self._reader.read(("feed", name, span), lambda: self._read_feed(name, span))
-
-    async def workers(self) -> list[WorkerView]:
-        return await self._reader.read("workers", self.store.workers.views)
 
     async def moves(self) -> Sequence[WorkerMoves]:
         return await self._reader.read("moves", self.store.history.moves)
@@ -150,7 +150,7 @@ class WebQueries:
 
 
 class ScheduleQueries:
-    """Reads and changes schedules and runs, for one Flower. Every method may raise `Unavailable`."""
+    """Reads schedules and runs, for one Flower. Every method may raise `Unavailable`."""
 
     def __init__(self, jobs: JobStore, reader: Reader, *, now: Callable[[], datetime]) -> None:
         """``now`` asks the database for its clock: it is the one that schedules go by."""
@@ -164,20 +164,6 @@ class ScheduleQueries:
     async def schedule(self, name: str, *, states: tuple[RunState, ...] = ()) -> ScheduleData:
         """Reads one schedule with its runs of these states, or of any. Raises `NotFound` as well."""
         return await self._reader.read(("schedule", name, states), lambda: self._read_schedule(name, states))
-
-    async def runs(self, name: str | None, states: tuple[RunState, ...], limit: int) -> list[Run]:
-        """Reads runs of a schedule, or of all; of some states, or of any. Raises `NotFound` as well."""
-        question = ("runs", name, states, limit)
-        schedules = self._jobs.schedules
-        return await self._reader.read(question, lambda: schedules.runs(name, states=states, limit=limit))
-
-    async def run(self, run_id: int) -> Run:
-        """Reads one run. Raises `NotFound` as well."""
-        return await self._reader.read(("run", run_id), lambda: self._jobs.schedules.run(run_id))
-
-    async def change(self, make: Callable[[ScheduleStore], T]) -> T:
-        """Makes a change and returns what came of it. Raises what the store refuses it for."""
-        return await self._reader.change(lambda: make(self._jobs.schedules))
 
     def _read_part(self, query: ScheduleQuery) -> FoundSchedules:
         # One more than is shown says whether there are others, and nothing need be counted.

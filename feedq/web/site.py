@@ -13,16 +13,7 @@ from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
 from feedq.settings import settings
 from feedq.telemetry import LogEvent, log
-from feedq.web.api import (
-    FeedDetail,
-    FeedList,
-    FleetStatus,
-    RunDetail,
-    RunList,
-    ScheduleDetail,
-    ScheduleList,
-    WorkerList,
-)
+from feedq.web.api import OldApi
 from feedq.web.guard import TASKS_KEPT, GuardedFlower
 from feedq.web.mounted_api import MountedApi
 from feedq.web.pages import FeedPage, FeedsPage, FleetPage, ProblemsPage, SchedulePage, SchedulesPage
@@ -62,23 +53,16 @@ class OverlayLoader(Loader):
 def addresses(queries: WebQueries, api: ASGIApp) -> list[Any]:
     """Lists the addresses, each as `url`, never as a tuple: with ``--url-prefix`` Flower drops what else a tuple
     holds."""
-    shared = {"queries": queries}
+    shared: dict[str, Any] = {"queries": queries}
     return [
         url(r"/feeds", FeedsPage, shared, name="feeds"),
         url(r"/feed", FeedPage, shared, name="feed"),
         url(r"/fleet", FleetPage, shared, name="fleet"),
         url(r"/problems", ProblemsPage, shared, name="problems"),
-        url(r"/api/v1(/.*)", MountedApi, {"app": api}, name="feedq_api"),
-        url(r"/api/feedq/feeds", FeedList, shared),
-        url(r"/api/feedq/feeds/(.+)", FeedDetail, shared),
-        url(r"/api/feedq/workers", WorkerList, shared),
-        url(r"/api/feedq/status", FleetStatus, shared),
+        url(r"/api/v1(/.*)", MountedApi, shared | {"app": api}, name="feedq_api"),
+        url(r"/api/feedq/(feeds|workers|status|schedules|runs)(?:/(.+))?", OldApi, shared | {"app": api}),
         url(r"/schedules", SchedulesPage, shared, name="schedules"),
         url(r"/schedule", SchedulePage, shared, name="schedule"),
-        url(r"/api/feedq/schedules", ScheduleList, shared),
-        url(r"/api/feedq/schedules/(.+)", ScheduleDetail, shared),
-        url(r"/api/feedq/runs", RunList, shared),
-        url(r"/api/feedq/runs/(\d+)(/cancel)?", RunDetail, shared),
         url(r"/feedq/static/(.*)", StaticFileHandler, {"path": str(STATIC)}, name="feedq_static"),
     ]
 

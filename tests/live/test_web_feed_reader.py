@@ -161,27 +161,10 @@ def test_what_was_read_before_a_change_ended_is_not_kept_beyond_it() -> None:
         gate, reader = Gate(), Reader(URL, timeout_s=LONG_S)
         asked = asyncio.ensure_future(reader.read("it", gate.pass_through))
         await until(lambda: gate.inside == 1)
-        assert await reader.change(lambda: "changed") == "changed"
+        reader.forget()
         gate.opened.set()
         assert await asked == 1
         assert await reader.read("it", gate.pass_through) == 2
-
-    run(story)
-
-
-def test_a_change_is_made_for_each_who_asks_even_when_it_fails() -> None:
-    async def story() -> None:
-        reader, made = Reader(URL), []
-
-        def change() -> None:
-            made.append(1)
-            raise NotFound("no schedule named 'x'")
-
-        asked = [asyncio.ensure_future(reader.change(change)) for _ in range(5)]
-        outcomes = await asyncio.gather(*asked, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [NotFound] * 5
-        assert len(made) == 5
-        assert reader._answers == {}
 
     run(story)
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from urllib.parse import quote
+from uuid import uuid4
 
 import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
+from feedq.model import Load, NewWorker
+from feedq.schedule.model import Every, Job, ScheduleSpec
+from feedq.store.postgresql import PostgresStore
 from tests.cluster import wait_until
 from tests.peers.browser import LOOKS, PHONE_DARK, Browser, Look
 from tests.peers.control_room import OPERATOR, TENANT_OPERATOR, VIEWER, ControlRoom
 
 pytestmark = pytest.mark.timeout(180)
 
+NIGHTLY = "acme/nightly"
 OF_ACME = "/feeds?match=acme/o*"
 
 
@@ -185,14 +192,81 @@ def test_a_worker_is_cordoned_and_serves_again(room: ControlRoom) -> None:
     with Browser(room.base, login=OPERATOR) as browser:
         for verb, expected in (("cordon", {"serving", "cordoned"}), ("uncordon", {"serving"})):
             browser.open("/fleet")
-            browser.page.click(f"[id^=feedq-{verb}-] >> nth=0")
-            browser.page.wait_for_selector("#feedq-dialog-go:not([disabled])")
-            browser.page.click("#feedq-dialog-go")
-            browser.page.wait_for_selector("#feedq-dialog", state="hidden")
+            press(browser, f"[id^=feedq-{verb}-] >> nth=0")
             wait_until(lambda: targets() == expected, limit_s=10, what=f"{verb}: {targets()}")  # noqa: B023
 
 
-def test_who_only_looks_presses_no_form_of_a_schedule_either(room: ControlRoom) -> None:
+def test_problems_have_the_buttons_that_help_with_sinks_and_schedules(room: ControlRoom) -> None:
+    cut_off = NewWorker(uuid4(), "w9@elsewhere", "node.w9", 0, "elsewhere", 1, "0")
+    with closing(PostgresStore(room.cluster.database_url)) as store:
+        store.workers.register(cut_off, ttl_s=3600)
+        store.workers.heartbeat(cut_off.id, Load(sinks_down=("warehouse",)), ttl_s=3600)
+        spec = ScheduleSpec(NIGHTLY, Every(86_400), Job("acme.roll_up"), pause_on_failure=1)
+        store.jobs.schedules.add(spec)
+    room.cluster.sql(
+        "UPDATE feedq.schedule SET state = 'paused', failures = 1 WHERE name = %s RETURNING 1", [NIGHTLY]
+    )
+
+    def target() -> str:
+        (row,) = room.cluster.sql("SELECT target_state FROM feedq.worker WHERE name = 'w9@elsewhere'")
+        return str(row["target_state"])
+
+    with Browser(room.base, login=OPERATOR, look=PHONE_DARK) as browser:
+        browser.open("/problems")
+        browser.page.wait_for_selector(".feedq-problem:has-text('cannot write to sink warehouse')")
+        browser.keep_picture("problems-of-all")
+        browser.check_width()
+        browser.check_accessible()
+        for verb, expected in (("cordon", "cordoned"), ("uncordon", "serving")):
+            press(browser, f"#feedq-{verb}-{cut_off.id}")
+            assert target() == expected
+            other = f"#feedq-{'uncordon' if verb == 'cordon' else 'cordon'}-{cut_off.id}"
+            browser.page.wait_for_selector(other)
+        press(browser, f".feedq-problem [data-action='schedules/{quote(NIGHTLY, safe='')}/resume']")
+    (row,) = room.cluster.sql("SELECT state, failures FROM feedq.schedule WHERE name = %s", [NIGHTLY])
+    assert (row["state"], row["failures"]) == ("active", 0)
+
+
+def test_a_schedule_is_paused_on_its_own_page_and_what_was_typed_stays(room: ControlRoom) -> None:
+    with Browser(room.base, login=OPERATOR) as browser:
+        browser.open(f"/schedule?name={NIGHTLY}")
+        browser.tab_to("[id^=feedq-pause-]")
+        browser.press("Enter")
+        browser.page.fill("#feedq-dialog-fields input", "tomorrow")
+        browser.page.fill("#feedq-dialog-reason", "stock-taking")
+        browser.page.wait_for_selector("#feedq-dialog-trouble:has-text('until: must be a time')")
+        browser.keep_picture("schedule-dialog")
+        assert browser.page.input_value("#feedq-dialog-reason") == "stock-taking"
+        browser.page.fill("#feedq-dialog-fields input", "2126-11-01T00:00:00Z")
+        browser.press("Tab")
+        browser.page.wait_for_selector("#feedq-dialog-would:has-text('paused')")
+        browser.page.click("#feedq-dialog-go")
+        browser.page.wait_for_selector("#feedq-dialog", state="hidden")
+        browser.page.wait_for_selector("[role=note]:has-text('stock-taking')")
+        press(browser, "[id^=feedq-trigger-]")
+        browser.page.wait_for_selector(".feedq-runs .badge:has-text('waiting')")
+        press(browser, "[id^=feedq-cancel-]")
+        browser.page.wait_for_selector(".feedq-runs .badge:has-text('cancelled')")
+        browser.complaints.clear()  # that the API said 400
+
+
+def test_the_link_of_a_filter_is_copied(room: ControlRoom) -> None:
+    with Browser(room.base, login=OPERATOR) as browser:
+        browser.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        browser.open(OF_ACME)
+        browser.page.click("#feedq-copy")
+        browser.page.wait_for_selector("#feedq-copy:has-text('Copied')")
+        assert browser.page.evaluate("navigator.clipboard.readText()") == room.base + OF_ACME
+
+
+def press(browser: Browser, button: str) -> None:
+    browser.page.click(button)
+    browser.page.wait_for_selector("#feedq-dialog-go:not([disabled])")
+    browser.page.click("#feedq-dialog-go")
+    browser.page.wait_for_selector("#feedq-dialog", state="hidden")
+
+
+def test_who_only_looks_changes_no_schedule_by_an_old_address_either(room: ControlRoom) -> None:
     assert room.flower is not None
     for login, status in ((VIEWER, 403), (TENANT_OPERATOR, 403), (OPERATOR, 404)):
         answer = room.flower.post("/q/api/feedq/schedules/none/pause", "{}", login=login)

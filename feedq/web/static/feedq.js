@@ -14,7 +14,6 @@
   }
 
   var PILLS = ["worker", "tenant", "label", "connector", "match", "failing"]; // filters that are shown when given
-  var REFUSED_MS = 15000;
   var FILTERS = ["search", "status", "prefix"]; // what a form of filters may show
   var RATE_WINDOW_S = 12; // Workers report every two seconds: shorter windows would jitter.
   var TIMEOUT_MS = 20000;
@@ -23,7 +22,6 @@
   var COUNT_MS = 3000; // problems are counted after what was asked for is there, and again each minute
   var refreshMs = Number(live.dataset.refreshMs);
   var samples = new Map(); // key → [[seconds, records], …], the oldest first
-  var refusedUntil = 0; // What became of a button stays to be read while the page goes on refreshing.
   var byRate = 0; // 1: rows with the highest rate first, -1: with the lowest
   var timer = null;
   var asking = null;
@@ -132,17 +130,12 @@
     }
   }
 
-  function ask(asked, form) {
-    // With a form that changes something the answer is the live part as it is afterwards.
-    var address = new URL(form ? form.action : window.location.href);
+  function ask(asked) {
+    var address = new URL(window.location.href);
     // The link of `feedq up` holds the login. The browser knows it by now, and fetches no address that holds one.
     address.username = address.password = "";
     var patience = window.setTimeout(function () { asked.abort(); }, TIMEOUT_MS);
     var wanted = {signal: asked.signal, cache: "no-store", credentials: "same-origin", redirect: "error"};
-    if (form) {
-      wanted.method = "POST";
-      wanted.body = new URLSearchParams(new FormData(form));
-    }
     address.searchParams.set("live", "1");
     return fetch(address, wanted)
       .then(function (answer) {
@@ -183,7 +176,7 @@
   }
 
   function arrive(html, isWanted) {
-    trouble.hidden = Date.now() >= refusedUntil;
+    trouble.hidden = true;
     live.classList.remove("feedq-outdated");
     say(refreshMs ? "Live" : "Not refreshing", refreshMs ? "live" : "");
     if (isWanted || !isBeingRead()) {
@@ -222,27 +215,6 @@
     });
   }
 
-  function act(form) {
-    if (asking) {
-      asking.abort();
-    }
-    quiet();
-    var asked = asking = new AbortController();
-    form.querySelector("button").disabled = true;
-    ask(asked, form).then(function () {
-      refusedUntil = 0;
-    }).catch(function (error) {
-      trouble.textContent = error.name === "TypeError" || error.name === "AbortError"
-        ? "Flower does not answer; look whether it was done." : error.message;
-      trouble.hidden = false;
-      refusedUntil = Date.now() + REFUSED_MS;
-    }).finally(function () {
-      asking = null;
-      // The address of this page may ask for more than the form's does.
-      refresh(true);
-    });
-  }
-
   // -- what people do ------------------------------------------------------------------------------
 
   function go(address, isNewPlace) {
@@ -262,13 +234,6 @@
       }
       go(link.href, true);
       fillForm();
-    }
-  });
-
-  live.addEventListener("submit", function (event) {
-    if (event.target.matches("form[data-act]")) {
-      event.preventDefault();
-      act(event.target);
     }
   });
 
