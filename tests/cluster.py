@@ -25,6 +25,7 @@ import psycopg2.extras
 
 from feedq.store import grants
 from feedq.store.grants import Role
+from feedq.store.migrate import upgrade
 from tests.node import INHERITED, Node
 from tests.nursery import Nursery
 
@@ -150,7 +151,7 @@ class Cluster:
         self.beats: dict[str, Node] = {}
         self._sql: Any = None
         if migrate:
-            self.feedq("db", "upgrade", env=self.as_role(Role.MIGRATION))
+            upgrade(url_of(database_url, Role.MIGRATION) if self.with_roles else database_url)
 
     def __enter__(self) -> Self:
         return self

@@ -38,9 +38,6 @@ class JobsHarness(PostgresHarness):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self.execute(
-            "TRUNCATE feedq.schedule, feedq.run, feedq.job_queue, feedq.calendar RESTART IDENTITY CASCADE"
-        )
         self.database = Database(url, application_name="feedq-test")
         self.schedules = ScheduleStore(self.database)
         self.calendars = CalendarStore(self.database)

@@ -273,6 +273,7 @@ def read_by(jobs: JobsHarness, work: Callable[[], object]) -> int:
     """
 
     def count() -> int:
+        jobs.end_session()
         ((rows,),) = jobs.execute(sql)
         return int(str(rows))
 

@@ -28,6 +28,7 @@ def many(jobs: JobsHarness, sql: str, *, analyzed: bool) -> None:
 
 def rows_read(jobs: JobsHarness) -> int:
     """Rows and entries of indexes of schedules and runs that anybody has read so far."""
+    jobs.end_session()
     ((rows,),) = jobs.execute(
         "SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint "
         "FROM pg_stat_user_tables WHERE schemaname = 'feedq' AND relname IN ('run', 'schedule')"

@@ -66,6 +66,7 @@ def rows_read(h: PostgresHarness) -> int:
         SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint
         FROM pg_stat_user_tables WHERE schemaname = 'feedq' AND relname IN ('feed', 'lease')
     """
+    h.end_session()
     ((count,),) = h.execute(sql)
     return int(str(count))
 
