@@ -26,7 +26,7 @@ BODIES: dict[str, Any] = {
     "set_cursor": {"cursor": 17},
     "rewind_cursor": {"records": 1},
     "begin_backfill": {"from": 1, "to": 5},
-    "replay_dead_letters": {"all": True},
+    "replay_dead_letters": {"ids": [1]},
     "drop_dead_letters": {"all": True},
     "put_schedule": {"task": "a.b", "every": "1h"},
     "patch_schedule": {"priority": 5},

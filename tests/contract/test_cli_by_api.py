@@ -502,38 +502,29 @@ def test_without_a_token_it_is_said_how_to_give_one(sides: Sides) -> None:
         assert "FEEDQ_TOKEN" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("server", "status", "said"),
-    [
-        ("http://127.0.0.1:1", 1, "see that `feedq api` runs there"),
-        ("http://feedq.example", 2, "would send the token in clear"),
-        ("https://ada:secret@feedq.example", 2, "holds a login"),
-        ("feedq.example", 2, "write it as https://HOST:PORT"),
-        ("https://feedq.example:port", 2, "--server"),
-    ],
+WRONG = (
+    ("http://127.0.0.1:1", 1, "see that `feedq api` runs there"),
+    ("http://feedq.example", 2, "would send the token in clear"),
+    ("https://ada:secret@feedq.example", 2, "holds a login"),
+    ("feedq.example", 2, "write it as https://HOST:PORT"),
+    ("https://feedq.example:port", 2, "--server"),
 )
-def test_an_address_that_is_wrong_is_told(sides: Sides, server: str, status: int, said: str) -> None:
-    done = sides.at_server.run("--server", server, "feed", "list")
-    assert (done.exit_code, done.stdout) == (status, "")
-    assert said in done.stderr
-    assert "secret" not in done.stderr
 
 
-def test_what_is_no_api_of_feedq_or_another_release_is_told(sides: Sides) -> None:
-    done = sides.at_server.run("--server", f"{sides.url}/elsewhere", "feed", "list")
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert "use the release of the server" in done.stderr
+def test_an_address_that_is_wrong_or_of_something_else_is_told(sides: Sides) -> None:
+    elsewhere = (f"{sides.url}/elsewhere", 1, "use the release of the server")
+    for server, status, said in (*WRONG, elsewhere):
+        done = sides.at_server.run("--server", server, "feed", "list")
+        assert (done.exit_code, done.stdout) == (status, ""), server
+        assert said in done.stderr
+        assert "secret" not in done.stderr
 
 
-@pytest.mark.parametrize("line", ["up", "db status", "lint -f x.yaml", "completion bash", "feed logs acme/0"])
-def test_a_command_that_asks_no_api_says_so(sides: Sides, line: str) -> None:
-    done = sides.at_server.run("--server", sides.url, *line.split())
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "asks no API: it " in done.stderr
-    assert "Leave --server out" in done.stderr
-
-
-def test_what_no_server_does_is_never_done_at_a_database_instead(sides: Sides) -> None:
-    done = sides.at_server.run("db", "status")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "asks no API" in done.stderr
+def test_what_no_server_does_is_told_and_never_done_at_a_database_instead(sides: Sides) -> None:
+    at_server = f"--server {sides.url}"
+    local = ("up", "db status", "lint -f x.yaml", "completion bash", "feed logs acme/0")
+    for line in ("db status", *(f"{at_server} {words}" for words in local)):
+        done = sides.at_server.run(*line.split())
+        assert (done.exit_code, done.stdout) == (2, ""), line
+        assert "asks no API: it " in done.stderr
+        assert "Leave --server out" in done.stderr
