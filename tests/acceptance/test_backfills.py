@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +125,54 @@ def test_one_that_is_cancelled_while_its_worker_is_frozen_leaves_room_for_the_ne
     assert (ended["status"], ended["records"]) == ("finished", upto)
     assert desk.rows(upto) == (upto, upto, 0)
     assert desk.ask("list") == []
+
+
+def lands_between(
+    cluster: Cluster, connector: str, source: dict[str, Any], send: Callable[[range], Sequence[str]]
+) -> None:
+    """What lies between two cursors lands once more, beside a live stream that goes on. ``send`` adds records and
+    returns their cursors, as people type them."""
+    name, table = f"desk/{connector}", f"{connector}_keyed"
+    cluster.sql(f"CREATE TABLE {table} (seq bigint UNIQUE, feed text)")
+    sink = {"table": table, "columns": {"seq": "/seq", "feed": "$feed"}, "key": ["seq"]}
+    cluster.apply([{"name": name, "connector": connector, "source": source, "sink": sink}])
+
+    def landed() -> list[tuple[int, str]]:
+        return [
+            (row["seq"], row["feed"]) for row in cluster.sql(f"SELECT seq, feed FROM {table} ORDER BY seq")
+        ]
+
+    cursors = send(range(1, 4_001))
+    wait_until(
+        lambda: len(landed()) == 4_000, limit_s=LIMIT_S, what=lambda: f"4,000 rows, not {len(landed())}"
+    )
+    epochs = cluster.epochs([name])
+    cluster.sql(f"DELETE FROM {table}")
+    asked = ("--from", cursors[999], "--to", cursors[2_999], "--rows-per-s", "2000")
+    cluster.feedq("feed", "backfill", "begin", name, *asked)
+    send(range(4_001, 4_501))
+
+    def shown() -> Any:
+        return json.loads(cluster.feedq("feed", "backfill", "show", name, "--json"))
+
+    wait_until(lambda: shown()["ended_at"], limit_s=LIMIT_S, what=lambda: f"its end: {shown()}")
+    assert (shown()["status"], shown()["records"]) == ("finished", 2_000)
+    wanted = [(seq, name) for seq in (*range(1_001, 3_001), *range(4_001, 4_501))]
+    wait_until(lambda: landed() == wanted, limit_s=LIMIT_S, what=lambda: f"2,500 rows, not {len(landed())}")
+    assert cluster.epochs([name]) == epochs, "the live stream went on"
+
+
+def test_what_lies_between_two_ids_of_a_redis_stream_lands_again(desk: Desk, valkey: Valkey) -> None:
+    with valkey.client(9) as client:
+        client.flushdb()
+        client.execute_command("ACL", "SETUSER", "anybody", "on", "nopass", "+@all", "~*")
+
+        def send(numbers: range) -> list[str]:
+            with client.pipeline() as pipeline:
+                for seq in numbers:
+                    pipeline.xadd("orders", {"seq": str(seq)})
+                return [found.decode() for found in pipeline.execute()]
+
+        url = f"redis://127.0.0.1:{valkey.port}/9"
+        source = {"url": url, "streams": ["orders"], "username": "anybody"}
+        lands_between(desk.cluster, "redis", source, send)
