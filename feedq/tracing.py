@@ -239,6 +239,8 @@ def _exporter(name: str) -> Any:
         name = OTLP_EXPORTERS.get(protocol, protocol)
     found = entry_points(group="opentelemetry_traces_exporter", name=name)
     if not found:
-        raise LookupError(f"no exporter {name!r} is installed")
+        # The one that the extra brings.
+        missing = ImportError if name == OTLP_EXPORTERS["http/protobuf"] else LookupError
+        raise missing(f"no exporter {name!r} is installed")
     (exporter, *_) = found
     return exporter.load()()

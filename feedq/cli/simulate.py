@@ -119,10 +119,8 @@ def simulate(
 
     scenario = _scenario(file, described)
     chosen = _settings(assignments, strategy)
-    if chart is not None and chart.suffix.lower() != ".svg":
-        raise InvalidInput(
-            f"--chart {chart}: only SVG can be drawn; name it {chart.with_suffix('.svg').name}"
-        )
+    if chart is not None:
+        _check_chart(chart)
     times = {"start_s": start_time, "connect_s": connect_time}
     timing = Timing(**{name: value for name, value in times.items() if value is not None})
     report = run(scenario, chosen, timing)
@@ -179,6 +177,15 @@ def _settings(assignments: Sequence[str], strategy: str | None) -> Settings:
 
 
 # -- what came of it ---------------------------------------------------------------------------------
+
+
+def _check_chart(path: Path) -> None:
+    """Raises what would fail after the simulation, which takes its time."""
+    from feedq.simulate.chart import import_pygal
+
+    if path.suffix.lower() != ".svg":
+        raise InvalidInput(f"--chart {path}: only SVG can be drawn; name it {path.with_suffix('.svg').name}")
+    import_pygal()
 
 
 def _draw(report: SimulationReport, path: Path) -> None:

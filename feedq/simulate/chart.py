@@ -22,12 +22,18 @@ LABELS: Final = 12
 NAME_CHARACTERS: Final = 16
 
 
-def draw_chart(report: SimulationReport) -> str:
-    """Draws the text of an SVG file. Raises `FeedqError` without pygal."""
+def import_pygal() -> Any:
+    """Raises `FeedqError` without it."""
     try:
         import pygal
     except ImportError as error:
         raise FeedqError(f"--chart needs pygal: pip install 'feedq[charts]' ({error})") from None
+    return pygal
+
+
+def draw_chart(report: SimulationReport) -> str:
+    """Draws the text of an SVG file. Raises `FeedqError` without pygal."""
+    pygal = import_pygal()
     series = report.series
     few = len(series.feeds) <= len(COLOURS)
     feeds = series.feeds if few else _band(series.feeds)
