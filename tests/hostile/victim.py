@@ -19,13 +19,14 @@ import ctypes
 import gc
 import json
 import logging
-import subprocess
-import sys
+import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +48,8 @@ GIVE_UP_S: Final = 60.0
 """Three times what the slowest takes on a machine that is busy with other things."""
 ENOUGH_S: Final = 1.5
 """Of what goes on."""
+HONEST_S: Final = 0.5
+"""Of what is read at its limits, once some of it has been."""
 MEBIBYTE: Final = 2**20
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -135,6 +138,7 @@ async def suffer(attack: Attack, source: Mapping[str, Any], programs: frozenset[
     logging.getLogger().addHandler(complaints)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.heard.append(str(context)))
     memory, probe = Memory(), Probe()
+    began, is_honest = time.monotonic(), attack in HONEST
     error: BaseException | None = None
     records = 0
     cursor: Any = None
@@ -157,6 +161,8 @@ async def suffer(attack: Attack, source: Mapping[str, Any], programs: frozenset[
                         batch.on_committed()
                     del batch
                     await asyncio.sleep(0)
+                    if is_honest and time.monotonic() >= began + HONEST_S:
+                        break
     except TimeoutError:
         pass
     except Exception as raised:
@@ -182,50 +188,47 @@ async def suffer(attack: Attack, source: Mapping[str, Any], programs: frozenset[
 # -- processes -----------------------------------------------------------------------------------------------
 
 
-async def _serve(attacks: list[Attack]) -> None:
-    """Listen for each of them, and tell where."""
+async def _serve(attacks: list[Attack], reader: Connection) -> None:
+    """Listen for each of them, tell where, and stay as long as the reader does."""
     ports = {}
     async with AsyncExitStack() as stack:
         for attack in attacks:
             if attack.script is not None:
                 ports[attack.name] = await stack.enter_async_context(serving(attack.script))
-        print(json.dumps(ports), flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+        reader.send(ports)
+        with suppress(EOFError):
+            await asyncio.to_thread(reader.recv)
+
+
+def _be_sources(attacks: list[Attack], theirs: Connection, ours: Connection) -> None:
+    theirs.close()  # of which the fork made a copy
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what becomes of a source is no complaint of the reader's
+    asyncio.run(_serve(attacks, ours))
 
 
 @contextmanager
-def _served(arguments: list[str]) -> Iterator[dict[str, int]]:
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.hostile.victim", "--serve", *arguments],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    assert server.stdin is not None
-    assert server.stdout is not None
+def _served(attacks: list[Attack]) -> Iterator[dict[str, int]]:
+    forking = multiprocessing.get_context("fork")
+    ours, theirs = forking.Pipe()
+    server = forking.Process(target=_be_sources, args=(attacks, ours, theirs))
+    server.start()
+    theirs.close()
     try:
-        yield json.loads(server.stdout.readline())
+        yield ours.recv()
     finally:
-        server.stdin.close()
+        ours.close()
         server.kill()
-        server.wait(timeout=30)
-        server.stdout.close()
+        server.join(30)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", nargs="*", help="connectors, or names of attacks")
     parser.add_argument("--limits", action="store_true", help="honest sources at their limits")
-    parser.add_argument("--serve", action="store_true", help="be the sources")
     options = parser.parse_args()
     table = HONEST if options.limits else ATTACKS
     wanted = [a for a in table if not options.which or {a.name, a.connector} & set(options.which)]
-    if options.serve:
-        asyncio.run(_serve(wanted))
-        return
-    arguments = [*options.which, *(["--limits"] if options.limits else [])]
-    with tempfile.TemporaryDirectory(prefix="feedq-hostile-") as directory, _served(arguments) as ports:
+    with tempfile.TemporaryDirectory(prefix="feedq-hostile-") as directory, _served(wanted) as ports:
         prepare(directory)
         programs = frozenset(str(path) for path in Path(directory).glob("*.sh"))
         for attack in wanted:
