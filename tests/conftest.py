@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
@@ -21,6 +22,7 @@ from hypothesis import settings
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from feedq.testing.loopback import run_on
+from tests import leftovers
 from tests.cluster import Cluster
 from tests.nursery import Nursery
 
@@ -33,7 +35,20 @@ settings.load_profile("feedq")
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES_MIN = 4 * 2**30
 """Three runs of tests at once, each with a gigabyte of PostgreSQL's log at most."""
+LEAVE_S = 5.0
+"""A monitor reports the end of its worker before it ends itself."""
 SERVER_FIXTURES = {"postgres", "valkey", "database_url", "broker_url"}
+
+
+def pytest_configure() -> None:
+    for left in leftovers.end(leftovers.of_ended_runs()):
+        print(f"left over by a run of tests that was cut off, and ended: {left}", file=sys.stderr)
+    leftovers.mark()
+
+
+def pytest_unconfigure() -> None:
+    for left in leftovers.end(leftovers.gone_within(LEAVE_S)):
+        print(f"left over by these tests, and ended: {left}", file=sys.stderr)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

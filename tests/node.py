@@ -23,9 +23,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from feedq.embedded.process import spawn
+from tests import leftovers
 
 KILL_TIMEOUT_S = 10.0
-INHERITED = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "HOME", "VIRTUAL_ENV", "COVERAGE_PROCESS_START")
+INHERITED = (
+    *("PATH", "PYTHONPATH", "LANG", "LC_ALL", "HOME", "VIRTUAL_ENV", "COVERAGE_PROCESS_START"),
+    leftovers.VARIABLE,
+)
 """Variables that the processes of tests get from the test run."""
 
 

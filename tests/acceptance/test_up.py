@@ -24,6 +24,7 @@ import pytest
 from feedq.embedded.demo import TABLE
 from feedq.embedded.demo_source import RATES
 from feedq.embedded.process import tail
+from tests import leftovers
 from tests.cluster import wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.servers, pytest.mark.timeout(300)]
@@ -189,6 +190,13 @@ def every_feed_goes_on(up: Up) -> None:
 def test_the_demo_lands_every_feed_gapless(demo: Up) -> None:
     demo.says(r"12 of 12 feeds streaming on 3 workers, [\d,]{4,} rows \(\d+/s\), 0 lost, 0 doubled")
     assert are_exact(counts(demo.settings()["FEEDQ_DATABASE_URL"]))
+
+
+def test_were_the_tests_cut_off_the_next_ones_would_find_its_processes_and_end_them(demo: Up) -> None:
+    found = {process.pid for process in leftovers.of_this_run()}
+    ours = [p for p in demo.family() if is_running(p) and p.exe() == psutil.Process().exe()]
+    assert {process.pid for process in ours} <= found
+    assert any("feedq.worker.monitor" in process.cmdline() for process in ours)
 
 
 def test_the_link_to_flower_logs_in_and_nothing_else_does(demo: Up) -> None:

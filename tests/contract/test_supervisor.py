@@ -350,6 +350,9 @@ def test_a_feed_that_lets_go_when_it_is_asked_to_is_not_taken_for_reaped(stage: 
         stage.store.feeds.set_target("a", TargetState.PAUSED)
         stage.reconcile()
         until(lambda: stage.lease().state is LeaseState.IDLE, "let go")
+        # Else the next turn might take this connection for its own, and pause before it streams.
+        until(lambda: stage.source.open == 0, "the source has noticed")
+    until(lambda: len(stage.said) == 5, "each end is told")
     assert stage.said == ["paused"] * 5
 
 
