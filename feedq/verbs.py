@@ -79,10 +79,14 @@ def set_worker_target(store: Store, name: str, target: WorkerTarget) -> WorkerVi
 
 def live_feed(store: Store, name: str) -> Feed:
     """Raises `NotFound` when there is no feed of that name, or it is being removed."""
-    found = store.feeds.get(name)
-    if found.removed_at is not None:
-        raise NotFound(f"feed {name!r} is being removed")
-    return found
+    return live(store.feeds.get(name))
+
+
+def live(feed: Feed) -> Feed:
+    """Raises `NotFound` when the feed is being removed."""
+    if feed.removed_at is not None:
+        raise NotFound(f"feed {feed.name!r} is being removed")
+    return feed
 
 
 def move_feed(

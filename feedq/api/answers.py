@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from fastapi import Response
 from pydantic import BaseModel
 
-from feedq.api.paging import cursor_of
+from feedq.api.arguments import cursor_of
 from feedq.api.problems import MEDIA_TYPE
 from feedq.wording import as_json
 

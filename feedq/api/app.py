@@ -16,8 +16,6 @@ from feedq.api import (
     cursor_routes,
     dead_letter_routes,
     declaration_routes,
-    drift_routes,
-    event_routes,
     feed_changes,
     feed_routes,
     fleet_routes,
@@ -25,14 +23,13 @@ from feedq.api import (
     schedule_routes,
     tap_routes,
     token_routes,
-    worker_routes,
 )
 from feedq.api.answers import answer
 from feedq.api.authentication import AuthenticatedRequests
 from feedq.api.backend import ApiBackend
 from feedq.api.bounds import BoundedBodies, BoundedRequests
+from feedq.api.documents import COMPONENTS
 from feedq.api.problems import Problem, answer_errors
-from feedq.api.schemas import COMPONENTS
 
 PREFIX = "/api/v1"
 ROUTERS = (
@@ -43,12 +40,9 @@ ROUTERS = (
     backfill_routes,
     dead_letter_routes,
     declaration_routes,
-    worker_routes,
     schedule_routes,
     schedule_changes,
-    event_routes,
     tap_routes,
-    drift_routes,
     fleet_routes,
     token_routes,
     catalog_routes,

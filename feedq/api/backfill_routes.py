@@ -5,17 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, Field
 
-from feedq import verbs
 from feedq.api.answers import answer, returns
 from feedq.api.backend import ApiBackend, Served
-from feedq.api.callers import Viewer, changed, seen
-from feedq.api.changing import Asked, Change, Reasoned, heed
-from feedq.api.names import NamePath
+from feedq.api.callers import SeenFeed, Viewer
+from feedq.api.changing import FeedChange, Reasoned
 from feedq.backfill import FeedBackfills
-from feedq.store.base import require_version
 from feedq.store.jobs.schedules import KEY_MAX
 
 router = APIRouter(tags=["backfills"])
@@ -67,15 +64,13 @@ def list_backfills(
 @router.get(
     "/feeds/{name:name}/backfill", responses=returns(FeedBackfillRow), summary="How it goes, or ended"
 )
-def show_backfill(request: Request, backend: Served, caller: Viewer, name: NamePath) -> Response:
-    seen(caller, backend.store.feeds.get(name), backend, request)
-    return answer(_backfills(backend).of(name))
+def show_backfill(backend: Served, feed: SeenFeed) -> Response:
+    return answer(_backfills(backend).of(feed.name))
 
 
 @router.post("/feeds/{name:name}/backfill", responses=returns(FeedBackfillRow), summary="Begin one")
 def begin_backfill(
-    asked: Change,
-    name: NamePath,
+    asked: FeedChange,
     given: BeginBackfill,
     idempotency_key: Annotated[
         str | None,
@@ -83,10 +78,9 @@ def begin_backfill(
     ] = None,
 ) -> Response:
     """The key is kept for as long as the history of the feed."""
-    heed(given)
-    _require(asked, name)
+    asked.require_version()
     row = _backfills(asked.backend).begin(
-        name,
+        asked.feed.name,
         begin=given.from_,
         end=given.to,
         rows_per_s=given.rows_per_s,
@@ -97,18 +91,10 @@ def begin_backfill(
 
 
 @router.post("/feeds/{name:name}/backfill/cancel", responses=returns(FeedBackfillRow), summary="End it now")
-def cancel_backfill(asked: Change, name: NamePath, given: Reasoned | None = None) -> Response:
+def cancel_backfill(asked: FeedChange, given: Reasoned | None = None) -> Response:
     """What it has landed stays."""
-    heed(given)
-    _require(asked, name)
-    return answer(_backfills(asked.backend).cancel(name, dry_run=asked.dry_run))
-
-
-def _require(asked: Asked, name: str) -> None:
-    """Raises `NotFound`, `Forbidden`, `Outdated`."""
-    feed = verbs.live_feed(asked.backend.store, name)
-    changed(asked.caller, feed)
-    require_version(f"feed {name!r}", feed.version, asked.expected)
+    asked.require_version()
+    return answer(_backfills(asked.backend).cancel(asked.feed.name, dry_run=asked.dry_run))
 
 
 def _backfills(backend: ApiBackend) -> FeedBackfills:

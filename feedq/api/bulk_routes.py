@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from feedq import bulk, verbs
 from feedq.api.answers import answer, returns
 from feedq.api.callers import changed
-from feedq.api.changing import Asked, Change, Reasoned, heed
+from feedq.api.changing import Asked, Change, Reasoned
 from feedq.api.feed_changes import Declaration
 from feedq.bulk import BulkResult
 from feedq.declaring import begun, declare
@@ -119,7 +119,6 @@ ACTED = {Action.ADD: "added", Action.CHANGE: "edited", Action.REMOVE: "removed"}
 def act_on_feeds(asked: Change, given: BulkAction) -> Response:
     """Asked with `dry_run` first, it says how many feeds there are; to go through with it, that number has to be
     given as `count`, and still be right."""
-    heed(given)
     views = _views(asked, given.selection.selection)
     if asked.dry_run:
         would = [DoneRow(name=view.feed.name, result=DONE[given.verb]) for view in views[:NAMED_MAX]]
@@ -199,7 +198,6 @@ def _target(target: TargetState, feeds: Feeds, view: FeedView) -> Any:
 def declare_feeds(asked: Change, given: DeclaredFeeds) -> Response:
     """Each is added, or made what is declared; what is so already is left alone. All are checked first: one that
     is wrong, and nothing is done."""
-    heed(given)
     store, open_sink = asked.backend.store, asked.backend.open_sink
     entries = _entries(asked, given)
     names = (*(entry.name for entry in entries), *given.remove)

@@ -1,4 +1,5 @@
-"""What the caller of an endpoint has to be allowed: each endpoint has one of these arguments."""
+"""Who asks, and what they have to be allowed: each endpoint has one of these arguments, or of
+`feedq.api.changing`."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from feedq import verbs
 from feedq.access import AccessRole, Caller
-from feedq.api.arguments import require_known_arguments
+from feedq.api.arguments import NamePath, require_known_arguments
 from feedq.api.authentication import CALLER
-from feedq.api.backend import ApiBackend
+from feedq.api.backend import Served
 from feedq.api.problems import asked
 from feedq.model import Feed
 from feedq.store.feeds import no_feed
@@ -36,11 +38,24 @@ FleetOperator = Annotated[Caller, Depends(_may(AccessRole.OPERATOR, everything=T
 FleetAdmin = Annotated[Caller, Depends(_may(AccessRole.ADMIN, everything=True))]
 
 
-def seen(caller: Caller, feed: Feed, backend: ApiBackend, request: Request) -> None:
+def _seen(request: Request, backend: Served, caller: Viewer, name: NamePath) -> Feed:
     """Raises `NotFound`, as for a feed that there is not, when it is another tenant's."""
+    feed = backend.store.feeds.get(name)
     if not caller.sees(feed.spec.tenant):
         backend.refusals.write(asked(request.scope), 404)
-        raise no_feed(feed.name)
+        raise no_feed(name)
+    return feed
+
+
+SeenFeed = Annotated[Feed, Depends(_seen)]
+"""The feed that an address names, even if it is being removed."""
+
+
+def _seen_live(seen: SeenFeed) -> Feed:
+    return verbs.live(seen)
+
+
+LiveFeed = Annotated[Feed, Depends(_seen_live)]
 
 
 def changed(caller: Caller, feed: Feed) -> None:

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from feedq.api.answers import answer, returns
+from feedq.api.arguments import NamePath
 from feedq.api.backend import Served
 from feedq.api.callers import FleetViewer
-from feedq.api.changing import AdminChange, OptionRow, Reasoned, heed
-from feedq.api.names import NamePath
+from feedq.api.changing import AdminChange, OptionRow, Reasoned
 from feedq.catalogs.base import open_catalog
 from feedq.catalogs.syncing import sync
 from feedq.report.rows import sync_row
@@ -78,7 +78,6 @@ def list_catalogs(backend: Served, caller: FleetViewer) -> Response:
 def sync_catalog(asked: AdminChange, name: NamePath, given: SyncWish | None = None) -> Response:
     """Of a catalog of tens of thousands of feeds the first sync takes longer than a request may: the schedule that
     `feedq sync --every` declares makes it in a worker."""
-    heed(given)
     wish = given or SyncWish()
     made = sync(
         asked.backend.store.catalogs,

@@ -7,23 +7,30 @@ With ``If-Match`` a change is made to that version or not at all: the store comp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self, TypeVar
 
-from fastapi import Depends, Header, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import Depends, Header, Query, Response
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from feedq import verbs
 from feedq.access import Caller
 from feedq.api.answers import answer
+from feedq.api.arguments import NamePath
 from feedq.api.backend import ApiBackend, Served
-from feedq.api.callers import FleetAdmin, FleetOperator, Operator
+from feedq.api.callers import FleetAdmin, FleetOperator, Operator, changed
 from feedq.authorship import REASON_MAX, give_reason
-from feedq.errors import InvalidInput, Outdated
+from feedq.errors import Conflict, InvalidInput, Outdated
 from feedq.manifest.changes import OptionChange
-from feedq.model import Version
+from feedq.model import Feed, Version
 from feedq.report.masking import masked
+from feedq.store.base import require_version
 
+T = TypeVar("T")
+
+TRIES: Final = 5
+"""What is added and removed again and again by others is given up."""
 ANY: Final = "*"
 ETAG: Final = re.compile(r'"(\d{1,18})\.(\d{1,9})"')
 
@@ -43,6 +50,12 @@ class Reasoned(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     reason: str | None = Field(None, max_length=REASON_MAX, description="Why; as the header Feedq-Reason.")
+
+    @model_validator(mode="after")
+    def _give_reason(self) -> Self:
+        # Bodies are read in the context of the request, which the endpoint inherits.
+        give_reason(self.reason)
+        return self
 
 
 class OptionRow(BaseModel):
@@ -71,7 +84,6 @@ class ChangeRow(BaseModel):
 class Asked:
     """A change that somebody asks for."""
 
-    request: Request
     backend: ApiBackend
     caller: Caller
     dry_run: bool
@@ -105,27 +117,42 @@ class Asked:
         return answer(document.model_dump(), status=status, headers=headers)
 
 
-def _asked(
-    request: Request, backend: Served, caller: Operator, dry_run: DryRun = False, if_match: IfMatch = None
-) -> Asked:
-    return Asked(request, backend, caller, dry_run, if_match)
+def _asked(backend: Served, caller: Operator, dry_run: DryRun = False, if_match: IfMatch = None) -> Asked:
+    return Asked(backend, caller, dry_run, if_match)
 
 
 def _asked_of_fleet(
-    request: Request,
-    backend: Served,
-    caller: FleetOperator,
-    dry_run: DryRun = False,
-    if_match: IfMatch = None,
+    backend: Served, caller: FleetOperator, dry_run: DryRun = False, if_match: IfMatch = None
 ) -> Asked:
-    return Asked(request, backend, caller, dry_run, if_match)
+    return Asked(backend, caller, dry_run, if_match)
 
 
-def _asked_of_admin(request: Request, backend: Served, caller: FleetAdmin, dry_run: DryRun = False) -> Asked:
-    return Asked(request, backend, caller, dry_run, None)
+def _asked_of_admin(backend: Served, caller: FleetAdmin, dry_run: DryRun = False) -> Asked:
+    return Asked(backend, caller, dry_run, None)
 
 
 Change = Annotated[Asked, Depends(_asked)]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedOfFeed(Asked):
+    """A change of the feed that the address names."""
+
+    feed: Feed
+
+    def require_version(self) -> None:
+        """For what is not carried out, the comparison that the store would make. Raises `Outdated`."""
+        require_version(f"feed {self.feed.name!r}", self.feed.version, self.expected)
+
+
+def _asked_of_feed(asked: Change, name: NamePath) -> AskedOfFeed:
+    """Raises `NotFound`, `Forbidden`."""
+    feed = verbs.live_feed(asked.backend.store, name)
+    changed(asked.caller, feed)
+    return AskedOfFeed(asked.backend, asked.caller, asked.dry_run, asked.if_match, feed)
+
+
+FeedChange = Annotated[AskedOfFeed, Depends(_asked_of_feed)]
 FleetChange = Annotated[Asked, Depends(_asked_of_fleet)]
 AdminChange = Annotated[Asked, Depends(_asked_of_admin)]
 
@@ -142,17 +169,58 @@ def version_of(etag: str) -> Version:
     return int(found[1]), int(found[2])
 
 
-def require_none(what: str, if_none_match: str | None, *, exists: bool) -> None:
-    """Raises `Outdated` when there is something already and there should not be; `InvalidInput`."""
-    if if_none_match is None:
-        return
-    if if_none_match != ANY:
+def put(
+    asked: Asked,
+    what: str,
+    if_none_match: str | None,
+    existing: Callable[[], T | None],
+    make: Callable[[T | None], Response],
+) -> Response:
+    """Add what is declared, or make what is there so; ``make`` is given that.
+
+    Raises `Outdated` when it is not as the preconditions say, `InvalidInput`, `Conflict`.
+    """
+    if if_none_match not in (None, ANY):
         raise InvalidInput("If-None-Match: must be *")
-    if exists:
-        raise Outdated(f"{what} exists already, and If-None-Match says that it must not")
+    for _ in range(TRIES):
+        before = existing()
+        if if_none_match is not None and before is not None:
+            raise Outdated(f"{what} exists already, and If-None-Match says that it must not")
+        if before is None and asked.if_match is not None:
+            raise Outdated(f"there is no {what}, and If-Match says that there is")
+        try:
+            return make(before)
+        except Conflict as error:
+            # Somebody else was faster. Who did not say what it must be like has it made so all the same.
+            if asked.if_match or if_none_match:
+                raise Outdated(str(error)) from error
+            if before is not None and not isinstance(error, Outdated):
+                raise
+    raise Conflict(f"{what} is changed by others again and again; nothing was changed")
 
 
-def heed(given: Reasoned | None) -> None:
-    """Take the reason that a body gives. Raises `InvalidInput`."""
-    if given is not None:
-        give_reason(given.reason)
+def named(declared: dict[str, Any], name: str) -> dict[str, Any]:
+    """Raises `InvalidInput` when the body has another name than the address."""
+    if declared.get("name", name) != name:
+        raise InvalidInput(f"name: must be {name!r}, as in the address, or left out")
+    return declared | {"name": name}
+
+
+def patched(declared: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """A declaration with a merge patch (RFC 7396): null takes a key away. Raises `InvalidInput`."""
+    merged: dict[str, Any] = _merged(declared, patch)
+    if merged.get("name") != declared["name"]:
+        raise InvalidInput("name: cannot be changed; declare it under its new name, and remove this one")
+    return merged
+
+
+def _merged(before: Any, patch: Any) -> Any:
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(before) if isinstance(before, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merged(merged.get(key), value)
+    return merged

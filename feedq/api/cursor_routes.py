@@ -5,16 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
-from feedq import verbs
 from feedq.api.answers import answer, returns
+from feedq.api.arguments import AskedMoment
 from feedq.api.backend import Served
-from feedq.api.callers import Viewer, changed, seen
-from feedq.api.changing import Asked, Change, Reasoned, heed
-from feedq.api.moments import AskedMoment
-from feedq.api.names import NamePath
+from feedq.api.callers import LiveFeed
+from feedq.api.changing import AskedOfFeed, FeedChange, Reasoned
 from feedq.errors import InvalidInput
 from feedq.report.rows import changed_cursor_row
 
@@ -84,46 +82,43 @@ class Undo(Moved):
 
 
 @router.get("", responses=returns(CursorDocument), summary="Where it stands")
-def show_cursor(request: Request, backend: Served, caller: Viewer, name: NamePath) -> Response:
-    seen(caller, verbs.live_feed(backend.store, name), backend, request)
-    return answer(backend.sink_verbs.cursor(name))
+def show_cursor(backend: Served, feed: LiveFeed) -> Response:
+    return answer(backend.sink_verbs.cursor(feed.name))
 
 
 @router.get("/history", responses=returns(ChangedCursorList), summary="Its last changes")
-def show_cursor_history(request: Request, backend: Served, caller: Viewer, name: NamePath) -> Response:
-    seen(caller, verbs.live_feed(backend.store, name), backend, request)
-    found = backend.sink_verbs.cursor_changes(name, limit=HISTORY_SHOWN)
+def show_cursor_history(backend: Served, feed: LiveFeed) -> Response:
+    found = backend.sink_verbs.cursor_changes(feed.name, limit=HISTORY_SHOWN)
     return answer({"changes": list(map(changed_cursor_row, found))})
 
 
 @router.post("/set", responses=returns(CursorChangeRow), summary="Go on after this cursor")
-def set_cursor(asked: Change, name: NamePath, given: SetCursor) -> Response:
-    return _change(asked, name, "set", given, cursor=given.cursor)
+def set_cursor(asked: FeedChange, given: SetCursor) -> Response:
+    return _change(asked, "set", given, cursor=given.cursor)
 
 
 @router.post("/reset", responses=returns(CursorChangeRow), summary="Begin again where the feed began")
-def reset_cursor(asked: Change, name: NamePath, given: Moved | None = None) -> Response:
-    return _change(asked, name, "reset", given or Moved())
+def reset_cursor(asked: FeedChange, given: Moved | None = None) -> Response:
+    return _change(asked, "reset", given or Moved())
 
 
 @router.post("/rewind", responses=returns(CursorChangeRow), summary="Go back, by records or to a time")
-def rewind_cursor(asked: Change, name: NamePath, given: RewindCursor) -> Response:
+def rewind_cursor(asked: FeedChange, given: RewindCursor) -> Response:
     if (given.records is None) == (given.to is None):
         raise InvalidInput("say either records or to")
-    return _change(asked, name, "rewind", given, records=given.records, to=given.to)
+    return _change(asked, "rewind", given, records=given.records, to=given.to)
 
 
 @router.post(
     "/undo", responses=returns(CursorChangeRow), summary="Go back to the cursor before the last change"
 )
-def undo_cursor(asked: Change, name: NamePath, given: Undo | None = None) -> Response:
+def undo_cursor(asked: FeedChange, given: Undo | None = None) -> Response:
     chosen = given or Undo()
-    return _change(asked, name, "undo", chosen, force=chosen.force)
+    return _change(asked, "undo", chosen, force=chosen.force)
 
 
-def _change(asked: Asked, name: str, verb: str, moved: Moved, /, **given: Any) -> Response:
-    changed(asked.caller, verbs.live_feed(asked.backend.store, name))
-    heed(moved)
+def _change(asked: AskedOfFeed, verb: str, moved: Moved, /, **given: Any) -> Response:
+    name = asked.feed.name
     done = asked.backend.sink_verbs.change_cursor(
         name, verb, delete=moved.delete, dry_run=asked.dry_run, **given
     )

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, Field
 
-from feedq import verbs
 from feedq.api import documents
 from feedq.api.answers import answer, answer_page, returns
+from feedq.api.arguments import Cursor, Limit, place_of
 from feedq.api.backend import Served
-from feedq.api.callers import Viewer, changed, seen
-from feedq.api.changing import Change, Reasoned, heed
-from feedq.api.names import NamePath
-from feedq.api.paging import Cursor, Limit, place_of
+from feedq.api.callers import SeenFeed
+from feedq.api.changing import FeedChange, Reasoned
 from feedq.errors import NotFound
 from feedq.report.rows import dead_letter_row
 
@@ -54,10 +53,8 @@ class DropRow(BaseModel):
 
 @router.get("", responses=returns(documents.DEAD_LETTER_PAGE), summary="Refused records, oldest first")
 def list_dead_letters(
-    request: Request,
     backend: Served,
-    caller: Viewer,
-    name: NamePath,
+    feed: SeenFeed,
     newest: Annotated[
         int | None,
         Query(ge=1, le=NEWEST_MAX, description="So many, newest first, instead; there is no next page."),
@@ -65,42 +62,34 @@ def list_dead_letters(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Response:
-    seen(caller, backend.store.feeds.get(name), backend, request)
-    letters = backend.sink_verbs.letters
+    letters = partial(backend.sink_verbs.letters, feed.name)
     if newest is not None:
-        return answer({"dead_letters": list(map(dead_letter_row, letters(name, limit=newest))), "next": None})
+        return answer({"dead_letters": list(map(dead_letter_row, letters(limit=newest))), "next": None})
     (after,) = place_of(cursor, int) or (0,)
-    found = letters(name, after=after, limit=limit + 1)
+    found = letters(after=after, limit=limit + 1)
     return answer_page("dead_letters", found, limit, dead_letter_row, lambda letter: (letter.id,))
 
 
 @router.get("/{letter_id}", responses=returns(documents.DEAD_LETTER), summary="One refused record")
 def show_dead_letter(
-    request: Request,
-    backend: Served,
-    caller: Viewer,
-    name: NamePath,
-    letter_id: Annotated[int, Path(ge=1, le=ID_MAX)],
+    backend: Served, feed: SeenFeed, letter_id: Annotated[int, Path(ge=1, le=ID_MAX)]
 ) -> Response:
-    seen(caller, backend.store.feeds.get(name), backend, request)
-    letters = backend.sink_verbs.letters(name, ids=[letter_id])
+    letters = backend.sink_verbs.letters(feed.name, ids=[letter_id])
     if not letters:
-        raise NotFound(f"{name} has no dead letter {letter_id}")
+        raise NotFound(f"{feed.name} has no dead letter {letter_id}")
     return answer(dead_letter_row(letters[0]))
 
 
 @router.post("/replay", responses=returns(ReplayRow), summary="Land them after all")
-def replay_dead_letters(asked: Change, name: NamePath, given: ChosenLetters) -> Response:
+def replay_dead_letters(asked: FeedChange, given: ChosenLetters) -> Response:
     """Each lands in the transaction that takes it from the dead letters: asked twice, none lands twice."""
-    heed(given)
-    changed(asked.caller, verbs.live_feed(asked.backend.store, name))
+    name = asked.feed.name
     found = asked.backend.sink_verbs.replay(name, given.ids, given.all, dry_run=asked.dry_run)
     return answer({"name": name, **asdict(found), "dry_run": asked.dry_run})
 
 
 @router.post("/drop", responses=returns(DropRow), summary="Delete them for good")
-def drop_dead_letters(asked: Change, name: NamePath, given: ChosenLetters) -> Response:
-    heed(given)
-    changed(asked.caller, verbs.live_feed(asked.backend.store, name))
+def drop_dead_letters(asked: FeedChange, given: ChosenLetters) -> Response:
+    name = asked.feed.name
     dropped = asked.backend.sink_verbs.drop(name, given.ids, given.all, dry_run=asked.dry_run)
     return answer({"name": name, "dropped": dropped, "dry_run": asked.dry_run})

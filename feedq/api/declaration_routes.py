@@ -9,10 +9,10 @@ from pydantic import BaseModel
 
 from feedq.adoption import resumes_of
 from feedq.api.answers import answer, answer_page, returns
+from feedq.api.arguments import Cursor, Limit, cursor_of, place_of
 from feedq.api.backend import Served
 from feedq.api.callers import FleetViewer, Viewer
 from feedq.api.feed_changes import Declaration as FeedKeys
-from feedq.api.paging import Cursor, Limit, cursor_of, place_of
 from feedq.api.schedule_changes import Declaration as ScheduleKeys
 from feedq.manifest.feed_entry import plain_feed
 from feedq.schedule.entries import plain_schedule

@@ -1,4 +1,5 @@
 """What the API answers, as models, for the OpenAPI document; `feedq.report.rows` makes the answers themselves.
+And declarations in bodies of requests: the schemas of manifests, with their parts as components.
 
 Most fields are columns of tables under the same names, so their types are taken from `feedq.model` and not
 written down again.
@@ -16,10 +17,13 @@ from pydantic import BaseModel, create_model
 from feedq.diagnosis.checks import Check
 from feedq.diagnosis.fleet_checks import Overview
 from feedq.landed import LandedBucket, Span
+from feedq.manifest.feed_entry import FeedEntry
+from feedq.manifest.json_schema import WithoutTitles
 from feedq.model import Event, Feed, Lease, Load, Reason, Status, TargetState, Unmet, Worker
 from feedq.report import rows
 from feedq.report.problem_list import ListedProblem
 from feedq.report.worker_loss import StayingWorker, WorkerLoss
+from feedq.schedule.entries import CalendarEntry, QueueEntry, ScheduleEntry
 from feedq.schedule.model import Run, Schedule
 from feedq.store.fleet_state import JobState, Leader
 
@@ -271,3 +275,24 @@ STATUS = _model(
 CONNECTORS = _model(
     "ConnectorList", "JSON Schemas of options, by connector.", connectors=dict[str, dict[str, Any]]
 )
+
+# -- declarations in requests ------------------------------------------------------------------------
+
+COMPONENTS: dict[str, Any] = {}
+"""The parts of these schemas, by name; filled as the module is loaded."""
+PLACE = "#/components/schemas/{model}"
+
+
+def _component(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema(ref_template=PLACE, schema_generator=WithoutTitles)
+    COMPONENTS.update(schema.pop("$defs", {}))
+    # The name stands in the address.
+    schema["required"] = [key for key in schema.get("required", []) if key != "name"]
+    COMPONENTS[model.__name__] = schema
+    return {"$ref": PLACE.format(model=model.__name__)}
+
+
+FEED_ENTRY = _component(FeedEntry)
+SCHEDULE_ENTRY = _component(ScheduleEntry)
+QUEUE_ENTRY = _component(QueueEntry)
+CALENDAR_ENTRY = _component(CalendarEntry)

@@ -1,38 +1,41 @@
-"""Feeds: declaring, editing and removing them, and what people do with those that run."""
+"""Feeds: declaring, editing and removing them, and what people do with those that run; columns for new fields."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Request, Response
-from pydantic import Field, RootModel, WithJsonSchema
+from fastapi import APIRouter, Body, Response
+from pydantic import BaseModel, Field, RootModel, WithJsonSchema
 
-from feedq import adoption, verbs
+from feedq import adoption, new_columns, verbs
 from feedq.api.answers import answer, returns
+from feedq.api.arguments import NamePath
 from feedq.api.backend import Served
-from feedq.api.callers import Viewer, changed, seen
+from feedq.api.callers import LiveFeed, changed
 from feedq.api.changing import (
     Asked,
+    AskedOfFeed,
     Change,
     ChangeRow,
+    FeedChange,
     IfNoneMatch,
     Reasoned,
     etag_of,
-    heed,
-    require_none,
+    named,
+    patched,
+    put,
 )
-from feedq.api.names import NamePath
-from feedq.api.schemas import FEED_ENTRY
-from feedq.errors import Conflict, InvalidInput, NotFound, Outdated
+from feedq.api.documents import FEED_ENTRY
+from feedq.errors import NotFound
 from feedq.manifest.changes import difference
 from feedq.manifest.feed_entry import FeedEntry, plain_feed, validate
 from feedq.model import Feed, FeedSpec, TargetState
-from feedq.store.base import require_version
-
-TRIES = 5
-"""A feed that is added and removed again and again by others is given up."""
+from feedq.report.rows import drift_document
+from feedq.sinks.base import parse_sink
+from feedq.store.base import Feeds, require_version
 
 router = APIRouter(prefix="/feeds", tags=["feeds"])
 Declaration = Annotated[dict[str, Any], WithJsonSchema(FEED_ENTRY)]
@@ -57,10 +60,18 @@ class Adopt(Reasoned):
     force: bool = Field(False, description="Also if the feed has landed records of its own already.")
 
 
+class DriftDocument(BaseModel):
+    """Fields that no column takes with the types of columns for them, and the statements that add these."""
+
+    name: str
+    drift: str
+    fields: dict[str, str]
+    statements: list[str]
+    applied: bool
+
+
 @router.get("/{name:name}/declaration", responses=returns(FeedDeclaration), summary="As a manifest has it")
-def show_declaration(request: Request, backend: Served, caller: Viewer, name: NamePath) -> Response:
-    feed = verbs.live_feed(backend.store, name)
-    seen(caller, feed, backend, request)
+def show_declaration(feed: LiveFeed) -> Response:
     return answer(plain_feed(feed.spec), headers={"ETag": etag_of(feed.version)})
 
 
@@ -69,39 +80,26 @@ def put_feed(
     asked: Change, name: NamePath, declared: Annotated[Declaration, Body()], if_none_match: IfNoneMatch = None
 ) -> Response:
     """Add the feed, or make it what is declared; what is so already is left alone."""
-    if declared.get("name", name) != name:
-        raise InvalidInput(f"name: must be {name!r}, as in the address, or left out")
-    entry = FeedEntry.valid(declared | {"name": name})
-    for _ in range(TRIES):
-        before = _existing(asked, name)
-        require_none(f"feed {name!r}", if_none_match, exists=before is not None)
-        if before is None and asked.if_match is not None:
-            raise Outdated(f"there is no feed {name!r}, and If-Match says that there is")
-        spec = _kept(entry, before)
-        try:
-            return _add(asked, entry, spec) if before is None else _edit(asked, before, spec)
-        except Conflict as error:
-            # Somebody else was faster. Who did not say what it must be like has it made so all the same.
-            if asked.if_match or if_none_match:
-                raise Outdated(str(error)) from error
-    raise Conflict(f"feed {name!r} is changed by others again and again; nothing was changed")
+    entry = FeedEntry.valid(named(declared, name))
+
+    def make(before: Feed | None) -> Response:
+        if before is None:
+            return _add(asked, entry, entry.spec)
+        # It keeps its target state unless another one is said.
+        kept = entry.target_state or before.spec.target_state
+        return _edit(asked, before, replace(entry.spec, target_state=kept))
+
+    return put(asked, f"feed {name!r}", if_none_match, lambda: _existing(asked, name), make)
 
 
 def _existing(asked: Asked, name: str) -> Feed | None:
-    """The feed that is to be changed. Raises `Forbidden`, `Outdated`."""
+    """The feed that is to be changed. Raises `Forbidden`."""
     try:
         found = verbs.live_feed(asked.backend.store, name)
     except NotFound:
         return None
     changed(asked.caller, found)
     return found
-
-
-def _kept(entry: FeedEntry, before: Feed | None) -> FeedSpec:
-    """What is declared; a feed that is there keeps its target state unless another one is said."""
-    if before is None or entry.target_state is not None:
-        return entry.spec
-    return replace(entry.spec, target_state=before.spec.target_state)
 
 
 def _add(asked: Asked, entry: FeedEntry, spec: FeedSpec) -> Response:
@@ -126,7 +124,7 @@ def _edit(asked: Asked, before: Feed, spec: FeedSpec) -> Response:
     # Whose it is was judged for this version alone.
     expected = asked.expected or (before.version if asked.caller.tenant is not None else None)
     if asked.dry_run:
-        _require(asked, before)
+        require_version(f"feed {before.name!r}", before.version, asked.expected)
         return asked.done(
             spec.name, "edited" if changes else "unchanged", version=before.version, changes=changes
         )
@@ -135,105 +133,86 @@ def _edit(asked: Asked, before: Feed, spec: FeedSpec) -> Response:
     return asked.done(spec.name, result, version=after.version, changes=changes)
 
 
-def _require(asked: Asked, feed: Feed) -> None:
-    """For what is not carried out, the comparison that the store would make. Raises `Outdated`."""
-    require_version(f"feed {feed.name!r}", feed.version, asked.expected)
-
-
 @router.patch("/{name:name}", responses=returns(ChangeRow), summary="Change some of its declaration")
-def patch_feed(asked: Change, name: NamePath, patch: Annotated[dict[str, Any], Body()]) -> Response:
+def patch_feed(asked: FeedChange, patch: Annotated[dict[str, Any], Body()]) -> Response:
     """A merge patch (RFC 7396) of the declaration: null takes a key away."""
-    before = _live(asked, name)
-    keys = merge_patch(plain_feed(before.spec), patch)
-    if keys.get("name") != name:
-        raise InvalidInput(
-            "name: cannot be changed; declare the feed under its new name, and remove this one"
-        )
-    spec = FeedEntry.valid(keys).spec
-    asked = replace(asked, if_match=asked.if_match if asked.expected else etag_of(before.version))
-    return _edit(asked, before, spec)
-
-
-def merge_patch(before: Any, patch: Any) -> Any:
-    """RFC 7396."""
-    if not isinstance(patch, dict):
-        return patch
-    merged = dict(before) if isinstance(before, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = merge_patch(merged.get(key), value)
-    return merged
-
-
-def _live(asked: Asked, name: str) -> Feed:
-    """Raises `NotFound`, `Forbidden`."""
-    found = verbs.live_feed(asked.backend.store, name)
-    changed(asked.caller, found)
-    return found
+    spec = FeedEntry.valid(patched(plain_feed(asked.feed.spec), patch)).spec
+    if_match = asked.if_match if asked.expected else etag_of(asked.feed.version)
+    return _edit(replace(asked, if_match=if_match), asked.feed, spec)
 
 
 @router.delete("/{name:name}", responses=returns(ChangeRow), summary="Stop a feed and forget it")
-def remove_feed(asked: Change, name: NamePath) -> Response:
-    feed = _live(asked, name)
-    if asked.dry_run:
-        _require(asked, feed)
-    else:
-        asked.backend.store.feeds.remove(name, expected=asked.expected)
-    return asked.done(name, "removed", version=feed.version)
+def remove_feed(asked: FeedChange) -> Response:
+    def remove(feeds: Feeds) -> Feed:
+        feeds.remove(asked.feed.name, expected=asked.expected)
+        return asked.feed
+
+    return _act(asked, "removed", remove)
 
 
 @router.post("/{name:name}/pause", responses=returns(ChangeRow), summary="Stop until it is resumed")
-def pause_feed(asked: Change, name: NamePath, given: Reasoned | None = None) -> Response:
-    return _target(asked, name, TargetState.PAUSED, "paused", given)
+def pause_feed(asked: FeedChange, given: Reasoned | None = None) -> Response:
+    return _target(asked, TargetState.PAUSED, "paused")
 
 
 @router.post("/{name:name}/resume", responses=returns(ChangeRow), summary="Run again where it left off")
-def resume_feed(asked: Change, name: NamePath, given: Reasoned | None = None) -> Response:
-    return _target(asked, name, TargetState.RUNNING, "resumed", given)
+def resume_feed(asked: FeedChange, given: Reasoned | None = None) -> Response:
+    return _target(asked, TargetState.RUNNING, "resumed")
 
 
-def _target(asked: Asked, name: str, target: TargetState, result: str, given: Reasoned | None) -> Response:
-    heed(given)
-    feed = _live(asked, name)
-    if asked.dry_run:
-        _require(asked, feed)
-    else:
-        feed = asked.backend.store.feeds.set_target(name, target, expected=asked.expected)
-    return asked.done(name, result, version=feed.version)
+def _target(asked: AskedOfFeed, target: TargetState, result: str) -> Response:
+    name, expected = asked.feed.name, asked.expected
+    return _act(asked, result, lambda feeds: feeds.set_target(name, target, expected=expected))
 
 
 @router.post("/{name:name}/restart", responses=returns(ChangeRow), summary="Stop it and start it anew")
-def restart_feed(asked: Change, name: NamePath, given: Reasoned | None = None) -> Response:
+def restart_feed(asked: FeedChange, given: Reasoned | None = None) -> Response:
     """With If-Match, a request that is repeated restarts it once."""
-    heed(given)
-    feed = _live(asked, name)
+    name, expected = asked.feed.name, asked.expected
+    return _act(asked, "restarted", lambda feeds: feeds.restart(name, expected=expected))
+
+
+def _act(asked: AskedOfFeed, result: str, act: Callable[[Feeds], Feed]) -> Response:
     if asked.dry_run:
-        _require(asked, feed)
-    else:
-        feed = asked.backend.store.feeds.restart(name, expected=asked.expected)
-    return asked.done(name, "restarted", version=feed.version)
+        asked.require_version()
+    after = asked.feed if asked.dry_run else act(asked.backend.store.feeds)
+    return asked.done(asked.feed.name, result, version=after.version)
 
 
 @router.post("/{name:name}/move", responses=returns(ChangeRow), summary="Let another worker have it")
-def move_feed(asked: Change, name: NamePath, given: MoveTo) -> Response:
-    heed(given)
-    feed = _live(asked, name)
-    _require(asked, feed)
-    backend = asked.backend
+def move_feed(asked: FeedChange, given: MoveTo) -> Response:
+    asked.require_version()
+    name, backend = asked.feed.name, asked.backend
     target = verbs.move_feed(backend.store, name, given.worker, backend.settings, dry_run=asked.dry_run)
-    return asked.done(name, f"moving to {target.worker.name}", version=feed.version)
+    return asked.done(name, f"moving to {target.worker.name}", version=asked.feed.version)
 
 
 @router.post("/{name:name}/adopt", responses=returns(ChangeRow), summary="Take over a namesake's checkpoint")
-def adopt_checkpoint(asked: Change, name: NamePath, given: Adopt | None = None) -> Response:
-    heed(given)
-    chosen = given or Adopt()
-    feed = _live(asked, name)
-    _require(asked, feed)
+def adopt_checkpoint(asked: FeedChange, given: Adopt | None = None) -> Response:
+    chosen, name = given or Adopt(), asked.feed.name
+    asked.require_version()
     owner = asked.backend.sink_verbs.adopt(
         name, number=chosen.number, force=chosen.force, dry_run=asked.dry_run
     )
-    after = feed if asked.dry_run else asked.backend.store.feeds.get(name)
+    after = asked.feed if asked.dry_run else asked.backend.store.feeds.get(name)
     return asked.done(name, "adopted", version=after.version, note=owner)
+
+
+@router.get("/{name:name}/drift", responses=returns(DriftDocument), summary="Fields that no column takes")
+def show_drift(backend: Served, feed: LiveFeed) -> Response:
+    view = backend.store.feeds.view(feed.name)
+    with backend.open_sink(parse_sink(feed.spec.sink).name) as sink:
+        return answer(drift_document(view, new_columns.proposed(sink, view), applied=False))
+
+
+@router.post("/{name:name}/drift", responses=returns(DriftDocument), summary="Add columns for them")
+def add_columns(asked: FeedChange, given: Reasoned | None = None) -> Response:
+    asked.require_version()
+    store = asked.backend.store
+    view = store.feeds.view(asked.feed.name)
+    with asked.backend.open_sink(parse_sink(asked.feed.spec.sink).name) as sink:
+        if asked.dry_run:
+            statements = new_columns.proposed(sink, view)
+        else:
+            statements = new_columns.add_columns(store, sink, view)
+        return answer(drift_document(view, statements, applied=not asked.dry_run))

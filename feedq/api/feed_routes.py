@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from feedq.api import documents
 from feedq.api.answers import answer, answer_page, returns
+from feedq.api.arguments import Cursor, Limit, place_of
 from feedq.api.backend import Served
-from feedq.api.callers import Viewer, seen
-from feedq.api.event_routes import listed_event_row
-from feedq.api.names import NamePath
-from feedq.api.paging import Cursor, Limit, place_of
+from feedq.api.callers import SeenFeed, Viewer
 from feedq.diagnosis.waiting_checks import explain
 from feedq.errors import InvalidInput
 from feedq.landed import Span
 from feedq.model import Status
-from feedq.report.rows import feed_document, feed_row, landed_document
+from feedq.report.rows import feed_document, feed_row, landed_document, listed_event_row
 from feedq.selection import Selection
 from feedq.store.event_listing import EventFilter
 from feedq.values import NAME_MAX
@@ -68,9 +66,8 @@ def list_feeds(
 
 
 @router.get("/{name:name}", responses=returns(documents.FEED), summary="Everything about one feed")
-def show_feed(request: Request, backend: Served, caller: Viewer, name: NamePath) -> Response:
-    view = backend.store.feeds.view(name)
-    seen(caller, view.feed, backend, request)
+def show_feed(backend: Served, feed: SeenFeed) -> Response:
+    view = backend.store.feeds.view(feed.name)
     workers, now = backend.store.workers.views(), backend.store.now()
     why = explain(view, workers, now=now, rules=backend.settings.rules)
     return answer(feed_document(view, explanation=why))
@@ -78,15 +75,8 @@ def show_feed(request: Request, backend: Served, caller: Viewer, name: NamePath)
 
 @router.get("/{name:name}/events", responses=returns(documents.EVENT_PAGE), summary="History of one feed")
 def list_events_of_feed(
-    request: Request,
-    backend: Served,
-    caller: Viewer,
-    name: NamePath,
-    limit: Limit = 100,
-    cursor: Cursor = None,
+    backend: Served, feed: SeenFeed, limit: Limit = 100, cursor: Cursor = None
 ) -> Response:
-    feed = backend.store.feeds.get(name)
-    seen(caller, feed, backend, request)
     (place,) = place_of(cursor, int) or (None,)
     found = backend.store.history.before(EventFilter(feed_id=feed.id), place=place, limit=limit + 1)
     return answer_page("events", found, limit, listed_event_row, lambda one: (one.id,))
@@ -98,14 +88,10 @@ def list_events_of_feed(
     summary="What one feed landed in an hour or a day",
 )
 def show_landed(
-    request: Request,
     backend: Served,
-    caller: Viewer,
-    name: NamePath,
+    feed: SeenFeed,
     span: Annotated[Span, Query(description="By minutes, or by quarters of an hour.")] = Span.HOUR,
 ) -> Response:
-    feed = backend.store.feeds.get(name)
-    seen(caller, feed, backend, request)
     return answer(landed_document(span, backend.store.landed.of_feed(feed.id, span)))
 
 

@@ -12,6 +12,7 @@ from pydantic import AwareDatetime, BaseModel, Field, RootModel, WithJsonSchema
 
 from feedq.api import documents
 from feedq.api.answers import answer, returns
+from feedq.api.arguments import AskedMoment, NamePath
 from feedq.api.backend import Served
 from feedq.api.callers import FleetViewer
 from feedq.api.changing import (
@@ -20,16 +21,14 @@ from feedq.api.changing import (
     IfNoneMatch,
     Reasoned,
     etag_of,
-    heed,
-    require_none,
+    named,
+    patched,
+    put,
 )
-from feedq.api.feed_changes import merge_patch
-from feedq.api.moments import AskedMoment
-from feedq.api.names import NamePath
+from feedq.api.documents import CALENDAR_ENTRY, QUEUE_ENTRY, SCHEDULE_ENTRY
 from feedq.api.schedule_routes import RunId
-from feedq.api.schemas import CALENDAR_ENTRY, QUEUE_ENTRY, SCHEDULE_ENTRY
 from feedq.authorship import reason_given
-from feedq.errors import Conflict, InvalidInput, NotFound, Outdated, Unreadable
+from feedq.errors import InvalidInput, NotFound, Unreadable
 from feedq.manifest.changes import plain_difference
 from feedq.report.rows import run_row
 from feedq.schedule.entries import (
@@ -44,7 +43,6 @@ from feedq.schedule.timing import ticks_after, ticks_between
 from feedq.store.base import require_version
 from feedq.store.jobs.schedules import KEY_MAX
 
-TRIES: Final = 5
 NEXT_MAX: Final = 1_000
 
 router = APIRouter(tags=["schedules"])
@@ -123,30 +121,15 @@ def put_schedule(
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Add the schedule, or make it what is declared; what is so already is left alone."""
-    entry = ScheduleEntry.valid(_named(declared, name))
-    for _ in range(TRIES):
-        before = _existing(asked, name)
-        require_none(f"schedule {name!r}", if_none_match, exists=before is not None)
-        if before is None and asked.if_match is not None:
-            raise Outdated(f"there is no schedule {name!r}, and If-Match says that there is")
-        try:
-            if before is None:
-                return _add(asked, entry.spec)
-            keeps = entry.paused is None and before.unreadable is None
-            return _edit(
-                asked, before, replace(entry.spec, paused=before.spec.paused) if keeps else entry.spec
-            )
-        except (Conflict, NotFound) as error:
-            if asked.if_match or if_none_match or isinstance(error, Outdated) or before is not None:
-                raise
-    raise Conflict(f"schedule {name!r} is changed by others again and again; nothing was changed")
+    entry = ScheduleEntry.valid(named(declared, name))
 
+    def make(before: Schedule | None) -> Response:
+        if before is None:
+            return _add(asked, entry.spec)
+        keeps = entry.paused is None and before.unreadable is None
+        return _edit(asked, before, replace(entry.spec, paused=before.spec.paused) if keeps else entry.spec)
 
-def _named(declared: dict[str, Any], name: str) -> dict[str, Any]:
-    """Raises `InvalidInput` when the body has another name than the address."""
-    if declared.get("name", name) != name:
-        raise InvalidInput(f"name: must be {name!r}, as in the address, or left out")
-    return declared | {"name": name}
+    return put(asked, f"schedule {name!r}", if_none_match, lambda: _existing(asked, name), make)
 
 
 def _existing(asked: FleetChange, name: str) -> Schedule | None:
@@ -184,10 +167,7 @@ def _edit(asked: FleetChange, before: Schedule, spec: ScheduleSpec) -> Response:
 def patch_schedule(asked: FleetChange, name: NamePath, patch: Annotated[dict[str, Any], Body()]) -> Response:
     """A merge patch (RFC 7396) of the declaration: null takes a key away."""
     before = asked.backend.store.jobs.schedules.get(name)
-    keys = merge_patch(plain_schedule(before.spec), patch)
-    if keys.get("name") != name:
-        raise InvalidInput("name: cannot be changed; declare it under its new name, and remove this one")
-    spec = ScheduleEntry.valid(keys).spec
+    spec = ScheduleEntry.valid(patched(plain_schedule(before.spec), patch)).spec
     return _edit(replace(asked, if_match=asked.if_match or etag_of(before.version)), before, spec)
 
 
@@ -207,7 +187,6 @@ def remove_schedule(asked: FleetChange, name: NamePath) -> Response:
 
 @router.post("/schedules/{name:name}/pause", responses=returns(ChangeRow), summary="Fire no more ticks")
 def pause_schedule(asked: FleetChange, name: NamePath, given: Pause | None = None) -> Response:
-    heed(given)
     schedules = asked.backend.store.jobs.schedules
     until = None if given is None else given.until
     if asked.dry_run:
@@ -219,7 +198,6 @@ def pause_schedule(asked: FleetChange, name: NamePath, given: Pause | None = Non
 
 @router.post("/schedules/{name:name}/resume", responses=returns(ChangeRow), summary="Fire again")
 def resume_schedule(asked: FleetChange, name: NamePath, given: Reasoned | None = None) -> Response:
-    heed(given)
     schedules = asked.backend.store.jobs.schedules
     found = schedules.view(name).schedule if asked.dry_run else schedules.resume(name)
     return asked.done(name, "resumed", version=found.version)
@@ -238,7 +216,6 @@ def trigger_schedule(
     ] = None,
 ) -> Response:
     """The key is that of the run, and kept for as long as the run is."""
-    heed(given)
     schedules = asked.backend.store.jobs.schedules
     job = _job(schedules.get(name).spec, given)
     if asked.dry_run:
@@ -260,7 +237,6 @@ def _job(spec: ScheduleSpec, given: Trigger | None) -> Job | None:
 @router.post("/schedules/{name:name}/backfill", responses=returns(BackfillRow), summary="Runs of past ticks")
 def backfill_schedule(asked: FleetChange, name: NamePath, given: Backfill) -> Response:
     """A tick that has a run gets no other, so a repeated request makes none twice."""
-    heed(given)
     schedules = asked.backend.store.jobs.schedules
     if given.begin >= given.end:
         raise InvalidInput("to: must be later than from")
@@ -276,7 +252,6 @@ def backfill_schedule(asked: FleetChange, name: NamePath, given: Backfill) -> Re
 
 @router.post("/schedules/{name:name}/purge", responses=returns(PurgeRow), summary="Cancel its waiting runs")
 def purge_schedule(asked: FleetChange, name: NamePath, given: Reasoned | None = None) -> Response:
-    heed(given)
     schedules = asked.backend.store.jobs.schedules
     cancelled = schedules.view(name).waiting if asked.dry_run else schedules.purge(name)
     return answer({"name": name, "cancelled": cancelled, "dry_run": asked.dry_run})
@@ -297,7 +272,6 @@ def show_next_ticks(
 
 @router.post("/runs/{run_id}/cancel", responses=returns(documents.RUN_ROW), summary="Cancel a run")
 def cancel_run(asked: FleetChange, run_id: RunId, given: Reasoned | None = None) -> Response:
-    heed(given)
     schedules = asked.backend.store.jobs.schedules
     return answer(run_row(schedules.run(run_id) if asked.dry_run else schedules.cancel_run(run_id)))
 
@@ -311,7 +285,7 @@ def put_queue(
     name: NamePath,
     declared: Annotated[Annotated[dict[str, Any], WithJsonSchema(QUEUE_ENTRY)], Body()],
 ) -> Response:
-    entry = QueueEntry.valid(_named(declared, name))
+    entry = QueueEntry.valid(named(declared, name))
     if not asked.dry_run:
         asked.backend.store.jobs.queues.set(entry.spec)
     return asked.done(name, "set")
@@ -330,7 +304,7 @@ def put_calendar(
     name: NamePath,
     declared: Annotated[Annotated[dict[str, Any], WithJsonSchema(CALENDAR_ENTRY)], Body()],
 ) -> Response:
-    entry = CalendarEntry.valid(_named(declared, name))
+    entry = CalendarEntry.valid(named(declared, name))
     timed = None if asked.dry_run else asked.backend.store.jobs.calendars.set(entry.spec)
     return asked.done(name, "set", schedules=timed)
 

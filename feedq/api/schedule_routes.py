@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 
 from feedq.api import documents
 from feedq.api.answers import answer, answer_page, returns
+from feedq.api.arguments import Cursor, Limit, NamePath, place_of
 from feedq.api.backend import Served
 from feedq.api.callers import FleetViewer
-from feedq.api.names import NamePath
-from feedq.api.paging import Cursor, Limit, place_of
-from feedq.report.rows import run_row, schedule_document, schedule_row
-from feedq.schedule.model import Queue, RunState, ScheduleState
+from feedq.report.rows import calendar_row, queue_row, run_row, schedule_document, schedule_row
+from feedq.schedule.model import RunState, ScheduleState
 from feedq.values import NAME_MAX
 
 RUNS_SHOWN = 100
@@ -78,19 +76,9 @@ def show_run(backend: Served, caller: FleetViewer, run_id: RunId) -> Response:
 
 @router.get("/queues", responses=returns(documents.QUEUES), summary="Job queues")
 def list_queues(backend: Served, caller: FleetViewer) -> Response:
-    queues = {found.name: found for found in backend.store.jobs.queues.all()}
-    depths = backend.store.jobs.queues.depths()
-    names = sorted(queues.keys() | depths.keys())
-    return answer({"queues": [_queue(queues.get(n, Queue(n)), *depths.get(n, (0, 0))) for n in names]})
-
-
-def _queue(limits: Queue, waiting: int, running: int) -> dict[str, Any]:
-    return asdict(limits) | {"waiting": waiting, "running": running}
+    return answer({"queues": list(map(queue_row, backend.store.jobs.queues.listed()))})
 
 
 @router.get("/calendars", responses=returns(documents.CALENDARS), summary="Calendars")
 def list_calendars(backend: Served, caller: FleetViewer) -> Response:
-    calendars = backend.store.jobs.calendars
-    users = calendars.users()
-    rows = [asdict(found) | {"schedules": users.get(found.name, 0)} for found in calendars.all()]
-    return answer({"calendars": rows})
+    return answer({"calendars": [calendar_row(*found) for found in backend.store.jobs.calendars.listed()]})

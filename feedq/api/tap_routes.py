@@ -13,9 +13,9 @@ from fastapi.responses import StreamingResponse
 
 from feedq import verbs
 from feedq.api.answers import ERRORS
+from feedq.api.arguments import NamePath
 from feedq.api.backend import Served
 from feedq.api.callers import Operator, changed
-from feedq.api.names import NamePath
 from feedq.errors import FeedqError
 from feedq.store.taps import TapListener
 from feedq.tap import LIMIT_MAX, LOOK_S, SECONDS_MAX

@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field
 
 from feedq.access import AccessRole
 from feedq.api.answers import answer, returns
+from feedq.api.arguments import NamePath
 from feedq.api.backend import Served
 from feedq.api.callers import FleetAdmin
-from feedq.api.changing import Reasoned, heed
-from feedq.api.names import NamePath
+from feedq.api.changing import Reasoned
 from feedq.report.rows import token_row
 from feedq.store.tokens import DAYS_MAX
 from feedq.values import NAME_MAX, Name
@@ -67,7 +67,6 @@ def list_tokens(backend: Served, caller: FleetAdmin) -> Response:
 
 @router.post("", responses=returns(MadeToken, status=201), summary="Make a token", status_code=201)
 def add_token(backend: Served, caller: FleetAdmin, given: Annotated[NewToken, Body()]) -> Response:
-    heed(given)
     lasts_s = given.days * 86_400
     made = backend.store.tokens.add(given.name, given.role, tenant=given.tenant, lasts_s=lasts_s)
     return answer({"name": given.name, "token": made}, status=201)

@@ -19,6 +19,7 @@ from feedq.schedule.model import (
     Calendar,
     Job,
     Queue,
+    QueueDepth,
     Run,
     RunState,
     Schedule,
@@ -138,23 +139,21 @@ class ApiQueues:
     def __init__(self, api: ApiConnection) -> None:
         self._api = api
 
-    def all(self) -> list[Queue]:
+    def listed(self) -> list[QueueDepth]:
         names = ("name", "rate_per_s", "burst", "concurrency")
-        found = [Queue(**{name: row[name] for name in names}) for row in self._rows()]
-        return [queue for queue in found if queue != Queue(queue.name)]
+        rows = self._api.get("queues")["queues"]
+        return [
+            (Queue(**{name: row[name] for name in names}), row["waiting"], row["running"]) for row in rows
+        ]
 
-    def depths(self) -> Mapping[str, tuple[int, int]]:
-        found = {row["name"]: (row["waiting"], row["running"]) for row in self._rows()}
-        return {name: depth for name, depth in found.items() if any(depth)}
+    def all(self) -> list[Queue]:
+        return [queue for queue, _, _ in self.listed() if queue != Queue(queue.name)]
 
     def set(self, queue: Queue) -> None:
         self._api.ask("PUT", "queues", queue.name, body=plain_queue(queue))
 
     def remove(self, name: str) -> None:
         self._api.ask("DELETE", "queues", name)
-
-    def _rows(self) -> list[Mapping[str, Any]]:
-        return list(self._api.get("queues")["queues"])
 
 
 class ApiCalendars:
@@ -163,11 +162,12 @@ class ApiCalendars:
     def __init__(self, api: ApiConnection) -> None:
         self._api = api
 
-    def all(self) -> list[Calendar]:
-        return [Calendar(row["name"], tuple(row["dates"])) for row in self._rows()]
+    def listed(self) -> list[tuple[Calendar, int]]:
+        rows = self._api.get("calendars")["calendars"]
+        return [(Calendar(row["name"], tuple(row["dates"])), row["schedules"]) for row in rows]
 
-    def users(self) -> Mapping[str, int]:
-        return {row["name"]: row["schedules"] for row in self._rows()}
+    def all(self) -> list[Calendar]:
+        return [calendar for calendar, _ in self.listed()]
 
     def set(self, calendar: Calendar) -> int:
         made = self._api.ask("PUT", "calendars", calendar.name, body=plain_calendar(calendar))
@@ -175,9 +175,6 @@ class ApiCalendars:
 
     def remove(self, name: str) -> None:
         self._api.ask("DELETE", "calendars", name)
-
-    def _rows(self) -> list[Mapping[str, Any]]:
-        return list(self._api.get("calendars")["calendars"])
 
 
 class ApiJobs:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from typing import Any
 
 import click
 
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import TableColumn, answer, warn, write_table
-from feedq.connectors.base import ENTRY_POINT_GROUP, load_connector
+from feedq.connectors.base import connector_kinds, load_connector
 from feedq.errors import InvalidInput
 from feedq.wording import as_json
 
@@ -30,7 +29,7 @@ def connectors(invocation: Invocation, *, name: str | None) -> None:
 
 
 def _installed(name: str | None) -> Mapping[str, Mapping[str, Any]]:
-    names = [name] if name else sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
+    names = [name] if name else connector_kinds()
     schemas: dict[str, Mapping[str, Any]] = {}
     for kind in names:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any
 
 import click
 
@@ -14,7 +13,7 @@ from feedq.cli.options import duration
 from feedq.cli.output import TableColumn, answer, write_json_line, write_table
 from feedq.event_names import EventKind
 from feedq.report.details import event_detail
-from feedq.report.rows import event_row
+from feedq.report.rows import listed_event_row
 from feedq.store.event_listing import PAGE_MAX, EventFilter, ListedEvent
 from feedq.wording import stamp
 
@@ -73,7 +72,7 @@ def events(
         _follow(invocation, which, found)
         return
     text = f"nothing happened within the last {since}"
-    answer(invocation, map(_document, found), (lambda: write_table(found, COLUMNS)) if found else text)
+    answer(invocation, map(listed_event_row, found), (lambda: write_table(found, COLUMNS)) if found else text)
 
 
 def _newest(
@@ -97,15 +96,10 @@ def _follow(invocation: Invocation, which: EventFilter, found: list[ListedEvent]
             for listed in found:
                 last = max(last, listed.id)
                 if invocation.json:
-                    write_json_line(_document(listed))
+                    write_json_line(listed_event_row(listed))
                 else:
                     click.echo("  ".join(column.show(listed) for column in COLUMNS))
             time.sleep(LOOK_S)
             found = list(_newest(invocation, which, LISTED_MAX, after=last))[::-1]
     except KeyboardInterrupt:
         return
-
-
-def _document(listed: ListedEvent) -> dict[str, Any]:
-    names = {"id": listed.id, "feed": listed.feed, "worker": listed.worker}
-    return event_row(listed.event) | names

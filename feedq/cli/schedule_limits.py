@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import click
 
 from feedq.cli.invocation import Invocation, pass_invocation, reason_option
 from feedq.cli.output import TableColumn, answer, answer_done, answer_list, number
-from feedq.cli.tables import QUEUE_COLUMNS, QueueDepth
+from feedq.cli.tables import QUEUE_COLUMNS
 from feedq.errors import InvalidInput
-from feedq.schedule.entries import CalendarEntry, QueueEntry, plain_calendar, plain_queue
+from feedq.report.rows import calendar_row, queue_row
+from feedq.schedule.entries import CalendarEntry, QueueEntry, plain_queue
 from feedq.schedule.model import Calendar, Queue
 from feedq.values import NONE
 from feedq.wording import counted, cut
@@ -85,17 +85,8 @@ def list_queues(invocation: Invocation) -> None:
     Example:
       feedq schedule queue list
     """
-    queues = {found.name: found for found in invocation.jobs.queues.all()}
-    depths = invocation.jobs.queues.depths()
-    names = sorted(queues.keys() | depths.keys())
-    rows = [(queues.get(name, Queue(name)), *depths.get(name, (0, 0))) for name in names]
     empty = "no queue has limits, or runs that wait or run; `feedq schedule queue set` sets limits"
-    answer_list(invocation, rows, _document, QUEUE_COLUMNS, empty=empty)
-
-
-def _document(row: QueueDepth) -> dict[str, Any]:
-    limits, waiting, running = row
-    return asdict(limits) | {"waiting": waiting, "running": running}
+    answer_list(invocation, invocation.jobs.queues.listed(), queue_row, QUEUE_COLUMNS, empty=empty)
 
 
 def _number(text: str | None, kind: type[int] | type[float], *, option: str) -> Any:
@@ -162,17 +153,12 @@ def list_calendars(invocation: Invocation) -> None:
     Example:
       feedq schedule calendar list
     """
-    calendars, users = invocation.jobs.calendars.all(), invocation.jobs.calendars.users()
-    columns: list[TableColumn[Calendar]] = [
-        TableColumn("CALENDAR", lambda one: one.name),
-        number("SCHEDULES", lambda one: str(users.get(one.name, 0))),
-        number("DATES", lambda one: str(len(one.dates))),
-        TableColumn("DAYS", lambda one: cut(", ".join(one.dates), SHOWN_WIDTH)),
+    columns: list[TableColumn[tuple[Calendar, int]]] = [
+        TableColumn("CALENDAR", lambda row: row[0].name),
+        number("SCHEDULES", lambda row: str(row[1])),
+        number("DATES", lambda row: str(len(row[0].dates))),
+        TableColumn("DAYS", lambda row: cut(", ".join(row[0].dates), SHOWN_WIDTH)),
     ]
-    answer_list(
-        invocation,
-        calendars,
-        lambda one: plain_calendar(one) | {"schedules": users.get(one.name, 0)},
-        columns,
-        empty="no calendars; declare some with `feedq apply` or `feedq schedule calendar set`",
-    )
+    empty = "no calendars; declare some with `feedq apply` or `feedq schedule calendar set`"
+    found = invocation.jobs.calendars.listed()
+    answer_list(invocation, found, lambda row: calendar_row(*row), columns, empty=empty)

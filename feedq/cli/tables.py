@@ -14,7 +14,7 @@ from feedq.report.details import event_detail
 from feedq.schedule.model import (
     Beat,
     Once,
-    Queue,
+    QueueDepth,
     Run,
     RunKind,
     Schedule,
@@ -224,9 +224,6 @@ def _note(run: Run) -> str:
     attempt = "" if run.attempt == 1 else f"attempt {run.attempt}"
     return "; ".join(filter(None, (kind, attempt, cut(why_run(run), ERROR_WIDTH))))
 
-
-QueueDepth = tuple[Queue, int, int]
-"""A queue with its limits, and how many of its runs wait and run."""
 
 QUEUE_COLUMNS: list[TableColumn[QueueDepth]] = [
     TableColumn("QUEUE", lambda row: row[0].name),

@@ -307,6 +307,11 @@ def open_stream(
     return cast("AsyncGenerator[Batch, None]", kind(options, context).stream(cursor))
 
 
+def connector_kinds() -> list[str]:
+    """The connectors that are installed."""
+    return sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
+
+
 @cache
 def load_connector(kind: str) -> type[Connector]:
     """Looked up once a process: reading the installed packages takes milliseconds, and each feed asks.
@@ -315,9 +320,9 @@ def load_connector(kind: str) -> type[Connector]:
     """
     found = entry_points(group=ENTRY_POINT_GROUP, name=kind)
     if not found:
-        known = ", ".join(sorted(e.name for e in entry_points(group=ENTRY_POINT_GROUP)))
-        near = did_you_mean(kind, known.split(", "))
-        raise InvalidInput(f"unknown connector {kind!r}; installed are: {known or 'none'}{near}")
+        known = connector_kinds()
+        near = did_you_mean(kind, known)
+        raise InvalidInput(f"unknown connector {kind!r}; installed are: {', '.join(known) or 'none'}{near}")
     entry = next(iter(found))
     try:
         loaded: type[Connector] = entry.load()

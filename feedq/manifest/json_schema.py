@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.metadata import entry_points
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
-from feedq.connectors.base import ENTRY_POINT_GROUP, load_connector
+from feedq.connectors.base import connector_kinds, load_connector
 from feedq.errors import InvalidInput
 from feedq.manifest.reader import ENTRIES
 from feedq.sinks.base import SinkOptions
@@ -69,7 +68,7 @@ def _schema_of(model: type[BaseModel], name: str, defs: Schema) -> Schema:
 
 def _connectors() -> Iterable[str]:
     """Yields the connectors that can be imported: one that cannot must not take the schema of all others away."""
-    for kind in sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)):
+    for kind in connector_kinds():
         try:
             load_connector(kind)
         except InvalidInput:

@@ -20,7 +20,7 @@ from feedq.model import ChangedCursor, Event, FeedView, Status, WorkerView
 from feedq.notices import new_fields
 from feedq.passwords import mask_url
 from feedq.report.masking import masked, shown
-from feedq.schedule.model import Run, RunState, Schedule, ScheduleView
+from feedq.schedule.model import Calendar, QueueDepth, Run, RunState, Schedule, ScheduleView
 from feedq.schedule.plain import job_to_plain, policy_to_plain, timing_to_plain
 from feedq.store.fleet_state import FleetState, JobState
 from feedq.wording import lag_s
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from feedq.manifest.changes import Change
     from feedq.report.problem_list import ListedProblem
     from feedq.sinks.base import DeadLetter  # imports what `feedq status` has no use for
+    from feedq.store.event_listing import ListedEvent
 
 LEASE_FIELDS = (
     *("epoch", "records_total", "bytes_total", "dead_letters_total", "dead_per_s", "dead_letter_at"),
@@ -144,6 +145,11 @@ def worker_row(view: WorkerView) -> dict[str, Any]:
 def event_row(event: Event) -> dict[str, Any]:
     names = ("at", "kind", "count", "since", "feed_id", "worker_id", "epoch")
     return _fields(event, names) | {"detail": masked(event.detail)}
+
+
+def listed_event_row(listed: ListedEvent) -> dict[str, Any]:
+    """Makes one line of `feedq events --json`."""
+    return event_row(listed.event) | _fields(listed, ("id", "feed", "worker"))
 
 
 def landed_document(span: Span, buckets: Iterable[LandedBucket]) -> dict[str, Any]:
@@ -288,6 +294,16 @@ def schedule_document(
         "updated_at": schedule.updated_at,
         "runs": [run_row(run) for run in runs],
     }
+
+
+def queue_row(row: QueueDepth) -> dict[str, Any]:
+    limits, waiting, running = row
+    return asdict(limits) | {"waiting": waiting, "running": running}
+
+
+def calendar_row(calendar: Calendar, schedules: int) -> dict[str, Any]:
+    """``schedules`` is how many leave its days out."""
+    return asdict(calendar) | {"schedules": schedules}
 
 
 def run_row(run: Run) -> dict[str, Any]:

@@ -416,6 +416,10 @@ class Queue:
     concurrency: int | None = None
 
 
+QueueDepth = tuple[Queue, int, int]
+"""A queue with its limits, and how many of its runs wait and run."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleView:
     """A schedule with what it is doing, for lists."""

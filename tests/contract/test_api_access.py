@@ -13,8 +13,7 @@ from pydantic import SecretStr
 
 from feedq.access import AccessRole
 from feedq.api.app import ROUTERS, make_app
-from feedq.api.backend import ApiBackend
-from feedq.api.refusals import RefusalLog
+from feedq.api.backend import ApiBackend, RefusalLog
 from feedq.errors import Conflict
 from feedq.model import Event
 from feedq.settings import Settings

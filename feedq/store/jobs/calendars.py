@@ -94,6 +94,11 @@ class CalendarStore(Aggregate):
         sql = "SELECT name, dates::text AS dates FROM feedq.calendar ORDER BY name"
         return [_calendar_from(row) for row in c.execute(text(sql))]
 
+    def listed(self) -> list[tuple[Calendar, int]]:
+        """All, each with how many schedules leave it out."""
+        users = self.users()
+        return [(found, users.get(found.name, 0)) for found in self.all()]
+
     @in_transaction
     def users(self, c: Connection) -> Mapping[str, int]:
         """Count the schedules that leave a calendar out, by calendar; without those that none does."""

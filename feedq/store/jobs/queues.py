@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 
 from feedq.errors import NotFound
 from feedq.event_names import EventKind
-from feedq.schedule.model import Queue
+from feedq.schedule.model import Queue, QueueDepth
 from feedq.store.database import Aggregate, in_transaction
 from feedq.store.jobs.rows import UNFINISHED, record
 
@@ -52,6 +52,12 @@ class QueueStore(Aggregate):
     def all(self, c: Connection) -> list[Queue]:
         sql = "SELECT name, rate_per_s, burst, concurrency FROM feedq.job_queue ORDER BY name"
         return [Queue(*row) for row in c.execute(text(sql))]
+
+    def listed(self) -> list[QueueDepth]:
+        """The queues that have limits or unfinished runs, by name."""
+        queues, depths = {found.name: found for found in self.all()}, self.depths()
+        names = sorted(queues.keys() | depths.keys())
+        return [(queues.get(name, Queue(name)), *depths.get(name, (0, 0))) for name in names]
 
     @in_transaction
     def depths(self, c: Connection) -> Mapping[str, tuple[int, int]]:
