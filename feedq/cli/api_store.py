@@ -140,11 +140,6 @@ class ApiFeeds:
         made = self._api.ask("PUT", "feeds", name, body=plain_feed(spec))
         return replace(_declared(spec), generation=made["generation"])
 
-    def move_to(self, name: str, worker: str) -> str:
-        """Ask for the move of one feed. Returns the name of the worker that gets it."""
-        made = self._api.ask("POST", "feeds", name, "move", body={"worker": worker})
-        return str(made["result"]).removeprefix(MOVING_TO)
-
     def act_on(
         self, names: Sequence[str], verb: str, *, worker: str | None = None, told: Done = lambda done: None
     ) -> BulkResult[str, Any]:

@@ -22,11 +22,7 @@ import click
 
 from feedq import bulk
 from feedq.cli.choosing import ERRORS_SHOWN_MAX, declare_all
-from feedq.cli.invocation import (
-    Invocation,
-    pass_invocation,
-    reason_option,
-)
+from feedq.cli.invocation import Invocation, changes, pass_invocation
 from feedq.cli.output import answer, write_difference, write_json
 from feedq.cli.tables import never_ticks, warn_ended, warn_never, warn_unserved
 from feedq.declaring import Begun, begun
@@ -87,8 +83,7 @@ tenant_option = click.option("--tenant", help="With --prune: remove only feeds, 
 @tenant_option
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before removing anything.")
-@reason_option
-@pass_invocation
+@changes
 def apply(
     invocation: Invocation,
     *,

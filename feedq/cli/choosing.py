@@ -6,13 +6,14 @@ The options make a `Selection`; what they choose is counted and shown before any
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from feedq.cli.invocation import Invocation, decorated
-from feedq.errors import InvalidInput, NotFound
-from feedq.model import Feed, FeedView, Status
+from feedq.errors import Forbidden, InvalidInput, NotFound
+from feedq.model import Feed, FeedView, Status, WorkerView
 from feedq.selection import Selection
 
 if TYPE_CHECKING:
@@ -69,6 +70,19 @@ def choose(invocation: Invocation, selection: Selection) -> list[FeedView]:
     if not chosen:
         raise NotFound(none_match(invocation, "nothing is done"))
     return chosen
+
+
+def explained(invocation: Invocation, name: str) -> tuple[FeedView, Sequence[WorkerView], str | None]:
+    """The feed, the workers as far as whoever asks may see them, and why it does not stream."""
+    if invocation.api is not None:
+        view, why = invocation.api.feeds.explained(name)
+        with suppress(Forbidden):
+            return view, invocation.store.workers.views(), why
+        return view, [], why
+    from feedq.diagnosis.waiting_checks import explain
+
+    view, workers = invocation.store.feeds.view(name), invocation.store.workers.views()
+    return view, workers, explain(view, workers, now=invocation.clock.now(), rules=invocation.settings.rules)
 
 
 def none_match(invocation: Invocation, then: str = "") -> str:

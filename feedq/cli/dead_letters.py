@@ -11,14 +11,7 @@ from typing import Any
 import click
 
 from feedq.cli.choosing import selection_of, selection_options
-from feedq.cli.invocation import (
-    Invocation,
-    limit_option,
-    output_option,
-    pass_invocation,
-    reason_option,
-    yes_option,
-)
+from feedq.cli.invocation import Invocation, changes, limit_option, output_option, pass_invocation, yes_option
 from feedq.cli.output import TableColumn, answer, answer_list, number, write_lines
 from feedq.cli.progress import ProgressBar
 from feedq.errors import FeedqError, NotFound
@@ -133,8 +126,7 @@ def show(invocation: Invocation, *, name: str, letter_id: int) -> None:
 @click.argument("name")
 @ids_argument
 @all_option
-@reason_option
-@pass_invocation
+@changes
 def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool) -> None:
     """Land refused records after all, once the table or the feed was mended.
 
@@ -170,8 +162,7 @@ def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool)
 @ids_argument
 @all_option
 @yes_option
-@reason_option
-@pass_invocation
+@changes
 def drop(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool, yes: bool) -> None:
     """Delete refused records for good.
 

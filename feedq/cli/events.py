@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
@@ -10,7 +9,7 @@ import click
 
 from feedq.cli.invocation import Invocation, output_option, pass_invocation
 from feedq.cli.options import duration
-from feedq.cli.output import TableColumn, answer, write_json_line, write_table
+from feedq.cli.output import TableColumn, answer, follow, write_table
 from feedq.event_names import EventKind
 from feedq.report.details import event_detail
 from feedq.report.rows import listed_event_row
@@ -49,11 +48,17 @@ COLUMNS: list[TableColumn[ListedEvent]] = [
     show_default=True,
     help="The newest so many.",
 )
-@click.option("--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.option("--follow", "follow_on", is_flag=True, help="Go on with what happens, until Ctrl-C.")
 @output_option
 @pass_invocation
 def events(
-    invocation: Invocation, *, since: str, kinds: Sequence[str], tenant: str | None, limit: int, follow: bool
+    invocation: Invocation,
+    *,
+    since: str,
+    kinds: Sequence[str],
+    tenant: str | None,
+    limit: int,
+    follow_on: bool,
 ) -> None:
     """The history of everything, oldest first: who got which feed, what failed, what people changed.
 
@@ -68,7 +73,7 @@ def events(
     began = invocation.database_now() - timedelta(seconds=duration(since, option="--since"))
     which = EventFilter(tuple(map(EventKind, kinds)), tenant=tenant, since=began)
     found = list(_newest(invocation, which, limit))[::-1]
-    if follow:
+    if follow_on:
         _follow(invocation, which, found)
         return
     text = f"nothing happened within the last {since}"
@@ -91,15 +96,14 @@ def _newest(
 
 def _follow(invocation: Invocation, which: EventFilter, found: list[ListedEvent]) -> None:
     last = 0
-    try:
-        while True:
-            for listed in found:
-                last = max(last, listed.id)
-                if invocation.json:
-                    write_json_line(listed_event_row(listed))
-                else:
-                    click.echo("  ".join(column.show(listed) for column in COLUMNS))
-            time.sleep(LOOK_S)
-            found = list(_newest(invocation, which, LISTED_MAX, after=last))[::-1]
-    except KeyboardInterrupt:
-        return
+
+    def more() -> list[ListedEvent]:
+        nonlocal last, found
+        last = max([last, *(listed.id for listed in found)])
+        found = list(_newest(invocation, which, LISTED_MAX, after=last))[::-1]
+        return found
+
+    def text(listed: ListedEvent) -> str:
+        return "  ".join(column.show(listed) for column in COLUMNS)
+
+    follow(invocation, found, more, document=listed_event_row, text=text, every_s=LOOK_S)

@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 import click
 
-from feedq import verbs
-from feedq.cli.choosing import none_match, selection_of, selection_options
+from feedq import new_columns, verbs
+from feedq.cli.choosing import explained, none_match, selection_of, selection_options
 from feedq.cli.cursor import cursor
 from feedq.cli.dead_letters import dead_letters
 from feedq.cli.feed_backfill import backfill
 from feedq.cli.feed_declare import add, edit, export
-from feedq.cli.feed_drift import drift
-from feedq.cli.feed_logs import logs
-from feedq.cli.feed_tap import tap
+from feedq.cli.feed_follow import logs, tap
 from feedq.cli.feed_test import feed_test
 from feedq.cli.feed_verbs import move, pause, remove, restart, resume
 from feedq.cli.invocation import (
     Invocation,
+    changes,
     limit_option,
     output_option,
     pass_invocation,
-    reason_option,
-    watchable,
+    shows,
     yes_option,
 )
 from feedq.cli.output import answer, answer_done, answer_list, write_lines, write_table
 from feedq.cli.tables import LANDED_COLUMNS, event_columns, feed_columns, wide_feed_columns
-from feedq.diagnosis.waiting_checks import explain
 from feedq.errors import Forbidden
 from feedq.landed import Span
-from feedq.model import BACKFILL_SUFFIX, FeedView, WorkerView, known_as
+from feedq.model import BACKFILL_SUFFIX, known_as
+from feedq.notices import new_fields
 from feedq.report.details import declaration_lines, detail_lines, lease_lines
-from feedq.report.rows import event_row, feed_document, feed_row, landed_document
+from feedq.report.rows import drift_document, event_row, feed_document, feed_row, landed_document
 from feedq.selection import SelectionOrder
-from feedq.wording import sparkline
+from feedq.sinks.base import parse_sink
+from feedq.wording import printable, sparkline
 
 
 @click.group(
@@ -65,7 +62,6 @@ for _command in (
     dead_letters,
     cursor,
     backfill,
-    drift,
     logs,
     tap,
     pause,
@@ -87,9 +83,7 @@ for _command in (
     help="What the first of them have most of; age is that of the last record.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many.")
-@output_option
-@pass_invocation
-@watchable
+@shows
 def list_(invocation: Invocation, *, sort: str, limit: int | None, **chosen: Any) -> None:
     """All feeds by name, with their status and progress.
 
@@ -107,9 +101,7 @@ def list_(invocation: Invocation, *, sort: str, limit: int | None, **chosen: Any
 
 @feed.command()
 @click.argument("name")
-@output_option
-@pass_invocation
-@watchable
+@shows
 def show(invocation: Invocation, *, name: str) -> None:
     """Everything about one feed: status, why it does not stream, progress, last error, declaration.
 
@@ -118,7 +110,7 @@ def show(invocation: Invocation, *, name: str) -> None:
       feedq feed show acme/orders
     """
     now = invocation.clock.now()
-    view, workers, why = _explained(invocation, name, now)
+    view, workers, why = explained(invocation, name)
     of = known_as(name) if name.endswith(BACKFILL_SUFFIX) else None
     lines = [
         *detail_lines([("name", name), ("backfill of", of), ("status", view.status), ("why", why)]),
@@ -126,19 +118,6 @@ def show(invocation: Invocation, *, name: str) -> None:
         *declaration_lines(view, now=now),
     ]
     answer(invocation, feed_document(view, explanation=why), lambda: write_lines(lines))
-
-
-def _explained(
-    invocation: Invocation, name: str, now: datetime
-) -> tuple[FeedView, Sequence[WorkerView], str | None]:
-    """The feed, the workers as far as whoever asks may see them, and why it does not stream."""
-    if invocation.api is not None:
-        view, why = invocation.api.feeds.explained(name)
-        with suppress(Forbidden):
-            return view, invocation.store.workers.views(), why
-        return view, [], why
-    view, workers = invocation.store.feeds.view(name), invocation.store.workers.views()
-    return view, workers, explain(view, workers, now=now, rules=invocation.settings.rules)
 
 
 @feed.command()
@@ -170,9 +149,7 @@ def events(invocation: Invocation, *, name: str, limit: int) -> None:
     show_default=True,
     help="The last hour by minutes, or the last day by quarters of an hour.",
 )
-@output_option
-@pass_invocation
-@watchable
+@shows
 def history(invocation: Invocation, *, name: str, span: str) -> None:
     """What one feed landed in the last hour or day, as a picture and in numbers.
 
@@ -199,8 +176,7 @@ def history(invocation: Invocation, *, name: str, span: str) -> None:
 )
 @click.option("--force", is_flag=True, help="Also if the feed has landed records of its own already.")
 @yes_option
-@reason_option
-@pass_invocation
+@changes
 def adopt(invocation: Invocation, *, name: str, number: int | None, force: bool, yes: bool) -> None:
     """Go on from the checkpoint that another feed of this name has left in its sink.
 
@@ -216,3 +192,42 @@ def adopt(invocation: Invocation, *, name: str, number: int | None, force: bool,
     invocation.confirm(f"Take the checkpoint of {adopt_of(dry_run=True)}?", yes=yes)
     adopt_of()
     answer_done(invocation, [name], "adopted")
+
+
+@feed.command()
+@click.argument("name")
+@click.option("--apply", "must_apply", is_flag=True, help="Add the columns; needs `drift: add`.")
+@output_option
+@yes_option
+@changes
+def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> None:
+    """Fields of the records that no column takes, as workers have found them, and the statements that add columns
+    for them.
+
+    Workers look for them when `sink.drift` of the feed is not `ignore`. A column that is there fills within ten
+    seconds.
+
+    \b
+    Example:
+      feedq feed drift acme/orders
+      feedq feed drift acme/orders --apply
+    """
+    invocation.live_feed(name)
+    view = invocation.store.feeds.view(name)
+    with invocation.open_sink(parse_sink(view.feed.spec.sink).name) as sink:
+        statements = new_columns.proposed(sink, view)
+        if must_apply and statements:
+            listed = "; ".join(statements)
+            invocation.confirm(f"{printable(listed)}. Do it?", yes=yes)
+            statements = new_columns.add_columns(invocation.store, sink, view)
+    fields = new_fields(view.lease.noticed)
+    lines = [*(f"{field}  {type_}" for field, type_ in sorted(fields.items())), *statements]
+    answer(
+        invocation,
+        drift_document(view, statements, applied=must_apply),
+        printable_lines(lines) or f"no worker has told of a field of {name} that no column takes",
+    )
+
+
+def printable_lines(lines: list[str]) -> str:
+    return "\n".join(map(printable, lines))

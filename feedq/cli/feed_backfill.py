@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from feedq.cli.invocation import Invocation, output_option, pass_invocation, reason_option, watchable
+from feedq.cli.invocation import Invocation, changes, pass_invocation, reason_option, shows
 from feedq.cli.output import TableColumn, answer, answer_list, number, state, write_lines
 from feedq.cli.progress import ProgressBar
 from feedq.connectors.base import show_cursor
@@ -105,9 +105,7 @@ def begin(
 
 @backfill.command("list")
 @click.option("--tenant", help="Only those of this tenant.")
-@output_option
-@pass_invocation
-@watchable
+@shows
 def list_(invocation: Invocation, *, tenant: str | None) -> None:
     """The backfills that are under way.
 
@@ -131,9 +129,7 @@ def list_(invocation: Invocation, *, tenant: str | None) -> None:
 
 @backfill.command()
 @click.argument("name")
-@output_option
-@pass_invocation
-@watchable
+@shows
 def show(invocation: Invocation, *, name: str) -> None:
     """The backfill of a feed, or how its last one ended.
 
@@ -164,8 +160,7 @@ def show(invocation: Invocation, *, name: str) -> None:
 
 @backfill.command()
 @click.argument("name")
-@reason_option
-@pass_invocation
+@changes
 def cancel(invocation: Invocation, *, name: str) -> None:
     """End the backfill of a feed. What it has landed stays; its feed goes on.
 

@@ -15,18 +15,12 @@ import click
 from feedq import documents, verbs
 from feedq.cli import options
 from feedq.cli.choosing import choose, confirm_chosen, declare_all, fail_if_any, selection_of
-from feedq.cli.invocation import (
-    Invocation,
-    decorated,
-    pass_invocation,
-    reason_option,
-    yes_option,
-)
+from feedq.cli.invocation import Invocation, changes, decorated, pass_invocation, yes_option
 from feedq.cli.output import answer_done, write_difference, write_json
 from feedq.cli.progress import ProgressBar
 from feedq.errors import NotFound
-from feedq.manifest import changes, feed_entry
-from feedq.manifest.changes import Action, Change
+from feedq.manifest import feed_entry
+from feedq.manifest.changes import Action, Change, difference
 from feedq.model import Feed, FeedSpec, StartCursor, TargetState
 
 _declaration_options = decorated(
@@ -70,8 +64,7 @@ _declaration_options = decorated(
 @click.option("--connector", required=True, help="Kind of source; `feedq connectors` lists them.")
 @_declaration_options
 @click.option("--paused", is_flag=True, help="Declare it, but do not run it yet.")
-@reason_option
-@pass_invocation
+@changes
 def add(
     invocation: Invocation, /, *, name: str, connector: str, source: str | None, paused: bool, **given: Any
 ) -> None:
@@ -143,8 +136,7 @@ def _changed(
     metavar="PATH",
     help="Take an option away, such as source.hello; may be repeated.",
 )
-@reason_option
-@pass_invocation
+@changes
 def edit(
     invocation: Invocation,
     /,
@@ -205,7 +197,7 @@ def _answer_edited(
         return
     for name, result in results.items():
         if name in edited:
-            write_difference(changes.difference(*specs[name]))
+            write_difference(difference(*specs[name]))
         answer_done(invocation, [name], result)
 
 

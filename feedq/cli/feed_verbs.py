@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
+from functools import partial
 from typing import Any
 
 import click
 
 from feedq import bulk, verbs
-from feedq.cli.choosing import act, choose, confirm_chosen, fail_if_any, selection_of, selection_options
-from feedq.cli.invocation import (
-    Invocation,
-    pass_invocation,
-    reason_option,
-    wait_options,
-    yes_option,
+from feedq.cli.choosing import (
+    act,
+    choose,
+    confirm_chosen,
+    explained,
+    fail_if_any,
+    selection_of,
+    selection_options,
 )
+from feedq.cli.invocation import Invocation, changes, decorated, wait_options, yes_option
 from feedq.cli.output import answer, answer_done
 from feedq.cli.progress import ProgressBar
-from feedq.diagnosis.waiting_checks import explain
 from feedq.model import Feed, FeedView, Status, TargetState
 from feedq.selection import Selection
 from feedq.store.base import Feeds
 from feedq.wording import counted, some
 
-NOTHING: Mapping[str, int] = MappingProxyType({})
-names_argument = click.argument("names", nargs=-1)
+_of_many = decorated(click.argument("names", nargs=-1), selection_options, yes_option, wait_options, changes)
 
 
 @click.command()
-@names_argument
-@selection_options
-@yes_option
-@wait_options
-@reason_option
-@pass_invocation
-def pause(
-    invocation: Invocation, *, names: Sequence[str], yes: bool, wait: bool, timeout_s: float, **chosen: Any
-) -> None:
+@_of_many
+def pause(invocation: Invocation, **asked: Any) -> None:
     """Stop feeds, and keep them stopped until they are resumed.
 
     \b
@@ -47,25 +40,13 @@ def pause(
       feedq feed pause acme/orders --wait
       feedq feed pause --tenant acme --yes
     """
-    selection = selection_of(names, **chosen)
-    done = _done(
-        invocation, selection, "Pause", "paused", lambda fs, n: fs.set_target(n, TargetState.PAUSED), yes
-    )
-    if wait:
-        _wait_for(invocation, list(done), Status.PAUSED, timeout_s)
-    answer_done(invocation, done, "paused")
+    target = TargetState.PAUSED
+    _do(invocation, "Pause", "paused", lambda fs, n: fs.set_target(n, target), Status.PAUSED, **asked)
 
 
 @click.command()
-@names_argument
-@selection_options
-@yes_option
-@wait_options
-@reason_option
-@pass_invocation
-def resume(
-    invocation: Invocation, *, names: Sequence[str], yes: bool, wait: bool, timeout_s: float, **chosen: Any
-) -> None:
+@_of_many
+def resume(invocation: Invocation, **asked: Any) -> None:
     """Let paused feeds run again, from where they left off.
 
     \b
@@ -73,25 +54,13 @@ def resume(
       feedq feed resume acme/orders
       feedq feed resume --label region=eu --status paused --yes
     """
-    selection = selection_of(names, **chosen)
-    done = _done(
-        invocation, selection, "Resume", "resumed", lambda fs, n: fs.set_target(n, TargetState.RUNNING), yes
-    )
-    if wait:
-        _wait_for(invocation, list(done), Status.STREAMING, timeout_s)
-    answer_done(invocation, done, "resumed")
+    target = TargetState.RUNNING
+    _do(invocation, "Resume", "resumed", lambda fs, n: fs.set_target(n, target), Status.STREAMING, **asked)
 
 
 @click.command()
-@names_argument
-@selection_options
-@yes_option
-@wait_options
-@reason_option
-@pass_invocation
-def restart(
-    invocation: Invocation, *, names: Sequence[str], yes: bool, wait: bool, timeout_s: float, **chosen: Any
-) -> None:
+@_of_many
+def restart(invocation: Invocation, **asked: Any) -> None:
     """Stop feeds and start them anew, from where they left off; failures are forgotten.
 
     \b
@@ -99,21 +68,11 @@ def restart(
       feedq feed restart acme/orders --wait
       feedq feed restart --failing --yes
     """
-    selection = selection_of(names, **chosen)
-    done = _done(invocation, selection, "Restart", "restarted", lambda fs, n: fs.restart(n), yes)
-    if wait:
-        generations = {name: feed.generation for name, feed in done.items()}
-        _wait_for(invocation, list(done), Status.STREAMING, timeout_s, generations)
-    answer_done(invocation, done, "restarted")
+    _do(invocation, "Restart", "restarted", lambda fs, n: fs.restart(n), Status.STREAMING, **asked)
 
 
 @click.command()
-@names_argument
-@selection_options
-@yes_option
-@wait_options
-@reason_option
-@pass_invocation
+@_of_many
 def remove(
     invocation: Invocation, *, names: Sequence[str], yes: bool, wait: bool, timeout_s: float, **chosen: Any
 ) -> None:
@@ -156,8 +115,7 @@ def remove(
 @selection_options
 @yes_option
 @wait_options
-@reason_option
-@pass_invocation
+@changes
 def move(
     invocation: Invocation,
     *,
@@ -229,62 +187,57 @@ def _moved(
 
 
 def _move_one(invocation: Invocation, name: str, worker: str, *, wait: bool, timeout_s: float) -> None:
-    store, feeds = invocation.store, None if invocation.api is None else invocation.api.feeds
-    invocation.live_feed(name)
-    if feeds is not None:
-        target = feeds.move_to(name, worker)
-    else:
-        target = verbs.move_feed(store, name, worker, invocation.settings).worker.name
+    view = invocation.store.feeds.view(verbs.live_feed(invocation.store, name).name)
+    result = _moved(invocation, [view], worker)
+    for _, error in result.failed:
+        raise error
+    ((_, target),) = result.done
 
     def has_arrived() -> bool:
-        view = store.feeds.view(name)
-        return view.worker == target and view.status is Status.STREAMING
-
-    def obstacle() -> str | None:
-        if feeds is not None:
-            return feeds.explained(name)[1]
-        view, workers = store.feeds.view(name), store.workers.views()
-        return explain(view, workers, now=invocation.clock.now(), rules=invocation.settings.rules)
+        now = invocation.store.feeds.view(name)
+        return now.worker == target and now.status is Status.STREAMING
 
     if wait:
         what = f"{name} streams on {target}"
-        invocation.wait_until(has_arrived, timeout_s=timeout_s, what=what, why=obstacle)
-    result = "moved" if wait else "moving"
-    document = {"name": name, "worker": target, "result": result}
-    answer(invocation, document, f"{name} {result} to {target}")
+        why = partial(_obstacle, invocation, name)
+        invocation.wait_until(has_arrived, timeout_s=timeout_s, what=what, why=why)
+    verb = "moved" if wait else "moving"
+    answer(invocation, {"name": name, "worker": target, "result": verb}, f"{name} {verb} to {target}")
 
 
-def _done(
+def _obstacle(invocation: Invocation, name: str) -> str | None:
+    return explained(invocation, name)[2]
+
+
+def _do(
     invocation: Invocation,
-    selection: Selection,
     verb: str,
     done: str,
     change: Callable[[Feeds, str], Feed],
+    wanted: Status,
+    *,
+    names: Sequence[str],
     yes: bool,
-) -> dict[str, Feed]:
-    """Does it to all that are chosen, and returns them by name. Raises when it could not be done to some."""
+    wait: bool,
+    timeout_s: float,
+    **chosen: Any,
+) -> None:
+    """Does it to all that are chosen, and waits until they are as ``wanted``; those that stream anew, with the
+    declarations that they have now or later ones. Raises when it could not be done to some."""
+    selection = selection_of(names, **chosen)
     live = choose(invocation, selection)
     confirm_chosen(invocation, selection, live, verb, yes=yes)
     result = act(invocation, live, done, change)
     fail_if_any(result, done)
-    return dict(result.done)
-
-
-def _wait_for(
-    invocation: Invocation,
-    names: Sequence[str],
-    wanted: Status,
-    timeout_s: float,
-    generations: Mapping[str, int] = NOTHING,
-) -> None:
-    """Waits until all have this status, with these generations of their declarations or later ones."""
+    made = {name: feed.generation if wanted is Status.STREAMING else 0 for name, feed in result.done}
 
     def have_come() -> bool:
-        views = invocation.store.feeds.selected(Selection(names=tuple(names)))
-        return len(views) == len(set(names)) and all(
-            view.status is wanted and view.lease.generation >= generations.get(view.feed.name, 0)
-            for view in views
+        views = invocation.store.feeds.selected(Selection(names=tuple(made)))
+        return len(views) == len(made) and all(
+            view.status is wanted and view.lease.generation >= made[view.feed.name] for view in views
         )
 
-    what = f"{', '.join(names)} {wanted}" if len(names) <= 5 else f"{counted(len(names), 'feed')} {wanted}"
-    invocation.wait_until(have_come, timeout_s=timeout_s, what=what)
+    if wait:
+        who = ", ".join(made) if len(made) <= 5 else counted(len(made), "feed")
+        invocation.wait_until(have_come, timeout_s=timeout_s, what=f"{who} {wanted}")
+    answer_done(invocation, made, done)

@@ -393,6 +393,10 @@ def decorated(*options: Callable[[Command], Command]) -> Callable[[Command], Com
     return decorate
 
 
+changes = decorated(reason_option, pass_invocation)
+"""Of a command that changes something."""
+shows = decorated(output_option, pass_invocation, watchable)
+"""Of a command that shows something as it is just now."""
 wait_options = decorated(
     click.option("--wait", is_flag=True, help="Return only once it has happened."),
     click.option(

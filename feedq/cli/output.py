@@ -7,6 +7,7 @@ error of a remote server, a name) is made printable first, so that it cannot ste
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -134,6 +135,30 @@ def write_json_line(document: Any) -> None:
     """Writes one document on one line, at once: for commands that go on."""
     click.echo(as_json(document))
     sys.stdout.flush()
+
+
+def follow(
+    invocation: Invocation,
+    found: Iterable[T],
+    more: Callable[[], Iterable[T]],
+    *,
+    document: Callable[[T], Any],
+    text: Callable[[T], str],
+    every_s: float,
+) -> None:
+    """Shows what was found, one on a line, and then what there is more of, until Ctrl-C."""
+    try:
+        while True:
+            for one in found:
+                if invocation.json:
+                    write_json_line(document(one))
+                else:
+                    click.echo(text(one))
+            sys.stdout.flush()
+            time.sleep(every_s)
+            found = more()
+    except KeyboardInterrupt:
+        return
 
 
 # -- tables and lines --------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class Root(click.Group):
         "schedule": "feedq.cli.schedule:schedule",
         "worker": "feedq.cli.worker:worker",
         "status": "feedq.cli.status:status",
-        "problems": "feedq.cli.problems:problems",
+        "problems": "feedq.cli.status:problems",
         "token": "feedq.cli.token:token",
         "api": "feedq.cli.serve:serve",
         "top": "feedq.cli.top:top",

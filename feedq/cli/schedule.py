@@ -12,11 +12,11 @@ from feedq import documents
 from feedq.authorship import give_reason
 from feedq.cli.invocation import (
     Invocation,
+    changes,
     limit_option,
     output_option,
     pass_invocation,
-    reason_option,
-    watchable,
+    shows,
     yes_option,
 )
 from feedq.cli.options import duration, moment
@@ -71,9 +71,7 @@ for _command in (add, edit, export, next_, trigger, backfill, queue, calendar):
 @click.option(
     "--limit", type=click.IntRange(1, LISTED_MAX), default=PAGE, show_default=True, help="How many."
 )
-@output_option
-@pass_invocation
-@watchable
+@shows
 def list_(invocation: Invocation, *, prefix: str, state: str | None, after: str, limit: int) -> None:
     """Schedules by name, so many at a time: when they fire next, and what became of the last run.
 
@@ -145,9 +143,7 @@ def show(invocation: Invocation, *, name: str) -> None:
     help="Only runs in this state; may be repeated.",
 )
 @limit_option(50, most=1_000)
-@output_option
-@pass_invocation
-@watchable
+@shows
 def runs(invocation: Invocation, *, name: str | None, states: Sequence[str], limit: int) -> None:
     """The history of one schedule or of all, newest first: worker, lag, duration, and why a run ended so.
 
@@ -205,8 +201,7 @@ def pause(
 
 @schedule.command()
 @click.argument("names", nargs=-1, required=True)
-@reason_option
-@pass_invocation
+@changes
 def resume(invocation: Invocation, *, names: Sequence[str]) -> None:
     """Let paused schedules fire again; failures in a row are forgotten.
 
@@ -223,8 +218,7 @@ def resume(invocation: Invocation, *, names: Sequence[str]) -> None:
 @schedule.command()
 @click.argument("names", nargs=-1, required=True)
 @yes_option
-@reason_option
-@pass_invocation
+@changes
 def remove(invocation: Invocation, *, names: Sequence[str], yes: bool) -> None:
     """Forget schedules and cancel what waits of them. A run under way may end; history stays for a while.
 
@@ -240,8 +234,7 @@ def remove(invocation: Invocation, *, names: Sequence[str], yes: bool) -> None:
 
 @schedule.command()
 @click.argument("name")
-@reason_option
-@pass_invocation
+@changes
 def purge(invocation: Invocation, *, name: str) -> None:
     """Cancel the waiting runs of a schedule; what runs goes on.
 
@@ -256,8 +249,7 @@ def purge(invocation: Invocation, *, name: str) -> None:
 
 @schedule.command()
 @click.argument("run_id", type=click.IntRange(1, 2**63 - 1))
-@reason_option
-@pass_invocation
+@changes
 def cancel(invocation: Invocation, *, run_id: int) -> None:
     """Cancel one run, by the id that `feedq schedule runs` shows. A job under way is told, and has to obey.
 

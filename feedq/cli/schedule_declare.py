@@ -13,7 +13,7 @@ import click
 
 from feedq import documents
 from feedq.cli import options
-from feedq.cli.invocation import Command, Invocation, decorated, pass_invocation, reason_option
+from feedq.cli.invocation import Command, Invocation, changes, decorated, pass_invocation
 from feedq.cli.output import answer_done, write_difference, write_json
 from feedq.cli.tables import warn_ended, warn_unserved
 from feedq.errors import InvalidInput, NotFound, Unreadable
@@ -125,8 +125,7 @@ _policy_options = decorated(
 @arguments_options
 @_policy_options
 @click.option("--paused", is_flag=True, help="Declare it, but do not fire it yet.")
-@reason_option
-@pass_invocation
+@changes
 def add(invocation: Invocation, /, *, name: str, paused: bool, **given: Any) -> None:
     """Declare a new schedule: a task, and when it is run.
 
@@ -149,8 +148,7 @@ def add(invocation: Invocation, /, *, name: str, paused: bool, **given: Any) -> 
 @timing_options
 @arguments_options
 @_policy_options
-@reason_option
-@pass_invocation
+@changes
 def edit(invocation: Invocation, /, *, name: str, **given: Any) -> None:
     """Change what is given and keep the rest. It holds for ticks to come; runs that there are stay as they are.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from feedq.cli.invocation import Invocation, pass_invocation, reason_option
+from feedq.cli.invocation import Invocation, changes, pass_invocation
 from feedq.cli.output import TableColumn, answer, answer_done, answer_list, number
 from feedq.cli.tables import QUEUE_COLUMNS
 from feedq.errors import InvalidInput
@@ -36,8 +36,7 @@ def queue() -> None:
 @click.option("--rate", metavar="N", help="Runs that may start a second, on average; or none.")
 @click.option("--burst", type=float, help="Runs that may start at once after a pause. [default: 1]")
 @click.option("--concurrency", metavar="N", help="Runs at a time on all workers; or none.")
-@reason_option
-@pass_invocation
+@changes
 def set_queue(
     invocation: Invocation, *, name: str, rate: str | None, burst: float | None, concurrency: str | None
 ) -> None:
@@ -63,8 +62,7 @@ def set_queue(
 
 @queue.command("remove")
 @click.argument("name")
-@reason_option
-@pass_invocation
+@changes
 def remove_queue(invocation: Invocation, *, name: str) -> None:
     """Lift all limits of a queue. Its runs stay.
 
@@ -112,8 +110,7 @@ def calendar() -> None:
 @calendar.command("set")
 @click.argument("name")
 @click.argument("dates", nargs=-1, required=True)
-@reason_option
-@pass_invocation
+@changes
 def set_calendar(invocation: Invocation, *, name: str, dates: Sequence[str]) -> None:
     """Declare a calendar, or give it other dates. Schedules that leave it out are timed anew.
 
@@ -131,8 +128,7 @@ def set_calendar(invocation: Invocation, *, name: str, dates: Sequence[str]) -> 
 
 @calendar.command("remove")
 @click.argument("name")
-@reason_option
-@pass_invocation
+@changes
 def remove_calendar(invocation: Invocation, *, name: str) -> None:
     """Forget a calendar. One that a schedule leaves out cannot be removed.
 

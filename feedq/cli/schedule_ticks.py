@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import click
 
-from feedq.cli.invocation import Invocation, pass_invocation, reason_option, yes_option
+from feedq.cli.invocation import Invocation, changes, pass_invocation, yes_option
 from feedq.cli.options import duration, moment
 from feedq.cli.output import TableColumn, answer, write_table
 from feedq.cli.schedule_declare import (
@@ -198,8 +198,7 @@ def _document(
     "--wait", is_flag=True, help="Return only once it has ended; exit status 1 unless it succeeded."
 )
 @click.option("--timeout", metavar="DURATION", help="With --wait: give up after this long. [default: never]")
-@reason_option
-@pass_invocation
+@changes
 def trigger(
     invocation: Invocation,
     /,
@@ -271,8 +270,7 @@ def _ended(invocation: Invocation, run: Run, *, timeout_s: float) -> Run:
 )
 @click.option("--to", "end", required=True, metavar="TIME", help="All ticks are before this time.")
 @yes_option
-@reason_option
-@pass_invocation
+@changes
 def backfill(invocation: Invocation, *, name: str, begin: str, end: str, yes: bool) -> None:
     """Run the ticks of a time in the past, one after another. A tick that has a run gets no other.
 

@@ -1,15 +1,15 @@
-"""`feedq status`, the fleet at a glance, and `feedq doctor`: what is wrong here, and how to mend it."""
+"""`feedq status`, the fleet at a glance; `feedq problems` and `doctor`: what is wrong, and how to mend it."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from feedq.cli.invocation import Invocation, output_option, pass_invocation, watchable
+from feedq.cli.invocation import Invocation, pass_invocation, shows
 from feedq.cli.output import answer, write_lines, write_table
 from feedq.cli.tables import all_worker_columns
 from feedq.diagnosis.checks import Check, Level
@@ -17,9 +17,12 @@ from feedq.diagnosis.fleet_checks import Overview, described
 from feedq.diagnosis.schedule_checks import described_runs, described_schedules
 from feedq.model import Status
 from feedq.report.details import DetailLine, detail_lines
-from feedq.report.rows import check_row, status_document
+from feedq.report.rows import check_row, problem_row, status_document
 from feedq.store.fleet_state import FleetState, JobState
-from feedq.wording import counted, duration, percent, printable, size
+from feedq.wording import counted, duration, percent, printable, size, stamp
+
+if TYPE_CHECKING:
+    from feedq.report.problem_list import ListedProblem
 
 STYLES: Mapping[Level, Mapping[str, Any]] = {
     Level.OK: {"fg": "green"},
@@ -30,9 +33,7 @@ NAME_WIDTH = 20
 
 
 @click.command(short_help="The fleet at a glance, and what is wrong with it.")
-@output_option
-@pass_invocation
-@watchable
+@shows
 def status(invocation: Invocation) -> None:
     """Feeds by status and why they wait, moves, schedules and runs, workers with load and spread, beat,
     reconcile, and warnings.
@@ -119,3 +120,25 @@ def _write_check(check: Check) -> None:
     if advice:
         click.echo(advice)
     sys.stdout.flush()
+
+
+@click.command(short_help="Everything that somebody has to look at, worst first.")
+@shows
+def problems(invocation: Invocation) -> None:
+    """List what is wrong, worst first: feeds one by one, and workers, sinks, schedules, beat and reconcile.
+
+    Each with why, since when where that is known, and what to do.
+
+    \b
+    Example:
+      feedq problems
+    """
+    found = invocation.problems()
+    lines = [line for one in found for line in _lines(one)] or ["nothing needs a look"]
+    answer(invocation, {"problems": list(map(problem_row, found))}, "\n".join(lines))
+
+
+def _lines(one: ListedProblem) -> list[str]:
+    whose = "" if one.feed is None else f" {one.feed}"
+    since = "" if one.since is None else f", since {stamp(one.since)}"
+    return [f"{one.level}: {one.name}{whose}{since}: {printable(one.detail)}", f"      -> {one.advice}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from feedq.access import AccessRole, AccessToken
-from feedq.cli.invocation import Invocation, pass_invocation, reason_option
+from feedq.cli.invocation import Invocation, changes, pass_invocation
 from feedq.cli.options import duration
 from feedq.cli.output import TableColumn, answer, answer_done, answer_list
 from feedq.errors import InvalidInput
@@ -39,8 +39,7 @@ def token() -> None:
 @click.option(
     "--for", "for_", metavar="DURATION", default="90d", show_default=True, help="How long it lasts."
 )
-@reason_option
-@pass_invocation
+@changes
 def add(invocation: Invocation, *, name: str, role: str, tenant: str | None, for_: str) -> None:
     """Make a token and print it. It is not kept, only its hash: nobody can print it again.
 
@@ -81,8 +80,7 @@ def list_(invocation: Invocation) -> None:
 
 @token.command()
 @click.argument("names", nargs=-1, required=True)
-@reason_option
-@pass_invocation
+@changes
 def remove(invocation: Invocation, *, names: tuple[str, ...]) -> None:
     """End tokens at once.
 

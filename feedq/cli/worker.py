@@ -8,14 +8,7 @@ from typing import Any
 import click
 
 from feedq import verbs
-from feedq.cli.invocation import (
-    Invocation,
-    output_option,
-    pass_invocation,
-    reason_option,
-    wait_options,
-    watchable,
-)
+from feedq.cli.invocation import Invocation, changes, shows, wait_options
 from feedq.cli.output import TableColumn, answer, answer_list, number, write_lines, write_table
 from feedq.cli.progress import ProgressBar
 from feedq.cli.tables import NO_WORKERS, all_worker_columns, feed_columns
@@ -50,9 +43,7 @@ def worker() -> None:
 
 @worker.command("list")
 @click.option("--all", "gone", is_flag=True, help="Also the sessions that have ended.")
-@output_option
-@pass_invocation
-@watchable
+@shows
 def list_(invocation: Invocation, *, gone: bool) -> None:
     """All workers by name, with what they hold and whether they serve.
 
@@ -70,9 +61,7 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
 
 @worker.command()
 @click.argument("name")
-@output_option
-@pass_invocation
-@watchable
+@shows
 def show(invocation: Invocation, *, name: str) -> None:
     """One worker, by its name, the part before the @, its id or the beginning of it, with its feeds.
 
@@ -94,9 +83,7 @@ def show(invocation: Invocation, *, name: str) -> None:
 
 @worker.command(short_help="Where its feeds would go if it were lost now.")
 @click.argument("name")
-@output_option
-@pass_invocation
-@watchable
+@shows
 def loss(invocation: Invocation, *, name: str) -> None:
     """Say where the feeds of a worker would go if it were lost now, and what the others would then have.
 
@@ -133,8 +120,7 @@ def _held_by(invocation: Invocation, worker: Worker) -> list[FeedView]:
 
 @worker.command()
 @click.argument("name")
-@reason_option
-@pass_invocation
+@changes
 def cordon(invocation: Invocation, *, name: str) -> None:
     """Give a worker no more feeds. It keeps those that it has.
 
@@ -148,8 +134,7 @@ def cordon(invocation: Invocation, *, name: str) -> None:
 
 @worker.command()
 @click.argument("name")
-@reason_option
-@pass_invocation
+@changes
 def uncordon(invocation: Invocation, *, name: str) -> None:
     """Let a worker that was cordoned or drained serve again.
 
@@ -164,8 +149,7 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
 @worker.command()
 @click.argument("name")
 @wait_options
-@reason_option
-@pass_invocation
+@changes
 def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) -> None:
     """Let a worker hand its feeds over, each as soon as another has a place for it, and take no more.
 

@@ -1,23 +1,26 @@
-"""`feedq feed logs`: what the workers of this machine's `feedq up` wrote of a feed."""
+"""`feedq feed tap` and `logs`: records of a feed as they land, and what its workers write of it."""
 
 from __future__ import annotations
 
 import re
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import click
 
-from feedq.cli.invocation import STACK_DIR, Invocation, pass_invocation
-from feedq.cli.output import answer, write_json_line
+from feedq.cli.invocation import STACK_DIR, Invocation, changes, output_option, pass_invocation
+from feedq.cli.output import answer, follow, write_json_line
 from feedq.errors import NotFound
+from feedq.tap import LIMIT_MAX, SECONDS_MAX
 from feedq.wording import printable
 
 LOOK_S = 0.5
 """How often ``--follow`` looks for more."""
 LINE_BYTES_MAX = 64 * 1024
+TIME_WIDTH = len("2026-12-01T08:00:00.123")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -26,7 +29,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 @click.option(
     "--lines", type=click.IntRange(1, 10_000), default=50, show_default=True, help="The latest so many."
 )
-@click.option("--follow", is_flag=True, help="Go on with what is written, until Ctrl-C.")
+@click.option("--follow", "follow_on", is_flag=True, help="Go on with what is written, until Ctrl-C.")
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -35,7 +38,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
     help="That of the `feedq up`.",
 )
 @pass_invocation
-def logs(invocation: Invocation, *, name: str, lines: int, follow: bool, data_dir: Path) -> None:
+def logs(invocation: Invocation, *, name: str, lines: int, follow_on: bool, data_dir: Path) -> None:
     """Lines about one feed in the logs of the processes that `feedq up` runs here.
 
     Elsewhere a worker writes its log to standard error, for whoever runs it to collect.
@@ -52,26 +55,61 @@ def logs(invocation: Invocation, *, name: str, lines: int, follow: bool, data_di
     is_about = re.compile(rf"(?<![\w./-]){re.escape(name)}(?![\w./-])").search
     tails = [LogTail(file) for file in files]
     found = deque(sorted(line for tail in tails for line in tail.new() if is_about(line)), maxlen=lines)
-    if not follow:
+    if not follow_on:
         answer(invocation, list(found), "\n".join(found) or f"nothing was written of {name}")
         return
-    _follow(invocation, tails, found, is_about)
+
+    def more() -> list[str]:
+        return [line for tail in tails for line in tail.new() if is_about(line)]
+
+    follow(invocation, found, more, document=str, text=printable, every_s=LOOK_S)
 
 
-def _follow(
-    invocation: Invocation, tails: list[LogTail], found: deque[str], is_about: Callable[[str], object]
-) -> None:
+@click.command()
+@click.argument("name")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, LIMIT_MAX),
+    default=LIMIT_MAX,
+    show_default=True,
+    help="End after so many records.",
+)
+@click.option(
+    "--seconds", type=click.IntRange(1, SECONDS_MAX), default=600, show_default=True, help="End after this."
+)
+@output_option
+@changes
+def tap(invocation: Invocation, *, name: str, limit: int, seconds: int) -> None:
+    """Records of a running feed as they land, without another connection to its source, until Ctrl-C.
+
+    At most twenty a second are shown, each of at most 2,048 bytes, with secrets masked; it says how many were left
+    out. The feed does not wait for whoever looks, and history says who did. With --json, one document a line.
+
+    \b
+    Example:
+      feedq feed tap acme/orders --limit 10
+    """
     try:
-        while True:
-            for line in found:
+        with closing(invocation.tapped(name, seconds=seconds, limit=limit)) as rows:
+            for row in rows:
                 if invocation.json:
-                    write_json_line(line)
+                    write_json_line(row)
                 else:
-                    click.echo(printable(line))
-            time.sleep(LOOK_S)
-            found = deque(line for tail in tails for line in tail.new() if is_about(line))
+                    _say(row)
     except KeyboardInterrupt:
         return
+
+
+def _say(row: Mapping[str, Any]) -> None:
+    match row["event"]:
+        case "record":
+            cut = f" … (cut: {row['bytes']:,} bytes)" if row["cut"] else ""
+            click.echo(f"{row['at'][:TIME_WIDTH]}  {printable(row['record'])}{cut}")
+        case "left_out":
+            refused = f"; {row['refused']:,} of all were refused" if row["refused"] else ""
+            click.echo(f"… {row['records']:,} more landed{refused}", err=True)
+        case "end":
+            click.echo(f"(ended: {printable(row['why'])})", err=True)
 
 
 class LogTail:
