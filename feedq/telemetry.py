@@ -12,6 +12,7 @@ import platform
 import sys
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from math import inf
 from operator import add
 from threading import Lock
@@ -83,39 +84,36 @@ REGISTRY = CollectorRegistry()
 """What a worker says of itself."""
 REGISTRY.register(SHARED)
 
+_gauge = partial(Gauge, registry=REGISTRY)
+_counter = partial(Counter, registry=REGISTRY)
+_histogram = partial(Histogram, registry=REGISTRY)
+
 BUILD_INFO = Gauge(
     "feedq_build_info", "The release that this process runs: always 1", ["version", "python"], registry=SHARED
 )
 BUILD_INFO.labels(__version__, platform.python_version()).set(1)
-WORKER_FEEDS = Gauge(
-    "feedq_worker_feeds", "Feeds held by this worker, by status", ["status"], registry=REGISTRY
-)
+WORKER_FEEDS = _gauge("feedq_worker_feeds", "Feeds held by this worker, by status", ["status"])
 FEEDS_BEFORE = OldName("feedq_feeds", WORKER_FEEDS, registry=REGISTRY)
-CAPACITY = Gauge("feedq_capacity", "Feeds that this worker holds at most", registry=REGISTRY)
-UTILISATION_RATIO = Gauge(
-    "feedq_utilisation_ratio", "Feeds that this worker holds, as a part of its capacity", registry=REGISTRY
+CAPACITY = _gauge("feedq_capacity", "Feeds that this worker holds at most")
+UTILISATION_RATIO = _gauge(
+    "feedq_utilisation_ratio", "Feeds that this worker holds, as a part of its capacity"
 )
 UTILISATION_BEFORE = OldName("feedq_utilisation", UTILISATION_RATIO, registry=REGISTRY)
-RECORDS = Counter("feedq_records", "Records landed by this worker", registry=REGISTRY)
-BYTES = Counter("feedq_bytes", "Bytes of records landed by this worker", registry=REGISTRY)
-DEAD_LETTERS = Counter("feedq_dead_letters", "Records refused by the sink", registry=REGISTRY)
-FENCED = Counter("feedq_fenced", "Feeds lost to a newer epoch", registry=REGISTRY)
-SINK_REWINDS = Counter(
+RECORDS = _counter("feedq_records", "Records landed by this worker")
+BYTES = _counter("feedq_bytes", "Bytes of records landed by this worker")
+DEAD_LETTERS = _counter("feedq_dead_letters", "Records refused by the sink")
+FENCED = _counter("feedq_fenced", "Feeds lost to a newer epoch")
+SINK_REWINDS = _counter(
     "feedq_sink_rewinds",
     "Feeds whose checkpoint was not the one that was left in the sink: it has lost commits",
-    registry=REGISTRY,
 )
-SOURCE_MISSED = Counter(
-    "feedq_source_missed",
-    "Records that a source had and never gave, as the gaps in its sequence tell",
-    registry=REGISTRY,
+SOURCE_MISSED = _counter(
+    "feedq_source_missed", "Records that a source had and never gave, as the gaps in its sequence tell"
 )
-RECONNECTS = Counter("feedq_reconnects", "Connections of feeds that broke off", registry=REGISTRY)
-CONNECTS = Counter("feedq_connects", "Connections to sources begun by this worker", registry=REGISTRY)
-CONNECTS_WAITING = Gauge(
-    "feedq_connects_waiting", "Feeds that wait for their turn to connect", registry=REGISTRY
-)
-COMMIT_SECONDS = Histogram("feedq_commit_seconds", "Duration of a group commit", registry=REGISTRY)
+RECONNECTS = _counter("feedq_reconnects", "Connections of feeds that broke off")
+CONNECTS = _counter("feedq_connects", "Connections to sources begun by this worker")
+CONNECTS_WAITING = _gauge("feedq_connects_waiting", "Feeds that wait for their turn to connect")
+COMMIT_SECONDS = _histogram("feedq_commit_seconds", "Duration of a group commit")
 COMMIT_DELAY_SECONDS = GroupHistogram(
     "feedq_commit_delay_seconds",
     "From receipt of a batch to its commit",
@@ -123,20 +121,19 @@ COMMIT_DELAY_SECONDS = GroupHistogram(
     buckets=(0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60, 300),
     registry=REGISTRY,
 )
-INFLIGHT_BYTES = Gauge("feedq_inflight_bytes", "Bytes received and not yet committed", registry=REGISTRY)
-UNWRITTEN_SECONDS = Gauge(
+INFLIGHT_BYTES = _gauge("feedq_inflight_bytes", "Bytes received and not yet committed")
+UNWRITTEN_SECONDS = _gauge(
     "feedq_unwritten_seconds",
     "Since a feed that has batches to be written last had any written; of the feed that waits longest",
-    registry=REGISTRY,
 )
-THROTTLED_SECONDS = Counter(
-    "feedq_throttled_seconds", "Seconds for which feeds were held back by rate limits", registry=REGISTRY
+THROTTLED_SECONDS = _counter(
+    "feedq_throttled_seconds", "Seconds for which feeds were held back by rate limits"
 )
-HEARTBEAT_AGE_SECONDS = Gauge(
-    "feedq_heartbeat_age_seconds", "Since the last heartbeat that the database answered", registry=REGISTRY
+HEARTBEAT_AGE_SECONDS = _gauge(
+    "feedq_heartbeat_age_seconds", "Since the last heartbeat that the database answered"
 )
-HEARTBEAT_SECONDS = Histogram("feedq_heartbeat_seconds", "Round trip of a heartbeat", registry=REGISTRY)
-LOOP_LAG_SECONDS = Gauge("feedq_loop_lag_seconds", "How late the event loop runs a timer", registry=REGISTRY)
+HEARTBEAT_SECONDS = _histogram("feedq_heartbeat_seconds", "Round trip of a heartbeat")
+LOOP_LAG_SECONDS = _gauge("feedq_loop_lag_seconds", "How late the event loop runs a timer")
 RECONCILE_SECONDS = Histogram("feedq_reconcile_seconds", "Duration of a reconcile pass", registry=SHARED)
 RECONCILED_AT_SECONDS = Gauge(
     "feedq_last_reconcile_timestamp_seconds",
@@ -144,35 +141,28 @@ RECONCILED_AT_SECONDS = Gauge(
     registry=SHARED,
 )
 RECONCILED_AT_BEFORE = OldName("feedq_reconciled_at_seconds", RECONCILED_AT_SECONDS, registry=REGISTRY)
-FEEDS_UNPLACED = Gauge(
+FEEDS_UNPLACED = _gauge(
     "feedq_feeds_unplaced",
     "Feeds of the fleet without a worker, by reason; said by those who ran a pass lately, take the maximum",
     ["reason"],
-    registry=REGISTRY,
 )
-RUNS_FIRED = Counter(
-    "feedq_runs_fired", "Runs that came due, of ticks that this worker fired", registry=REGISTRY
-)
+RUNS_FIRED = _counter("feedq_runs_fired", "Runs that came due, of ticks that this worker fired")
 MESSAGES_LEFT_OUT = Counter(
     "feedq_messages_left_out",
     "Messages that this process did not send, because the broker is away or too slow",
     registry=SHARED,
 )
-HINTS_SENT = Counter("feedq_hints_sent", "Messages sent about runs that are due", registry=REGISTRY)
-RUNS_ENDED = Counter(
-    "feedq_runs_ended", "Attempts of runs that ended on this worker, by how", ["state"], registry=REGISTRY
-)
-RUN_WAIT_SECONDS = Histogram(
+HINTS_SENT = _counter("feedq_hints_sent", "Messages sent about runs that are due")
+RUNS_ENDED = _counter("feedq_runs_ended", "Attempts of runs that ended on this worker, by how", ["state"])
+RUN_WAIT_SECONDS = _histogram(
     "feedq_run_wait_seconds",
     "From the moment a run fell due to its start",
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600),
-    registry=REGISTRY,
 )
-JOB_SLOTS = Gauge(
+JOB_SLOTS = _gauge(
     "feedq_job_slots",
     "Job slots of this worker: `free`, `busy`, and threads of jobs that did not heed their end, `stuck`",
     ["state"],
-    registry=REGISTRY,
 )
 
 

@@ -35,11 +35,11 @@ from feedq.schedule.entries import (
     CalendarEntry,
     QueueEntry,
     ScheduleEntry,
-    job_problems,
+    job_with,
     plain_schedule,
 )
-from feedq.schedule.model import Job, Schedule, ScheduleSpec
-from feedq.schedule.timing import ticks_after, ticks_between
+from feedq.schedule.model import Schedule, ScheduleSpec
+from feedq.schedule.timing import past_ticks, ticks_after
 from feedq.store.base import require_version
 from feedq.store.jobs.schedules import KEY_MAX
 
@@ -217,34 +217,20 @@ def trigger_schedule(
 ) -> Response:
     """The key is that of the run, and kept for as long as the run is."""
     schedules = asked.backend.store.jobs.schedules
-    job = _job(schedules.get(name).spec, given)
+    spec = schedules.get(name).spec
+    job = None
+    if given is not None and (given.args is not None or given.kwargs is not None):
+        job = job_with(spec, args=given.args, kwargs=given.kwargs)
     if asked.dry_run:
         raise InvalidInput("dry_run: a run that is not made has no document; ask for the schedule instead")
     return answer(run_row(schedules.trigger(name, key=idempotency_key, job=job)))
-
-
-def _job(spec: ScheduleSpec, given: Trigger | None) -> Job | None:
-    """Raises `InvalidInput`."""
-    if given is None or (given.args is None and given.kwargs is None):
-        return None
-    args = spec.job.args if given.args is None else tuple(given.args)
-    job = replace(spec.job, args=args, kwargs=spec.job.kwargs if given.kwargs is None else given.kwargs)
-    if wrong := job_problems(job):
-        raise InvalidInput(f"schedule {spec.name!r}: {'; '.join(wrong)}")
-    return job
 
 
 @router.post("/schedules/{name:name}/backfill", responses=returns(BackfillRow), summary="Runs of past ticks")
 def backfill_schedule(asked: FleetChange, name: NamePath, given: Backfill) -> Response:
     """A tick that has a run gets no other, so a repeated request makes none twice."""
     schedules = asked.backend.store.jobs.schedules
-    if given.begin >= given.end:
-        raise InvalidInput("to: must be later than from")
-    if given.end > asked.backend.store.now():
-        raise InvalidInput("to: lies in the future, whose ticks are fired when they fall due")
-    ticks = ticks_between(schedules.get(name).spec, given.begin, given.end)
-    if not ticks:
-        raise InvalidInput(f"schedule {name!r} has no ticks in between")
+    ticks = past_ticks(schedules.get(name).spec, given.begin, given.end, now=asked.backend.store.now())
     made, existing = (len(ticks), 0) if asked.dry_run else schedules.backfill(name, ticks)
     found = BackfillRow(name=name, ticks=len(ticks), made=made, existing=existing, dry_run=asked.dry_run)
     return answer(found.model_dump())

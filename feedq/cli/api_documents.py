@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from feedq.cli.api_connection import ApiConnection
 from feedq.model import Load, Worker, WorkerView
-from feedq.report.rows import LOAD_FIELDS, WORKER_FIELDS
 
 ROWS_AT_ONCE: Final = 500
 """What the API has on a page at most."""
@@ -47,6 +47,21 @@ def whole_pages(
             return
 
 
+class ApiPart:
+    """Base of what asks an API for one kind of thing."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    def _read(self, reader: Callable[[Mapping[str, Any]], T], row: Mapping[str, Any]) -> T:
+        return read(self._api, reader, row)
+
+    def _read_all(
+        self, reader: Callable[[Mapping[str, Any]], T], rows: Iterable[Mapping[str, Any]]
+    ) -> list[T]:
+        return [read(self._api, reader, row) for row in rows]
+
+
 def read(api: ApiConnection, reader: Callable[[Mapping[str, Any]], T], row: Mapping[str, Any]) -> T:
     """Raises `Unavailable` when the document lacks something."""
     try:
@@ -55,19 +70,30 @@ def read(api: ApiConnection, reader: Callable[[Mapping[str, Any]], T], row: Mapp
         raise api.skewed() from error
 
 
-def fields_of(kind: type, names: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns that a document has under their own names."""
-    return {name: one.validate_python(row[name]) for name, one in _adapters(kind, tuple(names)).items()}
+def value_of(kind: type[T], row: Mapping[str, Any], **given: Any) -> T:
+    """The value whose columns a document has under their own names, but for those that are ``given``."""
+    of: Any = kind
+    shared = [one.name for one in fields(of) if one.name in row and one.name not in given]
+    return kind(**{name: _adapter(of, name).validate_python(row[name]) for name in shared}, **given)
+
+
+def reader_of(kind: type[T], **given: Any) -> Callable[[Mapping[str, Any]], T]:
+    return partial(value_of, kind, **given)
 
 
 @cache
-def _adapters(kind: type, names: tuple[str, ...]) -> dict[str, TypeAdapter[Any]]:
-    hints = get_type_hints(kind)
-    return {name: TypeAdapter(hints[name]) for name in names}
+def _adapter(kind: Any, name: str) -> TypeAdapter[Any]:
+    (declared,) = (one.type for one in fields(kind) if one.name == name)
+    # What may be any JSON is taken as it is: its type is endless.
+    return TypeAdapter(Any if declared == "JSON" else get_type_hints(kind)[name])
+
+
+def timed(row: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """A row with its times as times."""
+    return {**row, **{key: row[key] and datetime.fromisoformat(row[key]) for key in keys}}
 
 
 def worker_view(row: Mapping[str, Any]) -> WorkerView:
-    load = Load(feeds=row["feeds_reported"], **fields_of(Load, LOAD_FIELDS, row))
-    fields = fields_of(Worker, (*WORKER_FIELDS, "labels"), row)
-    worker = Worker(**fields, load=load, lock_key=0)
+    load = value_of(Load, row, feeds=row["feeds_reported"])
+    worker = value_of(Worker, row, load=load, lock_key=0)
     return WorkerView(worker, row["feeds"], row["heartbeat_age_s"], load=row["load"])

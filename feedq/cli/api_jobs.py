@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 from feedq.cli.api_connection import ApiConnection
-from feedq.cli.api_documents import NEVER, fields_of, pages, read, whole_pages
+from feedq.cli.api_documents import NEVER, ApiPart, pages, value_of, whole_pages
 from feedq.errors import Conflict, InvalidInput, Outdated
-from feedq.report.rows import RUN_FIELDS, SCHEDULE_FIELDS
 from feedq.schedule.entries import ScheduleEntry, plain_calendar, plain_queue, plain_schedule
 from feedq.schedule.exclusions import with_calendars
 from feedq.schedule.model import (
@@ -33,27 +31,26 @@ from feedq.schedule.plain import from_plain
 TICK = timedelta(microseconds=1)
 
 
-class ApiSchedules:
+class ApiSchedules(ApiPart):
     """Schedules and their runs."""
 
     def __init__(self, api: ApiConnection, calendars: ApiCalendars) -> None:
-        self._api, self._calendars = api, calendars
-        self._run = partial(read, api, _run)
-        self._view = partial(read, api, _schedule_view)
+        super().__init__(api)
+        self._calendars = calendars
 
     def views(
         self, *, prefix: str = "", after: str = "", state: ScheduleState | None = None, limit: int
     ) -> list[ScheduleView]:
         rows = pages(self._api, "schedules", most=limit, prefix=prefix, after=after, state=state)
-        return list(map(self._view, rows))
+        return self._read_all(_schedule_view, rows)
 
     def urgent(self, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
         """The server knows itself which fail."""
         rows = self._api.get("schedules", urgent="true", limit=limit)["schedules"]
-        return list(map(self._view, rows))
+        return self._read_all(_schedule_view, rows)
 
     def view(self, name: str) -> ScheduleView:
-        return self._view(self._api.get("schedules", name))
+        return self._read(_schedule_view, self._api.get("schedules", name))
 
     def get(self, name: str) -> Schedule:
         """With all arguments of its job, and the days of its calendars."""
@@ -83,10 +80,10 @@ class ApiSchedules:
 
     def runs(self, name: str | None = None, *, states: Sequence[RunState] = (), limit: int) -> list[Run]:
         rows = pages(self._api, "runs", most=limit, schedule=name, state=[one.value for one in states])
-        return list(map(self._run, rows))
+        return self._read_all(_run, rows)
 
     def run(self, run_id: int) -> Run:
-        return self._run(self._api.get("runs", str(run_id)))
+        return self._read(_run, self._api.get("runs", str(run_id)))
 
     def add(self, spec: ScheduleSpec) -> Schedule:
         try:
@@ -122,7 +119,9 @@ class ApiSchedules:
             raise InvalidInput("--key: at a server it must be ASCII")
         headers = {} if key is None else {"Idempotency-Key": key}
         asked = None if job is None else {"args": list(job.args), "kwargs": dict(job.kwargs)}
-        return self._run(self._api.ask("POST", "schedules", name, "trigger", body=asked, headers=headers))
+        return self._read(
+            _run, self._api.ask("POST", "schedules", name, "trigger", body=asked, headers=headers)
+        )
 
     def backfill(self, name: str, ticks: Sequence[datetime]) -> tuple[int, int]:
         asked = {"from": ticks[0].isoformat(), "to": (ticks[-1] + TICK).isoformat()}
@@ -130,14 +129,11 @@ class ApiSchedules:
         return made["made"], made["existing"]
 
     def cancel_run(self, run_id: int) -> Run:
-        return self._run(self._api.ask("POST", "runs", str(run_id), "cancel"))
+        return self._read(_run, self._api.ask("POST", "runs", str(run_id), "cancel"))
 
 
-class ApiQueues:
+class ApiQueues(ApiPart):
     """Limits of job queues."""
-
-    def __init__(self, api: ApiConnection) -> None:
-        self._api = api
 
     def listed(self) -> list[QueueDepth]:
         names = ("name", "rate_per_s", "burst", "concurrency")
@@ -156,15 +152,12 @@ class ApiQueues:
         self._api.ask("DELETE", "queues", name)
 
 
-class ApiCalendars:
+class ApiCalendars(ApiPart):
     """Days that schedules leave out."""
-
-    def __init__(self, api: ApiConnection) -> None:
-        self._api = api
 
     def listed(self) -> list[tuple[Calendar, int]]:
         rows = self._api.get("calendars")["calendars"]
-        return [(Calendar(row["name"], tuple(row["dates"])), row["schedules"]) for row in rows]
+        return [(value_of(Calendar, row), row["schedules"]) for row in rows]
 
     def all(self) -> list[Calendar]:
         return [calendar for calendar, _ in self.listed()]
@@ -186,20 +179,13 @@ class ApiJobs:
 
 
 def _run(row: Mapping[str, Any]) -> Run:
-    job = Job(row["task"], queue=row["queue"])
-    return Run(schedule_id=0, job=job, **fields_of(Run, (*RUN_FIELDS, "reason"), row))
+    return value_of(Run, row, schedule_id=0, job=Job(row["task"], queue=row["queue"]))
 
 
 def _schedule_view(row: Mapping[str, Any]) -> ScheduleView:
     """Of a row in a list, and of the document of one schedule, which has its whole declaration."""
     job = row.get("job", {"task": row["task"], "queue": row["queue"], "semantics": row["semantics"]})
     keys = {"name": row["name"], "timing": row["timing"], "job": job, "policy": row.get("policy", {})}
-    whole = "created_at" in row
-    moments = fields_of(Schedule, ("created_at", "updated_at"), row) if whole else {}
-    schedule = Schedule(
-        spec=from_plain(keys),
-        **fields_of(Schedule, ("id", *SCHEDULE_FIELDS), row),
-        **{"created_at": NEVER, "updated_at": NEVER, **moments},
-    )
+    schedule = value_of(Schedule, {"created_at": NEVER, "updated_at": NEVER, **row}, spec=from_plain(keys))
     last = None if row["last"] is None else _run(row["last"])
     return ScheduleView(schedule, last, row["waiting"], row["running"], row.get("unserved"))

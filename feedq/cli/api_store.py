@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -16,7 +15,17 @@ from uuid import UUID
 from feedq.access import AccessRole, AccessToken
 from feedq.bulk import BulkResult, Done
 from feedq.cli.api_connection import ApiConnection, error_of
-from feedq.cli.api_documents import NEVER, ONE_BY_ONE_MAX, ROWS_AT_ONCE, fields_of, pages, read, worker_view
+from feedq.cli.api_documents import (
+    NEVER,
+    ONE_BY_ONE_MAX,
+    ROWS_AT_ONCE,
+    ApiPart,
+    pages,
+    reader_of,
+    timed,
+    value_of,
+    worker_view,
+)
 from feedq.declaring import Begun, Starts
 from feedq.errors import Conflict, Outdated
 from feedq.landed import LandedBucket, Span
@@ -36,7 +45,6 @@ from feedq.model import (
     WorkerTarget,
     WorkerView,
 )
-from feedq.report.rows import LANDED_FIELDS, LEASE_ERRORS, LEASE_FIELDS
 from feedq.selection import ORDER_KEYS, Selection, SelectionOrder
 from feedq.store.event_listing import EventFilter, ListedEvent
 
@@ -54,15 +62,12 @@ NAMES_AT_ONCE: Final = 1_000
 DECLARED_AT_ONCE: Final = 500
 """Feeds that are declared in one request: it takes a second or two of the thirty that there are."""
 MOVING_TO: Final = "moving to "
-EVENT_FIELDS = ("at", "kind", "count", "since", "feed_id", "worker_id", "epoch", "detail")
+BACKFILL_TIMES: Final = ("begun_at", "ended_at")
 DAY_S = 86_400.0
 
 
-class ApiFeeds:
+class ApiFeeds(ApiPart):
     """Feeds, as far as commands ask for them."""
-
-    def __init__(self, api: ApiConnection) -> None:
-        self._api = api
 
     def selected(
         self,
@@ -195,28 +200,25 @@ class ApiFeeds:
 
     def landed(self, name: str, span: Span) -> list[LandedBucket]:
         rows = self._api.get("feeds", name, "history", span=span.value)["buckets"]
-        return [read(self._api, _landed_bucket, row) for row in rows]
+        return self._read_all(reader_of(LandedBucket), rows)
 
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
         rows = pages(self._api, "events", under=("feeds", name), most=limit)
-        return [read(self._api, _event, row) for row in rows]
+        return self._read_all(reader_of(Event), rows)
 
     def tapped(self, name: str, *, seconds: int, limit: int) -> Generator[dict[str, Any], None, None]:
         return self._api.events("feeds", name, "tap", seconds=seconds, limit=limit)
 
     def _row(self, row: Mapping[str, Any]) -> FeedView:
-        return read(self._api, _feed_view, row)
+        return self._read(_feed_view, row)
 
 
-class ApiWorkers:
+class ApiWorkers(ApiPart):
     """Workers, as far as commands ask for them."""
-
-    def __init__(self, api: ApiConnection) -> None:
-        self._api = api
 
     def views(self, *, gone: bool = False) -> list[WorkerView]:
         rows = self._api.get("workers", gone="true" if gone else None)["workers"]
-        return [read(self._api, worker_view, row) for row in rows]
+        return self._read_all(worker_view, rows)
 
     def set_target(self, worker_id: UUID, target: WorkerTarget) -> bool:
         verbs = {
@@ -228,11 +230,11 @@ class ApiWorkers:
         return True
 
 
-class ApiHistory:
+class ApiHistory(ApiPart):
     """History of everything."""
 
     def __init__(self, api: ApiConnection) -> None:
-        self._api = api
+        super().__init__(api)
         self._next: dict[int, str] = {}
 
     def before(
@@ -248,39 +250,29 @@ class ApiHistory:
             page = self._api.get(
                 "events", limit=min(ROWS_AT_ONCE, limit - len(found)), cursor=cursor, **asked
             )
-            found += [read(self._api, _listed_event, row) for row in page["events"]]
+            found += self._read_all(_listed_event, page["events"])
             if (cursor := page["next"]) is None:
                 break
             self._next = {found[-1].id: cursor}
         return found
 
 
-class ApiTokens:
+class ApiTokens(ApiPart):
     """Tokens of the API."""
-
-    def __init__(self, api: ApiConnection) -> None:
-        self._api = api
 
     def add(self, name: str, role: AccessRole, *, tenant: str | None, lasts_s: float) -> str:
         asked = {"name": name, "role": role.value, "tenant": tenant, "days": lasts_s / DAY_S}
         return str(self._api.ask("POST", "tokens", body=asked)["token"])
 
     def all(self) -> list[AccessToken]:
-        names = ("name", "role", "tenant", "created_at", "expires_at")
-        rows = self._api.get("tokens")["tokens"]
-        return [
-            read(self._api, lambda row: AccessToken(**fields_of(AccessToken, names, row)), r) for r in rows
-        ]
+        return self._read_all(reader_of(AccessToken), self._api.get("tokens")["tokens"])
 
     def remove(self, name: str) -> None:
         self._api.ask("DELETE", "tokens", name)
 
 
-class ApiBackfills:
+class ApiBackfills(ApiPart):
     """The verbs for backfills."""
-
-    def __init__(self, api: ApiConnection) -> None:
-        self._api = api
 
     def begin(
         self, name: str, *, begin: JSON, end: JSON, rows_per_s: float | None, key: str | None, dry_run: bool
@@ -291,29 +283,23 @@ class ApiBackfills:
         made: dict[str, Any] = self._api.ask(
             "POST", "feeds", name, "backfill", body=body, headers=headers, arguments=asked
         )
-        return _timed(made)
+        return timed(made, *BACKFILL_TIMES)
 
     def of(self, name: str) -> dict[str, Any]:
-        return _timed(self._api.get("feeds", name, "backfill"))
+        return timed(self._api.get("feeds", name, "backfill"), *BACKFILL_TIMES)
 
     def running(self, *, tenant: str | None = None) -> list[dict[str, Any]]:
-        return [_timed(row) for row in self._api.get("backfills", tenant=tenant)["backfills"]]
+        return [timed(row, *BACKFILL_TIMES) for row in self._api.get("backfills", tenant=tenant)["backfills"]]
 
     def cancel(self, name: str) -> dict[str, Any]:
-        return _timed(self._api.ask("POST", "feeds", name, "backfill", "cancel"))
+        return timed(self._api.ask("POST", "feeds", name, "backfill", "cancel"), *BACKFILL_TIMES)
 
 
-def _timed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with its times as times."""
-    times = {key: row[key] and datetime.fromisoformat(row[key]) for key in ("begun_at", "ended_at")}
-    return {**row, **times}
-
-
-class ApiStore:
+class ApiStore(ApiPart):
     """The store behind an API."""
 
     def __init__(self, api: ApiConnection) -> None:
-        self._api = api
+        super().__init__(api)
         self.feeds = ApiFeeds(api)
         self.workers = ApiWorkers(api)
         self.history = ApiHistory(api)
@@ -336,15 +322,15 @@ class ApiStore:
     def status(self) -> FleetData:
         from feedq.cli.api_fleet import fleet_of
 
-        return read(self._api, fleet_of, self._api.get("status"))
+        return self._read(fleet_of, self._api.get("status"))
 
     def job_state(self) -> JobState:
         return self.status().jobs
 
     def problems(self) -> list[ListedProblem]:
-        from feedq.cli.api_fleet import problem_of
+        from feedq.report.problem_list import ListedProblem
 
-        return [read(self._api, problem_of, row) for row in self._api.get("problems")["problems"]]
+        return self._read_all(reader_of(ListedProblem), self._api.get("problems")["problems"])
 
     def worker_loss(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self._api.get("workers", name, "loss")
@@ -353,7 +339,7 @@ class ApiStore:
     def checks(self) -> list[Check]:
         from feedq.cli.api_fleet import check_of
 
-        return [read(self._api, check_of, row) for row in self._api.get("doctor")["checks"]]
+        return self._read_all(check_of, self._api.get("doctor")["checks"])
 
     def catalogs(self) -> list[str]:
         """Names of those that are set up at the server."""
@@ -364,7 +350,7 @@ class ApiStore:
 
         dry = {"dry_run": dry_run}
         found = self._api.ask("POST", "catalogs", name, "sync", arguments=dry, body=asked)
-        return read(self._api, sync_report_of, found)
+        return self._read(sync_report_of, found)
 
     def connectors(self, name: str | None) -> dict[str, Any]:
         """The options of one connector, or of all that the server has, as JSON Schemas by name."""
@@ -381,34 +367,31 @@ class ApiStore:
 
 
 def _feed_view(row: Mapping[str, Any]) -> FeedView:
-    names = (*LEASE_FIELDS, *LEASE_ERRORS, "worker_id")
-    lease = Lease(
-        row["id"],
-        **fields_of(Lease, names, row),
+    lease = value_of(
+        Lease,
+        row,
+        feed_id=row["id"],
         weight=row["load"],
         generation=row["generation_running"],
         avoid=dict.fromkeys(row["avoid"], NEVER),
-        cursor=row.get("cursor"),
     )
-    if "assigned_at" in row:
-        lease = replace(lease, **fields_of(Lease, ("assigned_at",), row))
-    unmet = tuple(Unmet(**fields_of(Unmet, ("kind", "since", "said"), one)) for one in row["unmet"])
+    unmet = tuple(value_of(Unmet, one) for one in row["unmet"])
     return FeedView(_feed(row), lease, row["worker"], Status(row["status"]), row["because"], unmet)
 
 
 def _feed(row: Mapping[str, Any]) -> Feed:
-    plain = ("name", "tenant", "connector", "labels", "weight", "target_state")
-    spec = FeedSpec(
-        **fields_of(FeedSpec, plain, row),
+    spec = value_of(
+        FeedSpec,
+        row,
         selector=Selector(**row["selector"]),
         source=row.get("source", {}),
         sink=row.get("sink", {}),
+        initial_cursor=None,
+        expect={},
     )
-    feed = replace(_declared(spec), id=row["id"], generation=row["generation"])
-    if "created_at" in row:
-        more = fields_of(Feed, ("created_at", "updated_at", "removed_at", "catalog"), row)
-        return replace(feed, **more)
-    return replace(feed, removed_at=NEVER) if row["status"] == Status.REMOVING else feed
+    removed_at = NEVER if row["status"] == Status.REMOVING else None
+    unsaid = {"created_at": NEVER, "updated_at": NEVER, "removed_at": removed_at}
+    return value_of(Feed, {**unsaid, **row}, spec=spec)
 
 
 def _declared(spec: FeedSpec) -> Feed:
@@ -439,13 +422,5 @@ def _declarations(
     }
 
 
-def _landed_bucket(row: Mapping[str, Any]) -> LandedBucket:
-    return LandedBucket(**fields_of(LandedBucket, LANDED_FIELDS, row))
-
-
-def _event(row: Mapping[str, Any]) -> Event:
-    return Event(**fields_of(Event, EVENT_FIELDS, row))
-
-
 def _listed_event(row: Mapping[str, Any]) -> ListedEvent:
-    return ListedEvent(row["id"], _event(row), row["feed"], row["worker"])
+    return ListedEvent(row["id"], value_of(Event, row), row["feed"], row["worker"])

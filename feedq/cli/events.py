@@ -86,7 +86,7 @@ def _newest(
     """The newest of them that came after this one, newest first."""
     place = None
     while limit > 0:
-        page = invocation.history.before(which, place=place, limit=min(limit, PAGE_MAX))
+        page = invocation.store.history.before(which, place=place, limit=min(limit, PAGE_MAX))
         new = [listed for listed in page if listed.id > after]
         yield from new
         if len(new) < min(limit, PAGE_MAX):

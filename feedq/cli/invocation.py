@@ -34,12 +34,8 @@ if TYPE_CHECKING:
     from feedq.settings import Settings
     from feedq.sink_verbs import SinkVerbs
     from feedq.sinks.base import Sink
-    from feedq.store.base import Store
-    from feedq.store.catalog_feeds import CatalogStore
-    from feedq.store.event_listing import EventListing
     from feedq.store.fleet_state import FleetState, JobState
     from feedq.store.postgresql import JobStore, PostgresStore
-    from feedq.store.tokens import TokenStore
 
 STACK_DIR = Path(".feedq")
 """Where `feedq up` keeps what it needs, unless told otherwise."""
@@ -127,19 +123,11 @@ class Invocation:
             click.get_current_context().call_on_close(self._api.close)
         return self._api
 
-    def _opened_any(self) -> PostgresStore:
+    @property
+    def store(self) -> PostgresStore:
         """The database, or what does the same over an API as far as that goes, and refuses the rest."""
         api = self.api
         return self._open() if api is None else cast("PostgresStore", api)
-
-    @property
-    def store(self) -> Store:
-        return self._opened_any()
-
-    @property
-    def history(self) -> EventListing:
-        """What happened to everything."""
-        return self._opened_any().history
 
     def tapped(self, name: str, *, seconds: int, limit: int) -> Generator[dict[str, Any], None, None]:
         """Records of a running feed as they land, as documents. Close it."""
@@ -150,18 +138,9 @@ class Invocation:
         return listen(self._open().taps, self.live_feed(name).id, seconds=seconds, limit=limit)
 
     @property
-    def tokens(self) -> TokenStore:
-        return self._opened_any().tokens
-
-    @property
     def jobs(self) -> JobStore:
         """Schedules, runs and job queues."""
-        return self._opened_any().jobs
-
-    @property
-    def catalogs(self) -> CatalogStore:
-        """Feeds that were made from catalogs."""
-        return self._open().catalogs
+        return self.store.jobs
 
     @property
     def sink_verbs(self) -> SinkVerbs:
@@ -252,7 +231,7 @@ class Invocation:
         return self._open().fleet_state()
 
     def job_state(self) -> JobState:
-        return self._opened_any().job_state()
+        return self.store.job_state()
 
     def database_now(self) -> datetime:
         """Reads the clock that schedules go by."""

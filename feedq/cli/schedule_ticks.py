@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from math import inf
@@ -25,10 +25,10 @@ from feedq.cli.schedule_declare import (
 from feedq.cli.tables import warn_unserved
 from feedq.errors import InvalidInput
 from feedq.report.rows import run_row
-from feedq.schedule.entries import TIMING_KEYS, job_problems
+from feedq.schedule.entries import TIMING_KEYS, job_with
 from feedq.schedule.exclusions import with_calendars
-from feedq.schedule.model import Cron, Job, Run, RunState, ScheduleSpec, ScheduleState, Timing
-from feedq.schedule.timing import delayed, ticks_after, ticks_between
+from feedq.schedule.model import Cron, Run, RunState, ScheduleSpec, ScheduleState, Timing
+from feedq.schedule.timing import delayed, past_ticks, ticks_after
 from feedq.values import DEFAULT_ZONE, check_zone, instant
 from feedq.wording import ERROR_WIDTH, counted, cut, printable, timing_words, why_run
 
@@ -223,7 +223,8 @@ def trigger(
     job = None
     if args is not None or kwargs is not None or named:
         spec = invocation.jobs.schedules.get(name).spec
-        job = _job_with(spec, args=args, kwargs=kwargs, named=named)
+        given = read_arguments(args=args, kwargs=kwargs, named=named, before=spec.job.kwargs)
+        job = job_with(spec, args=given.get("args"), kwargs=given.get("kwargs"))
     run = invocation.jobs.schedules.trigger(name, key=key, job=job)
     if not run.state.is_final:
         warn_unserved(invocation.jobs, [name])
@@ -235,16 +236,6 @@ def trigger(
     refused = run.state.is_final and run.state is not RunState.SUCCEEDED
     if refused and (wait or run.state is RunState.SKIPPED_OVERLAP):
         raise SystemExit(1)
-
-
-def _job_with(spec: ScheduleSpec, *, args: str | None, kwargs: str | None, named: Sequence[str]) -> Job:
-    given = read_arguments(args=args, kwargs=kwargs, named=named, before=spec.job.kwargs)
-    if "args" in given:
-        given["args"] = tuple(given["args"])
-    job = replace(spec.job, **given)
-    if wrong := job_problems(job):
-        raise InvalidInput(f"schedule {spec.name!r}: {'; '.join(wrong)}")
-    return job
 
 
 def _ended(invocation: Invocation, run: Run, *, timeout_s: float) -> Run:
@@ -283,13 +274,7 @@ def backfill(invocation: Invocation, *, name: str, begin: str, end: str, yes: bo
     spec = invocation.jobs.schedules.get(name).spec
     zone = zone_of(spec.timing)
     first, last = moment(begin, zone, option="--from"), moment(end, zone, option="--to")
-    if first >= last:
-        raise InvalidInput("--to: must be later than --from")
-    if last > invocation.database_now():
-        raise InvalidInput("--to: lies in the future, whose ticks are fired when they fall due")
-    ticks = ticks_between(spec, first, last)
-    if not ticks:
-        raise InvalidInput(f"schedule {name!r} has no ticks from {instant(first)} to {instant(last)}")
+    ticks = past_ticks(spec, first, last, now=invocation.database_now(), option="--")
     runs, period = counted(len(ticks), "run"), f"{instant(ticks[0])} to {instant(ticks[-1])}"
     invocation.confirm(f"Make {runs} of {name}, for the ticks {period}?", yes=yes)
     made, existing = invocation.jobs.schedules.backfill(name, ticks)

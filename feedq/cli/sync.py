@@ -111,7 +111,7 @@ def _opened(invocation: Invocation, chosen: Sequence[str]) -> list[Callable[...,
         return [partial(invocation.api.sync, name) for name in chosen]
     catalogs = [open_catalog(name, invocation.settings) for name in chosen]
     bar = partial(ProgressBar, "changes")
-    return [partial(sync_catalog, invocation.catalogs, one, progress=bar) for one in catalogs]
+    return [partial(sync_catalog, invocation.store.catalogs, one, progress=bar) for one in catalogs]
 
 
 def _schedule(invocation: Invocation, chosen: Sequence[str], every: str) -> None:

@@ -54,7 +54,7 @@ def add(invocation: Invocation, *, name: str, role: str, tenant: str | None, for
         check_name(name)
     except ValueError as error:
         raise InvalidInput(f"name: {error}") from None
-    made = invocation.tokens.add(name, AccessRole(role), tenant=tenant, lasts_s=lasts_s)
+    made = invocation.store.tokens.add(name, AccessRole(role), tenant=tenant, lasts_s=lasts_s)
     answer(invocation, {"name": name, "token": made}, made)
 
 
@@ -75,7 +75,7 @@ def list_(invocation: Invocation) -> None:
         TableColumn("ENDS", lambda one: stamp(one.expires_at)),
     ]
     empty = "no tokens; `feedq token add` makes one"
-    answer_list(invocation, invocation.tokens.all(), token_row, columns, empty=empty)
+    answer_list(invocation, invocation.store.tokens.all(), token_row, columns, empty=empty)
 
 
 @token.command()
@@ -89,5 +89,5 @@ def remove(invocation: Invocation, *, names: tuple[str, ...]) -> None:
       feedq token remove acme-ci
     """
     for name in dict.fromkeys(names):
-        invocation.tokens.remove(name)
+        invocation.store.tokens.remove(name)
     answer_done(invocation, names, "removed")

@@ -6,13 +6,14 @@ whether a worker knows the task shows when it is run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from feedq.errors import InvalidInput
 from feedq.schedule.arguments import secret_problem
 from feedq.schedule.cron import parse
 from feedq.schedule.exclusions import DATES_MAX, date_problems
@@ -353,6 +354,15 @@ def job_problems(job: Job, *, name: str = "job") -> list[str]:
     name."""
     found = read_each(ScheduleEntry, ScheduleEntry.of({"name": name, **_plain_job(job)}).plain())
     return [what for _, what in found] if isinstance(found, list) else []
+
+
+def job_with(spec: ScheduleSpec, *, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Job:
+    """The job of a schedule with arguments that stand in for those declared. Raises `InvalidInput`."""
+    job = spec.job if kwargs is None else replace(spec.job, kwargs=kwargs)
+    job = job if args is None else replace(job, args=tuple(args))
+    if wrong := job_problems(job):
+        raise InvalidInput(f"schedule {spec.name!r}: {'; '.join(wrong)}")
+    return job
 
 
 def _plain_timing(timing: Timing) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from feedq.errors import InvalidInput
 from feedq.schedule.cron import YEAR_MAX, parse
 from feedq.schedule.exclusions import days_of, midnight
 from feedq.schedule.model import BACKFILL_MAX, Beat, Cron, Every, Once, ScheduleSpec
+from feedq.values import instant
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 END = datetime(YEAR_MAX, 1, 1, tzinfo=UTC)
@@ -132,3 +133,18 @@ def ticks_between(spec: ScheduleSpec, begin: datetime, end: datetime) -> list[da
             f"schedule {spec.name!r} has more than {BACKFILL_MAX} ticks in between; backfill the time in parts"
         )
     return found
+
+
+def past_ticks(
+    spec: ScheduleSpec, begin: datetime, end: datetime, *, now: datetime, option: str = ""
+) -> list[datetime]:
+    """The ticks from one time on and before the other: there are some. Raises `InvalidInput`; ``option`` is how
+    the names of both begin where people write them."""
+    if begin >= end:
+        raise InvalidInput(f"{option}to: must be later than {option}from")
+    if end > now:
+        raise InvalidInput(f"{option}to: lies in the future, whose ticks are fired when they fall due")
+    ticks = ticks_between(spec, begin, end)
+    if not ticks:
+        raise InvalidInput(f"schedule {spec.name!r} has no ticks from {instant(begin)} to {instant(end)}")
+    return ticks

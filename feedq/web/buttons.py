@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -90,132 +91,76 @@ class PageAction:
 
 
 MOVE_TO = PageActionField("worker", "To which worker (its name, or the part before the @)")
+RECORDS = PageActionField("records", "How many records")
+FROM = PageActionField("from", "After which cursor")
+TO = PageActionField("to", "Up to which (where the feed stands, if left empty)", is_required=False)
+AGAIN = "What comes again lands twice, unless the sink has a key."
+RED = "outline-danger"
+
+
+def _of_feed(view: FeedView, below: str, title: str, says: str, *, id_: str = "", **more: Any) -> PageAction:
+    """A button of one feed; ``below`` is what it asks for, below the feed's address."""
+    where = f"feedq-{id_ or below.replace('/', '-')}-{view.feed.id}"
+    path = "/".join(filter(None, ("feeds", quote(view.feed.name, safe=""), below)))
+    return PageAction(where, title, path, says, tenant=view.feed.spec.tenant, **more)
 
 
 def feed_actions(view: FeedView) -> list[PageAction]:
     """The buttons of one feed."""
-    feed, name = view.feed, view.feed.name
-    is_paused = feed.spec.target_state is TargetState.PAUSED
-
-    def act(verb: str, title: str, says: str, **more: Any) -> PageAction:
-        path = f"feeds/{quote(name, safe='')}" + (f"/{verb}" if verb != "remove" else "")
-        return PageAction(
-            f"feedq-{verb}-{feed.id}",
-            title,
-            path,
-            says,
-            etag=etag_of(feed.version),
-            tenant=feed.spec.tenant,
-            **more,
-        )
-
+    name, etag = view.feed.name, etag_of(view.feed.version)
+    act = partial(_of_feed, view, etag=etag)
+    again = act("resume", "Resume", f"{name} runs again from where it left off.")
+    stop = act("pause", "Pause", f"{name} stops, keeps its place, and runs again when it is resumed.")
+    gone = f"{name} stops and is forgotten; what it has landed stays."
     return [
-        act("resume", "Resume", f"{name} runs again from where it left off.")
-        if is_paused
-        else act("pause", "Pause", f"{name} stops, keeps its place, and runs again when it is resumed."),
+        again if view.feed.spec.target_state is TargetState.PAUSED else stop,
         act("restart", "Restart", f"{name} is stopped and started anew from its last checkpoint."),
         act("move", "Move", f"Another worker gets {name}; it stands still for a moment.", fields=(MOVE_TO,)),
-        act(
-            "remove",
-            "Remove",
-            f"{name} stops and is forgotten; what it has landed stays.",
-            method="DELETE",
-            tone="outline-danger",
-        ),
+        act("", "Remove", gone, id_="remove", method="DELETE", tone=RED),
     ]
 
 
 def edit_action(view: FeedView) -> PageAction:
     """The button that changes a feed's declaration."""
-    feed = view.feed
-    manifest = dump({"feeds": [plain_feed(feed.spec)]})
-    return PageAction(
-        f"feedq-edit-{feed.id}",
-        "Edit",
-        f"feeds/{quote(feed.name, safe='')}",
-        f"{feed.name} becomes what you write, and goes on with it from its last checkpoint.",
-        method="PUT",
-        etag=etag_of(feed.version),
-        fields=(PageActionField("manifest", "Its declaration, as in a manifest", text=manifest),),
-        tenant=feed.spec.tenant,
-    )
-
-
-RECORDS = PageActionField("records", "How many records")
-AGAIN = "What comes again lands twice, unless the sink has a key."
+    manifest = dump({"feeds": [plain_feed(view.feed.spec)]})
+    says = f"{view.feed.name} becomes what you write, and goes on with it from its last checkpoint."
+    typed = (PageActionField("manifest", "Its declaration, as in a manifest", text=manifest),)
+    etag = etag_of(view.feed.version)
+    return _of_feed(view, "", "Edit", says, id_="edit", method="PUT", etag=etag, fields=typed)
 
 
 def cursor_actions(view: FeedView) -> list[PageAction]:
     """The buttons of a feed's cursor."""
     name = view.feed.name
-
-    def act(verb: str, title: str, says: str, **more: Any) -> PageAction:
-        path = f"feeds/{quote(name, safe='')}/cursor/{verb}"
-        where = f"feedq-cursor-{verb}-{view.feed.id}"
-        return PageAction(where, title, path, says, tenant=view.feed.spec.tenant, **more)
-
+    back = f"{name} goes back by so many records while it runs. {AGAIN}"
+    begin = f"{name} goes back to where it began at first. {AGAIN}"
+    before = f"{name} goes back to where it stood before the last change of its cursor."
     return [
-        act(
-            "rewind",
-            "Rewind cursor",
-            f"{name} goes back by so many records while it runs. {AGAIN}",
-            fields=(RECORDS,),
-        ),
-        act(
-            "reset",
-            "Reset cursor",
-            f"{name} goes back to where it began at first. {AGAIN}",
-            tone="outline-danger",
-        ),
-        act(
-            "undo",
-            "Undo change of cursor",
-            f"{name} goes back to where it stood before the last change of its cursor.",
-        ),
+        _of_feed(view, "cursor/rewind", "Rewind cursor", back, fields=(RECORDS,)),
+        _of_feed(view, "cursor/reset", "Reset cursor", begin, tone=RED),
+        _of_feed(view, "cursor/undo", "Undo change of cursor", before),
     ]
-
-
-FROM = PageActionField("from", "After which cursor")
-TO = PageActionField("to", "Up to which (where the feed stands, if left empty)", is_required=False)
 
 
 def backfill_actions(view: FeedView, *, is_running: bool) -> list[PageAction]:
     """The button for a feed's backfill: to begin one, or to end the one that is under way."""
-    name, tenant = view.feed.name, view.feed.spec.tenant
-    path = f"feeds/{quote(name, safe='')}/backfill"
+    name = view.feed.name
     if is_running:
         says = f"The backfill of {name} ends. What it has landed stays; {name} goes on."
-        where = f"feedq-backfill-cancel-{view.feed.id}"
-        return [PageAction(where, "Cancel backfill", f"{path}/cancel", says, tenant=tenant)]
+        return [_of_feed(view, "backfill/cancel", "Cancel backfill", says)]
     says = (
         f"What lies between two cursors lands again by key, beside the live stream of {name}, which goes on."
     )
-    where = f"feedq-backfill-{view.feed.id}"
-    return [PageAction(where, "Backfill", path, says, fields=(FROM, TO), tenant=tenant)]
+    return [_of_feed(view, "backfill", "Backfill", says, fields=(FROM, TO))]
 
 
 def dead_letter_actions(view: FeedView) -> list[PageAction]:
     """The buttons for all refused records of a feed."""
-    path, number = f"feeds/{quote(view.feed.name, safe='')}/dead-letters", view.feed.id
-    tenant = view.feed.spec.tenant
+    act = partial(_of_feed, view, body={"all": True})
+    land = "They are landed after all, each once; what is refused again stays."
     return [
-        PageAction(
-            f"feedq-replay-{number}",
-            "Replay refused records",
-            f"{path}/replay",
-            "They are landed after all, each once; what is refused again stays.",
-            body={"all": True},
-            tenant=tenant,
-        ),
-        PageAction(
-            f"feedq-drop-{number}",
-            "Drop refused records",
-            f"{path}/drop",
-            "They are deleted for good.",
-            body={"all": True},
-            tone="outline-danger",
-            tenant=tenant,
-        ),
+        act("dead-letters/replay", "Replay refused records", land, id_="replay"),
+        act("dead-letters/drop", "Drop refused records", "They are deleted for good.", id_="drop", tone=RED),
     ]
 
 
@@ -334,7 +279,7 @@ def bulk_actions(query: Query, count: int) -> list[PageAction]:
             says,
             body={"verb": verb, "selection": selection},
             fields=(PageActionField("worker", MOVE_TO.label, is_required=False),) if verb == "move" else (),
-            tone="outline-danger" if verb == "remove" else "outline-secondary",
+            tone=RED if verb == "remove" else "outline-secondary",
             tenant=chosen.tenant,
             refused=refused,
         )

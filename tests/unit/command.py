@@ -71,8 +71,8 @@ class FakeInvocation(Invocation):
         self._sinks = sinks
 
     @property
-    def store(self) -> Store:
-        return self._store
+    def store(self) -> PostgresStore:
+        return cast("PostgresStore", self._store)
 
     @property
     def jobs(self) -> JobStore:
