@@ -16,7 +16,7 @@ import orjson
 from tornado import web
 
 from feedq.api.app import PREFIX
-from feedq.api.paging import LIMIT_MAX
+from feedq.api.arguments import LIMIT_MAX
 from feedq.api.problems import status_of
 from feedq.errors import FeedqError
 from feedq.passwords import mask_url

@@ -251,8 +251,8 @@ def test_a_change_is_made_for_who_may(stage: Stage) -> None:
 
 
 def test_a_change_is_refused_to_who_may_not_and_written_down(stage: Stage) -> None:
-    """Who may not ask is refused before arguments are looked at. The store judges who may change a feed by itself; what a
-    change would do, only the API keeps from others."""
+    """Who may not ask is refused before arguments are looked at. The store judges who may change a feed by itself;
+    what a change would do, only the API keeps from others."""
     askers = stage.askers()
     before = stage.everything(but="kind = 'access_refused'")
     for example in EXAMPLES:
