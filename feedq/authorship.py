@@ -72,12 +72,6 @@ def give_reason(reason: str | None) -> None:
         _current.set(replace(author, reason=said))
 
 
-def reason_given() -> str | None:
-    """Return why the author of this context asks."""
-    author = _current.get()
-    return None if author is None else author.reason
-
-
 def require_own(tenant: str, what: str) -> None:
     """Raises `Forbidden` when the author of this context may not change what belongs to this tenant.
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from threading import Event, Thread
-from uuid import uuid4
 
 import uvloop
 
@@ -39,7 +38,7 @@ from feedq.permission import Permissions
 from feedq.record_hints import hints
 from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
-from feedq.sinks.base import FeedWrite, Preview, Sink, Target, load_sink, parse_sink, target_of
+from feedq.sinks.base import FeedWrite, Preview, Sink, Target, opened_sink, parse_sink, target_of
 from feedq.sinks.cursors import cursor_text
 from feedq.worker.sockets import Sockets
 
@@ -180,9 +179,7 @@ def _sink(spec: FeedSpec, settings: Settings, target: Target, trial: Trial) -> I
     with contextlib.ExitStack() as opened:
         sink: Sink | None = None
         try:
-            url = settings.sink_url(name)
-            made = load_sink(url)(url, environment=settings.environment, worker_id=uuid4(), role="trial")
-            sink = opened.enter_context(contextlib.closing(made))
+            sink = opened.enter_context(opened_sink(settings, name, role="trial"))
             wrong = sink.check(target)
         except (SinkUnavailable, InvalidInput) as error:
             wrong = mask_url(str(error))

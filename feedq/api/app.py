@@ -10,9 +10,9 @@ from starlette.types import ASGIApp
 
 import feedq
 from feedq.api import (
+    admin_routes,
     backfill_routes,
     bulk_routes,
-    catalog_routes,
     cursor_routes,
     dead_letter_routes,
     declaration_routes,
@@ -22,14 +22,12 @@ from feedq.api import (
     schedule_changes,
     schedule_routes,
     tap_routes,
-    token_routes,
 )
-from feedq.api.answers import answer
+from feedq.api.answers import Problem, answer, answer_errors
 from feedq.api.authentication import AuthenticatedRequests
 from feedq.api.backend import ApiBackend
 from feedq.api.bounds import BoundedBodies, BoundedRequests
 from feedq.api.documents import COMPONENTS
-from feedq.api.problems import Problem, answer_errors
 
 PREFIX = "/api/v1"
 ROUTERS = (
@@ -44,8 +42,7 @@ ROUTERS = (
     schedule_changes,
     tap_routes,
     fleet_routes,
-    token_routes,
-    catalog_routes,
+    admin_routes,
 )
 
 

@@ -21,8 +21,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from feedq.access import AccessRole, Caller
+from feedq.api.answers import asked, problem_of
 from feedq.api.backend import ApiBackend
-from feedq.api.problems import asked, problem_of
 from feedq.api.sites import is_allowed, is_foreign
 from feedq.authorship import Author, checked_reason, set_author
 from feedq.errors import FeedqError, Unauthenticated

@@ -10,10 +10,10 @@ from fastapi import Depends, Request
 
 from feedq import verbs
 from feedq.access import AccessRole, Caller
+from feedq.api.answers import asked
 from feedq.api.arguments import NamePath, require_known_arguments
 from feedq.api.authentication import CALLER
 from feedq.api.backend import Served
-from feedq.api.problems import asked
 from feedq.model import Feed
 from feedq.store.feeds import no_feed
 

@@ -27,7 +27,7 @@ from feedq.api.changing import (
 )
 from feedq.api.documents import CALENDAR_ENTRY, QUEUE_ENTRY, SCHEDULE_ENTRY
 from feedq.api.schedule_routes import RunId
-from feedq.authorship import reason_given
+from feedq.authorship import given_reason
 from feedq.errors import InvalidInput, NotFound, Unreadable
 from feedq.manifest.changes import plain_difference
 from feedq.report.rows import run_row
@@ -192,7 +192,7 @@ def pause_schedule(asked: FleetChange, name: NamePath, given: Pause | None = Non
     if asked.dry_run:
         found = schedules.view(name).schedule
     else:
-        found = schedules.pause(name, until=until, reason=reason_given())
+        found = schedules.pause(name, until=until, reason=given_reason())
     return asked.done(name, "paused", version=found.version)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -117,16 +117,9 @@ def apply(
         what = " and ".join(counted(count, noun) for noun, count in removals.items())
         invocation.confirm(f"Remove {what} that the manifests do not declare?", yes=yes)
     _carry_out_or_warn(invocation, found, dry_run=dry_run, adopt=adopt)
-    counts = {DONE[action]: planned.count(action) for action in Action}
-    document = {
-        "dry_run": dry_run,
-        **counts,
-        "unchanged": planned.unchanged,
-        "changes": list(map(change_row, changes)),
-    }
-    done = ", ".join(f"{count} {what}" for what, count in counts.items())
+    done = ", ".join(f"{planned.count(action)} {DONE[action]}" for action in Action)
     text = f"{done}, = {planned.unchanged} unchanged" + (" (dry run)" if dry_run else "")
-    answer(invocation, document, text)
+    answer(invocation, {"dry_run": dry_run} | _document(planned, changes), text)
 
 
 @click.command(short_help="What apply would change; the exit status says whether anything.")
@@ -148,15 +141,14 @@ def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: s
     except FeedqError as error:
         # All that goes wrong has one exit status here: 1 says that something differs.
         raise InvalidInput(invocation.explain(error)) from error
-    counts = {DONE[action]: planned.count(action) for action in Action}
-    document = {
-        **counts,
-        "unchanged": planned.unchanged,
-        "changes": list(map(change_row, planned.changes)),
-    }
-    answer(invocation, document, lambda: show_changes(planned.changes))
+    answer(invocation, _document(planned, planned.changes), lambda: show_changes(planned.changes))
     if planned.changes:
         raise SystemExit(1)
+
+
+def _document(planned: DeclarationChanges, changes: Sequence[Change]) -> dict[str, Any]:
+    counts = {DONE[action]: planned.count(action) for action in Action}
+    return counts | {"unchanged": planned.unchanged, "changes": list(map(change_row, changes))}
 
 
 @click.command(short_help="Check manifests, without any server.")

@@ -113,7 +113,7 @@ def act(
     """Do it to each, some hundred at a time, with a bar. Raises `FeedqError` that names each that it could not be
     done to, after the others."""
     from feedq import bulk
-    from feedq.cli.progress import ProgressBar
+    from feedq.cli.output import ProgressBar
 
     names = [view.feed.name for view in chosen]
     with ProgressBar(f"feeds {what}", len(names)) as bar:
@@ -131,7 +131,7 @@ def declare_all(
     what: str = "feeds",
 ) -> BulkResult[Change, Feed | None]:
     """Make these changes of feeds, with a bar."""
-    from feedq.cli.progress import ProgressBar
+    from feedq.cli.output import ProgressBar
     from feedq.declaring import declare
 
     with ProgressBar(what, len(changes)) as bar:

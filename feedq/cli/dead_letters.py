@@ -12,8 +12,7 @@ import click
 
 from feedq.cli.choosing import selection_of, selection_options
 from feedq.cli.invocation import Invocation, changes, limit_option, output_option, pass_invocation, yes_option
-from feedq.cli.output import TableColumn, answer, answer_list, number, write_lines
-from feedq.cli.progress import ProgressBar
+from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, write_lines
 from feedq.errors import FeedqError, NotFound
 from feedq.model import FeedView
 from feedq.report.details import detail_lines

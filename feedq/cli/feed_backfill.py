@@ -8,8 +8,7 @@ from typing import Any, Final
 import click
 
 from feedq.cli.invocation import Invocation, changes, pass_invocation, reason_option, shows
-from feedq.cli.output import TableColumn, answer, answer_list, number, state, write_lines
-from feedq.cli.progress import ProgressBar
+from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, state, write_lines
 from feedq.connectors.base import show_cursor
 from feedq.errors import FeedqError
 from feedq.report.details import detail_lines

@@ -16,8 +16,7 @@ from feedq import documents, verbs
 from feedq.cli import options
 from feedq.cli.choosing import choose, confirm_chosen, declare_all, fail_if_any, selection_of
 from feedq.cli.invocation import Invocation, changes, decorated, pass_invocation, yes_option
-from feedq.cli.output import answer_done, write_difference, write_json
-from feedq.cli.progress import ProgressBar
+from feedq.cli.output import ProgressBar, answer_done, write_difference, write_json
 from feedq.errors import NotFound
 from feedq.manifest import feed_entry
 from feedq.manifest.changes import Action, Change, difference

@@ -20,8 +20,7 @@ from feedq.cli.choosing import (
     selection_options,
 )
 from feedq.cli.invocation import Invocation, changes, decorated, wait_options, yes_option
-from feedq.cli.output import answer, answer_done
-from feedq.cli.progress import ProgressBar
+from feedq.cli.output import ProgressBar, answer, answer_done
 from feedq.model import Feed, FeedView, Status, TargetState
 from feedq.selection import Selection
 from feedq.store.base import Feeds

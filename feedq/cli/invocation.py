@@ -107,7 +107,7 @@ class Invocation:
     def require_database(self) -> None:
         """Raises `InvalidInput` when a server is to be asked, for what no server does."""
         if self.server is not None:
-            from feedq.cli.local import not_served
+            from feedq.cli.root import not_served
 
             _, _, path = click.get_current_context().command_path.partition(" ")
             raise not_served(path)

@@ -1,4 +1,4 @@
-"""How the command speaks: tables and lines for people, one JSON document for programs.
+"""How the command speaks: tables, lines and bars for people, one JSON document for programs.
 
 Into a pipe a table is plain text: no colours, no boxes, nothing cut off. Text that came from elsewhere (an
 error of a remote server, a name) is made printable first, so that it cannot steer the terminal.
@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
@@ -240,3 +241,46 @@ def styled_step(name: str, outcome: str, detail: str) -> str:
 
 def warn(text: str) -> None:
     click.echo(f"Warning: {printable(text)}", err=True)
+
+
+# -- progress ------------------------------------------------------------------------------------------
+
+SHOWN_AFTER_S = 1.0
+EVERY_S = 0.1
+WIDTH = 30
+
+
+class ProgressBar:
+    """Call it with how many are done; it shows itself after a second, on a terminal only. A context: it clears its
+    line at the end."""
+
+    def __init__(self, what: str, total: int | None) -> None:
+        """Without a ``total`` it counts."""
+        self._what, self._total = what, total
+        self._started = self._drawn = time.monotonic()
+        self._is_shown = False
+        self.may_show = sys.stderr.isatty()
+
+    def __call__(self, done: int) -> None:
+        now = time.monotonic()
+        if not self.may_show or now - self._started < SHOWN_AFTER_S or now - self._drawn < EVERY_S:
+            return
+        self._drawn, self._is_shown = now, True
+        click.echo(f"\r\x1b[K{self._line(done, now - self._started)}", err=True, nl=False)
+
+    def _line(self, done: int, passed_s: float) -> str:
+        if self._total is None:
+            return f"{done:,} {self._what}, {done / max(passed_s, 0.001):,.0f} a second"
+        filled = min(WIDTH, WIDTH * done // max(self._total, 1))
+        left_s = passed_s * max(0, self._total - done) / max(done, 1)
+        bar = "#" * filled + "-" * (WIDTH - filled)
+        return f"{bar}  {done:,} of {self._total:,} {self._what}, {left_s:.0f} s left"
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_shown:
+            click.echo("\r\x1b[K", err=True, nl=False)

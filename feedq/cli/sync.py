@@ -12,8 +12,7 @@ from feedq.catalogs.syncing import SyncReport
 from feedq.catalogs.syncing import sync as sync_catalog
 from feedq.cli.apply import collector_paused, show_changes
 from feedq.cli.invocation import Invocation, pass_invocation
-from feedq.cli.output import answer, answer_done, warn
-from feedq.cli.progress import ProgressBar
+from feedq.cli.output import ProgressBar, answer, answer_done, warn
 from feedq.cli.tables import warn_unserved
 from feedq.errors import FeedqError, InvalidInput
 from feedq.report.rows import sync_row

@@ -9,8 +9,7 @@ import click
 
 from feedq import verbs
 from feedq.cli.invocation import Invocation, changes, shows, wait_options
-from feedq.cli.output import TableColumn, answer, answer_list, number, write_lines, write_table
-from feedq.cli.progress import ProgressBar
+from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, write_lines, write_table
 from feedq.cli.tables import NO_WORKERS, all_worker_columns, feed_columns
 from feedq.diagnosis.placement_checks import serves
 from feedq.diagnosis.waiting_checks import explain_staying

@@ -16,7 +16,7 @@ from feedq.errors import FeedqError, InvalidInput
 from feedq.model import Feed
 from feedq.passwords import mask_url
 from feedq.settings import Settings
-from feedq.sinks.base import Checkpoint, load_sink, parse_sink
+from feedq.sinks.base import Checkpoint, load_sink, opened_sink, parse_sink
 from feedq.sinks.identity import owner_of
 from feedq.store.database import driver_options, psycopg2_dsn
 from feedq.wording import counted, some
@@ -54,11 +54,8 @@ def check_sinks(settings: Settings, feeds: Sequence[Feed]) -> Iterator[Check]:
 
 def _check_owners(name: str, settings: Settings, feeds: Sequence[Feed]) -> Iterator[Check]:
     """Tells of checkpoints in a sink that others have, and of those that nobody has any more."""
-    url = settings.sink_url(name)
     try:
-        with closing(
-            load_sink(url)(url, environment=settings.environment, worker_id=uuid4(), role="doctor")
-        ) as sink:
+        with opened_sink(settings, name, role="doctor") as sink:
             strangers, orphans = left_behind(sink.checkpoints(), feeds)
     except FeedqError as error:
         yield warn(f"checkpoints on {name}", mask_url(one_line(error)), "see the check above")

@@ -15,9 +15,9 @@ import httpx
 import orjson
 from tornado import web
 
+from feedq.api.answers import status_of
 from feedq.api.app import PREFIX
 from feedq.api.arguments import LIMIT_MAX
-from feedq.api.problems import status_of
 from feedq.errors import FeedqError
 from feedq.passwords import mask_url
 from feedq.report.rows import feed_row

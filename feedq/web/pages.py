@@ -22,7 +22,7 @@ from tornado import web
 from tornado.iostream import StreamClosedError
 
 from feedq import __version__, wording
-from feedq.api.problems import status_of
+from feedq.api.answers import status_of
 from feedq.connectors.base import show_cursor
 from feedq.diagnosis.placement_checks import serves
 from feedq.errors import FeedqError, InvalidInput

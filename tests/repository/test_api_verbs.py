@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feedq.api.app import document_of
-from feedq.cli.local import LOCAL
+from feedq.cli.root import LOCAL
 from tests.repository.test_cli_docs import COMMANDS
 
 VERBS = {
