@@ -94,7 +94,8 @@ class RedisOptions(MessageOptions):
     """Where the server listens: `redis://host`, or `rediss://host` with TLS; the port is 6379 unless given. A
     path such as `/2` selects a database."""
     streams: Annotated[tuple[str, ...], Field(min_length=1, max_length=256)]
-    """Names of the streams to read. One that does not exist yet is waited for."""
+    """Names of the streams to read. One that does not exist yet is waited for; while none does, the feed shows as
+    `connecting`, and says so."""
     start: Literal["beginning", "now"] = "beginning"
     """Where a stream without a cursor is read from: its `beginning`, or what is added from `now` on; until
     the first such entry has landed, `now` is the latest connection."""

@@ -17,10 +17,12 @@ from feedq import trial as trials
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
 from feedq.clock import SystemClock
+from feedq.connectors import base
 from feedq.connectors.base import load_connector
 from feedq.model import FeedSpec
 from feedq.settings import Settings
 from feedq.settings import settings as current_settings
+from feedq.testing.loopback import unanswering
 from feedq.trial import BYTES_MAX, StepOutcome, Trial, Wanted, try_feed
 from tests.live import odd_connector
 
@@ -150,6 +152,20 @@ def test_columns_are_proposed_from_the_first_records_as_a_manifest(
     }
     assert "target_state" not in entry
     assert "connected; 2 records" in ran.stderr
+
+
+def test_a_source_that_does_not_answer_is_named_while_it_is_waited_for(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "UNANSWERED_S", 0.05)
+    told: list[str] = []
+    with unanswering() as where:
+        spec = FeedSpec("acme/x", "tcp", {"url": f"tcp://{where}"}, {"table": "landed"})
+        wanted = Wanted(timeout_s=0.3)
+        trial = try_feed(spec, settings, SystemClock(), wanted=wanted, on_waiting=told.append)
+    waits = f"connecting to tcp://{where}: no answer for 0.05 s"
+    assert told == [waits]
+    assert said(trial, "source") == (StepOutcome.FAILED, f"{waits}; no record within 0.3 s (--timeout)")
 
 
 def test_a_missing_file_is_said_at_once(settings: Settings) -> None:

@@ -44,6 +44,20 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
             "        self._retries.connected()",
         ),
     ),
+    ("tests/unit/test_record_hints.py",): (
+        (
+            "a header is judged by itself, before there are records",
+            "if len(self._records) > 1 else None",
+            "if self._records else None",
+        ),
+    ),
+    ("tests/live/test_runner_notices.py",): (
+        (
+            "a list that lands as one row is not told",
+            'self._context.on_notice("records", said)',
+            "pass",
+        ),
+    ),
     ("tests/live/test_runner_backfills.py",): (
         (
             "a batch that goes beyond the end of a backfill lands whole",
