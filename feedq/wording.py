@@ -144,6 +144,17 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def rate(rows_per_s: float) -> str:
+    """As the script of the pages writes it."""
+    return f"{rows_per_s:,.1f}/s" if 0 < rows_per_s < 10 else f"{rows_per_s:,.0f}/s"
+
+
+def sentence(text: str) -> str:
+    """Begin with a capital letter unless a command, a name or an address comes first; end with a full stop."""
+    first = text.partition(" ")[0]
+    return (text[:1].upper() + text[1:] if first.isalpha() and first != "feedq" else text) + "."
+
+
 def percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f} %" if whole else "-"
 

@@ -79,6 +79,8 @@ def _bars(
     else:
         said = f"at most {words(max(known))} in the last {span}, {words(known[-1])} at its end"
     most = max(known, default=0.0)
+    if known and not most:
+        said = f"none in the last {span}"
     drawn = "".join(
         _bar(n, value, most, f"{stamp(bucket.at)}: {'not counted' if value is None else words(value)}")
         for n, (bucket, value) in enumerate(zip(buckets, values, strict=True))

@@ -13,6 +13,7 @@ import traceback
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -24,6 +25,7 @@ from tornado.iostream import StreamClosedError
 from feedq import __version__, wording
 from feedq.api.answers import status_of
 from feedq.connectors.base import show_cursor
+from feedq.diagnosis.fleet_checks import TROUBLES
 from feedq.diagnosis.placement_checks import serves
 from feedq.errors import FeedqError, InvalidInput
 from feedq.landed import Span
@@ -202,6 +204,7 @@ class PageHandler(BaseHandler):
             refresh_ms=REFRESH_MS if auto else 0,
             own_static=self.own_static,
             argument=self.argument,
+            quoted=partial(quote, safe=""),
             Status=Status,
             api=self.reverse_url("feedq_api", "/"),
         )
@@ -326,6 +329,8 @@ class FeedPage(PageHandler):
             "feed_live.html",
             data=data,
             view=data.view,
+            # What the line above it says is not said twice.
+            remedy=(data.explanation or "").removeprefix(f"{wording.said(data.view.because or '')}; "),
             cards={
                 "Lease": lease_lines(data.view, now=data.now, workers=data.workers),
                 "Declaration": declaration_lines(data.view, now=data.now),
@@ -410,7 +415,7 @@ class ProblemsPage(PageHandler):
             elif one.feed not in seen:
                 seen.add(one.feed)
                 buttons[place] = feed_actions(views[one.feed])[:2]
-        return self.part("problems_live.html", found=found, buttons=buttons)
+        return self.part("problems_live.html", found=found, buttons=buttons, TROUBLES=TROUBLES)
 
 
 def reasons(tallies: Iterable[StatusCount]) -> list[tuple[str, int]]:

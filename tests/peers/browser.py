@@ -149,6 +149,8 @@ class Browser:
         directory = os.environ.get(TAKE_SCREENSHOTS)
         if directory:
             Path(directory).mkdir(parents=True, exist_ok=True)
+            # What sticks to the top of the window would be in the middle of the picture.
+            self.page.evaluate("window.scrollTo(0, 0)")
             path = Path(directory) / f"{name}-{self.look.name}.png"
             self.page.screenshot(path=path, full_page=True, animations="disabled")
 

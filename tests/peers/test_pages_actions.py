@@ -163,7 +163,7 @@ def test_a_declaration_is_edited_and_neither_a_mistake_nor_somebody_faster_loses
         browser.open("/feed?name=globex/sensors")
         browser.tab_to("[id^=feedq-edit-]")
         browser.press("Enter")
-        browser.page.wait_for_selector(f"{would}:has-text('globex/sensors: unchanged')")
+        browser.page.wait_for_selector(f"{would}:has-text('globex/sensors is unchanged')")
         browser.keep_picture("edit")
         browser.check_accessible()
         write("tenant: globex", "tenant: globex\n  wait: 3")

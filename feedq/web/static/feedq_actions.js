@@ -121,7 +121,7 @@
       lines.push(element("p", found.count.toLocaleString("en") + (found.count === 1 ? " feed: " : " feeds: ") + names(found.done)));
       go.textContent = pressed.title + " " + found.count.toLocaleString("en");
     } else if (found.result) {
-      lines.push(element("p", found.name + ": " + found.result));
+      lines.push(element("p", "Afterwards " + found.name + " is " + found.result + "."));
     } else if ("ends_at" in found) {
       lines.push(element("p", "After " + JSON.stringify(found.begins_after) + " up to " + JSON.stringify(found.ends_at) + "."));
     } else if ("after" in found) {
@@ -198,6 +198,7 @@
     part("says").textContent = button.dataset.says;
     part("close").textContent = refused ? "Close" : "Cancel";
     go.textContent = button.textContent;
+    go.className = "btn btn-" + (button.classList.contains("btn-outline-danger") ? "danger" : "primary");
     go.hidden = reason.hidden = reason.previousElementSibling.hidden = Boolean(refused);
     makeFields(refused ? [] : JSON.parse(button.dataset.fields));
     would.replaceChildren();
@@ -208,6 +209,7 @@
       var first = fields.querySelector("input, textarea") || reason;
       first.focus();
       first.setSelectionRange(0, 0);
+      first.scrollTop = 0;
       rehearse("");
     }
   }

@@ -9,7 +9,7 @@
   }
 
   var SHOWN_MAX = 200;
-  var button = tap.querySelector("button"), status = tap.querySelector("[role=status]"), list = tap.querySelector("ol");
+  var button = tap.querySelector("button"), status = tap.querySelector("[role=status]"), list = tap.querySelector("[role=log]");
   var listening = null;
   var leftOut = 0;
 
@@ -24,7 +24,7 @@
       leftOut += row.records;
       say("Live; " + leftOut.toLocaleString("en") + " more landed that are not shown.");
     } else {
-      var line = document.createElement("li"), at = document.createElement("time");
+      var line = document.createElement("p"), at = document.createElement("time");
       at.dateTime = row.at;
       at.textContent = row.at.slice(11, 23);
       line.append(at, " " + row.record + (row.cut ? " … (cut: " + row.bytes.toLocaleString("en") + " bytes)" : ""));
