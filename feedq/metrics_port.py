@@ -67,32 +67,9 @@ def _with_process(metrics: Collector) -> CollectorRegistry:
     return whole
 
 
-class MetricsServer:
+class MetricsServer(socketserver.ThreadingMixIn, HTTPServer):
     """Serves until it is closed. Raises `OSError` when the port cannot be had."""
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        metrics: CollectorRegistry,
-        checks: Mapping[str, Callable[[], Verdict]],
-        *,
-        before_metrics: Callable[[], None],
-    ) -> None:
-        self._server = _Server(address, metrics, checks, before_metrics=before_metrics)
-        self._thread = Thread(target=self._server.serve_forever, name="feedq-metrics", daemon=True)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        host, port = self._server.server_address[:2]
-        return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(socketserver.ThreadingMixIn, HTTPServer):
     daemon_threads = True
     block_on_close = False
     # Another worker's port must be an error, not something to share with it.
@@ -108,11 +85,19 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
     ) -> None:
         family, *_ = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.address_family = family
-        self.collectors = collectors
-        self.checks = checks
-        self.before_metrics = before_metrics
+        self.collectors, self.checks, self.before_metrics = collectors, checks, before_metrics
         self._slots = BoundedSemaphore(CONNECTIONS_MAX)
         super().__init__(address, _Handler)
+        Thread(target=self.serve_forever, name="feedq-metrics", daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        host, port = self.server_address[:2]
+        return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
 
     def server_bind(self) -> None:
         # Not HTTPServer's, which asks the resolver for this host's name and may wait for it.
@@ -138,7 +123,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: MetricsServer
     timeout = REQUEST_TIMEOUT_S
     server_version = "feedq"
     sys_version = ""

@@ -65,7 +65,7 @@ class InProcess(BaseApiHandler):
             if refused is not None:
                 return httpx.Response(403, text=f"{refused}\n")
         caller = caller_of(user_of(self), settings().flower_roles, path.removeprefix(f"{PREFIX}/"))
-        app = PassedThrough(saying(self._app, caller), self._stream, self._gone)
+        app = PassedThrough(self._app, caller, self._stream, self._gone)
         transport = httpx.ASGITransport(
             app, raise_app_exceptions=False, client=(self.request.remote_ip or "", 0)
         )
@@ -168,10 +168,16 @@ def caller_of(user: str, roles: Mapping[str, str], path: str = "") -> Caller:
 
 
 class PassedThrough:
-    """An application whose streams of events go on to whoever asked as they come, and are not gathered."""
+    """An application that knows who asks, and whose streams of events go on to them as they come, not gathered."""
 
-    def __init__(self, app: ASGIApp, stream: Callable[[bytes], Awaitable[None]], gone: asyncio.Event) -> None:
-        self._app, self._stream, self._gone = app, stream, gone
+    def __init__(
+        self,
+        app: ASGIApp,
+        caller: Caller,
+        stream: Callable[[bytes], Awaitable[None]],
+        gone: asyncio.Event,
+    ) -> None:
+        self._app, self._caller, self._stream, self._gone = app, caller, stream, gone
         self.is_stream = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -197,16 +203,6 @@ class PassedThrough:
                     message = {**message, "body": b""}
             await send(message)
 
-        await self._app(scope, received, pass_on)
+        await self._app({**scope, CALLER: self._caller}, received, pass_on)
         if self.is_stream and not is_done:  # whoever asked has left
             await send({"type": "http.response.body", "body": b""})
-
-
-def saying(app: ASGIApp, caller: Caller) -> ASGIApp:
-    """Wrap the application so that it knows who asks."""
-
-    async def told(scope: Scope, receive: Receive, send: Send) -> None:
-        known: dict[str, Any] = {**scope, CALLER: caller}
-        await app(known, receive, send)
-
-    return told
