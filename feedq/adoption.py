@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
 from feedq.model import Feed, FeedSpec, Identity, StartCursor, TargetState
@@ -16,6 +17,7 @@ from feedq.sinks.base import Checkpoint, Judge, Sink, Taking, anybody, parse_sin
 from feedq.sinks.identity import owner_of
 from feedq.store.base import Store
 
+T = TypeVar("T")
 OpenSink = Callable[[str], AbstractContextManager[Sink]]
 """Opens a session with a named sink. Raises `InvalidInput` when it is not set up here."""
 
@@ -74,12 +76,9 @@ class Newcomer:
 
 def known_newcomers(specs: Sequence[FeedSpec], open_sink: OpenSink) -> tuple[dict[str, Newcomer], list[str]]:
     """Of feeds about to be declared those that their sinks know by name; and what kept us from asking others."""
-    by_sink: dict[str, dict[str, FeedSpec]] = {}
-    for spec in specs:
-        by_sink.setdefault(parse_sink(spec.sink).name, {})[spec.name] = spec
     found: dict[str, Newcomer] = {}
     unasked: list[str] = []
-    for name, named in by_sink.items():
+    for name, named in _by_sink((spec, spec) for spec in specs):
         try:
             with open_sink(name) as sink:
                 known = sink.checkpoints(list(named))
@@ -93,17 +92,22 @@ def known_newcomers(specs: Sequence[FeedSpec], open_sink: OpenSink) -> tuple[dic
 
 def resumes_of(feeds: Iterable[Feed], open_sink: OpenSink) -> dict[str, StartCursor]:
     """Where these feeds stand in their sinks, by name; those that have begun. Raises `SinkUnavailable`."""
-    by_sink: dict[str, dict[str, Feed]] = {}
-    for feed in feeds:
-        by_sink.setdefault(parse_sink(feed.spec.sink).name, {})[feed.name] = feed
     found: dict[str, StartCursor] = {}
-    for name, named in by_sink.items():
+    for name, named in _by_sink((feed.spec, feed) for feed in feeds):
         with open_sink(name) as sink:
             for one in sink.checkpoints(list(named)):
                 feed = named[one.feed]
                 if one.cursor is not None and one.is_of(feed.id, feed.name, _identity(feed)):
                     found[feed.name] = StartCursor(one.cursor, one.records)
     return found
+
+
+def _by_sink(items: Iterable[tuple[FeedSpec, T]]) -> Iterable[tuple[str, dict[str, T]]]:
+    """What is by the name of its feed, for each sink."""
+    by_sink: dict[str, dict[str, T]] = {}
+    for spec, item in items:
+        by_sink.setdefault(parse_sink(spec.sink).name, {})[spec.name] = item
+    return by_sink.items()
 
 
 class Adopting(ExitStack):

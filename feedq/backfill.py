@@ -6,13 +6,13 @@ Decided here, before it is begun; `feedq.store.backfills` begins it, `feedq.work
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from feedq import feed_cursor
+from feedq.adoption import OpenSink
 from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
 from feedq.connectors.records.cursor import CursorOptions
 from feedq.errors import InvalidInput
@@ -24,8 +24,6 @@ from feedq.store.backfills import no_backfill
 from feedq.store.postgresql import PostgresStore
 from feedq.values import parse_duration
 from feedq.verbs import live_feed
-
-OpenSink = Callable[[str], AbstractContextManager[Sink]]
 
 ROWS_PER_S: Final = 10_000.0
 """Unless said otherwise: a tenth of what a worker lands, so that the feeds beside it notice little."""

@@ -15,13 +15,14 @@ from typing import Any
 from feedq import adoption, feed_cursor
 from feedq.adoption import OpenSink
 from feedq.authorship import require_own
+from feedq.backfill import FeedBackfills
 from feedq.event_names import EventKind
 from feedq.feed_cursor import Wish
 from feedq.model import ChangedCursor, Feed, StartCursor
 from feedq.refused_records import ReplayOutcome, parts, replay_parts
 from feedq.sinks.base import DeadLetter, Sink, parse_sink
 from feedq.sinks.identity import owner_of
-from feedq.store.base import Store
+from feedq.store.postgresql import PostgresStore
 from feedq.verbs import live_feed
 
 WISHES: Mapping[str, Callable[..., Wish]] = {
@@ -36,7 +37,7 @@ CHECKPOINT_KEYS = ("cursor", "records", "updated_at", "epoch")
 class SinkVerbs:
     """Does it in the sinks that ``open_sink`` opens."""
 
-    def __init__(self, store: Store, open_sink: OpenSink) -> None:
+    def __init__(self, store: PostgresStore, open_sink: OpenSink) -> None:
         self._store, self._open = store, open_sink
 
     def cursor(self, name: str) -> dict[str, Any]:
@@ -120,6 +121,10 @@ class SinkVerbs:
         if not dry_run:
             self._store.feeds.restart(name)
         return owner_of(old)
+
+    @property
+    def backfills(self) -> FeedBackfills:
+        return FeedBackfills(self._store, self._open)
 
     def resumes(self, feeds: Sequence[Feed]) -> dict[str, StartCursor]:
         """Where feeds stand in their sinks, by name; those that have begun."""

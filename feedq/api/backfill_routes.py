@@ -9,10 +9,9 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, Field
 
 from feedq.api.answers import answer, returns
-from feedq.api.backend import ApiBackend, Served
+from feedq.api.backend import Served
 from feedq.api.callers import SeenFeed, Viewer
 from feedq.api.changing import FeedChange, Reasoned
-from feedq.backfill import FeedBackfills
 from feedq.store.jobs.schedules import KEY_MAX
 
 router = APIRouter(tags=["backfills"])
@@ -57,7 +56,7 @@ class BeginBackfill(Reasoned):
 def list_backfills(
     backend: Served, caller: Viewer, tenant: Annotated[str | None, Query(max_length=1000)] = None
 ) -> Response:
-    found = _backfills(backend).running(tenant=tenant)
+    found = backend.sink_verbs.backfills.running(tenant=tenant)
     return answer({"backfills": [row for row in found if caller.sees(row["tenant"])]})
 
 
@@ -65,7 +64,7 @@ def list_backfills(
     "/feeds/{name:name}/backfill", responses=returns(FeedBackfillRow), summary="How it goes, or ended"
 )
 def show_backfill(backend: Served, feed: SeenFeed) -> Response:
-    return answer(_backfills(backend).of(feed.name))
+    return answer(backend.sink_verbs.backfills.of(feed.name))
 
 
 @router.post("/feeds/{name:name}/backfill", responses=returns(FeedBackfillRow), summary="Begin one")
@@ -79,7 +78,7 @@ def begin_backfill(
 ) -> Response:
     """The key is kept for as long as the history of the feed."""
     asked.require_version()
-    row = _backfills(asked.backend).begin(
+    row = asked.backend.sink_verbs.backfills.begin(
         asked.feed.name,
         begin=given.from_,
         end=given.to,
@@ -94,8 +93,4 @@ def begin_backfill(
 def cancel_backfill(asked: FeedChange, given: Reasoned | None = None) -> Response:
     """What it has landed stays."""
     asked.require_version()
-    return answer(_backfills(asked.backend).cancel(asked.feed.name, dry_run=asked.dry_run))
-
-
-def _backfills(backend: ApiBackend) -> FeedBackfills:
-    return FeedBackfills(backend.store, backend.open_sink)
+    return answer(asked.backend.sink_verbs.backfills.cancel(asked.feed.name, dry_run=asked.dry_run))

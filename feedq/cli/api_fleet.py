@@ -22,18 +22,47 @@ from feedq.cli.api_documents import (
 from feedq.diagnosis.checks import Check
 from feedq.diagnosis.fleet_checks import Overview
 from feedq.manifest.changes import Action, Change, OptionChange
-from feedq.model import ChangedCursor, Feed, Reason, StartCursor, Status
+from feedq.model import JSON, ChangedCursor, Feed, Reason, StartCursor, Status
 from feedq.refused_records import ReplayOutcome
 from feedq.report.fleet_data import FleetData
 from feedq.sinks.base import DeadLetter
 from feedq.store.fleet_state import FleetState, JobState, Leader
 
+BACKFILL_TIMES = ("begun_at", "ended_at")
 NO_COMMIT = UUID(int=0)
 """What the API does not say of a change of a cursor."""
 
 
+class ApiBackfills(ApiPart):
+    """The verbs for backfills."""
+
+    def begin(
+        self, name: str, *, begin: JSON, end: JSON, rows_per_s: float | None, key: str | None, dry_run: bool
+    ) -> dict[str, Any]:
+        body = {"from": begin, "to": end, "rows_per_s": rows_per_s}
+        headers = {} if key is None else {"Idempotency-Key": key}
+        asked = {"dry_run": dry_run}
+        made: dict[str, Any] = self._api.ask(
+            "POST", "feeds", name, "backfill", body=body, headers=headers, arguments=asked
+        )
+        return timed(made, *BACKFILL_TIMES)
+
+    def of(self, name: str) -> dict[str, Any]:
+        return timed(self._api.get("feeds", name, "backfill"), *BACKFILL_TIMES)
+
+    def running(self, *, tenant: str | None = None) -> list[dict[str, Any]]:
+        return [timed(row, *BACKFILL_TIMES) for row in self._api.get("backfills", tenant=tenant)["backfills"]]
+
+    def cancel(self, name: str) -> dict[str, Any]:
+        return timed(self._api.ask("POST", "feeds", name, "backfill", "cancel"), *BACKFILL_TIMES)
+
+
 class ApiSinkVerbs(ApiPart):
     """What `feedq.sink_verbs.SinkVerbs` is at the database."""
+
+    @property
+    def backfills(self) -> ApiBackfills:
+        return ApiBackfills(self._api)
 
     def cursor(self, name: str) -> dict[str, Any]:
         return timed(self._api.get("feeds", name, "cursor"), "updated_at")

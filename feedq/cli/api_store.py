@@ -22,7 +22,6 @@ from feedq.cli.api_documents import (
     ApiPart,
     pages,
     reader_of,
-    timed,
     value_of,
     worker_view,
 )
@@ -32,7 +31,6 @@ from feedq.landed import LandedBucket, Span
 from feedq.manifest.changes import Action, Change
 from feedq.manifest.feed_entry import FeedEntry, plain_feed
 from feedq.model import (
-    JSON,
     Event,
     Feed,
     FeedSpec,
@@ -62,7 +60,6 @@ NAMES_AT_ONCE: Final = 1_000
 DECLARED_AT_ONCE: Final = 500
 """Feeds that are declared in one request: it takes a second or two of the thirty that there are."""
 MOVING_TO: Final = "moving to "
-BACKFILL_TIMES: Final = ("begun_at", "ended_at")
 DAY_S = 86_400.0
 
 
@@ -271,30 +268,6 @@ class ApiTokens(ApiPart):
         self._api.ask("DELETE", "tokens", name)
 
 
-class ApiBackfills(ApiPart):
-    """The verbs for backfills."""
-
-    def begin(
-        self, name: str, *, begin: JSON, end: JSON, rows_per_s: float | None, key: str | None, dry_run: bool
-    ) -> dict[str, Any]:
-        body = {"from": begin, "to": end, "rows_per_s": rows_per_s}
-        headers = {} if key is None else {"Idempotency-Key": key}
-        asked = {"dry_run": dry_run}
-        made: dict[str, Any] = self._api.ask(
-            "POST", "feeds", name, "backfill", body=body, headers=headers, arguments=asked
-        )
-        return timed(made, *BACKFILL_TIMES)
-
-    def of(self, name: str) -> dict[str, Any]:
-        return timed(self._api.get("feeds", name, "backfill"), *BACKFILL_TIMES)
-
-    def running(self, *, tenant: str | None = None) -> list[dict[str, Any]]:
-        return [timed(row, *BACKFILL_TIMES) for row in self._api.get("backfills", tenant=tenant)["backfills"]]
-
-    def cancel(self, name: str) -> dict[str, Any]:
-        return timed(self._api.ask("POST", "feeds", name, "backfill", "cancel"), *BACKFILL_TIMES)
-
-
 class ApiStore(ApiPart):
     """The store behind an API."""
 
@@ -304,7 +277,6 @@ class ApiStore(ApiPart):
         self.workers = ApiWorkers(api)
         self.history = ApiHistory(api)
         self.tokens = ApiTokens(api)
-        self.backfills = ApiBackfills(api)
         self.close = api.close
 
     @cached_property

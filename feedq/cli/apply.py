@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from feedq import bulk
-from feedq.cli.choosing import ERRORS_SHOWN_MAX, declare_all
+from feedq.cli.choosing import declare_all, first_few
 from feedq.cli.invocation import Invocation, changes, pass_invocation
 from feedq.cli.output import answer, write_difference, write_json
 from feedq.cli.tables import never_ticks, warn_ended, warn_never, warn_unserved
@@ -378,9 +378,8 @@ def _carry_out(invocation: Invocation, found: Begun, *, adopt: bool) -> list[Sch
 
 
 def _not_made(failed: Sequence[tuple[Change, FeedqError]], total: int) -> FeedqError:
-    lines = [f"{change.noun} {change.name!r}: {error}" for change, error in failed[:ERRORS_SHOWN_MAX]]
-    if (more := len(failed) - ERRORS_SHOWN_MAX) > 0:
-        lines.append(f"and {more:,} more")
+    lines = [f"{change.noun} {change.name!r}: {error}" for change, error in failed]
+    lines = first_few(lines, "and {:,} more")
     lines.append(f"{total - len(failed)} of {total} changes were made; applying again makes the rest")
     return type(failed[0][1])("\n".join(lines))
 

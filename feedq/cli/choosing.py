@@ -144,8 +144,12 @@ def fail_if_any(result: BulkResult[Any, Any], what: str) -> None:
     """Raises when something could not be done to some, naming each."""
     if not result.failed:
         return
-    lines = [f"  {error}" for _, error in result.failed[:ERRORS_SHOWN_MAX]]
-    if (more := len(result.failed) - ERRORS_SHOWN_MAX) > 0:
-        lines.append(f"  and {more:,} more")
+    lines = first_few([f"  {error}" for _, error in result.failed], "  and {:,} more")
     error = type(result.failed[0][1])
     raise error(f"{len(result.failed)} not {what}, {len(result.done)} {what}\n" + "\n".join(lines))
+
+
+def first_few(lines: Sequence[str], of_others: str, *, most: int = ERRORS_SHOWN_MAX) -> list[str]:
+    """The first lines, and how many others there are."""
+    more = len(lines) - most
+    return [*lines[:most], *([of_others.format(more)] if more > 0 else [])]

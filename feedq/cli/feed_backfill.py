@@ -87,7 +87,7 @@ def begin(
       feedq feed backfill begin acme/orders --from 1000 --to 250000
       feedq feed backfill begin acme/ticks --from 2026-12-01T08:00Z --rows-per-s 500
     """
-    row = invocation.backfills.begin(
+    row = invocation.sink_verbs.backfills.begin(
         name, begin=begin, end=end, rows_per_s=rows_per_s, key=key, dry_run=dry_run
     )
     if wait and not dry_run:
@@ -122,7 +122,7 @@ def list_(invocation: Invocation, *, tenant: str | None) -> None:
         TableColumn("CURSOR", lambda row: cut(show_cursor(row["cursor"]), CURSOR_WIDTH)),
         TableColumn("TO", lambda row: cut(show_cursor(row["ends_at"]), CURSOR_WIDTH)),
     ]
-    found: list[Mapping[str, Any]] = [*invocation.backfills.running(tenant=tenant)]
+    found: list[Mapping[str, Any]] = [*invocation.sink_verbs.backfills.running(tenant=tenant)]
     answer_list(invocation, found, dict, columns, empty="no backfill is under way")
 
 
@@ -136,7 +136,7 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed backfill show acme/orders --watch
     """
-    row = invocation.backfills.of(name)
+    row = invocation.sink_verbs.backfills.of(name)
     lines = detail_lines(
         [
             ("backfill of", name),
@@ -167,7 +167,7 @@ def cancel(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed backfill cancel acme/orders
     """
-    row = invocation.backfills.cancel(name)
+    row = invocation.sink_verbs.backfills.cancel(name)
     answer(invocation, row, f"backfill of {name} cancelled; {row['records']:,} records have landed")
 
 
@@ -176,7 +176,7 @@ def _await_end(invocation: Invocation, name: str, *, timeout_s: float) -> dict[s
     with ProgressBar(f"% of {name}", 100) as bar:
 
         def has_ended() -> bool:
-            row.update(invocation.backfills.of(name))
+            row.update(invocation.sink_verbs.backfills.of(name))
             bar(round(100 * (row["part"] or 0)))
             return row["ended_at"] is not None
 

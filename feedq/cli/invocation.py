@@ -24,7 +24,6 @@ from feedq.clock import Clock, SystemClock
 from feedq.errors import FeedqError, InvalidInput, SchemaBehind, Unavailable
 
 if TYPE_CHECKING:
-    from feedq.backfill import FeedBackfills
     from feedq.cli.api_store import ApiStore
     from feedq.diagnosis.checks import Check
     from feedq.landed import LandedBucket, Span
@@ -150,15 +149,6 @@ class Invocation:
         from feedq.sink_verbs import SinkVerbs
 
         return SinkVerbs(self.store, self.open_sink)
-
-    @property
-    def backfills(self) -> FeedBackfills:
-        """The verbs for backfills; over an API, the same."""
-        if self.api is not None:
-            return cast("FeedBackfills", self.api.backfills)
-        from feedq.backfill import FeedBackfills
-
-        return FeedBackfills(self._open(), self.open_sink)
 
     def _open(self) -> PostgresStore:
         self.require_database()

@@ -11,6 +11,7 @@ from feedq.catalogs.base import open_catalog
 from feedq.catalogs.syncing import SyncReport
 from feedq.catalogs.syncing import sync as sync_catalog
 from feedq.cli.apply import collector_paused, show_changes
+from feedq.cli.choosing import first_few
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import ProgressBar, answer, answer_done, warn
 from feedq.cli.tables import warn_unserved
@@ -20,7 +21,6 @@ from feedq.schedule.entries import ScheduleEntry
 
 CHANGES_SHOWN_MAX = 100
 """Changes that are listed of a sync that makes them; a dry run and --json list all."""
-LEFT_OUT_SHOWN_MAX = 20
 
 
 @click.command(short_help="Make feeds of catalogs as these say; shows what changes.")
@@ -137,10 +137,8 @@ def _show(report: SyncReport, *, dry_run: bool) -> None:
     show_changes(shown)
     if len(shown) < len(report.changes):
         click.echo(f"... and {len(report.changes) - len(shown):,} more")
-    for one in report.left_out[:LEFT_OUT_SHOWN_MAX]:
-        warn(str(one))
-    if len(report.left_out) > LEFT_OUT_SHOWN_MAX:
-        warn(f"and {len(report.left_out) - LEFT_OUT_SHOWN_MAX:,} more")
+    for line in first_few(list(map(str, report.left_out)), "and {:,} more"):
+        warn(line)
     if report.kept:
         warn(
             f"{report.kept:,} feeds are in {report.catalog!r} no more; they stay while an entry has no name, "

@@ -91,9 +91,13 @@ def _bars(
 def _bar(n: int, value: float | None, most: float, words: str) -> str:
     height = HEIGHT if value is None else 0.0 if value <= 0 else max(LEAST, HEIGHT * value / most)
     kind = "feedq-gap" if value is None else "feedq-bar"
+    return _rect(kind, STEP * n + 1, HEIGHT - height, STEP - 2, height, words)
+
+
+def _rect(kind: str, x: float, y: float, width: float, height: float, words: str) -> str:
     return (
-        f'<rect class="{kind}" x="{STEP * n + 1}" y="{HEIGHT - height:.1f}" width="{STEP - 2}" '
-        f'height="{height:.1f}"><title>{escape(words)}</title></rect>'
+        f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}">'
+        f"<title>{escape(words)}</title></rect>"
     )
 
 
@@ -129,17 +133,10 @@ def owner_chart(events: Iterable[Event], workers: Mapping[UUID, str], *, now: da
         colour = classes.setdefault(name, f"feedq-owner-{len(classes) % OWNER_COLOURS}")
         x, width = (begin - since).total_seconds() * scale, (end - begin).total_seconds() * scale
         words = f"{name}: {stamp(begin)} to {stamp(end)}"
-        drawn.append(
-            f'<rect class="{colour}" x="{x:.1f}" y="20" width="{max(1.0, width):.1f}" height="60">'
-            f"<title>{escape(words)}</title></rect>"
-        )
+        drawn.append(_rect(colour, x, 20, max(1.0, width), 60, words))
     for event in told:
         x = (event.at - since).total_seconds() * scale
-        words = f"{stamp(event.at)}: {event.kind}"
-        drawn.append(
-            f'<rect class="feedq-moment" x="{x:.1f}" y="0" width="2" height="{HEIGHT}">'
-            f"<title>{escape(words)}</title></rect>"
-        )
+        drawn.append(_rect("feedq-moment", x, 0, 2, HEIGHT, f"{stamp(event.at)}: {event.kind}"))
     label = f"Owners since {stamp(since)}: {', '.join(classes) or 'none'}; the table of its history says when"
     return OwnerChart(_svg(WIDTH, "".join(drawn), label), since, list(classes.items()))
 
