@@ -48,7 +48,7 @@ def plan(
     rows_per_s: float | None = None,
     key: str | None = None,
 ) -> BackfillPlan:
-    """Decide on a backfill. ``end`` None is where the feed stands.
+    """Decide on a backfill. ``end`` None is where the feed stands, and so is one beyond that.
 
     Raises `InvalidInput` with what stands against it, `SinkUnavailable`.
     """
@@ -62,6 +62,7 @@ def plan(
         )
     begins_after = _said(options, begin, like, now=now, option="--from")
     ends_at = like if end is None else _said(options, end, like, now=now, option="--to")
+    ends_at = _not_beyond(options, ends_at, like)
     first, last = (_place(options, cursor, of=feed) for cursor in (begins_after, ends_at))
     if first >= last:
         raise InvalidInput(
@@ -112,6 +113,17 @@ def _said(options: ConnectorOptions, said: JSON, like: JSON, *, now: datetime, o
             raise InvalidInput(f"{option}: {told}") from None
     check_cursor(options, cursor)
     return cursor
+
+
+def _not_beyond(options: ConnectorOptions, end: JSON, stands: JSON) -> JSON:
+    """Where a feed stands, if that comes before the end: what is later it lands itself, and a quiet source may
+    have nothing there for long."""
+    if stands is None:
+        return end
+    try:
+        return min(end, stands, key=options.cursor_place)
+    except ValueError:  # it stands at a cursor of another declaration, or nobody can tell
+        return end
 
 
 def _moment(said: JSON, *, now: datetime) -> datetime | None:

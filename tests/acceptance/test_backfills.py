@@ -128,7 +128,12 @@ def test_one_that_is_cancelled_while_its_worker_is_frozen_leaves_room_for_the_ne
 
 
 def lands_between(
-    cluster: Cluster, connector: str, source: dict[str, Any], send: Callable[[range], Sequence[str]]
+    cluster: Cluster,
+    connector: str,
+    source: dict[str, Any],
+    send: Callable[[range], Sequence[str]],
+    *,
+    beyond: str,
 ) -> None:
     """What lies between two cursors lands once more, beside a live stream that goes on. ``send`` adds records and
     returns their cursors, as people type them."""
@@ -161,6 +166,15 @@ def lands_between(
     wait_until(lambda: landed() == wanted, limit_s=LIMIT_S, what=lambda: f"2,500 rows, not {len(landed())}")
     assert cluster.epochs([name]) == epochs, "the live stream went on"
 
+    # An end that nothing has come to yet is where the feed stands.
+    cluster.feedq("feed", "backfill", "begin", name, "--from", cursors[3_499], "--to", beyond)
+    wait_until(
+        lambda: shown()["ended_at"] and shown()["records"] == 1_000,
+        limit_s=LIMIT_S,
+        what=lambda: f"{shown()}",
+    )
+    assert [seq for seq, _ in landed()] == [*range(1_001, 3_001), *range(3_501, 4_501)]
+
 
 def test_what_lies_between_two_ids_of_a_redis_stream_lands_again(desk: Desk, valkey: Valkey) -> None:
     with valkey.client(9) as client:
@@ -175,4 +189,4 @@ def test_what_lies_between_two_ids_of_a_redis_stream_lands_again(desk: Desk, val
 
         url = f"redis://127.0.0.1:{valkey.port}/9"
         source = {"url": url, "streams": ["orders"], "username": "anybody"}
-        lands_between(desk.cluster, "redis", source, send)
+        lands_between(desk.cluster, "redis", source, send, beyond="9999999999999-0")

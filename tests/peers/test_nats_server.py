@@ -476,4 +476,4 @@ def test_what_lies_between_two_sequences_lands_again(
         cluster.add_beat("b1")
         cluster.add_worker("w1")
         source = {"url": f"nats://127.0.0.1:{server.port}", "stream": "orders"}
-        lands_between(cluster, "nats", source, send)
+        lands_between(cluster, "nats", source, send, beyond="9999")

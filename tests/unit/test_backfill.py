@@ -79,6 +79,13 @@ def test_it_ends_where_the_feed_stands_and_begins_where_it_is_told(
     assert found.spec.name == "acme/orders~backfill"
 
 
+def test_an_end_beyond_where_the_feed_stands_is_where_it_stands() -> None:
+    assert planned("tcp", TCP, 5_000, 10, 9_000).backfill.ends_at == 5_000
+    assert planned("tcp", TCP, 5_000, 10, 4_000).backfill.ends_at == 4_000
+    assert planned("tcp", TCP, None, 10, 9_000).backfill.ends_at == 9_000
+    assert planned("redis", REDIS, {"a": "90000-1"}, 10, "0s").backfill.ends_at == {"a": "90000-1"}
+
+
 def test_ids_of_redis_tell_the_time() -> None:
     at = int(NOW.timestamp() * 1000)
     found = planned("redis", REDIS, {"a": f"{at}-0"}, "1h")
