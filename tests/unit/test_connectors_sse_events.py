@@ -212,6 +212,7 @@ STREAMS = st.one_of(
 @example(stream=b"data:a\n\ndata: b\n\n", places=[], types=None, envelope=False)
 @example(stream=b"data: a\r\ndata: b\r\n\r\n", places=[8], types=None, envelope=False)
 @example(stream=b"data: x\r\r", places=[8], types=None, envelope=False)
+@example(stream=b"id: 1\ndata: a\n\nid: 2\ndata: b\n", places=[], types=None, envelope=False)
 @example(stream=b"id: 1\n\nid: 2\ndata: a\ndata: b\n\n", places=[], types=None, envelope=False)
 @example(
     stream=b"id: 0\ndata: a\n\njunkid: 1\ndata: b\n\nid: 2\ndata: c\n\n",
