@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from functools import cache
-from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 from uuid import UUID
 
 import orjson
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from feedq import documents
-from feedq.connectors.base import explain_options
+from feedq.connectors.base import installed, load_installed, valid_options
 from feedq.documents import DocumentError
 from feedq.errors import CatalogUnavailable, InvalidInput, NotFound
 from feedq.manifest.reader import ManifestProblem
@@ -121,35 +120,20 @@ def open_catalog(name: str, settings: Settings) -> OpenCatalog:
         )
     kind = given.pop("kind", None)
     if not isinstance(kind, str):
-        raise InvalidInput(f"catalog {name!r}: kind is missing; installed are {', '.join(kinds())}")
+        raise InvalidInput(
+            f"catalog {name!r}: kind is missing; installed are {', '.join(installed(ENTRY_POINT_GROUP))}"
+        )
     made = load_catalog(kind)
-    try:
-        options = made.Options.model_validate(given)
-    except ValidationError as error:
-        raise InvalidInput(explain_options(f"catalog {name!r}: {kind}", error, made.Options)) from None
+    options = valid_options(f"catalog {name!r}: {kind}", made.Options, given)
     setup = digest(kind.encode(), options.model_dump_json().encode())
     return OpenCatalog(name, made(options, settings), options, setup)
-
-
-def kinds() -> list[str]:
-    """The kinds of catalogs that are installed."""
-    return sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
 
 
 @cache
 def load_catalog(kind: str) -> type[FeedCatalog]:
     """Raises `InvalidInput` when there is no such kind or it cannot be imported."""
-    for entry in entry_points(group=ENTRY_POINT_GROUP, name=kind):
-        try:
-            loaded: type[FeedCatalog] = entry.load()
-        except Exception as error:
-            is_extra = isinstance(error, ModuleNotFoundError) and entry.value.startswith("feedq.")
-            hint = f"; pip install 'feedq[{kind}]'" if is_extra else ""
-            raise InvalidInput(
-                f"catalog kind {kind!r} ({entry.value}) cannot be imported: {error}{hint}"
-            ) from error
-        return loaded
-    raise InvalidInput(f"unknown kind of catalog {kind!r}; installed are: {', '.join(kinds()) or 'none'}")
+    loaded: type[FeedCatalog] = load_installed(ENTRY_POINT_GROUP, kind, "kind of catalog")
+    return loaded
 
 
 def digest(*parts: bytes) -> str:

@@ -26,7 +26,7 @@ from datetime import datetime
 from functools import cache
 from importlib.metadata import entry_points
 from threading import Event
-from typing import Annotated, Any, ClassVar, Final, Literal, Protocol, cast
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
@@ -40,6 +40,8 @@ from feedq.permission import DEFAULT, Permissions
 from feedq.secrets import check_secret_name, parse_reference
 from feedq.telemetry import SOURCE_MISSED, LogEvent, log
 from feedq.values import StrictModel, did_you_mean
+
+M = TypeVar("M", bound=BaseModel)
 
 ENTRY_POINT_GROUP = "feedq.connectors"
 
@@ -307,9 +309,29 @@ def open_stream(
     return cast("AsyncGenerator[Batch, None]", kind(options, context).stream(cursor))
 
 
+def installed(group: str) -> list[str]:
+    """What is installed of a group of entry points."""
+    return sorted(entry.name for entry in entry_points(group=group))
+
+
+def load_installed(group: str, name: str, what: str) -> Any:
+    """Raises `InvalidInput` when there is none of that name, or it cannot be imported; ``what`` it would be."""
+    for entry in entry_points(group=group, name=name):
+        try:
+            return entry.load()
+        except Exception as error:
+            is_extra = isinstance(error, ModuleNotFoundError) and entry.value.startswith("feedq.")
+            hint = f"; pip install 'feedq[{name}]'" if is_extra else ""
+            raise InvalidInput(
+                f"{what} {name!r} ({entry.value}) cannot be imported: {error}{hint}"
+            ) from error
+    known = installed(group)
+    near = did_you_mean(name, known)
+    raise InvalidInput(f"unknown {what} {name!r}; installed are: {', '.join(known) or 'none'}{near}")
+
+
 def connector_kinds() -> list[str]:
-    """The connectors that are installed."""
-    return sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
+    return installed(ENTRY_POINT_GROUP)
 
 
 @cache
@@ -318,26 +340,21 @@ def load_connector(kind: str) -> type[Connector]:
 
     Raises `InvalidInput` when there is no such connector or it cannot be imported.
     """
-    found = entry_points(group=ENTRY_POINT_GROUP, name=kind)
-    if not found:
-        known = connector_kinds()
-        near = did_you_mean(kind, known)
-        raise InvalidInput(f"unknown connector {kind!r}; installed are: {', '.join(known) or 'none'}{near}")
-    entry = next(iter(found))
-    try:
-        loaded: type[Connector] = entry.load()
-    except Exception as error:
-        raise InvalidInput(f"connector {kind!r} ({entry.value}) cannot be imported: {error}") from error
+    loaded: type[Connector] = load_installed(ENTRY_POINT_GROUP, kind, "connector")
     return loaded
 
 
 def parse_options(kind: str, source: Mapping[str, Any]) -> ConnectorOptions:
     """Validate a feed's ``source``. Raises `InvalidInput`, naming each option that is wrong."""
-    options = load_connector(kind).Options
+    return valid_options("source", load_connector(kind).Options, source)
+
+
+def valid_options(where: str, options: type[M], given: Mapping[str, Any]) -> M:
+    """Raises `InvalidInput`, naming each option that is wrong and ``where`` that is."""
     try:
-        return options.model_validate(dict(source))
+        return options.model_validate(dict(given))
     except ValidationError as error:
-        raise InvalidInput(explain_options("source", error, options)) from None
+        raise InvalidInput(explain_options(where, error, options)) from None
 
 
 def explain_options(where: str, error: ValidationError, options: type[BaseModel]) -> str:

@@ -27,9 +27,9 @@ from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 from uuid import UUID, uuid4
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from feedq.connectors.base import ConnectorOptions, CsvFormat, RecordFormat, explain_options, parse_options
+from feedq.connectors.base import ConnectorOptions, CsvFormat, RecordFormat, parse_options, valid_options
 from feedq.errors import InvalidInput
 from feedq.model import JSON, Batch, ChangedCursor, FeedKey, FeedSpec, Identity
 from feedq.settings import Settings
@@ -510,10 +510,7 @@ class Replayed:
 
 def parse_sink(sink: Mapping[str, Any]) -> SinkOptions:
     """Validate a feed's ``sink``. Raises `InvalidInput`, naming each option that is wrong."""
-    try:
-        return SinkOptions.model_validate(dict(sink))
-    except ValidationError as error:
-        raise InvalidInput(explain_options("sink", error, SinkOptions)) from None
+    return valid_options("sink", SinkOptions, sink)
 
 
 def target_of_feed(spec: FeedSpec) -> Target:
