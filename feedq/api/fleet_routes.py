@@ -40,8 +40,7 @@ class JsonSchema(RootModel[dict[str, Any]]):
 
 @fleet.get("/status", responses=returns(documents.STATUS), summary="The fleet at a glance")
 def show_status(backend: Served, caller: FleetViewer) -> Response:
-    data = read_status(backend.store, backend.settings)
-    return answer(status_document(data.numbers, data.workers, data.state, data.warnings, jobs=data.jobs))
+    return answer(status_document(read_status(backend.store, backend.settings)))
 
 
 @fleet.get("/problems", responses=returns(documents.PROBLEMS), summary="What to look at, worst first")

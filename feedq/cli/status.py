@@ -55,7 +55,7 @@ def status(invocation: Invocation) -> None:
         for check in found.warnings:
             click.echo(f"{check.level}: {check.name}: {printable(check.detail)}\n      -> {check.advice}")
 
-    answer(invocation, status_document(numbers, workers, state, found.warnings, jobs=jobs), write)
+    answer(invocation, status_document(found), write)
 
 
 def _numbers(numbers: Overview, state: FleetState, jobs: JobState) -> list[DetailLine]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from feedq.diagnosis.checks import Check, Level
@@ -48,8 +48,7 @@ def read_fleet(store: PostgresStore, settings: Settings) -> FleetData:
         *tally_checks(tallies),
         *job_checks(jobs),
     ]
-    warnings = [check for check in checks if check.level is not Level.OK]
-    return FleetData(state, jobs, numbers, tallies, workers, warnings)
+    return FleetData(state, jobs, numbers, tallies, workers, _bad(checks))
 
 
 def read_status(store: PostgresStore, settings: Settings) -> FleetData:
@@ -65,5 +64,8 @@ def read_status(store: PostgresStore, settings: Settings) -> FleetData:
         *job_checks(jobs),
         *(declaration_checks(store.jobs.schedules.specs()) if jobs.schedules else ()),
     ]
-    warnings = [check for check in checks if check.level is not Level.OK]
-    return FleetData(state, jobs, summary(tallies, workers), tallies, workers, warnings)
+    return FleetData(state, jobs, summary(tallies, workers), tallies, workers, _bad(checks))
+
+
+def _bad(checks: Iterable[Check]) -> list[Check]:
+    return [check for check in checks if check.level is not Level.OK]

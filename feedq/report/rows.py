@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from feedq.access import AccessToken
 from feedq.diagnosis.checks import Check
-from feedq.diagnosis.fleet_checks import Overview
 from feedq.expect import write_expectations
 from feedq.landed import LandedBucket, Span
 from feedq.lease import stillness_of
@@ -22,12 +21,12 @@ from feedq.passwords import mask_url
 from feedq.report.masking import masked, shown
 from feedq.schedule.model import Calendar, QueueDepth, Run, RunState, Schedule, ScheduleView
 from feedq.schedule.plain import job_to_plain, policy_to_plain, timing_to_plain
-from feedq.store.fleet_state import FleetState, JobState
 from feedq.wording import lag_s
 
 if TYPE_CHECKING:
     from feedq.catalogs.syncing import SyncReport
     from feedq.manifest.changes import Change
+    from feedq.report.fleet_data import FleetData
     from feedq.report.problem_list import ListedProblem
     from feedq.sinks.base import DeadLetter  # imports what `feedq status` has no use for
     from feedq.store.event_listing import ListedEvent
@@ -196,16 +195,9 @@ def problem_row(found: ListedProblem) -> dict[str, Any]:
     return asdict(found)
 
 
-def status_document(
-    numbers: Overview,
-    workers: Sequence[WorkerView],
-    state: FleetState,
-    warnings: Sequence[Check],
-    *,
-    jobs: JobState,
-) -> dict[str, Any]:
-    """Makes `feedq status --json`; ``warnings`` are the checks that did not come out well."""
-    leader = state.leader
+def status_document(data: FleetData) -> dict[str, Any]:
+    """Makes `feedq status --json`; its warnings are the checks that did not come out well."""
+    numbers, state, jobs, leader = data.numbers, data.state, data.jobs, data.state.leader
     return {
         "feeds": {
             "total": numbers.feeds,
@@ -219,14 +211,14 @@ def status_document(
             **_fields(numbers, OVERVIEW_FIELDS),
             "feeds": numbers.held,
             "utilisation": None if numbers.utilisation is None else round(numbers.utilisation, 4),
-            "list": [worker_row(view) for view in workers],
+            "list": [worker_row(view) for view in data.workers],
         },
         "beat": None if leader is None else _fields(leader, LEADER_FIELDS),
         "reconcile": {"last_pass_at": state.pass_at, "last_pass_age_s": state.pass_age_s},
         "schedules": _fields(jobs, ("active", "paused", "overdue_s"))
         | {"total": jobs.schedules, "paused_by_failures": list(jobs.tripped)},
         "runs": _fields(jobs, RUN_NUMBERS),
-        "warnings": [check_row(check) for check in warnings],
+        "warnings": [check_row(check) for check in data.warnings],
     }
 
 
