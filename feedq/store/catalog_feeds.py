@@ -7,12 +7,13 @@ the meantime is left alone. There is no other implementation: the guarantees are
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final
 
 import orjson
+import psycopg2
 from sqlalchemy import Connection, text
 
 from feedq.errors import Conflict
@@ -75,7 +76,12 @@ class CatalogStore(Aggregate):
                 raise Conflict(
                     f"catalog {catalog!r} is being synced elsewhere; try again when that has ended"
                 )
-            yield
+            try:
+                yield
+            finally:
+                # The server notices the end of a session a moment later, and the next sync may come at once.
+                with suppress(psycopg2.Error), session.cursor() as cursor:
+                    cursor.execute("SELECT pg_advisory_unlock_all()")
 
     @in_statement
     def last(self, c: Connection, catalog: str) -> SyncState | None:
