@@ -276,22 +276,21 @@ def test_a_killed_server_comes_back_and_nothing_is_lost(kind: str, demo: Up) -> 
     every_feed_goes_on(demo)
 
 
-def test_nothing_outlives_a_kill_and_the_next_start_goes_on_where_it_was() -> None:
-    with directory() as where:
-        with running(where, "--demo", "--workers", "2") as up:
-            up.says(r"12 of 12 feeds streaming on 2 workers, [\d,]{3,} rows")
-            before = counts(up.settings()["FEEDQ_DATABASE_URL"])
-            up.process.kill()
-            up.leaves_nothing(limit_s=10)
-        told = run_feedq("env", "--data-dir", str(up.data_dir), env=plain_env())
-        assert (told.returncode, "no feedq up runs in" in told.stderr) == (1, True)
-        with running(where, "--demo", "--workers", "2") as up:
-            up.says(r"12 of 12 feeds streaming on 2 workers, .* 0 lost, 0 doubled")
-            after = counts(up.settings()["FEEDQ_DATABASE_URL"])
-            up.process.send_signal(signal.SIGTERM)
-            assert up.exits() == 0
-            assert not up.survivors()
-            assert up.output.rstrip().endswith("stopped")
+def test_nothing_outlives_a_kill_and_the_next_start_goes_on_where_it_was(demo: Up) -> None:
+    """The last test of the demo, which it ends."""
+    before = counts(demo.settings()["FEEDQ_DATABASE_URL"])
+    demo.process.kill()
+    demo.exits()
+    demo.leaves_nothing(limit_s=10)
+    told = run_feedq("env", "--data-dir", str(demo.data_dir), env=plain_env())
+    assert (told.returncode, "no feedq up runs in" in told.stderr) == (1, True)
+    with running(demo.data_dir.parent, "--demo", "--workers", "2") as up:
+        up.says(r"12 of 12 feeds streaming on 2 workers, .* 0 lost, 0 doubled")
+        after = counts(up.settings()["FEEDQ_DATABASE_URL"])
+        up.process.send_signal(signal.SIGTERM)
+        assert up.exits() == 0
+        assert not up.survivors()
+        assert up.output.rstrip().endswith("stopped")
     assert are_exact(after)
     assert all(after[feed][2] > before[feed][2] for feed in before), "goes on, does not begin anew"
 

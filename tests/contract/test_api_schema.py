@@ -35,7 +35,7 @@ from tests.contract.jobs_harness import JobsHarness, schedule_spec
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1_800)]
 
-EXAMPLES = int(os.environ.get("API_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("API_EXAMPLES", "4"))
 THEIRS = "beta/b"
 HIDDEN = "tcp://beta.example:7001"
 ODD = ("none", "a/b?c#d %2F")

@@ -62,17 +62,22 @@ def test_the_sink_of_the_page_is_found_by_its_scheme(package: Path) -> None:
     assert run(package, "-c", asked).stdout == "JournalSink\n"
 
 
-@pytest.mark.parametrize(
-    ("condition", "test"),
-    [("epoch > write.epoch", "stale_epoch"), ("left_at != str(write.continues)", "continues_another")],
-)
-def test_the_suite_refuses_a_sink_that_lets_anybody_write(package: Path, condition: str, test: str) -> None:
-    sink = package / "journal.py"
-    text = sink.read_text()
-    assert text.count(condition) == 1
-    sink.write_text(text.replace(condition, "False"))
-    ran = run(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", test, "test_journal.py")
-    assert ran.returncode == 1, ran.stdout[-4_000:]
+def test_the_suite_refuses_a_sink_that_lets_anybody_write(package: Path) -> None:
+    text, tests = (package / "journal.py").read_text(), (package / "test_journal.py").read_text()
+    for module, condition in (
+        ("stale", "epoch > write.epoch"),
+        ("behind", "left_at != str(write.continues)"),
+    ):
+        assert text.count(condition) == 1
+        (package / f"{module}.py").write_text(text.replace(condition, "False"))
+        assert "from journal import" in tests
+        (package / f"test_{module}.py").write_text(
+            tests.replace("from journal import", f"from {module} import")
+        )
+    chosen = ("-k", "stale_epoch or continues_another", "test_stale.py", "test_behind.py")
+    ran = run(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
+    for failed in (r"test_stale\.py.*stale_epoch", r"test_behind\.py.*continues_another"):
+        assert re.search(f"^FAILED {failed}", ran.stdout, re.MULTILINE), ran.stdout[-4_000:]
 
 
 def test_the_rest_of_the_testing_package_does_without_pytest(package: Path) -> None:
