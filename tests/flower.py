@@ -7,7 +7,7 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ class Answer:
     def json(self) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(self.text)
         return document
+
+
+StartFlower = Callable[..., "Flower"]
 
 
 class NoRedirects(urllib.request.HTTPRedirectHandler):

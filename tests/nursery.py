@@ -87,10 +87,12 @@ class Child:
 class Nursery:
     """The process that forks; a context manager. Thread-safe."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, imports: Sequence[str] = ()) -> None:
+        """``imports`` are modules that its children need beside those of all others."""
         self.ended: dict[int, int] = {}
         """The status of each child that has ended; of one that was killed, the signal's number, negative."""
         self._directory = directory
+        self._imports = imports
         self._log = directory / "nursery.log"
         self._pids: list[int] = []
         self._buffer = b""
@@ -101,7 +103,7 @@ class Nursery:
         env = {name: os.environ[name] for name in INHERITED if name in os.environ}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.nursery"],
+                [sys.executable, "-m", "tests.nursery", *self._imports],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -207,7 +209,7 @@ class ForkedNode(Node):
 
 def serve() -> None:
     """Fork a child for each order, and say when one has ended, until the orders end."""
-    for module in IMPORTED:
+    for module in (*IMPORTED, *sys.argv[1:]):
         importlib.import_module(module)
     gc.collect()
     gc.freeze()

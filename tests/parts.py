@@ -20,8 +20,8 @@ from threading import Lock, Thread
 ROOT = Path(__file__).parent.parent
 PYTEST = (sys.executable, "-m", "pytest", "--durations=15")
 PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "chaos": (0, ("tests/chaos",)),
-    "clusters": (5, ("tests/acceptance", "tests/live", "tests/unit", "tests/scenarios", "tests/simulation")),
+    "chaos": (0, ("tests/chaos", "tests/scenarios", "tests/simulation")),
+    "clusters": (5, ("tests/acceptance",)),
     "rest": (10, ()),
 }
 """Of each part, how far it stands back for the others, and its folders; those that none has are the last one's."""

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -22,12 +22,10 @@ from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from feedq.model import FeedBackfill, FeedSpec, NewWorker, Selector, TargetState, WorkerTarget
 from feedq.store import migrate
-from feedq.store.grants import Role
 from feedq.store.postgresql import PostgresStore
 from feedq.tap import TapPart, TappedRecord
 from tests.cluster import ROOT, Cluster, wait_until
-from tests.flower import Flower
-from tests.node import Node
+from tests.flower import Flower, StartFlower
 from tests.proxy import Fault, PostgresProxy
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
@@ -41,9 +39,6 @@ NASTY = (
 PAGES = ("/problems", "/feeds", "/fleet", f"/feed?name={quote('acme/orders', safe='')}")
 API = ("/api/feedq/feeds", "/api/feedq/feeds/acme/orders", "/api/feedq/workers", "/api/feedq/status")
 LOADED = "print('loaded:', [m for m in ('feedq.web.site', 'tornado', 'flower') if m in sys.modules])"
-
-
-StartFlower = Callable[..., Flower]
 
 
 @pytest.fixture(scope="module")
@@ -74,38 +69,6 @@ def control_url(postgres: Postgres) -> Iterator[str]:
     store.close()
     yield url
     postgres.drop_database("web")
-
-
-@pytest.fixture(scope="module")
-def start_flower(
-    valkey: Valkey, control_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[StartFlower]:
-    started: list[Flower] = []
-
-    def start(*options: str, **env: str) -> Flower:
-        directory = tmp_path_factory.mktemp("flower")
-        cluster = Cluster(directory, database_url=control_url, broker_url=valkey.url(), migrate=False)
-        argv = [sys.executable, "-m", "celery", "-A", "feedq", "flower", "--address=127.0.0.1", "--port=0"]
-        node = Node(
-            "flower",
-            [*argv, *options],
-            env={**cluster.env, **cluster.as_role(Role.FLOWER, env)},
-            cwd=ROOT,
-            log=directory / "flower.log",
-        )
-        flower = Flower(node)
-        started.append(flower)
-        return flower
-
-    yield start
-    for flower in started:
-        flower.node.end()
-
-
-@pytest.fixture(scope="module")
-def flower(start_flower: StartFlower) -> Flower:
-    """Nobody has to log in, and the API is open."""
-    return start_flower(FLOWER_UNAUTHENTICATED_API="true")
 
 
 # -- pages -------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -20,11 +19,9 @@ from feedq.embedded.valkey import Valkey
 from feedq.model import NewWorker
 from feedq.schedule.model import ClaimedRun, Cron, Every, Finish, Job, Offer, Overlap, RunState, ScheduleSpec
 from feedq.store import migrate
-from feedq.store.grants import Role
 from feedq.store.postgresql import PostgresStore
-from tests.cluster import ROOT, Cluster
-from tests.flower import Answer, Flower
-from tests.node import Node
+from tests.cluster import Cluster
+from tests.flower import Answer, Flower, StartFlower
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
@@ -44,11 +41,9 @@ TRIGGER = f"{BY_NAME}/trigger"
 PAGES = ("/schedules", f"/schedule?name={quote(ROLLUP, safe='')}")
 API = ("/api/feedq/schedules", f"/api/feedq/schedules/{ROLLUP}", "/api/feedq/runs", "/api/feedq/runs/1")
 
-StartFlower = Callable[..., Flower]
-
 
 @pytest.fixture(scope="module")
-def control_url(postgres: Postgres) -> Iterator[str]:
+def migrated_url(postgres: Postgres) -> Iterator[str]:
     url = postgres.create_database("web_schedules")
     migrate.upgrade(url)
     yield url
@@ -56,9 +51,9 @@ def control_url(postgres: Postgres) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def store(control_url: str) -> Iterator[PostgresStore]:
+def store(migrated_url: str) -> Iterator[PostgresStore]:
     """Schedules by the names above. One run of each kind of end belongs to the first of them."""
-    store = PostgresStore(control_url)
+    store = PostgresStore(migrated_url)
     job = Job("acme.roll_up", kwargs={"day": "<b>yesterday</b>", "token": "${ACME_TOKEN}"})
     for name in NAMES:
         timing = Cron("0 2 * * *", "Europe/Berlin") if name != BUTTONS else Every(86_400)
@@ -86,35 +81,9 @@ def store(control_url: str) -> Iterator[PostgresStore]:
 
 
 @pytest.fixture(scope="module")
-def start_flower(
-    valkey: Valkey, control_url: str, store: PostgresStore, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[StartFlower]:
-    started: list[Flower] = []
-
-    def start(*options: str, **env: str) -> Flower:
-        directory = tmp_path_factory.mktemp("flower")
-        cluster = Cluster(directory, database_url=control_url, broker_url=valkey.url(), migrate=False)
-        argv = [sys.executable, "-m", "celery", "-A", "feedq", "flower", "--address=127.0.0.1", "--port=0"]
-        node = Node(
-            "flower",
-            [*argv, *options],
-            env={**cluster.env, **cluster.as_role(Role.FLOWER, env)},
-            cwd=ROOT,
-            log=directory / "flower.log",
-        )
-        flower = Flower(node)
-        started.append(flower)
-        return flower
-
-    yield start
-    for flower in started:
-        flower.node.end()
-
-
-@pytest.fixture(scope="module")
-def flower(start_flower: StartFlower) -> Flower:
-    """Nobody has to log in, and the API is open."""
-    return start_flower(FLOWER_UNAUTHENTICATED_API="true")
+def control_url(migrated_url: str, store: PostgresStore) -> str:
+    """With these schedules in it."""
+    return migrated_url
 
 
 def page_of(name: str) -> str:
