@@ -1,7 +1,6 @@
 """The acceptance tests run under the roles of `feedq db grants`, each process with its own, as in production.
 
-Their processes are forked, but for those of `test_start`, `test_celery` and `test_up`, which begin as in
-production, too.
+Their processes are forked, but for those of `test_start` and `test_up`, which begin as in production, too.
 """
 
 from __future__ import annotations

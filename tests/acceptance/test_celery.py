@@ -40,7 +40,7 @@ def cluster(
     client.close()
     url = postgres.create_database("celery")
     directory = tmp_path_factory.mktemp("celery")
-    with Cluster(directory, database_url=url, broker_url=valkey.url(), forks=False) as running:
+    with Cluster(directory, database_url=url, broker_url=valkey.url()) as running:
         running.add_beat("b1")
         for name in ("w1", "w2"):
             running.add_worker(name, "--include", "tests.acceptance.ordinary", ready=False)

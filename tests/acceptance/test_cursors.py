@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from feedq.store.grants import Role
-from tests.cluster import FEEDQ, SINK_ROLE, Cluster, feed, url_of, wait_until
+from tests.cluster import SINK_ROLE, Cluster, feed, url_of, wait_until
 from tests.proxy import Fault, PostgresProxy
 from tests.source_process import Source
 
@@ -134,12 +135,18 @@ def test_a_command_that_is_killed_leaves_the_old_cursor_or_the_new_one(bench: Be
     sink, control = (url_of(bench.proxy.url, role) for role in (SINK_ROLE, Role.OPERATOR))
     application = "feedq-cli" if step == "before the control database knows" else "feedq-cli/"
     trap = bench.proxy.arm(Fault.HOLD, STEPS[step], application=application)
-    command = subprocess.Popen(
-        [FEEDQ, "feed", "cursor", "rewind", PLAIN, "--records", str(BACK), "--delete", "--yes"],
+    assert bench.cluster.nursery is not None
+    log = bench.cluster.directory / "rewind.log"
+    command = bench.cluster.nursery.fork(
+        "feedq",
+        ["feed", "cursor", "rewind", PLAIN, "--records", str(BACK), "--delete", "--yes"],
         env={**bench.cluster.env, "FEEDQ_DATABASE_URL": control, "FEEDQ_SINKS__DEFAULT": sink},
+        cwd=bench.cluster.directory,
+        output=log,
+        errors=log,
     )
     assert trap.tripped.wait(LIMIT_S), "the step never came"
-    command.kill()
+    os.kill(command.pid, signal.SIGKILL)
     command.wait(LIMIT_S)
     bench.proxy.disarm()
     bench.proxy.cut()
