@@ -40,13 +40,17 @@ LEAVE_S = 5.0
 SERVER_FIXTURES = {"postgres", "valkey", "database_url", "broker_url"}
 
 
-def pytest_configure() -> None:
-    for left in leftovers.end(leftovers.of_ended_runs()):
-        print(f"left over by a run of tests that was cut off, and ended: {left}", file=sys.stderr)
+_ended = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_ended] = leftovers.end(leftovers.of_ended_runs())
     leftovers.mark()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
+    for left in config.stash.get(_ended, []):
+        print(f"left over by a run of tests that was cut off, and ended: {left}", file=sys.stderr)
     for left in leftovers.end(leftovers.gone_within(LEAVE_S)):
         print(f"left over by these tests, and ended: {left}", file=sys.stderr)
 
