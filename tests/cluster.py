@@ -362,6 +362,18 @@ class Cluster:
         return self.sql("SELECT * FROM pg_stat_activity WHERE client_port = ANY(%s)", (mine,))
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a cluster needs of its own: a directory, a new database, and an emptied broker."""
+
+    directory: Path
+    database_url: str
+    broker_url: str
+
+    def cluster(self, **options: Any) -> Cluster:
+        return Cluster(self.directory, database_url=self.database_url, broker_url=self.broker_url, **options)
+
+
 def feed(
     name: str, url: str, *, sink: str = "default", table: str = "landed", **source: Any
 ) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from feedq.store.grants import Role
-from tests.cluster import ROOT, Cluster
+from tests.cluster import ROOT, Cluster, Place
 from tests.flower import Flower, StartFlower
 from tests.nursery import Nursery
 
@@ -27,6 +28,22 @@ def _under_roles() -> Iterator[None]:
     Cluster.roles_by_default = True
     yield
     Cluster.roles_by_default = False
+
+
+@pytest.fixture(scope="module")
+def place(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    postgres: Postgres,
+    valkey: Valkey,
+) -> Iterator[Place]:
+    """Of the cluster that the tests of a module share."""
+    client = valkey.client()
+    client.flushall()
+    client.close()
+    name = request.path.stem
+    yield Place(tmp_path_factory.mktemp(name), postgres.create_database(name), valkey.url())
+    postgres.drop_database(name)
 
 
 @pytest.fixture(scope="package")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
-from tests.cluster import Cluster, feed, wait_until
+from tests.cluster import Cluster, Place, feed, wait_until
 from tests.node import Node
 from tests.source_process import Source
 
@@ -68,16 +66,11 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey) -> Iterator[Desk]:
-    client = valkey.client()
-    client.flushall()
-    client.close()
-    url = postgres.create_database("backfills")
-    directory: Path = tmp_path_factory.mktemp("backfills")
+def desk(place: Place) -> Iterator[Desk]:
     env = {"FEEDQ_HANDOFF_TIMEOUT_S": "2"}
     with (
         Source(rate=RATE) as source,
-        Cluster(directory, database_url=url, broker_url=valkey.url(), env=env) as cluster,
+        place.cluster(env=env) as cluster,
     ):
         cluster.sql("CREATE TABLE keyed (feed text, seq bigint, UNIQUE (feed, seq))")
         cluster.add_beat("b1")
@@ -86,7 +79,6 @@ def desk(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: V
         keyed = {"table": "keyed", "columns": {"feed": "$feed", "seq": "/seq"}, "key": ["feed", "seq"]}
         cluster.apply([feed(LIVE, source.url) | {"sink": keyed}])
         yield Desk(cluster)
-    postgres.drop_database("backfills")
 
 
 def test_what_is_missing_lands_once_although_its_worker_is_killed_twice(desk: Desk) -> None:

@@ -12,10 +12,8 @@ from typing import Any
 import psycopg2
 import pytest
 
-from feedq.embedded.postgres import Postgres
 from feedq.embedded.process import free_port
-from feedq.embedded.valkey import Valkey
-from tests.cluster import Cluster, Row, feed, wait_until
+from tests.cluster import Cluster, Place, Row, feed, wait_until
 from tests.invariants import landed, wait_streaming
 from tests.source import SPOILED_EVERY
 from tests.source_process import Source
@@ -91,22 +89,14 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey) -> Iterator[Fleet]:
-    directory: Path = tmp_path_factory.mktemp("bad-input")
-    client = valkey.client()
-    client.flushall()
-    client.close()
-    url = postgres.create_database("bad_input")
-    limited = re.sub(r"//[^@]+@", "//limited:limited@", url)
+def fleet(place: Place) -> Iterator[Fleet]:
+    limited = re.sub(r"//[^@]+@", "//limited:limited@", place.database_url)
     mute = socket.socket()
     mute.bind(("127.0.0.1", 0))
     mute.listen(64)  # the kernel accepts, and nobody ever answers
     with (
         Source(rate=20) as source,
-        Cluster(
-            directory,
-            database_url=url,
-            broker_url=valkey.url(),
+        place.cluster(
             env={"FEEDQ_SINKS__LIMITED": limited},
         ) as cluster,
     ):
@@ -121,9 +111,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: 
         cluster.apply(declarations(source, **ports))
         yield Fleet(cluster, source)
     mute.close()
-    postgres.drop_database("bad_input")
-    with psycopg2.connect(postgres.url("postgres")) as connection, connection.cursor() as cursor:
-        cursor.execute("DROP ROLE limited")  # what it owned went with the database
+    with psycopg2.connect(place.database_url) as connection, connection.cursor() as cursor:
+        cursor.execute("DROP OWNED BY limited; DROP ROLE limited")
     connection.close()
 
 

@@ -13,10 +13,9 @@ from pytest_celery import (
     RedisTestBroker,
 )
 
-from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from tests.acceptance.celery_nodes import ValkeyContainer, WorkerContainer
-from tests.cluster import Cluster, feed, feed_names, wait_until
+from tests.cluster import Cluster, Place, feed, feed_names, wait_until
 from tests.invariants import check_invariants, mark, wait_resumed, wait_streaming
 from tests.source_process import Source
 
@@ -32,15 +31,8 @@ def source() -> Iterator[Source]:
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey, source: Source
-) -> Iterator[Cluster]:
-    client = valkey.client()
-    client.flushall()
-    client.close()
-    url = postgres.create_database("celery")
-    directory = tmp_path_factory.mktemp("celery")
-    with Cluster(directory, database_url=url, broker_url=valkey.url()) as running:
+def cluster(place: Place, source: Source) -> Iterator[Cluster]:
+    with place.cluster() as running:
         running.add_beat("b1")
         for name in ("w1", "w2"):
             running.add_worker(name, "--include", "tests.acceptance.ordinary", ready=False)
@@ -49,7 +41,6 @@ def cluster(
         running.apply([feed(name, source.url) for name in FEEDS])
         wait_streaming(source, FEEDS)
         yield running
-    postgres.drop_database("celery")
 
 
 @pytest.fixture

@@ -6,15 +6,12 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
 from feedq.store.grants import Role
-from tests.cluster import SINK_ROLE, Cluster, feed, url_of, wait_until
+from tests.cluster import SINK_ROLE, Cluster, Place, feed, url_of, wait_until
 from tests.proxy import Fault, PostgresProxy
 from tests.source_process import Source
 
@@ -61,16 +58,11 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey) -> Iterator[Bench]:
-    client = valkey.client()
-    client.flushall()
-    client.close()
-    url = postgres.create_database("cursors")
-    directory: Path = tmp_path_factory.mktemp("cursors")
+def bench(place: Place) -> Iterator[Bench]:
     with (
-        PostgresProxy(url) as proxy,
+        PostgresProxy(place.database_url) as proxy,
         Source(rate=RATE) as source,
-        Cluster(directory, database_url=url, broker_url=valkey.url()) as cluster,
+        place.cluster() as cluster,
     ):
         cluster.sql("CREATE TABLE keyed (feed text, seq bigint, UNIQUE (feed, seq))")
         cluster.add_beat("b1")
@@ -82,7 +74,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: 
             [feed(KEYED, source.url) | {"sink": keyed}, feed(PLAIN, source.url), feed(BESIDE, source.url)]
         )
         yield Bench(cluster, source, proxy)
-    postgres.drop_database("cursors")
 
 
 def test_a_feed_that_is_rewound_under_load_lands_the_same_records_once(bench: Bench) -> None:

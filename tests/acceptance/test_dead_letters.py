@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from tests.cluster import Cluster, feed, wait_until
+from tests.cluster import Cluster, Place, feed, wait_until
 from tests.source_process import Source
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
@@ -37,15 +35,10 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey) -> Iterator[Bench]:
-    client = valkey.client()
-    client.flushall()
-    client.close()
-    url = postgres.create_database("dead_letters")
-    directory: Path = tmp_path_factory.mktemp("dead-letters")
+def bench(place: Place) -> Iterator[Bench]:
     with (
         Source(rate=50) as source,
-        Cluster(directory, database_url=url, broker_url=valkey.url()) as cluster,
+        place.cluster() as cluster,
     ):
         cluster.sql("CREATE TABLE typed (seq bigint, pad date)")
         cluster.add_beat("b1")
@@ -57,7 +50,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: 
         )
         cluster.feedq("feed", "pause", NAME, "--wait")
         yield Bench(cluster, source)
-    postgres.drop_database("dead_letters")
 
 
 def test_refused_records_are_listed_and_shown_with_the_reason(bench: Bench) -> None:

@@ -8,9 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from tests.cluster import Cluster, feed, feed_names, wait_until
+from tests.cluster import Cluster, Place, feed, feed_names, wait_until
 from tests.invariants import check_invariants, mark, wait_resumed, wait_streaming
 from tests.proxy import SourceProxy
 from tests.source_process import Source
@@ -64,16 +62,11 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey) -> Iterator[Fleet]:
-    client = valkey.client()
-    client.flushall()
-    client.close()
-    url = postgres.create_database("elsewhere")
-    directory = tmp_path_factory.mktemp("elsewhere")
+def fleet(place: Place) -> Iterator[Fleet]:
     with (
         Source(rate=20) as source,
         SourceProxy(source.url) as proxy,
-        SourceProxy(url) as lake,
+        SourceProxy(place.database_url) as lake,
         ExitStack() as rest,
     ):
         env = {
@@ -83,7 +76,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: 
             "FEEDQ_SINK_PATIENCE_S": "2",
             "FEEDQ_SINKS__LAKE": lake.url,
         }
-        cluster = rest.enter_context(Cluster(directory, database_url=url, broker_url=valkey.url(), env=env))
+        cluster = rest.enter_context(place.cluster(env=env))
         cluster.add_beat("b1")
         cluster.add_worker("w1", ready=False, env={"FEEDQ_TEST_SECRET": "known"})
         cluster.add_worker("w2", ready=False)
@@ -92,7 +85,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: 
         cluster.apply([feed(name, proxy.url) for name in FEEDS])
         wait_streaming(source, FEEDS)
         yield Fleet(cluster, source, proxy, lake)
-    postgres.drop_database("elsewhere")
 
 
 def test_the_feeds_of_a_worker_that_is_cut_off_from_the_source_stream_on_the_other_and_stay_there(

@@ -5,14 +5,11 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from tests.cluster import Cluster, wait_until
+from tests.cluster import Cluster, Place, wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
@@ -28,12 +25,8 @@ SEEN_MAX_S = 3.0
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Cluster]:
-    client = valkey.client()
-    client.flushall()
-    client.close()
-    url = postgres.create_database("idle")
-    with Cluster(tmp_path, database_url=url, broker_url=valkey.url()) as cluster:
+def fleet(place: Place) -> Iterator[Cluster]:
+    with place.cluster() as cluster:
         for name in ("b1", "b2"):
             cluster.add_beat(name)
         for name in ("w1", "w2", "w3"):
@@ -41,7 +34,6 @@ def fleet(tmp_path: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Cluste
         for name in ("w1", "w2", "w3"):
             cluster.wait_worker(name)
         yield cluster
-    postgres.drop_database("idle")
 
 
 def test_an_idle_fleet_costs_next_to_nothing_and_a_crash_is_heard_of(fleet: Cluster) -> None:

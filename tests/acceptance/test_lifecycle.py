@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from tests.cluster import Cluster, feed, feed_names, wait_until
+from tests.cluster import Cluster, Place, feed, feed_names, wait_until
 from tests.invariants import check_invariants, landed, mark, wait_resumed, wait_streaming
 from tests.source_process import Source
 
@@ -34,16 +32,10 @@ class Operator:
 
 
 @pytest.fixture(scope="module")
-def operator(
-    tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey
-) -> Iterator[Operator]:
-    client = valkey.client()
-    client.flushall()
-    client.close()
-    url = postgres.create_database("lifecycle")
+def operator(place: Place) -> Iterator[Operator]:
     with (
         Source(rate=20) as source,
-        Cluster(tmp_path_factory.mktemp("lifecycle"), database_url=url, broker_url=valkey.url()) as cluster,
+        place.cluster() as cluster,
     ):
         cluster.add_beat("b1")
         cluster.add_worker("w1", ready=False)
@@ -53,7 +45,6 @@ def operator(
         cluster.apply([feed(name, source.url) for name in FEEDS])
         wait_streaming(source, FEEDS)
         yield Operator(cluster, source)
-    postgres.drop_database("lifecycle")
 
 
 def test_the_list_of_feeds_says_who_streams_where_and_how_far(operator: Operator) -> None:

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from tests.cluster import Cluster, feed, feed_names, wait_until
+from tests.cluster import Cluster, Place, feed, feed_names, wait_until
 from tests.invariants import check_invariants, mark, wait_resumed, wait_streaming
 from tests.source_process import Source
 
@@ -43,14 +41,10 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey) -> Iterator[Fleet]:
-    client = valkey.client()
-    client.flushall()
-    client.close()
-    url = postgres.create_database("moves")
+def fleet(place: Place) -> Iterator[Fleet]:
     with (
         Source(rate=20) as source,
-        Cluster(tmp_path_factory.mktemp("moves"), database_url=url, broker_url=valkey.url()) as cluster,
+        place.cluster() as cluster,
     ):
         cluster.add_beat("b1")
         for node, region in (("w1", "eu"), ("w2", "us")):
@@ -60,7 +54,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: 
         cluster.apply([feed(name, source.url) for name in FEEDS])
         wait_streaming(source, FEEDS)
         yield Fleet(cluster, source)
-    postgres.drop_database("moves")
 
 
 def test_a_drain_empties_a_worker_and_an_uncordon_fills_it_again(fleet: Fleet) -> None:

@@ -18,10 +18,9 @@ import pytest
 import redis
 import yaml
 
-from feedq.embedded.postgres import Postgres
 from feedq.embedded.process import free_port
 from feedq.embedded.valkey import Valkey
-from tests.cluster import ROOT, Cluster, wait_until
+from tests.cluster import ROOT, Cluster, Place, wait_until
 from tests.flower import Flower
 from tests.node import Node
 
@@ -156,15 +155,8 @@ TELLTALE = "import os, sys; sys.exit('I was told ' + os.environ['A'] + ' and ' +
 
 
 @pytest.fixture(scope="module")
-def told(
-    tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey
-) -> Iterator[tuple[Cluster, list[dict[str, Any]]]]:
-    client = valkey.client()
-    client.flushall()
-    client.close()
-    url = postgres.create_database("secrets")
-    directory: Path = tmp_path_factory.mktemp("secrets")
-    secret_file = directory / "key"
+def told(place: Place) -> Iterator[tuple[Cluster, list[dict[str, Any]]]]:
+    secret_file = place.directory / "key"
     secret_file.write_text(FILE_SECRET + "\n")
     env = {
         "ACME_TOKEN": ENV_SECRET,
@@ -175,7 +167,7 @@ def told(
     }
     with (
         Parrot() as parrot,
-        Cluster(directory, database_url=url, broker_url=valkey.url(), env=env) as cluster,
+        place.cluster(env=env) as cluster,
     ):
         cluster.add_beat("b1")
         cluster.add_worker("w1")
@@ -191,7 +183,6 @@ def told(
             "the secret never reached the source"
         )
         yield cluster, declared
-    postgres.drop_database("secrets")
 
 
 def assert_clean(where: str, text: str) -> None:
