@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import sys
 import tempfile
@@ -77,10 +78,15 @@ def run() -> Callable[[Coroutine[Any, Any, None]], None]:
 def servers_dir() -> Iterator[Path]:
     """A directory that the servers' account can enter, which pytest's own temporary ones are not.
 
-    In memory where there is much of it: to make the files of a database takes half a second on some disks.
+    In memory where there is much of it: to make the files of a database takes half a second on some disks. What a
+    run that was cut off has left there is removed.
     """
     has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES_MIN
-    directory = Path(tempfile.mkdtemp(prefix="feedq-tests-", dir=MEMORY if has_room else None))
+    for old in MEMORY.glob("feedq-tests-*-*"):
+        if leftovers.is_over(old.name.split("-")[2]):
+            shutil.rmtree(old, ignore_errors=True)
+    prefix = f"feedq-tests-{os.getpid()}-"
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY if has_room else None))
     directory.chmod(0o711)
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
