@@ -127,6 +127,10 @@ class Browser:
         found: bool = self.page.evaluate("s => !!document.activeElement?.matches(s)", selector)
         return found
 
+    def wait_for_focus(self, selector: str) -> None:
+        """A dialog gives it back in an event that comes after it has gone."""
+        self.page.wait_for_function("s => !!document.activeElement?.matches(s)", arg=selector)
+
     # -- looks ---------------------------------------------------------------------------------------
 
     def check_accessible(self) -> None:

@@ -56,7 +56,7 @@ def test_feeds_are_paused_and_resumed_by_keyboard_and_the_history_has_who_and_wh
             browser.press("Enter")
             browser.page.wait_for_selector("#feedq-dialog", state="hidden")
             wait_target(room, "acme/orders", target)
-            assert browser.has_focus(f"#feedq-bulk-{verb}")
+            browser.wait_for_focus(f"#feedq-bulk-{verb}")
     (paused,) = room.cluster.sql("SELECT detail::text FROM feedq.event WHERE kind = 'feed_paused'")
     assert "ada in Flower" in paused["detail"]
     assert "stock-taking, say " in paused["detail"]
@@ -71,7 +71,7 @@ def test_escape_closes_a_dialog_and_nothing_is_done(room: ControlRoom) -> None:
         browser.page.wait_for_selector("#feedq-dialog-would:has-text('acme/orders')")
         browser.press("Escape")
         browser.page.wait_for_selector("#feedq-dialog", state="hidden")
-        assert browser.has_focus("#feedq-bulk-remove")
+        browser.wait_for_focus("#feedq-bulk-remove")
     assert target_states(room)["acme/orders"] == "running"
 
 

@@ -21,7 +21,7 @@ from feedq.embedded.process import free_port
 from feedq.errors import SinkRewound
 from feedq.fleet_metrics import FleetCollector, FleetReading
 from feedq.metrics import Signs, refresh, serve
-from feedq.metrics_port import open_port
+from feedq.metrics_port import MetricsServer, open_port
 from feedq.model import (
     Batch,
     Feed,
@@ -83,20 +83,26 @@ HEALTHY = FleetReading(
 )
 
 
+def _at_free_port(opened: Callable[[int], MetricsServer | None]) -> tuple[int, MetricsServer]:
+    """Another program may have a port that was free a moment ago."""
+    for port in (free_port() for _ in range(10)):
+        if (server := opened(port)) is not None:
+            return port, server
+    raise AssertionError("ten ports in a row were taken")
+
+
 class Staged:
     """A worker's and a beat's metrics with a Prometheus that reads them, and what they are made of."""
 
     prometheus: Prometheus
 
     def __init__(self) -> None:
-        self.ports = {"worker": free_port(), "beat": free_port()}
         self.heal()
-        made = serve(Settings(metrics_port=self.ports["worker"]), lambda: None)
         fleet = FleetCollector(lambda: self.reading, lambda: self.leads)
-        beat = open_port(("127.0.0.1", self.ports["beat"]), fleet, {})
-        assert made is not None
-        assert beat is not None
-        self._servers = (made, beat)
+        worker_port, served = _at_free_port(lambda port: serve(Settings(metrics_port=port), lambda: None))
+        beat_port, beat = _at_free_port(lambda port: open_port(("127.0.0.1", port), fleet, {}))
+        self.ports = {"worker": worker_port, "beat": beat_port}
+        self._servers = (served, beat)
 
     def heal(self) -> None:
         self.reading, self.leads = HEALTHY, True
