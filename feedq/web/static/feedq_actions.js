@@ -59,6 +59,7 @@
   }
 
   function ask(isDry) {
+    var asked = pressed; // another one may be pressed before this is answered
     var address = new URL(dialog.dataset.api + pressed.data.action, window.location.origin);
     var headers = {"Accept": "application/json"};
     var sent = pressed.data.method === "DELETE" ? undefined : body();
@@ -94,8 +95,8 @@
             {status: answer.status}
           );
         }
-        if (isDry && pressed && answer.headers.get("ETag")) {
-          pressed.data.etag = pressed.data.etag || answer.headers.get("ETag");
+        if (isDry && answer.headers.get("ETag")) {
+          asked.data.etag = asked.data.etag || answer.headers.get("ETag");
         }
         return found;
       });
@@ -153,13 +154,13 @@
     go.disabled = true;
     would.replaceChildren(element("p", "Asking what would happen …"));
     ask(true).then(function (found) {
-      if (number === asking && pressed) {
+      if (number === asking) {
         complain(said);
         tell(found);
         go.disabled = false;
       }
     }).catch(function (error) {
-      if (number === asking && pressed) {
+      if (number === asking) {
         would.replaceChildren();
         complain(error.message);
         // What somebody types into a field may mend it.
@@ -190,6 +191,7 @@
 
   function open(button) {
     var refused = button.dataset.refused || "";
+    asking += 1;
     pressed = {id: button.id, title: button.textContent, data: Object.assign({}, button.dataset), count: null};
     pressed.key = Array.from(crypto.getRandomValues(new Uint8Array(12)), function (byte) {
       return byte.toString(16).padStart(2, "0");
@@ -275,8 +277,11 @@
   part("close").addEventListener("click", function () { dialog.close(); });
 
   dialog.addEventListener("close", function () {
-    var again = pressed && document.getElementById(pressed.id);
-    pressed = null;
-    (again || document.getElementById("main-content")).focus();
+    // This comes a moment later: somebody quick may be at another button by now, or in its dialog. The browser has
+    // given the focus back already, unless the button was replaced meanwhile.
+    if (!dialog.open && document.activeElement === document.body) {
+      var again = pressed && document.getElementById(pressed.id);
+      (again || document.getElementById("main-content")).focus();
+    }
   });
 }());
