@@ -279,7 +279,8 @@
   dialog.addEventListener("close", function () {
     // This comes a moment later: somebody quick may be at another button by now, or in its dialog. The browser has
     // given the focus back already, unless the button was replaced meanwhile.
-    if (!dialog.open && document.activeElement === document.body) {
+    var active = document.activeElement;
+    if (!dialog.open && (active === document.body || dialog.contains(active))) {
       var again = pressed && document.getElementById(pressed.id);
       (again || document.getElementById("main-content")).focus();
     }
