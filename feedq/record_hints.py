@@ -3,12 +3,13 @@
 A column whose pointer no record has lands as NULL, a list without `source.records` as one row, a header with other
 names than `csv.fields` as a record. None of them is an error, so nothing else says so.
 
-A trial tells all of it. A running feed tells what its connector sees by itself, and what `HeaderLook` finds.
+A trial tells all of it. A running feed tells what its connector sees by itself, and what `watch_header` finds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from feedq.connectors.base import ConnectorOptions, CsvFormat
@@ -67,19 +68,19 @@ def _has(value: Any, tokens: Sequence[str]) -> bool:
     return True
 
 
-class HeaderLook:
-    """Looks at the first two records of a feed for a header that is none to the feed."""
-
-    def __init__(self, csv: CsvFormat) -> None:
-        self._csv = csv
-        self._records: list[bytes] = []
-
-    def look(self, batch: Batch) -> tuple[str, str] | None:
-        """Returns what is odd, at most once."""
-        if len(self._records) > 1:
-            return None
-        self._records += batch.first(2)
-        return next(_header_hints(self._csv, self._records), None) if len(self._records) > 1 else None
+async def watch_header(
+    batches: AsyncGenerator[Batch, None], csv: CsvFormat, tell: Callable[[str, str], object]
+) -> AsyncGenerator[Batch, None]:
+    """Yields what a connection yields, and tells by the first two records of a header that is another one."""
+    records: list[bytes] = []
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            if len(records) < 2:
+                records += batch.first(2)
+                if len(records) > 1 and (odd := next(_header_hints(csv, records), None)) is not None:
+                    tell(*odd)
+            yield batch
+            del batch  # or it would stay in memory until the next one comes
 
 
 def _header_hints(csv: CsvFormat, records: Sequence[bytes]) -> Iterator[tuple[str, str]]:

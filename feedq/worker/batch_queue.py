@@ -104,14 +104,14 @@ class BatchQueue:
     _waiter: asyncio.Future[None] | None = None
 
     async def take_all(
-        self, batches: AsyncIterator[Batch], pace: FeedThrottle, *, before_each: Callable[[Batch], None]
+        self, batches: AsyncIterator[Batch], pace: FeedThrottle, *, before_each: Callable[[], None]
     ) -> None:
         """Take what a connection yields, as fast as room and limits allow. Raises `failure` if there is one.
 
-        ``before_each``: called with each batch; it may raise.
+        ``before_each``: called for each batch; it may raise.
         """
         async for batch in batches:
-            before_each(batch)
+            before_each()
             await self.put(batch)
             if pace.is_limited:
                 await pace.keep(batch, unless=lambda: self.failure)

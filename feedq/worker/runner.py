@@ -52,7 +52,7 @@ from feedq.model import (
     known_as,
 )
 from feedq.permission import Permissions
-from feedq.record_hints import HeaderLook
+from feedq.record_hints import watch_header
 from feedq.secrets import Masker, resolve_secrets
 from feedq.sinks.base import (
     Fenced,
@@ -168,8 +168,6 @@ class FeedRunner:
         self._landed_before = 0
         """What the sink had when it was fenced, besides what the queue counts."""
         self._trace = NO_TRACE
-        self._header: HeaderLook | None = None
-        """What looks at the first records of a feed that nothing has landed of."""
         self.tap: RecordTap | None = None
 
     @property
@@ -318,9 +316,9 @@ class FeedRunner:
     ) -> AsyncGenerator[Batch, None]:
         context, cursor = self._context(batch_queue, pace), self._begins_after(batch_queue)
         csv = what.options.csv
-        if csv is not None and csv.header and cursor is None:
-            self._header = HeaderLook(csv)
         stream = open_stream(kind, what.options, context=context, cursor=cursor)
+        if csv is not None and csv.header and cursor is None:
+            stream = watch_header(stream, csv, self._notices)
         # After a failure, the status has that already: the same news with each try would only cost writes.
         if not self._retries.attempts:
             self._unanswered = tell_if_unanswered(what.options, self._waits)
@@ -512,14 +510,12 @@ class FeedRunner:
         self._retries.disconnected()
         self._changed()
 
-    def _received(self, batch: Batch) -> None:
+    def _received(self) -> None:
         if self._interrupt is not None:
             raise asyncio.CancelledError  # the connector, or a library of its, swallowed ours
         if self.progress.stalled:
             self.progress.stalled = False
             self._changed()
-        if self._header is not None and (odd := self._header.look(batch)) is not None:
-            self._notices(*odd)
 
     def _progressed(self) -> None:
         batch_queue = self._batch_queue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from feedq.connectors.base import CsvFormat, parse_options
 from feedq.model import Batch
-from feedq.record_hints import HeaderLook, hints
+from feedq.record_hints import hints, watch_header
 from feedq.sinks.base import parse_sink
 
 HTTP = {"url": "http://127.0.0.1/x", "mode": "poll"}
@@ -71,15 +72,17 @@ def test_a_header_that_would_land_is_told(header: bool, first: bytes, expected: 
     assert all(about == "header" and expected is not None and expected in what for about, what in found)
 
 
-def test_a_running_feed_judges_a_header_by_the_record_after_it_and_once() -> None:
-    look = HeaderLook(CsvFormat(fields=("id", "price"), header=True))
+async def test_a_running_feed_judges_a_header_by_the_record_after_it_and_once() -> None:
     lines = (b"nr,cost\n", b"1,2\n", b"nr,cost\n")
-    first, second, third = (
-        look.look(Batch.of_lines(line, cursor=None, received_at=datetime(2026, 1, 1, tzinfo=UTC)))
-        for line in lines
-    )
-    assert (first, third) == (None, None)
-    assert second is not None
+
+    async def connection() -> AsyncGenerator[Batch, None]:
+        for line in lines:
+            yield Batch.of_lines(line, cursor=None, received_at=datetime(2026, 1, 1, tzinfo=UTC))
+
+    told: list[tuple[str, str]] = []
+    csv = CsvFormat(fields=("id", "price"), header=True)
+    watched = watch_header(connection(), csv, lambda *odd: told.append(odd))
+    assert [(batch.lines, len(told)) async for batch in watched] == list(zip(lines, (0, 1, 1), strict=True))
 
 
 def test_what_is_no_json_is_left_to_its_own_error() -> None:
