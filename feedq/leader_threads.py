@@ -6,6 +6,7 @@ whatever goes wrong.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import Event, Thread
 from time import monotonic
@@ -30,7 +31,7 @@ GRACE_TTLS: Final = 2.0
 logger = log(__name__)
 
 
-class LeaderThread(Thread):
+class LeaderThread(Thread, ABC):
     """Calls `work` every so many seconds while ``leads`` says so."""
 
     def __init__(self, name: str, leads: Callable[[], bool], *, every_s: float) -> None:
@@ -48,9 +49,9 @@ class LeaderThread(Thread):
         while not self._stopping.wait(self._every_s if pause_s is None else pause_s):
             pause_s = self.attempt(self.work) if self._leads() else None
 
+    @abstractmethod
     def work(self) -> float | None:
         """Do it once; the result is the pause before the next time, if that is not the usual one."""
-        raise NotImplementedError
 
     def attempt(self, job: Callable[[], float | None]) -> float | None:
         """The result of ``job``; None when it failed, which the log tells."""
