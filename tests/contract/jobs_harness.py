@@ -5,7 +5,6 @@ Rows to start from in as few words as possible, and a clock that can be moved on
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import datetime
@@ -22,6 +21,7 @@ from feedq.store.database import Database
 from feedq.store.jobs.calendars import CalendarStore
 from feedq.store.jobs.queues import QueueStore
 from feedq.store.jobs.schedules import ScheduleStore
+from tests.cluster import wait_until
 from tests.contract.harness import TTL_S, PostgresHarness
 
 INTERVAL_S = 60.0
@@ -57,8 +57,7 @@ class JobsHarness(PostgresHarness):
 
     def keep_within_a_minute(self) -> None:
         """Return at a moment that is followed by five seconds of the same minute at least."""
-        while self.now().second > 54:
-            time.sleep(0.2)
+        wait_until(lambda: self.now().second <= 54, limit_s=30, what="the next minute begins")
 
     def elapse(self, seconds: float) -> None:
         """Everything happened so much earlier, runs' ticks and their keys included.

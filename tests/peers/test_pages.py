@@ -112,7 +112,7 @@ def test_every_button_is_reached_and_opened_by_keyboard_and_gets_the_focus_back(
                     browser.press("Escape")
                     browser.page.wait_for_selector("#feedq-dialog", state="hidden")
                     # The page may have been replaced beneath the dialog: the script brings the focus back then.
-                    browser.page.wait_for_function("id => document.activeElement.id === id", arg=focused)
+                    browser.wait_for_focus(f"[id='{focused}']")
                 if not left:
                     break
             assert left == set(), path
