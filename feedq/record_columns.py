@@ -19,8 +19,7 @@ import orjson
 from feedq.connectors.base import load_connector
 from feedq.errors import InvalidInput
 from feedq.model import FeedSpec
-from feedq.sinks.mapping import ColumnType, pointer_to
-from feedq.sinks.value_types import type_of
+from feedq.sinks.mapping import ColumnType, pointer_to, type_of
 
 DELIMITERS = (",", ";", "\t", "|")
 DEPTH_MAX = 3

@@ -91,9 +91,8 @@ class SinkOptions(StrictModel):
     """Types of the columns of a table that is made: text unless given, or that of `$epoch` and the like."""
 
     drift: Drift = Drift.IGNORE
-    """What becomes of fields of the records, members of the object itself, that no column takes: `event` tells
-    of them, `dead_letter` refuses the record, `stop` stops the feed, `add` tells of them and fills columns of
-    their names, which `feedq feed drift` adds."""
+    """What to do about fields of the records, members of the object itself, that no column takes: `event` reports
+    them; `add` reports them and fills columns of their names, which `feedq feed drift` adds."""
 
     @field_validator("table")
     @classmethod

@@ -1,7 +1,7 @@
-"""Looks for fields of records that no column takes, as `sink.drift` asks; nobody looks unless it does.
+"""Looks for fields of records that no column takes, for feeds whose `sink.drift` asks for it.
 
-A field is a member of the record's own object; one that holds others is one field. A chunk of records without a
-new one costs a single call of msgspec, which decodes nothing and stops at a member that it does not know.
+A field is a member of the record's own object, whatever it holds. A chunk of records without a new field costs a
+single call of msgspec, which decodes nothing and stops at the first member that it does not know.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import orjson
 
 from feedq.model import Batch
 from feedq.notices import ADDED, FIELD
-from feedq.sinks.mapping import ColumnType
-from feedq.sinks.value_types import type_of
+from feedq.sinks.mapping import ColumnType, type_of
 
 FIELDS_MAX: Final = 50
 """Fields of one feed that are told: a source that makes up names for ever is noticed by as many."""
@@ -44,7 +43,7 @@ class FieldWatch:
         """Look for fields besides those that are ``taken``; returns whether there are any that are new."""
         samples: dict[str, list[Any]] = {}
         room = FIELDS_MAX - len(self._found)
-        for _, _, fields in _strangers(batches, taken.union(self._found)) if room > 0 else ():
+        for fields in _strangers(batches, taken.union(self._found)) if room > 0 else ():
             for name, value in fields.items():
                 if name in samples or len(samples) < room:
                     samples.setdefault(name, []).append(value)
@@ -54,25 +53,6 @@ class FieldWatch:
         self._found |= found
         self._news |= {FIELD + _shown(name): type_.value for name, type_ in found.items()}
         return bool(found)
-
-    def refuse(self, batches: Sequence[Batch], taken: frozenset[str]) -> dict[int, dict[int, str]]:
-        """Why records have no place, by their batch and their place in it."""
-        self.look(batches, taken)
-        refused: dict[int, dict[int, str]] = {}
-        for number, place, fields in _strangers(batches, taken):
-            why = f"the record has a field that no column takes: {listed(fields)} (sink.drift is dead_letter)"
-            refused.setdefault(number, {})[place] = why
-        return refused
-
-    def stop(self, batches: Sequence[Batch], taken: frozenset[str]) -> str | None:
-        """Why the feed has to stop; None when it need not."""
-        self.look(batches, taken)
-        for _, _, fields in _strangers(batches, taken):
-            return (
-                f"a record has a field that no column takes: {listed(fields)}; sink.drift is stop: map it in "
-                "sink.columns, or change sink.drift"
-            )
-        return None
 
     def lacking(self, taken: Collection[str]) -> dict[str, ColumnType]:
         """The fields that can be columns, and are none yet."""
@@ -101,10 +81,6 @@ class FieldWatch:
         return news
 
 
-def listed(names: Collection[str]) -> str:
-    return ", ".join(repr(_shown(name)) for name in sorted(names)[:FIELDS_MAX])
-
-
 def _shown(name: str) -> str:
     return name if len(name.encode()) <= NAME_BYTES_MAX else name[: NAME_BYTES_MAX // 4] + "…"
 
@@ -113,18 +89,16 @@ def _can_be(name: str) -> bool:
     return 0 < len(name.encode()) <= NAME_BYTES_MAX and "\0" not in name
 
 
-def _strangers(
-    batches: Sequence[Batch], known: frozenset[str]
-) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
-    """Records with fields that are not ``known``: batch, place in it, and these fields."""
+def _strangers(batches: Sequence[Batch], known: frozenset[str]) -> Iterator[Mapping[str, Any]]:
+    """The fields of each record that are not ``known``, of records that have any."""
     decoder = _decoder(known)
-    for number, batch in enumerate(batches):
+    for batch in batches:
         if decoder is not None and batch.lines is not None and _all_known(decoder, batch.lines):
             continue
-        for place, record in enumerate(batch.split()):
+        for record in batch.split():
             fields = {name: value for name, value in _members(record).items() if name not in known}
             if fields:
-                yield number, place, fields
+                yield fields
 
 
 def _all_known(decoder: msgspec.json.Decoder[Any], lines: bytes) -> bool:

@@ -23,13 +23,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID, uuid4
 
 from feedq.errors import InvalidInput
 from feedq.model import FeedKey
-from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, SuspectRecord, Target, Written
+from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, Target, Written
 from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.field_watch import FieldWatch
 from feedq.sinks.jsontext import UnreadableRecord
@@ -183,10 +182,7 @@ class GroupCommit:
         taken = self._catalog.plan(target).taken
         watched = [(write, write.watch) for write in writes if write.watch is not None]
         for write, watch in watched:
-            if target.drift is Drift.STOP and (why := watch.stop(write.batches, taken)):
-                self._unusable[write.key] = why
-            elif target.drift in (Drift.EVENT, Drift.ADD):
-                watch.look(write.batches, taken)
+            watch.look(write.batches, taken)
         if target.drift is not Drift.ADD:
             return {}
         lacking = {name: type_ for _, watch in watched for name, type_ in watch.lacking(taken).items()}
@@ -236,9 +232,6 @@ class GroupCommit:
         if why := self._retry_plan.held.get(plan.target) or self._find_locked(plan):
             self._postponed |= {write.key: why for write in writes}
             return
-        misfits: list[DeadRecord] = []
-        if plan.target.drift is Drift.DEAD_LETTER:
-            writes, misfits = without_misfits(writes, plan.taken)
         try:
             if self._retry_plan.mode is CommitMode.OPTIMISTIC:
                 prepared, dead = plan.prepare(writes, self._recently_refused)
@@ -254,7 +247,6 @@ class GroupCommit:
         for suspect, _ in outcome.dead:
             self._landed[suspect.write.key] -= 1
         self._dead += outcome.dead
-        self._dead += [dead for dead in misfits if dead[0].write.key in self._landed]
         self._unusable |= outcome.unusable
         self._postponed |= outcome.postponed
 
@@ -302,23 +294,6 @@ class GroupCommit:
         if scope is ErrorScope.LOCKED and self._session.locks_all:
             part, target = FailedPart.CHECKPOINTS, None
         return GroupFailed(part, scope, error, self._session.explain(error), target=target)
-
-
-def without_misfits(
-    writes: Sequence[FeedWrite], taken: frozenset[str]
-) -> tuple[list[FeedWrite], list[DeadRecord]]:
-    """The writes without records that have fields which no column takes; and these."""
-    kept, dead = list(writes), []
-    for number, write in enumerate(writes):
-        misfits = write.watch.refuse(write.batches, taken) if write.watch is not None else {}
-        for place, whys in misfits.items():
-            batch = write.batches[place]
-            records = batch.split()
-            dead += [(SuspectRecord(write, batch, records[n]), why) for n, why in whys.items()]
-        if misfits:
-            batches = (b.without(misfits[n]) if n in misfits else b for n, b in enumerate(write.batches))
-            kept[number] = replace(write, batches=tuple(batches))
-    return kept, dead
 
 
 def by_target(writes: Iterable[FeedWrite]) -> dict[Target, list[FeedWrite]]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from enum import StrEnum
 from itertools import combinations, pairwise
 from typing import Any, Final
@@ -69,21 +70,18 @@ class ColumnType(StrEnum):
 
 
 class Drift(StrEnum):
-    """What becomes of a field of a record that no column takes."""
+    """What to do about a field of a record that no column takes."""
 
     IGNORE = "ignore"
-    """Nobody looks for one."""
+    """Nothing looks for one."""
     EVENT = "event"
-    """It is told, once."""
-    DEAD_LETTER = "dead_letter"
-    """The record goes to the dead letters."""
-    STOP = "stop"
-    """The feed fails, and none of its records lands until somebody decides."""
+    """It is reported, once."""
     ADD = "add"
-    """It is told, and a column of its name, once there is one, is filled from it."""
+    """It is reported, and a column of that name is filled from it as soon as the table has one."""
 
 
 METADATA = (Origin.FEED, Origin.EPOCH, Origin.CURSOR, Origin.RECEIVED_AT)
+BIGINT_MAX: Final = 2**63 - 1
 SEPARATORS_MAX: Final = 8
 """In the name of a column that is flattened: there are two to their power ways to take it apart."""
 
@@ -215,3 +213,40 @@ def _check_pointer(text: str) -> None:
     if text and not text.startswith("/"):
         raise ValueError(f"{text!r} is no JSON pointer; it must begin with '/'")
     parse_pointer(text)
+
+
+def type_of(values: Sequence[Any]) -> ColumnType:
+    """The narrowest type of a column that takes all of these values; nulls go into any."""
+    kinds = {_kind(value) for value in values if value is not None}
+    if kinds == {ColumnType.BIGINT, ColumnType.NUMERIC}:
+        return ColumnType.NUMERIC
+    if kinds == {ColumnType.DATE, ColumnType.TIMESTAMP}:
+        return ColumnType.TEXT
+    if ColumnType.JSON in kinds:
+        return ColumnType.JSON
+    return kinds.pop() if len(kinds) == 1 else ColumnType.TEXT
+
+
+def _kind(value: Any) -> ColumnType:
+    match value:
+        case bool():
+            return ColumnType.BOOLEAN
+        case int():
+            return ColumnType.BIGINT if abs(value) <= BIGINT_MAX else ColumnType.NUMERIC
+        case float():
+            return ColumnType.NUMERIC
+        case str():
+            return _kind_of_text(value)
+    return ColumnType.JSON
+
+
+def _kind_of_text(text: str) -> ColumnType:
+    for kind, read in ((ColumnType.DATE, date.fromisoformat), (ColumnType.TIMESTAMP, datetime.fromisoformat)):
+        # Eight digits are a date to Python, and more often a number.
+        if text[4:5] == "-":
+            try:
+                read(text)
+            except ValueError:
+                continue
+            return kind
+    return ColumnType.TEXT

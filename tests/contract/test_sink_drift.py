@@ -1,4 +1,4 @@
-"""Fields that no column takes: told, refused, in the way, or columns themselves. On PostgreSQL and SQLite."""
+"""Fields that no column takes: ignored, reported, or made columns. On PostgreSQL and SQLite."""
 
 from __future__ import annotations
 
@@ -91,39 +91,6 @@ def test_nobody_looks_unless_it_is_asked_for(
     feed = DriftingFeed(harness, Drift.IGNORE)
     feed.write(lines(order(1, price=1)))
     assert (feed.rows(), feed.watch.news()) == ([(1, "s")], {})
-
-
-def test_a_record_with_a_new_field_goes_to_the_dead_letters_and_no_other(
-    harness: PostgresSinkHarness | SqliteHarness,
-) -> None:
-    feed = DriftingFeed(harness, Drift.DEAD_LETTER)
-    written = feed.write(
-        lines(order(1), order(2, price=1), order(3)),
-        batch(order(4, note="x"), order({"no": "number"})),
-        lines(order(5), cursor=5),
-    )
-    assert (written.landed, written.dead) == ({(1, 1): 3}, {(1, 1): 3})
-    assert [seq for seq, _ in feed.rows()] == [1, 3, 5]
-    refused = {letter.record: letter.error for letter in feed.sink.dead_letters()}
-    assert "that no column takes: 'price' (sink.drift is dead_letter)" in refused[order(2, price=1)]
-    assert "'note'" in refused[order(4, note="x")]
-    # Nothing of it is left, and the feed goes on after it all the same.
-    written = feed.write(lines(order(8, price=1), cursor=8))
-    assert (written.landed, written.dead) == ({(1, 1): 0}, {(1, 1): 1})
-    assert fence(feed.sink, 1, 2, feed.target).cursor == 8
-
-
-def test_a_feed_stops_before_a_new_field_as_often_as_it_is_tried(
-    harness: PostgresSinkHarness | SqliteHarness,
-) -> None:
-    feed, other = DriftingFeed(harness, Drift.STOP), DriftingFeed(harness, Drift.STOP, number=2)
-    feed.write(lines(order(1)))
-    for _ in range(2):
-        written = feed.write(lines(order(2), order(3, price=1)))
-        assert written.landed == {}
-        assert "takes: 'price'; sink.drift is stop: map it in sink.columns" in written.unusable[1, 1]
-    other.write(lines(order(4)))
-    assert [seq for seq, _ in feed.rows()] == [1, 4]
 
 
 def test_a_column_that_somebody_adds_is_filled_soon(

@@ -37,9 +37,7 @@ def test_a_new_field_is_found_wherever_it_is(documents: list[object], taken: fro
         if isinstance(document, dict) and set(document) - taken
     }
     for batch in batches(records):
-        assert FieldWatch().refuse([batch], taken)[0].keys() == expected.keys() if expected else True
         assert FieldWatch().look([batch], taken) is bool(expected)
-        assert (FieldWatch().stop([batch], taken) is not None) is bool(expected)
         assert batch.without(expected).split() == tuple(
             record for place, record in enumerate(records) if place not in expected
         )
