@@ -14,7 +14,7 @@ from typing import Any, Final
 from feedq import feed_cursor
 from feedq.adoption import OpenSink
 from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
-from feedq.connectors.records.cursor import CursorOptions
+from feedq.connectors.record_options import CursorOptions
 from feedq.errors import InvalidInput
 from feedq.event_names import EventKind
 from feedq.model import BACKFILL_SUFFIX, JSON, Feed, FeedBackfill, FeedSpec, FeedView, known_as

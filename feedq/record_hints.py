@@ -12,11 +12,11 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from feedq.connectors.base import ConnectorOptions, CsvFormat
-from feedq.connectors.records.csvtext import CsvReader, MalformedLine
-from feedq.connectors.records.pointer import array_index, parse_pointer
+from feedq.connectors.base import ConnectorOptions
 from feedq.model import Batch
 from feedq.record_columns import json_documents, leaves
+from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
+from feedq.records.pointer import array_index, parse_pointer
 from feedq.sinks.base import SinkOptions
 from feedq.values import did_you_mean
 

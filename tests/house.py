@@ -27,7 +27,7 @@ PRIVATE_NOUNS = (
 RECORD_PATH = (
     "connectors/wire/connection.py",
     "connectors/tcp.py",
-    "connectors/records/framing.py",
+    "records/framing.py",
     "worker/batch_queue.py",
     "worker/writer.py",
     "worker/writing_session.py",

@@ -26,17 +26,19 @@ from datetime import datetime
 from functools import cache
 from importlib.metadata import entry_points
 from threading import Event
-from typing import Annotated, Any, ClassVar, Final, Literal, Protocol, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Final, Protocol, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from feedq.clock import Clock
-from feedq.connectors.wire.template import RESERVED, unescape
 from feedq.errors import InvalidInput
 from feedq.limits import RateLimits
 from feedq.model import JSON, Batch
 from feedq.permission import DEFAULT, Permissions
+from feedq.records.csvtext import CsvFormat
+from feedq.records.framing import RecordFormat
+from feedq.records.template import RESERVED
 from feedq.secrets import check_secret_name, parse_reference
 from feedq.telemetry import SOURCE_MISSED, LogEvent, log
 from feedq.values import StrictModel, did_you_mean
@@ -47,51 +49,8 @@ ENTRY_POINT_GROUP = "feedq.connectors"
 
 logger = log(__name__)
 
-RecordFormat = Literal["json", "csv", "text", "bytes"]
-
 UNANSWERED_S: Final = 1.0
 """A source that has not answered for this long is named: with what is gathered on the way, within two seconds."""
-
-
-class CsvFormat(StrictModel):
-    """How the fields of a line are told apart. A record is one line: a quoted field holds no line break."""
-
-    fields: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Names of the fields in their order, for pointers such as `/price`."""
-    delimiter: str = ","
-    r"""What stands between two fields; escapes as in `\t`."""
-    quote: Annotated[str, Field(max_length=1)] = '"'
-    """Encloses a field that holds the delimiter; doubled inside it. Empty: nothing is quoted. A quoted empty
-    field is an empty text, an unquoted one is null."""
-    header: bool = False
-    """Lines that are just the names of the fields are headers and left out."""
-
-    @field_validator("fields")
-    @classmethod
-    def _check_fields(cls, fields: tuple[str, ...]) -> tuple[str, ...]:
-        twice = sorted({name for name in fields if fields.count(name) > 1})
-        if twice:
-            raise ValueError(
-                f"{', '.join(map(repr, twice))} is there twice; each field needs a name of its own"
-            )
-        return fields
-
-    @field_validator("delimiter")
-    @classmethod
-    def _check_delimiter(cls, delimiter: str) -> str:
-        between = unescape(delimiter)
-        if not between or any(character in between for character in b"\r\n"):
-            raise ValueError("must be at least one character and no line break")
-        return delimiter
-
-    @field_validator("quote")
-    @classmethod
-    def _check_quote(cls, quote: str, info: ValidationInfo) -> str:
-        if quote in ("\r", "\n"):
-            raise ValueError("must not be a line break")
-        if quote and quote.encode() in unescape(info.data.get("delimiter", ",")):
-            raise ValueError("must not be part of source.csv.delimiter")
-        return quote
 
 
 class ConnectorOptions(StrictModel):

@@ -26,13 +26,12 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors import leash
 from feedq.connectors.base import ConnectorOptions, Context, SocketGuard
-from feedq.connectors.records.cursor import CursorOptions
-from feedq.connectors.records.framing import Framed
-from feedq.connectors.records.framing_options import FramingOptions
+from feedq.connectors.record_options import CursorOptions, FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, check_template
-from feedq.connectors.wire.template import CURSOR, NAME, Template, compile_template
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch, known_as
+from feedq.records.framing import Framed
+from feedq.records.template import CURSOR, NAME, Template, compile_template
 from feedq.secrets import Masker
 
 TERMINATE_S = 0.5

@@ -38,11 +38,11 @@ from zlib import crc32
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, log_gap
-from feedq.connectors.records.framing import Framed, Framer
-from feedq.connectors.records.framing_options import FramingOptions
+from feedq.connectors.record_options import FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
 from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
+from feedq.records.framing import Framed, Framer
 
 HEAD_BYTES = 1024
 """How much of its beginning tells a file from others. Two logs differ in their first line, by its time."""

@@ -31,8 +31,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, log_gap
-from feedq.connectors.protocol.mqtt_link import READ_AHEAD_BYTES, Message, MqttLink, MqttLogin
-from feedq.connectors.records.messages import (
+from feedq.connectors.messages import (
     Acknowledgements,
     MessageOptions,
     TakenMessages,
@@ -41,6 +40,7 @@ from feedq.connectors.records.messages import (
     name_at_source,
     oversize,
 )
+from feedq.connectors.protocol.mqtt_link import READ_AHEAD_BYTES, Message, MqttLink, MqttLogin
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme

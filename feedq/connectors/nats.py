@@ -20,6 +20,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, log_gap
+from feedq.connectors.messages import MessageOptions, credential, name_at_source
 from feedq.connectors.protocol.nats_client import (
     NO_RESPONDERS,
     READ_AHEAD_BYTES,
@@ -40,7 +41,6 @@ from feedq.connectors.protocol.nats_consumer import (
     Terms,
     choose_start,
 )
-from feedq.connectors.records.messages import MessageOptions, credential, name_at_source
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme, check_template

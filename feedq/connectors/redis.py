@@ -25,20 +25,20 @@ import orjson
 from pydantic import Field, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, log_gap, show_cursor
-from feedq.connectors.protocol.resp import READ_AHEAD_BYTES, BrokenAnswer, LeftOut, RedisLink, RedisRefusal
-from feedq.connectors.records.framing import Framed
-from feedq.connectors.records.messages import (
+from feedq.connectors.messages import (
     MessageOptions,
     credential,
     oversize,
     payload_member,
     text_member,
 )
+from feedq.connectors.protocol.resp import READ_AHEAD_BYTES, BrokenAnswer, LeftOut, RedisLink, RedisRefusal
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme, parse_location
 from feedq.errors import EndReached, FeedMisconfigured, SourceUnavailable
 from feedq.model import JSON, Batch
+from feedq.records.framing import Framed
 
 PORT = 6379
 BLOCK_MS_MAX: Final = 5_000

@@ -22,10 +22,10 @@ from pydantic import Field, field_validator
 from feedq.connectors.base import ConnectorOptions, Context, needs_json, show_cursor
 from feedq.connectors.protocol.eventstream import EventFramer
 from feedq.connectors.protocol.http_client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions, named
-from feedq.connectors.records.cursor import CursorOptions
-from feedq.connectors.records.framing import CURSOR_BYTES_MAX, RECORD_BYTES_MAX, Framed
+from feedq.connectors.record_options import CursorOptions
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
+from feedq.records.framing import CURSOR_BYTES_MAX, RECORD_BYTES_MAX, Framed
 
 MEDIA_TYPE: Final = "text/event-stream"
 RETRY_S: Final = 1.0

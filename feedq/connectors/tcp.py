@@ -18,15 +18,14 @@ from typing import Any, ClassVar
 from pydantic import ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.records.cursor import CursorOptions
-from feedq.connectors.records.exclusions import Ping, Pinged
-from feedq.connectors.records.framing_options import FramingOptions
-from feedq.connectors.records.turns import in_turns, slices
+from feedq.connectors.record_options import CursorOptions, FramingOptions
 from feedq.connectors.wire.connection import Connection, open_connection
 from feedq.connectors.wire.remote import ConnectedOptions, Scheme, check_template
-from feedq.connectors.wire.template import fill_in, unescape
 from feedq.errors import SourceUnavailable
 from feedq.model import JSON, Batch
+from feedq.records.exclusions import Ping, Pinged
+from feedq.records.template import fill_in, unescape
+from feedq.records.turns import in_turns, slices
 from feedq.secrets import MASK, Masker
 from feedq.values import StrictModel
 

@@ -18,15 +18,14 @@ from pydantic import ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, check_format, show_cursor
 from feedq.connectors.protocol.websocket_connection import WebsocketConnectionOptions, open_websocket
-from feedq.connectors.records.cursor import CursorOptions
-from feedq.connectors.records.exclusions import Ignored, Scalar
-from feedq.connectors.records.framing import Framed, Framer, LineFramer, as_lines
-from feedq.connectors.records.framing_options import HeaderlessFramer
-from feedq.connectors.records.pointer import parse_pointer
-from feedq.connectors.records.turns import in_turns
+from feedq.connectors.record_options import CursorOptions
 from feedq.connectors.wire.remote import check_template
-from feedq.connectors.wire.template import fill_in
 from feedq.model import JSON, Batch
+from feedq.records.exclusions import Ignored, Scalar
+from feedq.records.framing import Framed, Framer, HeaderlessFramer, LineFramer, as_lines
+from feedq.records.pointer import parse_pointer
+from feedq.records.template import fill_in
+from feedq.records.turns import in_turns
 
 
 class WebsocketOptions(CursorOptions, WebsocketConnectionOptions):

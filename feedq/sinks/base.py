@@ -29,9 +29,11 @@ from uuid import UUID, uuid4
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from feedq.connectors.base import ConnectorOptions, CsvFormat, RecordFormat, parse_options, valid_options
+from feedq.connectors.base import ConnectorOptions, parse_options, valid_options
 from feedq.errors import InvalidInput
 from feedq.model import JSON, Batch, ChangedCursor, FeedKey, FeedSpec, Identity
+from feedq.records.csvtext import CsvFormat
+from feedq.records.framing import RecordFormat
 from feedq.settings import Settings
 from feedq.sinks.field_watch import FieldWatch
 from feedq.sinks.mapping import (

@@ -22,10 +22,10 @@ import orjson
 from msgspec import Raw
 from msgspec.structs import astuple
 
-from feedq.connectors.base import RecordFormat
-from feedq.connectors.records.csvtext import CsvReader, MalformedLine
-from feedq.connectors.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer
 from feedq.model import JSON, Batch
+from feedq.records.csvtext import CsvReader, MalformedLine
+from feedq.records.framing import RecordFormat
+from feedq.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer
 from feedq.sinks.base import FeedWrite, Target
 from feedq.sinks.cursors import cursor_text
 from feedq.sinks.jsontext import (

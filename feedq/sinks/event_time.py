@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from feedq.connectors.records.csvtext import field_finder
-from feedq.connectors.records.pointer import MISSING, Missing, TextPointers
 from feedq.model import Batch
+from feedq.records.csvtext import field_finder
+from feedq.records.pointer import MISSING, Missing, TextPointers
 from feedq.sinks.base import Target
 from feedq.sinks.mapping import Origin, flattened
 

@@ -19,9 +19,9 @@ from sqlalchemy import ColumnElement, Numeric, TableClause, and_, case, cast, co
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import Text
 
-from feedq.connectors.records.pointer import parse_pointer
 from feedq.errors import InvalidInput
 from feedq.model import JSON
+from feedq.records.pointer import parse_pointer
 from feedq.sinks.base import LandedRows, Target
 from feedq.sinks.mapping import ColumnSource, Origin, Otherwise
 from feedq.sinks.target_table import TableShape, column_sources

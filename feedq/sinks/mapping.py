@@ -27,7 +27,7 @@ from typing import Any, Final
 import orjson
 from pydantic import model_validator
 
-from feedq.connectors.records.pointer import parse_pointer
+from feedq.records.pointer import parse_pointer
 from feedq.values import StrictModel
 
 

@@ -24,8 +24,8 @@ from typing import Any, Final
 import msgspec
 import psycopg2
 
-from feedq.connectors.base import RecordFormat
 from feedq.model import Batch
+from feedq.records.framing import RecordFormat
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.jsontext import UnreadableRecord, encode
 from feedq.sinks.postgresql_session import PostgresSinkSession

@@ -14,9 +14,9 @@ from pydantic import Field
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.blocking import dialed
-from feedq.connectors.records.framing import CursorReader, LineFramer
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
+from feedq.records.framing import CursorReader, LineFramer
 from feedq.testing.connector_conformance import ConnectorConformance, Journal, Served, serving
 
 

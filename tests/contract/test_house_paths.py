@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from feedq import control
-from feedq.connectors.records.framing import Framed
 from feedq.model import Batch, Claim
+from feedq.records.framing import Framed
 from feedq.sinks.base import FeedWrite
 from feedq.worker import actions
 from feedq.worker.runner import FeedRunner

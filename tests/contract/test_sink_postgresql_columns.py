@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feedq.connectors.base import CsvFormat
 from feedq.embedded.postgres import Postgres
 from feedq.model import JSON, Batch
+from feedq.records.csvtext import CsvFormat
 from feedq.sinks import copytext
 from feedq.sinks.base import OnConflict, Target
 from feedq.sinks.mapping import ColumnRule, sources_of

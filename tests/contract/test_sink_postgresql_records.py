@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feedq.connectors.base import RecordFormat
 from feedq.embedded.postgres import Postgres
 from feedq.model import Batch
+from feedq.records.framing import RecordFormat
 from feedq.sinks import prefilter
 from feedq.sinks.base import FeedWrite, FenceRequest, Target
 from feedq.sinks.mapping import sources_of

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from feedq.connectors.base import CsvFormat
 from feedq.model import Batch
+from feedq.records.csvtext import CsvFormat
 from feedq.sinks.base import OnConflict, Target
 from feedq.sinks.mapping import ColumnRule, Otherwise, sources_of
 from tests.contract.sink_harness import (

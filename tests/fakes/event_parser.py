@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from feedq.connectors.protocol.eventstream import LINE_BYTES_MIN, MESSAGE, RETRY_S_MAX
-from feedq.connectors.records.framing import BYTE_ORDER_MARK, CR, LF
+from feedq.records.framing import BYTE_ORDER_MARK, CR, LF
 
 _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 _DATA: Final = b"data: "

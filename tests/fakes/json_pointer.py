@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from feedq.connectors.records.pointer import MISSING, Found, array_index, parse_pointer
 from feedq.model import JSON
+from feedq.records.pointer import MISSING, Found, array_index, parse_pointer
 
 Pointer: TypeAlias = Callable[[JSON], Found]
 

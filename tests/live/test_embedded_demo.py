@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from feedq.cli.demo_view import render, summarize
-from feedq.connectors.wire.template import fill_in
 from feedq.embedded.demo import FeedTally, RateMeter, Snapshot, demo_specs
 from feedq.embedded.demo_source import RATES, DemoSource, Timetable, parse_hello, record, sample
 from feedq.embedded.process import free_port
 from feedq.manifest.feed_entry import validate
 from feedq.model import Feed, FeedView, Lease, LeaseState, Load, Status, Worker, WorkerState, WorkerView
+from feedq.records.template import fill_in
 
 T0 = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
 FEED = "coastguard/ais-12"

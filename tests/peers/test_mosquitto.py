@@ -13,8 +13,8 @@ import pytest
 import trustme
 from structlog.testing import capture_logs
 
+from feedq.connectors.messages import name_at_source
 from feedq.connectors.mqtt import MqttConnector
-from feedq.connectors.records.messages import name_at_source
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry import LogEvent
 from feedq.testing.loopback import Relay, until

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from feedq.connectors.messages import name_at_source
 from feedq.connectors.mqtt import MqttConnector
-from feedq.connectors.records.messages import name_at_source
 from feedq.testing.connector_conformance import ConnectorConformance, Served
 from tests.peers.mqtt import HandMadeClient, Tap, drop_session, make_session, mosquitto
 from tests.peers.servers import PeerServer

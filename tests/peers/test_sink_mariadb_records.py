@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from feedq.connectors.base import RecordFormat
 from feedq.errors import SinkUnavailable
 from feedq.model import Batch
+from feedq.records.framing import RecordFormat
 from feedq.sinks.base import OnConflict, Target, Unusable
 from feedq.sinks.mapping import sources_of
 from feedq.testing.sink_stage import PATIENCE_S, batch, fence, lines, request, write

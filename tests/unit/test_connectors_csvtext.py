@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from feedq.connectors.base import CsvFormat
-from feedq.connectors.records.csvtext import CsvReader, MalformedLine
+from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
 from tests.records import as_line, csv_records
 
 ABC = ("a", "b", "c")

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.base import CsvFormat, show_cursor
-from feedq.connectors.records.framing import CURSOR_BYTES_MAX, CursorReader, Framed
+from feedq.connectors.base import show_cursor
 from feedq.errors import FeedMisconfigured
 from feedq.model import JSON
+from feedq.records.csvtext import CsvFormat
+from feedq.records.framing import CURSOR_BYTES_MAX, CursorReader, Framed
 
 SEQ = CursorReader("/seq")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.connectors.records.exclusions import Ignored, Rule
-from feedq.connectors.records.framing import Framed
-from feedq.connectors.records.turns import at_once
+from feedq.records.exclusions import Ignored, Rule
+from feedq.records.framing import Framed
+from feedq.records.turns import at_once
 
 BEAT: Rule = {"/event": "heartbeat"}
 

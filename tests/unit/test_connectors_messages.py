@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from feedq.clock import SystemClock
 from feedq.connectors.base import Context
-from feedq.connectors.records.framing import Framed
-from feedq.connectors.records.messages import Inbox, credential, enclose, name_at_source
+from feedq.connectors.messages import Inbox, credential, enclose, name_at_source
 from feedq.errors import SourceUnavailable
+from feedq.records.framing import Framed
 from feedq.testing.loopback import RecordingGuard
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)

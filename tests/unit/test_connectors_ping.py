@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.records.exclusions import PING_BYTES_MAX, Ping, Pinged, literal_start
-from feedq.connectors.records.framing import Framed
-from feedq.connectors.records.turns import at_once
+from feedq.records.exclusions import PING_BYTES_MAX, Ping, Pinged, literal_start
+from feedq.records.framing import Framed
+from feedq.records.turns import at_once
 
 texts = st.text(alphabet="PING pong{}1\\n", max_size=8)
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.records.pointer import (
+from feedq.model import JSON
+from feedq.records.pointer import (
     MISSING,
     PLACES_MAX,
     TextPointers,
     is_json,
     parse_pointer,
 )
-from feedq.model import JSON
 from tests.fakes.json_pointer import compile_pointer
 
 RFC_DOCUMENT: JSON = {

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.wire.template import compile_template, fill_in, unescape
 from feedq.model import JSON
+from feedq.records.template import compile_template, fill_in, unescape
 
 HELLO = r'{"feed": {name}, "from": {cursor}}\n'
 

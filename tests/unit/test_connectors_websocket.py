@@ -15,9 +15,9 @@ from websockets.uri import parse_uri
 
 from feedq.connectors.base import parse_options
 from feedq.connectors.protocol.websocket_frames import MessageReader
-from feedq.connectors.records.framing import Framed
 from feedq.connectors.websocket import MessageFramer, WebsocketOptions
 from feedq.errors import InvalidInput
+from feedq.records.framing import Framed
 from tests.contract.websocket_server import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame
 
 URL = "ws://feeds.example/stream"

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import orjson
 import pytest
 
-from feedq.connectors.base import CsvFormat
 from feedq.model import Batch
+from feedq.records.csvtext import CsvFormat
 from feedq.sinks.base import Target
 from feedq.sinks.event_time import LOOKED_AT, EventTime, event_time_reader
 from feedq.sinks.mapping import sources_of

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.base import CsvFormat
-from feedq.connectors.records.framing import Framed, Framer, LineFramer
-from feedq.connectors.records.framing_options import DelimiterFramer, HeaderlessFramer, LengthFramer
+from feedq.records.csvtext import CsvFormat
+from feedq.records.framing import DelimiterFramer, Framed, Framer, HeaderlessFramer, LengthFramer, LineFramer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NO_LIMIT = 2**30

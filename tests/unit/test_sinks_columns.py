@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from feedq.connectors.base import CsvFormat
 from feedq.model import JSON, Batch
+from feedq.records.csvtext import CsvFormat
 from feedq.sinks import copyplan, copytext
 from feedq.sinks.base import FeedWrite, Target
 from feedq.sinks.copyplan import encoded

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.connectors.base import ConnectorOptions
-from feedq.connectors.records.pointer import parse_pointer
 from feedq.errors import InvalidInput
+from feedq.records.pointer import parse_pointer
 from feedq.sinks.base import OnConflict, parse_sink, target_of
 from feedq.sinks.mapping import SEPARATORS_MAX, ColumnSource, Origin, Otherwise, flattened, sources_of
 

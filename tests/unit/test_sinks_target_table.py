@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from psycopg2 import sql
 
-from feedq.connectors.base import CsvFormat, RecordFormat
+from feedq.records.csvtext import CsvFormat
+from feedq.records.framing import RecordFormat
 from feedq.sinks.base import OnConflict, Target
 from feedq.sinks.mapping import sources_of
 from feedq.sinks.postgresql_catalog import problem, why_unfit

@@ -23,8 +23,8 @@ from typing import Final
 
 import orjson
 
-from feedq.connectors.records.framing import BYTE_ORDER_MARK, CR, LF, Framed, as_lines
-from feedq.connectors.records.pointer import is_json
+from feedq.records.framing import BYTE_ORDER_MARK, CR, LF, Framed, as_lines
+from feedq.records.pointer import is_json
 
 MESSAGE: Final = b"message"
 """The type of an event that does not name one."""

@@ -8,14 +8,13 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from feedq.connectors.protocol.http_client import HttpRequestOptions
-from feedq.connectors.records.cursor import CursorOptions
-from feedq.connectors.records.framing import LF, RECORD_BYTES_MAX, Framed, Framer
-from feedq.connectors.records.framing_options import FramingOptions
-from feedq.connectors.records.pointer import parse_pointer
-from feedq.connectors.records.turns import Steps, slices
+from feedq.connectors.record_options import CursorOptions, FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
-from feedq.connectors.wire.template import unescape
 from feedq.model import JSON
+from feedq.records.framing import LF, RECORD_BYTES_MAX, Framed, Framer
+from feedq.records.pointer import parse_pointer
+from feedq.records.template import unescape
+from feedq.records.turns import Steps, slices
 
 FRAMED: Final = "framed"
 LINK: Final = "link"

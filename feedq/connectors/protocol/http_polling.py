@@ -40,11 +40,11 @@ from feedq.connectors.protocol.http_client import (
     RequestRefused,
 )
 from feedq.connectors.protocol.http_options import FRAMED, LINK, HttpOptions
-from feedq.connectors.records.framing import BYTE_ORDER_MARK, CURSOR_BYTES_MAX, CursorReader, Framed
-from feedq.connectors.records.pointer import MISSING, TextPointers, is_json
-from feedq.connectors.records.turns import SLICE_BYTES, Steps, in_turns
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
 from feedq.model import JSON, Batch
+from feedq.records.framing import BYTE_ORDER_MARK, CURSOR_BYTES_MAX, CursorReader, Framed
+from feedq.records.pointer import MISSING, TextPointers, is_json
+from feedq.records.turns import SLICE_BYTES, Steps, in_turns
 
 TAG_CHARACTERS_MAX: Final = 512
 """Longer ones are not kept: the position is written with every commit."""

@@ -26,11 +26,11 @@ import orjson
 from nkeys import NkeysError, from_seed
 
 from feedq import __version__
-from feedq.connectors.records.messages import Inbox
-from feedq.connectors.records.turns import slices
+from feedq.connectors.messages import Inbox
 from feedq.connectors.wire.connection import Connection
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.model import JSON
+from feedq.records.turns import slices
 
 READ_AHEAD_BYTES: Final = 256 * 1024
 """What may wait to be read before the server is held back."""

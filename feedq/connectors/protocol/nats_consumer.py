@@ -31,19 +31,19 @@ from typing import Any, Final, Literal, NamedTuple
 import orjson
 
 from feedq.connectors.base import Context, log_gap
+from feedq.connectors.messages import (
+    Acknowledgements,
+    MessageOptions,
+    TakenMessages,
+    enclose,
+    oversize,
+)
 from feedq.connectors.protocol.nats_client import (
     DESCRIPTION,
     STATUS,
     JetStreamRefusal,
     NatsClient,
     NatsMessage,
-)
-from feedq.connectors.records.messages import (
-    Acknowledgements,
-    MessageOptions,
-    TakenMessages,
-    enclose,
-    oversize,
 )
 from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions
-from feedq.connectors.wire.template import compile_template
 from feedq.connectors.wire.tls import TlsFiles
+from feedq.records.template import compile_template
 
 TIMEOUT_S_MAX = 86_400
 BUFFER_BYTES_MAX = 16 * 2**20

@@ -16,8 +16,8 @@ from typing import Any, Final
 from sqlalchemy import Column, Executable, Insert, MetaData, Table, insert, literal, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from feedq.connectors.base import RecordFormat
 from feedq.model import Batch, FeedKey
+from feedq.records.framing import RecordFormat
 from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, SuspectRecord, Target
 from feedq.sinks.catalog import ReadyRecord, TargetPlan
 from feedq.sinks.copytext import ColumnRows

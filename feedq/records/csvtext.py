@@ -18,16 +18,59 @@ import csv
 import re
 from collections.abc import Callable, Sequence
 from itertools import repeat
+from typing import Annotated
 
 import orjson
+from pydantic import Field, ValidationInfo, field_validator
 
-from feedq.connectors.base import CsvFormat
-from feedq.connectors.records.pointer import MISSING, Missing, parse_pointer
-from feedq.connectors.wire.template import unescape
+from feedq.records.pointer import MISSING, Missing, parse_pointer
+from feedq.records.template import unescape
+from feedq.values import StrictModel
 
 LF = b"\n"
 _INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,17}")
 """As JSON writes one, and surely within 64 bits: nothing of the text is lost."""
+
+
+class CsvFormat(StrictModel):
+    """How the fields of a line are told apart. A record is one line: a quoted field holds no line break."""
+
+    fields: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names of the fields in their order, for pointers such as `/price`."""
+    delimiter: str = ","
+    r"""What stands between two fields; escapes as in `\t`."""
+    quote: Annotated[str, Field(max_length=1)] = '"'
+    """Encloses a field that holds the delimiter; doubled inside it. Empty: nothing is quoted. A quoted empty
+    field is an empty text, an unquoted one is null."""
+    header: bool = False
+    """Lines that are just the names of the fields are headers and left out."""
+
+    @field_validator("fields")
+    @classmethod
+    def _check_fields(cls, fields: tuple[str, ...]) -> tuple[str, ...]:
+        twice = sorted({name for name in fields if fields.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"{', '.join(map(repr, twice))} is there twice; each field needs a name of its own"
+            )
+        return fields
+
+    @field_validator("delimiter")
+    @classmethod
+    def _check_delimiter(cls, delimiter: str) -> str:
+        between = unescape(delimiter)
+        if not between or any(character in between for character in b"\r\n"):
+            raise ValueError("must be at least one character and no line break")
+        return delimiter
+
+    @field_validator("quote")
+    @classmethod
+    def _check_quote(cls, quote: str, info: ValidationInfo) -> str:
+        if quote in ("\r", "\n"):
+            raise ValueError("must not be a line break")
+        if quote and quote.encode() in unescape(info.data.get("delimiter", ",")):
+            raise ValueError("must not be part of source.csv.delimiter")
+        return quote
 
 
 class MalformedLine(ValueError):

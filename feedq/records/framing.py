@@ -16,8 +16,6 @@ A `CursorReader` then reads the cursor out of the last record that has one: a cu
 ones do not matter. A record that is not of its format, or has nothing (or a null) there, is passed over: the sink
 decides what becomes of it. Nothing but the cursor is parsed of a record, so that it counts although something else
 is no UTF-8. A cursor that could not be kept exactly would resume at the wrong place, so it stops the feed instead.
-
-Here are lines, as most sources send them; the other framings are in `feedq.connectors.records.framing_options`.
 """
 
 from __future__ import annotations
@@ -26,16 +24,20 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Protocol
+from struct import Struct
+from typing import Literal, Protocol
 
 import orjson
 
-from feedq.connectors.base import CsvFormat
-from feedq.connectors.records.csvtext import field_finder
-from feedq.connectors.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer
-from feedq.connectors.records.turns import SLICE_BYTES, Steps, at_once, in_turns
 from feedq.errors import FeedMisconfigured
 from feedq.model import JSON, Batch
+from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine, field_finder
+from feedq.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer
+from feedq.records.template import unescape
+from feedq.records.turns import SLICE_BYTES, Steps, at_once, in_turns
+
+RecordFormat = Literal["json", "csv", "text", "bytes"]
+"""What a record is."""
 
 LF = b"\n"
 CR = b"\r"
@@ -222,6 +224,111 @@ def _framed_lines(lines: bytes, *, oversize: bool) -> Framed:
     if lines.startswith(LF) or lines.rfind(b"\n\n") >= 0:
         lines = as_lines([line for line in lines.split(LF) if line])
     return Framed(lines=lines, oversize=oversize)
+
+
+class DelimiterFramer(TailFramer):
+    """Records end with a fixed string of bytes."""
+
+    def __init__(self, delimiter: bytes, max_record_bytes: int) -> None:
+        super().__init__(max_record_bytes)
+        assert delimiter
+        self._delimiter = delimiter
+
+    def push(self, data: bytes | bytearray) -> Framed:
+        overlap = len(self._delimiter) - 1
+        searched = max(0, len(self._tail) - overlap)
+        stream = self._joined(data)
+        if stream.find(self._delimiter, searched) < 0:
+            self._tail = stream
+            # Up to `overlap` bytes at the end may be the beginning of the delimiter.
+            return Framed(oversize=len(stream) - overlap > self._max)
+        *complete, tail = bytes(stream).split(self._delimiter)
+        self._tail = bytearray(tail)
+        records = tuple(filter(None, complete))
+        if max(map(len, records), default=0) > self._max:
+            end = next(i for i, record in enumerate(complete) if len(record) > self._max)
+            self._tail = bytearray(self._delimiter.join([*complete[end:], tail]))
+            return Framed(records=tuple(filter(None, complete[:end])), oversize=True)
+        return Framed(records=records, oversize=len(tail) - overlap > self._max)
+
+
+class LengthFramer(TailFramer):
+    """Each record comes after its length, an unsigned number."""
+
+    def __init__(
+        self,
+        length_bytes: Literal[1, 2, 4],
+        max_record_bytes: int,
+        *,
+        byte_order: Literal["big", "little"],
+        counts_itself: bool,
+    ) -> None:
+        super().__init__(max_record_bytes)
+        self._prefix = Struct((">" if byte_order == "big" else "<") + {1: "B", 2: "H", 4: "I"}[length_bytes])
+        self._counted = length_bytes if counts_itself else 0
+        self._wanted: int = length_bytes
+        """Bytes of the stream without which nothing more can be told: those of the record's end, if known."""
+
+    def push(self, data: bytes | bytearray) -> Framed:
+        stream = self._joined(data)
+        self._tail = stream
+        if len(stream) < self._wanted:
+            return Framed()
+        records: list[bytes] = []
+        read, prefix, counted, total = self._prefix.unpack_from, self._prefix.size, self._counted, len(stream)
+        start, oversize, corrupt = 0, False, False
+        with memoryview(stream) as view:
+            while (begin := start + prefix) <= total:
+                size = read(stream, start)[0] - counted
+                if size < 0 or size > self._max:
+                    oversize, corrupt = size > self._max, size < 0
+                    break
+                if begin + size > total:
+                    break
+                if size:
+                    records.append(bytes(view[begin : begin + size]))
+                start = begin + size
+        if start:
+            self._tail = stream[start:]
+        self._wanted = prefix if begin > total else prefix + size
+        return Framed(records=tuple(records), oversize=oversize, corrupt=corrupt)
+
+
+class HeaderlessFramer:
+    """A framer that leaves out the header lines of CSV among the records of another.
+
+    A header is a record that is just the names of the fields in their order, each quoted or not; wherever it
+    stands, since files that were joined have one in their middle. A byte order mark before it belongs to it.
+    """
+
+    def __init__(self, framer: Framer, csv: CsvFormat) -> None:
+        self._framer = framer
+        self._read = CsvReader(csv).read
+        self._names = [name.encode() for name in csv.fields]
+        between = len(unescape(csv.delimiter)) + 2 * len(csv.quote)
+        # All quoted, and each character of a name a quote that is doubled.
+        self._size_max = len(BYTE_ORDER_MARK) + sum(2 * len(name) + between for name in self._names)
+        self._mark = max((name.encode() for name in csv.fields), key=len)
+        """Where it does not occur there is no header: one search instead of a look at each record."""
+
+    @property
+    def pending(self) -> int:
+        return self._framer.pending
+
+    def push(self, data: bytes | bytearray) -> Framed:
+        framed = self._framer.push(data)
+        if framed.records or self._mark in framed.lines:
+            return at_once(framed.without(self._is_header))
+        return framed
+
+    def _is_header(self, record: bytes) -> bool:
+        if len(record) > self._size_max:
+            return False
+        try:
+            fields = self._read(record.removeprefix(BYTE_ORDER_MARK))
+        except MalformedLine:
+            return False
+        return [field or b"" for field in fields] == self._names
 
 
 # -- where to resume ---------------------------------------------------------------------------------

@@ -22,13 +22,14 @@ from typing import Annotated, Generic, TypeVar
 import orjson
 from pydantic import Field, ValidationInfo, field_validator
 
-from feedq.connectors.base import Context, CsvFormat, needs_json, show_cursor
-from feedq.connectors.records.framing import RECORD_BYTES_MAX, Framed
-from feedq.connectors.records.pointer import is_json
+from feedq.connectors.base import Context, needs_json, show_cursor
 from feedq.connectors.wire.remote import BUFFER_BYTES_MAX, TIMEOUT_S_MAX, ConnectedOptions, check_template
-from feedq.connectors.wire.template import fill_in
 from feedq.errors import FeedMisconfigured, FeedqError
 from feedq.model import JSON, Batch
+from feedq.records.csvtext import CsvFormat
+from feedq.records.framing import RECORD_BYTES_MAX, Framed
+from feedq.records.pointer import is_json
+from feedq.records.template import fill_in
 
 Item = TypeVar("Item")
 Receipt = TypeVar("Receipt")

@@ -23,11 +23,11 @@ import orjson
 import re2
 from pydantic import Field, ValidationInfo, field_validator
 
-from feedq.connectors.records.framing import LF, Framed
-from feedq.connectors.records.pointer import MISSING, Missing, TextPointers
-from feedq.connectors.records.turns import Steps
-from feedq.connectors.wire.template import unescape
 from feedq.model import JSON
+from feedq.records.framing import LF, Framed
+from feedq.records.pointer import MISSING, Missing, TextPointers
+from feedq.records.template import unescape
+from feedq.records.turns import Steps
 from feedq.values import StrictModel
 
 PING_BYTES_MAX: Final = 4 * 1024

@@ -1,0 +1,170 @@
+"""Options for cutting a stream into records, and for the cursor in them; `feedq.records.framing` does the work."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from feedq.connectors.base import ConnectorOptions, check_format, show_cursor
+from feedq.errors import FeedMisconfigured
+from feedq.model import JSON, Batch
+from feedq.records.framing import (
+    LF,
+    RECORD_BYTES_MAX,
+    CursorReader,
+    DelimiterFramer,
+    Framed,
+    Framer,
+    HeaderlessFramer,
+    LengthFramer,
+    LineFramer,
+)
+from feedq.records.template import unescape
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+class FramingOptions(ConnectorOptions):
+    """How a stream of bytes is cut into records."""
+
+    framing: Literal["lines", "delimiter", "length"] = "lines"
+    """How records are told apart: `lines` end with LF or CRLF, `delimiter` is whatever ends them instead,
+    with `length` each comes after its length. Empty records are keep-alives and are skipped."""
+    delimiter: Annotated[str | None, Field(validate_default=True)] = None
+    r"""With `framing: delimiter`: what ends a record; any bytes. Escapes: `\n \r \t \0 \\ \xNN`."""
+    length_bytes: Literal[1, 2, 4] = 4
+    """With `framing: length`: size of the number before each record."""
+    length_order: Literal["big", "little"] = "big"
+    """With `framing: length`: order of the bytes of that number; `big` is network order."""
+    length_counts_itself: bool = False
+    """With `framing: length`: the number counts its own bytes too."""
+    max_record_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 2**20
+    """A larger record fails the feed, with everything before it landed, until this is raised."""
+
+    @field_validator("delimiter")
+    @classmethod
+    def _check_delimiter(cls, delimiter: str | None, info: ValidationInfo) -> str | None:
+        wanted = info.data.get("framing") == "delimiter"
+        if wanted and not delimiter:
+            raise ValueError("must not be empty with source.framing delimiter")
+        if delimiter is not None:
+            if not wanted:
+                raise ValueError("needs source.framing delimiter")
+            unescape(delimiter)
+        return delimiter
+
+    @field_validator("length_bytes", "length_order", "length_counts_itself")
+    @classmethod
+    def _check_length(cls, value: int | str | bool, info: ValidationInfo) -> int | str | bool:
+        # Defaults are not validated: it was given.
+        if info.data.get("framing", "length") != "length":
+            raise ValueError("needs source.framing length")
+        return value
+
+    @property
+    def end_mark(self) -> bytes:
+        """What ends a record; nothing if its length does."""
+        if self.framing == "length":
+            return b""
+        return LF if self.delimiter is None else unescape(self.delimiter)
+
+    def framer(self) -> Framer:
+        """Makes the framer of one stream from its beginning; each needs its own."""
+        framer: Framer = LineFramer(self.max_record_bytes)
+        if self.framing == "length":
+            framer = LengthFramer(
+                self.length_bytes,
+                self.max_record_bytes,
+                byte_order=self.length_order,
+                counts_itself=self.length_counts_itself,
+            )
+        elif self.framing == "delimiter":
+            framer = DelimiterFramer(self.end_mark, self.max_record_bytes)
+        if self.csv is not None and self.csv.header:
+            return HeaderlessFramer(framer, self.csv)
+        return framer
+
+    def refusal(self, framed: Framed, *, where: object, cursor: JSON) -> FeedMisconfigured:
+        """Why the stream cannot go on after ``framed``, for when it `is_last`."""
+        after = f"after cursor {show_cursor(cursor)}"
+        if framed.corrupt:
+            return FeedMisconfigured(
+                f"{where}: what should be the length of a record {after} is less than its own size; "
+                "check source.framing and its source.length_… options"
+            )
+        return FeedMisconfigured(
+            f"{where}: record of more than {self.max_record_bytes} bytes {after}; "
+            "raise source.max_record_bytes, or check source.framing"
+        )
+
+
+class CursorOptions(ConnectorOptions):
+    """Where in a record its cursor is."""
+
+    cursor: str | None = None
+    """JSON pointer to what to resume after in each record, such as `/seq`; needs `format` `json` or `csv`."""
+
+    @field_validator("cursor")
+    @classmethod
+    def _check_cursor(cls, cursor: str | None, info: ValidationInfo) -> str | None:
+        if cursor is not None:
+            check_format(info, "json", "csv")
+            CursorReader(cursor, csv=info.data.get("csv"))
+        return cursor
+
+    @cached_property
+    def cursor_reader(self) -> CursorReader | None:
+        """What reads cursors; None: records have none, and the cursor of the feed stays what it is."""
+        # It keeps nothing of what it reads: one for all feeds that share these options.
+        return None if self.cursor is None else CursorReader(self.cursor, csv=self.csv)
+
+    def cursor_back(self, cursor: JSON, records: int) -> JSON:
+        """The source is taken to number its records one by one."""
+        if isinstance(cursor, int) and not isinstance(cursor, bool):
+            return max(0, cursor - records) if cursor >= 0 else cursor - records
+        if isinstance(cursor, str) and _WHOLE_NUMBER.fullmatch(cursor):
+            return str(self.cursor_back(int(cursor), records))
+        raise ValueError("it is no whole number, so that nobody can count back from it")
+
+    def cursor_place(self, cursor: JSON) -> int:
+        """The number or the time that it is."""
+        if self.cursor is None:
+            raise ValueError("without source.cursor no record tells where it lies")
+        if isinstance(cursor, int) and not isinstance(cursor, bool):
+            return cursor
+        if isinstance(cursor, str) and _WHOLE_NUMBER.fullmatch(cursor):
+            return int(cursor)
+        with suppress(ValueError):
+            at = datetime.fromisoformat(cursor) if isinstance(cursor, str) else None
+            if at is not None:
+                return (at.replace(tzinfo=at.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)
+        raise ValueError(
+            "it is neither a whole number nor a time, so that nobody can tell what comes after it"
+        )
+
+    def cursor_said(self, said: JSON, like: JSON) -> JSON:
+        """A number is as good as its digits, where the source has the one or the other."""
+        if isinstance(like, str) and isinstance(said, int):
+            return str(said)
+        if isinstance(like, int) and isinstance(said, str) and _WHOLE_NUMBER.fullmatch(said):
+            return int(said)
+        return said
+
+    def cut(self, batch: Batch, ends_at: int, before: JSON) -> Batch | None:
+        reader = self.cursor_reader
+        assert reader is not None, "its cursors would have no place"
+        kept: list[bytes] = []
+        cursor = before
+        for record in batch.split():
+            found = reader.after(Framed(records=(record,)), None)
+            if found is not None and self.cursor_place(found) > ends_at:
+                break
+            kept.append(record)
+            cursor = cursor if found is None else self.cursor_said(found, before)
+        return Framed.of(kept).batch(cursor=cursor, received_at=batch.received_at) if kept else None
