@@ -65,8 +65,8 @@ class TcpOptions(CursorOptions, FramingOptions, ConnectedOptions):
     for an answer before going on. `{name}` and `{cursor}` become JSON texts (the cursor is `null` at first),
     `{secret}` the secret of that name as it is. Escapes: `\n \r \t \0 \\ \xNN`."""
     ping: Ping | None = None
-    """Records that are answered instead of landed: those that match the regular expression `pattern` as a
-    whole get `answer`, in which `{1}` is what its first group matched."""
+    """Records that are answered instead of landed: those that begin with the text `prefix` get `answer`, in
+    which `{rest}` is what follows it."""
     keepalive: bool = True
     """TCP keepalive, which notices within a minute a peer that vanished."""
 

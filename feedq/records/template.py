@@ -50,9 +50,11 @@ class Template:
         return b"".join(filled)
 
 
-def compile_template(text: str, *, secrets: Collection[str] = ()) -> Template:
+def compile_template(
+    text: str, *, secrets: Collection[str] = (), known: frozenset[str] = RESERVED
+) -> Template:
     """Raises `ValueError` for an unknown placeholder or escape; the message says what would be right."""
-    return _compile(text, RESERVED.union(secrets))
+    return _compile(text, known.union(secrets))
 
 
 @lru_cache(TEMPLATES_MAX)

@@ -145,7 +145,7 @@ def test_pings_are_answered_and_do_not_land(run: Run) -> None:
             writer.write(b"PING 3\n")
             assert await reader.readline() == b"PONG 3\n"
 
-        ping = {"pattern": "^PING (.*)$", "answer": r"PONG {1}\n"}
+        ping = {"prefix": "PING ", "answer": r"PONG {rest}\n"}
         async with serving(script) as port:
             batches, error = await Harness().read_to_end(url(port), ping=ping, cursor="/seq")
         assert [batch.split() for batch in batches] == [(b'{"seq": 1}',), (b'{"seq": 2}',)]
@@ -162,7 +162,7 @@ def test_a_source_that_never_reads_the_answers_is_left_in_bounded_memory(run: Ru
                 writer.write(b"PING\n" * 1_000)
                 await writer.drain()
 
-        ping = {"pattern": "PING", "answer": "PONG" * 100}
+        ping = {"prefix": "PING", "answer": "PONG" * 100}
         async with serving(script) as port:
             _, error = await Harness().read_to_end(url(port), ping=ping, buffer_bytes=1_000)
         assert isinstance(error, SourceUnavailable)

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
-
-from websockets.extensions.permessage_deflate import ServerPerMessageDeflateFactory
-from websockets.frames import Frame
-from websockets.http11 import Request
-from websockets.server import ServerProtocol
 
 from feedq.connectors.websocket import WebsocketConnector
 from feedq.testing.connector_conformance import ConnectorConformance, Journal, Served, serving
@@ -91,57 +84,3 @@ def _in_fragments(record: bytes) -> bytes:
             frame(record[middle:], CONTINUATION),
         )
     )
-
-
-class TestCompressed(ConnectorConformance):
-    """With compressed messages, made by another implementation than the scripts' own."""
-
-    kind = WebsocketConnector
-
-    @asynccontextmanager
-    async def serve(self) -> AsyncIterator[Served]:
-        journal = Journal()
-
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            server = ServerProtocol(extensions=[ServerPerMessageDeflateFactory()])
-            asked = await next_event(server, reader)
-            assert isinstance(asked, Request)
-            server.send_response(server.accept(asked))
-            writer.write(b"".join(server.data_to_send()))
-            subscription = await next_event(server, reader)
-            assert isinstance(subscription, Frame)
-            sent = json.loads(bytes(subscription.data))["from"] or 0
-            while True:
-                for record in await journal.after(sent):
-                    server.send_text(record)
-                    writer.write(b"".join(server.data_to_send()))
-                    sent += 1
-                    await writer.drain()
-
-        async with serving(script) as port:
-            yield Served(f"127.0.0.1:{port}", journal.send)
-
-    def options(self, where: str) -> dict[str, Any]:
-        return {
-            "url": f"ws://{where}",
-            "subscribe": '{"from": {cursor}}',
-            "cursor": "/seq",
-            "compression": True,
-        }
-
-    def record(self, seq: int, *, size: int = 0) -> bytes:
-        """One that packs badly: half of it on the wire is half of it."""
-        record = super().record(seq, size=size or 100)
-        padding = record.count(b"x")
-        noise = base64.b64encode(random.Random(seq).randbytes(padding))[:padding]
-        return record.replace(b"x" * padding, noise)
-
-
-async def next_event(server: ServerProtocol, reader: asyncio.StreamReader) -> object:
-    while True:
-        for event in server.events_received():
-            return event
-        data = await reader.read(65_536)
-        if not data:
-            raise ConnectionAbortedError
-        server.receive_data(data)

@@ -9,7 +9,6 @@ from tests.hostile.speaking import (
     MEBIBYTE,
     Script,
     bulk,
-    deflated,
     entries,
     frame,
     http,
@@ -52,12 +51,6 @@ HONEST: Final = (
         websocket(b"", frame(BRACKETS)),
         cursor="/seq",
         ignore=[{"/x": 1}],
-    ),
-    _honest(
-        "websocket: messages of the largest size, packed",
-        websocket(b"", deflated(BRACKETS), compression=True),
-        cursor="/seq",
-        compression=True,
     ),
     _honest("http: a stream of records of the largest size", http(b"", b"", _LINE), cursor="/seq"),
     _honest(

@@ -9,7 +9,6 @@ import hashlib
 import io
 import json
 import time
-import zlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
@@ -103,9 +102,7 @@ def answers(raw: bytes, without_end: bytes = b"") -> Script:
     return script
 
 
-def websocket(
-    raw: bytes, without_end: bytes = b"", *, compression: bool = False, bytes_max: int = 2**31
-) -> Script:
+def websocket(raw: bytes, without_end: bytes = b"") -> Script:
     """Shakes hands, and sends frames."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,10 +110,8 @@ def websocket(
         key = next(line.split(b": ")[1] for line in lines if line.lower().startswith(b"sec-websocket-key:"))
         accept = base64.b64encode(hashlib.sha1(key + _ACCEPT_GUID).digest())
         writer.write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n")
-        if compression:
-            writer.write(b"Sec-WebSocket-Extensions: permessage-deflate; server_no_context_takeover\r\n")
         writer.write(b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n")
-        await says(raw, without_end, bytes_max=bytes_max)(reader, writer)
+        await says(raw, without_end)(reader, writer)
 
     return script
 
@@ -128,12 +123,6 @@ def frame(payload: bytes, first: int = 0x81) -> bytes:
     if size < 2**16:
         return bytes([first, 126]) + size.to_bytes(2) + payload
     return bytes([first, 127]) + size.to_bytes(8) + payload
-
-
-def deflated(payload: bytes) -> bytes:
-    """A message as permessage-deflate sends it."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
-    return frame((packer.compress(payload) + packer.flush(zlib.Z_SYNC_FLUSH))[:-4], 0xC1)
 
 
 def zipped(piece: bytes, count: int, *, before: bytes = b"", after: bytes = b"") -> Callable[[], bytes]:

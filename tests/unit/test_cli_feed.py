@@ -79,7 +79,7 @@ def test_a_list_option_may_be_json_or_commas(command: Command) -> None:
         # Dots lead into mappings.
         ("tcp", "limits.rows_per_s=10", "limits", {"rows_per_s": 10}),
         ("tcp", "limits.bytes_per_s=null", "limits", {"bytes_per_s": None}),
-        ("tcp", "ping.answer={1}", "ping", {"answer": "{1}"}),
+        ("tcp", "ping.answer={rest}", "ping", {"answer": "{rest}"}),
         ("tcp", "secrets.token=${env:TOKEN}", "secrets", {"token": "${env:TOKEN}"}),
         ("tcp", "csv.fields=time,1", "csv", {"fields": ["time", "1"]}),
         ("tcp", "csv.header=true", "csv", {"header": True}),

@@ -27,8 +27,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidMessage, InvalidStatus
-from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
+from websockets.exceptions import InvalidMessage, InvalidStatus, NegotiationError
 from websockets.frames import CloseCode
 from websockets.http11 import Response
 from websockets.protocol import State
@@ -63,6 +62,9 @@ Mask = Callable[[str], str]
 SHOWN_CHARACTERS = 200
 _CREDENTIALS = (401, 403, 407)
 _MOVED_FOR_GOOD = (301, 308)
+_RESERVED_BITS = "reserved bits must be 0"
+"""What the library says of a compressed frame when no compression was agreed on."""
+_NOT_COMPRESSED = "feedq does not offer compression (permessage-deflate): turn it off at the server"
 
 
 class WebsocketConnectionOptions(RequestOptions):
@@ -78,9 +80,6 @@ class WebsocketConnectionOptions(RequestOptions):
     and `{secret}` are filled in, percent-encoded."""
     subprotocols: tuple[str, ...] = ()
     """Subprotocols to offer, the preferred one first; the server may choose one."""
-    compression: bool = False
-    """Offer the server to compress messages (permessage-deflate). It saves most of the network's load, and
-    costs this worker several times the work for each message."""
     ping_interval_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 20.0
     """Time between two pings of ours; 0 is none."""
     ping_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 20.0
@@ -89,8 +88,7 @@ class WebsocketConnectionOptions(RequestOptions):
     """A connection that brings no message for this long is stalled and made anew, whatever pings go to and
     fro; messages to `ignore` count. 0 is never."""
     max_record_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 2**20
-    """A larger message, uncompressed, fails the feed, with everything before it landed, until this is
-    raised."""
+    """A larger message fails the feed, with everything before it landed, until this is raised."""
 
     @field_validator("subprotocols", mode="before")
     @classmethod
@@ -220,6 +218,8 @@ class Websocket:
                 f"{where}: message of more than {self._options.max_record_bytes} bytes {after}; "
                 "raise source.max_record_bytes"
             )
+        if how.sent.reason == _RESERVED_BITS:
+            return SourceUnavailable(f"{where}: sent a compressed message; {_NOT_COMPRESSED}")
         return SourceUnavailable(
             f"{where}: what it sent is no WebSocket: {show(how.sent.reason, mask=self._mask)}"
         )
@@ -391,11 +391,8 @@ async def open_websocket(options: WebsocketConnectionOptions, cursor: JSON, cont
 def _protocol(options: WebsocketConnectionOptions, target: str) -> ClientProtocol:
     at = options.location
     path, _, query = target.partition("?")
-    # Only what is on the way to us needs to be compressed: our few messages would cost a compressor.
-    factory = ClientPerMessageDeflateFactory(compress_settings={"level": 0, "memLevel": 1})
     return ClientProtocol(
         WebSocketURI(at.tls, at.host.encode("idna").decode(), at.port, path, query),
-        extensions=[factory] if options.compression else None,
         subprotocols=[Subprotocol(name) for name in options.subprotocols] or None,
         max_size=options.max_record_bytes,
         logger=_NO_LOG,
@@ -455,6 +452,10 @@ def explain_refusal(error: Exception, where: object, *, mask: Mask, now: datetim
         case InvalidMessage():
             return SourceUnavailable(
                 f"{where}: its answer is not HTTP/1.1; does it speak WebSocket on that port, and with TLS or not?"
+            )
+        case NegotiationError() if "extension" in str(error):
+            return SourceUnavailable(
+                f"{where}: accepted an extension of the protocol that nobody offered; {_NOT_COMPRESSED}"
             )
     return SourceUnavailable(f"{where}: its answer is no WebSocket handshake: {show(str(error), mask=mask)}")
 

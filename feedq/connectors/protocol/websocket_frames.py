@@ -1,9 +1,9 @@
 """Messages out of the bytes of an open WebSocket connection.
 
-The protocol is the `websockets` library's: its sans-I/O `ClientProtocol` reads fragments, compressed and control
+The protocol is the `websockets` library's: its sans-I/O `ClientProtocol` reads fragments and control
 frames, answers pings, and refuses what is wrong. But it takes two microseconds a frame, as long as all the rest of
 the import takes for a record (docs/adr/0011). So the frames that nearly every source sends, a whole message in one
-frame that is neither compressed nor masked, are cut out here, and the library never sees them.
+frame that is not masked, are cut out here, and the library never sees them.
 
 Invariants, whatever the stream and however it was cut into pieces:
 
@@ -12,9 +12,9 @@ Invariants, whatever the stream and however it was cut into pieces:
   agree where the next one begins;
 * nothing is cut out while a message is in fragments or after the library has closed the connection: what comes
   then is an error, which the library knows best;
-* memory is bounded by one message and one piece: a push gives messages of about `UNPACKED_BYTES` at most, and of
-  `FRAMES_AT_ONCE` frames that the library read, and what is left waits as it came; a few kilobytes on the wire
-  may unpack to hundreds of megabytes, and the library takes some microseconds for each frame.
+* memory is bounded by one message and one piece;
+* a push has the library read `FRAMES_AT_ONCE` frames at most, because each takes some microseconds; what is left
+  waits as it came.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from websockets.protocol import State
 
 FRAMES_AT_ONCE: Final = 1000
 """Of those that the library reads: about ten milliseconds."""
-UNPACKED_BYTES: Final = 1024 * 1024
-"""Of messages that the library gave; the last of them may be as large as a message may be."""
 FRAGMENTS_MAX: Final = 64 * 1024
 """A message in more frames than this, empty ones perhaps, does not come to an end."""
 
@@ -37,7 +35,7 @@ _HEADER = Struct("!BBH")
 """First byte, second byte, and what is the length if that is 126."""
 _WHOLE_TEXT = 0x80 | Opcode.TEXT
 _WHOLE_BINARY = 0x80 | Opcode.BINARY
-"""First bytes of frames that are a message each: final, and no bit of an extension set."""
+"""First bytes of frames that are a message each: final, and no reserved bit set."""
 _PING = 0x80 | Opcode.PING
 _OPCODES = frozenset(Opcode)
 _MASKED = 0x80
@@ -86,9 +84,9 @@ class MessageReader:
         self.is_behind = False
         messages: list[bytes] = []
         at = self._hand_over(stream, 0, self._owed, messages)
-        frames = unpacked = 0
+        frames = 0
         while at < len(stream) and self.is_open:
-            if frames >= FRAMES_AT_ONCE or unpacked >= UNPACKED_BYTES:
+            if frames >= FRAMES_AT_ONCE:
                 self._tail, self.is_behind = stream[at:], True
                 break
             if self._fragments is None:
@@ -97,10 +95,8 @@ class MessageReader:
             if size is None:
                 self._tail = stream[at:]
                 break
-            count = len(messages)
             at = self._hand_over(stream, at, size, messages)
             frames += 1
-            unpacked += sum(map(len, messages[count:]))
         self.brought_data = self.brought_data or bool(messages or self._owed)
         return messages
 
