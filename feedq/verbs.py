@@ -6,7 +6,7 @@ Each checks what it is given, says what is wrong in words, and leaves the rest t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -131,15 +131,9 @@ def _objection_to_target(store: Store, feed: Feed, found: WorkerView, rules: Rul
     return f"it has as many feeds of tenant {tenant!r} as it may ({cap})"
 
 
-def as_candidate(
-    view: WorkerView,
-    tenants: Mapping[str, int] | None = None,
-    *,
-    held: Sequence[FeedView] = (),
-    given: int = 0,
-) -> EligibleWorker:
-    """Describe a worker to placement, with ``given`` feeds that it was just given. Of capped tenants it has so
-    many as ``tenants`` says, or as are its own of ``held``."""
+def as_candidate(view: WorkerView, *, held: Sequence[FeedView] = (), given: int = 0) -> EligibleWorker:
+    """Describe a worker to placement, with ``given`` feeds that it was just given. Of capped tenants it has those
+    feeds that are its own among ``held``."""
     worker = view.worker
     feeds = view.leases + view.promised + given
     theirs = (v for v in held if (v.lease.promised_to or v.lease.worker_id) == worker.id)
@@ -152,7 +146,7 @@ def as_candidate(
         float(feeds),
         worker.started_at,
         worker.labels,
-        Counter(v.feed.spec.tenant for v in theirs) if tenants is None else tenants,
+        Counter(v.feed.spec.tenant for v in theirs),
         frozenset(map(str.lower, worker.load.sinks_down)),
     )
 

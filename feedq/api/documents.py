@@ -19,10 +19,9 @@ from feedq.diagnosis.fleet_checks import Overview
 from feedq.landed import LandedBucket, Span
 from feedq.manifest.feed_entry import FeedEntry
 from feedq.manifest.json_schema import WithoutTitles
-from feedq.model import Event, Feed, Lease, Load, Reason, Status, TargetState, Unmet, Worker
+from feedq.model import Event, Feed, Lease, Load, Status, TargetState, Unmet, Worker
 from feedq.report import rows
 from feedq.report.problem_list import ListedProblem
-from feedq.report.worker_loss import StayingWorker, WorkerLoss
 from feedq.schedule.entries import CalendarEntry, QueueEntry, ScheduleEntry
 from feedq.schedule.model import Run, Schedule
 from feedq.store.fleet_state import JobState, Leader
@@ -110,19 +109,6 @@ WORKER_ROW = _model(
     labels=dict[str, str],
 )
 WORKERS = _model("WorkerList", "All workers by name.", workers=_list(WORKER_ROW))
-_STAYING = _model(
-    "StayingWorkerRow",
-    "A worker that stays: how many feeds it gets, and what it has then.",
-    **_columns(StayingWorker, [field.name for field in fields(StayingWorker)]),
-)
-WORKER_LOSS = _model(
-    "WorkerLossDocument",
-    "What the loss of a worker would do: as `feedq worker loss --json`.",
-    **_columns(WorkerLoss, ("worker", "feeds", "placed")),
-    unplaced=dict[Reason, int],
-    others=_list(_STAYING),
-    **_columns(WorkerLoss, ("left_out",)),
-)
 EVENT_ROW = _model(
     "EventRow",
     "A line of history. `feed` and `worker` are names, as long as those are known.",

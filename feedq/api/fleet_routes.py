@@ -24,7 +24,6 @@ from feedq.model import WorkerTarget
 from feedq.report.fleet_data import read_status
 from feedq.report.problem_list import read_problems
 from feedq.report.rows import check_row, listed_event_row, problem_row, status_document, worker_row
-from feedq.report.worker_loss import loss_document, read_loss
 from feedq.store.event_listing import EventFilter
 
 KINDS_MAX = len(EventKind)
@@ -94,12 +93,6 @@ def list_workers(backend: Served, caller: FleetViewer, gone: bool = False) -> Re
 def show_worker(backend: Served, caller: FleetViewer, name: NamePath) -> Response:
     """By its name, the part of it before the `@`, its id, or the beginning of that."""
     return answer(worker_row(verbs.find_worker(backend.store, name)))
-
-
-@workers.get("/{name:name}/loss", responses=returns(documents.WORKER_LOSS), summary="If it were lost now")
-def show_worker_loss(backend: Served, caller: FleetViewer, name: NamePath) -> Response:
-    """Where its feeds would go, and what the others would then have. Nothing is changed."""
-    return answer(loss_document(read_loss(backend.store, backend.settings, name)))
 
 
 @workers.post("/{name:name}/cordon", responses=returns(ChangeRow), summary="Give it no more feeds")

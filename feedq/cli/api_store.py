@@ -304,10 +304,6 @@ class ApiStore(ApiPart):
 
         return self._read_all(reader_of(ListedProblem), self._api.get("problems")["problems"])
 
-    def worker_loss(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._api.get("workers", name, "loss")
-        return found
-
     def checks(self) -> list[Check]:
         from feedq.cli.api_fleet import check_of
 

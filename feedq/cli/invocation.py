@@ -192,14 +192,6 @@ class Invocation:
 
         return read_problems(self._open(), self.settings)
 
-    def worker_loss(self, name: str) -> dict[str, Any]:
-        """What the loss of a worker would do, as a document."""
-        if self.api is not None:
-            return self.api.worker_loss(name)
-        from feedq.report.worker_loss import loss_document, read_loss
-
-        return loss_document(read_loss(self._open(), self.settings, name))
-
     def checks(self) -> Iterator[Check]:
         """What `feedq doctor` finds, one check after the other, as each is done."""
         if self.api is not None:

@@ -31,7 +31,6 @@ LOCAL: Final[Mapping[str, str]] = {
     "feed test": "connects to the source from where it is called, with the secrets there",
     "feed logs": "reads the log files of the machine that it is called on",
     "alert test": "sends from where it is called, to the addresses that are set there",
-    "simulate": "computes, and asks nobody",
     "lint": "reads files, and asks no server",
     "completion": "is for a shell",
 }
@@ -76,7 +75,6 @@ class Root(click.Group):
         "doctor": "feedq.cli.status:doctor",
         "alert": "feedq.cli.alert:alert",
         "connectors": "feedq.cli.connectors:connectors",
-        "simulate": "feedq.cli.simulate:simulate",
         "completion": "feedq.cli.completion:completion",
     }
     optional: ClassVar[frozenset[str]] = frozenset({"up", "env"})

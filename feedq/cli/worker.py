@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
 
 from feedq import verbs
 from feedq.cli.invocation import Invocation, changes, shows, wait_options
-from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, write_lines, write_table
+from feedq.cli.output import ProgressBar, answer, answer_list, write_lines, write_table
 from feedq.cli.tables import NO_WORKERS, all_worker_columns, feed_columns
 from feedq.diagnosis.placement_checks import serves
 from feedq.diagnosis.waiting_checks import explain_staying
@@ -18,18 +15,11 @@ from feedq.report.details import worker_lines
 from feedq.report.rows import feed_row, worker_row
 from feedq.wording import counted, printable
 
-LOSS_COLUMNS: list[TableColumn[Mapping[str, Any]]] = [
-    TableColumn("WORKER", lambda one: one["name"]),
-    number("GETS", lambda one: f"{one['gets']:,}"),
-    number("FEEDS THEN", lambda one: f"{one['feeds']:,} of {one['capacity']:,}"),
-    number("LOAD NOW", lambda one: f"{one['load_before']:,.4g}"),
-    number("THEN", lambda one: f"{one['load_after']:,.4g}"),
-]
 PATIENCE_S = 3.0
 """Without progress for so long, it is asked what holds it up: a move takes a second or less."""
 
 
-@click.group(short_help="List, show, cordon, uncordon and drain workers, or see what losing one would do.")
+@click.group(short_help="List, show, cordon, uncordon and drain workers.")
 def worker() -> None:
     """The workers with their load and spread, and which of them may be given feeds.
 
@@ -78,38 +68,6 @@ def show(invocation: Invocation, *, name: str) -> None:
             write_table(held, feed_columns(now))
 
     answer(invocation, worker_row(view) | {"held": [feed_row(feed) for feed in held]}, write)
-
-
-@worker.command(short_help="Where its feeds would go if it were lost now.")
-@click.argument("name")
-@shows
-def loss(invocation: Invocation, *, name: str) -> None:
-    """Say where the feeds of a worker would go if it were lost now, and what the others would then have.
-
-    The code that places feeds decides it, about the first 5,000 of its feeds. Nothing is changed.
-
-    \b
-    Example:
-      feedq worker loss celery@host
-    """
-    found = invocation.worker_loss(name)
-
-    def write() -> None:
-        click.echo(printable(_loss_said(found)))
-        if found["placed"]:
-            click.echo()
-            write_table(found["others"], LOSS_COLUMNS)
-
-    answer(invocation, found, write)
-
-
-def _loss_said(found: Mapping[str, Any]) -> str:
-    if not found["feeds"]:
-        return f"{found['worker']} has no feeds; nothing would move"
-    waiting = [f"{count:,} would wait: {reason}" for reason, count in found["unplaced"].items()]
-    left_out = [f"{found['left_out']:,} more were not looked at"] if found["left_out"] else []
-    placed = f"{found['placed']:,} of its {counted(found['feeds'], 'feed')} would go on elsewhere"
-    return "; ".join([placed, *waiting, *left_out])
 
 
 def _held_by(invocation: Invocation, worker: Worker) -> list[FeedView]:

@@ -5,7 +5,7 @@ that were found to have no place take turns: each pass goes on where the one bef
 
 A feed weighs what is declared, blended with what was measured of it: one that lands as many rows and bytes a
 second as the mean of the fleet measures 1; half of the measure is rows, half bytes. Leases hold the smoothed
-rates, workers' heartbeats the fleet's sums. `feedq.simulate.memory.counts` says the same in Python.
+rates, workers' heartbeats the fleet's sums.
 """
 
 from __future__ import annotations

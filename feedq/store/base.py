@@ -1,9 +1,8 @@
 """The interfaces of the control database.
 
 Two implementations: `feedq.store.postgresql.PostgresStore`, the real one, and `tests.fakes.MemoryStore`, for
-scenarios ticked by hand, whose larger part `feedq simulate` runs on (`feedq.simulate.memory`). One contract suite
-(``tests/contract``) runs over both. Every method is one transaction and one decision; the database's clock is the
-only one that counts.
+scenarios ticked by hand. One contract suite (``tests/contract``) runs over both. Every method is one transaction
+and one decision; the database's clock is the only one that counts.
 
 All methods block and may raise `feedq.errors.Unavailable`; none is called from an event loop.
 """

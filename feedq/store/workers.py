@@ -27,7 +27,6 @@ from feedq.model import (
 from feedq.store.channels import wake_reconcile
 from feedq.store.database import Aggregate, PreparedStatement, in_transaction
 from feedq.store.feed_rows import LOAD_FIELDS, WORKER_COLUMNS, worker_from
-from feedq.store.held_counts import held_by_tenant
 from feedq.store.history import record
 from feedq.store.leases import ERROR_CHARS_MAX, blame, free_leases
 from feedq.store.taps import TAPPED
@@ -137,11 +136,6 @@ def heartbeat_from(row: Iterable[Any] | None) -> Heartbeat | None:
 
 class PostgresWorkers(Aggregate):
     """Implements `feedq.store.base.Workers` on PostgreSQL."""
-
-    @in_transaction
-    def by_tenant(self, c: Connection, tenants: Collection[str]) -> dict[UUID, dict[str, int]]:
-        """Return how many feeds of these tenants each worker has."""
-        return held_by_tenant(c, tenants)
 
     @in_transaction
     def register(self, c: Connection, new: NewWorker, *, ttl_s: float) -> Worker:

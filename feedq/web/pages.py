@@ -365,7 +365,7 @@ class FleetPage(PageHandler):
     tab = "fleet"
 
     async def show(self) -> str:
-        data, lost = await self.queries.fleet(), self.argument("loss")
+        data = await self.queries.fleet()
         numbers = data.numbers
         aside = [("cordoned", numbers.cordoned), ("drained", numbers.drained), ("draining", numbers.draining)]
         return self.part(
@@ -373,8 +373,6 @@ class FleetPage(PageHandler):
             actions_of=worker_actions,
             data=data,
             moves=await self.queries.moves(),
-            loss=await self.queries.loss(lost) if lost else None,
-            loss_url=lambda name: f"{self.reverse_url('fleet')}?{urlencode({'loss': name})}",
             hot=hot_spot(data.workers),
             aside=[f"{count} {what}" for what, count in aside if count],
             waiting=reasons(data.tallies),

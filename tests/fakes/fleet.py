@@ -89,7 +89,15 @@ class FakeFleet:
 
     # -- what people do, and what happens ------------------------------------------------------------
 
-    def add_worker(self, name: str, *, capacity: int = 100, offset_s: float = 0.0, rate: float = 1.0) -> None:
+    def add_worker(
+        self,
+        name: str,
+        *,
+        capacity: int = 100,
+        labels: Mapping[str, str] | None = None,
+        offset_s: float = 0.0,
+        rate: float = 1.0,
+    ) -> None:
         self.workers[name] = self._worker_type(
             name,
             store=self.store,
@@ -99,6 +107,7 @@ class FakeFleet:
             settings=self.settings,
             clock=SkewedClock(self.clock, offset_s=offset_s, rate=rate),
             capacity=capacity,
+            labels=labels,
             say=lambda words: self.say(f"worker {name}", words),
             reconcile=self._reconcile,
         )

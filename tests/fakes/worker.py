@@ -10,7 +10,7 @@ which is the worst order there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
@@ -29,12 +29,12 @@ from feedq.model import (
     WorkerState,
 )
 from feedq.settings import Settings
-from feedq.simulate.simulated_worker import SimulatedWorker
 from feedq.worker import actions
 from feedq.worker.actions import Action
 from tests.fakes.memory import MemoryStore
 from tests.fakes.memory.store import MemoryListener
 from tests.fakes.servers import FakeBroker, FakeSink, FakeSource, Refusal
+from tests.fakes.simulated_worker import SimulatedWorker
 from tests.fakes.stream import FakeStream, numbers
 
 Say = Callable[[str], None]
@@ -70,10 +70,11 @@ class FakeWorker(SimulatedWorker):
         settings: Settings,
         clock: Clock,
         capacity: int,
+        labels: Mapping[str, str] | None,
         say: Say,
         reconcile: Callable[[], None],
     ) -> None:
-        super().__init__(name, store=store, settings=settings, clock=clock, capacity=capacity)
+        super().__init__(name, store=store, settings=settings, clock=clock, capacity=capacity, labels=labels)
         self._broker, self._source, self._sink = broker, source, sink
         self._say = say
         self._reconcile = reconcile

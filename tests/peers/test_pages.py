@@ -120,7 +120,7 @@ def test_every_button_is_reached_and_opened_by_keyboard_and_gets_the_focus_back(
         browser.complaints[:] = [said for said in browser.complaints if "status of 4" not in said]
 
 
-def test_the_fleet_draws_a_move_and_says_what_the_loss_of_a_worker_would_do(room: ControlRoom) -> None:
+def test_the_fleet_draws_a_move(room: ControlRoom) -> None:
     owner = """
         SELECT w.name FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
         JOIN feedq.worker w ON w.id = l.worker_id WHERE f.name = 'acme/orders'
@@ -137,9 +137,6 @@ def test_the_fleet_draws_a_move_and_says_what_the_loss_of_a_worker_would_do(room
         browser.open("/fleet")
         browser.page.wait_for_selector("[data-tab=problems]:has-text('Problems (')", state="attached")
         browser.page.wait_for_selector(f".feedq-moves li:has-text('{target}'):has-text('acme/orders')")
-        # The other one may have no feeds now.
-        browser.page.click(f"tr:has-text('{target}') a:has-text('If lost')")
-        browser.page.wait_for_selector(".feedq-loss:has-text('all fit')")
         browser.keep_picture("fleet-moves")
         browser.check_width()
         browser.check_accessible()

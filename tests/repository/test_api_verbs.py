@@ -63,7 +63,6 @@ VERBS = {
     "schedule calendar list": "list_calendars",
     "worker list": "list_workers",
     "worker show": "show_worker",
-    "worker loss": "show_worker_loss",
     "worker cordon": "cordon_worker",
     "worker uncordon": "uncordon_worker",
     "worker drain": "drain_worker",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from feedq import control
 from feedq.errors import Conflict
 from feedq.model import LeaseState, Reason
 from tests.fakes import FakeFleet
@@ -83,6 +84,22 @@ def test_while_one_owner_does_not_let_go_the_others_give_no_more_than_their_part
     assert fleet.everything_streams()
     assert feeds_of(fleet) == {"a": 4, "b": 4, "c": 4}
     assert sum(epochs(fleet).values()) == 12 + 4, "some moved more than once"
+
+
+def test_a_pass_that_looks_at_few_feeds_first_moves_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The feeds that have run longest may not move to the newcomer; all others are found behind them."""
+    monkeypatch.setattr(control, "MOVABLE_FIRST", 4)
+    fleet = FakeFleet()
+    for name in "ab":
+        fleet.add_worker(name, labels={"region": "eu"})
+    fleet.add_feeds(12, required={"region": "eu"})
+    fleet.run(5)
+    fleet.add_feeds(12)
+    fleet.run(5)
+    fleet.add_worker("c")
+    fleet.run(8)
+    assert feeds_of(fleet) == {"a": 8, "b": 8, "c": 8}
+    assert sum(epochs(fleet).values()) == 24 + 8, "each moved once"
 
 
 def test_a_fleet_that_is_to_move_nothing_moves_nothing() -> None:
@@ -327,6 +344,9 @@ def test_a_successor_that_does_not_come_is_waited_for_so_long_and_no_longer() ->
         """,
     )
     assert fleet.everything_streams()
+    fleet.add_worker("c")
+    fleet.run(10)
+    assert sum(epochs(fleet).values()) == 4 + 2 + 1, "who comes too late gets its part as any newcomer does"
 
 
 def test_a_crash_never_waits() -> None:

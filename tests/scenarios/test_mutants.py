@@ -13,11 +13,11 @@ import pytest
 
 from feedq.model import FeedKey, Lease
 from feedq.placement.base import Transfer
-from feedq.simulate.memory import counts, database
-from feedq.simulate.memory.simulated_pass import SimulatedPass
 from feedq.worker.actions import Action
 from feedq.worker.core import WorkerCore
 from tests.fakes import FakeSink, FakeWorker
+from tests.fakes.memory import counts, database
+from tests.fakes.memory.simulated_pass import SimulatedPass
 from tests.fakes.memory.tables import MemoryDatabase
 from tests.fakes.servers import FakeCheckpoint, Refusal
 from tests.scenarios import test_dispatch as dispatch

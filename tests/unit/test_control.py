@@ -28,10 +28,10 @@ from feedq.model import (
 )
 from feedq.placement import rebalancing
 from feedq.settings import Settings
-from feedq.simulate.memory.simulated_pass import SimulatedPass
 from feedq.telemetry import FEEDS_UNPLACED
 from feedq.verbs import find_worker, move_feed, set_worker_target
 from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.memory.simulated_pass import SimulatedPass
 
 SETTINGS = Settings.model_construct(settle_s=0.0)
 

@@ -12,8 +12,8 @@ from feedq.control import reconcile
 from feedq.errors import Unavailable
 from feedq.model import Assignment, LeaseState, Reason, Release, TargetState, Worker
 from feedq.placement.base import WaitingFeed
-from feedq.simulate.memory.simulated_pass import SimulatedPass
 from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.memory.simulated_pass import SimulatedPass
 from tests.unit.test_control import SETTINGS, add_feeds, add_worker, run
 
 

@@ -32,7 +32,7 @@ from feedq.lease import (
     transition,
 )
 from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Status, TargetState, Worker, WorkerState
-from feedq.simulate.memory.decisions import is_dispatch_overdue, may_start, service_since
+from tests.fakes.memory.decisions import is_dispatch_overdue, may_start, service_since
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DAY_S = 86_400.0

@@ -1,8 +1,9 @@
-"""Pictures on the pages: what is drawn of a feed's history, and that names cannot break out of it."""
+"""What pages show in pictures and figures, from which names cannot break out: history of a feed, the hot spot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 from xml.etree import ElementTree
@@ -11,6 +12,8 @@ from feedq.event_names import EventKind
 from feedq.landed import LandedBucket, Span
 from feedq.model import Event
 from feedq.web.charts import HEIGHT, LEAST, WIDTH, OwnerChart, landed_charts, owner_chart, sparkline
+from feedq.web.pages import hot_spot
+from tests.unit.test_diagnosis import worker
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -90,3 +93,11 @@ def test_an_owner_whose_lease_was_taken_over_ends_where_the_next_begins() -> Non
 
 def test_without_events_there_is_no_picture() -> None:
     assert owner_chart([], {}, now=NOON) is None
+
+
+def test_a_hot_spot_is_named_with_its_share() -> None:
+    small, large = worker("small", feeds=1, capacity=2), worker("large", feeds=1, capacity=9)
+    even = [replace(small, load=2.0), replace(large, load=9.0)]
+    assert hot_spot(even) == "none: the fullest has 1.00 times the mean load"
+    assert hot_spot([replace(small, load=2.0), replace(large, load=1.0)]).startswith("small")
+    assert hot_spot([]) == "none"

@@ -1,4 +1,4 @@
-"""`feedq.store.base.Feeds` in memory: what `feedq simulate` does not need of it."""
+"""`feedq.store.base.Feeds` in memory, beyond what workers ask of it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from feedq.model import (
 )
 from feedq.placement.base import Transfer
 from feedq.selection import ORDER_KEYS, Selection, SelectionOrder
-from feedq.simulate.memory import counts
-from feedq.simulate.memory.database import statement
-from feedq.simulate.memory.owner import SimulatedFeeds
 from feedq.telemetry import EventKind
+from tests.fakes.memory import counts
+from tests.fakes.memory.database import statement
 from tests.fakes.memory.history import folded
+from tests.fakes.memory.owner import SimulatedFeeds
 from tests.fakes.memory.tables import MemoryDatabase
 
 

@@ -17,7 +17,7 @@ TRIES = frozenset({EventKind.LEASE_ASSIGNED, EventKind.LEASE_CLAIMED, EventKind.
 TROUBLES = frozenset({EventKind.LEASE_OVERDUE, EventKind.SINK_REWOUND})
 TROUBLED = frozenset({Reason.BACKOFF, Reason.FENCED, Reason.QUARANTINED})
 """Reasons of a release that are trouble. What cannot run as declared is not among them: it is told once for each
-error that is new (`feedq.simulate.memory.decisions.is_known_failure`)."""
+error that is new (`tests.fakes.memory.decisions.is_known_failure`)."""
 
 
 def folded(events: Iterable[Event]) -> list[Event]:

@@ -1,4 +1,4 @@
-"""`feedq.store.base.Leases` in memory: what `feedq simulate` does not need of it."""
+"""`feedq.store.base.Leases` in memory, beyond what workers ask of it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from uuid import UUID
 
 from feedq.lease import Move
 from feedq.model import Claim, FeedKey, LeaseState, Reason, WorkerState
-from feedq.simulate.memory.database import statement
-from feedq.simulate.memory.owner import SimulatedLeases
 from feedq.store.base import Followed
 from feedq.telemetry import EventKind
+from tests.fakes.memory.database import statement
+from tests.fakes.memory.owner import SimulatedLeases
 
 
 class MemoryLeases(SimulatedLeases):

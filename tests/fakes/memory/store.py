@@ -1,18 +1,17 @@
-"""`feedq.store.base.Store` in memory: the store of `feedq simulate`, with what people ask for, and with faults."""
+"""`feedq.store.base.Store` in memory, with what people ask for, and with faults."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from feedq.model import Worker
-from feedq.simulate.memory import SimulatedStore
-from feedq.simulate.memory.simulated_store import HeldSession
 from feedq.store.base import Store
 from feedq.store.channels import NotifyReason
 from feedq.store.history import EVENTS_PER_FEED, RETENTION_DAYS, HistoryKept
 from tests.fakes.clock import ManualClock
 from tests.fakes.memory.feeds import MemoryFeeds
 from tests.fakes.memory.leases import MemoryLeases
+from tests.fakes.memory.simulated_store import HeldSession, SimulatedStore
 from tests.fakes.memory.tables import MemoryDatabase
 from tests.fakes.memory.workers import MemoryWorkers
 

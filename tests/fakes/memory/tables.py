@@ -17,10 +17,10 @@ from uuid import UUID
 from feedq.authorship import signed
 from feedq.errors import Unavailable
 from feedq.model import Event
-from feedq.simulate.memory.database import LeaseTable, SimulatedDatabase, Tables
 from feedq.store.history import HistoryKept
 from feedq.telemetry import EventKind
 from tests.fakes.clock import ManualClock
+from tests.fakes.memory.database import LeaseTable, SimulatedDatabase, Tables
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""`feedq.store.base.Workers` in memory: what `feedq simulate` does not need of it."""
+"""`feedq.store.base.Workers` in memory, beyond what workers ask of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 from uuid import UUID
 
 from feedq.model import Heartbeat, LeaseState, Load, Loss, WorkerState, WorkerView
-from feedq.simulate.memory.database import statement
-from feedq.simulate.memory.owner import SimulatedWorkers, renew
 from feedq.telemetry import EventKind
+from tests.fakes.memory.database import statement
+from tests.fakes.memory.owner import SimulatedWorkers, renew
 
 
 class MemoryWorkers(SimulatedWorkers):

@@ -17,7 +17,7 @@ from feedq.event_names import EventKind
 from feedq.lease import VERDICT_S, Move, on_loss, states_before, transition
 from feedq.model import Feed, FeedKey, Lease, LeaseState, Loss, Reason, TargetState, Worker
 from feedq.placement.base import Held
-from feedq.simulate.memory.decisions import awaits_verdict, service_since
+from tests.fakes.memory.decisions import awaits_verdict, service_since
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,11 +13,11 @@ from feedq.event_names import EventKind
 from feedq.lease import Edit, Move, OutageGrace, as_of, on_edit, transition
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
 from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, WaitingFeed
-from feedq.simulate.memory import counts
-from feedq.simulate.memory.database import SimulatedDatabase, changed, statement
-from feedq.simulate.memory.decisions import is_dispatch_overdue, may_start
 from feedq.store.base import ReconcilePass, SuspectWorker
 from feedq.store.sweeping import WEIGHT_STEP
+from tests.fakes.memory import counts
+from tests.fakes.memory.database import SimulatedDatabase, changed, statement
+from tests.fakes.memory.decisions import is_dispatch_overdue, may_start
 
 UNPLACED = (Reason.NO_CAPACITY, Reason.NO_MATCH)
 COUNTED = (*UNPLACED, Reason.BACKOFF, Reason.PAUSED, Reason.FAILED)

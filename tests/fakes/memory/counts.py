@@ -26,9 +26,9 @@ from feedq.model import (
 )
 from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, lags
 from feedq.settings import DEFAULT_SINK
-from feedq.simulate.memory.database import MovableFeed, SimulatedDatabase, changed
-from feedq.simulate.memory.decisions import is_reapable
 from feedq.store.assigning import WEIGHT_MIN
+from tests.fakes.memory.database import MovableFeed, SimulatedDatabase, changed
+from tests.fakes.memory.decisions import is_reapable
 
 OWNED = (LeaseState.ASSIGNED, LeaseState.RUNNING, LeaseState.STOPPING)
 

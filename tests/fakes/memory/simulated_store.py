@@ -10,10 +10,10 @@ from uuid import UUID
 
 from feedq.errors import Unavailable
 from feedq.model import Heartbeat, LeaseState, Load, Worker, WorkerState
-from feedq.simulate.memory import counts
-from feedq.simulate.memory.database import SimulatedDatabase
-from feedq.simulate.memory.owner import SimulatedFeeds, SimulatedLeases, SimulatedWorkers, renew
-from feedq.simulate.memory.simulated_pass import SimulatedFleet
+from tests.fakes.memory import counts
+from tests.fakes.memory.database import SimulatedDatabase
+from tests.fakes.memory.owner import SimulatedFeeds, SimulatedLeases, SimulatedWorkers, renew
+from tests.fakes.memory.simulated_pass import SimulatedFleet
 
 
 class SimulatedStore:

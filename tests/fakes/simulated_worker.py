@@ -1,8 +1,7 @@
 """A worker process without threads: carries out what its `WorkerCore` decides, on a store in memory.
 
 It does what `feedq.worker.lease_keeper`, `lease_client` and `supervisor` do with threads and sessions. Whoever
-drives it says when: `feedq simulate` by an agenda (`feedq.simulate.fleet_worker`), the tests tick by tick, with
-faults between any two steps (`tests/fakes/worker.py`). What becomes of feeds is theirs.
+drives it says when, tick by tick, with faults between any two steps (`tests/fakes/worker.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from feedq.clock import Clock
 from feedq.errors import Unavailable
 from feedq.model import Claim, FeedKey, Heartbeat, Load, NewWorker, Reason, Worker
 from feedq.settings import Settings
-from feedq.simulate.memory import SimulatedStore
-from feedq.simulate.memory.simulated_store import SimulatedSession
 from feedq.worker import actions
 from feedq.worker.actions import ASSIGNMENTS_MAX, Action
 from feedq.worker.core import WorkerCore
+from tests.fakes.memory.simulated_store import SimulatedSession, SimulatedStore
 
 
 class SimulatedWorker:

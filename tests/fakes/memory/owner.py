@@ -32,8 +32,10 @@ from feedq.model import (
     WorkerState,
     WorkerTarget,
 )
-from feedq.simulate.memory.database import SimulatedDatabase, changed, statement
-from feedq.simulate.memory.decisions import (
+from feedq.store.base import require_version
+from feedq.store.workers import TARGET_EVENTS
+from tests.fakes.memory.database import SimulatedDatabase, changed, statement
+from tests.fakes.memory.decisions import (
     avoided_after,
     can_run,
     is_after_loss,
@@ -41,8 +43,6 @@ from feedq.simulate.memory.decisions import (
     is_known_failure,
     is_new_here,
 )
-from feedq.store.base import require_version
-from feedq.store.workers import TARGET_EVENTS
 
 
 class SimulatedFeeds:
