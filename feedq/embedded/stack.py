@@ -20,21 +20,18 @@ from typing import Protocol
 from feedq.embedded import local_service
 from feedq.embedded.datadir import DataDir, Ports, StackState
 from feedq.embedded.local_service import Service, describe_exit, hasten_one, stop_all
-from feedq.embedded.postgres import SINK, Postgres, make_roles
+from feedq.embedded.postgres import Postgres
 from feedq.embedded.process import tail
 from feedq.embedded.server import Server, kept_password
 from feedq.embedded.valkey import Valkey
 from feedq.errors import FeedqError, Unavailable
 from feedq.model import WorkerState
 from feedq.passwords import mask_url
-from feedq.settings import DEFAULT_SINK, settings
 from feedq.store import migrate
-from feedq.store.grants import Role
 from feedq.store.postgresql import PostgresStore
 
 DATABASE_URL = "FEEDQ_DATABASE_URL"
 BROKER_URL = "FEEDQ_BROKER_URL"
-SINK_URL = "FEEDQ_SINKS__DEFAULT"
 READY_TIMEOUT_S = 90.0
 """A process that is not ready by then has a reason, which its log tells."""
 NEVER_WITHOUT = ("worker", "beat")
@@ -103,8 +100,6 @@ class LocalStack:
         self.flower_url = ""
         """The link to Flower's pages, with its login."""
         self._flower_password, self._flower_at, self._api_at = "", "", ""
-        self._urls: Mapping[str, str] = {}
-        """Of the database, by role; none where it is somebody else's."""
         self.servers: list[Server] = []
         self.services: list[Service] = []
         self._store: PostgresStore | None = None
@@ -128,7 +123,7 @@ class LocalStack:
         self.data_dir.open()
         self._is_open = True
         self._start_servers()
-        applied = migrate.upgrade(self._settings_of(Role.MIGRATION)[DATABASE_URL])
+        applied = migrate.upgrade(self.database_url)
         self.reporter.ready("migrations", note=f"{len(applied)} applied" if applied else "up to date")
         self._store = PostgresStore(self.database_url, application_name="feedq-up")
         self._check()
@@ -193,10 +188,7 @@ class LocalStack:
         else:
             postgres = Postgres(self.data_dir.path, port=self.ports.choose("postgres"))
             self._start_server(postgres)
-            self._urls = make_roles(postgres, self.data_dir.path / "roles")
-            if DEFAULT_SINK not in {name.lower() for name in settings().sinks}:
-                self.settings[SINK_URL] = self._urls[SINK]
-            self.settings = self._settings_of(Role.OPERATOR)
+            self.settings[DATABASE_URL] = postgres.make_owner()
             note = f"PostgreSQL {postgres.binaries.major}, pid {postgres.pid}"
             self.reporter.ready("database", mask_url(self.database_url), note=note)
         if BROKER_URL in self.settings:
@@ -206,10 +198,6 @@ class LocalStack:
             self._start_server(valkey)
             self.settings[BROKER_URL] = valkey.url()
             self.reporter.ready("broker", mask_url(valkey.url()), note=f"Valkey, pid {valkey.pid}")
-
-    def _settings_of(self, role: Role) -> dict[str, str]:
-        """The settings of a process; in our own database it has a role of its own."""
-        return self.settings | ({DATABASE_URL: self._urls[role]} if self._urls else {})
 
     def _start_again(self, service: Service, *, now: float) -> None:
         try:
@@ -233,19 +221,19 @@ class LocalStack:
 
     def _start_fleet(self) -> None:
         options, logs = self.options, self.data_dir.logs
-        as_worker, as_beat = self._settings_of(Role.WORKER), self._settings_of(Role.BEAT)
         workers = [
-            local_service.worker(n, capacity=options.capacity, settings=as_worker, logs=logs)
+            local_service.worker(n, capacity=options.capacity, settings=self.settings, logs=logs)
             for n in range(1, options.workers + 1)
         ]
-        beats = [local_service.beat(n, settings=as_beat, logs=logs) for n in range(1, options.beats + 1)]
+        beats = [
+            local_service.beat(n, settings=self.settings, logs=logs) for n in range(1, options.beats + 1)
+        ]
         if not any(os.environ.get(name) for name in local_service.FLOWER_LOGINS):
             self._flower_password = kept_password(self.data_dir.path / "flower.password", account=None)
         flower = local_service.flower(
             port=self._flower_port,
             password=self._flower_password,
-            # This machine is its owner's: whoever has the password may press every button.
-            settings=self._settings_of(Role.OPERATOR),
+            settings=self.settings,
             logs=logs,
         )
         api = local_service.api(port=self._api_port, settings=self.settings, logs=logs)

@@ -31,6 +31,8 @@ from feedq.errors import Conflict, InvalidInput, PermissionMissing, SchemaBehind
 from feedq.passwords import mask_url
 from feedq.settings import settings
 
+POSTGRESQL_MIN = 15
+"""The oldest major version of PostgreSQL that feedq is tested with; its statements use what 15 brought."""
 SCHEMA = "feedq"
 """The schema of the control tables."""
 CONNECT_TIMEOUT_S = 5
