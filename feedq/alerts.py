@@ -1,9 +1,9 @@
 """Tells people by `apprise` what is not as expected: mail, Slack, Teams, webhooks and what else it knows.
 
-The elected beat has one thread for it, and one more a target for as long as a message is on its way: a server that
-is dead or hangs costs that thread and nothing else, neither the election nor other targets. What is found together
-is one message, and a target gets one every `FEEDQ_ALERT_INTERVAL_S` at most. What a target does not take is told
-again, ever more rarely, until it does (`feedq.store.alert_outbox`).
+The elected beat has one thread for it, and one more per target while a message is on its way: a server that is
+dead or hangs delays neither the election nor other targets, and is given up after `feedq.alert_sending.SEND_S`.
+What is found together is one message, and a target gets at most one every `FEEDQ_ALERT_INTERVAL_S`. A message that
+was not taken is sent again, ever more rarely, until it is (`feedq.store.alert_outbox`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import sha256
 from threading import Thread
-from typing import Any, Final
+from typing import Final
 
-from feedq.errors import FeedqError, InvalidInput
+from feedq import alert_sending
+from feedq.errors import FeedqError
 from feedq.leader_threads import LeaderThread
 from feedq.settings import Settings
 from feedq.store.alert_outbox import Alert, AlertOutbox
@@ -30,7 +31,6 @@ RETRY_S: Final = 5.0
 """After the first failure; see `feedq.store.alert_outbox.FAILURES_DOUBLE`."""
 LINES_MAX: Final = 20
 """Feeds that a message names; the others are counted."""
-INSTALL: Final = "pip install 'feedq[alerts]'"
 
 logger = log(__name__)
 
@@ -55,17 +55,8 @@ class AlertTarget:
         return f"{scheme}://… {self.key[:8]}{whose}"
 
     def send(self, title: str, body: str, *, good: bool) -> None:
-        """Blocks. Raises `FeedqError` when the message was not taken."""
-        try:
-            from apprise import Apprise, NotifyType
-        except ImportError as error:
-            raise FeedqError(f"alerts need apprise: {INSTALL} ({error})") from error
-        sender: Any = Apprise()
-        if not sender.add(self.url):
-            raise InvalidInput(f"alert target {self.shown}: apprise cannot read this address")
-        kind = NotifyType.SUCCESS if good else NotifyType.WARNING
-        if not sender.notify(body=body, title=title, notify_type=kind):
-            raise FeedqError(f"alert target {self.shown}: the message was not taken")
+        """Blocks for `feedq.alert_sending.SEND_S` at most. Raises `FeedqError` when the message was not taken."""
+        alert_sending.send(self.url, title, body, good=good, shown=self.shown, limit_s=alert_sending.SEND_S)
 
 
 def targets_of(s: Settings) -> list[AlertTarget]:
@@ -135,7 +126,7 @@ class AlertSender(LeaderThread):
         title, body = message_of(alerts)
         try:
             target.send(title, body, good=not any(alert.begins for alert in alerts))
-        except Exception as error:  # noqa: BLE001 -- apprise and what it imports: the message is told again
+        except FeedqError as error:
             logger.warning(LogEvent.ALERT_FAILED, target=target.shown, error=str(error))
             with suppress(FeedqError):
                 self._outbox().failed(target.key, str(error))

@@ -159,8 +159,7 @@ class FeedqStep(bootsteps.StartStopStep):
 
     def start(self, worker: Any) -> None:
         s = settings()
-        _tune_interpreter()
-        _raise_file_limit()
+        _prepare_process()
         # Before the wait: a worker that waits for its database says so there. It ends with the process.
         metrics.serve(s, lambda: getattr(worker, "feedq", None))
         streams_here = isinstance(worker.pool, StreamPool)
@@ -385,17 +384,15 @@ def _gather_events(consumer: Any) -> None:
     consumer.on_send_event_buffered = buffered
 
 
-def _tune_interpreter() -> None:
-    """Tune the interpreter for thousands of streams and a handful of threads."""
+def _prepare_process() -> None:
+    """Set up traces, and tune the interpreter for thousands of streams and a handful of threads."""
+    tracing.set_up()
     sys.setswitchinterval(GIL_SWITCH_S)
     # What has been imported stays: no collection needs to visit it again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-
-
-def _raise_file_limit() -> None:
-    """A descriptor a feed, two with TLS: the usual soft limit is 1,024, the hard one far beyond."""
+    # A descriptor per feed, two with TLS: the usual soft limit is 1,024, the hard one far beyond.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -48,7 +48,8 @@ from kombu.transport import TRANSPORT_ALIASES, _transport_cache, pyamqp, redis, 
 from kombu.utils.json import loads
 
 from feedq.settings import settings
-from feedq.telemetry import MESSAGES_LEFT_OUT, LogEvent, log
+from feedq.telemetry import LogEvent, log
+from feedq.telemetry_metrics import MESSAGES_LEFT_OUT
 
 SHOWN_BYTES = 200
 NODE_PREFIX = "node."

@@ -24,13 +24,8 @@ from feedq.placement.base import EligibleWorker, Held, Rules, WaitingFeed, is_se
 from feedq.placement.fleet_loads import Moves
 from feedq.settings import Settings
 from feedq.store.base import FleetStore, Placing, ReconcilePass, Store
-from feedq.telemetry import (
-    FEEDS_UNPLACED,
-    RECONCILE_SECONDS,
-    RECONCILED_AT_SECONDS,
-    LogEvent,
-    log,
-)
+from feedq.telemetry import LogEvent, log
+from feedq.telemetry_metrics import RECONCILE_SECONDS, RECONCILED_AT_SECONDS
 
 Dispatch = Callable[[Sequence[Assignment]], None]
 """Sends one ``stream_feed(feed_id, epoch)`` an assignment to its worker's queue; may fail, may repeat."""
@@ -52,8 +47,6 @@ TURNS = 4
 """How often within the time that feeds avoid a worker it is asked whether that is over."""
 CALM_FEEDS = 1.5
 """How many feeds more or less than its even part a worker may have while the same workers are there."""
-COUNTED_ELSEWHERE = frozenset({Reason.HELD, Reason.BACKOFF, Reason.PAUSED, Reason.FAILED})
-UNPLACED_REASONS = (Reason.NO_CAPACITY, Reason.NO_MATCH, Reason.SETTLING, *sorted(COUNTED_ELSEWHERE))
 COUNTS = ("workers_gone", "leases_freed", "edits", "overdue", "reaped", "moves", "repaired")
 """The counts of a pass, in a report."""
 
@@ -192,11 +185,9 @@ def _pass(
         place_waiting_feeds(
             p, report, rules=settings.rules, silent=frozenset(silent), limit=PLACEMENTS_PER_PASS
         )
-        counts = p.waiting_by_reason()
         if not report.more and Reason.SETTLING not in report.unplaced:
-            held = counts.get(Reason.HELD, 0)
+            held = p.waiting_by_reason().get(Reason.HELD, 0)
             rebalance_fleet(p, report, settings, held=held)
-        _count_waiting(report, counts)
         return report
 
 
@@ -392,11 +383,3 @@ def _is_calm(candidates: Sequence[EligibleWorker], rules: Rules) -> bool:
     slack = CALM_FEEDS * load / feeds
     parts = ((c.load, load * c.capacity / capacity) for c in candidates)
     return all(abs(its_load - part) <= max(slack, rules.band * part) for its_load, part in parts)
-
-
-def _count_waiting(report: PassReport, counts: Mapping[Reason, int]) -> None:
-    for reason in UNPLACED_REASONS:
-        here = report.unplaced.get(reason, 0)
-        # Of many, a pass considers some only: then what the sweep counted is nearer to the truth.
-        counted = counts.get(reason, 0) if reason in COUNTED_ELSEWHERE or report.left_out else 0
-        FEEDS_UNPLACED.labels(reason.value).set(max(here, counted))

@@ -1,4 +1,4 @@
-"""What the elected beat exports of the whole fleet, and of single feeds that were chosen by label.
+"""What the elected beat exports about the whole fleet.
 
 It is read from the control database when somebody asks for it, by the thread that answers: it holds while every
 worker is stuck. Only the elected beat says it, so that sums over all beats are right; the others say that they do
@@ -13,27 +13,30 @@ from threading import Lock
 from time import monotonic
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from feedq.control import UNPLACED_REASONS
 from feedq.diagnosis.fleet_checks import Overview, summary
 from feedq.errors import Unavailable
 from feedq.expect import Expectation
 from feedq.metrics_port import MetricsServer, Verdict, open_port
-from feedq.model import FeedView, Status, WorkerView
-from feedq.selection import Selection
+from feedq.model import Reason, Status, WorkerView
 from feedq.settings import Settings
 from feedq.store.feed_listing import StatusCount
 from feedq.store.fleet_state import FleetState, JobState
 from feedq.store.postgresql import PostgresStore
-from feedq.telemetry import SHARED, LogEvent, database_event, log
+from feedq.telemetry import LogEvent, database_event, log
+from feedq.telemetry_metrics import SHARED
 
 READ_EVERY_S = 1.0
 """Scrapes within this share one reading."""
 READ_SHARE = 20
 """Reading takes no more than one part in this many of the time: to count a hundred thousand feeds takes the
 database a while."""
+UNPLACED_REASONS = (
+    *(Reason.NO_CAPACITY, Reason.NO_MATCH, Reason.SETTLING),
+    *(Reason.BACKOFF, Reason.FAILED, Reason.HELD, Reason.PAUSED),
+)
 
 logger = log(__name__)
 
@@ -46,26 +49,17 @@ class FleetReading:
     jobs: JobState
     tallies: Sequence[StatusCount]
     workers: Sequence[WorkerView]
-    feeds: Sequence[FeedView] = ()
-    """Those that have series of their own."""
-    left_out: bool = False
-    """Whether more feeds should have."""
     unmet: Mapping[str, int] = field(default_factory=dict)
     """Feeds that are not as expected, by what is unmet."""
 
 
-def read(store: PostgresStore, *, labels: Mapping[str, str], feeds_max: int) -> FleetReading:
+def read(store: PostgresStore) -> FleetReading:
     """Raises `Unavailable`."""
-    feeds = (
-        store.listing.after(Selection(labels=labels, removing=True), limit=feeds_max + 1) if labels else []
-    )
     return FleetReading(
         store.fleet_state(),
         store.job_state(),
         store.listing.tallies(),
         store.workers.views(),
-        feeds[:feeds_max],
-        len(feeds) > feeds_max,
         store.expectations.unmet(),
     )
 
@@ -85,7 +79,6 @@ class FleetCollector(Collector):
         yield leading(reading is not None)
         if reading is not None:
             yield from fleet_families(reading)
-            yield from feed_families(reading)
 
     def _fresh(self) -> FleetReading | None:
         with self._lock:
@@ -107,9 +100,7 @@ def serve_beat(
     s: Settings, store: Callable[[], PostgresStore], *, leads: Callable[[], bool], runs: Callable[[], bool]
 ) -> MetricsServer | None:
     """Open the port that the settings name for beats. ``runs``: whether the beat takes part in the election."""
-    collector = FleetCollector(
-        lambda: read(store(), labels=s.metrics_feed_labels, feeds_max=s.metrics_feeds_max), leads
-    )
+    collector = FleetCollector(lambda: read(store()), leads)
 
     def check() -> Verdict:
         if not runs():
@@ -199,42 +190,6 @@ def _workers(numbers: Overview, workers: Sequence[WorkerView]) -> Iterator[Metri
         "Since the last heartbeat of the worker that was heard of the longest ago; 0: there is no worker",
         max((view.heartbeat_age_s for view in workers), default=0.0),
     )
-
-
-def feed_families(reading: FleetReading) -> Iterator[Metric]:
-    """The series of single feeds: those that were chosen by label, up to the cap."""
-    labels = ("feed", "tenant")
-    yield _gauge(
-        "feedq_feed_series_left_out",
-        "1: more feeds have the labels of `FEEDQ_METRICS_FEED_LABELS` than `FEEDQ_METRICS_FEEDS_MAX`",
-        float(reading.left_out),
-    )
-    records = CounterMetricFamily("feedq_feed_records", "Records landed by a feed", labels=labels)
-    size = CounterMetricFamily("feedq_feed_bytes", "Bytes of records landed by a feed", labels=labels)
-    refused = CounterMetricFamily(
-        "feedq_feed_dead_letters", "Records of a feed that were refused", labels=labels
-    )
-    streaming = GaugeMetricFamily("feedq_feed_streaming", "1: the feed streams", labels=labels)
-    silent = GaugeMetricFamily(
-        "feedq_feed_silence_seconds", "Since a feed last received a record, if ever", labels=labels
-    )
-    lagging = GaugeMetricFamily(
-        "feedq_feed_event_lag_seconds",
-        "Since the newest event time of a feed, if one is wanted",
-        labels=labels,
-    )
-    for view in reading.feeds:
-        lease, whose = view.lease, (view.feed.spec.name, view.feed.spec.tenant)
-        records.add_metric(whose, lease.records_total)
-        size.add_metric(whose, lease.bytes_total)
-        refused.add_metric(whose, lease.dead_letters_total)
-        streaming.add_metric(whose, float(view.status is Status.STREAMING))
-        if lease.last_record_at is not None:
-            silence = (reading.state.now - lease.last_record_at).total_seconds()
-            silent.add_metric(whose, max(0.0, silence))
-        if lease.event_at is not None:
-            lagging.add_metric(whose, max(0.0, (reading.state.now - lease.event_at).total_seconds()))
-    yield from (records, size, refused, streaming, silent, lagging)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

@@ -9,28 +9,21 @@ process.
 
 Statuses, lags and ages are looked at when somebody asks for them, by the thread that answers: a loop that is stuck
 sets no gauge.
-
-One metric speaks of the whole fleet: how many feeds no worker has. A worker that runs a pass learns it; it is left
-out where the last pass is long ago. Whoever takes the maximum over all workers and beats (`feedq.fleet_metrics`)
-sees what is, and never what was an hour ago.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import time
 
 from feedq.lease import LAGS_S
 from feedq.metrics_port import MetricsServer, Verdict, open_port
 from feedq.model import Status
 from feedq.settings import Settings
-from feedq.telemetry import (
+from feedq.telemetry_metrics import (
     CAPACITY,
-    FEEDS_UNPLACED,
     HEARTBEAT_AGE_SECONDS,
     LOOP_LAG_SECONDS,
-    RECONCILED_AT_SECONDS,
     REGISTRY,
     UNWRITTEN_SECONDS,
     UTILISATION_RATIO,
@@ -41,9 +34,6 @@ from feedq.worker.supervisor import Supervisor
 STUCK_S = 30.0
 """The lease keeper tries every couple of seconds and each try is bounded; past this it is not trying any more."""
 STUCK_HEARTBEATS = 3
-FRESH_S = 15.0
-FRESH_PASSES = 3
-"""Of the interval between passes, if that is longer: one of them may be late, and some worker always knows."""
 
 HELD = (
     *(Status.STREAMING, Status.CONNECTING, Status.STALLED, Status.FAILING, Status.REFUSING),
@@ -123,10 +113,8 @@ def readiness(signs: Signs | None) -> Verdict:
     return Verdict(True, f"registered as {signs.worker}")
 
 
-def refresh(
-    signs: Signs | None, statuses: Mapping[Status, int], *, now: float, reconcile_interval_s: float
-) -> None:
-    """Bring the metrics that are not counted as things happen up to date; ``now`` is Unix time."""
+def refresh(signs: Signs | None, statuses: Mapping[Status, int]) -> None:
+    """Bring the gauges up to date, which are looked at when somebody asks."""
     for status in HELD:
         WORKER_FEEDS.labels(status.value).set(statuses.get(status, 0))
     if signs is not None:
@@ -135,9 +123,6 @@ def refresh(
         UNWRITTEN_SECONDS.set(signs.unwritten_s)
         CAPACITY.set(signs.capacity)
         UTILISATION_RATIO.set(signs.feeds / signs.capacity if signs.capacity else 0.0)
-    (sample,) = (sample for family in RECONCILED_AT_SECONDS.collect() for sample in family.samples)
-    if now - sample.value > max(FRESH_S, FRESH_PASSES * reconcile_interval_s):
-        FEEDS_UNPLACED.clear()
 
 
 def serve(s: Settings, supervisor: Callable[[], Supervisor | None]) -> MetricsServer | None:
@@ -149,12 +134,7 @@ def serve(s: Settings, supervisor: Callable[[], Supervisor | None]) -> MetricsSe
 
     def look() -> None:
         begun = supervisor()
-        refresh(
-            signs(),
-            {} if begun is None else begun.statuses(),
-            now=time(),
-            reconcile_interval_s=s.reconcile_interval_s,
-        )
+        refresh(signs(), {} if begun is None else begun.statuses())
 
     return open_port(
         (s.metrics_host, s.metrics_port),

@@ -160,12 +160,6 @@ class Settings(BaseSettings):
     """Address that the metrics port of a worker or beat listens on."""
     beat_metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """Port of the same paths on a beat, which says there how the whole fleet is; 0 is off."""
-    metrics_feed_labels: Annotated[dict[str, str], Field(max_length=16)] = {}
-    """Feeds with these labels have series of their own among the metrics of the elected beat, as JSON:
-    `{"metrics": "each"}`; with `{}` none has."""
-    metrics_feeds_max: Annotated[int, Field(ge=0, le=500)] = 100
-    """At most so many feeds have, the first by name: `feedq_feed_series_left_out` tells whether there are
-    more."""
 
     flush_interval_s: Seconds = 0.25
     """Longest wait of a received record for its group commit."""

@@ -27,14 +27,14 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from feedq import fleet_metrics, lease, telemetry
+from feedq import fleet_metrics, lease, telemetry_metrics
 from feedq.catalogs.base import ENTRY_POINT_GROUP as CATALOG_GROUP
 from feedq.catalogs.base import CatalogOptions, load_catalog
 from feedq.cli import main as main_command
 from feedq.cli import outline, schedule_declare
 from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
 from feedq.connectors.wire.remote import RemoteOptions
-from feedq.fleet_metrics import FleetReading, feed_families, fleet_families
+from feedq.fleet_metrics import FleetReading, fleet_families
 from feedq.manifest.json_schema import manifest_schema
 from feedq.manifest.reader import ENTRIES
 from feedq.model import LeaseState
@@ -95,11 +95,11 @@ METRICS_HEAD = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
 def metrics_table() -> str:
     """Metrics of processes, which stand where they are declared."""
     lines = list(METRICS_HEAD)
-    for metric in vars(telemetry).values():
+    for metric in vars(telemetry_metrics).values():
         families: Iterable[Metric]
         if isinstance(metric, MetricWrapperBase):
             labels, families = metric._labelnames, metric.describe()
-        elif isinstance(metric, telemetry.GroupHistogram | telemetry.OldName):
+        elif isinstance(metric, telemetry_metrics.GroupHistogram):
             labels, families = (), metric.collect()
         else:
             continue
@@ -113,7 +113,7 @@ def fleet_metrics_table() -> str:
     empty = FleetReading(
         FleetState(now, now, 0.0, None), JobState(0, 0, (), None, 0, 0, 0, None, 0, 0), [], []
     )
-    families = [fleet_metrics.leading(True), *fleet_families(empty), *feed_families(empty)]
+    families = [fleet_metrics.leading(True), *fleet_families(empty)]
     return "\n".join([*METRICS_HEAD, *(_metric_row(f, getattr(f, "_labelnames", ())) for f in families)])
 
 

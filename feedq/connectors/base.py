@@ -40,7 +40,8 @@ from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RecordFormat
 from feedq.records.template import RESERVED
 from feedq.secrets import check_secret_name, parse_reference
-from feedq.telemetry import SOURCE_MISSED, LogEvent, log
+from feedq.telemetry import LogEvent, log
+from feedq.telemetry_metrics import SOURCE_MISSED
 from feedq.values import StrictModel, did_you_mean
 
 M = TypeVar("M", bound=BaseModel)

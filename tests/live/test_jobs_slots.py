@@ -12,7 +12,7 @@ import pytest
 from feedq import run_context
 from feedq.errors import Unavailable
 from feedq.schedule.model import ClaimedRun, Granted, Offer, RunState, Semantics
-from feedq.telemetry import JOB_SLOTS, REGISTRY
+from feedq.telemetry_metrics import JOB_SLOTS, REGISTRY
 from feedq.worker.jobs import slots as module
 from feedq.worker.jobs.share import Share
 from feedq.worker.jobs.slots import Slots

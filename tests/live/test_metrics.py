@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from feedq import __version__, telemetry
+from feedq import __version__
 from feedq.embedded.process import free_port
 from feedq.lease import LAGS_S
 from feedq.metrics import (
@@ -29,6 +29,7 @@ from feedq.metrics import (
 from feedq.metrics_port import MetricsServer
 from feedq.model import Status
 from feedq.settings import Settings
+from feedq.telemetry_metrics import REGISTRY
 
 WELL = Signs(
     lease_keeper_runs=True,
@@ -136,49 +137,30 @@ def test_metrics_can_be_parsed_and_carry_our_names(
     assert status == 200
     assert kind.startswith(accept.partition(";")[0] or "text/plain")
     names = {family.name for family in parse(body)}
-    ours = {family.name for family in telemetry.REGISTRY.collect()}
+    ours = {family.name for family in REGISTRY.collect()}
     assert ours <= names
     assert all(name.startswith("feedq_") for name in ours)
     assert {"process_resident_memory_bytes", "process_cpu_seconds"} <= names
 
 
 def value(name: str, **labels: str) -> float | None:
-    return telemetry.REGISTRY.get_sample_value(name, labels)
+    return REGISTRY.get_sample_value(name, labels)
 
 
 def test_a_worker_tells_how_full_it_is() -> None:
-    refresh(replace(WELL, feeds=125, capacity=500), {}, now=0.0, reconcile_interval_s=5)
+    refresh(replace(WELL, feeds=125, capacity=500), {})
     assert (value("feedq_capacity"), value("feedq_utilisation_ratio")) == (500, 0.25)
-    refresh(replace(WELL, feeds=0, capacity=0), {}, now=0.0, reconcile_interval_s=5)
+    refresh(replace(WELL, feeds=0, capacity=0), {})
     assert value("feedq_utilisation_ratio") == 0
 
 
 def test_what_stands_for_a_moment_is_looked_at_when_it_is_asked_for() -> None:
     stuck = replace(WELL, loop_lag_s=12.0, heartbeat_age_s=3.0, unwritten_s=9.0)
-    refresh(stuck, Counter({Status.STALLED: 4, Status.FAILING: 1}), now=0.0, reconcile_interval_s=5)
+    refresh(stuck, Counter({Status.STALLED: 4, Status.FAILING: 1}))
     assert (value("feedq_loop_lag_seconds"), value("feedq_heartbeat_age_seconds")) == (12.0, 3.0)
     assert value("feedq_unwritten_seconds") == 9.0
     told = {status: value("feedq_worker_feeds", status=status.value) for status in HELD}
     assert told == {status: {Status.STALLED: 4, Status.FAILING: 1}.get(status, 0) for status in HELD}
-
-
-@pytest.mark.parametrize(
-    ("age_s", "interval_s", "told"),
-    [(0, 5, True), (14, 5, True), (16, 5, False), (16, 60, True), (181, 60, False)],
-)
-def test_what_a_pass_saw_is_told_until_others_know_better(age_s: int, interval_s: float, told: bool) -> None:
-    telemetry.FEEDS_UNPLACED.labels("no_capacity").set(7)
-    telemetry.RECONCILED_AT_SECONDS.set(1_000_000)
-    refresh(None, {}, now=1_000_000 + age_s, reconcile_interval_s=interval_s)
-    assert value("feedq_feeds_unplaced", reason="no_capacity") == (7 if told else None)
-
-
-def test_the_port_serves_what_was_brought_up_to_date(server: MetricsServer) -> None:
-    telemetry.FEEDS_UNPLACED.labels("no_match").set(3)
-    telemetry.RECONCILED_AT_SECONDS.set_to_current_time()
-    assert 'feedq_feeds_unplaced{reason="no_match"} 3.0' in get(f"{server.url}/metrics")[2]
-    telemetry.RECONCILED_AT_SECONDS.set(0)
-    assert 'feedq_feeds_unplaced{reason="no_match"}' not in get(f"{server.url}/metrics")[2]
 
 
 def test_another_path_is_not_found_and_says_what_there_is(server: MetricsServer) -> None:
@@ -208,17 +190,10 @@ def test_it_listens_on_ipv6_when_told_to() -> None:
     server.close()
 
 
-def test_old_names_say_the_same_for_one_release() -> None:
-    refresh(
-        replace(WELL, feeds=1, capacity=4), Counter({Status.STREAMING: 3}), now=0.0, reconcile_interval_s=5
-    )
-    telemetry.RECONCILED_AT_SECONDS.set(1234)
-    assert value("feedq_feeds", status="streaming") == value("feedq_worker_feeds", status="streaming") == 3
-    assert value("feedq_utilisation") == value("feedq_utilisation_ratio") == 0.25
-    renamed = value("feedq_last_reconcile_timestamp_seconds")
-    assert value("feedq_reconciled_at_seconds") == renamed == 1234
+def test_what_is_counted_over_the_fleet_is_exported_by_beats_only() -> None:
+    assert not {f.name for f in REGISTRY.collect()} & {"feedq_feeds", "feedq_feeds_unplaced"}
 
 
 def test_the_release_that_runs_is_told() -> None:
-    (build,) = (f for f in telemetry.REGISTRY.collect() if f.name == "feedq_build_info")
+    (build,) = (f for f in REGISTRY.collect() if f.name == "feedq_build_info")
     assert [(s.name, s.labels["version"]) for s in build.samples] == [("feedq_build_info", __version__)]

@@ -21,9 +21,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from feedq import tracing
-from feedq.model import Feed, FeedSpec
+from feedq.model import Feed, FeedKey, FeedSpec
 from feedq.settings import Settings
 from feedq.telemetry import LogEvent, configure_logging, log
+from feedq.tracing import FeedTrace
 from feedq.worker.runner import Interrupt
 from tests.live.test_runner import Bench, numbered_source
 from tests.unit.data_path import AT, DataPath, until
@@ -59,12 +60,16 @@ def exporter() -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def spans(exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
+def spans(exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> Spans:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     exporter.clear()
-    tracing.tracer.cache_clear()
-    yield Spans(exporter)
-    tracing.tracer.cache_clear()
+    return Spans(exporter)
+
+
+def begun(feed: Feed, key: FeedKey) -> FeedTrace:
+    trace_of_it = FeedTrace(feed, key)
+    trace_of_it.begin()
+    return trace_of_it
 
 
 def parent_of(span: ReadableSpan) -> int | None:
@@ -117,7 +122,7 @@ async def test_an_attempt_that_fails_says_why(spans: Spans) -> None:
 
 
 async def test_a_trace_has_the_labels_of_its_feed(spans: Spans) -> None:
-    tracing.begin(FEED, (1, 7)).end()
+    begun(FEED, (1, 7)).end()
     attributes = spans.one("feedq.feed").attributes
     assert attributes is not None
     assert {name: attributes[f"feedq.{name}"] for name in ("tenant", "connector", "label.tier")} == {
@@ -128,7 +133,7 @@ async def test_a_trace_has_the_labels_of_its_feed(spans: Spans) -> None:
 
 
 async def test_no_more_is_kept_of_a_feed_that_has_left(spans: Spans) -> None:
-    trace_of_it = tracing.begin(FEED, (1, 7))
+    trace_of_it = begun(FEED, (1, 7))
     tracing.committed("default", ["acme/orders"], records=1, took_s=0.1)
     trace_of_it.end()
     tracing.committed("default", ["acme/orders"], records=1, took_s=0.1)
@@ -136,8 +141,8 @@ async def test_no_more_is_kept_of_a_feed_that_has_left(spans: Spans) -> None:
 
 
 async def test_the_trace_of_a_successor_is_not_taken_away_by_the_end_of_its_predecessor(spans: Spans) -> None:
-    old = tracing.begin(FEED, (1, 7))
-    new = tracing.begin(replace(FEED, generation=2), (1, 8))
+    old = begun(FEED, (1, 7))
+    new = begun(replace(FEED, generation=2), (1, 8))
     old.end()
     tracing.committed("default", ["acme/orders"], records=1, took_s=0.1)
     (link,) = spans.one("feedq.commit").links
@@ -161,7 +166,7 @@ async def test_log_lines_about_a_feed_name_its_trace(
 ) -> None:
     configure_logging(Settings.model_construct(log_format="json", log_level="INFO"))
     log("feedq.test").warning(LogEvent.FEED_FENCED, feed="acme/other")
-    trace_of_it = tracing.begin(FEED, (1, 7))
+    trace_of_it = begun(FEED, (1, 7))
     log("feedq.test").warning(LogEvent.FEED_FENCED, feed="acme/orders")
     logging.getLogger("some.library").warning("in the task of the feed")
     trace_of_it.end()
@@ -204,20 +209,22 @@ def run_probe(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_nothing_of_opentelemetry_is_imported_unless_traces_are_asked_for() -> None:
+def test_nothing_of_the_sdk_is_imported_unless_traces_are_asked_for() -> None:
     ran = run_probe(
         "import sys; from feedq import tracing; from feedq.worker import runner, writing_session\n"
-        "assert tracing.begin(None, (1, 1)) is tracing.NO_TRACE\n"
-        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+        "from tests.live.test_runner_traces import FEED\n"
+        "tracing.set_up(); before = set(sys.modules)\n"
+        "one = tracing.FeedTrace(FEED, (1, 1)); one.begin(); one.landed(); one.end(); tracing.flush()\n"
+        "print(sorted(set(sys.modules) - before), tracing._contexts)"
     )
-    assert ran.stdout.strip() == "[]"
+    assert ran.stdout.strip() == "[] {}"
 
 
 @pytest.mark.parametrize(
     ("first", "environ", "said"),
     [
         (
-            "sys.modules['opentelemetry'] = None",
+            "sys.modules['opentelemetry.sdk.trace'] = None",
             {"OTEL_TRACES_EXPORTER": "console"},
             "opentelemetry",
         ),
@@ -229,9 +236,9 @@ def test_what_is_missing_is_said_and_is_no_reason_not_to_stream(
     first: str, environ: dict[str, str], said: str
 ) -> None:
     ran = run_probe(
-        f"import sys\n{first}\nfrom feedq import tracing, telemetry\n"
-        "assert tracing.begin(None, (1, 1)) is tracing.NO_TRACE\n"
-        "assert not tracing.is_on()",
+        f"import sys\n{first}\nfrom feedq import tracing, telemetry\ntracing.set_up()\n"
+        "from opentelemetry import trace\n"
+        "assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)",
         **environ,
     )
     assert LogEvent.TRACING_OFF.value in ran.stderr
@@ -246,8 +253,9 @@ def test_a_collector_that_does_not_answer_does_not_keep_a_process_that_leaves(de
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ran = run_probe(
             "import time; from feedq import tracing\n"
-            "from tests.live.test_runner_traces import FEED\n"
-            "tracing.begin(FEED, (1, 1)).end()\n"
+            "from tests.live.test_runner_traces import FEED, begun\n"
+            "tracing.set_up()\n"
+            "begun(FEED, (1, 1)).end()\n"
             "time.sleep(0.1)\n"
             "print(time.monotonic()); tracing.flush()",
             OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}",

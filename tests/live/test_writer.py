@@ -14,7 +14,7 @@ from feedq.errors import FeedMisconfigured, LeaseLost, SinkRewound, SinkUnavaila
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite, Target, Written
 from feedq.sinks.event_time import EventTime, event_time_reader
-from feedq.telemetry import REGISTRY
+from feedq.telemetry_metrics import REGISTRY
 from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
 from tests.unit.data_path import AT, DataPath, batch, until
 

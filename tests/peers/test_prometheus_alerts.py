@@ -24,10 +24,6 @@ from feedq.metrics import Signs, refresh, serve
 from feedq.metrics_port import MetricsServer, open_port
 from feedq.model import (
     Batch,
-    Feed,
-    FeedSpec,
-    FeedView,
-    Lease,
     Reason,
     Status,
     Worker,
@@ -37,7 +33,8 @@ from feedq.model import (
 from feedq.settings import Settings
 from feedq.store.feed_listing import StatusCount
 from feedq.store.fleet_state import FleetState, JobState
-from feedq.telemetry import BUILD_INFO, JOB_SLOTS, LogEvent
+from feedq.telemetry import LogEvent
+from feedq.telemetry_metrics import BUILD_INFO, JOB_SLOTS
 from feedq.worker.outbox import Outbox
 from tests import promql
 from tests.cluster import wait_until
@@ -68,18 +65,11 @@ def worker(name: str, *, heartbeat_age_s: float = 1.0) -> WorkerView:
     return WorkerView(session, 5, heartbeat_age_s)
 
 
-def feed(*, silent_s: float) -> FeedView:
-    lease = Lease(1, last_record_at=NOW - timedelta(seconds=silent_s))
-    spec = FeedSpec("acme/orders", "tcp", {}, {})
-    return FeedView(Feed(1, spec, 1, NOW, NOW), lease, "w1", Status.STREAMING)
-
-
 HEALTHY = FleetReading(
     FleetState(NOW, NOW, 1.0, None),
     JobState(1, 0, (), None, 0, 0, 0, None, 1, 4),
     [StatusCount(Status.STREAMING, None, 10, 10, 0)],
     [worker("w1"), worker("w2")],
-    feeds=[feed(silent_s=1)],
 )
 
 
@@ -112,7 +102,7 @@ class Staged:
             BUILD_INFO.remove("0.0.9", "3.11.0")
 
     def look(self, signs: Signs) -> None:
-        refresh(signs, {}, now=0.0, reconcile_interval_s=5)
+        refresh(signs, {})
 
     def close(self) -> None:
         for server in self._servers:
@@ -223,7 +213,6 @@ CAUSES: dict[str, Cause] = {
     "FeedqFeedsFailed": counts(Status.FAILED),
     "FeedqFeedsInTrouble": counts(Status.FAILING),
     "FeedqFeedsStalled": counts(Status.STALLED),
-    "FeedqFeedSilent": reads(feeds=[feed(silent_s=901)]),
     "FeedqFeedsUnmet": reads(unmet={"max_silence": 1}),
     "FeedqRunsLate": jobs(waiting=1, due=1, oldest_due_s=61.0),
     "FeedqTicksNotFired": jobs(overdue_s=11.0),

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from feedq import telemetry
-from feedq.control import UNPLACED_REASONS
-from feedq.fleet_metrics import FleetReading, feed_families, fleet_families, leading
+from feedq.fleet_metrics import UNPLACED_REASONS, FleetReading, fleet_families, leading
 from feedq.model import Status
 from feedq.store.fleet_state import FleetState, JobState
+from feedq.telemetry_metrics import REGISTRY
 from tests import promql
 from tests.promql import Alert, Series
 
@@ -36,12 +35,11 @@ VALUES: dict[tuple[str, str], Set[str]] = {
 
 
 def fleet() -> list[str]:
-    return sorted(promql.exported([leading(True), *fleet_families(EMPTY), *feed_families(EMPTY)]))
+    return sorted(promql.exported([leading(True), *fleet_families(EMPTY)]))
 
 
 def known() -> set[str]:
-    old = {f.name for f in telemetry.REGISTRY.collect() if f.documentation.startswith("Old name")}
-    return (promql.exported(telemetry.REGISTRY.collect()) - old) | set(fleet()) | promql.OTHERS
+    return promql.exported(REGISTRY.collect()) | set(fleet()) | promql.OTHERS
 
 
 def expressions() -> list[str]:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Metric
 
 from feedq import fleet_metrics
 from feedq.errors import Unavailable
-from feedq.fleet_metrics import READ_EVERY_S, FleetCollector, FleetReading, feed_families, fleet_families
+from feedq.fleet_metrics import READ_EVERY_S, FleetCollector, FleetReading, fleet_families
 from feedq.model import Reason, Status
 from feedq.store.feed_listing import StatusCount
 from feedq.store.fleet_state import FleetState, JobState
@@ -59,12 +59,6 @@ def test_ages_and_runs_are_told() -> None:
 def test_a_fleet_that_never_had_a_pass_tells_no_age_of_it() -> None:
     said = samples(fleet_families(replace(READING, state=FleetState(NOW, None, None, None))))
     assert ("feedq_reconcile_age_seconds",) not in said
-
-
-@pytest.mark.parametrize("left_out", [False, True])
-def test_feeds_beyond_the_cap_are_said_to_be_left_out(left_out: bool) -> None:
-    said = samples(feed_families(replace(READING, left_out=left_out)))
-    assert said == {("feedq_feed_series_left_out",): float(left_out)}
 
 
 class Port:

@@ -19,7 +19,8 @@ from feedq.model import WorkerState
 from feedq.schedule.model import ClaimedRun, Finish, Offer
 from feedq.store.base import Store
 from feedq.store.jobs.runs import RunStore
-from feedq.telemetry import RUN_WAIT_SECONDS, RUNS_ENDED, LogEvent, database_event, log
+from feedq.telemetry import LogEvent, database_event, log
+from feedq.telemetry_metrics import RUN_WAIT_SECONDS, RUNS_ENDED
 from feedq.worker.jobs.calling import Call, perform, timed_out
 from feedq.worker.jobs.context import TIMED_OUT, RunContext
 

@@ -22,7 +22,8 @@ from feedq.model import Worker
 from feedq.schedule.model import Hint
 from feedq.settings import Settings
 from feedq.store.jobs.runs import RunStore
-from feedq.telemetry import HINTS_SENT, LogEvent, log
+from feedq.telemetry import LogEvent, log
+from feedq.telemetry_metrics import HINTS_SENT
 from feedq.worker.jobs.calling import Call
 from feedq.worker.jobs.share import STALE_S, Note, Publish, Reminder
 from feedq.worker.jobs.slots import Slots

@@ -34,7 +34,8 @@ from uuid import UUID
 from feedq.errors import Unavailable
 from feedq.schedule.model import ClaimedRun, Finish, Offer, RunState
 from feedq.store.jobs.runs import RunStore
-from feedq.telemetry import JOB_SLOTS, RUN_WAIT_SECONDS, RUNS_ENDED, LogEvent, database_event, log
+from feedq.telemetry import LogEvent, database_event, log
+from feedq.telemetry_metrics import JOB_SLOTS, RUN_WAIT_SECONDS, RUNS_ENDED
 from feedq.worker.jobs.calling import Call, perform, timed_out
 from feedq.worker.jobs.context import TIMED_OUT, RunContext
 from feedq.worker.jobs.share import Identity, Share

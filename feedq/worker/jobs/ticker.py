@@ -23,7 +23,8 @@ from time import monotonic
 from feedq.errors import Unavailable
 from feedq.schedule.model import Finish, Hint, RunState
 from feedq.store.jobs.runs import RunStore
-from feedq.telemetry import RUNS_FIRED, LogEvent, database_event, log
+from feedq.telemetry import LogEvent, database_event, log
+from feedq.telemetry_metrics import RUNS_FIRED
 from feedq.worker.jobs.share import POLL_S, Identity, Note, Reminder, Share
 from feedq.worker.outbox import Outbox
 
