@@ -23,7 +23,7 @@ help:
 	@echo 'make screenshots  pictures of the pages for the docs, and of all others into build/screenshots; needs Chromium'
 	@echo 'make check    format, lint, types, import levels and the fast tests'
 	@echo 'make bench    measure throughput, memory and start-up here; ARGS="--help" says more'
-	@echo 'make house    how large the code is, and which names in it stand more than once'
+	@echo 'make house    how large the code is, room by room, and which names in it stand twice'
 	@echo 'make docs     write the generated tables of docs/reference anew'
 	@echo 'make venv     only build .venv'
 	@echo 'make clean    delete .venv, caches and build products'

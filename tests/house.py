@@ -1,67 +1,20 @@
-"""``python -m tests.house``: how large the code is, which names in it stand more than once, and before."""
+"""``python -m tests.house``: how large the code is, how it is divided, and which names in it stand twice."""
 
 from __future__ import annotations
 
 import ast
 import io
-import subprocess
-import sys
 import tokenize
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.mutants.listed import MUTANTS
-
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "feedq"
+TESTS = ROOT / "tests"
 SAME_EVERYWHERE = {"__init__", "base", "model"}
-"""Modules whose name means the same in each folder."""
-PRIVATE_NOUNS = (
-    *("band", "blame", "hint", "hold", "lane", "note", "promise", "rewound", "segment", "settle", "share"),
-    "trust window",
-)
-"""Nouns of our own, which only the glossary explains. All others are the field's, or plain English."""
-RECORD_PATH = (
-    "connectors/wire/connection.py",
-    "connectors/tcp.py",
-    "records/framing.py",
-    "worker/batch_queue.py",
-    "worker/writer.py",
-    "worker/writing_session.py",
-    "sinks/groupcommit.py",
-    "sinks/copyplan.py",
-    "sinks/postgresql_session.py",
-)
-"""The files with a function that one record of a ``tcp`` feed passes through, from the socket to COPY.
-`tests/contract/test_house_paths.py` traces one, and finds these and no others."""
-CLAIM_PATH = (
-    "worker/lease_keeper.py",
-    "worker/supervisor.py",
-    "worker/core.py",
-    "worker/lease_client.py",
-    "store/leases.py",
-    "store/database.py",
-    "worker/loops.py",
-    "worker/runner.py",
-)
-"""The same for one claim, from the notification of an assignment to the runner of the feed."""
-TEST_FOLDERS = [
-    f"tests/{name}"
-    for name in (
-        "repository",
-        "unit",
-        "live",
-        "scenarios",
-        "simulation",
-        "contract",
-        "acceptance",
-        "chaos",
-        "peers",
-    )
-]
+"""Modules whose name means the same in each room."""
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -73,8 +26,8 @@ NO_CODE = {
 }
 
 
-def modules() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+def modules(folder: Path = PACKAGE) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
 
 
 @cache
@@ -104,122 +57,49 @@ def docstring_lines(tree: ast.Module) -> Iterator[int]:
             yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
-def public_classes() -> dict[str, list[str]]:
-    """Where each public class stands, by its name."""
-    found: dict[str, list[str]] = defaultdict(list)
+def sizes(folder: Path) -> dict[str, tuple[int, int]]:
+    """Files and lines of code of each room of a folder; its loose modules count as one, named ``""``."""
+    found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for path in modules(folder):
+        room = path.relative_to(folder).parts[0] if path.parent != folder else ""
+        files, code = found[room]
+        found[room] = (files + 1, code + lines_of_code(path.read_text()))
+    return found
+
+
+def public_classes() -> Iterator[tuple[str, Path]]:
     for path in modules():
         for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(str(path.relative_to(ROOT)))
-    return found
+                yield node.name, path
 
 
-def module_names() -> dict[str, list[str]]:
-    """Where each module stands, by its name."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for path in modules():
-        if path.stem not in SAME_EVERYWHERE:
-            found[path.stem].append(str(path.relative_to(ROOT)))
-    return found
+def module_names() -> Iterator[tuple[str, Path]]:
+    return ((path.stem, path) for path in modules() if path.stem not in SAME_EVERYWHERE)
 
 
-def twice(found: dict[str, list[str]]) -> dict[str, list[str]]:
-    return {name: places for name, places in sorted(found.items()) if len(places) > 1}
-
-
-def worker_protocols() -> list[str]:
-    """Modules that decide for a worker until when it may act as an owner, or what becomes of its leases: they
-    begin a trust window or move a lease by themselves. A control database moves leases, too, for others."""
-    found = []
-    for path in [*modules(), *sorted((ROOT / "tests" / "fakes").rglob("*.py"))]:
-        place = path.relative_to(ROOT)
-        names = imported(parsed(path), "feedq.lease")
-        calls = {called(node.func) for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)}
-        decides = calls & {"TrustWindow.after_heartbeat", "transition"}
-        if decides and names & {"TrustWindow", "transition"} and not {"store", "memory"} & set(place.parts):
-            found.append(str(place))
-    return found
-
-
-def imported(tree: ast.Module, module: str) -> set[str]:
-    """Names that come from this module."""
-    froms = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == module]
-    return {alias.name for node in froms for alias in node.names}
-
-
-def called(function: ast.expr) -> str:
-    return ast.unparse(function) if isinstance(function, ast.Name | ast.Attribute) else ""
-
-
-def tests_by_folder() -> dict[str, int]:
-    """How many tests pytest finds in each folder of `tests`."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--collect-only",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *TEST_FOLDERS,
-    ]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return Counter(line.split("/")[1] for line in found.stdout.splitlines() if "::" in line)
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A row of the table: what it was before, what it must be, what it is."""
-
-    what: str
-    before: str
-    """At 148c59b."""
-    start: str
-    """When the work on the house began."""
-    must: str
-    now: str
-
-    def __str__(self) -> str:
-        return f"{self.what:<40} {self.before:>13} {self.start:>13} {self.now:>13}   {self.must}"
-
-
-def measures() -> list[Measure]:
-    texts = {path: path.read_text() for path in modules()}
-
-    def of_path(path: tuple[str, ...]) -> str:
-        return f"{len(path)}, {sum(texts[PACKAGE / name].count(chr(10)) for name in path):,}"
-
-    lines = sum(text.count("\n") for text in texts.values())
-    code = sum(map(lines_of_code, texts.values()))
-    classes, names = twice(public_classes()), twice(module_names())
-    return [
-        Measure("files of feedq/", "362", "395", "", f"{len(texts)}"),
-        Measure("lines", "54,182", "65,804", "43,000 or fewer", f"{lines:,}"),
-        Measure("lines of code", "38,616", "47,125", "31,000 or fewer", f"{code:,}"),
-        Measure(
-            "files for one record, their lines", "15, 3,900", "", "9, 2,400 or fewer", of_path(RECORD_PATH)
-        ),
-        Measure("files for one claim, their lines", "14", "", "8 or fewer", of_path(CLAIM_PATH)),
-        Measure("class names that recur", "40", "43", "0", f"{len(classes)}"),
-        Measure("module names that recur", "48", "45", "12 or fewer", f"{len(names)}"),
-        Measure("private nouns", "about 40", "", "12 or fewer", f"{len(PRIVATE_NOUNS)}"),
-        Measure("implementations of the worker's protocol", "4", "4", "1", f"{len(worker_protocols())}"),
-        Measure("mutants that tests must notice", "", "", "60 or more", f"{len(MUTANTS)}"),
-    ]
+def twice(named: Iterable[tuple[str, Path]]) -> dict[str, list[str]]:
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, path in named:
+        places[name].append(str(path.relative_to(ROOT)))
+    return {name: found for name, found in sorted(places.items()) if len(found) > 1}
 
 
 def main() -> None:
-    print(Measure("", "148c59b", "start", "must", "now"))
-    for measure in measures():
-        print(measure)
-    tests = tests_by_folder()
-    print(
-        f"\ntests: {sum(tests.values()):,} (" + ", ".join(f"{n:,} {name}" for name, n in tests.items()) + ")"
-    )
-    for kind, found in (("class", twice(public_classes())), ("module", twice(module_names()))):
-        print(f"\n{kind} names that recur:" + ("" if found else " none"))
+    for folder in (PACKAGE, TESTS):
+        rooms = sizes(folder)
+        loose = rooms.pop("", (0, 0))
+        counts = [loose, *rooms.values()]
+        files, code = sum(files for files, _ in counts), sum(code for _, code in counts)
+        print(f"{folder.name}/: {code:,} lines of code in {files} files; {len(rooms)} rooms")
+        print(f"  {'loose modules':<16} {loose[0]:>4} files {loose[1]:>7,}")
+        for name, (files, code) in sorted(rooms.items(), key=lambda room: -room[1][1]):
+            print(f"  {name:<16} {files:>4} files {code:>7,}")
+    for kind, named in (("classes", public_classes()), ("modules", module_names())):
+        found = twice(named)
+        print(f"names of {kind} that stand twice: {len(found)}")
         for name, places in found.items():
-            print(f"    {name}: {', '.join(places)}")
+            print(f"  {name}: {', '.join(places)}")
 
 
 if __name__ == "__main__":

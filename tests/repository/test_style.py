@@ -24,28 +24,6 @@ TEXTS = sorted(
     for path in ROOT.glob(pattern)
     if path.is_file() and path.suffix in TEXT_SUFFIXES and path not in NOT_OURS
 )
-MODULE_LINES_MAX = 700
-SUITE_LINES_MAX = 700
-"""A suite of tests is a list that is read in parts."""
-BODY_LINES_MAX = 40
-"""Past this a function has two jobs."""
-LONG_BODIES = {
-    "Supervisor.__init__": "lists the parts of a worker, each in the order in which others need it",
-    "upgrade": "is one long list of what a migration creates",
-}
-"""Functions that may be longer, each with the reason."""
-VAGUE_MODULES = {
-    "util",
-    "utils",
-    "helper",
-    "helpers",
-    "common",
-    "manager",
-    "managers",
-    "misc",
-    "stuff",
-    "tools",
-}
 VAGUE_NAMES = {"cfg", "mgr", "conn", "tmp", "foo", "util", "helper"}
 
 
@@ -64,17 +42,6 @@ def statements(block: Iterable[ast.AST]) -> Iterator[ast.AST]:
             yield from statements(getattr(node, field, ()))
 
 
-def functions() -> Iterator[tuple[Path, str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Functions at any depth; a method's name is that of its class and its own."""
-    for path in PRODUCT:
-        found = list(statements(parsed(path).body))
-        classes = [node for node in found if isinstance(node, ast.ClassDef)]
-        prefixes = {id(node): f"{owner.name}." for owner in classes for node in owner.body}
-        for node in found:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield path, prefixes.get(id(node), "") + node.name, node
-
-
 def nodes(paths: Sequence[Path], word: str, *kinds: type[ast.AST]) -> Iterator[tuple[Path, ast.AST]]:
     """Nodes of the modules in whose text there is a word, given as a regular expression.
 
@@ -86,32 +53,6 @@ def nodes(paths: Sequence[Path], word: str, *kinds: type[ast.AST]) -> Iterator[t
             for node in ast.walk(parsed(path)):
                 if isinstance(node, kinds):
                     yield path, node
-
-
-def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of what a function does, without its signature and docstring."""
-    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
-
-
-def test_modules_are_short_enough_to_be_read() -> None:
-    sizes = {path: read(path).count("\n") for path in CODE}
-    limits = {path: SUITE_LINES_MAX if path in TESTS else MODULE_LINES_MAX for path in CODE}
-    assert {where(path): size for path, size in sizes.items() if size > limits[path]} == {}
-
-
-def test_functions_have_one_job() -> None:
-    long = [
-        (name, where(path, function), size)
-        for path, name, function in functions()
-        if (size := body_lines(function)) > BODY_LINES_MAX
-    ]
-    assert [place for place in long if place[0] not in LONG_BODIES] == []
-    assert LONG_BODIES.keys() - {name for name, *_ in long} == set()
-
-
-def test_modules_are_nouns_and_not_drawers() -> None:
-    assert [p for p in CODE if {*p.relative_to(ROOT).with_suffix("").parts} & VAGUE_MODULES] == []
 
 
 def test_modules_and_public_classes_say_what_they_are() -> None:
