@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
 from feedq.model import Feed, FeedSpec, Identity, StartCursor, TargetState
-from feedq.sinks.base import Checkpoint, Judge, Sink, Taking, anybody, parse_sink
+from feedq.sinks.base import Checkpoint, CheckpointChange, Judge, Sink, anybody, parse_sink
 from feedq.sinks.identity import owner_of
 from feedq.store.base import Store
 
@@ -59,7 +59,10 @@ def choose(sink: Sink, feed: Feed, *, number: int | None = None, force: bool = F
 
 def adopt(sink: Sink, feed: Feed, old: Checkpoint, judge: Judge = anybody) -> None:
     """Give a feed the checkpoint of its namesake. Raises `Conflict`, `SinkUnavailable`, as ``judge`` does."""
-    sink.take(Taking(feed.id, feed.name, _identity(feed), old.cursor, old.records, old, judge))
+    start = StartCursor(old.cursor, old.records)
+    sink.change_checkpoint(
+        CheckpointChange(feed.id, feed.name, _identity(feed), lambda own: start, instead_of=old, judge=judge)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,8 @@ class Adopting(ExitStack):
             if isinstance(start, Checkpoint):
                 adopt(sink, feed, start)
             else:
-                sink.take(Taking(feed.id, feed.name, _identity(feed), start.cursor, start.records))
+                change = CheckpointChange(feed.id, feed.name, _identity(feed), lambda own: start)
+                sink.change_checkpoint(change)
         except FeedqError as error:
             raise type(error)(
                 f"{error}\nit was declared as paused, without a checkpoint; remove it and apply again"

@@ -1,8 +1,15 @@
-"""The cursor of a feed in the hands of a person: shown, set, reset, rewound, and taken back.
+"""The cursor of a feed in the hands of a person: shown, set, reset and rewound, while the feed runs or not.
 
-What is decided here is which cursor comes next, and which rows go with it; `feedq.sinks.cursor_change` makes it so
-in one transaction of the sink. The control database is told afterwards, and has the feed start anew: the owner of
-a quiet source would notice only with its next record.
+::
+
+    sink: lock the checkpoint ─ choose the cursor ─ new cursor, new commit id ─────────────── commit
+    control database:                                             history, restart: commit ─╯
+
+What is decided here is which cursor comes next; `Sink.change_checkpoint` makes the change in one transaction.
+Right before its commit the history gets both cursors and the feed is restarted, since the owner of a quiet source
+would notice only with its next record. Killed at any moment, the command leaves the old cursor or the new one, and
+once it is the new one, the history has the old one. Killed between the two commits, it leaves the old cursor, and
+in the history a change that did not happen.
 """
 
 from __future__ import annotations
@@ -11,24 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from feedq.authorship import require_own
 from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
-from feedq.errors import Conflict, InvalidInput
-from feedq.model import JSON, ChangedCursor, Feed, FeedSpec
-from feedq.sinks.base import (
-    Checkpoint,
-    CursorChange,
-    LandedRows,
-    Sink,
-    Target,
-    parse_sink,
-    target_of_feed,
-)
+from feedq.errors import InvalidInput
+from feedq.model import JSON, ChangedCursor, Feed, FeedSpec, StartCursor
+from feedq.sinks.base import Checkpoint, CheckpointChange, Sink, parse_sink
 from feedq.sinks.cursors import check_cursor
-from feedq.sinks.mapping import Origin
 from feedq.store.base import Store
 
-Choose = Callable[[JSON, ChangedCursor | None], JSON]
+Choose = Callable[[JSON], JSON]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +43,33 @@ def checkpoint_of(sink: Sink, feed: Feed) -> Checkpoint | None:
     return next((one for one in known if one.is_of(feed.id, feed.name, feed.identity)), None)
 
 
-def change(
-    store: Store, sink: Sink, feed: Feed, wish: Wish, *, delete: bool = False, dry_run: bool = False
-) -> ChangedCursor:
-    """Change the cursor of a feed, which may be running.
+def change(store: Store, sink: Sink, feed: Feed, wish: Wish, *, dry_run: bool = False) -> ChangedCursor:
+    """Change the cursor of a feed, which may be running; a ``dry_run`` only says what would come.
 
-    With ``delete`` what it has landed after the new cursor is deleted in the same commit. A ``dry_run`` does all
-    of it and takes it back. Raises `InvalidInput`, `Conflict`, `SinkUnavailable`.
+    Raises `InvalidInput`, `Conflict`, `SinkUnavailable`, and `Forbidden` when the feed is not the author's to
+    change.
     """
     assert feed.identity is not None, "a feed of the store has one"
-    rows = _landed_rows(store, feed) if delete else None
+    duplicates = not parse_sink(feed.spec.sink).key
 
-    def choose(before: JSON, last: ChangedCursor | None) -> JSON:
-        # Within the sink's transaction, once the checkpoint is locked: the feed may have changed hands meanwhile.
-        require_own(store.feeds.get(feed.name).spec.tenant, f"feed {feed.name!r}")
-        return wish.choose(before, last)
+    def changed(own: Checkpoint | None) -> ChangedCursor:
+        before, records = (None, 0) if own is None else (own.cursor, own.records)
+        return ChangedCursor(wish.verb, before, wish.choose(before), records, duplicates)
 
-    asked = CursorChange(feed.id, feed.name, feed.identity, wish.verb, choose, rows, dry_run)
-    done = sink.change_cursor(asked)
-    if not dry_run:
-        store.feeds.cursor_changed(feed.name, done)
-    return done
+    if dry_run:
+        return changed(checkpoint_of(sink, feed))
+    done = list[ChangedCursor]()
+
+    def choose(own: Checkpoint | None) -> StartCursor:
+        # Once more after a deadlock: the last one counts.
+        done[:] = [changed(own)]
+        return StartCursor(done[0].after, done[0].records)
+
+    def judge() -> None:
+        store.feeds.cursor_changed(feed.name, done[0])
+
+    sink.change_checkpoint(CheckpointChange(feed.id, feed.name, feed.identity, choose, judge=judge))
+    return done[0]
 
 
 # -- wishes --------------------------------------------------------------------------------------------
@@ -75,19 +78,19 @@ def change(
 def set_to(feed: Feed, cursor: JSON) -> Wish:
     """Raises `InvalidInput` for what is no cursor of this feed's connector."""
     check_cursor(_options(feed.spec), cursor)
-    return Wish("set", lambda before, last: cursor)
+    return Wish("set", lambda before: cursor)
 
 
 def reset(feed: Feed) -> Wish:
     """Begin where the feed began."""
-    return Wish("reset", lambda before, last: feed.spec.initial_cursor)
+    return Wish("reset", lambda before: feed.spec.initial_cursor)
 
 
 def rewind(feed: Feed, *, records: int | None = None, to: datetime | None = None) -> Wish:
     """Go back by so many records, or to a moment."""
     options = _options(feed.spec)
 
-    def choose(before: JSON, last: ChangedCursor | None) -> JSON:
+    def choose(before: JSON) -> JSON:
         if before is None:
             raise InvalidInput(f"feed {feed.name!r} has no cursor yet: there is nothing to go back from")
         try:
@@ -102,52 +105,6 @@ def rewind(feed: Feed, *, records: int | None = None, to: datetime | None = None
             ) from None
 
     return Wish("rewind", choose)
-
-
-def undo(feed: Feed, *, force: bool = False) -> Wish:
-    """Go back to the cursor before the last change."""
-
-    def choose(before: JSON, last: ChangedCursor | None) -> JSON:
-        if last is None:
-            raise InvalidInput(
-                f"the cursor of feed {feed.name!r} was never changed: there is nothing to undo"
-            )
-        if last.deleted and not force:
-            raise Conflict(
-                f"feed {feed.name!r}: the last change deleted {last.deleted} rows, and undo does not bring "
-                "them back: they would be missing. Let the feed land them again, or say --force"
-            )
-        return last.before
-
-    return Wish("undo", choose)
-
-
-# -- which rows ----------------------------------------------------------------------------------------
-
-
-def _landed_rows(store: Store, feed: Feed) -> LandedRows:
-    options, target = _options(feed.spec), target_of_feed(feed.spec)
-    says_whose = not target.is_mapped or any(source.origin is Origin.FEED for source in target.columns)
-    neighbours = {} if says_whose else _neighbours(store, feed, target)
-    pointer = getattr(options, "cursor", None)
-    return LandedRows(
-        target, pointer if isinstance(pointer, str) else None, options.cursor_in_record, neighbours
-    )
-
-
-def _neighbours(store: Store, feed: Feed, target: Target) -> dict[str, Target]:
-    """The other feeds that may land in the same table, by name; whatever schema they name."""
-    table, sink = target.table.rpartition(".")[2], parse_sink(feed.spec.sink).name
-    found: dict[str, Target] = {}
-    after = ""
-    while page := store.feeds.declared(after=after):
-        after = page[-1].name
-        for other in page:
-            named = other.spec.sink
-            there = str(named.get("table", "")).rpartition(".")[2] == table
-            if other.id != feed.id and there and named.get("name", "default") == sink:
-                found[other.name] = target_of_feed(other.spec)
-    return found
 
 
 def _options(spec: FeedSpec) -> ConnectorOptions:

@@ -150,26 +150,23 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class StartCursor:
-    """A place for a new feed to begin at: the cursor that a feed elsewhere has come to."""
+    """A cursor for a feed to go on from, and how many records had landed by then."""
 
     cursor: JSON
     records: int = 0
-    """Landed there."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedCursor:
-    """A change of a feed's cursor, as its sink remembers it."""
+    """A change of a feed's cursor."""
 
-    at: datetime
     verb: str
     before: JSON
     after: JSON
     records: int
-    """That had landed by then."""
-    deleted: int
-    """Rows that were deleted with it."""
-    commit_id: UUID
+    """Landed by then."""
+    duplicates: bool
+    """Whether records that the source sends again land a second time: the sink has no ``key``."""
 
 
 BACKFILL_SUFFIX: Final = "~backfill"

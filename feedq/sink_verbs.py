@@ -29,7 +29,6 @@ WISHES: Mapping[str, Callable[..., Wish]] = {
     "set": feed_cursor.set_to,
     "reset": feed_cursor.reset,
     "rewind": feed_cursor.rewind,
-    "undo": feed_cursor.undo,
 }
 CHECKPOINT_KEYS = ("cursor", "records", "updated_at", "epoch")
 
@@ -48,20 +47,12 @@ class SinkVerbs:
         known = {key: getattr(found, key, None) for key in CHECKPOINT_KEYS}
         return {"name": name, **known, "records": known["records"] or 0}
 
-    def cursor_changes(self, name: str, *, limit: int) -> list[ChangedCursor]:
-        """Newest first."""
-        feed = live_feed(self._store, name)
-        with self._sink(feed) as sink:
-            return sink.cursor_changes(feed.id, limit=limit)
-
-    def change_cursor(
-        self, name: str, verb: str, *, delete: bool = False, dry_run: bool = False, **given: Any
-    ) -> ChangedCursor:
+    def change_cursor(self, name: str, verb: str, *, dry_run: bool = False, **given: Any) -> ChangedCursor:
         """``given`` is what the verb takes, as the functions of `WISHES` do."""
         feed = live_feed(self._store, name)
         wish = WISHES[verb](feed, **given)
         with self._sink(feed) as sink:
-            return feed_cursor.change(self._store, sink, feed, wish, delete=delete, dry_run=dry_run)
+            return feed_cursor.change(self._store, sink, feed, wish, dry_run=dry_run)
 
     def letters(
         self, name: str, *, ids: Collection[int] = (), after: int | None = None, limit: int = 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 from feedq.catalogs.comparing import SkippedEntry
 from feedq.catalogs.syncing import SyncReport
@@ -29,8 +28,6 @@ from feedq.sinks.base import DeadLetter
 from feedq.store.fleet_state import FleetState, JobState, Leader
 
 BACKFILL_TIMES = ("begun_at", "ended_at")
-NO_COMMIT = UUID(int=0)
-"""What the API does not say of a change of a cursor."""
 
 
 class ApiBackfills(ApiPart):
@@ -67,18 +64,11 @@ class ApiSinkVerbs(ApiPart):
     def cursor(self, name: str) -> dict[str, Any]:
         return timed(self._api.get("feeds", name, "cursor"), "updated_at")
 
-    def cursor_changes(self, name: str, *, limit: int) -> list[ChangedCursor]:
-        rows = self._api.get("feeds", name, "cursor", "history")["changes"]
-        return self._read_all(_changed_cursor, rows[:limit])
-
-    def change_cursor(
-        self, name: str, verb: str, *, delete: bool = False, dry_run: bool = False, **given: Any
-    ) -> ChangedCursor:
+    def change_cursor(self, name: str, verb: str, *, dry_run: bool = False, **given: Any) -> ChangedCursor:
         if isinstance(given.get("to"), datetime):
             given["to"] = given["to"].isoformat()
-        asked = given | {"delete": delete}
         dry = {"dry_run": dry_run}
-        made = self._api.ask("POST", "feeds", name, "cursor", verb, arguments=dry, body=asked)
+        made = self._api.ask("POST", "feeds", name, "cursor", verb, arguments=dry, body=given)
         return self._read(_changed_cursor, made)
 
     def letters(self, name: str, *, ids: Collection[int] = (), limit: int = 1) -> list[DeadLetter]:
@@ -165,4 +155,4 @@ def _letter(row: Mapping[str, Any]) -> DeadLetter:
     return value_of(DeadLetter, row, feed_id=0, record=record)
 
 
-_changed_cursor = reader_of(ChangedCursor, commit_id=NO_COMMIT)
+_changed_cursor = reader_of(ChangedCursor)

@@ -14,29 +14,23 @@ import click
 from feedq.cli.invocation import (
     Invocation,
     decorated,
-    limit_option,
     pass_invocation,
     reason_option,
     wait_options,
     yes_option,
 )
 from feedq.cli.options import moment
-from feedq.cli.output import TableColumn, answer, answer_list, number, write_lines
+from feedq.cli.output import answer, write_lines
 from feedq.connectors.base import show_cursor
 from feedq.model import JSON, ChangedCursor, Status
 from feedq.report.details import detail_lines
 from feedq.report.rows import changed_cursor_row
 from feedq.values import parse_duration
-from feedq.wording import ago, as_json, cut, stamp
+from feedq.wording import as_json, stamp
 
-CURSOR_WIDTH = 60
+TWICE = "its sink has no key, so records that the source sends again will be there twice"
 
 _change_options = decorated(
-    click.option(
-        "--delete",
-        is_flag=True,
-        help="Also delete the rows that it has landed after that, in the same commit.",
-    ),
     click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing."),
     reason_option,
     yes_option,
@@ -44,7 +38,7 @@ _change_options = decorated(
 )
 
 
-@click.group(short_help="Where a feed stands in its source: show, set, reset, rewind, history, undo.")
+@click.group(short_help="Where a feed stands in its source: show, set, reset, rewind.")
 def cursor() -> None:
     """Where a feed stands in its source, and how to have it go on from elsewhere, while it runs.
 
@@ -78,31 +72,6 @@ def show(invocation: Invocation, *, name: str) -> None:
     answer(invocation, document, lambda: write_lines(lines))
 
 
-@cursor.command()
-@click.argument("name")
-@limit_option(20)
-@pass_invocation
-def history(invocation: Invocation, *, name: str, limit: int) -> None:
-    """The changes of a feed's cursor, newest first; the last fifty are kept.
-
-    \b
-    Example:
-      feedq feed cursor history acme/orders
-    """
-    found = invocation.sink_verbs.cursor_changes(name, limit=limit)
-    now = invocation.clock.now()
-    columns: list[TableColumn[ChangedCursor]] = [
-        number("AGE", lambda one: ago(one.at, now=now)),
-        TableColumn("VERB", lambda one: one.verb),
-        TableColumn("BEFORE", lambda one: cut(show_cursor(one.before), CURSOR_WIDTH)),
-        TableColumn("AFTER", lambda one: cut(show_cursor(one.after), CURSOR_WIDTH)),
-        number("DELETED", lambda one: f"{one.deleted:,}"),
-    ]
-    answer_list(
-        invocation, found, changed_cursor_row, columns, empty=f"the cursor of {name} was never changed"
-    )
-
-
 @cursor.command("set")
 @click.argument("name")
 @click.argument("value", metavar="CURSOR")
@@ -131,7 +100,7 @@ def reset(invocation: Invocation, *, name: str, **given: Any) -> None:
 
     \b
     Example:
-      feedq feed cursor reset acme/orders --delete
+      feedq feed cursor reset acme/orders
     """
     _change(invocation, name, "reset", {}, **given)
 
@@ -145,7 +114,7 @@ def reset(invocation: Invocation, *, name: str, **given: Any) -> None:
 def rewind(invocation: Invocation, *, name: str, records: int | None, to: str | None, **given: Any) -> None:
     """Go back, by records or to a time, where the cursors of the connector tell.
 
-    What is sent again lands again, unless the sink has a `key`, or --delete takes away what is there.
+    Records that the source sends again land a second time, unless the sink has a `key`.
 
     \b
     Example:
@@ -163,35 +132,19 @@ def rewind(invocation: Invocation, *, name: str, records: int | None, to: str | 
     _change(invocation, name, "rewind", {"records": records, "to": at}, **given)
 
 
-@cursor.command()
-@click.argument("name")
-@click.option("--force", is_flag=True, help="Also if rows were deleted, which then are missing.")
-@_change_options
-@pass_invocation
-def undo(invocation: Invocation, *, name: str, force: bool, **given: Any) -> None:
-    """Go back to the cursor before the last change; once more takes that back, too.
-
-    \b
-    Example:
-      feedq feed cursor undo acme/orders
-    """
-    _change(invocation, name, "undo", {"force": force}, **given)
-
-
 def _change(
     invocation: Invocation,
     name: str,
     verb: str,
     asked: Mapping[str, Any],
     *,
-    delete: bool,
     dry_run: bool,
     yes: bool,
     wait: bool,
     timeout_s: float,
 ) -> None:
     store = invocation.store
-    change = partial(invocation.sink_verbs.change_cursor, name, verb, delete=delete, **asked)
+    change = partial(invocation.sink_verbs.change_cursor, name, verb, **asked)
     if dry_run or not yes:
         found = change(dry_run=True)
         if dry_run:
@@ -217,4 +170,4 @@ def _said(name: str, change: ChangedCursor, goes: str) -> str:
     after = "where it began" if change.after is None else f"after cursor {show_cursor(change.after)}"
     before = "none" if change.before is None else show_cursor(change.before)
     said = f"{name} {goes} {after} (before: {before})"
-    return f"{said}; {change.deleted:,} rows deleted" if change.deleted else said
+    return f"{said}; {TWICE}" if change.duplicates else said

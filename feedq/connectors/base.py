@@ -106,10 +106,6 @@ class ConnectorOptions(StrictModel):
         asked of connectors that heed `Context.ends_at`."""
         raise ValueError("its connector reads beyond the end that it was told")
 
-    def cursor_in_record(self, cursor: JSON) -> JSON:
-        """The part of a cursor that the record had which it was read from."""
-        return cursor
-
     @field_validator("csv")
     @classmethod
     def _check_csv(cls, csv: CsvFormat | None, info: ValidationInfo) -> CsvFormat | None:

@@ -183,8 +183,8 @@ def dead_letter_row(letter: DeadLetter) -> dict[str, Any]:
 
 
 def changed_cursor_row(change: ChangedCursor) -> dict[str, Any]:
-    """One line of `feedq feed cursor history --json`."""
-    return _fields(change, ("verb", "at", "before", "after", "records", "deleted"))
+    """Makes the answer to `feedq feed cursor set --json` and the like."""
+    return asdict(change)
 
 
 def check_row(check: Check) -> dict[str, Any]:

@@ -10,7 +10,7 @@ A sink does a few things, each safe to be killed or frozen at any statement:
 * ``unblock``: end the sessions of writers whose worker is gone, so that a fence need not wait for them;
 * ``check`` and ``preview``: say whether a target can work, and how records would land, writing nothing;
 * ``dead_letters``, ``replay`` and ``drop``: look after the records that were refused;
-* ``change_cursor``: have a feed go on from another cursor, which its owner finds with its next write.
+* ``change_checkpoint``: have a feed go on from another cursor, which its owner finds with its next write.
 
 Methods block; each sink object belongs to one thread. A worker makes one to write and one to fence.
 """
@@ -31,7 +31,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from feedq.connectors.base import ConnectorOptions, parse_options, valid_options
 from feedq.errors import InvalidInput
-from feedq.model import JSON, Batch, ChangedCursor, FeedKey, FeedSpec, Identity
+from feedq.model import JSON, Batch, FeedKey, FeedSpec, Identity, StartCursor
 from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RecordFormat
 from feedq.settings import Settings
@@ -358,24 +358,14 @@ class Sink(Protocol):
     def checkpoints(self, feeds: Collection[str] | None = None) -> list[Checkpoint]:
         """What the sink knows of feeds of these names, or of all, in its environment. Raises `SinkUnavailable`."""
 
-    def take(self, taking: Taking) -> None:
-        """Give a feed its checkpoint, in place of another feed's if that is named, in one transaction. Whoever had
-        that finds with its next write that it is gone; the owner of a checkpoint that is there already goes on
-        from this one.
+    def change_checkpoint(self, change: CheckpointChange) -> None:
+        """Have a feed go on from another cursor, in one transaction. The owner of the checkpoint finds it changed
+        with its next write; nothing that it has under way lands.
 
-        Raises `Conflict` (what is to be replaced has changed since), `SinkUnavailable`.
+        Raises `Conflict` (the checkpoint is another feed's, or what is to be replaced has changed since),
+        `SinkUnavailable` (nothing was changed, or nobody knows), and what ``choose`` and ``judge`` raise: then
+        nothing was changed.
         """
-
-    def change_cursor(self, change: CursorChange) -> ChangedCursor:
-        """Give a feed another cursor, and delete what it landed after that if asked to, in one transaction. The
-        owner of the checkpoint goes on from there; nothing that it has under way lands.
-
-        Raises `InvalidInput` (no such cursor; nobody can say which rows to delete), `Conflict` (the checkpoint
-        is another feed's), `SinkUnavailable` (nothing was changed, or nobody knows).
-        """
-
-    def cursor_changes(self, feed_id: int, *, limit: int = 50) -> list[ChangedCursor]:
-        """The changes of a feed's cursor, newest first. Raises `SinkUnavailable`."""
 
     def close(self) -> None: ...
 
@@ -415,47 +405,18 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
+class CheckpointChange:
     """A checkpoint that a person gives to a feed."""
 
     feed_id: int
     feed: str
     identity: Identity
-    cursor: JSON
-    records: int = 0
+    choose: Callable[[Checkpoint | None], StartCursor]
+    """What the feed goes on from, given the checkpoint that it has, if any. Called with the checkpoint locked: no
+    record lands meanwhile."""
     instead_of: Checkpoint | None = None
-    """Deleted with it, if it still is as it was read."""
+    """The checkpoint of another feed, which is deleted, if it still is as it was read."""
     judge: Judge = anybody
-
-
-@dataclass(frozen=True, slots=True)
-class LandedRows:
-    """The rows that a feed has landed, as far as its target tells which those are."""
-
-    target: Target
-    pointer: str | None
-    """Where a record has its cursor; None if its connector reads none from records."""
-    in_record: Callable[[JSON], JSON]
-    """The part of a cursor that the record had which it was read from."""
-    neighbours: Mapping[str, Target] = field(default_factory=dict)
-    """The targets of other feeds that land in the same table, by their names."""
-
-
-@dataclass(frozen=True, slots=True)
-class CursorChange:
-    """A change of a feed's cursor that a person asks for."""
-
-    feed_id: int
-    feed: str
-    identity: Identity
-    verb: str
-    choose: Callable[[JSON, ChangedCursor | None], JSON]
-    """The new cursor, given the present one and the last change. Called with the checkpoint locked: no record
-    lands meanwhile. Raises `InvalidInput`."""
-    delete: LandedRows | None = None
-    """Deleted as far as they come after the new cursor."""
-    dry_run: bool = False
-    """Whether all of it is done and then taken back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from feedq.errors import Conflict
-from feedq.sinks.base import Checkpoint, FenceRequest, Taking
+from feedq.sinks.base import Checkpoint, CheckpointChange, FenceRequest
 
 
 def strangers(requests: Sequence[FenceRequest], known: Iterable[Checkpoint]) -> dict[int, str]:
@@ -56,9 +56,9 @@ def taken_meanwhile(old: Checkpoint) -> Conflict:
     )
 
 
-def not_its_own(taking: Taking) -> Conflict:
+def not_its_own(change: CheckpointChange) -> Conflict:
     return Conflict(
-        f"feed {taking.feed!r}: the sink has the checkpoint of another feed under its number {taking.feed_id}; "
+        f"feed {change.feed!r}: the sink has the checkpoint of another feed under its number {change.feed_id}; "
         "remove the feed and declare it again, and it gets another number"
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 CONTROL_SCHEMA: Final = "feedq"
-BOOKKEEPING: Final = frozenset({"feedq_checkpoint", "feedq_dead_letter", "feedq_cursor_change"})
+BOOKKEEPING: Final = frozenset({"feedq_checkpoint", "feedq_dead_letter"})
 """In a sink, whatever its schema."""
 OWN: Final = "is one of feedq's own: name another table"
 SYSTEM: Final = "is kept by the database about itself: name a table of yours"

@@ -1,4 +1,4 @@
-"""Tables that sinks make: feedq's own three, and the default table of a feed without ``columns``.
+"""Tables that sinks make: feedq's own two, and the default table of a feed without ``columns``.
 
 Times are UTC without a zone, which every database has a type for. Cursors are JSON in a text column: a JSON
 column would keep numbers its own way, and a cursor must come back as it was.
@@ -141,26 +141,6 @@ dead_letter: Final = Table(
     Column("cursor", TEXT),
     Column("at", MOMENT, nullable=False, server_default=utc_now()),
     Index("feedq_dead_letter_feed", "environment", "feed_id", "id"),
-    sqlite_autoincrement=True,
-    **OPTIONS,
-)
-
-# Made with the first change, and not before: nobody else needs it.
-cursor_change: Final = Table(
-    "feedq_cursor_change",
-    metadata,
-    Column("id", IDENTITY, primary_key=True),
-    Column("environment", String(64), nullable=False),
-    Column("feed_id", BigInteger, nullable=False),
-    Column("feed", String(FEED_CHARACTERS_MAX), nullable=False),
-    Column("at", MOMENT, nullable=False, server_default=utc_now()),
-    Column("verb", String(16), nullable=False),
-    Column("cursor_before", TEXT),
-    Column("cursor_after", TEXT),
-    Column("records", BigInteger, nullable=False),
-    Column("deleted", BigInteger, nullable=False),
-    Column("commit_id", String(36), nullable=False),
-    Index("feedq_cursor_change_feed", "environment", "feed_id", "id"),
     sqlite_autoincrement=True,
     **OPTIONS,
 )

@@ -16,15 +16,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
-from uuid import UUID, uuid4
+from uuid import UUID
 
-from feedq.errors import SinkUnavailable
-from feedq.model import ChangedCursor
+from feedq.errors import FeedqError, SinkUnavailable
 from feedq.passwords import mask_url
 from feedq.sinks.base import (
     Checkpoint,
+    CheckpointChange,
     CommitUnknown,
-    CursorChange,
     DeadLetter,
     FeedWrite,
     FenceOutcome,
@@ -32,20 +31,18 @@ from feedq.sinks.base import (
     Judge,
     Preview,
     Replayed,
-    Taking,
     Target,
     Unusable,
     Written,
     anybody,
 )
 from feedq.sinks.catalog import Catalog
-from feedq.sinks.cursor_change import change_cursor, changes, settle_change
 from feedq.sinks.fencing import Fencing
 from feedq.sinks.mapping import ColumnType
-from feedq.sinks.session import AnswerLost, SinkSession
+from feedq.sinks.session import SinkSession
 from feedq.sinks.settlement import LastCommit, decide
 from feedq.sinks.sqlstate import ErrorScope
-from feedq.sinks.upkeep import checkpoints, dead_letters, drop, preview, replay, take
+from feedq.sinks.upkeep import change_checkpoint, checkpoints, dead_letters, drop, preview, replay
 
 T = TypeVar("T")
 
@@ -150,27 +147,8 @@ class TransactionalSink(ABC):
     def checkpoints(self, feeds: Collection[str] | None = None) -> list[Checkpoint]:
         return self._do(lambda session, _: checkpoints(session, feeds))
 
-    def take(self, taking: Taking) -> None:
-        self._do(lambda session, _: take(session, taking))
-
-    def change_cursor(self, change: CursorChange) -> ChangedCursor:
-        commit_id, backend = uuid4(), None
-
-        def work(session: SinkSession, catalog: Catalog) -> ChangedCursor:
-            nonlocal backend
-            backend = session.backend
-            session.set_lock_timeout(SETTLE_LOCK_TIMEOUT_S)
-            return change_cursor(session, catalog, change, commit_id=commit_id)
-
-        try:
-            return self._do(work)
-        except AnswerLost as lost:
-            found = self._do(lambda session, _: settle_change(session, change.feed_id, commit_id, backend))
-            if found is None:
-                raise SinkUnavailable(
-                    f"{change.feed!r} has the cursor that it had: {lost}; try again"
-                ) from lost
-            return found
+    def change_checkpoint(self, change: CheckpointChange) -> None:
+        self._do(lambda session, _: change_checkpoint(session, change))
 
     def add_columns(
         self, target: Target, columns: Mapping[str, ColumnType], *, dry_run: bool = False
@@ -182,9 +160,6 @@ class TransactionalSink(ABC):
 
         self._do(add, bookkeeping=False)
         return done
-
-    def cursor_changes(self, feed_id: int, *, limit: int = 50) -> list[ChangedCursor]:
-        return self._do(lambda session, _: changes(session, feed_id, limit=limit))
 
     def close(self) -> None:
         """End the session. The sink can be used again, and opens another one then."""
@@ -212,6 +187,10 @@ class TransactionalSink(ABC):
                     time.sleep(attempt * CONFLICT_PAUSE_S)
                 elif not session.is_broken:
                     break
+            except FeedqError:
+                # Nothing that is locked stays so until the server has noticed that the session is gone.
+                session.rollback()
+                raise
             except BaseException:
                 self.close()
                 raise

@@ -19,13 +19,13 @@ from sqlalchemy import ColumnElement, Select, delete, insert, select, update
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.sinks.base import (
     Checkpoint,
+    CheckpointChange,
     DeadLetter,
     FeedWrite,
     Judge,
     Preview,
     Replayed,
     SuspectRecord,
-    Taking,
 )
 from feedq.sinks.bisection import FailedAttempt, bisect
 from feedq.sinks.catalog import Catalog, ReadyRecord, TargetPlan
@@ -201,11 +201,16 @@ def checkpoints(session: SinkSession, feeds: Collection[str] | None) -> list[Che
     return [one for part in parts(sorted(feeds)) for one in session.find_checkpoints(c.feed.in_(part))]
 
 
-def take(session: SinkSession, taking: Taking) -> None:
-    """Give a feed its checkpoint. Raises `Conflict`, `SinkUnavailable` when the answer was lost."""
-    old, identity = taking.instead_of, taking.identity
+def change_checkpoint(session: SinkSession, change: CheckpointChange) -> None:
+    """Give a feed its checkpoint. Raises `Conflict`, `SinkUnavailable` when the answer was lost.
+
+    To lock it waits for a commit of the owner that is under way, and keeps out the next one. The owner takes no
+    part: its next write does not find the commit that it continues, so it fences the feed anew and goes on from
+    the cursor that is there (ADR 0019).
+    """
+    old, identity = change.instead_of, change.identity
     session.begin_for_person()
-    ids = sorted({taking.feed_id, *([] if old is None else [old.feed_id])})
+    ids = sorted({change.feed_id, *([] if old is None else [old.feed_id])})
     session.execute(session.locking(ids))
     there = {one.feed_id: one for one in session.find_checkpoints(c.feed_id.in_(ids))}
     if old is not None:
@@ -213,21 +218,22 @@ def take(session: SinkSession, taking: Taking) -> None:
         if now is None or (now.commit_id, now.feed_uuid) != (old.commit_id, old.feed_uuid):
             raise taken_meanwhile(old)
         session.execute(delete(checkpoint).where(session.of([old.feed_id])))
-    own = there.get(taking.feed_id)
-    if own is not None and not own.is_of(taking.feed_id, taking.feed, identity):
-        raise not_its_own(taking)
+    own = there.get(change.feed_id)
+    if own is not None and not own.is_of(change.feed_id, change.feed, identity):
+        raise not_its_own(change)
+    start = change.choose(own)
     values = {
-        "cursor": ascii_text(taking.cursor),
-        "records": taking.records,
+        "cursor": ascii_text(start.cursor),
+        "records": start.records,
         "commit_id": str(uuid4()),
         "feed_uuid": str(identity.feed),
         "installation": str(identity.installation),
     }
-    if own is None or (old is not None and old.feed_id == taking.feed_id):
-        key = {"environment": session.environment, "feed_id": taking.feed_id, "feed": taking.feed}
+    if own is None:
+        key = {"environment": session.environment, "feed_id": change.feed_id, "feed": change.feed}
         session.execute(insert(checkpoint).values(**key, epoch=0, owner=str(session.worker_id), **values))
     else:
-        found = session.of([taking.feed_id])
+        found = session.of([change.feed_id])
         session.execute(update(checkpoint).where(found).values(**values, updated_at=utc_now()))
-    taking.judge()
-    _commit(session, f"feed {taking.feed!r} has the checkpoint, or has not; look again")
+    change.judge()
+    _commit(session, f"feed {change.feed!r} has the new cursor, or the one that it had; look again")

@@ -84,7 +84,8 @@ class Feeds(Protocol):
         """Bump the generation without a change: the stream stops and starts anew, failures are forgotten."""
 
     def cursor_changed(self, name: str, change: ChangedCursor) -> Feed:
-        """Write down that a person has changed the cursor in the sink, and restart the feed. Raises `NotFound`."""
+        """Record that a person changes the cursor in the sink, and restart the feed; called right before the sink
+        commits. Raises `NotFound`, and `Forbidden` when the feed is not the author's to change."""
 
     def remove(self, name: str, *, expected: Version | None = None) -> Feed:
         """Mark as removed; the feed's rows go once nobody streams it."""

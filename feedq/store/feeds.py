@@ -140,10 +140,10 @@ class PostgresFeeds(Aggregate):
             WHERE feed_id = (SELECT id FROM feedq.feed WHERE name = :name AND removed_at IS NULL)
         """
         c.execute(text(shown), {"cursor": shown_cursor(change.after), "name": name})
-        # Whoever it belongs to by now: the sink has made the change.
-        feed = update_feed(c, _locked(c, name), _NEXT_GENERATION)
-        cursors = {"before": brief_cursor(change.before), "after": brief_cursor(change.after)}
-        self._record(c, EventKind.CURSOR_CHANGED, feed, verb=change.verb, deleted=change.deleted, **cursors)
+        feed = update_feed(c, locked_to_change(c, name, None), _NEXT_GENERATION)
+        # Whole, and as texts: jsonb would change some, and a person may set the old one again.
+        cursors = {"before": json.dumps(change.before), "after": json.dumps(change.after)}
+        self._record(c, EventKind.CURSOR_CHANGED, feed, verb=change.verb, **cursors)
         return feed
 
     @in_transaction

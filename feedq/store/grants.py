@@ -241,7 +241,6 @@ def sink_rights(prefix: str, database: str, sink: SinkTables) -> list[GrantState
         _sql("GRANT USAGE, CREATE ON SCHEMA public TO {}", role),
         _sql("ALTER TABLE IF EXISTS public.feedq_checkpoint OWNER TO {}", role),
         _sql("ALTER TABLE IF EXISTS public.feedq_dead_letter OWNER TO {}", role),
-        _sql("ALTER TABLE IF EXISTS public.feedq_cursor_change OWNER TO {}", role),
     ]
     if sink.with_control:
         defaults = (

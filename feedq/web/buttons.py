@@ -94,7 +94,6 @@ MOVE_TO = PageActionField("worker", "To which worker (its name, or the part befo
 RECORDS = PageActionField("records", "How many records")
 FROM = PageActionField("from", "After which cursor")
 TO = PageActionField("to", "Up to which (where the feed stands, if left empty)", is_required=False)
-AGAIN = "What comes again lands twice, unless the sink has a key."
 RED = "outline-danger"
 
 
@@ -132,13 +131,11 @@ def edit_action(view: FeedView) -> PageAction:
 def cursor_actions(view: FeedView) -> list[PageAction]:
     """The buttons of a feed's cursor."""
     name = view.feed.name
-    back = f"{name} goes back by so many records while it runs. {AGAIN}"
-    begin = f"{name} goes back to where it began at first. {AGAIN}"
-    before = f"{name} goes back to where it stood before the last change of its cursor."
+    back = f"{name} goes back by so many records while it runs."
+    begin = f"{name} goes back to where it began at first."
     return [
         _of_feed(view, "cursor/rewind", "Rewind cursor", back, fields=(RECORDS,)),
         _of_feed(view, "cursor/reset", "Reset cursor", begin, tone=RED),
-        _of_feed(view, "cursor/undo", "Undo change of cursor", before),
     ]
 
 

@@ -26,10 +26,10 @@ from feedq.access import AccessRole
 from feedq.api.app import document_of, make_app
 from feedq.api.backend import ApiBackend
 from feedq.embedded.postgres import Postgres
-from feedq.model import Feed, FeedBackfill, Identity, TargetState, WorkerTarget
+from feedq.model import Feed, FeedBackfill, Identity, StartCursor, TargetState, WorkerTarget
 from feedq.schedule.model import Calendar, Queue
 from feedq.settings import Settings
-from feedq.sinks.base import Taking
+from feedq.sinks.base import CheckpointChange
 from feedq.store.event_listing import EventFilter
 from feedq.telemetry import EventKind
 from tests.api_client import ApiClient
@@ -109,9 +109,14 @@ class Stage:
         """A cursor that was changed once, the checkpoint of a namesake, and two dead letters."""
         assert feed.identity is not None
         with self.backend.open_sink("default") as sink:
-            sink.take(Taking(feed.id, feed.name, feed.identity, 5))
+            sink.change_checkpoint(
+                CheckpointChange(feed.id, feed.name, feed.identity, lambda own: StartCursor(5))
+            )
             feed_cursor.change(self.harness.store, sink, feed, feed_cursor.set_to(feed, 9))
-            sink.take(Taking(feed.id + 100, feed.name, Identity(uuid4(), uuid4()), 3))
+            stranger = Identity(uuid4(), uuid4())
+            sink.change_checkpoint(
+                CheckpointChange(feed.id + 100, feed.name, stranger, lambda own: StartCursor(3))
+            )
         query(
             self.sink_url,
             "CREATE TABLE raw (feed text, epoch bigint, received_at timestamptz, payload jsonb);"

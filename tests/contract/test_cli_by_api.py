@@ -21,10 +21,10 @@ from feedq.access import AccessRole
 from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
 from feedq.embedded.process import free_port
-from feedq.model import FeedBackfill, Identity, TargetState
+from feedq.model import FeedBackfill, Identity, StartCursor, TargetState
 from feedq.schedule.model import Calendar, Cron, Every, Exclusion, Queue
 from feedq.settings import Settings
-from feedq.sinks.base import Taking
+from feedq.sinks.base import CheckpointChange
 from feedq.store.event_listing import EventFilter
 from feedq.tap import TapPart, TappedRecord
 from tests.cluster import wait_until
@@ -118,10 +118,13 @@ def _land(harness: JobsHarness, backend: ApiBackend) -> None:
     feed = harness.store.feeds.get("acme/0")
     assert feed.identity is not None
     with backend.open_sink("default") as sink:
-        sink.take(Taking(feed.id, feed.name, feed.identity, 5))
+        sink.change_checkpoint(
+            CheckpointChange(feed.id, feed.name, feed.identity, lambda own: StartCursor(5))
+        )
         feed_cursor.change(harness.store, sink, feed, feed_cursor.set_to(feed, 9))
         for number in (101, 102):
-            sink.take(Taking(number, feed.name, Identity(uuid4(), uuid4()), 3))
+            stranger = Identity(uuid4(), uuid4())
+            sink.change_checkpoint(CheckpointChange(number, feed.name, stranger, lambda own: StartCursor(3)))
     harness.execute(
         "CREATE TABLE orders (feed text, epoch bigint, received_at timestamptz, payload jsonb); "
         "INSERT INTO feedq_dead_letter (environment, feed_id, feed, epoch, record, error) "
@@ -168,9 +171,6 @@ feed export acme/0 --with-cursors --json
 feed cursor show acme/0
 feed cursor show acme/1 --json
 feed cursor show nobody
-feed cursor history acme/0
-feed cursor history acme/0 --json
-feed cursor history acme/1
 feed cursor rewind acme/0 --records 1 --dry-run
 feed dead-letters list --json
 feed dead-letters list acme/0
@@ -290,7 +290,7 @@ REFUSED = [
     "feed adopt acme/1 --yes",
     "feed adopt acme/0 --yes",
     "feed cursor set nobody 4 --yes",
-    "feed cursor undo acme/1 --yes",
+    "feed cursor rewind acme/1 --records 1 --yes",
     "feed cursor rewind acme/0 --records 1",
     "feed dead-letters replay acme/0",
     "feed dead-letters replay acme/0 99",
@@ -337,7 +337,7 @@ CHANGES = [
         "feed add new/feed --connector tcp -o url=tcp://127.0.0.1:1 --sink table=t",
         "feed remove new/feed --yes",
     ),
-    ("feed cursor set acme/0 17 --yes", "feed cursor undo acme/0 --yes --json"),
+    ("feed cursor set acme/0 17 --yes", "feed cursor set acme/0 9 --yes --json"),
     ("feed cursor reset acme/0 --yes --json", "feed cursor set acme/0 9 --yes"),
     ("feed dead-letters replay acme/0 {0} --json", None),
     ("feed dead-letters drop acme/0 {1} --yes", None),

@@ -11,8 +11,8 @@ import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.errors import Conflict
-from feedq.model import JSON, Identity
-from feedq.sinks.base import Checkpoint, Fenced, FenceOutcome, FenceRequest, Sink, Taking, Unusable
+from feedq.model import JSON, Identity, StartCursor
+from feedq.sinks.base import Checkpoint, CheckpointChange, Fenced, FenceOutcome, FenceRequest, Sink, Unusable
 from feedq.testing.sink_stage import PATIENCE_S, RAW, batch, write
 from tests.contract.sink_harness import (
     GeneralSqlHarness,
@@ -67,7 +67,10 @@ class Installation:
 
     def adopt(self, feed: FenceRequest, old: Checkpoint) -> None:
         assert feed.identity is not None
-        self.sink.take(Taking(feed.feed_id, feed.feed, feed.identity, old.cursor, old.records, old))
+        start = StartCursor(old.cursor, old.records)
+        self.sink.change_checkpoint(
+            CheckpointChange(feed.feed_id, feed.feed, feed.identity, lambda own: start, instead_of=old)
+        )
 
 
 def cursor_of(outcome: FenceOutcome) -> JSON:
@@ -173,8 +176,9 @@ def test_a_feed_is_given_a_cursor_before_it_has_begun(harness: Harness) -> None:
     ours = Installation(harness)
     feed = ours.declare(1, "acme/a")
     assert feed.identity is not None
-    ours.sink.take(Taking(1, "acme/a", feed.identity, {"at": 9}, 4))
-    assert ours.fence(feed) == Fenced(1, 1, {"at": 9}, 4)
+    start = StartCursor({"at": 2**70}, 4)
+    ours.sink.change_checkpoint(CheckpointChange(1, "acme/a", feed.identity, lambda own: start))
+    assert ours.fence(feed) == Fenced(1, 1, {"at": 2**70}, 4)
 
 
 def test_many_feeds_are_told_apart_at_once(harness: Harness) -> None:

@@ -15,13 +15,13 @@ from uuid import UUID, uuid4
 
 import orjson
 
-from feedq.errors import Conflict, InvalidInput, SinkUnavailable
-from feedq.model import JSON, Batch, ChangedCursor, FeedKey
+from feedq.errors import InvalidInput, SinkUnavailable
+from feedq.model import JSON, Batch, FeedKey
 from feedq.sinks.base import (
     Blocked,
     Checkpoint,
+    CheckpointChange,
     CommitUnknown,
-    CursorChange,
     DeadLetter,
     FeedWrite,
     Fenced,
@@ -32,7 +32,6 @@ from feedq.sinks.base import (
     Replayed,
     Sink,
     Superseded,
-    Taking,
     Target,
     Unusable,
     Written,
@@ -77,7 +76,6 @@ class MemoryTables:
     """The same as rows of their tables."""
     checkpoints: dict[int, MemoryCheckpoint] = field(default_factory=dict)
     dead: list[DeadLetter] = field(default_factory=list)
-    cursor_changes: dict[int, list[ChangedCursor]] = field(default_factory=dict)
     commits: int = 0
     away: bool = False
     """Every statement raises `SinkUnavailable`."""
@@ -282,46 +280,23 @@ class MemorySink:
             if row.feed is not None
         ]
 
-    def take(self, taking: Taking) -> None:
+    def change_checkpoint(self, change: CheckpointChange) -> None:
         with self.tables.lock:
             self._require()
-            taking.judge()
-            old, rows, identity = taking.instead_of, self.tables.checkpoints, taking.identity
+            old, rows, identity = change.instead_of, self.tables.checkpoints, change.identity
+            known = self._known()
+            if old is not None and old not in known:
+                raise taken_meanwhile(old)
+            own = next((one for one in known if one.feed_id == change.feed_id), None)
+            if own is not None and not own.is_of(change.feed_id, change.feed, identity):
+                raise not_its_own(change)
+            start = change.choose(own)
+            change.judge()
             if old is not None:
-                if old not in self._known():
-                    raise taken_meanwhile(old)
                 del rows[old.feed_id]
-            row = rows.setdefault(taking.feed_id, MemoryCheckpoint(0, self._worker_id, feed=taking.feed))
-            if row.feed_uuid not in (None, identity.feed) or row.feed != taking.feed:
-                raise not_its_own(taking)
-            row.cursor, row.records, row.commit_id = taking.cursor, taking.records, uuid4()
+            row = rows.setdefault(change.feed_id, MemoryCheckpoint(0, self._worker_id, feed=change.feed))
+            row.cursor, row.records, row.commit_id = start.cursor, start.records, uuid4()
             row.feed_uuid, row.installation = identity.feed, identity.installation
-
-    def change_cursor(self, change: CursorChange) -> ChangedCursor:
-        with self.tables.lock:
-            self._require()
-            if change.delete is not None:
-                raise InvalidInput("nobody can tell which rows of a table in memory come after a cursor")
-            new = MemoryCheckpoint(0, self._worker_id, feed=change.feed, feed_uuid=change.identity.feed)
-            row = self.tables.checkpoints.get(change.feed_id, new)
-            if (row.feed, row.feed_uuid) != (change.feed, change.identity.feed):
-                raise Conflict(
-                    f"feed {change.feed!r}: the sink has the checkpoint of another feed under its number"
-                )
-            past = self.tables.cursor_changes.setdefault(change.feed_id, [])
-            after = change.choose(row.cursor, past[0] if past else None)
-            done = ChangedCursor(
-                datetime.now(UTC), change.verb, row.cursor, after, row.records, 0, commit_id=uuid4()
-            )
-            if not change.dry_run:
-                row.cursor, row.commit_id = after, done.commit_id
-                self.tables.checkpoints[change.feed_id] = row
-                past.insert(0, done)
-            return done
-
-    def cursor_changes(self, feed_id: int, *, limit: int = 50) -> list[ChangedCursor]:
-        self._require()
-        return self.tables.cursor_changes.get(feed_id, [])[:limit]
 
     def close(self) -> None:
         """Nothing to close."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -27,6 +29,7 @@ NATS: Mapping[str, Any] = {"url": "nats://127.0.0.1:1", "stream": "S"}
 POLL: Mapping[str, Any] = {"url": "http://127.0.0.1/?after={cursor}", "mode": "poll", "next_cursor": "/next"}
 MQTT: Mapping[str, Any] = {"url": "mqtt://127.0.0.1:1", "topics": ["t"]}
 FILE: Mapping[str, Any] = {"path": "/var/log/x.log"}
+KEYED: Mapping[str, Any] = {"columns": {"seq": "/seq"}, "key": ["seq"]}
 
 
 @pytest.mark.parametrize(
@@ -123,17 +126,29 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_cursor_is_set_rewound_and_taken_back(bench: Bench) -> None:
+def test_a_cursor_is_set_and_rewound_and_history_has_what_it_takes_to_go_back(bench: Bench) -> None:
     assert bench.json("show")["cursor"] is None
     generation = bench.feed.generation
+    exact = '{"c": "\\u00fc", "n": 17.5}'
+    assert bench.json("set", exact, "--yes")["before"] is None
     assert bench.json("set", "5000", "--yes")["after"] == 5_000
     assert bench.json("rewind", "--records", "1000", "--yes")["after"] == 4_000
-    assert bench.json("undo", "--yes")["after"] == 5_000
     assert bench.json("reset", "--yes")["after"] is None
-    assert [one["verb"] for one in bench.json("history")] == ["reset", "undo", "rewind", "set"]
     assert bench.store.feeds.get(NAME).generation == generation + 4
-    kinds = [event.kind for event in bench.store.feeds.events(NAME)]
-    assert kinds.count("cursor_changed") == 4
+    events = [event for event in bench.store.feeds.events(NAME) if event.kind == "cursor_changed"]
+    assert [event.detail["verb"] for event in events] == ["reset", "rewind", "set", "set"]
+    assert [event.detail["before"] for event in events] == ["4000", "5000", exact, "null"]
+    for event in events:
+        bench.json("set", event.detail["before"], "--yes")
+        assert json.dumps(bench.tables.checkpoints[bench.feed.id].cursor) == event.detail["before"]
+
+
+def test_a_sink_without_a_key_is_told_what_comes_twice(bench: Bench) -> None:
+    bench.json("set", "5000", "--yes")
+    assert "will be there twice" in bench.run("rewind", "--records", "5", "--dry-run").output
+    bench.store.feeds.edit(NAME, replace(bench.feed.spec, sink={"table": "t", **KEYED}))
+    ran = bench.run("rewind", "--records", "5", "--yes")
+    assert (ran.exit_code, "twice" in ran.output) == (0, False)
 
 
 def test_a_text_that_is_no_json_is_a_cursor_too(bench: Bench) -> None:
@@ -154,8 +169,7 @@ def test_a_try_changes_nothing_and_touches_no_feed(bench: Bench) -> None:
     [
         (("rewind", "--yes"), "say either --records or --to"),
         (("rewind", "--records", "5", "--yes"), "has no cursor yet"),
-        (("undo", "--yes"), "was never changed"),
-        (("set", "5"), "goes on after cursor 5 (before: none). Do it? There is nobody to ask here"),
+        (("set", "5"), "goes on after cursor 5 (before: none); its sink has no key, so records"),
         (("rewind", "--to", "yesterday", "--yes"), "--to: 'yesterday' is no time"),
     ],
 )

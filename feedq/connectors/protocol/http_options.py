@@ -58,17 +58,17 @@ class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
     def cursor_back(self, cursor: JSON, records: int) -> JSON:
         # What is known of the last answer, and would leave records of it out, is forgotten.
         if self.mode == "poll":
-            return {"at": super().cursor_back(self.cursor_in_record(cursor), records)}
+            return {"at": super().cursor_back(self._sources_cursor(cursor), records)}
         return super().cursor_back(cursor, records)
 
     def cursor_place(self, cursor: JSON) -> int:
-        return super().cursor_place(self.cursor_in_record(cursor))
+        return super().cursor_place(self._sources_cursor(cursor))
 
     def cursor_said(self, said: JSON, like: JSON) -> JSON:
-        at = super().cursor_said(self.cursor_in_record(said), self.cursor_in_record(like))
+        at = super().cursor_said(self._sources_cursor(said), self._sources_cursor(like))
         return {"at": at} if self.mode == "poll" else at
 
-    def cursor_in_record(self, cursor: JSON) -> JSON:
+    def _sources_cursor(self, cursor: JSON) -> JSON:
         """The source's own cursor: that of a poll says besides what is known of the last answer."""
         is_poll = self.mode == "poll" and isinstance(cursor, dict) and "at" in cursor
         return cursor["at"] if is_poll and isinstance(cursor, dict) else cursor

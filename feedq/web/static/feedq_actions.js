@@ -127,6 +127,9 @@
       lines.push(element("p", "After " + JSON.stringify(found.begins_after) + " up to " + JSON.stringify(found.ends_at) + "."));
     } else if ("after" in found) {
       lines.push(element("p", "From " + JSON.stringify(found.before) + " to " + JSON.stringify(found.after) + "."));
+      if (found.duplicates) {
+        lines.push(element("p", "Its sink has no key, so records that the source sends again will be there twice."));
+      }
     } else {
       ["landed", "dropped"].filter(function (key) { return key in found; }).forEach(function (key) {
         lines.push(element("p", found[key].toLocaleString("en") + (found[key] === 1 ? " record." : " records.")));

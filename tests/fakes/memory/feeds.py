@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -82,9 +83,8 @@ class MemoryFeeds(SimulatedFeeds):
             leases[current.id] = replace(leases[current.id], cursor=change.after)
         what = {
             "verb": change.verb,
-            "before": change.before,
-            "after": change.after,
-            "deleted": change.deleted,
+            "before": json.dumps(change.before),
+            "after": json.dumps(change.after),
         }
         bumped = replace(current, generation=current.generation + 1)
         return self._touch(bumped, EventKind.CURSOR_CHANGED, **what)
