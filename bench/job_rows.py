@@ -149,14 +149,14 @@ def _fired(store: PostgresStore, session: Any) -> Iterator[Figure]:
             "next_fire_at = next_fire_at - interval '3 hours' WHERE id <= %s",
             (FIRED,),
         )
-    began, hints, looks = time.monotonic(), 0, 0
-    while (fired := store.jobs.runs.fire_due(limit=FIRED_PER_SCAN)).hints or fired.more:
-        hints += len(fired.hints)
+    began, made, looks = time.monotonic(), 0, 0
+    while (fired := store.jobs.runs.fire_due(limit=FIRED_PER_SCAN)).segments or fired.more:
+        made += len(fired.segments)
         looks += 1
-    rate = hints / (time.monotonic() - began)
+    rate = made / (time.monotonic() - began)
     case = f"{SCHEDULES:,} schedules: firing {FIRED:,} that are due, one node"
     yield Figure(case, "-", f"{rate:,.0f} a second ({looks} looks)", None)
-    assert hints == FIRED, hints
+    assert made == FIRED, made
 
 
 def _claimed(store: PostgresStore, session: Any) -> Iterator[Figure]:

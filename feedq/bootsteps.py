@@ -1,5 +1,8 @@
 """Brings feedq into a Celery worker: a bootstep that runs supervisor and jobs, and the node's own queue.
 
+Both exist only in a worker on `feedq.pool.StreamPool`. One on a pool of Celery's own (``-P prefork``, for example)
+runs ordinary tasks: it does not register, and is given no feeds and no jobs.
+
 The step belongs to the *worker* blueprint, whose steps live as long as the process; consumer steps are made
 anew with each reconnect to the broker. The drain begins in Celery's shutdown signal, not in the step's `stop`,
 which comes only after all tasks have ended.
@@ -24,7 +27,6 @@ from typing import Any
 from uuid import uuid4
 
 from amqp.exceptions import ResourceLocked
-from billiard import current_process
 from celery import bootsteps, signals
 from celery.exceptions import WorkerShutdown
 from celery.worker import state as worker_state
@@ -40,9 +42,9 @@ from feedq.model import NewWorker
 from feedq.pool import StreamPool
 from feedq.settings import Settings, settings
 from feedq.store.migrate import require_current
-from feedq.tasks import STREAM_FEED, parse_key, run_reconcile, send_hints, store
+from feedq.tasks import run_reconcile, store
 from feedq.telemetry import LogEvent, database_event, log
-from feedq.worker.deadline import Deadline, end_with_parent
+from feedq.worker.deadline import Deadline
 from feedq.worker.jobs.calling import TaskCaller, import_jobs
 from feedq.worker.jobs.job_service import Jobs
 from feedq.worker.monitor import (
@@ -158,31 +160,29 @@ class FeedqStep(bootsteps.StartStopStep):
         return None
 
     def start(self, worker: Any) -> None:
+        if not isinstance(worker.pool, StreamPool):
+            logger.info(LogEvent.TASKS_ONLY, pool=type(worker.pool).__module__.rpartition(".")[2])
+            return
         s = settings()
         _prepare_process()
         # Before the wait: a worker that waits for its database says so there. It ends with the process.
         metrics.serve(s, lambda: getattr(worker, "feedq", None))
-        streams_here = isinstance(worker.pool, StreamPool)
-        if streams_here:
-            # Celery's own pools are left to Celery: their children must not be orphaned.
-            self._take_charge(worker, s)
+        self._take_charge(worker, s)
         places = Places.of(worker, s)
         supervisor = Supervisor(
             store(),
             s,
             lambda: _describe(worker.hostname, places, s, tasks=frozenset(worker.app.tasks)),
-            reconcile=_reconcile_in(worker.pool) if streams_here else _reconcile_in_thread,
-            celery_pool_feeds=None if streams_here else _active_feeds,
-            watch=_watch(s) if streams_here else None,
+            reconcile=lambda: worker.pool.run_control(run_reconcile),
+            watch=_watch(s),
         )
         jobs = Jobs(
             store().jobs.runs,
             s,
             worker=lambda: supervisor.worker,
             is_trusted=lambda: supervisor.lease_keeper.trusted,
-            call=TaskCaller(worker.app, s.imports) if streams_here else None,
+            call=TaskCaller(worker.app, s.imports),
             count=places.job_slots,
-            publish=send_hints,
         )
         supervisor.lease_keeper.session_observer = jobs
         if not start_supervisor(supervisor, s):
@@ -192,10 +192,9 @@ class FeedqStep(bootsteps.StartStopStep):
         worker.feedq = supervisor
         _shutdown.on_begin.extend((lambda _: supervisor.drain(), lambda _: jobs.drain()))
         _shutdown.on_insisted.append(jobs.force_stop)
-        if streams_here:
-            worker.pool.supervisor, worker.pool.schedules = supervisor, jobs
-            # Celery sizes the window by -c, which here counts feeds and not messages.
-            worker.consumer.initial_prefetch_count = worker.pool.num_processes * worker.prefetch_multiplier
+        worker.pool.supervisor = supervisor
+        # Celery sizes the window by -c, which here counts feeds and not messages.
+        worker.consumer.initial_prefetch_count = worker.pool.num_processes * worker.prefetch_multiplier
         _gather_events(worker.consumer)
 
     def _take_charge(self, worker: Any, s: Settings) -> None:
@@ -207,11 +206,10 @@ class FeedqStep(bootsteps.StartStopStep):
         _shutdown.on_begin.append(limit.begin)
 
     def stop(self, worker: Any) -> None:
-        if self._supervisor is not None:
+        if self._supervisor is not None and self._jobs is not None:
             # Again, for whoever stops without a signal, or was told before there was anything to drain.
             _shutting_down(exitcode=worker.exitcode)
-            if self._jobs is not None:
-                self._jobs.join()
+            self._jobs.join()
             self._supervisor.join()
             self._supervisor = self._jobs = None
             tracing.flush()
@@ -283,18 +281,11 @@ def _import_jobs(**_: Any) -> None:
         sys.exit(f"feedq: {error}")
 
 
-@signals.worker_process_init.connect
-def _end_with_parent(**_: Any) -> None:
-    """A child of the prefork pool must not stream on when its worker was killed: its leases are free at once."""
-    process = current_process()
-    if process.name != "MainProcess":
-        end_with_parent(process._parent_pid)
-
-
 @signals.celeryd_after_setup.connect
 def _listen_on_node_queue(sender: str, instance: Any, **_: Any) -> None:
-    queue = Queue(node_queue(sender), expires=NODE_QUEUE_EXPIRES_S)
-    instance.app.amqp.queues.select_add(queue)
+    if issubclass(instance.pool_cls, StreamPool):
+        queue = Queue(node_queue(sender), expires=NODE_QUEUE_EXPIRES_S)
+        instance.app.amqp.queues.select_add(queue)
 
 
 def _watch(s: Settings) -> Watch | None:
@@ -398,30 +389,6 @@ def _prepare_process() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _reconcile_in(pool: StreamPool) -> Callable[[], None]:
-    return lambda: pool.run_control(run_reconcile)
-
-
-def _reconcile_in_thread() -> None:
-    Thread(target=run_reconcile, name="feedq-watchdog", daemon=True).start()
-
-
-def _active_feeds() -> set[int]:
-    """Feeds whose tasks Celery has accepted and not seen the end of; not by id, which a duplicate takes along."""
-    while True:
-        try:
-            active = tuple(worker_state.active_requests)
-        except RuntimeError:
-            continue  # it changed while it was read
-        break
-    feeds = set()
-    for request in active:
-        if request.name == STREAM_FEED:
-            with contextlib.suppress(ValueError):
-                feeds.add(parse_key(request.args)[0])
-    return feeds
-
-
 @dataclass(frozen=True, slots=True)
 class Places:
     """The places of this worker: what it takes at a time."""
@@ -433,12 +400,8 @@ class Places:
 
     @classmethod
     def of(cls, worker: Any, s: Settings) -> Places:
-        # On Celery's own pools each of them takes a slot, and reconcile and other tasks need one as well.
-        streams_here = isinstance(worker.pool, StreamPool)
-        slots = int(worker.concurrency) if streams_here else max(0, worker.concurrency - 1)
-        if _queues(worker) == {JOBS_QUEUE}:
-            return cls(0, slots)
-        return cls(slots, s.job_slots) if streams_here else cls(max(1, slots), slots)
+        asked = int(worker.concurrency)
+        return cls(0, asked) if _queues(worker) == {JOBS_QUEUE} else cls(asked, s.job_slots)
 
 
 def _queues(worker: Any) -> set[str]:

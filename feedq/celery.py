@@ -20,7 +20,7 @@ from feedq.diagnosis.broker_checks import bounded_options, is_redis
 from feedq.errors import InvalidInput
 from feedq.once import OnceCelery, prepare
 from feedq.settings import Settings, settings
-from feedq.tasks import CONTROL_QUEUE, RECONCILE, RECONCILE_EXPIRES_S, RUN_JOB, STREAM_FEED
+from feedq.tasks import CONTROL_QUEUE, RECONCILE, RECONCILE_EXPIRES_S, STREAM_FEED
 from feedq.telemetry import configure_logging
 from feedq.web.hook import extend_flower
 
@@ -128,7 +128,7 @@ def _beat_schedule(s: Settings) -> dict[str, Any]:
 
 @signals.setup_logging.connect
 def _setup_logging(**_: Any) -> None:
-    configure_logging(settings(), quiet_tasks=(STREAM_FEED, RECONCILE, RUN_JOB))
+    configure_logging(settings(), quiet_tasks=(STREAM_FEED, RECONCILE))
 
 
 def _app_or_exit() -> Celery:

@@ -68,6 +68,7 @@ class EventKind(StrEnum):
 class LogEvent(StrEnum):
     """Structured log events. The value is the event's text; what varies goes into its fields."""
 
+    TASKS_ONLY = "this pool runs ordinary tasks only; the worker holds no feeds and no jobs"
     WORKER_REGISTERED = "worker registered"
     WORKER_DECLARED_GONE = "worker was declared gone; registering anew"
     WORKER_DRAINING = "worker is draining"
@@ -127,11 +128,9 @@ class LogEvent(StrEnum):
     RUN_FAILED = "run failed"
     RUN_TIMED_OUT = "run timed out; what its job still does is not heard"
     RUN_TAKEN_AWAY = "run is no longer this worker's"
-    RUN_MESSAGE_DROPPED = "run_job message dropped"
     JOBS_STUCK = "jobs do not heed their end and fill every slot; no more runs are claimed"
     JOBS_DRAINING = "waiting for running jobs to end"
     JOBS_LEFT = "jobs did not end in time; they end with this worker"
-    HINTS_FAILED = "messages about due runs could not be sent; workers find these by themselves"
     BEAT_ONCE_FAILED = "tick of a beat entry could not be enqueued"
     METRICS_SERVED = "metrics served"
     TRACING_OFF = "traces cannot be exported; this process makes none"

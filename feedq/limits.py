@@ -276,8 +276,8 @@ MESSAGES_AFTER_S: Final = 0.3
 FEEDS_BEGUN_PER_S: Final = 1_000
 """Feeds that a worker begins a second, when thousands begin: their messages wait for so much longer."""
 MESSAGES_BY: Final = 0.8
-"""Of the dispatch time-out: so much of it is over, at most, when messages leave. Workers on Celery's own pools
-hear of their feeds in no other way."""
+"""Of the dispatch time-out: so much of it is over, at most, when messages leave. Later, a worker that lost its
+notification would hear of its feeds only after they have been given to others."""
 
 
 def messages_wait_s(feeds: int, *, dispatch_timeout_s: float) -> float:

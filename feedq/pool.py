@@ -2,9 +2,8 @@
 
 ``stream_feed`` becomes a coroutine on the supervisor's loop; its message is acknowledged when the claim is
 committed (`TaskCallbacks.accepted`), because from then on the lease brings the feed back, not the broker.
-``run_job`` is acknowledged at once: it is a hint, for the job slots (`feedq.worker.jobs`), which claim runs by
-themselves. Every other task runs in one of ``FEEDQ_JOB_SLOTS`` threads, and reconcile in one reserved for it, so
-that neither 500 streams nor a full set of jobs can starve it.
+Every other task runs in one of ``FEEDQ_JOB_SLOTS`` threads, and reconcile in one reserved for it, so that neither
+500 streams nor a full set of jobs can starve it.
 
 Celery's callbacks send events, and may block while the broker is away. They are called on a thread of their
 own: never on the loop, and never on the lease client's. A warm shutdown waits for running jobs, as Celery's
@@ -28,9 +27,8 @@ from celery.worker.request import Request
 from kombu.serialization import loads
 
 from feedq.settings import settings
-from feedq.tasks import RECONCILE, RUN_JOB, STREAM_FEED, parse_hint, parse_key
+from feedq.tasks import RECONCILE, STREAM_FEED, parse_key
 from feedq.telemetry import LogEvent, log
-from feedq.worker.jobs.job_service import Jobs
 from feedq.worker.serial_executor import SerialExecutor
 from feedq.worker.supervisor import Supervisor, TaskCallbacks
 
@@ -54,7 +52,6 @@ class StreamPool(BasePool):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.supervisor: Supervisor | None = None
-        self.schedules: Jobs | None = None
         self._jobs: ThreadPoolExecutor | None = None
         self._running_jobs: set[Future[Any]] = set()
         self._control = SerialExecutor("feedq-control")
@@ -108,8 +105,6 @@ class StreamPool(BasePool):
         assert self._jobs is not None
         if args and args[0] == STREAM_FEED:
             return self._stream(args, callback, accept_callback)
-        if args and args[0] == RUN_JOB:
-            return self._hint(args, callback, accept_callback)
         executor = self._control if args and args[0] == RECONCILE else self._jobs
         try:
             future = executor.submit(apply_target, target, args, kwargs, callback, accept_callback)
@@ -160,28 +155,6 @@ class StreamPool(BasePool):
         supervisor.offer(key, hooks)
         return running
 
-    def _hint(
-        self,
-        args: tuple[Any, ...],
-        callback: Callable[..., Any] | None,
-        accept_callback: Callable[..., Any] | None,
-    ) -> Running:
-        running = Running()
-        said = "passed on"
-        try:
-            run_id, _ = parse_hint(_positional(args))
-        except Exception as error:  # noqa: BLE001 -- as above
-            logger.warning(LogEvent.RUN_MESSAGE_DROPPED, task_id=str(args[1])[:80], why=repr(error)[:200])
-            said = "dropped: not a run_job message"
-        else:
-            if self.schedules is not None:
-                self.schedules.hint(run_id)
-        # Claimed or not: the row brings the run back, not the message.
-        message = _Stream(self, running, callback, accept_callback)
-        message.accepted()
-        message.finished(said)
-        return running
-
     def terminate_job(self, pid: int, signal: Any = None) -> None:
         """Terminate nothing by pid: all tasks share this process. `Running.terminate` ends the one that is
         meant."""
@@ -204,7 +177,7 @@ class StreamPool(BasePool):
 
 
 class _Stream:
-    """Tells Celery what becomes of one feed's task, or of a hint."""
+    """Tells Celery what becomes of one feed's task."""
 
     __slots__ = ("_accept_callback", "_callback", "_pool", "_request", "_running", "_started")
 

@@ -1,20 +1,19 @@
 """The Celery tasks. Each is a few lines around `feedq.control` or `feedq.worker`.
 
-``stream_feed`` runs on `feedq.pool.StreamPool` without ever entering its body here: the pool hands the message
-to the supervisor. The body is for Celery's own pools.
+``stream_feed`` never enters its body: `feedq.pool.StreamPool` hands the message to the supervisor. Celery's own
+pools run every other task; they hold no feeds.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cache
 from threading import Timer
 from time import sleep
 from typing import Any
-from uuid import uuid4
 
 from celery import shared_task
 from celery.utils.nodenames import anon_nodename
@@ -26,12 +25,10 @@ from feedq.model import Assignment, FeedKey, Reason
 from feedq.settings import settings
 from feedq.store.postgresql import PostgresStore
 from feedq.telemetry import LogEvent, log
-from feedq.worker.jobs.share import Note
 from feedq.worker.outbox import Outbox
 
 STREAM_FEED = "feedq.stream_feed"
 RECONCILE = "feedq.reconcile"
-RUN_JOB = "feedq.run_job"
 SYNC = "feedq.sync"
 """The job of schedules that sync a catalog: see `feedq.cli.sync`."""
 CONTROL_QUEUE = "feedq.control"
@@ -45,6 +42,7 @@ PASS_WAIT_S = 0.02
 PASS_TRIES = 100
 """The number of tries while another pass is under way, two seconds of waiting; if that one takes longer still,
 the next tick is near."""
+NO_FEEDS_HERE = "this worker's pool holds no feeds"
 DISPATCH_BATCH = 100
 """Messages that leave together: the first workers begin while the rest of a cold start is still being sent."""
 
@@ -69,28 +67,12 @@ def _store_of(_pid: int) -> PostgresStore:
     )
 
 
-@shared_task(name=STREAM_FEED, bind=True, acks_late=False, ignore_result=True, max_retries=0)
-def stream_feed(self: Any, feed_id: int, epoch: int) -> str:
-    """Stream one feed until its lease ends. Returns why it ended."""
-    from feedq.worker.external_stream import run_external_stream
-
-    return str(run_external_stream(parse_key((feed_id, epoch)), store(), settings()))
-
-
-@shared_task(name=RUN_JOB, bind=True, acks_late=False, ignore_result=True, max_retries=0)
-def run_job(self: Any, run_id: int, attempt: int) -> str:
-    """Claim one run of a schedule and run its job here. Returns how it ended.
-
-    On `feedq.pool.StreamPool` never called: there the message is a hint for the job slots.
-    """
-    from feedq.worker.jobs.calling import TaskCaller
-    from feedq.worker.jobs.external_jobs import run_hinted, session_of
-
-    known_id, _ = parse_hint((run_id, attempt))
-    session_id = session_of(store(), self.request.hostname)
-    if session_id is None:
-        return "dropped: this worker is not registered, or leaving"
-    return run_hinted(known_id, session_id, store().jobs.runs, TaskCaller(self.app, settings().imports))
+@shared_task(name=STREAM_FEED, acks_late=False, ignore_result=True, max_retries=0)
+def stream_feed(feed_id: int, epoch: int) -> str:
+    """Drop the message: this worker's pool holds no feeds. Nothing is lost, because the feed's lease is in the
+    control database."""
+    logger.warning(LogEvent.MESSAGE_DROPPED, feed_id=feed_id, epoch=epoch, why=NO_FEEDS_HERE)
+    return f"dropped: {NO_FEEDS_HERE}"
 
 
 @shared_task(name=SYNC, ignore_result=True, max_retries=0)
@@ -193,40 +175,24 @@ def _outbox_of(_pid: int) -> Outbox[Assignment]:
 
 
 def send_all(assignments: Sequence[Assignment]) -> None:
-    """Send them now. Raises whatever kombu does."""
-    _send_each((f"{a.feed_id}-{a.epoch}", STREAM_FEED, a.key, a.queue) for a in assignments)
-
-
-def send_hints(notes: Sequence[Note]) -> int:
-    """Send one ``run_job`` message a note, to each worker's own queue. Returns how many. Raises whatever kombu
-    does."""
-    # A new id for each: a copy must not be taken for what was revoked or is under way.
-    _send_each(
-        (f"run-{note.run_id}-{uuid4().hex[:8]}", RUN_JOB, (note.run_id, note.attempt), note.queue)
-        for note in notes
-    )
-    return len(notes)
-
-
-def _send_each(messages: Iterable[tuple[str, str, tuple[int, int], str]]) -> None:
-    """Send messages, each given as its id, the name of the task, its arguments, and the queue."""
+    """Send one ``stream_feed`` message for each of these, now. Raises whatever kombu does."""
     with stream_feed.app.producer_or_acquire() as producer, _batch(producer):
-        for message in messages:
-            _publish(producer, *message)
+        for assignment in assignments:
+            _publish(producer, assignment)
 
 
-def _publish(producer: Any, task_id: str, name: str, args: tuple[int, int], queue: str) -> None:
+def _publish(producer: Any, assignment: Assignment) -> None:
     """Publish what ``apply_async`` would send, for a quarter of its time.
 
     A cold start is ten thousand of these, all alike: there is nothing to route, to look up or to tell anybody.
     """
     app = stream_feed.app
     message = app.amqp.create_task_message(
-        task_id,
-        name,
-        args,
+        f"{assignment.feed_id}-{assignment.epoch}",
+        STREAM_FEED,
+        assignment.key,
         {},
-        argsrepr=repr(args),
+        argsrepr=repr(assignment.key),
         kwargsrepr="{}",
         reply_to=app.thread_oid,
         origin=_origin(),
@@ -235,7 +201,7 @@ def _publish(producer: Any, task_id: str, name: str, args: tuple[int, int], queu
     producer.publish(
         message.body,
         exchange="",
-        routing_key=queue,
+        routing_key=assignment.queue,
         # The worker declares its queue; a publisher that declared it too would outlive the worker.
         declare=(),
         serializer="json",
@@ -263,11 +229,3 @@ def parse_key(args: Sequence[object]) -> FeedKey:
         case [int() as feed_id, int() as epoch] if feed_id > 0 and 0 < epoch < 2**63 and feed_id < 2**63:
             return (feed_id, epoch)
     raise ValueError("a stream_feed message says (feed_id, epoch), two positive integers")
-
-
-def parse_hint(args: Sequence[object]) -> tuple[int, int]:
-    """``(run_id, attempt)`` of a message. Raises `ValueError` when it says anything else."""
-    match args:
-        case [int() as run_id, int() as attempt] if 0 < run_id < 2**63 and 0 < attempt < 2**31:
-            return (run_id, attempt)
-    raise ValueError("a run_job message says (run_id, attempt), two positive integers")

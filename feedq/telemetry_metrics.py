@@ -118,7 +118,6 @@ MESSAGES_LEFT_OUT = Counter(
     "Messages that this process did not send, because the broker is away or too slow",
     registry=SHARED,
 )
-HINTS_SENT = _counter("feedq_hints_sent", "Messages sent about runs that are due")
 RUNS_ENDED = _counter("feedq_runs_ended", "Attempts of runs that ended on this worker, by how", ["state"])
 RUN_WAIT_SECONDS = _histogram(
     "feedq_run_wait_seconds",

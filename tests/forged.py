@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 from uuid import uuid4
 
-TASKS = ("feedq.stream_feed", "feedq.run_job", "feedq.reconcile", "feedq.unheard_of", "celery.accumulate")
+TASKS = ("feedq.stream_feed", "feedq.reconcile", "feedq.unheard_of", "celery.accumulate")
 CONTROL = (
     "ping",
     "stats",

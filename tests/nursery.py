@@ -53,7 +53,6 @@ IMPORTED = (
         "feedq.bootsteps",
         "feedq.beat",
         "feedq.web.hook",
-        "feedq.worker.jobs.external_jobs",
         "feedq.store.postgresql",
     ),
 )

@@ -313,15 +313,6 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
-    """A run that is due, for the worker that a message is to tell of it."""
-
-    run_id: int
-    attempt: int
-    segment: int
-
-
-@dataclass(frozen=True, slots=True)
 class ClaimedRun:
     """A run that a worker may run, and nobody else, as long as its fence stands."""
 
@@ -361,8 +352,8 @@ class Finish:
 class Fired:
     """The result of one scan of the due schedules."""
 
-    hints: Sequence[Hint]
-    """Runs that may start now."""
+    segments: Sequence[int]
+    """The segment of each run that was made and may start now."""
     more: bool
     """Whether there was more to do than one scan does."""
     next_in_s: float | None
@@ -381,8 +372,6 @@ class Offer:
     """The worker's own segments: runs of these it takes at once, all others once they have waited
     ``steal_after_s``."""
     steal_after_s: float
-    runs: Sequence[int] = ()
-    """Runs that it was told of: taken whichever segment they are of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,17 +382,6 @@ class Granted:
     next_in_s: float | None
     """The seconds until a run falls due that this worker could take, or until a rate lets one start; None when
     none is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobWorker:
-    """A live worker that runs jobs."""
-
-    id: UUID
-    name: str
-    queue: str
-    """The broker queue of its own."""
-    slots: int
 
 
 @dataclass(frozen=True, slots=True)

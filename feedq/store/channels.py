@@ -20,7 +20,11 @@ class NotifyReason(StrEnum):
     """The reason why a worker is notified."""
 
     FEEDS = "feeds"
+    """There is a feed to claim, or a stop request."""
     JOBS = "jobs"
+    """A schedule has changed, a run was triggered, or a run of this worker was taken away."""
+    RUNS = "runs"
+    """Runs of its segments have fallen due."""
 
     def is_among(self, heard: Collection[str]) -> bool:
         """Return whether these payloads are for this; what another release says may be for anybody."""

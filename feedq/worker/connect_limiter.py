@@ -26,24 +26,21 @@ What it does not pace: further connections that a connector makes by itself whil
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import count
 from operator import itemgetter
 from random import Random
-from threading import Lock
 from typing import Final, Generic, TypeVar
 
-from feedq.clock import Clock, SystemClock
+from feedq.clock import Clock
 from feedq.limits import STARTS_TOGETHER, RateLimiter, starts_together
 from feedq.settings import Settings
 from feedq.telemetry_metrics import CONNECTS, CONNECTS_WAITING
 from feedq.values import EVERY_OTHER
-from feedq.worker.loops import call_on, resolve
+from feedq.worker.loops import resolve
 
 HOSTS_KEPT: Final = 64
 """Lines that nobody waits in are looked through when there are more than this, and twice what was left of them the
@@ -237,9 +234,8 @@ class ConnectTurns(Generic[W]):
 
 @dataclass(eq=False, slots=True)
 class Sleeper(Waiter):
-    """A feed that waits on an event loop."""
+    """A feed that waits on the event loop."""
 
-    loop: asyncio.AbstractEventLoop
     through: asyncio.Future[None]
 
 
@@ -278,7 +274,7 @@ class StartLimiter:
 
 
 class ConnectLimiter:
-    """The turns of one process. Thread-safe: feeds may wait on several event loops."""
+    """The turns of one process. Used on its event loop."""
 
     def __init__(
         self,
@@ -291,71 +287,51 @@ class ConnectLimiter:
     ) -> None:
         """Rates of 0 are without a limit. Hosts are lower-case, ``*`` stands for each one that is not named."""
         self._clock = clock
-        self._lock = Lock()
         self._turns = ConnectTurns[Sleeper](
             connects_per_s, host_connects_per_s, failover_burst_s=failover_burst_s, rng=rng
         )
-        self._alarm: tuple[float, Sleeper] | None = None
-        """What a timer was set for last, on the loop of somebody who waits: it ends with that, if not before."""
+        self._alarm_at = float("inf")
+        """When a timer will let the next feed through."""
 
     async def turn(self, host: str | None, *, after_loss: bool = False) -> None:
-        """Wait until a connection to a host may begin. Who is cancelled gives the turn back."""
-        loop = asyncio.get_running_loop()
-        waiter = Sleeper(host, loop, loop.create_future(), after_loss=after_loss)
-        with self._lock:
-            self._turns.join(waiter, now=self._clock.monotonic())
-            self._go_on(loop)
+        """Wait until a connection to a host may begin. A feed that is cancelled gives its turn back."""
+        waiter = Sleeper(host, asyncio.get_running_loop().create_future(), after_loss=after_loss)
+        self._turns.join(waiter, now=self._clock.monotonic())
+        self._go_on()
         if not waiter.through.done():
             with CONNECTS_WAITING.track_inprogress():
                 await self._wait(waiter)
         CONNECTS.inc()
 
     def share(self, active_workers: int) -> None:
-        """Set how many workers the rates of hosts are shared by; feeds that wait already keep to it as well.
-        From any thread."""
-        with self._lock:
-            self._turns.share(max(1, active_workers), now=self._clock.monotonic())
-            self._alarm = None
-            self._go_on(None)
+        """Set how many workers share the rates of hosts; it holds for feeds that wait already as well."""
+        self._turns.share(max(1, active_workers), now=self._clock.monotonic())
+        self._go_on()
 
     async def _wait(self, waiter: Sleeper) -> None:
         try:
             await waiter.through
         except asyncio.CancelledError:
-            with self._lock:
-                self._turns.leave(waiter, now=self._clock.monotonic())
-                self._go_on(waiter.loop)
+            self._turns.leave(waiter, now=self._clock.monotonic())
+            self._go_on()
             raise
 
-    def _go_on(self, here: asyncio.AbstractEventLoop | None) -> None:
-        """Let through whoever may, and have it done again when the next one may. Under the lock.
-
-        ``here`` is the event loop of this thread.
-        """
+    def _go_on(self) -> None:
+        """Let through whoever may, and have it done again when the next one may."""
         now = self._clock.monotonic()
         for waiter in self._turns.let_through(now):
-            if waiter.loop is here:
-                resolve(waiter.through, None)
-            else:
-                call_on(waiter.loop, resolve, waiter.through, None)
+            resolve(waiter.through, None)
         upcoming = self._turns.next()
-        if upcoming is None:
+        if upcoming is None or upcoming[0] >= self._alarm_at:
             return
-        at, who = upcoming
-        if self._alarm is not None and self._alarm[1].is_waiting and self._alarm[0] <= at:
-            return
-        self._alarm = upcoming
-        nap_s = min(max(at - now, NAP_S_MIN), NAP_S_MAX)
-        if who.loop is here:
-            here.call_later(nap_s, self._let_next_go, upcoming)
-        else:
-            call_on(who.loop, who.loop.call_later, nap_s, self._let_next_go, upcoming)
+        self._alarm_at, _ = upcoming
+        nap_s = min(max(self._alarm_at - now, NAP_S_MIN), NAP_S_MAX)
+        asyncio.get_running_loop().call_later(nap_s, self._let_next_go, self._alarm_at)
 
-    def _let_next_go(self, alarm: tuple[float, Sleeper]) -> None:
-        with self._lock:
-            if self._alarm is alarm:
-                self._alarm = None
-                self._go_on(alarm[1].loop)
+    def _let_next_go(self, alarm_at: float) -> None:
+        if alarm_at == self._alarm_at:  # or an earlier one has been set since
+            self._alarm_at = float("inf")
+            self._go_on()
 
 
 def connect_limiter_of(settings: Settings, clock: Clock, rng: Random) -> ConnectLimiter:
@@ -366,20 +342,4 @@ def connect_limiter_of(settings: Settings, clock: Clock, rng: Random) -> Connect
         clock,
         failover_burst_s=settings.failover_burst_s,
         rng=rng,
-    )
-
-
-def shared_connect_limiter(settings: Settings) -> ConnectLimiter:
-    """The limiter of this process, for streams that run on threads beside the worker's supervisor."""
-    # By process: a child must not use a lock that was held at the moment it was forked.
-    hosts = frozenset(settings.host_connects_per_s.items())
-    return _shared_connect_limiter(os.getpid(), settings.connects_per_s, hosts, settings.failover_burst_s)
-
-
-@cache
-def _shared_connect_limiter(
-    _pid: int, connects_per_s: float, hosts: frozenset[tuple[str, float]], failover_burst_s: float
-) -> ConnectLimiter:
-    return ConnectLimiter(
-        connects_per_s, dict(hosts), SystemClock(), failover_burst_s=failover_burst_s, rng=Random()
     )

@@ -5,7 +5,7 @@ feed has ended, time has passed. Each call returns the actions that follow, in t
 carried out. The core itself does nothing; whoever drives it carries them out and reports what came of it:
 
 * `feedq.worker.supervisor` with the threads of a worker process,
-* `feedq.worker.external_stream` for one feed on Celery's own pools, or in quarantine,
+* `feedq.worker.external_stream` for one feed in quarantine,
 * the scenarios and simulations of the tests, with a clock that they set themselves.
 
 An event may come late, twice, or after what it is about has ended; it then has no effect. Times are seconds of one
@@ -67,8 +67,6 @@ it lives. Its connector, or a library of that, may swallow the cancellation, and
 is somebody else's by now."""
 AUDIT_INTERVAL_S = 60.0
 """How often what runs here is compared with what the database thinks runs here."""
-AUDIT_CELERY_POOL_INTERVAL_S = 5.0
-"""The same for feeds on Celery's own pools: their processes can be killed one by one, and are few."""
 STOPS_PART = 0.5
 """The part of the drain timeout within which all feeds of a leaving worker are told to stop. With a larger one the
 last of them have no time to commit, and their leases wait to be taken away; with a smaller one more feeds of the
@@ -189,9 +187,8 @@ class _Drain:
 class WorkerCore:
     """The decisions of one worker process, through as many worker sessions as it takes. Not thread-safe."""
 
-    def __init__(self, settings: Settings, *, rng: Random, now: float, on_celery_pool: bool = False) -> None:
-        """``on_celery_pool``: feeds run on Celery's own pools, and claim and release their leases themselves."""
-        self._settings, self._on_celery_pool = settings, on_celery_pool
+    def __init__(self, settings: Settings, *, rng: Random, now: float) -> None:
+        self._settings = settings
         self.state = SessionState.JOINING
         self.worker_id: UUID | None = None
         """The worker session that was registered last; None before the first."""
@@ -211,8 +208,7 @@ class WorkerCore:
         watchdog_s = max(settings.reconcile_interval_s * WATCHDOG_INTERVALS, WATCHDOG_MIN_S)
         self._watchdog_s = watchdog_s * (1 + WATCHDOG_JITTER * rng.random())
         self._watchdog_at = now + self._watchdog_s
-        self._audit_every_s = AUDIT_CELERY_POOL_INTERVAL_S if on_celery_pool else AUDIT_INTERVAL_S
-        self._audit_at = now + self._audit_every_s
+        self._audit_at = now + AUDIT_INTERVAL_S
         self._feeds: dict[FeedKey, WorkerFeed] = {}
         self._running: dict[int, WorkerFeed] = {}
         """By feed id: what was granted last, until it ends. An earlier stream of the feed may still be ending."""
@@ -220,8 +216,6 @@ class WorkerCore:
         self._claiming = 0
         self._asked: set[FeedKey] = set()
         """The feeds of which the database said last that they are to stop."""
-        self._unrun: set[FeedKey] = set()
-        """The leases that nobody ran when they were last compared, with ``on_celery_pool``."""
         self._drain = _Drain()
 
     # -- what there is -------------------------------------------------------------------------------
@@ -267,7 +261,6 @@ class WorkerCore:
         self._trust = TrustWindow()
         self.live_connections.clear()
         self._asked.clear()
-        self._unrun.clear()
         self.heartbeat_at = now
         return [BeginSession(worker_id)]
 
@@ -336,7 +329,7 @@ class WorkerCore:
         actions += self._cut_lost_feeds(now)
         actions += self._stop_next(now)
         if now >= self._audit_at:
-            self._audit_at = now + self._audit_every_s
+            self._audit_at = now + AUDIT_INTERVAL_S
             if self.worker_id is not None and not self.needs_session:
                 actions.append(FetchHeld(self.worker_id))
         return actions
@@ -376,7 +369,7 @@ class WorkerCore:
 
     def orders_pending(self) -> list[Action]:
         """The database has notified it, or a heartbeat says so: there are assignments or stop requests."""
-        if self.worker_id is None or self.needs_session or self._on_celery_pool:
+        if self.worker_id is None or self.needs_session:
             return []
         return [FetchOrders(self.worker_id, with_assignments=not self.is_draining)]
 
@@ -513,25 +506,13 @@ class WorkerCore:
         self._audit_at = min(self._audit_at, now + AUDITS_GATHERED_S)
         return []
 
-    def held_found(
-        self, worker_id: UUID, held: Collection[FeedKey], *, now: float, running: Collection[int] = ()
-    ) -> list[Action]:
+    def held_found(self, worker_id: UUID, held: Collection[FeedKey], *, now: float) -> list[Action]:
         """The leases that the database says this worker holds. The answers to all claims that were sent before
-        that question have been told to the core, and none of those sent after it.
-
-        ``running``: with ``on_celery_pool``, the ids of the feeds that run, as found after the question.
-        """
+        that question have been told to the core, and none of those sent after it."""
         if worker_id != self.worker_id or self.needs_session:
             return []  # declared gone meanwhile: what runs here is another session's
-        if self._on_celery_pool:
-            # Found twice, as one comparison may see half of a release.
-            before, self._unrun = self._unrun, {key for key in held if key[0] not in running}
-            unrun = before & self._unrun
-            lost: list[WorkerFeed] = []
-        else:
-            known = {feed.key for feed in self._running.values()}
-            unrun = set(held) - known
-            lost = [f for f in self._running.values() if f.key not in held and not f.in_quarantine]
+        unrun = set(held) - {feed.key for feed in self._running.values()}
+        lost = [f for f in self._running.values() if f.key not in held and not f.in_quarantine]
         releases = [Release(*key, Reason.RELEASED) for key in sorted(unrun)]
         return self._lose(lost, now) + ([ReleaseLeases(worker_id, releases)] if releases else [])
 

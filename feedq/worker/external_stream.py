@@ -1,4 +1,4 @@
-"""Streams one feed on a thread or child process of Celery's own pools, or in quarantine, with a loop of its own.
+"""Streams one feed in quarantine, in a process and on a loop of its own.
 
 The lease keeper lives in the worker's main process; here the lease is *followed*: asked for every half second,
 and trusted only as long as the worker's heartbeat reaches, counted from before the question was sent. A worker
@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from random import Random
-from threading import Lock
 from time import monotonic, sleep
 from uuid import UUID
 
@@ -20,14 +19,13 @@ import uvloop
 
 from feedq.clock import SystemClock
 from feedq.errors import Unavailable
-from feedq.limits import RateLimits
 from feedq.model import Claim, FeedKey, Reason, Release, StopRequest, WorkerState
 from feedq.settings import Settings
 from feedq.store.base import Followed, WorkerStore
 from feedq.telemetry import LogEvent, database_event, log
 from feedq.worker.actions import Action, CutSockets, LoseFeeds, Resume, StopFeeds, Suspend
 from feedq.worker.activity import Activity, current_feed
-from feedq.worker.connect_limiter import StartLimiter, shared_connect_limiter
+from feedq.worker.connect_limiter import StartLimiter, connect_limiter_of
 from feedq.worker.core import WorkerCore
 from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool
@@ -44,26 +42,13 @@ RELEASE_RETRY_S = 0.25
 logger = log(__name__)
 
 
-def run_external_stream(key: FeedKey, store: WorkerStore, settings: Settings) -> str:
-    """Claim the feed and stream it until its lease ends. Blocks; returns why it ended."""
-    assigned = store.leases.follow(key)
-    claims = store.leases.claim(assigned.worker_id, [key]) if assigned else []
-    if assigned is None or not claims:
-        why = "stale: no such assignment is waiting for this worker"
-        logger.info(LogEvent.MESSAGE_DROPPED, feed_id=key[0], epoch=key[1], why=why)
-        return f"dropped: {why}"
-    return _run(claims[0], assigned.worker_id, store, settings, Activity.private())
-
-
 def run_claimed(
     key: FeedKey, worker_id: UUID, store: WorkerStore, settings: Settings, activity: Activity
 ) -> str:
     """Stream a feed that this worker session has claimed already. Blocks; returns why its lease ended."""
     claim = store.leases.claimed(worker_id, key)
-    return "lost" if claim is None else _run(claim, worker_id, store, settings, activity)
-
-
-def _run(claim: Claim, worker_id: UUID, store: WorkerStore, settings: Settings, activity: Activity) -> str:
+    if claim is None:
+        return "lost"
     stream = _Stream(claim, worker_id, store, settings, activity)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         release = loop.run(stream.run())
@@ -71,35 +56,6 @@ def _run(claim: Claim, worker_id: UUID, store: WorkerStore, settings: Settings, 
         return "lost"
     _release(store, worker_id, release)
     return release.reason.value
-
-
-_sinks_of: dict[UUID, SinkPool] = {}
-_sinks_lock = Lock()
-
-
-def _sinks(store: WorkerStore, settings: Settings, worker_id: UUID) -> SinkPool:
-    """The sinks of this process, shared by its feeds; a new worker session has new ones."""
-    with _sinks_lock:
-        if worker_id not in _sinks_of:
-            # Feeds of an earlier session are lost, and so are their last batches, which the epoch would
-            # refuse anyway. Nobody waits for its threads.
-            for ended in _sinks_of.values():
-                ended.stop(timeout_s=lambda: 0.0)
-            _sinks_of.clear()
-            _sinks_of[worker_id] = SinkPool(
-                settings, worker_id=lambda: worker_id, gone_workers=store.workers.gone_among
-            )
-        return _sinks_of[worker_id]
-
-
-def _pacing(settings: Settings) -> Pacing:
-    """The limits of this process, shared by its feeds."""
-    return _pacing_of(frozenset(settings.tenant_limits.items()), settings.inflight_bytes_total)
-
-
-@cache
-def _pacing_of(tenant_limits: frozenset[tuple[str, RateLimits]], room_bytes: int) -> Pacing:
-    return Pacing(dict(tenant_limits), SystemClock(), room_bytes=room_bytes)
 
 
 class _Stream:
@@ -112,6 +68,8 @@ class _Stream:
         self._activity = activity
         self._claim, self._worker_id = claim, worker_id
         self._store, self._settings = store, settings
+        self._sinks = SinkPool(settings, worker_id=lambda: worker_id, gone_workers=store.workers.gone_among)
+        self._pacing = Pacing(settings.tenant_limits, SystemClock(), room_bytes=settings.inflight_bytes_total)
         self._sockets = Sockets()
         self._trusted = asyncio.Event()
         self._core = WorkerCore(settings, rng=Random(), now=monotonic())
@@ -151,19 +109,19 @@ class _Stream:
         core.claims_answered(self._worker_id, [claim], [], sure=True, now=monotonic())
 
     def _make_runner(self) -> FeedRunner:
-        sinks = _sinks(self._store, self._settings, self._worker_id)
+        clock, rng, sinks = SystemClock(), Random(), self._sinks
         return FeedRunner(
             self._claim,
             WorkerServices(
-                clock=SystemClock(),
-                rng=Random(),
+                clock=clock,
+                rng=rng,
                 backoff=self._settings.backoff,
                 sockets=self._sockets,
                 permissions=self._settings.permissions,
                 environment=self._settings.environment,
                 note_thread=self._activity.thread_of,
-                pacing=_pacing(self._settings),
-                connect_limiter=shared_connect_limiter(self._settings),
+                pacing=self._pacing,
+                connect_limiter=connect_limiter_of(self._settings, clock, rng),
                 start_limiter=StartLimiter(),
                 trusted=self._trusted,
                 commit_timeout_s=self._settings.drain_timeout_s,
@@ -189,7 +147,6 @@ class _Stream:
         report_at = loop.time()
         send = partial(self._store.taps.put, self._worker_id)
         taps = TapWriter(loop, elsewhere=partial(loop.run_in_executor, None), send=send)
-        pacing = _pacing(self._settings)
         while True:
             sent_at = monotonic()
             try:
@@ -198,8 +155,8 @@ class _Stream:
                     await asyncio.to_thread(
                         self._store.leases.report, self._worker_id, [runner.progress.report()]
                     )
-                    if tenants := pacing.limited_tenants():
-                        pacing.share(await asyncio.to_thread(self._store.leases.running_of, tenants))
+                    if tenants := self._pacing.limited_tenants():
+                        self._pacing.share(await asyncio.to_thread(self._store.leases.running_of, tenants))
                 followed = await asyncio.to_thread(self._store.leases.follow, runner.key)
                 self._heard(runner.key, followed, sent_at)
                 is_tapped = followed is not None and followed.tapped

@@ -60,12 +60,13 @@ class CoreDriver:
 
 
 class SessionObserver(Protocol):
-    """Hears of the worker session's begin and end, for whoever else lives under it. Called from other threads;
-    must not block."""
+    """Hears of the worker session, for whoever else lives under it. Called from other threads; must not block."""
 
-    def gone(self) -> None: ...
+    def gone(self) -> None:
+        """The worker session was declared gone."""
 
-    def notified(self) -> None: ...
+    def notified(self, reasons: Collection[str]) -> None:
+        """The worker was notified for these reasons."""
 
 
 class LeaseKeeper:
@@ -298,8 +299,8 @@ class LeaseKeeper:
     def _heard(self, reasons: Collection[str]) -> None:
         if NotifyReason.FEEDS.is_among(reasons):
             self._driver.tell(self._core.orders_pending)
-        if self.session_observer is not None and NotifyReason.JOBS.is_among(reasons):
-            self.session_observer.notified()
+        if self.session_observer is not None:
+            self.session_observer.notified(reasons)
 
     def _tick(self) -> None:
         while not self._stopping.is_set():

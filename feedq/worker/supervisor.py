@@ -9,7 +9,6 @@ called from any thread; whatever touches a runner happens on that runner's loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -48,9 +47,8 @@ from feedq.telemetry import LogEvent, log
 from feedq.worker import actions
 from feedq.worker.actions import Action
 from feedq.worker.activity import NO_FEED, Activity, current_feed
-from feedq.worker.connect_limiter import StartLimiter, connect_limiter_of, shared_connect_limiter
+from feedq.worker.connect_limiter import StartLimiter, connect_limiter_of
 from feedq.worker.core import WorkerCore
-from feedq.worker.external_stream import FOLLOW_S
 from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
 from feedq.worker.load_meter import LoadMeter
@@ -72,7 +70,6 @@ COMMIT_PART = 0.6
 """The part of the drain timeout that a feed may wait for its last commits. With all of it, a sink that hangs takes
 the time to release the lease as well, and the feed is silent until its ttl is over; with too little, what a slow
 sink would have committed is read and written again."""
-POLL_S = 0.1
 SHOW_TICKS = 15
 """A running feed shows itself in Celery's event stream every so many heartbeats."""
 SHOWN_MAX = 100
@@ -104,20 +101,17 @@ class Supervisor:
         new_worker: Callable[[], NewWorker],
         *,
         reconcile: Callable[[], None],
-        celery_pool_feeds: Callable[[], Collection[int]] | None = None,
         watch: Watch | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """``celery_pool_feeds``: on Celery's own pools, where feeds do not run in here, the ids of those that run
-        or are about to. ``watch``: the monitor of this process, if it has one."""
+        """``watch``: the monitor of this process, if it has one."""
         self._store, self._settings = store, settings
-        self._reconcile, self._celery_pool_feeds = reconcile, celery_pool_feeds
+        self._reconcile = reconcile
         self._watch = watch
         self._activity = watch.activity if watch is not None else Activity.private()
         self._clock = clock = clock or SystemClock()
         self._rng = rng = Random()
-        on_celery_pool = celery_pool_feeds is not None
-        self.core = WorkerCore(settings, rng=rng, now=clock.monotonic(), on_celery_pool=on_celery_pool)
+        self.core = WorkerCore(settings, rng=rng, now=clock.monotonic())
         self._driver = CoreDriver(self.core, self._perform)
         self.lease_keeper = LeaseKeeper(
             store,
@@ -135,8 +129,7 @@ class Supervisor:
         self.sockets = Sockets()
         self._sink_pool = SinkPool(settings, worker_id=self._worker_id, gone_workers=store.workers.gone_among)
         self._pacing = Pacing(settings.tenant_limits, clock, room_bytes=settings.inflight_bytes_total)
-        shared = shared_connect_limiter(settings) if on_celery_pool else None
-        self._connect_limiter = shared or connect_limiter_of(settings, clock, rng)
+        self._connect_limiter = connect_limiter_of(settings, clock, rng)
         self._was_interrupted = False
         self._drained = Event()
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
@@ -239,8 +232,6 @@ class Supervisor:
             self._quarantine.kill_all()
         worker = self.lease_keeper.worker
         leave = None if worker is None else partial(self._store.workers.leave, worker.id)
-        if self._celery_pool_feeds is not None and worker is not None:
-            self._await_celery_pool(worker.id, timeout_s=self._settings.drain_timeout_s + FOLLOW_S)
         leave_by = max(drain_by, self._clock.monotonic()) + STOP_GRACE_S
         self.lease_client.stop(timeout_s=self._left_s(leave_by), farewell=leave)
         self.lease_keeper.stop(timeout_s=partial(self._left_s, leave_by))
@@ -251,14 +242,6 @@ class Supervisor:
         if self._thread.is_alive():
             self._thread.join(self._left_s(leave_by))
         logger.info(LogEvent.WORKER_LEFT, worker=worker.name if worker else None)
-
-    def _await_celery_pool(self, worker_id: UUID, *, timeout_s: float) -> None:
-        """Wait for feeds on Celery's own pools, which see a drain by themselves; leaving before they have let
-        go would cut them off."""
-        deadline = self._clock.monotonic() + timeout_s
-        with contextlib.suppress(Unavailable):
-            while self._store.leases.held(worker_id) and self._clock.monotonic() < deadline:
-                Event().wait(POLL_S)
 
     def _left_s(self, until: float) -> float:
         return max(0.0, until - self._clock.monotonic())
@@ -390,10 +373,7 @@ class Supervisor:
 
     def _fetch_held(self, worker_id: UUID) -> None:
         held = set(self._store.leases.held(worker_id))
-        # After that question: what began in between is not among its answers.
-        running = set(self._celery_pool_feeds()) if self._celery_pool_feeds is not None else set[int]()
-        now = self._clock.monotonic()
-        self._driver.tell(self.core.held_found, worker_id, held, now=now, running=running)
+        self._driver.tell(self.core.held_found, worker_id, held, now=self._clock.monotonic())
 
     def _cut_sockets(self, action: actions.CutSockets) -> None:
         runners = [runner for key in action.keys if (runner := self._runners.get(key))]
@@ -582,7 +562,7 @@ class Supervisor:
     # -- what the lease keeper asks ------------------------------------------------------------------
 
     def _answered(self, answer: Heartbeat) -> None:
-        self._connect_limiter.share(answer.active_workers)
+        self._soon(self._connect_limiter.share, answer.active_workers)
         self._soon(self._follow_taps, answer.tapped)
         if answer.sinks_up_elsewhere or answer.sinks_untried_elsewhere:
             self._soon(self._leave_sinks, answer)

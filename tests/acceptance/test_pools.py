@@ -1,48 +1,73 @@
-"""The same feed on Celery's own pools: for connectors that need a thread or a process of their own."""
+"""Workers on Celery's own pools run ordinary tasks, and are given no feeds and no jobs."""
 
 from __future__ import annotations
 
 import signal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
-from tests.cluster import Cluster, feed, feed_names, wait_until
-from tests.invariants import check_invariants, wait_streaming
+from feedq.celery import DEFAULT_QUEUE
+from feedq.schedule.model import Every, Job, ScheduleSpec
+from feedq.store.postgresql import PostgresStore
+from feedq.telemetry import LogEvent
+from tests.cluster import Cluster, feed, wait_until
 from tests.source_process import Source
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
-SLOTS = 3
+TASKS = """
+import os
+from celery import shared_task
+
+@shared_task(name="tests.touch")
+def touch(path):
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+"""
 
 
-@pytest.mark.parametrize("pool", ["threads", "prefork"])
-def test_feeds_stream_pause_and_drain_on_the_pool(
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_pool_of_celerys_own_runs_ordinary_tasks_and_nothing_of_feedq(
     tmp_path: Path, database_url: str, broker_url: str, pool: str
 ) -> None:
-    feeds = feed_names(SLOTS, prefix=pool)
+    (tmp_path / "pool_tasks.py").write_text(TASKS)
+    done = tmp_path / "done"
+    env = {"FEEDQ_IMPORTS": "pool_tasks", "PYTHONPATH": str(tmp_path)}
+    store = PostgresStore(database_url)
     with (
         Source(rate=20) as source,
-        Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster,
+        Cluster(tmp_path, database_url=database_url, broker_url=broker_url, env=env) as cluster,
+        Celery(broker=broker_url) as sender,
     ):
         cluster.add_beat("b1")
-        # One slot stays free for ordinary tasks.
-        worker = cluster.add_worker("w1", "-P", pool, capacity=SLOTS + 1)
-        cluster.apply([feed(name, source.url) for name in feeds])
-        wait_streaming(source, feeds)
+        worker = cluster.add_worker("w1", "-P", pool, capacity=2, ready=False)
+        cluster.apply([feed("one", source.url)])
+        later = datetime.now(UTC) + timedelta(hours=1)
+        store.jobs.schedules.add(
+            ScheduleSpec("never", Every(86_400.0, anchor=later), Job("tests.touch", ("x",)))
+        )
+        store.jobs.schedules.trigger("never")
 
-        cluster.feedq("feed", "pause", feeds[0])
-        wait_until(lambda: feeds[0] not in source.live(), limit_s=20, what="the paused feed lets go")
-        assert set(source.live()) == set(feeds[1:])
-        cluster.feedq("feed", "resume", feeds[0])
-        wait_streaming(source, feeds)
+        sender.send_task("tests.touch", (str(done),), queue=DEFAULT_QUEUE)
+        wait_until(lambda: done.exists() and done.read_text(), limit_s=30, what=worker.text)
+        assert (int(done.read_text()) == worker.pid) is (pool != "prefork")
+        (said,) = worker.events(LogEvent.TASKS_ONLY)
+        assert said["pool"] == {"prefork": "prefork", "threads": "thread", "solo": "solo"}[pool]
+
+        # It makes passes, as any worker of that queue does, and gives itself nothing.
+        wait_until(
+            lambda: cluster.sql("SELECT 1 FROM feedq.fleet WHERE pass_at IS NOT NULL"),
+            limit_s=20,
+            what="a pass was made",
+        )
+        assert cluster.sql("SELECT 1 FROM feedq.worker") == []
+        assert {row.state for row in cluster.leases().values()} == {"idle"}
+        assert [run.state.value for run in store.jobs.schedules.runs("never")] == ["waiting"]
+        assert source.live() == {}
 
         worker.signal(signal.SIGTERM)
         assert worker.wait(15) == 0, worker.text()[-4000:]
-        wait_until(lambda: not source.live(), limit_s=5, what="every connection is closed")
-        assert {row.state for row in cluster.leases().values()} == {"idle"}
-
-        # What it had not committed when it let go is asked for again by whoever comes next.
-        cluster.add_worker("w2")
-        wait_streaming(source, feeds)
-        check_invariants(cluster, source, feeds)
+    store.close()

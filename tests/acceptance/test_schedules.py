@@ -259,33 +259,6 @@ def test_a_worker_of_the_queue_jobs_runs_jobs_and_holds_no_feeds(
     )
 
 
-@pytest.mark.parametrize("pool", ["threads", "prefork"])
-def test_jobs_run_on_celerys_own_pools(cluster: Cluster, schedules: ScheduleStore, pool: str) -> None:
-    node = cluster.add_worker("w1", "-P", pool, capacity=3)
-    schedules.add(ScheduleSpec("tick", Every(1.0), Job("tests.note")))
-    schedules.add(never("slow", Job("tests.slow", (60.0,))))
-    schedules.add(never("deaf", Job("tests.deaf", (3.0,), timeout_s=1.0)))
-    wait_until(lambda: len(effects(cluster, "tick")) >= 3, limit_s=LIMIT_S, what=lambda: logs(cluster))
-    run = schedules.trigger("slow")
-    wait_effect(cluster, "slow", "begun")
-    schedules.cancel_run(run.id)
-    wait_effect(cluster, "slow", "told to stop")
-    assert wait_state(cluster, "slow", RunState.CANCELLED)
-    schedules.trigger("deaf")
-    assert wait_state(cluster, "deaf", RunState.TIMED_OUT)
-    schedules.pause("tick")
-    wait_state(cluster, "tick", RunState.SUCCEEDED)
-    done = Counter(row["key"] for row in effects(cluster, "tick"))
-    assert done == {row["key"]: 1 for row in runs(cluster, "tick")}
-    wait_effect(cluster, "deaf", "ended")
-    schedules.add(never("last", Job("tests.slow", (1.5,))))
-    schedules.trigger("last")
-    wait_effect(cluster, "last", "begun")
-    node.signal(signal.SIGTERM)
-    assert node.wait(LIMIT_S) == 0, node.text()[-4000:]
-    assert wait_state(cluster, "last", RunState.SUCCEEDED)
-
-
 BEAT_SCHEDULE = """
 import os
 from datetime import UTC, datetime, timedelta
@@ -367,14 +340,13 @@ def test_runs_wait_for_a_worker_that_knows_their_task(cluster: Cluster, schedule
     level, detail = said()
     assert level == "FAIL"
     assert detail.startswith("schedule note: no worker knows task tests.note")
-    new = cluster.add_worker("new", "-P", "prefork", capacity=2)
+    cluster.add_worker("new")
     wait_until(
         # The old one is the first to be offered half of the ticks, so others fall due while one waits.
         lambda: "succeeded" in {row["state"] for row in runs(cluster, "note")},
         limit_s=LIMIT_S,
         what="the new worker runs it",
     )
-    assert {row["pid"] for row in effects(cluster, "note")} != {new.pid}, "in a child"
     level, detail = said()
     assert (level, detail) == (
         "ok",

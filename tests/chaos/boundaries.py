@@ -4,8 +4,7 @@
 this kind has something to commit, before or after its commit; or on entry to `finish`, or to `complete` within the
 transaction of a job. The worker says so in its log and sends itself SIGKILL (``kill``) or SIGSTOP (``stop``).
 
-``FEEDQ_TEST_BROKER=<seed>`` makes the broker unreliable: of the hints that this worker sends some are lost, some
-come late, and some come twice and later once more.
+``FEEDQ_TEST_LOST=<seed>`` loses some of the notifications by which this worker tells others of runs.
 """
 
 from __future__ import annotations
@@ -15,24 +14,21 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
-from threading import Lock, Timer, get_ident, local
+from threading import Lock, get_ident, local
 from typing import Any
+from uuid import UUID
 
 from psycopg2 import IntegrityError
 from sqlalchemy import Connection
 
-from feedq import bootsteps
 from feedq.schedule.model import ClaimedRun
 from feedq.store.database import Database, PreparedStatement
 from feedq.store.jobs import claiming, finishing, firing, runs, sessions
 from feedq.store.jobs.prepared import PreparedRuns
-from feedq.tasks import send_hints
-from feedq.worker.jobs.share import Note
 
 BOUNDARIES = ("fire_due", "claim", "finish", "transact", "expire")
 SAID = "doomed: "
-LOST, LATE, COPIED = 0.25, 0.25, 0.25
-LATE_MAX_S = 3.0
+LOST = 0.5
 
 _here = local()
 _lock = Lock()
@@ -60,7 +56,7 @@ class Doom:
 
 def install(doom: Doom) -> None:
     """Have the store's own transactions pass by the doom."""
-    _watch(doom, firing, "fire", "fire_due", lambda fired: bool(fired.hints))
+    _watch(doom, firing, "fire", "fire_due", lambda fired: bool(fired.segments))
     _watch(doom, claiming, "claim", "claim", lambda taken: bool(taken.granted.runs))
     _watch(doom, finishing, "finish", "finish", bool)
     _watch(doom, finishing, "expire", "expire", bool)
@@ -144,35 +140,19 @@ def _enter(doom: Doom, owner: Any, name: str, boundary: str) -> None:
     setattr(owner, name, entered)
 
 
-def disturb(rng: Random) -> None:
-    """Between this worker and its broker."""
-    send = send_hints
+def lose_notifications(rng: Random) -> None:
+    """Tell only some workers of the runs that this one has fired."""
+    notify = runs.RunStore.notify
 
-    def disturbed(notes: Sequence[Note]) -> int:
-        now: list[Note] = []
-        for note in notes:
-            fate = rng.random()
-            if fate < LOST:
-                continue
-            if fate < LOST + LATE:
-                _later(note, rng.uniform(0.1, LATE_MAX_S))
-            elif fate < LOST + LATE + COPIED:
-                now += [note, note]
-                _later(note, rng.uniform(0.1, LATE_MAX_S))
-            else:
-                now.append(note)
-        return send(now) if now else 0
+    def some(self: runs.RunStore, worker_ids: Sequence[UUID]) -> None:
+        if told := [worker_id for worker_id in worker_ids if rng.random() >= LOST]:
+            notify(self, told)
 
-    def _later(note: Note, seconds: float) -> None:
-        timer = Timer(seconds, send, ([note],))
-        timer.daemon = True
-        timer.start()
-
-    importer: Any = bootsteps  # it does not export what it imports
-    importer.send_hints = disturbed
+    store: Any = runs.RunStore
+    store.notify = some
 
 
 if chosen := os.environ.get("FEEDQ_TEST_DOOM"):
     install(Doom(chosen))
-if seed := os.environ.get("FEEDQ_TEST_BROKER"):
-    disturb(Random(seed))
+if seed := os.environ.get("FEEDQ_TEST_LOST"):
+    lose_notifications(Random(seed))

@@ -1,5 +1,5 @@
-"""A fleet that is being killed: workers that end at commits and anywhere else, that freeze and wake, and a broker
-that loses, delays and copies.
+"""A fleet that is being killed: workers that end at commits and anywhere else, that freeze and wake, and that lose
+half of their notifications.
 
 Everything that is drawn comes from one seed. What the machine makes of it differs from run to run; the kind of
 fault, its moment in terms of commits, and the order do not.
@@ -13,11 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
 import psutil
-from celery import Celery
-from kombu import Queue
 
 from tests.chaos.boundaries import BOUNDARIES, SAID
 from tests.cluster import Cluster
@@ -38,8 +35,6 @@ KILLS_PER_S = 1.6
 """Of all kinds: as many as dooms fall short of are killed from outside."""
 FREEZE_EVERY_S = 5.0
 FROZEN_S = (0.5 * TTL_S, 2.5 * TTL_S)
-COPY_EVERY_S = 0.25
-COPIES = 10
 BEAT_EVERY_S = 12.0
 YOUNG_S = 1.0
 """A worker this young is not killed from outside: it has done nothing yet."""
@@ -70,7 +65,6 @@ class Losses:
     kills: Counter[str] = field(default_factory=Counter)
     freezes: Counter[str] = field(default_factory=Counter)
     beats: int = 0
-    copies: int = 0
 
     @property
     def missed(self) -> set[str]:
@@ -81,7 +75,7 @@ class Losses:
         kills = ", ".join(f"{count} {where}" for where, count in sorted(self.kills.items()))
         return (
             f"{self.kills.total()} workers killed ({kills}), {self.freezes.total()} frozen, "
-            f"{self.beats} beats killed, {self.copies} copies of messages"
+            f"{self.beats} beats killed"
         )
 
 
@@ -96,7 +90,6 @@ class Storm:
         self._born: dict[str, float] = {}
         self._read: dict[str, int] = {}
         self._thaw_at: dict[str, float] = {}
-        self._app = Celery(broker=cluster.broker_url)
 
     def gather(self) -> None:
         """Start all workers, whole ones."""
@@ -112,13 +105,11 @@ class Storm:
         due = {
             self._kill: now + KILL_EVERY_S,
             self._freeze: now + FREEZE_EVERY_S,
-            self._copy: now,
             self._kill_beat: now + BEAT_EVERY_S,
         }
         every = {
             self._kill: KILL_EVERY_S,
             self._freeze: FREEZE_EVERY_S,
-            self._copy: COPY_EVERY_S,
             self._kill_beat: BEAT_EVERY_S,
         }
         while (now := time.monotonic()) < end or (not until(self.losses) and now < end + LONGER_S):
@@ -135,9 +126,6 @@ class Storm:
         """Wake what is frozen and start what is dead; whoever has a doom yet may still meet it. To be called until
         all is quiet."""
         self._tend(doomed=False)
-
-    def close(self) -> None:
-        self._app.close()
 
     def _tend(self, *, doomed: bool) -> None:
         now = time.monotonic()
@@ -173,7 +161,7 @@ class Storm:
         return f"{moment.boundary}:{moment.side}:{action}:{count}"
 
     def _start(self, name: str, *, doom: str) -> None:
-        env = {**self._env, "FEEDQ_TEST_DOOM": doom, "FEEDQ_TEST_BROKER": str(self._rng.random())}
+        env = {**self._env, "FEEDQ_TEST_DOOM": doom, "FEEDQ_TEST_LOST": str(self._rng.random())}
         self.cluster.add_worker(name, capacity=10, env=env, ready=False)
         self._born[name] = time.monotonic()
 
@@ -216,24 +204,6 @@ class Storm:
             victim.signal(signal.SIGKILL)
             victim.wait(10)
             self.losses.beats += 1
-
-    def _copy(self) -> None:
-        """Messages that name runs which are over, running or waiting, to whichever worker."""
-        rows = self.cluster.sql("SELECT id, attempt FROM feedq.run ORDER BY id DESC LIMIT 300")
-        queues = [
-            row["queue"] for row in self.cluster.sql("SELECT queue FROM feedq.worker WHERE state = 'active'")
-        ]
-        if not rows or not queues:
-            return
-        for _ in range(COPIES):
-            row, queue = self._rng.choice(rows), self._rng.choice(queues)
-            send_hint(self._app, queue, row["id"], row["attempt"])
-            self.losses.copies += 1
-
-
-def send_hint(app: Celery, queue: str, *args: Any) -> None:
-    """A message that names a run, as anybody with the broker's password can send it."""
-    app.send_task("feedq.run_job", args=args, queue=Queue(queue), declare=(), serializer="json", retry=False)
 
 
 def is_stopped(node: Node) -> bool:

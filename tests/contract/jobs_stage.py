@@ -16,14 +16,9 @@ JOB = Job("tasks.report")
 
 
 def offer(
-    worker: Worker,
-    *,
-    limit: int = 8,
-    segments: Sequence[int] = ALL,
-    steal_after_s: float = 1.0,
-    runs: Sequence[int] = (),
+    worker: Worker, *, limit: int = 8, segments: Sequence[int] = ALL, steal_after_s: float = 1.0
 ) -> Offer:
-    return Offer(worker.id, limit, segments, steal_after_s, runs)
+    return Offer(worker.id, limit, segments, steal_after_s)
 
 
 def ask(jobs: JobsHarness, worker: Worker, **changes: Any) -> Granted:
@@ -48,14 +43,18 @@ def finish(jobs: JobsHarness, worker: Worker, *finishes: Finish) -> list[int]:
 
 
 def fire(jobs: JobsHarness, *, limit: int = 1_000) -> list[int]:
-    """Fire all that is due. Returns the ids of those that may start."""
-    hints: list[int] = []
-    more = True
+    """Fire all that is due. Returns the ids of the runs that it made and that may start."""
+    ((latest,),) = jobs.execute("SELECT coalesce(max(id), 0) FROM feedq.run")
+    made, more = 0, True
     while more:
         fired = jobs.store.jobs.runs.fire_due(limit=limit)
-        hints += [hint.run_id for hint in fired.hints]
-        more = fired.more
-    return hints
+        made, more = made + len(fired.segments), fired.more
+    found = jobs.execute(
+        "SELECT id FROM feedq.run WHERE id > %s AND state = 'waiting' AND due_at <= clock_timestamp() ORDER BY id",
+        latest,
+    )
+    assert len(found) == made
+    return [int(str(run_id)) for (run_id,) in found]
 
 
 def fall_due(jobs: JobsHarness) -> list[int]:

@@ -1,4 +1,4 @@
-"""Streams on threads and child processes of Celery's own pools, on PostgreSQL."""
+"""A feed that runs apart and follows its lease, and processes that forked, on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from feedq import tasks
 from feedq.model import FeedKey, LeaseState, Reason, Worker
 from feedq.settings import Settings
 from feedq.store.base import Followed
-from feedq.worker import external_stream
-from feedq.worker.fencer import Fencer
+from feedq.worker.activity import Activity
+from feedq.worker.external_stream import run_claimed
 from feedq.worker.runner import FeedRunner
-from feedq.worker.writer import Writer
 from tests.contract.harness import PostgresHarness, spec
-from tests.contract.test_supervisor import LIMIT_S, Source, until
+from tests.contract.test_supervisor import Source, until
 
 pytestmark = pytest.mark.servers
 
 
 class StreamedFeed:
-    """One feed under ``run_external_stream`` on a thread, as Celery's thread pool would run it."""
+    """One feed under `run_claimed`, on a thread in place of its process."""
 
     def __init__(self, harness: PostgresHarness) -> None:
         self.harness = harness
@@ -37,21 +36,22 @@ class StreamedFeed:
         self.said: list[str] = []
         self.thread: threading.Thread | None = None
 
-    def assign(self, worker: Worker) -> FeedKey:
+    def claimed(self, worker: Worker) -> FeedKey:
         feed = self.harness.store.feeds.add(
             spec("a", source={"url": f"tcp://127.0.0.1:{self.source.port}"}, sink={"table": "landed"})
         )
-        return self.again(worker, feed.id)
-
-    def again(self, worker: Worker, feed_id: int) -> FeedKey:
         with self.harness.store.fleet.reconcile_pass() as p:
             assert p is not None
-            (given,) = p.assign([(feed_id, worker.id)])
+            (given,) = p.assign([(feed.id, worker.id)])
+        self.harness.store.leases.claim(worker.id, [given.key])
         return given.key
 
-    def run(self, key: FeedKey) -> None:
+    def run(self, worker: Worker) -> None:
+        key = self.claimed(worker)
+
         def streamed() -> None:
-            self.said.append(external_stream.run_external_stream(key, self.harness.store, self.settings))
+            store, activity = self.harness.store, Activity.private()
+            self.said.append(run_claimed(key, worker.id, store, self.settings, activity))
 
         self.thread = threading.Thread(target=streamed, daemon=True)
         self.thread.start()
@@ -72,18 +72,13 @@ def streamed(postgres_harness: PostgresHarness) -> Iterator[StreamedFeed]:
     made = StreamedFeed(postgres_harness)
     yield made
     made.source.close()
-    # A process keeps them for its next stream; the tests after these run in the same one.
-    for ends in external_stream._sinks_of.values():
-        ends.stop(timeout_s=lambda: LIMIT_S)
-    external_stream._sinks_of.clear()
 
 
 def test_an_external_stream_that_ends_in_an_unexpected_way_releases_its_lease(
     streamed: StreamedFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FeedRunner, "run", lambda _: 1 / 0)
-    worker = streamed.harness.worker("w1")
-    streamed.run(streamed.assign(worker))
+    streamed.run(streamed.harness.worker("w1"))
     until(lambda: streamed.said, "ended")
     assert streamed.said == ["backoff"]
     assert (streamed.lease.state, streamed.lease.reason) == (LeaseState.IDLE, Reason.BACKOFF)
@@ -105,31 +100,10 @@ def test_an_unexpected_error_does_not_end_the_following_of_a_lease(
 
     monkeypatch.setattr(streamed.harness.store.leases, "follow", follow)
     worker = streamed.harness.worker("w1")
-    streamed.run(streamed.assign(worker))
+    streamed.run(worker)
     until(lambda: streamed.source.open == 1, "streaming")
     streamed.end(worker)
     assert streamed.said == ["released"]
-
-
-def test_the_sink_threads_of_an_earlier_worker_session_end(streamed: StreamedFeed) -> None:
-    def mine() -> list[threading.Thread]:
-        found: list[Writer | Fencer] = []
-        for ends in external_stream._sinks_of.values():
-            found += [*ends._writers.values(), *ends._fencers.values()]
-        return [end._thread for end in found]
-
-    first = streamed.harness.worker("w1")
-    key = streamed.assign(first)
-    streamed.run(key)
-    until(lambda: streamed.source.open == 1, "streaming")
-    old = mine()
-    assert len(old) == 2
-    streamed.end(first)
-    second = streamed.harness.worker("w1")
-    streamed.run(streamed.again(second, key[0]))
-    until(lambda: streamed.source.open == 1, "streaming")
-    until(lambda: not any(thread.is_alive() for thread in old), "the old threads have ended")
-    streamed.end(second)
 
 
 @pytest.fixture

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from feedq.model import WorkerTarget
-from feedq.schedule.model import Hint, Job, Overlap, Queue, RunKind, RunState, Semantics
+from feedq.schedule.model import Job, Overlap, Queue, RunKind, RunState, Semantics
 from feedq.schedule.spread import segment_of
 from tests.contract.jobs_harness import JobsHarness, schedule_spec
 from tests.contract.jobs_stage import (
@@ -17,7 +19,6 @@ from tests.contract.jobs_stage import (
     ended,
     fall_due,
     finish,
-    offer,
     runs_of,
 )
 
@@ -56,9 +57,9 @@ def test_a_run_is_claimed_once(jobs: JobsHarness) -> None:
     a, b = jobs.job_worker("a"), jobs.job_worker("b")
     jobs.schedule()
     (run_id,) = fall_due(jobs)
-    assert len(claim(jobs, a, runs=[run_id])) == 1
-    assert claim(jobs, a, runs=[run_id]) == [], "the same message a second time"
-    assert claim(jobs, b, runs=[run_id]) == []
+    assert [run.id for run in claim(jobs, a)] == [run_id]
+    assert claim(jobs, a) == []
+    assert claim(jobs, b) == []
 
 
 def test_fences_grow_from_attempt_to_attempt(jobs: JobsHarness) -> None:
@@ -159,39 +160,10 @@ def test_its_own_segments_a_worker_takes_at_once_and_those_of_others_when_they_h
     assert claim(jobs, worker, segments=others, steal_after_s=0)[0].id == run_id
 
 
-def test_a_run_that_a_worker_was_told_of_it_takes_whichever_segment_it_is_of(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule()
-    (run_id,) = fall_due(jobs)
-    others = not_segment(run_id, jobs)
-    told = claim_one(jobs, worker, segments=others, steal_after_s=600, runs=[run_id])
-    assert told.id == run_id
-
-
 def test_a_trigger_is_taken_by_whoever_asks_first(jobs: JobsHarness) -> None:
     jobs.schedule()
     run = jobs.schedules.trigger("nightly")
     assert claim_one(jobs, jobs.job_worker(), segments=[0], steal_after_s=600).id == run.id
-
-
-def test_who_neither_owns_nor_steals_gets_what_it_was_told_of_and_nothing_else(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    first, second = jobs.schedules.trigger("nightly"), jobs.schedules.trigger("nightly")
-    never = float("inf")
-    asked = offer(worker, segments=(), steal_after_s=never, runs=[second.id])
-    assert [hint.run_id for hint in jobs.store.jobs.runs.due(asked)] == [second.id]
-    assert [r.id for r in claim(jobs, worker, segments=(), steal_after_s=never, runs=[second.id])] == [
-        second.id
-    ]
-    assert jobs.schedules.run(first.id).state is RunState.WAITING
-
-
-def test_forged_ids_harm_nobody(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule()
-    (run_id,) = fall_due(jobs)
-    assert claim_one(jobs, worker, runs=[-1, 0, 2**80, 10**9, run_id, run_id]).id == run_id
 
 
 # -- order -------------------------------------------------------------------------------------------
@@ -249,16 +221,6 @@ def test_the_only_place_in_a_queue_goes_to_the_highest_priority(jobs: JobsHarnes
         finish(jobs, worker, ended(run))
 
 
-def test_what_due_lists_is_what_a_claim_takes(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    schedule = jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    made = [jobs.schedules.trigger("nightly", key=str(n)) for n in range(3)]
-    hints = jobs.store.jobs.runs.due(offer(worker))
-    assert hints == [Hint(run.id, 1, segment_of(schedule.id, run.key)) for run in made]
-    assert {run.state for run in runs_of(jobs)} == {RunState.WAITING}, "nothing was taken"
-    assert [run.id for run in claim(jobs, worker)] == [run.id for run in made]
-
-
 # -- overlap -----------------------------------------------------------------------------------------
 
 
@@ -269,7 +231,7 @@ def test_an_exclusive_run_waits_for_the_one_that_runs(jobs: JobsHarness) -> None
     for run in made:
         claimed = claim_one(jobs, worker)
         assert claimed.id == run.id, "the oldest tick first, one at a time"
-        assert claim(jobs, worker, runs=[r.id for r in made]) == []
+        assert claim(jobs, worker) == []
         finish(jobs, worker, ended(claimed))
 
 
@@ -331,22 +293,11 @@ def test_a_run_that_missed_its_start_deadline_is_not_started_any_more(jobs: Jobs
     jobs.schedule(start_deadline_s=30)
     run = jobs.schedules.trigger("nightly")
     jobs.elapse(60)
-    granted = ask(jobs, worker, runs=[run.id])
+    granted = ask(jobs, worker)
     assert list(granted.runs) == []
     missed = jobs.schedules.run(run.id)
     assert missed.state is RunState.MISSED_DEADLINE
     assert missed.ended_at is not None
-
-
-def test_nobody_is_told_of_a_run_that_missed_its_deadline_but_of_the_one_behind_it(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule(start_deadline_s=90, overlap=Overlap.BUFFER_ALL)
-    made = [jobs.schedules.trigger("nightly", key="late")]
-    jobs.elapse(60)
-    made.append(jobs.schedules.trigger("nightly", key="in time"))
-    for run in made:
-        assert [hint.run_id for hint in jobs.store.jobs.runs.due(offer(worker))] == [run.id]
-        jobs.elapse(60)
 
 
 def test_one_that_missed_its_deadline_keeps_nobody_waiting(jobs: JobsHarness) -> None:
@@ -431,8 +382,13 @@ def test_workers_are_those_that_serve_and_have_slots(jobs: JobsHarness) -> None:
     jobs.store.workers.drain(jobs.job_worker("draining").id)
     jobs.store.workers.set_target(jobs.job_worker("cordoned").id, WorkerTarget.CORDONED)
     jobs.store.workers.leave(jobs.job_worker("left").id)
-    found = jobs.store.jobs.runs.workers()
-    assert [(w.id, w.name, w.queue, w.slots) for w in found] == [
-        (a.id, "a", "node.a", 4),
-        (b.id, "b", "node.b", 2),
-    ]
+    assert jobs.store.jobs.runs.workers() == {a.id: 4, b.id: 2}
+
+
+def test_workers_are_notified_of_runs_that_have_fallen_due(jobs: JobsHarness) -> None:
+    a, b = jobs.job_worker("a"), jobs.job_worker("b")
+    with closing(jobs.store.worker_listener(a)) as first, closing(jobs.store.worker_listener(b)) as second:
+        jobs.store.jobs.runs.notify([a.id])
+        assert first.wait(10)
+        assert first.heard == {"runs"}
+        assert not second.wait(0.1)

@@ -58,7 +58,7 @@ def test_with_nothing_due_a_look_says_when_there_will_be(jobs: JobsHarness) -> N
     jobs.schedule()
     before = jobs.schedules.get("nightly")
     fired = jobs.store.jobs.runs.fire_due(limit=100)
-    assert (list(fired.hints), fired.more) == ([], False)
+    assert (list(fired.segments), fired.more) == ([], False)
     assert fired.next_in_s is not None
     assert 0 < fired.next_in_s <= INTERVAL_S
     assert jobs.schedules.get("nightly") == before
@@ -110,7 +110,7 @@ def test_a_tick_that_a_row_stands_for_already_is_not_counted_again(jobs: JobsHar
 
 def test_with_no_schedule_at_all_there_is_no_next_time(jobs: JobsHarness) -> None:
     fired = jobs.store.jobs.runs.fire_due(limit=100)
-    assert (list(fired.hints), fired.more, fired.next_in_s) == ([], False, None)
+    assert (list(fired.segments), fired.more, fired.next_in_s) == ([], False, None)
     assert fired.is_idle
 
 
@@ -146,8 +146,7 @@ def test_a_tick_becomes_a_run_and_the_watermark_moves_on(jobs: JobsHarness) -> N
     assert run.key == tick.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S") + run.key[19:]
     assert run.key.endswith("Z")
     assert run.job == job
-    (hint,) = fired.hints
-    assert (hint.run_id, hint.attempt, hint.segment) == (run.id, 1, segment_of(schedule.id, run.key))
+    assert fired.segments == [segment_of(schedule.id, run.key)]
     ((ahead, start_by, queue),) = jobs.execute("SELECT due_at - rank_at, start_by, queue FROM feedq.run")
     assert (ahead, queue) == (timedelta(seconds=7), "reports")
     assert start_by == tick + timedelta(seconds=600)
@@ -162,9 +161,9 @@ def test_of_many_due_as_many_are_fired_as_one_look_may(jobs: JobsHarness) -> Non
         jobs.schedule(f"s{n}")
     jobs.elapse(INTERVAL_S)
     first = jobs.store.jobs.runs.fire_due(limit=3)
-    assert (len(first.hints), first.more, first.next_in_s) == (3, True, 0.0)
+    assert (len(first.segments), first.more, first.next_in_s) == (3, True, 0.0)
     second = jobs.store.jobs.runs.fire_due(limit=3)
-    assert (len(second.hints), second.more) == (2, False)
+    assert (len(second.segments), second.more) == (2, False)
 
 
 def test_a_tick_whose_watermark_was_put_back_does_not_run_again(jobs: JobsHarness) -> None:
@@ -320,7 +319,7 @@ def test_a_paused_schedule_does_not_fire(jobs: JobsHarness) -> None:
     jobs.schedules.pause("nightly")
     jobs.elapse(INTERVAL_S)
     fired = jobs.store.jobs.runs.fire_due(limit=100)
-    assert (list(fired.hints), fired.next_in_s) == ([], None)
+    assert (list(fired.segments), fired.next_in_s) == ([], None)
 
 
 @pytest.mark.parametrize("resume", ResumePolicy)
@@ -332,7 +331,7 @@ def test_a_pause_with_an_end_ends_by_itself(jobs: JobsHarness, resume: ResumePol
     before = watermark(jobs)
     jobs.elapse(5 * INTERVAL_S)
     before -= timedelta(seconds=5 * INTERVAL_S)
-    hints = fire(jobs)
+    made = fire(jobs)
     schedule = jobs.schedules.get("nightly")
     assert (schedule.state, schedule.paused_until, schedule.pause_reason) == (
         ScheduleState.ACTIVE,
@@ -340,7 +339,7 @@ def test_a_pause_with_an_end_ends_by_itself(jobs: JobsHarness, resume: ResumePol
         None,
     )
     assert watermark(jobs) > jobs.now()
-    assert len(hints) == (0 if resume is ResumePolicy.SKIP else 5)
+    assert len(made) == (0 if resume is ResumePolicy.SKIP else 5)
     assert [kind for kind, _ in jobs.events("schedule_resumed")] == ["schedule_resumed"]
 
 
@@ -403,7 +402,7 @@ def test_of_too_much_a_look_decides_what_it_has_time_for(
         jobs.schedule(f"s{n}")
     jobs.elapse(INTERVAL_S)
     looks = [jobs.store.jobs.runs.fire_due(limit=100) for _ in range(3)]
-    assert [len(fired.hints) for fired in looks] == [1, 1, 1]
+    assert [len(fired.segments) for fired in looks] == [1, 1, 1]
     assert [fired.more for fired in looks] == [True, True, False]
 
 
@@ -432,7 +431,7 @@ def test_killed_before_the_commit_nothing_has_happened(
     assert len(fire(jobs)) == 1, "the next look does it"
 
 
-def test_killed_after_the_commit_only_the_hint_is_lost(jobs: JobsHarness) -> None:
+def test_killed_after_the_commit_only_the_notification_is_lost(jobs: JobsHarness) -> None:
     jobs.schedule()
     jobs.elapse(INTERVAL_S)
     jobs.store.jobs.runs.fire_due(limit=10)

@@ -12,7 +12,6 @@ from tests.contract.jobs_stage import (
     claim_one,
     ended,
     finish,
-    runs_of,
 )
 
 
@@ -46,13 +45,6 @@ def test_a_bucket_gives_out_its_tokens_and_fills_up_again(jobs: JobsHarness) -> 
     assert len(claim(jobs, worker)) == 1
     jobs.elapse(3600)
     assert len(claim(jobs, worker)) == 2, "no more than its burst, however long nobody drew from it"
-
-
-def test_told_runs_are_under_the_limits_as_well(jobs: JobsHarness) -> None:
-    jobs.queues.set(Queue("slow", concurrency=1))
-    waiting_in(jobs, "slow", 3)
-    told = [run.id for run in runs_of(jobs, "slow")]
-    assert len(claim(jobs, jobs.job_worker(), runs=told)) == 1
 
 
 def test_a_full_queue_keeps_no_other_waiting(jobs: JobsHarness) -> None:

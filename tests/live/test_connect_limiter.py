@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
-from threading import Thread
 
 import pytest
 from hypothesis import given
@@ -422,7 +421,7 @@ def test_a_rested_gate_is_as_good_as_new() -> None:
         assert gate.is_rested(100.0 + 2 / (10 * share) + CONNECT_BURST_S)
 
 
-# -- on event loops ------------------------------------------------------------------------------------
+# -- on an event loop ----------------------------------------------------------------------------------
 
 
 def connect_limiter(worker: float = 0.0, hosts: dict[str, float] | None = None) -> ConnectLimiter:
@@ -461,59 +460,9 @@ async def test_a_new_share_is_heard_by_those_who_wait() -> None:
     tasks = [asyncio.create_task(paced.turn("a")) for _ in range(10)]
     await asyncio.sleep(0)
     assert not all(task.done() for task in tasks)
-    thread = Thread(target=paced.share, args=(0,))
-    thread.start()
+    paced.share(0)
     async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*tasks)
-    thread.join()
-
-
-def test_streams_on_threads_share_a_limiter_and_none_waits_for_a_loop_that_has_ended() -> None:
-    paced = connect_limiter(0, {"a": 50})
-    through: list[int] = []
-
-    def driver(n: int) -> None:
-        async def run() -> None:
-            task = asyncio.create_task(paced.turn("a"))
-            if n % 3 == 0:  # stopped while it waits
-                await asyncio.sleep(0.01)
-                task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-        asyncio.run(run())
-        through.append(n)
-
-    threads = [Thread(target=driver, args=(n,), daemon=True) for n in range(60)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert len(through) == 60
-
-
-def test_who_is_next_in_line_and_ends_with_its_loop_leaves_nobody_behind() -> None:
-    paced = connect_limiter(0, {"a": 5})
-    done: list[str] = []
-
-    def ends_while_it_waits() -> None:
-        async def run() -> None:
-            await paced.turn("a")
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(paced.turn("a"), 0.05)
-
-        asyncio.run(run())
-        done.append("ended")
-
-    async def waits_behind() -> None:
-        thread.start()
-        while sample("feedq_connects_waiting") < 1:
-            await asyncio.sleep(0.001)
-        await asyncio.wait_for(paced.turn("a"), LIMIT_S)
-        thread.join(LIMIT_S)
-
-    thread = Thread(target=ends_while_it_waits, daemon=True)
-    asyncio.run(waits_behind())
-    assert done == ["ended"]
 
 
 def test_settings_accept_no_pace_and_the_largest() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from threading import Event, Thread
 from typing import Any
 from uuid import UUID
@@ -11,13 +11,13 @@ from uuid import UUID
 import pytest
 
 from feedq import run_context
-from feedq.schedule.model import ClaimedRun, Fired, Hint, RunState
+from feedq.schedule.model import ClaimedRun, Fired
 from feedq.settings import Settings
+from feedq.store.channels import NotifyReason
 from feedq.worker.jobs import job_service as module
 from feedq.worker.jobs import share as share_module
 from feedq.worker.jobs.job_service import Jobs
-from feedq.worker.jobs.share import Note
-from tests.unit.job_runs import ME, MemoryRuns, job_worker, new_session
+from tests.unit.job_runs import ME, MemoryRuns, new_session
 
 LIMIT_S = 10.0
 
@@ -26,39 +26,33 @@ class Registered:
     """As much of a worker session as is looked at."""
 
     def __init__(self, session_id: UUID) -> None:
-        self.id, self.queue = session_id, "node.me"
+        self.id = session_id
 
 
 class Stage:
     """Jobs over runs in memory."""
 
-    def __init__(self, *, in_slots: bool = True, drain_s: float = LIMIT_S) -> None:
+    def __init__(self, *, drain_s: float = LIMIT_S) -> None:
         self.runs = MemoryRuns()
-        self.runs.others = [job_worker(1)]
+        self.runs.others = {ME: 2}
         self.worker: Any = Registered(ME)
         self.is_trusted = True
         self.begun: list[int] = []
         self.told_to_stop: list[str] = []
         self.go_on = Event()
-        self.notes: list[Note] = []
         self.jobs = Jobs(
             self.runs,
             Settings(job_drain_s=drain_s),
             worker=lambda: self.worker,
             is_trusted=lambda: self.is_trusted,
-            call=self.job if in_slots else None,
+            call=self.job,
             count=2,
-            publish=self.publish,
         )
 
-    def publish(self, notes: Sequence[Note]) -> int:
-        self.notes.extend(notes)
-        return len(notes)
-
     def begin(self, run_id: int) -> None:
-        """Have a run begin in one of our slots, as soon as a message can."""
+        """Have a run begin in one of our slots."""
         self.runs.add(run_id)
-        self.jobs.hint(run_id)
+        self.jobs.notified([NotifyReason.RUNS])
         until(lambda: run_id in self.begun, "it runs")
 
     def job(self, run: ClaimedRun) -> None:
@@ -84,8 +78,7 @@ def make() -> Iterator[Callable[..., Stage]]:
         one.go_on.set()
         one.jobs.force_stop()
         one.jobs.join()
-        if one.jobs.slots is not None:
-            one.jobs.slots.close(timeout_s=LIMIT_S)
+        one.jobs.slots.close(timeout_s=LIMIT_S)
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -98,37 +91,37 @@ def until(condition: Callable[[], object], what: str) -> None:
 def test_what_the_ticker_fires_runs_in_our_slots_at_once(make: Callable[..., Stage]) -> None:
     stage = make()
     stage.runs.add(5, segment=77)
-    stage.runs.fires = [Fired((Hint(5, 1, 77),), False, None)]
+    stage.runs.fires = [Fired((77,), False, None)]
     until(lambda: stage.begun == [5], "it runs")
-    assert stage.notes == []
+    assert stage.runs.notified == []
 
 
-def test_a_message_and_a_ring_reach_the_slots(make: Callable[..., Stage]) -> None:
+def test_notifications_reach_the_slots(make: Callable[..., Stage]) -> None:
     stage = make()
     stage.runs.add(5)
-    stage.jobs.hint(5)
+    stage.jobs.notified([NotifyReason.RUNS])
     until(lambda: stage.begun == [5], "it runs")
     stage.runs.take_away(5)
-    stage.jobs.notified()
+    stage.jobs.notified([NotifyReason.JOBS])
     until(lambda: stage.told_to_stop, "it is told")
 
 
-def test_a_ring_has_the_ticker_look_at_once(
+def test_the_ticker_scans_at_once_when_a_schedule_may_have_changed(
     make: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(share_module, "POLL_S", 60.0)
     monkeypatch.setattr(share_module, "POLL_MAX_S", 60.0)
     stage = make()
-    until(lambda: stage.runs.asked["fire_due"] == 1, "it has looked")
-    stage.jobs.notified()
-    until(lambda: stage.runs.asked["fire_due"] == 2, "it looks again")
+    until(lambda: stage.runs.asked["fire_due"] == 1, "it has scanned")
+    stage.jobs.notified(["of a later release"])
+    until(lambda: stage.runs.asked["fire_due"] == 2, "it scans again")
 
 
 def test_while_the_lease_cannot_be_trusted_nothing_is_claimed(make: Callable[..., Stage]) -> None:
     stage = make()
     stage.is_trusted = False
     stage.runs.add(5)
-    stage.jobs.hint(5)
+    stage.jobs.notified([NotifyReason.RUNS])
     asked = stage.runs.asked["workers"]
     until(lambda: stage.runs.asked["workers"] > asked, "time goes by")
     assert stage.begun == []
@@ -156,7 +149,7 @@ def test_leaving_waits_for_what_runs_and_takes_nothing_more(make: Callable[..., 
     leaving = Thread(target=stage.jobs.join, daemon=True)
     leaving.start()
     stage.runs.add(6)
-    stage.jobs.hint(6)
+    stage.jobs.notified([NotifyReason.RUNS])
     leaving.join(0.3)
     assert leaving.is_alive()
     stage.go_on.set()
@@ -218,35 +211,8 @@ def test_the_last_ends_are_told_as_long_as_there_is_hope(
     stage.begin(5)
     stage.runs.is_away = True
     stage.go_on.set()
-    until(lambda: not stage.jobs.slots or not stage.jobs.slots.running, "its job has ended")
+    until(lambda: not stage.jobs.slots.running, "its job has ended")
     began = time.monotonic()
     stage.jobs.join()
     assert 0.3 <= time.monotonic() - began < LIMIT_S
     assert stage.runs.states() == {5: "running"}
-
-
-def test_on_celerys_pools_runs_are_mentioned_to_the_nodes_own_queue(make: Callable[..., Stage]) -> None:
-    stage = make(in_slots=False)
-    stage.runs.add(5, segment=3)
-    until(lambda: stage.notes, "a message")
-    assert stage.notes == [Note("node.me", 5, 1)]
-    assert stage.jobs.slots is None
-    assert stage.runs.asked["claim"] == 0
-    assert not stage.jobs.is_busy
-    stage.jobs.hint(5)
-    stage.jobs.notified()
-    stage.jobs.gone()
-
-
-def test_there_it_waits_for_what_the_database_says_runs_here(make: Callable[..., Stage]) -> None:
-    stage = make(in_slots=False)
-    stage.runs.add(5)
-    stage.runs.rows[5].worker_id = ME
-    stage.runs.rows[5].state = RunState.RUNNING
-    leaving = Thread(target=stage.jobs.join, daemon=True)
-    leaving.start()
-    leaving.join(0.3)
-    assert leaving.is_alive()
-    stage.runs.take_away(5)
-    leaving.join(LIMIT_S)
-    assert not leaving.is_alive()

@@ -53,7 +53,7 @@ class Stage:
             raise self.error
 
     def claim(self) -> None:
-        self.slots.hint([])
+        self.slots.wake()
         self.slots.turn()
 
     def release(self) -> None:
@@ -98,21 +98,10 @@ def test_no_more_is_claimed_than_there_are_free_slots(stage: Stage) -> None:
     assert stage.runs.offers[-1].limit == 2, "a slot that is free is offered at once"
 
 
-def test_an_offer_names_our_segments_and_what_we_were_told_of(stage: Stage) -> None:
-    stage.runs.add(7, segment=9)
-    stage.slots.hint([7, 7])
-    stage.slots.turn()
-    offer = stage.runs.offers[0]
-    assert (offer.worker_id, offer.segments, offer.runs, offer.steal_after_s) == (ME, (1, 2), (7,), 1.0)
-    until(lambda: stage.begun == [7], "what we were told of runs")
+def test_an_offer_names_our_segments(stage: Stage) -> None:
     stage.claim()
-    assert stage.runs.offers[-1].runs == ()
-
-
-def test_hints_are_bounded(stage: Stage) -> None:
-    stage.slots.hint(range(1, 100_000))
-    stage.slots.turn()
-    assert len(stage.runs.offers[0].runs) == module.HINTS_MAX
+    (offer,) = stage.runs.offers
+    assert (offer.worker_id, offer.segments, offer.steal_after_s) == (ME, (1, 2), 1.0)
 
 
 def test_nothing_is_claimed_without_need(stage: Stage) -> None:
@@ -480,13 +469,13 @@ def test_its_thread_runs_what_comes_and_survives_an_outage(stage: Stage) -> None
     stage.go_on.set()
     stage.slots.start()
     stage.runs.add(1)
-    stage.slots.hint([1])
-    until(lambda: stage.runs.states()[1] == "succeeded", "hinted")
+    stage.slots.wake()
+    until(lambda: stage.runs.states()[1] == "succeeded", "it was woken")
     stage.runs.add(2)
     until(lambda: stage.runs.states()[2] == "succeeded", "found by its own look")
     stage.runs.is_away = True
     stage.runs.add(3)
-    stage.slots.hint([3])
+    stage.slots.wake()
     asked = stage.runs.asked.total()
     until(lambda: stage.runs.asked.total() > asked + 2, "it tries again")
     stage.runs.is_away = False
@@ -499,7 +488,7 @@ def test_its_thread_ends_a_run_at_its_time_out_by_itself(stage: Stage) -> None:
     stage.slots.start()
     stage.runs.remaining_s = 0.1
     stage.runs.add(1)
-    stage.slots.hint([1])
+    stage.slots.wake()
     until(lambda: stage.runs.states()[1] == "timed_out", "nobody had to wake it")
 
 

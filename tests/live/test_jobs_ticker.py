@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from random import Random
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.errors import Unavailable
-from feedq.schedule.model import Fired, Hint, Offer
+from feedq.schedule.model import Fired, Offer
 from feedq.schedule.spread import SEGMENTS
-from feedq.telemetry import LogEvent
 from feedq.worker.jobs import share as share_module
 from feedq.worker.jobs import ticker as module
-from feedq.worker.jobs.share import POLL_MAX_S, SCANNERS, STAGGER_S, Note, Reminder, Share
+from feedq.worker.jobs.share import POLL_MAX_S, SCANNERS, STAGGER_S, Share
 from feedq.worker.jobs.ticker import Ticker
-from feedq.worker.outbox import Outbox
-from tests.unit.job_runs import ME, MemoryRuns, job_worker
+from tests.unit.job_runs import ME, MemoryRuns
 
 LIMIT_S = 10.0
-OTHER = job_worker(2)
-
-
-class Posted(Outbox[Note]):
-    """Notes that stay here."""
-
-    def __init__(self) -> None:
-        super().__init__("test", len, stale_s=LIMIT_S, event=LogEvent.HINTS_FAILED)
-        self.notes: list[Note] = []
-
-    def put(self, items: Iterable[Note]) -> None:
-        self.notes.extend(items)
+OTHER = UUID(int=2)
 
 
 class Stage:
@@ -41,21 +29,22 @@ class Stage:
 
     def __init__(self) -> None:
         self.runs = MemoryRuns()
-        self.runs.others = [job_worker(1), OTHER]
-        self.told: list[int] = []
-        self.notes = Posted()
-        self.ticker = self.make()
+        self.runs.others = {ME: 4, OTHER: 4}
+        self.me: UUID | None = ME
+        self.told = 0
+        self.known: set[int] = set()
 
-    def make(self, reminder: Reminder | None = None) -> Ticker:
-        return Ticker(
+        self.ticker = Ticker(
             self.runs,
-            identity=lambda: ME,
-            notes=self.notes,
-            tell_us=lambda hints: self.told.extend(hint.run_id for hint in hints),
+            identity=lambda: self.me,
+            tell_us=self.tell,
             retention_days=30,
-            reminder=reminder,
+            is_known=self.known.__contains__,
             rng=Random(1),
         )
+
+    def tell(self) -> None:
+        self.told += 1
 
 
 @pytest.fixture
@@ -70,23 +59,19 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.005)
 
 
-def every_segment(attempt: int = 1) -> list[Hint]:
-    return [Hint(1000 + segment, attempt, segment) for segment in range(SEGMENTS)]
-
-
-def test_runs_of_our_segments_are_told_to_our_slots_and_others_to_their_worker(stage: Stage) -> None:
-    stage.runs.fires = [Fired(every_segment(), False, None)]
+def test_our_slots_are_told_of_runs_of_our_segments_and_other_workers_of_theirs(stage: Stage) -> None:
+    stage.runs.fires = [Fired(range(SEGMENTS), False, None)]
     stage.ticker.fire_due()
-    mine = set(stage.ticker.share.mine)
+    mine = stage.ticker.share.mine
     assert len(mine) == SEGMENTS / 2
-    assert stage.told == [1000 + segment for segment in sorted(mine)]
-    assert {note.queue for note in stage.notes.notes} == {OTHER.queue}
-    assert len(stage.notes.notes) == OTHER.slots, "more would tell it nothing"
-    assert all(note.run_id - 1000 not in mine for note in stage.notes.notes)
+    assert (stage.told, stage.runs.notified) == (1, [OTHER])
+    stage.runs.fires = [Fired(mine[:1], False, None)]
+    stage.ticker.fire_due()
+    assert (stage.told, stage.runs.notified) == (2, [OTHER]), "nobody else"
 
 
 def test_while_there_is_more_it_goes_on_firing_but_not_for_ever(stage: Stage) -> None:
-    stage.runs.fires = [Fired((Hint(n, 1, 0),), True, None) for n in range(1_000)]
+    stage.runs.fires = [Fired((0,), True, None) for _ in range(1_000)]
     assert stage.ticker.fire_due() <= STAGGER_S
     assert stage.runs.asked["fire_due"] == module.SCANS_IN_A_ROW
     assert stage.runs.asked["expire"] == 1, "the other duties have their turn"
@@ -123,7 +108,7 @@ def overdue_stage(monkeypatch: pytest.MonkeyPatch, *, served_s: float) -> Stage:
         stage.runs.add(run_id)
     stage.runs.claim(Offer(ME, 2, range(SEGMENTS), 1.0))
     stage.runs.late = [1, 2]
-    stage.ticker._is_known = lambda run_id: run_id == 2
+    stage.known.add(2)
     stage.ticker._served_since -= served_s
     return stage
 
@@ -157,7 +142,7 @@ def test_an_outage_ends_no_ticker(stage: Stage) -> None:
     stage.ticker.start()
     until(lambda: stage.runs.asked["workers"] > 2, "it tries again")
     stage.runs.is_away = False
-    stage.runs.fires = [Fired(every_segment(), False, None)]
+    stage.runs.fires = [Fired(range(SEGMENTS), False, None)]
     until(lambda: stage.told, "and fires")
     stage.ticker.stop(timeout_s=LIMIT_S)
     asked = stage.runs.asked.total()
@@ -171,28 +156,25 @@ def test_who_is_woken_looks_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatc
     for scans in range(1, 4):
         until(lambda: stage.runs.asked["fire_due"] == scans, "it looks, and sleeps")  # noqa: B023
         stage.ticker.wake()
-    stage.runs.fires = [Fired(every_segment(), False, None)]
+    stage.runs.fires = [Fired(range(SEGMENTS), False, None)]
     stage.ticker.wake()
     until(lambda: stage.told, "and fires")
     stage.ticker.stop(timeout_s=LIMIT_S)
     assert not stage.ticker._thread.is_alive()
 
 
-def test_who_is_not_registered_owns_nothing_and_fires_all_the_same() -> None:
-    runs = MemoryRuns()
-    runs.others = [OTHER]
-    runs.fires = [Fired(every_segment(), False, None)]
-    notes = Posted()
-    ticker = Ticker(runs, identity=lambda: None, notes=notes, tell_us=lambda _: None, retention_days=30)
-    ticker.fire_due()
-    assert ticker.share.mine == ()
-    assert len(notes.notes) == OTHER.slots
+def test_a_worker_that_is_not_registered_owns_nothing_and_fires_all_the_same(stage: Stage) -> None:
+    stage.runs.others = {OTHER: 4}
+    stage.me = None
+    stage.runs.fires = [Fired(range(SEGMENTS), False, None)]
+    stage.ticker.fire_due()
+    assert stage.ticker.share.mine == ()
+    assert (stage.told, stage.runs.notified) == (0, [OTHER])
 
 
 def test_without_any_worker_nobody_is_told() -> None:
-    ours, theirs = Share.of([], ME).sort(every_segment())
-    assert (ours, theirs) == ([], {})
-    assert Share.of([], None).workers == 1
+    assert Share.of({}, ME).owners_of(range(SEGMENTS)) == set()
+    assert Share.of({}, None).workers == 1
 
 
 # -- pace --------------------------------------------------------------------------------------------
@@ -216,35 +198,3 @@ def test_of_a_thousand_workers_some_look_at_the_tick_and_not_all() -> None:
     assert 1 <= at_the_tick <= 4 * SCANNERS
     few = [Share(workers=3).next_scan_s(0.3, rng=rng) for _ in range(100)]
     assert all(0.3 <= scan_s <= 0.3 + STAGGER_S for scan_s in few)
-
-
-# -- Celery's own pools ------------------------------------------------------------------------------
-
-
-def test_a_run_that_waits_is_mentioned_again_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, told = MemoryRuns(), list[int]()
-    for n in range(1, 6):
-        runs.add(n, segment=1)
-    runs.add(9, segment=2)
-    reminder = Reminder(
-        runs, limit=3, steal_after_s=1e9, tell=lambda hints: told.extend(hint.run_id for hint in hints)
-    )
-    reminder.mention([Hint(1, 1, 1)])
-    reminder.remind(ME, Share(mine=(1,)))
-    assert told == [1, 2, 3], "no more than there are slots, and none twice"
-    reminder.remind(ME, Share(mine=(1,)))
-    assert told == [1, 2, 3]
-    reminder.mention([Hint(1, 2, 1)])
-    assert told == [1, 2, 3, 1], "another attempt is news"
-    monkeypatch.setattr(share_module, "REMIND_AFTER_S", 0.0)
-    reminder.remind(ME, Share(mine=(1,)))
-    assert told == [1, 2, 3, 1, 1, 2, 3]
-
-
-def test_the_ticker_reminds_where_messages_are_all_that_starts_a_run() -> None:
-    stage = Stage()
-    reminder = Reminder(stage.runs, limit=3, steal_after_s=1.0, tell=lambda _: None)
-    ticker = stage.make(reminder)
-    ticker.fire_due()
-    ticker.fire_due()
-    assert stage.runs.asked["due"] == 1

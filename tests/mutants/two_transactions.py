@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from feedq.schedule.model import Hint
 from feedq.store.jobs import firing
 
 
-def write(c: Connection, decided: Sequence[firing.Decided], *, ageing_s: float) -> list[Hint]:
+def write(c: Connection, decided: Sequence[firing.Decided], *, ageing_s: float) -> list[int]:
     firing._cancel_others(c, decided)
     firing.advance(c, decided)
     # Beneath the transaction of SQLAlchemy, which knows nothing of it.

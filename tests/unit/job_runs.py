@@ -21,9 +21,7 @@ from feedq.schedule.model import (
     Finish,
     Fired,
     Granted,
-    Hint,
     Job,
-    JobWorker,
     Offer,
     RunKind,
     RunState,
@@ -68,7 +66,9 @@ class MemoryRuns(RunStore):
         self.is_away = False
         self.loses_answer_of: str | None = None
         """The method whose next answer gets lost."""
-        self.others: list[JobWorker] = []
+        self.others: dict[UUID, int] = {}
+        """The workers that there are, and the slots of each."""
+        self.notified: list[UUID] = []
         self.next_in_s: float | None = None
         self.fires: list[Fired] = []
         """What the next looks find."""
@@ -119,8 +119,7 @@ class MemoryRuns(RunStore):
     @staticmethod
     def _may_take(row: Row, offer: Offer) -> bool:
         mine = row.segment is None or row.segment in offer.segments
-        takes_others = bool(offer.segments) or offer.steal_after_s < 1e9
-        return row.state is RunState.WAITING and (row.id in offer.runs or (mine and takes_others))
+        return mine and row.state is RunState.WAITING
 
     def _claimed(self, row: Row, worker_id: UUID) -> ClaimedRun:
         self._fence += 1
@@ -172,10 +171,9 @@ class MemoryRuns(RunStore):
                 if row.worker_id == worker_id and row.state is RunState.RUNNING
             }
 
-    def due(self, offer: Offer) -> list[Hint]:
-        with self._asked("due"):
-            takes = [row for row in self.rows.values() if self._may_take(row, offer)][: offer.limit]
-            return [Hint(row.id, row.attempt, row.segment or 0) for row in takes]
+    def notify(self, worker_ids: Sequence[UUID]) -> None:
+        with self._asked("notify"):
+            self.notified += worker_ids
 
     def take_over(self, worker_id: UUID, was: UUID, fences: Mapping[int, int]) -> set[int]:
         with self._asked("take_over"):
@@ -198,17 +196,13 @@ class MemoryRuns(RunStore):
         with self._asked("expire"):
             return 0
 
-    def workers(self) -> list[JobWorker]:
+    def workers(self) -> Mapping[UUID, int]:
         with self._asked("workers"):
-            return list(self.others)
+            return dict(self.others)
 
     def trim(self, *, older_than_days: int, limit: int) -> int:
         with self._asked("trim"):
             return 0
-
-
-def job_worker(number: int, *, slots: int = 4) -> JobWorker:
-    return JobWorker(UUID(int=number), f"w{number}", f"node.w{number}", slots)
 
 
 def claimed(job: Job | None = None, *, remaining_s: float | None = 60.0, run_id: int = 1) -> ClaimedRun:

@@ -1,4 +1,4 @@
-"""Starting while the database comes and goes, and what Celery says of tasks beside the supervisor."""
+"""Starting while the database comes and goes, and shutting down."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 from feedq import bootsteps
 from feedq.errors import InvalidInput, PermissionMissing, SchemaBehind, Unavailable
 from feedq.settings import Settings
-from feedq.tasks import STREAM_FEED
 
 SETTINGS = Settings(database_url="postgresql://nobody@127.0.0.1:1/none")
 
@@ -71,40 +70,6 @@ def test_whoever_is_told_to_stop_does_not_wait_for_the_database(monkeypatch: pyt
 def test_a_url_that_cannot_be_right_is_not_waited_for() -> None:
     with pytest.raises(InvalidInput, match="PostgreSQL"):
         bootsteps.wait_for_database(Settings(database_url="mysql://localhost/feedq"))
-
-
-class Request:
-    """As much of Celery's as is looked at."""
-
-    def __init__(self, name: str, args: Any) -> None:
-        self.name, self.args = name, args
-
-
-def test_the_feeds_beside_the_supervisor_are_those_of_active_stream_feed_tasks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    active = [
-        Request(STREAM_FEED, [7, 3]),
-        Request(STREAM_FEED, (9, 1)),
-        Request(STREAM_FEED, ["garbage"]),
-        Request("feedq.reconcile", []),
-    ]
-    monkeypatch.setattr(worker_state, "active_requests", active)
-    assert bootsteps._active_feeds() == {7, 9}
-
-
-def test_a_set_that_changes_while_it_is_looked_at_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Changing:
-        looks = 0
-
-        def __iter__(self) -> Iterator[Request]:
-            self.looks += 1
-            yield Request(STREAM_FEED, [1, 1])
-            if self.looks < 3:
-                raise RuntimeError("Set changed size during iteration")
-
-    monkeypatch.setattr(worker_state, "active_requests", Changing())
-    assert bootsteps._active_feeds() == {1}
 
 
 def test_all_that_begins_with_a_shutdown_is_told_its_exit_status() -> None:

@@ -14,7 +14,6 @@ from feedq.model import FeedSpec, NewWorker, Worker, WorkerTarget
 from feedq.placement.base import EligibleWorker, Rules, Strategy, WaitingFeed
 from feedq.placement.placing import place
 from feedq.placement.rebalancing import donors, rebalance
-from feedq.schedule.model import JobWorker
 from feedq.settings import Settings
 from tests.fakes import ManualClock, MemoryStore
 
@@ -90,7 +89,6 @@ def test_who_has_no_slots_owns_no_segment() -> None:
     from feedq.worker.jobs.share import Share
 
     me = UUID(int=1)
-    workers = [JobWorker(me, "a", "q", 0), JobWorker(UUID(int=2), "b", "q", 4)]
-    share = Share.of(workers, me)
+    share = Share.of({me: 0, UUID(int=2): 4}, me)
     assert share.mine == ()
     assert len(share.owners) == 256

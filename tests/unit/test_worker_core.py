@@ -61,12 +61,10 @@ def claim(key: FeedKey = KEY, *, quarantined: bool = False) -> Claim:
 class Bench:
     """A core under a registered worker session, and what it wanted done."""
 
-    def __init__(
-        self, settings: Settings = SETTINGS, *, capacity: int = 100, on_celery_pool: bool = False
-    ) -> None:
+    def __init__(self, settings: Settings = SETTINGS, *, capacity: int = 100) -> None:
         self.now = 1_000.0
         self.worker_id = uuid4()
-        self.core = WorkerCore(settings, rng=Random(1), now=self.now, on_celery_pool=on_celery_pool)
+        self.core = WorkerCore(settings, rng=Random(1), now=self.now)
         assert self.core.registered(self.worker_id, capacity=capacity, now=self.now) == [
             BeginSession(self.worker_id)
         ]
@@ -388,19 +386,6 @@ def test_leases_are_compared_with_what_runs(bench: Bench) -> None:
         LoseFeeds([(1, 1)]),
         ReleaseLeases(bench.worker_id, [Release(3, 4, Reason.RELEASED)]),
     ]
-
-
-def test_a_lease_on_celerys_own_pools_that_nobody_runs_is_released_when_found_twice() -> None:
-    bench = Bench(on_celery_pool=True)
-    held = {(1, 1), (2, 1)}
-    assert bench.core.held_found(bench.worker_id, held, now=bench.now, running={1, 2}) == []
-    assert bench.core.held_found(bench.worker_id, held, now=bench.now, running={2}) == [], (
-        "one comparison may see half of a release"
-    )
-    assert bench.core.held_found(bench.worker_id, held, now=bench.now, running={2}) == [
-        ReleaseLeases(bench.worker_id, [Release(1, 1, Reason.RELEASED)])
-    ]
-    assert bench.core.orders_pending() == [], "these claim and stop by themselves"
 
 
 # -- leaving -----------------------------------------------------------------------------------------

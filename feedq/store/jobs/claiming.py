@@ -8,7 +8,6 @@ which the run fell due, moved ahead by its priority: so waiting makes up for pri
 The planner cannot know how many wait: a hundred thousand at the full hour, and none a minute later. So nothing is
 left to what it assumes. Each part reads one index in its own order and stops after a few rows:
 
-- runs that the worker was told of, by their ids;
 - of each *lane* that is open, the first by rank (`run_lane`). A lane is a queue, a task and a selector: one whose
   queue is full, or whose runs the worker cannot do, costs one step of the scan, however many wait in it;
 - of each schedule that is being backfilled one run after another, the oldest (`run_backfill`). Those behind it,
@@ -50,13 +49,11 @@ from feedq.schedule.model import (
     ClaimedRun,
     Finish,
     Granted,
-    Hint,
     Job,
     Offer,
     RunKind,
     RunState,
 )
-from feedq.schedule.spread import segment_of
 from feedq.store.channels import RUN_LOCK_CLASS
 from feedq.store.jobs.rows import job_from
 
@@ -73,7 +70,6 @@ SCAN_AHEAD = 256
 """The number of runs that fall due later that are searched for the first that this worker may take."""
 NEVER_S = 1e9
 """Thirty years, for durations beyond it, which no interval holds."""
-BIGINT_MAX = 2**63 - 1
 
 NOW = "statement_timestamp()"
 """The database's clock. Not clock_timestamp() in conditions: what may change from row to row is looked up in no
@@ -145,10 +141,9 @@ _NEXT_DUE = f"""
         WHERE r.state = 'waiting' AND r.due_at > {NOW} - make_interval(secs => :steal_after_s)
         ORDER BY r.due_at LIMIT {SCAN_AHEAD}
     ) coming
-    WHERE :takes_others
 """
 # Of a queue with limits the row is locked before what runs in it is counted for good; if it is full, nobody need
-# wait for it. In which queue a backfill or a run that it was told of is, is not known yet.
+# wait for it. In which queue a backfill is, is not known yet.
 DUE_SCAN = f"""
     WITH RECURSIVE me AS MATERIALIZED ({_ME}), waiting_lane (queue, task, selector) AS (
         -- From one lane to the next, by the index.
@@ -174,19 +169,18 @@ DUE_SCAN = f"""
         ) FROM backfilled b WHERE b.schedule_id IS NOT NULL
     ), limited AS MATERIALIZED ({_LIMITED}), open AS MATERIALIZED (
         SELECT q.name FROM feedq.job_queue q
-        WHERE q.name = ANY(ARRAY(SELECT l.name FROM limited l WHERE l.room > 0)) AND (:told
-            OR EXISTS (SELECT FROM lane l WHERE l.queue = q.name)
+        WHERE q.name = ANY(ARRAY(SELECT l.name FROM limited l WHERE l.room > 0)) AND (
+            EXISTS (SELECT FROM lane l WHERE l.queue = q.name)
             OR EXISTS (SELECT FROM backfilled b WHERE b.schedule_id IS NOT NULL))
         ORDER BY q.name {{lock}}
     ), may AS (
         SELECT l.* FROM lane l
-        WHERE :takes_others AND NOT EXISTS (SELECT FROM limited q WHERE q.name = l.queue AND q.room <= 0)
+        WHERE NOT EXISTS (SELECT FROM limited q WHERE q.name = l.queue AND q.room <= 0)
     )
     SELECT ARRAY(SELECT name FROM open) AS open,
         (SELECT array_agg(queue) FROM may) AS queues, (SELECT array_agg(task) FROM may) AS tasks,
         (SELECT array_agg(selector::text) FROM may) AS selectors,
-        CASE WHEN :takes_others THEN ARRAY(
-            SELECT schedule_id FROM backfilled WHERE schedule_id IS NOT NULL) END AS backfilled,
+        ARRAY(SELECT schedule_id FROM backfilled WHERE schedule_id IS NOT NULL) AS backfilled,
         coalesce((SELECT start_by FROM feedq.run WHERE state = 'waiting' AND start_by IS NOT NULL
             ORDER BY start_by LIMIT 1) <= {NOW}, false) AS any_missed,
         extract(epoch FROM ({_NEXT_DUE}) - clock_timestamp())::float8 AS next_due_in_s,
@@ -197,18 +191,12 @@ DUE_SCAN = f"""
 
 CANDIDATES = f"""
     me AS MATERIALIZED ({_ME}), limited AS MATERIALIZED ({_LIMITED}), found AS (
-        SELECT {_COLUMNS} FROM (
-            SELECT r.* FROM unnest(CAST(:runs AS bigint[])) AS told (id) CROSS JOIN LATERAL (
-                SELECT * FROM feedq.run WHERE {BY_ID.format("told.id")}
-            ) r WHERE r.state = 'waiting' AND {DUE}
-            UNION ALL
-            SELECT r.* FROM unnest(CAST(:backfilled AS bigint[])) AS b (schedule_id) CROSS JOIN LATERAL (
-                SELECT * FROM feedq.run r
-                WHERE r.schedule_id = b.schedule_id AND r.state = 'waiting' AND {_IN_LINE} AND {DUE}
-                ORDER BY r.tick_at LIMIT 1
-            ) r WHERE {_MINE}
-        ) r WHERE {_I_CAN} AND {_ITS_TURN}
-        UNION
+        SELECT {_COLUMNS} FROM unnest(CAST(:backfilled AS bigint[])) AS b (schedule_id) CROSS JOIN LATERAL (
+            SELECT * FROM feedq.run r
+            WHERE r.schedule_id = b.schedule_id AND r.state = 'waiting' AND {_IN_LINE} AND {DUE}
+            ORDER BY r.tick_at LIMIT 1
+        ) r WHERE {_MINE} AND {_I_CAN} AND {_ITS_TURN}
+        UNION ALL
         SELECT r.* FROM unnest(CAST(:queues AS text[]), CAST(:tasks AS text[]), CAST(:selectors AS jsonb[]))
             AS l (queue, task, selector) CROSS JOIN LATERAL (
             SELECT {_COLUMNS} FROM feedq.run r
@@ -274,7 +262,6 @@ CLAIM = f"""
     FROM (VALUES (1)) AS one LEFT JOIN taken ON true LEFT JOIN feedq.schedule s ON s.id = taken.schedule_id
     ORDER BY taken.rank_at, taken.id
 """
-_DUE = f"WITH {CANDIDATES} SELECT * FROM candidate ORDER BY rank_at, id LIMIT :limit"
 
 
 # -- a scan ------------------------------------------------------------------------------------------
@@ -292,7 +279,7 @@ class DueScan:
 
     @property
     def is_idle(self) -> bool:
-        return not any(self.parameters.get(name) for name in ("runs", "queues", "backfilled"))
+        return not any(self.parameters.get(name) for name in ("queues", "backfilled"))
 
 
 def first_due_in_s(c: Connection) -> float | None:
@@ -301,30 +288,23 @@ def first_due_in_s(c: Connection) -> float | None:
     return found
 
 
-def scan_due(c: Connection, offer: Offer, *, ageing_s: float, locking: bool) -> DueScan:
-    """Find the lanes and backfills that a claim has to go through, and when to ask again if there are none.
-    With ``locking``, the rows of queues with limits that have room are locked."""
-    given, takes_others = scan_parameters(offer, ageing_s=ageing_s)
-    sql = DUE_SCAN.replace("{lock}", "FOR UPDATE" if locking else "")
-    row = c.execute(text(sql), {**given, "takes_others": takes_others, "told": bool(given["runs"])}).one()
+def scan_due(c: Connection, offer: Offer, *, ageing_s: float) -> DueScan:
+    """Find the lanes and backfills that a claim has to go through, and when to ask again if there are none. Locks
+    the rows of queues with limits that have room."""
+    given = scan_parameters(offer, ageing_s=ageing_s)
+    row = c.execute(text(DUE_SCAN.replace("{lock}", "FOR UPDATE")), given).one()
     return due_scan_from(row, given)
 
 
-def scan_parameters(offer: Offer, *, ageing_s: float) -> tuple[dict[str, Any], bool]:
-    """The parameters of `DUE_SCAN`, and whether the worker takes runs that it was not told of.
-
-    One that has no segment and never steals takes none, and need not pass over all the others.
-    """
-    given = {
+def scan_parameters(offer: Offer, *, ageing_s: float) -> dict[str, Any]:
+    """The parameters of `DUE_SCAN`."""
+    return {
         "worker_id": str(offer.worker_id),
         "segments": list(offer.segments),
         "steal_after_s": min(offer.steal_after_s, NEVER_S),
-        # Ids come from messages, which anybody may have forged: too large a number would fail the statement.
-        "runs": [run_id for run_id in offer.runs if 0 < run_id <= BIGINT_MAX],
         "looked_at": offer.limit + CROWD,
         "ahead_max_s": min(PRIORITY_MAX * ageing_s, NEVER_S),
     }
-    return given, bool(offer.segments) or offer.steal_after_s < NEVER_S
 
 
 def due_scan_from(row: Any, given: Mapping[str, Any]) -> DueScan:
@@ -353,7 +333,7 @@ class ClaimedRuns:
 def claim(c: Connection, offer: Offer, *, ageing_s: float) -> ClaimedRuns:
     """Take at most ``offer.limit`` runs. An `IntegrityError` says that another worker was about to take one of the
     same schedule: nothing is taken then."""
-    seen = scan_due(c, offer, ageing_s=ageing_s, locking=True)
+    seen = scan_due(c, offer, ageing_s=ageing_s)
     if seen.any_missed:
         c.execute(text(MISS_DEADLINES))
     if seen.is_idle:
@@ -374,21 +354,6 @@ def taken_from(rows: Sequence[Any], seen: DueScan, *, limit: int) -> ClaimedRuns
         next_in_s = seen.next_in_s
     runs, unreadable = _read(taken)
     return ClaimedRuns(Granted(runs, next_in_s), unreadable)
-
-
-def due(c: Connection, offer: Offer, *, ageing_s: float) -> list[Hint]:
-    """Return what `claim` would take if it came alone."""
-    seen = scan_due(c, offer, ageing_s=ageing_s, locking=False)
-    if seen.is_idle:
-        return []
-    rows = c.execute(text(_DUE), {**seen.parameters, "limit": offer.limit})
-    # A run without a segment counts to the one that it would have.
-    return [
-        Hint(
-            row.id, row.attempt, segment_of(row.schedule_id, row.key) if row.segment is None else row.segment
-        )
-        for row in rows
-    ]
 
 
 def claimed_run(row: Any) -> ClaimedRun:

@@ -2,8 +2,9 @@
 
 No node leads. Each scans when it likes; those that scan at the same moment share the due schedules, because a
 locked one is skipped, and one that another has just fired is no longer due when its row is read again. Killed
-before the commit, nothing has happened, and the next scan does the same. Killed after it, only hints are lost.
-Should a tick come a second time (a watermark put back by hand, say), its key is there already: no second row.
+before the commit, nothing has happened, and the next scan does the same. Killed after it, nobody has been told,
+and workers find the runs by their own scans. Should a tick come a second time (a watermark put back by hand, say),
+its key is there already: no second row.
 
 Decisions are those of `feedq.schedule.due`. A schedule about which none can be made (stored by a release that
 knows more options, in a time zone that is no more) is paused with the reason, so that it neither stops the others
@@ -23,7 +24,7 @@ from sqlalchemy import Connection, text
 from feedq.event_names import EventKind
 from feedq.schedule import due
 from feedq.schedule.due import DueRun, Firing, Unfinished
-from feedq.schedule.model import Fired, Hint, Overlap, RunState, Schedule
+from feedq.schedule.model import Fired, Overlap, RunState, Schedule
 from feedq.schedule.outcome import LEFT_OUT
 from feedq.schedule.spread import segment_of
 from feedq.store.database import GivenRows
@@ -78,7 +79,7 @@ _INSERT = text(f"""
     CROSS JOIN LATERAL (SELECT id, job FROM feedq.schedule WHERE id = given.schedule_id OFFSET 0) s
     ORDER BY given.n
     ON CONFLICT (schedule_id, key) DO NOTHING
-    RETURNING id, attempt, segment, state = 'waiting' AND due_at <= {_NOW} AS may_start
+    RETURNING segment, state = 'waiting' AND due_at <= {_NOW} AS may_start
 """)
 # A tick that is left out every second must not become a row every second: it is counted in the schedule's newest
 # row, if that is of the same state for the same reason. What that row stands for already is not counted again.
@@ -147,7 +148,7 @@ def fire(c: Connection, *, limit: int, ageing_s: float) -> Fired:
     rows = [*paused, *c.execute(_DUE, {"limit": limit}).all()]
     counted = unfinished(c, [row.id for row in rows]) if rows else {}
     decided, problems = _decide(rows, counted, resuming={row.id for row in paused})
-    hints = write(c, decided, ageing_s=ageing_s)
+    segments = write(c, decided, ageing_s=ageing_s)
     _pause(c, problems)
     waits_s = scan_due(c).next_in_s
     more = len(rows) >= limit or len(decided) + len(problems) < len(rows)
@@ -156,19 +157,19 @@ def fire(c: Connection, *, limit: int, ageing_s: float) -> Fired:
         waits_s = 0.0
     elif waits_s is not None:
         waits_s = max(waits_s, 0.0 if rows else AGAIN_S)
-    return Fired(hints, more, waits_s)
+    return Fired(segments, more, waits_s)
 
 
-def write(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> list[Hint]:
+def write(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> list[int]:
     """The rows, and the watermarks behind them: with one commit, or a tick is lost or comes twice."""
     _cancel_others(c, decided)
-    hints = insert(c, decided, ageing_s=ageing_s)
+    segments = insert(c, decided, ageing_s=ageing_s)
     advance(c, decided)
-    return hints
+    return segments
 
 
-def insert(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> list[Hint]:
-    """Make rows of ticks. Returns hints for those that may start."""
+def insert(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> list[int]:
+    """Make rows of ticks. Returns the segment of each that may start now."""
     folded = _fold(c, decided)
     runs = [
         (d.schedule, run)
@@ -179,7 +180,7 @@ def insert(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> lis
     if not runs:
         return []
     made = c.execute(_INSERT, _RUNS.of(_row_of(schedule, run, ageing_s) for schedule, run in runs))
-    return [Hint(row.id, row.attempt, row.segment) for row in made if row.may_start]
+    return [row.segment for row in made if row.may_start]
 
 
 def _row_of(schedule: Schedule, run: DueRun, ageing_s: float) -> tuple[object, ...]:

@@ -56,11 +56,8 @@ TYPES = {
     "worker_id": "uuid",
     "segments": "smallint[]",
     "steal_after_s": "float8",
-    "runs": "bigint[]",
     "looked_at": "integer",
     "ahead_max_s": "float8",
-    "takes_others": "boolean",
-    "told": "boolean",
     "open": "text[]",
     "queues": "text[]",
     "tasks": "text[]",
@@ -138,7 +135,7 @@ class PreparedRuns:
             self._drop()
 
     def _claim(self, offer: Offer) -> ClaimedRuns | None:
-        given, takes_others = scan_parameters(offer, ageing_s=self._ageing_s)
+        given = scan_parameters(offer, ageing_s=self._ageing_s)
         if self._lanes is None or self._claims >= SCAN_EVERY:
             self._claims = 0
             first = self._execute(_FIRST, {})
@@ -146,8 +143,7 @@ class PreparedRuns:
                 return None
             if not first or first[0].due_in_s > 0:
                 return ClaimedRuns(Granted((), first[0].due_in_s if first else None))
-            told = {"takes_others": takes_others, "told": bool(given["runs"])}
-            rows = self._execute(_DUE_SCAN, {**given, **told})
+            rows = self._execute(_DUE_SCAN, given)
             if rows is None or rows[0].open or rows[0].any_missed:
                 return None
             self._lanes = due_scan_from(rows[0], {})

@@ -41,7 +41,8 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from feedq.schedule.model import AGEING_S, ClaimedRun, Finish, Fired, Granted, Hint, JobWorker, Offer
+from feedq.schedule.model import AGEING_S, ClaimedRun, Finish, Fired, Granted, Offer
+from feedq.store.channels import NotifyReason, notify_workers
 from feedq.store.database import Aggregate, Database, GivenRows, in_statement, in_transaction
 from feedq.store.jobs import claiming, finishing, firing
 from feedq.store.jobs.prepared import PreparedRuns
@@ -130,6 +131,11 @@ class RunStore(Aggregate):
         with self._database.transaction() as c:
             return firing.fire(c, limit=limit, ageing_s=self._ageing_s)
 
+    @in_statement
+    def notify(self, c: Connection, worker_ids: Sequence[UUID]) -> None:
+        """Tell these workers that runs of their segments have fallen due."""
+        notify_workers(c, list(worker_ids), NotifyReason.RUNS)
+
     # -- claiming and finishing ----------------------------------------------------------------------
 
     def claim(self, offer: Offer) -> Granted:
@@ -157,12 +163,6 @@ class RunStore(Aggregate):
             return taken
         with self._database.transaction() as c:
             return claiming.claim(c, offer, ageing_s=self._ageing_s)
-
-    @in_transaction
-    def due(self, c: Connection, offer: Offer) -> list[Hint]:
-        """Return what `claim` would find, and take nothing: for pools that run jobs only when a message says
-        so."""
-        return claiming.due(c, offer, ageing_s=self._ageing_s)
 
     def finish(self, worker_id: UUID, finishes: Sequence[Finish]) -> list[int]:
         """End attempts, or have them repeated. Returns the ids that matched their fence; the others had been
@@ -233,15 +233,14 @@ class RunStore(Aggregate):
             return finishing.expire(c, limit=limit)
 
     @in_statement
-    def workers(self, c: Connection) -> list[JobWorker]:
-        """Workers that are given runs, by name: neither leaving, nor cordoned, nor without job slots.
+    def workers(self, c: Connection) -> Mapping[UUID, int]:
+        """The job slots of each worker that is given runs: neither leaving, nor cordoned, nor without slots.
         `feedq.schedule.spread` says which segments each has."""
         sql = """
-            SELECT id, name, queue, job_slots FROM feedq.worker
+            SELECT id, job_slots FROM feedq.worker
             WHERE state <> 'gone' AND state = 'active' AND target_state = 'serving' AND job_slots > 0
-            ORDER BY name, id
         """
-        return [JobWorker(row.id, row.name, row.queue, row.job_slots) for row in c.execute(text(sql))]
+        return {row.id: row.job_slots for row in c.execute(text(sql))}
 
     def trim(self, *, older_than_days: int, limit: int) -> int:
         """Delete ended runs of this age, or as their schedules keep them, and removed schedules with none left.

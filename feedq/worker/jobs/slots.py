@@ -2,7 +2,7 @@
 
 One thread talks to the database about runs, for the whole worker, and does in turn: end what is past its
 time-out, tell how attempts have ended (all that gathered, in one call), ask which were taken away, and claim as
-many runs as there are free slots. It is woken by a hint, by a slot that becomes free, or by the time.
+many runs as there are free slots. It is woken by a notification, by a slot that becomes free, or by the time.
 
 * **Killed or frozen at any point**: the rows say what runs here. They are freed when the worker is declared
   gone, and what this process says afterwards matches no fence.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
@@ -40,8 +40,6 @@ from feedq.worker.jobs.calling import Call, perform, timed_out
 from feedq.worker.jobs.context import TIMED_OUT, RunContext
 from feedq.worker.jobs.share import Identity, Share
 
-HINTS_MAX = 1_000
-"""Runs that the worker was told of and has not asked for yet; beyond, it learns of them by its own scan."""
 CHECK_S = 2.0
 """How often it is asked which runs were taken away, beside being notified of it."""
 RETRY_S = 0.25
@@ -93,7 +91,6 @@ class Slots:
         """The attempts whose threads run, the stuck ones included."""
         self._ended: list[Attempt] = []
         """The attempts of whose end the database has not been told. One that was timed out may be in both."""
-        self._hints: dict[int, None] = {}
         self._claim_at = self._check_at = self._retry_at = float("-inf")
         self._is_woken = self._is_draining = self._is_closed = False
         self._last_fence = 0
@@ -113,12 +110,9 @@ class Slots:
 
     # -- what others say -----------------------------------------------------------------------------
 
-    def hint(self, run_ids: Iterable[int]) -> None:
-        """Note runs that may be started now, as a message says."""
+    def wake(self) -> None:
+        """Note that there may be runs to claim."""
         with self._changed:
-            for run_id in run_ids:
-                if len(self._hints) < HINTS_MAX:
-                    self._hints[run_id] = None
             self._claim_at = float("-inf")
             self._wake()
 
@@ -367,10 +361,8 @@ class Slots:
             self._claim_at = monotonic() + share.poll_s
             if session_id is None or session_id == self._gone:
                 return
-            hints = tuple(self._hints)
-            self._hints.clear()
         self._unanswered_claim = session_id
-        offer = Offer(session_id, room, share.mine, self._steal_after_s, hints)
+        offer = Offer(session_id, room, share.mine, self._steal_after_s)
         granted = self._runs.claim(offer)
         self._unanswered_claim = None
         for run in granted.runs:

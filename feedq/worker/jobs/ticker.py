@@ -5,28 +5,27 @@ else runs jobs, delete old history. All of it is decided and bounded in the data
 costs a scan, and that one of them dies costs nothing.
 
 One duty is its own worker's alone: runs of that worker whose time has been up for long, and of which nobody in the
-process knows any more (a child process of Celery's pool died with its run, say). No other worker may end them.
+process knows any more (their end could not be stored, for example). No other worker may end them.
 
 A scan that fired something says so at once: to the slots of this worker, where its own segments are concerned,
-and to other workers by a message. The broker is spoken to on a thread of its own (`feedq.worker.outbox`):
-one that is away must not delay the next tick.
+and to other workers by a notification of the database. A lost notification costs time only: those workers find the
+runs by their own scans, and the claim judges everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from random import Random
 from threading import Event, Thread
 from time import monotonic
 
 from feedq.errors import Unavailable
-from feedq.schedule.model import Finish, Hint, RunState
+from feedq.schedule.model import Finish, RunState
 from feedq.store.jobs.runs import RunStore
 from feedq.telemetry import LogEvent, database_event, log
 from feedq.telemetry_metrics import RUNS_FIRED
-from feedq.worker.jobs.share import POLL_S, Identity, Note, Reminder, Share
-from feedq.worker.outbox import Outbox
+from feedq.worker.jobs.share import POLL_S, Identity, Share
 
 FIRED_PER_SCAN = 500
 """Schedules that one scan fires. More of them make its transaction longer, and others have to wait for its
@@ -43,8 +42,6 @@ OVERDUE_S = 30.0
 """The time past its time-out, and after an outage of the database, for which the end of a run of this worker is
 still left to whoever runs it here. Their own word comes within a second; this is for those that cannot say it
 any more."""
-REMIND_INTERVAL_S = 1.0
-"""On Celery's own pools: how often it checks which runs wait for a message."""
 AWAY_S = 0.5
 WOKEN_S = 0.01
 """The least time between two scans for being woken: a worker is notified of many things that are none of its
@@ -72,19 +69,16 @@ class Ticker:
         runs: RunStore,
         *,
         identity: Identity,
-        notes: Outbox[Note],
-        tell_us: Callable[[Sequence[Hint]], None],
+        tell_us: Callable[[], None],
         retention_days: int,
-        reminder: Reminder | None = None,
-        is_known: Callable[[int], bool] = lambda run_id: False,
+        is_known: Callable[[int], bool],
         rng: Random | None = None,
     ) -> None:
         """``tell_us`` hears of runs of our own segments; ``is_known`` says whether somebody in this process will
         tell how a run ends."""
         self._runs, self._identity = runs, identity
-        self._notes, self._tell_us, self._reminder = notes, tell_us, reminder
+        self._tell_us, self._is_known = tell_us, is_known
         self._retention_days = retention_days
-        self._is_known = is_known
         self._served_since = monotonic()
         """Since when the database has answered without a break."""
         self._rng = rng or Random()
@@ -96,8 +90,6 @@ class Ticker:
         self._scan_duty = _Duty(self._scan_workers)
         trimming_at = monotonic() + self._rng.uniform(0.1, 1.0) * TRIM_INTERVAL_S
         self._duties = [_Duty(self._expire), _Duty(self._trim, trimming_at), _Duty(self._end_overdue)]
-        if reminder is not None:
-            self._duties.append(_Duty(self._remind))
         self._thread = Thread(target=self._run, name="feedq-ticker", daemon=True)
 
     def start(self) -> None:
@@ -132,19 +124,19 @@ class Ticker:
             self._fired_at = monotonic()
             if fired.is_idle != self.share.is_idle:
                 self.share = replace(self.share, is_idle=fired.is_idle)
-            if fired.hints:
-                RUNS_FIRED.inc(len(fired.hints))
-                self._spread(fired.hints)
+            if fired.segments:
+                RUNS_FIRED.inc(len(fired.segments))
+                self._tell(fired.segments)
             if not fired.more or self._stopping.is_set():
                 return fired.next_in_s
         return 0.0
 
-    def _spread(self, hints: Sequence[Hint]) -> None:
-        ours, theirs = self.share.sort(hints)
-        if ours:
-            self._tell_us(ours)
-        for worker, its_hints in theirs.items():
-            self._notes.put([Note(worker.queue, hint.run_id, hint.attempt) for hint in its_hints])
+    def _tell(self, segments: Collection[int]) -> None:
+        owners, me = self.share.owners_of(segments), self._identity()
+        if me in owners:
+            self._tell_us()
+        if others := owners - {me}:
+            self._runs.notify(sorted(others))
 
     def _do_if_due(self, *duties: _Duty) -> None:
         for duty in duties:
@@ -176,13 +168,6 @@ class Ticker:
                 ends = [Finish(i, fence, RunState.TIMED_OUT, TIME_IS_UP) for i, fence in unknown.items()]
                 self._runs.finish(session_id, ends)
         return OVERDUE_INTERVAL_S
-
-    def _remind(self) -> float:
-        assert self._reminder is not None
-        session_id = self._identity()
-        if session_id is not None:
-            self._reminder.remind(session_id, self.share)
-        return REMIND_INTERVAL_S
 
     # -- the thread ----------------------------------------------------------------------------------
 
