@@ -216,8 +216,8 @@ class Stage:
 
     # -- steps -----------------------------------------------------------------------------------------
 
-    def records(self, count: int, *, after: int = 0) -> list[bytes]:
-        return [self.record(seq) for seq in range(after + 1, after + count + 1)]
+    def records(self, count: int) -> list[bytes]:
+        return [self.record(seq) for seq in range(1, count + 1)]
 
     def driver(self, where: str, *, permissions: Permissions = DEFAULT, **options: Any) -> ConnectorDriver:
         source = {**self.options(where), **options}
@@ -242,9 +242,9 @@ class Stage:
                 yield source, source.where
 
     @asynccontextmanager
-    async def waiting(self, where: str, source: Served, **options: Any) -> AsyncIterator[WaitingRead]:
+    async def waiting(self, where: str, source: Served) -> AsyncIterator[WaitingRead]:
         """A connector that has given one record and waits for the next one."""
-        driver = self.driver(where, **options)
+        driver = self.driver(where)
         async with aclosing(driver.open()) as stream:
             await source.send(self.records(1))
             await pull(driver, stream, count=1)
@@ -252,19 +252,6 @@ class Stage:
                 await asyncio.sleep(MOMENT_S)
                 assert not task.done(), "it did not wait for the next record"
                 yield WaitingRead(driver, task)
-
-    async def come_to_rest(self, relay: Relay) -> None:
-        """Return when nothing has gone down for a while."""
-        async with asyncio.timeout(PATIENCE_S):
-            before = -1
-            while before != relay.down_bytes:
-                before = relay.down_bytes
-                await asyncio.sleep(3 * MOMENT_S)
-
-    async def until_acknowledged(self, source: Served, count: int) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while await source.acknowledged() < count:
-                await asyncio.sleep(0.001)
 
     def assert_over(self, driver: ConnectorDriver, *, connected: int) -> None:
         """No socket is left, and it said as often as this that it was connected."""

@@ -27,7 +27,7 @@ from feedq.model import JSON
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Target
 from feedq.sinks.postgresql import PostgresSink
 from feedq.sinks.sql import SqlSink
-from feedq.testing.sink_stage import (
+from tests.contract.sink_stage import (
     ENVIRONMENT,
     LOCK_TIMEOUT_S,
     NOWHERE,

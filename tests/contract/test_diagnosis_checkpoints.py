@@ -15,8 +15,8 @@ from feedq.model import Feed, FeedSpec, Identity
 from feedq.settings import Settings
 from feedq.sinks.base import FenceRequest
 from feedq.sinks.sql import SqlSink
-from feedq.testing.sink_stage import PATIENCE_S, RAW
 from tests.contract.sink_harness import SqliteHarness
+from tests.contract.sink_stage import PATIENCE_S, RAW
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 OURS, THEIRS = uuid4(), uuid4()

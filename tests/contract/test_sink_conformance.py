@@ -1,4 +1,4 @@
-"""Every kind of sink that is at hand here, put through the suite that `feedq.testing` has for anybody's."""
+"""Every kind of sink that is at hand here, put through the suite for sinks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feedq.embedded.postgres import Postgres
-from feedq.testing.sink_conformance import SinkConformance
+from tests.contract.sink_conformance import SinkConformance
 from tests.contract.sink_harness import (
     GeneralSqlHarness,
     MemoryHarness,

@@ -26,13 +26,13 @@ from feedq.sinks.base import (
     anybody,
 )
 from feedq.sinks.mapping import sources_of
-from feedq.testing.sink_stage import PATIENCE_S, batch, write
 from tests.contract.sink_harness import (
     MemoryHarness,
     PostgresSinkHarness,
     SqliteHarness,
     empty_database,
 )
+from tests.contract.sink_stage import PATIENCE_S, batch, write
 from tests.proxy import Fault
 
 Harness = PostgresSinkHarness | SqliteHarness | MemoryHarness

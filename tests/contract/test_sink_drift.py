@@ -18,7 +18,6 @@ from feedq.sinks.base import FeedWrite, Target, Written
 from feedq.sinks.field_watch import FAULT, FIELDS_MAX, FieldWatch
 from feedq.sinks.mapping import ColumnType, Drift, sources_of
 from feedq.sinks.target_table import FILLED_MAX
-from feedq.testing.sink_stage import run_together
 from tests.contract.sink_harness import (
     PostgresSinkHarness,
     SqliteHarness,
@@ -28,6 +27,7 @@ from tests.contract.sink_harness import (
     lines,
     write,
 )
+from tests.contract.sink_stage import run_together
 
 pytestmark = pytest.mark.servers
 

@@ -13,7 +13,6 @@ from feedq.embedded.postgres import Postgres
 from feedq.errors import Conflict
 from feedq.model import JSON, Identity, StartCursor
 from feedq.sinks.base import Checkpoint, CheckpointChange, Fenced, FenceOutcome, FenceRequest, Sink, Unusable
-from feedq.testing.sink_stage import PATIENCE_S, RAW, batch, write
 from tests.contract.sink_harness import (
     GeneralSqlHarness,
     MemoryHarness,
@@ -21,6 +20,7 @@ from tests.contract.sink_harness import (
     SqliteHarness,
     empty_database,
 )
+from tests.contract.sink_stage import PATIENCE_S, RAW, batch, write
 
 Harness = PostgresSinkHarness | SqliteHarness | MemoryHarness
 

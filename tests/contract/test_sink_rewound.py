@@ -10,13 +10,13 @@ import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.sinks.base import Fenced, Sink, Superseded
-from feedq.testing.sink_stage import RAW, batch, fence, landed, request, rows_of, write
 from tests.contract.sink_harness import (
     GeneralSqlHarness,
     PostgresSinkHarness,
     SqliteHarness,
     empty_database,
 )
+from tests.contract.sink_stage import RAW, batch, fence, landed, request, rows_of, write
 
 Harness = PostgresSinkHarness | SqliteHarness
 

@@ -13,8 +13,8 @@ from feedq.embedded.postgres import Postgres
 from feedq.errors import SinkUnavailable
 from feedq.sinks.base import Blocked, OnConflict, Target, Written
 from feedq.sinks.mapping import sources_of
-from feedq.testing.sink_stage import LOCK_TIMEOUT_S, PATIENCE_S, batch, fence, lines, request, write
 from tests.contract.sink_harness import GeneralSqlHarness, empty_database
+from tests.contract.sink_stage import LOCK_TIMEOUT_S, PATIENCE_S, batch, fence, lines, request, write
 from tests.proxy import Fault
 
 COLUMNS = sources_of({"n": "/n", "note": "/note"})

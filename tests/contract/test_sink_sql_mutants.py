@@ -11,9 +11,9 @@ import pytest
 from feedq.sinks.session import AnswerLost
 from feedq.sinks.sql.sqlite import SqliteSession
 from feedq.sinks.sqlstate import ErrorScope
-from feedq.testing.sink_stage import batch
 from tests.contract import test_sink_conformance
 from tests.contract.sink_harness import SqliteHarness
+from tests.contract.sink_stage import batch
 
 suite = test_sink_conformance.TestSqlSinkOnSqlite()
 

@@ -12,7 +12,7 @@ import pymysql
 
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Target
 from feedq.sinks.sql import SqlSink
-from feedq.testing.sink_stage import ENVIRONMENT, PATIENCE_S, FrozenWrite
+from tests.contract.sink_stage import ENVIRONMENT, PATIENCE_S, FrozenWrite
 from tests.peers.mariadb import MariaDb, MariaDbProxy
 from tests.proxy import Fault, Trap
 

@@ -11,8 +11,8 @@ import pytest
 
 from feedq.errors import SinkUnavailable
 from feedq.sinks.base import Blocked, CommitUnknown, Fenced, Target, Written
-from feedq.testing.sink_conformance import SinkConformance
-from feedq.testing.sink_stage import (
+from tests.contract.sink_conformance import SinkConformance
+from tests.contract.sink_stage import (
     LOCK_TIMEOUT_S,
     PATIENCE_S,
     SinkHarness,

@@ -15,7 +15,7 @@ from feedq.model import Batch
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import OnConflict, Target, Unusable
 from feedq.sinks.mapping import sources_of
-from feedq.testing.sink_stage import PATIENCE_S, batch, fence, lines, request, write
+from tests.contract.sink_stage import PATIENCE_S, batch, fence, lines, request, write
 from tests.peers.mariadb import MariaDb
 from tests.peers.mariadb_harness import DATABASE, MariaDbHarness
 

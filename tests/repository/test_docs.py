@@ -267,7 +267,7 @@ def test_every_decision_is_listed() -> None:
 def test_tests_that_pages_name_exist() -> None:
     defined = {
         name
-        for path in [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("feedq/testing/*.py")]
+        for path in [*ROOT.glob("tests/**/*.py"), *ROOT.glob("feedq/testing/*.py")]
         for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
     }
     named = {

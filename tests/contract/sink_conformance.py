@@ -31,8 +31,6 @@ attribute                  default    …
 
 A sink that was not put through ``freezes`` and ``loses_answers`` has not been shown to land anything exactly
 once: a test that breaks it off at its commit is worth the trouble.
-
-pytest is imported here and in `feedq.testing.sink_interrupts`; the rest of `feedq.testing` does without.
 """
 
 from __future__ import annotations
@@ -50,8 +48,8 @@ import pytest
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
 from feedq.model import Batch
 from feedq.sinks.base import Fenced, Superseded, Unusable, Written
-from feedq.testing.sink_interrupts import SinkInterrupts
-from feedq.testing.sink_stage import (
+from tests.contract.sink_interrupts import SinkInterrupts
+from tests.contract.sink_stage import (
     LOCK_TIMEOUT_S,
     NOWHERE,
     PATIENCE_S,

@@ -1,6 +1,6 @@
 """What the conformance tests of sinks are built from: a harness over one kind of sink, and things to write.
 
-No pytest here: see `feedq.testing.sink_conformance` for the tests and for how to use them.
+`tests.contract.sink_conformance` has the tests and says how to use them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Body = TypeVar("Body", bound=Callable[..., None])
 class SinkHarness(Protocol):
     """Makes sinks of one kind, over a database of its own that is empty at first. Made anew for each test.
 
-    The last six are for sinks with these properties only: see `feedq.testing.sink_conformance`.
+    The last six are for sinks with these properties only: see `tests.contract.sink_conformance`.
     """
 
     refused: bytes
@@ -108,7 +108,7 @@ class FrozenWrite:
     def _write(self, sink: Sink, writes: Sequence[FeedWrite]) -> None:
         try:
             self._result = sink.write(writes)
-        except BaseException as error:  # noqa: BLE001 - it is the result
+        except BaseException as error:
             self._result = error
 
 
@@ -241,7 +241,7 @@ def run_together(*works: Callable[[], None]) -> None:
     def guard(work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - raised below, on the test's own thread
+        except BaseException as error:
             errors.append(error)
 
     threads = [threading.Thread(target=guard, args=(work,), daemon=True) for work in works]

@@ -1,6 +1,6 @@
 """What a sink must survive: predecessors that freeze in their transactions, and commits whose answers are lost.
 
-Part of `feedq.testing.sink_conformance`, which says how to use it.
+Part of `tests.contract.sink_conformance`, which says how to use it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from feedq.sinks.base import Blocked, Fenced, Written
-from feedq.testing.sink_stage import (
+from tests.contract.sink_stage import (
     LOCK_TIMEOUT_S,
     PATIENCE_S,
     SinkHarness,
