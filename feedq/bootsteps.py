@@ -27,6 +27,7 @@ from typing import Any
 from uuid import uuid4
 
 from amqp.exceptions import ResourceLocked
+from billiard import current_process
 from celery import bootsteps, signals
 from celery.exceptions import WorkerShutdown
 from celery.worker import state as worker_state
@@ -44,7 +45,7 @@ from feedq.settings import Settings, settings
 from feedq.store.migrate import require_current
 from feedq.tasks import run_reconcile, store
 from feedq.telemetry import LogEvent, database_event, log
-from feedq.worker.deadline import Deadline
+from feedq.worker.deadline import Deadline, end_with_parent
 from feedq.worker.jobs.calling import TaskCaller, import_jobs
 from feedq.worker.jobs.job_service import Jobs
 from feedq.worker.monitor import (
@@ -279,6 +280,18 @@ def _import_jobs(**_: Any) -> None:
         import_jobs(settings().imports)
     except InvalidInput as error:
         sys.exit(f"feedq: {error}")
+
+
+@signals.beat_embedded_init.connect
+def _end_with_worker(**_: Any) -> None:
+    """Runs in the beat of a worker's own (``-B``): it ends with its worker, however that ends.
+
+    The worker stops it by a signal. Where that comes before the beat has a handler of its own, the one that it
+    inherited has only noted it here.
+    """
+    end_with_parent(current_process()._parent_pid)
+    if worker_state.should_stop is not None or worker_state.should_terminate is not None:
+        sys.exit()
 
 
 @signals.celeryd_after_setup.connect
