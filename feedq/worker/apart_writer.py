@@ -88,8 +88,9 @@ class ApartWriter:
                 feed.bytes = sum(batch.size for batch in batches)
                 batch_queue.is_apart = batch_queue.is_postponed = True
             if self._thread is None and not self._stopping:
-                self._thread = Thread(target=self._run, name=f"feedq-apart-{self._name}", daemon=True)
-                self._thread.start()
+                thread = Thread(target=self._run, name=f"feedq-apart-{self._name}", daemon=True)
+                thread.start()  # or raises: then the next feed tries again
+                self._thread = thread
             self._wakeup.notify()
 
     def take(self, batch_queue: BatchQueue, batch: Batch) -> bool:

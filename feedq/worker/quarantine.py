@@ -69,13 +69,17 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._children)
 
+    def __contains__(self, key: FeedKey) -> bool:
+        return key in self._children
+
     def start(self, claim: Claim, worker_id: UUID) -> None:
-        """Run a claim that was granted. Returns at once."""
+        """Run a claim that was granted. Returns at once. Raises `RuntimeError` when there can be no thread."""
         child = _Child(claim, worker_id, self._settings)
-        with self._lock:
-            self._children[claim.key] = child
         name = f"feedq-quarantine-{claim.feed.id}"
-        Thread(target=self._watch_child, args=(child,), name=name, daemon=True).start()
+        thread = Thread(target=self._watch_child, args=(child,), name=name, daemon=True)
+        with self._lock:
+            thread.start()
+            self._children[claim.key] = child
 
     def cancel(self, key: FeedKey) -> None:
         """End the process of one feed, which is released: it begins again elsewhere, or here."""
@@ -107,9 +111,9 @@ class Quarantine:
             why = f"cannot run apart: {error}"
             release = Release(*child.key, Reason.QUARANTINED, NO_SLOT_RETRY_S, error=why)
         finally:
+            self._on_ended(child.key, release, release.reason.value if release else "ended")
             with self._lock:
                 self._children.pop(child.key, None)
-            self._on_ended(child.key, release, release.reason.value if release else "ended")
 
 
 class _Child:

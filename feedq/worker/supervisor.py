@@ -40,6 +40,7 @@ from feedq.model import (
     Status,
     Worker,
 )
+from feedq.passwords import mask_url
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.store.base import WorkerStore
 from feedq.tap import TapPart
@@ -57,7 +58,7 @@ from feedq.worker.memory import MemoryWatch
 from feedq.worker.monitor import Watch
 from feedq.worker.progress_reporter import ProgressReporter
 from feedq.worker.quarantine import Quarantine
-from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
+from feedq.worker.runner import UNEXPECTED_RETRY_S, FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool, sinks_to_leave
 from feedq.worker.sockets import Sockets
 from feedq.worker.stall import CHECK_S, Scheduling, StallClock
@@ -144,6 +145,8 @@ class Supervisor:
         self._memory_watch = self._make_memory_watch()
         self._stall, self._scheduling = StallClock(), Scheduling(os.getpid())
         self._sinks_down: set[str] = set()
+        self._missed: set[FeedKey] = set()
+        """The feeds that were to run and did not at the last heartbeat, by their assigned keys."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = Thread(target=self._run_loop, name="feedq-loop", daemon=True)
 
@@ -386,14 +389,40 @@ class Supervisor:
     # -- runners, on the loop ------------------------------------------------------------------------
 
     def _start_feeds(self, worker_id: UUID, claims: list[Claim]) -> None:
-        surroundings = self._worker_services()
+        services = self._worker_services()
         for claim in claims:
-            if claim.quarantined:
-                self._quarantine.start(claim, worker_id)
-                continue
-            runner = self._runners[claim.key] = FeedRunner(claim, surroundings)
-            live = self._live(runner, claim.key, worker_id)
-            self._start_task(live, name=f"feed-{claim.feed.id}", feed_id=claim.feed.id)
+            try:
+                if claim.quarantined:
+                    self._quarantine.start(claim, worker_id)
+                else:
+                    self._start_runner(FeedRunner(claim, services), claim, worker_id)
+            except Exception as error:
+                logger.exception(LogEvent.UNEXPECTED, where="start", feed=claim.feed.name)
+                reason = Reason.QUARANTINED if claim.quarantined else Reason.BACKOFF
+                self._release_unstarted(claim.key, claim.key, reason, mask_url(str(error)))
+
+    def _start_runner(self, runner: FeedRunner, claim: Claim, worker_id: UUID) -> None:
+        live = self._live(runner, claim.key, worker_id)
+        self._start_task(live, name=f"feed-{claim.feed.id}", feed_id=claim.feed.id)
+        self._runners[claim.key] = runner
+
+    def _release_unstarted(self, assigned_key: FeedKey, key: FeedKey, reason: Reason, why: str) -> None:
+        said = f"it could not be started: {why}"
+        self._feed_ended(assigned_key, Release(*key, reason, UNEXPECTED_RETRY_S, 1, said), f"failed: {said}")
+
+    def _check_started(self) -> None:
+        """Release feeds that were to start here and do not run, whatever kept them from it: the control database
+        would have them connecting for ever. They are missed twice, as the start of one may be about to come."""
+        missed = {
+            feed.assigned_key: feed
+            for feed in self.core
+            if feed.assigned_key not in self._runners and feed.assigned_key not in self._quarantine
+        }
+        for assigned_key in missed.keys() & self._missed:
+            feed = missed.pop(assigned_key)
+            logger.error(LogEvent.UNEXPECTED, where="start", feed_id=assigned_key[0], error="it does not run")
+            self._release_unstarted(assigned_key, feed.key, Reason.BACKOFF, "it did not run")
+        self._missed = set(missed)
 
     def _stop_feeds(self, feeds: list[tuple[FeedKey, Reason]]) -> None:
         for assigned_key, reason in feeds:
@@ -499,13 +528,12 @@ class Supervisor:
         self._driver.tell(self.core.drain, now=self._clock.monotonic())
 
     def _tick(self, count: int) -> None:
-        """Every heartbeat: see to the monitor, report what moved, show some feeds in Celery's events.
-
-        Now and then, share out the limits of tenants.
-        """
+        """Every heartbeat: see to the monitor and that all feeds run, report what moved, show some feeds in
+        Celery's events. Now and then, share out the limits of tenants."""
         interval_s = max(self._settings.heartbeat_s, HEARTBEAT_MIN_S)
         self._loop.call_later(interval_s, self._tick, count + 1)
         self._keep_watch()
+        self._check_started()
         self._tell_of_sinks()
         self._progress_reporter.report()
         self._show(count)

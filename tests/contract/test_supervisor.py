@@ -27,12 +27,14 @@ from feedq.model import (
     FeedSpec,
     LeaseState,
     Load,
+    Loss,
     NewWorker,
     Reason,
     Release,
     TargetState,
 )
 from feedq.settings import Settings
+from feedq.worker.runner import FeedRunner
 from feedq.worker.supervisor import STOP_GRACE_S, Supervisor, TaskCallbacks
 from tests.contract.harness import PostgresHarness
 from tests.proxy import PostgresProxy
@@ -254,6 +256,58 @@ def test_a_stop_that_follows_a_claim_at_once_is_heeded(stage: Stage) -> None:
 
     until(paused, "all paused")
     until(lambda: stage.source.open == 0, "no connection is left")
+
+
+def three_feeds(stage: Stage, *, quarantined: bool) -> None:
+    for name in ("a", "b", "c"):
+        stage.add_feed(name)
+    if quarantined:
+        lost = stage.store.workers.register(NewWorker(uuid4(), "l", "node.l", 0, "h", 9, "0"), ttl_s=3600)
+        stage.store.workers.report_loss(
+            lost.id, Loss("stalled", "stood still", stage.store.feeds.get("b").id, is_certain=True)
+        )
+
+
+@pytest.mark.parametrize("quarantined", [False, True])
+def test_a_feed_that_cannot_be_started_is_released_with_the_reason_and_the_others_start(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, quarantined: bool
+) -> None:
+    def cannot(self: Any, *given: Any) -> None:
+        is_meant = given[0].feed.name == "b" if given else self.name.startswith("feedq-quarantine-")
+        if is_meant:
+            raise RuntimeError("can't start new thread")
+        real(self, *given)
+
+    kind, method = (Thread, "start") if quarantined else (FeedRunner, "__init__")
+    real: Any = getattr(kind, method)
+    monkeypatch.setattr(kind, method, cannot)
+    three_feeds(stage, quarantined=quarantined)
+    stage.reconcile()
+    until(lambda: stage.source.open == 2, "the other two stream")
+    until(lambda: stage.lease("b").state is LeaseState.IDLE, "it is released")
+    assert stage.lease("b").reason is (Reason.QUARANTINED if quarantined else Reason.BACKOFF)
+    assert stage.lease("b").last_error == "it could not be started: can't start new thread"
+    assert stage.supervisor.feeds == 2
+    assert len(stage.supervisor._quarantine) == 0
+
+
+def test_a_feed_that_was_to_start_and_does_not_run_is_released(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, forgotten = stage.supervisor._start_feeds, Event()
+
+    def start(worker_id: UUID, claims: list[Claim]) -> None:
+        known = [claim for claim in claims if claim.feed.name != "b" or forgotten.is_set()]
+        forgotten.set()
+        real(worker_id, known)
+
+    monkeypatch.setattr(stage.supervisor, "_start_feeds", start)
+    three_feeds(stage, quarantined=False)
+    stage.reconcile()
+    until(lambda: stage.source.open == 2, "the other two stream")
+    until(lambda: stage.lease("b").state is LeaseState.IDLE, "it is released")
+    assert stage.lease("b").reason is Reason.BACKOFF
+    assert stage.supervisor.feeds == 2
 
 
 class Deaf:
