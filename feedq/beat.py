@@ -33,6 +33,7 @@ from feedq.fleet_metrics import serve_beat
 from feedq.leader_threads import ExpectationJudge, LandedKeeper, LeaderThread
 from feedq.lease import SECOND_CHECK_S
 from feedq.limits import CHANGES_GATHERED_S, WHOLE_PASS_EVERY_S
+from feedq.metrics_port import watch_threads
 from feedq.once import OPTION
 from feedq.settings import Settings, settings
 from feedq.store.election import Election, LivenessCheck
@@ -320,6 +321,7 @@ class ElectedScheduler(Scheduler):
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         if self._candidate is None:
+            watch_threads()
             self._candidate = candidate = ElectionCandidate(settings(), self._outbox.put)
             candidate.start()
             serve_beat(settings(), store, leads=lambda: candidate.leads, runs=candidate.is_alive)

@@ -39,6 +39,7 @@ from feedq import __version__, metrics, tracing
 from feedq.broker import NODE_PREFIX, drop, kept_in, task_problem
 from feedq.errors import FeedqError, InvalidInput, Unavailable
 from feedq.limits import TASK_EVENTS_GATHERED_S
+from feedq.metrics_port import watch_threads
 from feedq.model import NewWorker
 from feedq.pool import StreamPool
 from feedq.settings import Settings, settings
@@ -166,6 +167,7 @@ class FeedqStep(bootsteps.StartStopStep):
             return
         s = settings()
         _prepare_process()
+        watch_threads()
         # Before the wait: a worker that waits for its database says so there. It ends with the process.
         metrics.serve(s, lambda: getattr(worker, "feedq", None))
         self._take_charge(worker, s)

@@ -81,6 +81,7 @@ class LogEvent(StrEnum):
     LOOP_STALLED = "the event loop stands still; the lease is not renewed"
     WORKER_SUSPENDED = "streams suspended: the lease can no longer be trusted"
     WORKER_RESUMED = "streams resumed: the lease is trusted again"
+    THREAD_ENDED = "a thread of this process ended unexpectedly; what it did is not done any more"
     THREAD_LEFT_BEHIND = "blocking connector did not end in time; its thread was left behind"
     STOP_OVERDUE = "stream did not stop in time; its socket was cut"
     LEAVE_OVERDUE = "process did not end in time; ended by its hard limit"

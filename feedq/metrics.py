@@ -46,7 +46,6 @@ HELD = (
 class Signs:
     """What the checks judge by, and some metrics are made of, at one moment."""
 
-    lease_keeper_runs: bool
     attempt_age_s: float
     """Since a heartbeat was last tried."""
     heartbeat_age_s: float
@@ -66,7 +65,6 @@ class Signs:
 def observe(supervisor: Supervisor) -> Signs:
     lease_keeper = supervisor.lease_keeper
     return Signs(
-        lease_keeper_runs=lease_keeper.is_running,
         attempt_age_s=lease_keeper.attempt_age_s,
         heartbeat_age_s=lease_keeper.heartbeat_age_s,
         loop_lag_s=supervisor.loop_lag_s,
@@ -88,8 +86,6 @@ def health(signs: Signs | None, *, heartbeat_s: float, stall_s: float) -> Verdic
     if signs.draining:
         # Its threads end one by one now, as they should.
         return Verdict(True, "draining")
-    if not signs.lease_keeper_runs:
-        return Verdict(False, "a thread of the keeper has ended")
     if signs.attempt_age_s > limit_s:
         return Verdict(False, f"no heartbeat was tried for {signs.attempt_age_s:.0f} s")
     if signs.loop_stalled_s >= (stall_s or limit_s):

@@ -119,10 +119,6 @@ class LeaseKeeper:
         """The seconds since a heartbeat was last tried, whatever became of it."""
         return self._clock.monotonic() - self._tried_at
 
-    @property
-    def is_running(self) -> bool:
-        return all(thread.is_alive() for thread in self._threads)
-
     def start(self) -> None:
         """Register, then keep the lease on threads. Raises `Unavailable` if that first step fails."""
         self._register()
@@ -305,8 +301,12 @@ class LeaseKeeper:
     def _tick(self) -> None:
         while not self._stopping.is_set():
             self._driver.woken.clear()
-            self.watch()
-            left_s = self._core.wakes_at() - self._clock.monotonic()
+            left_s = CHECK_S
+            try:
+                self.watch()
+                left_s = self._core.wakes_at() - self._clock.monotonic()
+            except Exception:
+                logger.exception(LogEvent.UNEXPECTED, where="timer")
             self._driver.woken.wait(min(max(left_s, 0.0), CHECK_S))
 
     def watch(self) -> None:

@@ -18,6 +18,7 @@ from threading import Event, Thread
 from typing import Final
 
 from feedq.model import Loss
+from feedq.telemetry import LogEvent, log
 from feedq.worker.activity import Activity, resident_bytes
 from feedq.worker.stall import processor_s
 
@@ -34,6 +35,8 @@ AGAIN_S: Final = 2.0
 MIB: Final = 2**20
 
 ReleaseFeed = Callable[[int, Loss], None]
+
+logger = log(__name__)
 
 
 class MemoryWatch(Thread):
@@ -53,9 +56,13 @@ class MemoryWatch(Thread):
 
     def run(self) -> None:
         while not self._stopping.wait(CHECK_S):
-            if self.check():
+            try:
+                if self.check():
+                    self._stopping.wait(AGAIN_S)
+                    give_back_memory()
+            except Exception:
+                logger.exception(LogEvent.UNEXPECTED, where="memory watch")
                 self._stopping.wait(AGAIN_S)
-                give_back_memory()
 
     def check(self) -> bool:
         """Check the memory once, and return whether a feed was told to release its lease."""
@@ -88,13 +95,14 @@ class MemoryWatch(Thread):
         """Put what grew while no step of a feed did to the thread that worked most meanwhile."""
         on_loop = self._activity.growth.total()
         rest, self._attributed = grown - (on_loop - self._attributed), on_loop
-        now = {t.thread: processor_s(os.getpid(), t.thread) for t in self._activity.threads}
+        # Read once: a thread may end at any moment.
+        feeds = {t.thread: t.feed_id for t in self._activity.threads}
+        now = {thread: processor_s(os.getpid(), thread) for thread in feeds}
         worked = {thread: used - self._processor.get(thread, used) for thread, used in now.items()}
         self._processor = now
         busiest = max(worked, key=worked.__getitem__, default=None)
         if rest > 0 and busiest is not None and worked[busiest] > 0:
-            feed_id = next(t.feed_id for t in self._activity.threads if t.thread == busiest)
-            self._on_threads[feed_id] += rest
+            self._on_threads[feeds[busiest]] += rest
 
 
 def give_back_memory() -> None:

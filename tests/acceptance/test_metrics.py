@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from feedq.embedded.process import free_port
 from feedq.metrics_port import CONNECTIONS_MAX
+from feedq.telemetry import LogEvent
 from tests.cluster import Cluster, feed, wait_until
 from tests.invariants import wait_streaming
 from tests.node import Node
@@ -97,6 +98,44 @@ def test_a_worker_that_cannot_reach_its_database_is_healthy_and_not_ready(
 
         proxy.admit()
         port.wait("/readyz", 200)
+
+
+BREAKS = """
+from pathlib import Path
+from feedq.worker.lease_client import LeaseClient
+
+gather = LeaseClient._gather
+
+def breaking(self):
+    group = gather(self)
+    if Path({trigger!r}).exists():
+        raise MemoryError("for the test")
+    return group
+
+LeaseClient._gather = breaking
+"""
+
+
+def test_a_worker_one_of_whose_threads_has_ended_is_unhealthy(
+    tmp_path: Path, database_url: str, broker_url: str, port: Port
+) -> None:
+    trigger = tmp_path / "trigger"
+    (tmp_path / "breaks_a_thread.py").write_text(BREAKS.format(trigger=str(trigger)))
+    env = {**port.env, "FEEDQ_IMPORTS": "breaks_a_thread", "PYTHONPATH": str(tmp_path)}
+    with (
+        Source(rate=50) as source,
+        Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster,
+    ):
+        cluster.add_beat("b1")
+        worker = cluster.add_worker("w1", env=env)
+        cluster.apply([feed("f/1", source.url)])
+        wait_streaming(source, ["f/1"])
+        assert port.get("/healthz")[0] == 200
+        trigger.touch()
+        port.wait("/healthz", 503)
+        assert port.reason("/healthz") == "thread feedq-lease-client has ended: MemoryError"
+        (said,) = worker.events(LogEvent.THREAD_ENDED)
+        assert "for the test" in said["exception"]
 
 
 def test_metrics_count_what_lands(tmp_path: Path, database_url: str, broker_url: str, port: Port) -> None:

@@ -32,7 +32,6 @@ from feedq.settings import Settings
 from feedq.telemetry_metrics import REGISTRY
 
 WELL = Signs(
-    lease_keeper_runs=True,
     attempt_age_s=1.0,
     heartbeat_age_s=1.0,
     loop_lag_s=0.0,
@@ -79,7 +78,6 @@ def test_a_database_that_is_away_makes_a_worker_unready_but_not_unhealthy() -> N
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [
-        (replace(WELL, lease_keeper_runs=False), "a thread of the keeper has ended"),
         (replace(WELL, attempt_age_s=STUCK_S + 1), "no heartbeat was tried for 31 s"),
         (replace(WELL, loop_stalled_s=5.0), "the event loop has stood still for 5 s"),
     ],
@@ -107,8 +105,7 @@ def test_long_heartbeats_get_a_longer_patience() -> None:
 
 
 def test_a_draining_worker_is_healthy_and_not_ready() -> None:
-    # The lease keeper's threads end while it drains; a supervisor of processes must let it finish.
-    leaving = replace(WELL, draining=True, lease_keeper_runs=False)
+    leaving = replace(WELL, draining=True, attempt_age_s=STUCK_S + 1)
     assert health(leaving, heartbeat_s=2, stall_s=5).well
     assert readiness(leaving).reason == "draining"
 

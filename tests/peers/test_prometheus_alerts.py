@@ -48,7 +48,6 @@ pytestmark = pytest.mark.timeout(60)
 NOW = datetime.now(UTC)
 LIMIT_S = 20.0
 CALM = Signs(
-    lease_keeper_runs=True,
     attempt_age_s=0.0,
     heartbeat_age_s=1.0,
     loop_lag_s=0.0,

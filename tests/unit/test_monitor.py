@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from feedq.model import Loss, NewWorker
-from feedq.worker.activity import Activity
+from feedq.worker.activity import Activity, FeedThread
 from feedq.worker.memory import GROWTH_MIN_BYTES, MemoryWatch
 from feedq.worker.monitor import DumpPipe, Limits, Monitor, Watch, make_private, parse_stacks, report_losses
 from tests.fakes import ManualClock, MemoryStore
@@ -146,6 +147,49 @@ def test_with_memory_enough_nothing_is_measured() -> None:
     activity.growth[3] = GROWTH_MIN_BYTES
     assert not watch.check()
     assert not activity.growth
+
+
+class ShortLived(Activity):
+    """Notes of one thread of a blocking connector, which has ended whenever it is looked for again."""
+
+    def __init__(self) -> None:
+        super().__init__(mmap.mmap(-1, 4096))
+        self.looks = 0
+
+    @property
+    def threads(self) -> list[FeedThread]:
+        self.looks += 1
+        return [FeedThread(threading.get_native_id(), threading.get_ident(), 7)] if self.looks == 1 else []
+
+
+def test_a_thread_that_ends_while_it_is_looked_at_does_not_end_the_memory_watch() -> None:
+    activity = ShortLived()
+    told: list[int] = []
+    watch = MemoryWatch(activity, limit_bytes=2**20, release=lambda feed_id, _: told.append(feed_id))
+    watch.check()
+    activity.looks = 0
+    grown = b"x" * 2 * GROWTH_MIN_BYTES
+    for _ in range(20):
+        hash(bytes(grown[1:]))  # the processor time that this thread is known by
+    assert watch.check()
+    assert told == [7]
+
+
+def test_one_reading_that_fails_does_not_end_the_memory_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = MemoryWatch(Activity.private(), limit_bytes=2**50, release=lambda *_: None)
+    checks = iter([ValueError("for the test"), ValueError("for the test")])
+    checked = threading.Event()
+
+    def check() -> bool:
+        for error in checks:
+            raise error
+        checked.set()
+        return False
+
+    monkeypatch.setattr(watch, "check", check)
+    watch.start()
+    assert checked.wait(10)
+    watch.stop()
 
 
 def test_a_watch_starts_its_monitor_once(tmp_path: Path) -> None:
