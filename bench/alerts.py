@@ -12,15 +12,15 @@ from pathlib import Path
 
 from bench.report import Figure, say
 from bench.servers import running
+from feedq.leader_threads import JUDGE_EVERY_S
 from tests.causes import KINDS, causes, name_of, wanted
 
 BOUND_S = 30.0
-LOOK_S = 10.0
 LIMIT_S = 90.0
 
 
 def measure(directory: Path) -> Iterator[Figure]:
-    env = {"FEEDQ_EXPECT_INTERVAL_S": str(LOOK_S), "FEEDQ_ALERT_INTERVAL_S": "5"}
+    env = {"FEEDQ_ALERT_INTERVAL_S": "5"}
     with (
         running(directory) as (control, valkey),
         causes(
@@ -39,7 +39,7 @@ def measure(directory: Path) -> Iterator[Figure]:
         of_it = [begins for name, _, begins in found if name == name_of(cause)]
         begin, end = begun[cause], ended[cause]
         yield Figure(
-            f"{cause}, bound {BOUND_S:g} s, a look each {LOOK_S:g} s",
+            f"{cause}, bound {BOUND_S:g} s, a look each {JUDGE_EVERY_S:g} s",
             f"told <= {2 * BOUND_S:g} s, 1 alert, 1 recovery",
             f"told {begin.told_s:.1f} s (found {begin.found_s:.1f}), its end {end.told_s:.1f} s; "
             f"{of_it.count(True)} and {of_it.count(False)}",

@@ -47,10 +47,11 @@ from kombu.message import Message
 from kombu.transport import TRANSPORT_ALIASES, _transport_cache, pyamqp, redis, virtual
 from kombu.utils.json import loads
 
-from feedq.settings import settings
 from feedq.telemetry import LogEvent, log
 from feedq.telemetry_metrics import MESSAGES_LEFT_OUT
 
+MESSAGE_BYTES_MAX = 64 * 2**20
+"""A larger message, as it comes or unpacked, is dropped: it would take the memory of a thousand feeds."""
 SHOWN_BYTES = 200
 NODE_PREFIX = "node."
 """Of the queues that belong to one worker each."""
@@ -358,9 +359,8 @@ def _say_dropped(why: str, **fields: object) -> None:
 
 def _size_problem(body: bytes | str, headers: Mapping[str, Any]) -> str | None:
     """Why a message is too large to be taken in, as it is or unpacked."""
-    limit = settings().message_bytes
-    if len(body) > limit:
-        return f"larger than FEEDQ_MESSAGE_BYTES ({limit})"
+    if len(body) > MESSAGE_BYTES_MAX:
+        return f"larger than {MESSAGE_BYTES_MAX:,} bytes"
     compression = headers.get("compression")
     if not compression:
         return None
@@ -370,8 +370,8 @@ def _size_problem(body: bytes | str, headers: Mapping[str, Any]) -> str | None:
     try:
         get_decoder(compression)
         # One that needs a library of its own is left to kombu.
-        if unpack is not None and unpack(body, limit):
-            return f"larger than FEEDQ_MESSAGE_BYTES ({limit}) when it is unpacked"
+        if unpack is not None and unpack(body, MESSAGE_BYTES_MAX):
+            return f"larger than {MESSAGE_BYTES_MAX:,} bytes when it is unpacked"
     except Exception as error:  # noqa: BLE001 -- each library has errors of its own
         return f"body cannot be unpacked: {error!r}"
     return None

@@ -23,6 +23,8 @@ LANDED_LOOK_S: Final = 5.0
 """A beat that has just been elected, or could not reach the database, looks again so soon."""
 LANDED_AFTER_S: Final = 1.0
 """Into the minute: schedules fire when it begins."""
+JUDGE_EVERY_S: Final = 2.0
+"""How late it is noticed that a feed is not as expected, besides what the expectation itself allows."""
 JUDGE_SHARE: Final = 10.0
 """A look takes no more than one part in this many of the time: with a hundred thousand feeds it takes seconds."""
 GRACE_TTLS: Final = 2.0
@@ -87,7 +89,7 @@ class ExpectationJudge(LeaderThread):
     def __init__(
         self, s: Settings, expectations: Callable[[], ExpectationStore], leads: Callable[[], bool]
     ) -> None:
-        super().__init__("judge", self._may_judge, every_s=s.expect_interval_s)
+        super().__init__("judge", self._may_judge, every_s=JUDGE_EVERY_S)
         self._settings, self._expectations, self._is_elected = s, expectations, leads
         self._led = False
         self._not_before = float("-inf")

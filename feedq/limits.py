@@ -44,6 +44,9 @@ CONNECT_FIRST_S: Final = 1.0
 """The same for the first one of each rate limiter that shares the rate: in a fleet of up to so many seconds'
 worth of workers a feed that comes alone does not wait, and if it is a stampede after all, the host sees no more
 than this of it at once."""
+FAILOVER_BURST_S: Final = 2.5
+"""When a worker is lost, its feeds connect elsewhere ahead of the pace: so many seconds' worth of both rates at
+once, made up for by a pause afterwards. Their hosts had these connections a moment ago. Never at a cold start."""
 RATE_MIN: Final = 1e-9
 """Slots of more than thirty years are all alike, and would leave no digits for the time of day."""
 

@@ -32,6 +32,9 @@ from feedq.telemetry import LogEvent, log
 from feedq.worker.serial_executor import SerialExecutor
 from feedq.worker.supervisor import Supervisor, TaskCallbacks
 
+CLAIM_WINDOW = 256
+"""Messages of `stream_feed` that a worker takes before it acknowledges: fewer, and round trips to the broker pace
+a start of thousands of feeds."""
 PROGRESS_BACKLOG_MAX = 1_000
 """Callbacks that wait, beyond which running feeds do not show themselves: the broker is away or slow, and what
 they said would only fill the memory."""
@@ -63,7 +66,7 @@ class StreamPool(BasePool):
 
         Running streams are acknowledged and do not count.
         """
-        return settings().job_slots + settings().claim_window
+        return settings().job_slots + CLAIM_WINDOW
 
     def on_start(self) -> None:
         self._jobs = ThreadPoolExecutor(settings().job_slots, "feedq-job")

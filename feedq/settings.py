@@ -91,8 +91,6 @@ class Settings(BaseSettings):
     drift_add: bool = False
     """Whether workers add columns for feeds with `drift: add` as soon as a record has a new field; otherwise
     `feedq feed drift` does. The role of the sink must own the table."""
-    expect_interval_s: Annotated[float, Field(ge=0.2, le=86_400)] = 5.0
-    """How often the elected beat looks whether feeds are as expected; more rarely where a look takes long."""
     alert_urls: SecretStr = SecretStr("")
     """Whom the elected beat tells what is not as expected: addresses as apprise reads them, spaces between
     (`mailto://…  slack://…  json://host/path`). Needs the extra `alerts`."""
@@ -111,9 +109,6 @@ class Settings(BaseSettings):
     tenant_caps: dict[str, Annotated[int, Field(ge=0)]] = {}
     """Feeds of one tenant that one worker may have, as JSON: `{"acme": 20}`; `*` stands for every other
     tenant."""
-    rebalance_band: Annotated[float, Field(ge=0, le=10)] = 0.1
-    """How uneven workers may be, as a part of their mean utilisation, before feeds of different weights are
-    moved. Feeds of equal weights are evened out to within one when workers join or leave."""
     moves_per_pass: Annotated[int, Field(ge=0, le=100_000)] = 100
     """Feeds that may be under way from one worker to another at a time; 0 moves none."""
     handoff_timeout_s: Seconds = 30.0
@@ -126,19 +121,12 @@ class Settings(BaseSettings):
     host_connects_per_s: dict[str, Annotated[float, Field(ge=0, le=1_000_000)]] = {"*": 200.0}
     """Connections that all workers together begin a second to one remote host, as JSON:
     `{"feeds.example.com": 20}`; `*` stands for every other host, 0 is no limit."""
-    failover_burst_s: Annotated[float, Field(ge=0, le=3_600)] = 2.5
-    """When a worker is lost, its feeds connect elsewhere ahead of the pace: so many seconds' worth of both
-    rates at once, made up for by a pause afterwards. Never at a cold start. 0 is off."""
     event_retention_days: Annotated[int, Field(ge=0, le=3650)] = 14
     """Days of history kept in `feedq.event`."""
-    events_per_feed: Annotated[int, Field(ge=10, le=100_000)] = 200
-    """Events of one feed kept there, the latest; the sweep removes what is more."""
 
     job_slots: Annotated[int, Field(ge=1, le=256)] = 4
     """Runs of schedules that each worker takes at a time, and threads for ordinary tasks beside them. With
     `-Q jobs`, `-c` is the number of runs instead."""
-    claim_window: Annotated[int, Field(ge=1, le=65_536)] = 256
-    """stream_feed messages a worker takes before acknowledging."""
     drain_timeout_s: Seconds = 1.5
     """A stopping worker ends its streams within this, or is cut off."""
     job_drain_s: Seconds = 30.0
@@ -149,9 +137,6 @@ class Settings(BaseSettings):
     broker_timeout_s: Annotated[float, Field(ge=1, le=600)] = 5.0
     """How long connecting to the broker, sending to it and waiting for its answer may take each; then the
     connection is given up."""
-    message_bytes: Annotated[int, Field(ge=2**16)] = 64 * 2**20
-    """Largest message of the broker that a worker takes in, as it comes or unpacked. What is larger is
-    dropped."""
     worker_labels: dict[str, str] = {}
     """Labels of this worker, as JSON, for feeds that select by label."""
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
@@ -163,11 +148,6 @@ class Settings(BaseSettings):
 
     flush_interval_s: Seconds = 0.25
     """Longest wait of a received record for its group commit."""
-    flush_bytes: Annotated[int, Field(ge=1)] = 4 * 2**20
-    """A group commit starts early when this many bytes wait."""
-    inflight_bytes: Annotated[int, Field(ge=1)] = 16 * 2**20
-    """Bytes received and not committed at which one feed stops reading: half of them are written while the
-    other half comes in."""
     stall_s: Annotated[float, Field(ge=0, le=86_400)] = 5.0
     """A worker whose event loop stands still for this long, while it could run, is ended, and its feeds go on
     elsewhere; 0 is never."""
@@ -177,22 +157,13 @@ class Settings(BaseSettings):
     quarantine_s: Seconds = 600.0
     """A feed that workers were lost to runs apart from others until it has landed records for this long
     without harm; twice as long after each further loss, up to a day."""
-    quarantine_slots: Annotated[int, Field(ge=1, le=256)] = 4
-    """Feeds in quarantine that one worker runs at a time, each in a process of its own."""
-    quarantine_memory: Annotated[int, Field(ge=64 * 2**20)] = 2**30
-    """Bytes that the process of a feed in quarantine may use; at most half of what its worker may."""
     state_dir: str = ""
     """Directory in which workers note what they are doing, for whoever has to explain their end. Empty is one
     of this user's in shared memory or among the temporary files."""
     inflight_bytes_total: Annotated[int, Field(ge=1)] = 64 * 2**20
-    """Bytes received and not committed at which the whole worker stops reading. A feed that has none of them
-    may still read 8 KiB, and what completes its next record; connectors on libraries that read by themselves,
-    one batch."""
-    sink_patience_s: Seconds = 5.0
-    """A worker that has not reached a sink for so long lets go of that sink's feeds, if another worker can
-    write there; if none can, it keeps them."""
-    fence_lock_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.25
-    """How long a new owner waits for its predecessor's commit before it looks who is in the way."""
+    """Bytes received and not committed at which the whole worker stops reading; one feed stops at a quarter of
+    them. A feed that has none of them may still read 8 KiB, and what completes its next record; connectors on
+    libraries that read by themselves, one batch."""
 
     tenant_limits: dict[str, RateLimits] = {}
     """Rates of tenants over all their feeds on all workers, as JSON: `{"acme": {"rows_per_s": 5000,
@@ -236,25 +207,8 @@ class Settings(BaseSettings):
     run_retention_days: Annotated[int, Field(ge=0, le=3650)] = 30
     """Days of history kept of runs that have ended."""
 
-    backoff_base_s: Seconds = 0.2
-    """First reconnect delay, before jitter."""
     backoff_max_s: Seconds = 30.0
-    """Longest reconnect delay."""
-    backoff_attempts_in_place: Annotated[int, Field(ge=1)] = 5
-    """Failures in a row before another worker gets to try."""
-    backoff_healthy_s: Seconds = 60.0
-    """A connection that held this long clears the failure count."""
-    backoff_elsewhere_s: Seconds = 5.0
-    """A feed that cannot connect for this long lets another worker try, after fewer failures than
-    `FEEDQ_BACKOFF_ATTEMPTS_IN_PLACE` too, unless it failed there before."""
-    avoid_s: Seconds = 600.0
-    """When no feed has failed on a worker for this long, one of those that did is moved there to see whether
-    it still does; the others follow once it landed records. A restart of the worker does the same at once."""
-    failed_retry_s: Annotated[float, Field(ge=1, le=86_400)] = 10.0
-    """A feed that cannot run as declared (no table, no such column, a missing secret) is looked at again
-    after this long, about six times; then ever more rarely. An edit does so at once."""
-    failed_retry_max_s: Annotated[float, Field(ge=1, le=86_400)] = 600.0
-    """Longest time between two such looks."""
+    """Longest reconnect delay; the first is a fifth of a second, and each is longer than the one before."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe log event that is written."""
@@ -355,15 +309,7 @@ class Settings(BaseSettings):
 
     @property
     def backoff(self) -> BackoffPolicy:
-        return BackoffPolicy(
-            base_s=self.backoff_base_s,
-            max_s=self.backoff_max_s,
-            attempts_in_place=self.backoff_attempts_in_place,
-            healthy_s=self.backoff_healthy_s,
-            elsewhere_s=self.backoff_elsewhere_s,
-            failed_s=self.failed_retry_s,
-            failed_max_s=self.failed_retry_max_s,
-        )
+        return BackoffPolicy(max_s=self.backoff_max_s)
 
     @property
     def rules(self) -> Rules:
@@ -371,9 +317,7 @@ class Settings(BaseSettings):
             strategy=self.placement,
             settle_s=self.settle_s,
             tenant_caps=self.tenant_caps,
-            band=self.rebalance_band,
             moves=self.moves_per_pass,
-            avoid_s=self.avoid_s,
         )
 
     @property

@@ -61,7 +61,6 @@ def _store_of(_pid: int) -> PostgresStore:
     return PostgresStore(
         s.database_url.get_secret_value(),
         retention_days=s.event_retention_days,
-        events_per_feed=s.events_per_feed,
         restart_hold_s=s.restart_hold_s,
         ageing_s=s.ageing_s,
     )

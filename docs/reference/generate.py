@@ -55,7 +55,7 @@ SECTIONS = {
     "flush_interval_s": "Writing to the sink",
     "tenant_limits": "What feeds may do",
     "imports": "Schedules",
-    "backoff_base_s": "Reconnecting",
+    "backoff_max_s": "Reconnecting",
     "log_level": "Log",
 }
 """The setting that each section of the table begins with."""

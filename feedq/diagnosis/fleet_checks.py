@@ -305,7 +305,7 @@ def _sinks(workers: Sequence[WorkerView]) -> Iterator[Check]:
                 "sinks of workers",
                 f"{cut_off} cannot write to sink {name}, and {able} can",
                 f"look at the network between them and the sink, and at FEEDQ_SINKS__{name.upper()} there; the "
-                "feeds go to workers that can, after FEEDQ_SINK_PATIENCE_S",
+                "feeds go to workers that can, after a few seconds",
             )
         else:
             yield fail(

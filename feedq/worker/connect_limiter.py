@@ -12,7 +12,7 @@ host never waits behind five thousand of a busy one, and neither limiter opens f
 wait for the other: what a host sees is what its limiter let through.
 
 Feeds of a worker that was lost a moment ago go before all others, and ahead of the pace: up to
-``FEEDQ_FAILOVER_BURST_S`` of it at once. Their hosts had these connections a moment ago, and somebody waits for
+`FAILOVER_BURST_S` of it at once. Their hosts had these connections a moment ago, and somebody waits for
 each. For what they took ahead, those who come later wait: on average the rates hold.
 
 A host's rate holds for the whole fleet: each worker keeps to its part of it, one by the number of active workers,
@@ -36,7 +36,7 @@ from random import Random
 from typing import Final, Generic, TypeVar
 
 from feedq.clock import Clock
-from feedq.limits import STARTS_TOGETHER, RateLimiter, starts_together
+from feedq.limits import FAILOVER_BURST_S, STARTS_TOGETHER, RateLimiter, starts_together
 from feedq.settings import Settings
 from feedq.telemetry_metrics import CONNECTS, CONNECTS_WAITING
 from feedq.values import EVERY_OTHER
@@ -340,6 +340,6 @@ def connect_limiter_of(settings: Settings, clock: Clock, rng: Random) -> Connect
         settings.connects_per_s,
         settings.host_connects_per_s,
         clock,
-        failover_burst_s=settings.failover_burst_s,
+        failover_burst_s=FAILOVER_BURST_S,
         rng=rng,
     )

@@ -52,6 +52,8 @@ from feedq.worker.actions import (
     Suspend,
 )
 
+QUARANTINE_SLOTS = 4
+"""Feeds in quarantine that one worker runs at a time, each in a process of its own that may take 1 GiB."""
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 1.0
 """A database that is back is noticed within this, well inside what is left of a ttl."""
@@ -463,7 +465,7 @@ class WorkerCore:
 
     def _has_slot(self) -> bool:
         used = sum(feed.in_quarantine for feed in self._running.values())
-        return used < self._settings.quarantine_slots
+        return used < QUARANTINE_SLOTS
 
     # -- from a feed that runs to one that has ended -------------------------------------------------
 

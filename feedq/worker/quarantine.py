@@ -47,6 +47,8 @@ from feedq.worker.monitor import (
 from feedq.worker.stall import CHECK_S
 
 END_S = 10.0
+QUARANTINE_BYTES = 2**30
+"""What the process of a feed in quarantine may use: many times what a feed that behaves takes."""
 PART_OF_LIMIT = 0.5
 """The part of the worker's memory limit that a child gets; in a container that is the memory of
 both together."""
@@ -191,7 +193,7 @@ class _Child:
 def memory_of_child(s: Settings) -> int:
     """Bytes that the process of a feed in quarantine may use: never so many that its worker would suffer."""
     limit = s.memory_limit or memory_limit()
-    return min(s.quarantine_memory, int(PART_OF_LIMIT * limit)) if limit else s.quarantine_memory
+    return min(QUARANTINE_BYTES, int(PART_OF_LIMIT * limit)) if limit else QUARANTINE_BYTES
 
 
 def _describe(status: int) -> str:

@@ -18,6 +18,14 @@ from feedq.worker.inflight_budget import InflightBudget
 from feedq.worker.outage import Down, Outage
 from feedq.worker.writer import Writer
 
+FLUSH_BYTES = 4 * 2**20
+"""A group commit starts early when this many bytes wait: more in one COPY lands no faster (`make bench`)."""
+FEEDS_TO_FILL_IT = 4
+"""One feed stops reading at this part of what the worker may hold, so that no feed can fill it alone. Half of its
+part is written while the other half comes in."""
+FENCE_LOCK_TIMEOUT_S = 0.25
+"""How long a new owner waits for its predecessor's commit before it looks who is in the way: most commits take
+less, and a frozen predecessor is found quickly."""
 DOWN_AFTER_S = 2.0
 """A sink that was away for less was restarted, or the network stumbled: nobody need hear of it."""
 WRITTEN_S = 30.0
@@ -62,7 +70,7 @@ class SinkPool:
             cursor=fenced.cursor,
             continues=fenced.commit_id,
             budget=self.budget,
-            inflight_max=self._settings.inflight_bytes,
+            inflight_max=self._settings.inflight_bytes_total // FEEDS_TO_FILL_IT,
             submit=writer.submit,
             flush_now=writer.flush_now,
             drop_abandoned=writer.drop_abandoned,
@@ -115,7 +123,7 @@ class SinkPool:
                     self._maker(sink, "writer"),
                     self._outage(sink),
                     flush_interval_s=self._settings.flush_interval_s,
-                    flush_bytes=self._settings.flush_bytes,
+                    flush_bytes=FLUSH_BYTES,
                 )
                 writer.start()
                 self._writers[sink] = writer
@@ -128,7 +136,7 @@ class SinkPool:
                     sink,
                     self._maker(sink, "fencer"),
                     gone_workers=self._gone_workers,
-                    lock_timeout_s=self._settings.fence_lock_timeout_s,
+                    lock_timeout_s=FENCE_LOCK_TIMEOUT_S,
                     outage=self._outage(sink),
                 )
                 fencer.start()

@@ -65,6 +65,9 @@ from feedq.worker.stall import CHECK_S, Scheduling, StallClock
 from feedq.worker.taps import TapWriter
 from feedq.worker.throttling import SHARE_TICKS, Pacing
 
+SINK_PATIENCE_S = 5.0
+"""A worker that has not reached a sink for this long lets go of its feeds, if another worker reaches the
+sink: longer than the restart of a connection pooler. If no worker reaches it, this one keeps them."""
 STOP_GRACE_S = 0.3
 """What all threads together get to end by themselves once the feeds are done, or their time is over."""
 COMMIT_PART = 0.6
@@ -504,10 +507,11 @@ class Supervisor:
 
     def _leave_sinks(self, answer: Heartbeat) -> None:
         """Let go of feeds whose sinks this worker alone does not reach: if nobody does, nothing is won by it."""
-        patience_s = self._settings.sink_patience_s
-        left = sinks_to_leave(self._sink_pool.down(for_s=patience_s), answer.sinks_up_elsewhere)
+        left = sinks_to_leave(self._sink_pool.down(for_s=SINK_PATIENCE_S), answer.sinks_up_elsewhere)
         # Where nobody has tried, somebody has to, and may find it away as well.
-        left |= sinks_to_leave(self._sink_pool.down(for_s=2 * patience_s), answer.sinks_untried_elsewhere)
+        left |= sinks_to_leave(
+            self._sink_pool.down(for_s=2 * SINK_PATIENCE_S), answer.sinks_untried_elsewhere
+        )
         for runner in self._all_runners():
             if runner.progress.sink in left:
                 runner.give_up(left[runner.progress.sink])

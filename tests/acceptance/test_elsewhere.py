@@ -72,8 +72,6 @@ def fleet(place: Place) -> Iterator[Fleet]:
         env = {
             "FEEDQ_RECONCILE_INTERVAL_S": "0.5",
             "FEEDQ_BACKOFF_MAX_S": "4",
-            "FEEDQ_FAILED_RETRY_S": "2",
-            "FEEDQ_SINK_PATIENCE_S": "2",
             "FEEDQ_SINKS__LAKE": lake.url,
         }
         cluster = rest.enter_context(place.cluster(env=env))

@@ -42,7 +42,7 @@ def shared_bench(
         database_url=postgres.create_database("expectations"),
         broker_url=valkey.url(),
         bound_s=BOUND_S,
-        env={"FEEDQ_EXPECT_INTERVAL_S": "0.5", "FEEDQ_ALERT_INTERVAL_S": "1"},
+        env={"FEEDQ_ALERT_INTERVAL_S": "1"},
     ) as made:
         yield made
     postgres.drop_database("expectations")

@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
 STALL_S = 2.0
 QUARANTINE_S = 2.0
 WORKER_BYTES = 400 * 2**20
-CHILD_BYTES = 256 * 2**20
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,6 @@ def place(
         "FEEDQ_STALL_S": str(STALL_S),
         "FEEDQ_QUARANTINE_S": str(QUARANTINE_S),
         "FEEDQ_MEMORY_LIMIT": str(WORKER_BYTES),
-        "FEEDQ_QUARANTINE_MEMORY": str(CHILD_BYTES),
     }
     with neighbourhood(
         tmp_path_factory.mktemp("poison"),

@@ -8,8 +8,6 @@ from uuid import uuid4
 import pytest
 
 from feedq.model import LeaseState, Load, Reason, Release
-from feedq.sinks.postgresql_connection import open_engine
-from feedq.sinks.postgresql_session import PostgresSinkSession
 from feedq.store.election import Election
 from feedq.store.postgresql import PostgresStore
 from feedq.telemetry import EventKind
@@ -181,15 +179,3 @@ def test_a_leader_s_row_can_be_written_and_renewed(postgres_harness: PostgresHar
     finally:
         leader.close()
         rival.close()
-
-
-@pytest.mark.servers
-@pytest.mark.parametrize(("end", "shown"), [("lowest", "1ms"), ("largest", "1min")])
-def test_a_fence_waits_for_its_predecessor_so_long(control_database_url: str, end: str, shown: str) -> None:
-    engine = open_engine(control_database_url, "feedq")
-    session = PostgresSinkSession(engine, environment="test", worker_id=uuid4(), role="writer")
-    try:
-        session.set_lock_timeout(getattr(Bounds.of("fence_lock_timeout_s"), end))
-        assert session.query("SHOW lock_timeout") == [(shown,)], "0 would be without end"
-    finally:
-        session.close()

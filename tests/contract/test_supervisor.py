@@ -438,7 +438,8 @@ def test_a_worker_that_alone_cannot_reach_a_sink_lets_its_feeds_go(
 ) -> None:
     monkeypatch.setattr("feedq.worker.sink_pool.DOWN_AFTER_S", 0.1)
     monkeypatch.setattr("feedq.worker.fencer.PROBE_S", 0.1)
-    stage = Stage(postgres_harness, sinks={"cut": sink.url}, sink_patience_s=0.5)
+    monkeypatch.setattr("feedq.worker.supervisor.SINK_PATIENCE_S", 0.5)
+    stage = Stage(postgres_harness, sinks={"cut": sink.url})
 
     def load() -> Load:
         (view,) = [view for view in stage.store.workers.views() if view.worker.id == stage.worker_id]

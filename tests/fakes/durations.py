@@ -14,7 +14,6 @@ DURATIONS = Settings.model_construct(
     sweep_interval_s=60.0,
     measured_load=0.0,
     tenant_caps={},
-    rebalance_band=0.1,
     moves_per_pass=100,
     handoff_timeout_s=10.0,
     restart_hold_s=0.0,

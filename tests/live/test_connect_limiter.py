@@ -182,7 +182,6 @@ def test_the_workers_own_pace_may_be_taken_ahead_too_and_so_far_only() -> None:
 
 @pytest.mark.parametrize("burst_s", [0.0, 3_600.0])
 def test_no_burst_and_the_largest(burst_s: float) -> None:
-    assert Settings(failover_burst_s=burst_s).failover_burst_s == burst_s
     stage = Stage(0, {"a": 1}, burst_s=burst_s)
     stage.join("a", 1_000, after_loss=True)
     assert len(stage.went) == (1_000 if burst_s else 1)

@@ -219,14 +219,13 @@ def test_a_quarantine_lasts_so_long(quarantine_s: float) -> None:
     assert not is_pardoned(replace(lease, last_record_at=None), now=now, quarantine_s=quarantine_s)
 
 
-def test_a_sink_is_left_after_no_time_or_after_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once, a_day = astuple(Bounds.of("sink_patience_s"))
+def test_a_sink_is_down_for_those_who_waited_no_longer_than_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = SinkPool(Settings(), worker_id=uuid4, gone_workers=lambda _: set())
     outage = Outage("lake")
     outage.failed(OSError("away"), since=monotonic())
     monkeypatch.setitem(ends._outages, "lake", outage)
-    assert ends.down(for_s=at_once) == {"lake": "away"}
-    assert ends.down(for_s=a_day) == {}
+    assert ends.down(for_s=0.0) == {"lake": "away"}
+    assert ends.down(for_s=86_400.0) == {}
 
 
 def test_only_sinks_that_others_reach_are_left() -> None:

@@ -73,21 +73,15 @@ class Looks:
         return Judged()
 
 
-def test_it_looks_at_once_or_not_within_a_day_and_ends_when_told_to() -> None:
-    """`FEEDQ_EXPECT_INTERVAL_S` at its ends."""
-    often, seldom = Looks(), Looks()
-    threads = [
-        ExpectationJudge(
-            Settings(expect_interval_s=interval_s, ttl_s=0.5, heartbeat_s=0.1, trust_margin_s=0.1),
-            lambda looks=looks: cast("ExpectationStore", looks),  # type: ignore[misc] # bound here
-            lambda: True,
-        )
-        for interval_s, looks in ((0.2, often), (86_400.0, seldom))
-    ]
-    for thread in threads:
-        thread.start()
-    assert often.seen.wait(PATIENCE_S)
-    for thread in threads:
-        thread.stop()
-    assert not any(thread.is_alive() for thread in threads)
-    assert not seldom.seen.is_set()
+def test_it_looks_while_its_beat_leads_and_ends_when_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_threads, "JUDGE_EVERY_S", 0.1)
+    looks = Looks()
+    thread = ExpectationJudge(
+        Settings(ttl_s=0.5, heartbeat_s=0.1, trust_margin_s=0.1),
+        lambda: cast("ExpectationStore", looks),
+        lambda: True,
+    )
+    thread.start()
+    assert looks.seen.wait(PATIENCE_S)
+    thread.stop()
+    assert not thread.is_alive()

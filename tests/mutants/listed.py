@@ -106,7 +106,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "more in quarantine than there are slots",
-            "return used < self._settings.quarantine_slots",
+            "return used < QUARANTINE_SLOTS",
             "return True",
         ),
         (

@@ -26,10 +26,8 @@ from tests.fakes.fleet import TICK_MIN_S
 from tests.live import test_connect_limiter as connect_limiter
 from tests.live import test_durations_of_processes as processes
 from tests.live import test_job_service as leaving
-from tests.live import test_leader_threads as judge
 from tests.simulation.durations import TimedFleet, at_largest, at_lowest, durations
 from tests.unit import test_backoff as backoff
-from tests.unit import test_placement_elsewhere as elsewhere
 
 Story = Callable[[TimedFleet], None]
 
@@ -260,7 +258,6 @@ TABLE: dict[str, Told | Elsewhere] = {
         what_a_stopped_worker_had_is_placed_at_once,
         what_a_stopped_worker_had_waits_for_its_successor_so_long,
     ),
-    "expect_interval_s": Elsewhere((judge.test_it_looks_at_once_or_not_within_a_day_and_ends_when_told_to,)),
     "alert_interval_s": Elsewhere((alerts.test_messages_follow_each_other_at_once_or_not_within_a_day,)),
     "leader_ttl_s": Elsewhere(
         (
@@ -281,16 +278,13 @@ TABLE: dict[str, Told | Elsewhere] = {
         )
     ),
     "database_timeout_s": Elsewhere((sessions.test_how_long_the_other_end_may_be_silent_can_be_set,)),
-    "failover_burst_s": Elsewhere((connect_limiter.test_no_burst_and_the_largest,)),
     "drain_timeout_s": Elsewhere((processes.test_a_stop_waits_for_the_last_commit_so_long,)),
     "flush_interval_s": Elsewhere((processes.test_a_writer_gathers_for_the_interval_and_no_longer,)),
-    "fence_lock_timeout_s": Elsewhere((store.test_a_fence_waits_for_its_predecessor_so_long,)),
     "visibility_timeout_s": Elsewhere((processes.test_the_broker_is_told_the_visibility_timeout,)),
     "event_retention_days": Elsewhere((store.test_history_is_kept_for_so_many_days,)),
     "broker_timeout_s": Elsewhere((processes.test_the_broker_is_waited_for_so_long,)),
     "stall_s": Elsewhere((processes.test_a_loop_may_stand_still_for_ever_or_for_a_day,)),
     "quarantine_s": Elsewhere((processes.test_a_quarantine_lasts_so_long,)),
-    "sink_patience_s": Elsewhere((processes.test_a_sink_is_left_after_no_time_or_after_a_day,)),
     "steal_after_s": Elsewhere((jobs.test_runs_of_others_are_taken_at_once_or_not_for_so_long,)),
     "ageing_s": Elsewhere((jobs.test_a_point_of_priority_is_worth_nothing_or_a_day,)),
     "run_retention_days": Elsewhere((jobs.test_history_of_runs_is_kept_for_no_day_or_for_ten_years,)),
@@ -300,18 +294,7 @@ TABLE: dict[str, Told | Elsewhere] = {
             leaving.test_with_all_the_time_to_drain_it_leaves_when_the_last_job_has_ended,
         )
     ),
-    "backoff_base_s": Elsewhere(BACKOFF),
     "backoff_max_s": Elsewhere(BACKOFF),
-    "backoff_elsewhere_s": Elsewhere((backoff.test_where_it_is_tried_again_does_not_change_when,)),
-    "failed_retry_s": Elsewhere((backoff.test_looks_are_never_further_apart_than_the_maximum,)),
-    "failed_retry_max_s": Elsewhere((backoff.test_looks_are_never_further_apart_than_the_maximum,)),
-    "avoid_s": Elsewhere((elsewhere.test_the_time_to_avoid_at_its_ends,)),
-    "backoff_healthy_s": Elsewhere(
-        (
-            backoff.test_a_connection_that_was_never_made_clears_nothing_even_if_any_connection_would,
-            backoff.test_the_count_grows_by_one_or_begins_anew,
-        )
-    ),
 }
 TOLD = [name for name, entry in TABLE.items() if isinstance(entry, Told)]
 

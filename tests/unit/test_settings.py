@@ -65,9 +65,8 @@ def test_a_process_reads_its_settings_once(read: Read, monkeypatch: pytest.Monke
         ("FEEDQ_DISPATCH_TIMEOUT_S", "0.9"),
         ("FEEDQ_LEADER_TTL_S", "1.9"),
         ("FEEDQ_VISIBILITY_TIMEOUT_S", "31536001"),
-        ("FEEDQ_FENCE_LOCK_TIMEOUT_S", "0"),
         ("FEEDQ_JOB_SLOTS", "0"),
-        ("FEEDQ_CLAIM_WINDOW", "1.5"),
+        ("FEEDQ_JOB_SLOTS", "1.5"),
         ("FEEDQ_METRICS_PORT", "65536"),
         ("FEEDQ_LOG_LEVEL", "loud"),
         ("FEEDQ_LOG_FORMAT", "xml"),
@@ -127,16 +126,6 @@ def test_durations_accept_their_ends(read: Read, made: Callable[[str], Settings]
 
 def durations_set(wanted: Settings) -> set[str]:
     return (durations() & wanted.model_fields_set) - {"host_connects_per_s"}
-
-
-def test_the_backoff_policy_is_made_of_its_settings(read: Read) -> None:
-    policy = read(
-        FEEDQ_BACKOFF_BASE_S="1",
-        FEEDQ_BACKOFF_MAX_S="2",
-        FEEDQ_BACKOFF_ATTEMPTS_IN_PLACE="3",
-        FEEDQ_BACKOFF_HEALTHY_S="4",
-    ).backoff
-    assert (policy.base_s, policy.max_s, policy.attempts_in_place, policy.healthy_s) == (1, 2, 3, 4)
 
 
 # -- sinks -------------------------------------------------------------------------------------------

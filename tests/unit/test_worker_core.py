@@ -14,6 +14,7 @@ import pytest
 from feedq.limits import AUDITS_GATHERED_S, STOPS_PAUSE_S, STOPS_TOGETHER
 from feedq.model import Claim, Feed, FeedKey, FeedSpec, Heartbeat, Reason, Release, StopRequest, WorkerState
 from feedq.settings import Settings
+from feedq.worker import core
 from feedq.worker.actions import (
     AcceptMessage,
     Action,
@@ -49,7 +50,7 @@ from feedq.worker.core import (
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY: FeedKey = (1, 7)
-SETTINGS = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1, quarantine_slots=1)
+SETTINGS = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1)
 WELL = Heartbeat(WorkerState.ACTIVE, stops_pending=False, claims_pending=False, pass_age_s=0.0)
 
 
@@ -226,7 +227,10 @@ def test_a_claim_whose_answer_was_lost_has_the_leases_compared(bench: Bench) -> 
     ]
 
 
-def test_a_feed_in_quarantine_for_which_no_slot_is_free_is_tried_again_later(bench: Bench) -> None:
+def test_a_feed_in_quarantine_for_which_no_slot_is_free_is_tried_again_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "QUARANTINE_SLOTS", 1)
     bench.found((1, 1), (2, 1))
     actions = bench.granted(claim((1, 1), quarantined=True), claim((2, 1), quarantined=True))
     assert of_type(actions, ReleaseLeases) == [
