@@ -42,7 +42,7 @@ MANY_MUST_S = 1.0
 TENANTS = 30
 OPERATIONS = (
     ("pause a tenant", "feed", "pause", "--tenant", "tenant-1", "--yes"),
-    ("move ten feeds", "feed", "move", "--from", "one", "--count", "10", "--yes"),
+    ("move ten feeds", "feed", "move", "--match", "*/feed-100?", "--yes"),
     (
         *("change an option of a tenant", "feed", "edit", "--of-tenant", "tenant-2"),
         *("--set", "source.idle_timeout_s=30", "--yes"),

@@ -280,7 +280,7 @@ def command_table(command: click.Command) -> str:
         if (
             isinstance(option, click.Option)
             and option.help is not None
-            and option.name not in ("json_", "reason")
+            and option.name not in ("json_", "output", "reason")
         ):
             meaning, _, default = option.help.removesuffix("]").partition(" [default: ")
             if isinstance(option.type, click.Choice):

@@ -21,6 +21,7 @@ from pydantic import AfterValidator, AwareDatetime
 from starlette.convertors import Convertor, register_url_convertor
 
 from feedq.errors import InvalidInput
+from feedq.event_names import EventKind
 from feedq.values import NAME_MAX, YEARS, did_you_mean, shown_path
 
 LIMIT_MAX = 500
@@ -49,6 +50,9 @@ Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many of them a
 Cursor = Annotated[
     str | None,
     Query(max_length=CURSOR_CHARS_MAX, description="`next` of the page before; left out, the first."),
+]
+Kinds = Annotated[
+    list[EventKind], Query(max_length=len(EventKind), description="Events of these kinds alone.")
 ]
 
 

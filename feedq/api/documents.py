@@ -219,7 +219,7 @@ _CHECK = _model(
 )
 CHECKS = _model("CheckList", "As `feedq doctor --json`.", healthy=bool, checks=_list(_CHECK))
 _PROBLEM = _model("ProblemRow", "Something to look at.", **_columns(ListedProblem, PROBLEM_FIELDS))
-PROBLEMS = _model("ProblemList", "As `feedq problems --json`.", problems=_list(_PROBLEM))
+PROBLEMS = _model("ProblemList", "As `feedq status --problems --json`.", problems=_list(_PROBLEM))
 _FEED_NUMBERS = _model(
     "FeedNumbers",
     "Feeds in numbers.",

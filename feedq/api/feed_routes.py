@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Response
 
 from feedq.api import documents
 from feedq.api.answers import answer, answer_page, returns
-from feedq.api.arguments import Cursor, Limit, place_of
+from feedq.api.arguments import AskedMoment, Cursor, Kinds, Limit, place_of
 from feedq.api.backend import Served
 from feedq.api.callers import SeenFeed, Viewer
 from feedq.diagnosis.waiting_checks import explain
@@ -75,10 +75,16 @@ def show_feed(backend: Served, feed: SeenFeed) -> Response:
 
 @router.get("/{name:name}/events", responses=returns(documents.EVENT_PAGE), summary="History of one feed")
 def list_events_of_feed(
-    backend: Served, feed: SeenFeed, limit: Limit = 100, cursor: Cursor = None
+    backend: Served,
+    feed: SeenFeed,
+    kind: Kinds = [],  # noqa: B006 -- FastAPI copies it
+    since: AskedMoment | None = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
 ) -> Response:
     (place,) = place_of(cursor, int) or (None,)
-    found = backend.store.history.before(EventFilter(feed_id=feed.id), place=place, limit=limit + 1)
+    which = EventFilter(tuple(kind), feed=feed, since=since)
+    found = backend.store.history.before(which, place=place, limit=limit + 1)
     return answer_page("events", found, limit, listed_event_row, lambda one: (one.id,))
 
 

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, RootModel
 
 from feedq import verbs
 from feedq.api import documents
 from feedq.api.answers import answer, answer_page, returns
-from feedq.api.arguments import AskedMoment, Cursor, Limit, NamePath, place_of
+from feedq.api.arguments import AskedMoment, Cursor, Kinds, Limit, NamePath, place_of
 from feedq.api.backend import Served
 from feedq.api.callers import FleetViewer, Viewer
 from feedq.api.changing import ChangeRow, FleetChange, Reasoned
 from feedq.connectors.base import connector_kinds, load_connector
 from feedq.diagnosis.checks import Level
 from feedq.errors import InvalidInput
-from feedq.event_names import EventKind
 from feedq.manifest.json_schema import manifest_schema
 from feedq.model import WorkerTarget
 from feedq.report.fleet_data import read_status
 from feedq.report.problem_list import read_problems
 from feedq.report.rows import check_row, listed_event_row, problem_row, status_document, worker_row
 from feedq.store.event_listing import EventFilter
-
-KINDS_MAX = len(EventKind)
 
 fleet = APIRouter(tags=["fleet"])
 workers = APIRouter(prefix="/workers", tags=["workers"])
@@ -122,7 +119,7 @@ def _target(asked: FleetChange, name: str, target: WorkerTarget, result: str) ->
 def list_events(
     backend: Served,
     caller: Viewer,
-    kind: Annotated[list[EventKind], Query(max_length=KINDS_MAX)] = [],  # noqa: B006 -- FastAPI copies it
+    kind: Kinds = [],  # noqa: B006 -- FastAPI copies it
     tenant: str | None = None,
     since: AskedMoment | None = None,
     limit: Limit = 100,

@@ -199,10 +199,6 @@ class ApiFeeds(ApiPart):
         rows = self._api.get("feeds", name, "history", span=span.value)["buckets"]
         return self._read_all(reader_of(LandedBucket), rows)
 
-    def events(self, name: str, *, limit: int = 50) -> list[Event]:
-        rows = pages(self._api, "events", under=("feeds", name), most=limit)
-        return self._read_all(reader_of(Event), rows)
-
     def tapped(self, name: str, *, seconds: int, limit: int) -> Generator[dict[str, Any], None, None]:
         return self._api.events("feeds", name, "tap", seconds=seconds, limit=limit)
 
@@ -239,14 +235,13 @@ class ApiHistory(ApiPart):
     ) -> list[ListedEvent]:
         since = None if which.since is None else which.since.isoformat()
         asked = {"kind": [kind.value for kind in which.kinds], "tenant": which.tenant, "since": since}
+        path = ("events",) if which.feed is None else ("feeds", which.feed.name, "events")
         found: list[ListedEvent] = []
         cursor = None
         if place is not None and (cursor := self._next.pop(place, None)) is None:
             return found
         while len(found) < limit:
-            page = self._api.get(
-                "events", limit=min(ROWS_AT_ONCE, limit - len(found)), cursor=cursor, **asked
-            )
+            page = self._api.get(*path, limit=min(ROWS_AT_ONCE, limit - len(found)), cursor=cursor, **asked)
             found += self._read_all(_listed_event, page["events"])
             if (cursor := page["next"]) is None:
                 break

@@ -141,9 +141,11 @@ def declare_all(
 
 
 def fail_if_any(result: BulkResult[Any, Any], what: str) -> None:
-    """Raises when something could not be done to some, naming each."""
+    """Raises when it could not be done to some feeds, naming each."""
     if not result.failed:
         return
+    if len(result.failed) == 1 and not result.done:
+        raise result.failed[0][1]
     lines = first_few([f"  {error}" for _, error in result.failed], "  and {:,} more")
     error = type(result.failed[0][1])
     raise error(f"{len(result.failed)} not {what}, {len(result.done)} {what}\n" + "\n".join(lines))

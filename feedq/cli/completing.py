@@ -27,15 +27,15 @@ _BEGINNING: Final = " starts_with({column}, %s) ORDER BY 1 LIMIT %s"
 GROUPS: Final = ("feed", "worker", "schedule")
 """Commands whose argument is one of their names, or several."""
 OPTIONS: Final = {
+    "feed": "feed",
     "tenant": "tenant",
     "of_tenant": "tenant",
     "worker": "worker",
-    "source": "worker",
     "target": "worker",
 }
 """Options that are a name, by the names of their parameters."""
 _OTHERS: Final = {("feed", "add"), ("schedule", "add")}
-"""Commands whose name is a new one, or whose ``source`` is none."""
+"""Commands whose name is a new one."""
 
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
@@ -43,8 +43,6 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 def completion_of(path: tuple[str, ...], parameter: str, *, is_option: bool) -> Complete | None:
     """What completes this parameter of the command with this path; None: nothing does."""
     kind = OPTIONS.get(parameter) if is_option else path[0] if parameter in ("name", "names") else None
-    if kind == "worker" and parameter in ("source", "target") and path != ("feed", "move"):
-        return None
     if kind not in QUERIES or (
         not is_option and (path in _OTHERS or path[1:2] in (("queue",), ("calendar",)))
     ):

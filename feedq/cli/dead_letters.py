@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from feedq.cli.choosing import selection_of, selection_options
-from feedq.cli.invocation import Invocation, changes, limit_option, output_option, pass_invocation, yes_option
+from feedq.cli.invocation import Invocation, changes, limit_option, pass_invocation, yes_option
 from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, write_lines
 from feedq.errors import FeedqError, NotFound
 from feedq.model import FeedView
@@ -43,7 +43,6 @@ def dead_letters() -> None:
 @click.argument("name", required=False)
 @selection_options
 @limit_option(50)
-@output_option
 @pass_invocation
 def list_(invocation: Invocation, *, name: str | None, limit: int, **chosen: Any) -> None:
     """The refused records of a feed, newest first; without a name, the feeds that have had some refused, each with
@@ -94,7 +93,6 @@ def _feed_document(view: FeedView) -> dict[str, Any]:
 @dead_letters.command()
 @click.argument("name")
 @click.argument("letter_id", type=LETTER_ID, metavar="ID")
-@output_option
 @pass_invocation
 def show(invocation: Invocation, *, name: str, letter_id: int) -> None:
     """One refused record, whole, with the reason.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 import click
 
-from feedq.cli.invocation import Invocation, output_option, pass_invocation
+from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.options import duration
-from feedq.cli.output import TableColumn, answer, follow, write_table
+from feedq.cli.output import TableColumn, answer_list, number, write_json_line
 from feedq.event_names import EventKind
+from feedq.model import Event
 from feedq.report.details import event_detail
 from feedq.report.rows import listed_event_row
 from feedq.store.event_listing import PAGE_MAX, EventFilter, ListedEvent
@@ -19,20 +22,32 @@ from feedq.wording import stamp
 LOOK_S = 1.0
 """How often ``--follow`` looks for more."""
 LISTED_MAX = 10_000
+SINCE = "5m"
+"""How far back everything is shown; one feed's history is shown whole."""
 
 COLUMNS: list[TableColumn[ListedEvent]] = [
     TableColumn("AT", lambda listed: stamp(listed.event.at)),
     TableColumn("KIND", lambda listed: listed.event.kind),
     TableColumn("FEED", lambda listed: listed.feed),
     TableColumn("WORKER", lambda listed: listed.worker),
-    TableColumn("DETAIL", lambda listed: event_detail(listed.event)),
+    TableColumn("DETAIL", lambda listed: _again(listed.event) + event_detail(listed.event)),
 ]
+WIDE_COLUMNS: list[TableColumn[ListedEvent]] = [
+    number("EPOCH", lambda listed: None if listed.event.epoch is None else str(listed.event.epoch)),
+]
+
+
+def _again(event: Event) -> str:
+    return f"{event.count:,} times since {stamp(event.since)}; " if event.since is not None else ""
 
 
 @click.command(short_help="What happened to feeds, workers and schedules; --follow goes on.")
 @click.option(
-    "--since", default="5m", show_default=True, metavar="DURATION", help="How far back, such as 90s or 2h."
+    "--since",
+    metavar="DURATION",
+    help=f"How far back, such as 90s or 2h. [default: {SINCE}; with --feed, as far as it is kept]",
 )
+@click.option("--feed", metavar="NAME", help="Only events of this feed.")
 @click.option(
     "--kind",
     "kinds",
@@ -49,12 +64,12 @@ COLUMNS: list[TableColumn[ListedEvent]] = [
     help="The newest so many.",
 )
 @click.option("--follow", "follow_on", is_flag=True, help="Go on with what happens, until Ctrl-C.")
-@output_option
 @pass_invocation
 def events(
     invocation: Invocation,
     *,
-    since: str,
+    since: str | None,
+    feed: str | None,
     kinds: Sequence[str],
     tenant: str | None,
     limit: int,
@@ -68,16 +83,21 @@ def events(
     Example:
       feedq events --since 5m
       feedq events --kind feed_paused --kind feed_edited --since 1d
-      feedq events --tenant acme --follow
+      feedq events --feed acme/orders --follow
     """
-    began = invocation.database_now() - timedelta(seconds=duration(since, option="--since"))
-    which = EventFilter(tuple(map(EventKind, kinds)), tenant=tenant, since=began)
+    if feed is not None and tenant is not None:
+        raise click.UsageError("--feed and --tenant exclude each other")
+    of = None if feed is None else invocation.store.feeds.get(feed)
+    began = None
+    if since is not None or of is None:
+        began = invocation.database_now() - timedelta(seconds=duration(since or SINCE, option="--since"))
+    which = EventFilter(tuple(map(EventKind, kinds)), feed=of, tenant=tenant, since=began)
     found = list(_newest(invocation, which, limit))[::-1]
     if follow_on:
         _follow(invocation, which, found)
         return
-    text = f"nothing happened within the last {since}"
-    answer(invocation, map(listed_event_row, found), (lambda: write_table(found, COLUMNS)) if found else text)
+    empty = "no events" if began is None else f"nothing happened within the last {since or SINCE}"
+    answer_list(invocation, found, listed_event_row, COLUMNS, empty=empty, wide=WIDE_COLUMNS)
 
 
 def _newest(
@@ -95,15 +115,18 @@ def _newest(
 
 
 def _follow(invocation: Invocation, which: EventFilter, found: list[ListedEvent]) -> None:
+    """Shows what was found, one on a line, and then what there is more of, until Ctrl-C."""
     last = 0
-
-    def more() -> list[ListedEvent]:
-        nonlocal last, found
-        last = max([last, *(listed.id for listed in found)])
-        found = list(_newest(invocation, which, LISTED_MAX, after=last))[::-1]
-        return found
-
-    def text(listed: ListedEvent) -> str:
-        return "  ".join(column.show(listed) for column in COLUMNS)
-
-    follow(invocation, found, more, document=listed_event_row, text=text, every_s=LOOK_S)
+    try:
+        while True:
+            for listed in found:
+                if invocation.json:
+                    write_json_line(listed_event_row(listed))
+                else:
+                    click.echo("  ".join(column.show(listed) for column in COLUMNS))
+            sys.stdout.flush()
+            last = max([last, *(listed.id for listed in found)])
+            time.sleep(LOOK_S)
+            found = list(_newest(invocation, which, LISTED_MAX, after=last))[::-1]
+    except KeyboardInterrupt:
+        return

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 import click
 
@@ -16,29 +16,27 @@ from feedq.cli.cursor import cursor
 from feedq.cli.dead_letters import dead_letters
 from feedq.cli.feed_backfill import backfill
 from feedq.cli.feed_declare import add, edit, export
-from feedq.cli.feed_follow import logs, tap
 from feedq.cli.feed_test import feed_test
 from feedq.cli.feed_verbs import move, pause, remove, restart, resume
 from feedq.cli.invocation import (
     Invocation,
     changes,
-    limit_option,
-    output_option,
-    pass_invocation,
     shows,
     yes_option,
 )
-from feedq.cli.output import answer, answer_done, answer_list, write_lines, write_table
-from feedq.cli.tables import LANDED_COLUMNS, event_columns, feed_columns, wide_feed_columns
-from feedq.errors import Forbidden
+from feedq.cli.output import answer, answer_done, answer_list, write_json_line, write_lines, write_table
+from feedq.cli.tables import LANDED_COLUMNS, feed_columns, wide_feed_columns
 from feedq.landed import Span
 from feedq.model import BACKFILL_SUFFIX, known_as
 from feedq.notices import new_fields
 from feedq.report.details import declaration_lines, detail_lines, lease_lines
-from feedq.report.rows import drift_document, event_row, feed_document, feed_row, landed_document
+from feedq.report.rows import drift_document, feed_document, feed_row, landed_document
 from feedq.selection import SelectionOrder
 from feedq.sinks.base import parse_sink
+from feedq.tap import LIMIT_MAX, SECONDS_MAX
 from feedq.wording import printable, sparkline
+
+TIME_WIDTH = len("2026-12-01T08:00:00.123")
 
 
 @click.group(
@@ -62,8 +60,6 @@ for _command in (
     dead_letters,
     cursor,
     backfill,
-    logs,
-    tap,
     pause,
     resume,
     restart,
@@ -122,26 +118,6 @@ def show(invocation: Invocation, *, name: str) -> None:
 
 @feed.command()
 @click.argument("name")
-@limit_option(50)
-@output_option
-@pass_invocation
-def events(invocation: Invocation, *, name: str, limit: int) -> None:
-    """The history of one feed, newest first.
-
-    \b
-    Example:
-      feedq feed events acme/orders --limit 10
-    """
-    found = invocation.store.feeds.events(name, limit=limit)
-    workers: dict[UUID, str] = {}
-    if not invocation.json:
-        with suppress(Forbidden):  # an API shows workers to whoever may see the whole fleet
-            workers = verbs.worker_names(invocation.store.workers.views(gone=True))
-    answer_list(invocation, found, event_row, event_columns(workers), empty="no events")
-
-
-@feed.command()
-@click.argument("name")
 @click.option(
     "--span",
     type=click.Choice([span.value for span in Span]),
@@ -172,6 +148,52 @@ def history(invocation: Invocation, *, name: str, span: str) -> None:
 @feed.command()
 @click.argument("name")
 @click.option(
+    "--limit",
+    type=click.IntRange(1, LIMIT_MAX),
+    default=LIMIT_MAX,
+    show_default=True,
+    help="End after so many records.",
+)
+@click.option(
+    "--seconds", type=click.IntRange(1, SECONDS_MAX), default=600, show_default=True, help="End after this."
+)
+@changes
+def tap(invocation: Invocation, *, name: str, limit: int, seconds: int) -> None:
+    """Records of a running feed as they land, without another connection to its source, until Ctrl-C.
+
+    At most twenty a second are shown, each of at most 2,048 bytes, with secrets masked; it says how many were left
+    out. The feed does not wait for whoever looks, and history says who did. With --json, one document a line.
+
+    \b
+    Example:
+      feedq feed tap acme/orders --limit 10
+    """
+    try:
+        with closing(invocation.tapped(name, seconds=seconds, limit=limit)) as rows:
+            for row in rows:
+                if invocation.json:
+                    write_json_line(row)
+                else:
+                    _say(row)
+    except KeyboardInterrupt:
+        return
+
+
+def _say(row: Mapping[str, Any]) -> None:
+    match row["event"]:
+        case "record":
+            cut = f" … (cut: {row['bytes']:,} bytes)" if row["cut"] else ""
+            click.echo(f"{row['at'][:TIME_WIDTH]}  {printable(row['record'])}{cut}")
+        case "left_out":
+            refused = f"; {row['refused']:,} of all were refused" if row["refused"] else ""
+            click.echo(f"… {row['records']:,} more landed{refused}", err=True)
+        case "end":
+            click.echo(f"(ended: {printable(row['why'])})", err=True)
+
+
+@feed.command()
+@click.argument("name")
+@click.option(
     "--number", type=click.IntRange(min=1), help="Which checkpoint, if there are several of that name."
 )
 @click.option("--force", is_flag=True, help="Also if the feed has landed records of its own already.")
@@ -197,7 +219,6 @@ def adopt(invocation: Invocation, *, name: str, number: int | None, force: bool,
 @feed.command()
 @click.argument("name")
 @click.option("--apply", "must_apply", is_flag=True, help="Add the columns; needs `drift: add`.")
-@output_option
 @yes_option
 @changes
 def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> None:

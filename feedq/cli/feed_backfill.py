@@ -99,7 +99,7 @@ def begin(
         said += f": finished, {row['records']:,} records"
     answer(invocation, row, f"backfill of {name} {said}{' (nothing was begun)' if dry_run else ''}")
     if wait and row["status"] == "cancelled":
-        raise FeedqError(f"the backfill of {name} was cancelled: see `feedq feed events {name}`")
+        raise FeedqError(f"the backfill of {name} was cancelled: see `feedq events --feed {name}`")
 
 
 @backfill.command("list")

@@ -15,7 +15,15 @@ import click
 from feedq import documents, verbs
 from feedq.cli import options
 from feedq.cli.choosing import choose, confirm_chosen, declare_all, fail_if_any, selection_of
-from feedq.cli.invocation import Invocation, changes, decorated, pass_invocation, yes_option
+from feedq.cli.invocation import (
+    FORM_OPTIONS,
+    Command,
+    Invocation,
+    decorated,
+    pass_invocation,
+    reason_option,
+    yes_option,
+)
 from feedq.cli.output import ProgressBar, answer_done, write_difference, write_json
 from feedq.errors import NotFound
 from feedq.manifest import feed_entry
@@ -58,12 +66,19 @@ _declaration_options = decorated(
 """The options that `add` and `edit` share."""
 
 
+def _changes(command: Command) -> Command:
+    """As `changes`, for commands that have another ``-o``."""
+    taking: Any = click.make_pass_decorator(Invocation, ensure=True)(command)
+    taking.__dict__.setdefault("__click_params__", []).append(FORM_OPTIONS[0])
+    return reason_option(taking)  # type: ignore[no-any-return]
+
+
 @click.command()
 @click.argument("name")
 @click.option("--connector", required=True, help="Kind of source; `feedq connectors` lists them.")
 @_declaration_options
 @click.option("--paused", is_flag=True, help="Declare it, but do not run it yet.")
-@changes
+@_changes
 def add(
     invocation: Invocation, /, *, name: str, connector: str, source: str | None, paused: bool, **given: Any
 ) -> None:
@@ -135,7 +150,7 @@ def _changed(
     metavar="PATH",
     help="Take an option away, such as source.hello; may be repeated.",
 )
-@changes
+@_changes
 def edit(
     invocation: Invocation,
     /,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -106,11 +104,9 @@ def remove(
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--from", "source", metavar="WORKER", help="Only the feeds of this worker; as --worker.")
 @click.option(
-    "--to", "target", metavar="WORKER", help="The worker that gets them, instead of those with room."
+    "--to", "target", metavar="WORKER", help="The worker that gets them. [default: those with room]"
 )
-@click.option("--count", type=click.IntRange(min=1), help="At most so many of them.")
 @selection_options
 @yes_option
 @wait_options
@@ -119,49 +115,34 @@ def move(
     invocation: Invocation,
     *,
     names: Sequence[str],
-    source: str | None,
     target: str | None,
-    count: int | None,
     yes: bool,
     wait: bool,
     timeout_s: float,
     **chosen: Any,
 ) -> None:
-    """Let other workers have feeds, which go on there where they left off.
+    """Move feeds to other workers, where they go on from where they left off.
 
-    NAME WORKER moves one feed to one worker. Several go where there is room for them, or to the worker that --to
-    names. For a moment, not for good: when workers join or leave, the load is evened out anew. To tie a feed to
-    workers, give them a label and let the feed require it.
+    Not for good: when workers join or leave, the load is evened out anew. To tie a feed to workers, give these a
+    label and let the feed require it.
 
     \b
     Example:
-      feedq feed move acme/orders celery@host --wait
-      feedq feed move --from celery@host --count 10 --yes
+      feedq feed move acme/orders --to celery@host --wait
+      feedq feed move --worker celery@host --tenant acme --yes
     """
     selection = selection_of(names, **chosen)
-    if source is not None:
-        selection = replace(selection, worker=verbs.find_worker(invocation.store, source).worker.name)
-    if len(names) == 2 and target is None and selection == Selection(names=selection.names):
-        (name, target), selection = names, Selection(names=(names[0],))
-        _move_one(invocation, name, target, wait=wait, timeout_s=timeout_s)
-        return
-    live = choose(invocation, selection)[:count]
+    live = choose(invocation, selection)
     confirm_chosen(invocation, selection, live, "Move", yes=yes)
     result = _moved(invocation, live, target)
     arrivals = {view.feed.name: to for view, to in result.done}
     if wait:
-        invocation.wait_until(
-            lambda: all(
-                v.worker == arrivals[v.feed.name] and v.status is Status.STREAMING
-                for v in invocation.store.feeds.selected(Selection(names=tuple(arrivals)))
-            ),
-            timeout_s=timeout_s,
-            what=f"{counted(len(arrivals), 'feed')} on other workers",
-        )
+        _await_arrival(invocation, arrivals, timeout_s=timeout_s)
     verb = "moved" if wait else "moving"
     documents = [{"name": name, "worker": to, "result": verb} for name, to in arrivals.items()]
     lines = [f"{one['name']} {verb} to {one['worker']}" for one in documents]
-    answer(invocation, documents, "\n".join(lines) or "none moved")
+    if documents:
+        answer(invocation, documents, "\n".join(lines))
     fail_if_any(result, "moved")
 
 
@@ -185,27 +166,21 @@ def _moved(
     return bulk.BulkResult([(view, to.worker.name) for view, to in result.done], result.failed)
 
 
-def _move_one(invocation: Invocation, name: str, worker: str, *, wait: bool, timeout_s: float) -> None:
-    view = invocation.store.feeds.view(verbs.live_feed(invocation.store, name).name)
-    result = _moved(invocation, [view], worker)
-    for _, error in result.failed:
-        raise error
-    ((_, target),) = result.done
+def _await_arrival(invocation: Invocation, arrivals: Mapping[str, str], *, timeout_s: float) -> None:
+    left = list(arrivals)
 
-    def has_arrived() -> bool:
-        now = invocation.store.feeds.view(name)
-        return now.worker == target and now.status is Status.STREAMING
+    def have_arrived() -> bool:
+        views = invocation.store.feeds.selected(Selection(names=tuple(arrivals)))
+        arrived = {
+            v.feed.name for v in views if v.worker == arrivals[v.feed.name] and v.status is Status.STREAMING
+        }
+        left[:] = [name for name in arrivals if name not in arrived]
+        return not left
 
-    if wait:
-        what = f"{name} streams on {target}"
-        why = partial(_obstacle, invocation, name)
-        invocation.wait_until(has_arrived, timeout_s=timeout_s, what=what, why=why)
-    verb = "moved" if wait else "moving"
-    answer(invocation, {"name": name, "worker": target, "result": verb}, f"{name} {verb} to {target}")
-
-
-def _obstacle(invocation: Invocation, name: str) -> str | None:
-    return explained(invocation, name)[2]
+    what = f"{counted(len(arrivals), 'feed')} on other workers"
+    invocation.wait_until(
+        have_arrived, timeout_s=timeout_s, what=what, why=lambda: explained(invocation, left[0])[2]
+    )
 
 
 def _do(

@@ -16,7 +16,7 @@ from datetime import datetime
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
@@ -192,8 +192,10 @@ class Invocation:
 
         return read_problems(self._open(), self.settings)
 
-    def checks(self) -> Iterator[Check]:
+    def checks(self, *, send_alerts: bool) -> Iterator[Check]:
         """What `feedq doctor` finds, one check after the other, as each is done."""
+        if self.api is not None and send_alerts:
+            raise InvalidInput("--alerts sends from here, with the settings here; leave --server out")
         if self.api is not None:
             return iter(self.api.checks())
         # Brokers' libraries take a while to load.
@@ -201,7 +203,9 @@ class Invocation:
 
         self.keep_log_quiet()
         specs = self.jobs.schedules.specs
-        return diagnose(self.store, self.fleet_state, self.job_state, specs, self.settings)
+        return diagnose(
+            self.store, self.fleet_state, self.job_state, specs, self.settings, send_alerts=send_alerts
+        )
 
     def landed(self, name: str, span: Span) -> Sequence[LandedBucket]:
         """What one feed landed."""
@@ -271,40 +275,35 @@ class Invocation:
             time.sleep(POLL_INTERVAL_S)
 
 
-def json_option(command: Command) -> Command:
-    """Makes ``--json``, on the root and on each command alike."""
+def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.ensure_object(Invocation).json = True
 
-    def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-        if value:
-            ctx.ensure_object(Invocation).json = True
 
-    return click.option(
-        "--json",
-        "json_",
+def _remember_form(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        invocation = ctx.ensure_object(Invocation)
+        invocation.form = Form(value)
+        invocation.json = invocation.form in (Form.JSON, Form.YAML)
+
+
+FORM_OPTIONS: Final = (
+    click.Option(
+        ["--json", "json_"],
         is_flag=True,
         expose_value=False,
-        callback=remember,
+        callback=_remember_json,
         help="Print one JSON document instead of text.",
-    )(command)
-
-
-def output_option(command: Command) -> Command:
-    """``-o FORM``, of what lists or shows something."""
-
-    def remember(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            invocation = ctx.ensure_object(Invocation)
-            invocation.form = Form(value)
-            invocation.json = invocation.form in (Form.JSON, Form.YAML)
-
-    return click.option(
-        "-o",
-        "--output",
+    ),
+    click.Option(
+        ["-o", "--output"],
         type=click.Choice([form.value for form in Form]),
         expose_value=False,
-        callback=remember,
+        callback=_remember_form,
         help="Print it as this; wide has more columns, name only names.",
-    )(command)
+    ),
+)
+"""``--json`` and ``-o FORM``, which the root and all commands share: they may stand before or after a command."""
 
 
 def watchable(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -326,8 +325,11 @@ def watchable(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def pass_invocation(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Hands a command its `Invocation`, and lets it take ``--json``."""
-    return json_option(click.make_pass_decorator(Invocation, ensure=True)(command))
+    """Hands a command its `Invocation`, and lets it take ``--json`` and ``-o``."""
+    taking = click.make_pass_decorator(Invocation, ensure=True)(command)
+    # As click's own decorators do it: they list parameters from the last to the first.
+    taking.__dict__.setdefault("__click_params__", []).extend(reversed(FORM_OPTIONS))
+    return taking
 
 
 def reason_option(command: Command) -> Command:
@@ -356,7 +358,7 @@ def decorated(*options: Callable[[Command], Command]) -> Callable[[Command], Com
 
 changes = decorated(reason_option, pass_invocation)
 """Of a command that changes something."""
-shows = decorated(output_option, pass_invocation, watchable)
+shows = decorated(pass_invocation, watchable)
 """Of a command that shows something as it is just now."""
 wait_options = decorated(
     click.option("--wait", is_flag=True, help="Return only once it has happened."),

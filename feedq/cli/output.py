@@ -138,30 +138,6 @@ def write_json_line(document: Any) -> None:
     sys.stdout.flush()
 
 
-def follow(
-    invocation: Invocation,
-    found: Iterable[T],
-    more: Callable[[], Iterable[T]],
-    *,
-    document: Callable[[T], Any],
-    text: Callable[[T], str],
-    every_s: float,
-) -> None:
-    """Shows what was found, one on a line, and then what there is more of, until Ctrl-C."""
-    try:
-        while True:
-            for one in found:
-                if invocation.json:
-                    write_json_line(document(one))
-                else:
-                    click.echo(text(one))
-            sys.stdout.flush()
-            time.sleep(every_s)
-            found = more()
-    except KeyboardInterrupt:
-        return
-
-
 # -- tables and lines --------------------------------------------------------------------------------
 
 

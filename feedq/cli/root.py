@@ -18,7 +18,7 @@ import click
 import feedq
 from feedq.authorship import Author, acting
 from feedq.cli import outline
-from feedq.cli.invocation import Invocation, json_option, output_option
+from feedq.cli.invocation import FORM_OPTIONS, Invocation
 from feedq.errors import FeedqError, InvalidInput
 
 LOCAL: Final[Mapping[str, str]] = {
@@ -29,8 +29,6 @@ LOCAL: Final[Mapping[str, str]] = {
     "db status": "is asked before the API of a release can run",
     "db grants": "needs a superuser, whom the API must not be",
     "feed test": "connects to the source from where it is called, with the secrets there",
-    "feed logs": "reads the log files of the machine that it is called on",
-    "alert test": "sends from where it is called, to the addresses that are set there",
     "lint": "reads files, and asks no server",
     "completion": "is for a shell",
 }
@@ -67,13 +65,11 @@ class Root(click.Group):
         "schedule": "feedq.cli.schedule:schedule",
         "worker": "feedq.cli.worker:worker",
         "status": "feedq.cli.status:status",
-        "problems": "feedq.cli.status:problems",
         "token": "feedq.cli.token:token",
         "api": "feedq.cli.serve:serve",
         "top": "feedq.cli.top:top",
         "events": "feedq.cli.events:events",
         "doctor": "feedq.cli.status:doctor",
-        "alert": "feedq.cli.alert:alert",
         "connectors": "feedq.cli.connectors:connectors",
         "completion": "feedq.cli.completion:completion",
     }
@@ -185,10 +181,12 @@ def _missing(name: str, error: ImportError) -> click.Command:
     )
 
 
-@click.command(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command(
+    cls=Root,
+    params=[*FORM_OPTIONS],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(feedq.__version__, prog_name="feedq")
-@json_option
-@output_option
 @click.option(
     "--server",
     envvar="FEEDQ_SERVER",

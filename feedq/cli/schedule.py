@@ -14,7 +14,6 @@ from feedq.cli.invocation import (
     Invocation,
     changes,
     limit_option,
-    output_option,
     pass_invocation,
     shows,
     yes_option,
@@ -31,7 +30,7 @@ from feedq.report.masking import masked
 from feedq.report.rows import run_row, schedule_document, schedule_row
 from feedq.schedule.entries import plain_schedule
 from feedq.schedule.model import RunState, Schedule, ScheduleState, ScheduleView
-from feedq.wording import counted, printable
+from feedq.wording import counted
 
 PAGE = 1_000
 """Schedules read at a time, and listed unless more are asked for."""
@@ -67,34 +66,32 @@ for _command in (add, edit, export, next_, trigger, backfill, queue, calendar):
 @click.option(
     "--state", type=click.Choice([state.value for state in ScheduleState]), help="Only those in this state."
 )
-@click.option("--after", default="", metavar="NAME", help="Only those whose name comes after this one.")
 @click.option(
     "--limit", type=click.IntRange(1, LISTED_MAX), default=PAGE, show_default=True, help="How many."
 )
 @shows
-def list_(invocation: Invocation, *, prefix: str, state: str | None, after: str, limit: int) -> None:
-    """Schedules by name, so many at a time: when they fire next, and what became of the last run.
+def list_(invocation: Invocation, *, prefix: str, state: str | None, limit: int) -> None:
+    """Schedules by name: when they fire next, and what became of the last run.
 
-    If there are more, a note on standard error says how to go on.
+    If there are more than --limit, a note on standard error says so.
 
     \b
     Example:
       feedq schedule list --prefix acme/
     """
     wanted = None if state is None else ScheduleState(state)
-    found = list(islice(_views(invocation, prefix, after=after, state=wanted, most=limit + 1), limit + 1))
+    found = list(islice(_views(invocation, prefix, state=wanted, most=limit + 1), limit + 1))
     shown = found[:limit]
     empty = "no schedules; declare some with `feedq apply` or `feedq schedule add`"
     answer_list(invocation, shown, schedule_row, schedule_columns(invocation.clock.now()), empty=empty)
     if len(found) > limit:
-        last = printable(shown[-1].schedule.spec.name)
-        click.echo(f"these are {limit:,}, and there are more: --after {last}, or another --limit", err=True)
+        click.echo(f"these are the first {limit:,}; --limit shows more, --prefix others", err=True)
 
 
 def _views(
-    invocation: Invocation, prefix: str, *, after: str, state: ScheduleState | None, most: int
+    invocation: Invocation, prefix: str, *, state: ScheduleState | None, most: int
 ) -> Iterator[ScheduleView]:
-    size = min(most, PAGE)
+    after, size = "", min(most, PAGE)
     while page := invocation.jobs.schedules.views(prefix=prefix, after=after, state=state, limit=size):
         yield from page
         if len(page) < size:
@@ -104,7 +101,6 @@ def _views(
 
 @schedule.command(short_help="Everything about one schedule, with its last runs.")
 @click.argument("name")
-@output_option
 @pass_invocation
 def show(invocation: Invocation, *, name: str) -> None:
     """Everything about one schedule: declaration, where it stands, runs by state, and the last of them.

@@ -1,4 +1,4 @@
-"""`feedq status`, the fleet at a glance; `feedq problems` and `doctor`: what is wrong, and how to mend it."""
+"""`feedq status`, the fleet at a glance, and `doctor`: what is wrong, and how to mend it."""
 
 from __future__ import annotations
 
@@ -33,15 +33,23 @@ NAME_WIDTH = 20
 
 
 @click.command(short_help="The fleet at a glance, and what is wrong with it.")
+@click.option("--problems", is_flag=True, help="Instead, everything that needs a look, worst first.")
 @shows
-def status(invocation: Invocation) -> None:
+def status(invocation: Invocation, *, problems: bool) -> None:
     """Feeds by status and why they wait, moves, schedules and runs, workers with load and spread, beat,
     reconcile, and warnings.
 
+    With --problems: feeds one by one, workers, sinks, schedules, beat and reconcile, each with why, since when
+    where that is known, and what to do.
+
     \b
     Example:
-      feedq status
+      feedq status --watch
+      feedq status --problems
     """
+    if problems:
+        _answer_problems(invocation)
+        return
     found = invocation.status()
     numbers, workers, state, jobs = found.numbers, found.workers, found.state, found.jobs
 
@@ -89,8 +97,9 @@ def _numbers(numbers: Overview, state: FleetState, jobs: JobState) -> list[Detai
 
 
 @click.command(short_help="Check database, broker, sinks, workers and limits; say what to mend.")
+@click.option("--alerts", is_flag=True, help="Also send a message to each alert target that is set up here.")
 @pass_invocation
-def doctor(invocation: Invocation) -> None:
+def doctor(invocation: Invocation, *, alerts: bool) -> None:
     """Check everything that feedq stands on, from this machine and with its settings.
 
     One line a check: ok, warn or FAIL, and below it what to mend. Exit status 1 when a check fails; warnings
@@ -99,9 +108,10 @@ def doctor(invocation: Invocation) -> None:
     \b
     Example:
       feedq doctor
+      FEEDQ_ALERT_URLS='mailto://…  slack://…' feedq doctor --alerts
     """
     found: list[Check] = []
-    for check in invocation.checks():
+    for check in invocation.checks(send_alerts=alerts):
         found.append(check)
         if not invocation.json:
             _write_check(check)
@@ -122,17 +132,7 @@ def _write_check(check: Check) -> None:
     sys.stdout.flush()
 
 
-@click.command(short_help="Everything that somebody has to look at, worst first.")
-@shows
-def problems(invocation: Invocation) -> None:
-    """List what is wrong, worst first: feeds one by one, and workers, sinks, schedules, beat and reconcile.
-
-    Each with why, since when where that is known, and what to do.
-
-    \b
-    Example:
-      feedq problems
-    """
+def _answer_problems(invocation: Invocation) -> None:
     found = invocation.problems()
     lines = [line for one in found for line in _lines(one)] or ["nothing needs a look"]
     answer(invocation, {"problems": list(map(problem_row, found))}, "\n".join(lines))

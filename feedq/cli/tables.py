@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from feedq.cli.output import Styled, TableColumn, number, state, styled, warn
 from feedq.landed import LandedBucket
-from feedq.model import Event, FeedView, WorkerView
-from feedq.report.details import event_detail
+from feedq.model import FeedView, WorkerView
 from feedq.schedule.model import (
     Beat,
     Once,
@@ -94,20 +92,6 @@ def _whole(value: float | None) -> str | None:
     return None if value is None else f"{value:,.0f}"
 
 
-def event_columns(workers: Mapping[UUID, str]) -> list[TableColumn[Event]]:
-    """Makes the columns of events; ``workers`` are names."""
-    return [
-        TableColumn("AT", lambda event: stamp(event.at)),
-        TableColumn("KIND", lambda event: event.kind),
-        TableColumn("AGAIN", lambda event: _again(event)),
-        number("EPOCH", lambda event: None if event.epoch is None else str(event.epoch)),
-        TableColumn(
-            "WORKER", lambda event: event.worker_id and workers.get(event.worker_id, str(event.worker_id))
-        ),
-        TableColumn("DETAIL", event_detail),
-    ]
-
-
 LANDED_COLUMNS: list[TableColumn[LandedBucket]] = [
     TableColumn("FROM", lambda bucket: stamp(bucket.at)),
     number("ROWS", lambda bucket: _whole(bucket.rows)),
@@ -118,10 +102,6 @@ LANDED_COLUMNS: list[TableColumn[LandedBucket]] = [
         lambda bucket: None if bucket.silent_s is None else f"{duration(bucket.silent_s)} before",
     ),
 ]
-
-
-def _again(event: Event) -> str:
-    return f"{event.count:,} times since {stamp(event.since)}" if event.since is not None else ""
 
 
 def worker_columns(*, title: str = "NAME", heard: str = "HEARTBEAT") -> list[TableColumn[WorkerView]]:

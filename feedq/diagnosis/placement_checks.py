@@ -37,7 +37,7 @@ def placing_checks(feeds: Sequence[Feed], workers: Sequence[WorkerView], rules: 
             "moves",
             "FEEDQ_MOVES_PER_PASS is 0: the load is not evened out, a new worker fills only with new feeds, and a "
             "drained one hands over none",
-            "leave it at its default, or move feeds by hand: feedq feed move NAME WORKER",
+            "leave it at its default, or move feeds by hand: feedq feed move NAME --to WORKER",
         )
 
 

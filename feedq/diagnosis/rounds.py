@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from feedq.diagnosis.alert_checks import check_alerts
 from feedq.diagnosis.broker_checks import check_broker
 from feedq.diagnosis.checks import Check, Level, fail, one_line
 from feedq.diagnosis.database_checks import check_database
@@ -25,6 +26,8 @@ def diagnose(
     job_state: Callable[[], JobState],
     declared: Callable[[], Mapping[str, ScheduleSpec | UnreadableSpec]],
     settings: Settings,
+    *,
+    send_alerts: bool = False,
 ) -> Iterator[Check]:
     """One check after the other, each as soon as it is done; every one of them is bounded in time."""
     feeds: list[FeedView] = []
@@ -45,6 +48,7 @@ def diagnose(
     yield from database
     yield from check_broker(settings.broker_url.get_secret_value())
     yield from check_sinks(settings, [view.feed for view in feeds if view.feed.removed_at is None])
+    yield from check_alerts(settings, send=send_alerts)
     if unreadable is None:
         yield from check_open_files(workers)
         yield from of_tables

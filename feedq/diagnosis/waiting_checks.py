@@ -70,7 +70,7 @@ def explain_staying(held: Sequence[FeedView], others: Sequence[WorkerView], *, r
     if not staying:
         return None
     if rules.moves == 0:
-        return "FEEDQ_MOVES_PER_PASS is 0, so that nothing is moved: raise it, or feedq feed move NAME WORKER"
+        return "FEEDQ_MOVES_PER_PASS is 0, so that nothing is moved: raise it, or feedq feed move NAME --to WORKER"
     if not serving:
         return "No other worker serves: start one, or feedq worker uncordon NAME"
     unmatched = [

@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import Connection, text
 
 from feedq.event_names import EventKind
-from feedq.model import Event
+from feedq.model import Event, Feed
 from feedq.store.database import Aggregate, in_transaction
 from feedq.store.feed_rows import event_from
 
@@ -22,7 +22,7 @@ class EventFilter:
     """Which events: those to which all of it applies."""
 
     kinds: tuple[EventKind, ...] = ()
-    feed_id: int | None = None
+    feed: Feed | None = None
     tenant: str | None = None
     """Events of feeds of this tenant, and no others."""
     since: datetime | None = None
@@ -100,7 +100,7 @@ class EventListing(Aggregate):
         asked = {
             "place": place,
             "kinds": [kind.value for kind in which.kinds] or None,
-            "feed_id": which.feed_id,
+            "feed_id": None if which.feed is None else which.feed.id,
             "tenant": which.tenant,
             "since": which.since,
         }

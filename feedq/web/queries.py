@@ -133,7 +133,7 @@ class WebQueries:
         now = self.store.now()
         explanation = explain(view, workers, now=now, rules=self._settings.rules)
         landed = self.store.landed.of_feed(view.feed.id, span)
-        of_declaration = EventFilter(kinds=GENERATIONS, feed_id=view.feed.id)
+        of_declaration = EventFilter(kinds=GENERATIONS, feed=view.feed)
         generations = [
             one.event for one in self.store.history.before(of_declaration, limit=GENERATIONS_SHOWN)
         ]

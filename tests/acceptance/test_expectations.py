@@ -103,10 +103,11 @@ def test_a_frozen_fleet_cannot_keep_quiet_about_it(bench: Causes) -> None:
 
 def test_an_operator_tries_whether_alerts_arrive(bench: Causes) -> None:
     bench.receiver.take()
-    ran = bench.cluster.run("alert", "test", "--json")
+    ran = bench.cluster.run("doctor", "--alerts", "--json")
     assert ran.returncode == 1
-    (dead, well) = json.loads(ran.stdout)
-    assert (well["error"], "was not taken" in dead["error"]) == (None, True)
+    tried = {one["level"]: one for one in json.loads(ran.stdout)["checks"] if one["name"] == "alerts"}
+    assert "was not taken" in tried["FAIL"]["detail"]
+    assert "took a message" in tried["ok"]["detail"]
     assert [title for title, _ in bench.receiver.take()] == ["feedq: a test"]
 
 

@@ -86,9 +86,9 @@ def test_a_worker_with_the_only_place_keeps_its_feeds_and_the_drain_says_why(fle
 def test_a_feed_is_moved_by_hand_and_no_other_is_touched(fleet: Fleet) -> None:
     chosen = fleet.feeds_of("w1")[0]
     others = fleet.cluster.epochs([name for name in FEEDS if name != chosen])
-    fleet.ask("feed", "move", chosen, fleet.name("w2"), "--wait")
-    kinds = [event["kind"] for event in fleet.ask("feed", "events", chosen)]
-    assert kinds[:4] == ["lease_claimed", "lease_assigned", "lease_released", "stop_requested"]
+    fleet.ask("feed", "move", chosen, "--to", fleet.name("w2"), "--wait")
+    kinds = [event["kind"] for event in fleet.ask("events", "--feed", chosen)]
+    assert kinds[-4:] == ["stop_requested", "lease_released", "lease_assigned", "lease_claimed"]
     fleet.check(untouched=others)
     assert chosen in fleet.feeds_of("w2")
 

@@ -240,7 +240,7 @@ def test_no_command_tells_a_secret(told: tuple[Cluster, Any], tmp_path: Path) ->
         ("apply", "-f", str(manifest), "--dry-run"),
         *(("feed", "show", feed["name"]) for feed in declared),
         *(("feed", "test", feed["name"], "--timeout", "3") for feed in declared),
-        ("feed", "events", "parrot/exec"),
+        ("events", "--feed", "parrot/exec"),
         ("feed", "list", "--json"),
         *(("feed", verb, "parrot/exec", "--json") for verb in ("show", "events", "test")),
     ]

@@ -93,15 +93,15 @@ def test_a_database_is_migrated_and_feeds_are_declared_shown_and_removed(shell: 
     assert (shown["selector"], shown["generation"]) == ({"required": {"region": "us"}, "preferred": {}}, 3)
     landed = shell.json("feed", "history", "acme/orders", "--span", "day")
     assert (landed["span"], len(landed["buckets"])) == ("day", 96)
-    kinds = [event["kind"] for event in shell.json("feed", "events", "acme/orders")]
-    assert kinds == ["feed_edited", "feed_edited", "feed_added"]
+    kinds = [event["kind"] for event in shell.json("events", "--feed", "acme/orders")]
+    assert kinds == ["feed_added", "feed_edited", "feed_edited"]
     exported = shell.run("feed", "export").stdout
     assert shell.json("apply", "-f", "-", "--prune", given=exported)["changes"] == []
     status = shell.json("status")
     assert (status["feeds"]["total"], status["beat"]) == (1, None)
-    problems = shell.json("problems")["problems"]
+    problems = shell.json("status", "--problems")["problems"]
     assert [one["feed"] for one in problems if one["name"] == "waiting"] == ["acme/orders"]
-    assert "FAIL: workers: no active worker" in shell.ok("problems")
+    assert "FAIL: workers: no active worker" in shell.ok("status", "--problems")
     assert shell.json("feed", "remove", "acme/orders", "--yes")[0]["result"] == "removed"
 
 
@@ -118,7 +118,23 @@ def test_what_happened_to_everything_is_told_oldest_first(shell: Shell) -> None:
     assert paused["id"] == told[1]["id"]
     assert shell.json("events", "--limit", "1") == [paused]
     assert shell.json("events", "--tenant", "nobody") == []
+    assert "no feed named" in shell.run("events", "--feed", "nobody").stderr
+    assert shell.run("events", "--feed", "acme/orders", "--tenant", "acme").exit_code == 2
     assert "--since: " in shell.run("events", "--since", "yesterday").stderr
+
+
+def test_what_came_again_and_again_is_one_line_with_how_often_and_since_when(shell: Shell) -> None:
+    shell.json("db", "upgrade")
+    shell.json("apply", "-f", "-", given=MANIFEST)
+    with (
+        closing(connect(shell.environment["FEEDQ_DATABASE_URL"])) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("UPDATE feedq.event SET count = 3, since = at - interval '1 minute', epoch = 7")
+    header, line = shell.ok("events", "--feed", "acme/orders", "-o", "wide").splitlines()
+    assert header.split() == ["AT", "KIND", "FEED", "WORKER", "DETAIL", "EPOCH"]
+    assert "3 times since " in line
+    assert line.endswith(" 7")
 
 
 def test_a_database_that_is_not_there_is_one_line_with_its_address(shell: Shell) -> None:
@@ -277,14 +293,14 @@ def test_history_says_who_asked_from_where_and_why(shell: Shell) -> None:
     shell.run("db", "upgrade")
     shell.ok("apply", "-f", "-", given=MANIFEST)
     shell.ok("feed", "pause", "acme/orders", "--reason", "maintenance of the warehouse")
-    paused, added = shell.json("feed", "events", "acme/orders")
+    added, paused = shell.json("events", "--feed", "acme/orders")
     me = {"who": getpass.getuser(), "from": socket.gethostname()}
     assert (added["detail"]["by"], paused["detail"]["by"]) == (
         me,
         me | {"why": "maintenance of the warehouse"},
     )
     assert f"by {me['who']} from {me['from']}: maintenance of the warehouse" in shell.ok(
-        "feed", "events", "acme/orders"
+        "events", "--feed", "acme/orders"
     )
     assert shell.run("feed", "pause", "acme/orders", "--reason", "a\nb").exit_code == 2
 

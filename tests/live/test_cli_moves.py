@@ -150,7 +150,7 @@ def test_a_fleet_that_nobody_serves_in_is_a_failure_of_its_own(command: Command)
 def test_a_feed_is_moved_and_shows_where_to_meanwhile(command: Command) -> None:
     two_workers_with(command, "a")
     two = next(v.worker for v in command.store.workers.views() if v.worker.name == "two")
-    assert command.ok("feed", "move", "a", "two") == "a moving to two\n"
+    assert command.ok("feed", "move", "a", "--to", "two") == "a moving to two\n"
     shown = command.json("feed", "show", "a")
     assert (shown["status"], shown["reason"], shown["promised_to"]) == ("stopping", "moved", str(two.id))
     assert shown["explanation"].startswith("it is being moved to two; its owner has until ")
@@ -166,17 +166,15 @@ def test_a_feed_is_moved_and_shows_where_to_meanwhile(command: Command) -> None:
 def test_a_move_can_be_waited_for(command: Command) -> None:
     two_workers_with(command, "a")
     command.during_waits(lambda: hand_over(command))
-    assert command.json("feed", "move", "a", "two", "--wait") == {
-        "name": "a",
-        "worker": "two",
-        "result": "moved",
-    }
+    assert command.json("feed", "move", "a", "--to", "two", "--wait") == [
+        {"name": "a", "worker": "two", "result": "moved"}
+    ]
 
 
 def test_a_move_that_takes_too_long_says_what_it_waits_for(command: Command) -> None:
     two_workers_with(command, "a")
-    error = command.refused("feed", "move", "a", "two", "--wait", "--timeout", "0", status=1)
-    assert "a streams on two: not within 0 s; it may still happen. it is being moved to two" in error
+    error = command.refused("feed", "move", "a", "--to", "two", "--wait", "--timeout", "0", status=1)
+    assert "1 feed on other workers: not within 0 s; it may still happen. it is being moved to two" in error
 
 
 @pytest.mark.parametrize(
@@ -192,15 +190,15 @@ def test_a_move_that_cannot_be_is_refused_with_the_reason(
 ) -> None:
     two_workers_with(command, "a")
     command.ok(*prepare)
-    assert message in command.refused("feed", "move", "a", "two", status=1)
+    assert message in command.refused("feed", "move", "a", "--to", "two", status=1)
 
 
 def test_a_move_of_a_feed_that_is_not_there_is_refused(command: Command) -> None:
     two_workers_with(command, "a")
-    assert "no feed named 'b'" in command.refused("feed", "move", "b", "two")
-    assert "no worker 'three'" in command.refused("feed", "move", "a", "three")
+    assert "no feed named 'b'" in command.refused("feed", "move", "b", "--to", "two")
+    assert "no worker 'three'" in command.refused("feed", "move", "a", "--to", "three")
     command.ok("feed", "remove", "a", "--yes")
-    assert "feed 'a' is being removed" in command.refused("feed", "move", "a", "two")
+    assert "feed 'a' is being removed" in command.refused("feed", "move", "a", "--to", "two")
 
 
 # -- feeds that wait ---------------------------------------------------------------------------------

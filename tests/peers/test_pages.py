@@ -127,7 +127,7 @@ def test_the_fleet_draws_a_move(room: ControlRoom) -> None:
     """
     (row,) = room.cluster.sql(owner)
     target = "w2" if row["name"].startswith("w1") else "w1"
-    room.cluster.feedq("feed", "move", "acme/orders", target)
+    room.cluster.feedq("feed", "move", "acme/orders", "--to", target)
     wait_until(
         lambda: any(row["name"].startswith(target) for row in room.cluster.sql(owner)),
         limit_s=60,

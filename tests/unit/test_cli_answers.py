@@ -81,34 +81,6 @@ def test_completion_is_printed_for_a_shell(command: Command, shell: str) -> None
     assert f"_FEEDQ_COMPLETE={shell}_complete" in command.ok("completion", shell)
 
 
-def test_lines_about_a_feed_are_found_in_the_logs_of_this_machine(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "logs").mkdir()
-    log = tmp_path / "logs" / "worker1.log"
-    log.write_text(
-        "2 \x1b[1mfeed claimed\x1b[0m feed=acme/a\n3 feed claimed feed=acme/ab\n4 half a line of acme/a"
-    )
-    (tmp_path / "logs" / "worker2.log").write_text("1 feed broke off feed=acme/a\n")
-    asked = ("feed", "logs", "acme/a", "--data-dir", str(tmp_path))
-    assert command.ok(*asked) == "1 feed broke off feed=acme/a\n2 feed claimed feed=acme/a\n"
-    assert command.json(*asked, "--lines", "1") == ["2 feed claimed feed=acme/a"]
-    assert (
-        command.ok("feed", "logs", "acme/b", "--data-dir", str(tmp_path)) == "nothing was written of acme/b\n"
-    )
-    assert "writes its log to standard error" in command.refused(
-        "feed", "logs", "acme/a", "--data-dir", "/nowhere"
-    )
-
-    def sleep(_: float) -> None:
-        if log.read_text().endswith("5\n"):
-            raise KeyboardInterrupt
-        log.write_text(log.read_text() + "\n5\n")
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    assert command.ok(*asked, "--follow").splitlines()[-1] == "4 half a line of acme/a"
-
-
 # -- the stack that runs here ------------------------------------------------------------------------
 
 

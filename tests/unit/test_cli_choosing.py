@@ -94,7 +94,7 @@ def test_feeds_of_a_worker_move_to_those_with_room(command: Command) -> None:
     source = command.worker("one")
     command.stream()
     command.worker("two", capacity=1)
-    result = command.run("feed", "move", "--from", "one", "--count", "2", "--yes")
+    result = command.run("feed", "move", "--worker", "one", "--tenant", "acme", "--yes")
     assert result.exit_code == 1
     assert result.stdout == "acme/a moving to two\n"
     assert "1 not moved, 1 moved\n  " in result.stderr

@@ -240,7 +240,7 @@ def test_edit_refuses_what_cannot_be_right(
 
 
 def test_what_does_not_exist_is_named(command: Command) -> None:
-    for verb in ("edit", "show", "events", "pause", "resume", "restart", "remove", "export"):
+    for verb in ("edit", "show", "pause", "resume", "restart", "remove", "export"):
         arguments = ("--set", "weight=2") if verb == "edit" else ()
         assert "no feed named 'nobody'" in command.refused("feed", verb, "nobody", *arguments)
 
@@ -389,34 +389,6 @@ def test_a_cursor_beyond_64_bits_can_be_shown(command: Command) -> None:
     command.report(worker.id, 1, 1, cursor=2**80)
     assert str(2**80) in command.ok("feed", "show", "a")
     assert str(2**80) in command.ok("feed", "show", "a", "--json")
-
-
-def test_events_tell_the_history_newest_first(command: Command) -> None:
-    command.feed("a")
-    command.worker("celery@one")
-    command.stream()
-    command.ok("feed", "pause", "a")
-    kinds = [row["kind"] for row in command.json("feed", "events", "a")]
-    assert kinds[0] == "feed_paused"
-    assert kinds[-1] == "feed_added"
-    assert "lease_claimed" in kinds
-    assert len(command.json("feed", "events", "a", "--limit", "2")) == 2
-    assert "celery@one" in command.ok("feed", "events", "a")
-
-
-def test_trouble_again_and_again_is_one_line_with_how_often_and_since_when(command: Command) -> None:
-    command.feed("a")
-    command.worker("celery@one")
-    for _ in range(3):
-        command.stream()
-        command.release("a", Reason.BACKOFF, error="refused")
-        command.clock.advance(60)
-    released, claimed, assigned, added = command.json("feed", "events", "a")
-    assert [event["count"] for event in (released, claimed, assigned, added)] == [3, 3, 3, 1]
-    assert added["since"] is None
-    assert released["since"] < released["at"]
-    lines = command.ok("feed", "events", "a").splitlines()
-    assert [line.count("3 times since ") for line in lines] == [0, 1, 1, 1, 0]
 
 
 def test_what_is_exported_applies_without_a_change(command: Command) -> None:
