@@ -2,17 +2,10 @@
 
 The broker keeps a session for the feed, under a client id that is the same on every worker, and in it what was
 not acknowledged: whatever happens, that comes again, and nothing is lost. QoS 1 promises *at least once*, though,
-and there is no cursor to tell what has landed: a message whose commit and acknowledgement were torn apart lands
-twice. What is done about it:
-
-* a feed that is stopped or moved waits a moment for its last commits before it leaves the broker;
-* a message that comes again on the connection it is pending on is recognised;
-* after a connection broke, the messages that this worker has committed and could not acknowledge are recognised
-  when the broker sends them again (`PendingMessages`).
-
-What is left are the last commits of a worker that died, a quarter of a second's worth, and acknowledgements that
-were on their way when a connection broke. Where the messages have an identity, ``key`` in the sink leaves those
-out too. Packet identifiers cannot: brokers use them again.
+and there is no cursor to tell what has landed: messages that were not yet acknowledged when a connection broke, or
+when a worker died, come again, and those that were committed land twice. A feed that is stopped or moved waits a
+moment for its last commits before it leaves the broker. Where messages have an identity, ``key`` in the sink
+leaves out what comes again. Packet identifiers cannot tell it: brokers use them again.
 
 The cursor holds no position. It says which session the feed has had, so that a session that the broker dropped is
 noticed (`LogEvent.SOURCE_GAP`), and its topics, so that those taken out of the feed can be unsubscribed.
@@ -21,11 +14,10 @@ noticed (`LogEvent.SOURCE_GAP`), and its topics, so that those taken out of the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from enum import Enum, auto
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from paho.mqtt.reasoncodes import ReasonCode
 from pydantic import Field, ValidationInfo, field_validator
@@ -160,7 +152,6 @@ class MqttConnector:
             # A session of its own, and no member of a group: the running feed misses nothing.
             self._client_id = f"feedq-trial-{token_hex(8)}"
             self._topics = tuple(dict.fromkeys(map(unshared, options.topics)))
-        self._pending = PendingMessages(context.memory)
 
     async def stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
         """Batches until the connection ends: it never ends without an error.
@@ -173,16 +164,14 @@ class MqttConnector:
         clock = self._context.clock
         async with bounded(self._location, self._options.connect_timeout_s):
             link = await self._open(cursor)
-        acknowledgements: Acknowledgements[int] = Acknowledgements(
-            partial(self._acknowledge, link), wanted=not self._context.trial
-        )
+        acknowledgements = Acknowledgements(link.acknowledge, wanted=not self._context.trial)
         cursor = {"client_id": self._client_id, "topics": list(self._topics)}
         try:
             self._context.on_connected()
             while True:
                 messages = await link.inbox.take()
                 for start in range(0, len(messages), MESSAGES_AT_ONCE):
-                    taken = self._take(link, messages[start : start + MESSAGES_AT_ONCE])
+                    taken = self._take(messages[start : start + MESSAGES_AT_ONCE])
                     batch = acknowledgements.batch(taken, cursor=cursor, received_at=clock.now())
                     if batch is not None:
                         yield batch
@@ -191,7 +180,7 @@ class MqttConnector:
                     await asyncio.sleep(0)
         except SourceUnavailable:
             # Nobody sends those again.
-            rest = self._take(link, [message for message in link.inbox.rest() if not message.number])
+            rest = self._take([message for message in link.inbox.rest() if not message.number])
             batch = acknowledgements.batch(rest, cursor=cursor, received_at=clock.now())
             if batch is not None:
                 yield batch
@@ -238,8 +227,6 @@ class MqttConnector:
             else:
                 gone = f"the broker has no session {self._client_id} any more, nor what came since"
                 log_gap(self._context, self._location, gone)
-        if not has_session:
-            self._pending.forget()
         link.unsubscribe(sorted(known.difference(self._topics)))
         await self._subscribe(link, known)
 
@@ -284,7 +271,7 @@ class MqttConnector:
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def _take(self, link: MqttLink, messages: Sequence[Message]) -> TakenMessages[int]:
+    def _take(self, messages: Sequence[Message]) -> TakenMessages[int]:
         """The records of messages, up to one that is too large."""
         taken: TakenMessages[int] = TakenMessages()
         for message in messages:
@@ -292,12 +279,6 @@ class MqttConnector:
                 size = message.left_out_bytes
                 taken.failure = oversize(self._location, self._options, size=size, after=None)
                 break
-            seen = self._pending.seen(message) if message.number else Seen.NEVER
-            if seen is Seen.COMMITTED:
-                # It comes before everything that is pending, so its acknowledgement is in order too.
-                link.acknowledge(message.number)
-            if seen is not Seen.NEVER:
-                continue
             payload = message.payload
             if len(payload) > self._options.max_record_bytes:
                 taken.failure = oversize(self._location, self._options, size=len(payload), after=None)
@@ -307,79 +288,8 @@ class MqttConnector:
             elif payload:
                 taken.records.append(payload)
             if message.number:
-                taken.receipts.append(self._pending.add(message))
+                taken.receipts.append(message.number)
         return taken
-
-    def _acknowledge(self, link: MqttLink, numbers: Sequence[int]) -> None:
-        if link.is_lost:
-            self._pending.keep(numbers)
-        else:
-            self._pending.acknowledge(numbers, link.acknowledge)
-
-
-class Seen(Enum):
-    """What is known of a message that arrives."""
-
-    NEVER = auto()
-    PENDING = auto()
-    COMMITTED = auto()
-    """It has landed, and only wants to be acknowledged."""
-
-
-class PendingMessages:
-    """What one connection has given and not acknowledged, and what earlier ones of the stream have left.
-
-    A broker sends again, flagged as a duplicate, what was not acknowledged, under the packet identifier that it
-    had. An identifier alone says little: once acknowledged, the broker uses it for another message, and whether
-    an acknowledgement arrived before a connection broke nobody knows. There are two cases in which a message *is*
-    known again:
-
-    * it is still pending on this very connection: its identifier cannot be in use for anything else;
-    * it was committed after its connection had ended, so that it was never acknowledged. As long as the session
-      is the same, its identifier is still its own. That is so within one term of ownership, in whose memory this
-      is kept: no other worker can have acknowledged it meanwhile. A digest of topic and payload guards against a
-      broker that gives up messages by itself.
-    """
-
-    def __init__(self, memory: dict[str, Any]) -> None:
-        self._pending: dict[int, int] = {}
-        # At most as many as there are identifiers, 65,535.
-        self._committed: dict[int, int] = memory.setdefault("mqtt_committed", {})
-
-    def forget(self) -> None:
-        """The session is a new one: no identifier of the old one means anything."""
-        self._committed.clear()
-
-    def seen(self, message: Message) -> Seen:
-        """Asked once, when a message arrives."""
-        left = self._committed.pop(message.number, None)
-        if not message.is_again:
-            return Seen.NEVER
-        if message.number in self._pending:
-            return Seen.PENDING
-        return Seen.COMMITTED if left == _digest(message) else Seen.NEVER
-
-    def add(self, message: Message) -> int:
-        """A message is given to the consumer; its number."""
-        self._pending[message.number] = _digest(message)
-        return message.number
-
-    def acknowledge(self, numbers: Iterable[int], send: Callable[[int], None]) -> None:
-        """Messages were committed, and can be acknowledged."""
-        for number in numbers:
-            # A broker that gave one number to two messages has broken the rules, and gets one answer.
-            if self._pending.pop(number, None) is not None:
-                send(number)
-
-    def keep(self, numbers: Iterable[int]) -> None:
-        """Messages were committed, and their connection has ended."""
-        for number in numbers:
-            if (digest := self._pending.pop(number, None)) is not None:
-                self._committed[number] = digest
-
-
-def _digest(message: Message) -> int:
-    return hash((message.topic, message.payload))
 
 
 def about(message: Message) -> dict[str, JSON]:

@@ -264,6 +264,11 @@ class NatsConnector:
         terms = Terms(options.subjects, options.deliver, options.max_unacknowledged, self._context.trial)
         try:
             stream = await jetstream.stream_facts()
+            if stream.retention is Retention.INTEREST:
+                raise FeedMisconfigured(
+                    f"{self._where}: its retention is by interest, which drops messages while no worker runs this "
+                    "feed; read a stream that keeps messages by limits, or a work queue, that has it as its source"
+                )
             if self._context.ends_at is not None and stream.retention is not Retention.LIMITS:
                 raise FeedMisconfigured(
                     f"{self._where}: it keeps a message until that is acknowledged, and has nothing to backfill"

@@ -61,10 +61,6 @@ class ScriptedBroker:
         if self._writer is not None:
             await self._writer.drain()
 
-    def send_again(self, number: int) -> None:
-        """A message that is pending on this very connection."""
-        self._send_message(number, is_again=True)
-
     def send(self, data: bytes) -> None:
         assert self._writer is not None
         self._writer.write(data)

@@ -176,26 +176,6 @@ def test_a_broker_that_answers_pings_is_not_silent_and_one_that_does_not_is(run:
     run(story())
 
 
-def test_a_message_that_comes_again_while_it_is_pending_is_dropped(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedBroker().listening() as broker:
-            driver = driver_of(broker.port)
-            async with aclosing(driver.open()) as stream:
-                await broker.publish([b"1", b"2"])
-                await pull(driver, stream, count=2, commit=False)
-                broker.send_again(1)
-                broker.send_again(2)
-                await broker.publish([b"3"])
-                await pull(driver, stream, count=3, commit=False)
-                for batch in driver.batches:
-                    driver.commit(batch)
-                await until(lambda: len(broker.acknowledged) == 3)
-            assert driver.records == [b"1", b"2", b"3"]
-            assert broker.acknowledged == [1, 2, 3]
-
-    run(story())
-
-
 def test_an_identifier_that_is_used_again_is_another_message(run: Run) -> None:
     async def story() -> None:
         async with ScriptedBroker().listening() as broker:

@@ -68,7 +68,7 @@ def test_messages_are_acknowledged_by_the_last_of_their_batch(run: Run) -> None:
     run(story())
 
 
-@pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
 def test_what_is_missing_after_the_cursor_is_counted(run: Run, retention: str) -> None:
     """Acknowledged messages are not sent again to a feed whose sink has lost them."""
 
@@ -208,6 +208,18 @@ def test_a_jetstream_that_does_not_answer_is_tried_again(run: Run) -> None:
             error = await driver_of(server.port).read()
             assert type(error) is SourceUnavailable
             assert "JetStream does not answer" in str(error)
+
+    run(story())
+
+
+def test_a_stream_by_interest_is_refused(run: Run) -> None:
+    async def story() -> None:
+        async with ScriptedServer().listening() as server:
+            server.retention = "interest"
+            error = await driver_of(server.port).read()
+            assert type(error) is FeedMisconfigured
+            assert "its retention is by interest, which drops messages" in str(error)
+            assert server.consumers == []
 
     run(story())
 

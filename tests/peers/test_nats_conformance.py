@@ -46,9 +46,6 @@ class NatsConformance(ConnectorConformance):
     async def serve(self) -> AsyncIterator[Served]:
         async with publishing(self.server.port, user="feeds", password=SECRET) as (_, js):
             await js.add_stream(name=self.name, subjects=[self.name], retention=self.retention)
-            if self.retention is RetentionPolicy.INTEREST:
-                # It keeps nothing unless somebody is interested.
-                await js.add_consumer(self.name, durable_name="somebody", ack_policy="all")
             try:
                 yield Served(
                     f"127.0.0.1:{self.server.port}",
@@ -87,12 +84,6 @@ class TestNatsLimits(NatsConformance):
     """A stream that keeps messages up to its limits."""
 
     retention = RetentionPolicy.LIMITS
-
-
-class TestNatsInterest(NatsConformance):
-    """A stream that keeps messages until all consumers have acknowledged them."""
-
-    retention = RetentionPolicy.INTEREST
 
 
 class TestNatsWorkQueue(NatsConformance):

@@ -1,4 +1,4 @@
-"""Options of the mqtt connector, its client id, and which messages it knows again."""
+"""Options of the mqtt connector and its client id."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from paho.mqtt.client import Client
 
 from feedq.connectors.base import parse_options
-from feedq.connectors.mqtt import MqttOptions, PendingMessages, Seen, unshared
-from feedq.connectors.protocol.mqtt_link import Message
+from feedq.connectors.mqtt import MqttOptions, unshared
 from feedq.errors import InvalidInput
 
 MINIMAL = {"url": "mqtt://127.0.0.1", "topics": ["plant/#"]}
@@ -95,62 +94,6 @@ def test_a_ping_leaves_time_for_its_answer(idle_timeout_s: float, keepalive_s: i
 @pytest.mark.parametrize(("topic", "inner"), [("$share/g/a/b", "a/b"), ("a/b", "a/b"), ("$SYS/x", "$SYS/x")])
 def test_a_trial_is_no_member_of_a_group(topic: str, inner: str) -> None:
     assert unshared(topic) == inner
-
-
-def message(number: int, payload: bytes = b"x", *, dup: bool = False, topic: str = "t") -> Message:
-    return Message(number, topic, payload, dup)
-
-
-def test_what_is_pending_is_known_again_and_what_was_acknowledged_is_not() -> None:
-    pending = PendingMessages({})
-    sent: list[int] = []
-    assert pending.seen(message(1)) is Seen.NEVER
-    pending.add(message(1))
-    assert pending.seen(message(1, dup=True)) is Seen.PENDING
-    pending.acknowledge([1], sent.append)
-    assert sent == [1]
-    # The broker may use the number again; the flag only says that it has sent this one before.
-    assert pending.seen(message(1, dup=True)) is Seen.NEVER
-
-
-def test_what_was_committed_after_its_connection_is_known_again_once() -> None:
-    memory: dict[str, Any] = {}
-    before = PendingMessages(memory)
-    for number in (1, 2):
-        before.add(message(number))
-    before.keep([1, 2])
-    after = PendingMessages(memory)
-    assert after.seen(message(1, dup=True)) is Seen.COMMITTED
-    assert after.seen(message(1, dup=True)) is Seen.NEVER
-    assert PendingMessages(memory).seen(message(2, dup=True)) is Seen.COMMITTED
-
-
-@pytest.mark.parametrize(
-    "other",
-    [message(1, dup=False), message(1, b"y", dup=True), message(1, dup=True, topic="u")],
-    ids=["sent for the first time", "another payload", "another topic"],
-)
-def test_a_number_that_stands_for_another_message_is_not_taken_for_the_one_committed(
-    other: Message,
-) -> None:
-    memory: dict[str, Any] = {}
-    before = PendingMessages(memory)
-    before.add(message(1))
-    before.keep([1])
-    after = PendingMessages(memory)
-    assert after.seen(other) is Seen.NEVER
-    # Its number is in use again, so what was known of it is worth nothing any more.
-    assert after.seen(message(1, dup=True)) is Seen.NEVER
-
-
-def test_a_new_session_makes_every_number_mean_something_else() -> None:
-    memory: dict[str, Any] = {}
-    before = PendingMessages(memory)
-    before.add(message(1))
-    before.keep([1])
-    after = PendingMessages(memory)
-    after.forget()
-    assert after.seen(message(1, dup=True)) is Seen.NEVER
 
 
 def test_the_library_still_makes_its_socket_where_we_hand_it_ours() -> None:

@@ -85,8 +85,6 @@ class Message(NamedTuple):
     """The packet identifier; 0 with QoS 0."""
     topic: str
     payload: bytes
-    is_again: bool
-    """Whether the broker has sent it before: the flag `dup`."""
     retain: bool = False
     properties: Sequence[tuple[str, str]] = ()
     """What its publisher says of it; MQTT 5 only."""
@@ -209,10 +207,11 @@ class MqttLink:
         if topics:
             self._client.unsubscribe(list(topics))
 
-    def acknowledge(self, number: int) -> None:
-        """Once the connection is lost this does nothing: the broker sends the message again."""
-        if not self.is_lost:
-            self._client.ack(number, 1)
+    def acknowledge(self, numbers: Sequence[int]) -> None:
+        """Once the connection is lost this does nothing: the broker sends the messages again."""
+        for number in numbers:
+            if not self.is_lost:
+                self._client.ack(number, 1)
 
     def pause(self) -> None:
         """Read nothing more."""
@@ -273,7 +272,7 @@ class MqttLink:
             self._end(SourceUnavailable(f"{self._where}: {why}, against the rules of MQTT; is it a broker?"))
             return
         self._stop_reading()
-        last = Message(0, "", b"", False, left_out_bytes=refusal.payload_bytes)
+        last = Message(0, "", b"", left_out_bytes=refusal.payload_bytes)
         self.inbox.put(last, size=last.size)
 
     def _resume(self) -> None:
@@ -319,7 +318,6 @@ class MqttLink:
             message.mid,
             message.topic,
             bytes(message.payload),
-            message.dup,
             message.retain,
             getattr(message.properties, "UserProperty", ()),
         )

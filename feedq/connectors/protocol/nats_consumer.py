@@ -10,11 +10,10 @@ dropped.
 How it is made depends on what keeps a message in the stream:
 
 * *limits*: nothing there depends on a consumer, so it is kept in memory and vanishes when it is not used.
-* *interest*: a message is kept until every consumer has acknowledged it, and only while there is a consumer.
-  The new one is made before the old one is deleted, under the other one of two names, and it is durable: while no
-  worker runs the feed it is what keeps the messages. It stays when the feed is removed: delete it then.
 * *work queue*: a message is kept until it is acknowledged, and there can be only one consumer, which begins with
-  what is left. So the old one is deleted first, and what the cursor has passed is acknowledged and dropped.
+  what is left. What the cursor has passed is acknowledged and dropped.
+* *interest*: a message is kept only while there is a consumer that wants it, so it would be lost while no worker
+  runs the feed. Such a stream is refused.
 
 An acknowledgement stands for all messages before it, but in a work queue, where each has its own.
 """
@@ -55,8 +54,7 @@ ACK_WAIT_S: Final = 86_400.0
 """After this the server delivers again what was not acknowledged. That is of no use here, see above, and a sink
 may be away for long."""
 INACTIVE_S: Final = 300.0
-"""A consumer that is not durable vanishes when nobody has pulled for this long. A feed held back longer makes it
-anew."""
+"""A consumer vanishes when nobody has pulled for this long. A feed held back longer makes it anew."""
 
 Deliver = Literal["all", "new", "last"]
 
@@ -83,8 +81,8 @@ class Retention(StrEnum):
     """What keeps a message in a stream."""
 
     LIMITS = "limits"
-    INTEREST = "interest"
     WORK_QUEUE = "workqueue"
+    INTEREST = "interest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,29 +172,21 @@ class JetStream:
         return StreamFacts.of(await self._client.ask(f"{self.prefix}.STREAM.INFO.{self._stream}"))
 
     async def make_consumer(self, stream: StreamFacts, name: str, start: Start, terms: Terms) -> str:
-        """The name of a new consumer, with that of a predecessor deleted."""
-        first, second = f"{name}-a", f"{name}-b"
+        """The name of a new consumer, made in the place of its predecessor."""
+        trial = f"{name}-trial"
         if terms.trial:
-            first = second = f"{name}-trial"
-        if stream.retention is Retention.WORK_QUEUE:
-            # That of a trial would be in the way too; that of the feed is not a trial's to delete.
-            for old in {first, second, f"{name}-trial"}:
-                await self.delete_consumer(old)
-            new, old = first, first
-        else:
-            second_exists = await self._acknowledged(second) is not None
-            new, old = (first, second) if second_exists else (second, first)
-            start = await self._go_on(old, start, terms)
-            # A worker may have died between making one and deleting the other.
-            await self.delete_consumer(new)
-        config = consumer_config(new, stream, start, terms)
-        subject = f"{self.prefix}.CONSUMER.CREATE.{self._stream}.{new}"
+            name = trial
+        elif stream.retention is Retention.WORK_QUEUE:
+            # A trial's consumer would be in the way; that of the feed is not a trial's to delete.
+            await self.delete_consumer(trial)
+        start = await self._go_on(name, start, terms)
+        await self.delete_consumer(name)
+        config = consumer_config(name, stream, start, terms)
+        subject = f"{self.prefix}.CONSUMER.CREATE.{self._stream}.{name}"
         if config.get("filter_subject", ">") != ">":
             subject = f"{subject}.{config['filter_subject']}"
         await self._client.ask(subject, {"stream_name": self._stream, "config": config})
-        if old != new:
-            await self.delete_consumer(old)
-        return new
+        return name
 
     async def delete_consumer(self, name: str) -> None:
         """Delete a consumer if there is one."""
@@ -236,6 +226,7 @@ def consumer_config(name: str, stream: StreamFacts, start: Start, terms: Terms) 
         "ack_policy": "explicit" if stream.retention is Retention.WORK_QUEUE else "all",
         "ack_wait": int(ACK_WAIT_S * NANOSECONDS),
         "max_ack_pending": terms.max_unacknowledged,
+        "inactive_threshold": int(INACTIVE_S * NANOSECONDS),
     }
     if start.seq is not None:
         config["opt_start_seq"] = start.seq
@@ -243,16 +234,12 @@ def consumer_config(name: str, stream: StreamFacts, start: Start, terms: Terms) 
         config["filter_subject"] = terms.subjects[0]
     elif terms.subjects:
         config["filter_subjects"] = list(terms.subjects)
-    if stream.retention is Retention.INTEREST and not terms.trial:
-        config["durable_name"] = name
-    else:
-        config["inactive_threshold"] = int(INACTIVE_S * NANOSECONDS)
     if stream.retention is Retention.LIMITS:
-        # Of no worth to anybody else. By the other policies a consumer must be kept as safely as its stream.
+        # Of no worth to anybody else. That of a work queue must be kept as safely as its stream.
         config |= {"mem_storage": True, "num_replicas": 1}
-    if terms.trial and stream.retention is not Retention.WORK_QUEUE:
-        config["ack_policy"] = "none"
-        del config["max_ack_pending"]
+        if terms.trial:
+            config["ack_policy"] = "none"
+            del config["max_ack_pending"]
     return config
 
 
