@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
-from feedq.model import Feed, FeedSpec, Identity, StartCursor, TargetState
+from feedq.model import Feed, FeedSpec, StartCursor, TargetState
 from feedq.sinks.base import Checkpoint, CheckpointChange, Judge, Sink, anybody, parse_sink
 from feedq.sinks.identity import owner_of
 from feedq.store.base import Store
@@ -24,8 +24,7 @@ OpenSink = Callable[[str], AbstractContextManager[Sink]]
 
 def namesakes(known: Iterable[Checkpoint], feed: Feed) -> list[Checkpoint]:
     """The checkpoints of other feeds of its name, the one last written at the end."""
-    identity = _identity(feed)
-    others = [one for one in known if one.feed == feed.name and not one.is_of(feed.id, feed.name, identity)]
+    others = [one for one in known if one.feed == feed.name and one.feed_uuid != feed.identity.feed]
     return sorted(others, key=lambda one: one.updated_at)
 
 
@@ -48,7 +47,7 @@ def choose(sink: Sink, feed: Feed, *, number: int | None = None, force: bool = F
         raise InvalidInput(
             f"the sink has several checkpoints of that name; choose one with --number\n{listed}"
         )
-    own = [one for one in known if one.is_of(feed.id, feed.name, _identity(feed)) and one.records]
+    own = [one for one in known if one.feed_uuid == feed.identity.feed and one.records]
     if own and not force:
         raise Conflict(
             f"feed {feed.name!r} has landed {own[0].records} records of its own since it was declared; they stay, "
@@ -61,7 +60,7 @@ def adopt(sink: Sink, feed: Feed, old: Checkpoint, judge: Judge = anybody) -> No
     """Give a feed the checkpoint of its namesake. Raises `Conflict`, `SinkUnavailable`, as ``judge`` does."""
     start = StartCursor(old.cursor, old.records)
     sink.change_checkpoint(
-        CheckpointChange(feed.id, feed.name, _identity(feed), lambda own: start, instead_of=old, judge=judge)
+        CheckpointChange(feed.id, feed.name, feed.identity, lambda own: start, instead_of=old, judge=judge)
     )
 
 
@@ -100,7 +99,7 @@ def resumes_of(feeds: Iterable[Feed], open_sink: OpenSink) -> dict[str, StartCur
         with open_sink(name) as sink:
             for one in sink.checkpoints(list(named)):
                 feed = named[one.feed]
-                if one.cursor is not None and one.is_of(feed.id, feed.name, _identity(feed)):
+                if one.cursor is not None and one.feed_uuid == feed.identity.feed:
                     found[feed.name] = StartCursor(one.cursor, one.records)
     return found
 
@@ -129,7 +128,7 @@ class Adopting(ExitStack):
             if isinstance(start, Checkpoint):
                 adopt(sink, feed, start)
             else:
-                change = CheckpointChange(feed.id, feed.name, _identity(feed), lambda own: start)
+                change = CheckpointChange(feed.id, feed.name, feed.identity, lambda own: start)
                 sink.change_checkpoint(change)
         except FeedqError as error:
             raise type(error)(
@@ -148,18 +147,11 @@ def left_behind(
     known: Iterable[Checkpoint], feeds: Collection[Feed]
 ) -> tuple[list[Checkpoint], list[Checkpoint]]:
     """Of a sink's checkpoints those of other installations, and those that no feed of this one has any more."""
-    uuids = {_identity(feed).feed for feed in feeds}
-    named = {(feed.id, feed.name) for feed in feeds}
-    here = {_identity(feed).installation for feed in feeds}
+    uuids = {feed.identity.feed for feed in feeds}
+    here = {feed.identity.installation for feed in feeds}
     strangers: list[Checkpoint] = []
     orphans: list[Checkpoint] = []
     for one in known:
-        if one.feed_uuid in uuids or (one.feed_uuid is None and (one.feed_id, one.feed) in named):
-            continue
-        (orphans if one.installation is None or one.installation in here else strangers).append(one)
+        if one.feed_uuid not in uuids:
+            (orphans if one.installation in here else strangers).append(one)
     return strangers, orphans
-
-
-def _identity(feed: Feed) -> Identity:
-    assert feed.identity is not None, "a feed of the store has one"
-    return feed.identity

@@ -38,9 +38,8 @@ class Wish:
 
 def checkpoint_of(sink: Sink, feed: Feed) -> Checkpoint | None:
     """Where a feed stands; None when it has not begun. Raises `SinkUnavailable`."""
-    assert feed.identity is not None, "a feed of the store has one"
     known = sink.checkpoints([feed.name])
-    return next((one for one in known if one.is_of(feed.id, feed.name, feed.identity)), None)
+    return next((one for one in known if one.feed_uuid == feed.identity.feed), None)
 
 
 def change(store: Store, sink: Sink, feed: Feed, wish: Wish, *, dry_run: bool = False) -> ChangedCursor:
@@ -49,7 +48,6 @@ def change(store: Store, sink: Sink, feed: Feed, wish: Wish, *, dry_run: bool = 
     Raises `InvalidInput`, `Conflict`, `SinkUnavailable`, and `Forbidden` when the feed is not the author's to
     change.
     """
-    assert feed.identity is not None, "a feed of the store has one"
     duplicates = not parse_sink(feed.spec.sink).key
 
     def changed(own: Checkpoint | None) -> ChangedCursor:

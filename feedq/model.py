@@ -200,8 +200,8 @@ class Feed:
     generation: int
     created_at: datetime
     updated_at: datetime
+    identity: Identity
     removed_at: datetime | None = None
-    identity: Identity | None = None
     catalog: str | None = None
     """The catalog that it was made from, if it was; nothing but a sync of that one may remove it unasked."""
     backfill: FeedBackfill | None = None

@@ -7,11 +7,12 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any, Final, TypeVar, get_type_hints
+from uuid import UUID
 
 from pydantic import TypeAdapter, ValidationError
 
 from feedq.cli.api_connection import ApiConnection
-from feedq.model import Load, Worker, WorkerView
+from feedq.model import Identity, Load, Worker, WorkerView
 
 ROWS_AT_ONCE: Final = 500
 """What the API has on a page at most."""
@@ -19,6 +20,8 @@ ONE_BY_ONE_MAX: Final = 20
 """Feeds that are asked for one by one; more are looked for in the list of all."""
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
 """Stands for a moment that the API does not tell."""
+NOBODY: Final = Identity(UUID(int=0), UUID(int=0))
+"""Stands for the identity of a feed, which the API does not tell."""
 T = TypeVar("T")
 
 

@@ -17,6 +17,7 @@ from feedq.bulk import BulkResult, Done
 from feedq.cli.api_connection import ApiConnection, error_of
 from feedq.cli.api_documents import (
     NEVER,
+    NOBODY,
     ONE_BY_ONE_MAX,
     ROWS_AT_ONCE,
     ApiPart,
@@ -353,13 +354,13 @@ def _feed(row: Mapping[str, Any]) -> Feed:
         expect={},
     )
     removed_at = NEVER if row["status"] == Status.REMOVING else None
-    unsaid = {"created_at": NEVER, "updated_at": NEVER, "removed_at": removed_at}
+    unsaid = {"created_at": NEVER, "updated_at": NEVER, "removed_at": removed_at, "identity": NOBODY}
     return value_of(Feed, {**unsaid, **row}, spec=spec)
 
 
 def _declared(spec: FeedSpec) -> Feed:
     """A feed of which nothing is known but its declaration."""
-    return Feed(0, spec, 1, NEVER, NEVER)
+    return Feed(0, spec, 1, NEVER, NEVER, NOBODY)
 
 
 def _changed(name: str, generation: int | None) -> Feed:

@@ -166,10 +166,6 @@ class Target:
         return bool(self.columns) or self.flatten is not None
 
 
-Landing = Target
-"""The name of earlier releases, for sinks of others that import it."""
-
-
 @dataclass(frozen=True, slots=True)
 class FenceRequest:
     """Take over a feed in the sink under a new epoch."""
@@ -178,15 +174,9 @@ class FenceRequest:
     feed: str
     epoch: int
     target: Target
-    identity: Identity | None = None
-    """Whose the checkpoint has to be. With another one's the feed is `Unusable`, and so it is without one beside
-    that of a feed of its name of another installation. One that says nothing, of an earlier release, belongs to
-    the feed that has its number and its name. None: whosever it is."""
-
-    @property
-    def landing(self) -> Target:
-        """The target under its name of earlier releases, for sinks of others."""
-        return self.target
+    identity: Identity
+    """Whose the checkpoint has to be. The feed is `Unusable` if the checkpoint under its number is another feed's,
+    or if it has none while another installation has one for a feed of this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +237,6 @@ class FeedWrite:
     nothing is written. None: whatever the row says, for those who only try records out."""
     watch: FieldWatch | None = None
     """Set where ``target.drift`` has somebody look for fields that no column takes."""
-
-    @property
-    def landing(self) -> Target:
-        """The target under its name of earlier releases, for sinks of others."""
-        return self.target
 
     @property
     def key(self) -> FeedKey:
@@ -393,15 +378,8 @@ class Checkpoint:
     records: int
     updated_at: datetime
     commit_id: UUID | None
-    feed_uuid: UUID | None
-    """None: written by an earlier release, and by none since."""
-    installation: UUID | None
-
-    def is_of(self, feed_id: int, feed: str, identity: Identity) -> bool:
-        """Whether this is the checkpoint of that feed, or was before checkpoints said whose they are."""
-        if self.feed_uuid is None:
-            return (self.feed_id, self.feed) == (feed_id, feed)
-        return self.feed_uuid == identity.feed
+    feed_uuid: UUID
+    installation: UUID
 
 
 @dataclass(frozen=True, slots=True)

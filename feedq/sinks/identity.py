@@ -29,10 +29,8 @@ def _stranger(
     request: FenceRequest, by_id: Mapping[int, Checkpoint], by_name: Mapping[str, Sequence[Checkpoint]]
 ) -> str | None:
     identity = request.identity
-    if identity is None:
-        return None
     if (there := by_id.get(request.feed_id)) is not None:
-        if there.is_of(request.feed_id, request.feed, identity):
+        if there.feed_uuid == identity.feed:
             return None
         return (
             f"the sink has the checkpoint of another feed under the number {request.feed_id}: {owner_of(there)}. "
@@ -40,7 +38,7 @@ def _stranger(
             "another number"
         )
     for namesake in by_name.get(request.feed, ()):
-        if namesake.installation not in (None, identity.installation):
+        if namesake.installation != identity.installation:
             return (
                 f"the sink has a checkpoint of {owner_of(namesake)}, and this one is {identity.installation}. If "
                 f"that is gone, `feedq feed adopt {request.feed}` goes on from its cursor; if it lives, set "
@@ -65,10 +63,8 @@ def not_its_own(change: CheckpointChange) -> Conflict:
 
 def owner_of(checkpoint: Checkpoint) -> str:
     """Says whose a checkpoint is, in words."""
-    whose = (
-        "an unknown installation"
-        if checkpoint.installation is None
-        else f"installation {checkpoint.installation}"
-    )
     when = checkpoint.updated_at.isoformat(sep=" ", timespec="seconds")
-    return f"feed {checkpoint.feed!r} of {whose} ({checkpoint.records} records, last written {when})"
+    return (
+        f"feed {checkpoint.feed!r} of installation {checkpoint.installation} "
+        f"({checkpoint.records} records, last written {when})"
+    )

@@ -17,9 +17,9 @@ from feedq.sinks.postgresql_session import PostgresSinkSession
 from feedq.sinks.session import application_name
 from feedq.sinks.sqlstate import cause_of
 
-UPGRADE_BY_OWNER: Final = (
-    "feedq's own tables could not be made or brought up to this release: grant CREATE on the schema, and have the "
-    "tables belong to this role, at least until it has connected once"
+MAKE_TABLES: Final = (
+    "feedq's own tables could not be made: grant CREATE on the schema, at least until this role has "
+    "connected once"
 )
 
 
@@ -45,7 +45,7 @@ class PostgresSink(GroupCommitSink):
                 raise
         except (psycopg2.ProgrammingError, ProgrammingError) as error:
             if cause_of(error).pgcode is not None:
-                raise self._unavailable(error, UPGRADE_BY_OWNER) from error
+                raise self._unavailable(error, MAKE_TABLES) from error
             # From None: what libpq says of a URL that it cannot read may quote the password.
             raise SinkUnavailable(
                 f"sink {mask_url(self._url)}: libpq cannot read this URL; special characters in user name and "

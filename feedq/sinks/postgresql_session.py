@@ -196,10 +196,9 @@ def identifier_of(table: TableShape | TableName) -> sql.Identifier:
 
 
 def _identities(requests: Sequence[FenceRequest]) -> dict[str, Any]:
-    identities = [request.identity for request in requests]
     return {
         "feed_ids": [request.feed_id for request in requests],
         "feeds": [request.feed for request in requests],
-        "feed_uuids": [identity and identity.feed for identity in identities],
-        "installations": [identity and identity.installation for identity in identities],
+        "feed_uuids": [request.identity.feed for request in requests],
+        "installations": [request.identity.installation for request in requests],
     }

@@ -30,7 +30,6 @@ from sqlalchemy import (
     Select,
     and_,
     bindparam,
-    func,
     insert,
     or_,
     select,
@@ -361,7 +360,7 @@ class SinkSession:
         """The checkpoints that may be somebody else's: for `feedq.sinks.identity.strangers` to judge."""
         found: list[Checkpoint] = []
         self.set_lock_timeout(self.lock_timeout_s)
-        for part in parts([request for request in requests if request.identity is not None]):
+        for part in parts(requests):
             found += self.find_checkpoints(c.feed_id.in_([request.feed_id for request in part]))
             there = {one.feed_id for one in found}
             if new := [request.feed for request in part if request.feed_id not in there]:
@@ -387,8 +386,8 @@ class SinkSession:
                     "epoch": request.epoch,
                     "owner": str(self.worker_id),
                     "commit_id": str(commit_id),
-                    "feed_uuid": request.identity and str(request.identity.feed),
-                    "installation": request.identity and str(request.identity.installation),
+                    "feed_uuid": str(request.identity.feed),
+                    "installation": str(request.identity.installation),
                 }
                 for request in part
             ]
@@ -429,11 +428,10 @@ class SinkSession:
                 update(checkpoint)
                 .where(c.environment == parameter("environment"), c.feed_id == parameter("feed_id"))
                 .where(or_(c.epoch < parameter("epoch"), same))
-                .values({name: parameter(name) for name in ("epoch", "owner", "feed", "commit_id")})
                 .values(
                     {
-                        name: func.coalesce(parameter(name, c[name]), c[name])
-                        for name in ("feed_uuid", "installation")
+                        name: parameter(name)
+                        for name in ("epoch", "owner", "feed", "commit_id", "feed_uuid", "installation")
                     }
                 )
                 .values(updated_at=utc_now())
@@ -483,8 +481,8 @@ class SinkSession:
                 records=row.records,
                 updated_at=row.updated_at.replace(tzinfo=UTC),
                 commit_id=uuid_of(row.commit_id),
-                feed_uuid=uuid_of(row.feed_uuid),
-                installation=uuid_of(row.installation),
+                feed_uuid=UUID(str(row.feed_uuid)),
+                installation=UUID(str(row.installation)),
             )
             for row in rows
         ]

@@ -23,9 +23,7 @@ _BETWEEN: Final = "\0"
 """No text that PostgreSQL takes holds one."""
 
 BOOKKEEPING_EXISTS: Final = """
-SELECT to_regclass('feedq_dead_letter') IS NOT NULL AND EXISTS (
-    SELECT FROM pg_attribute
-    WHERE attrelid = to_regclass('feedq_checkpoint') AND attname = 'installation' AND NOT attisdropped)
+SELECT to_regclass('feedq_checkpoint') IS NOT NULL AND to_regclass('feedq_dead_letter') IS NOT NULL
 """
 
 CREATE_BOOKKEEPING: Final = """
@@ -39,10 +37,10 @@ CREATE TABLE IF NOT EXISTS feedq_checkpoint (
     records bigint NOT NULL DEFAULT 0,
     commit_id uuid,
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    feed_uuid uuid NOT NULL,
+    installation uuid NOT NULL,
     PRIMARY KEY (environment, feed_id)
 ) WITH (fillfactor = 50);
-ALTER TABLE feedq_checkpoint
-    ADD COLUMN IF NOT EXISTS feed_uuid uuid, ADD COLUMN IF NOT EXISTS installation uuid;
 CREATE INDEX IF NOT EXISTS feedq_checkpoint_feed ON feedq_checkpoint (environment, feed);
 CREATE TABLE IF NOT EXISTS feedq_dead_letter (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -58,7 +56,6 @@ CREATE TABLE IF NOT EXISTS feedq_dead_letter (
 CREATE INDEX IF NOT EXISTS feedq_dead_letter_feed ON feedq_dead_letter (environment, feed_id, id);
 """
 # fillfactor: every commit updates these rows; with room on their page the indexes are never touched.
-# A table of an earlier release is altered while feeds run; its workers know nothing of the new columns.
 
 CREATION_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('feedq.create'))"
 """IF NOT EXISTS fails when two sessions create the same thing at the same moment."""
@@ -95,8 +92,7 @@ FROM unnest(%(feed_ids)s::bigint[], %(feeds)s::text[], %(epochs)s::bigint[], %(f
 ORDER BY m.feed_id
 ON CONFLICT (environment, feed_id) DO UPDATE
 SET epoch = excluded.epoch, owner = excluded.owner, feed = excluded.feed, commit_id = excluded.commit_id,
-    feed_uuid = coalesce(excluded.feed_uuid, c.feed_uuid),
-    installation = coalesce(excluded.installation, c.installation), updated_at = clock_timestamp()
+    feed_uuid = excluded.feed_uuid, installation = excluded.installation, updated_at = clock_timestamp()
 WHERE c.epoch < excluded.epoch OR (c.epoch = excluded.epoch AND c.owner = excluded.owner)
 RETURNING c.feed_id, c.cursor, c.records
 """
@@ -108,8 +104,7 @@ _CHECKPOINT: Final = (
 )
 STRANGERS: Final = f"""
 WITH m AS MATERIALIZED (
-    SELECT m.*, o.feed_id IS NULL AS is_new,
-        m.feed_uuid IS NOT NULL AND NOT coalesce(o.feed_uuid = m.feed_uuid, o.feed = m.feed) AS is_wrong
+    SELECT m.*, o.feed_id IS NULL AS is_new, o.feed_uuid <> m.feed_uuid AS is_wrong
     FROM unnest(%(feed_ids)s::bigint[], %(feeds)s::text[], %(feed_uuids)s::uuid[],
                 %(installations)s::uuid[]) AS m (feed_id, feed, feed_uuid, installation)
     LEFT JOIN feedq_checkpoint AS o ON o.environment = %(environment)s AND o.feed_id = m.feed_id

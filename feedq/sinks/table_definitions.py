@@ -14,12 +14,10 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    Connection,
     Date,
     DateTime,
     Dialect,
     Double,
-    Executable,
     Index,
     Integer,
     LargeBinary,
@@ -29,12 +27,10 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    inspect,
-    text,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import CreateColumn, CreateIndex
+from sqlalchemy.schema import CreateColumn
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import JSON, TypeEngine
@@ -121,9 +117,8 @@ checkpoint: Final = Table(
     Column("records", BigInteger, nullable=False, server_default="0"),
     Column("commit_id", String(36)),
     Column("updated_at", MOMENT, nullable=False, server_default=utc_now()),
-    # Added to tables of earlier releases: see `lacking`.
-    Column("feed_uuid", String(36)),
-    Column("installation", String(36)),
+    Column("feed_uuid", String(36), nullable=False),
+    Column("installation", String(36), nullable=False),
     Index("feedq_checkpoint_feed", "environment", "feed"),
     **OPTIONS,
 )
@@ -185,17 +180,3 @@ def added_columns(dialect: Dialect, shape: TableShape, columns: Mapping[str, Col
         column = CreateColumn(Column(name, MADE_TYPES[type_])).compile(dialect=dialect)
         statements[name] = f"ALTER TABLE {table} ADD COLUMN {column}"
     return statements
-
-
-def lacking(connection: Connection) -> list[Executable]:
-    """The statements that bring the checkpoints of an earlier release up to this one. Raises `SQLAlchemyError`."""
-    inspector, dialect = inspect(connection), connection.dialect
-    columns = {column["name"] for column in inspector.get_columns(checkpoint.name)}
-    indexes = {index["name"] for index in inspector.get_indexes(checkpoint.name)}
-    table = dialect.identifier_preparer.format_table(checkpoint)
-    added = [
-        text(f"ALTER TABLE {table} ADD COLUMN {CreateColumn(column).compile(dialect=dialect)}")
-        for column in checkpoint.columns
-        if column.name not in columns
-    ]
-    return [*added, *(CreateIndex(index) for index in checkpoint.indexes if index.name not in indexes)]

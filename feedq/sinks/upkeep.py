@@ -219,7 +219,7 @@ def change_checkpoint(session: SinkSession, change: CheckpointChange) -> None:
             raise taken_meanwhile(old)
         session.execute(delete(checkpoint).where(session.of([old.feed_id])))
     own = there.get(change.feed_id)
-    if own is not None and not own.is_of(change.feed_id, change.feed, identity):
+    if own is not None and own.feed_uuid != identity.feed:
         raise not_its_own(change)
     start = change.choose(own)
     values = {

@@ -104,9 +104,18 @@ def feed_from(row: Any) -> Feed:
         expect=row.expect,
     )
     identity = Identity(row.feed_uuid, row.installation)
-    times = (row.created_at, row.updated_at, row.removed_at)
     backfill = None if row.parent is None else FeedBackfill(row.parent, **row.backfill)
-    return Feed(row.id, spec, row.feed_generation, *times, identity, row.catalog, backfill)
+    return Feed(
+        row.id,
+        spec,
+        row.feed_generation,
+        row.created_at,
+        row.updated_at,
+        identity,
+        row.removed_at,
+        row.catalog,
+        backfill,
+    )
 
 
 def lease_from(row: Any, feed_id: int) -> Lease:

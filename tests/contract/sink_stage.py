@@ -16,11 +16,13 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar
 from uuid import UUID
 
 from feedq.errors import SinkUnavailable
-from feedq.model import JSON, Batch, FeedKey
+from feedq.model import JSON, Batch, FeedKey, Identity
 from feedq.sinks.base import CommitUnknown, FeedWrite, Fenced, FenceRequest, Sink, Target, Written
 from feedq.sinks.mapping import sources_of
 
 ENVIRONMENT: Final = "test"
+INSTALLATION: Final = UUID(int=1)
+"""Whose feeds these tests land."""
 RAW: Final = Target("raw", "json")
 """The target of nearly all tests: a table that feedq makes."""
 PATIENCE_S: Final = 20.0
@@ -166,7 +168,7 @@ def write(
 
 
 def request(feed_id: int, epoch: int, target: Target = RAW) -> FenceRequest:
-    return FenceRequest(feed_id, f"feed/{feed_id}", epoch, target)
+    return FenceRequest(feed_id, f"feed/{feed_id}", epoch, target, Identity(UUID(int=feed_id), INSTALLATION))
 
 
 def fence(sink: Sink, feed_id: int, epoch: int, target: Target = RAW) -> Fenced:

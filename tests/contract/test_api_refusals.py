@@ -107,7 +107,6 @@ class Stage:
 
     def _land(self, feed: Feed) -> None:
         """A cursor that was changed once, the checkpoint of a namesake, and two dead letters."""
-        assert feed.identity is not None
         with self.backend.open_sink("default") as sink:
             sink.change_checkpoint(
                 CheckpointChange(feed.id, feed.name, feed.identity, lambda own: StartCursor(5))

@@ -116,7 +116,6 @@ def sides(control_database_url: str, broker_url: str, tmp_path: Path) -> Iterato
 def _land(harness: JobsHarness, backend: ApiBackend) -> None:
     """A cursor that was changed once, the checkpoint of a namesake, and refused records."""
     feed = harness.store.feeds.get("acme/0")
-    assert feed.identity is not None
     with backend.open_sink("default") as sink:
         sink.change_checkpoint(
             CheckpointChange(feed.id, feed.name, feed.identity, lambda own: StartCursor(5))

@@ -24,7 +24,7 @@ OURS, THEIRS = uuid4(), uuid4()
 
 def feed(number: int, installation: UUID = OURS) -> Feed:
     spec = FeedSpec(f"f/{number}", "tcp", {}, {"name": "own", "table": "raw"})
-    return Feed(number, spec, 1, AT, AT, identity=Identity(uuid4(), installation))
+    return Feed(number, spec, 1, AT, AT, Identity(uuid4(), installation))
 
 
 def land(url: str, *feeds: Feed) -> None:

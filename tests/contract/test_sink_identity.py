@@ -66,7 +66,6 @@ class Installation:
         return self.sink.checkpoints(names or None)
 
     def adopt(self, feed: FenceRequest, old: Checkpoint) -> None:
-        assert feed.identity is not None
         start = StartCursor(old.cursor, old.records)
         self.sink.change_checkpoint(
             CheckpointChange(feed.feed_id, feed.feed, feed.identity, lambda own: start, instead_of=old)
@@ -91,7 +90,7 @@ def test_a_feed_finds_its_own_checkpoint_and_the_sink_says_whose_it_is(harness: 
     assert cursor_of(ours.fence(feed, epoch=2)) == 7
     (known,) = ours.known("acme/a")
     assert (known.feed_id, known.feed, known.epoch, known.cursor, known.records) == (1, "acme/a", 2, 7, 1)
-    assert Identity(*filter(None, (known.feed_uuid, known.installation))) == feed.identity
+    assert Identity(known.feed_uuid, known.installation) == feed.identity
     assert ours.known("acme/b") == []
     assert ours.known() == [known]
 
@@ -175,7 +174,6 @@ def test_an_owner_that_runs_goes_on_from_the_checkpoint_that_it_is_given(harness
 def test_a_feed_is_given_a_cursor_before_it_has_begun(harness: Harness) -> None:
     ours = Installation(harness)
     feed = ours.declare(1, "acme/a")
-    assert feed.identity is not None
     start = StartCursor({"at": 2**70}, 4)
     ours.sink.change_checkpoint(CheckpointChange(1, "acme/a", feed.identity, lambda own: start))
     assert ours.fence(feed) == Fenced(1, 1, {"at": 2**70}, 4)
@@ -190,40 +188,3 @@ def test_many_feeds_are_told_apart_at_once(harness: Harness) -> None:
     assert [n for n in range(1, 1_201) if isinstance(outcomes[10_000 + n], Unusable)] == list(
         range(1, 1_201, 2)
     )
-
-
-LEGACY = {
-    "postgresql": "CREATE TABLE feedq_checkpoint (environment text NOT NULL, feed_id bigint NOT NULL, "
-    "feed text NOT NULL, epoch bigint NOT NULL, owner uuid NOT NULL, cursor jsonb, "
-    "records bigint NOT NULL DEFAULT 0, commit_id uuid, "
-    "updated_at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (environment, feed_id))",
-    "sql": "CREATE TABLE feedq_checkpoint (environment VARCHAR(64) NOT NULL, feed_id BIGINT NOT NULL, "
-    "feed VARCHAR(200) NOT NULL, epoch BIGINT NOT NULL, owner VARCHAR(36) NOT NULL, cursor TEXT, "
-    "records BIGINT DEFAULT 0 NOT NULL, commit_id VARCHAR(36), "
-    "updated_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL, PRIMARY KEY (environment, feed_id))",
-}
-
-
-def test_checkpoints_of_the_release_before_are_claimed_by_number_and_name(harness: Harness) -> None:
-    """Tables of today get their columns while rows are there, and a row its owner with the next fence."""
-    if isinstance(harness, MemoryHarness):
-        return  # it keeps nothing from one release to the next
-    harness.query(LEGACY["postgresql" if type(harness) is PostgresSinkHarness else "sql"])
-    harness.query(
-        "INSERT INTO feedq_checkpoint (environment, feed_id, feed, epoch, owner, cursor, records, commit_id) "
-        "VALUES "
-        + ", ".join(f"('test', {n}, 'f/{n}', 3, '{uuid4()}', '{n}0', {n}, '{uuid4()}')" for n in (1, 2))
-    )
-    ours = Installation(harness)
-    assert [(one.feed_id, one.feed_uuid, one.installation) for one in ours.known()] == [
-        (1, None, None),
-        (2, None, None),
-    ]
-    feed = ours.declare(1, "f/1")
-    assert cursor_of(ours.fence(feed, epoch=4)) == 10
-    (claimed,) = ours.known("f/1")
-    assert (claimed.feed_uuid, claimed.installation) == (feed.identity and feed.identity.feed, ours.id)
-    said = why(ours.fence(ours.declare(2, "g/2"), epoch=4))
-    assert "feed 'f/2' of an unknown installation" in said
-    # Nobody knows whose it is: it may be what a feed of this installation left.
-    assert cursor_of(ours.fence(ours.declare(9, "f/2"), epoch=4)) is None

@@ -28,6 +28,7 @@ from tests.contract.sink_harness import (
     request,
     write,
 )
+from tests.fakes.sink import IDENTITY
 
 TYPED = Target(
     "orders", "json", sources_of({"seq": "/seq", "at": "/ts", "sku": "/lines/0/sku", "payload": ""})
@@ -125,7 +126,7 @@ def test_received_at_is_when_the_batch_was_received(harness: PostgresSinkHarness
 def test_feeds_with_odd_names_land_under_them(harness: PostgresSinkHarness) -> None:
     sink = harness.sink()
     name = "acme/\\N\t'\"\\ ö"
-    sink.fence([FenceRequest(1, name, 1, RAW)], lock_timeout_s=PATIENCE_S)
+    sink.fence([FenceRequest(1, name, 1, RAW, IDENTITY)], lock_timeout_s=PATIENCE_S)
     sink.write([FeedWrite(1, name, 1, RAW, (batch(b"1", b"{"),))])
     assert harness.landed() == Counter({(name, 1, "1"): 1})
     assert [letter.feed for letter in harness.sink().dead_letters(name)] == [name]

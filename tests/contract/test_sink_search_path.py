@@ -11,6 +11,7 @@ from feedq.errors import InvalidInput
 from feedq.sinks.base import Fenced, FenceRequest, Target, parse_sink
 from feedq.sinks.postgresql import PostgresSink
 from feedq.store import migrate
+from tests.fakes.sink import IDENTITY
 
 
 def test_a_user_named_like_the_control_schema_lands_in_public(database_url: str) -> None:
@@ -22,7 +23,7 @@ def test_a_user_named_like_the_control_schema_lands_in_public(database_url: str)
             "the premise: this user's first schema is the control's"
         )
     sink = PostgresSink(default_path, environment="test", worker_id=uuid4(), role="fencer")
-    request = FenceRequest(1, "a", 1, Target("landed", "json"))
+    request = FenceRequest(1, "a", 1, Target("landed", "json"), IDENTITY)
     (outcome,) = sink.fence([request], lock_timeout_s=1.0)
     sink.close()
     assert isinstance(outcome, Fenced)

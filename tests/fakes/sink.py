@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import count
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
 import orjson
 
 from feedq.errors import InvalidInput, SinkUnavailable
-from feedq.model import JSON, Batch, FeedKey
+from feedq.model import JSON, Batch, FeedKey, Identity
 from feedq.sinks.base import (
     Blocked,
     Checkpoint,
@@ -40,6 +40,9 @@ from feedq.sinks.base import (
 from feedq.sinks.identity import not_its_own, strangers, taken_meanwhile
 from feedq.sinks.settlement import LastCommit, decide
 
+IDENTITY: Final = Identity(UUID(int=0), UUID(int=0))
+"""Of feeds in tests that are about something else."""
+
 
 @dataclass(slots=True)
 class MemoryCheckpoint:
@@ -51,8 +54,8 @@ class MemoryCheckpoint:
     records: int = 0
     commit_id: UUID | None = None
     feed: str | None = None
-    feed_uuid: UUID | None = None
-    installation: UUID | None = None
+    feed_uuid: UUID = IDENTITY.feed
+    installation: UUID = IDENTITY.installation
     updated_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -145,8 +148,7 @@ class MemorySink:
             row = self.tables.checkpoints[feed_id] = MemoryCheckpoint(epoch, self._worker_id)
         row.epoch, row.owner, row.commit_id = epoch, self._worker_id, uuid4()
         row.feed = request.feed
-        if request.identity is not None:
-            row.feed_uuid, row.installation = request.identity.feed, request.identity.installation
+        row.feed_uuid, row.installation = request.identity.feed, request.identity.installation
         return Fenced(feed_id, epoch, row.cursor, row.records, row.commit_id)
 
     def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
@@ -288,7 +290,7 @@ class MemorySink:
             if old is not None and old not in known:
                 raise taken_meanwhile(old)
             own = next((one for one in known if one.feed_id == change.feed_id), None)
-            if own is not None and not own.is_of(change.feed_id, change.feed, identity):
+            if own is not None and own.feed_uuid != identity.feed:
                 raise not_its_own(change)
             start = change.choose(own)
             change.judge()

@@ -20,6 +20,7 @@ from feedq.embedded.process import free_port
 from feedq.manifest.feed_entry import validate
 from feedq.model import Feed, FeedView, Lease, LeaseState, Load, Status, Worker, WorkerState, WorkerView
 from feedq.records.template import fill_in
+from tests.fakes.sink import IDENTITY
 
 T0 = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
 FEED = "coastguard/ais-12"
@@ -135,7 +136,7 @@ def test_a_rate_is_taken_over_the_last_seconds() -> None:
 def view(name: str, status: Status, worker: str | None) -> FeedView:
     spec = next(s for s in demo_specs(16_000) if s.name == name)
     lease = Lease(1, epoch=3, state=LeaseState.RUNNING, worker_id=UUID(int=1))
-    return FeedView(Feed(1, spec, 1, T0, T0), lease, worker, status)
+    return FeedView(Feed(1, spec, 1, T0, T0, IDENTITY), lease, worker, status)
 
 
 def worker(name: str, pid: int, leases: int) -> WorkerView:

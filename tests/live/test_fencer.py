@@ -11,12 +11,12 @@ import pytest
 from feedq.errors import SinkUnavailable, Unavailable
 from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Superseded
 from feedq.worker.fencer import Fencer
-from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
+from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemorySink, MemoryTables
 from tests.unit.data_path import LIMIT_S, TARGET, DataPath, until
 
 
 def request(feed_id: int, epoch: int) -> FenceRequest:
-    return FenceRequest(feed_id, f"feed-{feed_id}", epoch, TARGET)
+    return FenceRequest(feed_id, f"feed-{feed_id}", epoch, TARGET, IDENTITY)
 
 
 async def fence(path: DataPath, *requests: FenceRequest) -> list[FenceOutcome]:

@@ -17,12 +17,13 @@ from feedq.worker.progress_reporter import PROGRESS_MAX, ProgressReporter
 from feedq.worker.runner import FeedRunner, WorkerServices
 from feedq.worker.sockets import Sockets
 from feedq.worker.throttling import Pacing
+from tests.fakes.sink import IDENTITY
 from tests.unit.data_path import AT, DataPath, until
 
 
 def make_runner(surroundings: WorkerServices, feed_id: int) -> FeedRunner:
     spec = FeedSpec(f"feed-{feed_id}", "tcp", {"url": "tcp://127.0.0.1:1"}, {"table": "t"})
-    return FeedRunner(Claim(Feed(feed_id, spec, 1, AT, AT), 1, 0), surroundings)
+    return FeedRunner(Claim(Feed(feed_id, spec, 1, AT, AT, IDENTITY), 1, 0), surroundings)
 
 
 def surroundings_of(reporter: ProgressReporter) -> WorkerServices:

@@ -25,7 +25,7 @@ from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
 from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sockets import Sockets
 from feedq.worker.throttling import Pacing
-from tests.fakes.sink import MemoryCheckpoint, MemoryTables
+from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemoryTables
 from tests.live import odd_connector
 from tests.unit.data_path import AT, DataPath, until
 
@@ -114,7 +114,7 @@ class Bench:
         self.may_raise = True
         spec = FeedSpec("acme/orders", connector, source, {"table": table})
         claim = Claim(
-            Feed(1, spec, 1, AT, AT),
+            Feed(1, spec, 1, AT, AT, IDENTITY),
             epoch,
             attempts,
             failures,

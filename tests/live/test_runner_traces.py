@@ -26,13 +26,16 @@ from feedq.settings import Settings
 from feedq.telemetry import LogEvent, configure_logging, log
 from feedq.tracing import FeedTrace
 from feedq.worker.runner import Interrupt
+from tests.fakes.sink import IDENTITY
 from tests.live.test_runner import Bench, numbered_source
 from tests.unit.data_path import AT, DataPath, until
 
 HELLO = '{"from": {cursor}}\n'
 LEAVES_WITHIN_S = 5.0
 """With the end of the interpreter on a busy machine; the SDK alone takes ten."""
-FEED = Feed(1, FeedSpec("acme/orders", "tcp", {}, {}, tenant="acme", labels={"tier": "gold"}), 1, AT, AT)
+FEED = Feed(
+    1, FeedSpec("acme/orders", "tcp", {}, {}, tenant="acme", labels={"tier": "gold"}), 1, AT, AT, IDENTITY
+)
 
 
 class Spans:

@@ -17,13 +17,14 @@ from feedq.model import Batch, Feed, FeedSpec
 from feedq.worker.inflight_budget import InflightBudget
 from feedq.worker.throttling import WAITING_PART, FeedThrottle, Pacing
 from tests.fakes import ManualClock
+from tests.fakes.sink import IDENTITY
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def feed(number: int, tenant: str = "") -> Feed:
     spec = FeedSpec(f"feed-{number}", "tcp", {}, {}, tenant=tenant)
-    return Feed(number, spec, 1, AT, AT)
+    return Feed(number, spec, 1, AT, AT, IDENTITY)
 
 
 def batch(rows: int) -> Batch:

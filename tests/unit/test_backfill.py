@@ -43,7 +43,7 @@ def planned(
     rows_per_s: float | None = None,
 ) -> BackfillPlan:
     sink = {"table": "t", "columns": {"seq": "/seq"}, "key": list(key)}
-    feed = Feed(1, FeedSpec("acme/orders", connector, source, sink), 1, NOW, NOW, identity=ME)
+    feed = Feed(1, FeedSpec("acme/orders", connector, source, sink), 1, NOW, NOW, ME)
     checkpoint = MemoryCheckpoint(1, uuid4(), cursor=stands, feed=feed.name, feed_uuid=ME.feed)
     tables = MemoryTables(checkpoints={} if stands is None else {1: checkpoint})
     sink_of_it = MemorySink("", environment="", worker_id=uuid4(), role="", tables=tables)

@@ -17,7 +17,7 @@ from feedq.model import Batch, FeedSpec
 from feedq.refused_records import AT_ONCE, BYTES_AT_ONCE
 from feedq.sinks.base import FeedWrite, FenceRequest, Judge, Replayed, Target, anybody
 from tests.fakes import ManualClock, MemoryStore
-from tests.fakes.sink import MemorySink, MemoryTables
+from tests.fakes.sink import IDENTITY, MemorySink, MemoryTables
 from tests.unit.command import FakeInvocation
 from tests.unit.data_path import AT
 
@@ -49,7 +49,7 @@ class WatchedSink(MemorySink):
             raise SinkUnavailable("sink (in memory): away")
 
     def write_dead_letters(self, feed: str, feed_id: int, *records: bytes) -> None:
-        self.fence([FenceRequest(feed_id, feed, 1, Target("t", "json"))], lock_timeout_s=0)
+        self.fence([FenceRequest(feed_id, feed, 1, Target("t", "json"), IDENTITY)], lock_timeout_s=0)
         batch = Batch.of_records(records, cursor=None, received_at=AT)
         self.write([FeedWrite(feed_id, feed, 1, Target("t", "json"), (batch,))])
 

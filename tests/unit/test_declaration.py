@@ -13,6 +13,7 @@ from feedq.errors import InvalidInput
 from feedq.manifest.changes import ABSENT, Action, DeclarationChanges, OptionChange, difference, plan
 from feedq.manifest.feed_entry import problems, validate
 from feedq.model import Feed, FeedSpec, Selector, TargetState
+from tests.fakes.sink import IDENTITY
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SPEC = FeedSpec("acme/orders", "tcp", {"url": "tcp://127.0.0.1:7001"}, {"table": "orders"})
@@ -28,7 +29,7 @@ def untyped(value: object) -> Any:
 
 
 def stored(*specs: FeedSpec) -> list[Feed]:
-    return [Feed(i, spec, 1, NOW, NOW) for i, spec in enumerate(specs, start=1)]
+    return [Feed(i, spec, 1, NOW, NOW, IDENTITY) for i, spec in enumerate(specs, start=1)]
 
 
 def actions(the_plan: DeclarationChanges) -> list[tuple[str, str]]:

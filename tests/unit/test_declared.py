@@ -7,6 +7,7 @@ import pytest
 from feedq.errors import InvalidInput
 from feedq.model import Feed, FeedSpec
 from feedq.worker.declared import declared, lean
+from tests.fakes.sink import IDENTITY
 from tests.unit.data_path import AT
 
 
@@ -14,7 +15,7 @@ def _feed(id_: int, **source: object) -> Feed:
     spec = FeedSpec(
         f"f/{id_}", "tcp", {"url": "tcp://127.0.0.1:1", **source}, {"table": "t"}, tenant=f"t{id_}"
     )
-    return Feed(id_, spec, 1, AT, AT)
+    return Feed(id_, spec, 1, AT, AT, IDENTITY)
 
 
 def test_equal_declarations_are_kept_once() -> None:

@@ -32,6 +32,7 @@ from feedq.model import (
 )
 from feedq.placement.base import Rules
 from feedq.store.fleet_state import FleetState
+from tests.fakes.sink import IDENTITY
 
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
 RULES = Rules(settle_s=1.5)
@@ -71,7 +72,7 @@ def feed(
     name: str = "a", *, tenant: str = "", required: Mapping[str, str] | None = None, **lease: Any
 ) -> FeedView:
     spec = FeedSpec(name, "tcp", {}, {}, tenant=tenant, selector=Selector(required=required or {}))
-    declared = Feed(1, spec, 1, NOW, NOW)
+    declared = Feed(1, spec, 1, NOW, NOW, IDENTITY)
     its_lease = Lease(1, **lease)
     found = standing(declared, its_lease, None, now=NOW)
     return FeedView(declared, its_lease, None, found.status, found.because)

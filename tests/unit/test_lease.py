@@ -33,6 +33,7 @@ from feedq.lease import (
 )
 from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Status, TargetState, Worker, WorkerState
 from tests.fakes.memory.decisions import is_dispatch_overdue, may_start, service_since
+from tests.fakes.sink import IDENTITY
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DAY_S = 86_400.0
@@ -270,7 +271,7 @@ def test_only_an_assignment_can_be_overdue(state: LeaseState) -> None:
 
 def feed(*, generation: int = 1, target: TargetState = TargetState.RUNNING, removed: bool = False) -> Feed:
     spec = FeedSpec("acme/orders", "tcp", {}, {"table": "t"}, target_state=target)
-    return Feed(1, spec, generation, NOW, NOW, NOW if removed else None)
+    return Feed(1, spec, generation, NOW, NOW, IDENTITY, NOW if removed else None)
 
 
 def owned(state: LeaseState) -> UUID | None:

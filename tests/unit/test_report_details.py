@@ -12,6 +12,7 @@ from feedq.model import ANYWHERE, Event, Feed, FeedSpec, FeedView, Lease, LeaseS
 from feedq.report.details import declaration_lines, event_detail, lease_lines
 from feedq.wording import why
 from tests.fakes.clock import NEW_YEAR
+from tests.fakes.sink import IDENTITY
 
 NOW = NEW_YEAR
 
@@ -20,7 +21,7 @@ def view(lease: Lease, *, selector: Selector = ANYWHERE, **source: object) -> Fe
     spec = FeedSpec(
         "acme/orders", "tcp", source, {"table": "orders"}, labels={"region": "eu"}, selector=selector
     )
-    feed = Feed(1, spec, 3, NOW - timedelta(days=1), NOW - timedelta(hours=2))
+    feed = Feed(1, spec, 3, NOW - timedelta(days=1), NOW - timedelta(hours=2), IDENTITY)
     found = standing(feed, lease, None, now=NOW)
     return FeedView(feed, lease, "w1@host" if lease.worker_id else None, found.status, found.because)
 

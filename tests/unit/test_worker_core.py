@@ -47,6 +47,7 @@ from feedq.worker.core import (
     SessionState,
     WorkerCore,
 )
+from tests.fakes.sink import IDENTITY
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY: FeedKey = (1, 7)
@@ -55,7 +56,7 @@ WELL = Heartbeat(WorkerState.ACTIVE, stops_pending=False, claims_pending=False, 
 
 
 def claim(key: FeedKey = KEY, *, quarantined: bool = False) -> Claim:
-    feed = Feed(key[0], FeedSpec(f"f{key[0]}", "tcp", {}, {}), 1, AT, AT)
+    feed = Feed(key[0], FeedSpec(f"f{key[0]}", "tcp", {}, {}), 1, AT, AT, IDENTITY)
     return replace(Claim(feed, key[1], 0), quarantined=quarantined)
 
 

@@ -205,8 +205,10 @@ class MySqlSession(SqlSession):
         # One after the other: owner and epoch come last, since the others ask for the old ones.
         raised = {
             "updated_at": utc_now(),
-            **{name: func.coalesce(new[name], old[name]) for name in ("feed_uuid", "installation")},
-            **{name: new[name] for name in ("feed", "commit_id", "owner", "epoch")},
+            **{
+                name: new[name]
+                for name in ("feed_uuid", "installation", "feed", "commit_id", "owner", "epoch")
+            },
         }
         bounded = lock_timeout_s > 0 and self._is_mariadb
         if bounded:

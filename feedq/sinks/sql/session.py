@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from feedq.sinks.base import FeedWrite
 from feedq.sinks.session import SinkSession
 from feedq.sinks.sql.column_values import Conversion, conversion
-from feedq.sinks.table_definitions import checkpoint, dead_letter, lacking
+from feedq.sinks.table_definitions import checkpoint, dead_letter
 from feedq.sinks.target_table import TableName
 
 CONNECT_TIMEOUT_S: Final = 5
@@ -77,7 +77,6 @@ class SqlSession(SinkSession):
             self.set_lock_timeout(self.lock_timeout_s)
             for table in (checkpoint, dead_letter):
                 self.make(table)
-            self._upgrade()
             self._has_bookkeeping = True
 
     def make(self, table: Table) -> None:
@@ -103,23 +102,6 @@ class SqlSession(SinkSession):
             return inspect(self.connection).has_table(table.name, schema=table.schema)
         finally:
             self.end_reading()
-
-    def _upgrade(self) -> None:
-        """Bring the checkpoints of an earlier release up to this one; of two sessions at it, one finds it done."""
-        for last in (False, True):
-            try:
-                wanted = lacking(self.connection)
-                self.end_reading()
-                if not wanted:
-                    return
-                self.begin()
-                for statement in wanted:
-                    self.execute(statement)
-                self._commit()
-            except SQLAlchemyError:
-                self.rollback()
-                if last or self.is_broken:
-                    raise
 
     # -- targets -------------------------------------------------------------------------------------
 

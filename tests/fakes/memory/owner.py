@@ -56,7 +56,7 @@ class SimulatedFeeds:
         self._refuse_taken(spec.name)
         now = self._db.now()
         identity = Identity(uuid4(), self._db.installation)
-        feed = Feed(self._db.next_feed_id(), spec, 1, now, now, identity=identity)
+        feed = Feed(self._db.next_feed_id(), spec, 1, now, now, identity)
         self._db.tables.names[spec.name] = feed.id
         self._db.tables.leases[feed.id] = Lease(feed.id, reason=first_reason(feed.spec))
         added = self._touch(feed, EventKind.FEED_ADDED)
