@@ -50,8 +50,6 @@ class EventKind(StrEnum):
     SCHEDULE_REMOVED = "schedule_removed"
     SCHEDULE_PAUSED = "schedule_paused"
     SCHEDULE_RESUMED = "schedule_resumed"
-    CALENDAR_CHANGED = "calendar_changed"
-    CALENDAR_REMOVED = "calendar_removed"
     RUN_FINISH_REJECTED = "run_finish_rejected"
     RUN_LOST = "run_lost"
     RUN_TRIGGERED = "run_triggered"

@@ -32,7 +32,6 @@ BODIES: dict[str, Any] = {
     "patch_schedule": {"priority": 5},
     "backfill_schedule": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T00:03:00Z"},
     "put_queue": {"concurrency": 2},
-    "put_calendar": {"dates": ["12-25"]},
     "add_token": {"name": "another", "role": "viewer"},
 }
 """What is right, where little that is made up is; by operation."""
@@ -42,7 +41,6 @@ NAMES = {
     "schedules": "nightly",
     "runs": "1",
     "queues": "reports",
-    "calendars": "holidays",
     "tokens": "ci",
     "catalogs": "crm",
 }

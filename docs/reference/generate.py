@@ -211,7 +211,7 @@ def entry_tables() -> dict[str, Callable[[], str]]:
 
 
 def entry_table(key: str, defs: dict[str, Any]) -> str:
-    """The keys of a feed, a schedule, a queue or a calendar, and below them those of each mapping in it."""
+    """The keys of a feed, a schedule or a queue, and below them those of each mapping in it."""
     entry: type[Entry] = ENTRIES[key]
     lines = ["| key | values | default | meaning |", "|---|---|---|---|"]
     for name, field, schema in _entry_fields(entry, defs[key]):

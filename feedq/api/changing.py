@@ -76,8 +76,6 @@ class ChangeRow(BaseModel):
     changes: list[OptionRow] = []
     note: str | None = None
     """Whose checkpoint a feed adopts."""
-    schedules: int | None = None
-    """Of a calendar, how many schedules it times anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from feedq.manifest.json_schema import WithoutTitles
 from feedq.model import Event, Feed, Lease, Load, Status, TargetState, Unmet, Worker
 from feedq.report import rows
 from feedq.report.problem_list import ListedProblem
-from feedq.schedule.entries import CalendarEntry, QueueEntry, ScheduleEntry
+from feedq.schedule.entries import QueueEntry, ScheduleEntry
 from feedq.schedule.model import Run, Schedule
 from feedq.store.fleet_state import JobState, Leader
 
@@ -199,14 +199,6 @@ QUEUE = _model(
     running=int,
 )
 QUEUES = _model("QueueList", "Job queues that have limits or runs.", queues=_list(QUEUE))
-CALENDAR = _model(
-    "CalendarRow",
-    "Days that schedules leave out, and how many leave these out.",
-    name=str,
-    dates=list[str],
-    schedules=int,
-)
-CALENDARS = _model("CalendarList", "All calendars.", calendars=_list(CALENDAR))
 
 # -- the fleet ---------------------------------------------------------------------------------------
 
@@ -281,4 +273,3 @@ def _component(model: type[BaseModel]) -> dict[str, Any]:
 FEED_ENTRY = _component(FeedEntry)
 SCHEDULE_ENTRY = _component(ScheduleEntry)
 QUEUE_ENTRY = _component(QueueEntry)
-CALENDAR_ENTRY = _component(CalendarEntry)

@@ -1,4 +1,4 @@
-"""Schedules: declaring, editing and removing them, and runs that somebody asks for; job queues and calendars."""
+"""Schedules: declaring, editing and removing them, and runs that somebody asks for; limits of job queues."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ from feedq.api.changing import (
     patched,
     put,
 )
-from feedq.api.documents import CALENDAR_ENTRY, QUEUE_ENTRY, SCHEDULE_ENTRY
+from feedq.api.documents import QUEUE_ENTRY, SCHEDULE_ENTRY
 from feedq.api.schedule_routes import RunId
 from feedq.authorship import given_reason
 from feedq.errors import InvalidInput, NotFound, Unreadable
 from feedq.manifest.changes import plain_difference
 from feedq.report.rows import run_row
 from feedq.schedule.entries import (
-    CalendarEntry,
     QueueEntry,
     ScheduleEntry,
     job_with,
@@ -262,7 +261,7 @@ def cancel_run(asked: FleetChange, run_id: RunId, given: Reasoned | None = None)
     return answer(run_row(schedules.run(run_id) if asked.dry_run else schedules.cancel_run(run_id)))
 
 
-# -- queues and calendars ------------------------------------------------------------------------------
+# -- queues --------------------------------------------------------------------------------------------
 
 
 @router.put("/queues/{name:name}", responses=returns(ChangeRow), summary="Set limits of a job queue")
@@ -281,22 +280,4 @@ def put_queue(
 def remove_queue(asked: FleetChange, name: NamePath) -> Response:
     if not asked.dry_run:
         asked.backend.store.jobs.queues.remove(name)
-    return asked.done(name, "removed")
-
-
-@router.put("/calendars/{name:name}", responses=returns(ChangeRow), summary="Declare a calendar")
-def put_calendar(
-    asked: FleetChange,
-    name: NamePath,
-    declared: Annotated[Annotated[dict[str, Any], WithJsonSchema(CALENDAR_ENTRY)], Body()],
-) -> Response:
-    entry = CalendarEntry.valid(named(declared, name))
-    timed = None if asked.dry_run else asked.backend.store.jobs.calendars.set(entry.spec)
-    return asked.done(name, "set", schedules=timed)
-
-
-@router.delete("/calendars/{name:name}", responses=returns(ChangeRow), summary="Forget a calendar")
-def remove_calendar(asked: FleetChange, name: NamePath) -> Response:
-    if not asked.dry_run:
-        asked.backend.store.jobs.calendars.remove(name)
     return asked.done(name, "removed")

@@ -1,4 +1,4 @@
-"""Schedules, their runs, job queues and calendars."""
+"""Schedules, their runs and job queues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from feedq.api.answers import answer, answer_page, returns
 from feedq.api.arguments import Cursor, Limit, NamePath, place_of
 from feedq.api.backend import Served
 from feedq.api.callers import FleetViewer
-from feedq.report.rows import calendar_row, queue_row, run_row, schedule_document, schedule_row
+from feedq.report.rows import queue_row, run_row, schedule_document, schedule_row
 from feedq.schedule.model import RunState, ScheduleState
 from feedq.values import NAME_MAX
 
@@ -77,8 +77,3 @@ def show_run(backend: Served, caller: FleetViewer, run_id: RunId) -> Response:
 @router.get("/queues", responses=returns(documents.QUEUES), summary="Job queues")
 def list_queues(backend: Served, caller: FleetViewer) -> Response:
     return answer({"queues": list(map(queue_row, backend.store.jobs.queues.listed()))})
-
-
-@router.get("/calendars", responses=returns(documents.CALENDARS), summary="Calendars")
-def list_calendars(backend: Served, caller: FleetViewer) -> Response:
-    return answer({"calendars": [calendar_row(*found) for found in backend.store.jobs.calendars.listed()]})

@@ -1,4 +1,4 @@
-"""Schedules, runs, job queues and calendars over the API: as far as commands ask for them, as `JobStore`."""
+"""Schedules, runs and job queues over the API: as far as commands ask for them, as `JobStore`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 from feedq.cli.api_connection import ApiConnection
 from feedq.cli.api_documents import NEVER, ApiPart, pages, value_of, whole_pages
 from feedq.errors import Conflict, InvalidInput, Outdated
-from feedq.schedule.entries import ScheduleEntry, plain_calendar, plain_queue, plain_schedule
-from feedq.schedule.exclusions import with_calendars
+from feedq.schedule.entries import ScheduleEntry, plain_queue, plain_schedule
 from feedq.schedule.model import (
     Beat,
-    Calendar,
     Job,
     Queue,
     QueueDepth,
@@ -34,10 +32,6 @@ TICK = timedelta(microseconds=1)
 class ApiSchedules(ApiPart):
     """Schedules and their runs."""
 
-    def __init__(self, api: ApiConnection, calendars: ApiCalendars) -> None:
-        super().__init__(api)
-        self._calendars = calendars
-
     def views(
         self, *, prefix: str = "", after: str = "", state: ScheduleState | None = None, limit: int
     ) -> list[ScheduleView]:
@@ -53,15 +47,12 @@ class ApiSchedules(ApiPart):
         return self._read(_schedule_view, self._api.get("schedules", name))
 
     def get(self, name: str) -> Schedule:
-        """With all arguments of its job, and the days of its calendars."""
+        """With all arguments of its job."""
         keys = self._api.get("schedules", name, "declaration")
         found = self.view(name).schedule
         if isinstance(found.spec.timing, Beat):
             return found
-        spec = ScheduleEntry.valid(keys).spec
-        if spec.exclude.calendars:
-            spec = with_calendars(spec, self._calendars.all())
-        return replace(found, spec=spec)
+        return replace(found, spec=ScheduleEntry.valid(keys).spec)
 
     def specs(self) -> Mapping[str, ScheduleSpec | UnreadableSpec]:
         found: dict[str, ScheduleSpec | UnreadableSpec] = {}
@@ -152,30 +143,11 @@ class ApiQueues(ApiPart):
         self._api.ask("DELETE", "queues", name)
 
 
-class ApiCalendars(ApiPart):
-    """Days that schedules leave out."""
-
-    def listed(self) -> list[tuple[Calendar, int]]:
-        rows = self._api.get("calendars")["calendars"]
-        return [(value_of(Calendar, row), row["schedules"]) for row in rows]
-
-    def all(self) -> list[Calendar]:
-        return [calendar for calendar, _ in self.listed()]
-
-    def set(self, calendar: Calendar) -> int:
-        made = self._api.ask("PUT", "calendars", calendar.name, body=plain_calendar(calendar))
-        return int(made["schedules"])
-
-    def remove(self, name: str) -> None:
-        self._api.ask("DELETE", "calendars", name)
-
-
 class ApiJobs:
     """What `feedq.store.postgresql.JobStore` is at the database."""
 
     def __init__(self, api: ApiConnection) -> None:
-        self.queues, self.calendars = ApiQueues(api), ApiCalendars(api)
-        self.schedules = ApiSchedules(api, self.calendars)
+        self.queues, self.schedules = ApiQueues(api), ApiSchedules(api)
 
 
 def _run(row: Mapping[str, Any]) -> Run:

@@ -33,14 +33,13 @@ from feedq.manifest.changes import (
     Change,
     DeclarationChanges,
     plan,
-    plan_calendars,
     plan_queues,
     plan_schedules,
 )
 from feedq.manifest.reader import Manifest, ManifestProblem
 from feedq.model import Feed
 from feedq.report.rows import change_row
-from feedq.schedule.model import Calendar, Queue, Schedule, ScheduleSpec
+from feedq.schedule.model import Queue, Schedule, ScheduleSpec
 from feedq.wording import counted, printable
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ tenant_option = click.option("--tenant", help="With --prune: remove only feeds, 
 @click.option(
     "--prune",
     is_flag=True,
-    help="Also remove what is not declared: feeds, schedules, queues, calendars, each if a manifest has its key.",
+    help="Also remove what is not declared: feeds, schedules, queues, each if a manifest has its key.",
 )
 @click.option(
     "--adopt",
@@ -267,7 +266,7 @@ def _plan(
     # Kinds that the manifests say nothing about are left alone: who keeps schedules in a file of their own does
     # not mean to lose all feeds with --prune.
     kinds = declared.keys or {"feeds"}
-    feeds = schedules = queues = calendars = DeclarationChanges()
+    feeds = schedules = queues = DeclarationChanges()
     # Of schedules and queues none belongs to a tenant.
     prune_jobs = prune and tenant is None
     if "feeds" in kinds:
@@ -288,17 +287,11 @@ def _plan(
     if "queues" in kinds:
         limits = [declaration.spec for declaration in declared.queues]
         queues = plan_queues(limits, invocation.jobs.queues.all(), prune=prune_jobs)
-    if "calendars" in kinds or any(d.spec.exclude.calendars for d in declared.schedules):
-        existing = invocation.jobs.calendars.all()
-        days = [declaration.spec for declaration in declared.calendars]
-        calendars = plan_calendars(days, existing, prune=prune_jobs and "calendars" in kinds)
-        _check_calendars(invocation, declared, calendars, schedules, {one.name for one in existing})
-    # Limits and calendars are there before the schedules that they are for, and go after them.
-    beside = [*queues.changes, *calendars.changes]
-    removed = [change for change in beside if change.action is Action.REMOVE]
-    kept = [change for change in beside if change.action is not Action.REMOVE]
+    # Limits are there before the schedules that they are for, and go after them.
+    removed = [change for change in queues.changes if change.action is Action.REMOVE]
+    kept = [change for change in queues.changes if change.action is not Action.REMOVE]
     changes = (*feeds.changes, *kept, *schedules.changes, *removed)
-    unchanged = sum(kind.unchanged for kind in (feeds, schedules, queues, calendars))
+    unchanged = sum(kind.unchanged for kind in (feeds, schedules, queues))
     return DeclarationChanges(changes, unchanged)
 
 
@@ -307,31 +300,6 @@ def _declared(invocation: Invocation) -> Iterator[Feed]:
     while page := invocation.store.feeds.declared(after=after):
         yield from page
         after = page[-1].name
-
-
-def _check_calendars(
-    invocation: Invocation,
-    declared: Manifest,
-    calendars: DeclarationChanges,
-    schedules: DeclarationChanges,
-    existing: set[str],
-) -> None:
-    """Raises `InvalidInput` when a schedule leaves out a calendar that there will not be."""
-    removed = {change.name for change in calendars.changes if change.action is Action.REMOVE}
-    known = existing | {declaration.spec.name for declaration in declared.calendars}
-    using = [(d.where, d.spec) for d in declared.schedules]
-    if removed:
-        gone = {d.spec.name for d in declared.schedules} | {change.name for change in schedules.changes}
-        kept = invocation.jobs.schedules.specs().values()
-        using += [("--prune", s) for s in kept if isinstance(s, ScheduleSpec) and s.name not in gone]
-    lacking = [
-        (where, spec.name, name)
-        for where, spec in using
-        for name in spec.exclude.calendars
-        if name not in known - removed
-    ]
-    what = "schedule {!r}: exclude.calendars: there is no calendar {!r}"
-    _refuse([ManifestProblem(where, what.format(name, calendar)) for where, name, calendar in lacking])
 
 
 def _begun(invocation: Invocation, declared: Manifest, changes: Sequence[Change], *, adopt: bool) -> Begun:
@@ -388,16 +356,12 @@ def _carry_out_job(jobs: JobStore, change: Change) -> Schedule | None:
     match change.spec, change.action:
         case Queue() as queue, _:
             jobs.queues.set(queue)
-        case Calendar() as calendar, _:
-            jobs.calendars.set(calendar)
         case ScheduleSpec() as spec, Action.ADD:
             return jobs.schedules.add(spec)
         case ScheduleSpec() as spec, _:
             return jobs.schedules.edit(change.name, spec)
         case None, _ if change.noun == "queue":
             jobs.queues.remove(change.name)
-        case None, _ if change.noun == "calendar":
-            jobs.calendars.remove(change.name)
         case None, _:
             jobs.schedules.remove(change.name)
     return None

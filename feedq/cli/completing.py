@@ -43,9 +43,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 def completion_of(path: tuple[str, ...], parameter: str, *, is_option: bool) -> Complete | None:
     """What completes this parameter of the command with this path; None: nothing does."""
     kind = OPTIONS.get(parameter) if is_option else path[0] if parameter in ("name", "names") else None
-    if kind not in QUERIES or (
-        not is_option and (path in _OTHERS or path[1:2] in (("queue",), ("calendar",)))
-    ):
+    if kind not in QUERIES or (not is_option and (path in _OTHERS or path[1:2] == ("queue",))):
         return None
     return lambda ctx, param, incomplete: names(kind, incomplete)
 

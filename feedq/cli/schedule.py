@@ -21,7 +21,7 @@ from feedq.cli.invocation import (
 from feedq.cli.options import duration, moment
 from feedq.cli.output import answer, answer_done, answer_list, write_lines, write_table
 from feedq.cli.schedule_declare import add, edit, export
-from feedq.cli.schedule_limits import calendar, queue
+from feedq.cli.schedule_limits import queue
 from feedq.cli.schedule_ticks import backfill, next_, trigger, zone_of
 from feedq.cli.tables import run_columns, schedule_columns
 from feedq.errors import InvalidInput, Unreadable
@@ -41,9 +41,7 @@ PAUSE_MAX_S = 100 * 366 * 86_400.0
 """Longer than that is for ever."""
 
 
-@click.group(
-    short_help="Jobs once per tick: add, show, next, runs, trigger, backfill, pause, queues, calendars."
-)
+@click.group(short_help="Jobs once per tick: add, show, next, runs, trigger, backfill, pause, queues.")
 def schedule() -> None:
     """Jobs that are run once per tick on the whole cluster: cron, intervals, or once.
 
@@ -54,7 +52,7 @@ def schedule() -> None:
     """
 
 
-for _command in (add, edit, export, next_, trigger, backfill, queue, calendar):
+for _command in (add, edit, export, next_, trigger, backfill, queue):
     schedule.add_command(_command)
 
 

@@ -18,7 +18,7 @@ from feedq.cli.output import answer_done, write_difference, write_json
 from feedq.cli.tables import warn_ended, warn_unserved
 from feedq.errors import InvalidInput, NotFound, Unreadable
 from feedq.manifest.changes import plain_difference
-from feedq.schedule.entries import TIMING_KEYS, ScheduleEntry, plain_calendar, plain_queue, plain_schedule
+from feedq.schedule.entries import TIMING_KEYS, ScheduleEntry, plain_queue, plain_schedule
 from feedq.schedule.model import (
     Beat,
     ScheduleSpec,
@@ -36,14 +36,11 @@ _BELOW = {
     "catch_up_max": ("catch_up", "max"),
     "keep_runs": ("keep", "runs"),
     "keep_days": ("keep", "days"),
-    "exclude": ("exclude", "dates"),
-    "exclude_calendar": ("exclude", "calendars"),
 }
 """Options that a manifest has a level below."""
 METAVARS = {
     "cron": "FIELDS",
     "exclude": "DATES",
-    "exclude_calendar": "NAME",
     **dict.fromkeys(("at", "anchor", "start", "end"), "TIME"),
     **dict.fromkeys(("every", "timeout", "retry_first", "retry_max", "catch_up_window"), "DURATION"),
     **dict.fromkeys(("misfire_after", "start_deadline", "jitter"), "DURATION"),
@@ -84,8 +81,7 @@ def _option(name: str) -> Callable[[Command], Command]:
 
 
 timing_options = decorated(
-    *map(_option, ("cron", "every", "at", "zone", "anchor", "dst_gap", "dst_fold", "start", "end")),
-    *map(_option, ("exclude", "exclude_calendar")),
+    *map(_option, ("cron", "every", "at", "zone", "anchor", "start", "end", "exclude")),
 )
 """When a schedule ticks: ``--cron``, ``--every``, ``--at``, what goes with them, and what bounds them."""
 
@@ -181,12 +177,12 @@ def edit(invocation: Invocation, /, *, name: str, **given: Any) -> None:
     warn_unserved(invocation.jobs, [name])
 
 
-@click.command(short_help="Print schedules, queues and calendars as a manifest.")
+@click.command(short_help="Print schedules and queues as a manifest.")
 @click.argument("names", nargs=-1)
 @click.option("--prefix", default="", help="Only those whose name begins so.")
 @pass_invocation
 def export(invocation: Invocation, *, names: Sequence[str], prefix: str) -> None:
-    """Print schedules as a manifest that `feedq apply` takes; all of them, the queues and calendars, unless named.
+    """Print schedules as a manifest that `feedq apply` takes; all of them, and the queues, unless named.
 
     \b
     Example:
@@ -205,13 +201,9 @@ def export(invocation: Invocation, *, names: Sequence[str], prefix: str) -> None
     chosen = [spec for spec in found if isinstance(spec, ScheduleSpec)]
     everything = not (names or prefix)
     queues = invocation.jobs.queues.all() if everything else []
-    used = {name for spec in chosen for name in spec.exclude.calendars}
-    calendars = invocation.jobs.calendars.all() if everything or used else []
-    calendars = [one for one in calendars if everything or one.name in used]
     lists: dict[str, Iterable[Any]] = {
         "schedules": map(plain_schedule, chosen),  # one by one: there may be a hundred thousand
         "queues": list(map(plain_queue, queues)),
-        "calendars": list(map(plain_calendar, calendars)),
     }
     if invocation.json:
         write_json({key: list(found) for key, found in lists.items()})

@@ -1,24 +1,19 @@
-"""`feedq schedule queue` and `calendar`: limits of job queues, and days that schedules leave out."""
+"""`feedq schedule queue`: limits of job queues."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from feedq.cli.invocation import Invocation, changes, pass_invocation
-from feedq.cli.output import TableColumn, answer, answer_done, answer_list, number
+from feedq.cli.output import answer_done, answer_list
 from feedq.cli.tables import QUEUE_COLUMNS
 from feedq.errors import InvalidInput
-from feedq.report.rows import calendar_row, queue_row
-from feedq.schedule.entries import CalendarEntry, QueueEntry, plain_queue
-from feedq.schedule.model import Calendar, Queue
+from feedq.report.rows import queue_row
+from feedq.schedule.entries import QueueEntry, plain_queue
+from feedq.schedule.model import Queue
 from feedq.values import NONE
-from feedq.wording import counted, cut
-
-SHOWN_WIDTH = 60
-"""Characters of the dates of a calendar in the list; the JSON has all of them."""
 
 
 @click.group(short_help="Limits of job queues: set, remove, list.")
@@ -94,67 +89,3 @@ def _number(text: str | None, kind: type[int] | type[float], *, option: str) -> 
         return kind(text)
     except ValueError:
         raise InvalidInput(f"{option}: {text!r} must be a number, or {NONE}") from None
-
-
-@click.group(short_help="Days that schedules leave out, such as holidays: set, remove, list.")
-def calendar() -> None:
-    """Named lists of days that schedules leave out, such as the holidays of a country.
-
-    \b
-    Example:
-      feedq schedule calendar set holidays-de 01-01 05-01 10-03 12-25 12-26 2027-03-26 2027-03-29
-      feedq schedule edit acme/report --exclude-calendar holidays-de
-    """
-
-
-@calendar.command("set")
-@click.argument("name")
-@click.argument("dates", nargs=-1, required=True)
-@changes
-def set_calendar(invocation: Invocation, *, name: str, dates: Sequence[str]) -> None:
-    """Declare a calendar, or give it other dates. Schedules that leave it out are timed anew.
-
-    DATES are days such as 2026-12-24, days of each year such as 12-25, or ranges such as 2026-12-24..2027-01-02.
-
-    \b
-    Example:
-      feedq schedule calendar set holidays-de 01-01 05-01 10-03 12-25 12-26
-    """
-    declared = CalendarEntry.valid({"name": name, "dates": list(dates)})
-    timed = invocation.jobs.calendars.set(declared.spec)
-    anew = f", {counted(timed, 'schedule')} timed anew" if timed else ""
-    answer(invocation, [{"name": name, "result": "set", "schedules": timed}], f"{name} set{anew}")
-
-
-@calendar.command("remove")
-@click.argument("name")
-@changes
-def remove_calendar(invocation: Invocation, *, name: str) -> None:
-    """Forget a calendar. One that a schedule leaves out cannot be removed.
-
-    \b
-    Example:
-      feedq schedule calendar remove holidays-de
-    """
-    invocation.jobs.calendars.remove(name)
-    answer_done(invocation, [name], "removed")
-
-
-@calendar.command("list")
-@pass_invocation
-def list_calendars(invocation: Invocation) -> None:
-    """All calendars, with their dates and how many schedules leave them out.
-
-    \b
-    Example:
-      feedq schedule calendar list
-    """
-    columns: list[TableColumn[tuple[Calendar, int]]] = [
-        TableColumn("CALENDAR", lambda row: row[0].name),
-        number("SCHEDULES", lambda row: str(row[1])),
-        number("DATES", lambda row: str(len(row[0].dates))),
-        TableColumn("DAYS", lambda row: cut(", ".join(row[0].dates), SHOWN_WIDTH)),
-    ]
-    empty = "no calendars; declare some with `feedq apply` or `feedq schedule calendar set`"
-    found = invocation.jobs.calendars.listed()
-    answer_list(invocation, found, lambda row: calendar_row(*row), columns, empty=empty)

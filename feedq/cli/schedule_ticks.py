@@ -26,7 +26,6 @@ from feedq.cli.tables import warn_unserved
 from feedq.errors import InvalidInput
 from feedq.report.rows import run_row
 from feedq.schedule.entries import TIMING_KEYS, job_with
-from feedq.schedule.exclusions import with_calendars
 from feedq.schedule.model import Cron, Run, RunState, ScheduleSpec, ScheduleState, Timing
 from feedq.schedule.timing import delayed, past_ticks, ticks_after
 from feedq.values import DEFAULT_ZONE, check_zone, instant
@@ -92,8 +91,6 @@ def _chosen(
     """Finds the schedule of this name, with its id and state, or makes one of the timing that is to be tried."""
     if timing.keys() & TIMING_KEYS.keys():
         spec = read_spec(with_options({"name": name or TRIED, "task": TRIED}, timing))
-        if spec.exclude.calendars:
-            spec = with_calendars(spec, invocation.jobs.calendars.all())
         return spec, 0, ScheduleState.ACTIVE
     if name is None:
         raise click.UsageError("say which: the NAME of a schedule, or --cron, --every or --at to try")

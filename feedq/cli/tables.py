@@ -231,7 +231,7 @@ def warn_ended(schedules: Iterable[Schedule], *, now: datetime) -> None:
 
 
 def never_ticks(spec: ScheduleSpec, now: datetime) -> bool:
-    """Says whether a declaration has no tick to come, as far as days of named calendars do not matter."""
+    """Says whether a declaration has no tick to come."""
     from feedq.schedule.timing import next_tick
 
     return not isinstance(spec.timing, Beat) and next_tick(spec, after=now) is None

@@ -9,17 +9,17 @@ from typing import Any
 
 from feedq.manifest.feed_entry import plain_feed
 from feedq.model import JSON, Feed, FeedSpec
-from feedq.schedule.entries import plain_calendar, plain_queue, plain_schedule
-from feedq.schedule.model import Calendar, Queue, ScheduleSpec, UnreadableSpec
+from feedq.schedule.entries import plain_queue, plain_schedule
+from feedq.schedule.model import Queue, ScheduleSpec, UnreadableSpec
 
 ABSENT = "(unset)"
 UNREADABLE = "cannot be read by this release"
 
-AnySpec = FeedSpec | ScheduleSpec | Queue | Calendar
+AnySpec = FeedSpec | ScheduleSpec | Queue
 
 
 class Action(StrEnum):
-    """What `feedq apply` does with one feed, schedule, queue or calendar."""
+    """What `feedq apply` does with one feed, schedule or queue."""
 
     ADD = "add"
     CHANGE = "change"
@@ -37,11 +37,11 @@ class OptionChange:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One feed, schedule, queue or calendar that is not as declared."""
+    """One feed, schedule or queue that is not as declared."""
 
     action: Action
     noun: str
-    """``feed``, ``schedule``, ``queue`` or ``calendar``."""
+    """``feed``, ``schedule`` or ``queue``."""
     name: str
     spec: AnySpec | None = None
     """What to declare; None for a removal."""
@@ -109,13 +109,6 @@ def plan_schedules(
 def plan_queues(declared: Sequence[Queue], existing: Sequence[Queue], *, prune: bool) -> DeclarationChanges:
     there = {queue.name: queue for queue in existing}
     return _plan("queue", declared, there, _difference_by(plain_queue), there if prune else ())
-
-
-def plan_calendars(
-    declared: Sequence[Calendar], existing: Sequence[Calendar], *, prune: bool
-) -> DeclarationChanges:
-    there = {calendar.name: calendar for calendar in existing}
-    return _plan("calendar", declared, there, _difference_by(plain_calendar), there if prune else ())
 
 
 def _plan(

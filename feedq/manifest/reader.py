@@ -12,36 +12,33 @@ from feedq.errors import InvalidInput
 from feedq.manifest.feed_entry import FeedEntry
 from feedq.model import FeedSpec, StartCursor
 from feedq.schedule.entries import (
-    CalendarEntry,
     QueueEntry,
     ScheduleEntry,
 )
-from feedq.schedule.model import Calendar, Queue, ScheduleSpec
+from feedq.schedule.model import Queue, ScheduleSpec
 from feedq.values import did_you_mean, read
 
 ENTRIES_MAX = 100_000
 """Feeds of one call, and schedules, and queues: they are all held in memory."""
 
-ENTRIES: Mapping[str, type[FeedEntry | ScheduleEntry | QueueEntry | CalendarEntry]] = {
+ENTRIES: Mapping[str, type[FeedEntry | ScheduleEntry | QueueEntry]] = {
     "feeds": FeedEntry,
     "schedules": ScheduleEntry,
     "queues": QueueEntry,
-    "calendars": CalendarEntry,
 }
 """The keys at the top of a manifest, and what each is a list of."""
 _SHAPES = {
     "feeds": "name, connector and sink",
     "schedules": "name, task, and one of cron, every and at",
     "queues": "name, and rate_per_s or concurrency",
-    "calendars": "name and dates",
 }
 
-Spec = TypeVar("Spec", FeedSpec, ScheduleSpec, Queue, Calendar)
+Spec = TypeVar("Spec", FeedSpec, ScheduleSpec, Queue)
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration(Generic[Spec]):
-    """One feed, schedule, queue or calendar as declared, and where."""
+    """One feed, schedule or queue as declared, and where."""
 
     spec: Spec
     where: str
@@ -71,7 +68,6 @@ class Manifest:
     feeds: tuple[Declaration[FeedSpec], ...] = ()
     schedules: tuple[Declaration[ScheduleSpec], ...] = ()
     queues: tuple[Declaration[Queue], ...] = ()
-    calendars: tuple[Declaration[Calendar], ...] = ()
     problems: tuple[ManifestProblem, ...] = ()
     keys: frozenset[str] = frozenset()
     """Which keys of `ENTRIES` it has, empty lists included."""

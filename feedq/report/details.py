@@ -15,7 +15,7 @@ from feedq.model import Event, FeedView, Lease, WorkerView
 from feedq.notices import notice_sentences
 from feedq.passwords import mask_url
 from feedq.report.masking import masked, shown
-from feedq.schedule.model import CatchUp, Cron, Job, Overlap, RunState, ScheduleSpec, ScheduleView
+from feedq.schedule.model import CatchUp, Job, Overlap, RunState, ScheduleSpec, ScheduleView
 from feedq.values import instant
 from feedq.wording import as_json, counted, duration, pairs, percent, printable, size, timing_words
 
@@ -244,20 +244,17 @@ def standing_lines(view: ScheduleView, *, counts: Mapping[RunState, int], now: d
 
 def schedule_declaration_lines(spec: ScheduleSpec) -> list[DetailLine]:
     """Shows a schedule as it is declared, what is left to its default included."""
-    clocks = f"gap: {spec.timing.gap}, fold: {spec.timing.fold}" if isinstance(spec.timing, Cron) else None
     kept = [(spec.keep_runs, "runs"), (spec.keep_days, "days")]
-    dates, calendars, zone = spec.exclude.dates, spec.exclude.calendars, spec.exclude.zone
+    dates, zone = spec.exclude.dates, spec.exclude.zone
     waiting = f", up to {spec.buffer_max:,} waiting" if spec.overlap is Overlap.BUFFER_ALL else ""
     pauses = f"after {spec.pause_on_failure} in a row that did not succeed"
     return [
         *detail_lines(
             [
                 ("when", timing_words(spec.timing)),
-                ("when clocks change", clocks),
                 ("begins", None if spec.start_at is None else instant(spec.start_at)),
                 ("ends", None if spec.end_at is None else instant(spec.end_at)),
                 ("days left out", f"{', '.join(dates)} ({zone})" if dates else None),
-                ("calendars left out", f"{', '.join(calendars)} ({zone})" if calendars else None),
             ]
         ),
         *_job_lines(spec.job),

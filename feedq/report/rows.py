@@ -19,7 +19,7 @@ from feedq.model import ChangedCursor, Event, FeedView, Status, WorkerView
 from feedq.notices import new_fields
 from feedq.passwords import mask_url
 from feedq.report.masking import masked, shown
-from feedq.schedule.model import Calendar, QueueDepth, Run, RunState, Schedule, ScheduleView
+from feedq.schedule.model import QueueDepth, Run, RunState, Schedule, ScheduleView
 from feedq.schedule.plain import job_to_plain, policy_to_plain, timing_to_plain
 from feedq.wording import lag_s
 
@@ -291,11 +291,6 @@ def schedule_document(
 def queue_row(row: QueueDepth) -> dict[str, Any]:
     limits, waiting, running = row
     return asdict(limits) | {"waiting": waiting, "running": running}
-
-
-def calendar_row(calendar: Calendar, schedules: int) -> dict[str, Any]:
-    """``schedules`` is how many leave its days out."""
-    return asdict(calendar) | {"schedules": schedules}
 
 
 def run_row(run: Run) -> dict[str, Any]:

@@ -1,14 +1,15 @@
 """Cron expressions: five fields, and the moments at which they fire in a time zone.
 
-What the fields mean on wall-clock time without a zone, `feedq.schedule.cronfields` says. What a change of the
-clocks does to a wall-clock time is decided here; ``docs/reference/dst.md`` has the rules and a table of examples:
+The library cronsim reads the fields and finds the times on the clock at which they fire. Ours are:
 
-- A wall-clock time that exists once fires once.
-- In a *gap* (clocks put forward) it does not exist, and `DstGap` says what becomes of it.
-- In a *fold* (clocks put back) it exists twice, and `DstFold` says which of them fires.
-- An expression with ``*`` or a step in its minute or hour field repeats through the day, and is meant in elapsed
-  time: it fires at whichever moment shows a matching time on the clock. That is `DstGap.SKIP` with `DstFold.BOTH`,
-  whatever the schedule says.
+- ``H``, a number hashed from the schedule's name, so that many schedules do not fire at once. It depends on the
+  name and the field and on nothing else: the same on every node and in every release.
+- What a refusal says.
+- The time zone. cronsim is asked for times on a clock without one: with one it misses ticks where clocks are
+  changed by half an hour (`Australia/Lord_Howe`).
+
+``docs/reference/cron.md`` has the dialect, and what fires on the two days of the year on which clocks are changed;
+a test reads its tables.
 """
 
 from __future__ import annotations
@@ -16,27 +17,19 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from hashlib import blake2b
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from feedq.schedule.cronfields import (
-    FIELDS,
-    HOUR,
-    MINUTE,
-    MONTH,
-    DayRule,
-    days_of_month,
-    plain_field,
-    read_days,
-    read_values,
-)
-from feedq.schedule.model import DstFold, DstGap
+from cronsim import CronSim, CronSimError
 
 EXPRESSION_MAX = 1000
 """Characters of an expression."""
-
+YEAR_MAX = 9000
+"""The year of the last ticks: dates end in the year 9999, and cronsim looks 50 years ahead."""
 NAMES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -47,18 +40,32 @@ NAMES = {
     "@hourly": "0 * * * *",
 }
 
-YEAR_MAX = 9000
-"""The year of the last ticks: arithmetic of dates ends in the year 9999, and zones must not reach it."""
 
-YEARS_WITHOUT_MAX = 50
-"""The rarest day there is, a certain weekday of 29 February, comes back within 40 years."""
+class Field(NamedTuple):
+    """One of the five fields."""
 
-_EVERY = re.compile(r"@EVERY (\S+)")
-_SECONDS = re.compile(r"\*/(\d+)(?: [*?]){5}", re.ASCII)
-_AROUND = timedelta(hours=26)
-"""Farther than the clocks were ever changed at once: the day that Samoa left out has 24 hours."""
+    name: str
+    low: int
+    high: int
+    hashed_high: int
+    """The highest value of ``H``: every month has 28 days, and Sunday is 0 as well as 7."""
+    allowed: str
+    """The values in words."""
 
-_REFERENCE = datetime(2000, 1, 1)  # noqa: DTZ001  # wall-clock time, which has no zone
+
+FIELDS = (
+    Field("minute", 0, 59, 59, "0 to 59"),
+    Field("hour", 0, 23, 23, "0 to 23"),
+    Field("day of the month", 1, 31, 28, "1 to 31, L (the last day), LW (the last from Monday to Friday)"),
+    Field("month", 1, 12, 12, "1 to 12, JAN to DEC"),
+    Field("day of the week", 0, 7, 6, "0 to 7, SUN to SAT, 5L (the last Friday), MON#2 (the second Monday)"),
+)
+_OTHERWISE = "*, a list such as 1,5, a rising range such as 1-5, a step such as */2, or H"
+_HASHED = re.compile(r"H(?:\((?P<first>\d{1,4})-(?P<last>\d{1,4})\))?(?:/(?P<step>\d{1,4}))?", re.ASCII)
+_STEP = re.compile(r"/(\d+)", re.ASCII)
+_REFERENCE = datetime(2000, 1, 1)  # noqa: DTZ001 -- a time on the clock, which has no zone
+_DAY = timedelta(days=1)
+_MINUTE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,45 +73,69 @@ class CronRule:
     """An expression that has been understood."""
 
     fields: str
-    """The five fields, with no name such as ``@daily``, no ``H`` and no ``?``; all else follows from them."""
+    """The five fields, without a name such as ``@daily`` and without ``H``."""
     repeats: bool
-    """Whether it has ``*`` or a step in its minute or hour field, and so runs in elapsed time."""
-    minutes: tuple[int, ...] = field(compare=False, repr=False)
-    """Rising, as the hours are."""
-    hours: tuple[int, ...] = field(compare=False, repr=False)
-    days: DayRule = field(compare=False, repr=False)
-    months: frozenset[int] = field(compare=False, repr=False)
+    """Whether the minute or the hour begins with ``*``: the expression is meant in elapsed time."""
 
-    def ticks_after(self, after: datetime, *, zone: str, gap: DstGap, fold: DstFold) -> Iterator[datetime]:
-        """Yields its moments later than ``after``, in UTC, strictly rising. There is no end to most."""
-        if self.repeats:
-            gap, fold = DstGap.SKIP, DstFold.BOTH
-        clock = ZoneInfo(zone)
+    def ticks_after(self, after: datetime, *, zone: str) -> Iterator[datetime]:
+        """Yield its moments later than ``after``, in UTC, strictly rising. Most have no end.
+
+        Clocks that are put forward leave out times, and clocks that are put back show some twice. An expression
+        that repeats fires whenever the clock shows a matching time: never for a time left out, and both times for
+        one shown twice. Any other fires for a time left out at the first moment after it, and for one shown twice
+        the first time.
+        """
         last = after
-        for moment in _moments(self.walls_after(_wall_before(after, clock)), clock, gap, fold):
+        for moment in self._moments(after, ZoneInfo(zone)):
+            # Times left out are all moved to one moment; and a search may begin a little early.
             if moment > last:
                 last = moment
                 yield moment
 
-    def walls_after(self, wall: datetime) -> Iterator[datetime]:
-        """Yields its times on the clock that are later than this one."""
-        year, month, empty_until = wall.year, wall.month, wall.year + YEARS_WITHOUT_MAX
-        first = (wall.year, wall.month, wall.day)
-        while year <= min(YEAR_MAX, empty_until):
-            for day in days_of_month(self.days, year, month) if month in self.months else ():
-                empty_until = year + YEARS_WITHOUT_MAX
-                date = (year, month, day)
-                if date >= first:
-                    yield from self._walls_of(date, (wall.hour, wall.minute) if date == first else (-1, 0))
-            year, month = (year, month + 1) if month < 12 else (year + 1, 1)
+    def _moments(self, after: datetime, clock: ZoneInfo) -> Iterator[datetime]:
+        begin = after.astimezone(clock)
+        ahead = (after + _DAY).astimezone(clock)
+        # Where clocks are about to be put back, times before this one will be shown again.
+        back = max(_offset(begin) - _offset(ahead), timedelta())
+        second_pass: deque[datetime] = deque()
+        for wall in CronSim(self.fields, begin.replace(tzinfo=None) - back):
+            if wall.year > YEAR_MAX:
+                break
+            first, second = _both(wall, clock)
+            if first > second:
+                if self.repeats:
+                    continue
+                first = _after_gap(wall, clock)
+            elif first < second and self.repeats:
+                second_pass.append(second)
+            while second_pass and second_pass[0] < first:
+                yield second_pass.popleft()
+            yield first
+        yield from second_pass
 
-    def _walls_of(self, date: tuple[int, int, int], after: tuple[int, int]) -> Iterator[datetime]:
-        """Yields its times of a day that are later than this hour and minute."""
-        for hour in self.hours:
-            if hour >= after[0]:
-                for minute in self.minutes:
-                    if (hour, minute) > after:
-                        yield datetime(*date, hour, minute)  # noqa: DTZ001  # on the clock
+
+def _offset(at: datetime) -> timedelta:
+    offset = at.utcoffset()
+    assert offset is not None
+    return offset
+
+
+def _both(wall: datetime, clock: ZoneInfo) -> tuple[datetime, datetime]:
+    """The moments at which the clock shows this time first and last. For a time left out, the first is later."""
+    local = wall.replace(tzinfo=clock)
+    return local.astimezone(UTC), local.replace(fold=1).astimezone(UTC)
+
+
+def _after_gap(wall: datetime, clock: ZoneInfo) -> datetime:
+    """The first moment after the times that the clock leaves out. Clocks are changed on a full minute."""
+    first, second = _both(wall, clock)
+    while first > second:
+        wall += _MINUTE
+        first, second = _both(wall, clock)
+    return first
+
+
+# -- what is understood ------------------------------------------------------------------------------
 
 
 def parse(expression: str, *, name: str) -> CronRule:
@@ -121,88 +152,78 @@ def parse(expression: str, *, name: str) -> CronRule:
 
 @lru_cache(maxsize=20_000)
 def _parse(expression: str, name: str) -> CronRule:
-    fields = NAMES.get(expression.lower(), expression).split()
-    if len(fields) != len(FIELDS) or fields[0].startswith("@"):
+    said = NAMES.get(expression.lower(), expression).split()
+    if len(said) != len(FIELDS) or said[0].startswith("@"):
         raise ValueError(_not_five(expression))
-    repeats = any("*" in text or "/" in text for text in fields[:2])
-    fields = [plain_field(kind, text, name=name) for kind, text in zip(FIELDS, fields, strict=True)]
-    minute, hour, month_day, month, weekday = fields
-    minutes, hours = tuple(sorted(read_values(MINUTE, minute))), tuple(sorted(read_values(HOUR, hour)))
-    months, days = read_values(MONTH, month), read_days(month_day, weekday)
-    rule = CronRule(" ".join(fields), repeats, minutes, hours, days, months)
-    if next(rule.walls_after(_REFERENCE), None) is None:
-        raise ValueError("never fires: no such day exists")
-    return rule
+    fields = [_without_hash(field, text, name) for field, text in zip(FIELDS, said, strict=True)]
+    try:
+        fires = next(CronSim(" ".join(fields), _REFERENCE), None) is not None
+    except CronSimError:
+        for number, field in enumerate(FIELDS):
+            _check_alone(number, field, fields[number])
+        fires = False
+    if not fires:
+        raise ValueError(
+            "never fires: no day matches its day of the month, month and day of the week together"
+        )
+    return CronRule(" ".join(fields), fields[0].startswith("*") or fields[1].startswith("*"))
+
+
+def _without_hash(field: Field, text: str, name: str) -> str:
+    """The field with numbers in place of each ``H``."""
+    for step in _STEP.findall(text):
+        if not 1 <= int(step) <= field.high - field.low + 1:
+            most = field.high - field.low + 1
+            raise ValueError(
+                f"the {field.name} {text!r} is wrong: a step is from 1 to {most}; for other intervals write "
+                "every: 90m and the like in place of cron"
+            )
+    # THU and MARCH have an H as well.
+    return ",".join(_hashed(field, item, name) if item.startswith("H") else item for item in text.split(","))
+
+
+def _hashed(field: Field, item: str, name: str) -> str:
+    found = _HASHED.fullmatch(item)
+    if found is None:
+        raise ValueError(f"the {field.name} {item!r} is wrong: write H, H(1-5), H/2 or H(1-5)/2")
+    low, high = field.low, field.hashed_high
+    if found["first"] is not None:
+        low, high = int(found["first"]), int(found["last"])
+        if not field.low <= low <= high <= field.high:
+            bounds = f"its range must rise and lie within {field.low} to {field.high}"
+            raise ValueError(f"the {field.name} {item!r} is wrong: {bounds}")
+    value = int.from_bytes(blake2b(f"{field.name}\0{name}".encode(), digest_size=8).digest(), "big")
+    size = high - low + 1
+    if found["step"] is None:
+        return str(low + value % size)
+    step = int(found["step"])
+    if step > size:
+        raise ValueError(f"the {field.name} {item!r} is wrong: its step must be from 1 to {size}")
+    return ",".join(str(one) for one in range(low + value % step, high + 1, step))
+
+
+def _check_alone(number: int, field: Field, text: str) -> None:
+    """Raise ValueError if this field is wrong whatever the others are."""
+    alone = ["*"] * len(FIELDS)
+    alone[number] = text
+    try:
+        CronSim(" ".join(alone), _REFERENCE)
+    except CronSimError:
+        message = f"the {field.name} {text!r} is wrong: write {field.allowed}, {_OTHERWISE}"
+        raise ValueError(message) from None
 
 
 def _not_five(expression: str) -> str:
-    """Return what is wrong with an expression that has not five fields, and what to write instead."""
-    fields = expression.split()
-    if every := _EVERY.fullmatch(expression):
-        return f"@every is not cron: write every: {every[1].lower()} in place of cron"
-    if expression == "@REBOOT":
-        return "@reboot is no time; `feedq schedule trigger` runs a schedule now"
+    """Say what is wrong with an expression that has not five fields."""
+    if expression.startswith("@EVERY "):
+        return f"@every is not cron: write every: {expression[7:].lower()} in place of cron"
     if expression.startswith("@"):
-        return f"{expression.lower()} is not known; the names are {', '.join(NAMES)}"
+        return f"{expression.lower()!r} is not known; the names are {', '.join(NAMES)}"
     if expression.startswith(("CRON_TZ=", "TZ=")):
-        return f"{fields[0]} does not belong here: give the time zone as zone"
-    said = f"has {len(fields)} fields and needs five: {', '.join(kind.name for kind in FIELDS)}"
-    if every := _SECONDS.fullmatch(expression):
-        return f"{said}; there is none of seconds: write every: {every[1]}s in place of cron"
-    if len(fields) in (6, 7):
-        if fields[0] == "0" and "?" not in (fields[2], fields[4]):
-            return f"{said}; there is none of seconds: write {' '.join(fields[1:6])}"
-        if len(fields) == 6 and "?" in (fields[2], fields[4]):
-            return f"{said}; there is none of years: write {' '.join(fields[:5])}"
-        return f"{said}; there is none of seconds: for less than a minute write every: 30s and the like"
-    return said
-
-
-# -- wall-clock times and moments ----------------------------------------------------------------------
-
-
-def _wall_before(after: datetime, clock: ZoneInfo) -> datetime:
-    """The time on the clock from which to look so that nothing after ``after`` is left out."""
-    offsets = {moment.astimezone(clock).utcoffset() for moment in (after - _AROUND, after, after + _AROUND)}
-    wall = after.astimezone(clock).replace(tzinfo=None)
-    # Near a fold, times that the clock has shown already may come again.
-    return wall if len(offsets) == 1 else wall - _AROUND
-
-
-def _moments(walls: Iterator[datetime], clock: ZoneInfo, gap: DstGap, fold: DstFold) -> Iterator[datetime]:
-    """Yields the moments at which the clock shows these times. Rising, and the end of a gap as often as times are
-    moved out of it."""
-    second_pass: deque[datetime] = deque()
-    for wall in walls:
-        if wall.year > YEAR_MAX:
-            break
-        first = wall.replace(tzinfo=clock, fold=0).astimezone(UTC)
-        second = wall.replace(tzinfo=clock, fold=1).astimezone(UTC)
-        moment = first
-        if first > second:
-            if gap is DstGap.SKIP:
-                continue
-            moment = _end_of_gap(second, first, clock)
-        elif first < second:
-            if fold is DstFold.SECOND:
-                moment = second
-            elif fold is DstFold.BOTH:
-                second_pass.append(second)
-        while second_pass and second_pass[0] < moment:
-            yield second_pass.popleft()
-        yield moment
-    yield from second_pass
-
-
-def _end_of_gap(before: datetime, after: datetime, clock: ZoneInfo) -> datetime:
-    """The moment between these two at which the clock is put forward, to the second."""
-    offset = before.astimezone(clock).utcoffset()
-    seconds = int((after - before).total_seconds())
-    low, high = 0, seconds
-    while high - low > 1:
-        middle = (low + high) // 2
-        if (before + timedelta(seconds=middle)).astimezone(clock).utcoffset() == offset:
-            low = middle
-        else:
-            high = middle
-    return before + timedelta(seconds=high)
+        return "has a time zone in it; write it as zone"
+    count = len(expression.split())
+    return f"has {count} fields and needs five: {', '.join(field.name for field in FIELDS)}" + (
+        "; there is none of seconds: for less than a minute write every: 30s in place of cron"
+        if count == 6
+        else ""
+    )

@@ -1,4 +1,4 @@
-"""Schedules, job queues and calendars as people declare them: their keys, what may be wrong, and the way back.
+"""Schedules and job queues as people declare them: their keys, what may be wrong, and the way back.
 
 A manifest, the command line and JSON Schema all follow from these models. Nothing here connects anywhere:
 whether a worker knows the task shows when it is run.
@@ -22,11 +22,8 @@ from feedq.schedule.model import (
     DEFAULT_QUEUE,
     PRIORITY_MAX,
     Beat,
-    Calendar,
     CatchUp,
     Cron,
-    DstFold,
-    DstGap,
     Every,
     Exclusion,
     Job,
@@ -61,7 +58,7 @@ from feedq.values import (
 )
 
 TIMING_KEYS = {
-    "cron": ("cron", "zone", "dst_gap", "dst_fold"),
+    "cron": ("cron", "zone"),
     "every": ("every", "anchor", "zone"),
     "at": ("at", "zone"),
 }
@@ -96,8 +93,6 @@ LIMIT_MIN_S = 0.001
 """With none at all nothing could be in time."""
 ROWS_MAX = 10_000
 """Runs of one schedule that may wait, and misfires that are made up for at once: rows of one transaction."""
-CALENDARS_MAX = 20
-"""Of one schedule."""
 KEEP_RUNS_MAX = 100_000
 """More would take long to count."""
 LABELS_MAX = 100
@@ -139,9 +134,6 @@ def _plain_json(value: Any) -> Any:
     return value
 
 
-Dates = Annotated[tuple[Text, ...], AfterValidator(_no_twice), AfterValidator(_check_dates)]
-
-
 class RetriesEntry(Entry):
     """How failed and timed-out attempts are repeated."""
 
@@ -168,19 +160,6 @@ class CatchUpEntry(Entry):
     """None older are made up for."""
     max: Annotated[int, Number(1, ROWS_MAX)] = 100
     """With `all`: no more than this are made up for."""
-
-
-class ExcludeEntry(Entry):
-    """Days without a tick."""
-
-    shorthand = "dates"
-
-    dates: Annotated[Dates, Listed(DATES_MAX, "dates", or_none=True)] = ()
-    """No tick on `2026-12-24`, `12-25` (each year), `2026-12-24..2027-01-02`; or `none`."""
-    calendars: Annotated[
-        tuple[Name, ...], AfterValidator(_no_twice), Listed(CALENDARS_MAX, "calendars", or_none=True)
-    ] = ()
-    """No tick on the days of these calendars; or `none`."""
 
 
 class KeepEntry(Entry):
@@ -223,18 +202,19 @@ class ScheduleEntry(Entry):
     """An interval: `30s`, `5m`, `2h`, `1d`, or so many seconds."""
     at: Annotated[tuple[Moment, ...], Listed(TIMES_MAX, as_one=True)] = ()
     """Once, at a time such as `2026-12-01T08:00`."""
-    dst_gap: Word[DstGap] = DstGap.SHIFT
-    """A tick at a time that clocks leave out."""
-    dst_fold: Word[DstFold] = DstFold.FIRST
-    """A tick at a time that clocks show twice."""
     anchor: Moment | None = None
     """The time that `every` counts from."""
     start: Bound = None
     """No tick before this time, or `none`."""
     end: Bound = None
     """No tick from this time on, or `none`."""
-    exclude: ExcludeEntry = ExcludeEntry()
-    """Days without a tick; a list is its `dates`."""
+    exclude: Annotated[
+        tuple[Text, ...],
+        AfterValidator(_no_twice),
+        AfterValidator(_check_dates),
+        Listed(DATES_MAX, "dates", or_none=True),
+    ] = ()
+    """Days without a tick: `2026-12-24`, or a range such as `2026-12-24..2027-01-06`; or `none`."""
     args: Annotated[list[Any], AfterValidator(_plain_json)] = Field([])
     """Arguments of the task by position."""
     kwargs: Annotated[dict[Any, Any], AfterValidator(_plain_json)] = Field({})
@@ -316,7 +296,6 @@ class ScheduleEntry(Entry):
     @property
     def spec(self) -> ScheduleSpec:
         """The spec that the entry declares."""
-        days = self.exclude.dates or self.exclude.calendars
         return ScheduleSpec(
             name=self.name,
             timing=self._timing,
@@ -325,7 +304,7 @@ class ScheduleEntry(Entry):
                 retries=Retries(**_taken(self.retries, _RETRIES)),
                 **_taken(self, _JOB),
             ),
-            exclude=Exclusion(self.exclude.dates, self.zone, self.exclude.calendars) if days else Exclusion(),
+            exclude=Exclusion(self.exclude, self.zone) if self.exclude else Exclusion(),
             paused=bool(self.paused),
             **_taken(self, _POLICIES),
         )
@@ -333,7 +312,7 @@ class ScheduleEntry(Entry):
     @property
     def _timing(self) -> Timing:
         if self.cron:
-            return Cron(_one_or_all(self.cron), self.zone, self.dst_gap, self.dst_fold)
+            return Cron(_one_or_all(self.cron), self.zone)
         if self.at:
             return Once(_one_or_all(self.at))
         assert self.every is not None, "one of the three is there"
@@ -343,8 +322,7 @@ class ScheduleEntry(Entry):
 def plain_schedule(spec: ScheduleSpec) -> dict[str, Any]:
     """A schedule as it stands in a manifest; what is at its default is left out."""
     zone = spec.exclude.zone if spec.exclude else DEFAULT_ZONE
-    exclude = {"dates": spec.exclude.dates, "calendars": spec.exclude.calendars}
-    keys = {"name": spec.name, "zone": zone, "exclude": exclude, "paused": spec.paused or None}
+    keys = {"name": spec.name, "zone": zone, "exclude": spec.exclude.dates, "paused": spec.paused or None}
     keys |= _plain_timing(spec.timing) | _plain_job(spec.job) | _said(spec, _POLICIES)
     return ScheduleEntry.of(keys).plain()
 
@@ -368,7 +346,7 @@ def job_with(spec: ScheduleSpec, *, args: Sequence[Any] | None, kwargs: Mapping[
 def _plain_timing(timing: Timing) -> dict[str, Any]:
     match timing:
         case Cron() as cron:
-            return {"cron": cron.expressions, "zone": cron.zone, "dst_gap": cron.gap, "dst_fold": cron.fold}
+            return {"cron": cron.expressions, "zone": cron.zone}
         case Every(every_s, anchor):
             return {"every": every_s, "anchor": anchor}
         case Once() as once:
@@ -402,22 +380,7 @@ def _one_or_all(values: tuple[Value, ...]) -> Value | tuple[Value, ...]:
     return values[0] if len(values) == 1 else values
 
 
-# -- calendars and queues ------------------------------------------------------------------------------
-
-
-class CalendarEntry(Entry):
-    """A named list of days for schedules to leave out."""
-
-    noun = "calendar"
-
-    name: Name
-    """The name that schedules give in `exclude`."""
-    dates: Annotated[Dates, Listed(DATES_MAX, "dates")]
-    """Days without a tick: `2026-12-24`, `12-25` (each year), `2026-12-24..2027-01-02`."""
-
-    @property
-    def spec(self) -> Calendar:
-        return Calendar(**dict(self))
+# -- queues --------------------------------------------------------------------------------------------
 
 
 class QueueEntry(Entry):
@@ -448,10 +411,6 @@ class QueueEntry(Entry):
     @property
     def spec(self) -> Queue:
         return Queue(**dict(self))
-
-
-def plain_calendar(calendar: Calendar) -> dict[str, Any]:
-    return CalendarEntry.of(asdict(calendar)).plain()
 
 
 def plain_queue(queue: Queue) -> dict[str, Any]:

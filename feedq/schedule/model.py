@@ -54,22 +54,6 @@ class CatchUp(StrEnum):
     ALL = "all"
 
 
-class DstGap(StrEnum):
-    """A tick whose wall-clock time does not exist, because clocks are put forward over it."""
-
-    SHIFT = "shift"
-    """Fires at the first moment after the gap."""
-    SKIP = "skip"
-
-
-class DstFold(StrEnum):
-    """A tick whose wall-clock time exists twice, because clocks are put back over it."""
-
-    FIRST = "first"
-    SECOND = "second"
-    BOTH = "both"
-
-
 class ResumePolicy(StrEnum):
     """The policy about the ticks of a pause when it ends."""
 
@@ -124,8 +108,6 @@ class Cron:
     expression: str | tuple[str, ...]
     """Several: a tick whenever one of them has one."""
     zone: str = "UTC"
-    gap: DstGap = DstGap.SHIFT
-    fold: DstFold = DstFold.FIRST
 
     @property
     def expressions(self) -> tuple[str, ...]:
@@ -193,25 +175,12 @@ class Exclusion:
     """Days on which a schedule has no ticks: see `feedq.schedule.exclusions`."""
 
     dates: tuple[str, ...] = ()
-    """Such as ``2026-12-24``, ``12-25`` (each year) or ``2026-12-24..2027-01-02``."""
+    """Such as ``2026-12-24`` or ``2026-12-24..2027-01-06``."""
     zone: str = "UTC"
     """The zone on whose clock a day begins and ends."""
-    calendars: tuple[str, ...] = ()
-    """Names of calendars, whose days are left out, too."""
-    calendar_dates: tuple[str, ...] = field(default=(), compare=False)
-    """The dates of these calendars, as the store knows them: no part of the declaration."""
 
     def __bool__(self) -> bool:
-        return bool(self.dates or self.calendars)
-
-
-@dataclass(frozen=True, slots=True)
-class Calendar:
-    """A named list of days for schedules to leave out, such as the holidays of a country."""
-
-    name: str
-    dates: tuple[str, ...]
-    """As those of an `Exclusion`."""
+        return bool(self.dates)
 
 
 @dataclass(frozen=True, slots=True)

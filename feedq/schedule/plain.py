@@ -3,7 +3,7 @@
 ::
 
     {"name": "report",
-     "timing": {"cron": "0 2 * * *", "zone": "Europe/Berlin", "gap": "shift", "fold": "first"},
+     "timing": {"cron": "0 2 * * *", "zone": "Europe/Berlin"},
      "job": {"task": "shop.report", "kwargs": {"day": "yesterday"}},
      "policy": {"jitter_s": 30.0}}
 
@@ -57,8 +57,8 @@ def from_plain(plain: Any) -> ScheduleSpec:
 
 def timing_to_plain(timing: Timing) -> dict[str, Any]:
     match timing:
-        case Cron(expression, zone, gap, fold):
-            return {"cron": _plain(expression), "zone": zone, "gap": gap.value, "fold": fold.value}
+        case Cron(expression, zone):
+            return {"cron": _plain(expression), "zone": zone}
         case Every(every_s, anchor):
             return {"every_s": every_s} | ({} if anchor is None else {"anchor": instant(anchor)})
         case Once(at):
@@ -98,8 +98,7 @@ def job_from_plain(plain: Any) -> Job:
 
 def policy_to_plain(spec: ScheduleSpec) -> dict[str, Any]:
     """Writes all of a declaration but its name, timing and job."""
-    others = dict.fromkeys(("name", "timing", "job"), True)
-    return _differing(ScheduleSpec, spec, exclude={**others, "exclude": {"calendar_dates"}})
+    return _differing(ScheduleSpec, spec, exclude={"name", "timing", "job"})
 
 
 def policy_from_plain(plain: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from hashlib import blake2b
 from heapq import merge
 from itertools import count, groupby, islice, takewhile
@@ -17,15 +17,13 @@ from zoneinfo import ZoneInfo
 
 from feedq.errors import InvalidInput
 from feedq.schedule.cron import YEAR_MAX, parse
-from feedq.schedule.exclusions import days_of, midnight
+from feedq.schedule.exclusions import first_free
 from feedq.schedule.model import BACKFILL_MAX, Beat, Cron, Every, Once, ScheduleSpec
 from feedq.values import instant
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 END = datetime(YEAR_MAX, 1, 1, tzinfo=UTC)
 """Intervals have no ticks from here on."""
-LEFT_OUT_MAX = 1_000
-"""Times in a row that ticks fall on days that are left out, and then on such days again: there are no others."""
 MICROSECOND = timedelta(microseconds=1)
 
 
@@ -49,9 +47,9 @@ def ticks_after(spec: ScheduleSpec, *, after: datetime) -> Iterator[datetime]:
 def _ticks_of(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
     """Yields the ticks of its timing alone."""
     match spec.timing:
-        case Cron(_, zone, gap, fold) as cron:
+        case Cron() as cron:
             rules = [parse(expression, name=spec.name) for expression in cron.expressions]
-            found = [rule.ticks_after(after, zone=zone, gap=gap, fold=fold) for rule in rules]
+            found = [rule.ticks_after(after, zone=cron.zone) for rule in rules]
             return found[0] if len(found) == 1 else (tick for tick, _ in groupby(merge(*found)))
         case Every() as every:
             return Grid.of(every).ticks_after(after)
@@ -62,17 +60,17 @@ def _ticks_of(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
 
 
 def _without_excluded(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
-    clock, days = ZoneInfo(spec.exclude.zone), days_of(spec.exclude.dates + spec.exclude.calendar_dates)
-    ticks, left_out = _ticks_of(spec, after), 0
-    while (tick := next(ticks, None)) is not None and left_out < LEFT_OUT_MAX:
-        free = days.free_after(tick.astimezone(clock).date())
-        if free is None:
-            left_out = 0
+    clock = ZoneInfo(spec.exclude.zone)
+    ticks = _ticks_of(spec, after)
+    while (tick := next(ticks, None)) is not None:
+        day = tick.astimezone(clock).date()
+        free = first_free(spec.exclude.dates, day)
+        if free == day:
             yield tick
         else:
-            # Not tick by tick: of an interval there may be a million in a day.
-            left_out += 1
-            ticks = _ticks_of(spec, max(tick, midnight(free, clock) - MICROSECOND))
+            # Not tick by tick: an interval may have a million of them in a day.
+            midnight = datetime.combine(free, time(), clock).astimezone(UTC)
+            ticks = _ticks_of(spec, max(tick, midnight - MICROSECOND))
 
 
 @dataclass(frozen=True, slots=True)

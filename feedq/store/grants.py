@@ -87,7 +87,6 @@ CHANGES: Final[Mapping[str, Mapping[Role, Collection[Right]]]] = {
         Role.FLOWER: (Right.UPDATE,),
         Role.OPERATOR: ALL,
     },
-    "calendar": {Role.OPERATOR: ALL},
     "catalog": {Role.OPERATOR: ALL},
     # Made by the migration, and never changed.
     "installation": {},
@@ -104,7 +103,7 @@ DECLARED: Final[Mapping[str, Collection[str]]] = {
         *("name", "tenant", "connector", "source", "sink", "labels", "selector", "weight", "target_state"),
         *("generation", "uuid", "catalog", "initial_cursor", "expect", "parent", "backfill"),
     ),
-    "schedule": ("name", "job", "timing", "policy", "excluded", "generation"),
+    "schedule": ("name", "job", "timing", "policy", "generation"),
 }
 """Columns that say what should run: whoever may write them may have a worker do anything."""
 

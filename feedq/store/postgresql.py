@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from feedq.store.backfills import PostgresBackfills
     from feedq.store.catalog_feeds import CatalogStore
     from feedq.store.expectations import ExpectationStore
-    from feedq.store.jobs.calendars import CalendarStore
     from feedq.store.jobs.queues import QueueStore
     from feedq.store.jobs.runs import RunStore
     from feedq.store.jobs.schedules import ScheduleStore
@@ -49,12 +48,6 @@ class JobStore:
         from feedq.store.jobs.schedules import ScheduleStore
 
         return ScheduleStore(self._database, ageing_s=self._ageing_s)
-
-    @cached_property
-    def calendars(self) -> CalendarStore:
-        from feedq.store.jobs.calendars import CalendarStore
-
-        return CalendarStore(self._database)
 
     @cached_property
     def queues(self) -> QueueStore:

@@ -18,7 +18,6 @@ from feedq.model import NewWorker, Worker
 from feedq.schedule.model import Every, Job, Run, RunState, Schedule, ScheduleSpec
 from feedq.store.channels import worker_channel
 from feedq.store.database import Database
-from feedq.store.jobs.calendars import CalendarStore
 from feedq.store.jobs.queues import QueueStore
 from feedq.store.jobs.schedules import ScheduleStore
 from tests.cluster import wait_until
@@ -40,7 +39,6 @@ class JobsHarness(PostgresHarness):
         super().__init__(url)
         self.database = Database(url, application_name="feedq-test")
         self.schedules = ScheduleStore(self.database)
-        self.calendars = CalendarStore(self.database)
         self.queues = QueueStore(self.database)
 
     def close(self) -> None:

@@ -130,7 +130,7 @@ def test_a_viewer_of_a_tenant_sees_its_feeds_and_no_others(acme: ApiClient, back
     assert asked == ["GET /api/v1/feeds/beta%2Fb", "GET /api/v1/feeds/beta%2Fb/events"]
 
 
-@pytest.mark.parametrize("path", ["/workers", "/schedules", "/runs", "/queues", "/calendars", "/status"])
+@pytest.mark.parametrize("path", ["/workers", "/schedules", "/runs", "/queues", "/status"])
 def test_what_belongs_to_no_tenant_needs_a_role_over_everything(
     acme: ApiClient, backend: ApiBackend, path: str
 ) -> None:

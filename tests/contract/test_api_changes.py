@@ -165,7 +165,6 @@ def test_what_is_wrong_is_said_as_the_command_says_it(
 def test_a_dry_run_says_what_would_be_and_does_nothing(api: ApiClient, harness: JobsHarness) -> None:
     assert put(api, query="?dry_run=true").json() | {"changes": []} == {
         "note": None,
-        "schedules": None,
         "name": "acme/orders",
         "result": "added",
         "dry_run": True,
@@ -241,15 +240,11 @@ def test_schedules_are_declared_triggered_once_a_key_and_removed(
     assert api.ask("DELETE", path).json()["result"] == "removed"
 
 
-def test_queues_and_calendars_are_set_and_removed(api: ApiClient, harness: JobsHarness) -> None:
+def test_queues_are_set_and_removed(api: ApiClient, harness: JobsHarness) -> None:
     assert api.ask("PUT", "/queues/reports", json={"concurrency": 2}).status_code == 200
     assert api.json("/queues")["queues"][0]["concurrency"] == 2
     assert api.ask("PUT", "/queues/reports", json={}).status_code == 400
     assert api.ask("DELETE", "/queues/reports").status_code == 200
-    assert api.ask("PUT", "/calendars/holidays", json={"dates": ["12-25"]}).status_code == 200
-    assert api.json("/calendars")["calendars"] == [{"name": "holidays", "dates": ["12-25"], "schedules": 0}]
-    assert api.ask("DELETE", "/calendars/holidays").status_code == 200
-    assert api.ask("DELETE", "/calendars/holidays").status_code == 404
 
 
 def test_tokens_are_given_out_by_admins_alone(client_of: MakeClient, backend: ApiBackend) -> None:

@@ -149,7 +149,6 @@ def test_workers_schedules_and_runs_are_shown(api: ApiClient, harness: JobsHarne
     assert shown == sorted((run.id for run in runs), reverse=True)
     assert api.json(f"/runs/{runs[0].id}")["key"] == "trigger:0"
     assert api.json("/queues")["queues"][0]["waiting"] == 1
-    assert api.json("/calendars") == {"calendars": []}
 
 
 def test_the_fleet_and_the_connectors_are_shown(api: ApiClient, feeds: None) -> None:

@@ -27,7 +27,7 @@ from feedq.api.app import document_of, make_app
 from feedq.api.backend import ApiBackend
 from feedq.embedded.postgres import Postgres
 from feedq.model import Feed, FeedBackfill, Identity, StartCursor, TargetState, WorkerTarget
-from feedq.schedule.model import Calendar, Queue
+from feedq.schedule.model import Queue
 from feedq.settings import Settings
 from feedq.sinks.base import CheckpointChange
 from feedq.store.event_listing import EventFilter
@@ -102,7 +102,6 @@ class Stage:
         harness.worker("w@host")
         harness.store.workers.set_target(harness.worker("cordoned@host").id, WorkerTarget.CORDONED)
         harness.queues.set(Queue("reports", concurrency=9))
-        harness.calendars.set(Calendar("holidays", ("01-01",)))
         self.token("ci", AccessRole.VIEWER)
 
     def _land(self, feed: Feed) -> None:

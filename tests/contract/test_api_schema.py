@@ -51,7 +51,6 @@ FLEET = (
     "/schedules",
     "/runs",
     "/queues",
-    "/calendars",
     "/status",
     "/problems",
     "/doctor",

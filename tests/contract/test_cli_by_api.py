@@ -22,7 +22,7 @@ from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
 from feedq.embedded.process import free_port
 from feedq.model import FeedBackfill, Identity, StartCursor, TargetState
-from feedq.schedule.model import Calendar, Cron, Every, Exclusion, Queue
+from feedq.schedule.model import Cron, Every, Exclusion, Queue
 from feedq.settings import Settings
 from feedq.sinks.base import CheckpointChange
 from feedq.store.event_listing import EventFilter
@@ -133,9 +133,8 @@ def _land(harness: JobsHarness, backend: ApiBackend) -> None:
 
 
 def _schedule(harness: JobsHarness) -> None:
-    harness.calendars.set(Calendar("holidays", ("12-25",)))
     harness.queues.set(Queue("reports", concurrency=2))
-    excluded = Exclusion(calendars=("holidays",))
+    excluded = Exclusion(("2026-12-25",), "Europe/Berlin")
     harness.schedule("acme/nightly", timing=Cron("30 2 * * *", "Europe/Berlin"), exclude=excluded)
     harness.schedule("acme/poll", timing=Every(3600.0))
     harness.schedules.pause("acme/poll", reason="not now")
@@ -203,8 +202,6 @@ schedule export acme/nightly --json
 schedule export nobody
 schedule queue list
 schedule queue list --json
-schedule calendar list
-schedule calendar list --json
 status
 status --json
 status --problems
@@ -266,9 +263,8 @@ MANIFEST = """
 feeds:
   - {name: acme/0, tenant: acme, connector: tcp, source: {url: "tcp://127.0.0.1:1"}, sink: {table: t}}
   - {name: acme/8, tenant: acme, connector: tcp, source: {url: "tcp://127.0.0.1:1"}, sink: {table: t}}
-schedules: [{name: acme/weekly, task: a.b, every: 7d, exclude: {calendars: [spring]}}]
+schedules: [{name: acme/weekly, task: a.b, every: 7d, exclude: [2026-03-20]}]
 queues: [{name: mails, rate_per_s: 2}]
-calendars: [{name: spring, dates: [03-20]}]
 """
 
 REFUSED = [
@@ -301,7 +297,6 @@ REFUSED = [
     "schedule trigger nobody",
     "schedule cancel 99",
     "schedule backfill acme/poll --from 2026-01-01 --to 2025-01-01",
-    "schedule calendar remove holidays",
     "schedule queue remove nothing",
     "apply -f nowhere.yaml",
     "apply -f - --prune",
@@ -339,14 +334,13 @@ CHANGES = [
     ("feed cursor reset acme/0 --yes --json", "feed cursor set acme/0 9 --yes"),
     ("feed dead-letters replay acme/0 {0} --json", None),
     ("feed dead-letters drop acme/0 {1} --yes", None),
-    ("schedule add a/new --task a.b --every 1h --exclude-calendar holidays", "schedule remove a/new --yes"),
+    ("schedule add a/new --task a.b --every 1h --exclude 2026-12-25", "schedule remove a/new --yes"),
     ("schedule edit acme/poll --priority 3 --json", "schedule edit acme/poll --priority 0"),
     ("schedule resume acme/poll", "schedule pause acme/poll --reason why"),
     ("schedule trigger acme/nightly --key once --json", None),
     ("schedule backfill acme/poll --from 2026-01-0{0}T00:00Z --to 2026-01-0{0}T03:00Z --yes", None),
     ("schedule purge acme/nightly --json", None),
     ("schedule queue set mails --rate 2", "schedule queue remove mails"),
-    ("schedule calendar set holidays 01-01 12-25 --json", "schedule calendar set holidays 12-25"),
     ("apply -f - --prune --tenant acme --dry-run", None),
 ]
 """What is done, and what takes it back."""
@@ -379,7 +373,7 @@ def test_manifests_are_applied_alike_and_back(sides: Sides) -> None:
         answers.append(everything(sides))
     assert answers[:3] == answers[3:]
     assert answers[0][0] == 0, answers
-    assert answers[1]["removed"] == 4
+    assert answers[1]["removed"] == 3
     adopted = MANIFEST.replace("acme/8", "acme/0")
     sides.harness.execute("DELETE FROM feedq.feed WHERE name = 'acme/0'")
     noted = sides.both("apply", "-f", "-", "--dry-run", given=adopted.replace("acme/0", "acme/7", 1))
@@ -425,7 +419,6 @@ def everything(sides: Sides) -> list[Any]:
             ("feedq.worker", "name, target_state"),
             ("feedq.schedule WHERE removed_at IS NULL", "name, state, timing::text, policy::text"),
             ("feedq.job_queue", "name, rate_per_s"),
-            ("feedq.calendar", "name, dates::text"),
             ("(SELECT feed AS name, cursor::text FROM feedq_checkpoint) c", "name, cursor"),
         )
     ]

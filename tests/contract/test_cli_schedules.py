@@ -24,7 +24,6 @@ schedules:
   - name: acme/cleanup
     cron: "H 2 * * *"
     zone: Europe/Berlin
-    dst_fold: both
     task: acme.jobs.cleanup
     args: [1, {deep: [2.5, null]}]
     kwargs: {days: 30, filter: {}}

@@ -13,8 +13,6 @@ from feedq.schedule.model import (
     Beat,
     CatchUp,
     Cron,
-    DstFold,
-    DstGap,
     Every,
     Exclusion,
     Job,
@@ -34,7 +32,7 @@ MINUTE = timedelta(seconds=INTERVAL_S)
 
 EVERYTHING = ScheduleSpec(
     name="acme/report-ä",
-    timing=Cron("H 2 * * 1-5", "Europe/Berlin", DstGap.SKIP, DstFold.BOTH),
+    timing=Cron("H 2 * * 1-5", "Europe/Berlin"),
     job=Job(
         "tasks.report",
         ("a", 1, [2.5, None]),
@@ -58,7 +56,7 @@ EVERYTHING = ScheduleSpec(
     paused=True,
     start_at=datetime(2026, 1, 1, tzinfo=UTC),
     end_at=datetime(2999, 1, 1, tzinfo=UTC),
-    exclude=Exclusion(("12-25", "2026-12-31..2027-01-02"), "Europe/Berlin"),
+    exclude=Exclusion(("2026-12-25", "2026-12-31..2027-01-02"), "Europe/Berlin"),
     keep_runs=1_000,
     keep_days=30,
 )

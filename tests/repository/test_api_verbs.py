@@ -7,9 +7,8 @@ from feedq.cli.root import LOCAL
 from tests.repository.test_cli_docs import COMMANDS
 
 VERBS = {
-    "apply": "declare_feeds put_feed remove_feed put_schedule remove_schedule put_queue remove_queue put_calendar "
-    "remove_calendar",
-    "diff": "put_feed put_schedule put_queue put_calendar",
+    "apply": "declare_feeds put_feed remove_feed put_schedule remove_schedule put_queue remove_queue",
+    "diff": "put_feed put_schedule put_queue",
     "schema": "show_schema",
     "events": "list_events list_events_of_feed",
     "feed add": "put_feed",
@@ -55,9 +54,6 @@ VERBS = {
     "schedule queue set": "put_queue",
     "schedule queue remove": "remove_queue",
     "schedule queue list": "list_queues",
-    "schedule calendar set": "put_calendar",
-    "schedule calendar remove": "remove_calendar",
-    "schedule calendar list": "list_calendars",
     "worker list": "list_workers",
     "worker show": "show_worker",
     "worker cordon": "cordon_worker",

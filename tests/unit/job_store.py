@@ -6,7 +6,6 @@ commands themselves are in question.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -17,7 +16,6 @@ from feedq.errors import Conflict, NotFound, Unavailable
 from feedq.model import Version
 from feedq.schedule import due
 from feedq.schedule.model import (
-    Calendar,
     Job,
     Overlap,
     Queue,
@@ -30,7 +28,6 @@ from feedq.schedule.model import (
     ScheduleView,
     UnreadableSpec,
 )
-from feedq.store.jobs.calendars import CalendarStore
 from feedq.store.jobs.queues import QueueStore
 from feedq.store.jobs.schedules import ScheduleStore, trigger_key
 from feedq.store.postgresql import JobStore
@@ -286,41 +283,14 @@ class MemoryQueues(QueueStore):
         return self.busy
 
 
-class MemoryCalendars(CalendarStore):
-    """A `CalendarStore` on a dict."""
-
-    def __init__(self, schedules: MemorySchedules) -> None:
-        self.by_name: dict[str, Calendar] = {}
-        self.schedules = schedules
-
-    def set(self, calendar: Calendar) -> int:
-        self.by_name[calendar.name] = calendar
-        return self.users().get(calendar.name, 0)
-
-    def remove(self, name: str) -> None:
-        if self.users().get(name):
-            raise Conflict(f"calendar {name!r} is left out by a schedule")
-        if self.by_name.pop(name, None) is None:
-            raise NotFound(f"no calendar named {name!r}")
-
-    def all(self) -> list[Calendar]:
-        return [self.by_name[name] for name in sorted(self.by_name)]
-
-    def users(self) -> Mapping[str, int]:
-        specs = [schedule.spec for schedule in self.schedules.by_name.values()]
-        return Counter(name for spec in specs for name in spec.exclude.calendars)
-
-
 class MemoryJobs(JobStore):
     """A `JobStore` without its workers' side: commands neither fire nor claim."""
 
     schedules: MemorySchedules
-    calendars: MemoryCalendars
     queues: MemoryQueues
 
     def __init__(self, clock: ManualClock) -> None:
         self.schedules = MemorySchedules(clock)
-        self.calendars = MemoryCalendars(self.schedules)
         self.queues = MemoryQueues()
 
     def go_away_after(self, changes: int) -> None:

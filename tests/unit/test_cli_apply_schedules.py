@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from feedq.schedule.model import Cron, Every, Exclusion, Job, Queue, ScheduleSpec
+from feedq.schedule.model import Cron, Every, Job, Queue, ScheduleSpec
 from tests.unit.command import URL, Command
 
 FEEDS = f"feeds:\n- {{name: f, connector: tcp, source: {{url: '{URL}'}}, sink: {{table: t}}}}\n"
@@ -199,82 +199,3 @@ def test_pythons_collector_is_on_again_after_reading_whatever_was_read(command: 
         assert not gc.isenabled(), "whoever turned it off wants it so"
     finally:
         gc.enable()
-
-
-# -- calendars ---------------------------------------------------------------------------------------
-
-CALENDARS = """
-calendars:
-- {name: holidays, dates: [12-25, 2026-12-31..2027-01-02]}
-schedules:
-- {name: a, task: t, every: 1h, zone: Europe/Berlin, exclude: {dates: [05-01], calendars: [holidays]}}
-"""
-
-
-def test_calendars_are_applied_before_the_schedules_that_leave_them_out(command: Command) -> None:
-    out = command.ok("apply", "-f", "-", given=CALENDARS)
-    assert out.splitlines()[:2] == ["+ calendar holidays", "+ schedule a"]
-    assert command.jobs.schedules.get("a").spec.exclude == Exclusion(
-        ("05-01",), "Europe/Berlin", ("holidays",)
-    )
-    assert command.ok("apply", "-f", "-", given=CALENDARS).endswith("= 2 unchanged\n")
-    changed = command.ok("apply", "-f", "-", given=CALENDARS.replace("12-25", "12-26"))
-    assert changed.splitlines()[0] == "~ calendar holidays"
-    assert command.jobs.calendars.all()[0].dates == ("12-26", "2026-12-31..2027-01-02")
-
-
-def test_what_is_exported_is_applied_elsewhere_and_is_the_same(command: Command) -> None:
-    command.ok("apply", "-f", "-", given=CALENDARS)
-    for exported in (command.ok("schedule", "export"), command.ok("schedule", "export", "a")):
-        other = Command()
-        other.ok("apply", "-f", "-", given=exported)
-        assert other.jobs.calendars.all() == command.jobs.calendars.all()
-        assert other.jobs.schedules.specs() == command.jobs.schedules.specs()
-    assert command.json("schedule", "export")["calendars"] == [
-        {"name": "holidays", "dates": ["12-25", "2026-12-31..2027-01-02"]}
-    ]
-
-
-def test_a_calendar_that_there_will_not_be_is_found_before_anything_is_changed(command: Command) -> None:
-    unknown = CALENDARS.replace("calendars: [holidays]", "calendars: [holidays, closing]")
-    refused = command.refused("apply", "-f", "-", given=unknown)
-    assert "standard input:5: schedule 'a': exclude.calendars: there is no calendar 'closing'" in refused
-    assert names(command) == []
-    command.ok("apply", "-f", "-", given=CALENDARS)
-    refused = command.refused("apply", "-f", "-", "--prune", "--yes", given="calendars: []\n")
-    assert "--prune: schedule 'a': exclude.calendars: there is no calendar 'holidays'" in refused
-    command.ok("apply", "-f", "-", "--prune", "--yes", given="calendars: []\nschedules: []\n")
-    assert command.jobs.calendars.all() == []
-
-
-def test_what_is_wrong_with_a_calendar_has_its_line(command: Command) -> None:
-    text = CALENDARS.replace("12-25", "Christmas")
-    assert "standard input:3: calendar 'holidays': dates: 'Christmas' is no date; write" in command.refused(
-        "apply", "-f", "-", given=text
-    )
-
-
-def test_calendars_are_set_listed_and_removed_one_by_one(command: Command) -> None:
-    assert command.ok("schedule", "calendar", "list").startswith("no calendars")
-    command.ok("schedule", "calendar", "set", "holidays", "12-25", "01-01")
-    command.ok("schedule", "add", "a", "--task", "t", "--cron", "@daily", "--exclude-calendar", "holidays")
-    assert (
-        command.ok("schedule", "calendar", "set", "holidays", "12-25")
-        == "holidays set, 1 schedule timed anew\n"
-    )
-    assert command.json("schedule", "calendar", "list") == [
-        {"name": "holidays", "dates": ["12-25"], "schedules": 1}
-    ]
-    assert "holidays          1      1  12-25" in command.ok("schedule", "calendar", "list")
-    assert "left out by" in command.refused("schedule", "calendar", "remove", "holidays", status=1)
-    command.ok("schedule", "edit", "a", "--exclude-calendar", "none")
-    command.ok("schedule", "calendar", "remove", "holidays")
-    assert "'24.12.' is no date" in command.refused("schedule", "calendar", "set", "holidays", "24.12.")
-
-
-def test_next_leaves_out_the_days_of_calendars(command: Command) -> None:
-    command.ok("schedule", "calendar", "set", "holidays", "12-25..12-26")
-    tried = ("schedule", "next", "--cron", "@daily", "--from", "2026-12-24", "--count", "2")
-    found = command.json(*tried, "--exclude-calendar", "holidays")
-    assert [tick["local"][:10] for tick in found["ticks"]] == ["2026-12-24", "2026-12-27"]
-    assert "there is no calendar 'closing'" in command.refused(*tried, "--exclude-calendar", "closing")

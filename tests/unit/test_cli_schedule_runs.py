@@ -44,7 +44,7 @@ def test_where_clocks_are_changed_there_is_a_note(command: Command) -> None:
     assert [tick["note"] for tick in forward] == [None, "clocks forward 1:00, +01:00 to +02:00", None]
     assert forward[1]["local"] == "2026-03-29T03:00:00+02:00"
     assert forward[1]["weekday"] == "Sunday"
-    back = command.json(*expression, "--dst-fold", "both", "--from", "2026-10-25")["ticks"]
+    back = command.json(*expression, "--from", "2026-10-25")["ticks"]
     assert [tick["local"][11:] for tick in back] == ["02:30:00+02:00", "02:30:00+01:00", "02:30:00+01:00"]
     assert [tick["note"] for tick in back] == [None, "clocks back 1:00, +02:00 to +01:00", None]
 
@@ -95,7 +95,7 @@ def test_a_paused_schedule_says_so(command: Command) -> None:
         (("x",), "no schedule named 'x'"),
         (("--cron", "x"), "cron: has 1 fields and needs five"),
         ((NAME, "--zone", "Mars"), "--zone: 'Mars' is no time zone"),
-        ((NAME, "--dst-gap", "skip"), "--dst-gap goes with --cron, --every or --at"),
+        ((NAME, "--anchor", "2026-01-01"), "--anchor goes with --cron, --every or --at"),
         ((NAME, "--from", "soon"), "--from: 'soon' is no time"),
         ((NAME, "--count", "0"), "Invalid value for '--count'"),
     ],

@@ -40,7 +40,7 @@ def manifests() -> Iterator[tuple[str, str]]:
         yield path.name, path.read_text()
     for page in PAGES:
         for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
-            if re.search(r"^(feeds|schedules|queues|calendars):", block, re.MULTILINE):
+            if re.search(r"^(feeds|schedules|queues):", block, re.MULTILINE):
                 yield page.name, block
 
 
@@ -89,8 +89,7 @@ def test_whatever_is_exported_is_accepted(spec: ScheduleSpec) -> None:
         "schedules: [{name: a, task: t, every: 1m, keep: 0}]",
         "queues: [{name: a}]",
         "queues: [{name: a, rate_per_s: 0}]",
-        "calendars: [{name: a}]",
-        "calendars: [{name: a, dates: [1]}]",
+        "schedules: [{name: a, task: t, every: 1m, exclude: [1]}]",
     ],
 )
 def test_what_is_broken_is_refused(text: str) -> None:

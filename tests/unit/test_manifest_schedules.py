@@ -19,8 +19,6 @@ from feedq.schedule.entries import ScheduleEntry, plain_queue, plain_schedule
 from feedq.schedule.model import (
     CatchUp,
     Cron,
-    DstFold,
-    DstGap,
     Every,
     Job,
     Once,
@@ -40,8 +38,6 @@ schedules:
   - name: acme/nightly-cleanup
     cron: "H 2 * * *"
     zone: Europe/Berlin
-    dst_gap: skip
-    dst_fold: both
     task: acme.jobs.cleanup
     args: [1, two]
     kwargs: {days: 30}
@@ -94,7 +90,7 @@ def test_every_key_has_its_place() -> None:
     (spec,) = schedules(FULL)
     assert spec == ScheduleSpec(
         name="acme/nightly-cleanup",
-        timing=Cron("H 2 * * *", "Europe/Berlin", DstGap.SKIP, DstFold.BOTH),
+        timing=Cron("H 2 * * *", "Europe/Berlin"),
         job=Job(
             task="acme.jobs.cleanup",
             args=(1, "two"),
@@ -176,7 +172,7 @@ def test_timings(options: str, wanted: Timing) -> None:
 
 
 BERLIN = {"zone": "Europe/Berlin"}
-HOLIDAYS = {"exclude": {"dates": ["12-25", "2026-12-24..2027-01-02"]}}
+HOLIDAYS = {"exclude": ["2026-05-01", "2026-12-24..2027-01-02"]}
 
 
 @pytest.mark.parametrize(
@@ -195,8 +191,7 @@ HOLIDAYS = {"exclude": {"dates": ["12-25", "2026-12-24..2027-01-02"]}}
         ({"every": "1h", "keep": {"runs": 1000, "days": 30}}, {}),
         ({"every": "1h", "keep": 50}, {"keep": {"runs": 50}}),
         ({"every": "1h", "keep": {"runs": "none", "days": 3}}, {"keep": {"days": 3}}),
-        ({"every": "1h", "exclude": "12-25"}, {"exclude": {"dates": ["12-25"]}}),
-        ({"every": "1h", "exclude": ["12-25"]}, {"exclude": {"dates": ["12-25"]}}),
+        ({"every": "1h", "exclude": "2026-12-25"}, {"exclude": ["2026-12-25"]}),
         (
             {"every": "1h", "exclude": "none", "start": "none", "end": "none"},
             dict.fromkeys(("exclude", "start", "end")),
@@ -218,7 +213,7 @@ def test_what_is_wrong_with_bounds_has_the_names_of_the_manifest() -> None:
     wrong = read_one(ScheduleEntry, keys | {"exclude": "24.12."})
     assert isinstance(wrong, list)
     assert wrong[0] == ("end", "end: must be later than the start")
-    assert wrong[1][1].startswith("exclude.dates: '24.12.' is no date; write 2026-12-24")
+    assert wrong[1][1].startswith("exclude: '24.12.' is no date; write 2026-12-24")
 
 
 @pytest.mark.parametrize(
@@ -233,11 +228,10 @@ def test_what_is_wrong_with_bounds_has_the_names_of_the_manifest() -> None:
             "task: t, every: 1, end: 2026-03-29T02:30, zone: Europe/Berlin",
             "end: '2026-03-29T02:30' does not exist",
         ),
-        ("task: t, every: 1, exclude: {days: [12-25]}", "exclude: unknown key 'days'; known are dates"),
-        ("task: t, every: 1, exclude: [[12-25]]", "exclude.dates: must be a string; quote it"),
+        ("task: t, every: 1, exclude: {days: [2026-12-25]}", "exclude: must be a string; quote it"),
+        ("task: t, every: 1, exclude: [12-25]", "exclude: '12-25' is no date; write 2026-12-24, or a range"),
         ("task: t, cron: '@daily', every: 1", "one of cron, every and at: cron and every exclude each other"),
         ("task: t, every: 1, zone: UTC", "zone: means nothing to an interval without an anchor"),
-        ("task: t, every: 1, dst_gap: skip", "dst_gap: means nothing beside every"),
         ("task: t, at: 2026-12-01T08:00, anchor: 2026-12-01T08:00", "anchor: means nothing beside at"),
         ("task: t, at: soon", "at: 'soon' is no time; write it as 2026-12-01T08:00"),
         ("task: t, at: ''", "at: must not be empty"),
@@ -409,8 +403,6 @@ timings = (
         Cron,
         st.sampled_from(["@daily", "H 2 * * *", ("0 8 * * MON", "@hourly")]),
         st.sampled_from(["UTC", "Europe/Berlin"]),
-        st.sampled_from(DstGap),
-        st.sampled_from(DstFold),
     )
     | st.builds(Every, limits, st.none() | moments)
     | st.builds(Once, moments)

@@ -87,7 +87,7 @@ def as_read(spec: ScheduleSpec) -> ScheduleSpec:
         (replace(BARE, name="x" * 201), "name: has 201 characters; at most 200 are allowed"),
         (replace(BARE, name="beat:nightly"), "name: beat:… is for entries of beat_schedule.py"),
         (timed(Beat()), "one of cron, every and at: is missing"),
-        (timed(Cron("0 25 * * *")), "cron: the hour '25' is wrong; allowed are 0 to 23"),
+        (timed(Cron("0 25 * * *")), "cron: the hour '25' is wrong: write 0 to 23"),
         (timed(Cron("0 0 30 2 *")), "cron: never fires"),
         (timed(Cron("@daily", "Europe/Berln")), "zone: 'Europe/Berln' is no time zone such as"),
         (timed(Cron("@daily", "europe/berlin")), "did you mean Europe/Berlin"),

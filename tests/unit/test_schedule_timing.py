@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from feedq.schedule.model import Beat, Cron, DstFold, DstGap, Every, Job, Once, ScheduleSpec, Timing
+from feedq.schedule.model import Beat, Cron, Every, Job, Once, ScheduleSpec, Timing
 from feedq.schedule.timing import Grid, delayed, fire_time, next_tick, ticks_after
 from feedq.values import instant
 from feedq.wording import timing_words
@@ -29,8 +29,6 @@ crons = st.builds(
     Cron,
     st.sampled_from(["* * * * *", "*/7 * * * *", "30 2 * * *", "15,45 1-2 * * *", "H H * * 1-5", "@monthly"]),
     st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Pacific/Apia"]),
-    st.sampled_from(DstGap),
-    st.sampled_from(DstFold),
 )
 timings = st.one_of(intervals, crons, st.builds(Once, moments))
 

@@ -218,7 +218,6 @@ def test_a_declaration_is_shown_with_its_policies_and_without_its_secrets() -> N
     )
     lines = {line.name: line.text for line in schedule_declaration_lines(declared)}
     assert lines["when"] == "cron 0 2 * * * Europe/Berlin"
-    assert lines["when clocks change"] == "gap: shift, fold: first"
     assert lines["overlap"] == "buffer_all, up to 20 waiting"
     assert lines["catch-up"].startswith("all within 24h, at most 100; ")
     assert lines["start deadline"] == "30s"

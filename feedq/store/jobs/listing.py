@@ -241,7 +241,7 @@ class ScheduleListing(Aggregate):
     def specs(self) -> Mapping[str, ScheduleSpec | UnreadableSpec]:
         """All declared schedules by name, for `feedq apply`; without those behind beat entries."""
         sql = f"""
-            SELECT {SPEC_COLUMNS.replace("s.excluded::text", "NULL")}, s.pause_reason FROM feedq.schedule s
+            SELECT {SPEC_COLUMNS}, s.pause_reason FROM feedq.schedule s
             WHERE removed_at IS NULL AND NOT jsonb_exists(s.timing, 'beat') ORDER BY s.name
         """
         # A hundred thousand of them must not be read with the transaction waiting for it.

@@ -56,17 +56,14 @@ UNFIRED = "it cannot be fired: "
 """Begins the reason of a pause of a schedule about which firing could decide nothing, by its declaration."""
 UNFINISHED = "state IN ('waiting', 'running')"
 """As the index `run_unfinished` has it."""
-SPEC_COLUMNS = (
-    "s.name, s.job::text AS job, s.timing::text AS timing, s.policy::text AS policy, "
-    "s.excluded::text AS excluded"
-)
+SPEC_COLUMNS = "s.name, s.job::text AS job, s.timing::text AS timing, s.policy::text AS policy"
 SCHEDULE_COLUMNS = (
     f"s.id, {SPEC_COLUMNS}, s.state, s.paused_until, s.pause_reason, s.generation, s.next_tick_at, "
     "s.next_fire_at, s.failures, s.created_at, s.updated_at"
 )
 """The columns of a schedule in the order of the fields, as those of runs are: a page has a thousand rows, and
 to look each column up by its name takes longer than all else that is done with it."""
-SCHEDULE_WIDTH = 15
+SCHEDULE_WIDTH = 14
 RUN_COLUMNS = (
     "r.id AS run_id, r.schedule_id, s.name AS schedule_name, r.kind, r.key, r.tick_at, r.ticks, r.due_at, "
     "r.state AS run_state, r.reason, r.attempt, r.fence, r.worker_id, w.name AS worker_name, r.started_at, "
@@ -116,26 +113,21 @@ def stored_job(job: Job) -> str:
     return orjson.dumps(job_to_plain(job)).decode()
 
 
-def stored(spec: ScheduleSpec) -> dict[str, str | None]:
+def stored(spec: ScheduleSpec) -> dict[str, str]:
     """The columns that hold a declaration."""
     return {
         "name": spec.name,
         "job": stored_job(spec.job),
         "timing": orjson.dumps(timing_to_plain(spec.timing)).decode(),
         "policy": orjson.dumps(policy_to_plain(spec)).decode(),
-        "excluded": stored_dates(spec.exclude.calendar_dates) if spec.exclude.calendars else None,
     }
-
-
-def stored_dates(dates: Sequence[str]) -> str:
-    return orjson.dumps(list(dates)).decode()
 
 
 def spec_from(row: Any) -> ScheduleSpec:
     """Reads `SPEC_COLUMNS`. Raises `Unreadable`."""
-    name, job, timing, policy, excluded = row
+    name, job, timing, policy = row
     try:
-        return ScheduleSpec(name, _timing_from(timing), job_from(job), **_policy_from(policy, excluded))
+        return ScheduleSpec(name, _timing_from(timing), job_from(job), **_policy_from(policy))
     except (InvalidInput, ValueError) as error:
         raise Unreadable(
             f"schedule {name!r} is stored in a way that this release of feedq cannot read ({error}); upgrade "
@@ -155,10 +147,8 @@ def declared_from(row: Any) -> ScheduleSpec | UnreadableSpec:
 
 def schedule_from(row: Any) -> Schedule:
     """Reads a row that begins with `SCHEDULE_COLUMNS`. Raises `Unreadable`."""
-    schedule_id, name, job, timing, policy, excluded, state, *rest = row[:SCHEDULE_WIDTH]
-    return Schedule(
-        schedule_id, spec_from((name, job, timing, policy, excluded)), ScheduleState(state), *rest
-    )
+    schedule_id, name, job, timing, policy, state, *rest = row[:SCHEDULE_WIDTH]
+    return Schedule(schedule_id, spec_from((name, job, timing, policy)), ScheduleState(state), *rest)
 
 
 def shown_schedule_from(row: Any) -> Schedule:
@@ -166,7 +156,7 @@ def shown_schedule_from(row: Any) -> Schedule:
     try:
         return schedule_from(row)
     except Unreadable as error:
-        schedule_id, name, _, timing, _, _, state, until, reason, *rest = row[:SCHEDULE_WIDTH]
+        schedule_id, name, _, timing, _, state, until, reason, *rest = row[:SCHEDULE_WIDTH]
         shown = _readable(_timing_from, timing) or Cron("?")
         spec = ScheduleSpec(name, shown, Job(UNREADABLE), paused=reason == DECLARED)
         known = Schedule(schedule_id, spec, ScheduleState(state), until, reason, *rest)
@@ -206,11 +196,8 @@ def _timing_from(stored: str) -> Timing:
 
 
 @lru_cache(maxsize=KEPT)
-def _policy_from(stored: str, excluded: str | None) -> Mapping[str, Any]:
-    policy = policy_from_plain(orjson.loads(stored))
-    if excluded is None or "exclude" not in policy:
-        return policy
-    return policy | {"exclude": replace(policy["exclude"], calendar_dates=tuple(orjson.loads(excluded)))}
+def _policy_from(stored: str) -> Mapping[str, Any]:
+    return policy_from_plain(orjson.loads(stored))
 
 
 # -- locks, and what is written ----------------------------------------------------------------------
@@ -288,5 +275,5 @@ def notify_if_soon(c: Connection, schedules: Iterable[Schedule], at: datetime) -
 
 
 def record(c: Connection, kind: EventKind, **detail: Any) -> None:
-    """Write an event. It names the schedule or calendar and does not point to it: history outlives it."""
+    """Write an event. It names the schedule and does not point to it: history outlives it."""
     history.record(c, kind, detail={key: value for key, value in detail.items() if value is not None})

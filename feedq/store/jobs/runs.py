@@ -3,7 +3,7 @@
 **The order of locks**, which keeps everything here, and everything in `feedq.store.jobs.schedules`, free of
 deadlocks. Whoever waits for a row lock takes them so:
 
-1. rows of `job_queue`, by name (claims only), or of `calendar`, by name (declarations only);
+1. rows of `job_queue`, by name (claims only);
 2. rows of `schedule`, by id;
 3. rows of `run`, by id.
 
@@ -19,7 +19,6 @@ finish                                          waits, by id; few           wait
 transact                                        waits; one                  waits; one, right before its commit
 expire                                          skips locked ones           skips locked ones
 take_over                                                                   waits, by id
-calendars                                       waits, by id; all of one
 declare, trigger, …                             waits; one                  waits, by id
 ====================  ========================  ==========================  =======================================
 

@@ -51,7 +51,6 @@ from feedq.schedule.timing import fire_time
 from feedq.store.base import require_version
 from feedq.store.channels import NotifyReason, notify_workers
 from feedq.store.database import Database, GivenRows, in_transaction, refused_when_taken
-from feedq.store.jobs.calendars import with_dates
 from feedq.store.jobs.listing import ScheduleListing, run_of
 from feedq.store.jobs.rows import (
     DECLARED,
@@ -123,7 +122,7 @@ class ScheduleStore(ScheduleListing):
     def add(self, c: Connection, spec: ScheduleSpec) -> Schedule:
         """Declare a schedule, whose first tick is the first after now. Raises `Conflict` when a schedule of that
         name exists."""
-        spec = with_dates(c, _as_stored(spec))
+        spec = _as_stored(spec)
         # Jitter is hashed from the id, so the first tick cannot be known before it.
         sql = "SELECT nextval(pg_get_serial_sequence('feedq.schedule', 'id')) AS id, clock_timestamp() AS now"
         given = c.execute(text(sql)).one()
@@ -131,10 +130,10 @@ class ScheduleStore(ScheduleListing):
         reason = DECLARED if spec.paused else None
         schedule = Schedule(given.id, spec, state, None, reason, 1, None, None, 0, given.now, given.now)
         sql = f"""
-            INSERT INTO feedq.schedule AS s (id, name, job, timing, policy, excluded, state, pause_reason,
+            INSERT INTO feedq.schedule AS s (id, name, job, timing, policy, state, pause_reason,
                 next_tick_at, next_fire_at, created_at, updated_at) OVERRIDING SYSTEM VALUE
             VALUES (:id, :name, CAST(:job AS jsonb), CAST(:timing AS jsonb), CAST(:policy AS jsonb),
-                CAST(:excluded AS jsonb), :state, :pause_reason, :next_tick_at, :next_fire_at, :now, :now)
+                :state, :pause_reason, :next_tick_at, :next_fire_at, :now, :now)
             RETURNING {SCHEDULE_COLUMNS}
         """
         begun = due.begin(schedule, now=given.now)
@@ -153,7 +152,7 @@ class ScheduleStore(ScheduleListing):
         watermark goes to the first tick after now. ``spec.paused`` pauses. Without it a pause ends that was
         declared, or that firing made because it could decide nothing; never one by hand or by failures. Raises
         `NotFound`."""
-        spec = with_dates(c, _as_stored(spec))
+        spec = _as_stored(spec)
         current = shown_schedule_from(locked_row(c, name))
         require_version(f"schedule {name!r}", current.version, expected)
         # Of one that cannot be read not even what does not change is known.
@@ -403,7 +402,7 @@ def _replace(c: Connection, schedule: Schedule) -> Schedule:
     """Write the whole row, which is locked."""
     sql = f"""
         UPDATE feedq.schedule s SET name = :name, job = CAST(:job AS jsonb), timing = CAST(:timing AS jsonb),
-            policy = CAST(:policy AS jsonb), excluded = CAST(:excluded AS jsonb), state = :state,
+            policy = CAST(:policy AS jsonb), state = :state,
             paused_until = :paused_until, pause_reason = :pause_reason, generation = :generation,
             next_tick_at = :next_tick_at, next_fire_at = :next_fire_at, failures = :failures,
             updated_at = clock_timestamp()

@@ -3,7 +3,7 @@
 from feedq.store.migrations import run_live
 
 revision = "0008"
-down_revision = "0007"
+down_revision = "0006"
 
 STATEMENTS = """
     CREATE TABLE IF NOT EXISTS feedq.task_set (
