@@ -43,7 +43,7 @@ from feedq.metrics_port import watch_threads
 from feedq.model import NewWorker
 from feedq.pool import StreamPool
 from feedq.settings import Settings, settings
-from feedq.store.migrate import require_current
+from feedq.store.revision import require_current
 from feedq.tasks import run_reconcile, store
 from feedq.telemetry import LogEvent, database_event, log
 from feedq.worker.deadline import Deadline, end_with_parent

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import bz2
 import lzma
+import socket
 import zlib
 from base64 import b64decode
 from collections.abc import Callable, Mapping
@@ -52,6 +53,8 @@ from feedq.telemetry_metrics import MESSAGES_LEFT_OUT
 
 MESSAGE_BYTES_MAX = 64 * 2**20
 """A larger message, as it comes or unpacked, is dropped: it would take the memory of a thousand feeds."""
+SOCKET_SCHEME = "redis+socket"
+REDIS_SCHEMES = ("redis", "rediss", SOCKET_SCHEME)
 SHOWN_BYTES = 200
 NODE_PREFIX = "node."
 """Of the queues that belong to one worker each."""
@@ -99,6 +102,25 @@ def install() -> None:
     # A message of remote control brings its own pattern; one that backtracks would hold the interpreter.
     with suppress(matcher.MatcherNotInstalled):
         matcher.unregister("pcre")
+
+
+def bounded_options(url: str, timeout_s: float) -> dict[str, Any]:
+    """Transport options with which connecting, sending and reading take no longer than that each."""
+    if not is_redis(url):
+        # py-amqp connects, and shakes hands, within kombu's connect_timeout; TCP_USER_TIMEOUT it sets itself.
+        return {"read_timeout": timeout_s, "write_timeout": timeout_s}
+    options: dict[str, Any] = {"socket_connect_timeout": timeout_s, "socket_timeout": timeout_s}
+    if not url.startswith(SOCKET_SCHEME):
+        # For what is sent and never acknowledged, while nobody waits for an answer.
+        options["socket_keepalive"] = True
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            options["socket_keepalive_options"] = {socket.TCP_USER_TIMEOUT: round(1000 * timeout_s)}
+    return options
+
+
+def is_redis(url: str) -> bool:
+    """Whether the broker is Valkey or Redis."""
+    return url.partition("://")[0] in REDIS_SCHEMES
 
 
 # -- Redis -------------------------------------------------------------------------------------------

@@ -6,6 +6,10 @@ the process with one sentence.
 
 from __future__ import annotations
 
+import gc
+
+gc.disable()  # until all is imported: what comes now stays, and to look through it again and again takes time
+
 import importlib
 import sys
 from collections.abc import Sequence
@@ -16,7 +20,6 @@ from kombu import Queue
 
 from feedq import broker
 from feedq.bootsteps import FeedqStep
-from feedq.diagnosis.broker_checks import bounded_options, is_redis
 from feedq.errors import InvalidInput
 from feedq.once import OnceCelery, prepare
 from feedq.settings import Settings, settings
@@ -97,8 +100,8 @@ def _broker_options(s: Settings) -> dict[str, Any]:
 
 def _transport_options(s: Settings) -> dict[str, Any]:
     url = s.broker_url.get_secret_value()
-    bounded = bounded_options(url, s.broker_timeout_s)
-    if not is_redis(url):
+    bounded = broker.bounded_options(url, s.broker_timeout_s)
+    if not broker.is_redis(url):
         return bounded
     return bounded | {
         "visibility_timeout": s.visibility_timeout_s,
@@ -141,3 +144,4 @@ def _app_or_exit() -> Celery:
 app = _app_or_exit()
 app.set_default()
 extend_flower()
+gc.enable()

@@ -11,14 +11,13 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-import structlog
-
 from feedq import tracing
 from feedq.errors import PermissionMissing
 from feedq.event_names import EventKind as EventKind
 from feedq.event_names import LogEvent as LogEvent
 from feedq.passwords import mask_url as mask_url
 from feedq.settings import Settings
+from feedq.without_rich import structlog
 
 
 def database_event(error: Exception) -> LogEvent:

@@ -27,12 +27,12 @@ from threading import Thread
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
-import structlog
 from opentelemetry import context, trace
 from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode
 
 from feedq import __version__
 from feedq.event_names import LogEvent
+from feedq.without_rich import structlog
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import closing
 from queue import Empty
@@ -13,12 +12,11 @@ import redis
 from kombu.connection import Connection
 from kombu.exceptions import KombuError
 
+from feedq.broker import bounded_options, is_redis
 from feedq.diagnosis.checks import Check, fail, ok, one_line, warn
 from feedq.passwords import mask_url
 
 TIMEOUT_S = 5
-SOCKET_SCHEME = "redis+socket"
-REDIS_SCHEMES = ("redis", "rediss", SOCKET_SCHEME)
 
 
 def check_broker(url: str) -> Iterator[Check]:
@@ -48,25 +46,6 @@ def _reachable(url: str) -> Check:
 def connect(url: str) -> Any:
     """A connection that waits for its server no longer than `TIMEOUT_S` at a time."""
     return Connection(url, connect_timeout=TIMEOUT_S, transport_options=bounded_options(url, TIMEOUT_S))
-
-
-def bounded_options(url: str, timeout_s: float) -> dict[str, Any]:
-    """Transport options with which connecting, sending and reading take no longer than that each."""
-    if not is_redis(url):
-        # py-amqp connects, and shakes hands, within kombu's connect_timeout; TCP_USER_TIMEOUT it sets itself.
-        return {"read_timeout": timeout_s, "write_timeout": timeout_s}
-    options: dict[str, Any] = {"socket_connect_timeout": timeout_s, "socket_timeout": timeout_s}
-    if not url.startswith(SOCKET_SCHEME):
-        # For what is sent and never acknowledged, while nobody waits for an answer.
-        options["socket_keepalive"] = True
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            options["socket_keepalive_options"] = {socket.TCP_USER_TIMEOUT: round(1000 * timeout_s)}
-    return options
-
-
-def is_redis(url: str) -> bool:
-    """Whether the broker is Valkey or Redis."""
-    return url.partition("://")[0] in REDIS_SCHEMES
 
 
 def _messages(url: str) -> Check:

@@ -17,7 +17,7 @@ from alembic.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, text
 
-from feedq.errors import Conflict, SchemaBehind
+from feedq.errors import Conflict
 from feedq.passwords import mask_url
 from feedq.store import grants
 from feedq.store.database import SCHEMA, connect_once, session_once
@@ -83,16 +83,6 @@ def status(url: str) -> MigrationStatus:
     with connect_once(url) as connection:
         current = _current(connection)
     return MigrationStatus(current, _script().get_current_head() or "", len(_between(current)))
-
-
-def require_current(url: str) -> None:
-    """Raises `SchemaBehind` unless the database is at this release's revision, or `Unavailable`."""
-    found = status(url)
-    if not found.is_current:
-        raise SchemaBehind(
-            f"the control database is at revision {found.current or 'none'}, "
-            f"this release needs {found.head}: run `feedq db upgrade`"
-        )
 
 
 def _keep_the_users_tables_apart(connection: Connection) -> None:

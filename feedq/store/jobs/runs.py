@@ -33,12 +33,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import psycopg2
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from feedq.schedule.model import AGEING_S, ClaimedRun, Finish, Fired, Granted, Offer
 from feedq.store.channels import NotifyReason, notify_workers
@@ -47,6 +47,9 @@ from feedq.store.jobs import claiming, finishing, firing
 from feedq.store.jobs.prepared import PreparedRuns
 from feedq.store.jobs.rows import FENCES
 from feedq.store.jobs.sessions import JobSessions
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 CLAIM_TRIES = 5
 """The number of tries at a claim: each time another worker was about to take a run of the same schedule, and

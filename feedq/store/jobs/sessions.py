@@ -28,17 +28,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.orm import Session
 
 from feedq.errors import JobSessionLost, RunCancelled, RunTakenAway, Unavailable
 from feedq.schedule.model import ClaimedRun, Finish, RunState
 from feedq.store.database import make_lone_engine, translate_errors
 from feedq.store.jobs import finishing
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 MARGIN_S = 5.0
 """The time beyond the time-out of the run: who overruns it is ended by its worker, and by the server only if
@@ -78,6 +80,8 @@ class JobSessions:
 
     @contextmanager
     def transact(self, worker_id: UUID, run: ClaimedRun) -> Iterator[Session]:
+        from sqlalchemy.orm import Session  # 5 MB, for these jobs only
+
         # Closed without a commit, it rolls back. What goes wrong within the job's block is the job's own.
         with self._connect(run) as connection:
             try:

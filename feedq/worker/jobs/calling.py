@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-import structlog
 from celery import Celery
 from celery.app.trace import task_has_custom
 from celery.exceptions import Ignore, Reject, Retry
@@ -29,6 +28,7 @@ from feedq.errors import FeedqError, InvalidInput, JobSessionLost, RunCancelled,
 from feedq.schedule.model import ClaimedRun, Finish, RunState, Semantics
 from feedq.store.jobs.runs import RunStore
 from feedq.telemetry import LogEvent, log, mask_url
+from feedq.without_rich import structlog
 from feedq.worker.jobs.context import RunContext
 
 REASON_MAX = 500

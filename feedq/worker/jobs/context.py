@@ -15,11 +15,13 @@ from datetime import datetime
 from math import inf
 from threading import TIMEOUT_MAX, Event
 from time import monotonic
-
-from sqlalchemy.orm import Session
+from typing import TYPE_CHECKING
 
 from feedq.errors import InvalidInput, RunCancelled
 from feedq.schedule.model import ClaimedRun, RunKind
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 TIMED_OUT = "its time is up"
 

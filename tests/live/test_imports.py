@@ -1,0 +1,22 @@
+"""What a process imports: a worker is one of many, and pays for each module with memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+ELSEWHERE = {
+    *("alembic", "apprise", "fastapi", "flower", "jinja2", "pygments", "rich", "sqlalchemy.orm"),
+    *("tornado", "uvicorn"),
+}
+"""What commands, pages, the API, alerts and transactional jobs need."""
+
+
+@pytest.mark.parametrize("module", ["feedq.celery", "feedq.worker.quarantine", "feedq.worker.monitor"])
+def test_a_worker_imports_nothing_of_commands_and_pages(module: str) -> None:
+    code = f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not ELSEWHERE & set(json.loads(answer.stdout))
