@@ -153,28 +153,60 @@ def paged(asked: Asked, *, by_link: bool) -> bytes:
 
 
 @pytest.mark.parametrize("next_page", ["link", "/links/next"])
-def test_pages_behind_links_land_once_a_poll_whatever_crashes(run: Run, next_page: str) -> None:
-    def make() -> Api:
-        return Api(lambda asked: paged(asked, by_link=next_page == "link"))
-
+def test_a_poll_reads_all_pages_and_after_a_restart_begins_at_the_first(run: Run, next_page: str) -> None:
     async def main() -> None:
-        source = {"records": "/items", "next_page": next_page, "interval_s": 60.0}
-        await crash_anywhere(make, range(1, 9), target="/orders", **source)
+        secrets = {"token": "s3cret"}
+        source = {**POLL, "records": "/items", "next_page": next_page, "interval_s": 60.0}
+        cursor: JSON = None
+        for _ in range(2):
+            api = Api(lambda asked: paged(asked, by_link=next_page == "link"))
+            async with serving(api) as port:
+                feed = HttpFeed(HttpConnector, secrets=secrets)
+                batches = await feed.take(8, url(port, "/orders?key={token}"), after=cursor, **source)
+            assert seqs(records_of(batches)) == list(range(1, 9))
+            assert api.asked[0].target == "/orders?key=s3cret"
+            assert [asked.parameter("key") for asked in api.asked] == ["s3cret"] * 4
+            cursor = batches[1].cursor
+            # Neither a page nor the secret that the source repeats in its address.
+            assert cursor == {"at": None}
 
     run(main())
 
 
-def test_no_secret_gets_into_the_position_though_the_source_repeats_it(run: Run) -> None:
+def test_pages_of_records_with_a_cursor_land_exactly_once_whatever_crashes(run: Run) -> None:
+    def make() -> Api:
+        def reply(asked: Asked) -> bytes:
+            numbers = numbered(asked, last=10)
+            there = {"link": f'</orders?after={numbers[-1]}>; rel="next"'} if len(numbers) == 3 else {}
+            return answer(items(*numbers), **there)
+
+        return Api(reply)
+
     async def main() -> None:
-        feed = HttpFeed(HttpConnector, secrets={"token": "s3 cret/&"})
-        api = Api(lambda asked: paged(asked, by_link=True))
-        api.reply = lambda asked: paged(asked, by_link=True).replace(b"s3 cret/&", b"s3+cret%2F%26")
-        source = {**POLL, "records": "/items", "next_page": "link"}
-        async with serving(api) as port:
-            batches = await feed.take(8, url(port, "/orders?key={token}"), **source)
-        assert all(asked.parameter("key") == "s3 cret/&" for asked in api.asked)
-        assert batches[0].cursor == {"at": None, "page": "/orders?page=2&key={token:form}"}
-        assert "cret" not in str([batch.cursor for batch in batches])
+        source = {"records": "/items", "next_page": "link", "cursor": "/seq", "interval_s": 60.0}
+        await crash_anywhere(make, range(1, 11), target="/orders?after={cursor}", **source)
+
+    run(main())
+
+
+def test_a_cursor_that_each_page_tells_counts_once_all_pages_have_landed(run: Run) -> None:
+    """It may lie behind all of them: whoever kept it with the first page would lose the others in a crash."""
+
+    async def main() -> None:
+        def reply(asked: Asked) -> bytes:
+            if asked.parameter("since") == "now":
+                return answer(items(now="now"))
+            page = int(asked.parameter("page") or 1)
+            there = f"/orders?page={page + 1}" if page < 3 else None
+            return answer(items(2 * page - 1, 2 * page, now="now", more=there))
+
+        source = {**POLL, "records": "/items", "next_page": "/more", "next_cursor": "/now"}
+        async with serving(Api(reply)) as port:
+            where = url(port, "/orders?since={cursor}")
+            batches = await HttpFeed(HttpConnector).take(6, where, **source)
+            assert [batch.cursor for batch in batches] == [{"at": None}, {"at": None}, {"at": "now"}]
+            again = await HttpFeed(HttpConnector).take(6, where, after=batches[1].cursor, **source)
+        assert seqs(records_of(again)) == [1, 2, 3, 4, 5, 6]
 
     run(main())
 
@@ -190,25 +222,8 @@ def test_a_page_on_another_host_is_asked_for_without_the_headers_of_the_feed(run
             async with serving(home) as home_port:
                 batches = await feed.take(2, url(home_port), **source)
         assert seqs(records_of(batches)) == [1, 2]
-        assert batches[0].cursor == {"at": None, "page": there}
         assert "s3cret" in str(home.asked)
         assert "s3cret" not in str(elsewhere.asked)
-
-    run(main())
-
-
-def test_a_page_that_the_source_has_forgotten_begins_the_poll_anew(run: Run) -> None:
-    async def main() -> None:
-        def reply(asked: Asked) -> bytes:
-            return answer(b"", "410 Gone") if asked.parameter("page") else answer(items(1))
-
-        api = Api(reply)
-        source = {**POLL, "records": "/items", "next_page": "link"}
-        async with serving(api) as port:
-            cursor: JSON = {"at": None, "page": "/orders?page=2"}
-            batches = await HttpFeed(HttpConnector).take(1, url(port), after=cursor, **source)
-        assert seqs(records_of(batches)) == [1]
-        assert [asked.target for asked in api.asked] == ["/orders?page=2", "/orders"]
 
     run(main())
 
@@ -249,7 +264,7 @@ def test_pages_in_a_circle_are_told(run: Run) -> None:
         ("http://[::1", SourceUnavailable, "cannot be one"),
         ("http://xn--/x", SourceUnavailable, "no http:// or https:// address"),
         ("http://a..b/x", SourceUnavailable, "no http:// or https:// address"),
-        ("/" + "x" * 9000, FeedMisconfigured, "at most 8192 are kept"),
+        ("/" + "x" * 9000, FeedMisconfigured, "at most 8192 are asked for"),
     ],
 )
 def test_a_next_page_that_cannot_be_asked_for_is_told(
@@ -306,12 +321,10 @@ def test_a_body_is_not_sent_to_the_host_of_another_page(run: Run) -> None:
             home = Api(lambda _: answer(items(1, next=there)))
             source = {**POLL, "records": "/items", "next_page": "/next", "method": "POST", "body": "{token}"}
             async with serving(home) as home_port:
-                cursors: list[JSON] = [None, {"at": None, "page": there}]  # just named, from before a restart
-                for cursor in cursors:
-                    feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
-                    _, error = await feed.read_to_end(url(home_port), after=cursor, **source)
-                    assert isinstance(error, FeedMisconfigured)
-                    assert "would have to be sent source.body too" in str(error)
+                feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
+                _, error = await feed.read_to_end(url(home_port), **source)
+            assert isinstance(error, FeedMisconfigured)
+            assert "would have to be sent source.body too" in str(error)
         assert home.asked[0].body == b"s3cret"
         assert elsewhere.asked == []
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
-from random import Random
-from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.connectors.protocol.http_polling import (
@@ -18,11 +14,9 @@ from feedq.connectors.protocol.http_polling import (
     PollCursor,
     TooMany,
     advance,
-    conceal,
     digest,
     list_at,
     next_tick,
-    reveal,
     unseen,
     within,
 )
@@ -40,7 +34,6 @@ CURSORS = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.i
     st.builds(
         PollCursor,
         at=CURSORS,
-        page=st.text(max_size=5),
         etag=st.text(max_size=5),
         modified=st.text(max_size=5),
         seen=st.integers(0, 9),
@@ -74,7 +67,7 @@ def test_conditions_are_made_of_what_is_known() -> None:
 
 def test_an_answer_to_the_same_request_is_remembered() -> None:
     page = PollAnswer([b"1", b"2"], at=7, etag='"v1"', modified="then")
-    step = at_once(advance(PollCursor(at=7, etag='"v0"'), page, follows_cursor=True))
+    step = at_once(advance(PollCursor(at=7, etag='"v0"'), page, page="", follows_cursor=True))
     assert step.new == [b"1", b"2"]
     assert step.after == PollCursor(
         at=7, etag='"v1"', modified="then", seen=2, digest=at_once(digest([b"1", b"2"]))
@@ -84,36 +77,32 @@ def test_an_answer_to_the_same_request_is_remembered() -> None:
 
 def test_a_moved_cursor_forgets_what_belonged_to_the_last_request() -> None:
     page = PollAnswer([b"1"], at=8, etag='"v1"', modified="then")
-    step = at_once(advance(PollCursor(at=7, seen=3, digest="x"), page, follows_cursor=True))
+    step = at_once(advance(PollCursor(at=7, seen=3, digest="x"), page, page="", follows_cursor=True))
     assert step.after == PollCursor(at=8)
     assert step.again
 
 
 @pytest.mark.parametrize(("records", "follows_cursor"), [([], True), ([b"1"], False)])
 def test_a_moved_cursor_alone_is_no_reason_to_ask_at_once(records: list[bytes], follows_cursor: bool) -> None:
-    step = at_once(advance(PollCursor(at=7), PollAnswer(records, at=8), follows_cursor=follows_cursor))
+    step = at_once(
+        advance(PollCursor(at=7), PollAnswer(records, at=8), page="", follows_cursor=follows_cursor)
+    )
     assert step.after == PollCursor(at=8)
     assert not step.again
 
 
 def test_a_next_page_comes_before_everything_else() -> None:
-    step = at_once(
-        advance(PollCursor(), PollAnswer([b"1"], at=8, next_page="/2", etag='"v1"'), follows_cursor=True)
-    )
-    assert (step.after, step.again) == (PollCursor(at=8, page="/2"), True)
-    step = at_once(advance(step.after, PollAnswer([], at=8, next_page="/3"), follows_cursor=True))
-    assert (step.after, step.again) == (PollCursor(at=8, page="/3"), True)
+    for page, there in (("", "/2"), ("/2", "/3")):
+        answer = PollAnswer([b"1"], at=8, next_page=there, etag='"v1"')
+        step = at_once(advance(PollCursor(), answer, page=page, follows_cursor=True))
+        assert (step.after, step.again, step.page) == (PollCursor(at=8), True, there)
 
 
-def test_after_the_last_page_comes_the_first() -> None:
-    step = at_once(
-        advance(PollCursor(at=8, page="/3"), PollAnswer([b"1"], at=9, etag='"v1"'), follows_cursor=True)
-    )
-    assert (step.after, step.again) == (PollCursor(at=9), False)
-    step = at_once(
-        advance(PollCursor(at=8, page="/3"), PollAnswer([b"1"], at=9, next_page="/3"), follows_cursor=True)
-    )
-    assert (step.after, step.again) == (PollCursor(at=9), False)
+@pytest.mark.parametrize("next_page", ["", "/3"])
+def test_after_the_last_page_comes_the_first(next_page: str) -> None:
+    answer = PollAnswer([b"1"], at=9, next_page=next_page, etag='"v1"')
+    step = at_once(advance(PollCursor(at=8), answer, page="/3", follows_cursor=True))
+    assert (step.after, step.again, step.page) == (PollCursor(at=9), False, "")
 
 
 @given(RECORDS, RECORDS)
@@ -133,14 +122,14 @@ def test_an_answer_that_begins_otherwise_is_new_as_a_whole(known: list[bytes], o
 def test_what_lies_before_a_record_that_cannot_land_is_skipped_when_it_can(
     records: list[bytes], data: st.DataObject
 ) -> None:
-    position = PollCursor(at=7, page="/2", etag='"v1"')
+    position = PollCursor(at=7, etag='"v1"')
     places = [data.draw(st.integers(0, len(records))), len(records)]
     landed: list[bytes] = []
     for place in sorted(places):
         step = at_once(within(position, records[:place]))
         landed += step.new
         position = step.after
-        assert (position.at, position.page, position.etag) == (7, "/2", "")
+        assert (position.at, position.etag) == (7, "")
     assert landed == records
 
 
@@ -152,7 +141,9 @@ def test_digests_tell_records_apart(one: list[bytes], other: list[bytes]) -> Non
 def test_tags_that_are_long_or_odd_are_not_kept() -> None:
     for tag in ('"' + "x" * 600 + '"', '"ü"'):
         assert (
-            at_once(advance(PollCursor(), PollAnswer([], at=None, etag=tag), follows_cursor=True)).after
+            at_once(
+                advance(PollCursor(), PollAnswer([], at=None, etag=tag), page="", follows_cursor=True)
+            ).after
             == PollCursor()
         )
 
@@ -265,59 +256,3 @@ def test_the_elements_of_a_list_are_what_they_were(
         assert element in text.encode("utf-8", "replace")
         if ascii_only:
             assert json.loads(element) == original
-
-
-# -- secrets in addresses ------------------------------------------------------------------------------
-
-SECRETS = st.dictionaries(st.sampled_from(["token", "key", "a"]), st.text(min_size=1, max_size=4), min_size=1)
-
-
-def percent(value: str) -> str:
-    return quote(value, safe="")
-
-
-@given(SECRETS, st.sampled_from([quote_plus, percent, str]))
-@example({"token": "&"}, str)
-@example({"token": ":{"}, str)
-def test_an_address_comes_back_with_its_secrets(
-    secrets: dict[str, str], encode: Callable[[str], str]
-) -> None:
-    address = "/items?" + "&".join(f"_{encode(value)}_" for value in secrets.values()) + "&page=2"
-    expected = address.replace("{", "%7B").replace("}", "%7D")
-    revealed = reveal(conceal(address, secrets), secrets)
-    # A secret with a brace that is not encoded is found in the address, whose braces are, half encoded; it comes
-    # back encoded as a whole, which is the same address.
-    half_encoded = encode is str and any("{" in value or "}" in value for value in secrets.values())
-    assert revealed == expected or (half_encoded and unquote(revealed) == unquote(expected))
-
-
-@given(st.text(min_size=8, max_size=12), st.sampled_from([quote_plus, percent]))
-def test_a_secret_that_a_source_repeats_is_concealed(secret: str, encode: Callable[[str], str]) -> None:
-    concealed = conceal(f"/items?key={encode(secret)}&page=2", {"token": secret})
-    assert concealed in ("/items?key={token}&page=2", "/items?key={token:form}&page=2")
-
-
-@given(st.text(min_size=8, max_size=12), st.randoms(use_true_random=False))
-def test_a_secret_is_concealed_however_it_is_encoded(secret: str, random: Random) -> None:
-    """Which characters are encoded, and with which digits, differs from one language to the next."""
-
-    def spell(byte: int) -> str:
-        plain = chr(byte) if (chr(byte).isalnum() and byte < 128) or chr(byte) in "-._~!*'()/:@$,;" else None
-        return random.choice(list(filter(None, [plain, f"%{byte:02X}", f"%{byte:02x}", "+" * (byte == 32)])))
-
-    address = f"/items?key={''.join(map(spell, secret.encode()))}&page=2"
-    concealed = conceal(address, {"token": secret})
-    assert re.fullmatch(r"/items\?key=\{token[a-z: ]*\}&page=2", concealed)
-    assert unquote_plus(reveal(concealed, {"token": secret})) == f"/items?key={secret}&page=2"
-
-
-def test_braces_of_an_address_are_no_placeholders() -> None:
-    concealed = conceal("/items?q={token}&key=s3cret", {"token": "s3cret"})
-    assert concealed == "/items?q=%7Btoken%7D&key={token}"
-    assert reveal(concealed, {"token": "s3cret"}) == "/items?q=%7Btoken%7D&key=s3cret"
-    assert conceal("/items?q={x}", {}) == "/items?q=%7Bx%7D"
-
-
-def test_the_longer_of_two_secrets_leaves_nothing_behind() -> None:
-    secrets = {"a": "s3cret", "b": "s3cret-and-more"}
-    assert conceal("/?k=s3cret-and-more&l=s3cret", secrets) == "/?k={b}&l={a}"

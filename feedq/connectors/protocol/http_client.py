@@ -119,20 +119,6 @@ class HttpRequestOptions(RequestOptions):
         return any(f"{{{CURSOR}}}" in text for text in (self.url, self.body, *self.headers.values()))
 
 
-class RequestRefused(FeedMisconfigured):
-    """An answer whose status says that asking again is of no use."""
-
-    def __init__(self, message: str, *, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class NothingThere(SourceUnavailable):
-    """Means 404: a mistake in the URL, or a server being deployed, which no person should have to mend."""
-
-    status: Final = int(HTTPStatus.NOT_FOUND)
-
-
 class Answer:
     """The answer to a request: its head, and its content, unpacked."""
 
@@ -232,7 +218,7 @@ class HttpClient:
 
         Raises:
             SourceUnavailable: no answer, or one that says to try again later; `SourceBusy` if it says when.
-            FeedMisconfigured: the request is wrong; `RequestRefused` if the source says so.
+            FeedMisconfigured: the request is wrong, or the source says so.
         """
         request = self._request(cursor, page=page, headers={"accept": accept, **(extra or {})})
         response, link = await self._follow(request)
@@ -395,9 +381,10 @@ class HttpClient:
             return
         asked_s = retry_after_s(answer.headers.get("retry-after", ""), now=self._context.clock.now())
         if status in _ONLY_AN_EDIT_HELPS and (asked_s is None or status not in _PERHAPS_FOR_NOW):
-            raise RequestRefused(f"{where}: {_ONLY_AN_EDIT_HELPS[status]} ({status})", status=status)
+            raise FeedMisconfigured(f"{where}: {_ONLY_AN_EDIT_HELPS[status]} ({status})")
         if status == HTTPStatus.NOT_FOUND:
-            raise NothingThere(f"{where}: has nothing there; check source.url (404)")
+            # A mistake in the URL, or a server being deployed, which no person should have to mend.
+            raise SourceUnavailable(f"{where}: has nothing there; check source.url (404)")
         said = f"{where}: answered {status_name(status)}"
         if asked_s is not None:
             raise SourceBusy(f"{said}, and wants to be asked again in {asked_s:g} s", retry_in_s=asked_s)

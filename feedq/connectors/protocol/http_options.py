@@ -48,8 +48,8 @@ class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
     there is none, or an empty one, it stays what it was. Instead of `cursor`."""
     next_page: str | None = None
     """With `mode: poll`: where the address of the next page is, `link` for the header `Link` with
-    `rel="next"`, or a JSON pointer into the answer. Every poll reads all pages from the first: without a
-    `{cursor}` in the request that takes a `key` in the sink."""
+    `rel="next"`, or a JSON pointer into the answer. Every poll, also the one after a restart, reads all pages
+    from the first: without a `{cursor}` in the request that takes a `key` in the sink."""
     max_response_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 16 * 2**20
     """With `mode: poll`: a larger answer, unpacked, fails the feed."""
     max_records: Annotated[int, Field(ge=1, le=1_000_000)] = 200_000

@@ -1,15 +1,15 @@
 """Asking an HTTP source at an interval: the position of a feed, where an answer takes it, and the loop.
 
 A poll asks for one answer, and for its further pages at once; then nothing is asked until the next tick. Ticks lie
-whole intervals apart, whatever a poll takes. A position that cannot be gone on from, because the source has
-forgotten the page that it names, goes back to the first page.
+whole intervals apart, whatever a poll takes. After a restart a poll begins anew, at its first page.
 
 A feed's cursor is a `PollCursor`: what to ask for next, and what of the answer is known already. Every answer
 becomes one batch at most, whose cursor is the position after it; so whatever a crash interrupts, the last
 committed position is enough to go on, and nothing is lost or landed twice as far as the source lets one tell:
 
-* ``at`` is the source's own cursor, and stands in the next request;
-* ``page`` is the address of the next page, when there are more of this poll;
+* ``at`` is the source's own cursor, and stands in the next request. One that an answer tells (``next_cursor``)
+  counts once all pages of the poll have landed: it may lie behind all of them. One that records have (``cursor``)
+  counts with each page;
 * ``etag`` and ``modified`` spare an answer that has not changed. They belong to the request that ``at`` makes, so
   they are forgotten when it moves;
 * ``seen`` records with this ``digest`` began the last answer to the same request. If the next one begins with the
@@ -21,34 +21,27 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
-from urllib.parse import quote, quote_plus
 
 import msgspec
 import orjson
 
 from feedq.connectors.base import Context
-from feedq.connectors.protocol.http_client import (
-    NO_CONTENT,
-    Answer,
-    HttpClient,
-    NothingThere,
-    RequestRefused,
-)
+from feedq.connectors.protocol.http_client import NO_CONTENT, Answer, HttpClient
 from feedq.connectors.protocol.http_options import FRAMED, LINK, HttpOptions
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
 from feedq.model import JSON, Batch
-from feedq.records.framing import BYTE_ORDER_MARK, CURSOR_BYTES_MAX, CursorReader, Framed
+from feedq.records.framing import BYTE_ORDER_MARK, CursorReader, Framed
 from feedq.records.pointer import MISSING, TextPointers, is_json
 from feedq.records.turns import SLICE_BYTES, Steps, in_turns
 
 TAG_CHARACTERS_MAX: Final = 512
 """Longer ones are not kept: the position is written with every commit."""
-_TEXTS: Final = ("page", "etag", "modified", "digest")
+_TEXTS: Final = ("etag", "modified", "digest")
 _KEYS: Final = frozenset((*_TEXTS, "at", "seen"))
 WINDOW_BYTES: Final = 64 * 1024
 """How much of a list is cut up at once: a few milliseconds if it is nothing but brackets."""
@@ -59,13 +52,14 @@ _TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{},]', re.DOTALL
 _ENDS: Final = {b"{": b"},", b"[": b"],", b'"': b'",'}
 """How elements end, by their first character; what is none of these ends with the comma alone."""
 _GUESSES_MAX: Final = 4
-LINK_BYTES_MAX: Final = 8 * CURSOR_BYTES_MAX
+ADDRESS_CHARACTERS_MAX: Final = 8 * 1024
+"""Of a page; servers refuse longer ones."""
+LINK_BYTES_MAX: Final = 8 * ADDRESS_CHARACTERS_MAX
 """A longer text is no address of a page, whatever of it may be escapes."""
 EMPTY_PAGES_MAX: Final = 100
 """So many pages in a row without a record end a poll; the next one goes on behind them."""
 _LIST: Final = re.compile(rb"\s*+\[")
 _NOT_MODIFIED: Final = 304
-_FORGOTTEN: Final = frozenset((400, 404, 410))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +67,6 @@ class PollCursor:
     """What a feed's cursor is when it polls. Empty means none."""
 
     at: JSON = None
-    page: str = ""
-    """Holds no secret: see `conceal`."""
     etag: str = ""
     modified: str = ""
     seen: int = 0
@@ -123,33 +115,36 @@ class PollStep:
     """The records that have not landed yet."""
     after: PollCursor
     """Where the feed stands once they have."""
-    again: bool
+    again: bool = False
     """Whether there is more to ask for at once."""
+    page: str = ""
+    """What to ask for next instead of the first page."""
 
 
-def advance(position: PollCursor, page: PollAnswer, *, follows_cursor: bool) -> Steps[PollStep]:
-    """Decides where an answer takes a feed. ``follows_cursor``: a moved cursor means that more may be there."""
-    new = yield from unseen(position, page.records)
-    if page.next_page and page.next_page != position.page:
-        return PollStep(new, PollCursor(at=page.at, page=page.next_page), again=True)
-    if position.page:
-        return PollStep(new, PollCursor(at=page.at), again=False)
-    if page.at != position.at:
-        return PollStep(new, PollCursor(at=page.at), again=follows_cursor and bool(page.records))
+def advance(position: PollCursor, answer: PollAnswer, *, page: str, follows_cursor: bool) -> Steps[PollStep]:
+    """Decides where an answer takes a feed. ``page``: what was asked for, if not the first page.
+    ``follows_cursor``: a moved cursor means that more may be there."""
+    new = yield from unseen(position, answer.records)
+    if answer.next_page and answer.next_page != page:
+        return PollStep(new, PollCursor(at=answer.at), again=True, page=answer.next_page)
+    if page:
+        return PollStep(new, PollCursor(at=answer.at))
+    if answer.at != position.at:
+        return PollStep(new, PollCursor(at=answer.at), again=follows_cursor and bool(answer.records))
     after = PollCursor(
-        at=page.at,
-        etag=_tag(page.etag),
-        modified=_tag(page.modified),
-        seen=len(page.records),
-        digest=(yield from digest(page.records)),
+        at=answer.at,
+        etag=_tag(answer.etag),
+        modified=_tag(answer.modified),
+        seen=len(answer.records),
+        digest=(yield from digest(answer.records)),
     )
-    return PollStep(new, after, again=False)
+    return PollStep(new, after)
 
 
 def within(position: PollCursor, records: Sequence[bytes]) -> Steps[PollStep]:
     """Goes as far as an answer whose next record cannot land: the same request goes on behind ``records``."""
     after = replace(position, etag="", modified="", seen=len(records), digest=(yield from digest(records)))
-    return PollStep((yield from unseen(position, records)), after, again=False)
+    return PollStep((yield from unseen(position, records)), after)
 
 
 def unseen(position: PollCursor, records: Sequence[bytes]) -> Steps[Sequence[bytes]]:
@@ -325,55 +320,6 @@ def _tag(text: str) -> str:
     return text if len(text) <= TAG_CHARACTERS_MAX and text.isascii() else ""
 
 
-def conceal(address: str, secrets: Mapping[str, str]) -> str:
-    """An address with placeholders for each secret in it: sources repeat a query in the addresses of its pages."""
-    # In an address braces are written as %7B and %7D: what is left of them is ours.
-    address = address.replace("{", "%7B").replace("}", "%7D")
-    placeholders = {
-        spelling: placeholder for placeholder, spelling in _spellings(secrets).items() if spelling
-    }
-    # Of two secrets that begin alike, the longer must not leave its end behind.
-    fitting = (name for name, secret in secrets.items() if 0 < len(secret) <= len(address))
-    longest_first = sorted(fitting, key=lambda name: (-len(secrets[name]), name))
-    if not longest_first:
-        return address
-
-    def placeholder(match: re.Match[str]) -> str:
-        # In a spelling of its own the address means the same with that of ours.
-        return placeholders.get(match[0]) or f"{{{longest_first[(match.lastindex or 1) - 1]}}}"
-
-    return re.sub(
-        "|".join(f"({_any_spelling(secrets[name])})" for name in longest_first), placeholder, address
-    )
-
-
-def _any_spelling(secret: str) -> str:
-    """Matches a secret with any of its bytes encoded: which ones are differs from one source to the next."""
-    pieces = []
-    for byte in secret.encode("utf-8", "surrogateescape"):
-        plain = re.escape(chr(byte)) if byte < 0x80 else ""
-        # Encoded first: a percent sign alone would leave the rest of its own encoding behind.
-        either = [f"%(?i:{byte:02x})", plain, r"\+" if byte == ord(" ") else ""]
-        pieces.append(f"(?:{'|'.join(filter(None, either))})")
-    return "".join(pieces)
-
-
-def reveal(address: str, secrets: Mapping[str, str]) -> str:
-    """What `conceal` was given."""
-    spellings = _spellings(secrets)
-    return re.sub(r"\{[^{}]*\}", lambda match: spellings.get(match[0], ""), address)
-
-
-def _spellings(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Placeholders, and what they stand for: a secret as it is, or encoded in either of two ways."""
-    spellings = {}
-    for name, value in secrets.items():
-        spellings[f"{{{name}:as it is}}"] = value
-        spellings[f"{{{name}:form}}"] = quote_plus(value, errors="surrogateescape")
-        spellings[f"{{{name}}}"] = quote(value, safe="", errors="surrogateescape")
-    return spellings
-
-
 class Poller:
     """Makes one attempt to read the source of a feed that polls."""
 
@@ -381,6 +327,10 @@ class Poller:
         self._options = options
         self._context = context
         self._position = PollCursor()
+        self._page = ""
+        """The address of the page to ask for next; empty for the first."""
+        self._began_at: JSON = None
+        """The source's cursor at the first page."""
         self._record_cursor = options.cursor_reader
         self._answer_cursor = (
             None if options.next_cursor is None else CursorReader(options.next_cursor, option="next_cursor")
@@ -409,43 +359,40 @@ class Poller:
     async def _poll(self, client: HttpClient) -> AsyncGenerator[Batch, None]:
         asked: set[str] = set()
         empty_pages = 0
-        while (page := await self._fetch(client)) is not None:
-            if page.refusal is None:
+        while (answer := await self._ask(client)) is not None:
+            if not self._page:
+                self._began_at = self._position.at
+            if answer.refusal is None:
                 follows_cursor = self._options.records is not None
-                step = await in_turns(advance(self._position, page, follows_cursor=follows_cursor))
+                step = await in_turns(
+                    advance(self._position, answer, page=self._page, follows_cursor=follows_cursor)
+                )
             else:
-                step = await in_turns(within(self._position, page.records))
+                step = await in_turns(within(self._position, answer.records))
             if step.new:
                 now = self._context.clock.now()
-                yield Framed.of(step.new).batch(cursor=step.after.as_cursor(), received_at=now)
-            if page.refusal is not None:
-                raise page.refusal
-            self._position = step.after
-            empty_pages = 0 if page.records else empty_pages + 1
+                # Until all pages have landed, a cursor that the answers tell may lie behind what is still to come.
+                is_early = bool(step.page or (self._page and answer.refusal))
+                holds = is_early and self._answer_cursor is not None
+                kept = PollCursor(at=self._began_at) if holds else step.after
+                yield Framed.of(step.new).batch(cursor=kept.as_cursor(), received_at=now)
+            if answer.refusal is not None:
+                raise answer.refusal
+            self._position, self._page = step.after, step.page
+            empty_pages = 0 if answer.records else empty_pages + 1
             if not step.again or empty_pages >= EMPTY_PAGES_MAX:
                 return
-            if step.after.page in asked:
+            if self._page in asked:
                 raise SourceUnavailable(f"{self._options.location}: the pages of its answer lead in a circle")
-            if step.after.page:
-                asked.add(step.after.page)
-        self._position = PollCursor(at=self._position.at) if self._position.page else self._position
-
-    async def _fetch(self, client: HttpClient) -> PollAnswer | None:
-        try:
-            return await self._ask(client)
-        except (RequestRefused, NothingThere) as refused:
-            is_resumed = self._position.page and not self._was_answered
-            if not is_resumed or refused.status not in _FORGOTTEN:
-                raise
-        self._position = PollCursor(at=self._position.at)
-        return await self._ask(client)
+            if self._page:
+                asked.add(self._page)
+        self._page = ""
 
     async def _ask(self, client: HttpClient) -> PollAnswer | None:
         """The next answer; None if it holds nothing new."""
         position, options = self._position, self._options
         conditions = position.conditions if options.method == "GET" else {}
-        page = reveal(position.page, self._context.secrets)
-        async with client.ask(position.at, extra=conditions, page=page) as answer:
+        async with client.ask(position.at, extra=conditions, page=self._page) as answer:
             if answer.status == _NOT_MODIFIED and not conditions:
                 raise SourceUnavailable(
                     f"{answer.where}: answered 304 Not Modified to what it has not sent yet"
@@ -533,18 +480,18 @@ class Poller:
         )
 
     def _next_page(self, answer: Answer, body: bytes, client: HttpClient) -> str:
-        """The address of the next page, without secrets; empty if there is none."""
+        """The address of the next page; empty if there is none."""
         pointer = self._options.next_page
         if pointer is None:
             return ""
         link = answer.next_link if pointer == LINK else self._link_at(pointer, answer, body)
         if not link:
             return ""
-        address = conceal(client.page_at(link, answer), self._context.secrets)
-        if len(address) > CURSOR_BYTES_MAX:
+        address = client.page_at(link, answer)
+        if len(address) > ADDRESS_CHARACTERS_MAX:
             raise FeedMisconfigured(
                 f"{answer.where}: the address of its next page has {len(address)} characters, "
-                f"at most {CURSOR_BYTES_MAX} are kept"
+                f"at most {ADDRESS_CHARACTERS_MAX} are asked for"
             )
         return address
 
