@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from feedq.model import Lease, LeaseState, Reason, WorkerState
-from tests.fakes.memory.database import Tables, counted_at
+from tests.fakes.memory.tables import Tables, counted_at
 
 
 def problems_of_move(lease: Lease) -> Iterator[str]:

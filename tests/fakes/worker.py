@@ -10,10 +10,12 @@ which is the worst order there is.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from uuid import UUID
+from random import Random
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 from feedq.clock import Clock
 from feedq.errors import SinkUnavailable, Unavailable
@@ -22,19 +24,22 @@ from feedq.model import (
     Claim,
     FeedKey,
     Heartbeat,
+    Load,
     Loss,
+    NewWorker,
     Progress,
     Reason,
     Release,
+    Worker,
     WorkerState,
 )
 from feedq.settings import Settings
 from feedq.worker import actions
-from feedq.worker.actions import Action
+from feedq.worker.actions import ASSIGNMENTS_MAX, Action
+from feedq.worker.core import WorkerCore
 from tests.fakes.memory import MemoryStore
-from tests.fakes.memory.store import MemoryListener
+from tests.fakes.memory.store import MemoryListener, MemorySession
 from tests.fakes.servers import FakeBroker, FakeSink, FakeSource, Refusal
-from tests.fakes.simulated_worker import SimulatedWorker
 from tests.fakes.stream import FakeStream, numbers
 
 Say = Callable[[str], None]
@@ -54,10 +59,10 @@ class _InFlight:
     answer: Heartbeat | None
 
 
-class FakeWorker(SimulatedWorker):
+class FakeWorker:
     """One worker process, through as many worker sessions as it takes."""
 
-    _store: MemoryStore
+    core_type: type[WorkerCore] = WorkerCore
 
     def __init__(
         self,
@@ -74,7 +79,19 @@ class FakeWorker(SimulatedWorker):
         say: Say,
         reconcile: Callable[[], None],
     ) -> None:
-        super().__init__(name, store=store, settings=settings, clock=clock, capacity=capacity, labels=labels)
+        self.name, self.clock = name, clock
+        self.capacity, self.labels = capacity, labels or {}
+        self._store, self._settings = store, settings
+        self.core = self.core_type(settings, rng=Random(name), now=clock.monotonic())
+        self.worker: Worker | None = None
+        self._session: MemorySession | None = None
+        self._wanted: deque[Action] = deque()
+        """Actions of the core that have not been carried out."""
+        self._is_performing = False
+        self._requests: deque[Action] = deque()
+        """What the core wants of the database, in the order of its requests."""
+        self._tries = 0
+        """How often the first of them was tried."""
         self._broker, self._source, self._sink = broker, source, sink
         self._say = say
         self._reconcile = reconcile
@@ -226,6 +243,10 @@ class FakeWorker(SimulatedWorker):
             raise Unavailable(f"control database: worker {self.name} is cut off")
         self._store.database.require()
 
+    @property
+    def _now(self) -> float:
+        return self.clock.monotonic()
+
     # -- the lease, as `feedq.worker.lease_keeper` keeps it ------------------------------------------
 
     def _keep_lease(self) -> None:
@@ -256,6 +277,28 @@ class FakeWorker(SimulatedWorker):
         answer = self._send_heartbeat()
         self._in_flight = _InFlight(self._now, self._now + self.answers_take_s, answer)
 
+    def _send_heartbeat(self) -> Heartbeat | None:
+        """Registers before the first, and opens the session that carries it. Raises `Unavailable`."""
+        if self.core.needs_session:
+            self._register()
+        if self._session is None:
+            assert self.worker is not None
+            self._session = self._store.session(self.worker, ttl_s=self._settings.ttl_s)
+            self._perform(self.core.connection_opened("keeper"))
+        return self._session.heartbeat(self._load())
+
+    def _load(self) -> Load:
+        return Load(feeds=self.core.feeds)
+
+    def _register(self) -> None:
+        # The same in every run, and never the same twice in one: each session is a row of its own.
+        number = 1 + self._store.database.registered[self.name]
+        session_id = uuid5(NAMESPACE_OID, f"{self.name}/{number}")
+        queue = f"node.{self.name}"
+        new = NewWorker(session_id, self.name, queue, self.capacity, self.name, number, "paper", self.labels)
+        self.worker = self._store.workers.register(new, ttl_s=self._settings.ttl_s)
+        self._perform(self.core.registered(self.worker.id, capacity=self.capacity, now=self._now))
+
     def _answered(self, arrived: _InFlight) -> None:
         if arrived.answer is None:
             self._say(f"was declared gone; drops {numbers(self.streams)} and joins anew")
@@ -281,43 +324,107 @@ class FakeWorker(SimulatedWorker):
 
     # -- what the core wants -------------------------------------------------------------------------
 
+    def _perform(self, wanted: Iterable[Action]) -> None:
+        """Carry out, in the order in which they were decided, also what follows from carrying them out."""
+        self._wanted.extend(wanted)
+        if self._is_performing:
+            return
+        self._is_performing = True
+        while self._wanted:
+            self._step()
+            self._carry_out(self._wanted.popleft())
+        self._is_performing = False
+
     def _carry_out(self, action: Action) -> None:
         match action:
-            case actions.Suspend() if self.streams:
-                self._say(f"suspends {numbers(self.streams)}")
+            case actions.Suspend():
+                if self.streams:
+                    self._say(f"suspends {numbers(self.streams)}")
+                self._suspend()
             case actions.EndSession():
                 for stream in [stream for stream in self.streams.values() if stream.claim.quarantined]:
                     self._end(stream, None)  # its process is ended
+                self._suspend()
+                self._close_sessions()
             case actions.DropMessage(_, message):
                 self._dropped += message is not None
             case actions.RunReconcile():
                 self._say("no pass for too long; runs one here")
                 with suppress(Unavailable):
                     self._reconcile()
-        super()._carry_out(action)
+            case actions.StartFeeds(_, claims):
+                self._start(claims)
+            case actions.StopFeeds(feeds):
+                self._stop(feeds)
+            case actions.LoseFeeds(keys):
+                self._lose(keys)
+            case actions.CutSockets(keys):
+                self._cut(keys)
+            case actions.Drained():
+                self._has_drained = True
+            case (
+                actions.ClaimFeeds()
+                | actions.ReleaseLeases()
+                | actions.FetchOrders()
+                | actions.FetchHeld()
+                | actions.AnnounceDrain()
+            ):
+                self._requests.append(action)
+
+    def _ask_database(self) -> None:
+        """Ask what waits, in its order; what fails is asked again, before the rest."""
+        while self._requests:
+            self._tries += 1
+            self._step()
+            try:
+                self._reach()
+                self._ask(self._requests[0])
+            except Unavailable:
+                return
+            finally:
+                self._step()
+            self._requests.popleft()
+            self._tries = 0
 
     def _close_sessions(self) -> None:
-        super()._close_sessions()
+        if self._session is not None:
+            self._session.close()
+            self._session = None
         if self._listener is not None:
             self._listener.close()
             self._listener = None
 
     def _ask(self, request: Action) -> None:
+        leases = self._store.leases
         match request:
-            case actions.FetchOrders(worker_id) if self.is_deaf:
-                request = actions.FetchOrders(worker_id, with_assignments=False)
+            case actions.ClaimFeeds(worker_id, keys):
+                self._claim(worker_id, keys)
+            case actions.ReleaseLeases(worker_id, releases):
+                leases.release(worker_id, releases)
+            case actions.FetchOrders(worker_id, with_assignments):
+                if with_assignments and not self.is_deaf:
+                    found = leases.assigned(worker_id, limit=ASSIGNMENTS_MAX)
+                    self._perform(self.core.assignments_found(worker_id, found))
+                requests = leases.stop_requests(worker_id)
+                self._perform(self.core.stops_found(worker_id, requests, now=self._now))
             case actions.FetchHeld(worker_id):
-                held, running = self._store.leases.held(worker_id), {s.key for s in self.streams.values()}
+                held, running = set(leases.held(worker_id)), {s.key for s in self.streams.values()}
                 if strays := [key[0] for key in held if key not in running]:
                     self._say(f"hands back {numbers(strays)}, held here and not running")
-        super()._ask(request)
+                self._perform(self.core.held_found(worker_id, held, now=self._now))
+            case actions.AnnounceDrain(worker_id):
+                self._store.workers.drain(worker_id)
 
     def _claim(self, worker_id: UUID, keys: list[FeedKey]) -> None:
         if self.claims_lost:
             self.claims_lost -= 1
             self._store.leases.claim(worker_id, keys)
             raise Unavailable("control database: the answer to a claim was lost")
-        super()._claim(worker_id, keys)
+        claims = self._store.leases.claim(worker_id, keys)
+        granted = {claim.key for claim in claims}
+        refused = [key for key in keys if key not in granted]
+        sure = not refused or self._tries == 1
+        self._perform(self.core.claims_answered(worker_id, claims, refused, sure=sure, now=self._now))
 
     # -- feeds ---------------------------------------------------------------------------------------
 
@@ -329,9 +436,6 @@ class FakeWorker(SimulatedWorker):
         for key in keys:
             if (stream := self._stream(key)) is not None:
                 stream.disconnect()
-
-    def _drained(self) -> None:
-        self._has_drained = True
 
     def _stream(self, assigned: FeedKey) -> FakeStream | None:
         stream = self.streams.get(assigned[0])

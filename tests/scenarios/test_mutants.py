@@ -16,8 +16,8 @@ from feedq.placement.base import Transfer
 from feedq.worker.actions import Action
 from feedq.worker.core import WorkerCore
 from tests.fakes import FakeSink, FakeWorker
-from tests.fakes.memory import counts, database
-from tests.fakes.memory.simulated_pass import SimulatedPass
+from tests.fakes.memory import counts
+from tests.fakes.memory.passes import MemoryPass
 from tests.fakes.memory.tables import MemoryDatabase
 from tests.fakes.servers import FakeCheckpoint, Refusal
 from tests.scenarios import test_dispatch as dispatch
@@ -62,13 +62,13 @@ def trust_window_anchored_at_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gone_without_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
-    expire_workers = SimulatedPass.expire_workers
+    expire_workers = MemoryPass.expire_workers
 
-    def forget_the_leases(self: SimulatedPass, worker_ids: Sequence[UUID]) -> int:
+    def forget_the_leases(self: MemoryPass, worker_ids: Sequence[UUID]) -> int:
         monkeypatch.setattr(self._db, "free", lambda *_: 0)
         return expire_workers(self, worker_ids)
 
-    monkeypatch.setattr(SimulatedPass, "expire_workers", forget_the_leases)
+    monkeypatch.setattr(MemoryPass, "expire_workers", forget_the_leases)
 
 
 def revoked_before_it_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def a_promise_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_owner(lease: Lease) -> UUID | None:
         return lease.worker_id
 
-    monkeypatch.setattr(database, "counted_at", by_owner)
+    monkeypatch.setattr(counts, "counted_at", by_owner)
 
 
 def waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from feedq.placement import rebalancing
 from feedq.settings import Settings
 from feedq.verbs import find_worker, move_feed, set_worker_target
 from tests.fakes import ManualClock, MemoryStore
-from tests.fakes.memory.simulated_pass import SimulatedPass
+from tests.fakes.memory.passes import MemoryPass
 
 SETTINGS = Settings.model_construct(settle_s=0.0)
 
@@ -401,7 +401,7 @@ def test_a_fleet_that_was_found_even_is_not_looked_through_again(
     for a in run(store)[1]:
         store.leases.claim(a.worker_id, [a.key])
     run(store)
-    monkeypatch.setattr(SimulatedPass, "movable", lambda *_, **__: pytest.fail("looked for what could move"))
+    monkeypatch.setattr(MemoryPass, "movable", lambda *_, **__: pytest.fail("looked for what could move"))
     monkeypatch.setattr(rebalancing, "donors", lambda *_, **__: pytest.fail("looked for donors"))
     run(store)
 

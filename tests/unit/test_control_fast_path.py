@@ -13,7 +13,7 @@ from feedq.errors import Unavailable
 from feedq.model import Assignment, LeaseState, Reason, Release, TargetState, Worker
 from feedq.placement.base import WaitingFeed
 from tests.fakes import ManualClock, MemoryStore
-from tests.fakes.memory.simulated_pass import SimulatedPass
+from tests.fakes.memory.passes import MemoryPass
 from tests.unit.test_control import SETTINGS, add_feeds, add_worker, run
 
 
@@ -111,17 +111,17 @@ def test_what_the_first_pass_committed_is_sent_though_the_second_fails(
     monkeypatch.setattr(limits, "PLACED_FIRST", 2)
     die_with(store, 5)
     sent: list[Assignment] = []
-    assign = SimulatedPass.assign
+    assign = MemoryPass.assign
     calls = iter(range(10))
 
     def assign_and_lose_the_second_commit(
-        self: SimulatedPass, pairs: Sequence[tuple[int, UUID]]
+        self: MemoryPass, pairs: Sequence[tuple[int, UUID]]
     ) -> list[Assignment]:
         if next(calls) == 1:
             store.fail_commits(1)
         return assign(self, pairs)
 
-    monkeypatch.setattr(SimulatedPass, "assign", assign_and_lose_the_second_commit)
+    monkeypatch.setattr(MemoryPass, "assign", assign_and_lose_the_second_commit)
     with pytest.raises(Unavailable):
         reconcile(store, sent.extend, SETTINGS, passes=2)
     assert len(sent) == 2
@@ -133,13 +133,13 @@ def test_the_feeds_of_a_dead_worker_are_placed_in_ever_larger_parts(
     monkeypatch.setattr(limits, "PLACED_FIRST", 2)
     die_with(store, 20)
     parts: list[int] = []
-    waiting = SimulatedPass.waiting
+    waiting = MemoryPass.waiting
 
-    def count(self: SimulatedPass, *, limit: int) -> list[WaitingFeed]:
+    def count(self: MemoryPass, *, limit: int) -> list[WaitingFeed]:
         found = waiting(self, limit=limit)
         parts.append(len(found))
         return found
 
-    monkeypatch.setattr(SimulatedPass, "waiting", count)
+    monkeypatch.setattr(MemoryPass, "waiting", count)
     reconcile(store, lambda _: None, SETTINGS, passes=control.PASSES_IN_A_ROW)
     assert parts == [2, 4, 8, 6], "and no pass after the last"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import datetime
-from itertools import islice
 from math import exp
-from operator import itemgetter
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -27,8 +26,8 @@ from feedq.model import (
 from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, lags
 from feedq.settings import DEFAULT_SINK
 from feedq.store.assigning import WEIGHT_MIN
-from tests.fakes.memory.database import MovableFeed, SimulatedDatabase, changed
 from tests.fakes.memory.decisions import is_reapable
+from tests.fakes.memory.tables import MemoryDatabase, counted_at
 
 OWNED = (LeaseState.ASSIGNED, LeaseState.RUNNING, LeaseState.STOPPING)
 
@@ -51,18 +50,18 @@ def remote_of(spec: FeedSpec) -> str:
     )
 
 
-def experiences(db: SimulatedDatabase, *, proven: bool) -> dict[str, Experience]:
+def experiences(db: MemoryDatabase, *, proven: bool) -> dict[str, Experience]:
     """As `feedq.store.assigning.experiences`."""
-    leases, feeds = db.tables.leases, db.tables.feeds
+    feeds = db.tables.feeds
     failed: dict[str, dict[str, datetime]] = {}
-    for x in (leases[feed_id] for feed_id in sorted(leases.avoiding)):
+    for x in db.tables.in_state(*LeaseState):
         landed_at = x.last_record_at if x.state is LeaseState.RUNNING and x.connected else None
         for name, at in x.avoid.items():
             if not proven or (landed_at is not None and landed_at > at):
                 there = failed.setdefault(remote_of(feeds[x.feed_id].spec), {})
                 there[name] = max(at, there.get(name, at))
     landed: dict[str, dict[str, datetime]] = {}
-    for x in (leases[feed_id] for feed_id in leases.in_state[LeaseState.RUNNING]) if failed else ():
+    for x in db.tables.in_state(LeaseState.RUNNING):
         if not x.connected or x.last_record_at is None or x.running_since is None:
             continue
         remote = remote_of(feeds[x.feed_id].spec)
@@ -73,16 +72,14 @@ def experiences(db: SimulatedDatabase, *, proven: bool) -> dict[str, Experience]
     return {remote: Experience(workers, landed.get(remote, {})) for remote, workers in failed.items()}
 
 
-def candidates(db: SimulatedDatabase, now: datetime, tenants: Collection[str]) -> list[EligibleWorker]:
-    leases = db.tables.leases
+def candidates(db: MemoryDatabase, now: datetime, tenants: Collection[str]) -> list[EligibleWorker]:
     found = []
     serving = (w for w in db.tables.workers.values() if is_serving(w, now) and w.capacity)
     for w in sorted(serving, key=lambda w: w.id.int):
-        mine, counts = leases.counted.get(w.id, ()), {}
-        if tenants:
-            its_tenants = Counter(db.tables.feeds[feed_id].spec.tenant for feed_id in mine)
-            counts = {tenant: its_tenants[tenant] for tenant in tenants if its_tenants[tenant]}
-        load = round(leases.load.get(w.id, 0.0), 6)  # which hides what adding and taking away rounds
+        mine = [lease for lease in db.tables.leases.values() if counted_at(lease) == w.id]
+        its_tenants = Counter(db.tables.feeds[lease.feed_id].spec.tenant for lease in mine)
+        counts = {tenant: its_tenants[tenant] for tenant in tenants if its_tenants[tenant]}
+        load = sum(lease.weight for lease in mine)
         found.append(
             EligibleWorker(
                 w.id,
@@ -105,48 +102,38 @@ def candidates(db: SimulatedDatabase, now: datetime, tenants: Collection[str]) -
     return found
 
 
-def under_way(db: SimulatedDatabase, *, since: datetime) -> dict[UUID, int]:
-    leases = db.tables.leases
-    moving = (leases[feed_id] for feed_id in sorted(leases.moving))
-    moved = [x for x in moving if x.moved_at is not None and x.moved_at > since]
+def under_way(db: MemoryDatabase, *, since: datetime) -> dict[UUID, int]:
+    moved = [x for x in db.tables.leases.values() if x.moved_at is not None and x.moved_at > since]
     return Counter(target for x in moved if (target := x.promised_to or x.worker_id) is not None)
 
 
-def leaving(db: SimulatedDatabase, now: datetime) -> dict[UUID, int]:
+def leaving(db: MemoryDatabase, now: datetime) -> dict[UUID, int]:
     drained = [
         w.id
         for w in db.tables.workers.values()
         if w.target_state is WorkerTarget.DRAINED and is_heard_from(w, now)
     ]
-    held = {worker_id: db.tables.leases.number_held(worker_id, *OWNED) for worker_id in drained}
+    held = {worker_id: len(db.tables.held(worker_id, *OWNED)) for worker_id in drained}
     return {worker_id: number for worker_id, number in held.items() if number}
 
 
-def movable(
-    db: SimulatedDatabase, worker_ids: Collection[UUID], *, limit: int, measured: float
-) -> list[Held]:
+def movable(db: MemoryDatabase, worker_ids: Collection[UUID], *, limit: int, measured: float) -> list[Held]:
     known = experiences(db, proven=False)
-    found: list[MovableFeed] = []
-    for worker_id in sorted(worker_ids):
-        noted = db.tables.leases.running_on(worker_id)
-        for feed_id, one in islice(noted.items(), max(1, limit // len(worker_ids))):
-            if one is None or known or measured:
-                one = _movable(db, feed_id, known, measured)
-                noted[feed_id] = None if known or measured else one
-            found.append(one)
-    found.sort(key=itemgetter(0))  # quick, for each worker's are in this order already
-    return [held for _, held in found if held is not None]
+    found = []
+    for worker_id in worker_ids:
+        running = sorted(db.tables.held(worker_id, LeaseState.RUNNING), key=_has_run_since)
+        found += running[: max(1, limit // len(worker_ids))]
+    feeds = db.tables.feeds
+    return [
+        _held(feed, lease, known, effective_weight(db, feed, lease, measured=measured))
+        for lease in sorted(found, key=_has_run_since)
+        if (feed := feeds[lease.feed_id]).removed_at is None and feed.spec.target_state is TargetState.RUNNING
+    ]
 
 
-def _movable(
-    db: SimulatedDatabase, feed_id: int, known: Mapping[str, Experience], measured: float
-) -> MovableFeed:
-    feed, lease = db.tables.feeds[feed_id], db.tables.leases[feed_id]
+def _has_run_since(lease: Lease) -> datetime:
     assert lease.running_since is not None
-    if feed.removed_at is not None or feed.spec.target_state is not TargetState.RUNNING:
-        return lease.running_since, None
-    weight = effective_weight(db, feed, lease, measured=measured)
-    return lease.running_since, _held(feed, lease, known, weight)
+    return lease.running_since
 
 
 def _held(feed: Feed, lease: Lease, known: Mapping[str, Experience], weight: float) -> Held:
@@ -165,7 +152,7 @@ def _held(feed: Feed, lease: Lease, known: Mapping[str, Experience], weight: flo
     )
 
 
-def hand_over(db: SimulatedDatabase, one: Transfer, *, stop_within_s: float) -> bool:
+def hand_over(db: MemoryDatabase, one: Transfer, *, stop_within_s: float) -> bool:
     """Asks the owner to let go, and promises the feed to the target; False when it is no longer its to give."""
     lease, source = db.tables.leases.get(one.feed_id), db.tables.workers.get(one.source)
     target = db.tables.workers.get(one.target)
@@ -178,40 +165,40 @@ def hand_over(db: SimulatedDatabase, one: Transfer, *, stop_within_s: float) -> 
     return True
 
 
-def reap(db: SimulatedDatabase) -> int:
-    leases = db.tables.leases
-    stopping = (leases[feed_id] for feed_id in sorted(leases.in_state[LeaseState.STOPPING]))
-    late = [x for x in stopping if is_reapable(x, now=db.now())]
+def reap(db: MemoryDatabase) -> int:
+    late = [x for x in db.tables.in_state(LeaseState.STOPPING) if is_reapable(x, now=db.now())]
     for lease in late:
         db.set_idle(lease, Move.REAP, reason=Reason.REAPED, retry_at=None)
         db.record(EventKind.LEASE_REAPED, feed_id=lease.feed_id, worker_id=lease.worker_id, epoch=lease.epoch)
     return len(late)
 
 
-def promise_to_successors(db: SimulatedDatabase, now: datetime) -> None:
-    if not db.tables.leases.kept:
+def promise_to_successors(db: MemoryDatabase, now: datetime) -> None:
+    kept = [lease for lease in db.tables.in_state(LeaseState.IDLE) if lease.held_for is not None]
+    if not kept:
         return
     successors: dict[str, Worker] = {}
     for worker in sorted(db.tables.workers.values(), key=lambda w: w.started_at):
         if is_serving(worker, now):
             successors[worker.name] = worker
     room = {c.worker_id: c.capacity - c.feeds for c in candidates(db, now, ())}
-    for feed_id in sorted(db.tables.leases.kept):
-        lease = db.tables.leases[feed_id]
-        if lease.state is not LeaseState.IDLE or lease.held_for not in successors:
+    for lease in kept:
+        if lease.held_for not in successors:
             continue
         successor = successors[lease.held_for]
         room[successor.id] -= 1
         promised_to = successor.id if room[successor.id] >= 0 else None
-        db.tables.leases[feed_id] = changed(lease, held_for=None, retry_at=None, promised_to=promised_to)
+        db.tables.leases[lease.feed_id] = replace(
+            lease, held_for=None, retry_at=None, promised_to=promised_to
+        )
 
 
-def effective_weight(db: SimulatedDatabase, feed: Feed, lease: Lease, *, measured: float) -> float:
+def effective_weight(db: MemoryDatabase, feed: Feed, lease: Lease, *, measured: float) -> float:
     """Computes what a feed weighs now: see `feedq.store.assigning`."""
     if not measured or lease.reported_at is None:
         return feed.spec.weight
     workers = [w for w in db.tables.workers.values() if w.state is not WorkerState.GONE]
-    feeds = max(1, sum(len(db.tables.leases.in_state[state]) for state in OWNED))
+    feeds = max(1, len(db.tables.in_state(*OWNED)))
     mean_rows = sum(w.load.rows_per_s for w in workers) / feeds
     mean_bytes = sum(w.load.bytes_per_s for w in workers) / feeds
     if not (mean_rows or mean_bytes):

@@ -1,4 +1,4 @@
-"""`feedq.store.base.Feeds` in memory, beyond what workers ask of it."""
+"""`feedq.store.base.Feeds` in memory."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from feedq import lease as policy
 from feedq.errors import Conflict, NotFound
-from feedq.lease import Move, objection_to_move
+from feedq.lease import Move, first_reason, objection_to_move
 from feedq.model import (
     ChangedCursor,
     Event,
     Feed,
     FeedSpec,
     FeedView,
+    Identity,
     Lease,
     LeaseState,
     Reason,
@@ -27,23 +28,35 @@ from feedq.model import (
 )
 from feedq.placement.base import Transfer
 from feedq.selection import ORDER_KEYS, Selection, SelectionOrder
+from feedq.store.base import require_version
 from feedq.telemetry import EventKind
 from tests.fakes.memory import counts
-from tests.fakes.memory.database import statement
 from tests.fakes.memory.history import folded
-from tests.fakes.memory.owner import SimulatedFeeds
-from tests.fakes.memory.tables import MemoryDatabase
+from tests.fakes.memory.tables import MemoryDatabase, statement
 
 
-class MemoryFeeds(SimulatedFeeds):
+class MemoryFeeds:
     """Desired state."""
 
-    _db: MemoryDatabase
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._db = database
 
     @contextmanager
     def together(self) -> Iterator[MemoryFeeds]:
         with self._db.transaction():
             yield self
+
+    @statement
+    def add(self, spec: FeedSpec) -> Feed:
+        self._refuse_taken(spec.name)
+        now = self._db.now()
+        identity = Identity(uuid4(), self._db.installation)
+        feed = Feed(self._db.next_feed_id(), spec, 1, now, now, identity)
+        self._db.tables.names[spec.name] = feed.id
+        self._db.tables.leases[feed.id] = Lease(feed.id, reason=first_reason(feed.spec))
+        added = self._touch(feed, EventKind.FEED_ADDED)
+        self._db.tables.dirty.discard(feed.id)
+        return added
 
     @statement
     def edit(self, name: str, spec: FeedSpec, *, expected: Version | None = None) -> Feed:
@@ -74,6 +87,12 @@ class MemoryFeeds(SimulatedFeeds):
     def restart(self, name: str, *, expected: Version | None = None) -> Feed:
         current = self._live(name, expected)
         return self._touch(replace(current, generation=current.generation + 1), EventKind.FEED_RESTARTED)
+
+    @statement
+    def remove(self, name: str, *, expected: Version | None = None) -> Feed:
+        removed = replace(self._live(name, expected), removed_at=self._db.now())
+        del self._db.tables.names[name]
+        return self._touch(removed, EventKind.FEED_REMOVED)
 
     @statement
     def cursor_changed(self, name: str, change: ChangedCursor) -> Feed:
@@ -152,6 +171,14 @@ class MemoryFeeds(SimulatedFeeds):
         mine = folded(event for event in self._db.tables.events if event.feed_id == feed.id)
         return mine[::-1][: min(limit, self._db.keep.per_feed)]
 
+    def _live(self, name: str, expected: Version | None = None) -> Feed:
+        feed_id = self._db.tables.names.get(name)
+        if feed_id is None:
+            raise NotFound(f"no feed named {name!r}; `feedq feed list` shows them all")
+        feed = self._db.tables.feeds[feed_id]
+        require_version(f"feed {name!r}", feed.version, expected)
+        return feed
+
     def _named(self, name: str) -> Feed:
         """The live feed of that name, else the one last removed whose rows are still there."""
         try:
@@ -161,6 +188,18 @@ class MemoryFeeds(SimulatedFeeds):
             if not removed:
                 raise
             return max(removed, key=lambda f: f.id)
+
+    def _refuse_taken(self, name: str) -> None:
+        if name in self._db.tables.names:
+            raise Conflict(f"feed {name!r} exists already; `feedq feed edit` changes it")
+
+    def _touch(self, feed: Feed, kind: EventKind, **detail: Any) -> Feed:
+        feed = replace(feed, updated_at=self._db.now())
+        self._db.tables.feeds[feed.id] = feed
+        self._db.tables.dirty.add(feed.id)
+        self._db.record(kind, feed_id=feed.id, generation=feed.generation, **detail)
+        self._db.wake()
+        return feed
 
     def _view(self, feed: Feed) -> FeedView:
         lease = self._db.tables.leases.get(feed.id, Lease(feed.id))

@@ -16,17 +16,17 @@ from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held
 from feedq.store.base import ReconcilePass, SuspectWorker
 from feedq.store.sweeping import WEIGHT_STEP
 from tests.fakes.memory import counts
-from tests.fakes.memory.database import SimulatedDatabase, changed, statement
 from tests.fakes.memory.decisions import is_dispatch_overdue, may_start
+from tests.fakes.memory.tables import MemoryDatabase, statement
 
 UNPLACED = (Reason.NO_CAPACITY, Reason.NO_MATCH)
 COUNTED = (*UNPLACED, Reason.BACKOFF, Reason.PAUSED, Reason.FAILED)
 
 
-class SimulatedFleet:
+class MemoryFleet:
     """Makes one pass at a time; an exception inside it rolls everything back."""
 
-    def __init__(self, database: SimulatedDatabase) -> None:
+    def __init__(self, database: MemoryDatabase) -> None:
         self._db = database
 
     @contextmanager
@@ -39,7 +39,7 @@ class SimulatedFleet:
         db.pass_open = True
         try:
             with db.transaction():
-                yield SimulatedPass(db, measured_load=measured_load)
+                yield MemoryPass(db, measured_load=measured_load)
                 workers = db.tables.workers.values()
                 db.tables.pass_at = db.now()
                 db.tables.active_workers = sum(
@@ -54,10 +54,10 @@ class SimulatedFleet:
         self._db.wake()
 
 
-class SimulatedPass:
+class MemoryPass:
     """Plays a pass as one transaction."""
 
-    def __init__(self, database: SimulatedDatabase, *, measured_load: float) -> None:
+    def __init__(self, database: MemoryDatabase, *, measured_load: float) -> None:
         self._db = database
         self._measured = measured_load
         self.now = database.now()
@@ -70,7 +70,7 @@ class SimulatedPass:
         """Shortens delays after the clock was put back: see `feedq.store.passes`."""
         tables, now = self._db.tables, self.now
         for lease in list(tables.leases.values()):
-            tables.leases[lease.feed_id] = changed(
+            tables.leases[lease.feed_id] = replace(
                 lease,
                 retry_at=lease.retry_at - by if lease.retry_at and lease.retry_at > now else lease.retry_at,
                 stop_by=lease.stop_by - by if lease.stop_by and lease.stop_by > now else lease.stop_by,
@@ -146,9 +146,7 @@ class SimulatedPass:
 
     @statement
     def quarantined(self) -> list[Lease]:
-        leases = self._db.tables.leases
-        quarantined = (leases[feed_id] for feed_id in sorted(leases.quarantined))
-        return [lease for lease in quarantined if lease.state is LeaseState.RUNNING]
+        return [lease for lease in self._db.tables.in_state(LeaseState.RUNNING) if lease.quarantined]
 
     @statement
     def part(self, leases: Sequence[Lease], *, stop_within_s: float) -> None:
@@ -160,8 +158,7 @@ class SimulatedPass:
 
     @statement
     def overdue(self, *, timeout_s: float) -> list[UUID]:
-        leases = self._db.tables.leases
-        assigned = (leases[feed_id] for feed_id in sorted(leases.in_state[LeaseState.ASSIGNED]))
+        assigned = self._db.tables.in_state(LeaseState.ASSIGNED)
         late = [x for x in assigned if is_dispatch_overdue(x, now=self.now, timeout_s=timeout_s)]
         for lease in late:
             self._db.set_idle(lease, Move.WITHDRAW, reason=Reason.RELEASED)
@@ -178,17 +175,13 @@ class SimulatedPass:
     @statement
     def waiting(self, *, limit: int) -> list[WaitingFeed]:
         counts.promise_to_successors(self._db, self.now)
-        feeds, leases = self._db.tables.feeds, self._db.tables.leases
-        ending = {
-            feeds[feed_id].name
-            for feed_id in leases.in_state[LeaseState.STOPPING]
-            if feeds[feed_id].removed_at is not None
-        }
+        tables = self._db.tables
+        stopping = (tables.feeds[lease.feed_id] for lease in tables.in_state(LeaseState.STOPPING))
+        ending = {feed.name for feed in stopping if feed.removed_at is not None}
         ready = [
             lease
-            for feed_id in sorted(leases.in_state[LeaseState.IDLE])
-            if may_start(feeds[feed_id], lease := leases[feed_id], now=self.now)
-            and feeds[feed_id].name not in ending
+            for lease in tables.in_state(LeaseState.IDLE)
+            if may_start(feed := tables.feeds[lease.feed_id], lease, now=self.now) and feed.name not in ending
         ]
         known = counts.experiences(self._db, proven=True)
         return [self._waiting(lease, known) for lease in self._in_turn(ready, limit)]
@@ -259,7 +252,7 @@ class SimulatedPass:
             if worker.target_state is not WorkerTarget.SERVING:
                 continue
             feed = self._db.tables.feeds[feed_id]
-            assigned = changed(
+            assigned = replace(
                 lease,
                 state=transition(lease.state, Move.ASSIGN),
                 epoch=lease.epoch + 1,
@@ -287,7 +280,7 @@ class SimulatedPass:
     @statement
     def sweep(self, *, stop_within_s: float) -> int:
         tables = self._db.tables
-        idle = (tables.leases[feed_id].reason for feed_id in tables.leases.in_state[LeaseState.IDLE])
+        idle = (lease.reason for lease in tables.in_state(LeaseState.IDLE))
         tables.idle_counts = Counter(reason for reason in idle if reason in COUNTED)
         repaired = self._end_endless_stops(stop_within_s)
         self._weigh()
@@ -303,11 +296,10 @@ class SimulatedPass:
         return repaired
 
     def _end_endless_stops(self, stop_within_s: float) -> int:
-        leases = self._db.tables.leases
-        stopping = [leases[feed_id] for feed_id in leases.in_state[LeaseState.STOPPING]]
-        endless = [x for x in stopping if x.stop_by is None]
+        tables = self._db.tables
+        endless = [lease for lease in tables.in_state(LeaseState.STOPPING) if lease.stop_by is None]
         for lease in endless:
-            leases[lease.feed_id] = changed(lease, stop_by=self.now + timedelta(seconds=stop_within_s))
+            tables.leases[lease.feed_id] = replace(lease, stop_by=self.now + timedelta(seconds=stop_within_s))
         return len(endless)
 
     def _weigh(self) -> None:
@@ -318,11 +310,12 @@ class SimulatedPass:
             feed = tables.feeds[lease.feed_id]
             weight = counts.effective_weight(self._db, feed, lease, measured=self._measured)
             if abs(weight - lease.weight) > (WEIGHT_STEP * lease.weight if self._measured else 1e-9):
-                tables.leases[lease.feed_id] = changed(lease, weight=weight)
+                tables.leases[lease.feed_id] = replace(lease, weight=weight)
 
     @statement
     def waiting_by_reason(self) -> dict[Reason, int]:
-        return {**self._db.tables.idle_counts, Reason.HELD: len(self._db.tables.leases.kept)}
+        held = sum(lease.held_for is not None for lease in self._db.tables.leases.values())
+        return {**self._db.tables.idle_counts, Reason.HELD: held}
 
     @statement
     def sweep_is_due(self, *, interval_s: float) -> bool:
@@ -345,7 +338,7 @@ class SimulatedPass:
             attempts = 0 if reason is Reason.NEW else lease.attempts
             # Without a place a promise is void: its worker takes no feeds, or not this one.
             keeps_promise = reason in (Reason.NEW, Reason.SETTLING)
-            renamed = changed(
+            renamed = replace(
                 lease,
                 reason=reason,
                 retry_at=None,
