@@ -161,16 +161,6 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
             "and lease.generation > feed.generation:",
         ),
     ),
-    (
-        "tests/scenarios/test_moves.py",
-        "tests/contract/test_store_moves.py",
-    ): (
-        (
-            "feeds that crash with their worker are held for its successor",
-            "SELECT :hold_s > 0 AND w.state = 'draining' AND locked.reason IN",
-            "SELECT :hold_s > 0 AND locked.reason IN",
-        ),
-    ),
     ("tests/contract/test_store_quarantine.py",): (
         (
             "one loss of two is no quarantine",
@@ -189,6 +179,11 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
     ),
     ("tests/contract/test_store_moves.py",): (
+        (
+            "feeds that crash with their worker are held for its successor",
+            "SELECT :hold_s > 0 AND w.state = 'draining' AND locked.reason IN",
+            "SELECT :hold_s > 0 AND locked.reason IN",
+        ),
         (
             "an owner that was asked to let go is waited for without end",
             "WHERE state = 'stopping' AND stop_by <= clock_timestamp()\n",
@@ -212,21 +207,14 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
             "if False:",
         ),
     ),
-    (
-        "tests/unit/test_control.py",
-        "tests/scenarios/test_moves.py",
-        "tests/contract/test_store_moves.py",
-    ): (
+    ("tests/scenarios/test_moves.py",): (
         (
             "feeds move while others are held for a successor",
             "if not held and not (is_known",
             "if not (is_known",
         ),
     ),
-    (
-        "tests/unit/test_control.py",
-        "tests/scenarios/test_moves.py",
-    ): (
+    ("tests/unit/test_control.py",): (
         (
             "moves under way are not counted",
             "budget = rules.moves - sum(under_way.values())",

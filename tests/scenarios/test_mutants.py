@@ -23,7 +23,6 @@ from tests.fakes.servers import FakeCheckpoint, Refusal
 from tests.scenarios import test_dispatch as dispatch
 from tests.scenarios import test_failover as failover
 from tests.scenarios import test_moves as handovers
-from tests.simulation.trouble import run_seed
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -147,24 +146,3 @@ def test_a_story_fails_when_the_protocol_is_broken(
     mutate(monkeypatch)
     with pytest.raises(AssertionError):
         story()
-
-
-@pytest.mark.parametrize(
-    "mutate",
-    [
-        no_epoch_in_the_checkpoint_update,
-        gone_without_freeing,
-        revoked_before_it_is_placed,
-        a_promise_is_not_counted,
-        waited_for_without_end,
-    ],
-)
-def test_random_faults_find_it_too(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutate(monkeypatch)
-
-    def run_some_seeds() -> None:
-        for seed in range(12):
-            run_seed(seed)
-
-    with pytest.raises(AssertionError):
-        run_some_seeds()

@@ -11,7 +11,8 @@ from contextlib import suppress
 from random import Random
 
 from feedq.errors import Conflict, InvalidInput, NotFound, Unavailable
-from feedq.model import TargetState, WorkerState, WorkerTarget
+from feedq.model import LeaseState, TargetState, WorkerState, WorkerTarget
+from feedq.placement.base import Strategy
 from tests.fakes import FakeFleet
 from tests.fakes.durations import DURATIONS
 
@@ -34,7 +35,12 @@ class Trouble:
         self._broker_hangs_on = bool(seed % 2)
         """Whether the broker hangs on when all else is well again: messages are only hints."""
         # Announced restarts wait for the successor in half of the stories.
-        settings = DURATIONS.model_copy(update={"restart_hold_s": self.rng.choice([0.0, 5.0])})
+        drawn = {
+            "restart_hold_s": self.rng.choice([0.0, 5.0]),
+            "moves_per_pass": self.rng.choice([1, 100]),
+            "placement": self.rng.choice(list(Strategy)),
+        }
+        settings = DURATIONS.model_copy(update=drawn)
         self.fleet = FakeFleet(step_s=STEP_S, rate_hz=2.0, settings=settings)
         # Few kinds of fault at a time find more than all of them at once, which hide one another.
         self._faults = self.rng.sample(self._all_faults, self.rng.randint(4, len(self._all_faults)))
@@ -305,9 +311,14 @@ def run_seed(seed: int, *, faults_s: float = FAULTS_S) -> FakeFleet:
         raise fleet.broken("it never comes to rest")
     if not fleet.everything_streams():
         raise fleet.broken("not everything streams")
+    feeds = fleet.store.feeds.views()
+    if {c.feed_id for c in fleet.source.connections} - {view.feed.id for view in feeds}:
+        raise fleet.broken("a feed that was removed is still read")
+    if any(x.lease.state is LeaseState.RUNNING and x.lease.generation < x.feed.generation for x in feeds):
+        raise fleet.broken("an edit was forgotten")
     views = fleet.store.workers.views(gone=True)
     active = {view.worker.id for view in views if view.worker.state is WorkerState.ACTIVE}
-    owners = {view.lease.worker_id for view in fleet.store.feeds.views()} - {None}
+    owners = {view.lease.worker_id for view in feeds} - {None}
     if owners - active:
         raise fleet.broken("a feed belongs to a worker that is gone")
     return fleet

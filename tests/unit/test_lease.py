@@ -32,7 +32,6 @@ from feedq.lease import (
     transition,
 )
 from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Status, TargetState, Worker, WorkerState
-from tests.fakes.memory.decisions import is_dispatch_overdue, may_start, service_since
 from tests.fakes.sink import IDENTITY
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -207,27 +206,6 @@ def test_a_ttl_at_its_ends_is_a_grace_period_of_that_length(ttl_s: float) -> Non
         assert not gone(worker(expired_s=1), q=outage_grace(alive_s=ttl_s - 1), ttl_s=ttl_s)
 
 
-def served_s(since_s: float, at_s: float, *, has_restarted: bool = False) -> float:
-    """For how long the database counts as having served, that was heard from so long ago, and since then without a
-    break; a negative age lies ahead."""
-    since = service_since(NOW - s(since_s), NOW - s(at_s), has_restarted=has_restarted, now=NOW, gap_s=3)
-    return (NOW - since).total_seconds()
-
-
-def test_service_goes_on_from_one_heartbeat_to_the_next_and_begins_anew_after_a_gap_or_a_restart() -> None:
-    assert served_s(100, 2) == 100
-    assert served_s(100, 3.1) == 0
-    assert served_s(100, 2, has_restarted=True) == 0
-
-
-@given(served=st.floats(0, DAY_S), step_s=st.floats(0, DAY_S), ago_s=st.floats(0, 3))
-def test_a_clock_that_is_put_back_takes_no_service_away_but_the_latest_moment(
-    served: float, step_s: float, ago_s: float
-) -> None:
-    found = served_s(served + ago_s - step_s, ago_s - step_s)
-    assert served + ago_s - min(step_s, ago_s) - 0.001 <= found <= served + ago_s + 0.001
-
-
 @given(ago_s=st.floats(0, DAY_S), step_s=st.floats(0, DAY_S))
 def test_a_clock_that_is_put_back_delays_the_loss_of_a_worker_by_no_more_than_the_step_and_by_a_ttl_at_most(
     ago_s: float, step_s: float
@@ -242,28 +220,6 @@ def test_a_clock_that_is_put_back_delays_the_loss_of_a_worker_by_no_more_than_th
 
 
 # -- dispatch ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("age_s", "timeout_s", "overdue"),
-    [
-        (9.999, 10.0, False),
-        (10.0, 10.0, True),
-        (0.0, 0.0, True),
-        (DAY_S, DAY_S, True),
-        (DAY_S - 1, DAY_S, False),
-        (-1.0, 0.0, False),
-    ],
-)
-def test_an_assignment_is_overdue_at_its_timeout(age_s: float, timeout_s: float, overdue: bool) -> None:
-    lease = Lease(1, state=LeaseState.ASSIGNED, worker_id=OWNER, assigned_at=NOW - s(age_s))
-    assert is_dispatch_overdue(lease, now=NOW, timeout_s=timeout_s) is overdue
-
-
-@pytest.mark.parametrize("state", [x for x in LeaseState if x is not LeaseState.ASSIGNED])
-def test_only_an_assignment_can_be_overdue(state: LeaseState) -> None:
-    lease = Lease(1, state=state, assigned_at=NOW - s(DAY_S))
-    assert not is_dispatch_overdue(lease, now=NOW, timeout_s=0.0)
 
 
 # -- edits -------------------------------------------------------------------------------------------
@@ -346,7 +302,8 @@ def test_after_an_edit_a_feed_that_should_run_is_not_held_back_by_the_past(
     f, lease = feed(generation=generation), Lease(1, reason=reason, generation=ran, retry_at=retry_at)
     after = perform(lease, on_edit(f, lease))
     assert after is not None
-    assert may_start(f, after, now=NOW)
+    assert (after.state, after.retry_at) == (LeaseState.IDLE, None)
+    assert after.reason is not Reason.FAILED
 
 
 @pytest.mark.parametrize(
@@ -376,27 +333,6 @@ def test_what_an_edit_asks_for(f: Feed, lease: Lease, edit: str) -> None:
 
 
 # -- starting, and what a person sees ----------------------------------------------------------------
-
-
-@given(feeds, leases)
-def test_only_an_idle_feed_that_is_wanted_and_due_may_start(f: Feed, lease: Lease) -> None:
-    if may_start(f, lease, now=NOW):
-        assert lease.state is LeaseState.IDLE
-        assert lease.reason is not Reason.FAILED or lease.retry_at is not None
-        assert f.removed_at is None
-        assert f.spec.target_state is TargetState.RUNNING
-        assert lease.retry_at is None or lease.retry_at <= NOW
-
-
-def test_what_failed_is_not_started_again_but_at_the_time_that_it_has() -> None:
-    assert not may_start(feed(), Lease(1, reason=Reason.FAILED), now=NOW)
-    assert may_start(feed(), Lease(1, reason=Reason.FAILED, retry_at=NOW), now=NOW)
-
-
-def test_a_feed_may_start_the_moment_it_is_due() -> None:
-    held_back = Lease(1, reason=Reason.BACKOFF, retry_at=NOW)
-    assert may_start(feed(), held_back, now=NOW)
-    assert not may_start(feed(), held_back, now=NOW - s(0.001))
 
 
 MOVES = Owner("w1", loop_lag_s=0.0, heartbeat_at=NOW - s(1.0), expires_at=NOW + s(5.0))
