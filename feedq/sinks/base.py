@@ -24,7 +24,7 @@ from datetime import datetime
 from enum import StrEnum
 from importlib.metadata import entry_points
 from operator import attrgetter
-from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, Final, NamedTuple, Protocol, runtime_checkable
 from uuid import UUID, uuid4
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -490,19 +490,22 @@ def target_of(options: SinkOptions, source: ConnectorOptions) -> Target:
     )
 
 
-GENERAL = "sql"
-"""The sink for databases that have none of their own."""
+BUILT_IN: Final = "PostgreSQL (postgresql://…), MariaDB and MySQL (mariadb://…, mysql://…) and SQLite (sqlite:////path/to/file)"
+_ALIASES: Final = {"postgres": "postgresql", "mysql": "mariadb"}
 
 
 def load_sink(url: str) -> type[Sink]:
     """The sink for a database URL, by its scheme. Raises `InvalidInput`."""
     scheme = url.partition("://")[0].partition("+")[0]
-    kind = {"postgres": "postgresql"}.get(scheme, scheme)
     known = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
-    entry = known.get(kind) or known.get(GENERAL)
+    entry = known.get(_ALIASES.get(scheme, scheme))
     if entry is None:
+        others = ", ".join(
+            f"{name}://" for name in sorted(known.keys() - {"postgresql", "mariadb", "sqlite"})
+        )
         raise InvalidInput(
-            f"no sink for {scheme}:// URLs; installed are: {', '.join(sorted(known)) or 'none'}"
+            f"no sink for {scheme}:// URLs: records land in {BUILT_IN}"
+            + (f", or here {others}" if others else "")
         )
     loaded: type[Sink] = entry.load()
     return loaded

@@ -143,7 +143,6 @@ class GroupCommit:
             GroupFailed: nothing was written; the transaction is still open, or broken.
             errors of the session: the same, before the transaction has begun.
         """
-        self._session.ensure_bookkeeping()
         writes = self._find_usable(groups)
         if not writes:
             return Written(landed={}, dead={}, fenced=(), unusable=self._unusable)

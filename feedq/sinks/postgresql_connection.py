@@ -73,8 +73,6 @@ class PostgresConnection(SinkSession):
 
     errors = (psycopg2.Error, SQLAlchemyError)
     undoable = frozenset(ErrorScope) - {ErrorScope.UNAVAILABLE}
-    isolation = "AUTOCOMMIT"
-
     _driver: Any = None
     """psycopg2's connection."""
 
@@ -139,6 +137,9 @@ class PostgresConnection(SinkSession):
         self.has_begun = True
         return rows
 
+    def check_at_once(self) -> None:
+        self.run("SET CONSTRAINTS ALL IMMEDIATE")
+
     def begin_for_person(self) -> None:
         super().begin_for_person()
         # What is deferred to the commit would let each record pass, and then refuse all of them.
@@ -161,15 +162,6 @@ class PostgresConnection(SinkSession):
 
     def run(self, statement: str) -> None:
         self.query(statement)
-
-    def _set_savepoint(self, name: str) -> None:
-        self.run(f"SAVEPOINT {name}")
-
-    def _release_savepoint(self, name: str) -> None:
-        self.run(f"RELEASE SAVEPOINT {name}")
-
-    def _return_to_savepoint(self, name: str) -> None:
-        self.run(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
 
     # -- errors --------------------------------------------------------------------------------------
 
@@ -199,7 +191,7 @@ def open_engine(url: str, application_name: str) -> Engine:
         "postgresql+psycopg2://",
         creator=lambda: psycopg2.connect(driver_url(url), application_name=application_name, **_LIBPQ),
         poolclass=NullPool,
-        isolation_level=PostgresConnection.isolation,
+        isolation_level="AUTOCOMMIT",
         use_native_hstore=False,
         executemany_mode="values_plus_batch",
         hide_parameters=True,

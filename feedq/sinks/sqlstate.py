@@ -89,11 +89,6 @@ def classify_code(code: str) -> ErrorScope:
     return _BY_CODE.get(code) or _BY_CLASS.get(code[:2], ErrorScope.DATA)
 
 
-def is_known(code: str) -> bool:
-    """Whether anything is known of this SQLSTATE."""
-    return code in _BY_CODE or code[:2] in _BY_CLASS
-
-
 def explain(error: psycopg2.Error | SQLAlchemyError) -> str:
     """The server's message with its detail and code, on one line."""
     error = cause_of(error)

@@ -71,7 +71,7 @@ class TransactionalSink(ABC):
 
     @abstractmethod
     def _open(self) -> tuple[SinkSession, Catalog]:
-        """A new session. Raises the session's errors, `SinkUnavailable`."""
+        """A new session; feedq's own tables are there. Raises the session's errors, `SinkUnavailable`."""
 
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         def fence(session: SinkSession, catalog: Catalog) -> list[FenceOutcome]:
@@ -99,7 +99,7 @@ class TransactionalSink(ABC):
             session.set_lock_timeout(SETTLE_LOCK_TIMEOUT_S)
             return session.last_commits([feed_id for feed_id, _ in unknown.written.landed], lock=True)
 
-        written = decide(unknown, self._do(last_commits, bookkeeping=False))
+        written = decide(unknown, self._do(last_commits))
         self._lost.pop(unknown.commit_id, None)
         return written
 
@@ -107,7 +107,7 @@ class TransactionalSink(ABC):
         others = [worker_id for worker_id in worker_ids if worker_id != self._worker_id]
         if not others:
             return 0
-        return self._do(lambda session, _: session.end_workers(others), bookkeeping=False)
+        return self._do(lambda session, _: session.end_workers(others))
 
     def check(self, target: Target) -> str | None:
         def check(_: SinkSession, catalog: Catalog) -> str | None:
@@ -116,11 +116,11 @@ class TransactionalSink(ABC):
             catalog.refresh([target])
             return catalog.problems([target], create=False).get(target)
 
-        return self._do(check, bookkeeping=False)
+        return self._do(check)
 
     def preview(self, write: FeedWrite) -> list[Preview]:
         try:
-            return self._do(lambda session, catalog: preview(session, catalog, write), bookkeeping=False)
+            return self._do(lambda session, catalog: preview(session, catalog, write))
         finally:
             # What the catalog has learnt was true inside a transaction that never happened.
             self.close()
@@ -158,7 +158,7 @@ class TransactionalSink(ABC):
         def add(_: SinkSession, catalog: Catalog) -> None:
             done[:] = catalog.add_columns(target, columns, dry_run=dry_run) or done
 
-        self._do(add, bookkeeping=False)
+        self._do(add)
         return done
 
     def close(self) -> None:
@@ -169,13 +169,11 @@ class TransactionalSink(ABC):
 
     # -- private -------------------------------------------------------------------------------------
 
-    def _do(self, work: Callable[[SinkSession, Catalog], T], *, bookkeeping: bool = True) -> T:
+    def _do(self, work: Callable[[SinkSession, Catalog], T]) -> T:
         """Do what may be repeated: again after a conflict, or when the session turns out to be dead."""
         for attempt in range(READ_ATTEMPTS_MAX):
             session, catalog = self._connect()
             try:
-                if bookkeeping:
-                    session.ensure_bookkeeping()
                 done = work(session, catalog)
                 session.rollback()
                 return done
@@ -200,12 +198,17 @@ class TransactionalSink(ABC):
         """The session, opened anew if there is none or it is known to be broken. Raises `SinkUnavailable`."""
         if self._connected is not None and self._connected[0].is_broken:
             self.close()
-        if self._connected is None:
+        for attempt in range(READ_ATTEMPTS_MAX):
             try:
-                self._connected = self._open()
+                self._connected = self._connected or self._open()
+                return self._connected
             except self.session_type.errors as error:
-                raise self._unavailable(error) from error
-        return self._connected
+                last = error
+                if self.session_type.scope(error) is not ErrorScope.CONFLICT:
+                    break
+                # Somebody else makes feedq's own tables at this moment.
+                time.sleep(attempt * CONFLICT_PAUSE_S)
+        raise self._unavailable(last) from last
 
     def _unavailable(self, error: Exception, consequence: str = "") -> SinkUnavailable:
         """The error for the caller; the session starts afresh, whatever state it was in."""

@@ -49,7 +49,6 @@ __all__ = [
     "PATIENCE_S",
     "RAW",
     "FrozenWrite",
-    "GeneralSqlHarness",
     "MemoryHarness",
     "PostgresSinkHarness",
     "SinkHarness",
@@ -192,32 +191,6 @@ class PostgresSinkHarness:
             assert trap.tripped.wait(PATIENCE_S)
             return sink, unknown, trap
         raise AssertionError(f"the commit was answered: {written}")
-
-
-class GeneralSqlHarness(PostgresSinkHarness):
-    """`SqlSink` over PostgreSQL, which it treats as a database that nothing special is known of."""
-
-    def sink(  # type: ignore[override] # another kind of sink
-        self,
-        *,
-        role: str = "writer",
-        worker_id: UUID | None = None,
-        environment: str = ENVIRONMENT,
-        url: str | None = None,
-    ) -> SqlSink:
-        own_id = worker_id or uuid4()
-        # By which the proxy knows whose session it is.
-        plain = (url or self.url).replace("postgresql://", "postgresql+psycopg2://")
-        named = f"{plain}?application_name=feedq-{role}/{own_id}"
-        sink = SqlSink(named, environment=environment, worker_id=own_id, role=role)
-        self._sinks.append(sink)
-        return sink
-
-    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> tuple[Sink, CommitUnknown]:
-        lost = super().lost(writes, happened=happened)
-        # The server may notice late that the session is gone, and this sink does not wait for the locks it had.
-        self.query("SELECT FROM feedq_checkpoint FOR UPDATE")
-        return lost
 
 
 class Break(Enum):

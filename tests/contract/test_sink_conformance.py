@@ -10,7 +10,6 @@ import pytest
 from feedq.embedded.postgres import Postgres
 from tests.contract.sink_conformance import SinkConformance
 from tests.contract.sink_harness import (
-    GeneralSqlHarness,
     MemoryHarness,
     PostgresSinkHarness,
     SinkHarness,
@@ -50,26 +49,6 @@ class TestSqlSinkOnSqlite(SinkConformance):
     def harness(self, tmp_path: Path) -> Iterator[SinkHarness]:
         made = SqliteHarness(tmp_path / "sink.sqlite3")
         yield made
-        made.close()
-
-
-class TestSqlSinkOnAnyDatabase(SinkConformance):
-    """A database that nothing special is known of: sessions are all alike, and so cannot be ended."""
-
-    ends_sessions = False
-    strands_commits = False
-
-    @pytest.fixture
-    def harness(self, postgres: Postgres) -> Iterator[SinkHarness]:
-        made = GeneralSqlHarness(empty_database(postgres))
-        # Where jsonb refuses a NUL, json takes it as it is.
-        made.query(
-            "CREATE TABLE raw (feed text NOT NULL, epoch bigint NOT NULL, received_at timestamp NOT NULL, "
-            "payload jsonb NOT NULL)"
-        )
-        made.query("ALTER ROLE CURRENT_USER SET lock_timeout = '50ms'")
-        yield made
-        made.query("ALTER ROLE CURRENT_USER RESET lock_timeout")
         made.close()
 
 

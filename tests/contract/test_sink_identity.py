@@ -14,7 +14,6 @@ from feedq.errors import Conflict
 from feedq.model import JSON, Identity, StartCursor
 from feedq.sinks.base import Checkpoint, CheckpointChange, Fenced, FenceOutcome, FenceRequest, Sink, Unusable
 from tests.contract.sink_harness import (
-    GeneralSqlHarness,
     MemoryHarness,
     PostgresSinkHarness,
     SqliteHarness,
@@ -25,7 +24,7 @@ from tests.contract.sink_stage import PATIENCE_S, RAW, batch, write
 Harness = PostgresSinkHarness | SqliteHarness | MemoryHarness
 
 
-@pytest.fixture(params=["postgresql", "general", "sqlite", "memory"])
+@pytest.fixture(params=["postgresql", "sqlite", "memory"])
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
     made: Harness
     if request.param == "sqlite":
@@ -34,8 +33,7 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]
         made = MemoryHarness()
     else:
         postgres: Postgres = request.getfixturevalue("postgres")
-        kind = PostgresSinkHarness if request.param == "postgresql" else GeneralSqlHarness
-        made = kind(empty_database(postgres))
+        made = PostgresSinkHarness(empty_database(postgres))
     yield made
     made.close()
 

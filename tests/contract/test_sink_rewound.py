@@ -11,7 +11,6 @@ import pytest
 from feedq.embedded.postgres import Postgres
 from feedq.sinks.base import Fenced, Sink, Superseded
 from tests.contract.sink_harness import (
-    GeneralSqlHarness,
     PostgresSinkHarness,
     SqliteHarness,
     empty_database,
@@ -21,15 +20,14 @@ from tests.contract.sink_stage import RAW, batch, fence, landed, request, rows_o
 Harness = PostgresSinkHarness | SqliteHarness
 
 
-@pytest.fixture(params=["postgresql", "general", "sqlite"])
+@pytest.fixture(params=["postgresql", "sqlite"])
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
     made: Harness
     if request.param == "sqlite":
         made = SqliteHarness(tmp_path / "sink.sqlite3")
     else:
         postgres: Postgres = request.getfixturevalue("postgres")
-        kind = PostgresSinkHarness if request.param == "postgresql" else GeneralSqlHarness
-        made = kind(empty_database(postgres))
+        made = PostgresSinkHarness(empty_database(postgres))
     yield made
     made.close()
 

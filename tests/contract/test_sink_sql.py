@@ -1,10 +1,11 @@
-"""The sink for any database, on SQLite: landings of every kind, and what becomes of what cannot land."""
+"""The sink for SQLite: landings of every kind, and what happens to records that cannot land."""
 
 from __future__ import annotations
 
 import json
 import re
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from feedq.model import Batch
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import Blocked, OnConflict, Target, Unusable, load_sink
 from feedq.sinks.mapping import sources_of
+from feedq.sinks.postgresql import PostgresSink
 from feedq.sinks.sql import SqlSink
 from tests.contract.sink_harness import (
     PATIENCE_S,
@@ -69,14 +71,10 @@ def unusable(sink: SqlSink, target: Target) -> str:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("mysql://me:s3cret@127.0.0.1/db", r"pip install mysqlclient .*mysql\+pymysql://"),
-        ("mariadb+mariadbconnector://me:s3cret@127.0.0.1/db", "pip install mariadb"),
-        ("oracle+oracledb://me:s3cret@127.0.0.1/db", "pip install oracledb"),
-        ("postgrseql://me:s3cret@127.0.0.1/db", "SQLAlchemy knows no postgrseql:// databases"),
-        ("sqlite+nothing:////tmp/x", r"SQLAlchemy knows no sqlite\+nothing:// databases"),
+        ("mysql+mysqldb://me:s3cret@127.0.0.1/db", "by pymysql only: write mysql://"),
+        ("sqlite+aiosqlite:////tmp/x", "by pysqlite only: write sqlite://"),
         ("sqlite://", "another one for each session"),
         ("sqlite:///:memory:", "another one for each session"),
-        ("nonsense", "cannot read this URL"),
         ("mysql+pymysql://me:s3cret@127.0.0.1:port/db", "cannot read this URL"),
     ],
 )
@@ -86,10 +84,21 @@ def test_a_url_that_cannot_work_says_what_to_do_and_no_password(url: str, words:
     assert "s3cret" not in str(raised.value)
 
 
-def test_every_scheme_without_a_sink_of_its_own_is_for_this_one() -> None:
-    assert load_sink("sqlite:////tmp/x.sqlite3") is SqlSink
-    assert load_sink("mariadb+pymysql://127.0.0.1/db") is SqlSink
-    assert load_sink("postgresql+psycopg2://127.0.0.1/db") is not SqlSink
+def test_a_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymysql", None)
+    with pytest.raises(InvalidInput, match="pip install pymysql"):
+        SqlSink("mariadb://127.0.0.1/db", environment="test", worker_id=uuid4(), role="writer")
+
+
+def test_each_scheme_has_its_sink_and_any_other_is_refused_by_the_names_of_those() -> None:
+    for url in ("sqlite:////tmp/x.sqlite3", "mariadb+pymysql://127.0.0.1/db", "mysql://127.0.0.1/db"):
+        assert load_sink(url) is SqlSink
+    for url in ("postgresql+psycopg2://127.0.0.1/db", "postgres://127.0.0.1/db"):
+        assert load_sink(url) is PostgresSink
+    for url in ("oracle+oracledb://me:s3cret@127.0.0.1/db", "postgrseql://127.0.0.1/db", "nonsense"):
+        with pytest.raises(InvalidInput, match=r"PostgreSQL .*, MariaDB and MySQL .* and SQLite") as raised:
+            load_sink(url)
+        assert "s3cret" not in str(raised.value)
 
 
 def test_no_session_is_opened_before_it_is_needed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The sink for any database, on SQLite: records as rows of a table of the user's own."""
+"""The sink for SQLite: records as rows of a table of the user's own."""
 
 from __future__ import annotations
 

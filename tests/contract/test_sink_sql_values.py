@@ -13,7 +13,7 @@ from sqlalchemy import types
 from sqlalchemy.dialects import mysql
 
 from feedq.sinks.jsontext import UnreadableRecord
-from feedq.sinks.sql.column_values import Unfit
+from feedq.sinks.sql.column_values import Unfit, conversion
 from feedq.sinks.sql.mysql import MySqlSession
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.sqlite import SqliteSession
@@ -23,9 +23,10 @@ MOMENT = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
 
 
 def convert(
-    column_type: Any, text: str, *, session: type[SqlSession] = SqlSession, is_json: bool = False
+    column_type: Any, text: str, *, session: type[SqlSession] | None = None, is_json: bool = False
 ) -> Any:
-    return session.conversion(column_type, is_json=is_json).convert(text)
+    found = conversion(column_type) if session is None else session.conversion(column_type, is_json=is_json)
+    return found.convert(text)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The sink for any database, on MariaDB: the suite of every sink, and how it stands what happens to a server."""
+"""The sink for MariaDB: the suite of every sink, and what it does when something happens to the server."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TestSqlSinkOnMariaDb(SinkConformance):
 
 
 def test_both_names_of_the_scheme_will_do(harness: MariaDbHarness) -> None:
-    for epoch, driver in enumerate(("mysql+pymysql", "mariadb+pymysql"), 1):
+    for epoch, driver in enumerate(("mysql", "mariadb", "mariadb+pymysql"), 1):
         sink = harness.sink(url=harness.server.url(DATABASE, driver=driver))
         fence(sink, 1, epoch)
         assert sink.write([write(1, epoch, batch(b"1", harness.refused))]).landed == {(1, epoch): 1}
@@ -203,8 +203,9 @@ def test_a_fence_under_way_elsewhere_blocks_its_feeds_only(harness: MariaDbHarne
         # Rows that are not there yet, as far as anybody else can see.
         cursor.execute("BEGIN")
         cursor.executemany(
-            "INSERT INTO feedq_checkpoint (environment, feed_id, feed, epoch, owner) VALUES (%s, %s, %s, 5, %s)",
-            [("test", n, "x", str(uuid4())) for n in range(100, 151)],
+            "INSERT INTO feedq_checkpoint (environment, feed_id, feed, epoch, owner, feed_uuid, installation) "
+            "VALUES ('test', %s, 'x', 5, 'o', 'f', 'i')",
+            [(n,) for n in range(100, 151)],
         )
         requests = [request(n, 2) for n in (1, 99, *range(100, 151), 151)]
         outcomes = {o.feed_id: o for o in sink.fence(requests, lock_timeout_s=LOCK_TIMEOUT_S)}

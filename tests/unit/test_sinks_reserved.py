@@ -56,11 +56,6 @@ def test_postgresql_keeps_every_schema_whose_name_begins_as_its_own_do() -> None
             ["shop.sys", "pg_x"],
         ),
         (SqliteSession, ["sqlite_sequence", "main.SQLITE_master"], ["mysql.user", "main.landed"]),
-        (
-            SqlSession,
-            ["pg_description", "pg_catalog.landed", "SYS.aud$", "crdb_internal.jobs"],
-            ["acme.pg_x"],
-        ),
     ],
 )
 def test_each_kind_of_database_keeps_tables_of_its_own(

@@ -3,9 +3,6 @@
 Reading is `feedq.sinks.copytext`'s, so that a record lands here as it does in PostgreSQL; converting is
 `feedq.sinks.sql.column_values`'. A record that cannot be read or converted is refused here, before the database
 sees it, which tells the usual reasons apart without a single attempt.
-
-With a key, rows go in by the database's own upsert where it has one that looks at this key alone. Elsewhere
-each row is looked for first: slow, and right.
 """
 
 from __future__ import annotations
@@ -13,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Column, Executable, Insert, MetaData, Table, insert, literal, select, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Column, MetaData, Table, insert
 
 from feedq.model import Batch, FeedKey
 from feedq.records.framing import RecordFormat
@@ -22,10 +18,8 @@ from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, SuspectRecord, T
 from feedq.sinks.catalog import ReadyRecord, TargetPlan
 from feedq.sinks.copytext import ColumnRows
 from feedq.sinks.jsontext import UnreadableRecord, check, decode
-from feedq.sinks.session import parameter
 from feedq.sinks.sql.column_values import Conversion, Convert, Unfit
 from feedq.sinks.sql.session import SqlSession
-from feedq.sinks.sqlstate import ErrorScope
 from feedq.sinks.target_table import DEFAULT_COLUMNS, TableShape, written_columns
 
 ROWS_AT_ONCE: Final = 1_000
@@ -55,14 +49,18 @@ class InsertPlan(TargetPlan[list[ReadyRecord]]):
             name for name, column in columns.items() if column.not_null and not column.is_numbered
         )
         self._rows = ColumnRows(target, shape.columns) if target.is_mapped else None
-        self._table = Table(
+        table = Table(
             shape.name,
             MetaData(),
             *(Column(name, self._conversions[name].bound) for name in names),
             schema=shape.schema,
         )
-        self._upsert = self._statement()
-        self._by_hand = ByHand(self._table, target) if self._upsert is None else None
+        replaced = names if target.on_conflict is OnConflict.UPDATE else ()
+        self._insert = (
+            session.upsert(table, target.key, lambda new: {name: new[name] for name in replaced})
+            if target.key
+            else insert(table)
+        )
         self._done = 0
         """Rows of the last `land` that were in the statements before the last one."""
 
@@ -140,65 +138,12 @@ class InsertPlan(TargetPlan[list[ReadyRecord]]):
     def land_records(self, records: Sequence[ReadyRecord]) -> None:
         self._done = 0
         for part in _parts(records):
-            values = [ready.values or {} for ready in part]
-            if self._by_hand is not None:
-                self._by_hand.insert(self.session, values)
-            else:
-                assert self._upsert is not None
-                self.session.execute(self._upsert, values)
+            self.session.execute(self._insert, [ready.values or {} for ready in part])
             self._done += len(part)
 
     def row_of(self, error: Any) -> int | None:
         row = self.session.row_of(error)
         return None if row is None else self._done + row
-
-    def _statement(self) -> Insert | None:
-        """How rows are inserted; None when no single statement does what the key asks for."""
-        if not self.target.key:
-            return insert(self._table)
-        others = self.shape.unique_keys - {frozenset(self.target.key)}
-        may_conflict = self.shape.has_other_unique or any(map(self._may_conflict, others))
-        if may_conflict and not self.session.upserts_by_key:
-            return None
-        replaced = self._names if self.target.on_conflict is OnConflict.UPDATE else ()
-        return self.session.upsert(self._table, key=self.target.key, replaced=replaced)
-
-    def _may_conflict(self, key: frozenset[str]) -> bool:
-        """Whether rows of ours can have a key of that index; numbers that the database gives out cannot."""
-        return bool(key & set(self._names))
-
-
-class ByHand:
-    """Rows with a key, each looked for before it is inserted."""
-
-    def __init__(self, table: Table, target: Target) -> None:
-        self._table = table
-        self._replaces = target.on_conflict is OnConflict.UPDATE
-        here = [table.c[name] == parameter(name, table.c[name]) for name in target.key]
-        self._key = target.key
-        self._find = select(literal(1)).select_from(table).where(*here).limit(1)
-        self._replace: Executable = (
-            update(table).where(*here).values({c.name: parameter(f"new_{c.name}", c) for c in table.c})
-        )
-
-    def insert(self, session: SqlSession, rows: Sequence[Values]) -> None:
-        for values in rows:
-            if self._is_there(session, values):
-                continue
-            try:
-                with session.savepoint("feedq_row"):
-                    session.execute(insert(self._table), values)
-            except SQLAlchemyError as error:
-                # Somebody may have inserted it since; then it was there, and otherwise it is refused.
-                if session.scope(error) is not ErrorScope.DATA or not self._is_there(session, values):
-                    raise
-
-    def _is_there(self, session: SqlSession, values: Values) -> bool:
-        wanted = {f"this_{name}": values[name] for name in self._key}
-        if self._replaces:
-            new = {f"this_new_{name}": value for name, value in values.items()}
-            return session.execute(self._replace, {**wanted, **new}).rowcount > 0
-        return session.execute(self._find, wanted).first() is not None
 
 
 def _default_reader(same: Values, record_format: RecordFormat, convert: Convert) -> Reader:

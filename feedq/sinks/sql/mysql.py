@@ -1,8 +1,5 @@
 """MariaDB and MySQL: InnoDB's row locks, whole seconds of patience, and a strict mode that has to be asked for.
 
-Sessions are in autocommit mode and transactions begin where we say: a single statement, such as a fence, is the
-server's own transaction, which a client frozen afterwards cannot hold open.
-
 A session says whose it is by a named lock, ``feedq-<role>/<worker id>``, which the server gives back when the
 session ends. ``IS_USED_LOCK`` tells the number of the session that has it, and ``KILL`` ends that: a user may end
 the sessions of its own name.
@@ -16,18 +13,19 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Insert, Inspector, Select, Table, and_, func, or_, text, types
+from sqlalchemy import URL, Insert, Inspector, Select, Table, text, types
 from sqlalchemy.dialects import mysql as dialect
 from sqlalchemy.dialects.mysql import insert
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, ProgrammingError, SQLAlchemyError
 
 from feedq.connectors.wire.dialing import keep_alive
-from feedq.sinks.session import ROLES, application_name, by_class
+from feedq.sinks.base import FeedWrite
+from feedq.sinks.session import ROLES, application_name
 from feedq.sinks.sql import column_values
 from feedq.sinks.sql.column_values import Conversion, conversion
-from feedq.sinks.sql.session import SqlSession
+from feedq.sinks.sql.session import NewValues, SqlSession
 from feedq.sinks.sqlstate import ErrorScope, number_after
-from feedq.sinks.table_definitions import MYSQL, checkpoint, utc_now
+from feedq.sinks.table_definitions import MYSQL, checkpoint
 from feedq.sinks.target_table import TableName
 
 SESSIONS_MAX: Final = 8
@@ -38,10 +36,13 @@ IDLE_IN_TRANSACTION_TIMEOUT_S: Final = 30
 STATEMENT_TIMEOUT_S: Final = 50
 """Shorter than we wait for an answer: better an error than a connection given up."""
 NET_TIMEOUT_S: Final = 30
+_TIMEOUTS: Final = {"connect_timeout": 5, "read_timeout": 60, "write_timeout": 60}
+"""For the driver, but for what the URL says itself; longer than every wait that we ask the server for."""
 STRICT: Final = (
     "STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 )
 NO_SUCH_SESSION: Final = 1094
+SYSTEM_SCHEMAS: Final = frozenset({"information_schema", "mysql", "performance_schema", "sys"})
 STATEMENT_OVERHEAD_BYTES: Final = 64 * 1024
 
 _SETTINGS: Final = (
@@ -57,35 +58,21 @@ _SETTINGS_OF_MARIADB: Final = (
     f"max_statement_time = {STATEMENT_TIMEOUT_S}",
 )
 
-# Numbers of errors: what the caller does differently is all that is told apart.
+# Numbers of errors that say what the driver's classes of them do not.
 _LOCKED: Final = (1205, 1969, 3024, 3572)
 # Besides deadlocks: somebody changes or makes a table at this moment.
 _CONFLICTS: Final = (1020, 1213, 1412, 1615, 1684)
-# Values and constraints: null, duplicate, out of range, cut off, not convertible, too large, CHECK, foreign
-# key, SIGNAL of a trigger.
-# fmt: off
-_DATA: Final = (
-    1048, 1062, 1118, 1169, 1216, 1264, 1265, 1292, 1300, 1365, 1366, 1367, 1369, 1406, 1411, 1416, 1441, 1452,
-    1525, 1526, 1557, 1586, 1644, 1690, 1748, 3140, 3141, 3145, 3155, 3156, 3157, 3819, 3854, 3903, 4025, 4035,
-    4037, 4038,
-)
-# No such table or column, not permitted, not insertable, no default, generated.
-_TARGETS: Final = (
-    1049, 1051, 1054, 1064, 1072, 1109, 1136, 1142, 1143, 1146, 1170, 1227, 1288, 1305, 1347, 1348, 1364, 1370,
-    1393, 1394, 1423, 1424, 1442, 1471, 1809, 1814, 1906, 1932, 3105,
-)
-# fmt: on
+_DENIED: Final = (1142, 1143)
 # No room, out of memory, read-only, interrupted, an error of the storage engine.
 _LATER: Final = (1021, 1030, 1037, 1038, 1041, 1114, 1290, 1317, 1836)
-# Shutting down, too many connections, the network.
-_UNAVAILABLE: Final = (1040, 1053, 1077, 1078, 1079, *range(1152, 1162), 1203, 1226)
-OF_CLIENTS: Final = range(2000, 3000)
-"""Errors that no server has sent."""
+# Too many connections, shutting down.
+_UNAVAILABLE: Final = (1040, 1053, 1203, 1226)
+OF_SERVERS: Final = range(1000, 2000), range(3000, 2**16)
+"""Errors that a server has sent; others are the client's."""
 _BY_CODE: Final[Mapping[int, ErrorScope]] = {
     **dict.fromkeys(_LOCKED, ErrorScope.LOCKED),
     **dict.fromkeys(_CONFLICTS, ErrorScope.CONFLICT),
-    **dict.fromkeys(_DATA, ErrorScope.DATA),
-    **dict.fromkeys(_TARGETS, ErrorScope.TARGET),
+    **dict.fromkeys(_DENIED, ErrorScope.TARGET),
     **dict.fromkeys(_LATER, ErrorScope.LATER),
     **dict.fromkeys(_UNAVAILABLE, ErrorScope.UNAVAILABLE),
 }
@@ -105,12 +92,14 @@ _BITS: Final = {
 class MySqlSession(SqlSession):
     """MariaDB 10.6 or newer, MySQL 8.0.19 or newer."""
 
-    isolation = "AUTOCOMMIT"
-    waits_for_locks = True
-    system_schemas = frozenset({"information_schema", "mysql", "performance_schema", "sys"})
+    driver = "pymysql"
     upserts_by_key = False
 
     # -- sessions ------------------------------------------------------------------------------------
+
+    @classmethod
+    def connect_args(cls, url: URL) -> dict[str, Any]:
+        return {name: value for name, value in _TIMEOUTS.items() if name not in url.query}
 
     def _set_up(self) -> int | None:
         _shorten_keepalives(self.connection.connection.dbapi_connection)
@@ -119,6 +108,9 @@ class MySqlSession(SqlSession):
         for name in _lock_names(self.role, self.worker_id):
             if self.connection.scalar(text("SELECT GET_LOCK(:name, 0)"), {"name": name}):
                 break
+        # Every byte of a record may have to be escaped.
+        packet = int(self.connection.scalar(text("SELECT @@max_allowed_packet")) or 0)
+        self._record_bytes_max = (packet - STATEMENT_OVERHEAD_BYTES) // 2
         # Without a name it works all the same: it could not be ended if it froze, and the server would.
         return int(self.connection.scalar(text("SELECT CONNECTION_ID()")) or 0)
 
@@ -129,9 +121,6 @@ class MySqlSession(SqlSession):
     def begin(self) -> None:
         self.run("START TRANSACTION")
 
-    def _commit(self) -> None:
-        self.run("COMMIT")
-
     def _rollback(self) -> None:
         self.run("ROLLBACK")
 
@@ -141,28 +130,29 @@ class MySqlSession(SqlSession):
             whole = max(1, whole)
         self.run(f"SET SESSION innodb_lock_wait_timeout = {whole}, lock_wait_timeout = {whole}")
 
-    def check_at_once(self) -> None:
-        """Does nothing: InnoDB always checks at once."""
-
-    def record_bytes_max(self) -> int | None:
-        packet = self.connection.scalar(text("SELECT @@max_allowed_packet"))
-        # Every byte may have to be escaped.
-        return None if packet is None else (int(packet) - STATEMENT_OVERHEAD_BYTES) // 2
+    def unkeepable(self, write: FeedWrite) -> str | None:
+        limit = self._record_bytes_max
+        for batch in write.batches:
+            if batch.size > limit and (longest := max(map(len, batch.split()))) > limit:
+                return (
+                    f"a record of {longest} bytes is longer than this server takes ({limit}): raise its "
+                    "max_allowed_packet to more than twice that"
+                )
+        return super().unkeepable(write)
 
     # -- errors --------------------------------------------------------------------------------------
 
     @classmethod
     def scope(cls, error: Any) -> ErrorScope:
         if not isinstance(error, DBAPIError):
+            # A value that the driver cannot even send.
             return ErrorScope.DATA
-        if error.connection_invalidated:
-            return ErrorScope.UNAVAILABLE
         code = _code(error)
-        trouble = _BY_CODE.get(code or 0) or by_class(error)
-        if trouble is ErrorScope.UNAVAILABLE and code not in (None, *_UNAVAILABLE) and code not in OF_CLIENTS:
-            # The server has answered, and lives: what is unknown is the record's fault.
-            return ErrorScope.DATA
-        return trouble
+        if error.connection_invalidated or not any(code in codes for codes in OF_SERVERS):
+            return ErrorScope.UNAVAILABLE
+        # The server has answered, and lives: what is unknown is the record's fault.
+        otherwise = ErrorScope.TARGET if isinstance(error, ProgrammingError) else ErrorScope.DATA
+        return _BY_CODE.get(code or 0, otherwise)
 
     def refused_commit(self, error: Exception) -> bool:
         return isinstance(error, DBAPIError) and _code(error) in REFUSED_COMMITS
@@ -181,45 +171,12 @@ class MySqlSession(SqlSession):
             found = found.with_hint(checkpoint, "FORCE INDEX (PRIMARY)", name)
         return found
 
-    def _advance(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        # The rows are there and locked by us, so this updates every one of them: many in one statement, which
-        # UPDATE cannot do with values of its own for each.
-        statement = insert(checkpoint)
-        new = statement.inserted
-        self.execute(
-            statement.on_duplicate_key_update(
-                [
-                    ("cursor", new.cursor),
-                    ("records", checkpoint.c.records + new.records),
-                    ("commit_id", new.commit_id),
-                    ("updated_at", utc_now()),
-                ]
-            ),
-            rows,
-        )
-
     def _fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
-        statement = insert(checkpoint)
-        new, old = statement.inserted, checkpoint.c
-        raises = or_(new.epoch > old.epoch, and_(new.epoch == old.epoch, new.owner == old.owner))
-        # One after the other: owner and epoch come last, since the others ask for the old ones.
-        raised = {
-            "updated_at": utc_now(),
-            **{
-                name: new[name]
-                for name in ("feed_uuid", "installation", "feed", "commit_id", "owner", "epoch")
-            },
-        }
         bounded = lock_timeout_s > 0 and self._is_mariadb
         if bounded:
             self.run(f"SET SESSION max_statement_time = {lock_timeout_s:f}")
         try:
-            self.execute(
-                statement.on_duplicate_key_update(
-                    [(name, func.IF(raises, value, old[name])) for name, value in raised.items()]
-                ),
-                [{**row, "records": 0} for row in rows],
-            )
+            super()._fence(rows, lock_timeout_s=lock_timeout_s)
         finally:
             if bounded and not self.is_broken:
                 self.run(f"SET SESSION max_statement_time = {STATEMENT_TIMEOUT_S}")
@@ -258,7 +215,7 @@ class MySqlSession(SqlSession):
 
     @classmethod
     def is_system(cls, name: TableName, default_schema: str | None) -> bool:
-        return (name.schema or default_schema or "").casefold() in cls.system_schemas
+        return (name.schema or default_schema or "").casefold() in SYSTEM_SCHEMAS
 
     def unfit_table(self, inspector: Inspector, name: TableName) -> str | None:
         options = inspector.get_table_options(name.name, schema=name.schema)
@@ -307,19 +264,17 @@ class MySqlSession(SqlSession):
                 return conversion(column_type)
 
     @classmethod
-    def upsert(cls, table: Table, *, key: Sequence[str], replaced: Sequence[str]) -> Insert | None:
+    def upsert(cls, table: Table, key: Sequence[str], change: NewValues) -> Insert:
         # INSERT IGNORE would ignore everything else as well: values cut off, constraints, wrong types.
         statement = insert(table)
-        if not replaced:
-            return statement.on_duplicate_key_update({key[0]: table.c[key[0]]})
-        return statement.on_duplicate_key_update({name: statement.inserted[name] for name in replaced})
+        changed = change(statement.inserted) or {key[0]: table.c[key[0]]}
+        return statement.on_duplicate_key_update(list(changed.items()))
 
 
 def _code(error: DBAPIError) -> int | None:
     """The server's number of the error."""
     arguments = getattr(error.orig, "args", ())
-    code = arguments[0] if arguments else getattr(error.orig, "errno", None)
-    return code if isinstance(code, int) else None
+    return arguments[0] if arguments and isinstance(arguments[0], int) else None
 
 
 def _lock_names(role: str, worker_id: UUID) -> list[str]:

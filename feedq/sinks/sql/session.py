@@ -1,83 +1,75 @@
-"""The session with any database that SQLAlchemy speaks and that nothing special is known of."""
+"""What sessions with MariaDB, MySQL and SQLite have in common: checkpoints and dead letters in plain SQL."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
-from sqlalchemy import URL, Engine, Insert, Inspector, Table, inspect
+from sqlalchemy import (
+    URL,
+    ColumnCollection,
+    Insert,
+    Inspector,
+    Table,
+    and_,
+    case,
+    insert,
+    inspect,
+    or_,
+    select,
+    tuple_,
+)
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import SQLAlchemyError
 
-from feedq.sinks.base import FeedWrite
-from feedq.sinks.session import SinkSession
-from feedq.sinks.sql.column_values import Conversion, conversion
-from feedq.sinks.table_definitions import checkpoint, dead_letter
+from feedq.model import JSON, FeedKey
+from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
+from feedq.sinks.cursors import ascii_text, cursor_of
+from feedq.sinks.session import SinkSession, parts
+from feedq.sinks.sql.column_values import Conversion
+from feedq.sinks.sqlstate import ErrorScope
+from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now
 from feedq.sinks.target_table import TableName
 
-CONNECT_TIMEOUT_S: Final = 5
-READ_TIMEOUT_S: Final = 60
-"""For an answer of the server to anything; longer than every wait that we ask it for."""
-_OF_MYSQL_DRIVERS: Final = {
-    "connect_timeout": CONNECT_TIMEOUT_S,
-    "read_timeout": READ_TIMEOUT_S,
-    "write_timeout": READ_TIMEOUT_S,
-}
-_CONNECT_ARGS: Final[Mapping[str, Mapping[str, int]]] = {
-    "pymysql": _OF_MYSQL_DRIVERS,
-    "mysqldb": _OF_MYSQL_DRIVERS,
-    "mariadbconnector": _OF_MYSQL_DRIVERS,
-    "mysqlconnector": {"connection_timeout": CONNECT_TIMEOUT_S},
-    "psycopg": {"connect_timeout": CONNECT_TIMEOUT_S},
-    "psycopg2": {"connect_timeout": CONNECT_TIMEOUT_S},
-    "oracledb": {"tcp_connect_timeout": CONNECT_TIMEOUT_S},
-}
-"""By driver; others wait as long as they please unless the URL says otherwise."""
+NewValues = Callable[[ColumnCollection[str, Any]], Mapping[str, Any]]
+"""What a row whose key is there already gets, by column, from the row that was to be inserted."""
+HOLDERS_LOCK_TIMEOUT_S: Final = 0.02
+c = checkpoint.c
+CHECKPOINT_KEY: Final = ("environment", "feed_id")
 
 
 class SqlSession(SinkSession):
     """A session whose rows are inserted, with values converted to the types of their columns."""
 
-    system_schemas: ClassVar = frozenset({"information_schema", "crdb_internal", "sys", "system"})
-    """Those that the database keeps about itself."""
+    driver: ClassVar[str]
+    """The one that is tested."""
     upserts_by_key: ClassVar[bool] = True
     """Whether `upsert` looks at the key that it is given, and at no other."""
 
-    def __init__(self, engine: Engine, *, environment: str, worker_id: UUID, role: str) -> None:
-        super().__init__(engine, environment=environment, worker_id=worker_id, role=role)
-        self._has_bookkeeping = False
-        self._record_bytes_max = self.record_bytes_max()
-
     @classmethod
-    def connect_args(cls, url: URL, driver: str) -> dict[str, Any]:
-        """What bounds the driver's waits, but for what the URL says itself."""
-        return {name: value for name, value in _CONNECT_ARGS.get(driver, {}).items() if name not in url.query}
-
-    def record_bytes_max(self) -> int | None:
-        """The longest record that a statement may carry."""
-        return None
+    @abstractmethod
+    def connect_args(cls, url: URL) -> dict[str, Any]:
+        """What bounds the driver's waits. Raises `InvalidInput` for a URL that leads to no database."""
 
     def unkeepable(self, write: FeedWrite) -> str | None:
-        if limit := self._record_bytes_max:
+        try:
             for batch in write.batches:
-                if batch.size > limit and (longest := max(map(len, batch.split()))) > limit:
-                    return (
-                        f"a record of {longest} bytes is longer than this server takes ({limit}): raise its "
-                        "max_allowed_packet to more than twice that"
-                    )
-        return super().unkeepable(write)
+                ascii_text(batch.cursor)
+        except ValueError as error:
+            return str(error)
+        return None
 
     def row_of(self, error: SQLAlchemyError) -> int | None:
         """The row of a statement, from 0, that the database stopped at. A hint, nothing more."""
         return None
 
     def ensure_bookkeeping(self) -> None:
-        if not self._has_bookkeeping:
-            self.set_lock_timeout(self.lock_timeout_s)
-            for table in (checkpoint, dead_letter):
-                self.make(table)
-            self._has_bookkeeping = True
+        """Make feedq's own tables if they are not there."""
+        self.set_lock_timeout(self.lock_timeout_s)
+        for table in (checkpoint, dead_letter):
+            self.make(table)
 
     def make(self, table: Table) -> None:
         """Make a table if it is missing; of two sessions that do so at the same moment, one finds it there."""
@@ -92,30 +84,139 @@ class SqlSession(SinkSession):
             if self.is_broken or not self._exists(table):
                 raise
 
-    def end_reading(self) -> None:
-        """Have what was read outside of `begin` over with, where that began a transaction, too."""
-        if self.isolation is None:
-            self.rollback()
-
     def _exists(self, table: Table) -> bool:
-        try:
-            return inspect(self.connection).has_table(table.name, schema=table.schema)
-        finally:
-            self.end_reading()
+        return inspect(self.connection).has_table(table.name, schema=table.schema)
+
+    # -- checkpoints ---------------------------------------------------------------------------------
+
+    def lock(self, writes: Sequence[FeedWrite], *, check_at_once: bool) -> set[FeedKey]:
+        self.begin()
+        if check_at_once:
+            self.check_at_once()
+        found: dict[FeedKey, str | None] = {}
+        for part in parts(sorted(write.key for write in writes)):
+            # The ids find the rows by the key, and the pairs leave a successor's rows alone.
+            pairs = tuple_(c.feed_id, c.epoch).in_(part)
+            rows = self.execute(self.locking([feed_id for feed_id, _ in part]).where(pairs))
+            found |= {(row.feed_id, row.epoch): row.commit_id for row in rows}
+        self.has_begun = True
+        return {
+            write.key
+            for write in writes
+            if write.key not in found
+            or (write.continues is not None and found[write.key] != str(write.continues))
+        }
+
+    def advance(self, writes: Sequence[FeedWrite], landed: Mapping[FeedKey, int], commit_id: UUID) -> None:
+        rows = [
+            {
+                "environment": self.environment,
+                "feed_id": write.feed_id,
+                "feed": write.feed,
+                "epoch": write.epoch,
+                "owner": str(self.worker_id),
+                "cursor": ascii_text(write.cursor),
+                "records": landed[write.key],
+                "commit_id": str(commit_id),
+                "feed_uuid": "",
+                "installation": "",
+            }
+            for write in writes
+        ]
+        # The rows are there and locked by us: an upsert changes many of them in one statement, each by values of
+        # its own, which UPDATE cannot do. What is not changed is only there since it may not be NULL.
+        self.execute(self.upsert(checkpoint, CHECKPOINT_KEY, _advanced), rows)
+
+    def possible_strangers(self, requests: Sequence[FenceRequest]) -> list[Checkpoint]:
+        found: list[Checkpoint] = []
+        self.set_lock_timeout(self.lock_timeout_s)
+        for part in parts(requests):
+            found += self.find_checkpoints(c.feed_id.in_([request.feed_id for request in part]))
+            there = {one.feed_id for one in found}
+            if new := [request.feed for request in part if request.feed_id not in there]:
+                found += self.find_checkpoints(c.feed.in_(new))
+        return found
+
+    def raise_epochs(
+        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
+    ) -> dict[int, tuple[JSON, int]] | None:
+        raised: dict[int, tuple[JSON, int]] = {}
+        for part in parts(requests):
+            rows = [
+                {
+                    "environment": self.environment,
+                    "feed_id": request.feed_id,
+                    "feed": request.feed,
+                    "epoch": request.epoch,
+                    "owner": str(self.worker_id),
+                    "commit_id": str(commit_id),
+                    "records": 0,
+                    "feed_uuid": str(request.identity.feed),
+                    "installation": str(request.identity.installation),
+                }
+                for request in part
+            ]
+            try:
+                self.set_lock_timeout(lock_timeout_s)
+                self._fence(rows, lock_timeout_s=lock_timeout_s)
+            except self.errors as error:
+                if self.scope(error) is not ErrorScope.LOCKED:
+                    raise
+                return None
+            # Read after the epoch was raised: from then on no predecessor can commit, and the cursor is the last.
+            self.set_lock_timeout(self.lock_timeout_s)
+            ours = c.commit_id == str(commit_id)
+            found = self.execute(
+                select(c.feed_id, c.cursor, c.records).where(self.of([r.feed_id for r in part]), ours)
+            )
+            raised |= {row.feed_id: (cursor_of(row.cursor), row.records) for row in found}
+        return raised
+
+    def _fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
+        # One statement is a transaction of the server's own, which a client that freezes cannot hold open.
+        self.execute(self.upsert(checkpoint, CHECKPOINT_KEY, _raised), rows)
+
+    def holders(self, feed_ids: Sequence[int]) -> Mapping[int, UUID | None]:
+        # Those that fenced them last: only the owner of a checkpoint writes to it.
+        found: dict[int, UUID | None] = {}
+        self.set_lock_timeout(HOLDERS_LOCK_TIMEOUT_S)
+        for part in parts(feed_ids):
+            try:
+                rows = self.execute(select(c.feed_id, c.owner).where(self.of(part)))
+                found |= {row.feed_id: UUID(row.owner) for row in rows}
+            except self.errors as error:
+                # Where a commit locks out readers, too, the owner is told next time.
+                if self.scope(error) is not ErrorScope.LOCKED:
+                    raise
+        return found
+
+    # -- dead letters --------------------------------------------------------------------------------
+
+    def write_dead_letters(self, dead: Iterable[DeadRecord]) -> None:
+        rows = [
+            {
+                "environment": self.environment,
+                "feed_id": write.feed_id,
+                "feed": write.feed,
+                "epoch": write.epoch,
+                "record": record,
+                "error": error.encode(errors="replace").decode(),
+                "cursor": ascii_text(batch.cursor),
+            }
+            for (write, batch, record), error in dead
+        ]
+        self.execute(insert(dead_letter), rows)
 
     # -- targets -------------------------------------------------------------------------------------
 
     @classmethod
+    @abstractmethod
     def is_system(cls, name: TableName, default_schema: str | None) -> bool:
         """Whether a table is one that the database keeps about itself."""
-        schema = (name.schema or default_schema or "").casefold()
-        # In PostgreSQL and its like a name without a schema is looked for among the catalogs first.
-        as_catalog = schema if name.schema else name.name
-        return schema in cls.system_schemas or as_catalog.startswith("pg_")
 
+    @abstractmethod
     def unfit_table(self, inspector: Inspector, name: TableName) -> str | None:
         """Why nothing can land in a table, as the end of a sentence that begins with it."""
-        return None
 
     def json_columns(self, name: TableName) -> Collection[str]:
         """Columns that hold JSON although their type does not say so."""
@@ -126,12 +227,33 @@ class SqlSession(SinkSession):
         return ()
 
     @classmethod
+    @abstractmethod
     def conversion(cls, column_type: Any, *, is_json: bool) -> Conversion:
         """How texts become values of a column."""
-        return conversion(column_type)
 
     @classmethod
-    def upsert(cls, table: Table, *, key: Sequence[str], replaced: Sequence[str]) -> Insert | None:
-        """An INSERT that leaves a row of the same key alone but for the columns ``replaced``; None when there is
-        no such statement."""
-        return None
+    @abstractmethod
+    def upsert(cls, table: Table, key: Sequence[str], change: NewValues) -> Insert:
+        """An INSERT that changes a row whose key is there already, or leaves it alone if ``change`` is empty."""
+
+
+def _advanced(new: ColumnCollection[str, Any]) -> Mapping[str, Any]:
+    """A checkpoint after a commit."""
+    return {
+        "cursor": new.cursor,
+        "records": checkpoint.c.records + new.records,
+        "commit_id": new.commit_id,
+        "updated_at": utc_now(),
+    }
+
+
+def _raised(new: ColumnCollection[str, Any]) -> Mapping[str, Any]:
+    """A checkpoint after a fence, which raises a smaller epoch, or one's own."""
+    old = checkpoint.c
+    raises = or_(new.epoch > old.epoch, and_(new.epoch == old.epoch, new.owner == old.owner))
+    values = {
+        "updated_at": utc_now(),
+        # MySQL changes one column after the other: the last two are what the condition asks for.
+        **{name: new[name] for name in ("feed", "feed_uuid", "installation", "commit_id", "owner", "epoch")},
+    }
+    return {name: case((raises, value), else_=old[name]) for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""The sink for any database with transactions that SQLAlchemy speaks."""
+"""The sink for MariaDB, MySQL and SQLite, and its catalog: tables as SQLAlchemy reflects them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Engine, Inspector, NullPool, create_engine, inspect, make_url, select, types
+from sqlalchemy import Engine, Inspector, NullPool, create_engine, inspect, make_url, types
 from sqlalchemy.engine.interfaces import ReflectedColumn
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.types import TypeEngine
 
 from feedq.errors import InvalidInput
@@ -24,8 +24,16 @@ from feedq.sinks.sql.mysql import MySqlSession
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.sqlite import SqliteSession
 from feedq.sinks.sqlstate import ErrorScope
-from feedq.sinks.table_definitions import added_columns, checkpoint, default_table
-from feedq.sinks.target_table import DEFAULT_COLUMNS, Column, TableName, TableShape, Types, problem
+from feedq.sinks.table_definitions import added_columns, default_table
+from feedq.sinks.target_table import (
+    DEFAULT_COLUMNS,
+    Column,
+    TableName,
+    TableShape,
+    Types,
+    problem,
+    written_columns,
+)
 
 SESSIONS: Final[dict[str, type[SqlSession]]] = {
     "mysql": MySqlSession,
@@ -33,14 +41,6 @@ SESSIONS: Final[dict[str, type[SqlSession]]] = {
     "sqlite": SqliteSession,
 }
 """By the name of SQLAlchemy's dialect."""
-PACKAGES: Final = {
-    "MySQLdb": "mysqlclient (or `pip install pymysql` and write mysql+pymysql:// or mariadb+pymysql://)",
-    "mysql": "mysql-connector-python",
-    "psycopg": "'psycopg[binary]'",
-    "pyodbc": "pyodbc",
-    "sqlalchemy_cockroachdb": "sqlalchemy-cockroachdb",
-}
-"""Of the modules that are not called like the package that has them."""
 
 
 class SqlSink(GroupCommitSink):
@@ -58,6 +58,11 @@ class SqlSink(GroupCommitSink):
             session = self.session_type(
                 self._engine, environment=self._environment, worker_id=self._worker_id, role=self._role
             )
+            try:
+                session.ensure_bookkeeping()
+            except BaseException:
+                session.close()
+                raise
         except (OSError, RuntimeError) as error:
             # Not all that a driver raises when it cannot connect is wrapped.
             raise self._unavailable(error) from error
@@ -75,33 +80,22 @@ def _database_of(url: str) -> tuple[type[SqlSession], Engine]:
             f"{sink}: SQLAlchemy cannot read this URL; special characters in user name and password must be "
             "percent-encoded"
         ) from None
-    kind = SESSIONS.get(parsed.get_backend_name(), SqlSession)
+    scheme, _, driver = parsed.drivername.partition("+")
+    kind = SESSIONS[scheme]
+    if driver not in ("", kind.driver):
+        raise InvalidInput(f"{sink}: feedq speaks to it by {kind.driver} only: write {scheme}://…")
     try:
-        arguments = kind.connect_args(parsed, parsed.get_dialect().driver)
-        options = {"isolation_level": kind.isolation} if kind.isolation else {}
         engine = create_engine(
-            parsed, poolclass=NullPool, connect_args=arguments, hide_parameters=True, **options
+            parsed.set(drivername=f"{scheme}+{kind.driver}"),
+            poolclass=NullPool,
+            connect_args=kind.connect_args(parsed),
+            isolation_level="AUTOCOMMIT",
+            hide_parameters=True,
         )
-    except NoSuchModuleError:
-        raise InvalidInput(
-            f"{sink}: SQLAlchemy knows no {parsed.drivername}:// databases; correct the URL, or install the "
-            "package that adds them"
-        ) from None
-    except ModuleNotFoundError as missing:
-        name = (missing.name or parsed.drivername).partition(".")[0]
-        raise InvalidInput(
-            f"{sink}: the driver is not installed: pip install {PACKAGES.get(name, name)}"
-        ) from None
+    except ModuleNotFoundError:
+        raise InvalidInput(f"{sink}: the driver is not installed: pip install {kind.driver}") from None
     except ArgumentError as error:
         raise InvalidInput(f"{sink}: {mask_url(str(error))}") from None
-    dialect = engine.dialect
-    if dialect.is_async:
-        raise InvalidInput(f"{sink}: the driver {dialect.driver} is for asyncio; name another one")
-    locked = str(select(checkpoint.c.feed_id).with_for_update().compile(dialect=dialect))
-    if kind is SqlSession and "FOR UPDATE" not in locked:
-        raise InvalidInput(
-            f"{sink}: {dialect.name} has no SELECT … FOR UPDATE, by which this sink keeps stale owners out"
-        )
     return kind, engine
 
 
@@ -133,7 +127,10 @@ class SqlCatalog(Catalog):
 
     def judge(self, target: Target, shape: TableShape | None) -> str | None:
         types_ = (TEXT, ("integer",), ("date and time",), PAYLOAD_TYPES[target.format])
-        return problem(target, shape, dict(zip(DEFAULT_COLUMNS, types_, strict=True)))
+        if why := problem(target, shape, dict(zip(DEFAULT_COLUMNS, types_, strict=True))):
+            return why
+        assert shape is not None
+        return None if self._session.upserts_by_key else _other_key(target, shape)
 
     def make_plan(self, target: Target, shape: TableShape) -> InsertPlan:
         return InsertPlan(self._session, target, shape)
@@ -183,13 +180,10 @@ class SqlCatalog(Catalog):
         if not targets:
             return {}
         self._session.set_lock_timeout(self._session.lock_timeout_s)
-        try:
-            # One for all of them: it remembers what it has asked the database.
-            inspector = inspect(self._session.connection)
-            found = {target: self._shape(inspector, target) for target in targets}
-            return {target: shape for target, shape in found.items() if shape is not None}
-        finally:
-            self._session.end_reading()
+        # One for all of them: it remembers what it has asked the database.
+        inspector = inspect(self._session.connection)
+        found = {target: self._shape(inspector, target) for target in targets}
+        return {target: shape for target, shape in found.items() if shape is not None}
 
     def _shape(self, inspector: Inspector, target: Target) -> TableShape | None:
         """None when there is no such table."""
@@ -228,6 +222,20 @@ class SqlCatalog(Catalog):
             unfit(session.unfit_table(inspector, name)),
             has_other_unique=has_partial,
         )
+
+
+def _other_key(target: Target, shape: TableShape) -> str | None:
+    """Why the database might take another unique index for the key of the target; None when it cannot."""
+    written = set(written_columns(target, shape.columns))
+    # Numbers that the database gives out itself cannot be there already.
+    others = [key for key in shape.unique_keys - {frozenset(target.key)} if key & written]
+    if not target.key or not (others or shape.has_other_unique):
+        return None
+    named = ", ".join(f"({', '.join(sorted(key))})" for key in others) or "over parts of values"
+    return (
+        f"table {target.table!r} has another unique index, {named}, and ON DUPLICATE KEY UPDATE would take it for "
+        "sink.key: drop it, or leave sink.key out"
+    )
 
 
 def _unique_keys(

@@ -18,12 +18,11 @@ from typing import Any, Final
 from sqlalchemy import URL, Insert, Inspector, Table, types
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine.interfaces import ReflectedColumn
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import OperationalError
 
 from feedq.errors import InvalidInput
-from feedq.sinks.session import by_class
 from feedq.sinks.sql.column_values import Conversion, Convert, conversion, is_number, native_number, text
-from feedq.sinks.sql.session import SqlSession
+from feedq.sinks.sql.session import NewValues, SqlSession
 from feedq.sinks.sqlstate import ErrorScope
 from feedq.sinks.target_table import TableName
 
@@ -44,14 +43,13 @@ _DEFERRED: Final = re.compile(r"\bINITIALLY\s+DEFERRED\b", re.IGNORECASE)
 class SqliteSession(SqlSession):
     """SQLite 3.32 or newer, by Python's own driver."""
 
-    isolation = "AUTOCOMMIT"
-    waits_for_locks = True
+    driver = "pysqlite"
     # The lock is the whole file's, and every writer's turn comes.
     locks_all = True
     lock_timeout_s = 5.0
 
     @classmethod
-    def connect_args(cls, url: URL, driver: str) -> dict[str, Any]:
+    def connect_args(cls, url: URL) -> dict[str, Any]:
         if url.database in (None, "", ":memory:") or url.query.get("mode") == "memory":
             raise InvalidInput(
                 "a sink in memory would be another one for each session: name a file, sqlite:////path/to/file"
@@ -68,9 +66,6 @@ class SqliteSession(SqlSession):
     def begin(self) -> None:
         self.run("BEGIN IMMEDIATE")
 
-    def _commit(self) -> None:
-        self.run("COMMIT")
-
     def _rollback(self) -> None:
         # The driver's own: SQLite may have rolled back by itself, and would refuse the statement.
         driver: Any = self._connection.connection.dbapi_connection
@@ -79,16 +74,14 @@ class SqliteSession(SqlSession):
     def _bound_locks(self, seconds: float) -> None:
         self.run(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
 
-    def check_at_once(self) -> None:
-        """Does nothing, since nothing here waits for the commit: see `unfit_table`."""
-
     @classmethod
     def scope(cls, error: Any) -> ErrorScope:
         code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
         if code is not None:
             # The lowest byte; the others say more than we tell apart.
             return _SCOPES.get(code & 0xFF, ErrorScope.UNAVAILABLE)
-        return by_class(error) if isinstance(error, DBAPIError) else ErrorScope.DATA
+        # Or a value that the driver cannot even send.
+        return ErrorScope.UNAVAILABLE if isinstance(error, OperationalError) else ErrorScope.DATA
 
     def refused_commit(self, error: Exception) -> bool:
         # Busy readers keep a commit from happening, and leave the transaction as it was.
@@ -132,13 +125,11 @@ class SqliteSession(SqlSession):
         return conversion(column_type)
 
     @classmethod
-    def upsert(cls, table: Table, *, key: Sequence[str], replaced: Sequence[str]) -> Insert | None:
+    def upsert(cls, table: Table, key: Sequence[str], change: NewValues) -> Insert:
         statement = insert(table)
-        if not replaced:
-            return statement.on_conflict_do_nothing(index_elements=list(key))
-        return statement.on_conflict_do_update(
-            index_elements=list(key), set_={name: statement.excluded[name] for name in replaced}
-        )
+        if changed := change(statement.excluded):
+            return statement.on_conflict_do_update(index_elements=list(key), set_=changed)
+        return statement.on_conflict_do_nothing(index_elements=list(key))
 
 
 def json_text(value: str) -> Any:
