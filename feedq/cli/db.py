@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 
 import click
 from psycopg2.extensions import connection as Connection  # noqa: N812 -- a class, named as the others are
@@ -16,7 +15,8 @@ from feedq.passwords import mask_url
 from feedq.report.details import detail_lines
 from feedq.settings import Settings
 from feedq.store import grants as roles
-from feedq.store import migrate
+from feedq.store import migrate, revision
+from feedq.wording import counted
 
 
 @click.group(short_help="Migrate the control database, see how far it is, make its roles.")
@@ -40,7 +40,7 @@ def upgrade(invocation: Invocation) -> None:
     """
     settings = invocation.settings
     applied = migrate.upgrade(settings.database_url.get_secret_value(), role_prefix=settings.role_prefix)
-    text = f"applied {', '.join(applied)}" if applied else "already up to date"
+    text = f"applied {counted(applied, 'migration')}" if applied else "already up to date"
     answer(invocation, {"applied": applied}, text)
 
 
@@ -54,16 +54,19 @@ def status(invocation: Invocation) -> None:
       feedq db status --json
     """
     url = invocation.settings.database_url.get_secret_value()
-    found = migrate.status(url)
+    found = revision.status(url)
     lines = detail_lines(
         [
             ("database", mask_url(url)),
-            ("current", found.current or "(none)"),
-            ("head", found.head),
-            ("pending", f"{found.pending}: run `feedq db upgrade`" if found.pending else "0"),
+            ("migrations", found.summary + ("; run `feedq db upgrade`" if found.pending else "")),
         ]
     )
-    document = {"database": mask_url(url), **asdict(found)}
+    document = {
+        "database": mask_url(url),
+        "current": found.current,
+        "head": revision.HEAD,
+        "pending": found.pending,
+    }
     answer(invocation, document, lambda: write_lines(lines))
     if found.pending:
         raise SystemExit(1)

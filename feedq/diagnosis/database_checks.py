@@ -19,7 +19,7 @@ import psycopg2
 from feedq.diagnosis.checks import Check, fail, ok, one_line, warn
 from feedq.errors import FeedqError
 from feedq.passwords import mask_url
-from feedq.store import migrate
+from feedq.store import revision
 from feedq.store.database import POSTGRESQL_MIN, driver_options, psycopg2_dsn
 from feedq.wording import counted
 
@@ -81,15 +81,14 @@ def _version(connection: Any, url: str) -> Check:
 
 def _migrations(url: str) -> Check:
     try:
-        found = migrate.status(url)
+        found = revision.status(url)
     except FeedqError as error:
         return fail("migrations", one_line(error), "see the database check")
     if found.pending:
-        current = found.current or "none"
-        return fail(
-            "migrations", f"at {current}, {found.pending} pending up to {found.head}", "feedq db upgrade"
-        )
-    return ok("migrations", f"at {found.current}")
+        return fail("migrations", found.summary, "feedq db upgrade")
+    if found.is_ahead:
+        return warn("migrations", found.summary, "finish the rollout: upgrade feedq here as well")
+    return ok("migrations", found.summary)
 
 
 def _clock(connection: Any) -> Check:

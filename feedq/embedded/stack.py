@@ -124,7 +124,7 @@ class LocalStack:
         self._is_open = True
         self._start_servers()
         applied = migrate.upgrade(self.database_url)
-        self.reporter.ready("migrations", note=f"{len(applied)} applied" if applied else "up to date")
+        self.reporter.ready("migrations", note=f"{applied} applied" if applied else "up to date")
         self._store = PostgresStore(self.database_url, application_name="feedq-up")
         self._check()
         if before_fleet is not None:

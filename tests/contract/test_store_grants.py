@@ -197,7 +197,7 @@ def test_a_database_that_was_used_without_roles_is_handed_over_with_all_that_is_
             url_of(old, SINK_ROLE),
             "ALTER TABLE feedq_checkpoint ADD COLUMN m int; SELECT n FROM feedq_checkpoint",
         )
-        assert migrate.upgrade(url_of(old, Role.MIGRATION)) == []
+        assert migrate.upgrade(url_of(old, Role.MIGRATION)) == 0
     finally:
         postgres.drop_database("old")
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from alembic import command
-from sqlalchemy import text
 
 from feedq.embedded.postgres import Postgres
 from feedq.model import FeedSpec
 from feedq.store import migrate
-from feedq.store.database import connect_once, session_once
 from feedq.store.postgresql import PostgresStore
 
 pytestmark = pytest.mark.servers
@@ -42,30 +39,3 @@ def test_control_databases_give_out_different_numbers_and_a_feed_its_uuid_for_go
         for store in stores:
             store.close()
         postgres.drop_database("identity_of_another")
-
-
-def test_feeds_of_the_release_before_keep_their_numbers(database_url: str) -> None:
-    with session_once(database_url) as connection:
-        connection.execute(text("CREATE SCHEMA feedq"))
-        connection.commit()
-        config = migrate._config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0011")
-    with connect_once(database_url) as connection:
-        connection.execute(
-            text(
-                "INSERT INTO feedq.feed (name, connector, source, sink) "
-                "SELECT 'f/' || n, 'tcp', '{}', '{}' FROM generate_series(1, 3) AS n"
-            )
-        )
-        connection.commit()
-    migrate.upgrade(database_url)
-    migrate.upgrade(database_url)
-    store = PostgresStore(database_url)
-    try:
-        old = [store.feeds.get(f"f/{n}") for n in (1, 2, 3)]
-        assert [feed.id for feed in old] == [1, 2, 3]
-        assert len({feed.identity and feed.identity.feed for feed in old}) == 3
-        assert store.feeds.add(SPEC).id >= MILLION
-    finally:
-        store.close()

@@ -47,7 +47,7 @@ def test_a_failed_feed_is_no_matter_for_the_sweep(postgres_harness: PostgresHarn
 def test_a_failed_feed_that_nobody_would_look_at_again_is_started_by_the_sweep(
     postgres_harness: PostgresHarness,
 ) -> None:
-    """As workers of the release before leave it."""
+    """As somebody may leave it who changes leases by hand."""
     postgres_harness.worker("w1")
     feed = postgres_harness.store.feeds.add(spec())
     postgres_harness.reconcile()

@@ -1,14 +1,20 @@
-"""What the migrations make of an empty database: all of it valid, and documented."""
+"""What the migrations make of an empty database: all of it valid and documented, once, and no step back."""
 
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
-from feedq.store.database import connect_once
+from feedq.diagnosis.checks import Level
+from feedq.diagnosis.database_checks import check_database
+from feedq.errors import Conflict, SchemaBehind
+from feedq.store import migrate, revision
+from feedq.store.database import connect_once, session_once
 
 pytestmark = pytest.mark.servers
 
@@ -47,3 +53,47 @@ def test_indexes_and_constraints_are_valid(control_database_url: str) -> None:
     """
     with connect_once(control_database_url) as connection:
         assert connection.execute(text(sql)).all() == []
+
+
+def test_a_database_that_was_not_migrated_is_said_to_be_behind(database_url: str) -> None:
+    with pytest.raises(
+        SchemaBehind, match=r"at revision none, this release needs 0001: run `feedq db upgrade`"
+    ):
+        revision.require_current(database_url)
+    assert migrate.upgrade(database_url) == 1
+    revision.require_current(database_url)
+    assert migrate.upgrade(database_url) == 0
+
+
+def test_a_database_of_a_newer_release_stops_no_worker_and_is_told(database_url: str) -> None:
+    migrate.upgrade(database_url)
+    with connect_once(database_url) as connection:
+        connection.execute(text("UPDATE feedq.alembic_version SET version_num = '0999'"))
+    assert migrate.upgrade(database_url) == 0
+    revision.require_current(database_url)
+    (check,) = (c for c in check_database(database_url, workers=0) if c.name == "migrations")
+    assert check.level is Level.WARN
+    assert check.detail == "at 0999, which this release of feedq does not know: its latest is 0001"
+
+
+def test_two_that_migrate_at_once_do_it_once(database_url: str) -> None:
+    at_once = threading.Barrier(3)
+
+    def upgrade() -> int:
+        at_once.wait(10)
+        return migrate.upgrade(database_url)
+
+    with ThreadPoolExecutor(max_workers=3) as threads:
+        done = [job.result(60) for job in [threads.submit(upgrade) for _ in range(3)]]
+    assert sorted(done) == [0, 0, 1]
+
+
+def test_whoever_waits_too_long_for_another_to_migrate_says_so(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "LOCK_PATIENCE_S", 0.2)
+    with session_once(database_url) as other:
+        other.execute(text("SELECT pg_advisory_lock(:key)"), {"key": migrate.MIGRATION_LOCK})
+        with pytest.raises(Conflict, match=r"another process has been migrating it for 0\.2 s"):
+            migrate.upgrade(database_url)
+    assert migrate.upgrade(database_url) == 1

@@ -1,23 +1,17 @@
-"""What must hold of the control database at size: idle passes that read no feed, counters that stay exact, sweeps
-in pages, and a migration of a database that is in use."""
+"""What must hold of the control database at size: idle passes that read no feed, counters that stay exact, and
+sweeps in pages."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import psycopg2
 import pytest
-from alembic import command
-from sqlalchemy import text
 
-from feedq.errors import Conflict
 from feedq.model import Load, Reason, Release, Worker
-from feedq.store import migrate, sweeping
-from feedq.store.database import session_once
+from feedq.store import sweeping
 from tests.contract.harness import PostgresHarness, progress
 
 pytestmark = pytest.mark.servers
@@ -219,72 +213,3 @@ def test_history_is_trimmed_a_page_at_a_time(
         return int(str(count))
 
     assert [left() for _ in range(4)] == [150, 50, 0, 0]
-
-
-def since(revision: str) -> list[str]:
-    """All revisions after this one, in their order."""
-    revisions = [script.revision for script in migrate._script().walk_revisions()]
-    return sorted(found for found in revisions if found > revision)
-
-
-def test_a_database_in_use_is_migrated_as_it_stands(database_url: str) -> None:
-    with session_once(database_url) as connection:
-        connection.execute(text("CREATE SCHEMA feedq"))
-        connection.commit()
-        config = migrate._config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0002")
-
-    def execute(sql: str) -> list[tuple[object, ...]]:
-        with psycopg2.connect(database_url) as connection, connection.cursor() as cursor:
-            cursor.execute(sql)
-            return list(cursor.fetchall()) if cursor.description else []
-
-    execute(
-        "INSERT INTO feedq.worker (id, name, queue, capacity, host, pid, version, expires_at) VALUES "
-        "('00000000-0000-0000-0000-00000000000a', 'a', 'q', 9, 'h', 1, '0', now() + interval '1 hour');"
-        "INSERT INTO feedq.feed (name, connector, source, sink, weight) "
-        "SELECT 'f' || n, 'tcp', '{}', '{}', 1 + n % 2 FROM generate_series(1, 6) n;"
-        "INSERT INTO feedq.lease (feed_id, state, worker_id) "
-        "SELECT id, CASE WHEN id = 1 THEN 'stopping' ELSE 'running' END, "
-        "'00000000-0000-0000-0000-00000000000a' FROM feedq.feed WHERE id < 6"
-    )
-    assert migrate.upgrade(database_url) == since("0002")
-    assert execute("SELECT feeds, weight FROM feedq.worker_held") == [(5, 8.0)]
-    assert execute("SELECT count(*) FROM feedq.lease WHERE stop_by IS NOT NULL") == [(1,)]
-    assert execute("SELECT DISTINCT selector FROM feedq.feed") == [({},)]
-    assert migrate.upgrade(database_url) == []
-
-
-def test_a_migration_that_was_cut_off_is_finished_by_the_next(database_url: str) -> None:
-    migrate.upgrade(database_url)
-    with psycopg2.connect(database_url) as connection, connection.cursor() as cursor:
-        cursor.execute("UPDATE feedq.alembic_version SET version_num = '0002'")
-        cursor.execute("DROP INDEX feedq.lease_due; DROP TRIGGER lease_held_update ON feedq.lease")
-    assert migrate.upgrade(database_url) == since("0002")
-    assert migrate.status(database_url).is_current
-
-
-def test_two_that_migrate_at_once_do_it_once(database_url: str) -> None:
-    at_once = threading.Barrier(3)
-
-    def upgrade() -> list[str]:
-        at_once.wait(10)
-        return migrate.upgrade(database_url)
-
-    with ThreadPoolExecutor(max_workers=3) as threads:
-        done = [job.result(60) for job in [threads.submit(upgrade) for _ in range(3)]]
-    assert sorted(map(len, done)) == [0, 0, len(since(""))]
-
-
-def test_whoever_waits_too_long_for_another_to_migrate_says_so(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(migrate, "LOCK_PATIENCE_S", 0.2)
-    with session_once(database_url) as other:
-        other.execute(text("SELECT pg_advisory_lock(:key)"), {"key": migrate.MIGRATION_LOCK})
-        with pytest.raises(
-            Conflict, match=r"another process has been migrating it for 0\.2 s; `feedq db upgrade`"
-        ):
-            migrate.upgrade(database_url)
-    assert migrate.upgrade(database_url) == since("")

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs on the connection that `feedq.store.migrate` hands over."""
+"""Alembic's entry: runs on the connection, and in the transaction, that `feedq.store.migrate` gives it."""
 
 from alembic import context
 
@@ -6,7 +6,5 @@ context.configure(
     connection=context.config.attributes["connection"],
     version_table="alembic_version",
     version_table_schema="feedq",
-    transaction_per_migration=True,
 )
-with context.begin_transaction():
-    context.run_migrations()
+context.run_migrations()
