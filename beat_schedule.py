@@ -1,7 +1,8 @@
 """What Celery beat sends, besides the schedules that live in the database.
 
-Any number of beats may run: they elect one, and only that one sends (see `feedq.beat`). Add entries of your own
-below, in Celery's usual form, for tasks that any worker may run and that may safely be skipped or run twice:
+Any number of beats may run: they elect one, and only that one sends (see `feedq.celery.beat`). Add entries of
+your own below, in Celery's usual form, for tasks that any worker may run and that may safely be skipped or run
+twice:
 
     "refresh-catalogue": {
         "task": "acme.refresh_catalogue",

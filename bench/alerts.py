@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.report import Figure, say
 from bench.servers import running
-from feedq.leader_threads import JUDGE_EVERY_S
+from feedq.control.leader_threads import JUDGE_EVERY_S
 from tests.causes import KINDS, causes, name_of, wanted
 
 BOUND_S = 30.0

@@ -15,13 +15,13 @@ from pydantic import SecretStr
 
 from bench.report import Figure, at_most, say
 from bench.servers import started
-from feedq.access import AccessRole
 from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
-from feedq.embedded.postgres import Postgres
+from feedq.control.store.migrate import upgrade
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.roles import AccessRole
+from feedq.local.postgres import Postgres
 from feedq.settings import Settings
-from feedq.store.migrate import upgrade
-from feedq.store.postgresql import PostgresStore
 from tests.api_client import ApiClient
 
 FEEDS: Final = 100_000

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from bench.report import Figure, say
 from bench.servers import running
-from feedq.embedded.postgres import Postgres
+from feedq.local.postgres import Postgres
 from tests import faults
 from tests.cluster import Cluster
 from tests.peers.rabbitmq import RabbitMq

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from bench.report import Figure, at_most, say
 from bench.servers import started
-from feedq.embedded.postgres import Postgres
-from feedq.model import TargetState
-from feedq.store import migrate
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store import migrate
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import TargetState
+from feedq.local.postgres import Postgres
 
 FEEDS = 50_000
 FILES = 50

@@ -1,8 +1,9 @@
 """The control plane at size: a million feeds and a thousand workers as rows of a real PostgreSQL.
 
-The feeds are declared as `feedq.store.feeds` leaves them, the passes are the real ones, and the statements of the
-workers (register, claim, heartbeat) are the real ones too; only the worker processes are not there, so messages
-are counted and not sent. What sending costs is measured apart, through Celery into a real Valkey.
+The feeds are declared as `feedq.control.store.feeds` leaves them, the passes are the real ones, and the
+statements of the workers (register, claim, heartbeat) are the real ones too; only the worker processes are not
+there, so messages are counted and not sent. What sending costs is measured apart, through Celery into a real
+Valkey.
 
 Three sizes, ten times larger each, tell how it grows.
 """
@@ -29,14 +30,14 @@ import psycopg2
 
 from bench.report import Figure, at_most, say
 from bench.servers import started
-from feedq.control import PassReport, reconcile
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from feedq.model import Assignment, Load, NewWorker, Worker
+from feedq.control.reconcile import PassReport, reconcile
+from feedq.control.store.migrate import upgrade
+from feedq.control.store.postgresql import PostgresStore
+from feedq.control.store.worker_session import PostgresSession
+from feedq.core.model import Assignment, Load, NewWorker, Worker
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from feedq.settings import Settings
-from feedq.store.migrate import upgrade
-from feedq.store.postgresql import PostgresStore
-from feedq.store.worker_session import PostgresSession
 
 SIZES: Final = ((10_000, 10), (100_000, 100), (1_000_000, 1_000))
 SPARE: Final = 1.25
@@ -57,9 +58,9 @@ LIMIT_S: Final = 600.0
 _SEND: Final = """
 import time
 from uuid import uuid4
-from feedq.celery import app
-from feedq.model import Assignment
-from feedq.tasks import send_all
+from feedq.celery.application import app
+from feedq.core.model import Assignment
+from feedq.celery.tasks import send_all
 worker = uuid4()
 assignments = [Assignment(n, 1, worker, "feedq.node.bench") for n in range(1, {count} + 1)]
 send_all(assignments[:100])

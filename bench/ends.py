@@ -23,10 +23,10 @@ from typing import Final
 
 from bench.report import Figure, at_most, say
 from bench.servers import running
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from feedq.schedule.model import Every, Job, ScheduleSpec, Semantics
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.schedule.model import Every, Job, ScheduleSpec, Semantics
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.chaos import effects, storm, ticking
 from tests.cluster import Cluster, wait_until
 from tests.faults import frozen_database

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from bench.report import Figure, say
 from bench.servers import running
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests import faults
 from tests.stage import Stage, staged
 

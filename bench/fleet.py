@@ -16,8 +16,8 @@ import psutil
 
 from bench.report import Figure, at_most, say
 from bench.servers import running
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.cluster import Cluster, feed, feed_names
 from tests.faults import PACE_OFF
 from tests.invariants import check_invariants, wait_streaming

@@ -15,10 +15,10 @@ import psycopg2
 from bench.api import FEEDS, with_many
 from bench.report import Figure, at_most
 from bench.servers import started
-from feedq.embedded.postgres import Postgres
-from feedq.landed import Span
-from feedq.store.landed_counts import FEEDS_MAX
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.landed_counts import FEEDS_MAX
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.landed import Span
+from feedq.local.postgres import Postgres
 
 MINUTES: Final = 64
 """So many that the oldest are deleted."""

@@ -22,9 +22,9 @@ import psutil
 
 from bench.report import Figure, at_most, say
 from bench.servers import running
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from feedq.telemetry import LogEvent
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
+from feedq.telemetry.logs import LogEvent
 from tests.cluster import ROOT, Cluster, feed, feed_names, wait_until
 from tests.flower import Flower
 from tests.invariants import wait_streaming

@@ -1,8 +1,8 @@
 """Schedules at size: a hundred thousand of them, and a million missed ticks, as rows of a real PostgreSQL.
 
-The schedules are declared as `feedq.store.jobs.schedules` leaves them, and everything that is measured is the real
-thing, called as workers and commands call it. What is called often is called `REPEATS` times, on one session.
-"""
+The schedules are declared as `feedq.control.store.jobs.schedules` leaves them, and everything that is measured
+is the real thing, called as workers and commands call it. What is called often is called `REPEATS` times, on one
+session."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from uuid import uuid4
 import psycopg2
 
 from bench.report import Figure, at_most, say
-from feedq.embedded.postgres import Postgres
-from feedq.model import NewWorker
-from feedq.schedule.model import CatchUp, Cron, Every, Finish, Job, Offer, RunState, ScheduleSpec
-from feedq.schedule.spread import segments_of
-from feedq.store.jobs.rows import stored
-from feedq.store.migrate import upgrade
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.jobs.rows import stored
+from feedq.control.store.migrate import upgrade
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import NewWorker
+from feedq.core.schedule.model import CatchUp, Cron, Every, Finish, Job, Offer, RunState, ScheduleSpec
+from feedq.core.schedule.spread import segments_of
+from feedq.local.postgres import Postgres
 from tests.cluster import FEEDQ
 
 SCHEDULES: Final = 100_000

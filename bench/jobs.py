@@ -19,11 +19,11 @@ from typing import Final
 from bench import job_rows, plain_celery
 from bench.report import Figure, at_least, at_most, say
 from bench.servers import running
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from feedq.schedule.model import Every, Job, Once, Overlap, ScheduleSpec
-from feedq.store.jobs.schedules import ScheduleStore
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.jobs.schedules import ScheduleStore
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.schedule.model import Every, Job, Once, Overlap, ScheduleSpec
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.cluster import Cluster, wait_until
 
 IMPORTS: Final = {"FEEDQ_IMPORTS": "bench.job_tasks"}

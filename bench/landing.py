@@ -23,7 +23,7 @@ from bench import trades
 from bench.report import Figure, at_least, say
 from bench.senders import Sender
 from bench.servers import running
-from feedq.embedded.postgres import Postgres
+from feedq.local.postgres import Postgres
 from tests.cluster import Cluster, wait_until
 
 RECORDS = 3_000_000

@@ -15,7 +15,7 @@ import psutil
 
 from bench.report import Figure, at_most, say
 from bench.servers import COMMIT_TIMES, running
-from feedq.embedded.postgres import Postgres
+from feedq.local.postgres import Postgres
 from tests.cluster import Cluster, feed, feed_names
 from tests.invariants import check_invariants, wait_streaming
 from tests.source_process import Source

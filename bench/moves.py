@@ -20,8 +20,8 @@ from pathlib import Path
 
 from bench.report import Figure, at_most, say
 from bench.servers import running
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.cluster import Cluster, feed, feed_names, wait_until
 from tests.faults import PACE_OFF
 from tests.invariants import wait_streaming

@@ -18,7 +18,7 @@ from bench.api import FEEDS, with_many
 from bench.history import kept_minutes
 from bench.report import Figure, at_most
 from bench.servers import running
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.postgresql import PostgresStore
 from tests.cluster import ROOT, Cluster
 from tests.flower import Flower
 from tests.node import Node

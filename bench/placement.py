@@ -21,10 +21,10 @@ from typing import TypeVar
 from uuid import UUID
 
 from bench.report import Figure, at_most, say
-from feedq.model import ANYWHERE, Selector
-from feedq.placement.base import EligibleWorker, Held, Placement, Rules, Strategy, WaitingFeed
-from feedq.placement.placing import place
-from feedq.placement.rebalancing import rebalance
+from feedq.core.model import ANYWHERE, Selector
+from feedq.core.placement.base import EligibleWorker, Held, Placement, Rules, Strategy, WaitingFeed
+from feedq.core.placement.placing import place
+from feedq.core.placement.rebalancing import rebalance
 
 CASES = ((10_000, 10), (100_000, 100), (1_000_000, 1_000))
 PLACE_MUST_S = 5.0

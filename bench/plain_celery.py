@@ -16,7 +16,7 @@ from typing import Final
 
 from celery import Celery
 
-from feedq.embedded.valkey import Valkey
+from feedq.local.valkey import Valkey
 from tests.cluster import ROOT
 from tests.node import Node
 

@@ -22,7 +22,7 @@ from bench.fleet import idle_rss
 from bench.many import DELAYS, cpu_s, server_cpu_s
 from bench.report import Figure, at_most, say
 from bench.servers import COMMIT_TIMES, running
-from feedq.embedded.postgres import Postgres
+from feedq.local.postgres import Postgres
 from tests.cluster import Cluster, feed, feed_names, wait_until
 from tests.faults import PACE_OFF
 from tests.invariants import check_invariants

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.server import Server
-from feedq.embedded.valkey import Valkey
+from feedq.local.postgres import Postgres
+from feedq.local.server import Server
+from feedq.local.valkey import Valkey
 
 COMMIT_TIMES: Mapping[str, str] = {"track_commit_timestamp": "on"}
 """For `running`: PostgreSQL keeps when each transaction was committed."""

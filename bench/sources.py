@@ -17,8 +17,8 @@ from typing import Any, Final
 from bench.report import Figure, at_least, say
 from bench.senders import Sender
 from bench.servers import running
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.cluster import HELLO, Cluster, wait_until
 
 RECORDS = 1_000_000

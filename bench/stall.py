@@ -28,7 +28,7 @@ from bench.report import Figure, at_most
 from bench.senders import Sender
 from bench.servers import running, started
 from feedq.connectors.wire.connection import READ_BYTES_MIN
-from feedq.embedded.postgres import Postgres
+from feedq.local.postgres import Postgres
 from feedq.settings import Settings
 from tests.cluster import Cluster, feed_names, wait_until
 from tests.faults import send_signal

@@ -23,12 +23,12 @@ from bench.api import with_many
 from bench.report import Figure, at_most
 from bench.servers import started
 from feedq import __version__
-from feedq.control import make_passes
-from feedq.embedded.postgres import Postgres
-from feedq.model import Assignment, NewWorker
+from feedq.control.reconcile import make_passes
+from feedq.control.store import migrate
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import Assignment, NewWorker
+from feedq.local.postgres import Postgres
 from feedq.settings import Settings
-from feedq.store import migrate
-from feedq.store.postgresql import PostgresStore
 
 ROUNDS = 7
 FEEDS = 3_000

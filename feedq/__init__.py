@@ -1,9 +1,8 @@
 """feedq keeps every feed running on exactly one worker and lands its data exactly once; and it runs jobs on a
 schedule, once per tick on the whole cluster.
 
-Imports nothing heavy: ``celery -A feedq`` finds the app in :mod:`feedq.celery`. What the code of a job uses is
-imported when it is first asked for: ``from feedq import run_context``.
-"""
+Imports nothing heavy: ``celery -A feedq`` finds the app in :mod:`feedq.celery.application`. What the code of a
+job uses is imported when it is first asked for: ``from feedq import run_context``."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from urllib.parse import quote, quote_plus
 
 import orjson
 
+from feedq.core.permission import DEFAULT, Permissions
 from feedq.errors import FeedMisconfigured
-from feedq.permission import DEFAULT, Permissions
 
 SECRET_BYTES_MAX = 64 * 1024
 """Bounds what a mistaken reference (a log, a device) can pull into memory and onto the wire."""

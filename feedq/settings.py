@@ -13,12 +13,12 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
-from feedq.backoff import BackoffPolicy
+from feedq.core.backoff import BackoffPolicy
+from feedq.core.expectations import Expectations, expected_of, read_expectations
+from feedq.core.limits import RateLimits
+from feedq.core.permission import Permissions, parse_networks
+from feedq.core.placement.base import Rules, Strategy
 from feedq.errors import InvalidInput
-from feedq.expect import Expectations, expected_of, read_expectations
-from feedq.limits import RateLimits
-from feedq.permission import Permissions, parse_networks
-from feedq.placement.base import Rules, Strategy
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 CommaSeparated = Annotated[tuple[str, ...], NoDecode]

@@ -23,9 +23,9 @@ import psutil
 import psycopg2
 import psycopg2.extras
 
-from feedq.store import grants
-from feedq.store.grants import Role
-from feedq.store.migrate import upgrade
+from feedq.control.store import grants
+from feedq.control.store.grants import Role
+from feedq.control.store.migrate import upgrade
 from tests.node import INHERITED, Node
 from tests.nursery import Nursery
 

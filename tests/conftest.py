@@ -20,8 +20,8 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from feedq.testing.loopback import run_on
 from tests import leftovers
 from tests.cluster import Cluster

@@ -19,9 +19,9 @@ import psutil
 import psycopg2
 from celery import Celery
 
-from feedq.embedded.postgres import Postgres
-from feedq.model import FeedSpec
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import FeedSpec
+from feedq.local.postgres import Postgres
 from tests.cluster import Cluster, feed, feed_names, wait_until
 from tests.invariants import Mark, Took, check_invariants, connections_of, mark, wait_resumed, wait_streaming
 from tests.node import Node

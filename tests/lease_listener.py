@@ -5,13 +5,13 @@ from __future__ import annotations
 from random import Random
 from uuid import uuid4
 
-from feedq.clock import Clock
-from feedq.model import Heartbeat, Load, NewWorker
+from feedq.control.store.base import Store
+from feedq.core import worker_actions as actions
+from feedq.core.clock import Clock
+from feedq.core.model import Heartbeat, Load, NewWorker
+from feedq.core.worker import WorkerCore
+from feedq.core.worker_actions import Action
 from feedq.settings import Settings
-from feedq.store.base import Store
-from feedq.worker import actions
-from feedq.worker.actions import Action
-from feedq.worker.core import WorkerCore
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
 
 _HEARD: dict[type[object], str] = {

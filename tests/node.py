@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from feedq.embedded.process import spawn
+from feedq.local.process import spawn
 from tests import leftovers
 
 KILL_TIMEOUT_S = 10.0

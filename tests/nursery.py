@@ -50,10 +50,10 @@ IMPORTED = (
     ),
     *(
         "feedq.cli",
-        "feedq.bootsteps",
-        "feedq.beat",
+        "feedq.celery.bootsteps",
+        "feedq.celery.beat",
         "feedq.web.hook",
-        "feedq.store.postgresql",
+        "feedq.control.store.postgresql",
     ),
 )
 ROOT = Path(__file__).resolve().parent.parent

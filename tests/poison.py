@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.model import JSON, Batch
+from feedq.core.model import JSON, Batch
 
 Deed = Literal["nothing", "sleep", "spin", "hold the lock", "abort", "exit", "grow", "grow at once"]
 GROWTH_BYTES = 4 * 2**20

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from feedq.control import CALM_FEEDS
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
+from feedq.control.reconcile import CALM_FEEDS
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.cluster import Cluster, feed, feed_names, wait_until
 from tests.invariants import Took, check_invariants, landed, mark, wait_resumed, wait_streaming
 from tests.node import Node

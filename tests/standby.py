@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 import psycopg2
 
-from feedq.embedded.postgres import USER, Postgres
-from feedq.embedded.server import make_private_dir, write_private
+from feedq.local.postgres import USER, Postgres
+from feedq.local.server import make_private_dir, write_private
 from tests.proxy import PlainProxy
 
 PROMOTED_S = 20

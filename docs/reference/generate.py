@@ -27,22 +27,24 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from feedq import fleet_metrics, lease, telemetry_metrics
-from feedq.catalogs.base import ENTRY_POINT_GROUP as CATALOG_GROUP
-from feedq.catalogs.base import CatalogOptions, load_catalog
+from feedq.celery import fleet_metrics
+from feedq.celery.fleet_metrics import FleetReading, fleet_families
 from feedq.cli import main as main_command
 from feedq.cli import outline, schedule_declare
 from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
 from feedq.connectors.wire.remote import RemoteOptions
-from feedq.fleet_metrics import FleetReading, fleet_families
-from feedq.manifest.json_schema import manifest_schema
-from feedq.manifest.reader import ENTRIES
-from feedq.model import LeaseState
+from feedq.control.store.fleet_state import FleetState, JobState
+from feedq.core import lease
+from feedq.core import worker as core
+from feedq.core.model import LeaseState
+from feedq.core.values import Entry, Number
 from feedq.settings import Settings
 from feedq.sinks.base import SinkOptions
-from feedq.store.fleet_state import FleetState, JobState
-from feedq.values import Entry, Number
-from feedq.worker import core
+from feedq.telemetry import metrics as telemetry_metrics
+from feedq.verbs.catalogs.base import ENTRY_POINT_GROUP as CATALOG_GROUP
+from feedq.verbs.catalogs.base import CatalogOptions, load_catalog
+from feedq.verbs.manifest.json_schema import manifest_schema
+from feedq.verbs.manifest.reader import ENTRIES
 
 HERE = Path(__file__).parent
 
@@ -194,7 +196,7 @@ def catalog_tables() -> dict[str, Callable[[], str]]:
         "options of every catalog": partial(option_tables, CatalogOptions)
     }
     for entry in entry_points(group=CATALOG_GROUP):
-        if entry.value.startswith("feedq.catalogs."):
+        if entry.value.startswith("feedq.verbs.catalogs."):
             options = load_catalog(entry.name).Options
             tables[f"options of {entry.name}"] = partial(option_tables, options, without=(CatalogOptions,))
     return tables

@@ -8,18 +8,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Response
 from pydantic import BaseModel, Field
 
-from feedq.access import AccessRole, AccessToken
 from feedq.api.answers import answer, returns
 from feedq.api.arguments import NamePath
 from feedq.api.backend import Served
 from feedq.api.callers import FleetAdmin, FleetViewer
 from feedq.api.changing import AdminChange, OptionRow, Reasoned
-from feedq.catalogs.base import open_catalog
-from feedq.catalogs.comparing import SkippedEntry
-from feedq.catalogs.syncing import sync
-from feedq.report.rows import sync_row, token_row
-from feedq.store.tokens import DAYS_MAX
-from feedq.values import NAME_MAX, Name
+from feedq.control.store.tokens import DAYS_MAX
+from feedq.core.roles import AccessRole, AccessToken
+from feedq.core.values import NAME_MAX, Name
+from feedq.verbs.catalogs.base import open_catalog
+from feedq.verbs.catalogs.comparing import SkippedEntry
+from feedq.verbs.catalogs.syncing import sync
+from feedq.verbs.report.rows import sync_row, token_row
 
 tokens = APIRouter(prefix="/tokens", tags=["tokens"])
 catalogs = APIRouter(prefix="/catalogs", tags=["catalogs"])

@@ -19,10 +19,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from feedq.api.arguments import cursor_of
+from feedq.core.values import explained_type
 from feedq.errors import Conflict, FeedqError, Forbidden, InvalidInput, NotFound, Outdated, Unauthenticated
-from feedq.telemetry import LogEvent, log, mask_url
-from feedq.values import explained_type
-from feedq.wording import as_json, printable
+from feedq.telemetry.logs import LogEvent, log, mask_url
+from feedq.verbs.wording import as_json, printable
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ from fastapi.routing import APIRoute
 from pydantic import AfterValidator, AwareDatetime
 from starlette.convertors import Convertor, register_url_convertor
 
+from feedq.core.values import NAME_MAX, YEARS, did_you_mean, shown_path
 from feedq.errors import InvalidInput
-from feedq.event_names import EventKind
-from feedq.values import NAME_MAX, YEARS, did_you_mean, shown_path
+from feedq.telemetry.event_names import EventKind
 
 LIMIT_MAX = 500
 """One more is asked for, and the store has 1,000 at most."""

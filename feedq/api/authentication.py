@@ -7,9 +7,8 @@
 - Without either, whoever asks from this machine may have the role that ``FEEDQ_API_LOOPBACK_ROLE`` gives; as
   long as no proxy and no page of another site sent the request.
 
-Who asks, from where and why stands beside whatever the request changes (`feedq.authorship`). What is refused is
-written down as well.
-"""
+Who asks, from where and why stands beside whatever the request changes (`feedq.core.authorship`). What is
+refused is written down as well."""
 
 from __future__ import annotations
 
@@ -20,13 +19,13 @@ from anyio import to_thread
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from feedq.access import AccessRole, Caller
 from feedq.api.answers import asked, problem_of
 from feedq.api.backend import ApiBackend
 from feedq.api.sites import is_allowed, is_foreign
-from feedq.authorship import Author, checked_reason, set_author
+from feedq.core.authorship import Author, checked_reason, set_author
+from feedq.core.roles import AccessRole, Caller
+from feedq.core.values import is_loopback
 from feedq.errors import FeedqError, Unauthenticated
-from feedq.values import is_loopback
 
 CALLER: Final = "feedq.caller"
 REASON: Final = "Feedq-Reason"

@@ -14,13 +14,13 @@ from typing import Annotated, Any, Final, Self
 
 from fastapi import Depends, Request
 
+from feedq.control.store.postgresql import PostgresStore
+from feedq.control.store.tokens import TokenStore
 from feedq.errors import Unavailable
 from feedq.settings import Settings
-from feedq.sink_verbs import SinkVerbs
 from feedq.sinks.base import Sink, opened_sink
-from feedq.store.postgresql import PostgresStore
-from feedq.store.tokens import TokenStore
-from feedq.wording import cut, printable
+from feedq.verbs.sink_verbs import SinkVerbs
+from feedq.verbs.wording import cut, printable
 
 PER_MINUTE: Final = 600
 """More are counted, and told with the next one that is written."""

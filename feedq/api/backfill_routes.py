@@ -12,7 +12,7 @@ from feedq.api.answers import answer, returns
 from feedq.api.backend import Served
 from feedq.api.callers import SeenFeed, Viewer
 from feedq.api.changing import FeedChange, Reasoned
-from feedq.store.jobs.schedules import KEY_MAX
+from feedq.control.store.jobs.schedules import KEY_MAX
 
 router = APIRouter(tags=["backfills"])
 

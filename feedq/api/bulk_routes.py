@@ -10,23 +10,23 @@ from typing import Any, Final, Literal
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from feedq import bulk, verbs
 from feedq.api.answers import answer, returns
 from feedq.api.callers import changed
 from feedq.api.changing import Asked, Change, Reasoned
 from feedq.api.feed_changes import Declaration
-from feedq.bulk import BulkResult
-from feedq.declaring import begun, declare
+from feedq.control.store.base import Feeds
+from feedq.core.model import Feed, FeedView, Status, TargetState, WorkerView
+from feedq.core.selection import Selection
+from feedq.core.values import NAME_MAX
 from feedq.errors import FeedqError, InvalidInput, Outdated
-from feedq.manifest.changes import Action, plan
-from feedq.manifest.changes import Change as FeedChange
-from feedq.manifest.feed_entry import FeedEntry, validate
-from feedq.model import Feed, FeedView, Status, TargetState, WorkerView
-from feedq.selection import Selection
-from feedq.store.base import Feeds
-from feedq.telemetry import mask_url
-from feedq.values import NAME_MAX
-from feedq.wording import printable
+from feedq.telemetry.logs import mask_url
+from feedq.verbs import actions, bulk
+from feedq.verbs.bulk import BulkResult
+from feedq.verbs.declaring import begun, declare
+from feedq.verbs.manifest.changes import Action, plan
+from feedq.verbs.manifest.changes import Change as FeedChange
+from feedq.verbs.manifest.feed_entry import FeedEntry, validate
+from feedq.verbs.wording import printable
 
 FEEDS_MAX: Final = 20_000
 """Feeds of one request: more would not end within its time."""
@@ -179,7 +179,7 @@ def _act(asked: Asked, given: BulkAction, views: Sequence[FeedView]) -> BulkResu
         if given.worker is None:
             return bulk.move_elsewhere(store, views, settings)
         target = given.worker
-        return bulk.one_by_one(views, lambda view: verbs.move_feed(store, view.feed.name, target, settings))
+        return bulk.one_by_one(views, lambda view: actions.move_feed(store, view.feed.name, target, settings))
     # As they were when they were chosen: whose somebody else has made one meanwhile is left alone.
     acts: dict[str, Callable[[Feeds, FeedView], Any]] = {
         "pause": partial(_target, TargetState.PAUSED),

@@ -8,14 +8,14 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from feedq import verbs
-from feedq.access import AccessRole, Caller
 from feedq.api.answers import asked
 from feedq.api.arguments import NamePath, require_known_arguments
 from feedq.api.authentication import CALLER
 from feedq.api.backend import Served
-from feedq.model import Feed
-from feedq.store.feeds import no_feed
+from feedq.control.store.feeds import no_feed
+from feedq.core.model import Feed
+from feedq.core.roles import AccessRole, Caller
+from feedq.verbs import actions
 
 
 def _may(role: AccessRole, *, everything: bool) -> Callable[[Request], Awaitable[Caller]]:
@@ -52,7 +52,7 @@ SeenFeed = Annotated[Feed, Depends(_seen)]
 
 
 def _seen_live(seen: SeenFeed) -> Feed:
-    return verbs.live(seen)
+    return actions.live(seen)
 
 
 LiveFeed = Annotated[Feed, Depends(_seen_live)]

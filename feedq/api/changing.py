@@ -1,8 +1,8 @@
 """What requests that change something have alike: preconditions, dry runs, reasons, and what they answer.
 
-An ETag is the version of a declaration (`feedq.model.Version`), not of the whole document, most of which is state.
-With ``If-Match`` a change is made to that version or not at all: the store compares within the transaction.
-"""
+An ETag is the version of a declaration (`feedq.core.model.Version`), not of the whole document, most of which is
+state. With ``If-Match`` a change is made to that version or not at all: the store compares within the
+transaction."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Annotated, Any, Final, Self, TypeVar
 from fastapi import Depends, Header, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from feedq import verbs
-from feedq.access import Caller
 from feedq.api.answers import answer
 from feedq.api.arguments import NamePath
 from feedq.api.backend import ApiBackend, Served
 from feedq.api.callers import FleetAdmin, FleetOperator, Operator, changed
-from feedq.authorship import REASON_MAX, give_reason
+from feedq.control.store.base import require_version
+from feedq.core.authorship import REASON_MAX, give_reason
+from feedq.core.model import Feed, Version
+from feedq.core.roles import Caller
 from feedq.errors import Conflict, InvalidInput, Outdated
-from feedq.manifest.changes import OptionChange
-from feedq.model import Feed, Version
-from feedq.report.masking import masked
-from feedq.store.base import require_version
+from feedq.verbs import actions
+from feedq.verbs.manifest.changes import OptionChange
+from feedq.verbs.report.masking import masked
 
 T = TypeVar("T")
 
@@ -145,7 +145,7 @@ class AskedOfFeed(Asked):
 
 def _asked_of_feed(asked: Change, name: NamePath) -> AskedOfFeed:
     """Raises `NotFound`, `Forbidden`."""
-    feed = verbs.live_feed(asked.backend.store, name)
+    feed = actions.live_feed(asked.backend.store, name)
     changed(asked.caller, feed)
     return AskedOfFeed(asked.backend, asked.caller, asked.dry_run, asked.if_match, feed)
 

@@ -14,7 +14,7 @@ from feedq.api.backend import Served
 from feedq.api.callers import LiveFeed
 from feedq.api.changing import AskedOfFeed, FeedChange, Reasoned
 from feedq.errors import InvalidInput
-from feedq.report.rows import changed_cursor_row
+from feedq.verbs.report.rows import changed_cursor_row
 
 router = APIRouter(prefix="/feeds/{name:name}/cursor", tags=["cursors"])
 

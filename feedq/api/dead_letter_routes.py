@@ -16,7 +16,7 @@ from feedq.api.backend import Served
 from feedq.api.callers import SeenFeed
 from feedq.api.changing import FeedChange, Reasoned
 from feedq.errors import NotFound
-from feedq.report.rows import dead_letter_row
+from feedq.verbs.report.rows import dead_letter_row
 
 IDS_MAX = 10_000
 NEWEST_MAX = 10_000

@@ -7,16 +7,16 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel
 
-from feedq.adoption import resumes_of
 from feedq.api.answers import answer, answer_page, returns
 from feedq.api.arguments import Cursor, Limit, cursor_of, place_of
 from feedq.api.backend import Served
 from feedq.api.callers import FleetViewer, Viewer
 from feedq.api.feed_changes import Declaration as FeedKeys
 from feedq.api.schedule_changes import Declaration as ScheduleKeys
-from feedq.manifest.feed_entry import plain_feed
-from feedq.schedule.entries import plain_schedule
-from feedq.schedule.model import Beat
+from feedq.core.schedule.entries import plain_schedule
+from feedq.core.schedule.model import Beat
+from feedq.verbs.adoption import resumes_of
+from feedq.verbs.manifest.feed_entry import plain_feed
 
 router = APIRouter(prefix="/declarations", tags=["declarations"])
 

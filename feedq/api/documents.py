@@ -1,7 +1,7 @@
-"""What the API answers, as models, for the OpenAPI document; `feedq.report.rows` makes the answers themselves.
+"""What the API answers, as models for the OpenAPI document; `feedq.verbs.report.rows` makes the answers.
 And declarations in bodies of requests: the schemas of manifests, with their parts as components.
 
-Most fields are columns of tables under the same names, so their types are taken from `feedq.model` and not
+Most fields are columns of tables under the same names, so their types are taken from `feedq.core.model` and not
 written down again.
 """
 
@@ -14,17 +14,17 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, create_model
 
-from feedq.diagnosis.checks import Check
-from feedq.diagnosis.fleet_checks import Overview
-from feedq.landed import LandedBucket, Span
-from feedq.manifest.feed_entry import FeedEntry
-from feedq.manifest.json_schema import WithoutTitles
-from feedq.model import Event, Feed, Lease, Load, Status, TargetState, Unmet, Worker
-from feedq.report import rows
-from feedq.report.problem_list import ListedProblem
-from feedq.schedule.entries import QueueEntry, ScheduleEntry
-from feedq.schedule.model import Run, Schedule
-from feedq.store.fleet_state import JobState, Leader
+from feedq.control.store.fleet_state import JobState, Leader
+from feedq.core.landed import LandedBucket, Span
+from feedq.core.model import Event, Feed, Lease, Load, Status, TargetState, Unmet, Worker
+from feedq.core.schedule.entries import QueueEntry, ScheduleEntry
+from feedq.core.schedule.model import Run, Schedule
+from feedq.verbs.diagnosis.checks import Check
+from feedq.verbs.diagnosis.fleet_checks import Overview
+from feedq.verbs.manifest.feed_entry import FeedEntry
+from feedq.verbs.manifest.json_schema import WithoutTitles
+from feedq.verbs.report import rows
+from feedq.verbs.report.problem_list import ListedProblem
 
 Model = type[BaseModel]
 PROBLEM_FIELDS = tuple(field.name for field in fields(ListedProblem))

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Response
 from pydantic import BaseModel, Field, RootModel, WithJsonSchema
 
-from feedq import adoption, new_columns, verbs
 from feedq.api.answers import answer, returns
 from feedq.api.arguments import NamePath
 from feedq.api.backend import Served
@@ -29,13 +28,14 @@ from feedq.api.changing import (
     put,
 )
 from feedq.api.documents import FEED_ENTRY
+from feedq.control.store.base import Feeds, require_version
+from feedq.core.model import Feed, FeedSpec, TargetState
 from feedq.errors import NotFound
-from feedq.manifest.changes import difference
-from feedq.manifest.feed_entry import FeedEntry, plain_feed, validate
-from feedq.model import Feed, FeedSpec, TargetState
-from feedq.report.rows import drift_document
 from feedq.sinks.base import parse_sink
-from feedq.store.base import Feeds, require_version
+from feedq.verbs import actions, adoption, new_columns
+from feedq.verbs.manifest.changes import difference
+from feedq.verbs.manifest.feed_entry import FeedEntry, plain_feed, validate
+from feedq.verbs.report.rows import drift_document
 
 router = APIRouter(prefix="/feeds", tags=["feeds"])
 Declaration = Annotated[dict[str, Any], WithJsonSchema(FEED_ENTRY)]
@@ -95,7 +95,7 @@ def put_feed(
 def _existing(asked: Asked, name: str) -> Feed | None:
     """The feed that is to be changed. Raises `Forbidden`."""
     try:
-        found = verbs.live_feed(asked.backend.store, name)
+        found = actions.live_feed(asked.backend.store, name)
     except NotFound:
         return None
     changed(asked.caller, found)
@@ -109,10 +109,10 @@ def _add(asked: Asked, entry: FeedEntry, spec: FeedSpec) -> Response:
         return asked.done(spec.name, "added")
     backend = asked.backend
     if entry.resume is None:
-        added = verbs.add_feed(backend.store, spec)
+        added = actions.add_feed(backend.store, spec)
     else:
         with adoption.Adopting(backend.store, backend.open_sink) as adopting:
-            adopting.add(spec, entry.resume, partial(verbs.add_feed, backend.store))
+            adopting.add(spec, entry.resume, partial(actions.add_feed, backend.store))
         added = backend.store.feeds.get(spec.name)
     return asked.done(spec.name, "added", version=added.version, status=201)
 
@@ -183,7 +183,7 @@ def _act(asked: AskedOfFeed, result: str, act: Callable[[Feeds], Feed]) -> Respo
 def move_feed(asked: FeedChange, given: MoveTo) -> Response:
     asked.require_version()
     name, backend = asked.feed.name, asked.backend
-    target = verbs.move_feed(backend.store, name, given.worker, backend.settings, dry_run=asked.dry_run)
+    target = actions.move_feed(backend.store, name, given.worker, backend.settings, dry_run=asked.dry_run)
     return asked.done(name, f"moving to {target.worker.name}", version=asked.feed.version)
 
 

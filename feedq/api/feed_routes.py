@@ -11,14 +11,14 @@ from feedq.api.answers import answer, answer_page, returns
 from feedq.api.arguments import AskedMoment, Cursor, Kinds, Limit, place_of
 from feedq.api.backend import Served
 from feedq.api.callers import SeenFeed, Viewer
-from feedq.diagnosis.waiting_checks import explain
+from feedq.control.store.event_listing import EventFilter
+from feedq.core.landed import Span
+from feedq.core.model import Status
+from feedq.core.selection import Selection
+from feedq.core.values import NAME_MAX
 from feedq.errors import InvalidInput
-from feedq.landed import Span
-from feedq.model import Status
-from feedq.report.rows import feed_document, feed_row, landed_document, listed_event_row
-from feedq.selection import Selection
-from feedq.store.event_listing import EventFilter
-from feedq.values import NAME_MAX
+from feedq.verbs.diagnosis.waiting_checks import explain
+from feedq.verbs.report.rows import feed_document, feed_row, landed_document, listed_event_row
 
 TEXT_MAX = 200
 LABELS_MAX = 20

@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, RootModel
 
-from feedq import verbs
 from feedq.api import documents
 from feedq.api.answers import answer, answer_page, returns
 from feedq.api.arguments import AskedMoment, Cursor, Kinds, Limit, NamePath, place_of
@@ -16,14 +15,15 @@ from feedq.api.backend import Served
 from feedq.api.callers import FleetViewer, Viewer
 from feedq.api.changing import ChangeRow, FleetChange, Reasoned
 from feedq.connectors.base import connector_kinds, load_connector
-from feedq.diagnosis.checks import Level
+from feedq.control.store.event_listing import EventFilter
+from feedq.core.model import WorkerTarget
 from feedq.errors import InvalidInput
-from feedq.manifest.json_schema import manifest_schema
-from feedq.model import WorkerTarget
-from feedq.report.fleet_data import read_status
-from feedq.report.problem_list import read_problems
-from feedq.report.rows import check_row, listed_event_row, problem_row, status_document, worker_row
-from feedq.store.event_listing import EventFilter
+from feedq.verbs import actions
+from feedq.verbs.diagnosis.checks import Level
+from feedq.verbs.manifest.json_schema import manifest_schema
+from feedq.verbs.report.fleet_data import read_status
+from feedq.verbs.report.problem_list import read_problems
+from feedq.verbs.report.rows import check_row, listed_event_row, problem_row, status_document, worker_row
 
 fleet = APIRouter(tags=["fleet"])
 workers = APIRouter(prefix="/workers", tags=["workers"])
@@ -49,7 +49,7 @@ def list_problems(backend: Served, caller: FleetViewer) -> Response:
 def show_doctor(backend: Served, caller: FleetViewer) -> Response:
     """As `feedq doctor`, from the machine of the API and with its settings."""
     # Brokers' libraries take a while to load.
-    from feedq.diagnosis.rounds import diagnose
+    from feedq.verbs.diagnosis.rounds import diagnose
 
     store = backend.store
     specs = store.jobs.schedules.specs
@@ -89,7 +89,7 @@ def list_workers(backend: Served, caller: FleetViewer, gone: bool = False) -> Re
 @workers.get("/{name:name}", responses=returns(documents.WORKER_ROW), summary="One worker")
 def show_worker(backend: Served, caller: FleetViewer, name: NamePath) -> Response:
     """By its name, the part of it before the `@`, its id, or the beginning of that."""
-    return answer(worker_row(verbs.find_worker(backend.store, name)))
+    return answer(worker_row(actions.find_worker(backend.store, name)))
 
 
 @workers.post("/{name:name}/cordon", responses=returns(ChangeRow), summary="Give it no more feeds")
@@ -109,9 +109,9 @@ def drain_worker(asked: FleetChange, name: NamePath, given: Reasoned | None = No
 
 def _target(asked: FleetChange, name: str, target: WorkerTarget, result: str) -> Response:
     if asked.dry_run:
-        found = verbs.find_worker(asked.backend.store, name)
+        found = actions.find_worker(asked.backend.store, name)
     else:
-        found = verbs.set_worker_target(asked.backend.store, name, target)
+        found = actions.set_worker_target(asked.backend.store, name, target)
     return asked.done(found.worker.name, result)
 
 

@@ -27,20 +27,20 @@ from feedq.api.changing import (
 )
 from feedq.api.documents import QUEUE_ENTRY, SCHEDULE_ENTRY
 from feedq.api.schedule_routes import RunId
-from feedq.authorship import given_reason
-from feedq.errors import InvalidInput, NotFound, Unreadable
-from feedq.manifest.changes import plain_difference
-from feedq.report.rows import run_row
-from feedq.schedule.entries import (
+from feedq.control.store.base import require_version
+from feedq.control.store.jobs.schedules import KEY_MAX
+from feedq.core.authorship import given_reason
+from feedq.core.schedule.entries import (
     QueueEntry,
     ScheduleEntry,
     job_with,
     plain_schedule,
 )
-from feedq.schedule.model import Schedule, ScheduleSpec
-from feedq.schedule.timing import past_ticks, ticks_after
-from feedq.store.base import require_version
-from feedq.store.jobs.schedules import KEY_MAX
+from feedq.core.schedule.model import Schedule, ScheduleSpec
+from feedq.core.schedule.timing import past_ticks, ticks_after
+from feedq.errors import InvalidInput, NotFound, Unreadable
+from feedq.verbs.manifest.changes import plain_difference
+from feedq.verbs.report.rows import run_row
 
 NEXT_MAX: Final = 1_000
 

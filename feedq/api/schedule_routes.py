@@ -11,9 +11,9 @@ from feedq.api.answers import answer, answer_page, returns
 from feedq.api.arguments import Cursor, Limit, NamePath, place_of
 from feedq.api.backend import Served
 from feedq.api.callers import FleetViewer
-from feedq.report.rows import queue_row, run_row, schedule_document, schedule_row
-from feedq.schedule.model import RunState, ScheduleState
-from feedq.values import NAME_MAX
+from feedq.core.schedule.model import RunState, ScheduleState
+from feedq.core.values import NAME_MAX
+from feedq.verbs.report.rows import queue_row, run_row, schedule_document, schedule_row
 
 RUNS_SHOWN = 100
 """Runs in the document of one schedule."""

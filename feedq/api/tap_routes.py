@@ -11,15 +11,15 @@ from anyio import to_thread
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
-from feedq import verbs
 from feedq.api.answers import ERRORS
 from feedq.api.arguments import NamePath
 from feedq.api.backend import Served
 from feedq.api.callers import Operator, changed
+from feedq.control.store.taps import TapListener
+from feedq.core.tap import LIMIT_MAX, LOOK_S, SECONDS_MAX
 from feedq.errors import FeedqError
-from feedq.store.taps import TapListener
-from feedq.tap import LIMIT_MAX, LOOK_S, SECONDS_MAX
-from feedq.telemetry import mask_url
+from feedq.telemetry.logs import mask_url
+from feedq.verbs import actions
 
 router = APIRouter(prefix="/feeds", tags=["feeds"])
 
@@ -49,7 +49,7 @@ def tap_feed(
 
     It shows data of customers, so it needs the role of an operator, and history says who listened.
     """
-    feed = verbs.live_feed(backend.store, name)
+    feed = actions.live_feed(backend.store, name)
     changed(caller, feed)
     listener = TapListener(backend.store.taps, feed.id, seconds=seconds, limit=limit)
     # A proxy in front must not keep it back until the end.

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
 from feedq import errors
-from feedq.authorship import given_reason
+from feedq.core.authorship import given_reason
+from feedq.core.values import is_loopback
 from feedq.errors import FeedqError, InvalidInput, Unauthenticated, Unavailable
-from feedq.values import is_loopback
 
 if TYPE_CHECKING:
     import httpx

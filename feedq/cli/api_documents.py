@@ -12,7 +12,7 @@ from uuid import UUID
 from pydantic import TypeAdapter, ValidationError
 
 from feedq.cli.api_connection import ApiConnection
-from feedq.model import Identity, Load, Worker, WorkerView
+from feedq.core.model import Identity, Load, Worker, WorkerView
 
 ROWS_AT_ONCE: Final = 500
 """What the API has on a page at most."""

@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from feedq.catalogs.comparing import SkippedEntry
-from feedq.catalogs.syncing import SyncReport
 from feedq.cli.api_documents import (
     NEVER,
     ONE_BY_ONE_MAX,
@@ -18,14 +16,16 @@ from feedq.cli.api_documents import (
     value_of,
     worker_view,
 )
-from feedq.diagnosis.checks import Check
-from feedq.diagnosis.fleet_checks import Overview
-from feedq.manifest.changes import Action, Change, OptionChange
-from feedq.model import JSON, ChangedCursor, Feed, Reason, StartCursor, Status
-from feedq.refused_records import ReplayOutcome
-from feedq.report.fleet_data import FleetData
+from feedq.control.store.fleet_state import FleetState, JobState, Leader
+from feedq.core.model import JSON, ChangedCursor, Feed, Reason, StartCursor, Status
 from feedq.sinks.base import DeadLetter
-from feedq.store.fleet_state import FleetState, JobState, Leader
+from feedq.verbs.catalogs.comparing import SkippedEntry
+from feedq.verbs.catalogs.syncing import SyncReport
+from feedq.verbs.diagnosis.checks import Check
+from feedq.verbs.diagnosis.fleet_checks import Overview
+from feedq.verbs.manifest.changes import Action, Change, OptionChange
+from feedq.verbs.refused_records import ReplayOutcome
+from feedq.verbs.report.fleet_data import FleetData
 
 BACKFILL_TIMES = ("begun_at", "ended_at")
 
@@ -55,7 +55,7 @@ class ApiBackfills(ApiPart):
 
 
 class ApiSinkVerbs(ApiPart):
-    """What `feedq.sink_verbs.SinkVerbs` is at the database."""
+    """What `feedq.verbs.sink_verbs.SinkVerbs` is at the database."""
 
     @property
     def backfills(self) -> ApiBackfills:

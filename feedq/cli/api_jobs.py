@@ -9,9 +9,8 @@ from typing import Any
 
 from feedq.cli.api_connection import ApiConnection
 from feedq.cli.api_documents import NEVER, ApiPart, pages, value_of, whole_pages
-from feedq.errors import Conflict, InvalidInput, Outdated
-from feedq.schedule.entries import ScheduleEntry, plain_queue, plain_schedule
-from feedq.schedule.model import (
+from feedq.core.schedule.entries import ScheduleEntry, plain_queue, plain_schedule
+from feedq.core.schedule.model import (
     Beat,
     Job,
     Queue,
@@ -24,7 +23,8 @@ from feedq.schedule.model import (
     ScheduleView,
     UnreadableSpec,
 )
-from feedq.schedule.plain import from_plain
+from feedq.core.schedule.plain import from_plain
+from feedq.errors import Conflict, InvalidInput, Outdated
 
 TICK = timedelta(microseconds=1)
 
@@ -144,7 +144,7 @@ class ApiQueues(ApiPart):
 
 
 class ApiJobs:
-    """What `feedq.store.postgresql.JobStore` is at the database."""
+    """What `feedq.control.store.postgresql.JobStore` is at the database."""
 
     def __init__(self, api: ApiConnection) -> None:
         self.queues, self.schedules = ApiQueues(api), ApiSchedules(api)

@@ -12,8 +12,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from feedq.access import AccessRole, AccessToken
-from feedq.bulk import BulkResult, Done
 from feedq.cli.api_connection import ApiConnection, error_of
 from feedq.cli.api_documents import (
     NEVER,
@@ -26,12 +24,9 @@ from feedq.cli.api_documents import (
     value_of,
     worker_view,
 )
-from feedq.declaring import Begun, Starts
-from feedq.errors import Conflict, Outdated
-from feedq.landed import LandedBucket, Span
-from feedq.manifest.changes import Action, Change
-from feedq.manifest.feed_entry import FeedEntry, plain_feed
-from feedq.model import (
+from feedq.control.store.event_listing import EventFilter, ListedEvent
+from feedq.core.landed import LandedBucket, Span
+from feedq.core.model import (
     Event,
     Feed,
     FeedSpec,
@@ -44,17 +39,22 @@ from feedq.model import (
     WorkerTarget,
     WorkerView,
 )
-from feedq.selection import ORDER_KEYS, Selection, SelectionOrder
-from feedq.store.event_listing import EventFilter, ListedEvent
+from feedq.core.roles import AccessRole, AccessToken
+from feedq.core.selection import ORDER_KEYS, Selection, SelectionOrder
+from feedq.errors import Conflict, Outdated
+from feedq.verbs.bulk import BulkResult, Done
+from feedq.verbs.declaring import Begun, Starts
+from feedq.verbs.manifest.changes import Action, Change
+from feedq.verbs.manifest.feed_entry import FeedEntry, plain_feed
 
 if TYPE_CHECKING:
-    from feedq.catalogs.syncing import SyncReport
     from feedq.cli.api_fleet import ApiSinkVerbs
     from feedq.cli.api_jobs import ApiJobs
-    from feedq.diagnosis.checks import Check
-    from feedq.report.fleet_data import FleetData
-    from feedq.report.problem_list import ListedProblem
-    from feedq.store.fleet_state import JobState
+    from feedq.control.store.fleet_state import JobState
+    from feedq.verbs.catalogs.syncing import SyncReport
+    from feedq.verbs.diagnosis.checks import Check
+    from feedq.verbs.report.fleet_data import FleetData
+    from feedq.verbs.report.problem_list import ListedProblem
 
 NAMES_AT_ONCE: Final = 1_000
 """What the API takes in one request at most."""
@@ -162,7 +162,7 @@ class ApiFeeds(ApiPart):
         result.failed += [(row["name"], error_of(row)) for row in report["failed"]]
 
     def begun(self, changes: Sequence[Change], resumes: Mapping[str, StartCursor], *, adopt: bool) -> Begun:
-        """As `feedq.declaring.begun`: which of the new feeds their sinks know."""
+        """As `feedq.verbs.declaring.begun`: which of the new feeds their sinks know."""
         added = [change for change in changes if change.noun == "feed" and change.action is Action.ADD]
         notes: dict[str, str] = {}
         unasked: dict[str, None] = {}
@@ -296,7 +296,7 @@ class ApiStore(ApiPart):
         return self.status().jobs
 
     def problems(self) -> list[ListedProblem]:
-        from feedq.report.problem_list import ListedProblem
+        from feedq.verbs.report.problem_list import ListedProblem
 
         return self._read_all(reader_of(ListedProblem), self._api.get("problems")["problems"])
 

@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feedq import bulk
 from feedq.cli.choosing import declare_all, first_few
 from feedq.cli.invocation import Invocation, changes, pass_invocation
 from feedq.cli.output import answer, write_difference, write_json
 from feedq.cli.tables import never_ticks, warn_ended, warn_never, warn_unserved
-from feedq.declaring import Begun, begun
+from feedq.core.model import Feed
+from feedq.core.schedule.model import Queue, Schedule, ScheduleSpec
 from feedq.errors import FeedqError, InvalidInput
-from feedq.manifest import feed_entry, reader
-from feedq.manifest.changes import (
+from feedq.verbs import bulk
+from feedq.verbs.declaring import Begun, begun
+from feedq.verbs.manifest import feed_entry, reader
+from feedq.verbs.manifest.changes import (
     Action,
     Change,
     DeclarationChanges,
@@ -36,14 +38,12 @@ from feedq.manifest.changes import (
     plan_queues,
     plan_schedules,
 )
-from feedq.manifest.reader import Manifest, ManifestProblem
-from feedq.model import Feed
-from feedq.report.rows import change_row
-from feedq.schedule.model import Queue, Schedule, ScheduleSpec
-from feedq.wording import counted, printable
+from feedq.verbs.manifest.reader import Manifest, ManifestProblem
+from feedq.verbs.report.rows import change_row
+from feedq.verbs.wording import counted, printable
 
 if TYPE_CHECKING:
-    from feedq.store.postgresql import JobStore
+    from feedq.control.store.postgresql import JobStore
 
 STDIN = "-"
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -181,7 +181,7 @@ def schema(invocation: Invocation) -> None:
     Example:
       feedq schema > feedq.schema.json
     """
-    from feedq.manifest.json_schema import manifest_schema
+    from feedq.verbs.manifest.json_schema import manifest_schema
 
     write_json(manifest_schema() if invocation.api is None else invocation.api.schema())
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from feedq.cli.invocation import Invocation, decorated
+from feedq.core.model import Feed, FeedView, Status, WorkerView
+from feedq.core.selection import Selection
 from feedq.errors import Forbidden, InvalidInput, NotFound
-from feedq.model import Feed, FeedView, Status, WorkerView
-from feedq.selection import Selection
 
 if TYPE_CHECKING:
-    from feedq.bulk import BulkResult
-    from feedq.declaring import Starts
-    from feedq.manifest.changes import Change
+    from feedq.verbs.bulk import BulkResult
+    from feedq.verbs.declaring import Starts
+    from feedq.verbs.manifest.changes import Change
 
 ERRORS_SHOWN_MAX = 20
 VERBS = {"paused": "pause", "resumed": "resume", "restarted": "restart", "removed": "remove"}
@@ -79,7 +79,7 @@ def explained(invocation: Invocation, name: str) -> tuple[FeedView, Sequence[Wor
         with suppress(Forbidden):
             return view, invocation.store.workers.views(), why
         return view, [], why
-    from feedq.diagnosis.waiting_checks import explain
+    from feedq.verbs.diagnosis.waiting_checks import explain
 
     view, workers = invocation.store.feeds.view(name), invocation.store.workers.views()
     return view, workers, explain(view, workers, now=invocation.clock.now(), rules=invocation.settings.rules)
@@ -99,7 +99,7 @@ def confirm_chosen(
     invocation: Invocation, selection: Selection, chosen: Sequence[FeedView], verb: str, *, yes: bool
 ) -> None:
     """Shows how many were chosen, and asks. Whoever names feeds has said so already."""
-    from feedq.wording import counted, some
+    from feedq.verbs.wording import counted, some
 
     if selection.names:
         return
@@ -112,8 +112,8 @@ def act(
 ) -> BulkResult[str, Any]:
     """Do it to each, some hundred at a time, with a bar. Raises `FeedqError` that names each that it could not be
     done to, after the others."""
-    from feedq import bulk
     from feedq.cli.output import ProgressBar
+    from feedq.verbs import bulk
 
     names = [view.feed.name for view in chosen]
     with ProgressBar(f"feeds {what}", len(names)) as bar:
@@ -132,7 +132,7 @@ def declare_all(
 ) -> BulkResult[Change, Feed | None]:
     """Make these changes of feeds, with a bar."""
     from feedq.cli.output import ProgressBar
-    from feedq.declaring import declare
+    from feedq.verbs.declaring import declare
 
     with ProgressBar(what, len(changes)) as bar:
         if invocation.api is not None:

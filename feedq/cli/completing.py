@@ -66,7 +66,7 @@ def _database_url() -> str:
 
     if not (STACK_DIR / "up.lock").exists():
         return ""
-    from feedq.embedded.datadir import DataDir
+    from feedq.local.datadir import DataDir
 
     return DataDir(STACK_DIR).read_state().settings["FEEDQ_DATABASE_URL"]
 

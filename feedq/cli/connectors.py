@@ -11,7 +11,7 @@ from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import TableColumn, answer, warn, write_table
 from feedq.connectors.base import connector_kinds, load_connector
 from feedq.errors import InvalidInput
-from feedq.wording import as_json
+from feedq.verbs.wording import as_json
 
 
 @click.command(short_help="The installed connectors and their options.")

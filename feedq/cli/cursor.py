@@ -22,11 +22,11 @@ from feedq.cli.invocation import (
 from feedq.cli.options import moment
 from feedq.cli.output import answer, write_lines
 from feedq.connectors.base import show_cursor
-from feedq.model import JSON, ChangedCursor, Status
-from feedq.report.details import detail_lines
-from feedq.report.rows import changed_cursor_row
-from feedq.values import parse_duration
-from feedq.wording import as_json, stamp
+from feedq.core.model import JSON, ChangedCursor, Status
+from feedq.core.values import parse_duration
+from feedq.verbs.report.details import detail_lines
+from feedq.verbs.report.rows import changed_cursor_row
+from feedq.verbs.wording import as_json, stamp
 
 TWICE = "its sink has no key, so records that the source sends again will be there twice"
 

@@ -10,13 +10,13 @@ from sqlalchemy import URL, make_url
 
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import answer, write_lines
+from feedq.control.store import grants as roles
+from feedq.control.store import migrate, revision
+from feedq.core.passwords import mask_url
 from feedq.errors import InvalidInput
-from feedq.passwords import mask_url
-from feedq.report.details import detail_lines
 from feedq.settings import Settings
-from feedq.store import grants as roles
-from feedq.store import migrate, revision
-from feedq.wording import counted
+from feedq.verbs.report.details import detail_lines
+from feedq.verbs.wording import counted
 
 
 @click.group(short_help="Migrate the control database, see how far it is, make its roles.")

@@ -13,13 +13,13 @@ import click
 from feedq.cli.choosing import selection_of, selection_options
 from feedq.cli.invocation import Invocation, changes, limit_option, pass_invocation, yes_option
 from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, write_lines
+from feedq.core.model import FeedView
+from feedq.core.selection import Selection
 from feedq.errors import FeedqError, NotFound
-from feedq.model import FeedView
-from feedq.report.details import detail_lines
-from feedq.report.rows import dead_letter_row, feed_row
-from feedq.selection import Selection
 from feedq.sinks.base import DeadLetter
-from feedq.wording import ago, as_json, cut, printable, said, stamp
+from feedq.verbs.report.details import detail_lines
+from feedq.verbs.report.rows import dead_letter_row, feed_row
+from feedq.verbs.wording import ago, as_json, cut, printable, said, stamp
 
 TEXT_WIDTH = 60
 LONG_AGO = datetime.min.replace(tzinfo=UTC)

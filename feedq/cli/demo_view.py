@@ -15,9 +15,9 @@ from rich.live import Live
 from rich.text import Text
 
 from feedq.cli.output import Styled, TableColumn, number, rich_table, state, write_json_line
-from feedq.embedded.demo import FeedTally, Observer, Snapshot
-from feedq.model import FeedView, Status, WorkerState, WorkerView
-from feedq.wording import duration, printable, said, size
+from feedq.core.model import FeedView, Status, WorkerState, WorkerView
+from feedq.local.demo import FeedTally, Observer, Snapshot
+from feedq.verbs.wording import duration, printable, said, size
 
 REFRESH_S = 0.25
 SUMMARY_S = 5.0

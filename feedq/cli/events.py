@@ -12,12 +12,12 @@ import click
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.options import duration
 from feedq.cli.output import TableColumn, answer_list, number, write_json_line
-from feedq.event_names import EventKind
-from feedq.model import Event
-from feedq.report.details import event_detail
-from feedq.report.rows import listed_event_row
-from feedq.store.event_listing import PAGE_MAX, EventFilter, ListedEvent
-from feedq.wording import stamp
+from feedq.control.store.event_listing import PAGE_MAX, EventFilter, ListedEvent
+from feedq.core.model import Event
+from feedq.telemetry.event_names import EventKind
+from feedq.verbs.report.details import event_detail
+from feedq.verbs.report.rows import listed_event_row
+from feedq.verbs.wording import stamp
 
 LOOK_S = 1.0
 """How often ``--follow`` looks for more."""

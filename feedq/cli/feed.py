@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from feedq import new_columns, verbs
 from feedq.cli.choosing import explained, none_match, selection_of, selection_options
 from feedq.cli.cursor import cursor
 from feedq.cli.dead_letters import dead_letters
@@ -26,15 +25,16 @@ from feedq.cli.invocation import (
 )
 from feedq.cli.output import answer, answer_done, answer_list, write_json_line, write_lines, write_table
 from feedq.cli.tables import LANDED_COLUMNS, feed_columns, wide_feed_columns
-from feedq.landed import Span
-from feedq.model import BACKFILL_SUFFIX, known_as
-from feedq.notices import new_fields
-from feedq.report.details import declaration_lines, detail_lines, lease_lines
-from feedq.report.rows import drift_document, feed_document, feed_row, landed_document
-from feedq.selection import SelectionOrder
+from feedq.core.landed import Span
+from feedq.core.model import BACKFILL_SUFFIX, known_as
+from feedq.core.notices import new_fields
+from feedq.core.selection import SelectionOrder
+from feedq.core.tap import LIMIT_MAX, SECONDS_MAX
 from feedq.sinks.base import parse_sink
-from feedq.tap import LIMIT_MAX, SECONDS_MAX
-from feedq.wording import printable, sparkline
+from feedq.verbs import actions, new_columns
+from feedq.verbs.report.details import declaration_lines, detail_lines, lease_lines
+from feedq.verbs.report.rows import drift_document, feed_document, feed_row, landed_document
+from feedq.verbs.wording import printable, sparkline
 
 TIME_WIDTH = len("2026-12-01T08:00:00.123")
 
@@ -110,7 +110,7 @@ def show(invocation: Invocation, *, name: str) -> None:
     of = known_as(name) if name.endswith(BACKFILL_SUFFIX) else None
     lines = [
         *detail_lines([("name", name), ("backfill of", of), ("status", view.status), ("why", why)]),
-        *lease_lines(view, now=now, workers=verbs.worker_names(workers)),
+        *lease_lines(view, now=now, workers=actions.worker_names(workers)),
         *declaration_lines(view, now=now),
     ]
     answer(invocation, feed_document(view, explanation=why), lambda: write_lines(lines))

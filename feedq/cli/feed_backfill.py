@@ -11,8 +11,8 @@ from feedq.cli.invocation import Invocation, changes, pass_invocation, reason_op
 from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, state, write_lines
 from feedq.connectors.base import show_cursor
 from feedq.errors import FeedqError
-from feedq.report.details import detail_lines
-from feedq.wording import cut, stamp
+from feedq.verbs.report.details import detail_lines
+from feedq.verbs.wording import cut, stamp
 
 CURSOR_WIDTH: Final = 40
 WAIT_S: Final = 86_400.0

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from feedq import documents, verbs
 from feedq.cli import options
 from feedq.cli.choosing import choose, confirm_chosen, declare_all, fail_if_any, selection_of
 from feedq.cli.invocation import (
@@ -25,10 +24,11 @@ from feedq.cli.invocation import (
     yes_option,
 )
 from feedq.cli.output import ProgressBar, answer_done, write_difference, write_json
+from feedq.core.model import Feed, FeedSpec, StartCursor, TargetState
 from feedq.errors import NotFound
-from feedq.manifest import feed_entry
-from feedq.manifest.changes import Action, Change, difference
-from feedq.model import Feed, FeedSpec, StartCursor, TargetState
+from feedq.verbs import actions, documents
+from feedq.verbs.manifest import feed_entry
+from feedq.verbs.manifest.changes import Action, Change, difference
 
 _declaration_options = decorated(
     click.option("--source", metavar="JSON", help="All options of the connector, as a JSON object."),
@@ -91,7 +91,7 @@ def add(
     """
     keys = {"name": name, "connector": connector, "sink": {}} | ({"target_state": "paused"} if paused else {})
     spec = feed_entry.FeedEntry.valid(_changed(keys, source=source, **given)).spec
-    verbs.add_feed(invocation.store, spec)
+    actions.add_feed(invocation.store, spec)
     answer_done(invocation, [name], "added")
 
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
-from feedq import documents
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import answer, styled_step
+from feedq.core.model import JSON, FeedSpec, TargetState
 from feedq.errors import FeedqError, InvalidInput, NotFound
-from feedq.manifest import feed_entry, reader
-from feedq.model import JSON, FeedSpec, TargetState
 from feedq.sinks.base import Preview
-from feedq.wording import as_json, cut, printable
+from feedq.verbs import documents
+from feedq.verbs.manifest import feed_entry, reader
+from feedq.verbs.wording import as_json, cut, printable
 
 if TYPE_CHECKING:
-    from feedq.trial import Trial
+    from feedq.verbs.trial import Trial
 
 VALUE_WIDTH = 100
 """Characters of a value on a terminal; --json has all of it."""
@@ -73,7 +73,7 @@ def feed_test(
       feedq feed test acme/orders -f feeds.yaml
       feedq feed test acme/orders -f feeds.yaml --infer > typed.yaml
     """
-    from feedq.trial import Wanted, try_feed
+    from feedq.verbs.trial import Wanted, try_feed
 
     invocation.keep_log_quiet()
     spec = invocation.store.feeds.get(name).spec if path is None else _from_file(path, name)
@@ -102,7 +102,7 @@ def feed_test(
 
 def _propose(invocation: Invocation, spec: FeedSpec, trial: Trial) -> None:
     """Prints a manifest; the steps of the trial go to standard error. A table that is not there is no trouble."""
-    from feedq.record_columns import proposed
+    from feedq.worker.record_columns import proposed
 
     for step in trial.steps:
         click.echo(styled_step(step.name, step.outcome, printable(step.detail)), err=True)

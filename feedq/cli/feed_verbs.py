@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from feedq import bulk, verbs
 from feedq.cli.choosing import (
     act,
     choose,
@@ -19,10 +18,11 @@ from feedq.cli.choosing import (
 )
 from feedq.cli.invocation import Invocation, changes, decorated, wait_options, yes_option
 from feedq.cli.output import ProgressBar, answer, answer_done
-from feedq.model import Feed, FeedView, Status, TargetState
-from feedq.selection import Selection
-from feedq.store.base import Feeds
-from feedq.wording import counted, some
+from feedq.control.store.base import Feeds
+from feedq.core.model import Feed, FeedView, Status, TargetState
+from feedq.core.selection import Selection
+from feedq.verbs import actions, bulk
+from feedq.verbs.wording import counted, some
 
 _of_many = decorated(click.argument("names", nargs=-1), selection_options, yes_option, wait_options, changes)
 
@@ -161,7 +161,7 @@ def _moved(
             result = bulk.move_elsewhere(store, live, settings, told=bar)
         else:
             result = bulk.one_by_one(
-                live, lambda v: verbs.move_feed(store, v.feed.name, target, settings), told=bar
+                live, lambda v: actions.move_feed(store, v.feed.name, target, settings), told=bar
             )
     return bulk.BulkResult([(view, to.worker.name) for view, to in result.done], result.failed)
 

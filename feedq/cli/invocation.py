@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
-from feedq.clock import Clock, SystemClock
+from feedq.core.clock import Clock, SystemClock
 from feedq.errors import FeedqError, InvalidInput, SchemaBehind, Unavailable
 
 if TYPE_CHECKING:
     from feedq.cli.api_store import ApiStore
-    from feedq.diagnosis.checks import Check
-    from feedq.landed import LandedBucket, Span
-    from feedq.model import Feed
-    from feedq.report.fleet_data import FleetData
-    from feedq.report.problem_list import ListedProblem
+    from feedq.control.store.fleet_state import FleetState, JobState
+    from feedq.control.store.postgresql import JobStore, PostgresStore
+    from feedq.core.landed import LandedBucket, Span
+    from feedq.core.model import Feed
     from feedq.settings import Settings
-    from feedq.sink_verbs import SinkVerbs
     from feedq.sinks.base import Sink
-    from feedq.store.fleet_state import FleetState, JobState
-    from feedq.store.postgresql import JobStore, PostgresStore
+    from feedq.verbs.diagnosis.checks import Check
+    from feedq.verbs.report.fleet_data import FleetData
+    from feedq.verbs.report.problem_list import ListedProblem
+    from feedq.verbs.sink_verbs import SinkVerbs
 
 STACK_DIR = Path(".feedq")
 """Where `feedq up` keeps what it needs, unless told otherwise."""
@@ -50,8 +50,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def open_store() -> PostgresStore:
     """Opens the control database of FEEDQ_DATABASE_URL, which connects when first used."""
+    from feedq.control.store.postgresql import PostgresStore
     from feedq.settings import settings
-    from feedq.store.postgresql import PostgresStore
 
     return PostgresStore(settings().database_url.get_secret_value(), application_name="feedq-cli")
 
@@ -95,7 +95,7 @@ class Invocation:
         if directory is None or "FEEDQ_DATABASE_URL" in os.environ or not (directory / "up.lock").exists():
             return
         try:
-            from feedq.embedded.datadir import DataDir
+            from feedq.local.datadir import DataDir
 
             state = DataDir(directory).read_state()
         except (ImportError, OSError, ValueError, TypeError, Unavailable):
@@ -132,7 +132,7 @@ class Invocation:
         """Records of a running feed as they land, as documents. Close it."""
         if self.api is not None:
             return self.api.feeds.tapped(name, seconds=seconds, limit=limit)
-        from feedq.store.taps import listen
+        from feedq.control.store.taps import listen
 
         return listen(self._open().taps, self.live_feed(name).id, seconds=seconds, limit=limit)
 
@@ -146,7 +146,7 @@ class Invocation:
         """What people do with what feeds have in their sinks."""
         if self.api is not None:
             return cast("SinkVerbs", self.api.sink_verbs)
-        from feedq.sink_verbs import SinkVerbs
+        from feedq.verbs.sink_verbs import SinkVerbs
 
         return SinkVerbs(self.store, self.open_sink)
 
@@ -163,7 +163,7 @@ class Invocation:
 
         For commands that load what logs: telemetry takes a while to load, and most do without.
         """
-        from feedq.telemetry import configure_logging
+        from feedq.telemetry.logs import configure_logging
 
         configure_logging(self.settings.model_copy(update={"log_level": "WARNING"}))
 
@@ -180,7 +180,7 @@ class Invocation:
         """The fleet in numbers, and what is wrong with it."""
         if self.api is not None:
             return self.api.status()
-        from feedq.report.fleet_data import read_status
+        from feedq.verbs.report.fleet_data import read_status
 
         return read_status(self._open(), self.settings)
 
@@ -188,7 +188,7 @@ class Invocation:
         """Everything that somebody has to look at."""
         if self.api is not None:
             return self.api.problems()
-        from feedq.report.problem_list import read_problems
+        from feedq.verbs.report.problem_list import read_problems
 
         return read_problems(self._open(), self.settings)
 
@@ -199,7 +199,7 @@ class Invocation:
         if self.api is not None:
             return iter(self.api.checks())
         # Brokers' libraries take a while to load.
-        from feedq.diagnosis.rounds import diagnose
+        from feedq.verbs.diagnosis.rounds import diagnose
 
         self.keep_log_quiet()
         specs = self.jobs.schedules.specs
@@ -227,7 +227,7 @@ class Invocation:
 
     def live_feed(self, name: str) -> Feed:
         """Finds a feed by name. Raises `NotFound` when there is none, or it is being removed."""
-        from feedq.verbs import live_feed
+        from feedq.verbs.actions import live_feed
 
         return live_feed(self.store, name)
 
@@ -253,7 +253,7 @@ class Invocation:
             return
         if self.json or not sys.stdin.isatty():
             raise InvalidInput(f"{question} There is nobody to ask here; say --yes")
-        from feedq.wording import printable
+        from feedq.verbs.wording import printable
 
         click.confirm(printable(question), abort=True, err=True)
 
@@ -336,7 +336,7 @@ def reason_option(command: Command) -> Command:
     """``--reason``, for commands that change something: history has it beside who asked, and from where."""
 
     def remember(_: click.Context, __: click.Parameter, value: str | None) -> None:
-        from feedq.authorship import give_reason
+        from feedq.core.authorship import give_reason
 
         give_reason(value)
 

@@ -16,10 +16,10 @@ from functools import cache
 from typing import Any
 
 from feedq.connectors.base import load_connector
+from feedq.core.values import parse_duration, parse_moment
 from feedq.errors import InvalidInput
-from feedq.manifest.feed_entry import FeedEntry
 from feedq.sinks.base import SinkOptions
-from feedq.values import parse_duration, parse_moment
+from feedq.verbs.manifest.feed_entry import FeedEntry
 
 Schema = Mapping[str, Any]
 SETTABLE = (

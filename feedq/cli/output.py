@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import click
 
 from feedq.cli.invocation import Form, Invocation
-from feedq.report.details import DetailLine
-from feedq.report.masking import masked
-from feedq.wording import TONES, Tone, as_json, printable
+from feedq.verbs.report.details import DetailLine
+from feedq.verbs.report.masking import masked
+from feedq.verbs.wording import TONES, Tone, as_json, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from feedq.manifest.changes import OptionChange
+    from feedq.verbs.manifest.changes import OptionChange
 
 T = TypeVar("T")
 Cell = str | None
@@ -126,7 +126,7 @@ def write_yaml(document: Any) -> None:
     """Writes one document, with the same fields as the JSON."""
     import json
 
-    from feedq import documents
+    from feedq.verbs import documents
 
     plain = json.loads(as_json(list(document) if isinstance(document, map) else document))
     click.echo(documents.dump(plain), nl=False)
@@ -204,7 +204,7 @@ def write_difference(changes: Iterable[OptionChange]) -> None:
 
 
 def _shown(value: Any) -> str:
-    from feedq.manifest.changes import ABSENT
+    from feedq.verbs.manifest.changes import ABSENT
 
     return ABSENT if value is ABSENT else printable(as_json(masked(value)))
 

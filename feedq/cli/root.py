@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Final
 import click
 
 import feedq
-from feedq.authorship import Author, acting
 from feedq.cli import outline
 from feedq.cli.invocation import FORM_OPTIONS, Invocation
+from feedq.core.authorship import Author, acting
 from feedq.errors import FeedqError, InvalidInput
 
 LOCAL: Final[Mapping[str, str]] = {
@@ -159,7 +159,7 @@ def _author() -> Author:
 
 def said(message: str) -> str:
     """Prints an error so that it cannot steer the terminal: it may quote what somebody else sent."""
-    from feedq.wording import printable
+    from feedq.verbs.wording import printable
 
     return "\n".join(map(printable, message.split("\n")))
 

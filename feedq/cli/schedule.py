@@ -8,8 +8,6 @@ from itertools import islice
 
 import click
 
-from feedq import documents
-from feedq.authorship import give_reason
 from feedq.cli.invocation import (
     Invocation,
     changes,
@@ -24,13 +22,15 @@ from feedq.cli.schedule_declare import add, edit, export
 from feedq.cli.schedule_limits import queue
 from feedq.cli.schedule_ticks import backfill, next_, trigger, zone_of
 from feedq.cli.tables import run_columns, schedule_columns
+from feedq.core.authorship import give_reason
+from feedq.core.schedule.entries import plain_schedule
+from feedq.core.schedule.model import RunState, Schedule, ScheduleState, ScheduleView
 from feedq.errors import InvalidInput, Unreadable
-from feedq.report.details import DetailLine, detail_lines, standing_lines
-from feedq.report.masking import masked
-from feedq.report.rows import run_row, schedule_document, schedule_row
-from feedq.schedule.entries import plain_schedule
-from feedq.schedule.model import RunState, Schedule, ScheduleState, ScheduleView
-from feedq.wording import counted
+from feedq.verbs import documents
+from feedq.verbs.report.details import DetailLine, detail_lines, standing_lines
+from feedq.verbs.report.masking import masked
+from feedq.verbs.report.rows import run_row, schedule_document, schedule_row
+from feedq.verbs.wording import counted
 
 PAGE = 1_000
 """Schedules read at a time, and listed unless more are asked for."""

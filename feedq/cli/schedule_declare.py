@@ -11,20 +11,20 @@ from typing import Any, get_origin
 
 import click
 
-from feedq import documents
 from feedq.cli import options
 from feedq.cli.invocation import Command, Invocation, changes, decorated, pass_invocation
 from feedq.cli.output import answer_done, write_difference, write_json
 from feedq.cli.tables import warn_ended, warn_unserved
-from feedq.errors import InvalidInput, NotFound, Unreadable
-from feedq.manifest.changes import plain_difference
-from feedq.schedule.entries import TIMING_KEYS, ScheduleEntry, plain_queue, plain_schedule
-from feedq.schedule.model import (
+from feedq.core.schedule.entries import TIMING_KEYS, ScheduleEntry, plain_queue, plain_schedule
+from feedq.core.schedule.model import (
     Beat,
     ScheduleSpec,
     UnreadableSpec,
 )
-from feedq.values import exact_duration
+from feedq.core.values import exact_duration
+from feedq.errors import InvalidInput, NotFound, Unreadable
+from feedq.verbs import documents
+from feedq.verbs.manifest.changes import plain_difference
 
 _BELOW = {
     "retries": ("retries", "limit"),

@@ -9,11 +9,11 @@ import click
 from feedq.cli.invocation import Invocation, changes, pass_invocation
 from feedq.cli.output import answer_done, answer_list
 from feedq.cli.tables import QUEUE_COLUMNS
+from feedq.core.schedule.entries import QueueEntry, plain_queue
+from feedq.core.schedule.model import Queue
+from feedq.core.values import NONE
 from feedq.errors import InvalidInput
-from feedq.report.rows import queue_row
-from feedq.schedule.entries import QueueEntry, plain_queue
-from feedq.schedule.model import Queue
-from feedq.values import NONE
+from feedq.verbs.report.rows import queue_row
 
 
 @click.group(short_help="Limits of job queues: set, remove, list.")

@@ -23,13 +23,13 @@ from feedq.cli.schedule_declare import (
     with_options,
 )
 from feedq.cli.tables import warn_unserved
+from feedq.core.schedule.entries import TIMING_KEYS, job_with
+from feedq.core.schedule.model import Cron, Run, RunState, ScheduleSpec, ScheduleState, Timing
+from feedq.core.schedule.timing import delayed, past_ticks, ticks_after
+from feedq.core.values import DEFAULT_ZONE, check_zone, instant
 from feedq.errors import InvalidInput
-from feedq.report.rows import run_row
-from feedq.schedule.entries import TIMING_KEYS, job_with
-from feedq.schedule.model import Cron, Run, RunState, ScheduleSpec, ScheduleState, Timing
-from feedq.schedule.timing import delayed, past_ticks, ticks_after
-from feedq.values import DEFAULT_ZONE, check_zone, instant
-from feedq.wording import ERROR_WIDTH, counted, cut, printable, timing_words, why_run
+from feedq.verbs.report.rows import run_row
+from feedq.verbs.wording import ERROR_WIDTH, counted, cut, printable, timing_words, why_run
 
 TRIED = "example"
 """Name of a schedule that there is not; ``H`` in its expression is hashed from it."""

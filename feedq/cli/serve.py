@@ -38,8 +38,8 @@ def serve(invocation: Invocation, *, host: str, port: int) -> None:
     from feedq.api.app import PREFIX, make_app
     from feedq.api.backend import ApiBackend
     from feedq.cli.output import answer
-    from feedq.store.postgresql import PostgresStore
-    from feedq.telemetry import configure_logging
+    from feedq.control.store.postgresql import PostgresStore
+    from feedq.telemetry.logs import configure_logging
 
     settings = invocation.settings
     configure_logging(settings)

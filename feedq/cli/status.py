@@ -12,17 +12,17 @@ import click
 from feedq.cli.invocation import Invocation, pass_invocation, shows
 from feedq.cli.output import answer, write_lines, write_table
 from feedq.cli.tables import all_worker_columns
-from feedq.diagnosis.checks import Check, Level
-from feedq.diagnosis.fleet_checks import Overview, described
-from feedq.diagnosis.schedule_checks import described_runs, described_schedules
-from feedq.model import Status
-from feedq.report.details import DetailLine, detail_lines
-from feedq.report.rows import check_row, problem_row, status_document
-from feedq.store.fleet_state import FleetState, JobState
-from feedq.wording import counted, duration, percent, printable, size, stamp
+from feedq.control.store.fleet_state import FleetState, JobState
+from feedq.core.model import Status
+from feedq.verbs.diagnosis.checks import Check, Level
+from feedq.verbs.diagnosis.fleet_checks import Overview, described
+from feedq.verbs.diagnosis.schedule_checks import described_runs, described_schedules
+from feedq.verbs.report.details import DetailLine, detail_lines
+from feedq.verbs.report.rows import check_row, problem_row, status_document
+from feedq.verbs.wording import counted, duration, percent, printable, size, stamp
 
 if TYPE_CHECKING:
-    from feedq.report.problem_list import ListedProblem
+    from feedq.verbs.report.problem_list import ListedProblem
 
 STYLES: Mapping[Level, Mapping[str, Any]] = {
     Level.OK: {"fg": "green"},

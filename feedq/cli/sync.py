@@ -7,17 +7,17 @@ from functools import partial
 
 import click
 
-from feedq.catalogs.base import open_catalog
-from feedq.catalogs.syncing import SyncReport
-from feedq.catalogs.syncing import sync as sync_catalog
 from feedq.cli.apply import collector_paused, show_changes
 from feedq.cli.choosing import first_few
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import ProgressBar, answer, answer_done, warn
 from feedq.cli.tables import warn_unserved
+from feedq.core.schedule.entries import ScheduleEntry
 from feedq.errors import FeedqError, InvalidInput
-from feedq.report.rows import sync_row
-from feedq.schedule.entries import ScheduleEntry
+from feedq.verbs.catalogs.base import open_catalog
+from feedq.verbs.catalogs.syncing import SyncReport
+from feedq.verbs.catalogs.syncing import sync as sync_catalog
+from feedq.verbs.report.rows import sync_row
 
 CHANGES_SHOWN_MAX = 100
 """Changes that are listed of a sync that makes them; a dry run and --json list all."""
@@ -115,7 +115,7 @@ def _opened(invocation: Invocation, chosen: Sequence[str]) -> list[Callable[...,
 
 def _schedule(invocation: Invocation, chosen: Sequence[str], every: str) -> None:
     """Declare a schedule for each catalog, or declare it anew."""
-    from feedq.tasks import SYNC  # which loads Celery
+    from feedq.celery.tasks import SYNC  # which loads Celery
 
     there = invocation.jobs.schedules.specs()
     declared = []

@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from feedq.cli.output import Styled, TableColumn, number, state, styled, warn
-from feedq.landed import LandedBucket
-from feedq.model import FeedView, WorkerView
-from feedq.schedule.model import (
+from feedq.core.landed import LandedBucket
+from feedq.core.model import FeedView, WorkerView
+from feedq.core.schedule.model import (
     Beat,
     Once,
     QueueDepth,
@@ -20,8 +20,8 @@ from feedq.schedule.model import (
     ScheduleState,
     ScheduleView,
 )
-from feedq.values import instant
-from feedq.wording import (
+from feedq.core.values import instant
+from feedq.verbs.wording import (
     ERROR_WIDTH,
     ago,
     cut,
@@ -42,7 +42,7 @@ from feedq.wording import (
 )
 
 if TYPE_CHECKING:
-    from feedq.store.postgresql import JobStore
+    from feedq.control.store.postgresql import JobStore
 
 WARNINGS_MAX = 10
 NO_FEEDS = "no feeds; declare some with `feedq apply` or `feedq feed add`"
@@ -232,7 +232,7 @@ def warn_ended(schedules: Iterable[Schedule], *, now: datetime) -> None:
 
 def never_ticks(spec: ScheduleSpec, now: datetime) -> bool:
     """Says whether a declaration has no tick to come."""
-    from feedq.schedule.timing import next_tick
+    from feedq.core.schedule.timing import next_tick
 
     return not isinstance(spec.timing, Beat) and next_tick(spec, after=now) is None
 

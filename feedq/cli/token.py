@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import click
 
-from feedq.access import AccessRole, AccessToken
 from feedq.cli.invocation import Invocation, changes, pass_invocation
 from feedq.cli.options import duration
 from feedq.cli.output import TableColumn, answer, answer_done, answer_list
+from feedq.control.store.tokens import DAYS_MAX
+from feedq.core.roles import AccessRole, AccessToken
+from feedq.core.values import check_name
 from feedq.errors import InvalidInput
-from feedq.report.rows import token_row
-from feedq.store.tokens import DAYS_MAX
-from feedq.values import check_name
-from feedq.wording import stamp
+from feedq.verbs.report.rows import token_row
+from feedq.verbs.wording import stamp
 
 DAY_S = 86_400.0
 

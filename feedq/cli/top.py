@@ -26,14 +26,14 @@ from rich.text import Text
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import rich_table, write_json_line
 from feedq.cli.tables import WORKER_WHY, feed_columns, urgent_columns, worker_columns
-from feedq.diagnosis.fleet_checks import described, overview
-from feedq.diagnosis.schedule_checks import described_runs
+from feedq.control.store.fleet_state import JobState
+from feedq.core.model import FeedView, Status, WorkerView
+from feedq.core.schedule.model import ScheduleView
 from feedq.errors import Unavailable
-from feedq.model import FeedView, Status, WorkerView
-from feedq.report.rows import feed_row, schedule_row, worker_row
-from feedq.schedule.model import ScheduleView
-from feedq.store.fleet_state import JobState
-from feedq.wording import worker_trouble
+from feedq.verbs.diagnosis.fleet_checks import described, overview
+from feedq.verbs.diagnosis.schedule_checks import described_runs
+from feedq.verbs.report.rows import feed_row, schedule_row, worker_row
+from feedq.verbs.wording import worker_trouble
 
 RATE_WINDOW_S = 5.0
 """Rates are over this long: workers report their progress every heartbeat, and not between."""

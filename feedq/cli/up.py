@@ -17,11 +17,11 @@ import click
 from feedq.cli.demo_view import Screen, summarize
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import answer
-from feedq.embedded import demo, demo_source
-from feedq.embedded.datadir import DEFAULT, DataDir
-from feedq.embedded.demo import Observer
-from feedq.embedded.local_service import answers_tcp
-from feedq.embedded.stack import Interrupted, LocalStack, StackOptions, StopRequests
+from feedq.local import demo, demo_source
+from feedq.local.datadir import DEFAULT, DataDir
+from feedq.local.demo import Observer
+from feedq.local.local_service import answers_tcp
+from feedq.local.stack import Interrupted, LocalStack, StackOptions, StopRequests
 from feedq.settings import DEFAULT_SINK, Settings
 from feedq.settings import settings as check_settings
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-from feedq import verbs
 from feedq.cli.invocation import Invocation, changes, shows, wait_options
 from feedq.cli.output import ProgressBar, answer, answer_list, write_lines, write_table
 from feedq.cli.tables import NO_WORKERS, all_worker_columns, feed_columns
-from feedq.diagnosis.placement_checks import serves
-from feedq.diagnosis.waiting_checks import explain_staying
-from feedq.model import FeedView, Worker, WorkerTarget, WorkerView
-from feedq.report.details import worker_lines
-from feedq.report.rows import feed_row, worker_row
-from feedq.wording import counted, printable
+from feedq.core.model import FeedView, Worker, WorkerTarget, WorkerView
+from feedq.verbs import actions
+from feedq.verbs.diagnosis.placement_checks import serves
+from feedq.verbs.diagnosis.waiting_checks import explain_staying
+from feedq.verbs.report.details import worker_lines
+from feedq.verbs.report.rows import feed_row, worker_row
+from feedq.verbs.wording import counted, printable
 
 PATIENCE_S = 3.0
 """Without progress for so long, it is asked what holds it up: a move takes a second or less."""
@@ -58,7 +58,7 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker show celery@host
     """
-    view = verbs.find_worker(invocation.store, name)
+    view = actions.find_worker(invocation.store, name)
     held, now = _held_by(invocation, view.worker), invocation.clock.now()
 
     def write() -> None:
@@ -85,7 +85,7 @@ def cordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker cordon celery@host
     """
-    view = verbs.set_worker_target(invocation.store, name, WorkerTarget.CORDONED)
+    view = actions.set_worker_target(invocation.store, name, WorkerTarget.CORDONED)
     _answer(invocation, view, "cordoned")
 
 
@@ -99,7 +99,7 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker uncordon celery@host
     """
-    view = verbs.set_worker_target(invocation.store, name, WorkerTarget.SERVING)
+    view = actions.set_worker_target(invocation.store, name, WorkerTarget.SERVING)
     _answer(invocation, view, "serving")
 
 
@@ -117,7 +117,7 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     Example:
       feedq worker drain celery@host --wait --timeout 120
     """
-    view = verbs.set_worker_target(invocation.store, name, WorkerTarget.DRAINED)
+    view = actions.set_worker_target(invocation.store, name, WorkerTarget.DRAINED)
     if wait:
         with ProgressBar("feeds handed over", view.leases) as bar:
             handover = Handover(invocation, view, bar)

@@ -1,6 +1,6 @@
 """What a connector is: a generator of batches.
 
-A connector opens its source at a cursor and yields `feedq.model.Batch` after batch; the runner takes the
+A connector opens its source at a cursor and yields `feedq.core.model.Batch` after batch; the runner takes the
 next one only when there is room for it, so a connector that waits for its consumer has backpressure for
 free. It reports trouble by raising:
 
@@ -31,18 +31,18 @@ from typing import Annotated, Any, ClassVar, Final, Protocol, TypeVar, cast
 import orjson
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
-from feedq.clock import Clock
+from feedq.core.clock import Clock
+from feedq.core.limits import RateLimits
+from feedq.core.model import JSON, Batch
+from feedq.core.permission import DEFAULT, Permissions
+from feedq.core.values import StrictModel, did_you_mean
 from feedq.errors import InvalidInput
-from feedq.limits import RateLimits
-from feedq.model import JSON, Batch
-from feedq.permission import DEFAULT, Permissions
 from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RecordFormat
 from feedq.records.template import RESERVED
 from feedq.secrets import check_secret_name, parse_reference
-from feedq.telemetry import LogEvent, log
-from feedq.telemetry_metrics import SOURCE_MISSED
-from feedq.values import StrictModel, did_you_mean
+from feedq.telemetry.logs import LogEvent, log
+from feedq.telemetry.metrics import SOURCE_MISSED
 
 M = TypeVar("M", bound=BaseModel)
 

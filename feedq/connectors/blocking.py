@@ -30,9 +30,9 @@ from typing import Any, Final, cast
 
 from feedq.connectors.base import Connector, ConnectorOptions, Context, SocketGuard
 from feedq.connectors.wire.dialing import permitted, reason
+from feedq.core.model import JSON, Batch
 from feedq.errors import FeedqError, SourceUnavailable
-from feedq.model import JSON, Batch
-from feedq.telemetry import LogEvent, log
+from feedq.telemetry.logs import LogEvent, log
 
 STOP_S: Final = 0.8
 """A feed has to end within a second; a worker that leaves gives its feeds little more."""

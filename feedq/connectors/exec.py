@@ -28,8 +28,8 @@ from feedq.connectors import leash
 from feedq.connectors.base import ConnectorOptions, Context, SocketGuard
 from feedq.connectors.record_options import CursorOptions, FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, check_template
+from feedq.core.model import JSON, Batch, known_as
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.model import JSON, Batch, known_as
 from feedq.records.framing import Framed
 from feedq.records.template import CURSOR, NAME, Template, compile_template
 from feedq.secrets import Masker

@@ -40,8 +40,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from feedq.connectors.base import ConnectorOptions, Context, log_gap
 from feedq.connectors.record_options import FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
+from feedq.core.model import JSON, Batch
 from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.model import JSON, Batch
 from feedq.records.framing import Framed, Framer
 
 HEAD_BYTES = 1024

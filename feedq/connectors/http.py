@@ -20,8 +20,8 @@ from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.protocol.http_client import NO_CONTENT, Answer, HttpClient
 from feedq.connectors.protocol.http_options import HttpOptions
 from feedq.connectors.protocol.http_polling import Poller
+from feedq.core.model import JSON, Batch
 from feedq.errors import SourceUnavailable
-from feedq.model import JSON, Batch
 from feedq.records.framing import Framed, Framer
 from feedq.records.pointer import is_json
 from feedq.records.turns import slices

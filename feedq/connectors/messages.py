@@ -24,8 +24,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import Context, needs_json, show_cursor
 from feedq.connectors.wire.remote import BUFFER_BYTES_MAX, TIMEOUT_S_MAX, ConnectedOptions, check_template
+from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured, FeedqError
-from feedq.model import JSON, Batch
 from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RECORD_BYTES_MAX, Framed
 from feedq.records.pointer import is_json

@@ -36,8 +36,8 @@ from feedq.connectors.protocol.mqtt_link import READ_AHEAD_BYTES, Message, MqttL
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme
+from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.model import JSON, Batch
 
 LINGER_S: Final = 0.6
 """How long a connection waits at its end for what it has given to be committed. Longer than the writer's usual

@@ -44,8 +44,8 @@ from feedq.connectors.protocol.nats_consumer import (
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme, check_template
+from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
-from feedq.model import JSON, Batch
 
 PORT: Final = 4222
 OLDEST_SERVER: Final = (2, 9)

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, check_format, show_cursor
+from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured
-from feedq.model import JSON, Batch
 from feedq.records.framing import (
     LF,
     RECORD_BYTES_MAX,

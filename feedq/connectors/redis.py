@@ -36,8 +36,8 @@ from feedq.connectors.protocol.resp import READ_AHEAD_BYTES, BrokenAnswer, LeftO
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme, parse_location
+from feedq.core.model import JSON, Batch
 from feedq.errors import EndReached, FeedMisconfigured, SourceUnavailable
-from feedq.model import JSON, Batch
 from feedq.records.framing import Framed
 
 PORT = 6379

@@ -23,8 +23,8 @@ from feedq.connectors.base import ConnectorOptions, Context, needs_json, show_cu
 from feedq.connectors.protocol.eventstream import EventFramer
 from feedq.connectors.protocol.http_client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions, named
 from feedq.connectors.record_options import CursorOptions
+from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.model import JSON, Batch
 from feedq.records.framing import CURSOR_BYTES_MAX, RECORD_BYTES_MAX, Framed
 
 MEDIA_TYPE: Final = "text/event-stream"

@@ -21,13 +21,13 @@ from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.record_options import CursorOptions, FramingOptions
 from feedq.connectors.wire.connection import Connection, open_connection
 from feedq.connectors.wire.remote import ConnectedOptions, Scheme, check_template
+from feedq.core.model import JSON, Batch
+from feedq.core.values import StrictModel
 from feedq.errors import SourceUnavailable
-from feedq.model import JSON, Batch
 from feedq.records.exclusions import Ping, Pinged
 from feedq.records.template import fill_in, unescape
 from feedq.records.turns import in_turns, slices
 from feedq.secrets import MASK, Masker
-from feedq.values import StrictModel
 
 EXPECTED_WITHIN_BYTES = 64 * 1024
 """An answer to a hello is somewhere in its first bytes, or it is none."""

@@ -20,7 +20,7 @@ from feedq.connectors.base import ConnectorOptions, Context, check_format, show_
 from feedq.connectors.protocol.websocket_connection import WebsocketConnectionOptions, open_websocket
 from feedq.connectors.record_options import CursorOptions
 from feedq.connectors.wire.remote import check_template
-from feedq.model import JSON, Batch
+from feedq.core.model import JSON, Batch
 from feedq.records.exclusions import Ignored, Scalar
 from feedq.records.framing import Framed, Framer, HeaderlessFramer, LineFramer, as_lines
 from feedq.records.pointer import parse_pointer

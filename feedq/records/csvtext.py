@@ -23,9 +23,9 @@ from typing import Annotated
 import orjson
 from pydantic import Field, ValidationInfo, field_validator
 
+from feedq.core.values import StrictModel
 from feedq.records.pointer import MISSING, Missing, parse_pointer
 from feedq.records.template import unescape
-from feedq.values import StrictModel
 
 LF = b"\n"
 _INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,17}")

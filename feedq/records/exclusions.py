@@ -13,12 +13,12 @@ from typing import Annotated, Final
 import orjson
 from pydantic import Field, field_validator
 
-from feedq.model import JSON
+from feedq.core.model import JSON
+from feedq.core.values import StrictModel
 from feedq.records.framing import LF, Framed
 from feedq.records.pointer import MISSING, Missing, TextPointers
 from feedq.records.template import compile_template, unescape
 from feedq.records.turns import Steps
-from feedq.values import StrictModel
 
 PING_BYTES_MAX: Final = 4 * 1024
 """A longer record is no ping: it would be repeated in the answer."""

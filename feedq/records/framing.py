@@ -29,8 +29,8 @@ from typing import Literal, Protocol
 
 import orjson
 
+from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured
-from feedq.model import JSON, Batch
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine, field_finder
 from feedq.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer
 from feedq.records.template import unescape

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from feedq.model import JSON
+from feedq.core.model import JSON
 
 
 class Missing(Enum):

@@ -21,7 +21,7 @@ from functools import lru_cache
 
 import orjson
 
-from feedq.model import JSON, known_as
+from feedq.core.model import JSON, known_as
 
 NAME = "name"
 CURSOR = "cursor"

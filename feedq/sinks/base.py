@@ -30,8 +30,9 @@ from uuid import UUID, uuid4
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from feedq.connectors.base import ConnectorOptions, parse_options, valid_options
+from feedq.core.model import JSON, Batch, FeedKey, FeedSpec, Identity, StartCursor
+from feedq.core.values import StrictModel
 from feedq.errors import InvalidInput
-from feedq.model import JSON, Batch, FeedKey, FeedSpec, Identity, StartCursor
 from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RecordFormat
 from feedq.settings import Settings
@@ -47,7 +48,6 @@ from feedq.sinks.mapping import (
     unknown_field,
 )
 from feedq.sinks.reserved import why_nowhere
-from feedq.values import StrictModel
 
 ENTRY_POINT_GROUP = "feedq.sinks"
 

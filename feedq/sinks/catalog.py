@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from feedq.core.model import FeedKey
 from feedq.errors import InvalidInput
-from feedq.model import FeedKey
 from feedq.records.pointer import parse_pointer
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.jsontext import UnreadableRecord

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from psycopg2 import sql
 
-from feedq.model import Batch, FeedKey
+from feedq.core.model import Batch, FeedKey
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.catalog import ReadyRecord, TargetPlan
 from feedq.sinks.copytext import ColumnRows, Part

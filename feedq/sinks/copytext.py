@@ -22,7 +22,7 @@ import orjson
 from msgspec import Raw
 from msgspec.structs import astuple
 
-from feedq.model import JSON, Batch
+from feedq.core.model import JSON, Batch
 from feedq.records.csvtext import CsvReader, MalformedLine
 from feedq.records.framing import RecordFormat
 from feedq.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer

@@ -7,8 +7,8 @@ import re
 from typing import Final
 
 from feedq.connectors.base import ConnectorOptions
+from feedq.core.model import JSON
 from feedq.errors import InvalidInput
-from feedq.model import JSON
 from feedq.records.framing import CURSOR_BYTES_MAX
 
 # The standard library and not orjson: a cursor may be an integer of more than 64 bits.

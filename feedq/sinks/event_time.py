@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from feedq.model import Batch
+from feedq.core.model import Batch
 from feedq.records.csvtext import field_finder
 from feedq.records.pointer import MISSING, Missing, TextPointers
 from feedq.sinks.base import Target

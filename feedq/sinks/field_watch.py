@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from feedq.model import Batch
-from feedq.notices import ADDED, FIELD
+from feedq.core.model import Batch
+from feedq.core.notices import ADDED, FIELD
 from feedq.sinks.mapping import ColumnType, type_of
 
 FIELDS_MAX: Final = 50

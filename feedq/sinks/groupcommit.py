@@ -26,8 +26,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID, uuid4
 
+from feedq.core.model import FeedKey
 from feedq.errors import InvalidInput
-from feedq.model import FeedKey
 from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, Target, Written
 from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.field_watch import FieldWatch

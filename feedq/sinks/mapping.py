@@ -27,8 +27,8 @@ from typing import Any, Final
 import orjson
 from pydantic import model_validator
 
+from feedq.core.values import StrictModel
 from feedq.records.pointer import parse_pointer
-from feedq.values import StrictModel
 
 
 class Origin(StrEnum):

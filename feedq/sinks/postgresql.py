@@ -8,8 +8,8 @@ from uuid import UUID
 import psycopg2
 from sqlalchemy.exc import ProgrammingError
 
+from feedq.core.passwords import mask_url
 from feedq.errors import SinkUnavailable
-from feedq.passwords import mask_url
 from feedq.sinks.groupcommit import GroupCommitSink
 from feedq.sinks.postgresql_catalog import PostgresCatalog
 from feedq.sinks.postgresql_connection import open_engine

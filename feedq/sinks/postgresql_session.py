@@ -13,7 +13,7 @@ from uuid import UUID
 import psycopg2
 from psycopg2 import sql
 
-from feedq.model import JSON, FeedKey
+from feedq.core.model import JSON, FeedKey
 from feedq.sinks import statements
 from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
 from feedq.sinks.copytext import row_of

@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 import psycopg2
 
-from feedq.model import Batch
+from feedq.core.model import Batch
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.jsontext import UnreadableRecord, encode

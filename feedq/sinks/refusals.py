@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final
 
-from feedq.model import FeedKey
+from feedq.core.model import FeedKey
 from feedq.sinks.base import DeadRecord, FeedWrite
 from feedq.sinks.bisection import FailedAttempt, bisect
 from feedq.sinks.catalog import ReadyRecord, TargetPlan

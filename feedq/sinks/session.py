@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from feedq.model import JSON, FeedKey
+from feedq.core.model import JSON, FeedKey
 from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
 from feedq.sinks.cursors import cursor_of
 from feedq.sinks.settlement import LastCommit

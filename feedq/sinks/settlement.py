@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from feedq.model import FeedKey
+from feedq.core.model import FeedKey
 from feedq.sinks.base import CommitUnknown, Written
 
 

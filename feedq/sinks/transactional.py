@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+from feedq.core.passwords import mask_url
 from feedq.errors import FeedqError, SinkUnavailable
-from feedq.passwords import mask_url
 from feedq.sinks.base import (
     Checkpoint,
     CheckpointChange,

@@ -64,8 +64,8 @@ from typing import Final
 
 import pytest
 
+from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.permission import Permissions, parse_networks
 from feedq.testing.loopback import PATIENCE_S, Journal, Relay, refusing, serving, unanswering, until
 from feedq.testing.stage import (
     LOOPS,

@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Final
 import orjson
 import uvloop
 
-from feedq.clock import SystemClock
 from feedq.connectors.base import Connector, Context, open_stream
+from feedq.core.clock import SystemClock
+from feedq.core.model import JSON, Batch
+from feedq.core.permission import DEFAULT, Permissions
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
-from feedq.model import JSON, Batch
-from feedq.permission import DEFAULT, Permissions
 from feedq.testing.loopback import PATIENCE_S, RecordingGuard, Relay, run_on
 
 SECRET = "conformance-s3cret"  # noqa: S105 - planted, to be looked for where it must not be

@@ -18,14 +18,14 @@ from tornado import web
 from feedq.api.answers import status_of
 from feedq.api.app import PREFIX
 from feedq.api.arguments import LIMIT_MAX
+from feedq.control.store.feed_listing import PAGE_MAX
+from feedq.core.passwords import mask_url
 from feedq.errors import FeedqError
-from feedq.passwords import mask_url
-from feedq.report.rows import feed_row
 from feedq.settings import settings
-from feedq.store.feed_listing import PAGE_MAX
+from feedq.verbs.report.rows import feed_row
+from feedq.verbs.wording import as_json
 from feedq.web.mounted_api import InProcess, caller_of, user_of
 from feedq.web.params import parse_query
-from feedq.wording import as_json
 
 LISTS: Final = {
     "schedules": ({"limit": str(LIMIT_MAX)}, ("prefix", "after", "limit")),

@@ -12,16 +12,16 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from feedq.access import AccessRole, Caller
 from feedq.api.changing import etag_of
-from feedq.documents import dump
+from feedq.control.store.feed_listing import Query
+from feedq.core.lease import stillness_of
+from feedq.core.model import FeedView, TargetState, WorkerTarget, WorkerView
+from feedq.core.roles import AccessRole, Caller
 from feedq.errors import Forbidden
-from feedq.lease import stillness_of
-from feedq.manifest.feed_entry import plain_feed
-from feedq.model import FeedView, TargetState, WorkerTarget, WorkerView
-from feedq.report.fleet_data import FleetData
-from feedq.store.feed_listing import Query
-from feedq.wording import as_json
+from feedq.verbs.documents import dump
+from feedq.verbs.manifest.feed_entry import plain_feed
+from feedq.verbs.report.fleet_data import FleetData
+from feedq.verbs.wording import as_json
 
 
 @dataclass(frozen=True, slots=True)

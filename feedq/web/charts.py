@@ -13,10 +13,10 @@ from html import escape
 from typing import Final
 from uuid import UUID
 
-from feedq.event_names import EventKind
-from feedq.landed import LandedBucket, Span
-from feedq.model import Event
-from feedq.wording import duration, stamp
+from feedq.core.landed import LandedBucket, Span
+from feedq.core.model import Event
+from feedq.telemetry.event_names import EventKind
+from feedq.verbs.wording import duration, stamp
 
 STEP: Final = 10
 """Width of a bar with its gap, in the picture's own units: the page stretches it."""

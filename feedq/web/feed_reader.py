@@ -18,8 +18,8 @@ from collections.abc import Callable, Hashable
 from threading import Thread
 from typing import Any, TypeVar
 
+from feedq.core.passwords import mask_url
 from feedq.errors import Unavailable
-from feedq.passwords import mask_url
 
 T = TypeVar("T")
 

@@ -28,8 +28,8 @@ from flower.app import Flower
 from tornado import httputil, web
 
 from feedq.api.sites import is_allowed, is_foreign
+from feedq.core.values import is_loopback
 from feedq.settings import settings
-from feedq.values import is_loopback
 
 READING = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""

@@ -3,9 +3,9 @@
 Flower has no interface for pages of others. What it has is a table of handlers and a dict of settings
 (``flower.urls``), which it reads once, when its command builds the web application. Celery loads the app (``-A``)
 before it runs the command, inside its own click context, which knows by then which subcommand was asked for. So
-`feedq.celery` calls `extend_flower` when it is imported, and that adds the pages to the two tables, and puts a
-guarded application in the place of Flower's own, if, and only if, the subcommand is ``flower``. No argument is
-parsed twice, the order of imports does not matter, and a worker or a beat imports nothing for it.
+`feedq.celery.application` calls `extend_flower` when it is imported, and that adds the pages to the two tables,
+and puts a guarded application in the place of Flower's own, if, and only if, the subcommand is ``flower``. No
+argument is parsed twice, the order of imports does not matter, and a worker or a beat imports nothing for it.
 
 What was not chosen: a ``flowerconfig.py`` works only in the right working directory; an entry point named
 ``flower`` in ``celery.commands`` competes with Flower's own, and which one wins depends on the order of

@@ -22,18 +22,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tornado import web
 from tornado.iostream import StreamClosedError
 
-from feedq import documents
-from feedq.access import AccessRole, Caller
 from feedq.api.app import PREFIX
 from feedq.api.authentication import CALLER
 from feedq.api.bounds import is_stream
-from feedq.documents import DocumentError
+from feedq.core.roles import AccessRole, Caller
+from feedq.core.values import EVERY_OTHER
 from feedq.errors import InvalidInput
 from feedq.settings import settings
-from feedq.values import EVERY_OTHER
+from feedq.verbs import documents
+from feedq.verbs.documents import DocumentError
+from feedq.verbs.wording import as_json
 from feedq.web.guard import READING, refusal
 from feedq.web.queries import WebQueries
-from feedq.wording import as_json
 
 BASE: Final = "http://flower"
 MANIFEST: Final = "application/yaml"

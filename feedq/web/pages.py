@@ -22,16 +22,21 @@ from flower.views import BaseHandler
 from tornado import web
 from tornado.iostream import StreamClosedError
 
-from feedq import __version__, wording
+from feedq import __version__
 from feedq.api.answers import status_of
 from feedq.connectors.base import show_cursor
-from feedq.diagnosis.fleet_checks import TROUBLES
-from feedq.diagnosis.placement_checks import serves
+from feedq.control.store.feed_listing import PAGE_MAX, Query, Sort, StatusCount
+from feedq.core.landed import Span
+from feedq.core.lease import stillness_of
+from feedq.core.model import FeedView, Status, WorkerView, known_as
+from feedq.core.schedule.model import RunState, ScheduleState, ScheduleView
 from feedq.errors import FeedqError, InvalidInput
-from feedq.landed import Span
-from feedq.lease import stillness_of
-from feedq.model import FeedView, Status, WorkerView, known_as
-from feedq.report.details import (
+from feedq.settings import settings
+from feedq.telemetry.logs import LogEvent, log, mask_url
+from feedq.verbs import wording
+from feedq.verbs.diagnosis.fleet_checks import TROUBLES
+from feedq.verbs.diagnosis.placement_checks import serves
+from feedq.verbs.report.details import (
     author_of,
     changes_of,
     declaration_lines,
@@ -40,10 +45,7 @@ from feedq.report.details import (
     schedule_declaration_lines,
     standing_lines,
 )
-from feedq.schedule.model import RunState, ScheduleState, ScheduleView
-from feedq.settings import settings
-from feedq.store.feed_listing import PAGE_MAX, Query, Sort, StatusCount
-from feedq.telemetry import LogEvent, log, mask_url
+from feedq.verbs.wording import TONES, Tone, timing_words
 from feedq.web.buttons import (
     PageAction,
     backfill_actions,
@@ -62,7 +64,6 @@ from feedq.web.guard import refusal
 from feedq.web.mounted_api import caller_of, user_of
 from feedq.web.params import address, parse_query, parse_schedules, parse_span, parse_states
 from feedq.web.queries import WebQueries
-from feedq.wording import TONES, Tone, timing_words
 
 FEEDS_SHOWN = 50
 """Rows of one page of feeds, unless the address asks for more: on a phone each is a card."""

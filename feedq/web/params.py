@@ -12,11 +12,11 @@ from enum import StrEnum
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
+from feedq.control.store.feed_listing import OFFSET_MAX, PAGE_MAX, Query, Sort
+from feedq.core.landed import Span
+from feedq.core.model import Status
+from feedq.core.schedule.model import RunState
 from feedq.errors import InvalidInput
-from feedq.landed import Span
-from feedq.model import Status
-from feedq.schedule.model import RunState
-from feedq.store.feed_listing import OFFSET_MAX, PAGE_MAX, Query, Sort
 
 SEARCH_MAX = 200
 """Characters; names are no longer than that."""

@@ -9,20 +9,20 @@ from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
 
-from feedq.backfill import backfill_row
-from feedq.diagnosis.waiting_checks import explain
-from feedq.event_names import EventKind
-from feedq.landed import LandedBucket, Span
-from feedq.model import Event, FeedView
-from feedq.report.fleet_data import FleetData, read_fleet
-from feedq.report.problem_list import ListedProblem, read_problems_and_feeds
-from feedq.schedule.model import Run, RunState, ScheduleState, ScheduleView
-from feedq.schedule.timing import ticks_after
+from feedq.control.store.event_listing import EventFilter, WorkerMoves
+from feedq.control.store.feed_listing import FoundFeeds, Query
+from feedq.control.store.postgresql import JobStore, PostgresStore
+from feedq.core.landed import LandedBucket, Span
+from feedq.core.model import Event, FeedView
+from feedq.core.schedule.model import Run, RunState, ScheduleState, ScheduleView
+from feedq.core.schedule.timing import ticks_after
 from feedq.settings import Settings
-from feedq.store.event_listing import EventFilter, WorkerMoves
-from feedq.store.feed_listing import FoundFeeds, Query
-from feedq.store.postgresql import JobStore, PostgresStore
-from feedq.verbs import worker_names
+from feedq.telemetry.event_names import EventKind
+from feedq.verbs.actions import worker_names
+from feedq.verbs.backfill import backfill_row
+from feedq.verbs.diagnosis.waiting_checks import explain
+from feedq.verbs.report.fleet_data import FleetData, read_fleet
+from feedq.verbs.report.problem_list import ListedProblem, read_problems_and_feeds
 from feedq.web.feed_reader import Reader
 from feedq.web.params import ScheduleQuery
 

@@ -12,7 +12,7 @@ from tornado.web import StaticFileHandler, url
 from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
 from feedq.settings import settings
-from feedq.telemetry import LogEvent, log
+from feedq.telemetry.logs import LogEvent, log
 from feedq.web.api import OldApi
 from feedq.web.guard import TASKS_KEPT, GuardedFlower
 from feedq.web.mounted_api import MountedApi

@@ -8,10 +8,10 @@ from itertools import islice
 from threading import Condition, Thread
 from time import monotonic
 
+from feedq.core.model import Batch
 from feedq.errors import SinkUnavailable
-from feedq.model import Batch
 from feedq.sinks.base import Written
-from feedq.telemetry import LogEvent, log
+from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.writing_session import (
     IDLE_S,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from feedq.connectors.base import ConnectorOptions, show_cursor
+from feedq.core.model import JSON, Batch, Feed
 from feedq.errors import EndReached, FeedMisconfigured
-from feedq.model import JSON, Batch, Feed
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from time import monotonic
 from typing import NamedTuple
 from uuid import UUID
 
+from feedq.core.model import JSON, Batch, FeedKey
 from feedq.errors import FeedqError, LeaseLost
-from feedq.model import JSON, Batch, FeedKey
 from feedq.sinks.base import Target
 from feedq.sinks.event_time import EventTime, EventTimeReader
 from feedq.sinks.field_watch import FieldWatch
-from feedq.telemetry import LogEvent, log
+from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.inflight_budget import InflightBudget
 from feedq.worker.loops import call_on, resolve
 from feedq.worker.taps import RecordTap

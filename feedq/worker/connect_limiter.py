@@ -35,11 +35,11 @@ from operator import itemgetter
 from random import Random
 from typing import Final, Generic, TypeVar
 
-from feedq.clock import Clock
-from feedq.limits import FAILOVER_BURST_S, STARTS_TOGETHER, RateLimiter, starts_together
+from feedq.core.clock import Clock
+from feedq.core.limits import FAILOVER_BURST_S, STARTS_TOGETHER, RateLimiter, starts_together
+from feedq.core.values import EVERY_OTHER
 from feedq.settings import Settings
-from feedq.telemetry_metrics import CONNECTS, CONNECTS_WAITING
-from feedq.values import EVERY_OTHER
+from feedq.telemetry.metrics import CONNECTS, CONNECTS_WAITING
 from feedq.worker.loops import resolve
 
 HOSTS_KEPT: Final = 64

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from threading import Event, Thread
 from time import monotonic, sleep
 
-from feedq.telemetry import LogEvent, log
+from feedq.telemetry.logs import LogEvent, log
 
 POLL_S = 0.05
 PR_SET_PDEATHSIG = 1

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from feedq.connectors.base import ConnectorOptions, parse_options
-from feedq.model import Feed
+from feedq.core.model import Feed
 from feedq.sinks.base import Target, parse_sink, target_of
 
 DECLARATIONS_MAX = 1_024

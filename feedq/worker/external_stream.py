@@ -17,16 +17,16 @@ from uuid import UUID
 
 import uvloop
 
-from feedq.clock import SystemClock
+from feedq.control.store.base import Followed, WorkerStore
+from feedq.core.clock import SystemClock
+from feedq.core.model import Claim, FeedKey, Reason, Release, StopRequest, WorkerState
+from feedq.core.worker import WorkerCore
+from feedq.core.worker_actions import Action, CutSockets, LoseFeeds, Resume, StopFeeds, Suspend
 from feedq.errors import Unavailable
-from feedq.model import Claim, FeedKey, Reason, Release, StopRequest, WorkerState
 from feedq.settings import Settings
-from feedq.store.base import Followed, WorkerStore
-from feedq.telemetry import LogEvent, database_event, log
-from feedq.worker.actions import Action, CutSockets, LoseFeeds, Resume, StopFeeds, Suspend
+from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.worker.activity import Activity, current_feed
 from feedq.worker.connect_limiter import StartLimiter, connect_limiter_of
-from feedq.worker.core import WorkerCore
 from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool
 from feedq.worker.sockets import Sockets

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from feedq.errors import FeedqError, SinkUnavailable
 from feedq.sinks.base import Blocked, FenceOutcome, FenceRequest, Sink, Superseded
-from feedq.telemetry import LogEvent, database_event, log
+from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.worker.loops import call_on_each
 from feedq.worker.outage import Outage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 
-from feedq.telemetry_metrics import INFLIGHT_BYTES
+from feedq.telemetry.metrics import INFLIGHT_BYTES
 
 
 class InflightBudget:

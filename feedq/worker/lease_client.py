@@ -16,11 +16,11 @@ from time import monotonic
 from typing import TypeAlias
 from uuid import UUID
 
+from feedq.control.store.base import Store
+from feedq.core.limits import CLAIMS_FEW, CLAIMS_GATHERED_S
+from feedq.core.model import Claim, FeedKey, Progress, Release
 from feedq.errors import FeedqError, Unavailable
-from feedq.limits import CLAIMS_FEW, CLAIMS_GATHERED_S
-from feedq.model import Claim, FeedKey, Progress, Release
-from feedq.store.base import Store
-from feedq.telemetry import LogEvent, database_event, log
+from feedq.telemetry.logs import LogEvent, database_event, log
 
 GROUP_MAX = 2_000
 """Requests a statement."""

@@ -7,7 +7,7 @@ Three threads, none of them the event loop's, so that feed code cannot hold them
 * *timer* tells the core that time has passed, above all that the trust window has ended: the other two may be
   stuck in a call to a database that does not answer.
 
-What follows from all they find is decided by `feedq.worker.core`.
+What follows from all they find is decided by `feedq.core.worker`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Callable, Collection
 from threading import Event, RLock, Thread
 from typing import ParamSpec, Protocol
 
-from feedq.clock import Clock
+from feedq.control.store.base import Listener, Store, WorkerSession
+from feedq.control.store.channels import NotifyReason
+from feedq.core.clock import Clock
+from feedq.core.model import Heartbeat, Load, NewWorker, Worker
+from feedq.core.worker import RETRY_FIRST_S, RETRY_MAX_S, WorkerCore
+from feedq.core.worker_actions import Action
 from feedq.errors import FeedqError, Unavailable
-from feedq.model import Heartbeat, Load, NewWorker, Worker
 from feedq.settings import Settings
-from feedq.store.base import Listener, Store, WorkerSession
-from feedq.store.channels import NotifyReason
-from feedq.telemetry import LogEvent, database_event, log
-from feedq.telemetry_metrics import HEARTBEAT_SECONDS
-from feedq.worker.actions import Action
-from feedq.worker.core import RETRY_FIRST_S, RETRY_MAX_S, WorkerCore
+from feedq.telemetry.logs import LogEvent, database_event, log
+from feedq.telemetry.metrics import HEARTBEAT_SECONDS
 from feedq.worker.stall import CHECK_S
 
 LISTEN_S = 30.0

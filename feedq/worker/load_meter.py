@@ -10,7 +10,7 @@ from time import monotonic
 
 import psutil
 
-from feedq.model import Load, Progress
+from feedq.core.model import Load, Progress
 
 PROBE_S = 0.5
 """Interval of the timer whose lateness is the lag of the loop."""

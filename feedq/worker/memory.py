@@ -17,8 +17,8 @@ from collections.abc import Callable
 from threading import Event, Thread
 from typing import Final
 
-from feedq.model import Loss
-from feedq.telemetry import LogEvent, log
+from feedq.core.model import Loss
+from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.activity import Activity, resident_bytes
 from feedq.worker.stall import processor_s
 

@@ -36,13 +36,13 @@ from threading import Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final
 
+from feedq.core.model import Loss
 from feedq.errors import FeedqError, Unavailable
-from feedq.model import Loss
 from feedq.worker.activity import NO_FEED, Activity, resident_bytes
 from feedq.worker.stall import CHECK_S, Scheduling, StallClock, processor_s
 
 if TYPE_CHECKING:
-    from feedq.store.base import Store
+    from feedq.control.store.base import Store
 
 DUMP_SIGNAL: Final = signal.SIGVTALRM
 """Has the worker write the stacks of its threads: from a handler in C, which needs no interpreter lock."""
@@ -495,8 +495,8 @@ class VerdictWriter(Thread):
         self.start()
 
     def run(self) -> None:
+        from feedq.control.store.postgresql import PostgresStore
         from feedq.settings import settings
-        from feedq.store.postgresql import PostgresStore
 
         if self._session is None:
             return
@@ -515,14 +515,14 @@ class VerdictWriter(Thread):
 def _import_what_a_report_needs() -> None:
     """Import what a report needs, only when there may be something to report: a process for each worker had
     better be small."""
+    import feedq.control.store.postgresql
     import feedq.settings
-    import feedq.store.postgresql
-    import feedq.telemetry  # noqa: F401
+    import feedq.telemetry.logs  # noqa: F401
 
 
 def _log(activity: Activity, loss: Loss) -> None:
     from feedq.settings import settings
-    from feedq.telemetry import LogEvent, configure_logging, log
+    from feedq.telemetry.logs import LogEvent, configure_logging, log
 
     configure_logging(settings())
     log("feedq.worker.monitor").error(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import NamedTuple
 
-from feedq.telemetry import LogEvent, log
+from feedq.telemetry.logs import LogEvent, log
 
 NO_ANSWER_S = 8.0
 """A sink that has not answered for so long counts as away: longer than any statement of a group may take."""

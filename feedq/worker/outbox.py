@@ -14,8 +14,8 @@ from threading import Condition, Thread
 from time import monotonic
 from typing import Generic, TypeVar
 
-from feedq.telemetry import LogEvent, log
-from feedq.telemetry_metrics import MESSAGES_LEFT_OUT
+from feedq.telemetry.logs import LogEvent, log
+from feedq.telemetry.metrics import MESSAGES_LEFT_OUT
 
 WAITING_MAX = 100_000
 """Messages that wait: ten cold starts of ten thousand feeds. Beyond it they would only fill the memory."""

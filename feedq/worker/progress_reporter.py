@@ -15,14 +15,14 @@ from itertools import islice
 from time import monotonic
 from uuid import UUID
 
-from feedq.clock import Clock
-from feedq.lease import Owner, smoothed, standing
-from feedq.limits import NEWS_GATHERED_S
-from feedq.model import Claim, Feed, Lease, LeaseState, Progress, Rewind, Status
-from feedq.notices import NOTICE_CHARS_MAX, NOTICES_MAX
+from feedq.core.clock import Clock
+from feedq.core.lease import Owner, smoothed, standing
+from feedq.core.limits import NEWS_GATHERED_S
+from feedq.core.model import Claim, Feed, Lease, LeaseState, Progress, Rewind, Status
+from feedq.core.notices import NOTICE_CHARS_MAX, NOTICES_MAX
 from feedq.sinks.event_time import EventTime
 from feedq.sinks.field_watch import FieldWatch
-from feedq.telemetry import LogEvent, log
+from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.retries import FeedRetries
 

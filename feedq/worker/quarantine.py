@@ -27,13 +27,13 @@ from pathlib import Path
 from threading import Lock, Thread
 from uuid import UUID
 
-from feedq import lease
+from feedq.core import lease
+from feedq.core.model import Claim, FeedKey, Loss, Reason, Release
+from feedq.core.worker import NO_SLOT_RETRY_S
 from feedq.errors import FeedqError
-from feedq.model import Claim, FeedKey, Loss, Reason, Release
 from feedq.settings import Settings, settings
-from feedq.telemetry import LogEvent, configure_logging, log
+from feedq.telemetry.logs import LogEvent, configure_logging, log
 from feedq.worker.activity import Activity
-from feedq.worker.core import NO_SLOT_RETRY_S
 from feedq.worker.deadline import end_with_parent
 from feedq.worker.monitor import (
     DUMP_SIGNAL,
@@ -209,7 +209,7 @@ def _describe(status: int) -> str:
 
 def main() -> int:
     """``python -m feedq.worker.quarantine FEED_ID EPOCH WORKER_ID FILE PIPE``, started by a worker."""
-    from feedq.store.postgresql import PostgresStore
+    from feedq.control.store.postgresql import PostgresStore
     from feedq.worker.external_stream import run_claimed
 
     feed_id, epoch, worker_id, file, pipe = sys.argv[1:]

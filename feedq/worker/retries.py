@@ -1,17 +1,24 @@
 """Counts the failures of one feed on this worker, and decides when and where it is tried again.
 
-The arithmetic is in `feedq.backoff`; here is what it is told: how long a connection held, for how long the feed
-has been without one, how long its sink took it for the owner, and how often it was found unable to run at all.
-"""
+The arithmetic is in `feedq.core.backoff`; here is what it is told: how long a connection held, for how long the
+feed has been without one, how long its sink took it for the owner, and how often it was found unable to run at
+all."""
 
 from __future__ import annotations
 
 from random import Random
 
-from feedq.backoff import BackoffPolicy, Reconnect, RetryElsewhere, attempts_after, next_recheck_s, next_try
-from feedq.clock import Clock
+from feedq.core.backoff import (
+    BackoffPolicy,
+    Reconnect,
+    RetryElsewhere,
+    attempts_after,
+    next_recheck_s,
+    next_try,
+)
+from feedq.core.clock import Clock
+from feedq.core.model import Claim, Reason
 from feedq.errors import SinkUnavailable, SourceBusy, SourceUnavailable
-from feedq.model import Claim, Reason
 
 
 class FeedRetries:

@@ -25,9 +25,22 @@ from functools import partial
 from random import Random
 from traceback import format_exception
 
-from feedq.backoff import BackoffPolicy, RetryElsewhere
-from feedq.clock import Clock
 from feedq.connectors.base import Connector, Context, load_connector, open_stream, tell_if_unanswered
+from feedq.core.backoff import BackoffPolicy, RetryElsewhere
+from feedq.core.clock import Clock
+from feedq.core.expectations import Expectation, Expectations
+from feedq.core.model import (
+    JSON,
+    Batch,
+    Claim,
+    FeedKey,
+    Loss,
+    Reason,
+    Release,
+    Rewind,
+    known_as,
+)
+from feedq.core.permission import Permissions
 from feedq.errors import (
     EndReached,
     FeedMisconfigured,
@@ -39,20 +52,6 @@ from feedq.errors import (
     SourceSilent,
     SourceUnavailable,
 )
-from feedq.expect import Expectation, Expectations
-from feedq.model import (
-    JSON,
-    Batch,
-    Claim,
-    FeedKey,
-    Loss,
-    Reason,
-    Release,
-    Rewind,
-    known_as,
-)
-from feedq.permission import Permissions
-from feedq.record_hints import watch_header
 from feedq.secrets import Masker, resolve_secrets
 from feedq.sinks.base import (
     Fenced,
@@ -65,14 +64,15 @@ from feedq.sinks.base import (
 from feedq.sinks.event_time import event_time_reader
 from feedq.sinks.field_watch import FieldWatch
 from feedq.sinks.mapping import Drift
-from feedq.telemetry import LogEvent, log, mask_url
-from feedq.telemetry_metrics import RECONNECTS
-from feedq.tracing import FeedTrace
+from feedq.telemetry.logs import LogEvent, log, mask_url
+from feedq.telemetry.metrics import RECONNECTS
+from feedq.telemetry.traces import FeedTrace
 from feedq.worker.backfill_end import BackfillEnd
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
 from feedq.worker.declared import Declared, declared, lean
 from feedq.worker.progress_reporter import FeedProgress
+from feedq.worker.record_hints import watch_header
 from feedq.worker.retries import FeedRetries
 from feedq.worker.sockets import Sockets
 from feedq.worker.taps import RecordTap

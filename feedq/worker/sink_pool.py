@@ -8,7 +8,7 @@ from threading import Lock
 from time import monotonic
 from uuid import UUID
 
-from feedq.model import FeedKey
+from feedq.core.model import FeedKey
 from feedq.settings import Settings
 from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Sink, Target, load_sink
 from feedq.sinks.mapping import Drift

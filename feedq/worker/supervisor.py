@@ -1,6 +1,6 @@
 """The supervisor of a worker process carries out what its core decides.
 
-`feedq.worker.core` decides, `feedq.worker.lease_keeper` and `feedq.worker.lease_client` talk to the control
+`feedq.core.worker` decides, `feedq.worker.lease_keeper` and `feedq.worker.lease_client` talk to the control
 database, and the supervisor does the rest: it starts a runner for each granted claim on its event loop, passes
 on suspensions and stop requests, collects progress, and ends everything in order. Its public methods may be
 called from any thread; whatever touches a runner happens on that runner's loop.
@@ -24,10 +24,11 @@ from uuid import UUID
 
 import uvloop
 
-from feedq.clock import Clock, SystemClock
-from feedq.errors import Unavailable
-from feedq.lease import Owner
-from feedq.model import (
+from feedq.control.store.base import WorkerStore
+from feedq.core import worker_actions as actions
+from feedq.core.clock import Clock, SystemClock
+from feedq.core.lease import Owner
+from feedq.core.model import (
     Claim,
     FeedKey,
     Heartbeat,
@@ -40,16 +41,15 @@ from feedq.model import (
     Status,
     Worker,
 )
-from feedq.passwords import mask_url
+from feedq.core.passwords import mask_url
+from feedq.core.tap import TapPart
+from feedq.core.worker import WorkerCore
+from feedq.core.worker_actions import Action
+from feedq.errors import Unavailable
 from feedq.settings import HEARTBEAT_MIN_S, Settings
-from feedq.store.base import WorkerStore
-from feedq.tap import TapPart
-from feedq.telemetry import LogEvent, log
-from feedq.worker import actions
-from feedq.worker.actions import Action
+from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.activity import NO_FEED, Activity, current_feed
 from feedq.worker.connect_limiter import StartLimiter, connect_limiter_of
-from feedq.worker.core import WorkerCore
 from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
 from feedq.worker.load_meter import LoadMeter

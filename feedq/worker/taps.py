@@ -15,9 +15,9 @@ from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
+from feedq.core.model import Batch, FeedKey
+from feedq.core.tap import RECORD_BYTES_MAX, RECORDS_PER_S, SEND_S, TapPart, TappedRecord
 from feedq.errors import Unavailable
-from feedq.model import Batch, FeedKey
-from feedq.tap import RECORD_BYTES_MAX, RECORDS_PER_S, SEND_S, TapPart, TappedRecord
 
 if TYPE_CHECKING:
     from feedq.worker.runner import FeedRunner

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
 
-from feedq.clock import Clock
 from feedq.connectors.base import Room
-from feedq.limits import UNLIMITED, RateLimits, Throttle, Turn
-from feedq.model import Batch, Feed
-from feedq.telemetry_metrics import THROTTLED_SECONDS
-from feedq.values import EVERY_OTHER
+from feedq.core.clock import Clock
+from feedq.core.limits import UNLIMITED, RateLimits, Throttle, Turn
+from feedq.core.model import Batch, Feed
+from feedq.core.values import EVERY_OTHER
+from feedq.telemetry.metrics import THROTTLED_SECONDS
 
 SHARE_TICKS = 5
 """The number of heartbeats after which a worker asks how many feeds its rate-limited tenants have elsewhere."""

@@ -19,10 +19,10 @@ from itertools import islice
 from threading import Condition, Lock, Thread
 from time import monotonic
 
+from feedq.core.model import Batch
 from feedq.errors import SinkUnavailable
-from feedq.model import Batch
 from feedq.sinks.base import Sink, Written
-from feedq.telemetry import LogEvent, log
+from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.apart_writer import ApartWriter
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.outage import Outage

@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import TypeAlias
 
-from feedq import tracing
+from feedq.core.model import Batch
 from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkRewound, SinkUnavailable
-from feedq.model import Batch
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
-from feedq.telemetry import LogEvent, log
-from feedq.telemetry_metrics import (
+from feedq.telemetry import traces
+from feedq.telemetry.logs import LogEvent, log
+from feedq.telemetry.metrics import (
     BYTES,
     COMMIT_DELAY_SECONDS,
     COMMIT_SECONDS,
@@ -72,7 +72,7 @@ class WritingSession:
         self._outage.over()
         COMMIT_SECONDS.observe(took_s := monotonic() - since)
         feeds = [batch_queue.feed for batch_queue in group]
-        tracing.committed(self._name, feeds, records=sum(written.landed.values()), took_s=took_s)
+        traces.committed(self._name, feeds, records=sum(written.landed.values()), took_s=took_s)
         for batch_queue in group:
             if batch_queue.key in written.landed:
                 batch_queue.continues = written.commit_id

@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_celery import CeleryWorkerContainer, RedisContainer
 
-from feedq.embedded.valkey import Valkey
+from feedq.local.valkey import Valkey
 from tests.node import Node
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from feedq.store.grants import Role
+from feedq.control.store.grants import Role
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.cluster import ROOT, Cluster, Place
 from tests.flower import Flower, StartFlower
 from tests.nursery import Nursery

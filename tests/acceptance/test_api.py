@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from feedq.access import AccessRole
-from feedq.store.grants import Role
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.grants import Role
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.roles import AccessRole
 from tests.cluster import FEEDQ, ROOT, Cluster, wait_until
 from tests.node import Node
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feedq.embedded.valkey import Valkey
+from feedq.local.valkey import Valkey
 from tests.cluster import Cluster, Place, feed, wait_until
 from tests.node import Node
 from tests.source_process import Source

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg2
 import pytest
 
-from feedq.embedded.process import free_port
+from feedq.local.process import free_port
 from tests.cluster import Cluster, Place, Row, feed, wait_until
 from tests.invariants import landed, wait_streaming
 from tests.source import SPOILED_EVERY

@@ -13,7 +13,7 @@ from pytest_celery import (
     RedisTestBroker,
 )
 
-from feedq.embedded.valkey import Valkey
+from feedq.local.valkey import Valkey
 from tests.acceptance.celery_nodes import ValkeyContainer, WorkerContainer
 from tests.cluster import Cluster, Place, feed, feed_names, wait_until
 from tests.invariants import check_invariants, mark, wait_resumed, wait_streaming

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from feedq.store.grants import Role
+from feedq.control.store.grants import Role
 from tests.cluster import SINK_ROLE, Cluster, Place, feed, url_of, wait_until
 from tests.proxy import Fault, PostgresProxy
 from tests.source_process import Source

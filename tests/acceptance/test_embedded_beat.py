@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from feedq.embedded.process import free_port
-from feedq.telemetry import LogEvent
+from feedq.local.process import free_port
+from feedq.telemetry.logs import LogEvent
 from tests.cluster import Cluster, wait_until
 from tests.node import Node
 

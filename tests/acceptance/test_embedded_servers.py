@@ -21,12 +21,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from feedq.embedded import binaries, server
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.process import Account, poll_until, server_account
-from feedq.embedded.server import Server
-from feedq.embedded.valkey import Valkey
 from feedq.errors import Conflict, Unavailable
+from feedq.local import binaries, server
+from feedq.local.postgres import Postgres
+from feedq.local.process import Account, poll_until, server_account
+from feedq.local.server import Server
+from feedq.local.valkey import Valkey
 
 pytestmark = pytest.mark.servers
 GENEROUS_S = 30.0
@@ -34,8 +34,8 @@ GENEROUS_S = 30.0
 OWNER = """
     import sys, time
     from pathlib import Path
-    from feedq.embedded.postgres import Postgres
-    from feedq.embedded.valkey import Valkey
+    from feedq.local.postgres import Postgres
+    from feedq.local.valkey import Valkey
     servers = Postgres(Path(sys.argv[1]), settings={"fsync": "off"}), Valkey(Path(sys.argv[1]))
     for server in servers:
         server.start()
@@ -165,7 +165,7 @@ def test_a_second_server_on_the_same_data_is_refused(started: Server) -> None:
     code = f"""
         import sys
         from pathlib import Path
-        from feedq.embedded.{started.kind} import {type(started).__name__} as Kind
+        from feedq.local.{started.kind} import {type(started).__name__} as Kind
         Kind(Path(sys.argv[1])).start()
     """
     second = subprocess.run(

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.causes import FROZEN, LAGGING, NEIGHBOURS, PINGS, Causes, causes, name_of, wanted
 from tests.cluster import feed, wait_until
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from feedq.embedded.process import free_port
-from feedq.metrics_port import CONNECTIONS_MAX
-from feedq.telemetry import LogEvent
+from feedq.local.process import free_port
+from feedq.telemetry.logs import LogEvent
+from feedq.telemetry.metrics_port import CONNECTIONS_MAX
 from tests.cluster import Cluster, feed, wait_until
 from tests.invariants import wait_streaming
 from tests.node import Node

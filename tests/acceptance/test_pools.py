@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from feedq.celery import DEFAULT_QUEUE
-from feedq.schedule.model import Every, Job, ScheduleSpec
-from feedq.store.postgresql import PostgresStore
-from feedq.telemetry import LogEvent
+from feedq.celery.application import DEFAULT_QUEUE
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.schedule.model import Every, Job, ScheduleSpec
+from feedq.telemetry.logs import LogEvent
 from tests.cluster import Cluster, feed, wait_until
 from tests.source_process import Source
 

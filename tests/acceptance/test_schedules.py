@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from feedq.schedule.model import Every, Job, Overlap, Retries, RunState, ScheduleSpec, Semantics
-from feedq.store.grants import Role
-from feedq.store.jobs.schedules import ScheduleStore
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.grants import Role
+from feedq.control.store.jobs.schedules import ScheduleStore
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.schedule.model import Every, Job, Overlap, Retries, RunState, ScheduleSpec, Semantics
 from tests import jobs_under_test
 from tests.cluster import Cluster, wait_until
 from tests.node import Node

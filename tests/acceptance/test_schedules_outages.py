@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.schedule.model import Every, Job, ScheduleSpec, Semantics
-from feedq.store.jobs.schedules import ScheduleStore
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.jobs.schedules import ScheduleStore
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.schedule.model import Every, Job, ScheduleSpec, Semantics
+from feedq.local.postgres import Postgres
 from tests import jobs_under_test
 from tests.cluster import Cluster, wait_until
 from tests.faults import frozen_database

@@ -18,8 +18,8 @@ import pytest
 import redis
 import yaml
 
-from feedq.embedded.process import free_port
-from feedq.embedded.valkey import Valkey
+from feedq.local.process import free_port
+from feedq.local.valkey import Valkey
 from tests.cluster import ROOT, Cluster, Place, wait_until
 from tests.flower import Flower
 from tests.node import Node

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.process import free_port
-from feedq.embedded.valkey import Valkey
+from feedq.local.postgres import Postgres
+from feedq.local.process import free_port
+from feedq.local.valkey import Valkey
 from tests.cluster import Cluster, feed, wait_until
 from tests.invariants import wait_streaming
 from tests.node import Node

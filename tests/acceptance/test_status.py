@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from feedq.embedded.valkey import Valkey
+from feedq.local.valkey import Valkey
 from tests import poison
 from tests.acceptance.test_metrics import Port
 from tests.cluster import ROOT, Cluster, feed, wait_until

@@ -21,9 +21,9 @@ import psutil
 import psycopg2
 import pytest
 
-from feedq.embedded.demo import TABLE
-from feedq.embedded.demo_source import RATES
-from feedq.embedded.process import tail
+from feedq.local.demo import TABLE
+from feedq.local.demo_source import RATES
+from feedq.local.process import tail
 from tests import leftovers
 from tests.cluster import wait_until
 

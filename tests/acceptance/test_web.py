@@ -18,12 +18,12 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from feedq.model import FeedBackfill, FeedSpec, NewWorker, Selector, TargetState, WorkerTarget
-from feedq.store import migrate
-from feedq.store.postgresql import PostgresStore
-from feedq.tap import TapPart, TappedRecord
+from feedq.control.store import migrate
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import FeedBackfill, FeedSpec, NewWorker, Selector, TargetState, WorkerTarget
+from feedq.core.tap import TapPart, TappedRecord
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.cluster import ROOT, Cluster, wait_until
 from tests.flower import Flower, StartFlower
 from tests.proxy import Fault, PostgresProxy
@@ -486,7 +486,7 @@ def loaded_by(code: str) -> str:
 
 
 def test_importing_the_app_imports_neither_tornado_nor_flower() -> None:
-    assert loaded_by("import feedq.celery") == "loaded: []"
+    assert loaded_by("import feedq.celery.application") == "loaded: []"
 
 
 def test_a_command_of_celery_other_than_flower_does_not_import_the_pages() -> None:

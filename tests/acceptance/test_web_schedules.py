@@ -14,12 +14,22 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from feedq.model import NewWorker
-from feedq.schedule.model import ClaimedRun, Cron, Every, Finish, Job, Offer, Overlap, RunState, ScheduleSpec
-from feedq.store import migrate
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store import migrate
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import NewWorker
+from feedq.core.schedule.model import (
+    ClaimedRun,
+    Cron,
+    Every,
+    Finish,
+    Job,
+    Offer,
+    Overlap,
+    RunState,
+    ScheduleSpec,
+)
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.cluster import Cluster
 from tests.flower import Answer, Flower, StartFlower
 

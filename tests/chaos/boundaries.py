@@ -21,10 +21,10 @@ from uuid import UUID
 from psycopg2 import IntegrityError
 from sqlalchemy import Connection
 
-from feedq.schedule.model import ClaimedRun
-from feedq.store.database import Database, PreparedStatement
-from feedq.store.jobs import claiming, finishing, firing, runs, sessions
-from feedq.store.jobs.prepared import PreparedRuns
+from feedq.control.store.database import Database, PreparedStatement
+from feedq.control.store.jobs import claiming, finishing, firing, runs, sessions
+from feedq.control.store.jobs.prepared import PreparedRuns
+from feedq.core.schedule.model import ClaimedRun
 
 BOUNDARIES = ("fire_due", "claim", "finish", "transact", "expire")
 SAID = "doomed: "

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from feedq.store.jobs.schedules import ScheduleStore
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.jobs.schedules import ScheduleStore
+from feedq.control.store.postgresql import PostgresStore
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.chaos import effects, storm
 from tests.cluster import Cluster
 from tests.nursery import Nursery

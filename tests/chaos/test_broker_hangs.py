@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.chaos.conftest import Stages
 from tests.cluster import Cluster
 from tests.faults import (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests import faults
 from tests.cluster import Cluster, feed, feed_names, wait_until
 from tests.invariants import mark, wait_resumed

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.chaos import storm
 from tests.chaos.conftest import Stages
 from tests.chaos.test_sink_goes_back import LIMIT_S, landed, wait_landed

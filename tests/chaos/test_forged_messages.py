@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from feedq.embedded.valkey import Valkey
+from feedq.local.valkey import Valkey
 from tests import forged
 from tests.chaos.conftest import Stages
 from tests.cluster import Cluster, wait_until

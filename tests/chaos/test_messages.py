@@ -15,7 +15,7 @@ import redis
 from celery import Celery
 from kombu import Queue
 
-from feedq.embedded.valkey import Valkey
+from feedq.local.valkey import Valkey
 from tests.cluster import wait_until
 from tests.invariants import Mark, mark, wait_resumed
 from tests.node import Node

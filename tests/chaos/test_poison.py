@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.cluster import wait_until
 from tests.isolation import NEIGHBOURS, WORKERS, Neighbourhood, neighbourhood
 from tests.poison import Deed

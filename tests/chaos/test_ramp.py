@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from feedq.limits import FAILOVER_BURST_S
+from feedq.core.limits import FAILOVER_BURST_S
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.cluster import Cluster, feed, feed_names, wait_until
 from tests.invariants import check_invariants, mark, wait_resumed, wait_streaming
 from tests.source_process import Source

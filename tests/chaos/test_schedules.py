@@ -15,10 +15,10 @@ from uuid import UUID
 
 import pytest
 
-from feedq.schedule.model import Every, Finish, Job, Retries, RunState, ScheduleSpec, Semantics
-from feedq.store.jobs.schedules import ScheduleStore
-from feedq.store.postgresql import PostgresStore
-from feedq.telemetry import LogEvent
+from feedq.control.store.jobs.schedules import ScheduleStore
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.schedule.model import Every, Finish, Job, Retries, RunState, ScheduleSpec, Semantics
+from feedq.telemetry.logs import LogEvent
 from tests.chaos import storm, ticking
 from tests.chaos.storm import Losses, Storm, is_stopped
 from tests.cluster import Cluster, wait_until

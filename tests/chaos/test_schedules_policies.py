@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from feedq.schedule.model import CatchUp, Cron, Every, Job, Overlap, ScheduleSpec, Timing
-from feedq.schedule.spread import SEGMENTS, segment_of
-from feedq.store.jobs.schedules import ScheduleStore
-from feedq.store.postgresql import PostgresStore
-from feedq.values import instant
+from feedq.control.store.jobs.schedules import ScheduleStore
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.schedule.model import CatchUp, Cron, Every, Job, Overlap, ScheduleSpec, Timing
+from feedq.core.schedule.spread import SEGMENTS, segment_of
+from feedq.core.values import instant
 from tests.chaos import ticking
 from tests.chaos.test_schedules import never
 from tests.cluster import Cluster, wait_until

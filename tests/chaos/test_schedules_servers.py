@@ -11,10 +11,10 @@ from datetime import datetime
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from feedq.schedule.model import Overlap
-from feedq.store.jobs.schedules import ScheduleStore
+from feedq.control.store.jobs.schedules import ScheduleStore
+from feedq.core.schedule.model import Overlap
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.chaos import ticking
 from tests.cluster import Cluster, wait_until
 from tests.node import Node

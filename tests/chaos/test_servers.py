@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from feedq.embedded.valkey import Valkey
+from feedq.local.valkey import Valkey
 from tests import faults
 from tests.invariants import Mark, mark, wait_resumed
 from tests.stage import Stage

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from feedq.embedded.postgres import Postgres
+from feedq.local.postgres import Postgres
 from tests.chaos.conftest import Stages
 from tests.cluster import Cluster, feed, feed_names, wait_until
 from tests.source_process import Source

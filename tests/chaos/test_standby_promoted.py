@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
+from feedq.local.postgres import Postgres
 from tests.chaos import storm
 from tests.chaos.conftest import Stages
 from tests.chaos.test_sink_goes_back import FEEDS, LIMIT_S, landed, wait_landed

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests import faults
 from tests.cluster import wait_until
 from tests.stage import Stage

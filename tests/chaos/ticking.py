@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from feedq.schedule.model import CatchUp, Every, Job, Overlap, Retries, ScheduleSpec, Semantics
-from feedq.schedule.timing import EPOCH
-from feedq.store.jobs.schedules import ScheduleStore
+from feedq.control.store.jobs.schedules import ScheduleStore
+from feedq.core.schedule.model import CatchUp, Every, Job, Overlap, Retries, ScheduleSpec, Semantics
+from feedq.core.schedule.timing import EPOCH
 from tests.cluster import Cluster, wait_until
 
 PERIOD_S = 1.0

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.store import migrate
+from feedq.control.store import migrate
+from feedq.local.postgres import Postgres
 from tests.contract.harness import Harness, MemoryHarness, PostgresHarness
 from tests.contract.jobs_harness import JobsHarness
 

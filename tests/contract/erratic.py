@@ -10,8 +10,8 @@ import asyncio
 from contextlib import aclosing
 from random import Random
 
+from feedq.core.model import Batch
 from feedq.errors import SourceUnavailable
-from feedq.model import Batch
 from feedq.testing.loopback import PATIENCE_S, Relay
 from feedq.testing.stage import ConnectorDriver
 

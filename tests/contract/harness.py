@@ -14,9 +14,13 @@ from uuid import UUID, uuid4
 
 import psycopg2
 
-from feedq import lease as policy
-from feedq.control import PassReport, reconcile
-from feedq.model import (
+from feedq.control.reconcile import PassReport, reconcile
+from feedq.control.store.base import ReconcilePass, Store
+from feedq.control.store.channels import WAKE, WORKER_LOCK_CLASS
+from feedq.control.store.election import Election, LivenessCheck
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core import lease as policy
+from feedq.core.model import (
     JSON,
     Assignment,
     Feed,
@@ -28,12 +32,8 @@ from feedq.model import (
     Progress,
     Worker,
 )
-from feedq.placement.base import EligibleWorker, Transfer
+from feedq.core.placement.base import EligibleWorker, Transfer
 from feedq.settings import Settings
-from feedq.store.base import ReconcilePass, Store
-from feedq.store.channels import WAKE, WORKER_LOCK_CLASS
-from feedq.store.election import Election, LivenessCheck
-from feedq.store.postgresql import PostgresStore
 from tests.fakes import ManualClock, MemoryStore
 
 TTL_S = 60.0

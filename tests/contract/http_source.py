@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 import orjson
 
 from feedq.connectors.base import Connector, Context, open_stream
+from feedq.core.model import JSON, Batch
+from feedq.core.permission import DEFAULT, Permissions
 from feedq.errors import FeedqError
-from feedq.model import JSON, Batch
-from feedq.permission import DEFAULT, Permissions
 from feedq.testing.loopback import PATIENCE_S, RecordingGuard
 from tests.fakes.clock import ManualClock
 

@@ -14,12 +14,12 @@ from uuid import uuid4
 import psycopg2
 from psycopg2.extensions import cursor as Cursor  # noqa: N812 -- a class, named as the others are
 
-from feedq.model import NewWorker, Worker
-from feedq.schedule.model import Every, Job, Run, RunState, Schedule, ScheduleSpec
-from feedq.store.channels import worker_channel
-from feedq.store.database import Database
-from feedq.store.jobs.queues import QueueStore
-from feedq.store.jobs.schedules import ScheduleStore
+from feedq.control.store.channels import worker_channel
+from feedq.control.store.database import Database
+from feedq.control.store.jobs.queues import QueueStore
+from feedq.control.store.jobs.schedules import ScheduleStore
+from feedq.core.model import NewWorker, Worker
+from feedq.core.schedule.model import Every, Job, Run, RunState, Schedule, ScheduleSpec
 from tests.cluster import wait_until
 from tests.contract.harness import TTL_S, PostgresHarness
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from feedq.model import Worker
-from feedq.schedule.model import ClaimedRun, Finish, Granted, Job, Offer, Run, RunState
-from feedq.schedule.spread import SEGMENTS
+from feedq.core.model import Worker
+from feedq.core.schedule.model import ClaimedRun, Finish, Granted, Job, Offer, Run, RunState
+from feedq.core.schedule.spread import SEGMENTS
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
 
 ALL = range(SEGMENTS)

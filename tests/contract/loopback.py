@@ -11,8 +11,8 @@ from typing import Any
 
 from feedq.connectors.base import Context
 from feedq.connectors.tcp import TcpConnector, TcpOptions
+from feedq.core.model import JSON, Batch
 from feedq.errors import FeedqError
-from feedq.model import JSON, Batch
 from feedq.secrets import resolve_secrets
 from feedq.testing.loopback import (
     PATIENCE_S,

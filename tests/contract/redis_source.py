@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from feedq.connectors.redis import RedisConnector
-from feedq.embedded.valkey import Valkey
-from feedq.telemetry import LogEvent
+from feedq.local.valkey import Valkey
+from feedq.telemetry.logs import LogEvent
 from feedq.testing.loopback import Relay
 from feedq.testing.stage import ConnectorDriver
 

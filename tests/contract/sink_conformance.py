@@ -45,8 +45,8 @@ from uuid import uuid4
 
 import pytest
 
+from feedq.core.model import Batch
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
-from feedq.model import Batch
 from feedq.sinks.base import Fenced, Superseded, Unusable, Written
 from tests.contract.sink_interrupts import SinkInterrupts
 from tests.contract.sink_stage import (

@@ -22,8 +22,8 @@ import psycopg2
 from psycopg2 import sql
 from sqlalchemy import Engine, event
 
-from feedq.embedded.postgres import Postgres
-from feedq.model import JSON
+from feedq.core.model import JSON
+from feedq.local.postgres import Postgres
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Target
 from feedq.sinks.postgresql import PostgresSink
 from feedq.sinks.sql import SqlSink

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 from uuid import UUID
 
+from feedq.core.model import JSON, Batch, FeedKey, Identity
 from feedq.errors import SinkUnavailable
-from feedq.model import JSON, Batch, FeedKey, Identity
 from feedq.sinks.base import CommitUnknown, FeedWrite, Fenced, FenceRequest, Sink, Target, Written
 from feedq.sinks.mapping import sources_of
 

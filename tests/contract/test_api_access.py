@@ -11,14 +11,14 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic import SecretStr
 
-from feedq.access import AccessRole
 from feedq.api.app import ROUTERS, make_app
 from feedq.api.backend import ApiBackend, RefusalLog
+from feedq.control.store.event_listing import EventFilter
+from feedq.core.model import Event
+from feedq.core.roles import AccessRole
 from feedq.errors import Conflict
-from feedq.model import Event
 from feedq.settings import Settings
-from feedq.store.event_listing import EventFilter
-from feedq.telemetry import EventKind
+from feedq.telemetry.logs import EventKind
 from tests.api_client import ApiClient
 from tests.contract.harness import PostgresHarness
 

@@ -10,13 +10,13 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from feedq.access import AccessRole
 from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
-from feedq.model import TargetState, WorkerTarget
-from feedq.schedule.model import RunState
+from feedq.control.store.event_listing import EventFilter
+from feedq.core.model import TargetState, WorkerTarget
+from feedq.core.roles import AccessRole
+from feedq.core.schedule.model import RunState
 from feedq.settings import Settings
-from feedq.store.event_listing import EventFilter
 from tests.api_client import ApiClient
 from tests.contract.jobs_harness import JobsHarness
 

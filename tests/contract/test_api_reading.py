@@ -12,12 +12,12 @@ import jsonschema
 import pytest
 from pydantic import SecretStr
 
-from feedq.access import AccessRole
 from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
-from feedq.model import FeedBackfill, TargetState
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import FeedBackfill, TargetState
+from feedq.core.roles import AccessRole
 from feedq.settings import Settings
-from feedq.store.postgresql import PostgresStore
 from tests.api_client import ApiClient
 from tests.contract.jobs_harness import JobsHarness, schedule_spec
 

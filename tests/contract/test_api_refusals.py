@@ -21,17 +21,17 @@ import psycopg2
 import pytest
 from pydantic import SecretStr
 
-from feedq import feed_cursor
-from feedq.access import AccessRole
 from feedq.api.app import document_of, make_app
 from feedq.api.backend import ApiBackend
-from feedq.embedded.postgres import Postgres
-from feedq.model import Feed, FeedBackfill, Identity, StartCursor, TargetState, WorkerTarget
-from feedq.schedule.model import Queue
+from feedq.control.store.event_listing import EventFilter
+from feedq.core.model import Feed, FeedBackfill, Identity, StartCursor, TargetState, WorkerTarget
+from feedq.core.roles import AccessRole
+from feedq.core.schedule.model import Queue
+from feedq.local.postgres import Postgres
 from feedq.settings import Settings
 from feedq.sinks.base import CheckpointChange
-from feedq.store.event_listing import EventFilter
-from feedq.telemetry import EventKind
+from feedq.telemetry.logs import EventKind
+from feedq.verbs import feed_cursor
 from tests.api_client import ApiClient
 from tests.api_examples import (
     BODIES,

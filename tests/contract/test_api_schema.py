@@ -24,10 +24,10 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import load_all_checks
 from schemathesis.core.result import Ok
 
-from feedq.access import AccessRole
 from feedq.api.app import document_of, make_app
 from feedq.api.backend import ApiBackend
-from feedq.embedded.process import free_port
+from feedq.core.roles import AccessRole
+from feedq.local.process import free_port
 from feedq.settings import Settings
 from tests.api_examples import BODIES, MINE
 from tests.contract.harness import spec

@@ -10,9 +10,9 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from feedq.catalogs.base import FeedCatalog, open_catalog
 from feedq.errors import CatalogUnavailable, InvalidInput
 from feedq.settings import Settings
+from feedq.verbs.catalogs.base import FeedCatalog, open_catalog
 
 REGION = "eu-central-1"
 KEYS = '{"name": "code", "source.url": "link.url", "labels": "labels"}'

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from feedq.catalogs.base import BYTES_MAX, FeedCatalog, open_catalog
 from feedq.errors import CatalogUnavailable, InvalidInput
 from feedq.settings import Settings
+from feedq.verbs.catalogs.base import BYTES_MAX, FeedCatalog, open_catalog
 
 
 def opened(**options: Any) -> FeedCatalog:

@@ -21,10 +21,10 @@ import pytest
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
-from feedq.catalogs import mongodb
-from feedq.catalogs.base import FeedCatalog, open_catalog
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
+from feedq.verbs.catalogs import mongodb
+from feedq.verbs.catalogs.base import FeedCatalog, open_catalog
 
 PATIENCE_S = 30.0
 PIPELINE = '[{"$match": {"enabled": true}}, {"$project": {"name": "$code", "source": 1}}]'

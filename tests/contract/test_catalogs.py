@@ -9,14 +9,14 @@ from typing import Any
 import orjson
 import pytest
 
-from feedq import tasks
+from feedq.celery import tasks
+from feedq.control.store.catalog_feeds import CatalogStore
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import LeaseState, Reason
+from feedq.core.schedule.model import Every, ScheduleSpec
 from feedq.errors import FeedqError
-from feedq.model import LeaseState, Reason
-from feedq.schedule.model import Every, ScheduleSpec
 from feedq.settings import settings
-from feedq.store.catalog_feeds import CatalogStore
-from feedq.store.postgresql import PostgresStore
-from feedq.telemetry import EventKind
+from feedq.telemetry.logs import EventKind
 from tests.contract.harness import PostgresHarness, spec
 from tests.contract.shell import Shell, opened_shell
 

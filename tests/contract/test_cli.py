@@ -13,13 +13,13 @@ import psycopg2
 import pytest
 import redis
 
-from feedq.diagnosis.broker_checks import check_broker
-from feedq.diagnosis.checks import Check, Level
-from feedq.diagnosis.database_checks import _notifications, _session_locks, check_database, judge_clock
-from feedq.diagnosis.sink_checks import check_sinks
-from feedq.embedded.process import free_port
+from feedq.control.store import migrate
+from feedq.local.process import free_port
 from feedq.settings import Settings
-from feedq.store import migrate
+from feedq.verbs.diagnosis.broker_checks import check_broker
+from feedq.verbs.diagnosis.checks import Check, Level
+from feedq.verbs.diagnosis.database_checks import _notifications, _session_locks, check_database, judge_clock
+from feedq.verbs.diagnosis.sink_checks import check_sinks
 from tests.contract.shell import Shell, opened_shell
 
 MANIFEST = """

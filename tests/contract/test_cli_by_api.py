@@ -16,17 +16,17 @@ import uvicorn
 from click.testing import Result
 from pydantic import SecretStr
 
-from feedq import feed_cursor
-from feedq.access import AccessRole
 from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
-from feedq.embedded.process import free_port
-from feedq.model import FeedBackfill, Identity, StartCursor, TargetState
-from feedq.schedule.model import Cron, Every, Exclusion, Queue
+from feedq.control.store.event_listing import EventFilter
+from feedq.core.model import FeedBackfill, Identity, StartCursor, TargetState
+from feedq.core.roles import AccessRole
+from feedq.core.schedule.model import Cron, Every, Exclusion, Queue
+from feedq.core.tap import TapPart, TappedRecord
+from feedq.local.process import free_port
 from feedq.settings import Settings
 from feedq.sinks.base import CheckpointChange
-from feedq.store.event_listing import EventFilter
-from feedq.tap import TapPart, TappedRecord
+from feedq.verbs import feed_cursor
 from tests.cluster import wait_until
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell

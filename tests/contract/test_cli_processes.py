@@ -32,7 +32,7 @@ def said(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def test_a_missing_extra_takes_only_its_own_commands_away() -> None:
-    code = "import sys; sys.modules['feedq.embedded'] = None; from feedq.cli import main; main(sys.argv[1:])"
+    code = "import sys; sys.modules['feedq.local'] = None; from feedq.cli import main; main(sys.argv[1:])"
     up, connectors = started(code, "up", "--demo"), started(code, "connectors")
     status, errors = said(up)
     assert status == 1

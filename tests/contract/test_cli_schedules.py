@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 import pytest
 
-from feedq.diagnosis.schedule_checks import job_checks
-from feedq.schedule.model import Finish, Offer, RunState
-from feedq.store import migrate
+from feedq.control.store import migrate
+from feedq.core.schedule.model import Finish, Offer, RunState
+from feedq.verbs.diagnosis.schedule_checks import job_checks
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
 

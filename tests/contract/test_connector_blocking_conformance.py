@@ -14,8 +14,8 @@ from pydantic import Field
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.blocking import dialed
+from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.model import JSON, Batch
 from feedq.records.framing import CursorReader, LineFramer
 from feedq.testing.connector_conformance import ConnectorConformance, Journal, Served, serving
 

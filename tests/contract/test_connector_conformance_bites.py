@@ -21,8 +21,8 @@ from pydantic import Field
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.wire.dialing import Dialed, GuardedSocket, bounded, dial_host
+from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.model import JSON, Batch
 from feedq.testing import loopback, stage
 from feedq.testing.connector_conformance import ConnectorConformance, Journal, Served, serving
 from feedq.testing.loopback import RecordingGuard

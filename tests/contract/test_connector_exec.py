@@ -18,9 +18,9 @@ import pytest
 
 from feedq.connectors.base import parse_options
 from feedq.connectors.exec import ExecConnector
+from feedq.core.model import JSON
+from feedq.core.permission import Permissions
 from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
-from feedq.model import JSON
-from feedq.permission import Permissions
 from feedq.testing.loopback import PATIENCE_S, until
 from feedq.testing.stage import SECRET, ConnectorDriver, pull
 
@@ -316,8 +316,8 @@ import sys
 from feedq.testing.stage import ConnectorDriver
 from feedq.connectors.base import Context
 from feedq.connectors.exec import ExecConnector
-from feedq.permission import Permissions
-from feedq.clock import SystemClock
+from feedq.core.permission import Permissions
+from feedq.core.clock import SystemClock
 from feedq.testing.loopback import RecordingGuard
 options = ExecConnector.Options(command=["{SHELL}", "-c", "echo $$; exec sleep 60"], format="text")
 permissions = Permissions(programs=("{SHELL}",))

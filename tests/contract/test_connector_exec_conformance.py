@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from feedq.connectors.exec import ExecConnector
-from feedq.permission import DEFAULT, Permissions
+from feedq.core.permission import DEFAULT, Permissions
 from feedq.testing.connector_conformance import ConnectorConformance, Served
 from feedq.testing.stage import ConnectorDriver
 

@@ -17,9 +17,9 @@ from structlog.testing import capture_logs
 
 from feedq.connectors.base import parse_options
 from feedq.connectors.file import FileConnector
+from feedq.core.model import Batch
 from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
-from feedq.model import Batch
-from feedq.telemetry import LogEvent
+from feedq.telemetry.logs import LogEvent
 from feedq.testing.loopback import PATIENCE_S, until
 from feedq.testing.stage import ConnectorDriver, pull
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from feedq.connectors.http import HttpConnector
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.model import JSON
 from feedq.testing.loopback import serving
 from tests.contract.http_source import (
     POLL,

@@ -13,8 +13,8 @@ import pytest
 import trustme
 
 from feedq.connectors.http import HttpConnector
+from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
-from feedq.permission import Permissions, parse_networks
 from feedq.testing.loopback import Script, serving
 from tests.contract.http_source import (
     Asked,

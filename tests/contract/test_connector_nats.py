@@ -11,7 +11,7 @@ import pytest
 
 from feedq.connectors.nats import NatsConnector
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.telemetry_metrics import REGISTRY
+from feedq.telemetry.metrics import REGISTRY
 from feedq.testing.loopback import serving, until
 from feedq.testing.stage import SECRET, ConnectorDriver, pull
 from tests.contract.nats_server import ScriptedServer

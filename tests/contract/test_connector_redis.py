@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from feedq.embedded.valkey import Valkey
 from feedq.errors import SourceUnavailable
+from feedq.local.valkey import Valkey
 from feedq.testing.stage import pull
 from tests.contract.erratic import ErraticWorker
 from tests.contract.redis_source import Run, Source, gaps, relayed, source

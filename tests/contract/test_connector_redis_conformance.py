@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from feedq.connectors.redis import RedisConnector
-from feedq.embedded.valkey import Valkey
+from feedq.local.valkey import Valkey
 from feedq.testing.connector_conformance import ConnectorConformance, Served
 from feedq.testing.stage import SECRET
 

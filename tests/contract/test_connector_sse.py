@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from feedq.connectors.sse import SseConnector
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.model import JSON
 from feedq.testing.loopback import serving, until
 from tests.contract.http_source import (
     LAST_CHUNK,

@@ -16,8 +16,8 @@ import trustme
 
 from feedq.connectors.protocol import websocket_connection as websocket_connection
 from feedq.connectors.websocket import WebsocketConnector
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
-from feedq.model import JSON
 from feedq.testing.loopback import PATIENCE_S, serving
 from feedq.testing.stage import SECRET, ConnectorDriver
 from tests.contract.loopback import until_closed

@@ -9,12 +9,12 @@ from uuid import UUID, uuid4
 import pytest
 from pydantic import SecretStr
 
-from feedq.diagnosis.checks import Level
-from feedq.diagnosis.sink_checks import check_sinks
-from feedq.model import Feed, FeedSpec, Identity
+from feedq.core.model import Feed, FeedSpec, Identity
 from feedq.settings import Settings
 from feedq.sinks.base import FenceRequest
 from feedq.sinks.sql import SqlSink
+from feedq.verbs.diagnosis.checks import Level
+from feedq.verbs.diagnosis.sink_checks import check_sinks
 from tests.contract.sink_harness import SqliteHarness
 from tests.contract.sink_stage import PATIENCE_S, RAW
 

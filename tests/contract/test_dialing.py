@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from feedq.clock import SystemClock
 from feedq.connectors.base import Context
 from feedq.connectors.wire.dialing import Dialed, bounded, dial_host
+from feedq.core.clock import SystemClock
+from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.permission import Permissions, parse_networks
 from feedq.testing.loopback import RecordingGuard, refusing, run_on, serving, unanswering, until
 from tests.contract.loopback import until_closed
 

@@ -7,15 +7,15 @@ import json
 import pytest
 from pydantic import SecretStr
 
-from feedq.access import AccessRole
 from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
-from feedq.event_names import EventKind
-from feedq.model import FeedSpec, LeaseState
-from feedq.notices import notice_sentences
+from feedq.control.store.event_listing import EventFilter
+from feedq.core.model import FeedSpec, LeaseState
+from feedq.core.notices import notice_sentences
+from feedq.core.roles import AccessRole
 from feedq.settings import Settings
 from feedq.sinks import field_watch
-from feedq.store.event_listing import EventFilter
+from feedq.telemetry.event_names import EventKind
 from tests.api_client import ApiClient
 from tests.contract.shell import opened_shell
 from tests.contract.test_supervisor import Stage, stage, until

@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.model import NewWorker
-from feedq.store.channels import LEADER_LOCK_CLASS, WAKE
-from feedq.store.database import PreparedStatement
-from feedq.store.election import BEAT_ELECTION, Election
-from feedq.store.worker_session import PostgresListener
+from feedq.control.store.channels import LEADER_LOCK_CLASS, WAKE
+from feedq.control.store.database import PreparedStatement
+from feedq.control.store.election import BEAT_ELECTION, Election
+from feedq.control.store.worker_session import PostgresListener
+from feedq.core.model import NewWorker
 from tests.contract.harness import TTL_S, PostgresHarness
 
 pytestmark = pytest.mark.servers

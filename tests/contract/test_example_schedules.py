@@ -19,9 +19,9 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
+from feedq.core.schedule.model import ClaimedRun, Job, RunKind, ScheduleSpec, Semantics
 from feedq.errors import InvalidInput
-from feedq.manifest import reader
-from feedq.schedule.model import ClaimedRun, Job, RunKind, ScheduleSpec, Semantics
+from feedq.verbs.manifest import reader
 from feedq.worker.jobs.calling import import_jobs
 from feedq.worker.jobs.context import RunContext
 

@@ -11,12 +11,12 @@ import psycopg2
 import pytest
 
 from feedq.connectors.base import parse_options
-from feedq.manifest import reader
-from feedq.manifest.feed_entry import problems
-from feedq.manifest.reader import Declaration
-from feedq.model import Batch, FeedSpec
+from feedq.core.model import Batch, FeedSpec
 from feedq.sinks.base import FeedWrite, Preview, parse_sink, target_of
 from feedq.sinks.postgresql import PostgresSink
+from feedq.verbs.manifest import reader
+from feedq.verbs.manifest.feed_entry import problems
+from feedq.verbs.manifest.reader import Declaration
 
 FEEDS = Path(__file__).parents[2] / "examples" / "feeds"
 FILES = sorted(FEEDS.glob("*.yaml"))

@@ -11,10 +11,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from feedq import settings as settings_module
-from feedq import tasks
-from feedq.model import FeedKey, LeaseState, Reason, Worker
+from feedq.celery import tasks
+from feedq.control.store.base import Followed
+from feedq.core.model import FeedKey, LeaseState, Reason, Worker
 from feedq.settings import Settings
-from feedq.store.base import Followed
 from feedq.worker.activity import Activity
 from feedq.worker.external_stream import run_claimed
 from feedq.worker.runner import FeedRunner

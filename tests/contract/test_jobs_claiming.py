@@ -6,9 +6,9 @@ from contextlib import closing
 
 import pytest
 
-from feedq.model import WorkerTarget
-from feedq.schedule.model import Job, Overlap, Queue, RunKind, RunState, Semantics
-from feedq.schedule.spread import segment_of
+from feedq.core.model import WorkerTarget
+from feedq.core.schedule.model import Job, Overlap, Queue, RunKind, RunState, Semantics
+from feedq.core.schedule.spread import segment_of
 from tests.contract.jobs_harness import JobsHarness, schedule_spec
 from tests.contract.jobs_stage import (
     ALL,

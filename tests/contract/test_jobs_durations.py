@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.schedule.model import Job
-from feedq.store.jobs.schedules import ScheduleStore
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.jobs.schedules import ScheduleStore
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.schedule.model import Job
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import ALL, claim, fall_due, offer
 from tests.simulation.durations import Bounds

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from feedq.model import Worker
-from feedq.schedule.model import ClaimedRun, Job, Overlap, Retries, RunState, Semantics
-from feedq.schedule.outcome import LOSSES_MAX
-from feedq.store.jobs import finishing
-from feedq.store.jobs.finishing import ScheduleStanding, standing_from
+from feedq.control.store.jobs import finishing
+from feedq.control.store.jobs.finishing import ScheduleStanding, standing_from
+from feedq.core.model import Worker
+from feedq.core.schedule.model import ClaimedRun, Job, Overlap, Retries, RunState, Semantics
+from feedq.core.schedule.outcome import LOSSES_MAX
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish
 

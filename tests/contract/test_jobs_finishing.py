@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.model import Worker
-from feedq.schedule.model import ClaimedRun, Finish, Job, Overlap, Retries, RunState, ScheduleState
+from feedq.core.model import Worker
+from feedq.core.schedule.model import ClaimedRun, Finish, Job, Overlap, Retries, RunState, ScheduleState
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import ask, claim, claim_one, ended, finish
 

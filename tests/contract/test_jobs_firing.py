@@ -12,8 +12,9 @@ import psycopg2
 import pytest
 from sqlalchemy import Connection
 
-from feedq.schedule.due import Firing
-from feedq.schedule.model import (
+from feedq.control.store.jobs import firing
+from feedq.core.schedule.due import Firing
+from feedq.core.schedule.model import (
     CatchUp,
     Cron,
     Every,
@@ -26,8 +27,7 @@ from feedq.schedule.model import (
     Schedule,
     ScheduleState,
 )
-from feedq.schedule.spread import segment_of
-from feedq.store.jobs import firing
+from feedq.core.schedule.spread import segment_of
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish, fire, runs_of, states
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.schedule.model import Job, Overlap, Queue
+from feedq.core.schedule.model import Job, Overlap, Queue
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import (
     ask,

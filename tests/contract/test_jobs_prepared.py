@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from feedq.control.store.database import PreparedStatement
+from feedq.control.store.jobs import prepared
+from feedq.control.store.jobs.prepared import PreparedRuns
+from feedq.core.schedule.model import Overlap, RunState
 from feedq.errors import Unavailable
-from feedq.schedule.model import Overlap, RunState
-from feedq.store.database import PreparedStatement
-from feedq.store.jobs import prepared
-from feedq.store.jobs.prepared import PreparedRuns
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish, offer
 

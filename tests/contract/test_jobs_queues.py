@@ -6,8 +6,8 @@ from math import inf, nan
 
 import pytest
 
+from feedq.core.schedule.model import Job, Overlap, Queue
 from feedq.errors import InvalidInput, NotFound
-from feedq.schedule.model import Job, Overlap, Queue
 from tests.contract.jobs_harness import JobsHarness
 
 

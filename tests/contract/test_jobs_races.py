@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
+from feedq.control.store.database import PreparedStatement
+from feedq.control.store.jobs import claiming, prepared
+from feedq.control.store.jobs.prepared import PreparedRuns
+from feedq.core.model import Worker
+from feedq.core.schedule.model import Every, Finish, Job, Offer, Overlap, Queue, Retries, RunState, Semantics
 from feedq.errors import Conflict, NotFound
-from feedq.model import Worker
-from feedq.schedule.model import Every, Finish, Job, Offer, Overlap, Queue, Retries, RunState, Semantics
-from feedq.store.database import PreparedStatement
-from feedq.store.jobs import claiming, prepared
-from feedq.store.jobs.prepared import PreparedRuns
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
 from tests.contract.jobs_stage import ALL, claim, claim_one, ended, finish, fire, offer, runs_of, states
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.schedule.model import Job, Overlap
-from feedq.store.jobs import runs
+from feedq.control.store.jobs import runs
+from feedq.core.schedule.model import Job, Overlap
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import runs_of
 

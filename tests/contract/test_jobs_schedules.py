@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from feedq.errors import Conflict, InvalidInput, NotFound
-from feedq.schedule.model import (
+from feedq.core.schedule.model import (
     Beat,
     CatchUp,
     Cron,
@@ -25,7 +24,8 @@ from feedq.schedule.model import (
     ScheduleState,
     Semantics,
 )
-from feedq.schedule.timing import fire_time, next_tick
+from feedq.core.schedule.timing import fire_time, next_tick
+from feedq.errors import Conflict, InvalidInput, NotFound
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness, schedule_spec
 
 MINUTE = timedelta(seconds=INTERVAL_S)

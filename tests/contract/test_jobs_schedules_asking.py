@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from feedq.errors import Conflict, InvalidInput, NotFound
-from feedq.model import Worker, WorkerTarget
-from feedq.schedule.model import (
+from feedq.core.model import Worker, WorkerTarget
+from feedq.core.schedule.model import (
     BACKFILL_MAX,
     Beat,
     Job,
@@ -19,7 +18,8 @@ from feedq.schedule.model import (
     RunState,
     ScheduleState,
 )
-from feedq.values import instant
+from feedq.core.values import instant
+from feedq.errors import Conflict, InvalidInput, NotFound
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
 from tests.contract.jobs_stage import fire
 

@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
+from feedq.control.store.jobs.listing import PAGE_MAX, SCANNED
+from feedq.core.model import Worker
+from feedq.core.schedule.model import Every, Job, Overlap, RunState, ScheduleState
 from feedq.errors import NotFound
-from feedq.model import Worker
-from feedq.schedule.model import Every, Job, Overlap, RunState, ScheduleState
-from feedq.store.jobs.listing import PAGE_MAX, SCANNED
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish
 

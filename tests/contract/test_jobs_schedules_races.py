@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from feedq.control.store.database import Database
+from feedq.control.store.jobs.schedules import ScheduleStore
+from feedq.core.schedule.model import Every, Job, Overlap, Run, RunState
 from feedq.errors import Conflict, NotFound
-from feedq.schedule.model import Every, Job, Overlap, Run, RunState
-from feedq.store.database import Database
-from feedq.store.jobs.schedules import ScheduleStore
 from tests.contract.jobs_harness import JobsHarness, schedule_spec
 from tests.contract.jobs_stage import claim
 

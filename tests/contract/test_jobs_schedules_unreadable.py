@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from feedq.control.store.jobs.rows import UNREADABLE
+from feedq.control.store.jobs.schedules import ScheduleStore
+from feedq.core.schedule.model import Every, Job, Overlap, RunState, ScheduleState, UnreadableSpec
 from feedq.errors import InvalidInput, Unreadable
-from feedq.schedule.model import Every, Job, Overlap, RunState, ScheduleState, UnreadableSpec
-from feedq.store.jobs.rows import UNREADABLE
-from feedq.store.jobs.schedules import ScheduleStore
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness, schedule_spec
 
 DAMAGES = (

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from feedq.schedule.model import Job, Overlap, Queue
-from feedq.store.jobs.claiming import CROWD
+from feedq.control.store.jobs.claiming import CROWD
+from feedq.core.schedule.model import Job, Overlap, Queue
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one
 

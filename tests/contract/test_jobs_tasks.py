@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from feedq.schedule.entries import job_problems
-from feedq.schedule.model import Job, Overlap, RunState
+from feedq.core.schedule.entries import job_problems
+from feedq.core.schedule.model import Job, Overlap, RunState
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, fall_due
 

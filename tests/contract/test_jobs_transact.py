@@ -15,11 +15,11 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
+from feedq.control.store.jobs import finishing, sessions
+from feedq.core.model import Worker
+from feedq.core.schedule.model import ClaimedRun, Job, Retries, RunState, Semantics
+from feedq.core.schedule.outcome import LOSSES_MAX
 from feedq.errors import JobSessionLost, RunTakenAway, Unavailable
-from feedq.model import Worker
-from feedq.schedule.model import ClaimedRun, Job, Retries, RunState, Semantics
-from feedq.schedule.outcome import LOSSES_MAX
-from feedq.store.jobs import finishing, sessions
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish
 

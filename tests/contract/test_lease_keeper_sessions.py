@@ -9,9 +9,9 @@ from uuid import UUID
 
 import pytest
 
-from feedq.clock import SystemClock
+from feedq.control.store.worker_session import PostgresListener, PostgresSession
+from feedq.core.clock import SystemClock
 from feedq.settings import Settings
-from feedq.store.worker_session import PostgresListener, PostgresSession
 from feedq.worker.lease_keeper import LeaseKeeper
 from tests.contract.harness import PostgresHarness
 from tests.lease_listener import RecordingListener

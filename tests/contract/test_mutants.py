@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from feedq.lease import TrustWindow
+from feedq.control.store import passes
+from feedq.control.store.leases import free_leases
+from feedq.core import worker as core
+from feedq.core.lease import TrustWindow
 from feedq.sinks import statements
-from feedq.store import passes
-from feedq.store.leases import free_leases
-from feedq.worker import core
 from tests.contract import test_sink_conformance
 from tests.contract import test_store_passes as store_passes
 from tests.contract import test_store_races as races

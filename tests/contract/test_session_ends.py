@@ -11,10 +11,10 @@ from uuid import UUID, uuid4
 import psycopg2
 import pytest
 
-from feedq.model import Worker
-from feedq.store.channels import SESSION_LOCK_CLASS
-from feedq.store.election import WAITER_NAME, Election, LivenessCheck
-from feedq.store.session_ends import SNAPSHOT_S
+from feedq.control.store.channels import SESSION_LOCK_CLASS
+from feedq.control.store.election import WAITER_NAME, Election, LivenessCheck
+from feedq.control.store.session_ends import SNAPSHOT_S
+from feedq.core.model import Worker
 from tests.contract.harness import TTL_S, PostgresHarness
 
 pytestmark = pytest.mark.servers
@@ -247,7 +247,7 @@ def test_where_no_more_sessions_can_be_had_it_looks(
         raise psycopg2.OperationalError("too many clients already")
 
     has_session(postgres_harness, postgres_harness.worker(), closing_all)
-    monkeypatch.setattr("feedq.store.session_ends.psycopg2.connect", refuse)
+    monkeypatch.setattr("feedq.control.store.session_ends.psycopg2.connect", refuse)
     for _ in range(3):
         assert not elected.check_liveness().is_awaited
     monkeypatch.undo()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
+from feedq.local.postgres import Postgres
 from tests.contract.sink_conformance import SinkConformance
 from tests.contract.sink_harness import (
     MemoryHarness,

@@ -12,9 +12,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
+from feedq.core.model import JSON, Identity, StartCursor
 from feedq.errors import Conflict, InvalidInput, SinkUnavailable
-from feedq.model import JSON, Identity, StartCursor
+from feedq.local.postgres import Postgres
 from feedq.sinks.base import (
     Checkpoint,
     CheckpointChange,

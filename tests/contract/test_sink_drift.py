@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
+from feedq.core.model import Batch
 from feedq.errors import InvalidInput
-from feedq.model import Batch
+from feedq.local.postgres import Postgres
 from feedq.sinks import field_watch
 from feedq.sinks.base import FeedWrite, Target, Written
 from feedq.sinks.field_watch import FAULT, FIELDS_MAX, FieldWatch

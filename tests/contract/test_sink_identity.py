@@ -9,9 +9,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
+from feedq.core.model import JSON, Identity, StartCursor
 from feedq.errors import Conflict
-from feedq.model import JSON, Identity, StartCursor
+from feedq.local.postgres import Postgres
 from feedq.sinks.base import Checkpoint, CheckpointChange, Fenced, FenceOutcome, FenceRequest, Sink, Unusable
 from tests.contract.sink_harness import (
     MemoryHarness,

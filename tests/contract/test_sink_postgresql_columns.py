@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feedq.embedded.postgres import Postgres
-from feedq.model import JSON, Batch
+from feedq.core.model import JSON, Batch
+from feedq.local.postgres import Postgres
 from feedq.records.csvtext import CsvFormat
 from feedq.sinks import copytext
 from feedq.sinks.base import OnConflict, Target

@@ -13,8 +13,8 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
-from feedq.embedded.postgres import Postgres
 from feedq.errors import SinkUnavailable
+from feedq.local.postgres import Postgres
 from feedq.sinks.base import Blocked, CommitUnknown, Fenced, Target, Written
 from tests.contract.sink_harness import (
     LOCK_TIMEOUT_S,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from feedq.embedded.postgres import Postgres
-from feedq.model import Batch
+from feedq.core.model import Batch
+from feedq.local.postgres import Postgres
 from feedq.sinks.base import Target
 from feedq.sinks.mapping import sources_of
 from tests.contract.sink_harness import PostgresSinkHarness, batch, empty_database, fence, lines, write

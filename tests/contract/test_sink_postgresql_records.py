@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feedq.embedded.postgres import Postgres
-from feedq.model import Batch
+from feedq.core.model import Batch
+from feedq.local.postgres import Postgres
 from feedq.records.framing import RecordFormat
 from feedq.sinks import prefilter
 from feedq.sinks.base import FeedWrite, FenceRequest, Target

@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from feedq.connectors.base import ConnectorOptions
-from feedq.embedded.postgres import Postgres
 from feedq.errors import SinkUnavailable
+from feedq.local.postgres import Postgres
 from feedq.sinks.base import Target, parse_sink, target_of
 from tests.contract.sink_harness import (
     PATIENCE_S,

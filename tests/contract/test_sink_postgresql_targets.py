@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
 from feedq.errors import SinkUnavailable
+from feedq.local.postgres import Postgres
 from feedq.sinks.base import FeedWrite, Fenced, Target, Unusable
 from feedq.sinks.mapping import sources_of
 from feedq.sinks.postgresql import PostgresSink

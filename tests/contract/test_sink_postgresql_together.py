@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
+from feedq.local.postgres import Postgres
 from feedq.sinks.base import Fenced, Target
 from tests.contract.sink_harness import (
     PATIENCE_S,

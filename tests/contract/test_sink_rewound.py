@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
+from feedq.local.postgres import Postgres
 from feedq.sinks.base import Fenced, Sink, Superseded
 from tests.contract.sink_harness import (
     PostgresSinkHarness,

@@ -7,10 +7,10 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
+from feedq.control.store import migrate
 from feedq.errors import InvalidInput
 from feedq.sinks.base import Fenced, FenceRequest, Target, parse_sink
 from feedq.sinks.postgresql import PostgresSink
-from feedq.store import migrate
 from tests.fakes.sink import IDENTITY
 
 

@@ -15,8 +15,8 @@ from uuid import uuid4
 
 import pytest
 
+from feedq.core.model import Batch
 from feedq.errors import InvalidInput, SinkUnavailable
-from feedq.model import Batch
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import Blocked, OnConflict, Target, Unusable, load_sink
 from feedq.sinks.mapping import sources_of

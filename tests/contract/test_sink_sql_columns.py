@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from feedq.model import Batch
+from feedq.core.model import Batch
 from feedq.records.csvtext import CsvFormat
 from feedq.sinks.base import OnConflict, Target
 from feedq.sinks.mapping import ColumnRule, Otherwise, sources_of

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from feedq import alert_sending
-from feedq.alerts import LINES_MAX, AlertSender, AlertTarget, message_of, targets_of
-from feedq.diagnosis.alert_checks import check_alerts
-from feedq.diagnosis.checks import Level
+from feedq.control.store.alert_outbox import FAILURES_DOUBLE, Alert
+from feedq.control.store.postgresql import PostgresStore
 from feedq.errors import FeedqError, InvalidInput
 from feedq.settings import Settings
-from feedq.store.alert_outbox import FAILURES_DOUBLE, Alert
-from feedq.store.postgresql import PostgresStore
+from feedq.verbs import alert_sending
+from feedq.verbs.alerts import LINES_MAX, AlertSender, AlertTarget, message_of, targets_of
+from feedq.verbs.diagnosis.alert_checks import check_alerts
+from feedq.verbs.diagnosis.checks import Level
 from tests.alert_receiver import AlertReceiver
 from tests.cluster import wait_until
 from tests.contract.harness import PostgresHarness

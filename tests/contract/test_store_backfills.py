@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from feedq.control.store.feed_listing import Query
+from feedq.core.model import Feed, FeedBackfill, FeedView, Reason, Release, TargetState
+from feedq.core.selection import Selection
 from feedq.errors import Conflict, NotFound, Outdated
-from feedq.model import Feed, FeedBackfill, FeedView, Reason, Release, TargetState
-from feedq.selection import Selection
-from feedq.store.feed_listing import Query
 from tests.contract.harness import PostgresHarness, spec
 
 pytestmark = pytest.mark.servers

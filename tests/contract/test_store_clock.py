@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.model import Load, Reason, Release, TargetState, WorkerState
+from feedq.core.model import Load, Reason, Release, TargetState, WorkerState
 from tests.contract.harness import STOP_WITHIN_S, TTL_S, Harness, PostgresHarness
 
 pytestmark = pytest.mark.servers

@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.model import LeaseState, Load, Reason, Release
-from feedq.store.election import Election
-from feedq.store.postgresql import PostgresStore
-from feedq.telemetry import EventKind
+from feedq.control.store.election import Election
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import LeaseState, Load, Reason, Release
+from feedq.telemetry.logs import EventKind
 from tests.contract.harness import Harness, MemoryHarness, PostgresHarness
 from tests.fakes import ManualClock, MemoryStore
 from tests.simulation.durations import DAY_S, Bounds, durations

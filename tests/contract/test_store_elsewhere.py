@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from feedq.lease import AVOIDED_MAX
-from feedq.model import Claim, Feed, FeedKey, LeaseState, Load, Reason, Release, Status, Worker
-from feedq.placement.base import EligibleWorker, WaitingFeed
-from feedq.telemetry import EventKind
+from feedq.core.lease import AVOIDED_MAX
+from feedq.core.model import Claim, Feed, FeedKey, LeaseState, Load, Reason, Release, Status, Worker
+from feedq.core.placement.base import EligibleWorker, WaitingFeed
+from feedq.telemetry.logs import EventKind
 from tests.contract.harness import TTL_S, Harness, progress, spec
 
 NO_TABLE = "sink 'default' has no table orders"

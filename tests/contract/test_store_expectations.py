@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from feedq.expect import read_expectations
-from feedq.model import Feed, TargetState
-from feedq.store.expectations import REFUSED_OVER_S, Judged
+from feedq.control.store.expectations import REFUSED_OVER_S, Judged
+from feedq.core.expectations import read_expectations
+from feedq.core.model import Feed, TargetState
 from tests.contract.harness import PostgresHarness, progress
 
 SILENCE = {"max_silence": "60s"}

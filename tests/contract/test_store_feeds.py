@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from feedq.core.model import LeaseState, Reason, Release, Selector, Status, TargetState
 from feedq.errors import Conflict, NotFound
-from feedq.model import LeaseState, Reason, Release, Selector, Status, TargetState
-from feedq.telemetry import EventKind
+from feedq.telemetry.logs import EventKind
 from tests.contract.harness import Harness, PostgresHarness, progress, spec
 
 

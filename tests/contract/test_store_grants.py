@@ -11,12 +11,12 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
-from feedq.embedded.postgres import Postgres
+from feedq.control.store import grants, migrate
+from feedq.control.store.grants import CHANGES, DECLARED, INHERITS, SEQUENCES, Right, Role
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import FeedSpec, NewWorker
 from feedq.errors import FeedqError, PermissionMissing
-from feedq.model import FeedSpec, NewWorker
-from feedq.store import grants, migrate
-from feedq.store.grants import CHANGES, DECLARED, INHERITS, SEQUENCES, Right, Role
-from feedq.store.postgresql import PostgresStore
+from feedq.local.postgres import Postgres
 from tests.cluster import FEEDQ, ROLE_PASSWORD, SINK_ROLE, make_roles, url_of
 from tests.contract.test_store_schema import columns as columns_of
 
@@ -50,7 +50,7 @@ def ask(url: str, statement: str) -> list[tuple[object, ...]]:
 
 
 def test_every_table_says_who_may_change_it(url: str) -> None:
-    """A new table: add it to `CHANGES` in feedq/store/grants.py, with the roles whose processes write to it."""
+    """A new table: add it to `CHANGES` in `feedq.control.store.grants`, with the roles that write to it."""
     assert CHANGES.keys() == columns_of(url).keys()
     # Who this installation is was said once, by the migration.
     assert [table for table, changes in CHANGES.items() if not changes] == ["installation"]

@@ -8,9 +8,9 @@ from contextlib import closing
 import psycopg2
 import pytest
 
-from feedq.model import Event, Feed, Reason, Release, TargetState, Worker
-from feedq.store.postgresql import PostgresStore
-from feedq.telemetry import EventKind
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import Event, Feed, Reason, Release, TargetState, Worker
+from feedq.telemetry.logs import EventKind
 from tests.contract.harness import Harness, MemoryHarness, PostgresHarness
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.memory.history import TROUBLES
@@ -137,7 +137,7 @@ def test_a_feed_keeps_its_latest_events_only(request: pytest.FixtureRequest, har
 def test_a_feed_with_very_many_events_is_trimmed_a_part_each_pass(
     postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.store.sweeping.SWEEP_PAGE", 100)
+    monkeypatch.setattr("feedq.control.store.sweeping.SWEEP_PAGE", 100)
     feed = postgres_harness.feed()
     sql = "INSERT INTO feedq.event (kind, feed_id) SELECT 'lease_claimed', %s FROM generate_series(1, 550)"
     postgres_harness.execute(sql, feed.id)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.model import FeedSpec
-from feedq.store import migrate
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store import migrate
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import FeedSpec
+from feedq.local.postgres import Postgres
 
 pytestmark = pytest.mark.servers
 

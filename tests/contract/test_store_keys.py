@@ -14,10 +14,10 @@ from contextlib import closing
 import psycopg2
 import pytest
 
-from feedq.model import FeedKey, LeaseState, Load, Reason, Release, Worker
-from feedq.placement.base import Transfer
-from feedq.store.worker_session import PostgresSession
-from feedq.store.workers import PREPARED_HEARTBEAT, heartbeat_parameters
+from feedq.control.store.worker_session import PostgresSession
+from feedq.control.store.workers import PREPARED_HEARTBEAT, heartbeat_parameters
+from feedq.core.model import FeedKey, LeaseState, Load, Reason, Release, Worker
+from feedq.core.placement.base import Transfer
 from tests.contract.harness import STOP_WITHIN_S, TTL_S, PostgresHarness, progress
 from tests.contract.test_store_races import WAIT_S, wait_until_blocked
 from tests.contract.test_store_size import many_running, read_by, settle

@@ -7,10 +7,10 @@ from time import sleep
 
 import pytest
 
-from feedq.landed import Span
-from feedq.model import Feed
-from feedq.store.landed_counts import CHUNK
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.landed_counts import CHUNK
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.landed import Span
+from feedq.core.model import Feed
 from tests.contract.harness import PostgresHarness
 
 

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.lease import FAILOVER_WITHIN
-from feedq.model import (
+from feedq.core.lease import FAILOVER_WITHIN
+from feedq.core.model import (
     JSON,
     Claim,
     Feed,
@@ -22,7 +22,7 @@ from feedq.model import (
     Worker,
     WorkerState,
 )
-from feedq.telemetry import EventKind
+from feedq.telemetry.logs import EventKind
 from tests.contract.harness import TTL_S, Harness, progress, spec
 
 STALE = pytest.mark.parametrize("shift", [-1, 1, 1_000])

@@ -15,12 +15,12 @@ import psycopg2
 import pytest
 from psycopg2.extras import execute_values
 
-from feedq.diagnosis.fleet_checks import TROUBLES, fleet_checks, overview, summary
-from feedq.model import LeaseState, Load, NewWorker, Reason, Selector, Status
-from feedq.placement.base import Rules
-from feedq.selection import ORDER_KEYS, Selection, SelectionOrder
-from feedq.store.feed_listing import FeedListing, Query, Sort
-from feedq.wording import NAMED_MAX
+from feedq.control.store.feed_listing import FeedListing, Query, Sort
+from feedq.core.model import LeaseState, Load, NewWorker, Reason, Selector, Status
+from feedq.core.placement.base import Rules
+from feedq.core.selection import ORDER_KEYS, Selection, SelectionOrder
+from feedq.verbs.diagnosis.fleet_checks import TROUBLES, fleet_checks, overview, summary
+from feedq.verbs.wording import NAMED_MAX
 from tests.contract.harness import TTL_S, Harness, PostgresHarness, progress, spec
 
 WANTED = [("running", False), ("paused", False), ("running", True)]

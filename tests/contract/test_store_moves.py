@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Connection
 
+from feedq.control.store import held_counts
+from feedq.core.model import LeaseState, Reason, Release, TargetState, Worker, WorkerTarget
+from feedq.core.placement.base import Transfer
 from feedq.errors import Conflict, NotFound
-from feedq.model import LeaseState, Reason, Release, TargetState, Worker, WorkerTarget
-from feedq.placement.base import Transfer
-from feedq.store import held_counts
-from feedq.telemetry import EventKind
+from feedq.telemetry.logs import EventKind
 from tests.contract.harness import Harness, MemoryHarness, PostgresHarness, progress
 
 HOLD_S = 20.0

@@ -7,8 +7,8 @@ import time
 import pytest
 from sqlalchemy import text
 
+from feedq.control.store.database import Database
 from feedq.errors import Unavailable
-from feedq.store.database import Database
 from tests.contract.harness import PostgresHarness
 
 pytestmark = pytest.mark.servers

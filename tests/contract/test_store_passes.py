@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.lease import Edit, Move
-from feedq.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerState
-from feedq.store.base import SuspectWorker
-from feedq.telemetry import EventKind
+from feedq.control.store.base import SuspectWorker
+from feedq.core.lease import Edit, Move
+from feedq.core.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerState
+from feedq.telemetry.logs import EventKind
 from tests.contract.harness import TTL_S, Harness, progress
 
 

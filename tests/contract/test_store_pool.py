@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
+from feedq.control.store import database as database_module
+from feedq.control.store.database import Database
 from feedq.errors import Unavailable
-from feedq.store import database as database_module
-from feedq.store.database import Database
 
 pytestmark = pytest.mark.servers
 

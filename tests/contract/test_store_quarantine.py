@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.lease import VERDICT_S
-from feedq.model import Feed, Lease, LeaseState, Loss, Reason, Release, Worker
-from feedq.telemetry import EventKind
+from feedq.core.lease import VERDICT_S
+from feedq.core.model import Feed, Lease, LeaseState, Loss, Reason, Release, Worker
+from feedq.telemetry.logs import EventKind
 from tests.contract.harness import Harness, progress
 
 STOOD_STILL = "its event loop stood still"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from feedq.core.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerTarget
 from feedq.errors import Unavailable
-from feedq.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerTarget
 from tests.contract.harness import TTL_S, PostgresHarness, progress
 
 WAIT_S = 10.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedq.model import LeaseState, Reason, Release
+from feedq.core.model import LeaseState, Reason, Release
 from tests.contract.harness import Harness, spec
 
 

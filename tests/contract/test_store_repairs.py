@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.model import LeaseState, Reason
+from feedq.core.model import LeaseState, Reason
 from tests.contract.harness import PostgresHarness, spec
 
 pytestmark = pytest.mark.servers

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from feedq.diagnosis.checks import Level
-from feedq.diagnosis.database_checks import check_database
+from feedq.control.store import migrate, revision
+from feedq.control.store.database import connect_once, session_once
 from feedq.errors import Conflict, SchemaBehind
-from feedq.store import migrate, revision
-from feedq.store.database import connect_once, session_once
+from feedq.verbs.diagnosis.checks import Level
+from feedq.verbs.diagnosis.database_checks import check_database
 
 pytestmark = pytest.mark.servers
 

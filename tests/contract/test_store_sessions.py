@@ -13,16 +13,16 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import text
 
+from feedq.control.store import database as database_module
+from feedq.control.store import worker_session as session_module
+from feedq.control.store.database import connect_once, make_lone_engine
+from feedq.control.store.election import Election
+from feedq.control.store.worker_session import PostgresSession
+from feedq.core.model import Load
 from feedq.errors import Unavailable
-from feedq.model import Load
 from feedq.settings import Settings
 from feedq.sinks.postgresql_connection import open_engine
 from feedq.sinks.postgresql_session import PostgresSinkSession
-from feedq.store import database as database_module
-from feedq.store import worker_session as session_module
-from feedq.store.database import connect_once, make_lone_engine
-from feedq.store.election import Election
-from feedq.store.worker_session import PostgresSession
 from tests.contract.harness import TTL_S, PostgresHarness
 
 pytestmark = pytest.mark.servers

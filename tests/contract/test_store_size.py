@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from feedq.model import Load, Reason, Release, Worker
-from feedq.store import sweeping
+from feedq.control.store import sweeping
+from feedq.core.model import Load, Reason, Release, Worker
 from tests.contract.harness import PostgresHarness, progress
 
 pytestmark = pytest.mark.servers

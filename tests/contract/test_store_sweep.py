@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from feedq.model import LeaseState, Reason, Release, TargetState
-from feedq.telemetry import EventKind
+from feedq.core.model import LeaseState, Reason, Release, TargetState
+from feedq.telemetry.logs import EventKind
 from tests.contract.harness import Harness, spec
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedq.model import Reason, Release
+from feedq.core.model import Reason, Release
 from tests.contract.harness import Harness
 
 

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.model import LeaseState, Load, Reason, Release, Selector, TargetState
-from feedq.placement.base import Transfer
+from feedq.core.model import LeaseState, Load, Reason, Release, Selector, TargetState
+from feedq.core.placement.base import Transfer
 from tests.contract.harness import TTL_S, Harness, progress
 
 

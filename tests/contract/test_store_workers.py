@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.model import LeaseState, Load, NewWorker, Reason, Release, WorkerState, WorkerTarget
+from feedq.core.model import LeaseState, Load, NewWorker, Reason, Release, WorkerState, WorkerTarget
 from tests.contract.harness import TTL_S, Harness
 
 

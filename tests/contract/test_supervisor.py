@@ -14,11 +14,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from feedq import control
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.tcp import TcpOptions
-from feedq.errors import Unavailable
-from feedq.model import (
+from feedq.control import reconcile as control
+from feedq.core.model import (
     JSON,
     Assignment,
     Batch,
@@ -33,6 +32,7 @@ from feedq.model import (
     Release,
     TargetState,
 )
+from feedq.errors import Unavailable
 from feedq.settings import Settings
 from feedq.worker.runner import FeedRunner
 from feedq.worker.supervisor import STOP_GRACE_S, Supervisor, TaskCallbacks
@@ -219,7 +219,7 @@ def test_an_assignment_is_claimed_before_its_message_comes_and_the_message_joins
 def test_an_assignment_whose_ring_was_not_heard_is_claimed_with_the_next_heartbeat(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.store.passes.notify_workers", lambda *_: None)
+    monkeypatch.setattr("feedq.control.store.passes.notify_workers", lambda *_: None)
     stage.add_feed()
     control.reconcile(stage.store, lambda _: None, stage.settings)
     stage.streaming()
@@ -495,9 +495,9 @@ def test_it_leaves_in_time_when_the_control_database_hangs(
         (stage.store.leases, "report"),
     ):
         monkeypatch.setattr(verbs, name, hang)
-    monkeypatch.setattr("feedq.store.worker_session.PostgresSession.heartbeat", hang)
-    monkeypatch.setattr("feedq.store.worker_session.PostgresSession.wait", hang)
-    monkeypatch.setattr("feedq.store.worker_session.PostgresListener.wait", hang)
+    monkeypatch.setattr("feedq.control.store.worker_session.PostgresSession.heartbeat", hang)
+    monkeypatch.setattr("feedq.control.store.worker_session.PostgresSession.wait", hang)
+    monkeypatch.setattr("feedq.control.store.worker_session.PostgresListener.wait", hang)
     try:
         assert stage.leave() < DRAIN_S + STOP_GRACE_S + 0.5
     finally:

@@ -8,12 +8,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from feedq.control.store.event_listing import EventFilter
+from feedq.control.store.taps import TapListener, listen
+from feedq.core.model import FeedSpec, Load
+from feedq.core.tap import ENDS_AFTER_S, LISTENERS_MAX, PARTS_KEPT, SIGN_S, TapPart, TappedRecord
 from feedq.errors import Conflict, NotFound
-from feedq.event_names import EventKind
-from feedq.model import FeedSpec, Load
-from feedq.store.event_listing import EventFilter
-from feedq.store.taps import TapListener, listen
-from feedq.tap import ENDS_AFTER_S, LISTENERS_MAX, PARTS_KEPT, SIGN_S, TapPart, TappedRecord
+from feedq.telemetry.event_names import EventKind
 from tests.contract.harness import TTL_S, PostgresHarness
 from tests.contract.test_supervisor import Stage, stage
 

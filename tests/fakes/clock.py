@@ -8,7 +8,7 @@ NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class ManualClock:
-    """`feedq.clock.Clock` whose time stands still until `advance` is called."""
+    """`feedq.core.clock.Clock` whose time stands still until `advance` is called."""
 
     def __init__(self, start: datetime = NEW_YEAR) -> None:
         self._start = start

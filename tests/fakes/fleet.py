@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from feedq.control import PASSES_IN_A_ROW, PassReport, reconcile
-from feedq.errors import Unavailable
-from feedq.lease import on_edit
-from feedq.model import (
+from feedq.control.reconcile import PASSES_IN_A_ROW, PassReport, reconcile
+from feedq.core.lease import on_edit
+from feedq.core.model import (
     Event,
     FeedKey,
     FeedSpec,
@@ -26,9 +25,10 @@ from feedq.model import (
     WorkerState,
     WorkerTarget,
 )
+from feedq.errors import Unavailable
 from feedq.settings import Settings
-from feedq.telemetry import EventKind
-from feedq.verbs import move_feed, set_worker_target
+from feedq.telemetry.logs import EventKind
+from feedq.verbs.actions import move_feed, set_worker_target
 from tests.fakes.clock import ManualClock, SkewedClock
 from tests.fakes.durations import DURATIONS
 from tests.fakes.invariants import overfull_workers, problems_of_move, problems_of_rows

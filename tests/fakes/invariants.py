@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from feedq.model import Lease, LeaseState, Reason, WorkerState
+from feedq.core.model import Lease, LeaseState, Reason, WorkerState
 from tests.fakes.memory.tables import Tables, counted_at
 
 

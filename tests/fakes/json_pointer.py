@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from feedq.model import JSON
+from feedq.core.model import JSON
 from feedq.records.pointer import MISSING, Found, array_index, parse_pointer
 
 Pointer: TypeAlias = Callable[[JSON], Found]

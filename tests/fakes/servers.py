@@ -13,9 +13,9 @@ from enum import Enum, auto
 from math import floor
 from uuid import UUID
 
-from feedq.clock import Clock
+from feedq.core.clock import Clock
+from feedq.core.model import Assignment, FeedKey
 from feedq.errors import SinkUnavailable
-from feedq.model import Assignment, FeedKey
 
 
 class FakeConnection:

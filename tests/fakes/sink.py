@@ -15,8 +15,8 @@ from uuid import UUID, uuid4
 
 import orjson
 
+from feedq.core.model import JSON, Batch, FeedKey, Identity
 from feedq.errors import InvalidInput, SinkUnavailable
-from feedq.model import JSON, Batch, FeedKey, Identity
 from feedq.sinks.base import (
     Blocked,
     Checkpoint,

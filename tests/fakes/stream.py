@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from feedq.core.model import Claim, FeedKey
 from feedq.errors import SinkUnavailable
-from feedq.model import Claim, FeedKey
 from tests.fakes.memory import MemoryStore
 from tests.fakes.servers import FakeCommitUnknown, FakeConnection, FakeSink, Refusal
 

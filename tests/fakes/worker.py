@@ -1,6 +1,6 @@
 """A worker process without threads: the worker core, driven a tick at a time.
 
-What it decides is decided by `feedq.worker.core.WorkerCore`, as in production. Here the actions of the core are
+What it decides is decided by `feedq.core.worker.WorkerCore`, as in production. Here the actions of the core are
 carried out on `MemoryStore`, and the feeds are `FakeStream`. It can be killed, frozen, cut off from the
 database, and told to leave.
 
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from random import Random
 from uuid import NAMESPACE_OID, UUID, uuid5
 
-from feedq.clock import Clock
-from feedq.errors import SinkUnavailable, Unavailable
-from feedq.lease import quarantine_retry_s
-from feedq.model import (
+from feedq.core import worker_actions as actions
+from feedq.core.clock import Clock
+from feedq.core.lease import quarantine_retry_s
+from feedq.core.model import (
     Claim,
     FeedKey,
     Heartbeat,
@@ -33,10 +33,10 @@ from feedq.model import (
     Worker,
     WorkerState,
 )
+from feedq.core.worker import WorkerCore
+from feedq.core.worker_actions import ASSIGNMENTS_MAX, Action
+from feedq.errors import SinkUnavailable, Unavailable
 from feedq.settings import Settings
-from feedq.worker import actions
-from feedq.worker.actions import ASSIGNMENTS_MAX, Action
-from feedq.worker.core import WorkerCore
 from tests.fakes.memory import MemoryStore
 from tests.fakes.memory.store import MemoryListener, MemorySession
 from tests.fakes.servers import FakeBroker, FakeSink, FakeSource, Refusal

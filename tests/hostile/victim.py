@@ -33,10 +33,10 @@ from typing import Any, Final
 import psutil
 import uvloop
 
-from feedq.clock import SystemClock
 from feedq.connectors.base import Context, load_connector, open_stream
+from feedq.core.clock import SystemClock
+from feedq.core.permission import Permissions
 from feedq.errors import FeedqError
-from feedq.permission import Permissions
 from feedq.settings import Settings
 from feedq.testing.loopback import RecordingGuard, serving
 from feedq.worker.inflight_budget import InflightBudget

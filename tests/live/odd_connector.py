@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.model import JSON, Batch
+from feedq.core.model import JSON, Batch
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 BUSY_S = 3.0

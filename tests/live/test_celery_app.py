@@ -9,7 +9,7 @@ from time import monotonic
 import pytest
 from pydantic import SecretStr
 
-from feedq.celery import STREAM_POOL, asks_for_prefork, make_app
+from feedq.celery.application import STREAM_POOL, asks_for_prefork, make_app
 from feedq.settings import Settings
 
 LIMIT_S = 15.0

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from structlog.testing import capture_logs
 
-from feedq.model import LeaseState, NewWorker, Reason, Selector, Worker
+from feedq.core.model import LeaseState, NewWorker, Reason, Selector, Worker
 from tests.fakes import MemoryStore
 from tests.unit.command import Command
 

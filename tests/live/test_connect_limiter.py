@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.clock import SystemClock
-from feedq.limits import CONNECT_BURST_S, CONNECT_FIRST_S, RateLimiter
+from feedq.core.clock import SystemClock
+from feedq.core.limits import CONNECT_BURST_S, CONNECT_FIRST_S, RateLimiter
 from feedq.settings import Settings
-from feedq.telemetry_metrics import REGISTRY
+from feedq.telemetry.metrics import REGISTRY
 from feedq.worker.connect_limiter import HOSTS_KEPT, ConnectLimiter, ConnectTurns, Waiter
 
 LIMIT_S = 10.0

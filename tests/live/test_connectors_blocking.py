@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import pytest
 from structlog.testing import capture_logs
 
-from feedq.clock import SystemClock
 from feedq.connectors.base import NEVER, ConnectorOptions, Context, open_stream
 from feedq.connectors.blocking import dialed
+from feedq.core.clock import SystemClock
+from feedq.core.model import JSON, Batch
+from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.model import JSON, Batch
-from feedq.permission import Permissions, parse_networks
-from feedq.telemetry import LogEvent
+from feedq.telemetry.logs import LogEvent
 from feedq.testing.loopback import PATIENCE_S, RecordingGuard, refusing, unanswering, until
 
 Source = Callable[[Context], Iterator[Batch]]

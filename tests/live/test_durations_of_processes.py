@@ -14,15 +14,15 @@ import pytest
 import uvloop
 from pydantic import SecretStr
 
-from feedq import beat
-from feedq.beat import CHECK_SHARE, RENEW_S, ElectionCandidate, send_each
-from feedq.celery import make_app
-from feedq.lease import is_pardoned
-from feedq.model import Lease, LeaseState, Reason, Release
+from feedq.celery import beat
+from feedq.celery.application import make_app
+from feedq.celery.beat import CHECK_SHARE, RENEW_S, ElectionCandidate, send_each
+from feedq.celery.tasks import reconcile
+from feedq.control.store.election import LivenessCheck
+from feedq.core.lease import is_pardoned
+from feedq.core.model import Lease, LeaseState, Reason, Release
+from feedq.core.worker import WATCHDOG_MIN_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
-from feedq.store.election import LivenessCheck
-from feedq.tasks import reconcile
-from feedq.worker.core import WATCHDOG_MIN_S
 from feedq.worker.outage import Outage
 from feedq.worker.runner import Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool, sinks_to_leave

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from feedq.cli.demo_view import render, summarize
-from feedq.embedded.demo import FeedTally, RateMeter, Snapshot, demo_specs
-from feedq.embedded.demo_source import RATES, DemoSource, Timetable, parse_hello, record, sample
-from feedq.embedded.process import free_port
-from feedq.manifest.feed_entry import validate
-from feedq.model import Feed, FeedView, Lease, LeaseState, Load, Status, Worker, WorkerState, WorkerView
+from feedq.core.model import Feed, FeedView, Lease, LeaseState, Load, Status, Worker, WorkerState, WorkerView
+from feedq.local.demo import FeedTally, RateMeter, Snapshot, demo_specs
+from feedq.local.demo_source import RATES, DemoSource, Timetable, parse_hello, record, sample
+from feedq.local.process import free_port
 from feedq.records.template import fill_in
+from feedq.verbs.manifest.feed_entry import validate
 from tests.fakes.sink import IDENTITY
 
 T0 = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from feedq.embedded.datadir import DataDir, StackState
+from feedq.local.datadir import DataDir, StackState
 
 FEEDQ = f"{sys.executable} -c 'from feedq.cli import main; main()'"
 SETTINGS = {

@@ -14,8 +14,9 @@ from random import Random
 import psutil
 import pytest
 
-from feedq.embedded import process
-from feedq.embedded.process import (
+from feedq.errors import Conflict
+from feedq.local import process
+from feedq.local.process import (
     Account,
     end,
     free_port,
@@ -26,8 +27,7 @@ from feedq.embedded.process import (
     spawn,
     tail,
 )
-from feedq.embedded.server import FileLock, is_locked
-from feedq.errors import Conflict
+from feedq.local.server import FileLock, is_locked
 
 GENEROUS_S = 20.0
 SLEEP = ["/bin/sleep", "600"]
@@ -36,7 +36,7 @@ DEAF = ["/bin/sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.05; done"
 PARENT = """
     import os, sys, time
     from pathlib import Path
-    from feedq.embedded import process
+    from feedq.local import process
     if sys.argv[1] == "tether":
         process._libc = None
     child = process.spawn(["/bin/sleep", "600"], log=Path(sys.argv[2]), env=dict(os.environ), cwd=Path("/"))

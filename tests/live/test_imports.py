@@ -15,7 +15,9 @@ ELSEWHERE = {
 """What commands, pages, the API, alerts and transactional jobs need."""
 
 
-@pytest.mark.parametrize("module", ["feedq.celery", "feedq.worker.quarantine", "feedq.worker.monitor"])
+@pytest.mark.parametrize(
+    "module", ["feedq.celery.application", "feedq.worker.quarantine", "feedq.worker.monitor"]
+)
 def test_a_worker_imports_nothing_of_commands_and_pages(module: str) -> None:
     code = f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

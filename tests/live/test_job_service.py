@@ -11,9 +11,9 @@ from uuid import UUID
 import pytest
 
 from feedq import run_context
-from feedq.schedule.model import ClaimedRun, Fired
+from feedq.control.store.channels import NotifyReason
+from feedq.core.schedule.model import ClaimedRun, Fired
 from feedq.settings import Settings
-from feedq.store.channels import NotifyReason
 from feedq.worker.jobs import job_service as module
 from feedq.worker.jobs import share as share_module
 from feedq.worker.jobs.job_service import Jobs

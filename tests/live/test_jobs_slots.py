@@ -10,9 +10,9 @@ from uuid import UUID
 import pytest
 
 from feedq import run_context
+from feedq.core.schedule.model import ClaimedRun, Granted, Offer, RunState, Semantics
 from feedq.errors import Unavailable
-from feedq.schedule.model import ClaimedRun, Granted, Offer, RunState, Semantics
-from feedq.telemetry_metrics import JOB_SLOTS, REGISTRY
+from feedq.telemetry.metrics import JOB_SLOTS, REGISTRY
 from feedq.worker.jobs import slots as module
 from feedq.worker.jobs.share import Share
 from feedq.worker.jobs.slots import Slots

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedq.core.schedule.model import Fired, Offer
+from feedq.core.schedule.spread import SEGMENTS
 from feedq.errors import Unavailable
-from feedq.schedule.model import Fired, Offer
-from feedq.schedule.spread import SEGMENTS
 from feedq.worker.jobs import share as share_module
 from feedq.worker.jobs import ticker as module
 from feedq.worker.jobs.share import POLL_MAX_S, SCANNERS, STAGGER_S, Share

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from feedq import leader_threads
+from feedq.control import leader_threads
+from feedq.control.leader_threads import ExpectationJudge, LandedKeeper
+from feedq.control.store.expectations import ExpectationStore, Judged
+from feedq.control.store.landed_counts import LandedCounts
 from feedq.errors import Unavailable
-from feedq.leader_threads import ExpectationJudge, LandedKeeper
 from feedq.settings import Settings
-from feedq.store.expectations import ExpectationStore, Judged
-from feedq.store.landed_counts import LandedCounts
 
 PATIENCE_S = 20.0
 

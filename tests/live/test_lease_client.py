@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from feedq.model import Claim, FeedKey, FeedSpec, LeaseState, NewWorker, Reason, Release
+from feedq.core.model import Claim, FeedKey, FeedSpec, LeaseState, NewWorker, Reason, Release
 from feedq.worker.lease_client import LeaseClient
 from tests.fakes import ManualClock, MemoryStore
 

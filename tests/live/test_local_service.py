@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from feedq.embedded import local_service
-from feedq.embedded.local_service import (
+from feedq.local import local_service
+from feedq.local.local_service import (
     HEALTHY_S,
     LAST_PAUSE_S,
     RESTART_PAUSE_MAX_S,
@@ -23,7 +23,7 @@ from feedq.embedded.local_service import (
     restart_pause_s,
     stop_all,
 )
-from feedq.embedded.process import poll_until, tail
+from feedq.local.process import poll_until, tail
 
 GENEROUS_S = 20.0
 

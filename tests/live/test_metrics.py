@@ -15,9 +15,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from feedq import __version__
-from feedq.embedded.process import free_port
-from feedq.lease import LAGS_S
-from feedq.metrics import (
+from feedq.core.lease import LAGS_S
+from feedq.core.model import Status
+from feedq.local.process import free_port
+from feedq.settings import Settings
+from feedq.telemetry.metrics import REGISTRY
+from feedq.telemetry.metrics_port import MetricsServer
+from feedq.worker.metrics import (
     HELD,
     STUCK_S,
     Signs,
@@ -26,10 +30,6 @@ from feedq.metrics import (
     refresh,
     serve,
 )
-from feedq.metrics_port import MetricsServer
-from feedq.model import Status
-from feedq.settings import Settings
-from feedq.telemetry_metrics import REGISTRY
 
 WELL = Signs(
     attempt_age_s=1.0,

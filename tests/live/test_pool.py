@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from feedq import pool as pool_module
-from feedq.model import FeedKey
-from feedq.pool import StreamPool
-from feedq.tasks import RECONCILE, STREAM_FEED
+from feedq.celery import pool as pool_module
+from feedq.celery.pool import StreamPool
+from feedq.celery.tasks import RECONCILE, STREAM_FEED
+from feedq.core.model import FeedKey
 from feedq.worker.serial_executor import SerialExecutor
 from feedq.worker.supervisor import Supervisor, TaskCallbacks
 

@@ -7,11 +7,11 @@ from contextlib import nullcontext
 from random import Random
 from uuid import uuid4
 
-from feedq.backoff import BackoffPolicy
-from feedq.clock import SystemClock
-from feedq.limits import NEWS_GATHERED_S
-from feedq.model import Claim, Feed, FeedSpec, Progress
-from feedq.permission import Permissions
+from feedq.core.backoff import BackoffPolicy
+from feedq.core.clock import SystemClock
+from feedq.core.limits import NEWS_GATHERED_S
+from feedq.core.model import Claim, Feed, FeedSpec, Progress
+from feedq.core.permission import Permissions
 from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
 from feedq.worker.progress_reporter import PROGRESS_MAX, ProgressReporter
 from feedq.worker.runner import FeedRunner, WorkerServices

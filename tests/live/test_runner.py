@@ -13,12 +13,12 @@ from uuid import uuid4
 import orjson
 import pytest
 
-from feedq.backoff import BackoffPolicy
-from feedq.clock import SystemClock
 from feedq.connectors.base import load_connector
-from feedq.lease import LAGS_S, Owner
-from feedq.model import Claim, Feed, FeedKey, FeedSpec, Progress, Reason, Release, Status
-from feedq.permission import DEFAULT, Permissions
+from feedq.core.backoff import BackoffPolicy
+from feedq.core.clock import SystemClock
+from feedq.core.lease import LAGS_S, Owner
+from feedq.core.model import Claim, Feed, FeedKey, FeedSpec, Progress, Reason, Release, Status
+from feedq.core.permission import DEFAULT, Permissions
 from feedq.testing.loopback import serving
 from feedq.worker import throttling
 from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.model import JSON, FeedBackfill, Reason, Release
+from feedq.core.model import JSON, FeedBackfill, Reason, Release
 from tests.fakes.sink import MemoryCheckpoint, MemoryTables
 from tests.live.test_runner import Bench, NumberedSource, numbered_source, options
 from tests.unit.data_path import DataPath

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from feedq.clock import SystemClock
 from feedq.connectors.base import parse_options
-from feedq.model import Reason
+from feedq.core.clock import SystemClock
+from feedq.core.model import Reason
 from feedq.worker.connect_limiter import ConnectLimiter
 from feedq.worker.runner import Interrupt
 from tests.live.test_runner import Bench, numbered_source, options

@@ -11,8 +11,8 @@ import pytest
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.tcp import TcpOptions
+from feedq.core.model import JSON, Batch, Reason
 from feedq.errors import SourceSilent
-from feedq.model import JSON, Batch, Reason
 from feedq.worker.runner import Interrupt
 from tests.live.test_runner import Bench, numbered_source, options
 from tests.unit.data_path import AT, DataPath, until

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.model import Reason
+from feedq.core.model import Reason
 from feedq.worker.runner import Interrupt
 from tests.fakes.sink import MemoryCheckpoint, MemoryTables
 from tests.live.test_runner import Bench, numbered_source, options

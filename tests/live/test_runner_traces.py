@@ -20,11 +20,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from feedq import tracing
-from feedq.model import Feed, FeedKey, FeedSpec
+from feedq.core.model import Feed, FeedKey, FeedSpec
 from feedq.settings import Settings
-from feedq.telemetry import LogEvent, configure_logging, log
-from feedq.tracing import FeedTrace
+from feedq.telemetry import traces
+from feedq.telemetry.logs import LogEvent, configure_logging, log
+from feedq.telemetry.traces import FeedTrace
 from feedq.worker.runner import Interrupt
 from tests.fakes.sink import IDENTITY
 from tests.live.test_runner import Bench, numbered_source
@@ -137,9 +137,9 @@ async def test_a_trace_has_the_labels_of_its_feed(spans: Spans) -> None:
 
 async def test_no_more_is_kept_of_a_feed_that_has_left(spans: Spans) -> None:
     trace_of_it = begun(FEED, (1, 7))
-    tracing.committed("default", ["acme/orders"], records=1, took_s=0.1)
+    traces.committed("default", ["acme/orders"], records=1, took_s=0.1)
     trace_of_it.end()
-    tracing.committed("default", ["acme/orders"], records=1, took_s=0.1)
+    traces.committed("default", ["acme/orders"], records=1, took_s=0.1)
     assert [len(commit.links) for commit in spans.named("feedq.commit")] == [1, 0]
 
 
@@ -147,7 +147,7 @@ async def test_the_trace_of_a_successor_is_not_taken_away_by_the_end_of_its_pred
     old = begun(FEED, (1, 7))
     new = begun(replace(FEED, generation=2), (1, 8))
     old.end()
-    tracing.committed("default", ["acme/orders"], records=1, took_s=0.1)
+    traces.committed("default", ["acme/orders"], records=1, took_s=0.1)
     (link,) = spans.one("feedq.commit").links
     new.end()
     assert link.context == spans.named("feedq.feed")[1].context
@@ -196,7 +196,7 @@ async def test_log_lines_about_a_feed_name_its_trace(
     ],
 )
 def test_traces_are_made_when_the_environment_names_an_exporter(environ: dict[str, str], asked: bool) -> None:
-    assert tracing.is_configured(environ) is asked
+    assert traces.is_configured(environ) is asked
 
 
 def run_probe(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -214,11 +214,11 @@ def run_probe(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 def test_nothing_of_the_sdk_is_imported_unless_traces_are_asked_for() -> None:
     ran = run_probe(
-        "import sys; from feedq import tracing; from feedq.worker import runner, writing_session\n"
+        "import sys; from feedq.telemetry import traces; from feedq.worker import runner, writing_session\n"
         "from tests.live.test_runner_traces import FEED\n"
-        "tracing.set_up(); before = set(sys.modules)\n"
-        "one = tracing.FeedTrace(FEED, (1, 1)); one.begin(); one.landed(); one.end(); tracing.flush()\n"
-        "print(sorted(set(sys.modules) - before), tracing._contexts)"
+        "traces.set_up(); before = set(sys.modules)\n"
+        "one = traces.FeedTrace(FEED, (1, 1)); one.begin(); one.landed(); one.end(); traces.flush()\n"
+        "print(sorted(set(sys.modules) - before), traces._contexts)"
     )
     assert ran.stdout.strip() == "[] {}"
 
@@ -239,7 +239,7 @@ def test_what_is_missing_is_said_and_is_no_reason_not_to_stream(
     first: str, environ: dict[str, str], said: str
 ) -> None:
     ran = run_probe(
-        f"import sys\n{first}\nfrom feedq import tracing, telemetry\ntracing.set_up()\n"
+        f"import sys\n{first}\nfrom feedq.telemetry import traces, logs\ntraces.set_up()\n"
         "from opentelemetry import trace\n"
         "assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)",
         **environ,
@@ -255,12 +255,12 @@ def test_what_is_missing_is_said_and_is_no_reason_not_to_stream(
 def test_a_collector_that_does_not_answer_does_not_keep_a_process_that_leaves(delay_s: float) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ran = run_probe(
-            "import time; from feedq import tracing\n"
+            "import time; from feedq.telemetry import traces\n"
             "from tests.live.test_runner_traces import FEED, begun\n"
-            "tracing.set_up()\n"
+            "traces.set_up()\n"
             "begun(FEED, (1, 1)).end()\n"
             "time.sleep(0.1)\n"
-            "print(time.monotonic()); tracing.flush()",
+            "print(time.monotonic()); traces.flush()",
             OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}",
             OTEL_BSP_SCHEDULE_DELAY=f"{delay_s * 1000:.0f}",
         )

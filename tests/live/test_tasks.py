@@ -10,13 +10,20 @@ from uuid import uuid4
 
 import pytest
 
-from feedq import control, tasks
-from feedq.control import PassReport
+from feedq.celery import tasks
+from feedq.celery.tasks import dispatch, run_reconcile
+from feedq.control import reconcile as control
+from feedq.control.reconcile import PassReport
+from feedq.core.limits import (
+    AFTER_FAST_PATH_S,
+    MESSAGES_AFTER_S,
+    MESSAGES_AT_ONCE,
+    MESSAGES_BY,
+    messages_wait_s,
+)
+from feedq.core.model import Assignment
 from feedq.errors import Unavailable
-from feedq.limits import AFTER_FAST_PATH_S, MESSAGES_AFTER_S, MESSAGES_AT_ONCE, MESSAGES_BY, messages_wait_s
-from feedq.model import Assignment
 from feedq.settings import settings
-from feedq.tasks import dispatch, run_reconcile
 from tests.simulation.durations import Bounds
 
 LIMIT_S = 10.0

@@ -11,9 +11,9 @@ from threading import Thread
 
 import pytest
 
-from feedq.clock import SystemClock
-from feedq.limits import RateLimits
-from feedq.model import Batch, Feed, FeedSpec
+from feedq.core.clock import SystemClock
+from feedq.core.limits import RateLimits
+from feedq.core.model import Batch, Feed, FeedSpec
 from feedq.worker.inflight_budget import InflightBudget
 from feedq.worker.throttling import WAITING_PART, FeedThrottle, Pacing
 from tests.fakes import ManualClock

@@ -12,18 +12,18 @@ import yaml
 from click.testing import CliRunner
 from pydantic import SecretStr
 
-from feedq import documents
-from feedq import trial as trials
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
-from feedq.clock import SystemClock
 from feedq.connectors import base
 from feedq.connectors.base import load_connector
-from feedq.model import FeedSpec
+from feedq.core.clock import SystemClock
+from feedq.core.model import FeedSpec
 from feedq.settings import Settings
 from feedq.settings import settings as current_settings
 from feedq.testing.loopback import unanswering
-from feedq.trial import BYTES_MAX, StepOutcome, Trial, Wanted, try_feed
+from feedq.verbs import documents
+from feedq.verbs import trial as trials
+from feedq.verbs.trial import BYTES_MAX, StepOutcome, Trial, Wanted, try_feed
 from tests.live import odd_connector
 
 

@@ -10,11 +10,11 @@ from uuid import uuid4
 
 import pytest
 
+from feedq.core.model import Batch
 from feedq.errors import FeedMisconfigured, LeaseLost, SinkRewound, SinkUnavailable
-from feedq.model import Batch
 from feedq.sinks.base import FeedWrite, Target, Written
 from feedq.sinks.event_time import EventTime, event_time_reader
-from feedq.telemetry_metrics import REGISTRY
+from feedq.telemetry.metrics import REGISTRY
 from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
 from tests.unit.data_path import AT, DataPath, batch, until
 

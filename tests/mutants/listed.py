@@ -648,8 +648,8 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
     ("tests/contract/test_api_refusals.py",): (
         (
             "whoever may change feeds of a tenant removes those of others",
-            "feed = verbs.live_feed(asked.backend.store, name)\n    changed(asked.caller, feed)\n",
-            "feed = verbs.live_feed(asked.backend.store, name)\n",
+            "feed = actions.live_feed(asked.backend.store, name)\n    changed(asked.caller, feed)\n",
+            "feed = actions.live_feed(asked.backend.store, name)\n",
         ),
         (
             "a feed that has just been given to another tenant is changed",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from feedq.store.jobs import firing
+from feedq.control.store.jobs import firing
 
 
 def write(c: Connection, decided: Sequence[firing.Decided], *, ageing_s: float) -> list[int]:

@@ -19,7 +19,7 @@ from typing import Any, Self
 import pymysql
 from pymysql.cursors import Cursor
 
-from feedq.embedded.process import server_account
+from feedq.local.process import server_account
 from tests.peers.servers import PeerServer, accepts, program
 from tests.proxy import Link, PostgresProxy
 

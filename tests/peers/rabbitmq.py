@@ -9,7 +9,7 @@ from typing import Self
 
 import psutil
 
-from feedq.embedded.process import free_port
+from feedq.local.process import free_port
 from tests.peers.servers import PeerServer
 
 READY_S = 60.0

@@ -21,7 +21,7 @@ from subprocess import Popen
 from types import TracebackType
 from typing import Self
 
-from feedq.embedded.process import end, free_port, poll_until, spawn, tail
+from feedq.local.process import end, free_port, poll_until, spawn, tail
 
 PATIENCE_S = 20.0
 """How long a server may take to get ready; only one that fails takes this long."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from feedq.schedule.model import Overlap
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.schedule.model import Overlap
 from tests.chaos import effects, ticking
 from tests.cluster import Cluster, wait_until
 from tests.peers.servers import program

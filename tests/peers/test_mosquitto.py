@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from feedq.connectors.messages import name_at_source
 from feedq.connectors.mqtt import MqttConnector
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.telemetry import LogEvent
+from feedq.telemetry.logs import LogEvent
 from feedq.testing.loopback import Relay, until
 from feedq.testing.stage import ConnectorDriver, pull
 from tests.contract.erratic import ErraticWorker

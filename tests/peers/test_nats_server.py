@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from feedq.connectors.nats import NatsConnector
 from feedq.connectors.protocol import nats_consumer
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.telemetry import LogEvent
-from feedq.telemetry_metrics import REGISTRY
+from feedq.telemetry.logs import LogEvent
+from feedq.telemetry.metrics import REGISTRY
 from feedq.testing.loopback import Relay, until
 from feedq.testing.stage import ConnectorDriver, pull
 from tests.acceptance.test_backfills import lands_between

@@ -15,9 +15,9 @@ import trustme
 
 from feedq.connectors.http import HttpConnector
 from feedq.connectors.sse import SseConnector
-from feedq.embedded.process import free_port
+from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
-from feedq.model import JSON, Batch
+from feedq.local.process import free_port
 from feedq.testing.loopback import Journal, serving
 from tests.contract.http_source import HttpFeed, chunk, head, read_request, records_of
 from tests.peers.servers import PeerServer

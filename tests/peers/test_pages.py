@@ -9,10 +9,10 @@ from itertools import cycle
 import psycopg2
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from feedq.schedule.model import Every, Job, Overlap, ScheduleSpec
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.schedule.model import Every, Job, Overlap, ScheduleSpec
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.cluster import wait_until
 from tests.peers.browser import LOOKS, PHONE_DARK, Browser, Look
 from tests.peers.control_room import OPERATOR, ControlRoom

@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
-from feedq.model import Load, NewWorker
-from feedq.schedule.model import Every, Job, ScheduleSpec
-from feedq.store.postgresql import PostgresStore
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import Load, NewWorker
+from feedq.core.schedule.model import Every, Job, ScheduleSpec
+from feedq.local.postgres import Postgres
+from feedq.local.valkey import Valkey
 from tests.cluster import wait_until
 from tests.peers.browser import LOOKS, PHONE_DARK, Browser, Look
 from tests.peers.control_room import OPERATOR, TENANT_OPERATOR, VIEWER, ControlRoom

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from feedq.embedded.process import free_port
+from feedq.local.process import free_port
 from tests import promql
 from tests.cluster import Cluster, feed, wait_until
 from tests.invariants import wait_streaming

@@ -16,13 +16,11 @@ from uuid import uuid4
 
 import pytest
 
+from feedq.celery.fleet_metrics import FleetCollector, FleetReading
 from feedq.connectors.base import Context, log_gap
-from feedq.embedded.process import free_port
-from feedq.errors import SinkRewound
-from feedq.fleet_metrics import FleetCollector, FleetReading
-from feedq.metrics import Signs, refresh, serve
-from feedq.metrics_port import MetricsServer, open_port
-from feedq.model import (
+from feedq.control.store.feed_listing import StatusCount
+from feedq.control.store.fleet_state import FleetState, JobState
+from feedq.core.model import (
     Batch,
     Reason,
     Status,
@@ -30,11 +28,13 @@ from feedq.model import (
     WorkerState,
     WorkerView,
 )
+from feedq.errors import SinkRewound
+from feedq.local.process import free_port
 from feedq.settings import Settings
-from feedq.store.feed_listing import StatusCount
-from feedq.store.fleet_state import FleetState, JobState
-from feedq.telemetry import LogEvent
-from feedq.telemetry_metrics import BUILD_INFO, JOB_SLOTS
+from feedq.telemetry.logs import LogEvent
+from feedq.telemetry.metrics import BUILD_INFO, JOB_SLOTS
+from feedq.telemetry.metrics_port import MetricsServer, open_port
+from feedq.worker.metrics import Signs, refresh, serve
 from feedq.worker.outbox import Outbox
 from tests import promql
 from tests.cluster import wait_until

@@ -9,7 +9,7 @@ from typing import Any
 import amqp
 import pytest
 
-from feedq.embedded.postgres import Postgres
+from feedq.local.postgres import Postgres
 from tests.cluster import Cluster, wait_until
 from tests.faults import (
     BROKER_TROUBLES,

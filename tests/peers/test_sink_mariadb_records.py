@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from feedq.core.model import Batch
 from feedq.errors import SinkUnavailable
-from feedq.model import Batch
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import OnConflict, Target, Unusable
 from feedq.sinks.mapping import sources_of

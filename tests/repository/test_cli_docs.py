@@ -15,8 +15,8 @@ import pytest
 
 import feedq
 from feedq.cli import main, outline
-from feedq.manifest import reader
-from feedq.manifest.feed_entry import problems
+from feedq.verbs.manifest import reader
+from feedq.verbs.manifest.feed_entry import problems
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "reference" / "cli.md").read_text()

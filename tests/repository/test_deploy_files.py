@@ -18,8 +18,8 @@ from flower.options import options as flower_options
 
 from beat_schedule import beat_schedule
 from feedq.cli import main as feedq_command
+from feedq.control.store.grants import Role
 from feedq.settings import Settings
-from feedq.store.grants import Role
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -192,7 +192,7 @@ def test_every_dependency_says_why_it_is_there() -> None:
 
 
 def test_beat_asks_for_a_task_that_exists() -> None:
-    from feedq.celery import app
+    from feedq.celery.application import app
 
     app.loader.import_default_modules()
     assert {entry["task"] for entry in beat_schedule.values()} <= set(app.tasks)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from feedq.fleet_metrics import UNPLACED_REASONS, FleetReading, fleet_families, leading
-from feedq.model import Status
-from feedq.store.fleet_state import FleetState, JobState
-from feedq.telemetry_metrics import REGISTRY
+from feedq.celery.fleet_metrics import UNPLACED_REASONS, FleetReading, fleet_families, leading
+from feedq.control.store.fleet_state import FleetState, JobState
+from feedq.core.model import Status
+from feedq.telemetry.metrics import REGISTRY
 from tests import promql
 from tests.promql import Alert, Series
 

@@ -17,13 +17,13 @@ from feedq.cli import main as feedq_command
 from feedq.cli.api_connection import TOKEN, TOKEN_FILE
 from feedq.cli.feed_backfill import BeginsByName
 from feedq.connectors.base import load_connector
+from feedq.core.model import LeaseState, Reason, Status, TargetState, WorkerState, WorkerTarget
+from feedq.core.schedule.model import RunKind, RunState, ScheduleState
 from feedq.errors import FeedqError
-from feedq.manifest import reader
-from feedq.manifest.feed_entry import problems
-from feedq.model import LeaseState, Reason, Status, TargetState, WorkerState, WorkerTarget
-from feedq.schedule.model import RunKind, RunState, ScheduleState
 from feedq.settings import Settings
-from feedq.telemetry import EventKind, LogEvent
+from feedq.telemetry.logs import EventKind, LogEvent
+from feedq.verbs.manifest import reader
+from feedq.verbs.manifest.feed_entry import problems
 from tests.house import PACKAGE, ROOT, parsed
 
 DOCS = ROOT / "docs"
@@ -183,14 +183,14 @@ def limits_listed() -> dict[tuple[str, str], float]:
         for name, module in re.findall(r"`([A-Z_]+)`(?: in `([\w/]+\.py)`)?", limit):
             if not name.startswith("FEEDQ_"):
                 number, _, unit = value.strip().replace(",", "").partition(" ")
-                listed[module or "limits.py", name] = float(number) * BYTES.get(unit, 1)
+                listed[module or "core/limits.py", name] = float(number) * BYTES.get(unit, 1)
     return listed
 
 
 def test_each_limit_is_listed_with_its_value() -> None:
     listed = limits_listed()
     named = {module: constants(PACKAGE / module) for module, _ in listed}
-    assert named["limits.py"].keys() <= {name for _, name in listed}
+    assert named["core/limits.py"].keys() <= {name for _, name in listed}
     assert {(module, name): named[module].get(name) for module, name in listed} == listed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from feedq.store import migrations, revision
+from feedq.control.store import migrations, revision
 
 
 def test_migrations_are_numbered_up_to_the_revision_that_workers_ask_for() -> None:

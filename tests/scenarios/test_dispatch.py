@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from feedq.model import Reason, Status
+from feedq.core.model import Reason, Status
 from tests.fakes import FakeFleet
 from tests.scenarios.story import expect, streaming_fleet
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from feedq.model import Status
+from feedq.core.model import Status
 from tests.fakes import FakeFleet
 from tests.scenarios.story import expect, streaming_fleet
 from tests.scenarios.troubled import TroubledWorker

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedq import control
+from feedq.control import reconcile as control
 from tests.fakes import FakeFleet
 from tests.fakes.durations import DURATIONS
 from tests.scenarios.story import expect, streaming_fleet

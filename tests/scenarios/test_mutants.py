@@ -11,10 +11,10 @@ from uuid import UUID
 
 import pytest
 
-from feedq.model import FeedKey, Lease
-from feedq.placement.base import Transfer
-from feedq.worker.actions import Action
-from feedq.worker.core import WorkerCore
+from feedq.core.model import FeedKey, Lease
+from feedq.core.placement.base import Transfer
+from feedq.core.worker import WorkerCore
+from feedq.core.worker_actions import Action
 from tests.fakes import FakeSink, FakeWorker
 from tests.fakes.memory import counts
 from tests.fakes.memory.passes import MemoryPass

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any
 
-from feedq.backoff import RetryElsewhere, next_recheck_s, next_try
-from feedq.model import FeedKey, Load, Reason, Release
+from feedq.core.backoff import RetryElsewhere, next_recheck_s, next_try
+from feedq.core.model import FeedKey, Load, Reason, Release
 from feedq.settings import DEFAULT_SINK
 from tests.fakes.stream import FakeStream, numbers
 from tests.fakes.worker import FakeWorker

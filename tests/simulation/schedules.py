@@ -1,9 +1,10 @@
 """Schedules under random faults, drawn from a seed: nodes fire them, workers run them, through one database.
 
-Decisions are those of `feedq.schedule.due` and `feedq.schedule.outcome`; the statements of `feedq.store.jobs` are
-said again here in a few lines. A firing is one transaction of rows and watermarks. A node may die before it, or
-not learn that it was committed, and fire again what it has read; a worker may die with a run, or freeze and speak
-up later; the database may be away for longer than anybody makes up for.
+Decisions are those of `feedq.core.schedule.due` and `feedq.core.schedule.outcome`; the statements of
+`feedq.control.store.jobs` are said again here in a few lines. A firing is one transaction of rows and
+watermarks. A node may die before it, or not learn that it was committed, and fire again what it has read; a
+worker may die with a run, or freeze and speak up later; the database may be away for longer than anybody makes
+up for.
 
 After every step each tick of a schedule that lies behind its watermark has exactly one row, no run has ended
 twice, none that must not has begun twice, and no more of a schedule run at a time than its overlap allows.
@@ -16,9 +17,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from feedq.schedule import due
-from feedq.schedule.due import DueRun, Firing, Unfinished
-from feedq.schedule.model import (
+from feedq.core.schedule import due
+from feedq.core.schedule.due import DueRun, Firing, Unfinished
+from feedq.core.schedule.model import (
     CatchUp,
     Every,
     Job,
@@ -31,8 +32,8 @@ from feedq.schedule.model import (
     ScheduleState,
     Semantics,
 )
-from feedq.schedule.outcome import TRANSITIONS, Ends, RunMove, after_attempt, after_loss
-from feedq.schedule.timing import MICROSECOND, Grid
+from feedq.core.schedule.outcome import TRANSITIONS, Ends, RunMove, after_attempt, after_loss
+from feedq.core.schedule.timing import MICROSECOND, Grid
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 STEP_S = 1.0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from feedq.model import LeaseState, Status
+from feedq.core.model import LeaseState, Status
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from tests.contract import test_jobs_durations as jobs
 from tests.contract import test_store_alerts as alerts

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from feedq.worker.actions import Action, EndSession, FetchOrders
-from feedq.worker.core import WorkerCore, WorkerFeed
+from feedq.core.worker import WorkerCore, WorkerFeed
+from feedq.core.worker_actions import Action, EndSession, FetchOrders
 from tests.fakes import FakeSink, FakeWorker
 from tests.fakes.servers import FakeCheckpoint, Refusal
 from tests.fakes.stream import FakeStream

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from feedq.schedule import due
-from feedq.schedule.due import Firing
-from feedq.schedule.model import Job, Schedule, ScheduleState
-from feedq.schedule.outcome import RetryIn
+from feedq.core.schedule import due
+from feedq.core.schedule.due import Firing
+from feedq.core.schedule.model import Job, Schedule, ScheduleState
+from feedq.core.schedule.outcome import RetryIn
 from tests.simulation import schedules
 from tests.simulation.schedules import Claimed, ScheduleTrouble, SimulatedRun, TickBroken, run_schedules
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 
+from feedq.core.model import LeaseState, TargetState, WorkerState, WorkerTarget
+from feedq.core.placement.base import Strategy
 from feedq.errors import Conflict, InvalidInput, NotFound, Unavailable
-from feedq.model import LeaseState, TargetState, WorkerState, WorkerTarget
-from feedq.placement.base import Strategy
 from tests.fakes import FakeFleet
 from tests.fakes.durations import DURATIONS
 

@@ -12,18 +12,28 @@ from uuid import UUID, uuid4
 import orjson
 from click.testing import CliRunner, Result
 
-from feedq import control
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
-from feedq.clock import Clock, SystemClock
-from feedq.diagnosis.fleet_checks import tallies_of
-from feedq.model import Assignment, FeedSpec, FeedView, Load, NewWorker, Progress, Reason, Release, Worker
-from feedq.report.fleet_data import FleetData, read_status
+from feedq.control import reconcile as control
+from feedq.control.store.base import Store
+from feedq.control.store.fleet_state import FleetState, JobState, Leader
+from feedq.control.store.postgresql import JobStore, PostgresStore
+from feedq.core.clock import Clock, SystemClock
+from feedq.core.model import (
+    Assignment,
+    FeedSpec,
+    FeedView,
+    Load,
+    NewWorker,
+    Progress,
+    Reason,
+    Release,
+    Worker,
+)
 from feedq.settings import Settings
 from feedq.sinks.base import Sink
-from feedq.store.base import Store
-from feedq.store.fleet_state import FleetState, JobState, Leader
-from feedq.store.postgresql import JobStore, PostgresStore
+from feedq.verbs.diagnosis.fleet_checks import tallies_of
+from feedq.verbs.report.fleet_data import FleetData, read_status
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink
 from tests.unit.job_store import MemoryJobs

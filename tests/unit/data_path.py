@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
-from feedq.model import JSON, Batch, FeedKey
+from feedq.core.model import JSON, Batch, FeedKey
 from feedq.sinks.base import Target
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.fencer import Fencer

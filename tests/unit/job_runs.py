@@ -15,8 +15,8 @@ from threading import RLock
 from typing import Any
 from uuid import UUID, uuid4
 
-from feedq.errors import RunTakenAway, Unavailable
-from feedq.schedule.model import (
+from feedq.control.store.jobs.runs import RunStore
+from feedq.core.schedule.model import (
     ClaimedRun,
     Finish,
     Fired,
@@ -26,7 +26,7 @@ from feedq.schedule.model import (
     RunKind,
     RunState,
 )
-from feedq.store.jobs.runs import RunStore
+from feedq.errors import RunTakenAway, Unavailable
 
 AT = datetime(2026, 11, 22, 10, tzinfo=UTC)
 ME = UUID(int=1)

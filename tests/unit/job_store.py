@@ -12,10 +12,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from feedq.errors import Conflict, NotFound, Unavailable
-from feedq.model import Version
-from feedq.schedule import due
-from feedq.schedule.model import (
+from feedq.control.store.jobs.queues import QueueStore
+from feedq.control.store.jobs.schedules import ScheduleStore, trigger_key
+from feedq.control.store.postgresql import JobStore
+from feedq.core.model import Version
+from feedq.core.schedule import due
+from feedq.core.schedule.model import (
     Job,
     Overlap,
     Queue,
@@ -28,10 +30,8 @@ from feedq.schedule.model import (
     ScheduleView,
     UnreadableSpec,
 )
-from feedq.store.jobs.queues import QueueStore
-from feedq.store.jobs.schedules import ScheduleStore, trigger_key
-from feedq.store.postgresql import JobStore
-from feedq.values import instant
+from feedq.core.values import instant
+from feedq.errors import Conflict, NotFound, Unavailable
 from tests.fakes import ManualClock
 
 WORKER = UUID(int=7)

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from feedq.model import ANYWHERE, Selector
-from feedq.placement.base import EligibleWorker, Held, Rules, Strategy, Transfer, WaitingFeed
+from feedq.core.model import ANYWHERE, Selector
+from feedq.core.placement.base import EligibleWorker, Held, Rules, Strategy, Transfer, WaitingFeed
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DAY_S = 86_400.0

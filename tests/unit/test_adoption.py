@@ -9,11 +9,11 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
-from feedq.adoption import left_behind
 from feedq.cli import main
-from feedq.manifest import reader
-from feedq.model import Batch, Feed, TargetState
+from feedq.core.model import Batch, Feed, TargetState
 from feedq.sinks.base import FeedWrite, Fenced, FenceRequest, Target, Unusable
+from feedq.verbs.adoption import left_behind
+from feedq.verbs.manifest import reader
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink, MemoryTables
 from tests.unit.command import FakeInvocation

@@ -10,11 +10,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from feedq.backfill import ROWS_PER_S, BackfillPlan, part_done, plan
 from feedq.connectors.base import parse_options
+from feedq.core.model import JSON, Batch, Feed, FeedSpec, FeedView, Identity, Lease, Status
 from feedq.errors import InvalidInput
-from feedq.manifest.feed_entry import problems
-from feedq.model import JSON, Batch, Feed, FeedSpec, FeedView, Identity, Lease, Status
+from feedq.verbs.backfill import ROWS_PER_S, BackfillPlan, part_done, plan
+from feedq.verbs.manifest.feed_entry import problems
 from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
 
 NOW = datetime(2026, 12, 1, 8, tzinfo=UTC)

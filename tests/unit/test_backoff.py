@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.backoff import (
+from feedq.core.backoff import (
     FIRST_RECHECKS,
     RECHECKS_JITTER,
     BackoffPolicy,

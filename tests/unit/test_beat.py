@@ -12,8 +12,8 @@ import pytest
 from celery import Celery
 from celery.schedules import crontab
 
-from feedq import beat
-from feedq.beat import (
+from feedq.celery import beat
+from feedq.celery.beat import (
     ASK_AGAIN_S,
     CALM_AFTER_S,
     CALM_CHECK_S,
@@ -24,11 +24,11 @@ from feedq.beat import (
     ElectionCandidate,
     send_each,
 )
-from feedq.lease import SECOND_CHECK_S
-from feedq.limits import WHOLE_PASS_EVERY_S
+from feedq.celery.tasks import reconcile
+from feedq.control.store.election import LivenessCheck
+from feedq.core.lease import SECOND_CHECK_S
+from feedq.core.limits import WHOLE_PASS_EVERY_S
 from feedq.settings import Settings
-from feedq.store.election import LivenessCheck
-from feedq.tasks import reconcile
 
 LIMIT_S = 10.0
 

@@ -10,7 +10,7 @@ import pytest
 from celery.worker import state as worker_state
 from structlog.testing import capture_logs
 
-from feedq import bootsteps
+from feedq.celery import bootsteps
 from feedq.errors import InvalidInput, PermissionMissing, SchemaBehind, Unavailable
 from feedq.settings import Settings
 

@@ -15,8 +15,8 @@ from celery import Celery
 from celery.canvas import chain, group
 from kombu.message import Message
 
-from feedq import broker
-from feedq.broker import BoundedClock, BoundedDispatcher, task_problem
+from feedq.celery import broker
+from feedq.celery.broker import BoundedClock, BoundedDispatcher, task_problem
 from tests import forged
 
 QUEUE = "feedq"

@@ -15,7 +15,7 @@ from feedq.cli import invocation as invocations
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
 from feedq.cli.output import ProgressBar
-from feedq.embedded.datadir import DataDir, StackState
+from feedq.local.datadir import DataDir, StackState
 from feedq.settings import settings
 from tests.unit.command import Command
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from feedq import bulk
-from feedq.model import Feed, FeedSpec, TargetState
+from feedq.core.model import Feed, FeedSpec, TargetState
+from feedq.verbs import bulk
 from tests.unit.command import URL, Command
 
 FEED = f"{{connector: tcp, source: {{url: '{URL}'}}, sink: {{table: t}}, name: "

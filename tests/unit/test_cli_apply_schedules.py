@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from feedq.schedule.model import Cron, Every, Job, Queue, ScheduleSpec
+from feedq.core.schedule.model import Cron, Every, Job, Queue, ScheduleSpec
 from tests.unit.command import URL, Command
 
 FEEDS = f"feeds:\n- {{name: f, connector: tcp, source: {{url: '{URL}'}}, sink: {{table: t}}}}\n"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from feedq import bulk
-from feedq.model import Feed, TargetState
-from feedq.selection import Selection
-from feedq.store.base import Feeds
+from feedq.control.store.base import Feeds
+from feedq.core.model import Feed, TargetState
+from feedq.core.selection import Selection
+from feedq.verbs import bulk
 from tests.unit.command import Command
 
 

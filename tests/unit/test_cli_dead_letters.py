@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from feedq.cli import main
+from feedq.core.model import Batch, FeedSpec
 from feedq.errors import SinkUnavailable
-from feedq.event_names import EventKind
-from feedq.model import Batch, FeedSpec
-from feedq.refused_records import AT_ONCE, BYTES_AT_ONCE
 from feedq.sinks.base import FeedWrite, FenceRequest, Judge, Replayed, Target, anybody
+from feedq.telemetry.event_names import EventKind
+from feedq.verbs.refused_records import AT_ONCE, BYTES_AT_ONCE
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import IDENTITY, MemorySink, MemoryTables
 from tests.unit.command import FakeInvocation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feedq.cli import options
-from feedq.model import Reason, Selector, TargetState
+from feedq.core.model import Reason, Selector, TargetState
 from tests.unit.command import URL, Command
 
 

@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from feedq.cli.root import said
-from feedq.model import Load, Loss, NewWorker, Reason, TargetState
-from feedq.store.fleet_state import FleetState
+from feedq.control.store.fleet_state import FleetState
+from feedq.core.model import Load, Loss, NewWorker, Reason, TargetState
 from tests.unit.command import Command, led
 
 

@@ -8,8 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import yaml
 
-from feedq.errors import Unavailable
-from feedq.schedule.model import (
+from feedq.core.schedule.model import (
     Beat,
     CatchUp,
     Cron,
@@ -26,6 +25,7 @@ from feedq.schedule.model import (
     ScheduleState,
     Semantics,
 )
+from feedq.errors import Unavailable
 from tests.unit.command import Command
 
 POLL = ("schedule", "add", "acme/poll", "--task", "acme.jobs.poll")

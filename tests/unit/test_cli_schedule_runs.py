@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from feedq.schedule.model import BACKFILL_MAX, Overlap, RunKind, RunState, ScheduleSpec
+from feedq.core.schedule.model import BACKFILL_MAX, Overlap, RunKind, RunState, ScheduleSpec
 from tests.unit.command import Command
 
 NAME = "acme/poll"

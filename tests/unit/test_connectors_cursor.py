@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.connectors.base import show_cursor
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured
-from feedq.model import JSON
 from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import CURSOR_BYTES_MAX, CursorReader, Framed
 

@@ -20,7 +20,7 @@ from feedq.connectors.protocol.http_polling import (
     unseen,
     within,
 )
-from feedq.model import JSON
+from feedq.core.model import JSON
 from feedq.records.turns import at_once
 
 RECORDS = st.lists(st.binary(min_size=1, max_size=4), max_size=6)

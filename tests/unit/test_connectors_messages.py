@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.clock import SystemClock
 from feedq.connectors.base import Context
 from feedq.connectors.messages import Inbox, credential, enclose, name_at_source
+from feedq.core.clock import SystemClock
 from feedq.errors import SourceUnavailable
 from feedq.records.framing import Framed
 from feedq.testing.loopback import RecordingGuard

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.model import JSON
+from feedq.core.model import JSON
 from feedq.records.pointer import (
     MISSING,
     PLACES_MAX,

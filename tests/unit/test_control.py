@@ -9,10 +9,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from feedq import control
-from feedq.control import reconcile
-from feedq.errors import Conflict, InvalidInput, NotFound, Unavailable
-from feedq.model import (
+from feedq.control import reconcile as control
+from feedq.control.reconcile import reconcile
+from feedq.core.model import (
     Assignment,
     FeedSpec,
     LeaseState,
@@ -26,9 +25,10 @@ from feedq.model import (
     Worker,
     WorkerTarget,
 )
-from feedq.placement import rebalancing
+from feedq.core.placement import rebalancing
+from feedq.errors import Conflict, InvalidInput, NotFound, Unavailable
 from feedq.settings import Settings
-from feedq.verbs import find_worker, move_feed, set_worker_target
+from feedq.verbs.actions import find_worker, move_feed, set_worker_target
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.memory.passes import MemoryPass
 

@@ -7,11 +7,12 @@ from uuid import UUID
 
 import pytest
 
-from feedq import control, limits
-from feedq.control import reconcile
+from feedq.control import reconcile as control
+from feedq.control.reconcile import reconcile
+from feedq.core import limits
+from feedq.core.model import Assignment, LeaseState, Reason, Release, TargetState, Worker
+from feedq.core.placement.base import WaitingFeed
 from feedq.errors import Unavailable
-from feedq.model import Assignment, LeaseState, Reason, Release, TargetState, Worker
-from feedq.placement.base import WaitingFeed
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.memory.passes import MemoryPass
 from tests.unit.test_control import SETTINGS, add_feeds, add_worker, run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.model import Load
+from feedq.core.model import Load
 from feedq.settings import Settings
 from tests.fakes import ManualClock, MemoryStore
 from tests.unit.test_control import add_feeds, add_worker, run

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from feedq.core.model import Feed, FeedSpec, Selector, TargetState
 from feedq.errors import InvalidInput
-from feedq.manifest.changes import ABSENT, Action, DeclarationChanges, OptionChange, difference, plan
-from feedq.manifest.feed_entry import problems, validate
-from feedq.model import Feed, FeedSpec, Selector, TargetState
+from feedq.verbs.manifest.changes import ABSENT, Action, DeclarationChanges, OptionChange, difference, plan
+from feedq.verbs.manifest.feed_entry import problems, validate
 from tests.fakes.sink import IDENTITY
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from feedq.core.model import Feed, FeedSpec
 from feedq.errors import InvalidInput
-from feedq.model import Feed, FeedSpec
 from feedq.worker.declared import declared, lean
 from tests.fakes.sink import IDENTITY
 from tests.unit.data_path import AT

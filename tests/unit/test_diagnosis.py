@@ -10,12 +10,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from feedq.diagnosis.checks import Check, Level
-from feedq.diagnosis.fleet_checks import Overview, fleet_checks, overview, tallies_of, tally_checks
-from feedq.diagnosis.placement_checks import placing_checks
-from feedq.diagnosis.waiting_checks import explain, explain_staying
-from feedq.lease import standing
-from feedq.model import (
+from feedq.control.store.fleet_state import FleetState
+from feedq.core.lease import standing
+from feedq.core.model import (
     Feed,
     FeedSpec,
     FeedView,
@@ -30,8 +27,11 @@ from feedq.model import (
     WorkerTarget,
     WorkerView,
 )
-from feedq.placement.base import Rules
-from feedq.store.fleet_state import FleetState
+from feedq.core.placement.base import Rules
+from feedq.verbs.diagnosis.checks import Check, Level
+from feedq.verbs.diagnosis.fleet_checks import Overview, fleet_checks, overview, tallies_of, tally_checks
+from feedq.verbs.diagnosis.placement_checks import placing_checks
+from feedq.verbs.diagnosis.waiting_checks import explain, explain_staying
 from tests.fakes.sink import IDENTITY
 
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)

@@ -13,8 +13,11 @@ import pytest
 from rich.console import Console
 
 from feedq.cli.top import Frame, render
-from feedq.diagnosis.checks import Level
-from feedq.diagnosis.schedule_checks import (
+from feedq.control.store.fleet_state import JobState
+from feedq.control.store.jobs.listing import ScheduledTask
+from feedq.core.schedule.model import Every, Job, RunState, Schedule, ScheduleSpec, ScheduleView
+from feedq.verbs.diagnosis.checks import Level
+from feedq.verbs.diagnosis.schedule_checks import (
     OVERDUE_S,
     WAITING_S,
     check_tasks,
@@ -22,9 +25,6 @@ from feedq.diagnosis.schedule_checks import (
     described_schedules,
     job_checks,
 )
-from feedq.schedule.model import Every, Job, RunState, Schedule, ScheduleSpec, ScheduleView
-from feedq.store.fleet_state import JobState
-from feedq.store.jobs.listing import ScheduledTask
 from tests.unit.command import NO_JOBS, Command
 
 WELL = JobState(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from feedq.embedded.datadir import PORTS, DataDir, Ports, StackState
-from feedq.embedded.process import free_port
 from feedq.errors import Conflict, InvalidInput, Unavailable
+from feedq.local.datadir import PORTS, DataDir, Ports, StackState
+from feedq.local.process import free_port
 
 STATE = StackState(
     4711, {"FEEDQ_DATABASE_URL": "postgresql://feedq:secret@127.0.0.1/feedq"}, "http://127.0.0.1:1"

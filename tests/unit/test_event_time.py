@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import orjson
 import pytest
 
-from feedq.model import Batch
+from feedq.core.model import Batch
 from feedq.records.csvtext import CsvFormat
 from feedq.sinks.base import Target
 from feedq.sinks.event_time import LOOKED_AT, EventTime, event_time_reader

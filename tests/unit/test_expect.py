@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from feedq.core.expectations import expected_of, read_expectations, unmet_said, write_expectations
+from feedq.core.values import Wrong
 from feedq.errors import InvalidInput
-from feedq.expect import expected_of, read_expectations, unmet_said, write_expectations
-from feedq.manifest.feed_entry import FeedEntry, plain_feed, problems
-from feedq.values import Wrong
+from feedq.verbs.manifest.feed_entry import FeedEntry, plain_feed, problems
 
 GIVEN = {
     "max_silence": "5m",

@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 
 from feedq.cli import main
 from feedq.connectors.base import parse_options
+from feedq.core.model import JSON, FeedSpec
 from feedq.errors import InvalidInput
-from feedq.model import JSON, FeedSpec
 from feedq.sinks.cursors import check_cursor
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink, MemoryTables

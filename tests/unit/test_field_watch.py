@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedq.core.model import Batch
 from feedq.errors import InvalidInput
-from feedq.model import Batch
 from feedq.sinks.base import parse_sink
 from feedq.sinks.field_watch import FIELDS_MAX, FieldWatch, _decoder
 

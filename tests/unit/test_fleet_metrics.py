@@ -9,12 +9,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from prometheus_client import CollectorRegistry, Metric
 
-from feedq import fleet_metrics
+from feedq.celery import fleet_metrics
+from feedq.celery.fleet_metrics import READ_EVERY_S, FleetCollector, FleetReading, fleet_families
+from feedq.control.store.feed_listing import StatusCount
+from feedq.control.store.fleet_state import FleetState, JobState
+from feedq.core.model import Reason, Status
 from feedq.errors import Unavailable
-from feedq.fleet_metrics import READ_EVERY_S, FleetCollector, FleetReading, fleet_families
-from feedq.model import Reason, Status
-from feedq.store.feed_listing import StatusCount
-from feedq.store.fleet_state import FleetState, JobState
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 READING = FleetReading(

@@ -14,10 +14,10 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, Retry
 
 from feedq import run_context
+from feedq.core.schedule.model import ClaimedRun, Job, Offer, RunState, Semantics
 from feedq.errors import InvalidInput, JobSessionLost
-from feedq.schedule.model import ClaimedRun, Job, Offer, RunState, Semantics
 from feedq.settings import Settings
-from feedq.telemetry import configure_logging
+from feedq.telemetry.logs import configure_logging
 from feedq.worker.jobs.calling import (
     REASON_MAX,
     SESSION_LOST,

@@ -10,8 +10,8 @@ import pytest
 
 import feedq
 from feedq import RunCancelled, run_context
+from feedq.core.schedule.model import Job
 from feedq.errors import InvalidInput
-from feedq.schedule.model import Job
 from feedq.worker.jobs.context import RunContext
 from tests.unit.job_runs import AT, claimed
 

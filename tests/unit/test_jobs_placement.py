@@ -7,14 +7,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from feedq import control
-from feedq.diagnosis.fleet_checks import overview
-from feedq.diagnosis.placement_checks import serves
-from feedq.model import FeedSpec, NewWorker, Worker, WorkerTarget
-from feedq.placement.base import EligibleWorker, Rules, Strategy, WaitingFeed
-from feedq.placement.placing import place
-from feedq.placement.rebalancing import donors, rebalance
+from feedq.control import reconcile as control
+from feedq.core.model import FeedSpec, NewWorker, Worker, WorkerTarget
+from feedq.core.placement.base import EligibleWorker, Rules, Strategy, WaitingFeed
+from feedq.core.placement.placing import place
+from feedq.core.placement.rebalancing import donors, rebalance
 from feedq.settings import Settings
+from feedq.verbs.diagnosis.fleet_checks import overview
+from feedq.verbs.diagnosis.placement_checks import serves
 from tests.fakes import ManualClock, MemoryStore
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from feedq import bootsteps
-from feedq.bootsteps import Places
+from feedq.celery import bootsteps
+from feedq.celery.bootsteps import Places
 from feedq.settings import Settings
 from feedq.worker.lease_keeper import LeaseKeeper
 from tests.fakes import ManualClock, MemoryStore

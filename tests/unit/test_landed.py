@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.landed import CountedFeed, LandedBucket, landed_buckets
-from feedq.wording import sparkline
+from feedq.core.landed import CountedFeed, LandedBucket, landed_buckets
+from feedq.verbs.wording import sparkline
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 

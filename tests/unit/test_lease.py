@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from feedq.lease import (
+from feedq.core.lease import (
     EPOCH_GROWS,
     LAGS_S,
     REFUSING_S,
@@ -31,7 +31,17 @@ from feedq.lease import (
     stillness,
     transition,
 )
-from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Status, TargetState, Worker, WorkerState
+from feedq.core.model import (
+    Feed,
+    FeedSpec,
+    Lease,
+    LeaseState,
+    Reason,
+    Status,
+    TargetState,
+    Worker,
+    WorkerState,
+)
 from tests.fakes.sink import IDENTITY
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from feedq.lease import on_edit
-from feedq.limits import AUDITS_GATHERED_S
-from feedq.model import FeedSpec, Load, Reason, TargetState
+from feedq.core.lease import on_edit
+from feedq.core.limits import AUDITS_GATHERED_S
+from feedq.core.model import FeedSpec, Load, Reason, TargetState
 from feedq.settings import Settings
 from feedq.worker.lease_keeper import LeaseKeeper
 from tests.fakes import ManualClock, MemoryStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.limits import MOVES_AT_LEAST, moves_together
+from feedq.core.limits import MOVES_AT_LEAST, moves_together
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from feedq.model import Progress
+from feedq.core.model import Progress
 from feedq.worker.load_meter import SMOOTHED_OVER_S, LoadMeter, SmoothedRate
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq import documents
+from feedq.core.model import FeedSpec, Selector, TargetState
 from feedq.errors import InvalidInput
-from feedq.manifest import feed_entry, reader
-from feedq.model import FeedSpec, Selector, TargetState
+from feedq.verbs import documents
+from feedq.verbs.manifest import feed_entry, reader
 
 DESIGN = r"""
 feeds:

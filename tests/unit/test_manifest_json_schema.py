@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from jsonschema import Draft202012Validator
 
-from feedq import documents
-from feedq.manifest.json_schema import manifest_schema
-from feedq.manifest.reader import ENTRIES
-from feedq.schedule.entries import plain_schedule
-from feedq.schedule.model import ScheduleSpec
+from feedq.core.schedule.entries import plain_schedule
+from feedq.core.schedule.model import ScheduleSpec
+from feedq.verbs import documents
+from feedq.verbs.manifest.json_schema import manifest_schema
+from feedq.verbs.manifest.reader import ENTRIES
 from tests.unit.command import Command
 from tests.unit.test_manifest_schedules import FULL, specs
 
@@ -36,7 +36,7 @@ def complaints(text: str) -> list[str]:
 
 def manifests() -> Iterator[tuple[str, str]]:
     """All that stand in examples, the demo and the documentation."""
-    for path in [*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("feedq/demo/*.yaml")]:
+    for path in [*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("feedq/local/demo/*.yaml")]:
         yield path.name, path.read_text()
     for page in PAGES:
         for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):

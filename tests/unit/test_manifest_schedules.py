@@ -11,12 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq import documents
-from feedq.manifest import changes, reader
-from feedq.manifest.changes import Action
-from feedq.schedule.arguments import names_secret
-from feedq.schedule.entries import ScheduleEntry, plain_queue, plain_schedule
-from feedq.schedule.model import (
+from feedq.core.schedule.arguments import names_secret
+from feedq.core.schedule.entries import ScheduleEntry, plain_queue, plain_schedule
+from feedq.core.schedule.model import (
     CatchUp,
     Cron,
     Every,
@@ -30,8 +27,11 @@ from feedq.schedule.model import (
     Semantics,
     Timing,
 )
-from feedq.values import DURATION_MAX_S, exact_duration, parse_duration
-from feedq.values import read as read_one
+from feedq.core.values import DURATION_MAX_S, exact_duration, parse_duration
+from feedq.core.values import read as read_one
+from feedq.verbs import documents
+from feedq.verbs.manifest import changes, reader
+from feedq.verbs.manifest.changes import Action
 
 FULL = """
 schedules:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq import model
-from feedq.model import Assignment, Batch, Progress, Reason, Release, StopRequest
+from feedq.core import model
+from feedq.core.model import Assignment, Batch, Progress, Reason, Release, StopRequest
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 records = st.binary(min_size=1).filter(lambda r: b"\n" not in r and b"\r" not in r)

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.model import Loss, NewWorker
+from feedq.core.model import Loss, NewWorker
 from feedq.worker.activity import Activity, FeedThread
 from feedq.worker.memory import GROWTH_MIN_BYTES, MemoryWatch
 from feedq.worker.monitor import DumpPipe, Limits, Monitor, Watch, make_private, parse_stacks, report_losses

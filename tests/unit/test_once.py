@@ -11,10 +11,10 @@ from celery.schedules import BaseSchedule, crontab, schedule
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq import once
+from feedq.celery import once
+from feedq.celery.once import EARLY_MAX_S, EARLY_SHARE, OnceCelery, prepare, tick_of
+from feedq.core.schedule.model import Job
 from feedq.errors import InvalidInput, Unavailable
-from feedq.once import EARLY_MAX_S, EARLY_SHARE, OnceCelery, prepare, tick_of
-from feedq.schedule.model import Job
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 EVERY_MINUTE = crontab()

@@ -8,8 +8,8 @@ from time import monotonic, sleep
 
 import pytest
 
-from feedq.telemetry import LogEvent
-from feedq.telemetry_metrics import MESSAGES_LEFT_OUT
+from feedq.telemetry.logs import LogEvent
+from feedq.telemetry.metrics import MESSAGES_LEFT_OUT
 from feedq.worker.outbox import Outbox
 
 LIMIT_S = 10.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.permission import DEFAULT, DENIED_BY_DEFAULT, Network, Permissions, parse_networks
+from feedq.core.permission import DEFAULT, DENIED_BY_DEFAULT, Network, Permissions, parse_networks
 
 
 def permissions(*, deny: str = "", allow: str = "") -> Permissions:

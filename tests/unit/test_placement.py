@@ -13,10 +13,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from feedq.model import Reason, Selector
-from feedq.placement import fleet_loads
-from feedq.placement.base import EligibleWorker, Placement, Rules, Strategy, WaitingFeed
-from feedq.placement.placing import is_cold, place
+from feedq.core.model import Reason, Selector
+from feedq.core.placement import fleet_loads
+from feedq.core.placement.base import EligibleWorker, Placement, Rules, Strategy, WaitingFeed
+from feedq.core.placement.placing import is_cold, place
 from tests.unit.placing import (
     DAY_S,
     NOW,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.model import Reason
-from feedq.placement.base import Avoided, EligibleWorker, Held, Rules, Strategy, WaitingFeed, lags
-from feedq.placement.placing import place
-from feedq.placement.rebalancing import rebalance
+from feedq.core.model import Reason
+from feedq.core.placement.base import Avoided, EligibleWorker, Held, Rules, Strategy, WaitingFeed, lags
+from feedq.core.placement.placing import place
+from feedq.core.placement.rebalancing import rebalance
 from tests.unit.placing import (
     DAY_S,
     NOW,

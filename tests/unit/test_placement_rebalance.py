@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.model import Selector
-from feedq.placement.base import EligibleWorker, Held, Rules, Strategy, Transfer, WaitingFeed, is_settled
-from feedq.placement.placing import place
-from feedq.placement.rebalancing import donors, rebalance
+from feedq.core.model import Selector
+from feedq.core.placement.base import EligibleWorker, Held, Rules, Strategy, Transfer, WaitingFeed, is_settled
+from feedq.core.placement.placing import place
+from feedq.core.placement.rebalancing import donors, rebalance
 from tests.unit.placing import (
     NOW,
     SETTLE_S,

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.model import Reason, Selector
-from feedq.placement.base import EligibleWorker, Held, Placement, Rules, Strategy, Transfer, WaitingFeed
-from feedq.placement.placing import place
-from feedq.placement.rebalancing import donors
-from feedq.placement.rebalancing import rebalance as rebalance_fleet
-from feedq.placement.rendezvous import EXCESS
+from feedq.core.model import Reason, Selector
+from feedq.core.placement.base import EligibleWorker, Held, Placement, Rules, Strategy, Transfer, WaitingFeed
+from feedq.core.placement.placing import place
+from feedq.core.placement.rebalancing import donors
+from feedq.core.placement.rebalancing import rebalance as rebalance_fleet
+from feedq.core.placement.rendezvous import EXCESS
 from tests.unit.placing import NOW, candidate, caps, choosy_feeds, fleets, matches, running
 
 RULES = Rules(strategy=Strategy.RENDEZVOUS)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from feedq.diagnosis.checks import Level, fail, warn
-from feedq.diagnosis.fleet_checks import tallies_of
-from feedq.model import FeedView, LeaseState, Reason, Unmet
-from feedq.report.problem_list import ListedProblem, problems
+from feedq.core.model import FeedView, LeaseState, Reason, Unmet
+from feedq.verbs.diagnosis.checks import Level, fail, warn
+from feedq.verbs.diagnosis.fleet_checks import tallies_of
+from feedq.verbs.report.problem_list import ListedProblem, problems
 from tests.unit.test_diagnosis import NOW, feed
 
 

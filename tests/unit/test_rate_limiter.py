@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.limits import BURST_S, RateLimits, Throttle, TokenBucket
+from feedq.core.limits import BURST_S, RateLimits, Throttle, TokenBucket
 
 RATES = st.floats(min_value=1e-3, max_value=1e12)
 

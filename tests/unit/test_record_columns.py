@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from feedq.core.model import FeedSpec
 from feedq.errors import InvalidInput
-from feedq.manifest.feed_entry import problems
-from feedq.model import FeedSpec
-from feedq.record_columns import proposed
+from feedq.verbs.manifest.feed_entry import problems
+from feedq.worker.record_columns import proposed
 
 HTTP = {"url": "http://127.0.0.1/x", "mode": "poll"}
 FILE = {"path": "/data/x", "format": "text"}

@@ -7,10 +7,10 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-from feedq.lease import standing
-from feedq.model import ANYWHERE, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, Selector
-from feedq.report.details import declaration_lines, event_detail, lease_lines
-from feedq.wording import why
+from feedq.core.lease import standing
+from feedq.core.model import ANYWHERE, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, Selector
+from feedq.verbs.report.details import declaration_lines, event_detail, lease_lines
+from feedq.verbs.wording import why
 from tests.fakes.clock import NEW_YEAR
 from tests.fakes.sink import IDENTITY
 

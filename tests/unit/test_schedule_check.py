@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from feedq.core.schedule.arguments import names_secret
+from feedq.core.schedule.entries import ScheduleEntry, job_problems, plain_schedule
+from feedq.core.schedule.model import Beat, Cron, Every, Job, Once, Overlap, Retries, ScheduleSpec, Timing
+from feedq.core.values import DURATION_MAX_S, NAME_MAX, read
+from feedq.core.values import JSON_DEPTH_MAX as DEPTH_MAX
+from feedq.core.values import JSON_SIZE_MAX as SIZE_MAX
 from feedq.errors import InvalidInput
-from feedq.schedule.arguments import names_secret
-from feedq.schedule.entries import ScheduleEntry, job_problems, plain_schedule
-from feedq.schedule.model import Beat, Cron, Every, Job, Once, Overlap, Retries, ScheduleSpec, Timing
-from feedq.values import DURATION_MAX_S, NAME_MAX, read
-from feedq.values import JSON_DEPTH_MAX as DEPTH_MAX
-from feedq.values import JSON_SIZE_MAX as SIZE_MAX
 
 BARE = ScheduleSpec("report", Every(30.0), Job("shop.report"))
 SECRET = "hunter2"

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from feedq.schedule.cron import FIELDS, NAMES, CronRule, Field, parse
+from feedq.core.schedule.cron import FIELDS, NAMES, CronRule, Field, parse
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cron.md"
 MINUTE = timedelta(minutes=1)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedq.schedule.due import DueRun, Firing, Unfinished, begin, fire, resumed
-from feedq.schedule.model import (
+from feedq.core.schedule.due import DueRun, Firing, Unfinished, begin, fire, resumed
+from feedq.core.schedule.model import (
     CatchUp,
     Cron,
     Every,
@@ -29,8 +29,8 @@ from feedq.schedule.model import (
     ScheduleState,
     Timing,
 )
-from feedq.schedule.outcome import FIRST_STATES
-from feedq.schedule.timing import fire_time, next_tick, ticks_after
+from feedq.core.schedule.outcome import FIRST_STATES
+from feedq.core.schedule.timing import fire_time, next_tick, ticks_after
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

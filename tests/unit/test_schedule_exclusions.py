@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.schedule.entries import ScheduleEntry, plain_schedule
-from feedq.schedule.exclusions import date_problems, first_free
-from feedq.schedule.model import Cron, Every, Exclusion, Job, Once, ScheduleSpec, Timing
-from feedq.schedule.timing import next_tick, ticks_after
-from feedq.values import read
+from feedq.core.schedule.entries import ScheduleEntry, plain_schedule
+from feedq.core.schedule.exclusions import date_problems, first_free
+from feedq.core.schedule.model import Cron, Every, Exclusion, Job, Once, ScheduleSpec, Timing
+from feedq.core.schedule.timing import next_tick, ticks_after
+from feedq.core.values import read
 
 BEGIN = datetime(2026, 12, 23, tzinfo=UTC)
 DAY = timedelta(days=1)

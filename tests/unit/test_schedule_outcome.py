@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.schedule.model import Job, Retries, RunState, Semantics
-from feedq.schedule.outcome import (
+from feedq.core.schedule.model import Job, Retries, RunState, Semantics
+from feedq.core.schedule.outcome import (
     FIRST_STATES,
     LOSSES_MAX,
     TRANSITIONS,

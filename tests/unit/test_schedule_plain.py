@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.errors import InvalidInput
-from feedq.schedule.model import (
+from feedq.core.schedule.model import (
     Beat,
     CatchUp,
     Cron,
@@ -25,7 +24,7 @@ from feedq.schedule.model import (
     ScheduleSpec,
     Semantics,
 )
-from feedq.schedule.plain import (
+from feedq.core.schedule.plain import (
     from_plain,
     job_from_plain,
     job_to_plain,
@@ -35,6 +34,7 @@ from feedq.schedule.plain import (
     timing_to_plain,
     to_plain,
 )
+from feedq.errors import InvalidInput
 
 numbers = st.floats(0, 1e9, allow_nan=False)
 offsets = st.integers(-12, 14).map(lambda hours: timezone(timedelta(hours=hours)))

@@ -10,7 +10,7 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedq.schedule.spread import SEGMENTS, segment_of, segments_of
+from feedq.core.schedule.spread import SEGMENTS, segment_of, segments_of
 
 fleets = st.dictionaries(st.uuids(), st.integers(0, 64), max_size=20)
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from feedq.schedule.model import Beat, Cron, Every, Job, Once, ScheduleSpec, Timing
-from feedq.schedule.timing import Grid, delayed, fire_time, next_tick, ticks_after
-from feedq.values import instant
-from feedq.wording import timing_words
+from feedq.core.schedule.model import Beat, Cron, Every, Job, Once, ScheduleSpec, Timing
+from feedq.core.schedule.timing import Grid, delayed, fire_time, next_tick, ticks_after
+from feedq.core.values import instant
+from feedq.verbs.wording import timing_words
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)

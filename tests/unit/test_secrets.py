@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedq.core.permission import Permissions
 from feedq.errors import FeedMisconfigured
-from feedq.permission import Permissions
 from feedq.secrets import MASK, SECRET_BYTES_MAX, Masker, parse_reference, resolve_secrets
 
 SECRET = "hunter2-very-secret"

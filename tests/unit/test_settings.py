@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import InvalidInput
-from feedq.permission import Permissions, parse_networks
 from feedq.settings import Settings, settings
 from tests.simulation.durations import at_largest, at_lowest, durations
 

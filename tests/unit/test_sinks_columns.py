@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from feedq.model import JSON, Batch
+from feedq.core.model import JSON, Batch
 from feedq.records.csvtext import CsvFormat
 from feedq.sinks import copyplan, copytext
 from feedq.sinks.base import FeedWrite, Target

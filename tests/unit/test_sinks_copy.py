@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.model import Batch
+from feedq.core.model import Batch
 from feedq.sinks import copyplan
 from feedq.sinks.base import FeedWrite, Target
 from feedq.sinks.copyplan import DefaultRows, encoded

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from feedq.model import Batch
+from feedq.core.model import Batch
 from feedq.sinks.base import FeedWrite, Target
 from feedq.sinks.groupcommit import by_target
 from feedq.sinks.retryplan import (

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from feedq.model import Batch, FeedKey
+from feedq.core.model import Batch, FeedKey
 from feedq.sinks.base import CommitUnknown, FeedWrite, Target, Written
 from feedq.sinks.settlement import LastCommit, decide
 

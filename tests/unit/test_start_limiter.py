@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from feedq.limits import STARTS_TOGETHER
+from feedq.core.limits import STARTS_TOGETHER
 from feedq.worker.connect_limiter import StartLimiter
 
 FEEDS = 200

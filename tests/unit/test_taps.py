@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from feedq.model import Batch
+from feedq.core.model import Batch
+from feedq.core.tap import RECORD_BYTES_MAX, RECORDS_PER_S, TapPart
 from feedq.secrets import Masker
-from feedq.tap import RECORD_BYTES_MAX, RECORDS_PER_S, TapPart
 from feedq.worker.taps import MASKED_BYTES, RecordTap
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

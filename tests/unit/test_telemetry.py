@@ -13,10 +13,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from feedq.model import Loss
+from feedq.core.model import Loss
 from feedq.settings import Settings
-from feedq.telemetry import EventKind, LogEvent, configure_logging, log, mask_url
-from feedq.telemetry_metrics import REGISTRY, GroupHistogram
+from feedq.telemetry.logs import EventKind, LogEvent, configure_logging, log, mask_url
+from feedq.telemetry.metrics import REGISTRY, GroupHistogram
 
 schemes = st.sampled_from(["postgresql", "redis", "amqp", "tcp", "postgresql+psycopg2", "HTTP"])
 users = st.text(string.ascii_letters + string.digits + "_-.%", max_size=8)

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 from xml.etree import ElementTree
 
-from feedq.event_names import EventKind
-from feedq.landed import LandedBucket, Span
-from feedq.model import Event
+from feedq.core.landed import LandedBucket, Span
+from feedq.core.model import Event
+from feedq.telemetry.event_names import EventKind
 from feedq.web.charts import HEIGHT, LEAST, WIDTH, OwnerChart, landed_charts, owner_chart, sparkline
 from feedq.web.pages import hot_spot
 from tests.unit.test_diagnosis import worker

@@ -10,7 +10,7 @@ import flower
 import pytest
 from structlog.testing import capture_logs
 
-from feedq.telemetry import LogEvent
+from feedq.telemetry.logs import LogEvent
 from feedq.web.hook import extend_flower
 from feedq.web.site import LIST_BEGIN, OWN_TEMPLATES, OverlayLoader
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from feedq.access import AccessRole, Caller
+from feedq.core.roles import AccessRole, Caller
 from feedq.errors import InvalidInput
 from feedq.settings import Settings
 from feedq.web.mounted_api import caller_of, declared_in

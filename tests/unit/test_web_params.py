@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedq.control.store.feed_listing import OFFSET_MAX, PAGE_MAX, Query, Sort
+from feedq.core.model import Status
 from feedq.errors import InvalidInput
-from feedq.model import Status
-from feedq.store.feed_listing import OFFSET_MAX, PAGE_MAX, Query, Sort
 from feedq.web.params import SEARCH_MAX, address, parse_query
 
 LIMIT = 200

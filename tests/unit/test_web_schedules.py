@@ -12,11 +12,8 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from feedq.errors import InvalidInput
-from feedq.report.details import schedule_declaration_lines, standing_lines
-from feedq.report.masking import shown
-from feedq.report.rows import run_row, schedule_document, schedule_row
-from feedq.schedule.model import (
+from feedq.control.store.postgresql import JobStore
+from feedq.core.schedule.model import (
     CatchUp,
     Cron,
     Job,
@@ -30,7 +27,11 @@ from feedq.schedule.model import (
     ScheduleState,
     ScheduleView,
 )
-from feedq.store.postgresql import JobStore
+from feedq.errors import InvalidInput
+from feedq.verbs.report.details import schedule_declaration_lines, standing_lines
+from feedq.verbs.report.masking import shown
+from feedq.verbs.report.rows import run_row, schedule_document, schedule_row
+from feedq.verbs.wording import lag_s, seconds, tick_of, took_s, why_run
 from feedq.web.feed_reader import Reader
 from feedq.web.guard import refusal
 from feedq.web.params import (
@@ -39,7 +40,6 @@ from feedq.web.params import (
     parse_states,
 )
 from feedq.web.queries import FoundSchedules, ScheduleQueries
-from feedq.wording import lag_s, seconds, tick_of, took_s, why_run
 from tests.fakes.clock import NEW_YEAR
 
 NOW = NEW_YEAR

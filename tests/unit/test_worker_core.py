@@ -11,11 +11,31 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.limits import AUDITS_GATHERED_S, STOPS_PAUSE_S, STOPS_TOGETHER
-from feedq.model import Claim, Feed, FeedKey, FeedSpec, Heartbeat, Reason, Release, StopRequest, WorkerState
-from feedq.settings import Settings
-from feedq.worker import core
-from feedq.worker.actions import (
+from feedq.core import worker as core
+from feedq.core.limits import AUDITS_GATHERED_S, STOPS_PAUSE_S, STOPS_TOGETHER
+from feedq.core.model import (
+    Claim,
+    Feed,
+    FeedKey,
+    FeedSpec,
+    Heartbeat,
+    Reason,
+    Release,
+    StopRequest,
+    WorkerState,
+)
+from feedq.core.worker import (
+    FEED_TRANSITIONS,
+    LOST_S,
+    NO_SLOT_RETRY_S,
+    SESSION_TRANSITIONS,
+    FeedEvent,
+    FeedState,
+    SessionEvent,
+    SessionState,
+    WorkerCore,
+)
+from feedq.core.worker_actions import (
     AcceptMessage,
     Action,
     AnnounceDrain,
@@ -36,17 +56,7 @@ from feedq.worker.actions import (
     StopFeeds,
     Suspend,
 )
-from feedq.worker.core import (
-    FEED_TRANSITIONS,
-    LOST_S,
-    NO_SLOT_RETRY_S,
-    SESSION_TRANSITIONS,
-    FeedEvent,
-    FeedState,
-    SessionEvent,
-    SessionState,
-    WorkerCore,
-)
+from feedq.settings import Settings
 from tests.fakes.sink import IDENTITY
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

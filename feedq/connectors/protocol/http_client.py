@@ -33,8 +33,8 @@ from feedq.connectors.base import Context
 from feedq.connectors.protocol.request_options import USER_AGENT, RequestOptions, retry_after_s, status_name
 from feedq.connectors.wire.connection import Connection, open_connection
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, Location, Scheme, check_template, parse_location
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
-from feedq.model import JSON
 from feedq.records.template import CURSOR, fill_in
 
 SCHEMES: Final = {"http": Scheme(tls=False, port=80), "https": Scheme(tls=True, port=443)}

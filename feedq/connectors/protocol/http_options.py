@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from feedq.connectors.protocol.http_client import HttpRequestOptions
 from feedq.connectors.record_options import CursorOptions, FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
-from feedq.model import JSON
+from feedq.core.model import JSON
 from feedq.records.framing import LF, RECORD_BYTES_MAX, Framed, Framer
 from feedq.records.pointer import parse_pointer
 from feedq.records.template import unescape

@@ -33,8 +33,8 @@ import orjson
 from feedq.connectors.base import Context
 from feedq.connectors.protocol.http_client import NO_CONTENT, Answer, HttpClient
 from feedq.connectors.protocol.http_options import FRAMED, LINK, HttpOptions
+from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
-from feedq.model import JSON, Batch
 from feedq.records.framing import BYTE_ORDER_MARK, CursorReader, Framed
 from feedq.records.pointer import MISSING, TextPointers, is_json
 from feedq.records.turns import SLICE_BYTES, Steps, in_turns

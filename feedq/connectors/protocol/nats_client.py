@@ -28,8 +28,8 @@ from nkeys import NkeysError, from_seed
 from feedq import __version__
 from feedq.connectors.messages import Inbox
 from feedq.connectors.wire.connection import Connection
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
-from feedq.model import JSON
 from feedq.records.turns import slices
 
 READ_AHEAD_BYTES: Final = 256 * 1024

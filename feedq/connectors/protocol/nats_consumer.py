@@ -44,8 +44,8 @@ from feedq.connectors.protocol.nats_client import (
     NatsClient,
     NatsMessage,
 )
+from feedq.core.model import JSON, Batch
 from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.model import JSON, Batch
 
 NANOSECONDS: Final = 1_000_000_000
 NOT_FOUND: Final = 404

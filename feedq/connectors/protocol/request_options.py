@@ -20,8 +20,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from feedq import __version__
 from feedq.connectors.base import Context
 from feedq.connectors.wire.remote import ConnectedOptions, check_template, parse_location
+from feedq.core.model import JSON, known_as
 from feedq.errors import FeedMisconfigured
-from feedq.model import JSON, known_as
 from feedq.records.template import CURSOR, NAME, Template, compile_template
 
 USER_AGENT = f"feedq/{__version__}"

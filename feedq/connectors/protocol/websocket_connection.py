@@ -34,15 +34,15 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
-from feedq.clock import Clock
 from feedq.connectors.base import Context
 from feedq.connectors.protocol.request_options import TOKEN, RequestOptions, retry_after_s, status_name
 from feedq.connectors.protocol.websocket_frames import FRAGMENTS_MAX, MessageReader
 from feedq.connectors.wire.connection import Connection, open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, Scheme
+from feedq.core.clock import Clock
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
-from feedq.model import JSON
 from feedq.records.framing import RECORD_BYTES_MAX
 from feedq.records.turns import TURN_S, slices
 from feedq.secrets import Masker

@@ -1,7 +1,7 @@
 """Dialing: from the name of a host to a connected socket, for every connector that opens one.
 
 Names are resolved here and only here, so that each address can be checked against what feeds may reach
-(`feedq.permission`) before a packet goes to it. Connectors on a library hand the connected socket to it.
+(`feedq.core.permission`) before a packet goes to it. Connectors on a library hand the connected socket to it.
 
 Invariants:
 
@@ -23,8 +23,8 @@ from functools import partial
 from typing import Any
 
 from feedq.connectors.base import Context, SocketGuard
+from feedq.core.permission import Permissions
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.permission import Permissions
 
 KEEPALIVE_IDLE_S = 30
 KEEPALIVE_INTERVAL_S = 10

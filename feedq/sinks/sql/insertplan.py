@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sqlalchemy import Column, MetaData, Table, insert
 
-from feedq.model import Batch, FeedKey
+from feedq.core.model import Batch, FeedKey
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, SuspectRecord, Target
 from feedq.sinks.catalog import ReadyRecord, TargetPlan

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import SQLAlchemyError
 
-from feedq.model import JSON, FeedKey
+from feedq.core.model import JSON, FeedKey
 from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
 from feedq.sinks.cursors import ascii_text, cursor_of
 from feedq.sinks.session import SinkSession, parts

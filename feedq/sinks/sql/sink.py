@@ -11,8 +11,8 @@ from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.types import TypeEngine
 
+from feedq.core.passwords import mask_url
 from feedq.errors import InvalidInput
-from feedq.passwords import mask_url
 from feedq.sinks.base import Target
 from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.groupcommit import GroupCommitSink

@@ -24,11 +24,11 @@ from celery.app.trace import task_has_custom
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.imports import import_from_cwd
 
+from feedq.control.store.jobs.runs import RunStore
+from feedq.core.schedule.model import ClaimedRun, Finish, RunState, Semantics
 from feedq.errors import FeedqError, InvalidInput, JobSessionLost, RunCancelled, RunTakenAway
-from feedq.schedule.model import ClaimedRun, Finish, RunState, Semantics
-from feedq.store.jobs.runs import RunStore
-from feedq.telemetry import LogEvent, log, mask_url
-from feedq.without_rich import structlog
+from feedq.telemetry.logs import LogEvent, log, mask_url
+from feedq.telemetry.without_rich import structlog
 from feedq.worker.jobs.context import RunContext
 
 REASON_MAX = 500

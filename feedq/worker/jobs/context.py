@@ -17,8 +17,8 @@ from threading import TIMEOUT_MAX, Event
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from feedq.core.schedule.model import ClaimedRun, RunKind
 from feedq.errors import InvalidInput, RunCancelled
-from feedq.schedule.model import ClaimedRun, RunKind
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session

@@ -15,11 +15,11 @@ from threading import Event
 from time import monotonic
 from uuid import UUID
 
-from feedq.model import Worker
+from feedq.control.store.channels import NotifyReason
+from feedq.control.store.jobs.runs import RunStore
+from feedq.core.model import Worker
 from feedq.settings import Settings
-from feedq.store.channels import NotifyReason
-from feedq.store.jobs.runs import RunStore
-from feedq.telemetry import LogEvent, log
+from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.jobs.calling import Call
 from feedq.worker.jobs.slots import Slots
 from feedq.worker.jobs.ticker import Ticker

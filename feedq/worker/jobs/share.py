@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
 
-from feedq.schedule.spread import segments_of
+from feedq.core.schedule.spread import segments_of
 
 POLL_S = 0.5
 """How often a worker of a small fleet scans for what nobody told it of."""

@@ -31,11 +31,11 @@ from time import monotonic
 from typing import TypeAlias
 from uuid import UUID
 
+from feedq.control.store.jobs.runs import RunStore
+from feedq.core.schedule.model import ClaimedRun, Finish, Offer, RunState
 from feedq.errors import Unavailable
-from feedq.schedule.model import ClaimedRun, Finish, Offer, RunState
-from feedq.store.jobs.runs import RunStore
-from feedq.telemetry import LogEvent, database_event, log
-from feedq.telemetry_metrics import JOB_SLOTS, RUN_WAIT_SECONDS, RUNS_ENDED
+from feedq.telemetry.logs import LogEvent, database_event, log
+from feedq.telemetry.metrics import JOB_SLOTS, RUN_WAIT_SECONDS, RUNS_ENDED
 from feedq.worker.jobs.calling import Call, perform, timed_out
 from feedq.worker.jobs.context import TIMED_OUT, RunContext
 from feedq.worker.jobs.share import Identity, Share
@@ -48,7 +48,7 @@ CLAIM_PAUSE_S = 0.01
 pause."""
 TAKE_OVER_PAUSE_S = 0.05
 """How often it looks for the next session while runs of one that is gone go on here: well within the grace that
-the database gives them (`feedq.store.jobs.finishing`)."""
+the database gives them (`feedq.control.store.jobs.finishing`)."""
 
 logger = log(__name__)
 

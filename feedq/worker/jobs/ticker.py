@@ -20,11 +20,11 @@ from random import Random
 from threading import Event, Thread
 from time import monotonic
 
+from feedq.control.store.jobs.runs import RunStore
+from feedq.core.schedule.model import Finish, RunState
 from feedq.errors import Unavailable
-from feedq.schedule.model import Finish, RunState
-from feedq.store.jobs.runs import RunStore
-from feedq.telemetry import LogEvent, database_event, log
-from feedq.telemetry_metrics import RUNS_FIRED
+from feedq.telemetry.logs import LogEvent, database_event, log
+from feedq.telemetry.metrics import RUNS_FIRED
 from feedq.worker.jobs.share import POLL_S, Identity, Share
 
 FIRED_PER_SCAN = 500

@@ -10,9 +10,9 @@ from math import exp
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from feedq.event_names import EventKind
-from feedq.lease import RATE_TIME_S, Move
-from feedq.model import (
+from feedq.control.store.assigning import WEIGHT_MIN
+from feedq.core.lease import RATE_TIME_S, Move
+from feedq.core.model import (
     Feed,
     FeedSpec,
     Lease,
@@ -23,9 +23,9 @@ from feedq.model import (
     WorkerState,
     WorkerTarget,
 )
-from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, lags
+from feedq.core.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, lags
 from feedq.settings import DEFAULT_SINK
-from feedq.store.assigning import WEIGHT_MIN
+from feedq.telemetry.event_names import EventKind
 from tests.fakes.memory.decisions import is_reapable
 from tests.fakes.memory.tables import MemoryDatabase, counted_at
 
@@ -51,7 +51,7 @@ def remote_of(spec: FeedSpec) -> str:
 
 
 def experiences(db: MemoryDatabase, *, proven: bool) -> dict[str, Experience]:
-    """As `feedq.store.assigning.experiences`."""
+    """As `feedq.control.store.assigning.experiences`."""
     feeds = db.tables.feeds
     failed: dict[str, dict[str, datetime]] = {}
     for x in db.tables.in_state(*LeaseState):
@@ -194,7 +194,7 @@ def promise_to_successors(db: MemoryDatabase, now: datetime) -> None:
 
 
 def effective_weight(db: MemoryDatabase, feed: Feed, lease: Lease, *, measured: float) -> float:
-    """Computes what a feed weighs now: see `feedq.store.assigning`."""
+    """Computes what a feed weighs now: see `feedq.control.store.assigning`."""
     if not measured or lease.reported_at is None:
         return feed.spec.weight
     workers = [w for w in db.tables.workers.values() if w.state is not WorkerState.GONE]

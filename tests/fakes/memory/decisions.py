@@ -1,4 +1,4 @@
-"""What the statements of `feedq.store` decide by themselves, once more in Python, for the store in memory.
+"""What the statements of `feedq.control.store` decide by themselves, once more in Python, for the store in memory.
 
 The contract suite holds the two against each other.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from feedq.lease import AVOIDED_MAX, BLAME_RECENT, FAILOVER_WITHIN, SOON
-from feedq.model import (
+from feedq.core.lease import AVOIDED_MAX, BLAME_RECENT, FAILOVER_WITHIN, SOON
+from feedq.core.model import (
     Feed,
     Lease,
     LeaseState,

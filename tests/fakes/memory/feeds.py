@@ -1,4 +1,4 @@
-"""`feedq.store.base.Feeds` in memory."""
+"""`feedq.control.store.base.Feeds` in memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
-from feedq import lease as policy
-from feedq.errors import Conflict, NotFound
-from feedq.lease import Move, first_reason, objection_to_move
-from feedq.model import (
+from feedq.control.store.base import require_version
+from feedq.core import lease as policy
+from feedq.core.lease import Move, first_reason, objection_to_move
+from feedq.core.model import (
     ChangedCursor,
     Event,
     Feed,
@@ -26,10 +26,10 @@ from feedq.model import (
     TargetState,
     Version,
 )
-from feedq.placement.base import Transfer
-from feedq.selection import ORDER_KEYS, Selection, SelectionOrder
-from feedq.store.base import require_version
-from feedq.telemetry import EventKind
+from feedq.core.placement.base import Transfer
+from feedq.core.selection import ORDER_KEYS, Selection, SelectionOrder
+from feedq.errors import Conflict, NotFound
+from feedq.telemetry.logs import EventKind
 from tests.fakes.memory import counts
 from tests.fakes.memory.history import folded
 from tests.fakes.memory.tables import MemoryDatabase, statement

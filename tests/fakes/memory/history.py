@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import reduce
 
-from feedq.model import Event, Reason
-from feedq.telemetry import EventKind
+from feedq.core.model import Event, Reason
+from feedq.telemetry.logs import EventKind
 
 FOLDED_WITHIN = timedelta(hours=1)
 """Longer than any pause between two tries. Two troubles that are further apart are worth an event each."""

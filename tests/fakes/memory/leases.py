@@ -1,4 +1,4 @@
-"""`feedq.store.base.Leases` in memory."""
+"""`feedq.control.store.base.Leases` in memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.event_names import EventKind
-from feedq.lease import Move, smoothed, states_before, transition
-from feedq.model import (
+from feedq.control.store.base import Followed
+from feedq.core.lease import Move, smoothed, states_before, transition
+from feedq.core.model import (
     JSON,
     Claim,
     FeedKey,
@@ -23,7 +23,7 @@ from feedq.model import (
     Worker,
     WorkerState,
 )
-from feedq.store.base import Followed
+from feedq.telemetry.event_names import EventKind
 from tests.fakes.memory.decisions import (
     avoided_after,
     can_run,

@@ -1,4 +1,4 @@
-"""`feedq.store.base.FleetStore` and `ReconcilePass` in memory."""
+"""`feedq.control.store.base.FleetStore` and `ReconcilePass` in memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.event_names import EventKind
-from feedq.lease import Edit, Move, OutageGrace, as_of, on_edit, transition
-from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
-from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, WaitingFeed
-from feedq.store.base import ReconcilePass, SuspectWorker
-from feedq.store.sweeping import WEIGHT_STEP
+from feedq.control.store.base import ReconcilePass, SuspectWorker
+from feedq.control.store.sweeping import WEIGHT_STEP
+from feedq.core.lease import Edit, Move, OutageGrace, as_of, on_edit, transition
+from feedq.core.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
+from feedq.core.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, WaitingFeed
+from feedq.telemetry.event_names import EventKind
 from tests.fakes.memory import counts
 from tests.fakes.memory.decisions import is_dispatch_overdue, may_start
 from tests.fakes.memory.tables import MemoryDatabase, statement
@@ -67,7 +67,7 @@ class MemoryPass:
             self._shorten_delays(pass_at - self.now)
 
     def _shorten_delays(self, by: timedelta) -> None:
-        """Shortens delays after the clock was put back: see `feedq.store.passes`."""
+        """Shortens delays after the clock was put back: see `feedq.control.store.passes`."""
         tables, now = self._db.tables, self.now
         for lease in list(tables.leases.values()):
             tables.leases[lease.feed_id] = replace(

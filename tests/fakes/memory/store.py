@@ -1,4 +1,4 @@
-"""`feedq.store.base.Store` in memory, with sessions that hold a worker's lock, looks of the beat, and faults."""
+"""`feedq.control.store.base.Store` in memory, with sessions that hold a worker's lock, and with faults."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from feedq.control.store.base import Store
+from feedq.control.store.channels import NotifyReason
+from feedq.control.store.history import EVENTS_PER_FEED, RETENTION_DAYS, HistoryKept
+from feedq.core.model import Heartbeat, LeaseState, Load, Worker, WorkerState
 from feedq.errors import Unavailable
-from feedq.model import Heartbeat, LeaseState, Load, Worker, WorkerState
-from feedq.store.base import Store
-from feedq.store.channels import NotifyReason
-from feedq.store.history import EVENTS_PER_FEED, RETENTION_DAYS, HistoryKept
 from tests.fakes.clock import ManualClock
 from tests.fakes.memory.counts import is_serving
 from tests.fakes.memory.feeds import MemoryFeeds
@@ -172,7 +172,7 @@ class HeldSession:
 
 
 class MemorySession(HeldSession):
-    """`feedq.store.base.WorkerSession`; it never really waits either."""
+    """`feedq.control.store.base.WorkerSession`; it never really waits either."""
 
     locks_hold = True
 
@@ -192,7 +192,7 @@ class MemorySession(HeldSession):
 
 
 class MemoryListener(HeldSession):
-    """`feedq.store.base.Listener`; it never really waits, time is the test's to move."""
+    """`feedq.control.store.base.Listener`; it never really waits, time is the test's to move."""
 
     heard = frozenset({NotifyReason.FEEDS.value})
 

@@ -16,12 +16,12 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID, uuid4
 
-from feedq.authorship import signed
+from feedq.control.store.history import HistoryKept
+from feedq.core.authorship import signed
+from feedq.core.lease import VERDICT_S, Move, on_loss, states_before, transition
+from feedq.core.model import Event, Feed, FeedKey, Lease, LeaseState, Loss, Reason, TargetState, Worker
 from feedq.errors import Unavailable
-from feedq.event_names import EventKind
-from feedq.lease import VERDICT_S, Move, on_loss, states_before, transition
-from feedq.model import Event, Feed, FeedKey, Lease, LeaseState, Loss, Reason, TargetState, Worker
-from feedq.store.history import HistoryKept
+from feedq.telemetry.event_names import EventKind
 from tests.fakes.clock import ManualClock
 from tests.fakes.memory.decisions import awaits_verdict, service_since
 

@@ -1,4 +1,4 @@
-"""`feedq.store.base.Workers` in memory."""
+"""`feedq.control.store.base.Workers` in memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.event_names import EventKind
-from feedq.lease import Move
-from feedq.model import (
+from feedq.control.store.workers import TARGET_EVENTS
+from feedq.core.lease import Move
+from feedq.core.model import (
     Heartbeat,
     LeaseState,
     Load,
@@ -21,7 +21,7 @@ from feedq.model import (
     WorkerTarget,
     WorkerView,
 )
-from feedq.store.workers import TARGET_EVENTS
+from feedq.telemetry.event_names import EventKind
 from tests.fakes.memory.tables import MemoryDatabase, statement
 
 

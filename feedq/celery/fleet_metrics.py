@@ -1,0 +1,203 @@
+"""What the elected beat exports about the whole fleet.
+
+It is read from the control database when somebody asks for it, by the thread that answers: it holds while every
+worker is stuck. Only the elected beat says it, so that sums over all beats are right; the others say that they do
+not lead. While the database cannot be read nothing is said of the fleet: `feedq_beat_leads` falls to 0 then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from time import monotonic
+
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from feedq.control.store.feed_listing import StatusCount
+from feedq.control.store.fleet_state import FleetState, JobState
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.expectations import Expectation
+from feedq.core.model import Reason, Status, WorkerView
+from feedq.errors import Unavailable
+from feedq.settings import Settings
+from feedq.telemetry.logs import LogEvent, database_event, log
+from feedq.telemetry.metrics import SHARED
+from feedq.telemetry.metrics_port import MetricsServer, Verdict, open_port
+from feedq.verbs.diagnosis.fleet_checks import Overview, summary
+
+READ_EVERY_S = 1.0
+"""Scrapes within this share one reading."""
+READ_SHARE = 20
+"""Reading takes no more than one part in this many of the time: to count a hundred thousand feeds takes the
+database a while."""
+UNPLACED_REASONS = (
+    *(Reason.NO_CAPACITY, Reason.NO_MATCH, Reason.SETTLING),
+    *(Reason.BACKOFF, Reason.FAILED, Reason.HELD, Reason.PAUSED),
+)
+
+logger = log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReading:
+    """The fleet at one moment."""
+
+    state: FleetState
+    jobs: JobState
+    tallies: Sequence[StatusCount]
+    workers: Sequence[WorkerView]
+    unmet: Mapping[str, int] = field(default_factory=dict)
+    """Feeds that are not as expected, by what is unmet."""
+
+
+def read(store: PostgresStore) -> FleetReading:
+    """Raises `Unavailable`."""
+    return FleetReading(
+        store.fleet_state(),
+        store.job_state(),
+        store.listing.tallies(),
+        store.workers.views(),
+        store.expectations.unmet(),
+    )
+
+
+class FleetCollector(Collector):
+    """Collects the metrics of the fleet while this beat leads. Thread-safe."""
+
+    def __init__(self, read: Callable[[], FleetReading], leads: Callable[[], bool]) -> None:
+        self._read, self._leads = read, leads
+        self._lock = Lock()
+        self._reading: FleetReading | None = None
+        self._again_at = float("-inf")
+
+    def collect(self) -> Iterator[Metric]:
+        yield from SHARED.collect()
+        reading = self._fresh() if self._leads() else None
+        yield leading(reading is not None)
+        if reading is not None:
+            yield from fleet_families(reading)
+
+    def _fresh(self) -> FleetReading | None:
+        with self._lock:
+            if (began := monotonic()) >= self._again_at:
+                try:
+                    self._reading = self._read()
+                except Unavailable as error:
+                    logger.warning(database_event(error), where="metrics", error=str(error))
+                    self._reading = None
+                except Exception as error:  # one that a scraper must not be the only one to see
+                    logger.error(LogEvent.UNEXPECTED, where="metrics", exc_info=error)
+                    self._reading = None
+                ended = monotonic()
+                self._again_at = ended + max(READ_EVERY_S, READ_SHARE * (ended - began))
+            return self._reading
+
+
+def serve_beat(
+    s: Settings, store: Callable[[], PostgresStore], *, leads: Callable[[], bool], runs: Callable[[], bool]
+) -> MetricsServer | None:
+    """Open the port that the settings name for beats. ``runs``: whether the beat takes part in the election."""
+    collector = FleetCollector(lambda: read(store()), leads)
+
+    def check() -> Verdict:
+        if not runs():
+            return Verdict(False, "the thread of the election has ended")
+        return Verdict(True, "elected" if leads() else "stands by")
+
+    checks = {"/healthz": check, "/readyz": check}
+    return open_port((s.metrics_host, s.beat_metrics_port), collector, checks)
+
+
+def leading(leads: bool) -> Metric:
+    return _gauge(
+        "feedq_beat_leads", "1: this beat is elected and could read the fleet's state", float(leads)
+    )
+
+
+def _unmet(reading: FleetReading) -> Metric:
+    feeds = {kind.value: reading.unmet.get(kind, 0) for kind in Expectation}
+    about = "Feeds that are not as expected, by what is unmet"
+    return _gauge_by("expectation", "feedq_feeds_unmet", about, feeds)
+
+
+def fleet_families(reading: FleetReading) -> Iterator[Metric]:
+    """The metrics of the fleet as a whole."""
+    numbers, jobs = summary(reading.tallies, reading.workers), reading.jobs
+    yield _gauge_by(
+        "status", "feedq_feeds", "Feeds, by status", {s.value: numbers.by_status.get(s, 0) for s in Status}
+    )
+    yield _gauge_by(
+        "reason",
+        "feedq_feeds_unplaced",
+        "Feeds without a worker, by reason",
+        {reason.value: numbers.waiting.get(reason, 0) for reason in UNPLACED_REASONS},
+    )
+    yield _unmet(reading)
+    yield _gauge(
+        "feedq_feeds_dead_lettering",
+        "Feeds of which a record was refused within a day",
+        sum(tally.refused for tally in reading.tallies),
+    )
+    yield from _workers(numbers, reading.workers)
+    if reading.state.pass_age_s is not None:
+        yield _gauge(
+            "feedq_reconcile_age_seconds", "Since a reconcile pass last finished", reading.state.pass_age_s
+        )
+    yield _gauge_by(
+        "state", "feedq_schedules", "Schedules, by state", {"active": jobs.active, "paused": jobs.paused}
+    )
+    yield _gauge("feedq_schedules_tripped", "Schedules that failures in a row have paused", len(jobs.tripped))
+    yield _gauge(
+        "feedq_schedule_overdue_seconds",
+        "Since the first tick fell due that nobody has fired; 0: there is none",
+        jobs.overdue_s or 0.0,
+    )
+    yield _gauge_by(
+        "state", "feedq_runs", "Runs, by state", {"waiting": jobs.waiting, "running": jobs.running}
+    )
+    yield _gauge("feedq_runs_late", "Runs that are due and have not begun", jobs.due)
+    yield _gauge(
+        "feedq_run_late_seconds",
+        "How long the first of them has been due; 0: there is none",
+        jobs.oldest_due_s or 0.0,
+    )
+
+
+def _workers(numbers: Overview, workers: Sequence[WorkerView]) -> Iterator[Metric]:
+    states = {
+        "serving": numbers.serving,
+        "cordoned": numbers.cordoned,
+        "drained": numbers.drained,
+        "draining": numbers.draining,
+    }
+    yield _gauge_by("state", "feedq_workers", "Workers, by state", states)
+    yield _gauge("feedq_fleet_capacity", "Feeds that the serving workers hold at most", numbers.capacity)
+    yield _gauge(
+        "feedq_fleet_utilisation_ratio",
+        "Feeds that the serving workers hold, as a part of their capacity",
+        numbers.utilisation or 0.0,
+    )
+    yield _gauge(
+        "feedq_feeds_lacking_after_loss",
+        "Feeds for which there would be no place once the worker is lost whose loss is the hardest",
+        numbers.lacking_after_loss,
+    )
+    yield _gauge(
+        "feedq_oldest_heartbeat_seconds",
+        "Since the last heartbeat of the worker that was heard of the longest ago; 0: there is no worker",
+        max((view.heartbeat_age_s for view in workers), default=0.0),
+    )
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, documentation, value=value)
+
+
+def _gauge_by(label: str, name: str, documentation: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, documentation, labels=[label])
+    for value, amount in values.items():
+        family.add_metric([value], amount)
+    return family

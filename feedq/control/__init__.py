@@ -1,0 +1,1 @@
+"""The control database and the reconcile pass."""

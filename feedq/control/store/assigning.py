@@ -1,0 +1,308 @@
+"""Assignments: which feeds a pass places, what each weighs, and the statement that gives them to workers.
+
+A million feeds may be without a place for long. So the ones about which something is new come first, and those
+that were found to have no place take turns: each pass goes on where the one before it ended.
+
+A feed weighs what is declared, blended with what was measured of it: one that lands as many rows and bytes a
+second as the mean of the fleet measures 1; half of the measure is rows, half bytes. Leases hold the smoothed
+rates, workers' heartbeats the fleet's sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from feedq.control.store.channels import NotifyReason, notify_workers
+from feedq.control.store.database import GivenRows
+from feedq.control.store.feed_rows import avoided_from, selector_from
+from feedq.control.store.held_counts import SERVING, candidates
+from feedq.control.store.leases import STILL_FAILED
+from feedq.core.lease import RATE_TIME_S, Move, states_before
+from feedq.core.model import Assignment, Reason
+from feedq.core.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, WaitingFeed
+from feedq.settings import DEFAULT_SINK
+from feedq.telemetry.event_names import EventKind
+
+WEIGHT_MIN = 0.01
+"""A silent feed weighs this much: none at all would let any number of them go to one worker."""
+
+# A feed that lands nothing reports nothing: beyond one time constant its rates are taken to fade.
+_SILENT_S = "extract(epoch FROM clock_timestamp() - l.reported_at)::float8"
+_FADE = f"exp(-least(greatest({_SILENT_S} / {RATE_TIME_S} - 1, 0), 20))"
+# As a feed weighs now, of `feed f` and `lease l`. Rounded, so that two who compute it agree.
+EFFECTIVE_WEIGHT = f"""
+    CASE WHEN :measured = 0 OR l.reported_at IS NULL OR (:mean_rows = 0 AND :mean_bytes = 0) THEN f.weight
+    ELSE greatest({WEIGHT_MIN}, round(CAST((1 - :measured) * f.weight + :measured * {_FADE} * (
+        coalesce(l.rows_per_s / nullif(:mean_rows, 0), l.bytes_per_s / :mean_bytes)
+        + coalesce(l.bytes_per_s / nullif(:mean_bytes, 0), l.rows_per_s / :mean_rows)) / 2
+        AS numeric), 2)::float8) END
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """The means of the fleet: what the mean feed lands, and how much that counts, as parameters of
+    `EFFECTIVE_WEIGHT`."""
+
+    measured: float = 0.0
+    mean_rows: float = 0.0
+    mean_bytes: float = 0.0
+
+    def parameters(self) -> dict[str, float]:
+        return {"measured": self.measured, "mean_rows": self.mean_rows, "mean_bytes": self.mean_bytes}
+
+
+def means(c: Connection, *, measured: float) -> Means:
+    if not measured:
+        return Means()
+    sql = """
+        SELECT coalesce(sum(w.rows_per_s) / greatest(sum(h.feeds), 1), 0) AS rows,
+               coalesce(sum(w.bytes_per_s) / greatest(sum(h.feeds), 1), 0) AS bytes
+        FROM feedq.worker w JOIN feedq.worker_held h ON h.worker_id = w.id WHERE w.state <> 'gone'
+    """
+    row = c.execute(text(sql)).one()
+    return Means(measured, row.rows, row.bytes)
+
+
+# As `feedq.core.placement` knows it: in lower case, as settings look it up.
+SINK = f"lower(coalesce(f.sink ->> 'name', '{DEFAULT_SINK}'))"
+# Whom a feed gets its records from, as far as its declaration tells: where one fails others may.
+REMOTE = """
+    coalesce(lower(substring(f.source ->> 'url' FROM '//([^/?#]*)')), f.source ->> 'command', f.name)
+"""
+# Each branch is a small index of its own. What is due is asked for with the time at which the statement
+# began: with a clock that moves on, the index could not be used.
+_MAY_START = "l.state = 'idle'"
+_IDLE = """
+    SELECT l.feed_id FROM feedq.lease l CROSS JOIN LATERAL (
+        SELECT FROM feedq.feed WHERE id = l.feed_id AND removed_at IS NULL AND target_state = 'running'
+        OFFSET 0  -- one look-up a lease: merged with all feeds by id, those that have a place would be read too
+    ) f
+"""
+_NEWS = f"""
+    SELECT feed_id FROM (
+        ({_IDLE} WHERE {_MAY_START} AND l.retry_at IS NULL
+           AND l.reason NOT IN ('paused', 'failed', 'removed', 'no_capacity', 'no_match', 'finished')
+         ORDER BY l.feed_id LIMIT :limit)
+        UNION ALL
+        ({_IDLE} WHERE {_MAY_START} AND l.retry_at IS NOT NULL AND l.retry_at <= statement_timestamp()
+           AND l.reason NOT IN ('paused', 'removed')
+         ORDER BY l.retry_at LIMIT :limit)
+    ) news ORDER BY feed_id LIMIT :limit
+"""
+_UNPLACED = f"""
+    SELECT feed_id FROM (
+        ({_IDLE} WHERE {_MAY_START} AND l.retry_at IS NULL AND l.reason = 'no_capacity'
+           AND l.feed_id > :after AND l.feed_id <= :upto ORDER BY l.feed_id LIMIT :limit)
+        UNION ALL
+        ({_IDLE} WHERE {_MAY_START} AND l.retry_at IS NULL AND l.reason = 'no_match'
+           AND l.feed_id > :after AND l.feed_id <= :upto ORDER BY l.feed_id LIMIT :limit)
+    ) unplaced ORDER BY feed_id LIMIT :limit
+"""
+_DETAILS = f"""
+    SELECT l.feed_id, l.reason, l.promised_to, f.tenant, nullif(f.selector, '{{}}') AS selector,
+        nullif(l.avoid, '{{}}') AS avoid, {SINK} AS sink, {REMOTE} AS remote, {EFFECTIVE_WEIGHT} AS weight
+    FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
+    WHERE l.feed_id = ANY(:ids)
+      -- Removed and declared anew: the one that is ending must be off the source first.
+      AND NOT EXISTS (
+          SELECT FROM feedq.lease ending JOIN feedq.feed removed ON removed.id = ending.feed_id
+          WHERE ending.state = 'stopping' AND removed.removed_at IS NOT NULL AND removed.name = f.name)
+    ORDER BY l.feed_id
+"""
+_ALL = 2**63 - 1
+# Leases by nothing but their keys; what state they are in is asked after. Told that few can match, as there were
+# few when statistics were taken, the planner would go through all of them for each.
+_REASONS = GivenRows("feed_id bigint, reason text")
+_PAIRS = GivenRows("feed_id bigint, worker_id uuid")
+GIVEN = f"""
+    given AS (
+        SELECT given.*, l.state FROM {_REASONS}
+        JOIN feedq.lease l USING (feed_id) ORDER BY feed_id FOR UPDATE OF l
+    )
+"""
+
+
+class PassAssignments:
+    """The part of a reconcile pass that gives feeds their places."""
+
+    _c: Connection
+    _measured_load: float
+    _waiting_after: int
+
+    @cached_property
+    def _means(self) -> Means:
+        return means(self._c, measured=self._measured_load)
+
+    def waiting(self, *, limit: int) -> list[WaitingFeed]:
+        c, after = self._c, self._waiting_after
+        _promise_to_successors(c)
+        ids = _ids(c, _NEWS, limit=limit)
+        left = limit - len(ids)
+        if left > 0:
+            unplaced = _ids(c, _UNPLACED, limit=left, after=after, upto=_ALL)
+            if after and len(unplaced) < left:
+                unplaced += _ids(c, _UNPLACED, limit=left - len(unplaced), after=0, upto=after)
+            ids += unplaced
+            self._waiting_after = unplaced[-1] if len(unplaced) == left else 0
+        if not ids:
+            return []
+        known = experiences(c, proven=True)
+        rows = c.execute(text(_DETAILS), {"ids": ids, **self._means.parameters()})
+        return [
+            WaitingFeed(
+                row.feed_id,
+                row.weight,
+                Reason(row.reason),
+                row.tenant,
+                selector_from(row.selector),
+                row.promised_to,
+                known.get(row.remote, NO_EXPERIENCE).avoided(avoided_from(row.avoid)),
+                row.sink,
+            )
+            for row in rows
+        ]
+
+    def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
+        return candidates(self._c, tenants)
+
+    def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
+        sql = f"""
+            WITH given AS (
+                SELECT * FROM {_PAIRS}
+            ), locked AS (
+                -- By nothing but keys, as in GIVEN.
+                SELECT given.*, w.queue, {EFFECTIVE_WEIGHT} AS weight,
+                    l.state, w.state AS worker_state, w.target_state FROM given
+                JOIN feedq.lease l USING (feed_id)
+                JOIN feedq.feed f ON f.id = given.feed_id
+                JOIN feedq.worker w ON w.id = given.worker_id
+                ORDER BY given.feed_id FOR UPDATE OF l FOR SHARE OF w
+            ), free AS (
+                SELECT * FROM locked
+                WHERE state = ANY(:states) AND worker_state = 'active' AND target_state = 'serving'
+            ), assigned AS (
+                UPDATE feedq.lease l SET state = 'assigned', epoch = l.epoch + 1, worker_id = free.worker_id,
+                    assigned_at = clock_timestamp(), retry_at = NULL, {STILL_FAILED}, weight = free.weight,
+                    promised_to = NULL, held_for = NULL, stop_by = NULL
+                FROM free WHERE l.feed_id = free.feed_id
+                RETURNING l.feed_id, l.epoch, l.worker_id, free.queue, l.reason
+            ), history AS (
+                INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
+                SELECT :kind, feed_id, worker_id, epoch FROM assigned WHERE reason IS NULL
+            )
+            SELECT * FROM assigned ORDER BY feed_id
+        """
+        parameters = {
+            **_PAIRS.of((feed_id, str(worker_id)) for feed_id, worker_id in pairs),
+            "states": [s.value for s in states_before(Move.ASSIGN)],
+            "kind": EventKind.LEASE_ASSIGNED.value,
+            **self._means.parameters(),
+        }
+        rows = self._c.execute(text(sql), parameters).all()
+        # The messages follow; a worker that hears this first need not wait for them.
+        notify_workers(self._c, list({row.worker_id for row in rows}), NotifyReason.FEEDS)
+        return [Assignment(row.feed_id, row.epoch, row.worker_id, row.queue) for row in rows]
+
+    def explain(self, unplaced: Sequence[tuple[int, Reason]]) -> None:
+        rename_idle(self._c, unplaced)
+
+
+def rename_idle(c: Connection, reasons: Sequence[tuple[int, Reason | None]]) -> None:
+    """Say why these feeds are idle."""
+    if not reasons:
+        return
+    sql = f"""
+        WITH {GIVEN}
+        UPDATE feedq.lease l SET reason = given.reason, retry_at = NULL, held_for = NULL,
+            promised_to = CASE WHEN given.reason IN ('new', 'settling') THEN l.promised_to END,
+            moved_at = CASE WHEN given.reason IN ('new', 'settling') THEN l.moved_at END,
+            attempts = CASE WHEN given.reason = 'new' THEN 0 ELSE l.attempts END,
+            avoid = CASE WHEN given.reason = 'new' THEN '{{}}' ELSE l.avoid END
+        FROM given WHERE l.feed_id = given.feed_id AND given.state = 'idle'
+    """
+    c.execute(text(sql), reason_columns(reasons))
+
+
+def reason_columns(reasons: Sequence[tuple[int, Reason | None]]) -> dict[str, list[object]]:
+    return _REASONS.of((feed_id, reason and reason.value) for feed_id, reason in reasons)
+
+
+def _ids(c: Connection, sql: str, **parameters: int) -> list[int]:
+    return [row.feed_id for row in c.execute(text(sql), parameters)]
+
+
+def _promise_to_successors(c: Connection) -> None:
+    """Promise feeds that are held for the successor of a worker to it as soon as it is there, as far as it has
+    room."""
+    sql = f"""
+        WITH successor AS (
+            SELECT DISTINCT ON (name) id, name FROM feedq.worker w WHERE {SERVING}
+            ORDER BY name, started_at DESC
+        )
+        SELECT l.feed_id, successor.id AS worker_id
+        FROM feedq.lease l JOIN successor ON successor.name = l.held_for
+        WHERE l.held_for IS NOT NULL AND l.state = 'idle' ORDER BY l.feed_id FOR UPDATE OF l SKIP LOCKED
+    """
+    if not c.execute(text("SELECT EXISTS (SELECT FROM feedq.lease WHERE held_for IS NOT NULL)")).scalar_one():
+        return
+    awaited = c.execute(text(sql)).all()
+    if not awaited:
+        return
+    room = {worker.worker_id: worker.capacity - worker.feeds for worker in candidates(c, ())}
+    promises: list[tuple[int, str | None]] = []
+    for row in awaited:
+        room[row.worker_id] = room.get(row.worker_id, 0) - 1
+        # What a worker has no room for may go anywhere.
+        promises.append((row.feed_id, str(row.worker_id) if room[row.worker_id] >= 0 else None))
+    end_hold = f"""
+        UPDATE feedq.lease l SET held_for = NULL, retry_at = NULL, promised_to = given.worker_id
+        FROM {_PAIRS}
+        WHERE l.feed_id = given.feed_id
+    """
+    c.execute(text(end_hold), _PAIRS.of(promises))
+
+
+def experiences(c: Connection, *, proven: bool) -> dict[str, Experience]:
+    """Finds on which workers feeds failed, by remote, and whether others have begun to land records there since.
+
+    With ``proven`` only failures of feeds that have landed records elsewhere since: then it is the worker, and not
+    the source.
+
+    Most of the time no feed has failed anywhere, and an empty index is all that is read.
+    """
+    condition = (
+        "l.state = 'running' AND l.connected AND l.last_record_at > to_timestamp(failed.value::float8)"
+    )
+    sql = f"""
+        SELECT {REMOTE} AS remote, failed.key AS worker, to_timestamp(max(failed.value::float8)) AS at
+        FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
+        CROSS JOIN LATERAL jsonb_each_text(l.avoid) failed
+        WHERE l.avoid <> '{{}}' AND ({condition if proven else "true"}) GROUP BY 1, 2
+    """
+    failed = _by_remote(c, sql)
+    if not failed:
+        return {}
+    sql = f"""
+        SELECT {REMOTE} AS remote, w.name AS worker, max(l.running_since) AS at
+        FROM feedq.worker w JOIN feedq.lease l ON l.worker_id = w.id JOIN feedq.feed f ON f.id = l.feed_id
+        WHERE w.name = ANY(:names) AND w.state <> 'gone' AND l.state = 'running' AND l.connected
+            AND l.last_record_at > l.running_since
+        GROUP BY 1, 2
+    """
+    names = {name for workers in failed.values() for name in workers}
+    landed = _by_remote(c, sql, names=list(names))
+    return {remote: Experience(workers, landed.get(remote, {})) for remote, workers in failed.items()}
+
+
+def _by_remote(c: Connection, sql: str, **parameters: list[str]) -> dict[str, dict[str, datetime]]:
+    found: dict[str, dict[str, datetime]] = {}
+    for row in c.execute(text(sql), parameters):
+        found.setdefault(row.remote, {})[row.worker] = row.at
+    return found

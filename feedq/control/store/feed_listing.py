@@ -1,0 +1,384 @@
+"""Feeds for pages that must stay quick with a million of them: one page at a time, and numbers.
+
+The database filters, sorts and counts; what crosses is one page of rows. The status of a feed, elsewhere decided
+by `feedq.lease.standing`, is said once more here, in SQL; a test compares the two over every combination. Reads
+only, one transaction a call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from feedq.control.store.database import Aggregate, in_transaction
+from feedq.control.store.feed_rows import FEED_COLUMNS, LEASE_COLUMNS, OWNER_COLUMNS, feed_view_from
+from feedq.core.lease import FAILING_FROM, LAGS_S, REFUSING_S, SILENT_AFTER, WAITS_ANEW
+from feedq.core.model import FeedView, Reason, Status
+from feedq.core.selection import TROUBLED, Selection, SelectionOrder, like
+
+PAGE_MAX = 1000
+"""Rows of one page: what a browser still shows at once, and one answer of the API holds."""
+OFFSET_MAX = 100_000_000
+"""The largest offset: beyond any table, and within what the database takes."""
+LATELY_S = 86_400.0
+"""Dead letters are warned of for this long: until somebody has had a working day to look at them."""
+STATEMENT_TIMEOUT_S = 30
+"""A page that nobody waits for any more must not keep the control database busy."""
+
+
+class Sort(StrEnum):
+    """The order of a page; equal feeds are in order of name."""
+
+    NAME = "name"
+    STATUS = "status"
+    WORKER = "worker"
+    EPOCH = "epoch"
+    RECORDS = "records"
+    LAST_RECORD = "last_record"
+    EVENT_LAG = "event_lag"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query for feeds: which, and which page of them. ``search`` is plain text, looked for wherever a feed
+    shows some."""
+
+    search: str = ""
+    status: Status | None = None
+    worker: str | None = None
+    tenant: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    connector: str | None = None
+    match: str | None = None
+    """A pattern of names, as `feedq.core.selection.Selection` has it."""
+    failing: bool = False
+    sort: Sort = Sort.NAME
+    descending: bool = False
+    limit: int = PAGE_MAX
+    offset: int = 0
+
+    @property
+    def selection(self) -> Selection:
+        """What the verbs for many feeds have of this: all but the text, and the status."""
+        return Selection(
+            tenant=self.tenant,
+            labels=dict(self.labels),
+            worker=self.worker,
+            connector=self.connector,
+            match=self.match,
+            failing=self.failing,
+            removing=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StatusCount:
+    """Feeds that share a status and a reason, counted."""
+
+    status: Status
+    reason: Reason | None
+    feeds: int
+    wanted: int
+    """The feeds that ask for a place on a worker: neither paused nor failed nor being removed."""
+    records_total: int
+    refused: int = 0
+    """The feeds of which a record was refused within `LATELY_S`."""
+    example: str = ""
+    """The first of them by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFeeds:
+    """A page of feeds, with the numbers of all that the search found, whatever their status."""
+
+    now: datetime
+    """The database's clock, for ages."""
+    views: Sequence[FeedView]
+    tallies: Sequence[StatusCount]
+    matching: int
+    """Feeds on all pages together."""
+    declared: int = 0
+    """All feeds there are; counted only when none matches."""
+
+
+# The same decision as `feedq.lease.standing`; a feed without a lease row counts as idle.
+# Feeds that run come first, for they are the most.
+_WAITS_ANEW = ", ".join(f"'{reason}'" for reason in sorted(filter(None, WAITS_ANEW)))
+_STATUS = f"""
+    CASE
+        WHEN l.state = 'running' THEN CASE
+            WHEN l.reason = 'failed' AND NOT l.connected THEN 'failed'
+            WHEN l.quarantined THEN 'quarantined'
+            WHEN w.stands_still THEN 'stalled'
+            WHEN l.sink_error IS NOT NULL THEN 'sink_unavailable'
+            WHEN l.dead_per_s > l.rows_per_s
+                AND :now - l.dead_letter_at < make_interval(secs => {REFUSING_S}) THEN 'refusing'
+            WHEN l.stalled AND l.attempts < {FAILING_FROM} THEN 'stalled'
+            WHEN l.failures >= {FAILING_FROM} THEN 'failing'
+            WHEN l.stalled THEN 'stalled'
+            WHEN l.connected THEN 'streaming'
+            ELSE 'connecting'
+        END
+        WHEN l.state = 'stopping' AND f.removed_at IS NOT NULL THEN 'removing'
+        WHEN l.state = 'stopping' THEN 'stopping'
+        WHEN coalesce(l.state, 'idle') = 'idle' AND f.removed_at IS NOT NULL THEN 'removing'
+        WHEN coalesce(l.state, 'idle') = 'idle' AND f.target_state = 'paused' THEN 'paused'
+        WHEN l.reason = 'failed' AND NOT l.connected THEN 'failed'
+        WHEN l.quarantined THEN 'quarantined'
+        WHEN l.failures >= {FAILING_FROM}
+            AND NOT (l.state = 'idle' AND coalesce(l.reason IN ({_WAITS_ANEW}), true)) THEN 'failing'
+        WHEN l.state = 'assigned' THEN 'starting'
+        WHEN l.reason = 'backoff' THEN 'backoff'
+        ELSE 'waiting'
+    END
+"""
+_DECLARED = "f.parent IS NULL"
+"""A backfill is shown with its feed, and not counted beside it."""
+_WANTED = "f.removed_at IS NULL AND f.target_state = 'running'"
+# Whether a worker stands still is found out once a worker, not once a feed: OFFSET 0 is a fence here, too.
+_FROM = f"""
+    FROM feedq.feed f
+    LEFT JOIN feedq.lease l ON l.feed_id = f.id
+    LEFT JOIN (
+        SELECT id, name, loop_lag_s, heartbeat_at, expires_at,
+            loop_lag_s > {LAGS_S} OR
+                (:now - heartbeat_at) * {SILENT_AFTER[1]} > (expires_at - heartbeat_at) * {SILENT_AFTER[0]}
+                AS stands_still
+        FROM feedq.worker OFFSET 0
+    ) w ON w.id = l.worker_id
+"""
+# Text in front of a separator that nobody types, so that no match reaches over two columns.
+_HAYSTACK = (
+    "lower(concat_ws(chr(1), f.name, f.tenant, f.connector, w.name, l.reason, l.last_error, l.sink_error, "
+    "l.dead_letter_error, l.blame, CAST(f.labels AS text)))"
+)
+# What is counted of a feed, and the counts of all that have a status and a reason together.
+_COUNTED = f"""
+    {_STATUS} AS status, CASE WHEN l.feed_id IS NULL THEN 'new' ELSE l.reason END AS reason,
+    {_WANTED} AS wanted, l.records_total, l.dead_letter_at AS refused_at
+"""
+_TALLIED = f"""
+    SELECT status, reason, count(*) AS feeds,
+        -- A failed feed wants no place: only an edit can help it.
+        count(*) FILTER (WHERE wanted AND status <> 'failed') AS wanted,
+        CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total,
+        count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused,
+        min(name) AS example
+"""
+_ORDER = {
+    Sort.NAME: "f.name",
+    Sort.STATUS: _STATUS,
+    Sort.WORKER: "w.name",
+    Sort.EPOCH: "l.epoch",
+    Sort.RECORDS: "l.records_total",
+    Sort.LAST_RECORD: "l.last_record_at",
+    Sort.EVENT_LAG: "statement_timestamp() - l.event_at",
+}
+
+
+class FeedListing(Aggregate):
+    """Pages of feeds. Every method may raise `Unavailable`."""
+
+    @in_transaction
+    def page(self, c: Connection, query: Query) -> FoundFeeds:
+        conditions, parameters = _where(query)
+        key, direction = _ORDER[query.sort], "DESC" if query.descending else "ASC"
+        # Looked for once, for the rows and for the numbers, and in narrow rows: wide ones would make the sort of a
+        # large table spill to disk.
+        sql = f"""
+            WITH found AS MATERIALIZED (
+                SELECT f.id, f.name, {key} AS key, {_COUNTED} {_FROM} {_filtered(conditions)}
+            ), counted AS (
+                {_TALLIED} FROM found GROUP BY status, reason ORDER BY status, reason
+            ), page AS (
+                SELECT id, key FROM found {"" if query.status is None else "WHERE status = :status"}
+                ORDER BY key {direction} NULLS LAST, name, id LIMIT :limit OFFSET :offset
+            )
+            SELECT (SELECT json_agg(counted) FROM counted) AS tallies, p.*
+            FROM (VALUES (1)) once (row) LEFT JOIN (
+                SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now, page.key
+                {_FROM} JOIN page ON page.id = f.id
+            ) p ON true
+            ORDER BY p.key {direction} NULLS LAST, p.name, p.id
+        """
+        parameters["now"] = now = _begin(c)
+        rows = c.execute(text(sql), parameters).all()
+        tallies = [_tally(list(counted.values())) for counted in rows[0].tallies or ()]
+        views = [feed_view_from(row) for row in rows if row.id is not None]
+        matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
+        count = text(f"SELECT count(*) FROM feedq.feed f WHERE {_DECLARED}")
+        declared = 0 if matching else c.execute(count).scalar_one()
+        return FoundFeeds(now, views, tallies, matching, declared)
+
+    @in_transaction
+    def after(
+        self,
+        c: Connection,
+        selection: Selection,
+        *,
+        text_: str = "",
+        place: tuple[str, int] = ("", 0),
+        limit: int = PAGE_MAX,
+    ) -> list[FeedView]:
+        """Return the chosen feeds by name and id, from behind ``place`` on, those where ``text_`` is found. A page
+        costs what it shows, and what it leaves out on the way: for programs that go through all of them, while
+        others are added and removed."""
+        conditions, parameters = _chosen(selection)
+        if text_:
+            condition, searched = _containing(text_)
+            conditions.append(condition)
+            parameters |= searched
+        conditions.append("(f.name, f.id) > (:name, :id)")
+        wide = f"SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM}"
+        sql = f"{wide} {_filtered(conditions)} ORDER BY f.name, f.id LIMIT :limit"
+        if text_ or selection.statuses or selection.failing:
+            # Few may be found: the ids first, of all feeds at once, as `page` reads them.
+            narrow = f"SELECT f.id, f.name {_FROM} {_filtered(conditions)} OFFSET 0"
+            ids = f"SELECT id FROM ({narrow}) found ORDER BY name, id LIMIT :limit"
+            sql = f"{wide} WHERE f.id IN ({ids}) ORDER BY f.name, f.id"
+        parameters |= {"now": _begin(c), "limit": min(max(limit, 0), PAGE_MAX)}
+        parameters |= dict(zip(("name", "id"), place, strict=True))
+        return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
+
+    @in_transaction
+    def tallies(self, c: Connection) -> list[StatusCount]:
+        """Count all feeds by status and reason."""
+        sql = f"""
+            {_TALLIED} FROM (SELECT f.name, {_COUNTED} {_FROM} WHERE {_DECLARED}) found
+            GROUP BY status, reason ORDER BY status, reason
+        """
+        return [_tally(row) for row in c.execute(text(sql), {"now": _begin(c)})]
+
+    @in_transaction
+    def notable(self, c: Connection, statuses: Collection[Status], *, each: int) -> list[FeedView]:
+        """Read the feeds that there is something to say about, by name.
+
+        These are the first so many of each of these statuses, and of each reason to wait; those that a worker was
+        lost to or whose records were refused of late; those that are not as expected; and those that require
+        labels.
+        """
+        sql = f"""
+            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM}
+            WHERE f.id IN (
+                SELECT id FROM (
+                    SELECT id, row_number() OVER (PARTITION BY status, reason ORDER BY name, id) AS place
+                    FROM (
+                        SELECT f.id, f.name, {_STATUS} AS status,
+                            CASE WHEN {_STATUS} = 'waiting' THEN l.reason END AS reason
+                        {_FROM} OFFSET 0
+                    ) found WHERE status = ANY(:statuses)
+                ) ranked WHERE place <= :each
+                UNION ALL
+                SELECT feed_id FROM feedq.lease
+                WHERE blamed > 0 OR dead_letter_at > :now - make_interval(secs => {LATELY_S})
+                UNION ALL
+                SELECT feed_id FROM feedq.unmet
+                UNION ALL
+                SELECT id FROM feedq.feed WHERE selector ? 'required'
+            ) ORDER BY f.name, f.id
+        """
+        parameters = {"now": _begin(c), "statuses": [status.value for status in statuses], "each": each}
+        return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
+
+
+def _where(query: Query) -> tuple[list[str], dict[str, Any]]:
+    conditions, given = _chosen(query.selection)
+    if query.search:
+        condition, searched = _containing(query.search)
+        conditions.append(condition)
+        given |= searched
+    parameters = given | {
+        "status": None if query.status is None else query.status.value,
+        "limit": min(max(query.limit, 0), PAGE_MAX),
+        "offset": min(max(query.offset, 0), OFFSET_MAX),
+    }
+    return conditions, parameters
+
+
+def _containing(searched: str) -> tuple[str, dict[str, Any]]:
+    """Return the condition that a feed shows this text somewhere, in any case, and its parameters.
+
+    A status is worked out of ten columns, for each feed: only where the name of one holds the text.
+    """
+    condition, parameters = f"strpos({_HAYSTACK}, lower(:search)) > 0", {"search": searched}
+    statuses = [status.value for status in Status if searched.lower() in status]
+    if not statuses:
+        return condition, parameters
+    return f"({condition} OR {_STATUS} = ANY(:found_statuses))", parameters | {"found_statuses": statuses}
+
+
+def _filtered(conditions: Sequence[str]) -> str:
+    """A WHERE clause, if there is any condition."""
+    given = " AND ".join(filter(None, conditions))
+    return f"WHERE {given}" if given else ""
+
+
+def _begin(c: Connection) -> datetime:
+    """Bound the transaction's statements, and say when it is."""
+    c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))
+    now: datetime = c.execute(text("SELECT clock_timestamp()")).scalar_one()
+    return now
+
+
+def _tally(row: Sequence[Any]) -> StatusCount:
+    status, reason, *counts = row
+    return StatusCount(Status(status), None if reason is None else Reason(reason), *counts)
+
+
+# -- selections --------------------------------------------------------------------------------------
+
+_CHOSEN_BY = {
+    "names": "f.name = ANY(:names)",
+    "tenant": "f.tenant = :tenant",
+    "labels": "f.labels @> CAST(:labels AS jsonb)",
+    "worker": "w.name = :worker",
+    "statuses": f"{_STATUS} = ANY(:statuses)",
+    "connector": "f.connector = :connector",
+    "match": "f.name LIKE :match",
+    "failing": f"{_STATUS} = ANY(:failing)",
+}
+_SELECTION_ORDER = {
+    SelectionOrder.NAME: "",
+    SelectionOrder.ROWS: "coalesce(l.records_total, 0) DESC,",
+    SelectionOrder.BYTES: "coalesce(l.bytes_total, 0) DESC,",
+    SelectionOrder.AGE: "l.last_record_at NULLS FIRST,",
+    SelectionOrder.FAILURES: "greatest(l.failures, l.attempts, 0) DESC,",
+}
+
+
+def selected_sql(
+    selection: Selection, order: SelectionOrder, limit: int | None
+) -> tuple[str, dict[str, Any]]:
+    """Return the statement that reads the chosen feeds, and its parameters."""
+    conditions, given = _chosen(selection)
+    sql = f"""
+        SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now
+        {_FROM} {_filtered([" AND ".join(conditions)])}
+        ORDER BY {_SELECTION_ORDER[order]} f.name, f.id LIMIT :limit
+    """
+    return sql.replace(":now", "statement_timestamp()"), given | {"limit": limit}
+
+
+def _chosen(selection: Selection) -> tuple[list[str], dict[str, Any]]:
+    """Return the conditions of a selection, and their parameters."""
+    asked = {
+        "names": list(selection.names),
+        "tenant": selection.tenant,
+        "labels": json.dumps(dict(selection.labels)) if selection.labels else None,
+        "worker": selection.worker,
+        "statuses": [status.value for status in selection.statuses],
+        "connector": selection.connector,
+        "match": None if selection.match is None else like(selection.match),
+        "failing": sorted(status.value for status in TROUBLED) if selection.failing else None,
+    }
+    given = {name: value for name, value in asked.items() if value is not None and value != []}
+    conditions = [_DECLARED, *(_CHOSEN_BY[name] for name in given)]
+    if not selection.removing:
+        conditions.append("f.removed_at IS NULL")
+    return conditions, given

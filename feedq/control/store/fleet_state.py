@@ -1,0 +1,120 @@
+"""Reads the state of the fleet as a whole: when reconcile last ran, which beat leads, how many runs wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, text
+
+from feedq.control.store.database import connect_once
+
+if TYPE_CHECKING:
+    from feedq.control.store.jobs.listing import ScheduledTask
+
+_STATE = """
+    SELECT clock_timestamp() AS now, t.pass_at,
+        extract(epoch FROM clock_timestamp() - t.pass_at)::float8 AS pass_age_s,
+        l.host, l.pid, l.elected_at, l.expires_at, l.expires_at >= clock_timestamp() AS leads
+    FROM feedq.fleet t LEFT JOIN feedq.leader l ON l.name = 'beat'
+"""
+
+_JOBS = """
+    SELECT schedules.*, runs.*, workers.* FROM (
+        SELECT count(*) FILTER (WHERE state = 'active')::int AS active,
+            count(*) FILTER (WHERE state = 'paused')::int AS paused,
+            -- A later release may store other values in a policy: they are no numbers then.
+            coalesce(array_agg(name ORDER BY name) FILTER (WHERE state = 'paused' AND failures >=
+                CASE WHEN jsonb_typeof(policy -> 'pause_on_failure') = 'number'
+                     THEN (policy ->> 'pause_on_failure')::numeric END), '{}') AS tripped,
+            extract(epoch FROM clock_timestamp() - min(next_fire_at) FILTER (
+                WHERE state = 'active' AND next_fire_at <= clock_timestamp()))::float8 AS overdue_s
+        FROM feedq.schedule WHERE removed_at IS NULL
+    ) schedules, (
+        SELECT count(*) FILTER (WHERE state = 'running')::int AS running,
+            count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
+            count(*) FILTER (WHERE state = 'waiting' AND due_at <= clock_timestamp())::int AS due,
+            extract(epoch FROM clock_timestamp() - min(due_at) FILTER (
+                WHERE state = 'waiting' AND due_at <= clock_timestamp()))::float8 AS oldest_due_s
+        FROM feedq.run WHERE state IN ('waiting', 'running')
+    ) runs, (
+        SELECT count(*)::int AS workers, coalesce(sum(job_slots), 0)::int AS slots FROM feedq.worker
+        WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0
+    ) workers
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The beat that was elected last."""
+
+    host: str
+    pid: int
+    elected_at: datetime
+    expires_at: datetime
+    leads: bool
+    """False once its time is up and nobody else has been elected."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """The fleet on the database's clock."""
+
+    now: datetime
+    pass_at: datetime | None
+    """When a reconcile pass last finished."""
+    pass_age_s: float | None
+    leader: Leader | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """Schedules and runs in numbers, on the database's clock."""
+
+    active: int
+    paused: int
+    tripped: tuple[str, ...]
+    """Names of schedules that so many failures in a row have paused."""
+    overdue_s: float | None
+    """How long ago the first tick fell due that nobody has fired; None when there is none."""
+    running: int
+    waiting: int
+    due: int
+    """The runs, of those that wait, that may start now: the others are retries that wait for their time."""
+    oldest_due_s: float | None
+    """How long the first of them has been due."""
+    workers: int
+    """Workers that run jobs."""
+    slots: int
+    """Runs that they can run at a time."""
+
+    @property
+    def schedules(self) -> int:
+        return self.active + self.paused
+
+    @property
+    def are_used(self) -> bool:
+        """Whether there is any schedule or run."""
+        return bool(self.schedules or self.waiting or self.running)
+
+
+def fleet_state(c: Connection) -> FleetState:
+    row = c.execute(text(_STATE)).one()
+    leader = None
+    if row.pid is not None:
+        leader = Leader(row.host, row.pid, row.elected_at, row.expires_at, leads=row.leads)
+    return FleetState(row.now, row.pass_at, row.pass_age_s, leader)
+
+
+def job_state(c: Connection) -> JobState:
+    found = c.execute(text(_JOBS)).one()._asdict()
+    return JobState(**{**found, "tripped": tuple(found["tripped"])})
+
+
+def scheduled_tasks(url: str) -> list[ScheduledTask]:
+    """Raises `Unavailable`."""
+    from feedq.control.store.jobs import listing  # which `feedq status` has no use for
+
+    with connect_once(url) as c:
+        return listing.scheduled_tasks(c)

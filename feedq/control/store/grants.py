@@ -1,0 +1,441 @@
+"""Roles of PostgreSQL for each kind of process, each with as few rights as it needs.
+
+::
+
+    migration   owns the schema `feedq` and changes it: `feedq db upgrade`
+    worker      runs feeds and jobs, and passes when no beat does; declares nothing
+    beat        what workers may, the election, and entries of beat_schedule.py
+    flower      reads, and presses the buttons of schedules and runs
+    operator    declares feeds, schedules and queues: the command line
+    reader      reads: `feedq status`, `list`, `show`, `top`
+    sink_<name> owns feedq's tables in a sink and writes into those that feeds name
+
+`CHANGES` says what each may change; all of them may read everything, for a declaration holds no secret. A table or
+a column that is added gets its rights with the migration: `renew` is the end of every `feedq db upgrade`.
+
+Roles belong to the whole server, rights to one database; so several installations on one server share their roles
+unless ``FEEDQ_ROLE_PREFIX`` keeps them apart. Everything here can be run again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+import psycopg2
+from psycopg2 import sql
+from psycopg2.extensions import connection as Connection  # noqa: N812 -- a class, named as the others are
+from psycopg2.extensions import encrypt_password
+
+from feedq.control.store.database import ADMIN, INSUFFICIENT_PRIVILEGE, SCHEMA, connect, unavailable
+from feedq.core.passwords import mask_url
+from feedq.errors import FeedqError
+
+PREFIX: Final = "feedq_"
+"""The prefix of the names of roles, unless ``FEEDQ_ROLE_PREFIX`` says otherwise."""
+
+
+class Role(StrEnum):
+    """The kind of a process; with the prefix, the name of its role."""
+
+    MIGRATION = "migration"
+    WORKER = "worker"
+    BEAT = "beat"
+    FLOWER = "flower"
+    OPERATOR = "operator"
+    READER = "reader"
+
+
+class Right(StrEnum):
+    """A right to the rows of a table, besides reading them."""
+
+    INSERT = "INSERT"
+    UPDATE = "UPDATE"
+    DELETE = "DELETE"
+    UPDATE_STATE = "UPDATE of what is not declared"
+    """All columns but those of `DECLARED`."""
+
+
+ALL: Final = (Right.INSERT, Right.UPDATE, Right.DELETE)
+
+CHANGES: Final[Mapping[str, Mapping[Role, Collection[Right]]]] = {
+    "feed": {Role.WORKER: (Right.UPDATE_STATE, Right.DELETE), Role.OPERATOR: ALL},
+    "task_set": {Role.WORKER: ALL},
+    "worker": {Role.WORKER: ALL, Role.OPERATOR: (Right.UPDATE,)},
+    "lease": {Role.WORKER: ALL, Role.OPERATOR: (Right.INSERT, Right.UPDATE)},
+    # Written by triggers of `lease`, on behalf of whoever changes that.
+    "held_change": {Role.WORKER: ALL, Role.OPERATOR: (Right.INSERT,)},
+    "worker_held": {Role.WORKER: ALL},
+    # Its trigger makes one event of several, on behalf of whoever adds one.
+    "event": {Role.WORKER: ALL, Role.FLOWER: ALL, Role.OPERATOR: ALL},
+    "fleet": {Role.WORKER: (Right.UPDATE,)},
+    "leader": {Role.BEAT: (Right.INSERT, Right.UPDATE)},
+    "unmet": {Role.BEAT: ALL},
+    "landed_sample": {Role.BEAT: ALL},
+    "landed_count": {Role.BEAT: ALL},
+    "alert": {Role.BEAT: ALL},
+    "tap": {Role.WORKER: (Right.DELETE,), Role.FLOWER: ALL, Role.OPERATOR: ALL},
+    "tap_part": {Role.WORKER: ALL, Role.FLOWER: (Right.DELETE,), Role.OPERATOR: (Right.DELETE,)},
+    "alert_target": {Role.BEAT: ALL},
+    "schedule": {
+        Role.WORKER: (Right.UPDATE_STATE, Right.DELETE),
+        Role.BEAT: (Right.INSERT, Right.UPDATE),
+        # To resume one that was declared as paused changes its declaration.
+        Role.FLOWER: (Right.UPDATE,),
+        Role.OPERATOR: ALL,
+    },
+    "catalog": {Role.OPERATOR: ALL},
+    # Made by the migration, and never changed.
+    "installation": {},
+    "run": {Role.WORKER: ALL, Role.FLOWER: (Right.INSERT, Right.UPDATE), Role.OPERATOR: ALL},
+    # Whoever declares gives out tokens, too.
+    "token": {Role.OPERATOR: (Right.INSERT, Right.DELETE)},
+    "job_queue": {Role.WORKER: (Right.UPDATE,), Role.OPERATOR: ALL},
+}
+"""The changes that a role may make, by table. A beat has the rights of a worker too; the role of migrations
+owns all of them."""
+
+DECLARED: Final[Mapping[str, Collection[str]]] = {
+    "feed": (
+        *("name", "tenant", "connector", "source", "sink", "labels", "selector", "weight", "target_state"),
+        *("generation", "uuid", "catalog", "initial_cursor", "expect", "parent", "backfill"),
+    ),
+    "schedule": ("name", "job", "timing", "policy", "generation"),
+}
+"""Columns that say what should run: whoever may write them may have a worker do anything."""
+
+SEQUENCES: Final[Mapping[str, Collection[Role]]] = {
+    "run_fence": (Role.WORKER,),
+    "schedule_id_seq": (Role.OPERATOR,),
+}
+"""The sequences that are asked by name, and by whom. Identity columns need no right."""
+
+INHERITS: Final[Mapping[Role, Collection[Role]]] = {Role.BEAT: (Role.WORKER,)}
+"""The roles that have the rights of others too, and may end their sessions."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkTables:
+    """A sink in a database of PostgreSQL."""
+
+    name: str
+    tables: tuple[str, ...] = ()
+    """The tables that declared feeds name, as ``table`` or ``schema.table``."""
+    with_control: bool = False
+    """Whether it is in the control database."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrantStatement:
+    """A statement, and what it is for; the first of several alike says it."""
+
+    text: sql.Composable
+    about: str = ""
+
+
+def role_name(prefix: str, role: str) -> str:
+    return f"{prefix}{role}"
+
+
+def sink_role(sink: str) -> str:
+    return f"sink_{sink.lower()}"
+
+
+# -- what is said --------------------------------------------------------------------------------------
+
+
+def _sql(statement: str, *names: str | tuple[str, ...] | sql.Composable) -> sql.Composable:
+    """The statement with these names, quoted; of several parts when it is a tuple."""
+    parts = [(name,) if isinstance(name, str) else name for name in names]
+    return sql.SQL(statement).format(*(sql.Identifier(*p) if isinstance(p, tuple) else p for p in parts))
+
+
+def _statements(about: str, *texts: sql.Composable) -> list[GrantStatement]:
+    return [GrantStatement(text, "" if n else about) for n, text in enumerate(texts)]
+
+
+def _unless(errors: str, statement: sql.Composable) -> sql.Composable:
+    """The statement, which does nothing when one of these errors comes of it."""
+    done = sql.SQL("DO $$ BEGIN {}; EXCEPTION WHEN {} THEN NULL; END $$")
+    return done.format(statement, sql.SQL(errors))
+
+
+def roles(prefix: str, names: Iterable[str]) -> list[GrantStatement]:
+    """Make roles that are not there. They may log in; how is for the server to say."""
+    made = (
+        _unless("duplicate_object", _sql("CREATE ROLE {} LOGIN", role_name(prefix, name))) for name in names
+    )
+    return _statements("Roles; give each a password, or let pg_hba.conf say how they log in", *made)
+
+
+def owning(prefix: str, existing: Existing) -> list[GrantStatement]:
+    """The role of migrations owns the schema and all that is in it."""
+    owner = role_name(prefix, Role.MIGRATION)
+    return _statements(
+        "The schema belongs to the role of migrations",
+        _sql("GRANT CREATE ON DATABASE {} TO {}", existing.database, owner),
+        _sql("CREATE SCHEMA IF NOT EXISTS {} AUTHORIZATION {}", SCHEMA, owner),
+        _sql("ALTER SCHEMA {} OWNER TO {}", SCHEMA, owner),
+        *(_sql("ALTER TABLE {} OWNER TO {}", (SCHEMA, table), owner) for table in existing.tables),
+        *(_sql("ALTER SEQUENCE {} OWNER TO {}", (SCHEMA, name), owner) for name in existing.sequences),
+        *(_sql("ALTER FUNCTION {} OWNER TO {}", sql.SQL(name), owner) for name in existing.functions),
+    )
+
+
+def memberships(prefix: str, database: str, sinks: Collection[SinkTables]) -> list[GrantStatement]:
+    # Transactional jobs write into a sink's tables as they go; and whoever declares feeds may look at them.
+    of_sinks = [(role, sink_role(sink.name)) for sink in sinks for role in (Role.WORKER, Role.OPERATOR)]
+    whose = [*((role, other) for role, others in INHERITS.items() for other in others), *of_sinks]
+    return _statements(
+        "Who may connect, and whose rights come on top",
+        *(_sql("GRANT CONNECT ON DATABASE {} TO {}", database, role_name(prefix, role)) for role in Role),
+        *(_sql("GRANT {} TO {}", role_name(prefix, other), role_name(prefix, role)) for role, other in whose),
+    )
+
+
+def rights(prefix: str, existing: Existing) -> list[GrantStatement]:
+    """Return what each role may do in the schema, and nothing else. For the owner of its tables, or a
+    superuser."""
+    there = [r for r in Role if r is not Role.MIGRATION and role_name(prefix, r) in existing.roles]
+    return [step for role in there for step in _rights_of(role, role_name(prefix, role), existing)]
+
+
+def _rights_of(role: Role, name: str, existing: Existing) -> list[GrantStatement]:
+    granted = [
+        _sql("GRANT {} ON {} TO {}", _granted(table, changes[role], existing), (SCHEMA, table), name)
+        for table, changes in CHANGES.items()
+        if table in existing.tables and changes.get(role)
+    ]
+    asked = [sequence for sequence, users in SEQUENCES.items() if role in users and existing.tables]
+    return _statements(
+        f"What {role.value} may do",
+        _sql("GRANT USAGE ON SCHEMA {} TO {}", SCHEMA, name),
+        _sql("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}", SCHEMA, name),
+        _sql("REVOKE ALL ON ALL SEQUENCES IN SCHEMA {} FROM {}", SCHEMA, name),
+        _sql("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}", SCHEMA, name),
+        *granted,
+        *(_sql("GRANT USAGE ON SEQUENCE {} TO {}", (SCHEMA, sequence), name) for sequence in asked),
+    )
+
+
+def _granted(table: str, changes: Collection[Right], existing: Existing) -> sql.Composable:
+    def one(right: Right) -> sql.Composable:
+        if right is not Right.UPDATE_STATE:
+            return sql.SQL(right.value)
+        state = [sql.Identifier(name) for name in existing.tables[table] if name not in DECLARED[table]]
+        return sql.SQL("UPDATE ({})").format(sql.SQL(", ").join(state))
+
+    return sql.SQL(", ").join([one(right) for right in changes])
+
+
+def sink_rights(prefix: str, database: str, sink: SinkTables) -> list[GrantStatement]:
+    """Return what the role of a sink may do in its database. For the owner of the tables there, or
+    a superuser."""
+    role = role_name(prefix, sink_role(sink.name))
+    steps = [
+        _sql("GRANT CONNECT, TEMPORARY ON DATABASE {} TO {}", database, role),
+        _sql("GRANT USAGE, CREATE ON SCHEMA public TO {}", role),
+        _sql("ALTER TABLE IF EXISTS public.feedq_checkpoint OWNER TO {}", role),
+        _sql("ALTER TABLE IF EXISTS public.feedq_dead_letter OWNER TO {}", role),
+    ]
+    if sink.with_control:
+        defaults = (
+            "ALTER DEFAULT PRIVILEGES FOR ROLE {} IN SCHEMA public "
+            "GRANT SELECT, INSERT, UPDATE ON TABLES TO {}"
+        )
+        steps.append(_sql(defaults, role_name(prefix, Role.OPERATOR), role))
+    missing = "undefined_table OR invalid_schema_name OR undefined_object"
+    for table in sink.tables:
+        schema, _, _ = table.rpartition(".")
+        if schema:
+            steps.append(_unless(missing, _sql("GRANT USAGE ON SCHEMA {} TO {}", schema, role)))
+        written = _sql("GRANT SELECT, INSERT, UPDATE ON TABLE {} TO {}", tuple(table.split(".")), role)
+        steps.append(_unless(missing, written))
+    about = f"What the sink {sink.name} may do: feedq's tables are its own, those that feeds name it writes"
+    return _statements(about, *steps)
+
+
+# -- what is done --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """The roles, tables and rights that exist in a database."""
+
+    database: str
+    user: str
+    is_superuser: bool
+    owner: str | None
+    """The owner of the schema `feedq`, if there is one."""
+    roles: Collection[str]
+    tables: Mapping[str, Sequence[str]]
+    """The tables of the schema `feedq`, with their columns; without any, nothing was migrated yet."""
+    sequences: Sequence[str]
+    """The sequences that belong to no column."""
+    functions: Sequence[str]
+    """The functions with their arguments, quoted."""
+
+
+# In the order of the fields of `Existing`.
+_EXISTING = f"""
+    WITH relations AS (
+        SELECT oid, relname::text AS name, relkind FROM pg_class WHERE relnamespace = to_regnamespace('{SCHEMA}')
+    )
+    SELECT current_database()::text, current_user::text,
+        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
+        (SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = '{SCHEMA}'),
+        ARRAY(SELECT rolname::text FROM pg_roles),
+        (SELECT coalesce(json_object_agg(name, ARRAY(
+            SELECT attname FROM pg_attribute
+            WHERE attrelid = relations.oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+        ) ORDER BY name), '{{}}') FROM relations WHERE relkind IN ('r', 'p')),
+        ARRAY(SELECT name FROM relations WHERE relkind = 'S' AND NOT EXISTS (
+            SELECT FROM pg_depend d
+            WHERE d.classid = 'pg_class'::regclass AND d.objid = relations.oid AND d.deptype IN ('a', 'i')
+        ) ORDER BY name),
+        ARRAY(SELECT format('%I.%I(%s)', '{SCHEMA}', proname, pg_get_function_identity_arguments(oid))
+            FROM pg_proc WHERE pronamespace = to_regnamespace('{SCHEMA}') ORDER BY 1)
+"""
+
+
+def inspect(connection: Connection) -> Existing:
+    """Raises `psycopg2.Error`."""
+    return Existing(*_rows(connection, _EXISTING)[0])
+
+
+def sink_tables(connection: Connection, sink: str, *, with_control: bool) -> SinkTables:
+    """A sink with the tables that its feeds name. ``connection`` is to the control database, which may hold
+    nothing yet. Raises `psycopg2.Error`."""
+    if not _rows(connection, "SELECT 1 WHERE to_regclass('feedq.feed') IS NOT NULL"):
+        return SinkTables(sink, with_control=with_control)
+    named = """
+        SELECT DISTINCT sink->>'table' FROM feedq.feed
+        WHERE lower(coalesce(sink->>'name', 'default')) = %s AND sink->>'table' IS NOT NULL ORDER BY 1
+    """
+    found = _rows(connection, named, (sink.lower(),))
+    return SinkTables(sink, tuple(table for (table,) in found if table.count(".") <= 1), with_control)
+
+
+def script(
+    connection: Connection, prefix: str, sinks: Collection[SinkTables], passwords: Mapping[str, str]
+) -> list[GrantStatement]:
+    """Lists all that makes the roles of a control database, and of the sinks that are in it. Raises
+    `psycopg2.Error`.
+
+    ``passwords`` are by role, without the prefix; others keep theirs, or have none.
+    """
+    existing = inspect(connection)
+    names = [*map(str, Role), *(sink_role(sink.name) for sink in sinks)]
+    # Rights are for those that will be there by then.
+    then = replace(existing, roles={*existing.roles, *(role_name(prefix, name) for name in names)})
+    return [
+        *roles(prefix, names),
+        *_passwords(connection, prefix, passwords, names),
+        *([] if existing.is_superuser else _own_membership(prefix, names)),
+        *memberships(prefix, existing.database, sinks),
+        *_keep_the_users_tables_apart(existing),
+        *owning(prefix, existing),
+        *rights(prefix, then),
+        *(step for sink in sinks for step in sink_rights(prefix, existing.database, sink)),
+    ]
+
+
+def _keep_the_users_tables_apart(existing: Existing) -> list[GrantStatement]:
+    """Keeps the tables of a user called like the schema in ``public``, as `feedq.control.store.migrate` does for
+    one that makes it."""
+    if SCHEMA not in existing.roles or not (existing.is_superuser or existing.user == SCHEMA):
+        return []
+    return _statements(
+        "Tables of a user called like the schema go on being made and found in public",
+        _sql("ALTER ROLE {} IN DATABASE {} SET search_path = public", SCHEMA, existing.database),
+    )
+
+
+def sink_script(
+    connection: Connection, prefix: str, sink: SinkTables, passwords: Mapping[str, str], *, database: str
+) -> list[GrantStatement]:
+    """Lists all that makes the role of a sink in another ``database``, which ``connection`` is not to."""
+    name = sink_role(sink.name)
+    return [
+        *roles(prefix, [name]),
+        *_passwords(connection, prefix, passwords, [name]),
+        *sink_rights(prefix, database, sink),
+    ]
+
+
+def _passwords(
+    connection: Connection, prefix: str, passwords: Mapping[str, str], names: Iterable[str]
+) -> Iterator[GrantStatement]:
+    for role in names:
+        if role in passwords:
+            name = role_name(prefix, role)
+            # As the server would store it: a log of statements must not hold the password itself.
+            secret = encrypt_password(passwords[role], name, scope=connection, algorithm="scram-sha-256")
+            yield GrantStatement(_sql("ALTER ROLE {} PASSWORD {}", name, sql.Literal(secret)))
+
+
+def _own_membership(prefix: str, names: Iterable[str]) -> list[GrantStatement]:
+    return _statements(
+        "Whoever is no superuser gives away only to roles that they belong to",
+        *(_sql("GRANT {} TO CURRENT_USER", role_name(prefix, name)) for name in names),
+    )
+
+
+def apply(url: str, statements: Iterable[GrantStatement], connection: Connection) -> None:
+    """Run them in one transaction. Raises `FeedqError` where the role of ``url`` may not."""
+    try:
+        with connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement.text)
+        connection.commit()
+    except psycopg2.Error as error:
+        connection.rollback()
+        if error.pgcode != INSUFFICIENT_PRIVILEGE:
+            raise
+        raise FeedqError(
+            f"{mask_url(url)} may not do this ({str(error).strip().splitlines()[0]}): connect as a superuser, or "
+            "as a role with CREATEROLE that owns the database and feedq's tables"
+        ) from error
+
+
+def renew(connection: Any, prefix: str) -> None:
+    """Give the roles their rights on the tables as they are now: the end of each migration.
+
+    ``connection`` is SQLAlchemy's, of whoever migrates. It does nothing unless the schema belongs to the role of
+    migrations: that the server has such roles may be for the sake of another installation.
+    """
+    driver: Connection = connection.connection.driver_connection
+    existing = inspect(driver)
+    if existing.owner != role_name(prefix, Role.MIGRATION):
+        return
+    steps = rights(prefix, existing)
+    if existing.user != existing.owner:
+        # What somebody else has migrated would be theirs, and no longer the owner's to migrate.
+        steps = [*owning(prefix, existing), *steps]
+    with driver.cursor() as cursor:
+        for step in steps:
+            cursor.execute(step.text)
+    # SQLAlchemy does not know of what was done behind it.
+    driver.commit()
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Connection]:
+    """A session to look and apply with. Raises `Unavailable`."""
+    connection = connect(url, application_name=ADMIN)
+    connection.autocommit = False
+    try:
+        yield connection
+    except psycopg2.OperationalError as error:
+        raise unavailable(url, error) from error
+    finally:
+        connection.close()
+
+
+def _rows(connection: Connection, statement: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters or None)
+        return list(cursor.fetchall())

@@ -1,0 +1,387 @@
+"""Claims runs: a waiting run becomes a worker's, under a new fence, before any of its code runs.
+
+**Which runs.** A run may be started when the worker knows its task and has the labels that its job asks for, it is
+due, its start deadline has not passed, its queue has room, and, if it is to be the only one of its schedule,
+no run of that is running and no older tick of it is due. Earlier ranks come first. A rank is the time at
+which the run fell due, moved ahead by its priority: so waiting makes up for priority.
+
+The planner cannot know how many wait: a hundred thousand at the full hour, and none a minute later. So nothing is
+left to what it assumes. Each part reads one index in its own order and stops after a few rows:
+
+- of each *lane* that is open, the first by rank (`run_lane`). A lane is a queue, a task and a selector: one whose
+  queue is full, or whose runs the worker cannot do, costs one step of the scan, however many wait in it;
+- of each schedule that is being backfilled one run after another, the oldest (`run_backfill`). Those behind it,
+  thousands maybe, are in no other index that a claim reads.
+
+What is left to be passed over by rank are runs that wait for one of their own schedule, which are few, and those
+that belong to the segments of others and are not yet to be stolen.
+
+To plan all this takes the server longer than to execute it. So `first_due_in_s` comes first, and is all that is
+asked where nothing is due; `scan_due` says which lanes and backfills there are; and `CLAIM` finds candidates,
+locks the first of them that nobody else has locked, and takes them.
+
+**Two workers** that claim at the same moment:
+
+- want the same run: the second skips its locked row, or finds on reading it again that it waits no more.
+- want two runs of a schedule of which one may run at a time. They want the same one, the oldest, unless one of
+  them has not seen yet what the other has. So a claim also holds the schedule's advisory lock until it commits,
+  tried and never waited for; and who gets that lock a moment after it was released, with an older view of the
+  rows, meets the unique index `run_one_at_a_time`. Nothing of its claim is kept then, and it claims again.
+- want runs of a queue with limits. The statement before the last locks its row, and the last, which begins when
+  that is done, counts what others have committed.
+
+So a claim waits for nothing but rows of limited queues that have room, and it has locked no run by then: see
+`feedq.control.store.jobs.runs` for the order of locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from feedq.control.store.channels import RUN_LOCK_CLASS
+from feedq.control.store.jobs.rows import job_from
+from feedq.core.schedule.model import (
+    PRIORITY_MAX,
+    ClaimedRun,
+    Finish,
+    Granted,
+    Job,
+    Offer,
+    RunKind,
+    RunState,
+)
+from feedq.errors import InvalidInput
+
+AGAIN_S = 0.05
+"""When there are runs to start, and others were about to take them."""
+MISSED_PER_CLAIM = 1_000
+"""Runs past their start deadline that one claim ends."""
+DEFAULT_TIMEOUT_S = Job("").timeout_s or inf
+"""The time-out of a stored job that does not say, as it differs from no default."""
+CROWD = 32
+"""The number of candidates beyond those that are wanted that are read as well: the first may be locked by
+workers that claim as well."""
+SCAN_AHEAD = 256
+"""The number of runs that fall due later that are searched for the first that this worker may take."""
+NEVER_S = 1e9
+"""Thirty years, for durations beyond it, which no interval holds."""
+
+NOW = "statement_timestamp()"
+"""The database's clock. Not clock_timestamp() in conditions: what may change from row to row is looked up in no
+index."""
+
+# -- statements --------------------------------------------------------------------------------------
+
+# A look-up for each of the few that are asked about, in an order that only `run_running` and `run_line` have: by
+# any other index of schedules a look-up would go through the thousands that wait behind a backfill.
+_ITS_TURN = f"""(NOT r.exclusive OR NOT EXISTS (
+        SELECT FROM feedq.run o WHERE o.schedule_id = r.schedule_id AND o.state = 'running'
+        ORDER BY o.fence OFFSET 0
+    ) AND NOT EXISTS (
+        SELECT FROM feedq.run o
+        WHERE o.schedule_id = r.schedule_id AND o.state = 'waiting' AND o.exclusive
+            AND o.tick_at <= r.tick_at AND (o.tick_at, o.id) < (r.tick_at, r.id)
+            AND o.due_at <= {NOW} AND (o.start_by IS NULL OR o.start_by > {NOW})
+        ORDER BY o.tick_at OFFSET 0
+    ))"""
+DUE = f"r.due_at <= {NOW} AND (r.start_by IS NULL OR r.start_by > {NOW})"
+_MINE = f"""(r.segment IS NULL OR r.segment = ANY(CAST(:segments AS smallint[]))
+    OR r.due_at <= {NOW} - make_interval(secs => :steal_after_s))"""
+_IN_LINE = "exclusive AND kind = 'backfill'"
+"""The runs of backfills, as the index `run_backfill` has it; `run_lane` has all others."""
+_TASK = "coalesce(r.job ->> 'task', '')"
+_SELECTOR = "coalesce(r.job -> 'selector', '{}'::jsonb)"
+"""The labels of a selector, as the index `run_lane` has them."""
+_ME = """
+    SELECT w.id, w.labels, t.tasks FROM feedq.worker w LEFT JOIN feedq.task_set t ON t.id = w.task_set_id
+    WHERE w.id = :worker_id AND w.state = 'active' AND w.target_state = 'serving'
+"""
+KNOWS = "(me.tasks IS NULL OR {task} = '' OR {task} = ANY(me.tasks))"
+CAN = f"{KNOWS} AND me.labels @> {{selector}}"
+"""Whether this worker knows a task, and can do a run. A worker of a release that does not say what it knows may
+try all; and a job without the name of a task is some worker's to end, as one that cannot be read."""
+_I_CAN = f"EXISTS (SELECT FROM me WHERE {CAN.format(task=_TASK, selector=_SELECTOR)})"
+BY_ID = "id BETWEEN {0} AND {0} ORDER BY id LIMIT 1"
+"""The condition for one run by its key. For ``id = …`` a plan that was made when there were no runs could take
+any index that has the id in it, such as that of the runs of a schedule, and go through all of it later."""
+_COLUMNS = "r.id, r.schedule_id, r.key, r.queue, r.exclusive, r.rank_at, r.tick_at, r.attempt, r.segment"
+_LIMITED = f"""
+    SELECT q.name, q.rate_per_s, t.tokens,
+        least(:looked_at,
+            CASE WHEN q.rate_per_s IS NOT NULL THEN floor(t.tokens + 1e-9) END,
+            q.concurrency - (
+                SELECT count(*) FROM (
+                    SELECT FROM feedq.run r WHERE r.queue = q.name AND r.state = 'running' LIMIT q.concurrency
+                ) running
+            ))::int AS room
+    FROM feedq.job_queue q CROSS JOIN LATERAL (
+        SELECT least(q.burst, q.tokens + coalesce(q.rate_per_s, 0)
+            * greatest(extract(epoch FROM {NOW} - q.tokens_at), 0))::float8 AS tokens
+    ) t
+"""
+FIRST = """
+    SELECT extract(epoch FROM due_at - clock_timestamp())::float8 AS due_in_s FROM feedq.run
+    WHERE state = 'waiting' ORDER BY due_at LIMIT 1
+"""
+# The first run that this worker may take once it falls due, and the first of others that it may steal. If none of
+# those read is: the last of them.
+_NEXT_DUE = f"""
+    SELECT least(
+        min(CASE WHEN is_mine AND due_at > {NOW} THEN due_at
+                 WHEN NOT is_mine THEN due_at + make_interval(secs => :steal_after_s) END),
+        CASE WHEN count(*) = {SCAN_AHEAD} THEN max(due_at) END)
+    FROM (
+        SELECT r.due_at, r.segment IS NULL OR r.segment = ANY(CAST(:segments AS smallint[])) AS is_mine
+        FROM feedq.run r
+        WHERE r.state = 'waiting' AND r.due_at > {NOW} - make_interval(secs => :steal_after_s)
+        ORDER BY r.due_at LIMIT {SCAN_AHEAD}
+    ) coming
+"""
+# Of a queue with limits the row is locked before what runs in it is counted for good; if it is full, nobody need
+# wait for it. In which queue a backfill is, is not known yet.
+DUE_SCAN = f"""
+    WITH RECURSIVE me AS MATERIALIZED ({_ME}), waiting_lane (queue, task, selector) AS (
+        -- From one lane to the next, by the index.
+        (SELECT r.queue, {_TASK}, {_SELECTOR} FROM feedq.run r WHERE r.state = 'waiting' AND NOT ({_IN_LINE})
+         ORDER BY r.queue, {_TASK}, {_SELECTOR} LIMIT 1)
+        UNION ALL
+        SELECT coming.* FROM waiting_lane l CROSS JOIN LATERAL (
+            SELECT r.queue, {_TASK}, {_SELECTOR} FROM feedq.run r
+            WHERE r.state = 'waiting' AND NOT ({_IN_LINE})
+                AND (r.queue, {_TASK}, {_SELECTOR}) > (l.queue, l.task, l.selector)
+            ORDER BY r.queue, {_TASK}, {_SELECTOR} LIMIT 1
+        ) coming
+    ), lane AS MATERIALIZED (
+        SELECT l.* FROM waiting_lane l CROSS JOIN me WHERE {CAN.format(task="l.task", selector="l.selector")}
+    ), backfilled (schedule_id) AS (
+        (SELECT schedule_id FROM feedq.run WHERE state = 'waiting' AND {_IN_LINE}
+         ORDER BY schedule_id, tick_at LIMIT 1)
+        UNION ALL
+        SELECT (
+            SELECT r.schedule_id FROM feedq.run r
+            WHERE r.state = 'waiting' AND {_IN_LINE} AND r.schedule_id > b.schedule_id
+            ORDER BY r.schedule_id, r.tick_at LIMIT 1
+        ) FROM backfilled b WHERE b.schedule_id IS NOT NULL
+    ), limited AS MATERIALIZED ({_LIMITED}), open AS MATERIALIZED (
+        SELECT q.name FROM feedq.job_queue q
+        WHERE q.name = ANY(ARRAY(SELECT l.name FROM limited l WHERE l.room > 0)) AND (
+            EXISTS (SELECT FROM lane l WHERE l.queue = q.name)
+            OR EXISTS (SELECT FROM backfilled b WHERE b.schedule_id IS NOT NULL))
+        ORDER BY q.name {{lock}}
+    ), may AS (
+        SELECT l.* FROM lane l
+        WHERE NOT EXISTS (SELECT FROM limited q WHERE q.name = l.queue AND q.room <= 0)
+    )
+    SELECT ARRAY(SELECT name FROM open) AS open,
+        (SELECT array_agg(queue) FROM may) AS queues, (SELECT array_agg(task) FROM may) AS tasks,
+        (SELECT array_agg(selector::text) FROM may) AS selectors,
+        ARRAY(SELECT schedule_id FROM backfilled WHERE schedule_id IS NOT NULL) AS backfilled,
+        coalesce((SELECT start_by FROM feedq.run WHERE state = 'waiting' AND start_by IS NOT NULL
+            ORDER BY start_by LIMIT 1) <= {NOW}, false) AS any_missed,
+        extract(epoch FROM ({_NEXT_DUE}) - clock_timestamp())::float8 AS next_due_in_s,
+        (SELECT min((1 - l.tokens) / l.rate_per_s) FROM limited l
+         WHERE l.tokens < 1 AND EXISTS (SELECT FROM lane w WHERE w.queue = l.name))::float8
+            AS next_start_in_s
+"""
+
+CANDIDATES = f"""
+    me AS MATERIALIZED ({_ME}), limited AS MATERIALIZED ({_LIMITED}), found AS (
+        SELECT {_COLUMNS} FROM unnest(CAST(:backfilled AS bigint[])) AS b (schedule_id) CROSS JOIN LATERAL (
+            SELECT * FROM feedq.run r
+            WHERE r.schedule_id = b.schedule_id AND r.state = 'waiting' AND {_IN_LINE} AND {DUE}
+            ORDER BY r.tick_at LIMIT 1
+        ) r WHERE {_MINE} AND {_I_CAN} AND {_ITS_TURN}
+        UNION ALL
+        SELECT r.* FROM unnest(CAST(:queues AS text[]), CAST(:tasks AS text[]), CAST(:selectors AS jsonb[]))
+            AS l (queue, task, selector) CROSS JOIN LATERAL (
+            SELECT {_COLUMNS} FROM feedq.run r
+            WHERE r.queue = l.queue AND {_TASK} = l.task AND {_SELECTOR} = l.selector
+                AND r.state = 'waiting' AND NOT ({_IN_LINE})
+                AND r.rank_at <= {NOW} + make_interval(secs => :ahead_max_s)
+                AND {DUE} AND {_MINE} AND {_ITS_TURN}
+            ORDER BY r.rank_at LIMIT :looked_at
+        ) r
+    ), ranked AS (
+        SELECT found.*, row_number() OVER (PARTITION BY found.queue ORDER BY found.rank_at, found.id) AS place,
+            CASE WHEN l.name IS NULL THEN :looked_at WHEN l.name = ANY(CAST(:open AS text[])) THEN l.room
+                 ELSE 0 END AS room
+        FROM found LEFT JOIN limited l ON l.name = found.queue
+        WHERE EXISTS (SELECT FROM me)
+    ), candidate AS MATERIALIZED (
+        SELECT * FROM ranked WHERE place <= room ORDER BY rank_at, id LIMIT :looked_at
+    )
+"""
+"""Goes behind ``WITH``. Of a schedule whose runs must be alone there is at most one, by `_ITS_TURN`."""
+# A start deadline is nobody's in particular: whoever claims ends what has missed it, of other segments as well.
+MISS_DEADLINES = f"""
+    UPDATE feedq.run r SET state = 'missed_deadline', ended_at = clock_timestamp(),
+        reason = 'not started before its start deadline'
+    FROM (
+        SELECT id FROM feedq.run WHERE state = 'waiting' AND start_by <= {NOW}
+        ORDER BY start_by LIMIT {MISSED_PER_CLAIM} FOR UPDATE SKIP LOCKED
+    ) late
+    WHERE r.id = late.id RETURNING r.id
+"""
+_TIMEOUT_S = f"""
+    CASE WHEN NOT jsonb_exists(r.job, 'timeout_s') THEN {DEFAULT_TIMEOUT_S}
+         WHEN jsonb_typeof(r.job -> 'timeout_s') = 'number'
+         THEN least(greatest((r.job ->> 'timeout_s')::float8, 0), {NEVER_S}) END
+"""
+
+CLAIM = f"""
+    WITH {CANDIDATES}, picked AS MATERIALIZED (
+        SELECT r.at, c.queue FROM (SELECT * FROM candidate ORDER BY rank_at, id) c CROSS JOIN LATERAL (
+            -- By nothing but its key: told that none waits, the planner would go through all that do. And what it
+            -- was when it was found does not count: as it is, now that nobody else can change it.
+            SELECT *, ctid AS at FROM feedq.run WHERE {BY_ID.format("c.id")} FOR UPDATE SKIP LOCKED
+        ) r
+        WHERE r.state = 'waiting' AND {DUE} AND (NOT c.exclusive
+            OR pg_try_advisory_xact_lock({RUN_LOCK_CLASS}, (c.schedule_id % 2147483647)::int))
+        LIMIT :limit
+    ), taken AS (
+        UPDATE feedq.run r SET state = 'running', worker_id = :worker_id, reason = NULL,
+            fence = nextval('feedq.run_fence'), started_at = clock_timestamp(),
+            deadline_at = clock_timestamp() + make_interval(secs => {_TIMEOUT_S})
+        FROM picked WHERE r.ctid = picked.at  -- locked, so that it stays where it is
+        RETURNING r.id, r.schedule_id, r.fence, r.attempt, r.key, r.kind, r.tick_at, r.due_at, r.rank_at,
+            r.job::text AS job,
+            extract(epoch FROM r.deadline_at - clock_timestamp())::float8 AS remaining_s,
+            extract(epoch FROM clock_timestamp() - r.due_at)::float8 AS waited_s
+    ), spent AS (
+        UPDATE feedq.job_queue q SET tokens = greatest(l.tokens - starts.n, 0), tokens_at = {NOW}
+        FROM limited l JOIN (SELECT queue, count(*) AS n FROM picked GROUP BY queue) starts
+            ON starts.queue = l.name
+        WHERE q.name = l.name AND l.rate_per_s IS NOT NULL
+    )
+    SELECT (SELECT count(*) FROM candidate) AS candidates, taken.*, s.name AS schedule
+    FROM (VALUES (1)) AS one LEFT JOIN taken ON true LEFT JOIN feedq.schedule s ON s.id = taken.schedule_id
+    ORDER BY taken.rank_at, taken.id
+"""
+
+
+# -- a scan ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DueScan:
+    """The result of `scan_due`."""
+
+    parameters: Mapping[str, Any]
+    """The parameters of `CANDIDATES`."""
+    any_missed: bool
+    """Whether a start deadline has passed."""
+    next_in_s: float | None
+
+    @property
+    def is_idle(self) -> bool:
+        return not any(self.parameters.get(name) for name in ("queues", "backfilled"))
+
+
+def first_due_in_s(c: Connection) -> float | None:
+    """Asks how long it is until the first of all waiting runs is due; None when none waits."""
+    found: float | None = c.execute(text(FIRST)).scalar_one_or_none()
+    return found
+
+
+def scan_due(c: Connection, offer: Offer, *, ageing_s: float) -> DueScan:
+    """Find the lanes and backfills that a claim has to go through, and when to ask again if there are none. Locks
+    the rows of queues with limits that have room."""
+    given = scan_parameters(offer, ageing_s=ageing_s)
+    row = c.execute(text(DUE_SCAN.replace("{lock}", "FOR UPDATE")), given).one()
+    return due_scan_from(row, given)
+
+
+def scan_parameters(offer: Offer, *, ageing_s: float) -> dict[str, Any]:
+    """The parameters of `DUE_SCAN`."""
+    return {
+        "worker_id": str(offer.worker_id),
+        "segments": list(offer.segments),
+        "steal_after_s": min(offer.steal_after_s, NEVER_S),
+        "looked_at": offer.limit + CROWD,
+        "ahead_max_s": min(PRIORITY_MAX * ageing_s, NEVER_S),
+    }
+
+
+def due_scan_from(row: Any, given: Mapping[str, Any]) -> DueScan:
+    """Reads the row of `DUE_SCAN`."""
+    waits = [max(wait, 0.0) for wait in (row.next_due_in_s, row.next_start_in_s) if wait is not None]
+    names = ("open", "queues", "tasks", "selectors", "backfilled")
+    return DueScan(
+        parameters={**given, **{name: getattr(row, name) or [] for name in names}},
+        any_missed=row.any_missed,
+        next_in_s=min(waits, default=None),
+    )
+
+
+# -- a claim -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRuns:
+    """The runs that a claim took."""
+
+    granted: Granted
+    unreadable: Sequence[Finish] = ()
+    """How those end whose job this release cannot read. Later: the row of their schedule comes before theirs."""
+
+
+def claim(c: Connection, offer: Offer, *, ageing_s: float) -> ClaimedRuns:
+    """Take at most ``offer.limit`` runs. An `IntegrityError` says that another worker was about to take one of the
+    same schedule: nothing is taken then."""
+    seen = scan_due(c, offer, ageing_s=ageing_s)
+    if seen.any_missed:
+        c.execute(text(MISS_DEADLINES))
+    if seen.is_idle:
+        return ClaimedRuns(Granted((), seen.next_in_s))
+    rows = c.execute(text(CLAIM), {**seen.parameters, "limit": offer.limit}).all()
+    return taken_from(rows, seen, limit=offer.limit)
+
+
+def taken_from(rows: Sequence[Any], seen: DueScan, *, limit: int) -> ClaimedRuns:
+    """Reads the rows of `CLAIM`."""
+    taken = [row for row in rows if row.id is not None]
+    if len(taken) == limit:
+        next_in_s: float | None = 0.0
+    elif rows[0].candidates > len(taken) or (taken and seen.parameters["open"]):
+        # Others hold them for a moment; or a bucket is emptier than it was at the scan.
+        next_in_s = AGAIN_S if seen.next_in_s is None else min(seen.next_in_s, AGAIN_S)
+    else:
+        next_in_s = seen.next_in_s
+    runs, unreadable = _read(taken)
+    return ClaimedRuns(Granted(runs, next_in_s), unreadable)
+
+
+def claimed_run(row: Any) -> ClaimedRun:
+    """Raises `InvalidInput` when this release cannot read the job."""
+    return ClaimedRun(
+        id=row.id,
+        fence=row.fence,
+        attempt=row.attempt,
+        schedule=row.schedule,
+        key=row.key,
+        kind=RunKind(row.kind),
+        tick_at=row.tick_at,
+        due_at=row.due_at,
+        job=job_from(row.job),
+        remaining_s=row.remaining_s,
+        waited_s=row.waited_s,
+    )
+
+
+def _read(rows: Sequence[Any]) -> tuple[list[ClaimedRun], list[Finish]]:
+    """Tells runs whose job can be read from the others. Those are over: they would hold their schedule's place for
+    ever."""
+    runs: list[ClaimedRun] = []
+    unreadable: list[Finish] = []
+    for row in rows:
+        try:
+            runs.append(claimed_run(row))
+        except (InvalidInput, ValueError) as error:
+            reason = f"its stored job cannot be read: {error}"
+            unreadable.append(Finish(row.id, row.fence, RunState.FAILED, reason))
+    return runs, unreadable

@@ -1,0 +1,333 @@
+"""Schedules and runs for people: one, pages of them, histories, numbers, and what no worker can serve.
+
+Reads only. A page is a few lookups in indexes a row, however many schedules and runs there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection, text
+
+from feedq.control.store.database import Aggregate, in_transaction
+from feedq.control.store.jobs.claiming import CAN, KNOWS
+from feedq.control.store.jobs.rows import (
+    RUN_COLUMNS,
+    SCHEDULE_COLUMNS,
+    SPEC_COLUMNS,
+    UNFINISHED,
+    declared_from,
+    no_run,
+    no_schedule,
+    run_from,
+    schedule_from,
+    view_from,
+)
+from feedq.core.schedule.model import (
+    Run,
+    RunState,
+    Schedule,
+    ScheduleSpec,
+    ScheduleState,
+    ScheduleView,
+    UnreadableSpec,
+)
+
+PAGE_MAX = 1_000
+"""Schedules or runs of one answer."""
+SCANNED = 500
+"""Runs of each kind that are searched for urgent schedules; a few milliseconds."""
+LATE_S = 5.0
+"""What is due for longer than that is late: most begins within a second."""
+LAST_OF_ALL = "\U0010ffff"
+"""The greatest character: no name goes on with a greater one."""
+
+# OFFSET 0: names are looked up row by row, and no table is read as a whole to be joined with a few.
+_WORKER = "LEFT JOIN LATERAL (SELECT name FROM feedq.worker WHERE id = r.worker_id OFFSET 0) w ON true"
+_VIEWS = f"""
+    SELECT {SCHEDULE_COLUMNS}, {RUN_COLUMNS}, u.waiting, u.running
+    FROM feedq.schedule s
+    LEFT JOIN LATERAL (
+        SELECT * FROM feedq.run WHERE schedule_id = s.id AND state <> 'waiting' ORDER BY id DESC LIMIT 1
+    ) r ON true
+    {_WORKER}
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
+            count(*) FILTER (WHERE state = 'running')::int AS running
+        FROM feedq.run WHERE schedule_id = s.id AND {UNFINISHED}
+    ) u
+"""
+_RUNS = f"""
+    SELECT {RUN_COLUMNS}
+    FROM feedq.run r
+    CROSS JOIN LATERAL (SELECT name FROM feedq.schedule WHERE id = r.schedule_id OFFSET 0) s
+    {_WORKER}
+"""
+_LATE = f"clock_timestamp() - interval '{LATE_S:g} s'"
+# Candidates of each kind first, by an index of their own and no more than a number of them; then what their
+# schedules say now; then the few that are shown. Of runs that did not succeed the newest are taken as the index
+# `run_unsuccessful` has them, and judged after: most of it may be ticks that were skipped.
+_URGENT = f"""
+    WITH candidate AS (
+        SELECT schedule_id AS id, 0 AS need, -max(id)::float8 AS place FROM (
+            SELECT id, schedule_id, state FROM feedq.run
+            WHERE state IN ('failed', 'timed_out', 'lost', 'cancelled', 'skipped_overlap', 'missed_deadline',
+                'missed_catchup')
+            ORDER BY id DESC LIMIT :looked
+        ) r WHERE state IN ('failed', 'timed_out', 'lost') GROUP BY schedule_id
+        UNION ALL
+        SELECT id, 0, 0 FROM feedq.schedule WHERE name = ANY(:failing) AND removed_at IS NULL
+        UNION ALL
+        SELECT schedule_id, 2, extract(epoch FROM min(due_at))::float8 FROM (
+            SELECT schedule_id, kind, due_at FROM feedq.run
+            WHERE state = 'waiting' AND due_at < {_LATE} ORDER BY due_at LIMIT :looked
+        ) r WHERE kind <> 'backfill' GROUP BY schedule_id
+        UNION ALL
+        SELECT schedule_id, 3, extract(epoch FROM min(started_at))::float8 FROM (
+            SELECT schedule_id, started_at FROM feedq.run WHERE state = 'running' LIMIT :looked
+        ) r GROUP BY schedule_id
+        UNION ALL
+        SELECT id, CASE WHEN next_fire_at < {_LATE} THEN 2 ELSE 4 END, extract(epoch FROM next_fire_at)::float8
+        FROM (
+            SELECT id, next_fire_at FROM feedq.schedule
+            WHERE removed_at IS NULL AND state = 'active' AND next_fire_at IS NOT NULL
+            ORDER BY next_fire_at LIMIT :limit
+        ) s
+    ), found AS (
+        SELECT s.id, CASE WHEN need = 0 AND s.state = 'paused' THEN 1 ELSE need END AS need, place
+        FROM candidate c CROSS JOIN LATERAL (
+            SELECT id, state, failures FROM feedq.schedule WHERE id = c.id AND removed_at IS NULL OFFSET 0
+        ) s WHERE need > 0 OR s.failures > 0
+    ), page AS MATERIALIZED (
+        SELECT s.*, first.need, first.place FROM (
+            SELECT * FROM (SELECT DISTINCT ON (id) * FROM found ORDER BY id, need, place) each
+            ORDER BY need, place, id LIMIT :limit
+        ) first CROSS JOIN LATERAL (SELECT * FROM feedq.schedule WHERE id = first.id OFFSET 0) s
+    )
+    {_VIEWS.replace("FROM feedq.schedule s", "FROM page s")} ORDER BY s.need, s.place, s.id
+"""
+_SERVING = """
+    serving AS MATERIALIZED (
+        SELECT w.name, w.labels, t.tasks FROM feedq.worker w LEFT JOIN feedq.task_set t ON t.id = w.task_set_id
+        WHERE w.state = 'active' AND w.target_state = 'serving' AND w.job_slots > 0
+    )
+"""
+_WANTED = "coalesce(s.job ->> 'task', '') AS task, coalesce(s.job -> 'selector', '{}'::jsonb) AS selector"
+_CAN = CAN.format(task="wanted.task", selector="wanted.selector")
+_UNSERVED = f"""
+    WITH {_SERVING}, wanted AS MATERIALIZED (
+        SELECT s.name, {_WANTED} FROM feedq.schedule s WHERE s.removed_at IS NULL AND s.name = ANY(:names)
+    )
+    SELECT wanted.name, wanted.task, wanted.selector,
+        EXISTS (SELECT FROM serving me WHERE {KNOWS.format(task="wanted.task")}) AS is_known
+    FROM wanted
+    WHERE EXISTS (SELECT FROM serving) AND NOT EXISTS (SELECT FROM serving me WHERE {_CAN})
+"""
+_TASKS = f"""
+    WITH {_SERVING}, wanted AS MATERIALIZED (
+        SELECT found.task, found.selector, min(found.name) AS schedule, count(*)::int AS schedules FROM (
+            SELECT s.name, {_WANTED} FROM feedq.schedule s WHERE s.removed_at IS NULL AND s.state = 'active'
+        ) found GROUP BY 1, 2
+    )
+    SELECT wanted.*, (SELECT count(*)::int FROM serving) AS workers,
+        (SELECT count(*)::int FROM serving me WHERE {_CAN}) AS able,
+        EXISTS (SELECT FROM serving me WHERE {KNOWS.format(task="wanted.task")}) AS is_known
+    FROM wanted ORDER BY wanted.task, wanted.selector
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledTask:
+    """A task that active schedules run, on workers with these labels."""
+
+    task: str
+    schedule: str
+    """The first of them."""
+    schedules: int
+    selector: Mapping[str, str]
+    workers: int
+    """Workers that run jobs."""
+    able: int
+    """Those of them that know the task and have the labels."""
+    is_known: bool
+    """Whether one knows the task, whatever its labels."""
+
+
+class ScheduleListing(Aggregate):
+    """Lists schedules and runs. Thread-safe."""
+
+    @in_transaction
+    def get(self, c: Connection, name: str) -> Schedule:
+        """Raises `NotFound`."""
+        sql = f"SELECT {SCHEDULE_COLUMNS} FROM feedq.schedule s WHERE name = :name AND removed_at IS NULL"
+        row = c.execute(text(sql), {"name": name}).one_or_none()
+        if row is None:
+            raise no_schedule(name)
+        return schedule_from(row)
+
+    @in_transaction
+    def view(self, c: Connection, name: str) -> ScheduleView:
+        """Raises `NotFound`."""
+        sql = _VIEWS + " WHERE s.name = :name AND s.removed_at IS NULL"
+        row = c.execute(text(sql), {"name": name}).one_or_none()
+        if row is None:
+            raise no_schedule(name)
+        schedule_from(row)  # whole or not at all: what is shown of one is its declaration
+        return replace(view_from(row), unserved=_unserved(c, [name]).get(name))
+
+    @in_transaction
+    def latest(self, c: Connection, names: Collection[str], *, each: int) -> dict[str, list[Run]]:
+        """The latest runs of each of these schedules, the newest first; those without any are left out."""
+        sql = f"""
+            SELECT {RUN_COLUMNS} FROM feedq.schedule s
+            CROSS JOIN LATERAL (
+                SELECT * FROM feedq.run WHERE schedule_id = s.id ORDER BY id DESC LIMIT :each
+            ) r
+            {_WORKER} WHERE s.name = ANY(:names) AND s.removed_at IS NULL ORDER BY s.name, r.id DESC
+        """
+        found: dict[str, list[Run]] = {}
+        for row in c.execute(text(sql), {"names": list(names), "each": each}):
+            run = run_from(row)
+            found.setdefault(run.schedule, []).append(run)
+        return found
+
+    @in_transaction
+    def views(
+        self,
+        c: Connection,
+        *,
+        prefix: str = "",
+        after: str = "",
+        state: ScheduleState | None = None,
+        limit: int = PAGE_MAX,
+    ) -> list[ScheduleView]:
+        """A page of schedules by name: those whose name begins with ``prefix`` and comes after ``after``, in any
+        ``state`` or in this. One that this release cannot read is among them, marked as `unreadable`."""
+        # The page first: what is looked up for each of its rows must not be for any other.
+        sql = f"""
+            WITH page AS MATERIALIZED (
+                SELECT * FROM feedq.schedule
+                WHERE removed_at IS NULL AND name > :after AND name >= :prefix AND name < :beyond
+                    AND (CAST(:state AS text) IS NULL OR state = :state)
+                ORDER BY name LIMIT :limit
+            )
+            {_VIEWS.replace("FROM feedq.schedule s", "FROM page s")} ORDER BY s.name
+        """
+        parameters = {
+            "prefix": prefix,
+            "after": after,
+            "beyond": prefix + LAST_OF_ALL,
+            "state": state,
+            "limit": min(max(limit, 0), PAGE_MAX),
+        }
+        return [view_from(row) for row in c.execute(text(sql), parameters)]
+
+    @in_transaction
+    def urgent(self, c: Connection, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
+        """Schedules to look at first: those that fail, that failures have paused, that are late, that run; then
+        the next to fire. However many there are, a few are read: of failures the newest, and those of the
+        schedules that are named as ``failing``."""
+        parameters = {"failing": list(failing), "limit": min(max(limit, 0), PAGE_MAX), "looked": SCANNED}
+        return [view_from(row) for row in c.execute(text(_URGENT), parameters)]
+
+    @in_transaction
+    def unserved(self, c: Connection, names: Collection[str]) -> Mapping[str, str]:
+        """Return which of these schedules no worker can serve, because none knows the task or has the labels,
+        each with a sentence that says so. None while no worker runs jobs. Nothing fails by it: runs wait for a
+        worker."""
+        return _unserved(c, names)
+
+    def specs(self) -> Mapping[str, ScheduleSpec | UnreadableSpec]:
+        """All declared schedules by name, for `feedq apply`; without those behind beat entries."""
+        sql = f"""
+            SELECT {SPEC_COLUMNS}, s.pause_reason FROM feedq.schedule s
+            WHERE removed_at IS NULL AND NOT jsonb_exists(s.timing, 'beat') ORDER BY s.name
+        """
+        # A hundred thousand of them must not be read with the transaction waiting for it.
+        with self._database.transaction() as c:
+            rows = c.execute(text(sql)).all()
+        return {row.name: declared_from(row) for row in rows}
+
+    @in_transaction
+    def runs(
+        self,
+        c: Connection,
+        name: str | None = None,
+        *,
+        states: Collection[RunState] = (),
+        before: int | None = None,
+        limit: int = 50,
+    ) -> list[Run]:
+        """Newest first; ``before`` is the id of the run behind which a page begins."""
+        conditions = []
+        if before is not None:
+            conditions.append("r.id < :before")
+        if name is not None:
+            conditions.append("r.schedule_id = :schedule_id")
+        if states:
+            conditions.append("r.state = ANY(:states)")
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        parameters = {
+            "schedule_id": None if name is None else _known(c, name),
+            "states": [state.value for state in states],
+            "before": before,
+            "limit": min(max(limit, 0), PAGE_MAX),
+        }
+        # The few that are shown first: only for these names are looked up.
+        found = f"(SELECT * FROM feedq.run r {where} ORDER BY r.id DESC LIMIT :limit)"
+        sql = _RUNS.replace("FROM feedq.run r", f"FROM {found} r") + " ORDER BY r.id DESC"
+        return [run_from(row) for row in c.execute(text(sql), parameters)]
+
+    @in_transaction
+    def run(self, c: Connection, run_id: int) -> Run:
+        """Raises `NotFound`."""
+        return run_of(c, run_id)
+
+    @in_transaction
+    def counts(self, c: Connection, name: str) -> Mapping[RunState, int]:
+        """Ticks and triggers by state, those within retention; a row that stands for many counts as many."""
+        sql = (
+            "SELECT state, sum(ticks)::bigint AS ticks FROM feedq.run WHERE schedule_id = :id GROUP BY state"
+        )
+        return {RunState(row.state): row.ticks for row in c.execute(text(sql), {"id": _known(c, name)})}
+
+
+def run_of(c: Connection, run_id: int) -> Run:
+    """Raises `NotFound`."""
+    row = c.execute(text(_RUNS + " WHERE r.id = :id"), {"id": run_id}).one_or_none()
+    if row is None:
+        raise no_run(run_id)
+    return run_from(row)
+
+
+def _unserved(c: Connection, names: Collection[str]) -> dict[str, str]:
+    rows = c.execute(text(_UNSERVED), {"names": list(names)})
+    return {row.name: why_unserved(row.task, row.selector, is_known=row.is_known) for row in rows}
+
+
+def scheduled_tasks(c: Connection) -> list[ScheduledTask]:
+    """Lists the tasks of active schedules, each with each selector once."""
+    return [
+        ScheduledTask(
+            row.task, row.schedule, row.schedules, row.selector, row.workers, row.able, row.is_known
+        )
+        for row in c.execute(text(_TASKS))
+    ]
+
+
+def why_unserved(task: str, selector: Mapping[str, str], *, is_known: bool) -> str:
+    if not is_known:
+        return f"no worker knows task {task}: its runs wait until one does (FEEDQ_IMPORTS names its module)"
+    labels = ", ".join(f"{key}={value}" for key, value in selector.items())
+    return f"no worker that knows task {task} has the labels {labels}: its runs wait until one does"
+
+
+def _known(c: Connection, name: str) -> int:
+    """The declared schedule of that name, or the one of that name that was removed last. Raises `NotFound`."""
+    for condition in ("removed_at IS NULL", "removed_at IS NOT NULL"):
+        sql = f"SELECT id FROM feedq.schedule WHERE name = :name AND {condition} ORDER BY removed_at DESC LIMIT 1"
+        found: int | None = c.execute(text(sql), {"name": name}).scalar_one_or_none()
+        if found is not None:
+            return found
+    raise no_schedule(name)

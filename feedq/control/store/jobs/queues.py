@@ -1,0 +1,70 @@
+"""Limits of job queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from sqlalchemy import Connection, text
+
+from feedq.control.store.database import Aggregate, in_transaction
+from feedq.control.store.jobs.rows import UNFINISHED, record
+from feedq.core.schedule.model import Queue, QueueDepth
+from feedq.errors import NotFound
+from feedq.telemetry.event_names import EventKind
+
+
+class QueueStore(Aggregate):
+    """Limits of job queues. Thread-safe."""
+
+    @in_transaction
+    def set(self, c: Connection, queue: Queue) -> None:
+        """Raises `InvalidInput`. Starts that a queue has saved up stay its own, up to the new burst."""
+        # Here alone: a worker has no need of what people declare.
+        from feedq.core.schedule.entries import QueueEntry, plain_queue
+
+        QueueEntry.valid(plain_queue(queue))
+        # Full at first, as a bucket is that nobody has drawn from.
+        sql = """
+            INSERT INTO feedq.job_queue AS q (name, rate_per_s, burst, concurrency, tokens)
+            VALUES (:name, :rate_per_s, :burst, :concurrency, :burst)
+            ON CONFLICT (name) DO UPDATE SET rate_per_s = excluded.rate_per_s, burst = excluded.burst,
+                concurrency = excluded.concurrency,
+                tokens = CASE WHEN q.rate_per_s IS NULL THEN excluded.burst ELSE least(excluded.burst,
+                    q.tokens + q.rate_per_s
+                        * greatest(extract(epoch FROM clock_timestamp() - q.tokens_at), 0)) END,
+                tokens_at = clock_timestamp()
+        """
+        c.execute(text(sql), asdict(queue))
+        record(
+            c, EventKind.QUEUE_CHANGED, **{"queue" if k == "name" else k: v for k, v in asdict(queue).items()}
+        )
+
+    @in_transaction
+    def remove(self, c: Connection, name: str) -> None:
+        """Lift the limits of a queue. Its runs stay. Raises `NotFound`."""
+        sql = "DELETE FROM feedq.job_queue WHERE name = :name RETURNING name"
+        if c.execute(text(sql), {"name": name}).one_or_none() is None:
+            raise NotFound(f"job queue {name!r} has no limits to remove")
+        record(c, EventKind.QUEUE_REMOVED, queue=name)
+
+    @in_transaction
+    def all(self, c: Connection) -> list[Queue]:
+        sql = "SELECT name, rate_per_s, burst, concurrency FROM feedq.job_queue ORDER BY name"
+        return [Queue(*row) for row in c.execute(text(sql))]
+
+    def listed(self) -> list[QueueDepth]:
+        """The queues that have limits or unfinished runs, by name."""
+        queues, depths = {found.name: found for found in self.all()}, self.depths()
+        names = sorted(queues.keys() | depths.keys())
+        return [(queues.get(name, Queue(name)), *depths.get(name, (0, 0))) for name in names]
+
+    @in_transaction
+    def depths(self, c: Connection) -> Mapping[str, tuple[int, int]]:
+        """Runs waiting and running, by queue."""
+        sql = f"""
+            SELECT queue, count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
+                count(*) FILTER (WHERE state = 'running')::int AS running
+            FROM feedq.run WHERE {UNFINISHED} GROUP BY queue
+        """
+        return {row.queue: (row.waiting, row.running) for row in c.execute(text(sql))}

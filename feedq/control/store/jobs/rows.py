@@ -1,0 +1,279 @@
+"""Rows of schedules and runs: the columns, their values, and what all who write them share.
+
+A declaration is stored in three parts, the job, the timing and the policies, each as JSON in the words of
+`feedq.core.schedule.plain`. A run has a copy of the job.
+
+Whatever makes or cancels the runs of a schedule locks the schedule's row before it counts or touches them: so two
+that decide at once are one after the other, and the second sees what the first has done. Rows are locked in one
+order everywhere, the schedule before its runs and runs by their ids (`feedq.control.store.jobs.runs` has the
+table)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import orjson
+from sqlalchemy import Connection, text
+
+from feedq.control.store import history
+from feedq.control.store.channels import NotifyReason, notify_workers
+from feedq.control.store.database import GivenRows
+from feedq.core.schedule.due import Unfinished
+from feedq.core.schedule.model import (
+    Cron,
+    Job,
+    Run,
+    RunKind,
+    RunState,
+    Schedule,
+    ScheduleSpec,
+    ScheduleState,
+    ScheduleView,
+    Timing,
+    UnreadableSpec,
+)
+from feedq.core.schedule.outcome import RunMove, states_before
+from feedq.core.schedule.plain import (
+    job_from_plain,
+    job_to_plain,
+    policy_from_plain,
+    policy_to_plain,
+    timing_from_plain,
+    timing_to_plain,
+)
+from feedq.errors import InvalidInput, NotFound, Unreadable
+from feedq.telemetry.event_names import EventKind
+
+Part = TypeVar("Part", Job, Timing)
+
+DECLARED = "declared as paused"
+"""The reason of a pause that the declaration asks for."""
+UNFIRED = "it cannot be fired: "
+"""Begins the reason of a pause of a schedule about which firing could decide nothing, by its declaration."""
+UNFINISHED = "state IN ('waiting', 'running')"
+"""As the index `run_unfinished` has it."""
+SPEC_COLUMNS = "s.name, s.job::text AS job, s.timing::text AS timing, s.policy::text AS policy"
+SCHEDULE_COLUMNS = (
+    f"s.id, {SPEC_COLUMNS}, s.state, s.paused_until, s.pause_reason, s.generation, s.next_tick_at, "
+    "s.next_fire_at, s.failures, s.created_at, s.updated_at"
+)
+"""The columns of a schedule in the order of the fields, as those of runs are: a page has a thousand rows, and
+to look each column up by its name takes longer than all else that is done with it."""
+SCHEDULE_WIDTH = 14
+RUN_COLUMNS = (
+    "r.id AS run_id, r.schedule_id, s.name AS schedule_name, r.kind, r.key, r.tick_at, r.ticks, r.due_at, "
+    "r.state AS run_state, r.reason, r.attempt, r.fence, r.worker_id, w.name AS worker_name, r.started_at, "
+    "r.deadline_at, r.ended_at, r.job::text AS run_job"
+)
+"""The columns of a run, with its schedule and its worker joined to it."""
+UNREADABLE = "(cannot be read)"
+"""Shown in lists as the task of a job that this release cannot read. Nothing is told by it: see
+`feedq.core.schedule.model.Schedule.unreadable`."""
+SOON = timedelta(seconds=1)
+"""What is declared to fire within this is told to a worker: no worker may scan by then. All others see it in
+time."""
+KEPT = 4_096
+"""Values of each part that are kept, read once: what people look at is the same again and again, and few
+schedules have a timing of their own."""
+_COUNT = text(f"""
+    SELECT given.id, u.waiting, u.running FROM unnest(CAST(:ids AS bigint[])) AS given (id) CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
+            count(*) FILTER (WHERE state = 'running')::int AS running
+        -- In an order that only `run_unfinished` has: others have the whole history of a schedule.
+        FROM (SELECT state FROM feedq.run WHERE schedule_id = given.id AND {UNFINISHED}
+              ORDER BY state OFFSET 0) r
+    ) u
+""")
+FENCES = GivenRows("id bigint, fence bigint")
+"""Runs, each with the fence under which somebody believes to have it."""
+_CANCELLED = GivenRows("schedule_id bigint, reason text")
+_CANCEL = text(f"""
+    WITH given AS (
+        SELECT * FROM {_CANCELLED}
+    ), listed AS (
+        SELECT r.id FROM given CROSS JOIN LATERAL (
+            SELECT id, state FROM feedq.run WHERE schedule_id = given.schedule_id AND {UNFINISHED}
+            ORDER BY state OFFSET 0
+        ) r WHERE r.state = ANY(:states)
+    ), found AS MATERIALIZED (
+        SELECT r.* FROM (SELECT id FROM listed ORDER BY id) l CROSS JOIN LATERAL (
+            SELECT id, schedule_id, state FROM feedq.run WHERE id = l.id OFFSET 0 FOR UPDATE
+        ) r WHERE r.state = ANY(:states)
+    )
+    UPDATE feedq.run r SET state = 'cancelled', reason = given.reason, ended_at = clock_timestamp()
+    FROM found JOIN given USING (schedule_id) WHERE r.id = found.id RETURNING r.worker_id
+""")
+
+
+def stored_job(job: Job) -> str:
+    return orjson.dumps(job_to_plain(job)).decode()
+
+
+def stored(spec: ScheduleSpec) -> dict[str, str]:
+    """The columns that hold a declaration."""
+    return {
+        "name": spec.name,
+        "job": stored_job(spec.job),
+        "timing": orjson.dumps(timing_to_plain(spec.timing)).decode(),
+        "policy": orjson.dumps(policy_to_plain(spec)).decode(),
+    }
+
+
+def spec_from(row: Any) -> ScheduleSpec:
+    """Reads `SPEC_COLUMNS`. Raises `Unreadable`."""
+    name, job, timing, policy = row
+    try:
+        return ScheduleSpec(name, _timing_from(timing), job_from(job), **_policy_from(policy))
+    except (InvalidInput, ValueError) as error:
+        raise Unreadable(
+            f"schedule {name!r} is stored in a way that this release of feedq cannot read ({error}); upgrade "
+            "feedq, or declare the whole of it anew: `feedq apply`, or `feedq schedule edit` with --task, its "
+            "timing and all else"
+        ) from error
+
+
+def declared_from(row: Any) -> ScheduleSpec | UnreadableSpec:
+    """Reads `SPEC_COLUMNS` and ``pause_reason``, whatever is stored."""
+    *columns, pause_reason = row
+    try:
+        return spec_from(columns)
+    except Unreadable as error:
+        return UnreadableSpec(str(error), paused=pause_reason == DECLARED)
+
+
+def schedule_from(row: Any) -> Schedule:
+    """Reads a row that begins with `SCHEDULE_COLUMNS`. Raises `Unreadable`."""
+    schedule_id, name, job, timing, policy, state, *rest = row[:SCHEDULE_WIDTH]
+    return Schedule(schedule_id, spec_from((name, job, timing, policy)), ScheduleState(state), *rest)
+
+
+def shown_schedule_from(row: Any) -> Schedule:
+    """Reads such a row to be looked at, whatever is stored: of one that is `unreadable` as much as is sure."""
+    try:
+        return schedule_from(row)
+    except Unreadable as error:
+        schedule_id, name, _, timing, _, state, until, reason, *rest = row[:SCHEDULE_WIDTH]
+        shown = _readable(_timing_from, timing) or Cron("?")
+        spec = ScheduleSpec(name, shown, Job(UNREADABLE), paused=reason == DECLARED)
+        known = Schedule(schedule_id, spec, ScheduleState(state), until, reason, *rest)
+        return replace(known, unreadable=str(error))
+
+
+def run_from(row: Any) -> Run:
+    """Reads `RUN_COLUMNS`."""
+    run_id, schedule_id, name, kind, key, tick_at, ticks, due_at, state, *rest, job = row
+    rest.append(_readable(job_from, job) or Job(UNREADABLE))
+    return Run(run_id, schedule_id, name, RunKind(kind), key, tick_at, ticks, due_at, RunState(state), *rest)
+
+
+def view_from(row: Any) -> ScheduleView:
+    """Reads `SCHEDULE_COLUMNS`, `RUN_COLUMNS`, all null where there is no run, ``waiting`` and ``running``."""
+    *columns, waiting, running = row
+    run = columns[SCHEDULE_WIDTH:]
+    last = None if run[0] is None else run_from(run)
+    return ScheduleView(shown_schedule_from(columns), last, waiting, running)
+
+
+def _readable(read: Callable[[str], Part], stored: str) -> Part | None:
+    try:
+        return read(stored)
+    except (InvalidInput, ValueError):
+        return None
+
+
+@lru_cache(maxsize=KEPT)
+def job_from(stored: str) -> Job:
+    return job_from_plain(orjson.loads(stored))
+
+
+@lru_cache(maxsize=KEPT)
+def _timing_from(stored: str) -> Timing:
+    return timing_from_plain(orjson.loads(stored))
+
+
+@lru_cache(maxsize=KEPT)
+def _policy_from(stored: str) -> Mapping[str, Any]:
+    return policy_from_plain(orjson.loads(stored))
+
+
+# -- locks, and what is written ----------------------------------------------------------------------
+
+
+def now(c: Connection) -> datetime:
+    moment: datetime = c.execute(text("SELECT clock_timestamp()")).scalar_one()
+    return moment
+
+
+def locked(c: Connection, name: str) -> Schedule:
+    """The declared schedule of that name, its row locked. Raises `NotFound`, `Unreadable`."""
+    return schedule_from(locked_row(c, name))
+
+
+def locked_row(c: Connection, name: str) -> Any:
+    """Locks a schedule and returns its `SCHEDULE_COLUMNS`, for who need not read the declaration. Raises
+    `NotFound`."""
+    sql = f"""
+        SELECT {SCHEDULE_COLUMNS} FROM feedq.schedule s
+        WHERE name = :name AND removed_at IS NULL FOR NO KEY UPDATE
+    """
+    row = c.execute(text(sql), {"name": name}).one_or_none()
+    if row is None:
+        raise no_schedule(name)
+    return row
+
+
+def no_schedule(name: str) -> NotFound:
+    return NotFound(f"no schedule named {name!r}; `feedq schedule list` shows them all")
+
+
+def no_run(run_id: int) -> NotFound:
+    return NotFound(f"no run {run_id}; it never was, or its schedule's history has been trimmed since")
+
+
+def unfinished(c: Connection, schedule_ids: Sequence[int]) -> dict[int, Unfinished]:
+    """The runs of each of these schedules that have not ended."""
+    rows = c.execute(_COUNT, {"ids": list(schedule_ids)})
+    return {row.id: Unfinished(row.waiting, row.running) for row in rows}
+
+
+def cancel(c: Connection, reasons: Mapping[int, str], states: Sequence[RunState]) -> int:
+    """Cancel the runs in these states of these schedules, whose rows are locked, and tell the workers of running
+    ones. Returns how many runs."""
+    assert set(states) <= set(states_before(RunMove.CANCEL))
+    parameters = {**_CANCELLED.of(reasons.items()), "states": [state.value for state in states]}
+    workers = [row.worker_id for row in c.execute(_CANCEL, parameters)]
+    if told := set(workers) - {None}:
+        notify_workers(c, list(told), NotifyReason.JOBS)
+    return len(workers)
+
+
+def notify_some(c: Connection, runs: int) -> None:
+    """Tell one worker for each of so many runs, with the commit: those with a slot free first. A worker that is
+    not told scans by itself, on an idle fleet seconds later; by then the others have done all of a backlog."""
+    sql = """
+        SELECT pg_notify('feedq_worker_' || lock_key, :reason) FROM (
+            SELECT lock_key FROM feedq.worker w
+            WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0
+                AND expires_at > clock_timestamp()
+            ORDER BY job_slots > (
+                SELECT count(*) FROM feedq.run r WHERE r.worker_id = w.id AND r.state = 'running'
+            ) DESC, random() LIMIT :runs
+        ) these
+    """
+    c.execute(text(sql), {"reason": NotifyReason.JOBS.value, "runs": runs})
+
+
+def notify_if_soon(c: Connection, schedules: Iterable[Schedule], at: datetime) -> None:
+    """Have a worker scan for the next tick of these, with the commit, if one of them is to fire soon."""
+    fires_at = [s.next_fire_at for s in schedules if s.state is ScheduleState.ACTIVE]
+    if any(fires is not None and fires <= at + SOON for fires in fires_at):
+        notify_some(c, 1)
+
+
+def record(c: Connection, kind: EventKind, **detail: Any) -> None:
+    """Write an event. It names the schedule and does not point to it: history outlives it."""
+    history.record(c, kind, detail={key: value for key, value in detail.items() if value is not None})

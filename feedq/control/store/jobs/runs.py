@@ -1,0 +1,268 @@
+"""The operations of workers on runs, each method one or a few short transactions.
+
+**The order of locks**, which keeps everything here, and everything in `feedq.control.store.jobs.schedules`, free
+of deadlocks. Whoever waits for a row lock takes them so:
+
+1. rows of `job_queue`, by name (claims only);
+2. rows of `schedule`, by id;
+3. rows of `run`, by id.
+
+Firing, claiming and expiry take most of theirs with SKIP LOCKED, for which no order is needed: who never waits
+closes no circle. What remains are
+
+====================  ========================  ==========================  =======================================
+who                   queues                    schedules                   runs
+====================  ========================  ==========================  =======================================
+fire_due                                        skips locked ones           cancel_other waits, by id
+claim                 waits, by name                                        skips locked ones
+finish                                          waits, by id; few           waits, by id
+transact                                        waits; one                  waits; one, right before its commit
+expire                                          skips locked ones           skips locked ones
+take_over                                                                   waits, by id
+declare, trigger, …                             waits; one                  waits, by id
+====================  ========================  ==========================  =======================================
+
+A claim ends what it took and cannot read afterwards, in a transaction of its own: that is a finish.
+
+The two indexes by which a writer may wait for another's commit come last in that order, and their holders wait for
+nothing any more: `run_key` (only for who holds the schedule's row) and `run_one_at_a_time` (see
+`feedq.control.store.jobs.claiming`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import psycopg2
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import IntegrityError
+
+from feedq.control.store.channels import NotifyReason, notify_workers
+from feedq.control.store.database import Aggregate, Database, GivenRows, in_statement, in_transaction
+from feedq.control.store.jobs import claiming, finishing, firing
+from feedq.control.store.jobs.prepared import PreparedRuns
+from feedq.control.store.jobs.rows import FENCES
+from feedq.control.store.jobs.sessions import JobSessions
+from feedq.core.schedule.model import AGEING_S, ClaimedRun, Finish, Fired, Granted, Offer
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+CLAIM_TRIES = 5
+"""The number of tries at a claim: each time another worker was about to take a run of the same schedule, and
+has taken it since."""
+SCHEDULES_PER_SCAN = 100
+"""The number of schedules with a history of their own that are trimmed at a time. Each costs a walk over as
+many index entries as it keeps runs."""
+
+KEEPING = "jsonb_exists_any(policy, ARRAY['keep_runs', 'keep_days'])"
+"""As the index `schedule_keeping` has it."""
+
+# Only a time that stays the same for a statement can be looked for in an index. And ARRAY, so that what was found
+# is looked up by its ids, and no table is read as a whole to be joined with it.
+_OLD_RUNS = text(f"""
+    DELETE FROM feedq.run WHERE id = ANY(ARRAY(
+        SELECT id FROM feedq.run r
+        WHERE ended_at IS NOT NULL AND ended_at < statement_timestamp() - make_interval(days => :days)
+            AND schedule_id <> ALL(ARRAY(
+            SELECT id FROM feedq.schedule WHERE {KEEPING} AND (policy ->> 'keep_days')::int > :days
+        ))
+        ORDER BY ended_at LIMIT :limit FOR UPDATE SKIP LOCKED
+    ))
+""")
+# Nothing makes runs of a removed schedule any more, so one without any stays so.
+_REMOVED_SCHEDULES = text("""
+    DELETE FROM feedq.schedule WHERE id = ANY(ARRAY(
+        SELECT id FROM feedq.schedule s
+        WHERE removed_at IS NOT NULL AND NOT EXISTS (SELECT FROM feedq.run r WHERE r.schedule_id = s.id)
+        ORDER BY removed_at LIMIT :limit FOR UPDATE SKIP LOCKED
+    ))
+""")
+_KEEPING = text(f"""
+    SELECT id, (policy ->> 'keep_runs')::int AS runs, (policy ->> 'keep_days')::int AS days FROM feedq.schedule
+    WHERE {KEEPING} AND id > :after
+    ORDER BY id LIMIT :limit
+""")
+# Only the oldest of each are read, so that one which keeps much is not read as a whole each time.
+_KEEPERS = GivenRows("id bigint, runs int, days int")
+_KEPT = text(f"""
+    DELETE FROM feedq.run WHERE id = ANY(ARRAY(
+        SELECT id FROM feedq.run WHERE id = ANY(ARRAY(
+            SELECT r.id
+            FROM {_KEEPERS}
+            LEFT JOIN LATERAL (
+                SELECT id FROM feedq.run WHERE schedule_id = given.id ORDER BY id DESC OFFSET given.runs LIMIT 1
+            ) beyond ON given.runs IS NOT NULL
+            CROSS JOIN LATERAL (
+                SELECT id, ended_at FROM feedq.run WHERE schedule_id = given.id ORDER BY id LIMIT :limit
+            ) r
+            WHERE r.ended_at IS NOT NULL AND (r.id <= beyond.id
+                OR r.ended_at < statement_timestamp() - make_interval(days => given.days))
+            LIMIT :limit
+        )) ORDER BY id FOR UPDATE SKIP LOCKED
+    ))
+""")
+
+
+class RunStore(Aggregate):
+    """Runs, as workers see them. Every method leaves nothing half done. Thread-safe."""
+
+    def __init__(self, database: Database, *, ageing_s: float = AGEING_S) -> None:
+        super().__init__(database)
+        self._ageing_s = ageing_s
+        self._sessions = JobSessions(database.url)
+        self._trimmed_to = 0
+        """The schedule with a history of its own after which the next scan goes on."""
+        self._prepared = PreparedRuns(database.url, ageing_s=ageing_s)
+
+    def close(self) -> None:
+        self._sessions.close()
+        self._prepared.close()
+
+    def fire_due(self, *, limit: int) -> Fired:
+        """Fire what is due of at most ``limit`` schedules: in one transaction the ticks become rows and each
+        watermark moves on. Any number of nodes may do this at once; they share the work. Idle, it reads one
+        index and writes nothing."""
+        with self._database.statement() as c:
+            scanned = firing.scan_due(c)
+        if scanned.next_in_s is None or scanned.next_in_s > 0:
+            return scanned
+        with self._database.transaction() as c:
+            return firing.fire(c, limit=limit, ageing_s=self._ageing_s)
+
+    @in_statement
+    def notify(self, c: Connection, worker_ids: Sequence[UUID]) -> None:
+        """Tell these workers that runs of their segments have fallen due."""
+        notify_workers(c, list(worker_ids), NotifyReason.RUNS)
+
+    # -- claiming and finishing ----------------------------------------------------------------------
+
+    def claim(self, offer: Offer) -> Granted:
+        """Take runs to run, each under a new fence and in state running, before any of their code runs. Run
+        ids, attempts, deadlines, overlap, rate and concurrency are judged here."""
+        if offer.limit <= 0:
+            return Granted((), None)
+        for _ in range(CLAIM_TRIES):
+            try:
+                taken = self._prepared.claim(offer) or self._claim(offer)
+            except (IntegrityError, psycopg2.IntegrityError):
+                continue  # the index has decided between two; nothing of this claim was kept
+            if taken.unreadable:
+                # Should this be cut off, they are held and unknown to their worker, as after a lost answer.
+                self.finish(offer.worker_id, taken.unreadable)
+            return taken.granted
+        return Granted((), claiming.AGAIN_S)
+
+    def _claim(self, offer: Offer) -> claiming.ClaimedRuns:
+        with self._database.statement() as c:
+            first_in_s = claiming.first_due_in_s(c)
+        if first_in_s is None or first_in_s > 0:
+            return claiming.ClaimedRuns(Granted((), first_in_s))
+        if (taken := self._prepared.claim(offer, is_due=True)) is not None:
+            return taken
+        with self._database.transaction() as c:
+            return claiming.claim(c, offer, ageing_s=self._ageing_s)
+
+    def finish(self, worker_id: UUID, finishes: Sequence[Finish]) -> list[int]:
+        """End attempts, or have them repeated. Returns the ids that matched their fence; the others had been
+        taken away, which is written down as an event `run_finish_rejected`."""
+        succeeded = self._prepared.succeed(worker_id, finishes)
+        others = [f for f in finishes if f.run_id not in succeeded]
+        if not others:
+            return list(succeeded)
+        with self._database.transaction() as c:
+            return [*succeeded, *finishing.finish(c, worker_id, others)]
+
+    def transact(self, worker_id: UUID, run: ClaimedRun) -> AbstractContextManager[Session]:
+        """A session for a `transactional` job. Leaving the block commits what it wrote together with the success
+        of the run, in one transaction; raises `RunTakenAway` and commits nothing when the fence has passed,
+        which is written down as by `finish`. An exception within rolls back and passes through: the caller
+        finishes the run as failed. Raises `JobSessionLost` when the session was cut off, or could not be had:
+        nothing was kept, and the caller finishes the run as lost."""
+        return self._sessions.transact(worker_id, run)
+
+    # -- what a worker holds -------------------------------------------------------------------------
+
+    @in_statement
+    def held(self, c: Connection, worker_id: UUID) -> Mapping[int, int]:
+        """Return what the database thinks this worker runs: run id → fence. A claim whose answer was lost is
+        found here."""
+        sql = "SELECT id, fence FROM feedq.run WHERE worker_id = :worker_id AND state = 'running' ORDER BY id"
+        return {row.id: row.fence for row in c.execute(text(sql), {"worker_id": worker_id})}
+
+    @in_statement
+    def overdue(self, c: Connection, worker_id: UUID, *, by_s: float) -> Mapping[int, int]:
+        """Runs of this worker whose time was up ``by_s`` ago, and of whose end it has not told: run id → fence.
+        Only their worker may end them."""
+        sql = """
+            SELECT id, fence FROM feedq.run
+            WHERE worker_id = :worker_id AND state = 'running'
+                AND deadline_at <= statement_timestamp() - make_interval(secs => :by_s)
+        """
+        return {row.id: row.fence for row in c.execute(text(sql), {"worker_id": worker_id, "by_s": by_s})}
+
+    @in_statement
+    def taken_away(self, c: Connection, worker_id: UUID, fences: Mapping[int, int]) -> set[int]:
+        """Return which of these runs (id → fence) are no longer this worker's."""
+        sql = f"""
+            SELECT given.id FROM {FENCES}
+            WHERE NOT EXISTS (
+                SELECT FROM feedq.run r WHERE r.id = given.id AND r.fence = given.fence
+                    AND r.worker_id = :worker_id AND r.state = 'running' OFFSET 0
+            )
+        """
+        parameters = {"worker_id": worker_id, **FENCES.of(fences.items())}
+        return {row.id for row in c.execute(text(sql), parameters)}
+
+    @in_transaction
+    def take_over(self, c: Connection, worker_id: UUID, was: UUID, fences: Mapping[int, int]) -> set[int]:
+        """Make runs (id → fence) of a session of this process that was declared gone this session's, as far as
+        nobody has taken them away. Returns those that are."""
+        return finishing.take_over(c, worker_id, was, fences)
+
+    # -- what any worker may do ----------------------------------------------------------------------
+
+    def expire(self, *, limit: int) -> int:
+        """Free the runs of workers that are gone: lost, or waiting again, as their semantics say. A run of a
+        worker that lives, or may be about to say so, is left alone, however late. Returns how many."""
+        with self._database.statement() as c:
+            if not finishing.is_needed(c):
+                return 0
+        with self._database.transaction() as c:
+            return finishing.expire(c, limit=limit)
+
+    @in_statement
+    def workers(self, c: Connection) -> Mapping[UUID, int]:
+        """The job slots of each worker that is given runs: neither leaving, nor cordoned, nor without slots.
+        `feedq.core.schedule.spread` says which segments each has."""
+        sql = """
+            SELECT id, job_slots FROM feedq.worker
+            WHERE state <> 'gone' AND state = 'active' AND target_state = 'serving' AND job_slots > 0
+        """
+        return {row.id: row.job_slots for row in c.execute(text(sql))}
+
+    def trim(self, *, older_than_days: int, limit: int) -> int:
+        """Delete ended runs of this age, or as their schedules keep them, and removed schedules with none left.
+        Returns how many runs; ``limit`` or more when there are others. Any node may do it, several at once: they
+        share the rows. What has not ended is never deleted, however old."""
+        with self._database.transaction() as c:
+            deleted = c.execute(_OLD_RUNS, {"days": older_than_days, "limit": limit}).rowcount
+            c.execute(_REMOVED_SCHEDULES, {"limit": limit})
+        with self._database.transaction() as c:
+            return max(deleted, self._trim_kept(c, limit))
+
+    def _trim_kept(self, c: Connection, limit: int) -> int:
+        """Delete at most ``limit`` runs of the next schedules that keep a history of their own, beyond what they
+        keep. They are gone through by their ids, so that a scan takes as long whether there are ten of them or a
+        hundred thousand."""
+        keeping = c.execute(_KEEPING, {"after": self._trimmed_to, "limit": SCHEDULES_PER_SCAN}).all()
+        if not keeping:
+            self._trimmed_to = 0
+            return 0
+        deleted = c.execute(_KEPT, {**_KEEPERS.of(keeping), "limit": limit}).rowcount
+        if deleted < limit:
+            self._trimmed_to = keeping[-1].id if len(keeping) == SCHEDULES_PER_SCAN else 0
+        return deleted

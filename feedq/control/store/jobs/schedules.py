@@ -1,0 +1,469 @@
+"""Desired state: what people do with schedules, each verb one transaction that also writes history.
+
+Edits look forward only. They move the watermark to ticks that are yet to come, reach no run that there is,
+and fire no tick that is past.
+
+Runs that somebody asks for (triggers, backfills, entries of beat) are made under the lock of the schedule's
+row, as firing makes them, so that an overlap policy sees what others have made. They go to no worker in
+particular: whoever is told first takes them.
+
+A pause that has to do with the declaration ends with the next one: it asked for the pause, or firing could decide
+nothing by it. All others last until somebody resumes the schedule, or until their time is up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from operator import attrgetter
+from typing import Any
+from uuid import uuid4
+
+import orjson
+from sqlalchemy import Connection, text
+
+from feedq.control.store.base import require_version
+from feedq.control.store.channels import NotifyReason, notify_workers
+from feedq.control.store.database import Database, GivenRows, in_transaction, refused_when_taken
+from feedq.control.store.jobs.listing import ScheduleListing, run_of
+from feedq.control.store.jobs.rows import (
+    DECLARED,
+    SCHEDULE_COLUMNS,
+    UNFIRED,
+    cancel,
+    locked,
+    locked_row,
+    notify_if_soon,
+    notify_some,
+    now,
+    record,
+    shown_schedule_from,
+    stored,
+    stored_job,
+    unfinished,
+)
+from feedq.core.authorship import checked_reason
+from feedq.core.model import Version
+from feedq.core.schedule import due
+from feedq.core.schedule.cron import parse
+from feedq.core.schedule.model import (
+    AGEING_S,
+    BACKFILL_MAX,
+    BEAT_PREFIX,
+    Beat,
+    Cron,
+    Job,
+    Overlap,
+    Run,
+    RunKind,
+    RunState,
+    Schedule,
+    ScheduleSpec,
+    ScheduleState,
+)
+from feedq.core.schedule.outcome import RunMove, states_before
+from feedq.core.schedule.plain import from_plain, to_plain
+from feedq.core.schedule.timing import fire_time
+from feedq.core.values import instant
+from feedq.errors import Conflict, InvalidInput
+from feedq.telemetry.event_names import EventKind
+
+TRIGGER_PREFIX = "trigger:"
+KEY_MAX = 200
+"""Characters of a run's key: it is part of the correlation id in every log line of the job."""
+REMOVED = "its schedule was removed"
+PURGED = "purged"
+CANCELLED = "cancelled by hand"
+_ASKED = GivenRows("key text, tick_at timestamptz, state text, reason text")
+_INSERT = text(f"""
+    INSERT INTO feedq.run
+        (schedule_id, kind, key, tick_at, due_at, rank_at, start_by, state, reason, ended_at,
+         job, queue, exclusive)
+    SELECT :schedule_id, :kind, given.key, coalesce(given.tick_at, clock.now), clock.now,
+        -- A microsecond apart, so that what is given in an order is taken in it.
+        clock.now + (given.n - 1) * interval '1 microsecond' - make_interval(secs => :ahead_s),
+        clock.now + make_interval(secs => :start_deadline_s),
+        given.state, given.reason, CASE WHEN given.state <> 'waiting' THEN clock.now END,
+        CAST(:job AS jsonb), :queue, :exclusive
+    FROM (SELECT clock_timestamp() AS now) clock, {_ASKED.numbered}
+    ORDER BY given.n
+    ON CONFLICT (schedule_id, key) DO NOTHING
+    RETURNING id
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class _NewRun:
+    """A run about to be written. Any worker may take it at once: it has no segment."""
+
+    key: str
+    tick_at: datetime | None
+    """None: now."""
+    state: RunState = RunState.WAITING
+    reason: str | None = None
+
+
+class ScheduleStore(ScheduleListing):
+    """Declared schedules, and the runs that somebody asks for; `ScheduleListing` has what reads them.
+
+    What needs a declaration that this release cannot read raises `Unreadable`; to edit, pause, purge and
+    remove such a schedule, or to list it with others, does not. Thread-safe.
+    """
+
+    def __init__(self, database: Database, *, ageing_s: float = AGEING_S) -> None:
+        super().__init__(database)
+        self._ageing_s = ageing_s
+
+    # -- declarations --------------------------------------------------------------------------------
+
+    @in_transaction
+    def add(self, c: Connection, spec: ScheduleSpec) -> Schedule:
+        """Declare a schedule, whose first tick is the first after now. Raises `Conflict` when a schedule of that
+        name exists."""
+        spec = _as_stored(spec)
+        # Jitter is hashed from the id, so the first tick cannot be known before it.
+        sql = "SELECT nextval(pg_get_serial_sequence('feedq.schedule', 'id')) AS id, clock_timestamp() AS now"
+        given = c.execute(text(sql)).one()
+        state = ScheduleState.PAUSED if spec.paused else ScheduleState.ACTIVE
+        reason = DECLARED if spec.paused else None
+        schedule = Schedule(given.id, spec, state, None, reason, 1, None, None, 0, given.now, given.now)
+        sql = f"""
+            INSERT INTO feedq.schedule AS s (id, name, job, timing, policy, state, pause_reason,
+                next_tick_at, next_fire_at, created_at, updated_at) OVERRIDING SYSTEM VALUE
+            VALUES (:id, :name, CAST(:job AS jsonb), CAST(:timing AS jsonb), CAST(:policy AS jsonb),
+                :state, :pause_reason, :next_tick_at, :next_fire_at, :now, :now)
+            RETURNING {SCHEDULE_COLUMNS}
+        """
+        begun = due.begin(schedule, now=given.now)
+        added = _write(c, sql, {**_columns(begun), "now": given.now})
+        record(c, EventKind.SCHEDULE_ADDED, schedule=spec.name, generation=1)
+        if spec.paused:
+            record(c, EventKind.SCHEDULE_PAUSED, schedule=spec.name, reason=DECLARED)
+        notify_if_soon(c, [added], given.now)
+        return added
+
+    @in_transaction
+    def edit(
+        self, c: Connection, name: str, spec: ScheduleSpec, *, expected: Version | None = None
+    ) -> Schedule:
+        """Replace the declaration; an unchanged one keeps generation and watermark. With another timing the
+        watermark goes to the first tick after now. ``spec.paused`` pauses. Without it a pause ends that was
+        declared, or that firing made because it could decide nothing; never one by hand or by failures. Raises
+        `NotFound`."""
+        spec = _as_stored(spec)
+        current = shown_schedule_from(locked_row(c, name))
+        require_version(f"schedule {name!r}", current.version, expected)
+        # Of one that cannot be read not even what does not change is known.
+        is_readable = current.unreadable is None
+        if isinstance(current.spec.timing, Beat) or isinstance(spec.timing, Beat):
+            raise Conflict(f"schedule {name!r} is an entry of beat_schedule.py; edit it there")
+        if is_readable and spec == current.spec:
+            return current
+        at = now(c)
+        edited = replace(current, spec=spec, generation=current.generation + 1, unreadable=None)
+        edited = _with_watermark(edited, current, at) if is_readable else due.begin(edited, now=at)
+        ends_pause = _ends_when_declared(current.pause_reason)
+        if spec.paused and (ends_pause or current.state is ScheduleState.ACTIVE):
+            edited = replace(edited, state=ScheduleState.PAUSED, pause_reason=DECLARED)
+        elif ends_pause:
+            edited = due.resumed(edited, now=at)
+        changed = [
+            f.name
+            for f in dataclasses.fields(ScheduleSpec)
+            if not is_readable or getattr(spec, f.name) != getattr(current.spec, f.name)
+        ]
+        edited = _replace(c, edited)
+        record(
+            c, EventKind.SCHEDULE_EDITED, schedule=spec.name, generation=edited.generation, changed=changed
+        )
+        if edited.state is not current.state:
+            is_paused = edited.state is ScheduleState.PAUSED
+            kind = EventKind.SCHEDULE_PAUSED if is_paused else EventKind.SCHEDULE_RESUMED
+            record(c, kind, schedule=spec.name, reason=edited.pause_reason or "declared so")
+        notify_if_soon(c, [edited], at)
+        return edited
+
+    @in_transaction
+    def remove(self, c: Connection, name: str, *, expected: Version | None = None) -> Schedule:
+        """Remove a schedule and cancel its waiting runs; a running one may end, and its history stays until
+        retention. One declared anew under the name is another schedule. Raises `NotFound`."""
+        current = locked_row(c, name)
+        require_version(f"schedule {name!r}", (current.id, current.generation), expected)
+        cancelled = cancel(c, {current.id: REMOVED}, (RunState.WAITING,))
+        sql = f"""
+            UPDATE feedq.schedule s SET removed_at = clock_timestamp(), updated_at = clock_timestamp()
+            WHERE id = :id RETURNING {SCHEDULE_COLUMNS}
+        """
+        removed = _write(c, sql, {"id": current.id, "name": name})
+        record(c, EventKind.SCHEDULE_REMOVED, schedule=name, cancelled=cancelled)
+        return removed
+
+    @in_transaction
+    def pause(
+        self, c: Connection, name: str, *, until: datetime | None = None, reason: str | None = None
+    ) -> Schedule:
+        """Fire no tick until it is resumed. Raises `NotFound`."""
+        if until is not None and until.utcoffset() is None:
+            raise InvalidInput("until: must end with a Z or an offset such as +01:00")
+        _check_reason(reason)
+        current = locked_row(c, name)
+        if (current.state, current.paused_until, current.pause_reason) == (
+            ScheduleState.PAUSED,
+            until,
+            reason,
+        ):
+            return shown_schedule_from(current)
+        sql = f"""
+            UPDATE feedq.schedule s SET state = 'paused', paused_until = :until, pause_reason = :reason,
+                updated_at = clock_timestamp()
+            WHERE id = :id RETURNING {SCHEDULE_COLUMNS}
+        """
+        paused = _write(c, sql, {"id": current.id, "until": until, "reason": reason})
+        said = None if until is None else until.isoformat()
+        record(c, EventKind.SCHEDULE_PAUSED, schedule=name, reason=reason, until=said)
+        return paused
+
+    @in_transaction
+    def resume(self, c: Connection, name: str) -> Schedule:
+        """Let a schedule fire again, and forget its failures in a row. Raises `NotFound`."""
+        current = locked(c, name)
+        if current.state is ScheduleState.ACTIVE and current.failures == 0:
+            return current
+        # What was declared as paused is so no longer: to declare it once more is an edit again.
+        resumed = replace(current, spec=replace(current.spec, paused=False), failures=0)
+        if current.state is ScheduleState.PAUSED:
+            at = now(c)
+            resumed = due.resumed(resumed, now=at)
+            record(c, EventKind.SCHEDULE_RESUMED, schedule=name)
+            notify_if_soon(c, [resumed], at)
+        return _replace(c, resumed)
+
+    # -- runs that somebody asks for -----------------------------------------------------------------
+
+    @in_transaction
+    def trigger(self, c: Connection, name: str, *, key: str | None = None, job: Job | None = None) -> Run:
+        """A run now, even of a paused schedule, under its overlap policy: the run may come back as
+        `SKIPPED_OVERLAP`. A key that was used before gives the run of then. ``job`` stands in for its own."""
+        said = str(uuid4()) if key is None else _checked(key)
+        key = trigger_key(said)
+        schedule = locked(c, name)
+        found = _run_of(c, schedule, key, said)
+        if found is not None:
+            return found
+        spec = schedule.spec
+        if spec.overlap is Overlap.CANCEL_OTHER:
+            reason = f"overlap is {Overlap.CANCEL_OTHER}, and the trigger {said} came"
+            cancel(c, {schedule.id: reason}, (RunState.WAITING, RunState.RUNNING))
+        objection = due.refusal(spec, unfinished(c, [schedule.id])[schedule.id])
+        state = RunState.WAITING if objection is None else RunState.SKIPPED_OVERLAP
+        (made,) = self._insert(
+            c,
+            schedule,
+            [_NewRun(key, None, state, objection)],
+            kind=RunKind.TRIGGER,
+            job=job,
+            start_deadline_s=spec.start_deadline_s,
+        )
+        if state is RunState.WAITING:
+            notify_some(c, 1)
+        record(c, EventKind.RUN_TRIGGERED, schedule=name, run=made, key=key)
+        return run_of(c, made)
+
+    @in_transaction
+    def backfill(self, c: Connection, name: str, ticks: Sequence[datetime]) -> tuple[int, int]:
+        """Runs for these ticks, one after another, at most `BACKFILL_MAX`. Returns how many were made and how
+        many ticks had a run already."""
+        if any(tick.utcoffset() is None for tick in ticks):
+            raise InvalidInput("a tick of a backfill must end with a Z or an offset such as +01:00")
+        wanted = sorted(dict.fromkeys(ticks))
+        if len(wanted) > BACKFILL_MAX:
+            raise InvalidInput(
+                f"a backfill of {len(wanted)} ticks is too large; at most {BACKFILL_MAX} at a time, "
+                "so do the range in parts"
+            )
+        schedule = locked(c, name)
+        # No start deadline: they wait for one another, as long as it takes.
+        runs = [_NewRun(instant(tick), tick) for tick in wanted]
+        made = self._insert(c, schedule, runs, kind=RunKind.BACKFILL)
+        if made:
+            # Of those that go one after another, each free slot finds the next by itself.
+            notify_some(c, 1 if schedule.spec.overlap is not Overlap.ALLOW_ALL else len(made))
+            ends = {"from": instant(wanted[0]), "to": instant(wanted[-1])}
+            record(c, EventKind.RUNS_BACKFILLED, schedule=name, runs=len(made), **ends)
+        return len(made), len(wanted) - len(made)
+
+    @in_transaction
+    def once(self, c: Connection, entry: str, key: str, tick_at: datetime, job: Job) -> bool:
+        """Enqueue a tick of a beat entry, unless that was done; False then. The schedule behind it,
+        ``beat:entry``, is made as needed, and shown with all others. While that is paused nothing is enqueued."""
+        _checked(key)
+        schedule = _behind(c, entry, job)
+        if schedule.state is ScheduleState.PAUSED:
+            return False
+        made = self._insert(c, schedule, [_NewRun(key, tick_at)], kind=RunKind.BEAT)
+        if made:
+            notify_some(c, 1)
+        return bool(made)
+
+    @in_transaction
+    def purge(self, c: Connection, name: str) -> int:
+        """Cancel its waiting runs. Returns how many."""
+        purged = cancel(c, {locked_row(c, name).id: PURGED}, (RunState.WAITING,))
+        record(c, EventKind.RUNS_PURGED, schedule=name, runs=purged)
+        return purged
+
+    @in_transaction
+    def cancel_run(self, c: Connection, run_id: int) -> Run:
+        """Waiting or running; the worker of a running one is told. Raises `NotFound`, or `Conflict` when it has
+        ended."""
+        sql = """
+            UPDATE feedq.run SET state = 'cancelled', reason = :reason, ended_at = clock_timestamp()
+            WHERE id = :id AND state = ANY(:states) RETURNING worker_id
+        """
+        states = [state.value for state in states_before(RunMove.CANCEL)]
+        row = c.execute(text(sql), {"id": run_id, "states": states, "reason": CANCELLED}).one_or_none()
+        run = run_of(c, run_id)
+        if row is None:
+            raise Conflict(
+                f"run {run_id} of {run.schedule} has ended ({run.state}); there is nothing to cancel"
+            )
+        if row.worker_id is not None:
+            notify_workers(c, [row.worker_id], NotifyReason.JOBS)
+        record(c, EventKind.RUN_CANCELLED, schedule=run.schedule, run=run_id, key=run.key)
+        return run
+
+    def _insert(
+        self,
+        c: Connection,
+        schedule: Schedule,
+        runs: Sequence[_NewRun],
+        *,
+        kind: RunKind,
+        job: Job | None = None,
+        start_deadline_s: float | None = None,
+    ) -> list[int]:
+        """Write these runs, due now and one after another. Returns the ids of those whose key was new."""
+        job = schedule.spec.job if job is None else job
+        parameters = {
+            "schedule_id": schedule.id,
+            "kind": kind.value,
+            **_ASKED.of((run.key, run.tick_at, run.state.value, run.reason) for run in runs),
+            "job": stored_job(job),
+            "queue": job.queue,
+            "ahead_s": job.priority * self._ageing_s,
+            "exclusive": schedule.spec.overlap is not Overlap.ALLOW_ALL,
+            "start_deadline_s": start_deadline_s,
+        }
+        return [row.id for row in c.execute(_INSERT, parameters)]
+
+
+def _ends_when_declared(reason: str | None) -> bool:
+    return reason is not None and (reason == DECLARED or reason.startswith(UNFIRED))
+
+
+def _check_reason(reason: str | None) -> None:
+    """Checks the reason that a person gives for a pause. Raises `InvalidInput`."""
+    if reason is None:
+        return
+    checked_reason(reason)
+    if _ends_when_declared(reason):
+        # An edit would end the pause of somebody who wants it to last.
+        raise InvalidInput(f"reason: {reason!r} is what feedq itself says; say it in other words")
+
+
+def _as_stored(spec: ScheduleSpec) -> ScheduleSpec:
+    """Makes of a declaration what will be read again, so that two can be compared: tuples for lists, floats for
+    whole numbers."""
+    return from_plain(orjson.loads(orjson.dumps(to_plain(spec))))
+
+
+def _with_watermark(edited: Schedule, before: Schedule, at: datetime) -> Schedule:
+    spec, tick = edited.spec, before.next_tick_at
+    if _has_other_ticks(spec, before.spec):
+        return due.begin(edited, now=at)
+    if spec.jitter_s != before.spec.jitter_s and tick is not None:
+        return replace(edited, next_fire_at=fire_time(spec, schedule_id=edited.id, tick=tick))
+    return edited
+
+
+def _has_other_ticks(spec: ScheduleSpec, before: ScheduleSpec) -> bool:
+    """Whether the ticks differ, by another timing, or by another name, from which each ``H`` of the same one is
+    hashed."""
+    timing, bounds = spec.timing, attrgetter("timing", "start_at", "end_at", "exclude")
+    if bounds(spec) != bounds(before) or not isinstance(timing, Cron):
+        return bool(bounds(spec) != bounds(before))
+    rules = [[parse(text, name=one.name) for text in timing.expressions] for one in (spec, before)]
+    return rules[0] != rules[1]
+
+
+def _replace(c: Connection, schedule: Schedule) -> Schedule:
+    """Write the whole row, which is locked."""
+    sql = f"""
+        UPDATE feedq.schedule s SET name = :name, job = CAST(:job AS jsonb), timing = CAST(:timing AS jsonb),
+            policy = CAST(:policy AS jsonb), state = :state,
+            paused_until = :paused_until, pause_reason = :pause_reason, generation = :generation,
+            next_tick_at = :next_tick_at, next_fire_at = :next_fire_at, failures = :failures,
+            updated_at = clock_timestamp()
+        WHERE id = :id RETURNING {SCHEDULE_COLUMNS}
+    """
+    return _write(c, sql, _columns(schedule))
+
+
+def _columns(schedule: Schedule) -> dict[str, Any]:
+    return {
+        **stored(schedule.spec),
+        "id": schedule.id,
+        "state": schedule.state.value,
+        "paused_until": schedule.paused_until,
+        "pause_reason": schedule.pause_reason,
+        "generation": schedule.generation,
+        "next_tick_at": schedule.next_tick_at,
+        "next_fire_at": schedule.next_fire_at,
+        "failures": schedule.failures,
+    }
+
+
+def _write(c: Connection, sql: str, columns: dict[str, Any]) -> Schedule:
+    name = columns.get("name")  # which nothing but a declaration writes
+    with refused_when_taken(f"schedule {name!r} exists already; `feedq schedule edit` changes it"):
+        return shown_schedule_from(c.execute(text(sql), columns).one())
+
+
+def _behind(c: Connection, entry: str, job: Job) -> Schedule:
+    """The schedule behind an entry of beat, with this job, its row locked."""
+    # Beat sends what it likes when it likes: one run does not wait for another.
+    spec = ScheduleSpec(BEAT_PREFIX + entry, Beat(), job, overlap=Overlap.ALLOW_ALL)
+    # Of two that make it at once the second waits here, finds it made, and changes nothing.
+    sql = """
+        INSERT INTO feedq.schedule AS s (name, job, timing, policy)
+        VALUES (:name, CAST(:job AS jsonb), CAST(:timing AS jsonb), CAST(:policy AS jsonb))
+        ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE
+            SET job = excluded.job, generation = s.generation + 1, updated_at = clock_timestamp()
+            WHERE s.job <> excluded.job
+    """
+    c.execute(text(sql), stored(spec))
+    return locked(c, spec.name)
+
+
+def trigger_key(said: str) -> str:
+    """The key of a run that was triggered with this: ``trigger:invoice-4711``. No tick has such a key, whatever
+    was said, so that no trigger takes the place of a tick."""
+    return said if said.startswith(TRIGGER_PREFIX) else TRIGGER_PREFIX + said
+
+
+def _checked(key: str) -> str:
+    if not key or len(key) > KEY_MAX or not key.isprintable():
+        raise InvalidInput(f"the key of a run must be printable, of 1 to {KEY_MAX} characters")
+    return key
+
+
+def _run_of(c: Connection, schedule: Schedule, key: str, said: str) -> Run | None:
+    """The run of this trigger. Releases that knew no prefix have stored what was said as it was."""
+    sql = """
+        SELECT id FROM feedq.run WHERE schedule_id = :id AND key = ANY(:keys) AND kind = 'trigger'
+        ORDER BY id LIMIT 1
+    """
+    found = c.execute(text(sql), {"id": schedule.id, "keys": [key, said]}).scalar_one_or_none()
+    return None if found is None else run_of(c, found)

@@ -1,0 +1,169 @@
+"""The real store: PostgreSQL, behind the interfaces of `feedq.control.store.base`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from sqlalchemy import text
+
+from feedq.control.store.database import Database
+from feedq.control.store.event_listing import EventListing
+from feedq.control.store.feed_listing import FeedListing
+from feedq.control.store.feeds import PostgresFeeds
+from feedq.control.store.fleet_state import FleetState, JobState, fleet_state, job_state
+from feedq.control.store.history import EVENTS_PER_FEED, RETENTION_DAYS, HistoryKept
+from feedq.control.store.leases import PostgresLeases
+from feedq.control.store.workers import PostgresWorkers
+from feedq.core.model import Worker
+from feedq.core.schedule.model import AGEING_S
+
+if TYPE_CHECKING:
+    from feedq.control.store.alert_outbox import AlertOutbox
+    from feedq.control.store.backfills import PostgresBackfills
+    from feedq.control.store.catalog_feeds import CatalogStore
+    from feedq.control.store.expectations import ExpectationStore
+    from feedq.control.store.jobs.queues import QueueStore
+    from feedq.control.store.jobs.runs import RunStore
+    from feedq.control.store.jobs.schedules import ScheduleStore
+    from feedq.control.store.landed_counts import LandedCounts
+    from feedq.control.store.passes import PostgresFleet
+    from feedq.control.store.taps import TapStore
+    from feedq.control.store.tokens import TokenStore
+    from feedq.control.store.worker_session import PostgresListener, PostgresSession
+
+# The parts are imported when they are first used: a command needs a few of them, and is asked often.
+
+
+class JobStore:
+    """Schedules and their runs. The guarantees are the database's own (unique keys, row locks, its clock), so
+    there is no other implementation. Thread-safe."""
+
+    def __init__(self, database: Database, *, ageing_s: float = AGEING_S) -> None:
+        self._database, self._ageing_s = database, ageing_s
+
+    @cached_property
+    def schedules(self) -> ScheduleStore:
+        from feedq.control.store.jobs.schedules import ScheduleStore
+
+        return ScheduleStore(self._database, ageing_s=self._ageing_s)
+
+    @cached_property
+    def queues(self) -> QueueStore:
+        from feedq.control.store.jobs.queues import QueueStore
+
+        return QueueStore(self._database)
+
+    @cached_property
+    def runs(self) -> RunStore:
+        from feedq.control.store.jobs.runs import RunStore
+
+        return RunStore(self._database, ageing_s=self._ageing_s)
+
+    def close(self) -> None:
+        if "runs" in self.__dict__:  # used
+            self.runs.close()
+
+
+class PostgresStore:
+    """Implements `feedq.control.store.base.Store` on a migrated database. Connects when it is first used.
+    Thread-safe."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        application_name: str = "feedq",
+        retention_days: int = RETENTION_DAYS,
+        events_per_feed: int = EVENTS_PER_FEED,
+        restart_hold_s: float = 0.0,
+        ageing_s: float = AGEING_S,
+    ) -> None:
+        self._url = url
+        self._database = Database(url, application_name=application_name)
+        self.feeds = PostgresFeeds(self._database)
+        self.listing = FeedListing(self._database)
+        self.history = EventListing(self._database)
+        self.workers = PostgresWorkers(self._database)
+        self.leases = PostgresLeases(self._database, restart_hold_s=restart_hold_s)
+        self._keep = HistoryKept(retention_days, events_per_feed)
+        self.jobs = JobStore(self._database, ageing_s=ageing_s)
+
+    @cached_property
+    def catalogs(self) -> CatalogStore:
+        from feedq.control.store.catalog_feeds import CatalogStore
+
+        return CatalogStore(self._database, self._url)
+
+    @cached_property
+    def tokens(self) -> TokenStore:
+        from feedq.control.store.tokens import TokenStore
+
+        return TokenStore(self._database)
+
+    @cached_property
+    def fleet(self) -> PostgresFleet:
+        from feedq.control.store.passes import PostgresFleet
+
+        return PostgresFleet(self._database, keep=self._keep)
+
+    @cached_property
+    def backfills(self) -> PostgresBackfills:
+        from feedq.control.store.backfills import PostgresBackfills
+
+        return PostgresBackfills(self._database)
+
+    @cached_property
+    def expectations(self) -> ExpectationStore:
+        from feedq.control.store.expectations import ExpectationStore
+
+        return ExpectationStore(self._database)
+
+    @cached_property
+    def alerts(self) -> AlertOutbox:
+        from feedq.control.store.alert_outbox import AlertOutbox
+
+        return AlertOutbox(self._database)
+
+    @cached_property
+    def taps(self) -> TapStore:
+        from feedq.control.store.taps import TapStore
+
+        return TapStore(self._database)
+
+    @cached_property
+    def landed(self) -> LandedCounts:
+        from feedq.control.store.landed_counts import LandedCounts
+
+        return LandedCounts(self._database)
+
+    def now(self) -> datetime:
+        """The database's clock."""
+        with self._database.transaction() as c:
+            now: datetime = c.execute(text("SELECT clock_timestamp()")).scalar_one()
+        return now
+
+    def fleet_state(self) -> FleetState:
+        """Which beat leads, and when reconcile last ran."""
+        with self._database.statement() as c:
+            return fleet_state(c)
+
+    def job_state(self) -> JobState:
+        """Schedules and runs in numbers."""
+        with self._database.statement() as c:
+            return job_state(c)
+
+    def session(self, worker: Worker, *, ttl_s: float) -> PostgresSession:
+        from feedq.control.store.worker_session import PostgresSession
+
+        return PostgresSession(self._url, worker, ttl_s=ttl_s)
+
+    def worker_listener(self, worker: Worker) -> PostgresListener:
+        from feedq.control.store.worker_session import worker_listener
+
+        return worker_listener(self._url, worker)
+
+    def close(self) -> None:
+        self.jobs.close()
+        self._database.close()

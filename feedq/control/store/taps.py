@@ -1,0 +1,178 @@
+"""Taps: who listens to the records of which feed, and what they are shown (`feedq.tap`).
+
+A row a listener, so that a tap ends with the last one who leaves, or with the time of those who were killed. What
+is shown is kept for a minute, in a table that is not logged: no archive of changes has records of customers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from time import monotonic
+from typing import Any
+from uuid import UUID, uuid4
+
+import orjson
+from pydantic import TypeAdapter
+from sqlalchemy import Connection, text
+
+from feedq.control.store.database import Aggregate, GivenRows, in_statement, in_transaction
+from feedq.control.store.history import record
+from feedq.core.tap import (
+    ENDS_AFTER_S,
+    LISTENERS_MAX,
+    LOOK_S,
+    PARTS_KEPT,
+    SIGN_S,
+    TapPart,
+    TappedRecord,
+    tap_rows,
+)
+from feedq.errors import Conflict, NotFound
+from feedq.telemetry.event_names import EventKind
+
+HAS_LISTENER = f"t.listened_at > clock_timestamp() - interval '{ENDS_AFTER_S} s'"
+# A look-up of the lease for each of the few taps: joined, the planner might go through all leases of the worker.
+TAPPED = f"""
+    ARRAY(
+        SELECT DISTINCT t.feed_id FROM feedq.tap t
+        WHERE {HAS_LISTENER} AND (SELECT l.worker_id FROM feedq.lease l WHERE l.feed_id = t.feed_id) = :worker_id
+    )
+"""
+"""The feeds of a worker that somebody listens to."""
+FORGET = (
+    f"DELETE FROM feedq.tap t WHERE NOT {HAS_LISTENER}",
+    "DELETE FROM feedq.tap_part p WHERE NOT EXISTS (SELECT FROM feedq.tap t WHERE t.feed_id = p.feed_id)",
+)
+_PARTS = GivenRows("feed_id bigint, epoch bigint, records text, left_out bigint, refused bigint")
+_PUT = f"""
+    WITH put AS (
+        INSERT INTO feedq.tap_part (feed_id, epoch, worker, records, left_out, refused)
+        SELECT given.feed_id, given.epoch, w.name, given.records, given.left_out, given.refused
+        FROM {_PARTS} JOIN feedq.worker w ON w.id = :worker_id
+        WHERE EXISTS (SELECT FROM feedq.tap t WHERE t.feed_id = given.feed_id AND {HAS_LISTENER})
+    )
+    DELETE FROM feedq.tap_part p USING {_PARTS}
+    WHERE p.feed_id = given.feed_id AND p.id <= (
+        SELECT id FROM feedq.tap_part WHERE feed_id = given.feed_id
+        ORDER BY id DESC OFFSET {PARTS_KEPT - 1} LIMIT 1
+    )
+"""
+_RECORDS = TypeAdapter(tuple[TappedRecord, ...])
+
+
+class TapStore(Aggregate):
+    """Implements `feedq.control.store.base.Taps`, and what listeners do. Thread-safe."""
+
+    @in_statement
+    def put(self, c: Connection, worker_id: UUID, parts: Sequence[TapPart]) -> None:
+        rows = [
+            (part.feed_id, part.epoch, orjson.dumps(part.records).decode(), part.left_out, part.refused)
+            for part in parts
+        ]
+        c.execute(text(_PUT), {"worker_id": worker_id, **_PARTS.of(rows)})
+
+    @in_transaction
+    def open(self, c: Connection, feed_id: int, listener: UUID) -> int:
+        """Begin to listen; returns the last part that is there already. Raises `Conflict`, `NotFound`."""
+        c.execute(text("LOCK TABLE feedq.tap IN SHARE ROW EXCLUSIVE MODE"))
+        for statement in FORGET:
+            c.execute(text(statement))
+        if c.execute(text("SELECT count(*) FROM feedq.tap")).scalar_one() >= LISTENERS_MAX:
+            raise Conflict(f"{LISTENERS_MAX} listen to feeds already: end another `feedq feed tap` first")
+        if not self._sign(c, feed_id, listener):
+            raise NotFound(f"feed {feed_id} is gone, or being removed")
+        record(c, EventKind.FEED_TAPPED, feed_id)
+        last = "SELECT coalesce(max(id), 0) FROM feedq.tap_part WHERE feed_id = :feed_id"
+        found: int = c.execute(text(last), {"feed_id": feed_id}).scalar_one()
+        return found
+
+    @in_statement
+    def sign(self, c: Connection, feed_id: int, listener: UUID) -> bool:
+        """Say that it still listens. False when the feed is gone, or being removed."""
+        return self._sign(c, feed_id, listener)
+
+    def _sign(self, c: Connection, feed_id: int, listener: UUID) -> bool:
+        # Made anew if it is not there: perhaps nothing was heard of the listener for long.
+        sql = """
+            INSERT INTO feedq.tap (id, feed_id)
+            SELECT :listener, id FROM feedq.feed WHERE id = :feed_id AND removed_at IS NULL
+            ON CONFLICT (id) DO UPDATE SET listened_at = clock_timestamp()
+        """
+        return c.execute(text(sql), {"listener": listener, "feed_id": feed_id}).rowcount == 1
+
+    @in_statement
+    def after(self, c: Connection, feed_id: int, last: int) -> list[tuple[int, TapPart]]:
+        """What came after this part, each with its number."""
+        sql = f"""
+            SELECT id, feed_id, epoch, records, left_out, refused, worker FROM feedq.tap_part
+            WHERE feed_id = :feed_id AND id > :last ORDER BY id LIMIT {PARTS_KEPT}
+        """
+        return [_part_from(row) for row in c.execute(text(sql), {"feed_id": feed_id, "last": last})]
+
+    @in_transaction
+    def close(self, c: Connection, listener: UUID) -> None:
+        """End to listen."""
+        c.execute(text("DELETE FROM feedq.tap WHERE id = :listener"), {"listener": listener})
+        c.execute(text(FORGET[1]))
+
+
+class TapListener:
+    """One who listens to a feed: until ``seconds`` are over, ``limit`` records were shown, or the feed is gone.
+
+    Close it.
+    """
+
+    def __init__(self, taps: TapStore, feed_id: int, *, seconds: float, limit: int) -> None:
+        """Raises as `TapStore.open`."""
+        self._taps, self._feed_id, self._left = taps, feed_id, limit
+        self._id = uuid4()
+        self._signed_at = monotonic()
+        self._until = self._signed_at + seconds
+        self._last = taps.open(feed_id, self._id)
+        self.is_over = False
+
+    def look(self) -> Iterator[dict[str, Any]]:
+        """Yield what has come since the last look, at the end a row that says why it ends."""
+        now = monotonic()
+        if now >= self._signed_at + SIGN_S:
+            self._signed_at = now
+            if not self._taps.sign(self._feed_id, self._id):
+                yield self._end("the feed was removed")
+                return
+        for number, part in self._taps.after(self._feed_id, self._last):
+            self._last = number
+            for row in tap_rows(part):
+                if row["event"] == "record":
+                    self._left -= 1
+                yield row
+                if self._left <= 0:
+                    yield self._end("as many records as were asked for")
+                    return
+        if now >= self._until:
+            yield self._end("the time is over")
+
+    def close(self) -> None:
+        self._taps.close(self._id)
+
+    def _end(self, why: str) -> dict[str, Any]:
+        self.is_over = True
+        return {"event": "end", "why": why}
+
+
+def listen(
+    taps: TapStore, feed_id: int, *, seconds: float, limit: int
+) -> Generator[dict[str, Any], None, None]:
+    """Yield what a `TapListener` finds, until it ends or is closed. Blocks."""
+    listener = TapListener(taps, feed_id, seconds=seconds, limit=limit)
+    try:
+        while not listener.is_over:
+            yield from listener.look()
+            time.sleep(LOOK_S)
+    finally:
+        listener.close()
+
+
+def _part_from(row: Any) -> tuple[int, TapPart]:
+    records = _RECORDS.validate_json(row.records)
+    return row.id, TapPart(row.feed_id, row.epoch, records, row.left_out, row.refused, row.worker)

@@ -1,0 +1,196 @@
+"""Database sessions that outlive a transaction: the lease keeper's, and those that listen.
+
+Each holds the shared session lock of its worker for as long as it lives. When the process dies, the kernel
+closes its sockets, the backends exit, and the locks are gone within milliseconds: that is the crash signal
+(`feedq.control.store.election`). Two kinds of session a worker, so that one dropped connection is not a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Collection, Mapping
+from math import ceil
+from types import MappingProxyType
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import connection as Connection  # noqa: N812 -- a class, named as the others are
+
+from feedq.control.store.channels import SESSION_LOCK_CLASS, WORKER_LOCK_CLASS, worker_channel
+from feedq.control.store.database import (
+    PLANNER,
+    PreparedStatement,
+    connect,
+    for_driver,
+    translate_driver_errors,
+)
+from feedq.control.store.workers import (
+    HEARTBEAT,
+    PREPARED_HEARTBEAT,
+    heartbeat_from,
+    heartbeat_parameters,
+)
+from feedq.core.model import Heartbeat, Load, Worker
+
+KEEPER_STATEMENT_TIMEOUT_S = 2.0
+"""A heartbeat that takes longer is given up and tried again: it must not use up the ttl on one attempt."""
+
+
+def hold_worker_lock(connection: Connection, worker: Worker) -> bool:
+    """Take the worker's shared lock, and one of the session's own, for the life of the session.
+
+    False behind a pooler that hands each transaction to another backend: a session lock says nothing
+    about us there. Two backends seen in a row, or a lock that is not ours, give it away.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_advisory_lock_shared(%s, %s), pg_backend_pid()", (WORKER_LOCK_CLASS, worker.lock_key)
+        )
+        (_, locked_by) = cursor.fetchone() or (None, None)
+        holds = _has_lock(cursor, WORKER_LOCK_CLASS, worker.lock_key)
+        if not holds or locked_by != connection.info.backend_pid:
+            return False
+        # One of its own, for whoever waits for its end. Not had, because a waiter for the last session with this
+        # number is about to release it: then the beat checks for this worker as it does without waiters.
+        cursor.execute("SELECT pg_try_advisory_lock(%s, pg_backend_pid())", (SESSION_LOCK_CLASS,))
+        return True
+
+
+def _has_lock(cursor: Any, lock_class: int, key: int) -> bool:
+    """Return whether the backend that answers is the one that was connected to, and has this lock."""
+    cursor.execute(
+        "SELECT pg_backend_pid(), EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted "
+        "AND pid = pg_backend_pid() AND classid = %s AND objid = %s)",
+        (lock_class, key),
+    )
+    return bool(cursor.fetchone() == (cursor.connection.info.backend_pid, True))
+
+
+class _Waiting:
+    """A session that one thread waits on and any thread may wake."""
+
+    def __init__(self, url: str, *, application_name: str) -> None:
+        self._url = url
+        self.heard: Collection[str] = frozenset()
+        self.ready: Collection[int] = frozenset()
+        """Which of the other descriptors were ready at the end of the last `wait`."""
+        self._connection = connect(url, application_name=application_name)
+        try:
+            self._wake_r, self._wake_w = os.pipe()
+        except OSError:
+            self._connection.close()
+            raise
+        os.set_blocking(self._wake_w, False)
+
+    def wait(self, timeout_s: float, others: Mapping[int, int] = MappingProxyType({})) -> bool:
+        """Wait, and return whether something was heard. ``others`` are descriptors that end the wait too, with
+        what to poll for."""
+        with translate_driver_errors(self._url):
+            # Not select(), which knows no descriptor beyond 1023: a worker with 600 feeds has no other ones.
+            waiting = select.poll()
+            fileno = self._connection.fileno()
+            for readable in (fileno, self._wake_r):
+                waiting.register(readable, select.POLLIN)
+            for descriptor, events in others.items():
+                waiting.register(descriptor, events)
+            ready = {number for number, _ in waiting.poll(ceil(1000 * max(timeout_s, 0.0)))}
+            self.ready = ready & others.keys()
+            if self._wake_r in ready:
+                os.read(self._wake_r, 4096)
+            if fileno in ready:
+                self._connection.poll()
+            # What was heard is only that something changed; many notifications mean the same as one.
+            self.heard = {notify.payload for notify in self._connection.notifies}
+            self._connection.notifies.clear()
+            return bool(self.heard)
+
+    def interrupt(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._wake_w, b"\0")
+
+    def close(self) -> None:
+        with contextlib.suppress(psycopg2.Error):
+            self._connection.close()
+        for end in (self._wake_r, self._wake_w):
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+
+class PostgresSession(_Waiting):
+    """The lease keeper's session: `feedq.control.store.base.WorkerSession`."""
+
+    def __init__(self, url: str, worker: Worker, *, ttl_s: float) -> None:
+        super().__init__(url, application_name=f"feedq-keeper/{worker.id}")
+        self._worker = worker
+        self._ttl_s = ttl_s
+        try:
+            with translate_driver_errors(url), self._connection.cursor() as cursor:
+                cursor.execute(f"SET statement_timeout = {int(1000 * KEEPER_STATEMENT_TIMEOUT_S)}")
+                self.locks_hold = hold_worker_lock(self._connection, worker)
+                if self.locks_hold:
+                    _prepare(cursor, PREPARED_HEARTBEAT)
+                self._heartbeat = PREPARED_HEARTBEAT.execute if self.locks_hold else for_driver(HEARTBEAT)
+                cursor.execute(
+                    "UPDATE feedq.worker SET session_locks = %s WHERE id = %s AND session_locks <> %s",
+                    (self.locks_hold, str(worker.id), self.locks_hold),
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def heartbeat(self, load: Load) -> Heartbeat | None:
+        with translate_driver_errors(self._url), self._connection.cursor() as cursor:
+            cursor.execute(self._heartbeat, heartbeat_parameters(self._worker.id, load, self._ttl_s))
+            return heartbeat_from(cursor.fetchone())
+
+
+def _prepare(cursor: Any, statement: PreparedStatement) -> None:
+    for name, value in {**PLANNER, "plan_cache_mode": "force_generic_plan"}.items():
+        cursor.execute(f"SET {name} = {value}")
+    cursor.execute(statement.prepare)
+
+
+class PostgresListener(_Waiting):
+    """LISTEN on one channel: `feedq.control.store.base.Listener`."""
+
+    def __init__(
+        self, url: str, channel: str, *, application_name: str, worker: Worker | None = None
+    ) -> None:
+        super().__init__(url, application_name=application_name)
+        try:
+            with translate_driver_errors(url), self._connection.cursor() as cursor:
+                if worker is not None:
+                    hold_worker_lock(self._connection, worker)
+                cursor.execute(f"LISTEN {channel}")
+        except BaseException:
+            self.close()
+            raise
+
+    def execute(self, sql: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+        """Run a statement on the listening session; for the beat, whose lock lives there too."""
+        with translate_driver_errors(self._url), self._connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def prepare(self, statement: PreparedStatement, *, lock_class: int, key: int) -> bool:
+        """Plan a statement once for this session; False behind a pooler, as this session's lock shows."""
+        with translate_driver_errors(self._url), self._connection.cursor() as cursor:
+            if not _has_lock(cursor, lock_class, key):
+                return False
+            _prepare(cursor, statement)
+            return True
+
+    @property
+    def backend_pid(self) -> int:
+        return int(self._connection.info.backend_pid)
+
+
+def worker_listener(url: str, worker: Worker) -> PostgresListener:
+    return PostgresListener(
+        url,
+        worker_channel(worker.lock_key),
+        application_name=f"feedq-listener/{worker.id}",
+        worker=worker,
+    )

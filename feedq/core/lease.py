@@ -1,0 +1,464 @@
+"""The lease: who may run a feed, as a state machine and a handful of decisions.
+
+The protocol, in words. PostgreSQL holds one lease row a feed. A worker holds a lease under an *epoch*, a number
+that only grows; each statement that matters names the epoch it believes in and has no effect when that epoch
+has passed. A worker keeps all its leases with one heartbeat. It may act as owner only inside its *trust
+window*, which ends before the database can declare it gone::
+
+            sent_at                                  sent_at + ttl - margin
+    worker ────┬──────────────── acts as owner ──────────────┬── cuts its sockets
+               │ heartbeat                                   │
+    database ──┴──┬──────────────────────────────────────────┴─────────┬── may declare it gone
+                  expires_at = its clock + ttl                     expires_at
+
+The window is anchored where the heartbeat was *sent*: however long the round trip takes, the database cannot
+have stamped ``expires_at`` earlier than that. So the old owner has stopped before a new one begins, and no
+clock is compared with another; they need only run at about the same rate.
+
+This module is pure: it neither reads a clock nor a database. `feedq.control.reconcile` and `feedq.worker` perform
+what it decides; what is decided of many rows at once stands in the statements of `feedq.control.store`. The
+diagram in ``docs/explanation/lease.md`` is drawn from `TRANSITIONS`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import cache
+from math import exp
+from types import MappingProxyType
+from uuid import UUID
+
+from feedq.core.model import (
+    Feed,
+    FeedSpec,
+    Lease,
+    LeaseState,
+    Reason,
+    Status,
+    TargetState,
+    Worker,
+    WorkerState,
+    WorkerView,
+)
+
+
+class Move(StrEnum):
+    """A transition of a lease."""
+
+    ASSIGN = "assign"
+    """Reconcile chose a worker: the epoch grows."""
+    CLAIM = "claim"
+    """The chosen worker took it, under the same epoch."""
+    WITHDRAW = "withdraw"
+    """Assigned and not claimed: in time, or because it is no longer wanted there. May be assigned anew."""
+    ASK_TO_STOP = "ask_to_stop"
+    """Pause, edit, removal or a move to another worker: the owner is asked to release the feed."""
+    RELEASE = "release"
+    """The owner released the feed."""
+    LOSE_WORKER = "lose_worker"
+    """The owner was declared gone."""
+    REAP = "reap"
+    """The owner was asked to release the feed and did not in time."""
+
+
+TRANSITIONS: Mapping[tuple[LeaseState, Move], LeaseState] = MappingProxyType(
+    {
+        (LeaseState.IDLE, Move.ASSIGN): LeaseState.ASSIGNED,
+        (LeaseState.ASSIGNED, Move.CLAIM): LeaseState.RUNNING,
+        (LeaseState.ASSIGNED, Move.WITHDRAW): LeaseState.IDLE,
+        (LeaseState.ASSIGNED, Move.LOSE_WORKER): LeaseState.IDLE,
+        (LeaseState.RUNNING, Move.ASK_TO_STOP): LeaseState.STOPPING,
+        (LeaseState.RUNNING, Move.RELEASE): LeaseState.IDLE,
+        (LeaseState.RUNNING, Move.LOSE_WORKER): LeaseState.IDLE,
+        (LeaseState.STOPPING, Move.RELEASE): LeaseState.IDLE,
+        (LeaseState.STOPPING, Move.LOSE_WORKER): LeaseState.IDLE,
+        (LeaseState.STOPPING, Move.REAP): LeaseState.IDLE,
+    }
+)
+
+AVOIDED_MAX = 8
+"""Workers on which a feed failed that are remembered. One that failed on so many is not hurried to a ninth: it is
+not the workers that fail."""
+
+EPOCH_GROWS = frozenset({Move.ASSIGN})
+"""The move that begins a new epoch; every other move keeps the epoch, or it could not be matched."""
+
+
+def transition(state: LeaseState, move: Move) -> LeaseState:
+    """The state after ``move``; an unlisted pair is a bug and raises `ValueError`."""
+    try:
+        return TRANSITIONS[state, move]
+    except KeyError:
+        raise ValueError(f"a lease in state {state!s} cannot {move!s}") from None
+
+
+@cache
+def states_before(move: Move) -> tuple[LeaseState, ...]:
+    """The states that ``move`` may start from, for the WHERE clause of the statement that makes it."""
+    return tuple(state for (state, m) in TRANSITIONS if m is move)
+
+
+# -- the worker's side -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrustWindow:
+    """The time until when this worker may act as owner, on its own monotonic clock."""
+
+    until: float = float("-inf")
+
+    @staticmethod
+    def after_heartbeat(*, sent_at: float, ttl_s: float, margin_s: float) -> TrustWindow:
+        # Anchored to when the heartbeat was *sent*: a slow round trip must not stretch the lease.
+        return TrustWindow(until=sent_at + ttl_s - margin_s)
+
+    def holds(self, monotonic: float) -> bool:
+        return monotonic < self.until
+
+
+# -- the control plane's side ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OutageGrace:
+    """The grace period after an outage of the database or of the network, by when the outage ended.
+
+    An outage of the database must not become a failover of everything: nobody could renew, so nobody is
+    declared gone before a full ttl of uninterrupted service has given everyone the chance to.
+    """
+
+    since: datetime
+
+    def ends_at(self, ttl_s: float) -> datetime:
+        return self.since + timedelta(seconds=ttl_s)
+
+
+def as_of(worker: Worker, now: datetime) -> Worker:
+    """The worker with the latest heartbeat that it can have sent, and the latest start.
+
+    One from the future was stamped before the database's clock was put back. It counts as one of this moment: the
+    feeds of whoever is dead wait for a ttl from now on, and not for the length of the step as well. Nobody gets
+    less than a ttl after a heartbeat.
+    """
+    ttl, heartbeat_at = worker.expires_at - worker.heartbeat_at, min(worker.heartbeat_at, now)
+    started_at = min(worker.started_at, now)
+    return replace(worker, started_at=started_at, heartbeat_at=heartbeat_at, expires_at=heartbeat_at + ttl)
+
+
+SECOND_CHECK_S = 0.005
+"""The time between the two checks that make a crash: long enough for a reconnect under way to show up."""
+
+
+def is_gone(
+    worker: Worker, *, has_session: bool, now: datetime, outage_grace: OutageGrace, ttl_s: float
+) -> bool:
+    """Return whether the control plane may free this worker's leases; ``now`` is the database's clock.
+
+    ``has_session`` says whether any database session holds the worker's lock at this moment; it only
+    speeds things up, and only for a worker that the beat already suspected before.
+    """
+    if worker.state is WorkerState.GONE:
+        return False
+    if now < outage_grace.ends_at(ttl_s):
+        return False
+    crashed = worker.suspected_at is not None and not has_session
+    return crashed or worker.expires_at < now
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """The change that an edited feed asks of its lease."""
+
+    move: Move | None
+    reason: Reason | None = None
+    purge: bool = False
+    """Whether to delete the feed: nobody has it and nobody wants it."""
+
+
+CLEARED_BY_EDIT = frozenset(
+    {Reason.FAILED, Reason.PAUSED, Reason.BACKOFF, Reason.FENCED, Reason.QUARANTINED, None}
+)
+"""An edit is a fresh start: it clears a failure and whatever backoff there was. An idle lease without any
+reason was made by hand, and would wait for ever."""
+
+
+def first_reason(spec: FeedSpec) -> Reason:
+    """Return why a feed waits that was declared this moment."""
+    return Reason.PAUSED if spec.target_state is TargetState.PAUSED else Reason.NEW
+
+
+def on_edit(feed: Feed, lease: Lease) -> Edit:
+    """Decide what to do about a feed that a person touched; repeating it changes nothing."""
+    if feed.removed_at is not None:
+        wanted = Reason.REMOVED
+    elif feed.spec.target_state is TargetState.PAUSED:
+        wanted = Reason.PAUSED
+    elif lease.state in (LeaseState.RUNNING, LeaseState.STOPPING) and lease.generation < feed.generation:
+        wanted = Reason.EDITED
+    elif lease.state is LeaseState.IDLE and lease.reason in CLEARED_BY_EDIT:
+        return Edit(None, Reason.NEW)
+    else:
+        return Edit(None)
+
+    match lease.state:
+        case LeaseState.IDLE if wanted is Reason.REMOVED:
+            return Edit(None, wanted, purge=True)
+        case LeaseState.IDLE:
+            return Edit(None, wanted)
+        case LeaseState.ASSIGNED:
+            return Edit(Move.WITHDRAW, wanted)
+        case LeaseState.RUNNING:
+            return Edit(Move.ASK_TO_STOP, wanted)
+        case LeaseState.STOPPING:
+            return Edit(None)
+
+
+# -- blame -------------------------------------------------------------------------------------------
+
+BLAME_RECENT = timedelta(minutes=10)
+"""The time within which being in hand twice, at the end of two workers, is no chance."""
+BLAME_KEPT = timedelta(days=1)
+QUARANTINE_RETRY_S = (10.0, 600.0)
+"""The time between two tries of a feed that ends its own process: at first, and at most."""
+QUARANTINE_MAX_S = 86_400.0
+
+
+VERDICT_S = 3.0
+"""What a monitor takes, at most, to say how its worker was lost."""
+SOON = timedelta(seconds=30)
+FAILOVER_WITHIN = timedelta(seconds=30)
+"""A feed that had no place for longer than this after its worker was lost connects at the usual pace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The blame that a feed gets for the loss of the worker that had it in hand."""
+
+    blamed: int
+    quarantined: bool
+
+
+def on_loss(lease: Lease, *, is_certain: bool, now: datetime) -> Blame:
+    """Decide the blame: a feed whose own code ended a worker is quarantined at once, one that was in hand the
+    second time.
+
+    So at most two workers are lost to one feed, and one that was there by chance loses nothing.
+    """
+    ago = None if lease.blamed_at is None else now - lease.blamed_at
+    blamed = lease.blamed + 1 if ago is not None and ago <= BLAME_KEPT else 1
+    again = ago is not None and ago <= BLAME_RECENT
+    return Blame(blamed, lease.quarantined or is_certain or again)
+
+
+def quarantine_retry_s(blamed: int) -> float:
+    """Return how long a feed in quarantine waits for its next try, after so many losses."""
+    first_s, most_s = QUARANTINE_RETRY_S
+    return float(min(most_s, first_s * 2.0 ** min(max(blamed, 1) - 1, 16)))
+
+
+def is_in_company(lease: Lease) -> bool:
+    """Return whether a feed still runs among others that was quarantined meanwhile."""
+    return (
+        lease.quarantined
+        and lease.state is LeaseState.RUNNING
+        and lease.running_since is not None
+        and (lease.blamed_at is None or lease.running_since < lease.blamed_at)
+    )
+
+
+def is_pardoned(lease: Lease, *, now: datetime, quarantine_s: float) -> bool:
+    """Return whether a feed in quarantine has behaved for long enough: it landed records, and did no harm."""
+    if not lease.quarantined or lease.state is not LeaseState.RUNNING or lease.running_since is None:
+        return False
+    length_s = min(
+        max(QUARANTINE_MAX_S, quarantine_s), quarantine_s * 2.0 ** min(max(lease.blamed, 1) - 1, 16)
+    )
+    landed = lease.last_record_at is not None and lease.last_record_at >= lease.running_since
+    return landed and now - lease.running_since >= timedelta(seconds=length_s)
+
+
+MOVABLE_WHILE_STOPPING = frozenset({Reason.EDITED, Reason.MOVED, Reason.DRAINED})
+"""Reasons to stop after which the feed is to go on, so that it may as well go on elsewhere."""
+
+
+def objection_to_move(feed: Feed, lease: Lease, target: UUID) -> str | None:
+    """Return why a feed cannot be moved to this worker as it is now, in the words that follow its name; None if
+    it can."""
+    if feed.removed_at is not None:
+        return "is being removed"
+    if feed.spec.target_state is TargetState.PAUSED:
+        return "is paused: resume it, then move it"
+    match lease.state:
+        case LeaseState.IDLE if lease.reason is Reason.FAILED:
+            return "has failed: edit or restart it, then move it"
+        case LeaseState.ASSIGNED | LeaseState.RUNNING if lease.worker_id == target:
+            return "is there already"
+        case LeaseState.STOPPING if lease.reason not in MOVABLE_WHILE_STOPPING:
+            return f"is being stopped ({lease.reason}): try again in a moment"
+    return None
+
+
+RATE_TIME_S = 30.0
+"""Time constant of the smoothed rates: after this long two thirds of a change have been taken in."""
+
+
+def smoothed(rate: float, *, count: int, elapsed_s: float, is_first: bool) -> float:
+    """Return a rate a second, after ``count`` more in ``elapsed_s``; the first report stands for itself."""
+    if is_first:
+        return count / max(elapsed_s, 1.0)
+    elapsed_s = max(elapsed_s, 0.001)
+    return rate + (1 - exp(-elapsed_s / RATE_TIME_S)) * (count / elapsed_s - rate)
+
+
+# -- what a person sees ------------------------------------------------------------------------------
+
+LAGS_S = 2.0
+"""A worker whose event loop runs a timer this late stands still. A loaded one is late by tenths of a second."""
+SILENT_AFTER = (2, 3)
+"""The part of its ttl after which a worker that misses its heartbeats may stand still for all that is known.
+With the default settings two of them are missing then; less would blame a statement that took a second."""
+FAILING_FROM = 3
+"""Failures in a row, with nothing landed since, that make a feed `failing`. One is a restart of the source."""
+REFUSING_S = 60.0
+"""For how long after its latest dead letter a feed may be `refusing`: what it does now is not known later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The owner of a feed as the database knows it: evidence that is not the feed's own word."""
+
+    name: str
+    loop_lag_s: float
+    heartbeat_at: datetime
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The status of a feed and why it has it, in words that follow the status."""
+
+    status: Status
+    because: str | None = None
+
+
+def stillness(*, loop_lag_s: float, heartbeat_age: timedelta, ttl: timedelta) -> str | None:
+    """Say of a worker that it stands still, in words that follow its name; None of one that moves.
+
+    The lag is as of the heartbeat, so what has passed since is added to it.
+    """
+    if loop_lag_s > LAGS_S:
+        return f"has stood still for {loop_lag_s + max(heartbeat_age.total_seconds(), 0.0):.0f} s"
+    part, whole = SILENT_AFTER
+    if heartbeat_age * whole > ttl * part:
+        return f"was last heard of {heartbeat_age.total_seconds():.0f} s ago"
+    return None
+
+
+def stillness_of(view: WorkerView) -> str | None:
+    """Says the same of a worker as it is listed; of one that is gone it means nothing."""
+    worker = view.worker
+    if worker.state is WorkerState.GONE:
+        return None
+    return stillness(
+        loop_lag_s=worker.load.loop_lag_s,
+        heartbeat_age=timedelta(seconds=view.heartbeat_age_s),
+        ttl=worker.expires_at - worker.heartbeat_at,
+    )
+
+
+def standing(feed: Feed, lease: Lease, owner: Owner | None, *, now: datetime) -> Standing:
+    """The status of a feed; ``now`` is the database's clock.
+
+    From the top: what people want of it, what was decided about it, who is known not to move, and only then what
+    its worker says. Of what the worker says, a sink that is away comes first, since nothing can land; then what
+    becomes of the records that arrive; then that none do. `feedq.control.store.feed_listing` says the same in SQL.
+    """
+    match lease.state:
+        case LeaseState.STOPPING:
+            what = Status.REMOVING if feed.removed_at is not None else Status.STOPPING
+            return Standing(what, lease.reason)
+        case LeaseState.IDLE if feed.removed_at is not None:
+            return Standing(Status.REMOVING)
+        case LeaseState.IDLE if feed.spec.target_state is TargetState.PAUSED:
+            return Standing(Status.PAUSED)
+        # While it is checked again, too: until it connects, the error stays in view.
+        case _ if lease.reason is Reason.FAILED and not lease.connected:
+            return Standing(Status.FAILED, lease.last_error)
+    if lease.quarantined:
+        return Standing(Status.QUARANTINED, lease.blame)
+    if lease.state is LeaseState.RUNNING:
+        return _running(lease, owner, now=now)
+    if _is_failing(lease):
+        return _failing(lease)
+    if lease.state is LeaseState.ASSIGNED:
+        return Standing(Status.STARTING, _stands_still(owner, now=now) or _latest_error(lease))
+    if lease.reason is Reason.BACKOFF:
+        return Standing(Status.BACKOFF, lease.last_error)
+    return Standing(Status.WAITING, lease.reason)
+
+
+def _running(lease: Lease, owner: Owner | None, *, now: datetime) -> Standing:
+    still = _stands_still(owner, now=now)
+    if still is not None:
+        return Standing(Status.STALLED, still)
+    if lease.sink_error is not None:
+        return Standing(Status.SINK_UNAVAILABLE, lease.sink_error)
+    if _is_refusing(lease, now=now):
+        return Standing(Status.REFUSING, lease.dead_letter_error)
+    # A source that accepts each connection and then says nothing is silent, and not yet failing.
+    if lease.stalled and lease.attempts < FAILING_FROM:
+        return Standing(Status.STALLED, lease.last_error)
+    if _is_failing(lease):
+        return _failing(lease)
+    if lease.stalled:
+        return Standing(Status.STALLED, lease.last_error)
+    if lease.connected:
+        return Standing(Status.STREAMING)
+    return Standing(Status.CONNECTING, _latest_error(lease))
+
+
+def _stands_still(owner: Owner | None, *, now: datetime) -> str | None:
+    if owner is None:
+        return None
+    found = stillness(
+        loop_lag_s=owner.loop_lag_s,
+        heartbeat_age=now - owner.heartbeat_at,
+        ttl=owner.expires_at - owner.heartbeat_at,
+    )
+    return None if found is None else f"its worker {owner.name} {found}"
+
+
+def _is_refusing(lease: Lease, *, now: datetime) -> bool:
+    """Return whether most of the last minute's records went to the dead letters."""
+    return (
+        lease.dead_per_s > lease.rows_per_s
+        and lease.dead_letter_at is not None
+        and now - lease.dead_letter_at < timedelta(seconds=REFUSING_S)
+    )
+
+
+WAITS_ANEW = frozenset(
+    {Reason.NEW, Reason.EDITED, Reason.NO_CAPACITY, Reason.NO_MATCH, Reason.SETTLING, None}
+)
+"""Why an idle feed waits that was given a fresh start, or that no worker can have: not for what failed before."""
+
+
+def _is_failing(lease: Lease) -> bool:
+    waits_anew = lease.state is LeaseState.IDLE and lease.reason in WAITS_ANEW
+    return lease.failures >= FAILING_FROM and not waits_anew
+
+
+def _failing(lease: Lease) -> Standing:
+    row = f"{lease.failures} failures in a row, and nothing landed since"
+    said = row if lease.last_error is None else f"{lease.last_error}; {row}"
+    return Standing(Status.FAILING, said)
+
+
+def _latest_error(lease: Lease) -> str | None:
+    """Return what went wrong the last time, or what the feed waits for since it began here; an error of before is
+    kept after the feed is well again."""
+    began, at = lease.running_since, lease.last_error_at
+    is_new = lease.state is LeaseState.RUNNING and began is not None and at is not None and at >= began
+    return lease.last_error if lease.attempts or is_new else None

@@ -1,0 +1,343 @@
+"""Decides which runs a schedule's ticks become in one scan: misfires, catch-up and overlap, decided at once.
+
+A scan takes the ticks from the watermark on, in order, and decides each for good::
+
+    watermark                     now - misfire_after_s                 now
+        │  missed …  │  made up for …  │  on time, one by one  │  not due
+
+- **Misfires** fired too late. The newest of them, as many as the catch-up policy says and no older than its
+  window, are made up for; all older ones become one row that counts them.
+- **On time** are the others that are due. The overlap policy says of each what becomes of it, given the runs that
+  have not ended and those that this scan made. Those left out in a row, for the same reason, are one row, too.
+
+A scan is bounded. Intervals count what they missed by arithmetic. Cron has to go through it tick by tick, so
+a scan ends after ``limit`` missed ones, with the watermark behind them and ``more`` to do. The counts are exact
+all the same: a tick is missed for certain once as many further misfires follow as are made up for, so the scan
+reads ahead by that many ticks; and none is made up for before all missed ones are counted, so that those made up
+for are chosen in one scan, as of one moment.
+
+Pure: ``now`` is the database's clock, and the caller performs the decision in the transaction that locked the
+schedule.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from feedq.core.schedule.model import (
+    CatchUp,
+    Every,
+    Overlap,
+    ResumePolicy,
+    RunState,
+    Schedule,
+    ScheduleSpec,
+    ScheduleState,
+)
+from feedq.core.schedule.timing import MICROSECOND, Grid, delayed, fire_time, next_tick, ticks_after
+from feedq.core.values import instant
+
+TICKS_PER_SCAN = 5_000
+"""Ticks of one schedule that a scan decides, besides those that are made up for: what one transaction may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Runs of a schedule that have not ended, whatever their kind."""
+
+    waiting: int = 0
+    running: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DueRun:
+    """A row to insert: one tick, or many that were missed in a row."""
+
+    tick_at: datetime
+    ticks: int
+    last_tick_at: datetime | None
+    """None for a single tick."""
+    due_at: datetime
+    state: RunState
+    """`WAITING`; or already final: `MISSED_CATCHUP`, `SKIPPED_OVERLAP`, `MISSED_DEADLINE` (nobody fired it before
+    its start deadline), or `CANCELLED` (by a later tick of the same scan)."""
+    reason: str | None = None
+    start_by: datetime | None = None
+
+    @property
+    def key(self) -> str:
+        return instant(self.tick_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """The decision of one scan."""
+
+    runs: Sequence[DueRun]
+    """The runs in the order of their ticks."""
+    cancel_others: bool
+    """Whether the runs that had not ended before are to be cancelled."""
+    next_tick_at: datetime | None
+    """The new watermark; never before the old one."""
+    next_fire_at: datetime | None
+    more: bool
+    """Whether further ticks are due."""
+
+
+def fire(schedule: Schedule, *, now: datetime, unfinished: Unfinished, limit: int = TICKS_PER_SCAN) -> Firing:
+    """Decide the ticks that are due: at most ``limit`` of them, besides those that are made up for."""
+    assert limit > 0, limit
+    if schedule.next_tick_at is None:
+        return Firing((), False, None, None, False)
+    line = _Line(schedule, schedule.next_tick_at)
+    judge = _Judge(schedule.spec, unfinished, now)
+    missed, made_up = _misfires(line, now, limit)
+    if missed is not None:
+        judge.miss(missed)
+    if missed is not None and missed.is_full:
+        # The next scan begins with those that this one read ahead.
+        line.go_to(made_up[0] if made_up else line.tick)
+    else:
+        for tick in made_up:
+            judge.make_up(tick)
+        for _ in range(limit):
+            if not line.fires_before(now + MICROSECOND):
+                break
+            judge.take(*line.pop())
+    more = line.fires_before(now + MICROSECOND)
+    return Firing(judge.runs, judge.cancels_others, line.tick, line.fires_at, more)
+
+
+def begin(schedule: Schedule, *, now: datetime) -> Schedule:
+    """A schedule that is new, or has another timing, with its watermark at the first tick after ``now``; a moment
+    that has passed has none."""
+    return _at(schedule, next_tick(schedule.spec, after=now))
+
+
+def resumed(schedule: Schedule, *, now: datetime) -> Schedule:
+    """A schedule after its pause. Its watermark never goes back. To skip the ticks of the pause is to go on
+    with the first that fires after ``now``: jitter may have put off one that fell due before."""
+    active = replace(schedule, state=ScheduleState.ACTIVE, paused_until=None, pause_reason=None)
+    tick = schedule.next_tick_at
+    if tick is not None and tick <= now and schedule.spec.resume is ResumePolicy.SKIP:
+        tick, fires_at = _first_ahead(schedule, tick, now)
+        return replace(active, next_tick_at=tick, next_fire_at=fires_at)
+    return _at(active, tick)
+
+
+def _at(schedule: Schedule, tick: datetime | None) -> Schedule:
+    fires_at = None if tick is None else fire_time(schedule.spec, schedule_id=schedule.id, tick=tick)
+    return replace(schedule, next_tick_at=tick, next_fire_at=fires_at)
+
+
+def refusal(spec: ScheduleSpec, unfinished: Unfinished) -> str | None:
+    """Return why the overlap policy lets no further run wait; None when it does."""
+    match spec.overlap:
+        case Overlap.SKIP if unfinished.waiting or unfinished.running:
+            return "an earlier run has not ended"
+        case Overlap.BUFFER_ONE if unfinished.waiting:
+            return "an earlier run waits"
+        case Overlap.BUFFER_ALL if unfinished.waiting >= spec.buffer_max:
+            return f"{unfinished.waiting} earlier runs wait; buffer_max is {spec.buffer_max}"
+    return None
+
+
+def _first_ahead(
+    schedule: Schedule, first: datetime, now: datetime
+) -> tuple[datetime | None, datetime | None]:
+    """The first tick, of those from ``first`` on, that fires after ``now``, and when it does."""
+    spec = schedule.spec
+    # A tick fires before the next one falls due, and no later than its jitter: of those until now only the last
+    # may be ahead. It is looked for from now backwards, since `first` may be years ago.
+    earliest = max(first - MICROSECOND, now - timedelta(seconds=spec.jitter_s))
+    back = timedelta(seconds=1)
+    after = max(earliest, now - back)
+    while after > earliest and ((tick := next_tick(spec, after=after)) is None or tick > now):
+        back *= 2
+        after = max(earliest, now - back)
+    for tick in ticks_after(spec, after=after):
+        fires_at = fire_time(spec, schedule_id=schedule.id, tick=tick)
+        if fires_at > now:
+            return tick, fires_at
+    return None, None
+
+
+# -- misfires ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Missed:
+    """Misfires in a row that are not made up for."""
+
+    ticks: int
+    first: datetime
+    last: datetime
+    is_full: bool = False
+    """Whether there may be more of them than one scan counts."""
+
+
+def _misfires(line: _Line, now: datetime, limit: int) -> tuple[_Missed | None, Sequence[datetime]]:
+    """Tells misfires that are missed from those to be made up for; the line stands behind both."""
+    spec = line.spec
+    late = now - timedelta(seconds=spec.misfire_after_s)
+    oldest = now - timedelta(seconds=spec.catch_up_window_s)
+    keep = _made_up_max(spec)
+    if isinstance(spec.timing, Every) and not spec.exclude:
+        return _misfires_of_grid(line, Grid.of(spec.timing), late, oldest, keep)
+    missed: _Missed | None = None
+    kept: deque[datetime] = deque()
+    while line.fires_before(late):
+        kept.append(line.pop()[0])
+        if len(kept) <= keep and kept[0] >= oldest:
+            continue
+        tick = kept.popleft()
+        missed = missed or _Missed(0, first=tick, last=tick)
+        missed.ticks += 1
+        missed.last = tick
+        if missed.ticks == limit:
+            missed.is_full = True
+            break
+    return missed, kept
+
+
+def _misfires_of_grid(
+    line: _Line, grid: Grid, late: datetime, oldest: datetime, keep: int
+) -> tuple[_Missed | None, Sequence[datetime]]:
+    """Does the same for an interval by arithmetic: however many there are, one look counts them all."""
+    if not line.fires_before(late):
+        return None, ()
+    assert line.tick is not None
+    first = grid.count_before(line.tick)
+    end = grid.count_before(late if line.spec.end_at is None else min(late, line.spec.end_at))
+    # All but the newest of them fire before the tick that comes after them, and so before `late`.
+    if fire_time(line.spec, schedule_id=line.schedule_id, tick=grid.at(end - 1)) >= late:
+        end -= 1
+    kept_from = max(first, end - keep, min(end, grid.count_before(oldest)))
+    line.go_to(grid.at(end))
+    missed = None
+    if kept_from > first:
+        missed = _Missed(kept_from - first, first=grid.at(first), last=grid.at(kept_from - 1))
+    return missed, [grid.at(number) for number in range(kept_from, end)]
+
+
+def _made_up_max(spec: ScheduleSpec) -> int:
+    match spec.catch_up:
+        case CatchUp.SKIP:
+            return 0
+        case CatchUp.LATEST:
+            return 1
+        case CatchUp.ALL:
+            # Of several, each would cancel the one before it.
+            return 1 if spec.overlap is Overlap.CANCEL_OTHER else spec.catch_up_max
+
+
+class _Line:
+    """The ticks of a schedule, in order, each with the moment at which it fires."""
+
+    def __init__(self, schedule: Schedule, first: datetime) -> None:
+        self.spec = schedule.spec
+        self.schedule_id = schedule.id
+        self.tick: datetime | None = None
+        """The next one."""
+        self.fires_at: datetime | None = None
+        self._following: datetime | None = None
+        self._ticks: Iterator[datetime] = iter(())
+        self.go_to(first)
+
+    def go_to(self, tick: datetime | None) -> None:
+        """Stand before this tick; or before the first after it, if that is what the rules of its zone say now."""
+        if tick is not None:
+            self._ticks = ticks_after(self.spec, after=tick - MICROSECOND)
+            self._following = next(self._ticks, None)
+            self._advance()
+
+    def fires_before(self, moment: datetime) -> bool:
+        return self.fires_at is not None and self.fires_at < moment
+
+    def pop(self) -> tuple[datetime, datetime]:
+        """The next tick and when it fires."""
+        assert self.tick is not None
+        assert self.fires_at is not None
+        found = self.tick, self.fires_at
+        self._advance()
+        return found
+
+    def _advance(self) -> None:
+        tick = self.tick = self._following
+        self.fires_at = None
+        if tick is not None:
+            self._following = next(self._ticks, None)
+            self.fires_at = delayed(
+                self.spec, schedule_id=self.schedule_id, tick=tick, following=self._following
+            )
+
+
+# -- overlap -----------------------------------------------------------------------------------------
+
+
+class _Judge:
+    """Makes rows of ticks, one after the other, minding what has not ended."""
+
+    def __init__(self, spec: ScheduleSpec, unfinished: Unfinished, now: datetime) -> None:
+        self._spec = spec
+        self._now = now
+        self._waiting = unfinished.waiting
+        self._running = unfinished.running
+        self.runs: list[DueRun] = []
+        self.cancels_others = False
+
+    def miss(self, missed: _Missed) -> None:
+        last = missed.last if missed.ticks > 1 else None
+        reason = f"not fired in time; catch_up is {self._spec.catch_up}"
+        if self._spec.catch_up is not CatchUp.SKIP:
+            reason += f", within {self._spec.catch_up_window_s:g} s and the newest {_made_up_max(self._spec)}"
+        self.runs.append(
+            DueRun(missed.first, missed.ticks, last, missed.first, RunState.MISSED_CATCHUP, reason)
+        )
+
+    def make_up(self, tick: datetime) -> None:
+        """Late as it is, its start deadline counts from now."""
+        self._admit(tick, due_at=self._now)
+
+    def take(self, tick: datetime, fires_at: datetime) -> None:
+        """A tick on time."""
+        start_by = self._start_by(fires_at)
+        objection = refusal(self._spec, Unfinished(self._waiting, self._running))
+        if start_by is not None and start_by < self._now:
+            # Not left to the claim: until then it would keep later ticks from being run.
+            reason = f"not fired within {self._spec.start_deadline_s:g} s"
+            self._leave_out(DueRun(tick, 1, None, fires_at, RunState.MISSED_DEADLINE, reason, start_by))
+        elif objection is not None:
+            self._leave_out(DueRun(tick, 1, None, fires_at, RunState.SKIPPED_OVERLAP, objection))
+        else:
+            self._admit(tick, due_at=fires_at)
+
+    def _leave_out(self, run: DueRun) -> None:
+        """Add a tick that is left out; of many in a row, for the same reason, one row is enough."""
+        last = self.runs[-1] if self.runs else None
+        if last is not None and (last.state, last.reason) == (run.state, run.reason):
+            run = replace(last, ticks=last.ticks + 1, last_tick_at=run.tick_at)
+            self.runs.pop()
+        self.runs.append(run)
+
+    def _admit(self, tick: datetime, *, due_at: datetime) -> None:
+        if self._spec.overlap is Overlap.CANCEL_OTHER:
+            self._cancel_others(tick)
+        self._waiting += 1
+        self.runs.append(DueRun(tick, 1, None, due_at, RunState.WAITING, None, self._start_by(due_at)))
+
+    def _start_by(self, due_at: datetime) -> datetime | None:
+        deadline_s = self._spec.start_deadline_s
+        return None if deadline_s is None else due_at + timedelta(seconds=deadline_s)
+
+    def _cancel_others(self, tick: datetime) -> None:
+        self.cancels_others = True
+        reason = f"overlap is {Overlap.CANCEL_OTHER}, and the tick of {instant(tick)} fell due"
+        # At most one waits, the last admitted; what came after it had missed its deadline.
+        for index in range(len(self.runs) - 1, -1, -1):
+            if self.runs[index].state is RunState.WAITING:
+                self.runs[index] = replace(self.runs[index], state=RunState.CANCELLED, reason=reason)
+                break

@@ -1,0 +1,94 @@
+"""A selection of feeds: what the verbs for many of them take, on the command line and elsewhere.
+
+All that is given must hold. The database chooses (`feedq.control.store.feed_listing.selected_sql`);
+`Selection.chooses` decides the same about one feed, and a test of the store compares the two. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from feedq.core.model import FeedView, Status
+
+TROUBLED = frozenset(
+    (Status.FAILED, Status.FAILING, Status.QUARANTINED, Status.REFUSING, Status.SINK_UNAVAILABLE)
+)
+"""The statuses that ``failing`` chooses: of feeds that somebody has to look at."""
+
+
+class SelectionOrder(StrEnum):
+    """The order of chosen feeds, the most of it first; equal feeds are in order of name."""
+
+    NAME = "name"
+    ROWS = "rows"
+    BYTES = "bytes"
+    AGE = "age"
+    """Those that got a record longest ago first; before them those that never did."""
+    FAILURES = "failures"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which feeds: of this tenant, with these labels, on this worker, and so on. Empty, it chooses all."""
+
+    names: tuple[str, ...] = ()
+    tenant: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    worker: str | None = None
+    """The name of the worker that has them."""
+    statuses: tuple[Status, ...] = ()
+    """Any of these."""
+    connector: str | None = None
+    match: str | None = None
+    """A pattern of names: ``*`` stands for anything, ``?`` for one character."""
+    failing: bool = False
+    """Only those in trouble, see `TROUBLED`."""
+    removing: bool = False
+    """Also those that are being removed."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is asked of a feed, so that all are chosen."""
+        return self == Selection(removing=self.removing)
+
+    def chooses(self, view: FeedView) -> bool:
+        spec = view.feed.spec
+        return (
+            (not self.names or spec.name in self.names)
+            and self.tenant in (None, spec.tenant)
+            and self.labels.items() <= spec.labels.items()
+            and self.worker in (None, view.worker)
+            and (not self.statuses or view.status in self.statuses)
+            and self.connector in (None, spec.connector)
+            and (
+                self.match is None or re.fullmatch(_expression(self.match), spec.name, re.DOTALL) is not None
+            )
+            and (not self.failing or view.status in TROUBLED)
+            and (self.removing or view.feed.removed_at is None)
+        )
+
+
+def _expression(pattern: str) -> str:
+    special = {"*": ".*", "?": "."}
+    return "".join(special.get(character, re.escape(character)) for character in pattern)
+
+
+def like(pattern: str) -> str:
+    """A pattern of names as SQL's LIKE has it, with the backslash as its escape."""
+    special = {"*": "%", "?": "_", "%": r"\%", "_": r"\_", "\\": r"\\"}
+    return "".join(special.get(character, character) for character in pattern)
+
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
+ORDER_KEYS: Mapping[SelectionOrder, Callable[[FeedView], Any]] = {
+    SelectionOrder.NAME: lambda view: 0,
+    SelectionOrder.ROWS: lambda view: -view.lease.records_total,
+    SelectionOrder.BYTES: lambda view: -view.lease.bytes_total,
+    SelectionOrder.AGE: lambda view: view.lease.last_record_at or _NEVER,
+    SelectionOrder.FAILURES: lambda view: -max(view.lease.failures, view.lease.attempts),
+}
+"""What feeds are put in order by, smallest first."""

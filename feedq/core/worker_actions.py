@@ -1,0 +1,176 @@
+"""Actions: what a `feedq.core.worker.WorkerCore` wants done, in the order in which it says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import UUID
+
+from feedq.core.model import Claim, FeedKey, Reason, Release
+
+ASSIGNMENTS_MAX = 10_000
+"""That are asked for at once; the next heartbeat brings the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatNow:
+    """Do not wait for the next heartbeat's time. `WorkerCore.heartbeat_at` says so too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """Cut every socket, and have all feeds wait for `Resume`."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The worker may act as owner again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSession:
+    """A new worker session begins: what carries the id of the one before has to be opened anew."""
+
+    worker_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession:
+    """The worker session was declared gone: cut every socket, end what runs apart, and register anew."""
+
+    worker_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOrders:
+    """Ask which assignments wait for this worker, and which of its feeds are to stop."""
+
+    worker_id: UUID
+    with_assignments: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FetchHeld:
+    """Ask which leases this worker holds (`WorkerCore.held_found`)."""
+
+    worker_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFeeds:
+    """Claim these assignments (`WorkerCore.claims_answered`)."""
+
+    worker_id: UUID
+    keys: list[FeedKey]
+
+
+@dataclass(frozen=True, slots=True)
+class StartFeeds:
+    """Claims that were granted: stream them. Those in quarantine run in processes of their own."""
+
+    worker_id: UUID
+    claims: list[Claim]
+
+
+@dataclass(frozen=True, slots=True)
+class StopFeeds:
+    """Have these feeds commit what they have received, and release them."""
+
+    feeds: list[tuple[FeedKey, Reason]]
+    """The feeds by the key that they were assigned under."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoseFeeds:
+    """Ends these feeds without writing or releasing anything: they have another owner, or may have."""
+
+    keys: list[FeedKey]
+    """The keys that the feeds were assigned under."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutSockets:
+    """Shut the sockets of these at once, whether their event loop turns or not."""
+
+    keys: list[FeedKey]
+    """The keys that the feeds were assigned under."""
+    overdue: bool = False
+    """The feeds that were told to end, and have not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLeases:
+    """Let go of these leases. What the database does not know matches nothing."""
+
+    worker_id: UUID
+    releases: list[Release]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptMessage:
+    """The claim was committed: from now on the lease brings the feed back, not the message."""
+
+    message: object
+
+
+@dataclass(frozen=True, slots=True)
+class DropMessage:
+    """Acknowledge a message for which nothing is to run here."""
+
+    key: FeedKey
+    message: object
+    """None when no message has come for what is dropped."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinishMessage:
+    """The feed has ended here."""
+
+    message: object
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunReconcile:
+    """Runs a reconcile pass in this worker, because none has finished for too long."""
+
+    pass_age_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceDrain:
+    """Tell the database that this worker takes nothing more. Before the releases, or reconcile would place here
+    what they release."""
+
+    worker_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Says that the drain is over: nothing runs here any more, and nothing will."""
+
+
+Action: TypeAlias = (
+    HeartbeatNow
+    | Suspend
+    | Resume
+    | BeginSession
+    | EndSession
+    | FetchOrders
+    | FetchHeld
+    | ClaimFeeds
+    | StartFeeds
+    | StopFeeds
+    | LoseFeeds
+    | CutSockets
+    | ReleaseLeases
+    | AcceptMessage
+    | DropMessage
+    | FinishMessage
+    | RunReconcile
+    | AnnounceDrain
+    | Drained
+)

@@ -1,0 +1,160 @@
+"""An embedded PostgreSQL: loopback only, password by SCRAM, gone when we are."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+from psycopg2 import sql
+
+from feedq.errors import Unavailable
+from feedq.local.binaries import PostgresBinaries, postgres_binaries
+from feedq.local.server import Server, kept_password, make_private_dir
+
+USER = "feedq"
+"""The superuser, whom only the server's own upkeep uses."""
+OWNER = "feedq_owner"
+"""Owns the database and may do nothing outside it; everything that `feedq up` starts connects as this role."""
+DATABASE = "feedq"
+MAINTENANCE_DATABASE = "postgres"
+
+SETTINGS: Mapping[str, str] = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    # In the data directory: /dev/shm is small in a container, and keeps what a killed server had there.
+    "dynamic_shared_memory_type": "mmap",
+    "password_encryption": "scram-sha-256",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+
+
+class Postgres(Server):
+    """A PostgreSQL server with its own cluster in ``<data_dir>/pg<major>``."""
+
+    kind = "postgres"
+    # Fast shutdown, then immediate: recovery at the next start makes that safe.
+    stop_signals = ((signal.SIGINT, 15.0), (signal.SIGQUIT, 8.0))
+    # Immediate shutdown: a postmaster killed outright would leave its backends to find out by themselves.
+    death_signal = signal.SIGQUIT
+
+    def __init__(self, data_dir: Path, *, port: int = 0, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(data_dir, port=port)
+        self.settings = {**SETTINGS, **(settings or {})}
+
+    @cached_property
+    def binaries(self) -> PostgresBinaries:
+        return postgres_binaries(self.account)
+
+    @property
+    def cluster(self) -> Path:
+        # A cluster can be read by its own major version only.
+        return self.home / f"pg{self.binaries.major}"
+
+    def url(self, dbname: str = DATABASE) -> str:
+        """The URL of a database for the superuser."""
+        return f"postgresql://{USER}:{self._password()}@127.0.0.1:{self.port}/{dbname}"
+
+    def make_owner(self) -> str:
+        """Give the database to `OWNER`, a role that is made when it is missing; returns the URL for it."""
+        password = kept_password(self.home / "owner.password", account=self.account)
+        with self._maintenance() as cursor:
+            cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (OWNER,))
+            verb = "ALTER" if cursor.fetchone() else "CREATE"
+            cursor.execute(f"{verb} ROLE {OWNER} LOGIN PASSWORD %s", (password,))
+            cursor.execute(f"ALTER DATABASE {DATABASE} OWNER TO {OWNER}")
+        return f"postgresql://{OWNER}:{password}@127.0.0.1:{self.port}/{DATABASE}"
+
+    def start(self) -> None:
+        super().start()
+        self._ensure_database(DATABASE)
+
+    def create_database(self, name: str) -> str:
+        """Make an empty database; returns its URL."""
+        with self._maintenance() as cursor:
+            cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        return self.url(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database, ending the sessions in it."""
+        with self._maintenance() as cursor:
+            cursor.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def _ensure_database(self, name: str) -> None:
+        with self._maintenance() as cursor:
+            cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
+            known = cursor.fetchone() is not None
+        if not known:
+            self.create_database(name)
+
+    @contextmanager
+    def _maintenance(self) -> Iterator[Any]:
+        connection = psycopg2.connect(self.url(MAINTENANCE_DATABASE), connect_timeout=5)
+        try:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                yield cursor
+        finally:
+            connection.close()
+
+    def _prepare(self) -> None:
+        if not (self.cluster / "PG_VERSION").exists():
+            self._init_cluster()
+
+    def _init_cluster(self) -> None:
+        """Make the cluster aside and rename it: an interrupted initdb leaves nothing that looks like one."""
+        self._password()
+        fresh = self.cluster.with_name(self.cluster.name + ".new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        make_private_dir(fresh, account=self.account)
+        argv = [
+            str(self.binaries.bin / "initdb"),
+            f"--pgdata={fresh}",
+            f"--username={USER}",
+            f"--pwfile={self.home / f'{self.kind}.password'}",
+            "--auth=scram-sha-256",
+            "--encoding=UTF8",
+            "--locale=C",
+        ]
+        if self.settings.get("fsync") == "off":
+            argv.append("--no-sync")
+        result = subprocess.run(  # noqa: S603 - an argument list of ours
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+            cwd=self.home,
+            env={"PATH": f"{self.binaries.bin}:/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"},
+            user=self.account.uid if self.account else None,
+            group=self.account.gid if self.account else None,
+            extra_groups=[] if self.account else None,
+        )
+        if result.returncode != 0:
+            raise Unavailable(f"initdb failed for {self.cluster}:\n{result.stdout.strip()[-2000:]}")
+        fresh.rename(self.cluster)
+
+    def _argv(self) -> list[str]:
+        options = {**self.settings, "port": str(self.port)}
+        argv = [str(self.binaries.bin / "postgres"), "-D", str(self.cluster)]
+        for name, value in options.items():
+            argv += ["-c", f"{name}={value}"]
+        return argv
+
+    def _answers(self) -> bool:
+        try:
+            psycopg2.connect(self.url(MAINTENANCE_DATABASE), connect_timeout=2).close()
+        except psycopg2.OperationalError:
+            return False
+        return True

@@ -1,0 +1,1 @@
+"""What feedq says about itself: logs, metrics and traces."""

@@ -1,0 +1,1 @@
+"""What people and programs ask for: declare, act, diagnose, report, move cursors, alert."""

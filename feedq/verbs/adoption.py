@@ -1,0 +1,157 @@
+"""Adopts a checkpoint that a feed of the same name has left in a sink: deliberately, and never by itself.
+
+For feeds that were removed and declared again, and for an installation whose control database was lost: its feeds
+are declared anew, and find in the sink what their namesakes have left there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from feedq.control.store.base import Store
+from feedq.core.model import Feed, FeedSpec, StartCursor, TargetState
+from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
+from feedq.sinks.base import Checkpoint, CheckpointChange, Judge, Sink, anybody, parse_sink
+from feedq.sinks.identity import owner_of
+
+T = TypeVar("T")
+OpenSink = Callable[[str], AbstractContextManager[Sink]]
+"""Opens a session with a named sink. Raises `InvalidInput` when it is not set up here."""
+
+
+def namesakes(known: Iterable[Checkpoint], feed: Feed) -> list[Checkpoint]:
+    """The checkpoints of other feeds of its name, the one last written at the end."""
+    others = [one for one in known if one.feed == feed.name and one.feed_uuid != feed.identity.feed]
+    return sorted(others, key=lambda one: one.updated_at)
+
+
+def choose(sink: Sink, feed: Feed, *, number: int | None = None, force: bool = False) -> Checkpoint:
+    """The checkpoint that a feed may adopt; ``number`` says which, where there are several.
+
+    Raises `NotFound` (there is none), `InvalidInput` (there are several), `Conflict` (the feed has landed records
+    of its own, and ``force`` was not given), `SinkUnavailable`.
+    """
+    known = sink.checkpoints([feed.name])
+    others = namesakes(known, feed)
+    found = [one for one in others if number in (None, one.feed_id)]
+    if not found:
+        numbers = ", ".join(str(one.feed_id) for one in others) or "none"
+        raise NotFound(
+            f"no other feed named {feed.name!r} has a checkpoint in the sink; to be adopted are: {numbers}"
+        )
+    if len(found) > 1:
+        listed = "\n".join(f"  {one.feed_id}: {owner_of(one)}" for one in found)
+        raise InvalidInput(
+            f"the sink has several checkpoints of that name; choose one with --number\n{listed}"
+        )
+    own = [one for one in known if one.feed_uuid == feed.identity.feed and one.records]
+    if own and not force:
+        raise Conflict(
+            f"feed {feed.name!r} has landed {own[0].records} records of its own since it was declared; they stay, "
+            "and some of them may be there twice. --force adopts all the same"
+        )
+    return found[0]
+
+
+def adopt(sink: Sink, feed: Feed, old: Checkpoint, judge: Judge = anybody) -> None:
+    """Give a feed the checkpoint of its namesake. Raises `Conflict`, `SinkUnavailable`, as ``judge`` does."""
+    start = StartCursor(old.cursor, old.records)
+    sink.change_checkpoint(
+        CheckpointChange(feed.id, feed.name, feed.identity, lambda own: start, instead_of=old, judge=judge)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A feed about to be declared, and what its sink knows of its name."""
+
+    spec: FeedSpec
+    last: Checkpoint
+
+    def note(self) -> str:
+        where = parse_sink(self.spec.sink).name
+        return f"sink {where!r} has a checkpoint of {owner_of(self.last)}"
+
+
+def known_newcomers(specs: Sequence[FeedSpec], open_sink: OpenSink) -> tuple[dict[str, Newcomer], list[str]]:
+    """Of feeds about to be declared those that their sinks know by name; and what kept us from asking others."""
+    found: dict[str, Newcomer] = {}
+    unasked: list[str] = []
+    for name, named in _by_sink((spec, spec) for spec in specs):
+        try:
+            with open_sink(name) as sink:
+                known = sink.checkpoints(list(named))
+        except FeedqError as error:
+            unasked.append(f"sink {name!r} could not be asked whether it knows these feeds: {error}")
+            continue
+        for checkpoint in sorted(known, key=lambda one: one.updated_at):
+            found[checkpoint.feed] = Newcomer(named[checkpoint.feed], checkpoint)
+    return found, unasked
+
+
+def resumes_of(feeds: Iterable[Feed], open_sink: OpenSink) -> dict[str, StartCursor]:
+    """Where these feeds stand in their sinks, by name; those that have begun. Raises `SinkUnavailable`."""
+    found: dict[str, StartCursor] = {}
+    for name, named in _by_sink((feed.spec, feed) for feed in feeds):
+        with open_sink(name) as sink:
+            for one in sink.checkpoints(list(named)):
+                feed = named[one.feed]
+                if one.cursor is not None and one.feed_uuid == feed.identity.feed:
+                    found[feed.name] = StartCursor(one.cursor, one.records)
+    return found
+
+
+def _by_sink(items: Iterable[tuple[FeedSpec, T]]) -> Iterable[tuple[str, dict[str, T]]]:
+    """What is by the name of its feed, for each sink."""
+    by_sink: dict[str, dict[str, T]] = {}
+    for spec, item in items:
+        by_sink.setdefault(parse_sink(spec.sink).name, {})[spec.name] = item
+    return by_sink.items()
+
+
+class Adopting(ExitStack):
+    """Declares feeds that go on from the checkpoints of their namesakes, or from given cursors. A context."""
+
+    def __init__(self, store: Store, open_sink: OpenSink) -> None:
+        self._store, self._open_sink = store, open_sink
+        super().__init__()
+        self._sinks: dict[str, Sink] = {}
+
+    def add(self, spec: FeedSpec, start: Checkpoint | StartCursor, add: Callable[[FeedSpec], Feed]) -> None:
+        """Declare a feed as paused, so that nobody begins it, give it the checkpoint, and let it run."""
+        feed = add(replace(spec, target_state=TargetState.PAUSED))
+        try:
+            sink = self._sink(parse_sink(spec.sink).name)
+            if isinstance(start, Checkpoint):
+                adopt(sink, feed, start)
+            else:
+                change = CheckpointChange(feed.id, feed.name, feed.identity, lambda own: start)
+                sink.change_checkpoint(change)
+        except FeedqError as error:
+            raise type(error)(
+                f"{error}\nit was declared as paused, without a checkpoint; remove it and apply again"
+            ) from error
+        if spec.target_state is TargetState.RUNNING:
+            self._store.feeds.set_target(spec.name, TargetState.RUNNING)
+
+    def _sink(self, name: str) -> Sink:
+        if name not in self._sinks:
+            self._sinks[name] = self.enter_context(self._open_sink(name))
+        return self._sinks[name]
+
+
+def left_behind(
+    known: Iterable[Checkpoint], feeds: Collection[Feed]
+) -> tuple[list[Checkpoint], list[Checkpoint]]:
+    """Of a sink's checkpoints those of other installations, and those that no feed of this one has any more."""
+    uuids = {feed.identity.feed for feed in feeds}
+    here = {feed.identity.installation for feed in feeds}
+    strangers: list[Checkpoint] = []
+    orphans: list[Checkpoint] = []
+    for one in known:
+        if one.feed_uuid not in uuids:
+            (orphans if one.installation in here else strangers).append(one)
+    return strangers, orphans

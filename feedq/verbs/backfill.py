@@ -1,0 +1,245 @@
+"""What a backfill is to do: from where to where, under which declaration, and how far it has come.
+
+Decided here, before it is begun; `feedq.control.store.backfills` begins it, `feedq.worker.backfill_end` judges
+its end."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
+from feedq.connectors.record_options import CursorOptions
+from feedq.control.store.backfills import no_backfill
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import BACKFILL_SUFFIX, JSON, Feed, FeedBackfill, FeedSpec, FeedView, known_as
+from feedq.core.values import parse_duration
+from feedq.errors import InvalidInput
+from feedq.sinks.base import Sink, parse_sink
+from feedq.sinks.cursors import check_cursor
+from feedq.telemetry.event_names import EventKind
+from feedq.verbs import feed_cursor
+from feedq.verbs.actions import live_feed
+from feedq.verbs.adoption import OpenSink
+
+ROWS_PER_S: Final = 10_000.0
+"""Unless said otherwise: a tenth of what a worker lands, so that the feeds beside it notice little."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillPlan:
+    """A backfill to begin: of this feed as it is, under this declaration."""
+
+    feed: Feed
+    spec: FeedSpec
+    backfill: FeedBackfill
+
+
+def plan(
+    sink: Sink,
+    feed: Feed,
+    *,
+    begin: JSON,
+    end: JSON,
+    now: datetime,
+    rows_per_s: float | None = None,
+    key: str | None = None,
+) -> BackfillPlan:
+    """Decide on a backfill. ``end`` None is where the feed stands, and so is one beyond that.
+
+    Raises `InvalidInput` with what stands against it, `SinkUnavailable`.
+    """
+    options = parse_options(feed.spec.connector, feed.spec.source)
+    _check(feed, options)
+    stands = feed_cursor.checkpoint_of(sink, feed)
+    like = None if stands is None else stands.cursor
+    if end is None and like is None:
+        raise InvalidInput(
+            f"feed {feed.name!r} has landed nothing yet, where its backfill could end; say --to"
+        )
+    begins_after = _said(options, begin, like, now=now, option="--from")
+    ends_at = like if end is None else _said(options, end, like, now=now, option="--to")
+    ends_at = _not_beyond(options, ends_at, like)
+    first, last = (_place(options, cursor, of=feed) for cursor in (begins_after, ends_at))
+    if first >= last:
+        raise InvalidInput(
+            f"--from {show_cursor(begins_after)} is not before --to {show_cursor(ends_at)}: nothing lies between"
+        )
+    limits = dict(feed.spec.source.get("limits") or {})
+    limits["rows_per_s"] = rows_per_s or min(ROWS_PER_S, limits.get("rows_per_s") or ROWS_PER_S)
+    spec = replace(
+        feed.spec,
+        name=f"{feed.name}{BACKFILL_SUFFIX}",
+        source={**feed.spec.source, "limits": limits},
+        initial_cursor=begins_after,
+        expect={},
+    )
+    parse_options(spec.connector, spec.source)  # the limit may be none
+    return BackfillPlan(feed, spec, FeedBackfill(feed.id, begins_after, ends_at, key))
+
+
+def _check(feed: Feed, options: ConnectorOptions) -> None:
+    """Raises `InvalidInput` for a feed that there can be no backfill of."""
+    if feed.backfill is not None:
+        raise InvalidInput(f"{feed.name!r} is a backfill itself, of feed {known_as(feed.name)!r}")
+    if not parse_sink(feed.spec.sink).key:
+        raise InvalidInput(
+            f"feed {feed.name!r}: its sink has no key, so that what has landed already would land twice. Give the "
+            "table a unique index, and name its columns in sink.key"
+        )
+    asks = "{cursor}" in json.dumps(dict(feed.spec.source))
+    if isinstance(options, CursorOptions) and options.cursor is not None and not asks:
+        raise InvalidInput(
+            f"feed {feed.name!r}: its source is not asked with {{cursor}}, and cannot be told where to begin"
+        )
+
+
+def _said(options: ConnectorOptions, said: JSON, like: JSON, *, now: datetime, option: str) -> JSON:
+    """The cursor that is meant: as JSON or a text, short where the connector can complete it, or as a time."""
+    if isinstance(said, str):  # typed
+        with suppress(ValueError, RecursionError):
+            said = json.loads(said)
+    try:
+        cursor = options.cursor_said(said, like)
+    except ValueError as error:
+        if (at := _moment(said, now=now)) is None:
+            raise InvalidInput(f"{option}: the cursor {error}") from None
+        try:
+            cursor = options.cursor_at(like, at)
+        except ValueError as told:
+            raise InvalidInput(f"{option}: {told}") from None
+    check_cursor(options, cursor)
+    return cursor
+
+
+def _not_beyond(options: ConnectorOptions, end: JSON, stands: JSON) -> JSON:
+    """Where a feed stands, if that comes before the end: what is later it lands itself, and a quiet source may
+    have nothing there for long."""
+    if stands is None:
+        return end
+    try:
+        return min(end, stands, key=options.cursor_place)
+    except ValueError:  # it stands at a cursor of another declaration, or nobody can tell
+        return end
+
+
+def _moment(said: JSON, *, now: datetime) -> datetime | None:
+    """A time, or how long ago."""
+    if not isinstance(said, str):
+        return None
+    try:
+        return now - timedelta(seconds=parse_duration(said))
+    except ValueError:
+        pass
+    try:
+        at = datetime.fromisoformat(said)
+    except ValueError:
+        return None
+    return at if at.tzinfo is not None else at.replace(tzinfo=now.tzinfo)
+
+
+def _place(options: ConnectorOptions, cursor: JSON, *, of: Feed) -> int:
+    try:
+        return options.cursor_place(cursor)
+    except ValueError as error:
+        raise InvalidInput(
+            f"feed {of.name!r}: nobody can tell where its backfill would end. Its cursor "
+            f"{show_cursor(cursor)}: {error}"
+        ) from None
+
+
+def part_done(view: FeedView) -> float | None:
+    """How far a backfill has come, from 0 to 1; None if that cannot be told (it was edited meanwhile, say)."""
+    feed, backfill = view.feed, view.feed.backfill
+    assert backfill is not None
+    try:
+        options = parse_options(feed.spec.connector, feed.spec.source)
+        first, last = map(options.cursor_place, (backfill.begins_after, backfill.ends_at))
+        at = first if view.lease.cursor is None else options.cursor_place(view.lease.cursor)
+    except (InvalidInput, ValueError):
+        return None
+    return min(max((at - first) / max(last - first, 1), 0.0), 1.0)
+
+
+class FeedBackfills:
+    """The verbs for backfills, as commands and the API carry them out. Each gives back rows for show."""
+
+    def __init__(self, store: PostgresStore, open_sink: OpenSink) -> None:
+        self._store, self._open_sink = store, open_sink
+
+    def begin(
+        self, name: str, *, begin: JSON, end: JSON, rows_per_s: float | None, key: str | None, dry_run: bool
+    ) -> dict[str, Any]:
+        """Begin one, unless there was one with this key already.
+
+        Raises `InvalidInput`, `NotFound`, `Forbidden`, `Conflict`, `SinkUnavailable`.
+        """
+        feed = live_feed(self._store, name)
+        with self._open_sink(parse_sink(feed.spec.sink).name) as sink:
+            wanted = plan(
+                sink, feed, begin=begin, end=end, now=self._store.now(), rows_per_s=rows_per_s, key=key
+            )
+        if dry_run:
+            bounds = {"begins_after": wanted.backfill.begins_after, "ends_at": wanted.backfill.ends_at}
+            limit = wanted.spec.source["limits"]["rows_per_s"]
+            return backfill_row(feed) | bounds | {"status": "planned", "limit_rows_per_s": limit}
+        self._store.backfills.begin(feed, wanted.spec, wanted.backfill)
+        return self.of(name)
+
+    def of(self, name: str) -> dict[str, Any]:
+        """The one of a feed, or how the last one ended. Raises `NotFound`."""
+        feed = self._store.feeds.get(name)
+        view = self._store.backfills.of(feed)
+        if view is not None:
+            return backfill_row(feed, view)
+        end = self._store.backfills.last_end(feed)
+        if end is None:
+            raise no_backfill(name)
+        known = {key: value for key, value in end.detail.items() if key in ROW_KEYS}
+        return backfill_row(feed) | known | {"status": ENDED[EventKind(end.kind)], "ended_at": end.at}
+
+    def running(self, *, tenant: str | None = None) -> list[dict[str, Any]]:
+        """All there are."""
+        return [backfill_row(view.feed, view) for view in self._store.backfills.running(tenant=tenant)]
+
+    def cancel(self, name: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """End the one of a feed; what it has landed stays. Raises `NotFound`, `Forbidden`."""
+        feed = live_feed(self._store, name)
+        view = self._store.backfills.of(feed) if dry_run else self._store.backfills.cancel(feed)
+        if view is None:
+            raise no_backfill(name)
+        return backfill_row(feed, view) | {"status": ENDED[EventKind.BACKFILL_CANCELLED]}
+
+
+ROW_KEYS: Final = ("begins_after", "ends_at", "cursor", "records", "dead_letters", "took_s")
+"""What history keeps of a backfill that has ended, under the names of its row."""
+ENDED: Final = {EventKind.BACKFILL_FINISHED: "finished", EventKind.BACKFILL_CANCELLED: "cancelled"}
+
+
+def backfill_row(feed: Feed, view: FeedView | None = None) -> dict[str, Any]:
+    """One line of `feedq feed backfill list --json`."""
+    row = dict.fromkeys(
+        ("worker", "because", "part", "rows_per_s", "limit_rows_per_s", "begun_at", "ended_at")
+    )
+    row |= {"name": known_as(feed.name), "tenant": feed.spec.tenant, "status": "", **dict.fromkeys(ROW_KEYS)}
+    if view is None:
+        return row
+    lease, backfill = view.lease, view.feed.backfill
+    assert backfill is not None, "it is one"
+    return row | {
+        "status": view.status.value,
+        "because": view.because,
+        "worker": view.worker,
+        "begins_after": backfill.begins_after,
+        "ends_at": backfill.ends_at,
+        "cursor": lease.cursor,
+        "part": part_done(view),
+        "records": lease.records_total,
+        "dead_letters": lease.dead_letters_total,
+        "rows_per_s": lease.rows_per_s,
+        "limit_rows_per_s": view.feed.spec.source.get("limits", {}).get("rows_per_s"),
+        "begun_at": view.feed.created_at,
+    }

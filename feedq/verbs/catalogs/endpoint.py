@@ -1,0 +1,136 @@
+"""The ``http`` catalog: an answer to GET, or all of its pages, with an ETag where the server gives one.
+
+The connections are those of the connector ``http``: redirects are followed, and each address is checked as
+those of feeds are (``FEEDQ_EGRESS_DENY``). An answer whose end is not certain is refused: half of a list looks
+like a list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import BeforeValidator, Field, SecretStr, field_validator
+
+from feedq.connectors.base import Context
+from feedq.connectors.protocol.http_client import NO_CONTENT, HttpClient, HttpRequestOptions
+from feedq.core.clock import SystemClock
+from feedq.errors import CatalogUnavailable, FeedMisconfigured, SourceUnavailable
+from feedq.settings import Settings
+from feedq.verbs.catalogs.base import (
+    BYTES_MAX,
+    CatalogOptions,
+    CatalogReading,
+    digest,
+    from_text,
+    reading_of_texts,
+)
+
+PAGES_MAX: Final = 1_000
+_ETAG: Final = "etag:"
+
+
+class EndpointOptions(CatalogOptions):
+    """What is asked for."""
+
+    url: str
+    """`http://host/path` or `https://host/path`. The answer is a manifest with `feeds`, YAML or JSON, or a JSON
+    list of feeds; further pages are those of `Link: <…>; rel="next"`."""
+    headers: Annotated[dict[str, SecretStr], BeforeValidator(from_text)] = Field({})
+    """Headers of the request, as a JSON object: `{"Authorization": "Bearer …"}`. For this host only."""
+    ca_file: str | None = None
+    """PEM file with certificates to trust instead of the system's."""
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    """Longest time for the whole answer, all pages included."""
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        return HttpRequestOptions.model_validate({"url": url}).url
+
+
+class _Unwatched:
+    """The sockets of a catalog, which nobody has to shut: its time is bounded."""
+
+    def watch(self, fileno: int) -> None: ...
+
+    def forget(self, fileno: int) -> None: ...
+
+
+class HttpCatalog:
+    """Asks for all pages of one address."""
+
+    Options: ClassVar[type[CatalogOptions]] = EndpointOptions
+
+    def __init__(self, options: EndpointOptions, settings: Settings) -> None:
+        headers = {name: value.get_secret_value() for name, value in options.headers.items()}
+        asked: dict[str, Any] = {"url": options.url, "headers": headers, "ca_file": options.ca_file}
+        self._options = HttpRequestOptions.model_validate(
+            {**asked, "response_timeout_s": options.timeout_s, "connect_timeout_s": options.timeout_s}
+        )
+        self._timeout_s = options.timeout_s
+        self._settings = settings
+
+    def read(self, known: str | None) -> CatalogReading | None:
+        try:
+            found = asyncio.run(self._ask_all(known))
+        except TimeoutError:
+            where = self._options.location
+            raise CatalogUnavailable(
+                f"{where}: no whole answer within {self._timeout_s:g} s (timeout_s)"
+            ) from None
+        except (SourceUnavailable, FeedMisconfigured) as error:
+            # It speaks of options of a feed, which have the same names here.
+            raise CatalogUnavailable(str(error).replace("source.", "")) from error
+        if found is None or found[1] == known:
+            return None
+        pages, version = found
+        origins = (
+            [self._options.location] if len(pages) == 1 else [f"page {n + 1}" for n in range(len(pages))]
+        )
+        return reading_of_texts(zip(map(str, origins), pages, strict=True), version)
+
+    async def _ask_all(self, known: str | None) -> tuple[list[bytes], str] | None:
+        async with asyncio.timeout(self._timeout_s):
+            client = HttpClient(self._options, self._context(), idle_timeout_s=self._timeout_s)
+            async with aclosing(client):
+                return await self._pages(client, known or "")
+
+    async def _pages(self, client: HttpClient, known: str) -> tuple[list[bytes], str] | None:
+        pages: list[bytes] = []
+        version = page = ""
+        left = BYTES_MAX
+        while len(pages) < PAGES_MAX:
+            is_asked = known.startswith(_ETAG) and not pages
+            extra = {"if-none-match": known.removeprefix(_ETAG)} if is_asked else {}
+            async with client.ask(
+                None, accept="application/json, */*;q=0.9", extra=extra, page=page
+            ) as answer:
+                if answer.status == 304 and is_asked:
+                    return None
+                if answer.status in NO_CONTENT or not answer.is_delimited:
+                    raise CatalogUnavailable(
+                        f"{answer.where}: answered {answer.status} without a whole content"
+                    )
+                pages.append(await answer.read(left))
+                left -= len(pages[-1])
+                etag = answer.headers.get("etag", "")
+                link = answer.next_link
+                if not link:
+                    # Of several pages each has one, and none speaks for all.
+                    version = _ETAG + etag if etag and len(pages) == 1 else digest(*pages)
+                    return pages, version
+                page = client.page_at(link, answer)
+        raise CatalogUnavailable(f"{self._options.location}: has more than {PAGES_MAX} pages")
+
+    def _context(self) -> Context:
+        return Context(
+            feed="catalog",
+            clock=SystemClock(),
+            guard=_Unwatched(),
+            on_connected=lambda: None,
+            secrets={},
+            permissions=self._settings.permissions,
+            environment=self._settings.environment,
+        )

@@ -1,0 +1,38 @@
+"""Whether alerts arrive where they should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from feedq.errors import FeedqError
+from feedq.settings import Settings
+from feedq.verbs.alerts import AlertTarget, targets_of
+from feedq.verbs.diagnosis.checks import Check, fail, ok, one_line
+from feedq.verbs.wording import counted
+
+NAME: Final = "alerts"
+TRIED_AT_ONCE: Final = 10
+"""Each message has a process of its own for as long as it is on its way."""
+ADVICE: Final = "mend its address in FEEDQ_ALERT_URLS or FEEDQ_TENANT_ALERT_URLS, or the server behind it"
+
+
+def check_alerts(settings: Settings, *, send: bool) -> Iterator[Check]:
+    """How many targets there are; with ``send``, whether each takes a message."""
+    targets = targets_of(settings)
+    if send and not targets:
+        yield fail(NAME, "there is no target", "set FEEDQ_ALERT_URLS to addresses of apprise, spaces between")
+    elif send:
+        with ThreadPoolExecutor(TRIED_AT_ONCE) as threads:
+            yield from threads.map(_tried, targets)
+    elif targets:
+        yield ok(NAME, f"{counted(len(targets), 'target')}; `feedq doctor --alerts` sends each a message")
+
+
+def _tried(target: AlertTarget) -> Check:
+    try:
+        target.send("feedq: a test", "Alerts arrive here.", good=True)
+    except FeedqError as error:
+        return fail(NAME, one_line(error), ADVICE)
+    return ok(NAME, f"{target.shown} took a message")

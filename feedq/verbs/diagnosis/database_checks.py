@@ -1,0 +1,192 @@
+"""The control database: does it answer, is it migrated, and do sessions keep what is theirs?
+
+A pooler that hands one server session to several clients breaks session locks and notifications without an
+error; both are tried here. They make feedq fast, not correct: without them it falls back on intervals.
+"""
+
+from __future__ import annotations
+
+import secrets
+import select
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg2
+
+from feedq.control.store import revision
+from feedq.control.store.database import POSTGRESQL_MIN, driver_options, psycopg2_dsn
+from feedq.core.passwords import mask_url
+from feedq.errors import FeedqError
+from feedq.verbs.diagnosis.checks import Check, fail, ok, one_line, warn
+from feedq.verbs.wording import counted
+
+CLOCK_DIFFERENCE_MAX_S = 1.0
+WAIT_S = 2.0
+"""How long a notification or the release of a lock may take before it counts as lost."""
+LOCK_CLASS = 0x_FEED_FF
+"""First key of the advisory lock that is tried; no other part of feedq uses it."""
+CONNECTIONS_PER_WORKER = 6
+CONNECTIONS_SPARE = 10
+"""Sessions for beats, the command and people."""
+
+DIRECT = "connect feedq to PostgreSQL directly, or through a pooler that pools by session"
+
+
+def check_database(url: str, *, workers: int) -> Iterator[Check]:
+    """All checks of the control database; if it cannot be reached, the first one says so and is the last."""
+    try:
+        first, second = _connect(url), _connect(url)
+    except (psycopg2.Error, FeedqError) as error:
+        yield fail(
+            "database",
+            f"{mask_url(url)}: {mask_url(one_line(error))}",
+            "start it, or set FEEDQ_DATABASE_URL to the one that is meant",
+        )
+        return
+    with closing(first), closing(second):
+        try:
+            yield _version(first, url)
+            yield _migrations(url)
+            yield _clock(first)
+            yield _connections(first, workers)
+            yield _notifications(first, second)
+            # Last, because it closes the first session on purpose.
+            yield _session_locks(first, second)
+        except psycopg2.Error as error:
+            yield fail("database", f"a check broke off: {mask_url(one_line(error))}", DIRECT)
+
+
+def _connect(url: str) -> Any:
+    connection = psycopg2.connect(psycopg2_dsn(url), **driver_options("feedq-doctor"))
+    connection.autocommit = True
+    return connection
+
+
+def _one(connection: Any, sql: str, parameters: tuple[Any, ...] = ()) -> tuple[Any, ...]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+        row: tuple[Any, ...] = cursor.fetchone()
+        return row
+
+
+def _version(connection: Any, url: str) -> Check:
+    number, name = _one(connection, "SELECT current_setting('server_version_num')::int, version()")
+    if number // 10_000 < POSTGRESQL_MIN:
+        return fail("database", f"{name.split(',')[0]} is too old", f"PostgreSQL {POSTGRESQL_MIN} or newer")
+    return ok("database", f"PostgreSQL {number // 10_000}.{number % 10_000} at {mask_url(url)}")
+
+
+def _migrations(url: str) -> Check:
+    try:
+        found = revision.status(url)
+    except FeedqError as error:
+        return fail("migrations", one_line(error), "see the database check")
+    if found.pending:
+        return fail("migrations", found.summary, "feedq db upgrade")
+    if found.is_ahead:
+        return warn("migrations", found.summary, "finish the rollout: upgrade feedq here as well")
+    return ok("migrations", found.summary)
+
+
+def _clock(connection: Any) -> Check:
+    """The database's clock decides, so a difference harms nothing; it makes logs and ages hard to read."""
+    best_round_trip, difference = timedelta.max, timedelta()
+    for _ in range(3):
+        before = datetime.now(UTC)
+        (there,) = _one(connection, "SELECT clock_timestamp()")
+        after = datetime.now(UTC)
+        if after - before < best_round_trip:
+            best_round_trip = after - before
+            difference = there - (before + (after - before) / 2)
+    return judge_clock(difference.total_seconds())
+
+
+def judge_clock(seconds: float) -> Check:
+    """``seconds`` is how far the database is ahead of this machine."""
+    if abs(seconds) > CLOCK_DIFFERENCE_MAX_S:
+        ahead = "ahead of" if seconds > 0 else "behind"
+        return warn(
+            "clock",
+            f"the database is {abs(seconds):.1f} s {ahead} this machine",
+            "let both follow NTP; feedq goes by the database's clock alone, but logs and ages mislead",
+        )
+    return ok("clock", f"{1000 * seconds:+.0f} ms between this machine and the database")
+
+
+def _connections(connection: Any, workers: int) -> Check:
+    most, reserved, used = _one(
+        connection,
+        "SELECT current_setting('max_connections')::int, current_setting('superuser_reserved_connections')::int,"
+        " (SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL AND usesysid IS NOT NULL"
+        # Of sessions of other roles a role without rights sees no more than these.
+        " AND coalesce(backend_type, 'client backend') = 'client backend')",
+    )
+    free = most - reserved - used
+    # Room for every worker once more: a deploy starts the new ones before the old ones have gone.
+    needed = CONNECTIONS_PER_WORKER * max(workers, 1) + CONNECTIONS_SPARE
+    detail = f"{used} of {most} in use, {free} free"
+    if free < needed:
+        return warn(
+            "connections",
+            f"{detail}; a deploy that starts {counted(max(workers, 1), 'worker')} beside the old needs {needed}",
+            "raise max_connections of PostgreSQL",
+        )
+    return ok("connections", detail)
+
+
+def _notifications(listener: Any, sender: Any) -> Check:
+    channel = f"feedq_doctor_{secrets.token_hex(8)}"
+    with listener.cursor() as cursor:
+        cursor.execute(f'LISTEN "{channel}"')
+    with sender.cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, '')", (channel,))
+    started = time.monotonic()
+    while (
+        not (arrived := _has_heard(listener, channel)) and (left := started + WAIT_S - time.monotonic()) > 0
+    ):
+        select.select([listener], [], [], left)
+        listener.poll()
+    if not arrived:
+        return warn(
+            "notifications",
+            f"NOTIFY did not arrive within {WAIT_S:g} s (a pooler in between?); changes wait for the next tick",
+            DIRECT,
+        )
+    return ok("notifications", f"NOTIFY arrives in {1000 * (time.monotonic() - started):.1f} ms")
+
+
+def _has_heard(listener: Any, channel: str) -> bool:
+    return any(notification.channel == channel for notification in listener.notifies)
+
+
+def _session_locks(holder: Any, other: Any) -> Check:
+    """A lock is its session's own, others see it, and it ends with its session."""
+    key = secrets.randbelow(2**31)
+    _one(holder, "SELECT pg_advisory_lock(%s, %s)::text", (LOCK_CLASS, key))
+    kept = not _can_lock(other, key)
+    holder.close()
+    deadline = time.monotonic() + WAIT_S
+    released = False
+    while kept and not released and time.monotonic() < deadline:
+        released = _can_lock(other, key)
+        if not released:
+            time.sleep(0.01)
+    if kept and released:
+        return ok("session locks", "held by one session and released with it")
+    what = "are not released with their session" if kept else "are shared between sessions"
+    return warn(
+        "session locks",
+        f"locks {what} (a pooler in between?); a crashed worker is noticed by its heartbeat only",
+        DIRECT,
+    )
+
+
+def _can_lock(connection: Any, key: int) -> bool:
+    """Whether the session could take the lock; it lets go of it at once."""
+    (locked,) = _one(connection, "SELECT pg_try_advisory_lock(%s, %s)", (LOCK_CLASS, key))
+    if locked:
+        _one(connection, "SELECT pg_advisory_unlock(%s, %s)", (LOCK_CLASS, key))
+    return bool(locked)

@@ -1,0 +1,424 @@
+"""The fleet as the tables show it: how many feeds fare how, and whether the workers suffice. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from feedq.control.store.feed_listing import LATELY_S, StatusCount
+from feedq.control.store.fleet_state import FleetState
+from feedq.core.lease import stillness_of
+from feedq.core.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerTarget, WorkerView
+from feedq.core.passwords import mask_url
+from feedq.core.placement.base import Rules
+from feedq.verbs.diagnosis.checks import Check, fail, ok, warn
+from feedq.verbs.diagnosis.placement_checks import placing_checks, serves
+from feedq.verbs.wording import ago, counted, duration, some
+
+QUOTED_MAX = 160
+"""Characters of what a feed says in a warning."""
+MOVING = (Reason.MOVED, Reason.DRAINED)
+"""Why an owner lets go of a feed that is to go on elsewhere."""
+PASS_OVERDUE = 3
+"""Intervals without a reconcile pass before it counts as missing: the watchdog's own measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The fleet in numbers."""
+
+    feeds: int
+    by_status: Mapping[Status, int]
+    wanted: int
+    """Feeds that ask for a place on a worker: neither paused nor failed nor being removed."""
+    waiting: Mapping[Reason, int]
+    """Feeds that wait for a worker, by reason; those that back off, failed or are paused are not among them."""
+    moving: int
+    """Feeds whose owner was asked to let go so that another worker may have them."""
+    active: int
+    serving: int
+    """Workers that may be given feeds."""
+    cordoned: int
+    drained: int
+    draining: int
+    """Processes that are ending."""
+    capacity: int
+    """Feeds that the serving workers can hold."""
+    held: int
+    """Leases that serving workers hold."""
+    spread: tuple[int, int] | None
+    """Fewest and most feeds on a serving worker; None without any."""
+    capacity_after_loss: int
+    """What is left of the capacity when the largest serving worker dies."""
+    lacking: int
+    """Feeds that want a place and for which there is none."""
+    lacking_after_loss: int
+    """The same once the worker is dead whose loss would be the hardest."""
+    records_total: int
+    rows_per_s: float
+    """Rows that land, as the workers measure them."""
+    bytes_per_s: float
+
+    @property
+    def utilisation(self) -> float | None:
+        """Feeds by capacity of the serving workers; None without any."""
+        return self.held / self.capacity if self.capacity else None
+
+
+def overview(feeds: Sequence[FeedView], workers: Sequence[WorkerView]) -> Overview:
+    return summary(tallies_of(feeds), workers)
+
+
+def summary(tallies: Sequence[StatusCount], workers: Sequence[WorkerView]) -> Overview:
+    """`overview` of feeds that were counted where they are, in the database."""
+    by_status: Counter[Status] = Counter()
+    waiting: Counter[Reason] = Counter()
+    for tally in tallies:
+        by_status[tally.status] += tally.feeds
+        if tally.status is Status.WAITING and tally.reason is not None:
+            waiting[tally.reason] += tally.feeds
+    active = [view for view in workers if view.worker.state is WorkerState.ACTIVE]
+    by_target = {t: [v for v in active if v.worker.target_state is t] for t in WorkerTarget}
+    serving = [view for view in by_target[WorkerTarget.SERVING] if serves(view)]
+    held = [view.leases for view in serving]
+    capacities = [view.worker.capacity for view in serving]
+    # What runs on a cordoned worker stays there and asks for no other place, unless that worker dies.
+    kept = [view.leases for view in by_target[WorkerTarget.CORDONED]]
+    wanted = sum(tally.wanted for tally in tallies)
+    lacking = wanted - sum(kept) - sum(capacities)
+    return Overview(
+        feeds=by_status.total(),
+        by_status=by_status,
+        wanted=wanted,
+        waiting=waiting,
+        moving=sum(t.feeds for t in tallies if t.status is Status.STOPPING and t.reason in MOVING),
+        active=len(active),
+        serving=len(serving),
+        cordoned=len(by_target[WorkerTarget.CORDONED]),
+        drained=len(by_target[WorkerTarget.DRAINED]),
+        draining=sum(view.worker.state is WorkerState.DRAINING for view in workers),
+        capacity=sum(capacities),
+        held=sum(held),
+        spread=(min(held), max(held)) if held else None,
+        capacity_after_loss=sum(capacities) - max(capacities, default=0),
+        lacking=max(lacking, 0),
+        lacking_after_loss=max(lacking + max([*capacities, *kept], default=0), 0),
+        records_total=sum(tally.records_total for tally in tallies),
+        rows_per_s=sum(view.worker.load.rows_per_s for view in active),
+        bytes_per_s=sum(view.worker.load.bytes_per_s for view in active),
+    )
+
+
+def tallies_of(feeds: Sequence[FeedView]) -> list[StatusCount]:
+    groups: dict[tuple[Status, Reason | None], list[FeedView]] = {}
+    for view in feeds:
+        groups.setdefault((view.status, view.lease.reason), []).append(view)
+    return [
+        StatusCount(
+            status=status,
+            reason=reason,
+            feeds=len(views),
+            wanted=sum(map(wants_place, views)),
+            records_total=sum(view.lease.records_total for view in views),
+            example=min(view.feed.name for view in views),
+        )
+        for (status, reason), views in groups.items()
+    ]
+
+
+def wants_place(view: FeedView) -> bool:
+    """Whether the feed asks for a place on a worker."""
+    return (
+        view.feed.removed_at is None
+        and view.feed.spec.target_state is TargetState.RUNNING
+        and view.status is not Status.FAILED
+    )
+
+
+def fleet_checks(
+    feeds: Sequence[FeedView],
+    workers: Sequence[WorkerView],
+    state: FleetState,
+    *,
+    reconcile_interval_s: float,
+    rules: Rules,
+    tallies: Sequence[StatusCount] | None = None,
+) -> Iterator[Check]:
+    """Workers, capacity, beat, reconcile, placement, and each kind of trouble that feeds are in.
+
+    With ``tallies`` of all feeds, ``feeds`` need only be those that there is something to say about:
+    `feedq.control.store.feed_listing.FeedListing.notable` of `TROUBLES`.
+    """
+    if tallies is None:
+        tallies = tallies_of(feeds)
+    numbers = summary(tallies, workers)
+    yield from number_checks(numbers, workers, state, reconcile_interval_s=reconcile_interval_s)
+    yield from placing_checks([view.feed for view in feeds if wants_place(view)], workers, rules)
+    troubles = list(_troubles(feeds, tallies))
+    yield from troubles
+    if not troubles:
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(numbers.by_status.items()))
+        yield ok("feeds", f"{numbers.feeds}: {counts}" if numbers.feeds else "none declared")
+    yield _unmet(feeds, now=state.now)
+    yield _blamed(feeds, now=state.now)
+    yield _dead_letters(feeds, now=state.now)
+
+
+def _unmet(feeds: Sequence[FeedView], *, now: datetime) -> Check:
+    """Whether feeds are as expected."""
+    missing = [(one.since, view.feed.name, one.said) for view in feeds for one in view.unmet]
+    if not missing:
+        return ok("expectations", "no feed is known not to be as expected")
+    since, name, said = min(missing)
+    number = counted(len({name for _, name, _ in missing}), "feed")
+    return warn(
+        "expectations",
+        f"{number} not as expected; longest {name}, {ago(since, now=now)}: {said}",
+        "feedq feed list shows all; feedq feed show NAME says why a feed does not stream",
+    )
+
+
+def number_checks(
+    numbers: Overview,
+    workers: Sequence[WorkerView],
+    state: FleetState,
+    *,
+    reconcile_interval_s: float,
+) -> Iterator[Check]:
+    """Makes the checks that take no more than numbers and workers: these, their capacity, beat and reconcile."""
+    yield _workers(numbers)
+    if numbers.active:
+        yield from _loops(workers)
+        yield from _sinks(workers)
+    if numbers.serving:
+        yield _capacity(numbers)
+    yield _beat(state)
+    yield _reconcile(state, reconcile_interval_s)
+
+
+def tally_checks(tallies: Sequence[StatusCount]) -> Iterator[Check]:
+    """Each kind of trouble that feeds are in, by number and an example."""
+    found: dict[_Trouble, tuple[int, str]] = {}
+    for tally in tallies:
+        if tally.status in _ADVICE:
+            trouble = _trouble(tally.status, tally.reason)
+            count, example = found.get(trouble, (0, tally.example))
+            found[trouble] = (count + tally.feeds, min(example, tally.example))
+    named = {
+        trouble: (count, f": {example}" if count == 1 else f", such as {example}")
+        for trouble, (count, example) in found.items()
+    }
+    yield from _warnings(named)
+    if refused := sum(tally.refused for tally in tallies):
+        lately = f"records of {counted(refused, 'feed')} were refused within the last {duration(LATELY_S)}"
+        yield warn(DEAD_LETTERS, lately, _DEAD_LETTERS_ADVICE)
+
+
+def _workers(numbers: Overview) -> Check:
+    if not numbers.active:
+        return fail(
+            "workers",
+            f"no active worker ({numbers.draining} draining); nothing streams",
+            "start workers: celery -A feedq worker -c 500",
+        )
+    if not numbers.serving:
+        return fail(
+            "workers",
+            f"none of the {counted(numbers.active, 'worker')} serves "
+            f"({numbers.cordoned} cordoned, {numbers.drained} drained); nothing is placed",
+            "feedq worker uncordon NAME, or start others: celery -A feedq worker -c 500",
+        )
+    spread = "" if numbers.spread is None else f", {numbers.spread[0]} to {numbers.spread[1]} feeds each"
+    return ok("workers", f"{described(numbers)}{spread}")
+
+
+def described(numbers: Overview) -> str:
+    """How many workers there are, by what they do."""
+    counts = [("cordoned", numbers.cordoned), ("drained", numbers.drained), ("draining", numbers.draining)]
+    return ", ".join([f"{numbers.serving} serving", *(f"{count} {what}" for what, count in counts if count)])
+
+
+def _capacity(numbers: Overview) -> Check:
+    wanted, workers = counted(numbers.wanted, "feed"), counted(numbers.serving, "worker")
+    places = f"places: {numbers.capacity} on {workers} for {wanted}"
+    more = "start another worker, or give workers a larger -c"
+    if numbers.lacking:
+        return fail("capacity", f"{places}; {numbers.lacking} cannot run", more)
+    if numbers.lacking_after_loss:
+        return warn(
+            "capacity",
+            f"{places}; when the largest worker dies, only {numbers.capacity_after_loss} are left "
+            f"and {counted(numbers.lacking_after_loss, 'feed')} cannot run",
+            more,
+        )
+    return ok("capacity", f"{places}; {numbers.capacity_after_loss} when the largest worker dies")
+
+
+def _beat(state: FleetState) -> Check:
+    leader = state.leader
+    if leader is None or not leader.leads:
+        last = "none was ever elected" if leader is None else f"the last was {leader.host}:{leader.pid}"
+        return warn(
+            "beat",
+            f"no beat leads; {last}",
+            "start one or more: celery -A feedq beat; until then workers only notice overdue reconciles",
+        )
+    return ok("beat", f"{leader.host}:{leader.pid} leads since {leader.elected_at:%Y-%m-%d %H:%M:%SZ}")
+
+
+def _reconcile(state: FleetState, interval_s: float) -> Check:
+    limit_s = max(PASS_OVERDUE * interval_s, 1.0)
+    advice = "it is a task: see that a beat leads, that workers are up, and that the broker answers"
+    if state.pass_age_s is None:
+        return fail("reconcile", "no pass has ever finished; feeds are not placed", advice)
+    if state.pass_age_s > limit_s:
+        return fail("reconcile", f"the last pass finished {state.pass_age_s:.0f} s ago", advice)
+    return ok("reconcile", f"the last pass finished {state.pass_age_s:.1f} s ago")
+
+
+def _loops(workers: Sequence[WorkerView]) -> Iterator[Check]:
+    """Whether every worker moves: a feed on one that does not is not streaming, whatever its lease says."""
+    still = [(view, said) for view in workers if (said := stillness_of(view)) is not None]
+    for view, said in still:
+        yield fail(
+            "loops",
+            f"{view.worker.name} {said}, and so have its {counted(view.leases, 'feed')}",
+            f"what runs on it blocks its loop, or its machine does: its log says what; pid {view.worker.pid} on "
+            f"{view.worker.host}. It ends itself after FEEDQ_STALL_S, and others take its feeds",
+        )
+    if not still:
+        slowest = max(view.worker.load.loop_lag_s for view in workers)
+        yield ok("loops", f"no worker stands still; the latest timer ran {1000 * slowest:.0f} ms late")
+
+
+def _sinks(workers: Sequence[WorkerView]) -> Iterator[Check]:
+    """Sinks that some worker cannot write to, as the workers say it: `feedq doctor` itself may well reach them."""
+    down = {name for view in workers for name in view.worker.load.sinks_down}
+    up = {name for view in workers for name in view.worker.load.sinks_up}
+    for name in sorted(down):
+        cut_off = some([view.worker.name for view in workers if name in view.worker.load.sinks_down])
+        able = some([view.worker.name for view in workers if name in view.worker.load.sinks_up])
+        if name in up:
+            yield warn(
+                "sinks of workers",
+                f"{cut_off} cannot write to sink {name}, and {able} can",
+                f"look at the network between them and the sink, and at FEEDQ_SINKS__{name.upper()} there; the "
+                "feeds go to workers that can, after a few seconds",
+            )
+        else:
+            yield fail(
+                "sinks of workers",
+                f"{cut_off} cannot write to sink {name}, and no other worker is known to",
+                "see that the sink is up; what was received is kept, and its sources are held back",
+            )
+    if not down:
+        lately = f"written to lately: {some(sorted(up)) or 'none'}"
+        yield ok("sinks of workers", f"no worker is cut off from a sink; {lately}")
+
+
+def _is_of_late(at: datetime | None, now: datetime) -> bool:
+    return at is None or now - at < timedelta(seconds=LATELY_S)
+
+
+def _blamed(feeds: Sequence[FeedView], *, now: datetime) -> Check:
+    """Feeds that workers were lost to of late, and that are not in quarantine."""
+    blamed = [
+        view
+        for view in feeds
+        if view.lease.blamed
+        and view.status is not Status.QUARANTINED
+        and _is_of_late(view.lease.blamed_at, now)
+    ]
+    if not blamed:
+        lately = f"none died of a feed within the last {duration(LATELY_S)}, but for quarantined ones"
+        return ok("lost workers", lately)
+    named = some(blamed, lambda view: f"{view.feed.name} ({_quoted(view.lease.blame)})")
+    return warn(
+        "lost workers",
+        f"{counted(len(blamed), 'feed')} had a worker die under it: {named}",
+        "one that does it again is put in quarantine; see its events, and the log of the worker that died",
+    )
+
+
+def _dead_letters(feeds: Sequence[FeedView], *, now: datetime) -> Check:
+    """Feeds of which a record was refused of late."""
+    refused = [
+        (view.lease.dead_letter_at, view)
+        for view in feeds
+        if view.lease.dead_letter_at is not None and _is_of_late(view.lease.dead_letter_at, now)
+    ]
+    if not refused:
+        return ok(DEAD_LETTERS, f"none within the last {duration(LATELY_S)}")
+
+    def name(found: tuple[datetime, FeedView]) -> str:
+        at, view = found
+        total, said = view.lease.dead_letters_total, _quoted(view.lease.dead_letter_error)
+        return f"{view.feed.name} ({total:,}, {ago(at, now=now)} ago {said})"
+
+    named = some(sorted(refused, key=lambda found: found[0], reverse=True), name)
+    lately = f"records of {counted(len(refused), 'feed')} were refused: {named}"
+    return warn(DEAD_LETTERS, lately, _DEAD_LETTERS_ADVICE)
+
+
+DEAD_LETTERS = "dead letters"
+_DEAD_LETTERS_ADVICE = (
+    "they are kept: feedq feed dead-letters list NAME; mend the table or the feed, then replay or drop them"
+)
+_ADVICE = {
+    Status.QUARANTINED: "it runs in a process of its own and comes back by itself: mend its source or connector",
+    Status.FAILING: "it is tried again by itself: see that the source answers, and what its last error says",
+    Status.REFUSING: "mend the table or the feed: feedq feed dead-letters list NAME",
+    Status.SINK_UNAVAILABLE: "its worker cannot write to the sink or to the table; what was received is kept",
+    Status.FAILED: "an edit starts it anew: feedq feed show NAME, then feedq feed edit NAME --set …",
+    Status.STALLED: "look at the source, silent beyond idle_timeout_s, or at the worker that stands still",
+    Status.BACKOFF: "the source or the sink refuses; it is tried again by itself",
+    Status.WAITING: "feedq feed show NAME says what for",
+}
+TROUBLES = tuple(_ADVICE)
+"""The statuses of feeds that are warned of, each with a few names."""
+_WAITING_ADVICE = {
+    Reason.NO_CAPACITY: "start another worker, or give workers a larger -c",
+    Reason.NO_MATCH: "no worker has the labels that the feed asks for: set FEEDQ_WORKER_LABELS",
+    Reason.SETTLING: "workers have only just started; feeds are placed after FEEDQ_SETTLE_S",
+    Reason.HELD: "their worker was stopped; its successor gets them, or anybody after FEEDQ_RESTART_HOLD_S",
+}
+
+
+_Trouble = tuple[Status, Reason | None]
+
+
+def _trouble(status: Status, reason: Reason | None) -> _Trouble:
+    # The reason says what a waiting feed waits for; for the others it only repeats the status.
+    return status, reason if status is Status.WAITING else None
+
+
+def _troubles(feeds: Sequence[FeedView], tallies: Sequence[StatusCount]) -> Iterator[Check]:
+    groups: dict[_Trouble, list[FeedView]] = {}
+    for view in feeds:
+        if view.status in _ADVICE:
+            groups.setdefault(_trouble(view.status, view.lease.reason), []).append(view)
+    counts: Counter[_Trouble] = Counter()
+    for tally in tallies:
+        counts[_trouble(tally.status, tally.reason)] += tally.feeds
+    named = {key: f": {some(views, _named, of=counts[key])}" for key, views in groups.items()}
+    yield from _warnings({key: (counts[key], names) for key, names in named.items()})
+
+
+def _warnings(found: Mapping[_Trouble, tuple[int, str]]) -> Iterator[Check]:
+    """A warning for each trouble, of so many feeds and these names."""
+    for (status, reason), (count, named) in sorted(found.items(), key=lambda item: tuple(map(str, item[0]))):
+        what = status if reason is None else f"{status} ({reason})"
+        advice = _ADVICE[status] if reason is None else _WAITING_ADVICE.get(reason, _ADVICE[status])
+        yield warn("feeds", f"{count} {what}{named}", advice, status=status)
+
+
+def _named(view: FeedView) -> str:
+    if view.because is None or view.status is Status.WAITING:
+        return view.feed.name
+    return f"{view.feed.name} ({_quoted(view.because)})"
+
+
+def _quoted(said: str | None) -> str:
+    return "nobody knows why" if said is None else mask_url(said)[:QUOTED_MAX]

@@ -1,0 +1,80 @@
+"""What keeps feeds from being placed or moved although there are workers: labels, caps of tenants, settings.
+
+Pure. The settings are those of the machine that asks; workers and beats may have others, which is itself a
+mistake that nobody else can see.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from feedq.core.model import Feed, WorkerState, WorkerTarget, WorkerView
+from feedq.core.placement.base import Rules
+from feedq.verbs.diagnosis.checks import Check, warn
+from feedq.verbs.wording import counted, pairs, some
+
+
+def serves(view: WorkerView) -> bool:
+    """Whether the worker may be given feeds. One that runs jobs only has no place for any."""
+    worker = view.worker
+    serving = worker.state is WorkerState.ACTIVE and worker.target_state is WorkerTarget.SERVING
+    return serving and worker.capacity > 0
+
+
+def has_labels(view: WorkerView, required: Mapping[str, str]) -> bool:
+    return required.items() <= view.worker.labels.items()
+
+
+def placing_checks(feeds: Sequence[Feed], workers: Sequence[WorkerView], rules: Rules) -> Iterator[Check]:
+    """``feeds`` are those that want a place. Yields nothing while all is well."""
+    serving = [view for view in workers if serves(view)]
+    if serving:
+        yield from _labels(feeds, serving)
+        yield from _tenants(feeds, serving, rules)
+    if rules.moves == 0:
+        yield warn(
+            "moves",
+            "FEEDQ_MOVES_PER_PASS is 0: the load is not evened out, a new worker fills only with new feeds, and a "
+            "drained one hands over none",
+            "leave it at its default, or move feeds by hand: feedq feed move NAME --to WORKER",
+        )
+
+
+def _labels(feeds: Sequence[Feed], serving: Sequence[WorkerView]) -> Iterator[Check]:
+    """Feeds that require labels, grouped: whether workers have these, and places enough."""
+    groups: dict[tuple[tuple[str, str], ...], list[Feed]] = {}
+    for feed in feeds:
+        if feed.spec.selector.required:
+            groups.setdefault(tuple(sorted(feed.spec.selector.required.items())), []).append(feed)
+    for key, group in sorted(groups.items()):
+        required = dict(key)
+        places = [view.worker.capacity for view in serving if has_labels(view, required)]
+        named = some(group, lambda feed: feed.name)
+        who = f"{counted(len(group), 'feed')} with selector.required {pairs(required)} ({named})"
+        if not places:
+            yield warn(
+                "labels",
+                f"no worker that serves has the labels for {who}",
+                "start one with FEEDQ_WORKER_LABELS, uncordon the one that has them, or edit the selector",
+            )
+        elif len(group) > sum(places) - max(places):
+            left = sum(places) - max(places)
+            yield warn(
+                "labels",
+                f"{sum(places)} places on {counted(len(places), 'worker')} for {who}; "
+                f"{left} when the largest of these dies",
+                "give more workers these labels (FEEDQ_WORKER_LABELS)",
+            )
+
+
+def _tenants(feeds: Sequence[Feed], serving: Sequence[WorkerView], rules: Rules) -> Iterator[Check]:
+    for tenant, wanted in sorted(Counter(feed.spec.tenant for feed in feeds).items()):
+        cap = rules.cap_of(tenant)
+        if cap is not None and wanted > cap * len(serving):
+            yield warn(
+                "tenants",
+                f"tenant {tenant!r} wants {counted(wanted, 'feed')}, and FEEDQ_TENANT_CAPS admits {cap} on each "
+                f"of {counted(len(serving), 'worker')}: {wanted - cap * len(serving)} cannot run",
+                "raise the cap, or start another worker",
+            )

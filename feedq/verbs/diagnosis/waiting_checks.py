@@ -1,0 +1,185 @@
+"""Why one feed does not stream, in a sentence that says what to do about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from feedq.core.lease import stillness_of
+from feedq.core.model import FeedView, LeaseState, Reason, Status, WorkerState, WorkerTarget, WorkerView
+from feedq.core.placement.base import Rules
+from feedq.settings import DEFAULT_SINK
+from feedq.verbs.diagnosis.placement_checks import has_labels, serves
+from feedq.verbs.wording import counted, distance, pairs, said
+
+
+def explain(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rules: Rules) -> str | None:
+    """Says why a feed does not stream; None for one that is where it should be. ``workers`` are those that are
+    alive."""
+    lease = view.lease
+    if lease.state is LeaseState.STOPPING and lease.promised_to is not None:
+        target = _name_of(view, workers)
+        return f"it is being moved to {target}; its owner has until {_moment(lease.stop_by, now)} to let go"
+    match view.status:
+        case Status.WAITING:
+            return _waiting(view, workers, now=now, rules=rules)
+        case Status.BACKOFF:
+            failures = counted(lease.attempts, "failure") + " in a row"
+            return f"it is tried again at {_moment(lease.retry_at, now)} after {failures}; look at the last error"
+        case Status.FAILED:
+            again = f", at {_moment(lease.retry_at, now)} by itself" if lease.retry_at is not None else ""
+            return f"it cannot run as declared; the last error says why. an edit starts it anew{again}"
+        case Status.FAILING:
+            tried = (
+                f"tried again at {_moment(lease.retry_at, now)}"
+                if lease.retry_at
+                else "tried again and again"
+            )
+            return f"{_because(view)}; it is {tried}: see that its source and its sink answer"
+        case Status.STALLED if _stands_still(view, workers):
+            return f"{_because(view)}; none of its feeds moves until it does, or until others have them"
+        case Status.STALLED:
+            return "it is connected and gets no records for longer than idle_timeout_s; look at the source"
+        case Status.REFUSING:
+            return (
+                f"most of its records are refused: {_because(view)}; they are kept: mend the table or the "
+                f"feed, then feedq feed dead-letters replay {view.feed.name} --all"
+            )
+        case Status.SINK_UNAVAILABLE:
+            return f"{view.worker} cannot write to its sink: {_because(view)}; what it has received is kept"
+        case Status.QUARANTINED:
+            return (
+                f"{counted(lease.blamed, 'worker')} died of it ({_because(view)}): it runs apart from all others, "
+                "and comes back by itself when it behaves; mend its source, its options or its connector"
+            )
+    return None
+
+
+def _because(view: FeedView) -> str:
+    return said(view.because or "nobody knows why")
+
+
+def _stands_still(view: FeedView, workers: Sequence[WorkerView]) -> bool:
+    return any(w.worker.id == view.lease.worker_id and stillness_of(w) is not None for w in workers)
+
+
+def explain_staying(held: Sequence[FeedView], others: Sequence[WorkerView], *, rules: Rules) -> str | None:
+    """Why these feeds stay on a worker that is to hand them over; None when they may go at any moment."""
+    serving = [w for w in others if serves(w)]
+    staying = [view for view in held if view.lease.state is LeaseState.RUNNING]
+    if not staying:
+        return None
+    if rules.moves == 0:
+        return "FEEDQ_MOVES_PER_PASS is 0, so that nothing is moved: raise it, or feedq feed move NAME --to WORKER"
+    if not serving:
+        return "No other worker serves: start one, or feedq worker uncordon NAME"
+    unmatched = [
+        view for view in staying if not any(has_labels(w, view.feed.spec.selector.required) for w in serving)
+    ]
+    if unmatched:
+        first = unmatched[0].feed
+        return (
+            f"{counted(len(unmatched), 'feed')} may go nowhere else: no other worker that serves has the labels "
+            f"of selector.required, as {pairs(first.spec.selector.required)} for {first.name}; start one with "
+            "FEEDQ_WORKER_LABELS"
+        )
+    free = sum(max(w.worker.capacity - w.leases, 0) for w in serving)
+    if not free:
+        places = sum(w.worker.capacity for w in serving)
+        return (
+            f"All {places} places of the other workers that serve are taken: start another worker, or give "
+            "workers a larger -c"
+        )
+    capped = sorted({v.feed.spec.tenant for v in staying if rules.cap_of(v.feed.spec.tenant) is not None})
+    if capped:
+        return (
+            f"FEEDQ_TENANT_CAPS may admit no more feeds of {', '.join(map(repr, capped))} on the workers that "
+            "have room"
+        )
+    return None
+
+
+def _waiting(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rules: Rules) -> str:
+    match view.lease.reason:
+        case Reason.NO_MATCH:
+            return _no_match(view, workers)
+        case Reason.NO_CAPACITY:
+            return _no_capacity(view, workers, rules)
+        case Reason.HELD:
+            stopped = view.lease.held_for or "the worker that had it"
+            return (
+                f"it is kept until {_moment(view.lease.retry_at, now)} for the successor of {stopped}, which was "
+                "stopped (FEEDQ_RESTART_HOLD_S); after that any worker may have it"
+            )
+        case Reason.SETTLING:
+            return (
+                f"every worker has only just started: feeds are placed once one is {rules.settle_s:g} s old "
+                "(FEEDQ_SETTLE_S), so that the first one up does not take them all"
+            )
+    if view.lease.promised_to is not None:
+        return f"it goes to {_name_of(view, workers)} with the next reconcile pass"
+    return "it is placed by the next reconcile pass; feedq status says whether there are any"
+
+
+def _no_match(view: FeedView, workers: Sequence[WorkerView]) -> str:
+    required = view.feed.spec.selector.required
+    matching = [w for w in workers if has_labels(w, required)]
+    if any(serves(w) for w in matching):
+        return f"a worker with {pairs(required)} has come by now: the next reconcile pass places it"
+    found = next((w.worker for w in matching if w.worker.state is WorkerState.ACTIVE), None)
+    if found is not None:
+        return (
+            f"no worker that serves has {pairs(required)}, which it requires; {found.name} has, and is "
+            f"{found.target_state}: feedq worker uncordon {found.name}"
+        )
+    nowhere = {
+        key: value
+        for key, value in required.items()
+        if not any(has_labels(w, {key: value}) for w in workers if serves(w))
+    }
+    lacking = pairs(nowhere) if nowhere else f"all of {pairs(required)}"
+    return (
+        f"no worker has {lacking}, which it requires: start one with FEEDQ_WORKER_LABELS, or change "
+        "selector.required of the feed"
+    )
+
+
+def _no_capacity(view: FeedView, workers: Sequence[WorkerView], rules: Rules) -> str:
+    spec = view.feed.spec
+    matching = [w for w in workers if serves(w) and has_labels(w, spec.selector.required)]
+    with_labels = f" with {pairs(spec.selector.required)}" if spec.selector.required else ""
+    if not matching:
+        resting = sum(w.worker.target_state is not WorkerTarget.SERVING for w in workers)
+        aside = f" ({resting} cordoned or drained: feedq worker uncordon NAME)" if resting else ""
+        return f"no worker{with_labels} serves{aside}; start one: celery -A feedq worker -c 500"
+    sink = str(spec.sink.get("name") or DEFAULT_SINK).lower()
+    able = [w for w in matching if sink not in map(str.lower, w.worker.load.sinks_down)]
+    if able and len(able) < len(matching) and all(w.leases >= w.worker.capacity for w in able):
+        return (
+            f"{counted(len(matching) - len(able), 'worker')}{with_labels} cannot write to its sink {sink!r}, and "
+            "all places of the others are taken: look at the network of those that cannot, or start another worker"
+        )
+    if any(w.leases < w.worker.capacity for w in matching):
+        cap = rules.cap_of(spec.tenant)
+        if cap is not None:
+            return (
+                f"the workers{with_labels} that have room have the {cap} feeds of tenant {spec.tenant!r} that "
+                "FEEDQ_TENANT_CAPS admits; raise the cap, or start another worker"
+            )
+    places = sum(w.worker.capacity for w in matching)
+    return (
+        f"all {places} places on {counted(len(matching), 'worker')}{with_labels} are taken or promised; start "
+        "another worker, or give workers a larger -c"
+    )
+
+
+def _name_of(view: FeedView, workers: Sequence[WorkerView]) -> str:
+    names = {w.worker.id: w.worker.name for w in workers}
+    promised_to = view.lease.promised_to
+    return "another worker" if promised_to is None else names.get(promised_to, "a worker that is gone by now")
+
+
+def _moment(at: datetime | None, now: datetime) -> str:
+    if at is None:
+        return "the next reconcile pass"
+    return f"{at:%H:%M:%SZ} ({distance(at, now=now) if at > now else 'now due'})"

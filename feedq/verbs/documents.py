@@ -1,0 +1,294 @@
+"""Text as plain values with positions: YAML or JSON, one document or several, each a mapping.
+
+Read as data only: JSON's types and no other tags, no key twice, bounds on length, depth and number. Plain
+words mean what they mean in JSON (`true`, `null`, `12`, `1.5`); `no`, `on` and `2026-01-01` are strings.
+Reading ends at the first mistake, which `DocumentError` names with its line. What the documents mean is not
+this module's business; `feedq.verbs.manifest` knows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, ClassVar, NoReturn
+
+import yaml
+
+LENGTH_MAX = 32 * 2**20
+"""Characters of one text."""
+NODES_MAX = 2_000_000
+"""Values of one document with its aliases written out: a few lines of aliases can stand for billions."""
+DUMPED_AT_ONCE = 500
+"""Items of a list that are made into text together."""
+DEPTH_MAX = 64
+"""Nesting of a document: the YAML library recurses, and a crash of the process is no error message."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentValue:
+    """A value of a document, with the line it begins on, and the lines of its keys if it is a mapping.
+
+    JSON comes without lines.
+    """
+
+    value: Any
+    line: int | None = None
+    key_lines: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document taken apart at its top: its keys with their lines, and the items of the lists asked for."""
+
+    keys: Mapping[str, int | None]
+    lists: Mapping[str, Sequence[DocumentValue]]
+    """By key, those that are there and are lists."""
+
+
+class DocumentError(Exception):
+    """Reading a document cannot go on, for the reason in the message."""
+
+    def __init__(self, line: int | None, what: str) -> None:
+        super().__init__(what)
+        self.line = line
+
+
+def read(text: str, *, lists: Sequence[str]) -> Iterator[Document]:
+    """The documents of a text, with the lists under these keys taken apart. Raises `DocumentError`."""
+    if len(text) > LENGTH_MAX:
+        raise DocumentError(None, f"has {len(text)} characters; at most {LENGTH_MAX} are allowed")
+    body = text.removeprefix("\ufeff")
+    if body.lstrip()[:1] in ("{", "["):
+        # JSON first: YAML reads most of it, but not tabs, nor characters escaped as surrogate pairs.
+        found = _json_documents(body, lists)
+        if found is not None:
+            yield from found
+            return
+    yield from _yaml_documents(body, lists)
+
+
+def dump(value: Any) -> str:
+    """One YAML document that reads back as ``value``."""
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return text
+
+
+def dump_lists(lists: Mapping[str, Iterable[Any]]) -> Iterator[str]:
+    """The same of a mapping of lists, in parts: each is read no further than it is written, and together the parts
+    are what `dump` would give."""
+    for key, items in lists.items():
+        rest = iter(items)
+        part = list(islice(rest, DUMPED_AT_ONCE))
+        yield dump({key: part})
+        while part := list(islice(rest, DUMPED_AT_ONCE)):
+            yield dump(part)
+
+
+# -- JSON --------------------------------------------------------------------------------------------
+
+_BLANK = re.compile(r"\s*")
+
+
+def _json_documents(text: str, lists: Sequence[str]) -> list[Document] | None:
+    """None when the text is no JSON: it may be YAML in braces."""
+    decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    documents = []
+    at = _after_blanks(text, 0)
+    try:
+        while at < len(text):
+            value, at = decoder.raw_decode(text, at)
+            documents.append(_json_document(value, lists))
+            at = _after_blanks(text, at)
+    except json.JSONDecodeError:
+        return None
+    except RecursionError:
+        raise DocumentError(None, f"nested more than {DEPTH_MAX} deep") from None
+    return documents
+
+
+def _after_blanks(text: str, at: int) -> int:
+    match = _BLANK.match(text, at)
+    assert match is not None
+    return match.end()
+
+
+def _json_document(value: Any, lists: Sequence[str]) -> Document:
+    if not isinstance(value, dict):
+        raise DocumentError(None, _no_mapping(lists))
+    found = {key: value[key] for key in lists if isinstance(value.get(key), list)}
+    return Document(
+        dict.fromkeys(value), {key: [DocumentValue(item) for item in items] for key, items in found.items()}
+    )
+
+
+def _no_mapping(lists: Sequence[str]) -> str:
+    return f"must be a mapping with a list of {' or '.join(lists)}"
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise DocumentError(None, f"the key {key!r} is given twice in one mapping")
+        found[key] = value
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise DocumentError(None, f"{name} is not a JSON value")
+
+
+# -- YAML --------------------------------------------------------------------------------------------
+
+_CORE_TYPES = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?[0-9]+", list("-+0123456789")),
+    "float": (r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?", list("-+.0123456789")),
+    "merge": (r"<<", ["<"]),
+}
+"""The plain words that are no strings. YAML 1.1, the library's own choice, makes `no` a boolean and
+`2026-01-01` a date, which surprises people and is no JSON."""
+
+_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in (*_CORE_TYPES, "str", "map", "seq")}
+
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml where the wheel has it: thousands of feeds take a second instead of ten."""
+
+
+class _Loader(_Base):  # type: ignore[misc]  # either of two classes, chosen when imported
+    """Safe, and with JSON's types only."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+
+_DumperBase: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""As `_Base`."""
+
+
+class _Dumper(_DumperBase):  # type: ignore[misc]  # as of `_Loader`
+    """Quotes whatever `_Loader` would take for something else than a string."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # Other styles fold or lose characters such as U+0085, which counts as a line break in YAML 1.1.
+    style = None if text.replace("\n", "").isprintable() else '"'
+    node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+    return node
+
+
+_Dumper.add_representer(str, _represent_text)
+
+for _kind, (_pattern, _first) in _CORE_TYPES.items():
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})\Z"), _first)
+
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node), 10))
+
+
+def _yaml_documents(text: str, lists: Sequence[str]) -> Iterator[Document]:
+    try:
+        _check_depth(text)
+        loader = _Loader(text)
+        try:
+            while loader.check_node():
+                node = loader.get_node()
+                _check_nodes(node)
+                document = _yaml_document(loader, node, lists)
+                if document is not None:
+                    yield document
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = ": ".join(part for part in (error.context, error.problem) if part)
+        raise DocumentError(None if mark is None else mark.line + 1, f"no valid YAML: {what}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise DocumentError(None, f"no valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise DocumentError(None, "nested too deep through aliases") from None
+
+
+def _check_depth(text: str) -> None:
+    """Before anything recurses over the document; the events come one by one."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > DEPTH_MAX:
+                raise DocumentError(_line(event), f"nested more than {DEPTH_MAX} deep")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _check_nodes(root: yaml.Node) -> None:
+    """Refuse tags, odd keys, keys given twice, and aliases that go in circles or explode."""
+    sizes: dict[int, int] = {}
+    _weigh(root, sizes)
+    if sizes[id(root)] > NODES_MAX:
+        raise DocumentError(_line(root), f"more than {NODES_MAX} values with its aliases written out")
+
+
+def _weigh(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """How many values a node stands for, each alias counted anew."""
+    if id(node) in sizes:
+        if not sizes[id(node)]:
+            raise DocumentError(_line(node), "an alias stands for a value that contains it")
+        return sizes[id(node)]
+    if node.tag not in _TAGS:
+        raise DocumentError(_line(node), f"the tag {node.tag!r} is not supported")
+    sizes[id(node)] = 0
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        _check_keys(node)
+        children = [value for _, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    sizes[id(node)] = 1 + sum(_weigh(child, sizes) for child in children)
+    return sizes[id(node)]
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        line = _line(key)
+        if not isinstance(key, yaml.ScalarNode):
+            raise DocumentError(line, "a key must be a string")
+        if not key.tag.endswith((":str", ":merge")):
+            raise DocumentError(line, f"the key {key.value!r} must be a string; quote it")
+        if key.value in seen:
+            raise DocumentError(line, f"the key {key.value!r} is given twice in one mapping")
+        seen.add(key.value)
+
+
+def _yaml_document(loader: Any, node: yaml.Node, lists: Sequence[str]) -> Document | None:
+    if node.tag.endswith(":null"):
+        return None
+    line = _line(node)
+    if not isinstance(node, yaml.MappingNode):
+        raise DocumentError(line, _no_mapping(lists))
+    keys = {key.value: _line(key) for key, _ in node.value}
+    found = {
+        key.value: [_yaml_entry(loader, item) for item in value.value]
+        for key, value in node.value
+        if key.value in lists and isinstance(value, yaml.SequenceNode)
+    }
+    return Document(keys, found)
+
+
+def _yaml_entry(loader: Any, node: yaml.Node) -> DocumentValue:
+    lines = {key.value: _line(key) for key, _ in node.value} if isinstance(node, yaml.MappingNode) else {}
+    return DocumentValue(loader.construct_document(node), _line(node), lines)
+
+
+def _line(thing: Any) -> int:
+    """The line of an event or a node, counted from 1."""
+    return int(thing.start_mark.line) + 1

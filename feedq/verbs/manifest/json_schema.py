@@ -1,0 +1,76 @@
+"""JSON Schema of manifests, for editors: what the models say of their keys, and each connector of its options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
+
+from feedq.connectors.base import connector_kinds, load_connector
+from feedq.core.values import entries_below
+from feedq.errors import InvalidInput
+from feedq.sinks.base import SinkOptions
+from feedq.verbs.manifest.reader import ENTRIES
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+Schema = dict[str, Any]
+
+
+class WithoutTitles(GenerateJsonSchema):
+    """Leaves out what repeats the name of a key."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def manifest_schema() -> Schema:
+    """What a manifest may say, with the options of every connector that is installed here."""
+    defs: Schema = {}
+    lists = {
+        key: {"type": "array", "items": _schema_of(entry, key, defs), "description": entry.__doc__}
+        for key, entry in ENTRIES.items()
+    }
+    feed = defs["feeds"]
+    feed["properties"]["sink"] = _schema_of(SinkOptions, "sink", defs)
+    feed["properties"]["connector"]["enum"] = kinds = list(_connectors())
+    feed["allOf"] = [
+        {
+            "if": {"properties": {"connector": {"const": kind}}, "required": ["connector"]},
+            "then": {"properties": {"source": _schema_of(load_connector(kind).Options, kind, defs)}},
+        }
+        for kind in kinds
+    ]
+    return {
+        "$schema": DIALECT,
+        "title": "Manifest of feedq",
+        "type": "object",
+        "properties": lists,
+        "patternProperties": {"^x-": {"description": "Your own, for anchors say."}},
+        "additionalProperties": False,
+        "$defs": defs,
+    }
+
+
+def _schema_of(model: type[BaseModel], name: str, defs: Schema) -> Schema:
+    """A reference to the model, which gets into ``defs`` under this name; what it consists of below it."""
+    place = f"#/$defs/{name}.{{model}}"
+    schema = model.model_json_schema(ref_template=place, schema_generator=WithoutTitles)
+    inner = schema.pop("$defs", {})
+    for _, entry in entries_below(model):
+        if entry.shorthand:
+            whole = inner[entry.__name__]
+            inner[entry.__name__] = {"anyOf": [whole, whole["properties"][entry.shorthand]]}
+    defs |= {f"{name}.{key}": value for key, value in inner.items()} | {name: schema}
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _connectors() -> Iterable[str]:
+    """Yields the connectors that can be imported: one that cannot must not take the schema of all others away."""
+    for kind in connector_kinds():
+        try:
+            load_connector(kind)
+        except InvalidInput:
+            continue
+        yield kind

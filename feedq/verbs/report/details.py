@@ -1,0 +1,304 @@
+"""What `show` and a page of its own say of one feed, schedule or worker, line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from feedq.core.authorship import BY
+from feedq.core.expectations import write_expectations
+from feedq.core.model import Event, FeedView, Lease, WorkerView
+from feedq.core.notices import notice_sentences
+from feedq.core.passwords import mask_url
+from feedq.core.schedule.model import CatchUp, Job, Overlap, RunState, ScheduleSpec, ScheduleView
+from feedq.core.values import instant
+from feedq.verbs import wording
+from feedq.verbs.report.masking import masked, shown
+from feedq.verbs.wording import as_json, counted, duration, pairs, percent, printable, size, timing_words
+
+CHANGES = "changes"
+"""Key of what an edit has changed, in the detail of its event."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetailLine:
+    """Holds a name and what stands beside it, on one line; ``code`` keeps its line breaks.
+
+    What cannot be printed is written as an escape: much of it comes from sources, and a character that turns the
+    direction of writing would let them rewrite the page, or steer the terminal.
+    """
+
+    name: str
+    text: str
+    code: bool = False
+
+    def __post_init__(self) -> None:
+        lines = self.text.rstrip("\n").split("\n") if self.code else [self.text]
+        object.__setattr__(self, "text", "\n".join(map(printable, lines)))
+
+
+def detail_lines(facts: Iterable[tuple[str, str | None]]) -> list[DetailLine]:
+    """Makes a line of each fact; what has no value is left out."""
+    return [DetailLine(name, text) for name, text in facts if text]
+
+
+def _yaml(name: str, value: Any) -> DetailLine:
+    """Shows a mapping or list as a manifest would have it."""
+    from feedq.verbs import documents  # which loads YAML; most commands show none
+
+    return DetailLine(name, documents.dump(value) if value else "(none)", code=True)
+
+
+def _moment(at: datetime | None, now: datetime) -> str | None:
+    return None if at is None else wording.moment(at, now=now)
+
+
+def _said(text: str | None, at: datetime | None = None, now: datetime | None = None) -> str | None:
+    """Quotes what somebody else said, and when; None if nothing was."""
+    if text is None:
+        return None
+    if at is not None and now is not None:
+        text += f" ({wording.stamp(at)}, {wording.distance(at, now=now)})"
+    return mask_url(text)
+
+
+# -- feeds and workers -------------------------------------------------------------------------------
+
+
+def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -> list[DetailLine]:
+    """Tells how a feed fares. ``workers`` are names, of those that are there."""
+    lease, spec = view.lease, view.feed.spec
+    goes_to = None
+    if lease.promised_to is not None:
+        goes_to = workers.get(lease.promised_to, "a worker that is gone by now")
+    avoid = f", on {', '.join(lease.avoid)}" if lease.avoid else ""
+    return detail_lines(
+        [
+            *(("not as expected", _said(one.said, one.since, now)) for one in view.unmet),
+            ("lease", lease.state),
+            ("reason", lease.reason),
+            ("last error", _said(lease.last_error, lease.last_error_at, now)),
+            ("attempts", f"{lease.attempts} in a row failed" if lease.attempts else None),
+            (
+                "failures",
+                f"{lease.failures} in a row, with nothing landed since{avoid}" if lease.failures else None,
+            ),
+            ("sink error", _said(lease.sink_error)),
+            ("quarantined", _blamed(lease, now)),
+            ("retry at", _moment(lease.retry_at, now)),
+            ("worker", view.worker),
+            ("goes on to", goes_to),
+            ("to let go by", _moment(lease.stop_by, now)),
+            ("kept for a successor of", lease.held_for),
+            ("epoch", str(lease.epoch)),
+            ("assigned", _moment(lease.assigned_at, now)),
+            ("running since", _moment(lease.running_since, now)),
+            ("records", f"{lease.records_total:,} ({size(lease.bytes_total)})"),
+            ("landing", f"{lease.rows_per_s:,.1f} rows/s, {size(lease.bytes_per_s)}/s"),
+            ("dead letters", f"{lease.dead_letters_total:,}" if lease.dead_letters_total else None),
+            ("latest refused", _said(lease.dead_letter_error, lease.dead_letter_at, now)),
+            ("last record", _moment(lease.last_record_at, now)),
+            ("event time", _moment(lease.event_at, now)),
+            ("no event time", _said(lease.event_fault)),
+            *(("noticed", _said(one)) for one in notice_sentences(lease.noticed)),
+            ("cursor", None if lease.cursor is None else as_json(masked(lease.cursor))),
+            ("counts for", None if lease.weight == spec.weight else f"{lease.weight:.3g}, as measured"),
+        ]
+    )
+
+
+def _blamed(lease: Lease, now: datetime) -> str | None:
+    if not (lease.blamed or lease.quarantined):
+        return None
+    lost = f"{counted(lease.blamed, 'worker')} lost to it, the last at "
+    lost += _moment(lease.blamed_at, now) or "an unknown time"
+    return f"{'yes' if lease.quarantined else 'no'}; {lost}: {_said(lease.blame) or 'nobody knows how'}"
+
+
+def declaration_lines(view: FeedView, *, now: datetime) -> list[DetailLine]:
+    """Shows a feed as it is declared."""
+    feed, spec = view.feed, view.feed.spec
+    running_old = view.lease.worker_id is not None and view.lease.generation != feed.generation
+    running = f" (running with {view.lease.generation})" if running_old else ""
+    return [
+        *detail_lines(
+            [
+                ("target state", spec.target_state),
+                ("catalog", feed.catalog),
+                ("generation", f"{feed.generation}{running}"),
+                ("tenant", spec.tenant),
+                ("labels", pairs(spec.labels)),
+                ("requires", pairs(spec.selector.required)),
+                ("prefers", pairs(spec.selector.preferred)),
+                ("weight", f"{spec.weight:g}"),
+                (
+                    "begins after",
+                    None if spec.initial_cursor is None else as_json(masked(spec.initial_cursor)),
+                ),
+                ("expected", as_json(write_expectations(spec.expect)) if spec.expect else None),
+                ("created", _moment(feed.created_at, now)),
+                ("updated", _moment(feed.updated_at, now)),
+                ("removed", _moment(feed.removed_at, now)),
+                ("connector", spec.connector),
+            ]
+        ),
+        _yaml("source", masked(spec.source)),
+        _yaml("sink", masked(spec.sink)),
+    ]
+
+
+def worker_lines(view: WorkerView, *, now: datetime) -> list[DetailLine]:
+    worker, load = view.worker, view.worker.load
+    return detail_lines(
+        [
+            ("name", worker.name),
+            ("id", str(worker.id)),
+            ("state", worker.state),
+            ("why", wording.worker_trouble(view)),
+            ("target state", worker.target_state),
+            ("feeds", f"{view.leases} of {worker.capacity} ({percent(view.leases, worker.capacity)})"),
+            ("load", f"{view.load:,.4g}, the sum of their weights"),
+            ("job slots", str(worker.job_slots)),
+            ("landing", f"{load.rows_per_s:,.0f} rows/s, {size(load.bytes_per_s)}/s"),
+            ("host", worker.host),
+            ("pid", str(worker.pid)),
+            ("queue", worker.queue),
+            ("version", worker.version),
+            ("labels", pairs(worker.labels)),
+            ("started", _moment(worker.started_at, now)),
+            ("heartbeat", f"{duration(view.heartbeat_age_s)} ago"),
+            ("cpu", f"{load.cpu:.2f} cores"),
+            ("rss", size(load.rss)),
+            ("loop lag", f"{1000 * load.loop_lag_s:.0f} ms"),
+            ("writes to", ", ".join(load.sinks_up)),
+            ("suspected", _moment(worker.suspected_at, now)),
+        ]
+    )
+
+
+def changes_of(event: Event) -> list[tuple[str, str, str]]:
+    """Returns the options that an edit has changed, with what they were and became; nothing if not given."""
+    changes = event.detail.get(CHANGES, {})
+    return [(printable(option), _brief(before), _brief(after)) for option, (before, after) in changes.items()]
+
+
+def _brief(value: Any) -> str:
+    return "" if value is None else printable(as_json(masked(value)))
+
+
+def event_detail(event: Event) -> str:
+    """Tells what an event says besides its kind, on one line; at the end who asked for it, from where and why."""
+    facts = [
+        f"{name}={as_json(masked(value))}"
+        for name, value in event.detail.items()
+        if name not in (BY, CHANGES) and not (name == "changed" and event.detail.get(CHANGES))
+    ]
+    facts += [
+        f"{option}: {before or '(unset)'} → {after or '(unset)'}"
+        for option, before, after in changes_of(event)
+    ]
+    if author := author_of(event):
+        facts.append(f"by {author}")
+    return printable(", ".join(facts))
+
+
+def author_of(event: Event) -> str:
+    """Tells who asked for it, from where and why; nothing when nobody is known."""
+    author = event.detail.get(BY)
+    if not isinstance(author, Mapping):
+        return ""
+    why = f": {masked(author['why'])}" if "why" in author else ""
+    return printable(f"{author.get('who')} from {author.get('from')}{why}")
+
+
+# -- schedules ---------------------------------------------------------------------------------------
+
+
+def standing_lines(view: ScheduleView, *, counts: Mapping[RunState, int], now: datetime) -> list[DetailLine]:
+    """Tells where a schedule stands."""
+    schedule = view.schedule
+    is_jittered = schedule.next_fire_at is not None and schedule.next_fire_at != schedule.next_tick_at
+    runs = ", ".join(f"{counts[state]:,} {state}" for state in RunState if counts.get(state))
+    return detail_lines(
+        [
+            ("state", schedule.state),
+            ("paused because", schedule.pause_reason),
+            ("paused until", _moment(schedule.paused_until, now)),
+            ("cannot run", view.unserved),
+            ("when", timing_words(schedule.spec.timing)),
+            ("next tick", _moment(schedule.next_tick_at, now)),
+            ("fires", f"{_moment(schedule.next_fire_at, now)}, with its jitter" if is_jittered else None),
+            ("waiting", f"{view.waiting:,}"),
+            ("running", f"{view.running:,}"),
+            ("runs", runs or "none"),
+            ("failures", f"{schedule.failures:,} in a row" if schedule.failures else None),
+            ("generation", str(schedule.generation)),
+            ("created", _moment(schedule.created_at, now)),
+            ("updated", _moment(schedule.updated_at, now)),
+        ]
+    )
+
+
+def schedule_declaration_lines(spec: ScheduleSpec) -> list[DetailLine]:
+    """Shows a schedule as it is declared, what is left to its default included."""
+    kept = [(spec.keep_runs, "runs"), (spec.keep_days, "days")]
+    dates, zone = spec.exclude.dates, spec.exclude.zone
+    waiting = f", up to {spec.buffer_max:,} waiting" if spec.overlap is Overlap.BUFFER_ALL else ""
+    pauses = f"after {spec.pause_on_failure} in a row that did not succeed"
+    return [
+        *detail_lines(
+            [
+                ("when", timing_words(spec.timing)),
+                ("begins", None if spec.start_at is None else instant(spec.start_at)),
+                ("ends", None if spec.end_at is None else instant(spec.end_at)),
+                ("days left out", f"{', '.join(dates)} ({zone})" if dates else None),
+            ]
+        ),
+        *_job_lines(spec.job),
+        *detail_lines(
+            [
+                ("overlap", f"{spec.overlap}{waiting}"),
+                ("catch-up", _catch_up(spec)),
+                ("start deadline", _seconds(spec.start_deadline_s)),
+                ("jitter", f"up to {duration(spec.jitter_s)}" if spec.jitter_s else None),
+                ("history kept", ", ".join(f"{n:,} {what}" for n, what in kept if n is not None)),
+                ("when resumed", f"ticks of the pause: {spec.resume}"),
+                ("pauses itself", None if spec.pause_on_failure is None else pauses),
+            ]
+        ),
+    ]
+
+
+def _job_lines(job: Job) -> Sequence[DetailLine]:
+    retries = job.retries
+    waits = f"{duration(retries.first_s)}, × {retries.factor:g}, up to {duration(retries.max_s)}"
+    return [
+        DetailLine("task", job.task),
+        *([_yaml("arguments", shown(job.args))] if job.args else []),
+        *([_yaml("named arguments", shown(job.kwargs))] if job.kwargs else []),
+        *detail_lines(
+            [
+                ("only on workers with", pairs(job.selector)),
+                ("semantics", job.semantics),
+                ("queue", job.queue),
+                ("priority", str(job.priority) if job.priority else None),
+                ("time-out", _seconds(job.timeout_s) or "none"),
+                ("retries", f"{retries.limit}, after {waits}" if retries.limit else None),
+            ]
+        ),
+    ]
+
+
+def _seconds(seconds: float | None) -> str | None:
+    return None if seconds is None else duration(seconds)
+
+
+def _catch_up(spec: ScheduleSpec) -> str:
+    late = f"a tick is a misfire {duration(spec.misfire_after_s)} after it was due"
+    if spec.catch_up is CatchUp.SKIP:
+        return f"{spec.catch_up}; {late}"
+    bound = f", at most {spec.catch_up_max:,}" if spec.catch_up is CatchUp.ALL else ""
+    return f"{spec.catch_up} within {duration(spec.catch_up_window_s)}{bound}; {late}"

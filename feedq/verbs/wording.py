@@ -1,0 +1,267 @@
+"""Numbers, times, states and troubles in words for people: command line and web pages say them alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import orjson
+
+from feedq.core.lease import stillness_of
+from feedq.core.model import FeedView, Reason, Status, WorkerState, WorkerTarget, WorkerView
+from feedq.core.passwords import mask_url
+from feedq.core.schedule.model import Beat, Cron, Every, Once, Run, RunKind, RunState, Timing
+from feedq.core.values import instant
+
+T = TypeVar("T")
+
+ERROR_WIDTH = 100
+"""Characters of an error in a list; one feed's own page has all of it."""
+NAMED_MAX = 5
+"""Names in one sentence; lists have them all."""
+TIMES_LISTED_MAX = 3
+"""Expressions or times of one schedule in a list."""
+_BARS = "▁▂▃▄▅▆▇█"
+_UNITS = (("d", 86_400), ("h", 3600), ("min", 60))
+
+
+class Tone(StrEnum):
+    """The tone of a status or state, good or bad: what colour it has on a terminal and on a page."""
+
+    GOOD = "good"
+    UNDER_WAY = "under way"
+    ODD = "odd"
+    BAD = "bad"
+    WORST = "worst"
+    ASIDE = "aside"
+
+
+_WORDS: Mapping[Tone, Sequence[str]] = {
+    # `active` is a state of schedules, too, and `failed` one of runs.
+    Tone.GOOD: (Status.STREAMING, WorkerState.ACTIVE, WorkerTarget.SERVING, RunState.SUCCEEDED),
+    Tone.UNDER_WAY: (Status.CONNECTING, Status.STARTING, RunState.RUNNING),
+    Tone.ODD: (
+        *(Status.STALLED, Status.BACKOFF, Status.WAITING, WorkerState.DRAINING, WorkerTarget.CORDONED),
+        *(WorkerTarget.DRAINED, RunState.SKIPPED_OVERLAP, RunState.MISSED_DEADLINE, RunState.MISSED_CATCHUP),
+    ),
+    Tone.BAD: (Status.FAILING, Status.REFUSING, Status.SINK_UNAVAILABLE),
+    Tone.WORST: (Status.QUARANTINED, Status.FAILED, RunState.TIMED_OUT, RunState.LOST),
+    Tone.ASIDE: (Status.PAUSED, WorkerState.GONE, RunState.CANCELLED),
+}
+TONES: Mapping[str, Tone] = {word: tone for tone, words in _WORDS.items() for word in words}
+"""The tone of each word for a status or state that has one."""
+
+
+def printable(text: str) -> str:
+    """``text`` with everything that would steer a terminal written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def said(text: str) -> str:
+    """What somebody else said, such as an error of a server: printable, and without passwords in URLs."""
+    return printable(mask_url(text))
+
+
+def cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def as_json(value: Any, *, indented: bool = False) -> str:
+    """JSON, on one line unless ``indented``."""
+    option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indented else 0)
+    try:
+        return orjson.dumps(value, default=str, option=option).decode()
+    except TypeError:
+        # A cursor may hold an integer beyond 64 bits, which orjson refuses.
+        return json.dumps(value, default=str, indent=2 if indented else None)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 feed``, ``2 feeds``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def pairs(labels: Mapping[str, str]) -> str:
+    """``disk=ssd, region=eu``."""
+    return ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
+def some(found: Sequence[T], name: Callable[[T], str] = str, *, of: int | None = None) -> str:
+    """The names of the first few, and how many more there are."""
+    more = (len(found) if of is None else of) - NAMED_MAX
+    return ", ".join(map(name, found[:NAMED_MAX])) + (f" and {more} more" if more > 0 else "")
+
+
+def stamp(at: datetime) -> str:
+    """A time in UTC, which ``at`` must be in."""
+    return at.strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def distance(at: datetime, *, now: datetime) -> str:
+    """``in 2h``, ``3s ago``."""
+    seconds = (at - now).total_seconds()
+    return f"in {duration(seconds)}" if seconds > 0 else f"{duration(abs(seconds))} ago"
+
+
+def moment(at: datetime, *, now: datetime) -> str:
+    """``2026-01-01 00:00:30Z (in 30s)``."""
+    return f"{stamp(at)} ({distance(at, now=now)})"
+
+
+def ago(at: datetime | None, *, now: datetime) -> str:
+    """How long ago, in one unit."""
+    return "-" if at is None else duration(max(0.0, (now - at).total_seconds()))
+
+
+def until(at: datetime | None, *, now: datetime) -> str:
+    """How long until then; how long ago with a minus."""
+    if at is None:
+        return "-"
+    seconds = (at - now).total_seconds()
+    return duration(seconds) if seconds >= 0 else f"-{duration(-seconds)}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    for limit, divisor, unit in ((100, 1, "s"), (6_000, 60, "m"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / divisor:.0f}{unit}"
+    return f"{seconds / 86_400:.0f}d"
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def rate(rows_per_s: float) -> str:
+    """As the script of the pages writes it."""
+    return f"{rows_per_s:,.1f}/s" if 0 < rows_per_s < 10 else f"{rows_per_s:,.0f}/s"
+
+
+def sentence(text: str) -> str:
+    """Begin with a capital letter unless a command, a name or an address comes first; end with a full stop."""
+    first = text.partition(" ")[0]
+    return (text[:1].upper() + text[1:] if first.isalpha() and first != "feedq" else text) + "."
+
+
+def percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def why(view: FeedView, *, now: datetime, width: int = ERROR_WIDTH) -> str:
+    """Why a feed has its status and what was refused of it, on one line; empty for one that fares well."""
+    because = None if view.because is None else cut(said(view.because), width)
+    if view.lease.reason is Reason.NO_MATCH and view.status is Status.WAITING:
+        because = cut(f"{because}: no worker has {pairs(view.feed.spec.selector.required)}", width)
+    if view.unmet:
+        because = "; ".join(filter(None, [because, *(one.said for one in view.unmet)]))
+    lease = view.lease
+    if not lease.dead_letters_total:
+        return because or ""
+    refused = counted(lease.dead_letters_total, "dead letter")
+    if lease.dead_letter_at is not None:
+        refused += f", the latest {ago(lease.dead_letter_at, now=now)} ago"
+    if because is not None:
+        return f"{because}; {refused}"
+    return refused + (f": {cut(said(lease.dead_letter_error), width)}" if lease.dead_letter_error else "")
+
+
+def worker_trouble(view: WorkerView) -> str:
+    """What is wrong with a worker, on one line; empty for one that fares well."""
+    down = view.worker.load.sinks_down
+    cut_off = f"cannot write to sink {', '.join(down)}" if down else None
+    return printable("; ".join(filter(None, (view.worker.loss, stillness_of(view), cut_off))))
+
+
+# -- runs --------------------------------------------------------------------------------------------
+
+
+def lag_s(run: Run) -> float | None:
+    """Seconds from when a run was due until it began; None when it has not."""
+    if run.started_at is None or run.state is RunState.WAITING:
+        return None
+    return max(0.0, (run.started_at - run.due_at).total_seconds())
+
+
+def took_s(run: Run, *, now: datetime) -> float | None:
+    """Seconds that its last attempt has run for; None when there is none, or another is to come."""
+    if run.started_at is None or run.state is RunState.WAITING:
+        return None
+    return max(0.0, ((run.ended_at or now) - run.started_at).total_seconds())
+
+
+def seconds(value: float | None) -> str | None:
+    """A duration, with the milliseconds that a lag is about."""
+    if value is None:
+        return None
+    return f"{1000 * value:.0f} ms" if value < 1 else duration(value)
+
+
+def tick_of(run: Run) -> str:
+    """Which tick or trigger a run is."""
+    tick = stamp(run.tick_at)
+    if run.ticks > 1:
+        return f"{run.ticks:,} ticks from {tick}"
+    return tick if run.kind is RunKind.TICK else f"{tick} ({run.kind})"
+
+
+def next_at(at: datetime | None, *, now: datetime) -> str:
+    """Says when a schedule fires: ``in 5m``, ``due 3s ago``."""
+    return "-" if at is None else f"{'due ' if at < now else ''}{distance(at, now=now)}"
+
+
+def why_run(run: Run) -> str:
+    """Why a run ended as it did, on one line."""
+    return "" if run.reason is None else said(run.reason)
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """Draws a line of bars, the highest value as a whole one; what is unknown is left out."""
+    most = max((value for value in values if value is not None), default=0.0)
+    return "".join(" " if value is None else _BARS[_bar(value, most)] for value in values)
+
+
+def _bar(value: float, most: float) -> int:
+    """Of 0 the lowest, and of anything else one above it: something is not nothing."""
+    return 0 if value <= 0 else max(1, round(value / most * (len(_BARS) - 1)))
+
+
+# -- schedules ---------------------------------------------------------------------------------------
+
+
+def timing_words(timing: Timing) -> str:
+    """Says a timing in words for lists: ``cron 0 2 * * * Europe/Berlin``, ``every 30 s``, ``once at
+    2026-11-22T10:00:00Z``."""
+    match timing:
+        case Cron(_, zone) as cron:
+            return f"cron {_listed([' '.join(text.split()) for text in cron.expressions], '; ')} {zone}"
+        case Every(every_s):
+            return f"every {_interval(every_s)}"
+        case Once() as once:
+            return f"once at {_listed([instant(at) for at in sorted(once.moments)], ', ')}"
+        case Beat():
+            return "entry of the beat"
+
+
+def _listed(texts: Sequence[str], separator: str) -> str:
+    """The first few of them."""
+    more = len(texts) - TIMES_LISTED_MAX
+    return separator.join(texts[:TIMES_LISTED_MAX]) + (f"{separator}{more} more" if more > 0 else "")
+
+
+def _interval(seconds: float) -> str:
+    for unit, size in _UNITS:
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.6f}".rstrip("0").rstrip(".") + " s"
