@@ -45,20 +45,41 @@ OF_JOBS: Final = re.compile(r"schedules/[^/?]+/(trigger|pause|resume)(\?.*)?|run
 ANSWERED: Final = ("content-type", "etag", "retry-after")
 
 
-class InProcess(BaseApiHandler):
-    """Asks the application of whoever asks Flower."""
+class MountedApi(BaseApiHandler):
+    """Passes requests on to the application, saying who asks."""
 
     def initialize(self, app: ASGIApp, queries: WebQueries) -> None:
-        self._app, self.queries = app, queries
+        self._app, self._queries = app, queries
         self._gone = asyncio.Event()
 
     def set_default_headers(self) -> None:
         super().set_default_headers()
         self.set_header("Cache-Control", "no-store")
 
-    async def ask(
-        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
-    ) -> httpx.Response:
+    @web.authenticated
+    async def get(self, *_: str) -> None:
+        request = self.request
+        # Whatever Flower's prefix is: the address from here on is the API's own.
+        path = request.uri[request.uri.index(PREFIX) :]
+        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
+        body = request.body
+        if headers.get("content-type") == MANIFEST:
+            headers["content-type"] = "application/json"
+            try:
+                body = as_json(declared_in(body.decode())).encode()
+            except (InvalidInput, UnicodeDecodeError) as error:
+                self._answer(400, {"Content-Type": "text/plain; charset=utf-8"}, f"{error}\n".encode())
+                return
+        answer = await self._ask(request.method, path, headers, body)
+        if self._headers_written:
+            self.finish()
+            return
+        kept = {name: answer.headers[name] for name in ANSWERED if name in answer.headers}
+        self._answer(answer.status_code, kept, answer.content)
+
+    post = put = patch = delete = get
+
+    async def _ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> httpx.Response:
         """Return what the application answers; a stream of events has been sent on by then, as it came."""
         if method not in READING:
             refused = refusal(self.application.options, is_open=self.unauthenticated_api)
@@ -73,7 +94,7 @@ class InProcess(BaseApiHandler):
         answer = await transport.handle_async_request(asked)
         await answer.aread()
         if method not in READING:
-            self.queries.forget()
+            self._queries.forget()
         return answer
 
     def on_connection_close(self) -> None:
@@ -90,41 +111,11 @@ class InProcess(BaseApiHandler):
         with suppress(StreamClosedError):
             await self.flush()
 
-    def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    def _answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.set_status(status)
         for name, value in headers.items():
             self.set_header(name, value)
         self.finish(body)
-
-
-class MountedApi(InProcess):
-    """Passes requests on to the application, saying who asks."""
-
-    @web.authenticated
-    async def get(self, *_: str) -> None:
-        await self._pass_on()
-
-    post = put = patch = delete = get
-
-    async def _pass_on(self) -> None:
-        request = self.request
-        # Whatever Flower's prefix is: the address from here on is the API's own.
-        path = request.uri[request.uri.index(PREFIX) :]
-        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
-        body = request.body
-        if headers.get("content-type") == MANIFEST:
-            headers["content-type"] = "application/json"
-            try:
-                body = as_json(declared_in(body.decode())).encode()
-            except (InvalidInput, UnicodeDecodeError) as error:
-                self.answer(400, {"Content-Type": "text/plain; charset=utf-8"}, f"{error}\n".encode())
-                return
-        answer = await self.ask(request.method, path, headers=headers, body=body)
-        if self._headers_written:
-            self.finish()
-            return
-        kept = {name: answer.headers[name] for name in ANSWERED if name in answer.headers}
-        self.answer(answer.status_code, kept, answer.content)
 
 
 def declared_in(manifest: str) -> Mapping[str, Any]:
@@ -159,7 +150,7 @@ def user_of(handler: BaseHandler) -> str:
 def caller_of(user: str, roles: Mapping[str, str], path: str = "") -> Caller:
     """Return the caller that a user of Flower is: ``operator``, or ``operator:acme`` over one tenant.
 
-    Where no roles are given, whoever is logged in may do `OF_JOBS`, as before there were roles.
+    Where no roles are given, whoever is logged in may look at everything, and do `OF_JOBS`.
     """
     usual = AccessRole.VIEWER if roles or not OF_JOBS.fullmatch(path) else AccessRole.OPERATOR
     said = roles.get(user) or roles.get(EVERY_OTHER, usual)

@@ -13,7 +13,6 @@ from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log
-from feedq.web.api import OldApi
 from feedq.web.guard import TASKS_KEPT, GuardedFlower
 from feedq.web.mounted_api import MountedApi
 from feedq.web.pages import FeedPage, FeedsPage, FleetPage, ProblemsPage, SchedulePage, SchedulesPage
@@ -60,7 +59,6 @@ def addresses(queries: WebQueries, api: ASGIApp) -> list[Any]:
         url(r"/fleet", FleetPage, shared, name="fleet"),
         url(r"/problems", ProblemsPage, shared, name="problems"),
         url(r"/api/v1(/.*)", MountedApi, shared | {"app": api}, name="feedq_api"),
-        url(r"/api/feedq/(feeds|workers|status|schedules|runs)(?:/(.+))?", OldApi, shared | {"app": api}),
         url(r"/schedules", SchedulesPage, shared, name="schedules"),
         url(r"/schedule", SchedulePage, shared, name="schedule"),
         url(r"/feedq/static/(.*)", StaticFileHandler, {"path": str(STATIC)}, name="feedq_static"),

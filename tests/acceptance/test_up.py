@@ -211,7 +211,7 @@ def test_the_link_to_flower_logs_in_and_nothing_else_does(demo: Up) -> None:
             return error.code
 
     login = {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
-    for path in ("/feeds", "/workers", "/api/workers", "/api/feedq/feeds"):
+    for path in ("/feeds", "/workers", "/api/workers", "/api/v1/feeds"):
         assert (status(path), status(path, **login)) == (401, 200), path
     for process in demo.survivors():
         assert password not in " ".join(process.cmdline())

@@ -264,10 +264,3 @@ def press(browser: Browser, button: str) -> None:
     browser.page.wait_for_selector("#feedq-dialog-go:not([disabled])")
     browser.page.click("#feedq-dialog-go")
     browser.page.wait_for_selector("#feedq-dialog", state="hidden")
-
-
-def test_who_only_looks_changes_no_schedule_by_an_old_address_either(room: ControlRoom) -> None:
-    assert room.flower is not None
-    for login, status in ((VIEWER, 403), (TENANT_OPERATOR, 403), (OPERATOR, 404)):
-        answer = room.flower.post("/q/api/feedq/schedules/none/pause", "{}", login=login)
-        assert answer.status == status, answer.text
