@@ -47,9 +47,17 @@ from feedq.sinks.mapping import (
     sources_of,
     unknown_field,
 )
-from feedq.sinks.reserved import why_nowhere
 
 ENTRY_POINT_GROUP = "feedq.sinks"
+
+# Tables that nothing may land in: a row in a catalog can make a table unreadable or its writer a superuser, and
+# one in a control table can declare a feed. A declaration is judged by the name it gives, and each kind of sink
+# judges the table that the name leads to.
+CONTROL_SCHEMA: Final = "feedq"
+BOOKKEEPING: Final = frozenset({"feedq_checkpoint", "feedq_dead_letter"})
+"""In a sink, whatever its schema."""
+OWN: Final = "is one of feedq's own: name another table"
+SYSTEM: Final = "is kept by the database about itself: name a table of yours"
 
 Judge = Callable[[], None]
 """Asked right before a commit, with all locks held, whether it may be; raises when not."""
@@ -67,6 +75,18 @@ class OnConflict(StrEnum):
 
     IGNORE = "ignore"
     UPDATE = "update"
+
+
+def why_nowhere(table: str) -> str | None:
+    """Why no kind of sink takes records for this ``table`` or ``schema.table``; None when one may."""
+    schema, _, name = table.rpartition(".")
+    # As databases compare names that were not quoted: of those that would, none may be deceived.
+    schema, name = (part.strip('"').casefold() for part in (schema, name))
+    if name in BOOKKEEPING or schema == CONTROL_SCHEMA:
+        return OWN
+    if schema == "information_schema" or schema.startswith(("pg_catalog", "pg_toast")):
+        return SYSTEM
+    return None
 
 
 class SinkOptions(StrictModel):
@@ -319,7 +339,6 @@ class Sink(Protocol):
         self,
         feed: str | None = None,
         *,
-        feed_id: int | None = None,
         ids: Collection[int] = (),
         after: int | None = None,
         limit: int = 50,

@@ -10,16 +10,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from feedq.core.model import FeedKey
 from feedq.errors import InvalidInput
 from feedq.records.pointer import parse_pointer
-from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
+from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target, why_nowhere
 from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.mapping import ColumnType, Origin
-from feedq.sinks.reserved import why_nowhere
 from feedq.sinks.session import SinkSession
+from feedq.sinks.table_definitions import added_columns
 from feedq.sinks.target_table import (
     FILLED_MAX,
     TableName,
@@ -29,6 +29,8 @@ from feedq.sinks.target_table import (
     written_columns,
 )
 
+ALTERATION_LOCK_TIMEOUT_S: Final = 0.5
+"""For a table that others are writing to: all who come later wait as well, and it is tried again."""
 Prepared = TypeVar("Prepared")
 """What of one feed's write is ready to land."""
 
@@ -102,7 +104,8 @@ class TargetPlan(ABC, Generic[Prepared]):
 class Catalog(ABC):
     """The targets as one session sees them. Methods raise the session's errors."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: SinkSession) -> None:
+        self._session = session
         self._plans: dict[Target, TargetPlan[Any]] = {}
 
     def plan(self, target: Target) -> TargetPlan[Any]:
@@ -159,8 +162,8 @@ class Catalog(ABC):
     def add_columns(
         self, target: Target, columns: Mapping[str, ColumnType], *, dry_run: bool = False
     ) -> list[str]:
-        """Add those of these columns that the table lacks. Returns the statements. Raises `InvalidInput` when
-        there is no such table, or no room."""
+        """Add those of these columns that the table lacks, each in a transaction of its own. Returns the
+        statements. Raises `InvalidInput` when there is no such table, or no room."""
         shape = self.describe([target]).get(target)
         if shape is None:
             raise InvalidInput(f"table {target.table!r} does not exist: run the feed, or create it")
@@ -171,13 +174,21 @@ class Catalog(ABC):
                 f"table {target.table!r} has {filled} columns that sink.columns does not name, and may have "
                 f"{FILLED_MAX}: map some there"
             )
-        return self.alter(target, shape, lacking, dry_run=dry_run) if lacking else []
-
-    @abstractmethod
-    def alter(
-        self, target: Target, shape: TableShape, columns: Mapping[str, ColumnType], *, dry_run: bool
-    ) -> list[str]:
-        """Add columns, a transaction each, in which one that is there by now is no error."""
+        session = self._session
+        statements = added_columns(session.connection.dialect, shape, lacking)
+        session.set_lock_timeout(ALTERATION_LOCK_TIMEOUT_S)
+        for name, statement in () if dry_run else statements.items():
+            try:
+                session.begin()
+                session.run(statement)
+                session.commit()
+            except session.errors:
+                session.rollback()
+                # Somebody else may have added it at the same moment.
+                there = None if session.is_broken else self.describe([target]).get(target)
+                if there is None or name not in there.columns:
+                    raise
+        return list(statements.values())
 
     def is_yet_to_be_made(self, target: Target) -> bool:
         """Whether this is a target whose table the first fence will make."""

@@ -27,7 +27,7 @@ from feedq.records.csvtext import CsvReader, MalformedLine
 from feedq.records.framing import RecordFormat
 from feedq.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer
 from feedq.sinks.base import FeedWrite, Target
-from feedq.sinks.cursors import cursor_text
+from feedq.sinks.checkpoints import cursor_text
 from feedq.sinks.jsontext import (
     BeyondUs,
     UnreadableRecord,

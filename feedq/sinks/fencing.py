@@ -14,8 +14,8 @@ from typing import Final
 from uuid import uuid4
 
 from feedq.sinks.base import Blocked, Fenced, FenceOutcome, FenceRequest, Superseded, Unusable
-from feedq.sinks.bisection import FailedAttempt, bisect
-from feedq.sinks.identity import strangers
+from feedq.sinks.checkpoints import strangers
+from feedq.sinks.refusals import FailedAttempt, bisect
 from feedq.sinks.session import SinkSession, parts
 
 FENCED_AT_ONCE: Final = 1_000

@@ -12,8 +12,7 @@ from feedq.core.passwords import mask_url
 from feedq.errors import SinkUnavailable
 from feedq.sinks.groupcommit import GroupCommitSink
 from feedq.sinks.postgresql_catalog import PostgresCatalog
-from feedq.sinks.postgresql_connection import open_engine
-from feedq.sinks.postgresql_session import PostgresSinkSession
+from feedq.sinks.postgresql_session import PostgresSinkSession, open_engine
 from feedq.sinks.session import application_name
 from feedq.sinks.sqlstate import cause_of
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from typing import Any, Final
 
 import psycopg2
 from psycopg2 import sql
+from sqlalchemy.schema import CreateSchema, CreateTable
 
 from feedq.errors import InvalidInput
 from feedq.sinks import target_table
-from feedq.sinks.base import Target
+from feedq.sinks.base import BOOKKEEPING, CONTROL_SCHEMA, OWN, SYSTEM, Target
 from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.copyplan import CopyPlan
-from feedq.sinks.made_table import made_columns
-from feedq.sinks.mapping import ColumnType, Origin
-from feedq.sinks.postgresql_session import PostgresSinkSession, identifier_of
-from feedq.sinks.reserved import why_not_in_postgresql
+from feedq.sinks.mapping import Origin
+from feedq.sinks.postgresql_session import PostgresSinkSession
 from feedq.sinks.sqlstate import ErrorScope, classify, explain
 from feedq.sinks.stagedcopy import KeyedCopyPlan
 from feedq.sinks.statements import (
@@ -26,11 +25,10 @@ from feedq.sinks.statements import (
     DESCRIBE,
     MAY_CREATE,
 )
+from feedq.sinks.table_definitions import made_table
 from feedq.sinks.target_table import DEFAULT_COLUMNS, Column, TableName, TableShape, Types, quoted
 
 CREATION_LOCK_TIMEOUT_S: Final = 5.0
-ALTERATION_LOCK_TIMEOUT_S: Final = 0.5
-"""For a table that others are writing to: all who come later wait as well, and it is tried again."""
 STAGING_TABLES_MAX: Final = 64
 """Staging tables a session keeps between commits; each is emptied at every commit that touches one."""
 
@@ -41,25 +39,15 @@ WRITABLE_KINDS: Final = ("r", "p", "f")
 TEXT: Final = ("text", "character varying")
 PAYLOAD_TYPES: Final[Types] = {"json": ("jsonb", "json"), "csv": TEXT, "text": TEXT, "bytes": ("bytea",)}
 """By record format; the first one is what a table of ours gets."""
-MADE_TYPES: Final = {
-    ColumnType.TEXT: "text",
-    ColumnType.BIGINT: "bigint",
-    ColumnType.NUMERIC: "numeric",
-    ColumnType.DOUBLE: "double precision",
-    ColumnType.BOOLEAN: "boolean",
-    ColumnType.TIMESTAMP: "timestamp with time zone",
-    ColumnType.DATE: "date",
-    ColumnType.JSON: "jsonb",
-    ColumnType.BYTES: "bytea",
-}
 
 
 class PostgresCatalog(Catalog):
-    """The targets as a session with PostgreSQL sees them. Methods raise `psycopg2.Error`."""
+    """The targets as a session with PostgreSQL sees them. Methods raise the session's errors."""
+
+    _session: PostgresSinkSession
 
     def __init__(self, session: PostgresSinkSession) -> None:
-        super().__init__()
-        self._session = session
+        super().__init__(session)
         self._staging_tables: dict[Target, KeyedCopyPlan] = {}
         self._staging_tables_made = 0
 
@@ -67,7 +55,8 @@ class PostgresCatalog(Catalog):
         """Create feedq's own tables if they are not there."""
         ((exists,),) = self._session.query(BOOKKEEPING_EXISTS)
         if not exists:
-            self._create(CREATE_BOOKKEEPING)
+            self._session.set_lock_timeout(CREATION_LOCK_TIMEOUT_S)
+            self._session.query(CREATION_LOCK + CREATE_BOOKKEEPING)
 
     def why_reserved(self, table: TableName) -> str | None:
         return why_not_in_postgresql(table.schema, table.name)
@@ -89,11 +78,16 @@ class PostgresCatalog(Catalog):
         )
 
     def create(self, target: Target) -> str | None:
+        session = self._session
+        session.set_lock_timeout(CREATION_LOCK_TIMEOUT_S)
         try:
-            for statement in self._creations(target):
-                self._create(statement)
-        except psycopg2.Error as error:
-            if classify(error) not in (ErrorScope.TARGET, ErrorScope.DATA, ErrorScope.LATER):
+            if schema := self._missing_schema(target):
+                session.query(
+                    sql.SQL(CREATION_LOCK + "CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema))
+                )
+            session.make(made_table(target))
+        except session.errors as error:
+            if session.scope(error) not in (ErrorScope.TARGET, ErrorScope.DATA, ErrorScope.LATER):
                 raise
             return (
                 f"table {target.table!r} does not exist and cannot be created: {explain(error)}; create it, or "
@@ -101,23 +95,11 @@ class PostgresCatalog(Catalog):
             )
         return None
 
-    def alter(
-        self, target: Target, shape: TableShape, columns: Mapping[str, ColumnType], *, dry_run: bool
-    ) -> list[str]:
-        statements = [
-            sql.SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {} {}").format(
-                identifier_of(shape), sql.Identifier(name), sql.SQL(MADE_TYPES[type_])
-            )
-            for name, type_ in columns.items()
-        ]
-        for statement in () if dry_run else statements:
-            self._create(statement, lock_timeout_s=ALTERATION_LOCK_TIMEOUT_S)
-        return [self._session.text_of(statement) for statement in statements]
-
     def imagine(self, target: Target) -> tuple[TargetPlan[Any], bool]:
         self._session.begin_for_person()
-        for statement in self._creations(target):
-            self._session.query(statement)
+        if schema := self._missing_schema(target):
+            self._session.execute(CreateSchema(schema))
+        self._session.execute(CreateTable(made_table(target)))
         if why := self.get_ready([target]).get(target):
             raise InvalidInput(why)
         return self.plan(target), True
@@ -182,27 +164,26 @@ class PostgresCatalog(Catalog):
             for n, schema, name, kind, may_use, role, has_triggers, columns, unique_keys in rows
         }
 
-    def _creations(self, target: Target) -> Iterator[sql.Composable]:
+    def _missing_schema(self, target: Target) -> str | None:
+        """The schema that the target names, if there is none of that name."""
         schema = TableName.parse(target.table).schema
-        if schema is not None:
-            ((exists,),) = self._session.query(
-                "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %(schema)s)", {"schema": schema}
-            )
-            if not exists:
-                yield sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema))
-        yield _create_table(target)
+        if schema is None:
+            return None
+        # Asked first: CREATE SCHEMA IF NOT EXISTS takes a right that nobody needs for one that is there.
+        ((exists,),) = self._session.query(
+            "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %(schema)s)", {"schema": schema}
+        )
+        return None if exists else schema
 
-    def _create(
-        self, statement: str | sql.Composable, *, lock_timeout_s: float = CREATION_LOCK_TIMEOUT_S
-    ) -> None:
-        self._session.set_lock_timeout(lock_timeout_s)
-        self._session.begin()
-        try:
-            self._session.query(CREATION_LOCK)
-            self._session.query(statement)
-            self._session.query("COMMIT")
-        finally:
-            self._session.rollback()
+
+def why_not_in_postgresql(schema: str | None, name: str) -> str | None:
+    """Why a table of PostgreSQL takes no records; None when it does. ``schema``: as it is, or as it was named."""
+    if name in BOOKKEEPING or schema == CONTROL_SCHEMA:
+        return OWN
+    # It reserves all names of schemas that begin so for itself: also temporary ones.
+    if schema is not None and (schema == "information_schema" or schema.startswith("pg_")):
+        return SYSTEM
+    return None
 
 
 def problem(target: Target, shape: TableShape | None) -> str | None:
@@ -238,22 +219,6 @@ def default_types(target: Target) -> Types:
     """The types that the columns of a target without ``columns`` may have."""
     types = (TEXT, ("bigint",), ("timestamp with time zone",), PAYLOAD_TYPES[target.format])
     return dict(zip(DEFAULT_COLUMNS, types, strict=True))
-
-
-def _create_table(target: Target) -> sql.Composed:
-    """The statement that makes the table of a target."""
-    if target.is_mapped:
-        columns = {name: MADE_TYPES[type_] for name, type_ in made_columns(target)}
-    else:
-        columns = {name: f"{type_} NOT NULL" for name, (type_, *_) in default_types(target).items()}
-    parts: list[sql.Composable] = [
-        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in columns.items()
-    ]
-    if target.key:
-        parts.append(sql.SQL("UNIQUE ({})").format(sql.SQL(", ").join(map(sql.Identifier, target.key))))
-    return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
-        identifier_of(TableName.parse(target.table)), sql.SQL(", ").join(parts)
-    )
 
 
 def _column(name: str, **described: Any) -> tuple[str, Column]:

@@ -1,6 +1,6 @@
 """The prefilter sets aside records that surely cannot land, many at a time.
 
-When a batch is refused, the culprits could be found by bisection alone (`feedq.sinks.bisection`), which does find
+When a batch is refused, the culprits could be found by bisection alone (`feedq.sinks.refusals`), which does find
 whatever is left here. But a source gone wrong sends nothing but bad records, and each of them would cost two
 attempts while every other feed of the worker waits. So the usual reasons are looked for first: no UTF-8, no
 JSON, a NUL, NULL where there must be a value, and, from PostgreSQL 16 on, whatever the input functions of

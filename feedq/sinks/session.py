@@ -25,16 +25,17 @@ from sqlalchemy import (
     Engine,
     Executable,
     Select,
+    Table,
     and_,
     bindparam,
+    inspect,
     select,
 )
 from sqlalchemy.exc import SQLAlchemyError
 
 from feedq.core.model import JSON, FeedKey
 from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
-from feedq.sinks.cursors import cursor_of
-from feedq.sinks.settlement import LastCommit
+from feedq.sinks.checkpoints import LastCommit, cursor_of
 from feedq.sinks.sqlstate import ERROR_TEXT_MAX, ErrorScope
 from feedq.sinks.table_definitions import checkpoint
 from feedq.sinks.target_table import TableShape
@@ -241,9 +242,19 @@ class SinkSession(ABC):
     def advance(self, writes: Sequence[FeedWrite], landed: Mapping[FeedKey, int], commit_id: UUID) -> None:
         """Move checkpoints that this transaction has locked."""
 
-    @abstractmethod
     def possible_strangers(self, requests: Sequence[FenceRequest]) -> list[Checkpoint]:
-        """The checkpoints that may be somebody else's: for `feedq.sinks.identity.strangers` to judge."""
+        """The checkpoints that may be somebody else's: for `feedq.sinks.checkpoints.strangers` to judge."""
+        found: list[Checkpoint] = []
+        self.set_lock_timeout(self.lock_timeout_s)
+        for part in parts(requests):
+            ids = [request.feed_id for request in part]
+            rows = self.execute(select(c.feed_id, c.feed_uuid).where(self.of(ids)))
+            there = {row.feed_id: str(row.feed_uuid) for row in rows}
+            if wrong := [r.feed_id for r in part if there.get(r.feed_id) not in (None, str(r.identity.feed))]:
+                found += self.find_checkpoints(c.feed_id.in_(wrong))
+            if new := [request.feed for request in part if request.feed_id not in there]:
+                found += self.find_checkpoints(c.feed.in_(new))
+        return found
 
     @abstractmethod
     def raise_epochs(
@@ -316,6 +327,24 @@ class SinkSession(ABC):
             )
             for row in rows
         ]
+
+    # -- tables --------------------------------------------------------------------------------------
+
+    def make(self, table: Table) -> None:
+        """Make a table if it is missing; of two sessions that do so at the same moment, one finds it there."""
+        if self._exists(table):
+            return
+        try:
+            self.begin()
+            table.create(self.connection)
+            self._commit()
+        except self.errors:
+            self.rollback()
+            if self.is_broken or not self._exists(table):
+                raise
+
+    def _exists(self, table: Table) -> bool:
+        return inspect(self.connection).has_table(table.name, schema=table.schema)
 
     # -- dead letters --------------------------------------------------------------------------------
 

@@ -57,8 +57,8 @@ CREATE INDEX IF NOT EXISTS feedq_dead_letter_feed ON feedq_dead_letter (environm
 """
 # fillfactor: every commit updates these rows; with room on their page the indexes are never touched.
 
-CREATION_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('feedq.create'))"
-"""IF NOT EXISTS fails when two sessions create the same thing at the same moment."""
+CREATION_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('feedq.create'));"
+"""Before something is created IF NOT EXISTS, which fails when two sessions do it at the same moment."""
 
 LOCK_MINE: Final = f"""
 WITH mine AS MATERIALIZED (
@@ -98,25 +98,6 @@ RETURNING c.feed_id, c.cursor, c.records
 """
 # An owner that let go for a moment fences its own epoch again. Another worker with the same epoch may not: the
 # control database has forgotten an epoch (a lease row deleted by hand, a backup restored) and gave it out twice.
-
-_CHECKPOINT: Final = (
-    "c.feed_id, c.feed, c.epoch, c.cursor, c.records, c.updated_at, c.commit_id, c.feed_uuid, c.installation"
-)
-STRANGERS: Final = f"""
-WITH m AS MATERIALIZED (
-    SELECT m.*, o.feed_id IS NULL AS is_new, o.feed_uuid <> m.feed_uuid AS is_wrong
-    FROM unnest(%(feed_ids)s::bigint[], %(feeds)s::text[], %(feed_uuids)s::uuid[],
-                %(installations)s::uuid[]) AS m (feed_id, feed, feed_uuid, installation)
-    LEFT JOIN feedq_checkpoint AS o ON o.environment = %(environment)s AND o.feed_id = m.feed_id
-), wrong AS MATERIALIZED (SELECT * FROM m WHERE is_wrong), new AS MATERIALIZED (SELECT * FROM m WHERE is_new)
-SELECT {_CHECKPOINT} FROM wrong AS m JOIN feedq_checkpoint AS c ON c.feed_id = m.feed_id
-WHERE c.environment = %(environment)s
-UNION ALL
-SELECT {_CHECKPOINT} FROM new AS m
-JOIN feedq_checkpoint AS c ON c.feed = m.feed AND c.installation <> m.installation
-WHERE c.environment = %(environment)s
-"""
-# Nearly always without a row: a checkpoint that is one's own, or none of that name.
 
 LOCK_HOLDERS: Final = """
 SELECT c.feed_id, c.owner, a.application_name

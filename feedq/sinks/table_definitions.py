@@ -1,7 +1,7 @@
-"""Tables that sinks make: feedq's own two, and the default table of a feed without ``columns``.
+"""Tables that sinks make: feedq's own two outside of PostgreSQL, and tables that feeds land in.
 
-Times are UTC without a zone, which every database has a type for. Cursors are JSON in a text column: a JSON
-column would keep numbers its own way, and a cursor must come back as it was.
+Times are UTC; only PostgreSQL's have a zone. Cursors are JSON in a text column: a JSON column would keep numbers
+its own way, and a cursor must come back as it was.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
-from sqlalchemy.dialects import mysql
+from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateColumn
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -37,19 +37,23 @@ from sqlalchemy.types import JSON, TypeEngine
 
 from feedq.errors import InvalidInput
 from feedq.sinks.base import Target
-from feedq.sinks.made_table import made_columns
-from feedq.sinks.mapping import ColumnType
+from feedq.sinks.mapping import ColumnSource, ColumnType, Origin
 from feedq.sinks.target_table import TableName, TableShape
 
 MYSQL: Final = ("mysql", "mariadb")
 FEED_CHARACTERS_MAX: Final = 200
 """As declared feeds have at most; a key of ours must fit into the index of a MariaDB table."""
 
+POSTGRESQL: Final = "postgresql"
 TEXT: Final = Text().with_variant(mysql.LONGTEXT(), *MYSQL)
+# A text without a bound has no index in MariaDB.
+KEY_TEXT: Final = String(FEED_CHARACTERS_MAX).with_variant(Text(), POSTGRESQL)
 BINARY: Final = LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL)
-MOMENT: Final = DateTime().with_variant(mysql.DATETIME(fsp=6), *MYSQL)
+MOMENT: Final = (
+    DateTime().with_variant(mysql.DATETIME(fsp=6), *MYSQL).with_variant(DateTime(timezone=True), POSTGRESQL)
+)
 # SQLite decides by affinity, and a column declared JSON would turn records that are numbers into its own.
-RECORD: Final = JSON().with_variant(Text(), "sqlite")
+RECORD: Final = JSON().with_variant(Text(), "sqlite").with_variant(postgresql.JSONB(), POSTGRESQL)
 IDENTITY: Final = BigInteger().with_variant(Integer(), "sqlite")
 
 PAYLOADS: Final[dict[str, TypeEngine[Any]]] = {"json": RECORD, "csv": TEXT, "text": TEXT, "bytes": BINARY}
@@ -57,7 +61,7 @@ PAYLOADS: Final[dict[str, TypeEngine[Any]]] = {"json": RECORD, "csv": TEXT, "tex
 MADE_TYPES: Final[dict[ColumnType, TypeEngine[Any]]] = {
     ColumnType.TEXT: TEXT,
     ColumnType.BIGINT: BigInteger(),
-    ColumnType.NUMERIC: Numeric(38, 12),
+    ColumnType.NUMERIC: Numeric(38, 12).with_variant(Numeric(), POSTGRESQL),
     ColumnType.DOUBLE: Double(),
     ColumnType.BOOLEAN: Boolean(),
     ColumnType.TIMESTAMP: MOMENT,
@@ -66,6 +70,8 @@ MADE_TYPES: Final[dict[ColumnType, TypeEngine[Any]]] = {
     ColumnType.BYTES: BINARY,
 }
 """Of columns that are made by `sink.types`."""
+_BY_ORIGIN: Final = {Origin.EPOCH: ColumnType.BIGINT, Origin.RECEIVED_AT: ColumnType.TIMESTAMP}
+_BY_FORMAT: Final = {"json": ColumnType.JSON, "bytes": ColumnType.BYTES}
 
 OPTIONS: Final[dict[str, Any]] = {
     f"{dialect}_{option}": value
@@ -89,7 +95,7 @@ def _utc_now(element: utc_now, compiler: SQLCompiler, **_: Any) -> str:
     return "CURRENT_TIMESTAMP"
 
 
-@compiles(utc_now, "postgresql", "cockroachdb")
+@compiles(utc_now, POSTGRESQL)
 def _utc_now_of_postgresql(element: utc_now, compiler: SQLCompiler, **_: Any) -> str:
     return "(CURRENT_TIMESTAMP AT TIME ZONE 'UTC')"
 
@@ -141,7 +147,7 @@ dead_letter: Final = Table(
 )
 
 
-def default_table(target: Target) -> Table:
+def made_table(target: Target) -> Table:
     """The table that is made for a target: the default one, or that of its columns."""
     name = TableName.parse(target.table)
     return Table(
@@ -156,7 +162,7 @@ def default_table(target: Target) -> Table:
 
 def _default_columns(target: Target) -> list[Column[Any]]:
     return [
-        Column("feed", String(FEED_CHARACTERS_MAX), nullable=False),
+        Column("feed", KEY_TEXT, nullable=False),
         Column("epoch", BigInteger, nullable=False),
         Column("received_at", MOMENT, nullable=False),
         Column("payload", PAYLOADS[target.format], nullable=False),
@@ -164,10 +170,20 @@ def _default_columns(target: Target) -> list[Column[Any]]:
 
 
 def _mapped_columns(target: Target) -> list[Column[Any]]:
-    made = dict(made_columns(target))
-    # A text without a bound has no index in MariaDB.
-    keyed = {name: String(FEED_CHARACTERS_MAX) for name in target.key if made.get(name) is ColumnType.TEXT}
+    types = dict(target.types)
+    made = {
+        source.column: ColumnType(types.get(source.column, _type_of(source, target)))
+        for source in target.columns
+    }
+    keyed = {name: KEY_TEXT for name in target.key if made.get(name) is ColumnType.TEXT}
     return [Column(name, keyed.get(name, MADE_TYPES[type_])) for name, type_ in made.items()]
+
+
+def _type_of(source: ColumnSource, target: Target) -> ColumnType:
+    """The type of a column that `sink.types` does not name; text takes whatever a pointer finds."""
+    if source.origin is Origin.RECORD:
+        return _BY_FORMAT.get(target.format, ColumnType.TEXT)
+    return _BY_ORIGIN.get(source.origin, ColumnType.TEXT)
 
 
 def added_columns(dialect: Dialect, shape: TableShape, columns: Mapping[str, ColumnType]) -> dict[str, str]:

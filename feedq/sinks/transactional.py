@@ -37,10 +37,10 @@ from feedq.sinks.base import (
     anybody,
 )
 from feedq.sinks.catalog import Catalog
+from feedq.sinks.checkpoints import LastCommit, decide
 from feedq.sinks.fencing import Fencing
 from feedq.sinks.mapping import ColumnType
 from feedq.sinks.session import SinkSession
-from feedq.sinks.settlement import LastCommit, decide
 from feedq.sinks.sqlstate import ErrorScope
 from feedq.sinks.upkeep import change_checkpoint, checkpoints, dead_letters, drop, preview, replay
 
@@ -129,14 +129,11 @@ class TransactionalSink(ABC):
         self,
         feed: str | None = None,
         *,
-        feed_id: int | None = None,
         ids: Collection[int] = (),
         after: int | None = None,
         limit: int = 50,
     ) -> list[DeadLetter]:
-        return self._do(
-            lambda session, _: dead_letters(session, feed, feed_id, ids=ids, after=after, limit=limit)
-        )
+        return self._do(lambda session, _: dead_letters(session, feed, ids=ids, after=after, limit=limit))
 
     def replay(self, ids: Collection[int], target: Target, *, judge: Judge = anybody) -> Replayed:
         return self._do(lambda session, catalog: replay(session, catalog.inspect(target), ids, judge))

@@ -27,12 +27,10 @@ from feedq.sinks.base import (
     Replayed,
     SuspectRecord,
 )
-from feedq.sinks.bisection import FailedAttempt, bisect
 from feedq.sinks.catalog import Catalog, ReadyRecord, TargetPlan
-from feedq.sinks.cursors import ascii_text, cursor_of
-from feedq.sinks.identity import not_its_own, taken_meanwhile
+from feedq.sinks.checkpoints import ascii_text, cursor_of, not_its_own, taken_meanwhile
 from feedq.sinks.jsontext import UnreadableRecord
-from feedq.sinks.refusals import TargetBroken, TargetBusy, attempt
+from feedq.sinks.refusals import FailedAttempt, TargetBroken, TargetBusy, attempt, bisect
 from feedq.sinks.session import AnswerLost, SinkSession, parameter, parts
 from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now
 
@@ -42,7 +40,6 @@ d = dead_letter.c
 def dead_letters(
     session: SinkSession,
     feed: str | None,
-    feed_id: int | None,
     *,
     ids: Collection[int],
     after: int | None,
@@ -52,8 +49,6 @@ def dead_letters(
     wanted: list[ColumnElement[bool]] = []
     if feed is not None:
         wanted.append(d.feed == feed)
-    if feed_id is not None:
-        wanted.append(d.feed_id == feed_id)
     if after is not None:
         wanted.append(d.id > after)
     statement = _select_dead_letters(session, *wanted).order_by(d.id.desc() if after is None else d.id)

@@ -15,7 +15,7 @@ from feedq.control.store.base import Store
 from feedq.core.model import Feed, FeedSpec, StartCursor, TargetState
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
 from feedq.sinks.base import Checkpoint, CheckpointChange, Judge, Sink, anybody, parse_sink
-from feedq.sinks.identity import owner_of
+from feedq.sinks.checkpoints import owner_of
 
 T = TypeVar("T")
 OpenSink = Callable[[str], AbstractContextManager[Sink]]

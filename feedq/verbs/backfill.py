@@ -19,7 +19,7 @@ from feedq.core.model import BACKFILL_SUFFIX, JSON, Feed, FeedBackfill, FeedSpec
 from feedq.core.values import parse_duration
 from feedq.errors import InvalidInput
 from feedq.sinks.base import Sink, parse_sink
-from feedq.sinks.cursors import check_cursor
+from feedq.sinks.checkpoints import check_cursor
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs import feed_cursor
 from feedq.verbs.actions import live_feed

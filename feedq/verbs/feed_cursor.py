@@ -23,7 +23,7 @@ from feedq.control.store.base import Store
 from feedq.core.model import JSON, ChangedCursor, Feed, FeedSpec, StartCursor
 from feedq.errors import InvalidInput
 from feedq.sinks.base import Checkpoint, CheckpointChange, Sink, parse_sink
-from feedq.sinks.cursors import check_cursor
+from feedq.sinks.checkpoints import check_cursor
 
 Choose = Callable[[JSON], JSON]
 

@@ -16,7 +16,7 @@ from feedq.control.store.postgresql import PostgresStore
 from feedq.core.authorship import require_own
 from feedq.core.model import ChangedCursor, Feed, StartCursor
 from feedq.sinks.base import DeadLetter, Sink, parse_sink
-from feedq.sinks.identity import owner_of
+from feedq.sinks.checkpoints import owner_of
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs import adoption, feed_cursor
 from feedq.verbs.actions import live_feed

@@ -37,7 +37,7 @@ from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
 from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
 from feedq.sinks.base import FeedWrite, Preview, Sink, Target, opened_sink, parse_sink, target_of
-from feedq.sinks.cursors import cursor_text
+from feedq.sinks.checkpoints import cursor_text
 from feedq.verbs.manifest.feed_entry import problems
 from feedq.worker.record_hints import hints
 from feedq.worker.sockets import Sockets

@@ -446,7 +446,7 @@ class SinkConformance(SinkInterrupts):
             fence(sink, feed_id, 1)
             sink.write([write(feed_id, 1, batch(b"a", b"b", b"c", cursor=feed_id))])
         assert [letter.record for letter in sink.dead_letters("feed/1")] == [b"c", b"b", b"a"]
-        assert [letter.record for letter in sink.dead_letters(feed_id=2, limit=1)] == [b"c"]
+        assert [letter.record for letter in sink.dead_letters("feed/2", limit=1)] == [b"c"]
         everything = sink.dead_letters()
         assert [letter.feed_id for letter in everything] == [2, 2, 2, 1, 1, 1]
         assert sink.dead_letters(ids=[everything[1].id, everything[4].id]) == [everything[1], everything[4]]

@@ -448,9 +448,9 @@ def test_a_fence_under_way_elsewhere_blocks_its_feed_only(harness: PostgresSinkH
     with harness.session() as other:
         # Rows that are not there yet, as far as anybody else can see.
         other.execute(
-            "BEGIN; INSERT INTO feedq_checkpoint (environment, feed_id, feed, epoch, owner) "
-            "SELECT 'test', n, 'x', 5, %s FROM generate_series(100, 150) AS n",
-            (str(uuid4()),),
+            "BEGIN; INSERT INTO feedq_checkpoint "
+            "(environment, feed_id, feed, epoch, owner, feed_uuid, installation) "
+            "SELECT 'test', n, 'x', 5, u, u, u FROM generate_series(100, 150) AS n, gen_random_uuid() AS u",
         )
         requests = [request(n, 2) for n in (1, 99, *range(100, 151), 151)]
         outcomes = {o.feed_id: o for o in sink.fence(requests, lock_timeout_s=LOCK_TIMEOUT_S)}

@@ -355,7 +355,7 @@ def test_dead_letters_are_listed_newest_first_by_feed_and_up_to_a_limit(harness:
         fence(sink, feed_id, 1)
         sink.write([write(feed_id, 1, batch(b"a", b"b", b"c", cursor=feed_id))])
     assert [letter.record for letter in sink.dead_letters("feed/1")] == [b"c", b"b", b"a"]
-    assert [letter.record for letter in sink.dead_letters(feed_id=2, limit=1)] == [b"c"]
+    assert [letter.record for letter in sink.dead_letters("feed/2", limit=1)] == [b"c"]
     assert {letter.feed_id for letter in sink.dead_letters()} == {1, 2}
     assert sink.dead_letters("feed/3") == []
     assert harness.sink(environment="other").dead_letters() == []

@@ -21,8 +21,7 @@ from feedq.control.store.worker_session import PostgresSession
 from feedq.core.model import Load
 from feedq.errors import Unavailable
 from feedq.settings import Settings
-from feedq.sinks.postgresql_connection import open_engine
-from feedq.sinks.postgresql_session import PostgresSinkSession
+from feedq.sinks.postgresql_session import PostgresSinkSession, open_engine
 from tests.contract.harness import TTL_S, PostgresHarness
 
 pytestmark = pytest.mark.servers

@@ -37,8 +37,7 @@ from feedq.sinks.base import (
     Written,
     anybody,
 )
-from feedq.sinks.identity import not_its_own, strangers, taken_meanwhile
-from feedq.sinks.settlement import LastCommit, decide
+from feedq.sinks.checkpoints import LastCommit, decide, not_its_own, strangers, taken_meanwhile
 
 IDENTITY: Final = Identity(UUID(int=0), UUID(int=0))
 """Of feeds in tests that are about something else."""
@@ -218,7 +217,6 @@ class MemorySink:
         self,
         feed: str | None = None,
         *,
-        feed_id: int | None = None,
         ids: Collection[int] = (),
         after: int | None = None,
         limit: int = 50,
@@ -229,7 +227,6 @@ class MemorySink:
                 letter
                 for letter in self.tables.dead
                 if feed in (None, letter.feed)
-                and feed_id in (None, letter.feed_id)
                 and (not ids or letter.id in ids)
                 and (after is None or letter.id > after)
             ]

@@ -17,7 +17,7 @@ from feedq.cli import main
 from feedq.connectors.base import parse_options
 from feedq.core.model import JSON, FeedSpec
 from feedq.errors import InvalidInput
-from feedq.sinks.cursors import check_cursor
+from feedq.sinks.checkpoints import check_cursor
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink, MemoryTables
 from tests.unit.command import FakeInvocation

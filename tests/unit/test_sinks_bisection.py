@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.sinks.bisection import FailedAttempt, bisect
+from feedq.sinks.refusals import FailedAttempt, bisect
 
 
 class Table:

@@ -8,14 +8,14 @@ import pytest
 
 from feedq.core.model import Batch
 from feedq.sinks.base import FeedWrite, Target
-from feedq.sinks.groupcommit import by_target
-from feedq.sinks.retryplan import (
+from feedq.sinks.groupcommit import (
     CONFLICTS_MAX,
     CommitMode,
     FailedPart,
     GroupFailed,
     NextStep,
     RetryPlan,
+    by_target,
 )
 from feedq.sinks.sqlstate import ErrorScope
 

@@ -10,7 +10,7 @@ import pytest
 
 from feedq.core.model import Batch, FeedKey
 from feedq.sinks.base import CommitUnknown, FeedWrite, Target, Written
-from feedq.sinks.settlement import LastCommit, decide
+from feedq.sinks.checkpoints import LastCommit, decide
 
 LOST, OTHER, LEFT = uuid4(), uuid4(), uuid4()
 TARGET = Target("t", "json")

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg2 import errors
 
-from feedq.sinks.cursors import cursor_text
-from feedq.sinks.postgresql_connection import driver_url
+from feedq.sinks.checkpoints import cursor_text
+from feedq.sinks.postgresql_session import driver_url
 from feedq.sinks.session import application_name, worker_of
 from feedq.sinks.sqlstate import ErrorScope, classify
 

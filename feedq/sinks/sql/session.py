@@ -16,7 +16,6 @@ from sqlalchemy import (
     and_,
     case,
     insert,
-    inspect,
     or_,
     select,
     tuple_,
@@ -25,8 +24,8 @@ from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import SQLAlchemyError
 
 from feedq.core.model import JSON, FeedKey
-from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
-from feedq.sinks.cursors import ascii_text, cursor_of
+from feedq.sinks.base import DeadRecord, FeedWrite, FenceRequest
+from feedq.sinks.checkpoints import ascii_text, cursor_of
 from feedq.sinks.session import SinkSession, parts
 from feedq.sinks.sql.column_values import Conversion
 from feedq.sinks.sqlstate import ErrorScope
@@ -71,22 +70,6 @@ class SqlSession(SinkSession):
         for table in (checkpoint, dead_letter):
             self.make(table)
 
-    def make(self, table: Table) -> None:
-        """Make a table if it is missing; of two sessions that do so at the same moment, one finds it there."""
-        if self._exists(table):
-            return
-        try:
-            self.begin()
-            table.create(self.connection)
-            self._commit()
-        except SQLAlchemyError:
-            self.rollback()
-            if self.is_broken or not self._exists(table):
-                raise
-
-    def _exists(self, table: Table) -> bool:
-        return inspect(self.connection).has_table(table.name, schema=table.schema)
-
     # -- checkpoints ---------------------------------------------------------------------------------
 
     def lock(self, writes: Sequence[FeedWrite], *, check_at_once: bool) -> set[FeedKey]:
@@ -126,16 +109,6 @@ class SqlSession(SinkSession):
         # The rows are there and locked by us: an upsert changes many of them in one statement, each by values of
         # its own, which UPDATE cannot do. What is not changed is only there since it may not be NULL.
         self.execute(self.upsert(checkpoint, CHECKPOINT_KEY, _advanced), rows)
-
-    def possible_strangers(self, requests: Sequence[FenceRequest]) -> list[Checkpoint]:
-        found: list[Checkpoint] = []
-        self.set_lock_timeout(self.lock_timeout_s)
-        for part in parts(requests):
-            found += self.find_checkpoints(c.feed_id.in_([request.feed_id for request in part]))
-            there = {one.feed_id for one in found}
-            if new := [request.feed for request in part if request.feed_id not in there]:
-                found += self.find_checkpoints(c.feed.in_(new))
-        return found
 
     def raise_epochs(
         self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float

@@ -13,18 +13,16 @@ from sqlalchemy.types import TypeEngine
 
 from feedq.core.passwords import mask_url
 from feedq.errors import InvalidInput
-from feedq.sinks.base import Target
+from feedq.sinks.base import SYSTEM, Target
 from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.groupcommit import GroupCommitSink
-from feedq.sinks.mapping import ColumnType
-from feedq.sinks.reserved import SYSTEM
 from feedq.sinks.sql.column_values import is_binary
 from feedq.sinks.sql.insertplan import InsertPlan
 from feedq.sinks.sql.mysql import MySqlSession
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.sqlite import SqliteSession
 from feedq.sinks.sqlstate import ErrorScope
-from feedq.sinks.table_definitions import added_columns, default_table
+from feedq.sinks.table_definitions import made_table
 from feedq.sinks.target_table import (
     DEFAULT_COLUMNS,
     Column,
@@ -121,9 +119,7 @@ KINDS: Final = {
 class SqlCatalog(Catalog):
     """The targets as a session sees them. Methods raise `SQLAlchemyError`."""
 
-    def __init__(self, session: SqlSession) -> None:
-        super().__init__()
-        self._session = session
+    _session: SqlSession
 
     def judge(self, target: Target, shape: TableShape | None) -> str | None:
         types_ = (TEXT, ("integer",), ("date and time",), PAYLOAD_TYPES[target.format])
@@ -137,7 +133,7 @@ class SqlCatalog(Catalog):
 
     def imagine(self, target: Target) -> tuple[TargetPlan[Any], bool]:
         # Not every database makes tables in a transaction: records are only read and converted.
-        table = default_table(target)
+        table = made_table(target)
         dialect = self._session.connection.dialect
         columns = {
             column.name: _column(column.type.dialect_impl(dialect), not_null=not column.nullable)
@@ -147,7 +143,7 @@ class SqlCatalog(Catalog):
 
     def create(self, target: Target) -> str | None:
         try:
-            self._session.make(default_table(target))
+            self._session.make(made_table(target))
         except SQLAlchemyError as error:
             self._session.rollback()
             if self._session.scope(error) not in (ErrorScope.TARGET, ErrorScope.DATA):
@@ -159,22 +155,6 @@ class SqlCatalog(Catalog):
                 f"({self._session.explain(error)}): create it, or have somebody permit it"
             )
         return None
-
-    def alter(
-        self, target: Target, shape: TableShape, columns: Mapping[str, ColumnType], *, dry_run: bool
-    ) -> list[str]:
-        statements = added_columns(self._session.connection.dialect, shape, columns)
-        for name, statement in () if dry_run else statements.items():
-            try:
-                self._session.begin()
-                self._session.run(statement)
-                self._session.commit()
-            except SQLAlchemyError:
-                self._session.rollback()
-                there = None if self._session.is_broken else self.describe([target]).get(target)
-                if there is None or name not in there.columns:
-                    raise
-        return list(statements.values())
 
     def describe(self, targets: Collection[Target]) -> dict[Target, TableShape]:
         if not targets:

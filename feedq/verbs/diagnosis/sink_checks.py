@@ -16,7 +16,7 @@ from feedq.core.passwords import mask_url
 from feedq.errors import FeedqError, InvalidInput
 from feedq.settings import Settings
 from feedq.sinks.base import Checkpoint, load_sink, opened_sink, parse_sink
-from feedq.sinks.identity import owner_of
+from feedq.sinks.checkpoints import owner_of
 from feedq.verbs.adoption import left_behind
 from feedq.verbs.diagnosis.checks import Check, Level, fail, ok, one_line, warn
 from feedq.verbs.wording import counted, some

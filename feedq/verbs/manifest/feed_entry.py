@@ -30,7 +30,7 @@ from feedq.core.values import (
 )
 from feedq.errors import InvalidInput
 from feedq.sinks.base import parse_sink, target_of
-from feedq.sinks.cursors import check_cursor
+from feedq.sinks.checkpoints import check_cursor
 from feedq.sinks.event_time import event_time_finder
 
 SECRET_OPTIONS = frozenset(

@@ -1,0 +1,177 @@
+"""What a checkpoint says: its cursor as a text, whose it is, and what became of a lost commit. Pure.
+
+Whose a checkpoint is, is asked by the fence only: from then on every write names the commit that the fence left,
+which nobody else has.
+
+A group commit is one transaction: if one of its feeds carries its ``commit_id``, all of it happened. A feed that
+still carries what it was to continue says that nothing of it did. Any other ``commit_id`` tells nothing: a
+successor has taken the feed over, or the sink has gone back, and the feed has to be fenced anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
+
+from feedq.connectors.base import ConnectorOptions
+from feedq.core.model import JSON, FeedKey
+from feedq.errors import Conflict, InvalidInput
+from feedq.records.framing import CURSOR_BYTES_MAX
+from feedq.sinks.base import Checkpoint, CheckpointChange, CommitUnknown, FenceRequest, Written
+
+# The standard library and not orjson: a cursor may be an integer of more than 64 bits.
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+# Escaped down to ASCII: whatever JSON can say comes back as it was, from a text column of any character set.
+_encode_ascii: Final = json.JSONEncoder(allow_nan=False).encode
+_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def cursor_text(cursor: JSON) -> str | None:
+    """A cursor for a jsonb column; None is NULL.
+
+    Raises:
+        ValueError: PostgreSQL could not give it back as it is; the message says why.
+    """
+    if cursor is None:
+        return None
+    if type(cursor) is int:  # most of them, and some thousands a second
+        return str(cursor)
+    try:
+        text = _encode(cursor)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the cursor cannot be kept: {error}") from None
+    if "\\u0000" in text and _NUL.search(text):
+        raise ValueError("the cursor cannot be kept: PostgreSQL has no NUL character in jsonb")
+    return text
+
+
+def ascii_text(cursor: JSON) -> str | None:
+    """A cursor for a text column; None is NULL. Raises `ValueError` for what is not JSON."""
+    if cursor is None:
+        return None
+    try:
+        return _encode_ascii(cursor)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the cursor cannot be kept: {error}") from None
+
+
+def cursor_of(text: str | None) -> JSON:
+    """What `ascii_text` was given."""
+    return None if text is None else json.loads(text)
+
+
+def check_cursor(options: ConnectorOptions, cursor: JSON) -> None:
+    """Raises `InvalidInput` for a cursor that a person gives to a feed with these options, and cannot."""
+    try:
+        size = len(cursor_text(cursor) or "")
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None
+    if size > CURSOR_BYTES_MAX:
+        raise InvalidInput(f"the cursor has {size} bytes, and at most {CURSOR_BYTES_MAX} are kept")
+    try:
+        if cursor is not None:
+            options.check_cursor(cursor)
+    except ValueError as error:
+        raise InvalidInput(f"the cursor {error}") from None
+
+
+def strangers(requests: Sequence[FenceRequest], known: Iterable[Checkpoint]) -> dict[int, str]:
+    """Why some of these feeds may not be fenced, by id; ``known`` are the checkpoints of their ids and names."""
+    by_id: dict[int, Checkpoint] = {}
+    by_name: dict[str, list[Checkpoint]] = {}
+    for checkpoint in known:
+        by_id[checkpoint.feed_id] = checkpoint
+        by_name.setdefault(checkpoint.feed, []).append(checkpoint)
+    found: dict[int, str] = {}
+    for request in requests:
+        if (why := _stranger(request, by_id, by_name)) is not None:
+            found[request.feed_id] = why
+    return found
+
+
+def _stranger(
+    request: FenceRequest, by_id: Mapping[int, Checkpoint], by_name: Mapping[str, Sequence[Checkpoint]]
+) -> str | None:
+    identity = request.identity
+    if (there := by_id.get(request.feed_id)) is not None:
+        if there.feed_uuid == identity.feed:
+            return None
+        return (
+            f"the sink has the checkpoint of another feed under the number {request.feed_id}: {owner_of(there)}. "
+            "Was the control database restored from a backup? Remove this feed and declare it again, and it gets "
+            "another number"
+        )
+    for namesake in by_name.get(request.feed, ()):
+        if namesake.installation != identity.installation:
+            return (
+                f"the sink has a checkpoint of {owner_of(namesake)}, and this one is {identity.installation}. If "
+                f"that is gone, `feedq feed adopt {request.feed}` goes on from its cursor; if it lives, set "
+                "FEEDQ_ENVIRONMENT to another name here, or land in another database"
+            )
+    return None
+
+
+def taken_meanwhile(old: Checkpoint) -> Conflict:
+    return Conflict(
+        f"the checkpoint of {owner_of(old)} is written to at this moment, or was taken by somebody else: stop "
+        "those feeds first, then adopt it again"
+    )
+
+
+def not_its_own(change: CheckpointChange) -> Conflict:
+    return Conflict(
+        f"feed {change.feed!r}: the sink has the checkpoint of another feed under its number {change.feed_id}; "
+        "remove the feed and declare it again, and it gets another number"
+    )
+
+
+def owner_of(checkpoint: Checkpoint) -> str:
+    """Says whose a checkpoint is, in words."""
+    when = checkpoint.updated_at.isoformat(sep=" ", timespec="seconds")
+    return (
+        f"feed {checkpoint.feed!r} of installation {checkpoint.installation} "
+        f"({checkpoint.records} records, last written {when})"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LastCommit:
+    """Says who committed a feed last, and under which epoch the feed is now."""
+
+    epoch: int
+    commit_id: UUID | None
+
+
+def decide(unknown: CommitUnknown, checkpoints: Mapping[int, LastCommit]) -> Written | None:
+    """What the commit did; None when nothing of it happened. ``checkpoints`` is by feed id."""
+    continues = {write.key: write.continues for write in unknown.writes}
+    landed: list[FeedKey] = []
+    untouched: list[FeedKey] = []
+    fenced: list[FeedKey] = []
+    rewound: list[FeedKey] = []
+    for key in unknown.written.landed:
+        last = checkpoints.get(key[0])
+        if last is not None and last.commit_id == unknown.commit_id:
+            landed.append(key)
+        elif last is not None and last.epoch > key[1]:
+            fenced.append(key)
+        elif last is not None and last.epoch == key[1] and continues[key] in (None, last.commit_id):
+            untouched.append(key)
+        else:
+            rewound.append(key)
+    if untouched and not landed:
+        return None
+    written = unknown.written
+    return replace(
+        written,
+        landed={key: written.landed[key] for key in landed},
+        dead={key: n for key, n in written.dead.items() if key in landed},
+        fenced=(*written.fenced, *fenced),
+        # What is untouched beside others that have landed was put back by hand, it alone.
+        rewound=(*written.rewound, *rewound, *untouched),
+    )
