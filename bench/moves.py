@@ -260,9 +260,9 @@ def _changes(stage: Stage) -> Iterator[Figure]:
     cluster, source = stage.cluster, stage.source
     edited, failed, removed = stage.feeds[0], stage.feeds[1], stage.feeds[2]
     before = cluster.epochs(stage.feeds)
-    cluster.feedq("feed", "edit", edited, "--set", "source.idle_timeout_s=77")
+    cluster.feedq("feed", "set", edited, "source.idle_timeout_s=77")
     # Columns of a table that is not there: it cannot run.
-    cluster.feedq("feed", "edit", failed, "--set", "sink.columns.seq=/seq", "--set", "sink.table=missing")
+    cluster.feedq("feed", "set", failed, "sink.columns.seq=/seq", "sink.table=missing")
     cluster.feedq("feed", "remove", removed, "--yes", "--wait")
     cluster.apply([feed("added/one", source.url)])
     wait_until(

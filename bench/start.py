@@ -44,8 +44,8 @@ OPERATIONS = (
     ("pause a tenant", "feed", "pause", "--tenant", "tenant-1", "--yes"),
     ("move ten feeds", "feed", "move", "--match", "*/feed-100?", "--yes"),
     (
-        *("change an option of a tenant", "feed", "edit", "--of-tenant", "tenant-2"),
-        *("--set", "source.idle_timeout_s=30", "--yes"),
+        *("change an option of a tenant", "feed", "set", "--tenant", "tenant-2"),
+        *("source.idle_timeout_s=30", "--yes"),
     ),
     ("what happened in five minutes", "events", "--since", "5m"),
     ("all dead letters", "feed", "dead-letters", "list"),

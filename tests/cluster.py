@@ -292,11 +292,20 @@ class Cluster:
             raise CommandFailed(ran)
         return ran.stdout
 
-    def apply(self, feeds: Sequence[Mapping[str, Any]]) -> str:
-        """Declare feeds with ``feedq apply -f``."""
-        file = self.directory / "feeds.json"
-        file.write_text(json.dumps({"feeds": list(feeds)}))
-        return self.feedq("apply", "-f", str(file))
+    def run_apply(self, **lists: Sequence[Mapping[str, Any]]) -> subprocess.CompletedProcess[str]:
+        """Declare feeds, schedules or queues with ``feedq apply -f``, whatever the outcome."""
+        file = self.directory / "manifest.json"
+        file.write_text(json.dumps({key: list(entries) for key, entries in lists.items()}))
+        return self.run("apply", "-f", str(file))
+
+    def apply(
+        self, feeds: Sequence[Mapping[str, Any]] = (), *, schedules: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """Declare feeds and schedules, which must succeed."""
+        ran = self.run_apply(feeds=feeds, schedules=schedules)
+        if ran.returncode != 0:
+            raise CommandFailed(ran)
+        return ran.stdout
 
     # -- the tables ----------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import click
 from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic import BaseModel, SecretStr
@@ -30,7 +29,7 @@ from pydantic.fields import FieldInfo
 from feedq.celery import fleet_metrics
 from feedq.celery.fleet_metrics import FleetReading, fleet_families
 from feedq.cli import main as main_command
-from feedq.cli import outline, schedule_declare
+from feedq.cli import outline
 from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
 from feedq.connectors.wire.remote import RemoteOptions
 from feedq.control.store.fleet_state import FleetState, JobState
@@ -275,29 +274,8 @@ def _entry_default(field: FieldInfo) -> str:
     return f"`{_number(written) if isinstance(written, float) else written}`"
 
 
-def command_table(command: click.Command) -> str:
-    """The options of a command, from what its help says of them."""
-    lines = ["| option | default | meaning |", "|---|---|---|"]
-    for option in command.params:
-        if (
-            isinstance(option, click.Option)
-            and option.help is not None
-            and option.name not in ("json_", "output", "reason")
-        ):
-            meaning, _, default = option.help.removesuffix("]").partition(" [default: ")
-            if isinstance(option.type, click.Choice):
-                meaning += f" One of {', '.join(f'`{choice}`' for choice in option.type.choices)}."
-            default = "required" if option.required else f"`{default}`" if default else ""
-            lines.append(f"| `{option.opts[0]}` | {default} | {_cell(meaning)} |")
-    return "\n".join(lines)
-
-
 PAGES: dict[str, Callable[[], dict[str, Callable[[], str]]]] = {
     "settings.md": lambda: {"settings": settings_tables},
-    "cli.md": lambda: {
-        f"options of schedule {command.name}": partial(command_table, command)
-        for command in (schedule_declare.add, schedule_declare.edit)
-    },
     "manifest.md": entry_tables,
     "metrics.md": lambda: {"metrics": metrics_table, "metrics of the fleet": fleet_metrics_table},
     "catalogs.md": catalog_tables,

@@ -1,4 +1,4 @@
-"""Declarations as they stand in manifests, a page at a time: what `feedq feed export` prints."""
+"""Declarations as they stand in manifests, a page at a time: what `feedq export` prints."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class ApiSchedules(ApiPart):
             return self._put(spec, {"If-None-Match": "*"})
         except Outdated:
             raise Conflict(
-                f"schedule {spec.name!r} exists already; `feedq schedule edit` changes it"
+                f"schedule {spec.name!r} exists already; `feedq schedule set` changes it"
             ) from None
 
     def edit(self, name: str, spec: ScheduleSpec) -> Schedule:

@@ -41,7 +41,6 @@ from feedq.core.model import (
 )
 from feedq.core.roles import AccessRole, AccessToken
 from feedq.core.selection import ORDER_KEYS, Selection, SelectionOrder
-from feedq.errors import Conflict, Outdated
 from feedq.verbs.bulk import BulkResult, Done
 from feedq.verbs.declaring import Begun, Starts
 from feedq.verbs.manifest.changes import Action, Change
@@ -130,18 +129,6 @@ class ApiFeeds(ApiPart):
 
     def get(self, name: str) -> Feed:
         return self._row(self._api.get("feeds", name)).feed
-
-    def add(self, spec: FeedSpec) -> Feed:
-        only_new = {"If-None-Match": "*"}
-        try:
-            self._api.ask("PUT", "feeds", spec.name, body=plain_feed(spec), headers=only_new)
-        except Outdated:
-            raise Conflict(f"feed {spec.name!r} exists already; `feedq feed edit` changes it") from None
-        return _declared(spec)
-
-    def edit(self, name: str, spec: FeedSpec) -> Feed:
-        made = self._api.ask("PUT", "feeds", name, body=plain_feed(spec))
-        return replace(_declared(spec), generation=made["generation"])
 
     def act_on(
         self, names: Sequence[str], verb: str, *, worker: str | None = None, told: Done = lambda done: None

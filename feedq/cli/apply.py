@@ -163,7 +163,7 @@ def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
       feedq lint -f feeds/
     """
     with collector_paused():
-        declared = _checked(list(_manifests(files)))
+        declared = checked(list(_manifests(files)))
     counts = {key: len(getattr(declared, key)) for key in reader.ENTRIES}
     found = [counted(count, key.removesuffix("s")) for key, count in counts.items() if count]
     answer(invocation, counts, f"{', '.join(found) or 'nothing declared'}: right")
@@ -206,7 +206,7 @@ def _planned(
     if tenant is not None and not prune:
         raise click.UsageError("--tenant limits --prune, and means nothing without it")
     with collector_paused():
-        declared = _checked(list(_manifests(files)))
+        declared = checked(list(_manifests(files)))
         return declared, _plan(invocation, declared, prune=prune, tenant=tenant)
 
 
@@ -215,16 +215,16 @@ def _manifests(files: Sequence[str]) -> Iterator[Manifest]:
     for file in files:
         path = Path(file)
         if file == STDIN or not path.is_dir():
-            yield _read(file)
+            yield read_file(file)
             continue
         found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
         if not found:
             what = f"has no manifest, which is a file that ends in {', '.join(SUFFIXES)}"
             yield Manifest(problems=(ManifestProblem(file, what),))
-        yield from map(_read, map(str, found))
+        yield from map(read_file, map(str, found))
 
 
-def _read(file: str) -> Manifest:
+def read_file(file: str) -> Manifest:
     origin = "standard input" if file == STDIN else os.fsdecode(file)
     try:
         if file == STDIN:
@@ -241,7 +241,7 @@ def _read(file: str) -> Manifest:
         return Manifest(problems=(ManifestProblem(origin, f"is not UTF-8 text (byte {error.start})"),))
 
 
-def _checked(manifests: Sequence[Manifest]) -> Manifest:
+def checked(manifests: Sequence[Manifest]) -> Manifest:
     """Joins the manifests, if all are right. Raises `InvalidInput` with every mistake of every file."""
     joined = reader.join(manifests)
     found = [*joined.problems]
@@ -272,7 +272,7 @@ def _plan(
     if "feeds" in kinds:
         feeds = plan(
             [declaration.spec for declaration in declared.feeds],
-            list(_declared(invocation)),
+            [feed for page in declared_feeds(invocation) for feed in page],
             keep_target={d.spec.name for d in declared.feeds if not d.says_target},
             prune=prune,
             tenant=tenant,
@@ -295,10 +295,11 @@ def _plan(
     return DeclarationChanges(changes, unchanged)
 
 
-def _declared(invocation: Invocation) -> Iterator[Feed]:
+def declared_feeds(invocation: Invocation, *, tenant: str | None = None) -> Iterator[list[Feed]]:
+    """All feeds, a page at a time: the declarations of a hundred thousand do not fit into a small container."""
     after = ""
-    while page := invocation.store.feeds.declared(after=after):
-        yield from page
+    while page := invocation.store.feeds.declared(tenant=tenant, after=after):
+        yield page
         after = page[-1].name
 
 

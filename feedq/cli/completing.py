@@ -29,21 +29,17 @@ GROUPS: Final = ("feed", "worker", "schedule")
 OPTIONS: Final = {
     "feed": "feed",
     "tenant": "tenant",
-    "of_tenant": "tenant",
     "worker": "worker",
     "target": "worker",
 }
 """Options that are a name, by the names of their parameters."""
-_OTHERS: Final = {("feed", "add"), ("schedule", "add")}
-"""Commands whose name is a new one."""
-
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def completion_of(path: tuple[str, ...], parameter: str, *, is_option: bool) -> Complete | None:
     """What completes this parameter of the command with this path; None: nothing does."""
     kind = OPTIONS.get(parameter) if is_option else path[0] if parameter in ("name", "names") else None
-    if kind not in QUERIES or (not is_option and (path in _OTHERS or path[1:2] == ("queue",))):
+    if kind not in QUERIES:
         return None
     return lambda ctx, param, incomplete: names(kind, incomplete)
 

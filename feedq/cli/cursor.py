@@ -38,7 +38,7 @@ _change_options = decorated(
 )
 
 
-@click.group(short_help="Where a feed stands in its source: show, set, reset, rewind.")
+@click.group(short_help="Where a feed stands in its source: show, set, rewind.")
 def cursor() -> None:
     """Where a feed stands in its source, and how to have it go on from elsewhere, while it runs.
 
@@ -93,26 +93,15 @@ def set_(invocation: Invocation, *, name: str, value: str, **given: Any) -> None
 
 @cursor.command()
 @click.argument("name")
-@_change_options
-@pass_invocation
-def reset(invocation: Invocation, *, name: str, **given: Any) -> None:
-    """Begin again where the feed began.
-
-    \b
-    Example:
-      feedq feed cursor reset acme/orders
-    """
-    _change(invocation, name, "reset", {}, **given)
-
-
-@cursor.command()
-@click.argument("name")
 @click.option("--records", type=click.IntRange(min=1), metavar="NUMBER", help="So many records back.")
 @click.option("--to", metavar="TIME", help="To this time, such as 2026-12-01T08:00Z, or so long ago: 90m.")
+@click.option("--to-start", is_flag=True, help="To where the feed began.")
 @_change_options
 @pass_invocation
-def rewind(invocation: Invocation, *, name: str, records: int | None, to: str | None, **given: Any) -> None:
-    """Go back, by records or to a time, where the cursors of the connector tell.
+def rewind(
+    invocation: Invocation, *, name: str, records: int | None, to: str | None, to_start: bool, **given: Any
+) -> None:
+    """Go back: to where the feed began or, if the connector's cursors allow it, by records or to a time.
 
     Records that the source sends again land a second time, unless the sink has a `key`.
 
@@ -120,9 +109,13 @@ def rewind(invocation: Invocation, *, name: str, records: int | None, to: str | 
     Example:
       feedq feed cursor rewind acme/orders --records 1000
       feedq feed cursor rewind acme/ticks --to 90m
+      feedq feed cursor rewind acme/orders --to-start
     """
-    if (records is None) == (to is None):
-        raise click.UsageError("say either --records or --to")
+    if (records is not None) + (to is not None) + to_start != 1:
+        raise click.UsageError("say one of --records, --to and --to-start")
+    if to_start:
+        _change(invocation, name, "reset", {}, **given)
+        return
     at = None
     if to is not None:
         try:

@@ -28,7 +28,7 @@ ids_argument = click.argument("ids", nargs=-1, type=LETTER_ID, metavar="[ID]..."
 all_option = click.option("--all", "all_", is_flag=True, help="All of the feed's, instead of naming each.")
 
 
-@click.group("dead-letters", short_help="Records that the database refused: list, show, replay, drop.")
+@click.group("dead-letters", short_help="Records that the database refused: list, replay, drop.")
 def dead_letters() -> None:
     """Records that the database refused, kept in the feed's sink with the reason.
 
@@ -41,20 +41,25 @@ def dead_letters() -> None:
 
 @dead_letters.command("list")
 @click.argument("name", required=False)
+@ids_argument
 @selection_options
 @limit_option(50)
 @pass_invocation
-def list_(invocation: Invocation, *, name: str | None, limit: int, **chosen: Any) -> None:
-    """The refused records of a feed, newest first; without a name, the feeds that have had some refused, each with
-    the latest reason.
+def list_(invocation: Invocation, *, name: str | None, ids: Sequence[int], limit: int, **chosen: Any) -> None:
+    """The refused records of a feed, newest first, or those with these ids, whole; without a name, the feeds that
+    have had some refused, each with the latest reason.
 
     \b
     Example:
       feedq feed dead-letters list
       feedq feed dead-letters list acme/orders --limit 10
+      feedq feed dead-letters list acme/orders 17
     """
     if name is None:
         _list_feeds(invocation, selection_of(**chosen), limit)
+        return
+    if ids:
+        _show(invocation, name, ids)
         return
     letters = invocation.sink_verbs.letters(name, limit=limit)
     now = invocation.clock.now()
@@ -66,6 +71,32 @@ def list_(invocation: Invocation, *, name: str | None, limit: int, **chosen: Any
         TableColumn("RECORD", lambda letter: cut(_text(letter.record), TEXT_WIDTH)),
     ]
     answer_list(invocation, letters, dead_letter_row, columns, empty=f"{name} has no dead letters")
+
+
+def _show(invocation: Invocation, name: str, ids: Sequence[int]) -> None:
+    letters = invocation.sink_verbs.letters(name, ids=ids, limit=len(ids))
+    if missing := sorted({*ids} - {letter.id for letter in letters}):
+        raise NotFound(f"{name} has no dead letter {missing[0]}")
+
+    def write() -> None:
+        for position, letter in enumerate(letters):
+            if position:
+                click.echo()
+            write_lines(
+                detail_lines(
+                    [
+                        ("id", str(letter.id)),
+                        ("feed", letter.feed),
+                        ("at", stamp(letter.at)),
+                        ("epoch", str(letter.epoch)),
+                        ("cursor", as_json(letter.cursor)),
+                        ("error", letter.error),
+                        ("record", _text(letter.record)),
+                    ]
+                )
+            )
+
+    answer(invocation, map(dead_letter_row, letters), write)
 
 
 def _list_feeds(invocation: Invocation, selection: Selection, limit: int) -> None:
@@ -88,35 +119,6 @@ def _list_feeds(invocation: Invocation, selection: Selection, limit: int) -> Non
 def _feed_document(view: FeedView) -> dict[str, Any]:
     row = feed_row(view)
     return {key: row[key] for key in ("name", "dead_letters_total", "dead_letter_at", "dead_letter_error")}
-
-
-@dead_letters.command()
-@click.argument("name")
-@click.argument("letter_id", type=LETTER_ID, metavar="ID")
-@pass_invocation
-def show(invocation: Invocation, *, name: str, letter_id: int) -> None:
-    """One refused record, whole, with the reason.
-
-    \b
-    Example:
-      feedq feed dead-letters show acme/orders 17
-    """
-    letters = invocation.sink_verbs.letters(name, ids=[letter_id])
-    if not letters:
-        raise NotFound(f"{name} has no dead letter {letter_id}")
-    (letter,) = letters
-    lines = detail_lines(
-        [
-            ("id", str(letter.id)),
-            ("feed", letter.feed),
-            ("at", stamp(letter.at)),
-            ("epoch", str(letter.epoch)),
-            ("cursor", as_json(letter.cursor)),
-            ("error", letter.error),
-            ("record", _text(letter.record)),
-        ]
-    )
-    answer(invocation, dead_letter_row(letter), lambda: write_lines(lines))
 
 
 @dead_letters.command()

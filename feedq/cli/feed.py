@@ -13,8 +13,8 @@ import click
 from feedq.cli.choosing import explained, none_match, selection_of, selection_options
 from feedq.cli.cursor import cursor
 from feedq.cli.dead_letters import dead_letters
+from feedq.cli.declare import edit_feed, set_feeds
 from feedq.cli.feed_backfill import backfill
-from feedq.cli.feed_declare import add, edit, export
 from feedq.cli.feed_test import feed_test
 from feedq.cli.feed_verbs import move, pause, remove, restart, resume
 from feedq.cli.invocation import (
@@ -40,7 +40,7 @@ TIME_WIDTH = len("2026-12-01T08:00:00.123")
 
 
 @click.group(
-    short_help="Add, test, list, show, edit, pause, resume, restart, move, adopt, remove; cursors, dead letters."
+    short_help="List, show, test, set, edit, pause, resume, restart, move, adopt, remove; cursors, dead letters."
 )
 def feed() -> None:
     """Feeds, by name or by what they have in common.
@@ -53,9 +53,8 @@ def feed() -> None:
 
 
 for _command in (
-    add,
-    edit,
-    export,
+    set_feeds,
+    edit_feed,
     feed_test,
     dead_letters,
     cursor,

@@ -18,28 +18,17 @@ CURSOR_WIDTH: Final = 40
 WAIT_S: Final = 86_400.0
 
 
-class BeginsByName(click.Group):
-    """A group in which the name of a feed stands for `begin` and that name."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            args = ["begin", *args]
-        return super().resolve_command(ctx, args)
-
-
-@click.group(cls=BeginsByName, short_help="Import again from one cursor to another, beside the live stream.")
+@click.group(short_help="Import again from one cursor to another, beside the live stream.")
 def backfill() -> None:
     """Land the records from one cursor to another again, beside the live stream, which goes on.
 
     It has a lease and a checkpoint of its own, and lands into the same table by `key`: what is there already
-    stays, or is put right with `on_conflict: update`. `feedq feed backfill NAME` is short for `begin NAME`.
+    stays, or is put right with `on_conflict: update`.
 
     \b
     Example:
-      feedq feed backfill acme/orders --from 1000 --to 250000 --wait
-      feedq feed backfill list
+      feedq feed backfill begin acme/orders --from 1000 --to 250000 --wait
+      feedq feed backfill show
     """
 
 
@@ -102,40 +91,21 @@ def begin(
         raise FeedqError(f"the backfill of {name} was cancelled: see `feedq events --feed {name}`")
 
 
-@backfill.command("list")
-@click.option("--tenant", help="Only those of this tenant.")
-@shows
-def list_(invocation: Invocation, *, tenant: str | None) -> None:
-    """The backfills that are under way.
-
-    \b
-    Example:
-      feedq feed backfill list
-    """
-    columns: list[TableColumn[Mapping[str, Any]]] = [
-        TableColumn("FEED", lambda row: row["name"]),
-        state("STATUS", lambda row: row["status"]),
-        number("DONE", lambda row: _percent(row)),
-        number("RECORDS", lambda row: f"{row['records']:,}"),
-        number("ROWS/S", lambda row: f"{row['rows_per_s']:,.1f}"),
-        TableColumn("WORKER", lambda row: row["worker"]),
-        TableColumn("CURSOR", lambda row: cut(show_cursor(row["cursor"]), CURSOR_WIDTH)),
-        TableColumn("TO", lambda row: cut(show_cursor(row["ends_at"]), CURSOR_WIDTH)),
-    ]
-    found: list[Mapping[str, Any]] = [*invocation.sink_verbs.backfills.running(tenant=tenant)]
-    answer_list(invocation, found, dict, columns, empty="no backfill is under way")
-
-
 @backfill.command()
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option("--tenant", help="Without a name: only those of this tenant.")
 @shows
-def show(invocation: Invocation, *, name: str) -> None:
-    """The backfill of a feed, or how its last one ended.
+def show(invocation: Invocation, *, name: str | None, tenant: str | None) -> None:
+    """The backfill of a feed, or how its last one ended; without a name, all that are under way.
 
     \b
     Example:
+      feedq feed backfill show
       feedq feed backfill show acme/orders --watch
     """
+    if name is None:
+        _list(invocation, tenant)
+        return
     row = invocation.sink_verbs.backfills.of(name)
     lines = detail_lines(
         [
@@ -155,6 +125,21 @@ def show(invocation: Invocation, *, name: str) -> None:
         ]
     )
     answer(invocation, row, lambda: write_lines(lines))
+
+
+def _list(invocation: Invocation, tenant: str | None) -> None:
+    columns: list[TableColumn[Mapping[str, Any]]] = [
+        TableColumn("FEED", lambda row: row["name"]),
+        state("STATUS", lambda row: row["status"]),
+        number("DONE", lambda row: _percent(row)),
+        number("RECORDS", lambda row: f"{row['records']:,}"),
+        number("ROWS/S", lambda row: f"{row['rows_per_s']:,.1f}"),
+        TableColumn("WORKER", lambda row: row["worker"]),
+        TableColumn("CURSOR", lambda row: cut(show_cursor(row["cursor"]), CURSOR_WIDTH)),
+        TableColumn("TO", lambda row: cut(show_cursor(row["ends_at"]), CURSOR_WIDTH)),
+    ]
+    found: list[Mapping[str, Any]] = [*invocation.sink_verbs.backfills.running(tenant=tenant)]
+    answer_list(invocation, found, dict, columns, empty="no backfill is under way")
 
 
 @backfill.command()

@@ -60,6 +60,7 @@ class Root(click.Group):
         "diff": "feedq.cli.apply:diff",
         "lint": "feedq.cli.apply:lint",
         "schema": "feedq.cli.apply:schema",
+        "export": "feedq.cli.export:export",
         "sync": "feedq.cli.sync:sync",
         "feed": "feedq.cli.feed:feed",
         "schedule": "feedq.cli.schedule:schedule",

@@ -8,6 +8,7 @@ from itertools import islice
 
 import click
 
+from feedq.cli.declare import edit_schedule, set_schedules
 from feedq.cli.invocation import (
     Invocation,
     changes,
@@ -18,10 +19,8 @@ from feedq.cli.invocation import (
 )
 from feedq.cli.options import duration, moment
 from feedq.cli.output import answer, answer_done, answer_list, write_lines, write_table
-from feedq.cli.schedule_declare import add, edit, export
-from feedq.cli.schedule_limits import queue
 from feedq.cli.schedule_ticks import backfill, next_, trigger, zone_of
-from feedq.cli.tables import run_columns, schedule_columns
+from feedq.cli.tables import QUEUE_COLUMNS, run_columns, schedule_columns
 from feedq.core.authorship import give_reason
 from feedq.core.schedule.entries import plain_schedule
 from feedq.core.schedule.model import RunState, Schedule, ScheduleState, ScheduleView
@@ -29,7 +28,7 @@ from feedq.errors import InvalidInput, Unreadable
 from feedq.verbs import documents
 from feedq.verbs.report.details import DetailLine, detail_lines, standing_lines
 from feedq.verbs.report.masking import masked
-from feedq.verbs.report.rows import run_row, schedule_document, schedule_row
+from feedq.verbs.report.rows import queue_row, run_row, schedule_document, schedule_row
 from feedq.verbs.wording import counted
 
 PAGE = 1_000
@@ -41,18 +40,20 @@ PAUSE_MAX_S = 100 * 366 * 86_400.0
 """Longer than that is for ever."""
 
 
-@click.group(short_help="Jobs once per tick: add, show, next, runs, trigger, backfill, pause, queues.")
+@click.group(
+    short_help="Jobs once per tick: list, show, next, runs, set, edit, trigger, backfill, pause, cancel; queues."
+)
 def schedule() -> None:
     """Jobs that are run once per tick on the whole cluster: cron, intervals, or once.
 
     \b
     Example:
-      feedq schedule add acme/cleanup --task acme.jobs.cleanup --cron "0 2 * * *" --zone Europe/Berlin
+      feedq apply -f schedules.yaml
       feedq schedule show acme/cleanup
     """
 
 
-for _command in (add, edit, export, next_, trigger, backfill, queue):
+for _command in (set_schedules, edit_schedule, next_, trigger, backfill):
     schedule.add_command(_command)
 
 
@@ -80,7 +81,7 @@ def list_(invocation: Invocation, *, prefix: str, state: str | None, limit: int)
     wanted = None if state is None else ScheduleState(state)
     found = list(islice(_views(invocation, prefix, state=wanted, most=limit + 1), limit + 1))
     shown = found[:limit]
-    empty = "no schedules; declare some with `feedq apply` or `feedq schedule add`"
+    empty = "no schedules; declare some with `feedq apply`"
     answer_list(invocation, shown, schedule_row, schedule_columns(invocation.clock.now()), empty=empty)
     if len(found) > limit:
         click.echo(f"these are the first {limit:,}; --limit shows more, --prefix others", err=True)
@@ -152,6 +153,19 @@ def runs(invocation: Invocation, *, name: str | None, states: Sequence[str], lim
     found = invocation.jobs.schedules.runs(name, states=[RunState(state) for state in states], limit=limit)
     columns = run_columns(invocation.clock.now(), of_one=name is not None)
     answer_list(invocation, found, run_row, columns, empty="no runs")
+
+
+@schedule.command()
+@pass_invocation
+def queues(invocation: Invocation) -> None:
+    """The job queues that have limits, or runs that wait or run. Limits stand in a manifest, under `queues`.
+
+    \b
+    Example:
+      feedq schedule queues
+    """
+    empty = "no queue has limits, or runs that wait or run"
+    answer_list(invocation, invocation.jobs.queues.listed(), queue_row, QUEUE_COLUMNS, empty=empty)
 
 
 # -- changing ----------------------------------------------------------------------------------------
@@ -227,32 +241,31 @@ def remove(invocation: Invocation, *, names: Sequence[str], yes: bool) -> None:
 
 
 @schedule.command()
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option(
+    "--run",
+    "run_id",
+    type=click.IntRange(1, 2**63 - 1),
+    help="One run, by the id that `feedq schedule runs` shows.",
+)
 @changes
-def purge(invocation: Invocation, *, name: str) -> None:
-    """Cancel the waiting runs of a schedule; what runs goes on.
+def cancel(invocation: Invocation, *, name: str | None, run_id: int | None) -> None:
+    """Cancel the waiting runs of a schedule, or one run; a job under way is told, and has to obey.
 
     \b
     Example:
-      feedq schedule purge acme/cleanup
+      feedq schedule cancel acme/cleanup
+      feedq schedule cancel --run 4711
     """
-    cancelled = invocation.jobs.schedules.purge(name)
-    text = f"{name}: {counted(cancelled, 'waiting run')} cancelled"
-    answer(invocation, {"name": name, "cancelled": cancelled}, text)
-
-
-@schedule.command()
-@click.argument("run_id", type=click.IntRange(1, 2**63 - 1))
-@changes
-def cancel(invocation: Invocation, *, run_id: int) -> None:
-    """Cancel one run, by the id that `feedq schedule runs` shows. A job under way is told, and has to obey.
-
-    \b
-    Example:
-      feedq schedule cancel 4711
-    """
-    run = invocation.jobs.schedules.cancel_run(run_id)
-    answer(invocation, run_row(run), f"run {run.id} ({run.schedule}/{run.key}) {run.state}")
+    if (name is None) == (run_id is None):
+        raise click.UsageError("say either the NAME of a schedule or --run")
+    if name is not None:
+        cancelled = invocation.jobs.schedules.purge(name)
+        text = f"{name}: {counted(cancelled, 'waiting run')} cancelled"
+        answer(invocation, {"name": name, "cancelled": cancelled}, text)
+    elif run_id is not None:
+        run = invocation.jobs.schedules.cancel_run(run_id)
+        answer(invocation, run_row(run), f"run {run.id} ({run.schedule}/{run.key}) {run.state}")
 
 
 def _each(invocation: Invocation, names: Sequence[str], act: Callable[[Schedule], object]) -> None:

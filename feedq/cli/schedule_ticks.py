@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from math import inf
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
 
+from feedq.cli.declare import declared_schedule, with_assignments
 from feedq.cli.invocation import Invocation, changes, pass_invocation, yes_option
-from feedq.cli.options import duration, moment
+from feedq.cli.options import assigned, duration, moment, split_words
 from feedq.cli.output import TableColumn, answer, write_table
-from feedq.cli.schedule_declare import (
-    arguments_options,
-    read_arguments,
-    read_spec,
-    timing_options,
-    with_options,
-)
 from feedq.cli.tables import warn_unserved
-from feedq.core.schedule.entries import TIMING_KEYS, job_with
-from feedq.core.schedule.model import Cron, Run, RunState, ScheduleSpec, ScheduleState, Timing
+from feedq.core.schedule.entries import ScheduleEntry, job_with
+from feedq.core.schedule.model import Cron, Job, Run, RunState, ScheduleSpec, ScheduleState, Timing
 from feedq.core.schedule.timing import delayed, past_ticks, ticks_after
-from feedq.core.values import DEFAULT_ZONE, check_zone, instant
-from feedq.errors import InvalidInput
+from feedq.core.values import DEFAULT_ZONE, instant
 from feedq.verbs.report.rows import run_row
 from feedq.verbs.wording import ERROR_WIDTH, counted, cut, printable, timing_words, why_run
 
@@ -46,26 +38,23 @@ class TickPreview:
 
 
 @click.command("next", short_help="The ticks to come, in UTC and on the clock of the zone.")
-@click.argument("name", required=False)
+@click.argument("names", nargs=-1, metavar="[NAME] [KEY=VALUE]...")
 @click.option("--count", type=click.IntRange(1, 1_000), default=20, show_default=True, help="How many.")
 @click.option("--from", "begin", metavar="TIME", help="Those from this time on. [default: now]")
-@timing_options
 @pass_invocation
-def next_(
-    invocation: Invocation, /, *, name: str | None, count: int, begin: str | None, **timing: Any
-) -> None:
-    """The next ticks of a schedule, or of an expression to try: in UTC and on the clock of its zone.
+def next_(invocation: Invocation, *, names: Sequence[str], count: int, begin: str | None) -> None:
+    """The next ticks of a schedule: in UTC and on the clock of its zone.
 
-    Where clocks are changed between two of them, a note says so. Nothing is fired.
+    With KEY=VALUE, as for `feedq schedule set`, those that it would have; without a name, those of a timing to
+    try. Where clocks are changed between two of them, a note says so. Nothing is fired.
 
     \b
     Example:
       feedq schedule next acme/cleanup --count 5
-      feedq schedule next --cron "30 2 * * *" --zone Europe/Berlin --from 2027-03-26
+      feedq schedule next cron="30 2 * * *" zone=Europe/Berlin --from 2027-03-26
     """
-    given = {key: value for key, value in timing.items() if value is not None}
-    spec, schedule_id, state = _chosen(invocation, name, given)
-    zone = checked_zone(given.get("zone") or zone_of(spec.timing))
+    spec, schedule_id, state = _chosen(invocation, *split_words(names))
+    zone = zone_of(spec.timing)
     after = invocation.clock.now() if begin is None else moment(begin, zone, option="--from")
     if begin is not None:
         # A tick at that very time is one of them.
@@ -86,33 +75,25 @@ def next_(
 
 
 def _chosen(
-    invocation: Invocation, name: str | None, timing: Mapping[str, Any]
+    invocation: Invocation, names: Sequence[str], assignments: Sequence[str]
 ) -> tuple[ScheduleSpec, int, ScheduleState]:
-    """Finds the schedule of this name, with its id and state, or makes one of the timing that is to be tried."""
-    if timing.keys() & TIMING_KEYS.keys():
-        spec = read_spec(with_options({"name": name or TRIED, "task": TRIED}, timing))
-        return spec, 0, ScheduleState.ACTIVE
-    if name is None:
-        raise click.UsageError("say which: the NAME of a schedule, or --cron, --every or --at to try")
-    if others := timing.keys() - {"zone"}:
-        option = min(others).replace("_", "-")
-        raise click.UsageError(f"--{option} goes with --cron, --every or --at, and not with a schedule")
-    schedule = invocation.jobs.schedules.get(name)
-    return schedule.spec, schedule.id, schedule.state
+    """The schedule of this name as it is or would be, with its id and state; or a timing that is to be tried."""
+    if len(names) > 1 or not (names or assignments):
+        raise click.UsageError("say which: the NAME of one schedule, or a timing to try, such as cron=@daily")
+    if not names:
+        keys = assigned({"name": TRIED, "task": TRIED}, assignments, ScheduleEntry)
+        spec, schedule_id, state = ScheduleEntry.valid(keys).spec, 0, ScheduleState.ACTIVE
+    else:
+        found = invocation.jobs.schedules.get(names[0])
+        spec, schedule_id, state = found.spec, found.id, found.state
+        if assignments:
+            spec = with_assignments(declared_schedule(invocation, names[0]), assignments)
+    return spec, schedule_id, state
 
 
 def zone_of(timing: Timing) -> str:
     """Finds the zone on whose clock people read a schedule's times."""
     return timing.zone if isinstance(timing, Cron) else DEFAULT_ZONE
-
-
-def checked_zone(zone: str) -> str:
-    """Finds a zone by name. Raises `InvalidInput` when there is no such zone."""
-    try:
-        check_zone(zone)
-    except ValueError as error:
-        raise InvalidInput(f"--zone: {error}") from None
-    return zone
 
 
 def previews(spec: ScheduleSpec, *, schedule_id: int, after: datetime, zone: str) -> Iterator[TickPreview]:
@@ -189,8 +170,8 @@ def _document(
 
 @click.command(short_help="Run a schedule's job now, and wait for it if need be.")
 @click.argument("name")
+@click.argument("assignments", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--key", help="Triggered again with the same key, no other run is made: it shows that of then.")
-@arguments_options
 @click.option(
     "--wait", is_flag=True, help="Return only once it has ended; exit status 1 unless it succeeded."
 )
@@ -198,30 +179,23 @@ def _document(
 @changes
 def trigger(
     invocation: Invocation,
-    /,
     *,
     name: str,
+    assignments: Sequence[str],
     key: str | None,
-    args: str | None,
-    kwargs: str | None,
-    named: Sequence[str],
     wait: bool,
     timeout: str | None,
 ) -> None:
     """Run a schedule's job now, whatever its timing, even while it is paused; under its overlap policy.
 
-    Arguments given here stand in for those declared: --args and --kwargs as a whole, --arg one by one.
+    args=… and kwargs.KEY=… stand in for the arguments that are declared, for this run.
 
     \b
     Example:
-      feedq schedule trigger acme/cleanup --key release-4.2 --arg days=7 --wait
+      feedq schedule trigger acme/cleanup kwargs.days=7 --key release-4.2 --wait
     """
     timeout_s = inf if timeout is None else duration(timeout, option="--timeout")
-    job = None
-    if args is not None or kwargs is not None or named:
-        spec = invocation.jobs.schedules.get(name).spec
-        given = read_arguments(args=args, kwargs=kwargs, named=named, before=spec.job.kwargs)
-        job = job_with(spec, args=given.get("args"), kwargs=given.get("kwargs"))
+    job = _job_with(invocation, name, assignments) if assignments else None
     run = invocation.jobs.schedules.trigger(name, key=key, job=job)
     if not run.state.is_final:
         warn_unserved(invocation.jobs, [name])
@@ -233,6 +207,16 @@ def trigger(
     refused = run.state.is_final and run.state is not RunState.SUCCEEDED
     if refused and (wait or run.state is RunState.SKIPPED_OVERLAP):
         raise SystemExit(1)
+
+
+def _job_with(invocation: Invocation, name: str, assignments: Sequence[str]) -> Job:
+    if others := [one for one in assignments if not one.startswith(("args=", "kwargs=", "kwargs."))]:
+        raise click.UsageError(
+            f"{others[0].partition('=')[0]}: only args and kwargs can be given for one run"
+        )
+    spec = invocation.jobs.schedules.get(name).spec
+    declared = {"args": list(spec.job.args), "kwargs": dict(spec.job.kwargs)}
+    return job_with(spec, **assigned(declared, assignments, ScheduleEntry))
 
 
 def _ended(invocation: Invocation, run: Run, *, timeout_s: float) -> Run:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from feedq.control.store.postgresql import JobStore
 
 WARNINGS_MAX = 10
-NO_FEEDS = "no feeds; declare some with `feedq apply` or `feedq feed add`"
+NO_FEEDS = "no feeds; declare some with `feedq apply`"
 NO_WORKERS = "no workers; start one with `celery -A feedq worker`, or everything with `feedq up`"
 
 

@@ -220,7 +220,7 @@ ENDED: Final = {EventKind.BACKFILL_FINISHED: "finished", EventKind.BACKFILL_CANC
 
 
 def backfill_row(feed: Feed, view: FeedView | None = None) -> dict[str, Any]:
-    """One line of `feedq feed backfill list --json`."""
+    """One line of `feedq feed backfill show --json`."""
     row = dict.fromkeys(
         ("worker", "because", "part", "rows_per_s", "limit_rows_per_s", "begun_at", "ended_at")
     )

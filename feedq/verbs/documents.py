@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, NoReturn
@@ -68,6 +69,28 @@ def read(text: str, *, lists: Sequence[str]) -> Iterator[Document]:
             yield from found
             return
     yield from _yaml_documents(body, lists)
+
+
+def read_value(text: str) -> Any:
+    """One value as a line of a command has it. Raises `DocumentError`.
+
+    What begins with a brace, a bracket or a quote is YAML. A plain word or number means what it means there, and
+    any other text is itself: ``*/5 * * * *`` needs no quotes.
+    """
+    with _explained():
+        if text[:1] in ("{", "[", '"', "'"):
+            _check_depth(text)
+            loader = _Loader(text)
+            try:
+                node = loader.get_single_node()
+                _check_nodes(node)
+                return loader.construct_document(node)
+            finally:
+                loader.dispose()
+        plain = _Loader("")
+        return plain.construct_document(
+            yaml.ScalarNode(plain.resolve(yaml.ScalarNode, text, (True, False)), text)
+        )
 
 
 def dump(value: Any) -> str:
@@ -194,8 +217,23 @@ for _kind, (_pattern, _first) in _CORE_TYPES.items():
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node), 10))
 
 
-def _yaml_documents(text: str, lists: Sequence[str]) -> Iterator[Document]:
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Raises `DocumentError` for whatever is wrong with YAML."""
     try:
+        yield
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = ": ".join(part for part in (error.context, error.problem) if part)
+        raise DocumentError(None if mark is None else mark.line + 1, f"no valid YAML: {what}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise DocumentError(None, f"no valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise DocumentError(None, "nested too deep through aliases") from None
+
+
+def _yaml_documents(text: str, lists: Sequence[str]) -> Iterator[Document]:
+    with _explained():
         _check_depth(text)
         loader = _Loader(text)
         try:
@@ -207,14 +245,6 @@ def _yaml_documents(text: str, lists: Sequence[str]) -> Iterator[Document]:
                     yield document
         finally:
             loader.dispose()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what = ": ".join(part for part in (error.context, error.problem) if part)
-        raise DocumentError(None if mark is None else mark.line + 1, f"no valid YAML: {what}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise DocumentError(None, f"no valid YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise DocumentError(None, "nested too deep through aliases") from None
 
 
 def _check_depth(text: str) -> None:

@@ -30,7 +30,7 @@ def add_columns(store: Store, sink: Sink, view: FeedView) -> list[str]:
     if drift is not Drift.ADD:
         raise Conflict(
             f"feed {view.feed.name!r}: sink.drift is {drift}, so nothing would fill new columns: set it to add "
-            "(`feedq feed edit NAME --set sink.drift=add`), or map the fields in sink.columns"
+            "(`feedq feed set NAME sink.drift=add`), or map the fields in sink.columns"
         )
     if wanted := _added(sink, view, dry_run=True):
         # Before it is done: the feed may have changed hands meanwhile, and then nothing is.

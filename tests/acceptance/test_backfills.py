@@ -86,7 +86,7 @@ def test_what_is_missing_lands_once_although_its_worker_is_killed_twice(desk: De
     asked = ("begin", LIVE, "--from", "0", "--to", str(upto), "--rows-per-s", "4000", "--key", "once")
     begun = desk.ask(*asked)
     assert (begun["begins_after"], begun["ends_at"], begun["limit_rows_per_s"]) == (0, upto, 4_000.0)
-    refused = desk.cluster.run("feed", "backfill", LIVE, "--from", "0")
+    refused = desk.cluster.run("feed", "backfill", "begin", LIVE, "--from", "0")
     assert (refused.returncode, "has a backfill already" in refused.stderr) == (1, True)
     for part in (4, 2):
         desk.wait_landed(upto, upto // part)
@@ -116,7 +116,7 @@ def test_one_that_is_cancelled_while_its_worker_is_frozen_leaves_room_for_the_ne
     frozen.kill("SIGCONT")
     assert (ended["status"], ended["records"]) == ("finished", upto)
     assert desk.rows(upto) == (upto, upto, 0)
-    assert desk.ask("list") == []
+    assert desk.ask("show") == []
 
 
 def lands_between(

@@ -165,7 +165,7 @@ def test_a_worker_that_is_killed_at_once_leaves_the_new_cursor_to_its_successor(
 def test_a_paused_feed_is_reset_and_begins_where_its_source_begins(bench: Bench) -> None:
     bench.wait_landed(BESIDE, BACK)
     bench.cluster.feedq("feed", "pause", BESIDE, "--wait")
-    assert bench.ask("reset", BESIDE, "--yes")["after"] is None
+    assert bench.ask("rewind", BESIDE, "--to-start", "--yes")["after"] is None
     assert bench.ask("show", BESIDE)["cursor"] is None
     bench.cluster.sql("DELETE FROM landed WHERE feed = %s", (BESIDE,))
     bench.cluster.feedq("feed", "resume", BESIDE)

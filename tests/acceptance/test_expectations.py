@@ -117,5 +117,5 @@ def test_a_feed_that_is_declared_with_a_cursor_begins_there(bench: Causes) -> No
     first = "SELECT min((payload ->> 'seq')::int) AS first FROM landed WHERE feed = %s"
     wait_until(lambda: bench.cluster.sql(first, (name,))[0]["first"], limit_s=LIMIT_S, what="it lands")
     assert bench.cluster.sql(first, (name,))[0]["first"] == 41
-    done = json.loads(bench.cluster.feedq("feed", "cursor", "reset", name, "--yes", "--json"))
+    done = json.loads(bench.cluster.feedq("feed", "cursor", "rewind", name, "--to-start", "--yes", "--json"))
     assert done["after"] == 40

@@ -96,10 +96,10 @@ def test_a_feed_is_moved_by_hand_and_no_other_is_touched(fleet: Fleet) -> None:
 def test_a_selector_takes_a_feed_to_where_its_labels_are_and_without_any_it_waits(fleet: Fleet) -> None:
     chosen = fleet.feeds_of("w1")[0]
     before = mark(fleet.source)
-    fleet.cluster.feedq("feed", "edit", chosen, "--require", "region=us")
+    fleet.cluster.feedq("feed", "set", chosen, "selector.required.region=us")
     wait_resumed(fleet.source, [chosen], after=before, limit_s=20)
     assert chosen in fleet.feeds_of("w2")
-    fleet.cluster.feedq("feed", "edit", chosen, "--require", "region=mars")
+    fleet.cluster.feedq("feed", "set", chosen, "selector.required.region=mars")
     wait_until(
         lambda: fleet.ask("feed", "show", chosen)["reason"] == "no_match",
         limit_s=20,
@@ -108,6 +108,6 @@ def test_a_selector_takes_a_feed_to_where_its_labels_are_and_without_any_it_wait
     )
     assert "no worker has region=mars" in fleet.ask("feed", "show", chosen)["explanation"]
     before = mark(fleet.source)
-    fleet.cluster.feedq("feed", "edit", chosen, "--unset", "selector.required.region")
+    fleet.cluster.feedq("feed", "set", chosen, "selector.required.region=")
     wait_resumed(fleet.source, [chosen], after=before, limit_s=20)
     fleet.check()

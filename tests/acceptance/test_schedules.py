@@ -333,7 +333,7 @@ def test_runs_wait_for_a_worker_that_knows_their_task(cluster: Cluster, schedule
         return level, detail
 
     cluster.add_worker("old", env={"FEEDQ_IMPORTS": ""})
-    warned = cluster.run("schedule", "add", "note", "--task", "tests.note", "--every", "1s")
+    warned = cluster.run_apply(schedules=[{"name": "note", "task": "tests.note", "every": "1s"}])
     assert warned.returncode == 0
     assert "Warning: schedule note: no worker knows task tests.note: its runs wait" in warned.stderr
     wait_until(lambda: runs(cluster, "note"), limit_s=LIMIT_S, what="it is fired")

@@ -236,7 +236,7 @@ def test_no_command_tells_a_secret(told: tuple[Cluster, Any], tmp_path: Path) ->
         ("worker", "list"),
         ("status",),
         ("doctor",),
-        ("feed", "export"),
+        ("export",),
         ("apply", "-f", str(manifest), "--dry-run"),
         *(("feed", "show", feed["name"]) for feed in declared),
         *(("feed", "test", feed["name"], "--timeout", "3") for feed in declared),

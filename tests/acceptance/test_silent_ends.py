@@ -51,10 +51,10 @@ def test_each_end_of_every_session_gives_up_a_silent_other_end_within_seconds(
         ) as cluster,
     ):
         beat, worker = cluster.add_beat("b1"), cluster.add_worker("w1")
-        cluster.apply([feed("ends/streams", source.url), feed("ends/refused", "tcp://127.0.0.1:1")])
-        cluster.feedq(
-            *("schedule", "add", "ends/job", "--task", "tests.pause", "--arg", "seconds=60"),
-            *("--semantics", "transactional", "--every", "1d"),
+        job = {"task": "tests.pause", "kwargs": {"seconds": 60}, "semantics": "transactional", "every": "1d"}
+        cluster.apply(
+            [feed("ends/streams", source.url), feed("ends/refused", "tcp://127.0.0.1:1")],
+            schedules=[{"name": "ends/job", **job}],
         )
         cluster.feedq("schedule", "trigger", "ends/job")
         with waiting_command(cluster) as command:

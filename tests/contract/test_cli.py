@@ -84,18 +84,18 @@ def test_a_database_is_migrated_and_feeds_are_declared_shown_and_removed(shell: 
     assert shell.json("apply", "-f", "-", given=MANIFEST)["added"] == 1
     (row,) = shell.json("feed", "list")
     assert (row["name"], row["status"], row["epoch"], row["weight"]) == ("acme/orders", "waiting", 0, 2.0)
-    assert shell.json("feed", "edit", "acme/orders", "--set", "weight=3")[0]["result"] == "edited"
+    assert shell.json("feed", "set", "acme/orders", "weight=3")[0]["result"] == "changed"
     shown = shell.json("feed", "show", "acme/orders")
     assert (shown["weight"], shown["generation"]) == (3.0, 2)
     assert shown["selector"] == {"required": {"region": "eu"}, "preferred": {"disk": "ssd"}}
-    shell.json("feed", "edit", "acme/orders", "--require", "region=us", "--unset", "selector.preferred.disk")
+    shell.json("feed", "set", "acme/orders", "selector.required.region=us", "selector.preferred=")
     shown = shell.json("feed", "show", "acme/orders")
     assert (shown["selector"], shown["generation"]) == ({"required": {"region": "us"}, "preferred": {}}, 3)
     landed = shell.json("feed", "history", "acme/orders", "--span", "day")
     assert (landed["span"], len(landed["buckets"])) == ("day", 96)
     kinds = [event["kind"] for event in shell.json("events", "--feed", "acme/orders")]
     assert kinds == ["feed_added", "feed_edited", "feed_edited"]
-    exported = shell.run("feed", "export").stdout
+    exported = shell.ok("export")
     assert shell.json("apply", "-f", "-", "--prune", given=exported)["changes"] == []
     status = shell.json("status")
     assert (status["feeds"]["total"], status["beat"]) == (1, None)

@@ -48,7 +48,7 @@ def completed(line: str, url: str) -> tuple[list[str], str]:
         ("feedq events --feed acme/", ["acme/a", "acme/b"]),
         ("feedq worker drain ", ["w@host"]),
         ("feedq schedule trigger n", ["nightly"]),
-        ("feedq feed add ", []),
+        ("feedq feed set acme/a w", []),
         ("feedq feed pause %", []),
     ],
 )

@@ -10,9 +10,10 @@ from typing import Any
 
 import orjson
 import pytest
+import yaml
 
 from feedq.control.store import migrate
-from feedq.core.schedule.model import Finish, Offer, RunState
+from feedq.core.schedule.model import Beat, Finish, Job, Offer, RunState, ScheduleSpec
 from feedq.verbs.diagnosis.schedule_checks import job_checks
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
@@ -82,30 +83,121 @@ def row(shell: Shell, name: str) -> Any:
 
 
 def test_a_manifest_is_applied_exported_and_applied_again(shell: Shell) -> None:
-    report = shell.json("apply", "-f", "-", given=MANIFEST)
-    assert (report["added"], report["unchanged"]) == (4, 0)
+    told = shell.ok("apply", "-f", "-", given=MANIFEST).splitlines()
+    assert told[:2] == ["+ queue reports", "+ schedule acme/cleanup"], "limits are there before runs"
     assert shell.json("apply", "-f", "-", given=MANIFEST)["unchanged"] == 4
-    exported = shell.ok("schedule", "export")
+    exported = shell.ok("export")
     again = shell.json("apply", "-f", "-", "--prune", given=exported)
     assert (again["changes"], again["unchanged"]) == ([], 4)
+    assert yaml.safe_load(shell.ok("export", POLL)) == {
+        "schedules": [{"name": POLL, "every": "1h", "task": "acme.jobs.poll"}]
+    }
+    assert "no feed and no schedule named 'x'" in shell.run("export", POLL, "x").stderr
+    changed = MANIFEST.replace("every: 1h", "every: 2h").replace("first: 10s", "first: 1s")
+    said = shell.ok("apply", "-f", "-", given=changed)
+    assert '    every: "1h" -> "2h"\n' in said
+    assert '    retries.first: (unset) -> "1s"\n' in said
+    assert shell.json("apply", "-f", "-", "--prune", given="feeds: []\n")["removed"] == 0
+    asked = shell.run("apply", "-f", "-", "--prune", given="schedules: []\nqueues: []\n").stderr
+    assert "Remove 3 schedules and 1 queue that the manifests do not declare?" in asked
     pruned = shell.json("apply", "-f", "-", "--prune", "--yes", given="schedules: []\nqueues: []\n")
     assert pruned["removed"] == 4
+    assert shell.ok("schedule", "list") == "no schedules; declare some with `feedq apply`\n"
+    assert shell.ok("schedule", "queues") == "no queue has limits, or runs that wait or run\n"
+
+
+def test_all_mistakes_are_told_with_their_lines_and_nothing_is_applied(shell: Shell) -> None:
+    refused = shell.run(
+        *("apply", "-f", "-"),
+        given="""schedules:
+- {name: good, task: t, every: 1m}
+- {name: worse, task: t, cron: '61 * * * *', zone: Mars}
+- {name: shapeless, every: soon}
+- {name: open, task: t, every: 1m, kwargs: {db: {password: hunter2}}}
+queues:
+- {name: q, concurrency: 0}
+feeds:
+- {name: bad, connector: tpc, sink: {table: t}}
+""",
+    )
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("Error: 7 mistakes; nothing was applied\n")
+    for line in (
+        "3: schedule 'worse': cron: ",
+        "3: schedule 'worse': zone: 'Mars' is no time zone",
+        "4: schedule 'shapeless': task: is missing",
+        "4: schedule 'shapeless': every: 'soon' is no duration",
+        "5: schedule 'open': kwargs.db.password: would be stored and shown",
+        "7: queue 'q': concurrency: must be a whole number from 1",
+        "9: feed 'bad': unknown connector 'tpc'",
+    ):
+        assert f"  standard input:{line}" in refused.stderr
+    assert "hunter2" not in refused.stderr
     assert shell.json("schedule", "list") == []
 
 
-def test_a_schedule_is_added_edited_shown_and_removed(shell: Shell) -> None:
-    shell.ok("schedule", "add", "a", "--task", "t", "--cron", "0 2 * * *", "--arg", "days=30")
-    assert "exists already" in shell.run("schedule", "add", "a", "--task", "t", "--every", "1m").stderr
-    assert shell.json("schedule", "edit", "a", "--every", "10m", "--arg", "days=7")[0]["result"] == "edited"
-    assert shell.json("schedule", "edit", "a", "--every", "600")[0]["result"] == "unchanged"
-    shown = shell.json("schedule", "show", "a")
+def test_a_schedule_is_set_shown_and_removed(shell: Shell, harness: JobsHarness) -> None:
+    told = shell.ok("schedule", "set", POLL, "every=10m", "kwargs.days=7", "jitter=5s")
+    assert told.splitlines() == [
+        '    every: "1h" -> "10m"',
+        '    jitter: (unset) -> "5s"',
+        "    kwargs.days: (unset) -> 7",
+        "acme/poll changed",
+    ]
+    assert shell.json("schedule", "set", POLL, "every=600", "jitter=5")[0]["result"] == "unchanged"
+    shown = shell.json("schedule", "show", POLL)
     assert (shown["generation"], shown["timing"]) == (2, {"every_s": 600.0})
-    assert shown["job"]["kwargs"] == {"days": 7}
-    (tick,) = shell.json("schedule", "next", "a", "--count", "1")["ticks"]
+    assert (shown["job"]["kwargs"], shown["policy"]) == ({"days": 7}, {"jitter_s": 5.0})
+    (tick,) = shell.json("schedule", "next", POLL, "--count", "1")["ticks"]
     assert datetime.fromisoformat(tick["tick_at"]) == datetime.fromisoformat(shown["next_tick_at"])
-    shell.ok("schedule", "remove", "a", "--yes")
-    assert shell.run("schedule", "show", "a").exit_code == 2
-    shell.ok("schedule", "add", "a", "--task", "t", "--every", "1m")
+    assert datetime.fromisoformat(tick["fire_at"]) == datetime.fromisoformat(shown["next_fire_at"])
+    assert shown["next_fire_at"] != shown["next_tick_at"]
+    (tried,) = shell.json("schedule", "next", POLL, "cron=0 3 1 1 *", "--count", "1")["ticks"]
+    assert tried["tick_at"][5:16] == "01-01T03:00", "what it would be"
+    assert shell.json("schedule", "show", POLL)["timing"] == {"every_s": 600.0}, "and is not"
+    for words, why in (
+        (("set", POLL), "nothing to set; give KEY=VALUE"),
+        (("set", "priority=2"), "which schedules? name them"),
+        (("set", POLL, "x", "priority=2"), "no schedule named 'x'"),
+        (("set", POLL, "prioriti=2"), "did you mean priority?"),
+        (("set", POLL, "buffer_max=0"), "buffer_max: must be a whole number"),
+        (("set", POLL, "kwargs.token=hunter2"), "kwargs.token: would be stored and shown"),
+        (("remove", POLL, "x", "--yes"), "no schedule named 'x'"),
+        (("remove", POLL), "Remove acme/poll? There is nobody to ask here"),
+    ):
+        refused = shell.run("schedule", *words)
+        assert (refused.exit_code, refused.stdout) == (2, ""), words
+        assert why in refused.stderr
+        assert "hunter2" not in refused.stderr
+    shell.ok("schedule", "remove", POLL, "--yes")
+    assert "no schedule named" in shell.run("schedule", "show", POLL).stderr
+    assert "+ schedule acme/poll" in shell.ok("apply", "-f", "-", given=MANIFEST)
+
+
+def test_an_entry_of_the_beat_is_changed_in_its_file_alone(shell: Shell, harness: JobsHarness) -> None:
+    harness.schedules.add(ScheduleSpec("beat:report", Beat(), Job("t")))
+    assert "edit it there" in shell.run("schedule", "set", "beat:report", "every=1m").stderr
+    assert "beat:" not in shell.ok("export")
+
+
+@pytest.mark.parametrize(
+    ("timing", "why"),
+    [
+        ("at: 2020-01-01T08:00Z", "at (2020-01-01T08:00:00Z) is in the past"),
+        ("every: 1m, end: 2020-01-01", "its end (2020-01-01T00:00:00Z) is in the past"),
+        (
+            "every: 1d, end: 2999-01-01, exclude: 2000-01-01..2999-01-01",
+            "its start, its end and the days that it",
+        ),
+    ],
+)
+def test_a_schedule_that_never_fires_is_declared_with_a_warning(shell: Shell, timing: str, why: str) -> None:
+    given = f"schedules: [{{name: never, task: t, {timing}}}]"
+    warning = f"Warning: schedule never: has no tick to come: {why}"
+    assert warning in shell.run("apply", "-f", "-", "--dry-run", given=given).stderr
+    assert warning in shell.run("apply", "-f", "-", given=given).stderr
+    changed = shell.run("schedule", "set", "never", "timeout=5m")
+    assert (changed.exit_code, warning in changed.stderr) == (0, True)
 
 
 def test_a_schedule_declared_as_paused_is_resumed_by_hand_or_by_the_manifest(shell: Shell) -> None:
@@ -113,35 +205,49 @@ def test_a_schedule_declared_as_paused_is_resumed_by_hand_or_by_the_manifest(she
     assert row(shell, "acme/once")["state"] == "paused"
     shell.ok("apply", "-f", "-", given=MANIFEST.replace("paused: true", "paused: false"))
     assert row(shell, "acme/once")["state"] == "active"
+    shell.ok("schedule", "set", "acme/once", "priority=5")
+    assert row(shell, "acme/once")["state"] == "active", "what is set does not pause what was resumed"
     shell.ok("schedule", "pause", POLL, "--for", "1h", "--reason", "maintenance")
     assert shell.json("apply", "-f", "-", given=MANIFEST)["changed"] == 1
     paused = row(shell, POLL)
     assert (paused["state"], paused["pause_reason"]) == ("paused", "maintenance")
+    assert "paused because  maintenance" in shell.ok("schedule", "show", POLL)
+    assert "(paused: none of these is fired" in shell.ok("schedule", "next", POLL)
     left = datetime.fromisoformat(paused["paused_until"]) - datetime.now(UTC)
     assert timedelta(minutes=50) < left < timedelta(minutes=70)
     shell.ok("schedule", "resume", POLL)
     assert row(shell, POLL)["state"] == "active"
-
-
-def test_an_edit_does_not_pause_what_was_resumed(shell: Shell) -> None:
-    shell.ok("schedule", "add", "a", "--task", "t", "--every", "1m", "--paused")
-    shell.ok("schedule", "resume", "a")
-    shell.ok("schedule", "edit", "a", "--priority", "5")
-    assert row(shell, "a")["state"] == "active"
+    shell.ok("schedule", "pause", "acme/cleanup", "--until", "2999-12-01T08:00")
+    assert row(shell, "acme/cleanup")["paused_until"].startswith("2999-12-01T07:00"), "in its zone"
+    for options, why in (
+        (("--for", "1h", "--until", "2999-12-01"), "--until and --for exclude each other"),
+        (("--for", "long"), "--for: 'long' is no duration"),
+        (("--for", "99999999d"), "is too long; leave it out to pause for good"),
+        (("--until", "soon"), "--until: 'soon' is no time"),
+    ):
+        assert why in shell.run("schedule", "pause", POLL, *options).stderr
+    assert row(shell, POLL)["state"] == "active"
 
 
 # -- runs --------------------------------------------------------------------------------------------
 
 
 def test_a_trigger_is_run_and_waited_for(shell: Shell, harness: JobsHarness) -> None:
-    first = shell.json("schedule", "trigger", POLL, "--key", "k", "--arg", "days=7")
+    first = shell.json("schedule", "trigger", POLL, "kwargs.days=7", "args=[1]", "--key", "k")
     assert (first["state"], first["correlation_id"]) == ("waiting", "acme/poll/trigger:k")
+    assert harness.execute("SELECT job -> 'args', job -> 'kwargs' FROM feedq.run") == [([1], {"days": 7})]
     assert shell.json("schedule", "trigger", POLL, "--key", "k")["id"] == first["id"]
+    assert "only args and kwargs" in shell.run("schedule", "trigger", POLL, "queue=x").stderr
     skipped = shell.json("schedule", "trigger", POLL, status=1)
     assert skipped["state"] == "skipped_overlap"
     ended(harness, RunState.FAILED, reason="ValueError: no such table")
     (failed,) = shell.json("schedule", "runs", POLL, "--state", "failed")
     assert failed["reason"] == "ValueError: no such table"
+    header, line = shell.ok("schedule", "runs", POLL, "--state", "failed").splitlines()
+    assert header.split() == ["ID", "KEY", "STATE", "WORKER", "DUE", "LAG", "TOOK", "NOTE"]
+    assert line.endswith("trigger; ValueError: no such table")
+    assert "acme/poll/trigger:k" in shell.ok("schedule", "runs")
+    assert shell.ok("schedule", "runs", "--state", "lost") == "no runs\n"
     assert failed["lag_s"] >= 0
 
     def work() -> None:
@@ -161,10 +267,11 @@ def test_a_trigger_is_run_and_waited_for(shell: Shell, harness: JobsHarness) -> 
 
 def test_waiting_runs_are_purged_and_cancelled(shell: Shell, harness: JobsHarness) -> None:
     run = shell.json("schedule", "trigger", POLL)
-    assert shell.json("schedule", "cancel", str(run["id"]))["state"] == "cancelled"
-    assert "has ended (cancelled)" in shell.run("schedule", "cancel", str(run["id"])).stderr
+    assert shell.json("schedule", "cancel", "--run", str(run["id"]))["state"] == "cancelled"
+    assert "has ended (cancelled)" in shell.run("schedule", "cancel", "--run", str(run["id"])).stderr
+    assert "say either the NAME of a schedule or --run" in shell.run("schedule", "cancel").stderr
     shell.ok("schedule", "trigger", POLL)
-    assert shell.json("schedule", "purge", POLL) == {"name": POLL, "cancelled": 1}
+    assert shell.json("schedule", "cancel", POLL) == {"name": POLL, "cancelled": 1}
     assert row(shell, POLL)["waiting"] == 0
 
 
@@ -174,8 +281,17 @@ def test_a_backfill_makes_what_is_not_there(shell: Shell, harness: JobsHarness) 
     assert shell.json(*arguments)["existing"] == 24
     (newest,) = shell.json("schedule", "runs", POLL, "--limit", "1")
     assert (newest["key"], newest["kind"]) == ("2026-01-01T23:00:00Z", "backfill")
-    depths = {queue["name"]: queue["waiting"] for queue in shell.json("schedule", "queue", "list")}
+    depths = {queue["name"]: queue["waiting"] for queue in shell.json("schedule", "queues")}
     assert depths == {"default": 24, "reports": 0}
+    asked = shell.run(*arguments[:-1]).stderr
+    assert "Make 24 runs of acme/poll, for the ticks 2026-01-01T00:00:00Z to 2026-01-01T23:00:00Z?" in asked
+    for begin, end, why in (
+        ("2025-12-31", "2025-12-31", "--to: must be later than --from"),
+        ("2025-12-31", "2999-01-01", "--to: lies in the future"),
+        ("soon", "2025-01-01", "--from: 'soon' is no time"),
+    ):
+        asked = shell.run("schedule", "backfill", POLL, "--from", begin, "--to", end, "--yes").stderr
+        assert why in asked
 
 
 def test_a_schedule_of_a_later_release_is_shown_paused_declared_anew_and_stops_no_other(
@@ -185,13 +301,14 @@ def test_a_schedule_of_a_later_release_is_shown_paused_declared_anew_and_stops_n
     assert (row(shell, POLL)["task"], row(shell, POLL)["pause_reason"]) == ("(cannot be read)", None)
     assert "cannot read" in row(shell, POLL)["unreadable"]
     assert row(shell, "acme/cleanup")["unreadable"] is None
-    for refused in (("edit", POLL, "--timeout", "1m"), ("show", POLL), ("export",), ("resume", POLL)):
+    for refused in (("set", POLL, "timeout=1m"), ("show", POLL), ("resume", POLL)):
         said = shell.run("schedule", *refused)
         assert said.exit_code != 0, refused
         assert f"schedule '{POLL}'" in said.stderr, refused
     shell.ok("schedule", "pause", POLL)
     assert row(shell, POLL)["state"] == "paused"
-    shell.ok("schedule", "edit", POLL, "--task", "acme.jobs.poll", "--every", "2h")
+    assert f"schedule '{POLL}'" in shell.run("export").stderr
+    shell.ok("apply", "-f", "-", given=MANIFEST)
     assert row(shell, POLL)["state"] == "paused", "somebody wanted it so"
     shell.ok("schedule", "resume", POLL)
     assert (row(shell, POLL)["state"], row(shell, POLL)["pause_reason"]) == ("active", None)
@@ -238,7 +355,7 @@ def test_status_and_doctor_name_a_schedule_of_a_later_release(
 
 def test_of_those_that_can_be_read_some_are_exported(shell: Shell, harness: JobsHarness) -> None:
     harness.execute("UPDATE feedq.schedule SET policy = %s WHERE name = %s", '{"warp": 9}', POLL)
-    assert "acme.jobs.once" in shell.ok("schedule", "export", "acme/once")
+    assert "acme.jobs.once" in shell.ok("export", "acme/once")
 
 
 # -- the fleet ---------------------------------------------------------------------------------------
@@ -272,8 +389,8 @@ def test_what_is_overdue_and_what_failures_have_paused_is_seen(
 ) -> None:
     harness.job_worker(ttl_s=1e6)
     shell.ok("schedule", "trigger", "acme/cleanup")
-    shell.ok("schedule", "edit", "acme/cleanup", "--retries", "0")
-    shell.ok("schedule", "purge", "acme/cleanup")
+    shell.ok("schedule", "set", "acme/cleanup", "retries=0")
+    shell.ok("schedule", "cancel", "acme/cleanup")
     shell.ok("schedule", "trigger", "acme/cleanup")
     ended(harness, RunState.FAILED)
     harness.elapse(7_200)

@@ -49,7 +49,7 @@ def test_a_new_field_is_told_once_and_becomes_a_column_when_somebody_says_so(
         assert (asked["fields"], asked["applied"]) == ({"seq": "bigint"}, False)
         refused = shell.run("feed", "drift", "a", "--apply", "--yes")
         assert (refused.exit_code, "sink.drift is event" in refused.stderr) == (1, True)
-        shell.ok("feed", "edit", "a", "--set", "sink.drift=add")
+        shell.ok("feed", "set", "a", "sink.drift=add")
         stage.reconcile()
         until(lambda: stage.lease().state is LeaseState.IDLE, "it stopped")
         stage.reconcile()

@@ -65,7 +65,7 @@ def test_a_run_whose_job_cannot_be_read_is_listed(jobs: JobsHarness) -> None:
 def test_what_needs_the_declaration_names_it_and_says_what_to_do(
     damaged: JobsHarness, act: Callable[[ScheduleStore], object]
 ) -> None:
-    with pytest.raises(Unreadable, match=r"schedule 'bad' .* upgrade feedq, or .* `feedq schedule edit`"):
+    with pytest.raises(Unreadable, match=r"schedule 'bad' .* upgrade feedq, or .* `feedq apply`"):
         act(damaged.schedules)
 
 

@@ -181,7 +181,7 @@ def test_a_move_that_takes_too_long_says_what_it_waits_for(command: Command) -> 
     ("prepare", "message"),
     [
         (("worker", "cordon", "two"), "it is cordoned; `feedq worker uncordon two` lets it serve again"),
-        (("feed", "edit", "a", "--require", "region=eu"), "it lacks the label region=eu"),
+        (("feed", "set", "a", "selector.required.region=eu"), "it lacks the label region=eu"),
         (("feed", "pause", "a"), "is paused: resume it, then move it"),
     ],
 )

@@ -170,7 +170,7 @@ def test_a_declaration_is_edited_and_neither_a_mistake_nor_somebody_faster_loses
         browser.page.wait_for_selector("#feedq-dialog-trouble:has-text('wait')")
         write("  wait: 3", "  weight: 7")
         browser.page.wait_for_selector(f"{would}:has-text('weight: 1 → 7')")
-        room.cluster.feedq("feed", "edit", "globex/sensors", "--set", "labels.team=lab")
+        room.cluster.feedq("feed", "set", "globex/sensors", "labels.team=lab")
         browser.page.click("#feedq-dialog-go")
         browser.page.wait_for_selector("#feedq-dialog-trouble:not([hidden])")
         browser.complaints.clear()  # that the API said 400 and 412

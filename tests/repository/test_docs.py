@@ -15,7 +15,6 @@ from click import Command, Group
 import feedq
 from feedq.cli import main as feedq_command
 from feedq.cli.api_connection import TOKEN, TOKEN_FILE
-from feedq.cli.feed_backfill import BeginsByName
 from feedq.connectors.base import load_connector
 from feedq.core.model import LeaseState, Reason, Status, TargetState, WorkerState, WorkerTarget
 from feedq.core.schedule.model import RunKind, RunState, ScheduleState
@@ -235,8 +234,6 @@ def is_accepted(line: str) -> bool:
         if inner is None:
             return False
         found = inner
-    if isinstance(found, BeginsByName):
-        found = found.commands["begin"]
     options = {o for p in found.params for o in [*p.opts, *p.secondary_opts]} | {
         "--json",
         "--help",

@@ -54,7 +54,7 @@ class MemorySchedules(ScheduleStore):
     def add(self, spec: ScheduleSpec) -> Schedule:
         self._begin("add")
         if spec.name in self.by_name:
-            raise Conflict(f"schedule {spec.name!r} exists already; `feedq schedule edit` changes it")
+            raise Conflict(f"schedule {spec.name!r} exists already; `feedq schedule set` changes it")
         now = self.clock.now()
         state = ScheduleState.PAUSED if spec.paused else ScheduleState.ACTIVE
         schedule = Schedule(self._next_id(), spec, state, None, None, 1, None, None, 0, now, now)

@@ -153,7 +153,7 @@ def test_there_may_be_nothing_to_adopt_or_too_much(tables: MemoryTables, lost: S
 
 def test_an_export_with_cursors_goes_on_elsewhere(lost: Site) -> None:
     lost.apply("acme/idle")
-    exported = lost.run("feed", "export", "--with-cursors")
+    exported = lost.run("export", "--with-cursors")
     assert exported.exit_code == 0
     elsewhere = Site(MemoryTables(), first=1_001)
     invocation = FakeInvocation(elsewhere.store, sinks={"default": elsewhere.sink})

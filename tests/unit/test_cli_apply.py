@@ -214,7 +214,7 @@ def test_all_manifests_of_a_directory_are_applied(command: Command, tmp_path: Pa
 
 def test_diff_says_by_its_exit_status_whether_anything_would_change(command: Command) -> None:
     command.feed("a")
-    same = command.ok("feed", "export")
+    same = command.ok("export")
     assert command.ok("diff", "-f", "-", given=same) == ""
     differs = command.run("diff", "-f", "-", given=same.replace("table: t", "table: u"))
     assert (differs.exit_code, differs.stdout) == (1, '~ a\n    sink.table: "t" -> "u"\n')

@@ -77,19 +77,6 @@ def test_a_list_is_in_order_and_cut(command: Command) -> None:
     assert [row["name"] for row in rows] == ["other/a", "acme/a"]
 
 
-def test_many_feeds_are_edited_and_each_says_what_changed(command: Command) -> None:
-    said = command.ok("feed", "edit", "--of-tenant", "acme", "--set", "weight=2", "--yes")
-    assert said == ("    weight: 1.0 -> 2.0\nacme/a edited\n    weight: 1.0 -> 2.0\nacme/b edited\n")
-    assert [command.spec(name).weight for name in ("acme/a", "acme/b", "other/a")] == [2.0, 2.0, 1.0]
-    again = command.json("feed", "edit", "--match", "*", "--set", "weight=2", "--yes")
-    assert [one["result"] for one in again] == ["unchanged", "unchanged", "edited"]
-
-
-def test_none_is_edited_when_one_would_be_wrong(command: Command) -> None:
-    command.refused("feed", "edit", "--of-tenant", "acme", "--set", "source.typo=1", "--yes")
-    assert command.store.feeds.get("acme/a").generation == 1
-
-
 def test_feeds_of_a_worker_move_to_those_with_room(command: Command) -> None:
     source = command.worker("one")
     command.stream()

@@ -145,7 +145,7 @@ def test_letters_are_named_by_id_and_those_of_another_feed_are_none_of_its(bench
     assert bench.left == [3, 4]
 
 
-@pytest.mark.parametrize("verb", ["show", "replay", "drop"])
+@pytest.mark.parametrize("verb", ["list", "replay", "drop"])
 @pytest.mark.parametrize("letter_id", ["0", "-1", str(2**63), "x"])
 def test_an_id_that_can_be_none_is_a_usage_error(bench: Bench, verb: str, letter_id: str) -> None:
     ran = bench.run(verb, "--", letter_id)

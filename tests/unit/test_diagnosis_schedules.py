@@ -178,7 +178,7 @@ def test_status_names_schedules_that_this_release_cannot_read(command: Command) 
     command.jobs.schedules.by_name["acme/b"] = replace(added, unreadable="unknown key 'warp'")
     out = command.ok("status")
     assert "warn: declarations: 1 schedule that this release of feedq cannot read: acme/b\n" in out
-    assert "-> upgrade feedq, or declare them anew: feedq apply" in out
+    assert "-> upgrade feedq, or declare them anew with feedq apply" in out
 
 
 def test_top_has_them_on_its_line(command: Command) -> None:

@@ -133,7 +133,7 @@ def test_a_cursor_is_set_and_rewound_and_history_has_what_it_takes_to_go_back(be
     assert bench.json("set", exact, "--yes")["before"] is None
     assert bench.json("set", "5000", "--yes")["after"] == 5_000
     assert bench.json("rewind", "--records", "1000", "--yes")["after"] == 4_000
-    assert bench.json("reset", "--yes")["after"] is None
+    assert bench.json("rewind", "--to-start", "--yes")["after"] is None
     assert bench.store.feeds.get(NAME).generation == generation + 4
     events = [event for event in bench.store.feeds.events(NAME) if event.kind == "cursor_changed"]
     assert [event.detail["verb"] for event in events] == ["reset", "rewind", "set", "set"]
@@ -167,7 +167,7 @@ def test_a_try_changes_nothing_and_touches_no_feed(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("rewind", "--yes"), "say either --records or --to"),
+        (("rewind", "--yes"), "say one of --records, --to and --to-start"),
         (("rewind", "--records", "5", "--yes"), "has no cursor yet"),
         (("set", "5"), "goes on after cursor 5 (before: none); its sink has no key, so records"),
         (("rewind", "--to", "yesterday", "--yes"), "--to: 'yesterday' is no time"),

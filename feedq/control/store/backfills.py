@@ -89,7 +89,7 @@ class PostgresBackfills(Aggregate):
 
 
 def no_backfill(name: str) -> NotFound:
-    return NotFound(f"feed {name!r} has no backfill; `feedq feed backfill list` shows them all")
+    return NotFound(f"feed {name!r} has no backfill; `feedq feed backfill show` shows them all")
 
 
 def _of(c: Connection, parent: Feed) -> FeedView | None:

@@ -94,7 +94,7 @@ class PostgresFeeds(Aggregate):
 
     @in_transaction
     def add(self, c: Connection, spec: FeedSpec) -> Feed:
-        with refused_when_taken(f"feed {spec.name!r} exists already; `feedq feed edit` changes it"):
+        with refused_when_taken(f"feed {spec.name!r} exists already; `feedq feed set` changes it"):
             feed = insert_feed(c, spec)
         self._record(c, EventKind.FEED_ADDED, feed)
         return feed

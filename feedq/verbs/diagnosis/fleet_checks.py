@@ -371,7 +371,7 @@ _ADVICE = {
     Status.FAILING: "it is tried again by itself: see that the source answers, and what its last error says",
     Status.REFUSING: "mend the table or the feed: feedq feed dead-letters list NAME",
     Status.SINK_UNAVAILABLE: "its worker cannot write to the sink or to the table; what was received is kept",
-    Status.FAILED: "an edit starts it anew: feedq feed show NAME, then feedq feed edit NAME --set …",
+    Status.FAILED: "an edit starts it anew: feedq feed show NAME, then feedq feed set NAME KEY=VALUE",
     Status.STALLED: "look at the source, silent beyond idle_timeout_s, or at the worker that stands still",
     Status.BACKOFF: "the source or the sink refuses; it is tried again by itself",
     Status.WAITING: "feedq feed show NAME says what for",

@@ -60,7 +60,7 @@ def declaration_checks(declared: Mapping[str, ScheduleSpec | UnreadableSpec]) ->
         yield warn(
             "declarations",
             f"{counted(len(names), 'schedule')} that this release of feedq cannot read: {some(names)}",
-            "upgrade feedq, or declare them anew: feedq apply; or feedq schedule edit, with --task and a timing",
+            "upgrade feedq, or declare them anew with feedq apply",
         )
 
 

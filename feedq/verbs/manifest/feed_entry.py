@@ -69,7 +69,7 @@ def _read_resume(given: Any) -> StartCursor:
     is_resume = isinstance(given, Mapping) and "cursor" in given and given.keys() <= {"cursor", "records"}
     records = given.get("records", 0) if is_resume else -1
     if not isinstance(records, int) or isinstance(records, bool) or records < 0:
-        raise ValueError("must be {cursor: …, records: 318}, as `feedq feed export --with-cursors` writes it")
+        raise ValueError("must be {cursor: …, records: 318}, as `feedq export --with-cursors` writes it")
     return StartCursor(given["cursor"], records)
 
 
@@ -154,13 +154,13 @@ class FeedEntry(Entry):
     """Whether it is to run, `running` unless it is given. Left out, a feed that is there already keeps its
     own."""
     initial_cursor: Cursor = None
-    """Where it begins as long as nothing of it has landed, and after `feedq feed cursor reset`; where its source
-    begins unless it is given."""
+    """Where it begins as long as nothing of it has landed, and after `feedq feed cursor rewind --to-start`;
+    where its source begins unless it is given."""
     expect: Expect = Field({})
     """What is expected of it: `max_silence: 5m`, `min_rows: {per: 1h, rows: 1000}`, `max_event_lag:
     {at: /ts, seconds: 60}`, `max_refused: 1%`; `none` takes away what is expected of all, or of its tenant."""
     resume: Resume | None = None
-    """Where a feed that is new begins: `cursor`, and `records` that have landed before. `feedq feed export
+    """Where a feed that is new begins: `cursor`, and `records` that have landed before. `feedq export
     --with-cursors` writes it; a feed that is there already keeps its own."""
 
     @classmethod

@@ -131,8 +131,7 @@ def spec_from(row: Any) -> ScheduleSpec:
     except (InvalidInput, ValueError) as error:
         raise Unreadable(
             f"schedule {name!r} is stored in a way that this release of feedq cannot read ({error}); upgrade "
-            "feedq, or declare the whole of it anew: `feedq apply`, or `feedq schedule edit` with --task, its "
-            "timing and all else"
+            "feedq, or declare the whole of it anew with `feedq apply`"
         ) from error
 
 

@@ -427,7 +427,7 @@ def _columns(schedule: Schedule) -> dict[str, Any]:
 
 def _write(c: Connection, sql: str, columns: dict[str, Any]) -> Schedule:
     name = columns.get("name")  # which nothing but a declaration writes
-    with refused_when_taken(f"schedule {name!r} exists already; `feedq schedule edit` changes it"):
+    with refused_when_taken(f"schedule {name!r} exists already; `feedq schedule set` changes it"):
         return shown_schedule_from(c.execute(text(sql), columns).one())
 
 

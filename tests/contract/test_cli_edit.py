@@ -1,0 +1,126 @@
+"""`feedq feed edit` and `feedq schedule edit`, with an editor on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from feedq.control.store import migrate
+from tests.contract.shell import Shell, opened_shell
+
+pytestmark = pytest.mark.servers
+
+COMMAND = (sys.executable, "-c", "from feedq.cli import main; main(prog_name='feedq')")
+MANIFEST = """
+feeds:
+- {name: acme/orders, connector: tcp, source: {url: "tcp://127.0.0.1:1"}, sink: {table: t}, target_state: paused}
+schedules:
+- {name: acme/poll, task: acme.jobs.poll, every: 1h}
+"""
+
+
+class Terminal:
+    """Edits on a terminal of its own."""
+
+    def __init__(self, shell: Shell, directory: Path) -> None:
+        self.shell = shell
+        self.environment = {**os.environ, **shell.environment, "TMPDIR": str(directory)}
+        self.directory = directory
+
+    def edit(self, noun: str, name: str, *, editor: str, answer: str = "") -> tuple[int, str]:
+        """The exit status, and all that was shown."""
+        main, side = pty.openpty()
+        process = subprocess.Popen(
+            [*COMMAND, noun, "edit", name],
+            env=self.environment | {"VISUAL": editor},
+            stdin=side,
+            stdout=side,
+            stderr=side,
+        )
+        os.close(side)
+        os.write(main, f"{answer}\n".encode())
+        shown = b""
+        with suppress(OSError):  # which is how a terminal ends
+            while part := os.read(main, 4096):
+                shown += part
+        os.close(main)
+        return process.wait(60), shown.decode().replace("\r\n", "\n")
+
+    def kept(self) -> list[Path]:
+        return list(self.directory.glob("feedq-*.yaml"))
+
+
+@pytest.fixture
+def terminal(database_url: str, broker_url: str, tmp_path: Path) -> Iterator[Terminal]:
+    migrate.upgrade(database_url)
+    with opened_shell(database_url, broker_url) as shell:
+        shell.ok("apply", "-f", "-", given=MANIFEST)
+        yield Terminal(shell, tmp_path)
+
+
+def test_what_was_edited_is_shown_asked_about_and_made(terminal: Terminal) -> None:
+    status, shown = terminal.edit("feed", "acme/orders", editor="sed -i 's/table: t/table: u/'", answer="y")
+    assert (status, '    sink.table: "t" -> "u"\nChange feed acme/orders? [y/N]: ' in shown) == (0, True)
+    assert shown.endswith("acme/orders changed\n")
+    row = terminal.shell.json("feed", "show", "acme/orders")
+    assert (row["sink"]["table"], row["target_state"], row["generation"]) == ("u", "paused", 2)
+    status, shown = terminal.edit("schedule", "acme/poll", editor="sed -i 's/1h/2h/'", answer="y")
+    assert (status, '    every: "1h" -> "2h"\n' in shown) == (0, True)
+    assert terminal.shell.json("schedule", "show", "acme/poll")["timing"] == {"every_s": 7200.0}
+    dropped = terminal.edit("feed", "acme/orders", editor="sed -i /target_state/d", answer="y")
+    assert dropped[1].endswith("acme/orders unchanged\n"), "a pause outlives an edit that says nothing of it"
+    assert terminal.edit("feed", "acme/orders", editor="true")[1].endswith("acme/orders unchanged\n")
+    assert terminal.kept() == []
+
+
+@pytest.mark.parametrize(
+    ("editor", "answer", "why"),
+    [
+        ("sed -i 's/table:/tabel:/'", "", "sink.tabel: unknown option"),
+        ("sed -i 's/connector:/conector:/'", "", "did you mean connector?"),
+        ("sed -i 's/name: .*/name: acme\\/other/'", "", "feed 'acme/orders' keeps its name"),
+        ("sed -i /name/,\\$d", "", "feeds: must be a list"),
+        ("sed -i s/feeds:/[/", "", "no valid YAML"),
+        ("sed -i 's/table: t/table: u/'", "n", "nothing was changed"),
+    ],
+)
+def test_what_was_not_applied_is_kept_and_said_where(
+    terminal: Terminal, editor: str, answer: str, why: str
+) -> None:
+    status, shown = terminal.edit("feed", "acme/orders", editor=editor, answer=answer)
+    assert (status, why in shown) == (2, True), shown
+    (kept,) = terminal.kept()
+    assert f"what you wrote is kept in {kept}: `feedq apply -f {kept}`" in shown
+    assert kept.stat().st_mode & 0o077 == 0
+    assert terminal.shell.json("feed", "show", "acme/orders")["generation"] == 1
+
+
+def test_an_edit_does_not_undo_what_somebody_else_has_changed_meanwhile(terminal: Terminal) -> None:
+    meanwhile = terminal.directory / "editor"
+    command = " ".join(f'"{part}"' for part in COMMAND)
+    meanwhile.write_text(
+        f"#!/bin/sh\n{command} feed set acme/orders weight=2\nsed -i 's/table: t/table: u/' \"$1\"\n"
+    )
+    meanwhile.chmod(0o755)
+    status, shown = terminal.edit("feed", "acme/orders", editor=str(meanwhile), answer="y")
+    assert (status, "was changed by somebody else meanwhile" in shown) == (1, True), shown
+    row = terminal.shell.json("feed", "show", "acme/orders")
+    assert (row["weight"], row["sink"]["table"]) == (2.0, "t")
+    assert re.search(r"table: u", terminal.kept()[0].read_text())
+
+
+@pytest.mark.parametrize(("noun", "name"), [("feed", "acme/orders"), ("schedule", "acme/poll")])
+def test_without_a_terminal_it_is_said_what_to_use_instead(terminal: Terminal, noun: str, name: str) -> None:
+    refused = terminal.shell.run(noun, "edit", name)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert f"use `feedq {noun} set {name} KEY=VALUE` or `feedq apply -f -`" in refused.stderr
+    assert terminal.kept() == []
+    assert f"no {noun} named 'x'" in terminal.shell.run(noun, "edit", "x").stderr

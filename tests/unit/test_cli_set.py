@@ -1,0 +1,243 @@
+"""``key=value`` on the command line: how it is read, where it is put, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from feedq.cli.declare import with_assignments
+from feedq.cli.options import assigned
+from feedq.core.model import Selector, TargetState
+from feedq.core.schedule.entries import ScheduleEntry
+from feedq.core.schedule.model import Cron, Every, Exclusion, Job, Once, Retries, ScheduleSpec
+from feedq.errors import InvalidInput
+from feedq.verbs.documents import DocumentError, read_value
+from feedq.verbs.manifest.feed_entry import FeedEntry
+from tests.unit.command import URL, Command
+
+DAILY = ScheduleSpec("s", Cron("@daily", "Europe/Berlin"), Job("t", kwargs={"a": 1, "b": 2}))
+
+
+@pytest.fixture
+def command() -> Command:
+    return Command()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2", 2),
+        ("1.5", 1.5),
+        ("true", True),
+        ("null", None),
+        ("no", "no"),
+        ("2026-01-01", "2026-01-01"),
+        ("20s", "20s"),
+        ("*/5 * * * *", "*/5 * * * *"),
+        ("@daily", "@daily"),
+        ("tcp://127.0.0.1:7001", "tcp://127.0.0.1:7001"),
+        ("${env:TOKEN}", "${env:TOKEN}"),
+        ("LOGIN: a #b", "LOGIN: a #b"),
+        ('"7"', "7"),
+        ('\'{"op": "sub"}\'', '{"op": "sub"}'),
+        ("[a, 1]", ["a", 1]),
+        ("{a: {b: [1]}}", {"a": {"b": [1]}}),
+    ],
+)
+def test_a_value_is_what_it_would_be_in_a_manifest_and_any_other_text_itself(text: str, value: Any) -> None:
+    assert read_value(text) == value
+
+
+@pytest.mark.parametrize("text", ["{a", "[1] 2", '"a', "{a: !!python/name:os 1}", "{a: 1, a: 2}", "[" * 100])
+def test_what_is_no_yaml_is_refused(text: str) -> None:
+    with pytest.raises(DocumentError):
+        read_value(text)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "key", "value"),
+    [
+        ("weight=2", "weight", 2),
+        ("labels.app.kubernetes.io/name=x", "labels", {"region": "eu", "app.kubernetes.io/name": "x"}),
+        ("selector.required.a.b=x", "selector", {"required": {"a.b": "x"}}),
+        ("source.limits.rows_per_s=10", "source", {"url": URL, "csv": None, "limits": {"rows_per_s": 10}}),
+        ("source.csv.header=true", "source", {"url": URL, "csv": {"header": True}}),
+        ("source={url: x}", "source", {"url": "x"}),
+        ("labels.region=", "labels", {}),
+    ],
+)
+def test_dots_lead_into_mappings(assignment: str, key: str, value: Any) -> None:
+    before: dict[str, Any] = {"source": {"url": URL, "csv": None}, "labels": {"region": "eu"}}
+    kept = copy.deepcopy(before)
+    assert assigned(before, [assignment], FeedEntry) == kept | {key: value}
+    assert before == kept
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("weight", "'weight': write it as KEY=VALUE"),
+        ("=2", "'=2': write it as KEY=VALUE"),
+        ("source.url.x=1", "source.url.x: 'url' is not a mapping"),
+        ("labels.regoin=", "labels.regoin: is not set; did you mean region?"),
+        ("weight=", "weight: is not set"),
+        ("source.hello={hunter2", "source.hello: no valid YAML"),
+    ],
+)
+def test_an_assignment_that_cannot_be_read_is_named_without_its_value(assignment: str, message: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        assigned({"source": {"url": URL}, "labels": {"region": "eu"}}, [assignment], FeedEntry)
+    assert str(refused.value).startswith(message)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_shorthand_becomes_a_mapping_when_a_key_is_put_into_it() -> None:
+    found = assigned({}, ["retries=3", "retries.first=5s"], ScheduleEntry)
+    assert found == {"retries": {"limit": 3, "first": "5s"}}
+
+
+def test_another_kind_of_timing_takes_the_place_of_the_one_before() -> None:
+    assert with_assignments(DAILY, ["cron=0 3 * * *"]).timing == Cron("0 3 * * *", "Europe/Berlin")
+    hourly = with_assignments(DAILY, ["every=1h", "anchor=2026-01-01T00:15"])
+    assert hourly.timing == Every(3600.0, datetime(2025, 12, 31, 23, 15, tzinfo=UTC)), "in the zone it had"
+    again = with_assignments(hourly, ["every=2h"])
+    assert again.timing == replace(hourly.timing, every_s=7200.0)
+    assert with_assignments(hourly, ["cron=@daily"]).timing == Cron("@daily")
+    once = with_assignments(DAILY, ["at=2026-12-01T08:00"])
+    assert once.timing == Once(datetime(2026, 12, 1, 7, tzinfo=UTC))
+    excluded = with_assignments(DAILY, ["exclude=[2026-12-25, 2026-12-31]"])
+    assert with_assignments(excluded, ["every=1h"]).exclude == Exclusion(
+        ("2026-12-25", "2026-12-31"), "Europe/Berlin"
+    )
+    with pytest.raises(InvalidInput, match="cron and every exclude each other"):
+        with_assignments(DAILY, ["cron=@daily", "every=1h"])
+
+
+def test_what_is_not_set_is_kept() -> None:
+    found = with_assignments(DAILY, ["kwargs.b=3", "retries=3", "retries.first=5s", "timeout=none"])
+    assert found.job.kwargs == {"a": 1, "b": 3}
+    assert found.job.retries == Retries(3, 5.0)
+    assert (found.timing, found.job.timeout_s) == (DAILY.timing, None)
+    assert with_assignments(found, ["timeout=", "retries="]).job == Job("t", kwargs={"a": 1, "b": 3})
+
+
+# -- feeds -------------------------------------------------------------------------------------------
+
+
+def test_set_changes_what_is_given_and_keeps_the_rest(command: Command) -> None:
+    command.feed("a", labels={"region": "eu"}, source={"url": URL, "hello": "hi"})
+    out = command.ok(
+        *("feed", "set", "a", "source.url=tcp://h:1", "weight=3", "sink.table=u", "tenant=acme"),
+        *("source.hello=", "labels.region=", "labels.team=x", "selector.required.gpu=yes"),
+        "expect.max_silence=20s",
+    )
+    spec = command.spec("a")
+    assert (spec.source, spec.sink, spec.weight) == ({"url": "tcp://h:1"}, {"table": "u"}, 3.0)
+    assert (spec.labels, spec.tenant, spec.selector) == ({"team": "x"}, "acme", Selector({"gpu": "yes"}))
+    assert spec.expect == {"max_silence": 20.0}
+    assert f'    source.url: "{URL}" -> "tcp://h:1"\n' in out
+    assert '    source.hello: "hi" -> (unset)\n' in out
+    assert out.endswith("a changed\n")
+    assert command.ok("feed", "set", "a", "weight=3") == "a unchanged\n"
+    assert command.store.feeds.get("a").generation == 2
+
+
+def test_many_feeds_are_chosen_as_for_every_verb_and_each_says_what_changed(command: Command) -> None:
+    for name in ("acme/a", "acme/b", "other/a"):
+        command.feed(name, tenant=name.partition("/")[0])
+    said = command.ok("feed", "set", "--tenant", "acme", "weight=2", "--yes")
+    assert said == "    weight: 1.0 -> 2.0\nacme/a changed\n    weight: 1.0 -> 2.0\nacme/b changed\n"
+    asked = command.refused("feed", "set", "weight=2", "--match", "*")
+    assert asked.startswith("Error: Change 1 feed (other/a)? There is nobody to ask here")
+    again = command.json("feed", "set", "weight=2", "--match", "*", "--yes")
+    assert [one["result"] for one in again] == ["unchanged", "unchanged", "changed"]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("wieght=2", "feed 'acme/b': unknown key 'wieght'; known are name, "),
+        ("wieght=2", "did you mean weight?"),
+        ("source.colour=red", "source.colour: unknown option"),
+        ("expect.max_silense=20s", "max_silense"),
+        ("weight=heavy", "weight: must be a number greater than 0"),
+        ("target_state=off", "target_state: must be one of running, paused"),
+        ("labels.version=1", "labels.version: must be a string; quote it"),
+        ("source.url=", "source.url: Field required"),
+        ("source.secrets.token=hunter2", "${env:NAME}"),
+        ("name=c", "keeps its name"),
+        ("resume={cursor: 1}", "resume: is for new feeds"),
+        ("selector={required: {a: x}, preferred: {a: y}}", "is not what selector.required.a says"),
+    ],
+)
+def test_none_is_changed_when_one_would_be_wrong(command: Command, assignment: str, message: str) -> None:
+    command.feed("acme/b")
+    error = command.refused("feed", "set", "acme/b", "weight=2", assignment)
+    assert message in error
+    assert "hunter2" not in error
+    assert command.store.feeds.get("acme/b").generation == 1
+
+
+def test_set_needs_feeds_and_assignments(command: Command) -> None:
+    command.feed("a")
+    assert "nothing to set; give KEY=VALUE" in command.refused("feed", "set", "a")
+    assert "which feeds? name them" in command.refused("feed", "set", "weight=2")
+    assert "no feed named 'nobody'" in command.refused("feed", "set", "nobody", "weight=2")
+    command.ok("feed", "set", "a", "target_state=paused")
+    assert command.spec("a").target_state is TargetState.PAUSED
+
+
+# -- timings to try ----------------------------------------------------------------------------------
+
+
+def test_a_timing_is_tried_and_a_note_says_where_clocks_are_changed(command: Command) -> None:
+    tried = ("schedule", "next", "cron=30 2 * * *", "zone=Europe/Berlin", "--count", "3")
+    ticks = command.json(*tried, "--from", "2026-03-28")["ticks"]
+    assert [tick["tick_at"][:16] for tick in ticks] == [
+        "2026-03-28T01:30",
+        "2026-03-29T01:00",
+        "2026-03-30T00:30",
+    ]
+    assert [tick["note"] for tick in ticks] == [None, "clocks forward 1:00, +01:00 to +02:00", None]
+    assert ticks[1]["local"] == "2026-03-29T03:00:00+02:00"
+    assert command.ok(*tried, "--from", "2026-10-24").splitlines()[:3] == [
+        "example: cron 30 2 * * * Europe/Berlin",
+        "UTC                   EUROPE/BERLIN                   NOTE",
+        "2026-10-24 00:30:00Z  Sat 2026-10-24 02:30:00 +02:00",
+    ]
+    (first,) = command.json("schedule", "next", "every=1h", "--from", "2026-05-01T10:00Z", "--count", "1")[
+        "ticks"
+    ]
+    assert first["tick_at"][:16] == "2026-05-01T10:00", "a tick at the very time given is one of them"
+    bounded = (
+        "schedule",
+        "next",
+        "cron=[0 8 * * *, '@daily']",
+        "exclude=2026-12-25..2026-12-26",
+        "end=2026-12-28",
+    )
+    found = command.json(*bounded, "--from", "2026-12-24", "--count", "3")["ticks"]
+    assert [tick["local"][:16] for tick in found] == [
+        "2026-12-24T00:00",
+        "2026-12-24T08:00",
+        "2026-12-27T00:00",
+    ]
+    assert "no tick is left" in command.ok("schedule", "next", "at=2020-01-01")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "say which: the NAME of one schedule, or a timing to try"),
+        (("a", "b"), "say which: the NAME of one schedule"),
+        (("cron=x",), "cron: "),
+        (("every=1h", "--from", "soon"), "--from: 'soon' is no time"),
+        (("every=1h", "--count", "0"), "Invalid value for '--count'"),
+    ],
+)
+def test_wrong_questions_are_refused(command: Command, arguments: tuple[str, ...], message: str) -> None:
+    assert message in command.refused("schedule", "next", *arguments)
