@@ -57,7 +57,6 @@ class FakeFleet:
         step_s: float = STEP_S,
         rate_hz: float = 2.0,
         settings: Settings | None = None,
-        worker_type: type[FakeWorker] = FakeWorker,
         sink: FakeSink | None = None,
     ) -> None:
         self.settings = settings or DURATIONS
@@ -71,7 +70,6 @@ class FakeFleet:
         self.lines: list[str] = []
         self.has_beat = True
         self.passes = self.looks = 0
-        self._worker_type = worker_type
         self._step_s = step_s
         self._next_pass_at = self._next_look_at = 0.0
         self._feeds_added = 0
@@ -98,7 +96,7 @@ class FakeFleet:
         offset_s: float = 0.0,
         rate: float = 1.0,
     ) -> None:
-        self.workers[name] = self._worker_type(
+        self.workers[name] = FakeWorker(
             name,
             store=self.store,
             broker=self.broker,

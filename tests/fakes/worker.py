@@ -285,10 +285,7 @@ class FakeWorker:
             assert self.worker is not None
             self._session = self._store.session(self.worker, ttl_s=self._settings.ttl_s)
             self._perform(self.core.connection_opened("keeper"))
-        return self._session.heartbeat(self._load())
-
-    def _load(self) -> Load:
-        return Load(feeds=self.core.feeds)
+        return self._session.heartbeat(Load(feeds=self.core.feeds))
 
     def _register(self) -> None:
         # The same in every run, and never the same twice in one: each session is a row of its own.
@@ -445,16 +442,12 @@ class FakeWorker:
         """Take over in the sink, then connect where it says: for feeds just claimed, and after a suspension."""
         begun = []
         for stream in [s for s in self.streams.values() if s.connection is None]:
-            if not self.core.is_trusted(self._now) or not self._may_connect(stream):
+            if not self.core.is_trusted(self._now):
                 continue
             with suppress(Unavailable, SinkUnavailable):
                 begun += self._take_over(stream)
         if begun:
             self._say(f"streams {numbers(begun)}")
-
-    def _may_connect(self, stream: FakeStream) -> bool:
-        """Asked each time before it does."""
-        return True
 
     def _take_over(self, stream: FakeStream) -> list[int]:
         """The id of the feed, if it streams now. Raises `Unavailable`, `SinkUnavailable`."""

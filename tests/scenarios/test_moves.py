@@ -75,25 +75,6 @@ def test_a_paused_feed_stays_where_it_is_until_it_is_resumed() -> None:
     assert fleet.everything_streams()
 
 
-def test_a_worker_that_gets_sigterm_hands_over_at_once() -> None:
-    fleet = streaming_fleet()
-    fleet.terminate("c")
-    fleet.run(3)
-    expect(
-        fleet,
-        """
-        t=10.0 worker c: gets SIGTERM
-        t=10.1 worker c: drains feeds 1,4
-        t=10.1 worker c: leaves
-        t=10.1 control: assigns 1@2 to b
-        t=10.1 control: assigns 4@2 to a
-        t=10.2 worker a: streams feed 4
-        t=10.2 worker b: streams feed 1
-        """,
-    )
-    assert fleet.everything_streams()
-
-
 # -- newcomers ---------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,4 @@
-"""Every setting that is a duration, a rate or an interval, with the smallest and the largest value that it takes.
-
-Read from `Settings` itself, so that one that is added without a test of its ends is missed.
-"""
+"""Settings that are durations, the smallest and the largest value that each takes, and fleets to try them on."""
 
 from __future__ import annotations
 

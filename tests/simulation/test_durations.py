@@ -1,33 +1,22 @@
-"""Every duration at the smallest value that is permitted and at the largest.
+"""Every duration that a fleet lives by, at the smallest value that is permitted and at the largest.
 
 Each setting has two stories, one for each end: what the value means comes true, no sooner and no later than
 follows from it. And with each value the same fleet lives its life: it starts, a worker is killed, another
 freezes and wakes up, a third is restarted; feeds come back within the time that the settings say, and while
 nothing happens nothing is done more often than they say. `FakeFleet` checks its invariants at every step.
-
-What `FEEDQ_…` sets in one process alone (how long a writer gathers, how long a stop may take) has its tests with
-that part; the table names them.
+What a setting does in one process alone is tested with that part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 
 from feedq.core.model import LeaseState, Status
 from feedq.settings import HEARTBEAT_MIN_S, Settings
-from tests.contract import test_jobs_durations as jobs
-from tests.contract import test_store_alerts as alerts
-from tests.contract import test_store_durations as store
-from tests.contract import test_store_sessions as sessions
 from tests.fakes.fleet import TICK_MIN_S
-from tests.live import test_connect_limiter as connect_limiter
-from tests.live import test_durations_of_processes as processes
-from tests.live import test_job_service as leaving
-from tests.simulation.durations import TimedFleet, at_largest, at_lowest, durations
-from tests.unit import test_backoff as backoff
+from tests.simulation.durations import TimedFleet, at_largest, at_lowest
 
 Story = Callable[[TimedFleet], None]
 
@@ -208,112 +197,53 @@ def nothing_in_particular(fleet: TimedFleet) -> None:
     """What the value means is what `lives` looks at."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """By a fleet on paper, at both ends."""
-
-    at_lowest: Story
-    at_largest: Story
-
-
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """By these tests of the part that goes by it."""
-
-    tests: tuple[Callable[..., object], ...]
-
-
-BACKOFF = (
-    backoff.test_a_base_or_maximum_of_nothing_means_at_once,
-    backoff.test_a_delay_is_never_negative_nor_beyond_the_bound,
-)
-TABLE: dict[str, Told | Elsewhere] = {
-    "heartbeat_s": Told(nothing_in_particular, nothing_in_particular),
-    "ttl_s": Told(nothing_in_particular, nothing_in_particular),
-    "trust_margin_s": Told(
+STORIES: dict[str, tuple[Story, Story]] = {
+    "heartbeat_s": (nothing_in_particular, nothing_in_particular),
+    "ttl_s": (nothing_in_particular, nothing_in_particular),
+    "trust_margin_s": (
         a_cut_off_worker_lets_go_before_its_feeds_start_elsewhere,
         a_cut_off_worker_lets_go_before_its_feeds_start_elsewhere,
     ),
-    "reconcile_interval_s": Told(nothing_in_particular, nothing_in_particular),
-    "look_interval_s": Told(nothing_in_particular, nothing_in_particular),
-    "dispatch_timeout_s": Told(
+    "reconcile_interval_s": (nothing_in_particular, nothing_in_particular),
+    "look_interval_s": (nothing_in_particular, nothing_in_particular),
+    "dispatch_timeout_s": (
         what_is_on_its_way_is_not_withdrawn,
         what_is_not_claimed_goes_elsewhere_after_the_time_out,
     ),
-    "settle_s": Told(
+    "settle_s": (
         nothing_is_placed_before_the_first_worker_has_settled,
         nothing_is_placed_before_the_first_worker_has_settled,
     ),
-    "sweep_interval_s": Told(
-        a_lost_lease_row_is_made_anew_by_the_sweep, a_lost_lease_row_is_made_anew_by_the_sweep
+    "sweep_interval_s": (
+        a_lost_lease_row_is_made_anew_by_the_sweep,
+        a_lost_lease_row_is_made_anew_by_the_sweep,
     ),
-    "moves_per_pass": Told(
-        a_newcomer_is_given_nothing, a_newcomer_is_given_its_part_and_a_drained_worker_loses_all
+    "moves_per_pass": (
+        a_newcomer_is_given_nothing,
+        a_newcomer_is_given_its_part_and_a_drained_worker_loses_all,
     ),
-    "handoff_timeout_s": Told(
+    "handoff_timeout_s": (
         an_owner_that_does_not_let_go_is_waited_for_so_long,
         an_owner_that_does_not_let_go_is_waited_for_so_long,
     ),
-    "restart_hold_s": Told(
+    "restart_hold_s": (
         what_a_stopped_worker_had_is_placed_at_once,
         what_a_stopped_worker_had_waits_for_its_successor_so_long,
     ),
-    "alert_interval_s": Elsewhere((alerts.test_messages_follow_each_other_at_once_or_not_within_a_day,)),
-    "leader_ttl_s": Elsewhere(
-        (
-            processes.test_an_elected_beat_stays_elected_while_it_looks,
-            store.test_a_leader_s_row_can_be_written_and_renewed,
-        )
-    ),
-    "connects_per_s": Elsewhere(
-        (
-            connect_limiter.test_one_feed_alone_never_waits,
-            connect_limiter.test_settings_accept_no_pace_and_the_largest,
-        )
-    ),
-    "host_connects_per_s": Elsewhere(
-        (
-            connect_limiter.test_one_feed_alone_never_waits,
-            connect_limiter.test_settings_accept_no_pace_and_the_largest,
-        )
-    ),
-    "database_timeout_s": Elsewhere((sessions.test_how_long_the_other_end_may_be_silent_can_be_set,)),
-    "drain_timeout_s": Elsewhere((processes.test_a_stop_waits_for_the_last_commit_so_long,)),
-    "flush_interval_s": Elsewhere((processes.test_a_writer_gathers_for_the_interval_and_no_longer,)),
-    "visibility_timeout_s": Elsewhere((processes.test_the_broker_is_told_the_visibility_timeout,)),
-    "event_retention_days": Elsewhere((store.test_history_is_kept_for_so_many_days,)),
-    "broker_timeout_s": Elsewhere((processes.test_the_broker_is_waited_for_so_long,)),
-    "stall_s": Elsewhere((processes.test_a_loop_may_stand_still_for_ever_or_for_a_day,)),
-    "quarantine_s": Elsewhere((processes.test_a_quarantine_lasts_so_long,)),
-    "steal_after_s": Elsewhere((jobs.test_runs_of_others_are_taken_at_once_or_not_for_so_long,)),
-    "ageing_s": Elsewhere((jobs.test_a_point_of_priority_is_worth_nothing_or_a_day,)),
-    "run_retention_days": Elsewhere((jobs.test_history_of_runs_is_kept_for_no_day_or_for_ten_years,)),
-    "job_drain_s": Elsewhere(
-        (
-            leaving.test_with_no_time_to_drain_nobody_waits,
-            leaving.test_with_all_the_time_to_drain_it_leaves_when_the_last_job_has_ended,
-        )
-    ),
-    "backoff_max_s": Elsewhere(BACKOFF),
 }
-TOLD = [name for name, entry in TABLE.items() if isinstance(entry, Told)]
+"""For each setting, what it means at its lowest and at its largest value."""
 
 
-def test_every_duration_among_the_settings_has_its_ends_tested() -> None:
-    assert durations() == TABLE.keys()
-
-
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", STORIES)
 @pytest.mark.parametrize("made", [at_lowest, at_largest])
 def test_a_fleet_lives_with_every_duration_at_its_ends(name: str, made: Callable[[str], Settings]) -> None:
     lives(TimedFleet(made(name)))
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", STORIES)
 @pytest.mark.parametrize("made", [at_lowest, at_largest])
 def test_each_end_means_what_it_says(name: str, made: Callable[[str], Settings]) -> None:
-    entry = TABLE[name]
-    assert isinstance(entry, Told)
+    lowest, largest = STORIES[name]
     fleet = TimedFleet(made(name))
-    (entry.at_lowest if made is at_lowest else entry.at_largest)(fleet)
+    (lowest if made is at_lowest else largest)(fleet)
     fleet.check()

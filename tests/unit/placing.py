@@ -63,13 +63,6 @@ def matches(worker: EligibleWorker, labels: Mapping[str, str]) -> bool:
 
 
 @st.composite
-def waiting_feeds(draw: st.DrawFn, weight: st.SearchStrategy[float] = weights) -> list[WaitingFeed]:
-    """Feeds that may go anywhere."""
-    ids = draw(st.lists(st.integers(1, 10_000), unique=True, max_size=60))
-    return [WaitingFeed(feed_id, draw(weight)) for feed_id in ids]
-
-
-@st.composite
 def choosy_feeds(draw: st.DrawFn) -> list[WaitingFeed]:
     """Feeds of tenants, with selectors, of few different weights."""
     ids = draw(st.lists(st.integers(1, 10_000), unique=True, max_size=60))
@@ -81,16 +74,14 @@ def choosy_feeds(draw: st.DrawFn) -> list[WaitingFeed]:
 
 
 @st.composite
-def fleets(
-    draw: st.DrawFn, *, labelled: bool = False, mean_weights: st.SearchStrategy[float] = weights
-) -> list[EligibleWorker]:
+def fleets(draw: st.DrawFn, *, labelled: bool = False) -> list[EligibleWorker]:
     """Workers of any fill, some above their capacity; with labels they are often alike, so that there are ties."""
     fleet = []
     alike = labelled and draw(st.booleans())
     for number in range(draw(st.integers(0, 8))):
         capacity = 20 if alike else draw(st.integers(0, 30))
         feeds = draw(st.integers(0, 2 if alike else capacity + 3))
-        load = feeds * (1.0 if alike else draw(whole_weights if labelled else mean_weights))
+        load = feeds * (1.0 if alike else draw(whole_weights if labelled else weights))
         labels = draw(st.sampled_from(LABELS)) if labelled else {}
         tenants = {"acme": draw(st.integers(0, min(feeds, 3)))} if labelled else {}
         fleet.append(

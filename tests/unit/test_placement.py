@@ -26,9 +26,7 @@ from tests.unit.placing import (
     choosy_feeds,
     fleets,
     matches,
-    waiting_feeds,
     weights,
-    whole_weights,
 )
 
 
@@ -49,70 +47,6 @@ def held_after(workers: Sequence[EligibleWorker], decision: Placement) -> dict[U
     return {w.worker_id: w.feeds + taken[w.worker_id] for w in workers}
 
 
-@given(waiting_feeds(), fleets())
-def test_every_feed_is_placed_once_or_told_why_not(
-    feeds: list[WaitingFeed], workers: list[EligibleWorker]
-) -> None:
-    decision = decide(feeds, workers)
-    said = [f for f, _ in decision.assignments] + [f for f, _ in decision.unplaced]
-    assert Counter(said) == Counter(w.feed_id for w in feeds)
-
-
-@given(waiting_feeds(), fleets())
-def test_no_worker_is_given_more_than_it_holds(
-    feeds: list[WaitingFeed], workers: list[EligibleWorker]
-) -> None:
-    after = held_after(workers, decide(feeds, workers))
-    for w in workers:
-        assert after[w.worker_id] <= max(w.capacity, w.feeds)
-
-
-@given(waiting_feeds(), fleets())
-def test_everything_is_placed_as_long_as_there_is_room(
-    feeds: list[WaitingFeed], workers: list[EligibleWorker]
-) -> None:
-    room = sum(max(w.capacity - w.feeds, 0) for w in workers)
-    decision = decide(feeds, workers)
-    assert len(decision.assignments) == min(len(feeds), room)
-    assert all(why is Reason.NO_CAPACITY for _, why in decision.unplaced)
-
-
-@given(waiting_feeds(), fleets(), st.integers())
-def test_the_order_of_the_rows_does_not_matter(
-    feeds: list[WaitingFeed], workers: list[EligibleWorker], seed: int
-) -> None:
-    rng = Random(seed)
-    decision = decide(feeds, workers)
-    rng.shuffle(feeds)
-    rng.shuffle(workers)
-    assert decide(feeds, workers) == decision
-
-
-@given(waiting_feeds(), fleets())
-def test_the_heaviest_goes_first(feeds: list[WaitingFeed], workers: list[EligibleWorker]) -> None:
-    weight = {w.feed_id: w.weight for w in feeds}
-    decision = decide(feeds, workers)
-    placed = [weight[feed_id] for feed_id, _ in decision.assignments]
-    assert placed == sorted(placed, reverse=True)
-    left = [weight[feed_id] for feed_id, _ in decision.unplaced]
-    assert not (placed and left) or min(placed) >= max(left)
-
-
-@given(waiting_feeds(whole_weights), fleets(mean_weights=whole_weights))
-def test_each_goes_to_a_worker_that_was_least_utilised_at_that_moment(
-    feeds: list[WaitingFeed], workers: list[EligibleWorker]
-) -> None:
-    weight = {w.feed_id: w.weight for w in feeds}
-    load = {w.worker_id: Fraction(w.load) for w in workers}
-    held = {w.worker_id: w.feeds for w in workers}
-    capacity = {w.worker_id: w.capacity for w in workers}
-    for feed_id, chosen in decide(feeds, workers).assignments:
-        open_to_it = [w for w in held if held[w] < capacity[w]]
-        assert load[chosen] / capacity[chosen] == min(load[w] / capacity[w] for w in open_to_it)
-        load[chosen] += Fraction(weight[feed_id])
-        held[chosen] += 1
-
-
 @given(
     count=st.integers(0, 300),
     size=st.integers(1, 12),
@@ -127,31 +61,6 @@ def test_equal_feeds_on_equal_workers_end_within_one_of_each_other(
     assert max(after) - min(after) <= 1
 
 
-@given(count=st.integers(0, 200), newcomers=st.integers(1, 5), old=st.integers(1, 5), held=st.integers(0, 40))
-def test_newcomers_are_filled_up_before_the_others_get_more(
-    count: int, newcomers: int, old: int, held: int
-) -> None:
-    workers = [candidate(n + 1, capacity=1000, feeds=held) for n in range(old)]
-    workers += [candidate(n + 100, capacity=1000) for n in range(newcomers)]
-    after = held_after(workers, decide([WaitingFeed(i) for i in range(count)], workers))
-    if any(after[w.worker_id] > held for w in workers[:old]):
-        assert max(after.values()) - min(after.values()) <= 1
-
-
-def test_a_worker_twice_as_large_gets_twice_as_much() -> None:
-    workers = [candidate(1, capacity=100), candidate(2, capacity=200)]
-    after = held_after(workers, decide([WaitingFeed(i) for i in range(90)], workers))
-    assert (after[UUID(int=1)], after[UUID(int=2)]) == (30, 60)
-
-
-def test_weight_counts_and_not_only_number() -> None:
-    workers = [candidate(1), candidate(2)]
-    feeds = [WaitingFeed(1, 10.0), *(WaitingFeed(i, 1.0) for i in range(2, 12))]
-    decision = decide(feeds, workers)
-    heavy = dict(decision.assignments)[1]
-    assert Counter(w for _, w in decision.assignments)[heavy] == 1, "ten light ones weigh as much"
-
-
 def test_ties_do_not_favour_any_worker() -> None:
     workers = [candidate(n + 1) for n in range(4)]
     firsts = Counter(
@@ -161,10 +70,6 @@ def test_ties_do_not_favour_any_worker() -> None:
     )
     assert min(firsts.values()) > 50
     assert len(firsts) == 4
-
-
-def test_nothing_waits_and_nothing_is_decided() -> None:
-    assert decide([], [candidate(1)]) == Placement((), ())
 
 
 @pytest.mark.parametrize("workers", [[], [candidate(1, capacity=0)], [candidate(1, capacity=2, feeds=2)]])
@@ -222,11 +127,13 @@ def test_each_goes_to_the_best_worker_that_is_eligible_at_that_moment_and_waits_
     first; of these the least utilised; of equally utilised ones that with fewest of the tenant's."""
     decision = decide(feeds, workers, tenant_caps=tenant_caps)
     chosen, why = dict(decision.assignments), dict(decision.unplaced)
+    said = [feed_id for feed_id, _ in (*decision.assignments, *decision.unplaced)]
+    assert sorted(said) == sorted(feed.feed_id for feed in feeds), "each once"
     load = {w.worker_id: Fraction(w.load) for w in workers}
     count = {w.worker_id: w.feeds for w in workers}
     tenants = {w.worker_id: Counter(w.tenants) for w in workers}
     for feed in in_order(feeds):
-        cap = Rules(tenant_caps=tenant_caps).cap_of(feed.tenant)
+        cap = tenant_caps.get(feed.tenant, tenant_caps.get("*")) if feed.tenant else None
         fitting = [w for w in workers if matches(w, feed.selector.required)]
         eligible = [
             w
@@ -250,7 +157,7 @@ def test_each_goes_to_the_best_worker_that_is_eligible_at_that_moment_and_waits_
 
 
 @given(choosy_feeds(), fleets(labelled=True), caps, st.integers())
-def test_the_order_of_the_rows_does_not_matter_with_labels_and_caps_either(
+def test_the_order_of_the_rows_does_not_matter(
     feeds: list[WaitingFeed], workers: list[EligibleWorker], tenant_caps: dict[str, int], seed: int
 ) -> None:
     rng = Random(seed)
@@ -283,15 +190,6 @@ def test_the_feeds_of_every_tenant_spread_to_within_one_over_an_even_fleet(
         assert max(counts) - min(counts) <= 1
 
 
-def test_a_tenant_whose_cap_is_reached_everywhere_waits_and_keeps_nobody_else_from_a_place() -> None:
-    workers = [candidate(1), candidate(2, feeds=1, tenants={"acme": 1})]
-    feeds = [*(WaitingFeed(i, 5.0, tenant="acme") for i in range(5)), WaitingFeed(9, tenant="beta")]
-    decision = decide(feeds, workers, tenant_caps={"acme": 2})
-    assert len(decision.assignments) == 4
-    assert [why for _, why in decision.unplaced] == [Reason.NO_CAPACITY] * 2
-    assert 9 in dict(decision.assignments)
-
-
 def test_the_cap_holds_on_workers_that_fill_up_side_by_side() -> None:
     workers = [candidate(n + 1) for n in range(3)]
     after = held_after(
@@ -300,23 +198,11 @@ def test_the_cap_holds_on_workers_that_fill_up_side_by_side() -> None:
     assert set(after.values()) == {2}
 
 
-def test_feeds_without_a_tenant_have_no_cap() -> None:
-    assert (
-        len(decide([WaitingFeed(i) for i in range(9)], [candidate(1)], tenant_caps={"*": 0}).assignments) == 9
-    )
-
-
 def test_when_every_preferred_worker_is_full_another_takes_it() -> None:
     selector = Selector(preferred={"disk": "fast"})
     workers = [candidate(1, capacity=2, feeds=1, labels={"disk": "fast"}), candidate(2)]
     decision = decide([WaitingFeed(1, selector=selector), WaitingFeed(2, selector=selector)], workers)
     assert decision.assignments == ((1, UUID(int=1)), (2, UUID(int=2)))
-
-
-def test_a_label_that_is_required_and_preferred_with_another_value_is_required() -> None:
-    selector = Selector(required={"zone": "a"}, preferred={"zone": "b"})
-    workers = [candidate(1, labels={"zone": "a"}), candidate(2, labels={"zone": "b"})]
-    assert decide([WaitingFeed(1, selector=selector)], workers).assignments == ((1, UUID(int=1)),)
 
 
 @pytest.mark.parametrize("strategy", Strategy)
