@@ -146,6 +146,33 @@ def test_a_sink_makes_its_own_tables_and_knows_nothing_of_the_control_tables(url
         ask(sink, "SELECT * FROM feedq.feed")
 
 
+def test_a_sink_takes_numbers_from_the_sequences_of_the_tables_that_it_writes(url: str) -> None:
+    ask(
+        url,
+        "CREATE SCHEMA acme; CREATE SCHEMA numbers; CREATE SEQUENCE numbers.of_landed; "
+        "CREATE TABLE acme.landed (a bigserial, b bigint DEFAULT nextval('numbers.of_landed'), "
+        "c bigint GENERATED ALWAYS AS IDENTITY, n int) PARTITION BY LIST (n); "
+        "CREATE TABLE acme.landed_1 PARTITION OF acme.landed FOR VALUES IN (1); CREATE SEQUENCE numbers.other; "
+        "REVOKE ALL ON ALL TABLES IN SCHEMA acme FROM feedq_sink_default; "
+        "REVOKE ALL ON ALL SEQUENCES IN SCHEMA acme, numbers FROM feedq_sink_default",
+    )
+    sink = url_of(url, SINK_ROLE)
+    with pytest.raises(errors.InsufficientPrivilege):
+        ask(sink, "INSERT INTO acme.landed (n) VALUES (1)")
+    with grants.opened(url) as connection:
+        found = grants.sink_tables(connection, "default", with_control=True)
+        grants.apply(url, grants.script(connection, grants.PREFIX, [found], {}), connection)
+    ask(sink, "INSERT INTO acme.landed (n) VALUES (1)")
+    with pytest.raises(errors.InsufficientPrivilege):
+        ask(sink, "SELECT nextval('numbers.other')")
+    ask(url, "DROP SCHEMA acme, numbers CASCADE")
+
+
+def test_a_sink_writes_a_serial_column_of_what_the_operator_makes_later(url: str) -> None:
+    ask(url_of(url, Role.OPERATOR), "CREATE TABLE public.made_later (id bigserial PRIMARY KEY, n int)")
+    ask(url_of(url, SINK_ROLE), "INSERT INTO public.made_later (n) VALUES (1)")
+
+
 def test_tables_that_declared_feeds_name_may_be_written_by_their_sink(url: str) -> None:
     ask(url, "CREATE SCHEMA acme; CREATE TABLE acme.landed (n int); CREATE TABLE acme.other (n int)")
     ask(url, "REVOKE ALL ON acme.landed, acme.other FROM feedq_sink_default")

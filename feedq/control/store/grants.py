@@ -242,11 +242,10 @@ def sink_rights(prefix: str, database: str, sink: SinkTables) -> list[GrantState
         _sql("ALTER TABLE IF EXISTS public.feedq_dead_letter OWNER TO {}", role),
     ]
     if sink.with_control:
-        defaults = (
-            "ALTER DEFAULT PRIVILEGES FOR ROLE {} IN SCHEMA public "
-            "GRANT SELECT, INSERT, UPDATE ON TABLES TO {}"
-        )
-        steps.append(_sql(defaults, role_name(prefix, Role.OPERATOR), role))
+        # What the operator makes from now on: a table, and the sequence of a serial column of it.
+        for granted in ("SELECT, INSERT, UPDATE ON TABLES", "USAGE ON SEQUENCES"):
+            defaults = f"ALTER DEFAULT PRIVILEGES FOR ROLE {{}} IN SCHEMA public GRANT {granted} TO {{}}"
+            steps.append(_sql(defaults, role_name(prefix, Role.OPERATOR), role))
     missing = "undefined_table OR invalid_schema_name OR undefined_object"
     for table in sink.tables:
         schema, _, _ = table.rpartition(".")
@@ -254,8 +253,27 @@ def sink_rights(prefix: str, database: str, sink: SinkTables) -> list[GrantState
             steps.append(_unless(missing, _sql("GRANT USAGE ON SCHEMA {} TO {}", schema, role)))
         written = _sql("GRANT SELECT, INSERT, UPDATE ON TABLE {} TO {}", tuple(table.split(".")), role)
         steps.append(_unless(missing, written))
+        steps.append(_sequences_of(table, role))
     about = f"What the sink {sink.name} may do: feedq's tables are its own, those that feeds name it writes"
     return _statements(about, *steps)
+
+
+def _sequences_of(table: str, role: str) -> sql.Composable:
+    """A statement that lets a role take numbers from the sequences of a table's defaults, in whatever schema.
+
+    Whoever inserts needs no right on the sequence of an identity column.
+    """
+    name = ".".join('"{}"'.format(part.replace('"', '""')) for part in table.split("."))
+    return sql.SQL(
+        """DO $$ DECLARE found regclass; BEGIN
+    FOR found IN SELECT DISTINCT s.oid FROM pg_attrdef d
+        JOIN pg_depend p ON p.classid = 'pg_attrdef'::regclass AND p.objid = d.oid
+            AND p.refclassid = 'pg_class'::regclass
+        JOIN pg_class s ON s.oid = p.refobjid AND s.relkind = 'S'
+        WHERE d.adrelid = to_regclass({})
+    LOOP EXECUTE format('GRANT USAGE ON SEQUENCE %s TO %I', found, {}); END LOOP;
+END $$"""
+    ).format(sql.Literal(name), sql.Literal(role))
 
 
 # -- what is done --------------------------------------------------------------------------------------
