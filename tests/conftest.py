@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import shutil
 import sys
@@ -66,6 +67,16 @@ def pytest_collection_finish() -> None:
     # All modules and thousands of tests are there to stay: no collection of garbage needs to look at them again.
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A coroutine test runs on a new event loop of the kind that workers use, and leaves nothing behind."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    run_on(uvloop.new_event_loop, pyfuncitem.obj(**wanted))
+    return True
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ async def serving(
             pass  # the connector cut the connection, or the test is over
         except BaseException as error:  # noqa: BLE001 - a test must hear of it, whatever it is
             # A script may stumble over the end of its connection, but what it asserts stands.
-            if isinstance(error, AssertionError) or not reader.at_eof():
+            if isinstance(error, AssertionError) or not (reader.at_eof() or writer.is_closing()):
                 failures.append(error)
         finally:
             writer.transport.abort()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +18,6 @@ from feedq.core.permission import DEFAULT, Permissions
 from feedq.errors import FeedqError
 from feedq.testing.loopback import PATIENCE_S, RecordingGuard
 from tests.fakes.clock import ManualClock
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,8 +15,6 @@ from feedq.testing.loopback import Relay
 from feedq.testing.stage import ConnectorDriver
 
 DATABASE = 8
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 class Source:

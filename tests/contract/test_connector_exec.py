@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from feedq.testing.stage import SECRET, ConnectorDriver, pull
 
 SHELL = "/bin/sh"
 ALLOWED = Permissions(programs=(SHELL, sys.executable))
-Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def shell(script: str, **source: Any) -> ConnectorDriver:
@@ -49,73 +48,67 @@ def alive(pid: int) -> bool:
 # -- what it is given ----------------------------------------------------------------------------------
 
 
-def test_arguments_hold_the_cursor_and_the_name(run: Run) -> None:
-    async def main() -> None:
-        cursors: list[tuple[JSON, str]] = [
-            (None, "none"),
-            (17, "17"),
-            ("a b", "a b"),
-            ({"n": [1]}, '{"n":[1]}'),
-        ]
-        for cursor, shown in cursors:
-            source = {
-                "command": [
-                    SHELL,
-                    "-c",
-                    'printf "%s|" "$@"',
-                    "-",
-                    "after={cursor}",
-                    "{name}",
-                    r"\x7bcursor}",
-                ],
-                "first_cursor": "none",
-                "format": "text",
-            }
-            driver = ConnectorDriver(
-                ExecConnector, source, feed="acme/orders", permissions=ALLOWED, cursor=cursor
-            )
-            await driver.read()
-            assert driver.records == [f"after={shown}|acme/orders|{{cursor}}|".encode()]
-
-    run(main())
+async def test_arguments_hold_the_cursor_and_the_name() -> None:
+    cursors: list[tuple[JSON, str]] = [
+        (None, "none"),
+        (17, "17"),
+        ("a b", "a b"),
+        ({"n": [1]}, '{"n":[1]}'),
+    ]
+    for cursor, shown in cursors:
+        source = {
+            "command": [
+                SHELL,
+                "-c",
+                'printf "%s|" "$@"',
+                "-",
+                "after={cursor}",
+                "{name}",
+                r"\x7bcursor}",
+            ],
+            "first_cursor": "none",
+            "format": "text",
+        }
+        driver = ConnectorDriver(
+            ExecConnector, source, feed="acme/orders", permissions=ALLOWED, cursor=cursor
+        )
+        await driver.read()
+        assert driver.records == [f"after={shown}|acme/orders|{{cursor}}|".encode()]
 
 
-def test_the_environment_holds_what_is_given_and_nothing_of_the_worker(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+async def test_the_environment_holds_what_is_given_and_nothing_of_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("WORKERS_OWN", "hidden")
     monkeypatch.setenv("LANG", "C.UTF-8")
 
-    async def main() -> None:
-        env = {"TOKEN": "Bearer {token}", "AFTER": "{cursor}", "FEED": "{name}"}
-        driver = ConnectorDriver(
-            ExecConnector,
-            {
-                "command": [
-                    sys.executable,
-                    "-I",
-                    "-c",
-                    "import os, json; print(json.dumps(dict(os.environ)))",
-                ],
-                "env": env,
-                "secrets": {"token": "${env:UNUSED}"},
-            },
-            permissions=ALLOWED,
-            cursor=17,
-        )
-        await driver.read()
-        (record,) = driver.records
-        given = json.loads(record)
-        assert {name: given.pop(name) for name in env} == {
-            "TOKEN": f"Bearer {SECRET}",
-            "AFTER": "17",
-            "FEED": "conformance/feed",
-        }
-        # Python adds the last one to whatever it is started with in the C locale.
-        assert given.keys() <= {"PATH", "LANG", "HOME", "LC_CTYPE"}
-        assert given["LANG"] == "C.UTF-8"
-
-    run(main())
+    env = {"TOKEN": "Bearer {token}", "AFTER": "{cursor}", "FEED": "{name}"}
+    driver = ConnectorDriver(
+        ExecConnector,
+        {
+            "command": [
+                sys.executable,
+                "-I",
+                "-c",
+                "import os, json; print(json.dumps(dict(os.environ)))",
+            ],
+            "env": env,
+            "secrets": {"token": "${env:UNUSED}"},
+        },
+        permissions=ALLOWED,
+        cursor=17,
+    )
+    await driver.read()
+    (record,) = driver.records
+    given = json.loads(record)
+    assert {name: given.pop(name) for name in env} == {
+        "TOKEN": f"Bearer {SECRET}",
+        "AFTER": "17",
+        "FEED": "conformance/feed",
+    }
+    # Python adds the last one to whatever it is started with in the C locale.
+    assert given.keys() <= {"PATH", "LANG", "HOME", "LC_CTYPE"}
+    assert given["LANG"] == "C.UTF-8"
 
 
 @pytest.fixture
@@ -127,7 +120,7 @@ def hangup_ignored() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hangup_ignored")
-def test_it_inherits_no_descriptor_no_input_and_no_ignored_signal(run: Run) -> None:
+async def test_it_inherits_no_descriptor_no_input_and_no_ignored_signal() -> None:
     script = """
 import os, signal, sys
 fds = os.listdir("/proc/self/fd")
@@ -135,155 +128,122 @@ print(sorted(int(fd) for fd in fds if os.path.exists("/proc/self/fd/" + fd)))
 print(sys.stdin.read() == "", os.getcwd(), os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid())
 """
 
-    async def main() -> None:
-        source = {"command": [sys.executable, "-I", "-c", script], "format": "text"}
-        driver = ConnectorDriver(ExecConnector, source, permissions=ALLOWED)
-        await driver.read()
-        assert driver.records == [b"[0, 1, 2]", b"True / True True"]
-        # A shell cannot trap what was ignored when it began, and Python ignores SIGPIPE.
-        ignored = shell("grep SigIgn /proc/self/status")
-        await ignored.read()
-        (mask,) = ignored.records
-        # 32 and 33 are the C library's own: it may leave them ignored in a child, and nobody can trap them.
-        ours = sum(1 << number - 1 for number in signal.valid_signals())
-        assert int(mask.removeprefix(b"SigIgn:"), 16) & ours == 0
-
-    run(main())
+    source = {"command": [sys.executable, "-I", "-c", script], "format": "text"}
+    driver = ConnectorDriver(ExecConnector, source, permissions=ALLOWED)
+    await driver.read()
+    assert driver.records == [b"[0, 1, 2]", b"True / True True"]
+    # A shell cannot trap what was ignored when it began, and Python ignores SIGPIPE.
+    ignored = shell("grep SigIgn /proc/self/status")
+    await ignored.read()
+    (mask,) = ignored.records
+    # 32 and 33 are the C library's own: it may leave them ignored in a child, and nobody can trap them.
+    ours = sum(1 << number - 1 for number in signal.valid_signals())
+    assert int(mask.removeprefix(b"SigIgn:"), 16) & ours == 0
 
 
 # -- how it ends ---------------------------------------------------------------------------------------
 
 
-def test_a_program_that_ends_is_told_with_its_status_and_last_words(run: Run) -> None:
-    async def main() -> None:
-        for script, message in [
-            ("echo 1", "ended (exit status 0)"),
-            ("echo 1; echo warned >&2", "ended (exit status 0): warned"),
-            ("echo 1; echo no access >&2; exit 3", "failed (exit status 3): no access"),
-            ("echo 1; kill -9 $$", "was ended by SIGKILL"),
-            ("echo 1; echo $TOKEN >&2; exit 1", "failed (exit status 1): ***"),
-        ]:
-            driver = shell(script, env={"TOKEN": "{token}"}, secrets={"token": "${env:UNUSED}"})
-            error = await driver.read()
-            assert driver.records == [b"1"]
-            assert isinstance(error, SourceUnavailable)
-            assert str(error) == f"{SHELL}: {message}"
-
-    run(main())
-
-
-def test_last_words_are_bounded_and_hold_no_part_of_a_secret(run: Run) -> None:
-    async def main() -> None:
-        script = 'i=0; while [ $i -lt 3000 ]; do echo "$TOKEN $i" >&2; i=$((i+1)); done; exit 1'
-        error = await shell(script, env={"TOKEN": "{token}"}, secrets={"token": "${env:UNUSED}"}).read()
-        assert str(error).endswith("*** 2999")
-        assert len(str(error)) < 600
-        for part in (SECRET[:8], SECRET[-8:]):
-            assert part not in str(error)
-
-    run(main())
-
-
-def test_much_said_on_standard_error_does_not_hold_up_the_records(run: Run) -> None:
-    async def main() -> None:
-        driver = shell("head -c 1000000 /dev/zero >&2; echo 1; exec sleep 60")
-        assert await driver.read(enough=lambda: bool(driver.records)) is None
+async def test_a_program_that_ends_is_told_with_its_status_and_last_words() -> None:
+    for script, message in [
+        ("echo 1", "ended (exit status 0)"),
+        ("echo 1; echo warned >&2", "ended (exit status 0): warned"),
+        ("echo 1; echo no access >&2; exit 3", "failed (exit status 3): no access"),
+        ("echo 1; kill -9 $$", "was ended by SIGKILL"),
+        ("echo 1; echo $TOKEN >&2; exit 1", "failed (exit status 1): ***"),
+    ]:
+        driver = shell(script, env={"TOKEN": "{token}"}, secrets={"token": "${env:UNUSED}"})
+        error = await driver.read()
         assert driver.records == [b"1"]
+        assert isinstance(error, SourceUnavailable)
+        assert str(error) == f"{SHELL}: {message}"
 
-    run(main())
+
+async def test_last_words_are_bounded_and_hold_no_part_of_a_secret() -> None:
+    script = 'i=0; while [ $i -lt 3000 ]; do echo "$TOKEN $i" >&2; i=$((i+1)); done; exit 1'
+    error = await shell(script, env={"TOKEN": "{token}"}, secrets={"token": "${env:UNUSED}"}).read()
+    assert str(error).endswith("*** 2999")
+    assert len(str(error)) < 600
+    for part in (SECRET[:8], SECRET[-8:]):
+        assert part not in str(error)
+
+
+async def test_much_said_on_standard_error_does_not_hold_up_the_records() -> None:
+    driver = shell("head -c 1000000 /dev/zero >&2; echo 1; exec sleep 60")
+    assert await driver.read(enough=lambda: bool(driver.records)) is None
+    assert driver.records == [b"1"]
 
 
 @pytest.mark.parametrize(("status", "landed"), [(0, [b"1", b"2"]), (1, [b"1"])])
-def test_the_end_of_a_program_that_ends_well_ends_its_last_record(
-    run: Run, status: int, landed: list[bytes]
+async def test_the_end_of_a_program_that_ends_well_ends_its_last_record(
+    status: int, landed: list[bytes]
 ) -> None:
-    async def main() -> None:
-        driver = shell(f"printf '1\n2'; exit {status}")
-        await driver.read()
-        assert driver.records == landed
-
-    run(main())
+    driver = shell(f"printf '1\n2'; exit {status}")
+    await driver.read()
+    assert driver.records == landed
 
 
-def test_a_program_that_writes_nothing_is_silent(run: Run) -> None:
-    async def main() -> None:
-        driver = shell("echo 1; echo waiting >&2; exec sleep 60", idle_timeout_s=2.0)
-        error = await driver.read()
-        assert isinstance(error, SourceSilent)
-        assert str(error) == (f"{SHELL}: runs, but has written nothing for 2 s (source.idle_timeout_s)")
-        assert driver.records == [b"1"]
-
-    run(main())
+async def test_a_program_that_writes_nothing_is_silent() -> None:
+    driver = shell("echo 1; echo waiting >&2; exec sleep 60", idle_timeout_s=2.0)
+    error = await driver.read()
+    assert isinstance(error, SourceSilent)
+    assert str(error) == (f"{SHELL}: runs, but has written nothing for 2 s (source.idle_timeout_s)")
+    assert driver.records == [b"1"]
 
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
-def test_it_ends_with_its_children_within_a_second_whatever_they_ignore(run: Run, trap: str) -> None:
-    async def main() -> None:
-        driver = shell(f"{trap}sleep 60 & echo $$; echo $!; wait; wait; exec sleep 60")
-        stream = driver.open()
-        await pull(driver, stream, count=2)
-        pids = list(map(int, driver.records))
-        assert all(map(alive, pids))
-        began = time.monotonic()
-        await stream.aclose()
-        assert time.monotonic() - began < 1.0
-        await until(lambda: not any(map(alive, pids)))
-        assert not driver.guard.watched
-
-    run(main())
+async def test_it_ends_with_its_children_within_a_second_whatever_they_ignore(trap: str) -> None:
+    driver = shell(f"{trap}sleep 60 & echo $$; echo $!; wait; wait; exec sleep 60")
+    stream = driver.open()
+    await pull(driver, stream, count=2)
+    pids = list(map(int, driver.records))
+    assert all(map(alive, pids))
+    began = time.monotonic()
+    await stream.aclose()
+    assert time.monotonic() - began < 1.0
+    await until(lambda: not any(map(alive, pids)))
+    assert not driver.guard.watched
 
 
-def test_what_a_program_left_running_ends_with_it(run: Run) -> None:
-    async def main() -> None:
-        driver = shell("sleep 60 >/dev/null 2>&1 & echo $!")
-        await driver.read()
-        (pid,) = map(int, driver.records)
-        await until(lambda: not alive(pid))
-
-    run(main())
+async def test_what_a_program_left_running_ends_with_it() -> None:
+    driver = shell("sleep 60 >/dev/null 2>&1 & echo $!")
+    await driver.read()
+    (pid,) = map(int, driver.records)
+    await until(lambda: not alive(pid))
 
 
-def test_a_program_that_ended_is_told_though_what_it_left_running_holds_its_output(run: Run) -> None:
-    async def main() -> None:
-        driver = shell("sleep 60 & echo $!; exit 3")
-        error = await driver.read()
-        assert str(error) == f"{SHELL}: failed (exit status 3)"
-        (pid,) = map(int, driver.records)
-        await until(lambda: not alive(pid))
-
-    run(main())
+async def test_a_program_that_ended_is_told_though_what_it_left_running_holds_its_output() -> None:
+    driver = shell("sleep 60 & echo $!; exit 3")
+    error = await driver.read()
+    assert str(error) == f"{SHELL}: failed (exit status 3)"
+    (pid,) = map(int, driver.records)
+    await until(lambda: not alive(pid))
 
 
-def test_what_a_program_left_to_be_written_when_it_ended_lands(run: Run) -> None:
-    async def main() -> None:
-        size = 500_000
-        driver = shell(f"yes | head -n {size} & exit 0")
-        await driver.read()
-        assert len(driver.records) == size
-
-    run(main())
+async def test_what_a_program_left_to_be_written_when_it_ended_lands() -> None:
+    size = 500_000
+    driver = shell(f"yes | head -n {size} & exit 0")
+    await driver.read()
+    assert len(driver.records) == size
 
 
-def test_the_guard_ends_the_program_although_the_loop_is_stuck(run: Run) -> None:
-    async def main() -> None:
-        driver = shell("echo $$; while :; do echo x; done")
-        async with aclosing(driver.open()) as stream:
-            await pull(driver, stream, count=1)
-            pid = int(driver.records[0])
-            assert alive(pid)
-            driver.guard.shut_all()
-            give_up_at = time.monotonic() + PATIENCE_S
-            # The loop does nothing here, and takes no batch.
-            while alive(pid):
-                assert time.monotonic() < give_up_at
-                time.sleep(0.01)
-            with pytest.raises(SourceUnavailable):
-                await pull(driver, stream, count=10**9)
-
-    run(main())
+async def test_the_guard_ends_the_program_although_the_loop_is_stuck() -> None:
+    driver = shell("echo $$; while :; do echo x; done")
+    async with aclosing(driver.open()) as stream:
+        await pull(driver, stream, count=1)
+        pid = int(driver.records[0])
+        assert alive(pid)
+        driver.guard.shut_all()
+        give_up_at = time.monotonic() + PATIENCE_S
+        # The loop does nothing here, and takes no batch.
+        while alive(pid):
+            assert time.monotonic() < give_up_at
+            time.sleep(0.01)
+        with pytest.raises(SourceUnavailable):
+            await pull(driver, stream, count=10**9)
 
 
-def test_a_program_is_held_back_when_it_is_not_pulled(run: Run, tmp_path: Path) -> None:
+async def test_a_program_is_held_back_when_it_is_not_pulled(tmp_path: Path) -> None:
     counter = tmp_path / "written"
     counter.touch()
     script = """
@@ -295,19 +255,16 @@ for n in range(10**9):
         file.write(str(n))
 """
 
-    async def main() -> None:
-        command = [sys.executable, "-I", "-c", script.replace("\\", "\\\\"), str(counter)]
-        driver = ConnectorDriver(ExecConnector, {"command": command, "format": "text"}, permissions=ALLOWED)
-        async with aclosing(driver.open()) as stream:
-            await pull(driver, stream, count=1)
-            before = ""
-            async with asyncio.timeout(PATIENCE_S):
-                while not before or before != counter.read_text():
-                    before = counter.read_text()
-                    await asyncio.sleep(0.3)
-            assert int(before) < 5_000
-
-    run(main())
+    command = [sys.executable, "-I", "-c", script.replace("\\", "\\\\"), str(counter)]
+    driver = ConnectorDriver(ExecConnector, {"command": command, "format": "text"}, permissions=ALLOWED)
+    async with aclosing(driver.open()) as stream:
+        await pull(driver, stream, count=1)
+        before = ""
+        async with asyncio.timeout(PATIENCE_S):
+            while not before or before != counter.read_text():
+                before = counter.read_text()
+                await asyncio.sleep(0.3)
+        assert int(before) < 5_000
 
 
 def test_the_program_ends_when_the_worker_is_killed(tmp_path: Path) -> None:
@@ -339,54 +296,45 @@ for batch in ExecConnector(options, context).stream(None):
 # -- what it may run -----------------------------------------------------------------------------------
 
 
-def test_only_allowed_programs_are_run(run: Run, tmp_path: Path) -> None:
-    async def main() -> None:
-        for allowed in ((), (f"{SHELL}x",), ("/bin",), ("sh",)):
-            driver = ConnectorDriver(
-                ExecConnector,
-                {"command": [SHELL, "-c", f"touch {tmp_path}/run"]},
-                permissions=Permissions(programs=allowed),
-            )
-            error = await driver.read()
-            assert isinstance(error, FeedMisconfigured)
-            assert str(error).startswith(f"{SHELL}: feeds may not run this program here")
-            assert "FEEDQ_EXEC_ALLOW" in str(error)
-            assert driver.connected == 0
-        assert not os.listdir(tmp_path)
-
-    run(main())
+async def test_only_allowed_programs_are_run(tmp_path: Path) -> None:
+    for allowed in ((), (f"{SHELL}x",), ("/bin",), ("sh",)):
+        driver = ConnectorDriver(
+            ExecConnector,
+            {"command": [SHELL, "-c", f"touch {tmp_path}/run"]},
+            permissions=Permissions(programs=allowed),
+        )
+        error = await driver.read()
+        assert isinstance(error, FeedMisconfigured)
+        assert str(error).startswith(f"{SHELL}: feeds may not run this program here")
+        assert "FEEDQ_EXEC_ALLOW" in str(error)
+        assert driver.connected == 0
+    assert not os.listdir(tmp_path)
 
 
-def test_a_program_that_cannot_be_run_says_why(run: Run, tmp_path: Path) -> None:
+async def test_a_program_that_cannot_be_run_says_why(tmp_path: Path) -> None:
     data, broken = tmp_path / "data", tmp_path / "broken"
     data.write_text("x")
     broken.write_text("#!/no/such/interpreter\n")
     broken.chmod(0o755)
 
-    async def main() -> None:
-        for program, problem in [
-            (tmp_path / "missing", "there is no such program on this worker"),
-            (tmp_path, "there is no such program on this worker"),
-            (data, "it may not be executed by the worker"),
-            (broken, "failed (exit status 127): cannot be run: No such file or directory"),
-        ]:
-            permissions = Permissions(programs=(str(program),))
-            error = await ConnectorDriver(
-                ExecConnector, {"command": [str(program)]}, permissions=permissions
-            ).read()
-            assert isinstance(error, SourceUnavailable)
-            assert str(error) == f"{program}: {problem}"
-
-    run(main())
+    for program, problem in [
+        (tmp_path / "missing", "there is no such program on this worker"),
+        (tmp_path, "there is no such program on this worker"),
+        (data, "it may not be executed by the worker"),
+        (broken, "failed (exit status 127): cannot be run: No such file or directory"),
+    ]:
+        permissions = Permissions(programs=(str(program),))
+        error = await ConnectorDriver(
+            ExecConnector, {"command": [str(program)]}, permissions=permissions
+        ).read()
+        assert isinstance(error, SourceUnavailable)
+        assert str(error) == f"{program}: {problem}"
 
 
-def test_a_nul_in_an_argument_is_refused(run: Run) -> None:
-    async def main() -> None:
-        error = await ConnectorDriver(ExecConnector, {"command": [SHELL, r"\0"]}, permissions=ALLOWED).read()
-        assert isinstance(error, FeedMisconfigured)
-        assert str(error) == f"{SHELL}: a NUL cannot be passed in an argument or variable"
-
-    run(main())
+async def test_a_nul_in_an_argument_is_refused() -> None:
+    error = await ConnectorDriver(ExecConnector, {"command": [SHELL, r"\0"]}, permissions=ALLOWED).read()
+    assert isinstance(error, FeedMisconfigured)
+    assert str(error) == f"{SHELL}: a NUL cannot be passed in an argument or variable"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from feedq.testing.stage import ConnectorDriver, pull
 
 FAST = {"poll_interval_s": 0.01, "rotate_wait_s": 0.05, "missing_timeout_s": 0.2, "format": "text"}
 PAD = b"x" * 60
-Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def append(path: Path, *records: bytes) -> None:
@@ -76,293 +75,243 @@ def rotate(path: Path, *, generations: int = 9) -> None:
     ("content", "first"),
     [(b"1\n2\n", b"3"), (b"1\n2\n3", b"33"), (b"3", b"33"), (b"", b"3"), (b"1\n" + b"y" * 2_000, b"3")],
 )
-def test_started_at_the_end_it_gives_whole_records_that_come_later(
-    run: Run, tmp_path: Path, content: bytes, first: bytes
+async def test_started_at_the_end_it_gives_whole_records_that_come_later(
+    tmp_path: Path, content: bytes, first: bytes
 ) -> None:
     path = tmp_path / "log"
     path.write_bytes(content)
 
-    async def main() -> None:
-        driver = driver_of(path, start="end", max_record_bytes=1_000)
-        async with following(driver) as until_records:
-            both = asyncio.ensure_future(until_records(2))
-            await until(lambda: driver.connected == 1)
-            append(path, b"3", b"4")
-            await both
-        assert driver.records == [first, b"4"]
-
-    run(main())
+    driver = driver_of(path, start="end", max_record_bytes=1_000)
+    async with following(driver) as until_records:
+        both = asyncio.ensure_future(until_records(2))
+        await until(lambda: driver.connected == 1)
+        append(path, b"3", b"4")
+        await both
+    assert driver.records == [first, b"4"]
 
 
-def test_an_incomplete_record_waits_for_its_end(run: Run, tmp_path: Path) -> None:
+async def test_an_incomplete_record_waits_for_its_end(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"1\n2")
 
-    async def main() -> None:
-        driver = driver_of(path)
-        await read_until(driver, 1)
-        append(path, b"2", b"3")
-        await read_until(driver, 3)
-        assert driver.records == [b"1", b"22", b"3"]
-
-    run(main())
+    driver = driver_of(path)
+    await read_until(driver, 1)
+    append(path, b"2", b"3")
+    await read_until(driver, 3)
+    assert driver.records == [b"1", b"22", b"3"]
 
 
-def test_a_missing_file_is_waited_for_and_read_from_its_beginning(run: Run, tmp_path: Path) -> None:
+async def test_a_missing_file_is_waited_for_and_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "later" / "log"
 
-    async def main() -> None:
-        driver = driver_of(path, start="end", missing_timeout_s=PATIENCE_S)
+    driver = driver_of(path, start="end", missing_timeout_s=PATIENCE_S)
 
-        async def appear() -> None:
-            # To see that nothing happens takes a moment.
-            await asyncio.sleep(0.1)
-            assert driver.connected == 0
-            # Told at once, and not with each look.
-            assert driver.waiting == [f"{path}: there is no such file on this worker; it is waited for"]
-            path.parent.mkdir()
-            append(path, b"1")
+    async def appear() -> None:
+        # To see that nothing happens takes a moment.
+        await asyncio.sleep(0.1)
+        assert driver.connected == 0
+        # Told at once, and not with each look.
+        assert driver.waiting == [f"{path}: there is no such file on this worker; it is waited for"]
+        path.parent.mkdir()
+        append(path, b"1")
 
-        async with following(driver) as until_records, asyncio.TaskGroup() as group:
-            group.create_task(appear())
-            await until_records(1)
-        assert driver.connected == 1
-
-    run(main())
+    async with following(driver) as until_records, asyncio.TaskGroup() as group:
+        group.create_task(appear())
+        await until_records(1)
+    assert driver.connected == 1
 
 
-def test_a_file_that_stays_missing_is_an_error_that_names_it(run: Run, tmp_path: Path) -> None:
-    async def main() -> None:
-        error = await driver_of(tmp_path / "log").read()
-        assert isinstance(error, SourceUnavailable)
-        assert str(error) == (
-            f"{tmp_path}/log: there is no such file on this worker (source.missing_timeout_s)"
-        )
-
-    run(main())
+async def test_a_file_that_stays_missing_is_an_error_that_names_it(tmp_path: Path) -> None:
+    error = await driver_of(tmp_path / "log").read()
+    assert isinstance(error, SourceUnavailable)
+    assert str(error) == (f"{tmp_path}/log: there is no such file on this worker (source.missing_timeout_s)")
 
 
-def test_what_is_no_regular_file_is_refused_at_once(run: Run, tmp_path: Path) -> None:
+async def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
 
-    async def main() -> None:
-        for path in (tmp_path, tmp_path / "pipe", Path("/dev/null")):
-            error = await driver_of(path).read()
-            assert isinstance(error, FeedMisconfigured)
-            assert str(error).startswith(f"{path} is not a regular file")
-
-    run(main())
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/null")):
+        error = await driver_of(path).read()
+        assert isinstance(error, FeedMisconfigured)
+        assert str(error).startswith(f"{path} is not a regular file")
 
 
-def test_files_of_the_kernel_give_nothing(run: Run) -> None:
-    async def main() -> None:
-        driver = driver_of(Path("/proc/self/environ"), idle_timeout_s=0.2)
-        assert isinstance(await driver.read(), SourceSilent)
-        assert driver.records == []
-
-    run(main())
+async def test_files_of_the_kernel_give_nothing() -> None:
+    driver = driver_of(Path("/proc/self/environ"), idle_timeout_s=0.2)
+    assert isinstance(await driver.read(), SourceSilent)
+    assert driver.records == []
 
 
-def test_a_file_to_which_nothing_is_added_is_silent(run: Run, tmp_path: Path) -> None:
+async def test_a_file_to_which_nothing_is_added_is_silent(tmp_path: Path) -> None:
     path = tmp_path / "log"
     append(path, b"1")
 
-    async def main() -> None:
-        driver = driver_of(path, idle_timeout_s=0.2)
-        error = await driver.read()
-        assert isinstance(error, SourceSilent)
-        assert str(error) == f"{path}: nothing was added for 0.2 s (source.idle_timeout_s)"
-        assert driver.records == [b"1"]
-
-    run(main())
+    driver = driver_of(path, idle_timeout_s=0.2)
+    error = await driver.read()
+    assert isinstance(error, SourceSilent)
+    assert str(error) == f"{path}: nothing was added for 0.2 s (source.idle_timeout_s)"
+    assert driver.records == [b"1"]
 
 
-def test_a_record_over_the_limit_is_resumed_at_once_the_limit_is_raised(run: Run, tmp_path: Path) -> None:
+async def test_a_record_over_the_limit_is_resumed_at_once_the_limit_is_raised(tmp_path: Path) -> None:
     path = tmp_path / "log"
     append(path, b"1", b"2" * 100, b"3")
 
-    async def main() -> None:
-        driver = driver_of(path, max_record_bytes=50)
-        error = await driver.read()
-        assert isinstance(error, FeedMisconfigured)
-        assert driver.records == [b"1"]
-        raised = driver_of(path)
-        raised.cursor = driver.cursor
-        await read_until(raised, 2)
-        assert raised.records == [b"2" * 100, b"3"]
-
-    run(main())
+    driver = driver_of(path, max_record_bytes=50)
+    error = await driver.read()
+    assert isinstance(error, FeedMisconfigured)
+    assert driver.records == [b"1"]
+    raised = driver_of(path)
+    raised.cursor = driver.cursor
+    await read_until(raised, 2)
+    assert raised.records == [b"2" * 100, b"3"]
 
 
 # -- rotation by renaming ------------------------------------------------------------------------------
 
 
-def test_a_renamed_file_is_read_to_its_end_before_the_new_one(run: Run, tmp_path: Path) -> None:
+async def test_a_renamed_file_is_read_to_its_end_before_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "log"
     append(path, b"1")
 
-    async def main() -> None:
-        driver = driver_of(path, rotate_wait_s=0.5)
-        async with following(driver) as until_records:
-            await until_records(1)
-            with path.open("ab", buffering=0) as still_open:
-                rotate(path)
-                still_open.write(b"2\n")
-                append(path, b"4")
-                # The program goes on with the file that it has open.
-                await until_records(2)
-                # Time enough to look often, and not enough to give the old file up.
-                await asyncio.sleep(0.1)
-                still_open.write(b"3\n")
-            append(path, b"5")
-            await until_records(5)
-        assert driver.records == [b"1", b"2", b"3", b"4", b"5"]
-        assert driver.connected == 1
-
-    run(main())
-
-
-def test_the_gap_between_the_rename_and_the_new_file_is_waited_out(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    append(path, b"1")
-
-    async def main() -> None:
-        driver = driver_of(path, missing_timeout_s=PATIENCE_S)
-
-        async def rotate_slowly() -> None:
+    driver = driver_of(path, rotate_wait_s=0.5)
+    async with following(driver) as until_records:
+        await until_records(1)
+        with path.open("ab", buffering=0) as still_open:
             rotate(path)
-            # Time enough to find no file at the path.
-            await asyncio.sleep(0.2)
-            append(path, b"2")
+            still_open.write(b"2\n")
+            append(path, b"4")
+            # The program goes on with the file that it has open.
+            await until_records(2)
+            # Time enough to look often, and not enough to give the old file up.
+            await asyncio.sleep(0.1)
+            still_open.write(b"3\n")
+        append(path, b"5")
+        await until_records(5)
+    assert driver.records == [b"1", b"2", b"3", b"4", b"5"]
+    assert driver.connected == 1
 
-        async with following(driver) as until_records:
-            await until_records(1)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(rotate_slowly())
-                await until_records(2)
-        assert driver.records == [b"1", b"2"]
 
-    run(main())
-
-
-def test_a_file_that_is_removed_for_good_is_an_error(run: Run, tmp_path: Path) -> None:
+async def test_the_gap_between_the_rename_and_the_new_file_is_waited_out(tmp_path: Path) -> None:
     path = tmp_path / "log"
     append(path, b"1")
 
-    async def main() -> None:
-        driver = driver_of(path)
-        async with following(driver) as until_records:
-            await until_records(1)
-            path.unlink()
-            with pytest.raises(SourceUnavailable, match="the file was removed, and no other has come"):
-                await until_records(2)
+    driver = driver_of(path, missing_timeout_s=PATIENCE_S)
 
-    run(main())
+    async def rotate_slowly() -> None:
+        rotate(path)
+        # Time enough to find no file at the path.
+        await asyncio.sleep(0.2)
+        append(path, b"2")
+
+    async with following(driver) as until_records:
+        await until_records(1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(rotate_slowly())
+            await until_records(2)
+    assert driver.records == [b"1", b"2"]
 
 
-def test_rotations_while_nobody_reads_lose_nothing(run: Run, tmp_path: Path) -> None:
+async def test_a_file_that_is_removed_for_good_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, b"1")
+
+    driver = driver_of(path)
+    async with following(driver) as until_records:
+        await until_records(1)
+        path.unlink()
+        with pytest.raises(SourceUnavailable, match="the file was removed, and no other has come"):
+            await until_records(2)
+
+
+async def test_rotations_while_nobody_reads_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "log"
     append(path, b"1", b"2")
 
-    async def main() -> None:
-        driver = driver_of(path, rotate_wait_s=0.1)
-        await read_until(driver, 2)
-        driver.records.clear()
-        append(path, b"3")
-        for n in (4, 5, 6):
-            rotate(path)
-            append(path, b"%d" % n)
-        # Neither of them is what the file was.
-        append(tmp_path / "log.4.gz", b"compressed")
-        append(tmp_path / "log.err", b"another program's")
-        await read_until(driver, 4)
-        assert driver.records == [b"3", b"4", b"5", b"6"]
-
-    run(main())
+    driver = driver_of(path, rotate_wait_s=0.1)
+    await read_until(driver, 2)
+    driver.records.clear()
+    append(path, b"3")
+    for n in (4, 5, 6):
+        rotate(path)
+        append(path, b"%d" % n)
+    # Neither of them is what the file was.
+    append(tmp_path / "log.4.gz", b"compressed")
+    append(tmp_path / "log.err", b"another program's")
+    await read_until(driver, 4)
+    assert driver.records == [b"3", b"4", b"5", b"6"]
 
 
-def test_the_end_of_a_rotated_file_ends_its_last_record_once(run: Run, tmp_path: Path) -> None:
+async def test_the_end_of_a_rotated_file_ends_its_last_record_once(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"1\n2")
 
-    async def main() -> None:
-        driver = driver_of(path)
-        await read_until(driver, 1)
-        rotate(path)
-        append(path, b"3")
-        await read_until(driver, 2)
-        assert driver.records == [b"1", b"2"]
-        await read_until(driver, 3)
-        assert driver.records == [b"1", b"2", b"3"]
-
-    run(main())
+    driver = driver_of(path)
+    await read_until(driver, 1)
+    rotate(path)
+    append(path, b"3")
+    await read_until(driver, 2)
+    assert driver.records == [b"1", b"2"]
+    await read_until(driver, 3)
+    assert driver.records == [b"1", b"2", b"3"]
 
 
-def test_a_cut_record_with_a_length_before_it_is_told_as_lost(run: Run, tmp_path: Path) -> None:
+async def test_a_cut_record_with_a_length_before_it_is_told_as_lost(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"\0\1a\0\3bb")
 
-    async def main() -> None:
-        driver = driver_of(path, framing="length", length_bytes=2, format="bytes")
-        await read_until(driver, 1)
-        rotate(path)
-        path.write_bytes(b"\0\1c")
-        with capture_logs() as logs:
-            await read_until(driver, 2)
-        assert driver.records == [b"a", b"c"]
-        assert [line["detail"] for line in logs if line["event"] == LogEvent.SOURCE_GAP] == [
-            "the file ends in the middle of a record (4 bytes); reading goes on"
-        ]
-
-    run(main())
+    driver = driver_of(path, framing="length", length_bytes=2, format="bytes")
+    await read_until(driver, 1)
+    rotate(path)
+    path.write_bytes(b"\0\1c")
+    with capture_logs() as logs:
+        await read_until(driver, 2)
+    assert driver.records == [b"a", b"c"]
+    assert [line["detail"] for line in logs if line["event"] == LogEvent.SOURCE_GAP] == [
+        "the file ends in the middle of a record (4 bytes); reading goes on"
+    ]
 
 
-def test_a_new_file_with_the_old_inode_is_not_taken_for_the_old_one(run: Run, tmp_path: Path) -> None:
+async def test_a_new_file_with_the_old_inode_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "log"
     append(path, b"old 1", b"old 2")
 
-    async def main() -> None:
-        driver = driver_of(path)
-        await read_until(driver, 2)
-        driver.records.clear()
-        # In place, so that the inode stays: what may happen when a file is deleted and made anew.
-        path.write_bytes(b"new 1\nnew 2\nnew 3\n")
-        with capture_logs() as logs:
-            await read_until(driver, 3)
-        assert driver.records == [b"new 1", b"new 2", b"new 3"]
-        assert any(line["event"] == LogEvent.SOURCE_GAP for line in logs)
-
-    run(main())
+    driver = driver_of(path)
+    await read_until(driver, 2)
+    driver.records.clear()
+    # In place, so that the inode stays: what may happen when a file is deleted and made anew.
+    path.write_bytes(b"new 1\nnew 2\nnew 3\n")
+    with capture_logs() as logs:
+        await read_until(driver, 3)
+    assert driver.records == [b"new 1", b"new 2", b"new 3"]
+    assert any(line["event"] == LogEvent.SOURCE_GAP for line in logs)
 
 
-def test_a_link_that_is_pointed_elsewhere_is_followed(run: Run, tmp_path: Path) -> None:
+async def test_a_link_that_is_pointed_elsewhere_is_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     first, second, link = tmp_path / "real" / "0.log", tmp_path / "real" / "1.log", tmp_path / "log"
     append(first, b"1")
     link.symlink_to(first)
 
-    async def main() -> None:
-        driver = driver_of(link)
-        await read_until(driver, 1)
-        append(first, b"2")
-        append(second, b"3")
-        link.unlink()
-        link.symlink_to(second)
-        await read_until(driver, 2)
-        # The old one is still beside it, and has no name that begins alike.
-        assert driver.records == [b"1", b"2"]
-        await read_until(driver, 3)
-        assert driver.records == [b"1", b"2", b"3"]
-
-    run(main())
+    driver = driver_of(link)
+    await read_until(driver, 1)
+    append(first, b"2")
+    append(second, b"3")
+    link.unlink()
+    link.symlink_to(second)
+    await read_until(driver, 2)
+    # The old one is still beside it, and has no name that begins alike.
+    assert driver.records == [b"1", b"2"]
+    await read_until(driver, 3)
+    assert driver.records == [b"1", b"2", b"3"]
 
 
 # -- rotation by copying and truncating ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("while_followed", [True, False])
-def test_what_was_not_read_of_a_truncated_file_is_read_from_its_copy(
-    run: Run, tmp_path: Path, while_followed: bool
+async def test_what_was_not_read_of_a_truncated_file_is_read_from_its_copy(
+    tmp_path: Path, while_followed: bool
 ) -> None:
     path = tmp_path / "log"
     append(path, *numbered(*range(50)))
@@ -373,51 +322,43 @@ def test_what_was_not_read_of_a_truncated_file_is_read_from_its_copy(
         os.truncate(path, 0)
         append(path, *numbered(52))
 
-    async def main() -> None:
-        driver = driver_of(path)
-        with capture_logs() as logs:
-            if while_followed:
-                async with following(driver) as until_records:
-                    await until_records(50)
-                    copy_and_truncate()
-                    await until_records(53)
-            else:
-                await read_until(driver, 50)
+    driver = driver_of(path)
+    with capture_logs() as logs:
+        if while_followed:
+            async with following(driver) as until_records:
+                await until_records(50)
                 copy_and_truncate()
-                await read_until(driver, 53)
-        assert driver.records == numbered(*range(53))
-        assert not [line for line in logs if line["event"] == LogEvent.SOURCE_GAP]
-
-    run(main())
+                await until_records(53)
+        else:
+            await read_until(driver, 50)
+            copy_and_truncate()
+            await read_until(driver, 53)
+    assert driver.records == numbered(*range(53))
+    assert not [line for line in logs if line["event"] == LogEvent.SOURCE_GAP]
 
 
 @pytest.mark.parametrize("grown_to", [1, 100])
-def test_a_truncated_file_without_a_copy_is_read_anew_and_the_log_says_so(
-    run: Run, tmp_path: Path, grown_to: int
+async def test_a_truncated_file_without_a_copy_is_read_anew_and_the_log_says_so(
+    tmp_path: Path, grown_to: int
 ) -> None:
     path = tmp_path / "log"
     append(path, *numbered(*range(50)))
 
-    async def main() -> None:
-        driver = driver_of(path)
-        with capture_logs() as logs:
-            async with following(driver) as until_records:
-                await until_records(50)
-                path.write_bytes(b"".join(line + b"\n" for line in numbered(*range(100, 100 + grown_to))))
-                await until_records(50 + grown_to)
-        assert driver.records == numbered(*range(50), *range(100, 100 + grown_to))
-        assert [line["source"] for line in logs if line["event"] == LogEvent.SOURCE_GAP] == [str(path)]
-
-    run(main())
+    driver = driver_of(path)
+    with capture_logs() as logs:
+        async with following(driver) as until_records:
+            await until_records(50)
+            path.write_bytes(b"".join(line + b"\n" for line in numbered(*range(100, 100 + grown_to))))
+            await until_records(50 + grown_to)
+    assert driver.records == numbered(*range(50), *range(100, 100 + grown_to))
+    assert [line["source"] for line in logs if line["event"] == LogEvent.SOURCE_GAP] == [str(path)]
 
 
 # -- all of it -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_many_rotations_and_restarts_lose_nothing_and_double_nothing(
-    run: Run, tmp_path: Path, seed: int
-) -> None:
+async def test_many_rotations_and_restarts_lose_nothing_and_double_nothing(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "log"
     rng = Random(seed)
     append(path, *numbered(0))
@@ -435,19 +376,16 @@ def test_many_rotations_and_restarts_lose_nothing_and_double_nothing(
                 case 1:
                     await asyncio.sleep(rng.random() * 0.03)
 
-    async def main() -> None:
-        # Nobody writes to a file that was renamed, so nothing needs to be waited for.
-        driver = driver_of(path, rotate_wait_s=0)
-        # What was rotated before the first look is none of the feed's.
-        await read_until(driver, 1)
-        async with asyncio.timeout(4 * PATIENCE_S), asyncio.TaskGroup() as group:
-            group.create_task(write(1_000))
-            while len(driver.records) < 1_000:
-                wanted = min(1_000, len(driver.records) + rng.randrange(1, 100))
-                await read_until(driver, wanted)
-        assert driver.records == numbered(*range(1_000))
-
-    run(main())
+    # Nobody writes to a file that was renamed, so nothing needs to be waited for.
+    driver = driver_of(path, rotate_wait_s=0)
+    # What was rotated before the first look is none of the feed's.
+    await read_until(driver, 1)
+    async with asyncio.timeout(4 * PATIENCE_S), asyncio.TaskGroup() as group:
+        group.create_task(write(1_000))
+        while len(driver.records) < 1_000:
+            wanted = min(1_000, len(driver.records) + rng.randrange(1, 100))
+            await read_until(driver, wanted)
+    assert driver.records == numbered(*range(1_000))
 
 
 # -- options -------------------------------------------------------------------------------------------

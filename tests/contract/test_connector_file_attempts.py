@@ -10,39 +10,33 @@ from typing import Any
 import pytest
 
 from feedq.errors import SourceSilent, SourceUnavailable
-from tests.contract.test_connector_file import Run, append, driver_of, numbered, read_until
+from tests.contract.test_connector_file import append, driver_of, numbered, read_until
 
 
-def test_a_file_that_comes_between_two_attempts_is_read_from_its_beginning(run: Run, tmp_path: Path) -> None:
+async def test_a_file_that_comes_between_two_attempts_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "log"
 
-    async def main() -> None:
-        driver = driver_of(path, start="end", missing_timeout_s=0)
-        assert isinstance(await driver.read(), SourceUnavailable)
-        append(path, b"1")
-        await read_until(driver, 1)
-        assert driver.records == [b"1"]
-
-    run(main())
+    driver = driver_of(path, start="end", missing_timeout_s=0)
+    assert isinstance(await driver.read(), SourceUnavailable)
+    append(path, b"1")
+    await read_until(driver, 1)
+    assert driver.records == [b"1"]
 
 
-def test_started_at_the_end_what_comes_between_two_attempts_is_not_lost(run: Run, tmp_path: Path) -> None:
+async def test_started_at_the_end_what_comes_between_two_attempts_is_not_lost(tmp_path: Path) -> None:
     path = tmp_path / "log"
     append(path, b"old")
 
-    async def main() -> None:
-        driver = driver_of(path, start="end", idle_timeout_s=0.05)
-        assert isinstance(await driver.read(), SourceSilent)
-        append(path, b"1")
-        await read_until(driver, 1)
-        assert driver.records == [b"1"]
-
-    run(main())
+    driver = driver_of(path, start="end", idle_timeout_s=0.05)
+    assert isinstance(await driver.read(), SourceSilent)
+    append(path, b"1")
+    await read_until(driver, 1)
+    assert driver.records == [b"1"]
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
-def test_a_file_that_cannot_be_opened_for_now_is_not_taken_for_another(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+async def test_a_file_that_cannot_be_opened_for_now_is_not_taken_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     path = tmp_path / "log"
     append(path, *numbered(1, 2))
@@ -55,21 +49,18 @@ def test_a_file_that_cannot_be_opened_for_now_is_not_taken_for_another(
             raise OSError(number, os.strerror(number), where)
         return works(where, *more, **options)
 
-    async def main() -> None:
-        driver = driver_of(path)
-        await read_until(driver, 2)
-        append(path, *numbered(3))
-        monkeypatch.setattr(os, "open", once)
-        assert isinstance(await driver.read(), SourceUnavailable)
-        assert fails == 0
-        await read_until(driver, 3)
-        assert driver.records == numbered(1, 2, 3)
-
-    run(main())
+    driver = driver_of(path)
+    await read_until(driver, 2)
+    append(path, *numbered(3))
+    monkeypatch.setattr(os, "open", once)
+    assert isinstance(await driver.read(), SourceUnavailable)
+    assert fails == 0
+    await read_until(driver, 3)
+    assert driver.records == numbered(1, 2, 3)
 
 
-def test_a_file_in_a_directory_that_cannot_be_listed_is_resumed(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_file_in_a_directory_that_cannot_be_listed_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "log"
     append(path, *numbered(1, 2))
@@ -77,13 +68,10 @@ def test_a_file_in_a_directory_that_cannot_be_listed_is_resumed(
     def refuse(where: Any) -> Any:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), where)
 
-    async def main() -> None:
-        driver = driver_of(path)
-        await read_until(driver, 2)
-        append(path, *numbered(3))
-        # Modes do not bind the tests where they run as root.
-        monkeypatch.setattr(os, "scandir", refuse)
-        await read_until(driver, 3)
-        assert driver.records == numbered(1, 2, 3)
-
-    run(main())
+    driver = driver_of(path)
+    await read_until(driver, 2)
+    append(path, *numbered(3))
+    # Modes do not bind the tests where they run as root.
+    monkeypatch.setattr(os, "scandir", refuse)
+    await read_until(driver, 3)
+    assert driver.records == numbered(1, 2, 3)

@@ -19,7 +19,6 @@ from tests.contract.http_source import (
     LAST_CHUNK,
     Asked,
     HttpFeed,
-    Run,
     answer,
     chunk,
     head,
@@ -78,74 +77,60 @@ class Script:
     ],
     ids=["length", "close", "one chunk", "chunks", "continue", "gzip", "gzips", "gzip in chunks"],
 )
-def test_an_answer_comes_through_however_it_is_framed_packed_and_cut(
-    run: Run, sent: bytes, crumbs: int
-) -> None:
-    async def main() -> None:
-        feed = HttpFeed(HttpConnector)
-        async with serving(Script(sent, crumbs=crumbs)) as port:
-            batches, error = await feed.read_to_end(url(port), cursor="/seq")
-        assert records_of(batches) == LINES.splitlines()
-        assert batches[-1].cursor == 100
-        assert feed.connected == 1
-        assert str(error) == f"http://127.0.0.1:{port}: the source ended its answer"
-
-    run(main())
+async def test_an_answer_comes_through_however_it_is_framed_packed_and_cut(sent: bytes, crumbs: int) -> None:
+    feed = HttpFeed(HttpConnector)
+    async with serving(Script(sent, crumbs=crumbs)) as port:
+        batches, error = await feed.read_to_end(url(port), cursor="/seq")
+    assert records_of(batches) == LINES.splitlines()
+    assert batches[-1].cursor == 100
+    assert feed.connected == 1
+    assert str(error) == f"http://127.0.0.1:{port}: the source ended its answer"
 
 
-def test_many_small_chunks_that_have_arrived_make_one_batch(run: Run) -> None:
-    async def main() -> None:
-        sent = head(transfer_encoding="chunked") + b"".join(map(chunk, LINES.splitlines(True)))
-        async with serving(Script(sent, stays=True)) as port:
-            batches = await HttpFeed(HttpConnector).take(100, url(port))
-        assert len(batches) == 1
-
-    run(main())
+async def test_many_small_chunks_that_have_arrived_make_one_batch() -> None:
+    sent = head(transfer_encoding="chunked") + b"".join(map(chunk, LINES.splitlines(True)))
+    async with serving(Script(sent, stays=True)) as port:
+        batches = await HttpFeed(HttpConnector).take(100, url(port))
+    assert len(batches) == 1
 
 
-def test_the_request_says_what_the_options_do(run: Run) -> None:
-    async def main() -> None:
-        script = Script(answer(b'{"seq": 8}\n'))
-        feed = HttpFeed(HttpConnector, secrets={"token": "a b/c"})
-        source: dict[str, Any] = {
-            "headers": {"X-Key": "{token}", "X-Feed": "{name}", "X-At": "{cursor}", "User-Agent": "mine"},
-            "cursor": "/seq",
-        }
-        async with serving(script) as port:
-            where = url(port, "/o/{name}?key={token}&after={cursor}&all=1")
-            await feed.read_to_end(where, **source)
-            await feed.read_to_end(where, after="ü&7", **source)
-        first, second = script.asked
-        assert first.target == "/o/acme%2Forders?key=a%20b%2Fc&all=1"
-        assert second.target == "/o/acme%2Forders?key=a%20b%2Fc&after=%C3%BC%267&all=1"
-        assert first.method == "GET"
-        assert first.headers["host"] == f"127.0.0.1:{port}"
-        assert first.headers["x-key"] == "a b/c"
-        assert first.headers["x-feed"] == "acme/orders"
-        assert first.headers["user-agent"] == "mine"
-        assert first.headers["accept-encoding"] == "gzip"
-        assert "x-at" not in first.headers
-        assert second.headers["x-at"] == "ü&7".encode().decode("latin-1")
-
-    run(main())
+async def test_the_request_says_what_the_options_do() -> None:
+    script = Script(answer(b'{"seq": 8}\n'))
+    feed = HttpFeed(HttpConnector, secrets={"token": "a b/c"})
+    source: dict[str, Any] = {
+        "headers": {"X-Key": "{token}", "X-Feed": "{name}", "X-At": "{cursor}", "User-Agent": "mine"},
+        "cursor": "/seq",
+    }
+    async with serving(script) as port:
+        where = url(port, "/o/{name}?key={token}&after={cursor}&all=1")
+        await feed.read_to_end(where, **source)
+        await feed.read_to_end(where, after="ü&7", **source)
+    first, second = script.asked
+    assert first.target == "/o/acme%2Forders?key=a%20b%2Fc&all=1"
+    assert second.target == "/o/acme%2Forders?key=a%20b%2Fc&after=%C3%BC%267&all=1"
+    assert first.method == "GET"
+    assert first.headers["host"] == f"127.0.0.1:{port}"
+    assert first.headers["x-key"] == "a b/c"
+    assert first.headers["x-feed"] == "acme/orders"
+    assert first.headers["user-agent"] == "mine"
+    assert first.headers["accept-encoding"] == "gzip"
+    assert "x-at" not in first.headers
+    assert second.headers["x-at"] == "ü&7".encode().decode("latin-1")
 
 
-def test_a_body_is_sent_with_json_in_its_places(run: Run) -> None:
-    async def main() -> None:
-        script = Script(answer(b'{"seq": 8}\n'))
-        body = r'{"feed": {name}, "after": {cursor}, "token": "{token}"}\n'
-        headers = {"Content-Type": "application/json"}
-        source: dict[str, Any] = {"method": "POST", "body": body, "headers": headers}
-        async with serving(script) as port:
-            feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
-            await feed.read_to_end(url(port), **source)
-            await feed.read_to_end(url(port), after=7, **source)
-        assert [json.loads(asked.body) for asked in script.asked] == [
-            {"feed": "acme/orders", "after": after, "token": "s3cret"} for after in (None, 7)
-        ]
-        assert script.asked[0].headers["content-type"] == "application/json"
-
-    run(main())
+async def test_a_body_is_sent_with_json_in_its_places() -> None:
+    script = Script(answer(b'{"seq": 8}\n'))
+    body = r'{"feed": {name}, "after": {cursor}, "token": "{token}"}\n'
+    headers = {"Content-Type": "application/json"}
+    source: dict[str, Any] = {"method": "POST", "body": body, "headers": headers}
+    async with serving(script) as port:
+        feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
+        await feed.read_to_end(url(port), **source)
+        await feed.read_to_end(url(port), after=7, **source)
+    assert [json.loads(asked.body) for asked in script.asked] == [
+        {"feed": "acme/orders", "after": after, "token": "s3cret"} for after in (None, 7)
+    ]
+    assert script.asked[0].headers["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize(
@@ -159,45 +144,36 @@ def test_a_body_is_sent_with_json_in_its_places(run: Run) -> None:
         (answer(b"one\ntwo"), "text", False),
     ],
 )
-def test_a_record_without_its_end_mark_counts_only_if_it_is_sure_to_be_whole(
-    run: Run, sent: bytes, kind: str, counts: bool
+async def test_a_record_without_its_end_mark_counts_only_if_it_is_sure_to_be_whole(
+    sent: bytes, kind: str, counts: bool
 ) -> None:
-    async def main() -> None:
-        async with serving(Script(sent)) as port:
-            batches, error = await HttpFeed(HttpConnector).read_to_end(url(port), format=kind)
-        assert len(records_of(batches)) == 1 + counts
-        assert ("in the middle of a record" in str(error)) is not counts
-
-    run(main())
+    async with serving(Script(sent)) as port:
+        batches, error = await HttpFeed(HttpConnector).read_to_end(url(port), format=kind)
+    assert len(records_of(batches)) == 1 + counts
+    assert ("in the middle of a record" in str(error)) is not counts
 
 
-def test_records_of_any_framing_come_through(run: Run) -> None:
-    async def main() -> None:
-        async with serving(Script(answer(b"\0\3a\nb\0\1c"))) as port:
-            source: dict[str, Any] = {"framing": "length", "length_bytes": 2, "format": "bytes"}
-            batches, _ = await HttpFeed(HttpConnector).read_to_end(url(port), **source)
-        assert records_of(batches) == [b"a\nb", b"c"]
-
-    run(main())
+async def test_records_of_any_framing_come_through() -> None:
+    async with serving(Script(answer(b"\0\3a\nb\0\1c"))) as port:
+        source: dict[str, Any] = {"framing": "length", "length_bytes": 2, "format": "bytes"}
+        batches, _ = await HttpFeed(HttpConnector).read_to_end(url(port), **source)
+    assert records_of(batches) == [b"a\nb", b"c"]
 
 
 # -- what an answer says -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 405, 410, 422])
-def test_a_request_that_is_refused_fails_the_feed(run: Run, status: int) -> None:
-    async def main() -> None:
-        feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
-        async with serving(Script(answer(b"s3cret", f"{status} s3cret"))) as port:
-            batches, error = await feed.read_to_end(url(port, "/?key={token}"))
-        assert batches == []
-        assert isinstance(error, FeedMisconfigured)
-        assert str(error).startswith(f"http://127.0.0.1:{port}: ")
-        assert f"({status})" in str(error)
-        assert "check source." in str(error)
-        assert not feed.connected
-
-    run(main())
+async def test_a_request_that_is_refused_fails_the_feed(status: int) -> None:
+    feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
+    async with serving(Script(answer(b"s3cret", f"{status} s3cret"))) as port:
+        batches, error = await feed.read_to_end(url(port, "/?key={token}"))
+    assert batches == []
+    assert isinstance(error, FeedMisconfigured)
+    assert str(error).startswith(f"http://127.0.0.1:{port}: ")
+    assert f"({status})" in str(error)
+    assert "check source." in str(error)
+    assert not feed.connected
 
 
 @pytest.mark.parametrize(
@@ -220,16 +196,13 @@ def test_a_request_that_is_refused_fails_the_feed(run: Run, status: int) -> None
         (302, "", "answered 302 Found"),
     ],
 )
-def test_trouble_of_the_source_is_told(run: Run, status: int, retry_after: str, says: str) -> None:
-    async def main() -> None:
-        headers = {"retry_after": retry_after} if retry_after else {}
-        sent = head(f"{status} Whatever", content_length="0", **headers)
-        async with serving(Script(sent)) as port:
-            _, error = await HttpFeed(HttpConnector).read_to_end(url(port))
-        assert isinstance(error, SourceUnavailable)
-        assert str(error) == f"http://127.0.0.1:{port}: {says}"
-
-    run(main())
+async def test_trouble_of_the_source_is_told(status: int, retry_after: str, says: str) -> None:
+    headers = {"retry_after": retry_after} if retry_after else {}
+    sent = head(f"{status} Whatever", content_length="0", **headers)
+    async with serving(Script(sent)) as port:
+        _, error = await HttpFeed(HttpConnector).read_to_end(url(port))
+    assert isinstance(error, SourceUnavailable)
+    assert str(error) == f"http://127.0.0.1:{port}: {says}"
 
 
 @pytest.mark.parametrize(
@@ -254,128 +227,102 @@ def test_trouble_of_the_source_is_told(run: Run, status: int, retry_after: str, 
     ],
     ids=range(13),
 )
-def test_what_is_no_proper_answer_is_told_and_not_quoted(run: Run, sent: bytes, says: str) -> None:
-    async def main() -> None:
-        feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
-        async with serving(Script(sent)) as port:
-            _, error = await feed.read_to_end(url(port, "/?key={token}"))
-        assert isinstance(error, SourceUnavailable)
-        assert says in str(error)
-
-    run(main())
+async def test_what_is_no_proper_answer_is_told_and_not_quoted(sent: bytes, says: str) -> None:
+    feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
+    async with serving(Script(sent)) as port:
+        _, error = await feed.read_to_end(url(port, "/?key={token}"))
+    assert isinstance(error, SourceUnavailable)
+    assert says in str(error)
 
 
-def test_what_came_before_the_answer_broke_off_is_kept(run: Run) -> None:
-    async def main() -> None:
-        sent = head(transfer_encoding="chunked") + chunk(LINES) + b"5\r\nab"
-        async with serving(Script(sent)) as port:
-            batches, error = await HttpFeed(HttpConnector).read_to_end(url(port))
-        assert records_of(batches) == LINES.splitlines()
-        assert isinstance(error, SourceUnavailable)
-
-    run(main())
+async def test_what_came_before_the_answer_broke_off_is_kept() -> None:
+    sent = head(transfer_encoding="chunked") + chunk(LINES) + b"5\r\nab"
+    async with serving(Script(sent)) as port:
+        batches, error = await HttpFeed(HttpConnector).read_to_end(url(port))
+    assert records_of(batches) == LINES.splitlines()
+    assert isinstance(error, SourceUnavailable)
 
 
-def test_a_head_that_drips_is_not_waited_for_without_end(run: Run) -> None:
-    async def main() -> None:
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await read_request(reader)
-            writer.write(b"HTTP/1.1 200 OK\r\n")
-            while True:
-                writer.write(b"X: y\r\n")
-                await writer.drain()
-                await asyncio.sleep(0.01)
+async def test_a_head_that_drips_is_not_waited_for_without_end() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        while True:
+            writer.write(b"X: y\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.01)
 
-        async with serving(script) as port:
-            _, error = await HttpFeed(HttpConnector).read_to_end(url(port), response_timeout_s=0.2)
-        assert str(error) == f"http://127.0.0.1:{port}: no answer within 0.2 s (source.response_timeout_s)"
-        assert type(error) is SourceUnavailable
-
-    run(main())
+    async with serving(script) as port:
+        _, error = await HttpFeed(HttpConnector).read_to_end(url(port), response_timeout_s=0.2)
+    assert str(error) == f"http://127.0.0.1:{port}: no answer within 0.2 s (source.response_timeout_s)"
+    assert type(error) is SourceUnavailable
 
 
-def test_an_answer_that_goes_silent_is_stalled_and_crumbs_are_signs_of_life(run: Run) -> None:
-    async def main() -> None:
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await read_request(reader)
-            writer.write(head(transfer_encoding="chunked"))
-            for _ in range(10):
-                writer.write(chunk(b"\n"))
-                await writer.drain()
-                await asyncio.sleep(0.1)
-            await until_closed(reader)
+async def test_an_answer_that_goes_silent_is_stalled_and_crumbs_are_signs_of_life() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(head(transfer_encoding="chunked"))
+        for _ in range(10):
+            writer.write(chunk(b"\n"))
+            await writer.drain()
+            await asyncio.sleep(0.1)
+        await until_closed(reader)
 
-        began = asyncio.get_running_loop().time()
-        async with serving(script) as port:
-            _, error = await HttpFeed(HttpConnector).read_to_end(url(port), idle_timeout_s=0.5)
-        assert isinstance(error, SourceSilent)
-        assert "nothing received for 0.5 s (source.idle_timeout_s)" in str(error)
-        assert asyncio.get_running_loop().time() - began > 1
-
-    run(main())
+    began = asyncio.get_running_loop().time()
+    async with serving(script) as port:
+        _, error = await HttpFeed(HttpConnector).read_to_end(url(port), idle_timeout_s=0.5)
+    assert isinstance(error, SourceSilent)
+    assert "nothing received for 0.5 s (source.idle_timeout_s)" in str(error)
+    assert asyncio.get_running_loop().time() - began > 1
 
 
-def test_a_little_gzip_that_holds_much_is_unpacked_only_as_it_is_taken(run: Run) -> None:
-    async def main() -> None:
-        packed = gzip.compress((b"x" * 99 + b"\n") * 2_000_000)
-        async with serving(Script(answer(packed, content_encoding="gzip"))) as port:
-            feed = HttpFeed(HttpConnector)
-            async with aclosing(feed.open(url(port), format="text")) as stream:
-                for _ in range(20):
-                    assert (await anext(stream)).size <= 512 * 1024
-
-    run(main())
+async def test_a_little_gzip_that_holds_much_is_unpacked_only_as_it_is_taken() -> None:
+    packed = gzip.compress((b"x" * 99 + b"\n") * 2_000_000)
+    async with serving(Script(answer(packed, content_encoding="gzip"))) as port:
+        feed = HttpFeed(HttpConnector)
+        async with aclosing(feed.open(url(port), format="text")) as stream:
+            for _ in range(20):
+                assert (await anext(stream)).size <= 512 * 1024
 
 
-def test_a_little_gzip_that_holds_much_and_no_record_leaves_the_loop_to_others(run: Run) -> None:
-    async def main() -> None:
-        pieces = 200
-        packed = gzip.compress(b"\n" * (pieces * PIECE_BYTES_MAX))
-        async with serving(Script(answer(packed, content_encoding="gzip"))) as port:
-            reading = asyncio.ensure_future(HttpFeed(HttpConnector).read_to_end(url(port), format="text"))
-            turns = 0
-            while not reading.done():
-                await asyncio.sleep(0)
-                turns += 1
-        batches, _ = await reading
-        assert batches == []
-        assert turns > pieces
-
-    run(main())
+async def test_a_little_gzip_that_holds_much_and_no_record_leaves_the_loop_to_others() -> None:
+    pieces = 200
+    packed = gzip.compress(b"\n" * (pieces * PIECE_BYTES_MAX))
+    async with serving(Script(answer(packed, content_encoding="gzip"))) as port:
+        reading = asyncio.ensure_future(HttpFeed(HttpConnector).read_to_end(url(port), format="text"))
+        turns = 0
+        while not reading.done():
+            await asyncio.sleep(0)
+            turns += 1
+    batches, _ = await reading
+    assert batches == []
+    assert turns > pieces
 
 
 # -- secrets and the environment -----------------------------------------------------------------------
 
 
-def test_no_url_is_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
-        async with serving(Script(answer(LINES))) as port:
-            await feed.read_to_end(url(port, "/?key={token}"))
+async def test_no_url_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
     caplog.set_level(logging.DEBUG)
-    run(main())
+    feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
+    async with serving(Script(answer(LINES))) as port:
+        await feed.read_to_end(url(port, "/?key={token}"))
     assert "s3cret" not in caplog.text
     assert "HTTP Request" not in caplog.text
 
 
-def test_a_secret_that_no_header_can_hold_is_told_and_not_shown(run: Run) -> None:
-    async def main() -> None:
-        feed = HttpFeed(HttpConnector, secrets={"token": "s3\ncret"})
-        _, error = await feed.read_to_end("http://127.0.0.1:1/", headers={"X-Key": "{token}"})
-        assert isinstance(error, FeedMisconfigured)
-        assert "X-Key" in str(error)
-
-    run(main())
+async def test_a_secret_that_no_header_can_hold_is_told_and_not_shown() -> None:
+    feed = HttpFeed(HttpConnector, secrets={"token": "s3\ncret"})
+    _, error = await feed.read_to_end("http://127.0.0.1:1/", headers={"X-Key": "{token}"})
+    assert isinstance(error, FeedMisconfigured)
+    assert "X-Key" in str(error)
 
 
-def test_proxies_of_the_environment_are_not_asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
 
-    async def main() -> None:
-        async with serving(Script(answer(LINES))) as port:
-            batches, _ = await HttpFeed(HttpConnector).read_to_end(url(port))
-        assert len(records_of(batches)) == 100
-
-    run(main())
+    async with serving(Script(answer(LINES))) as port:
+        batches, _ = await HttpFeed(HttpConnector).read_to_end(url(port))
+    assert len(records_of(batches)) == 100

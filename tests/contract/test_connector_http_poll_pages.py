@@ -19,7 +19,6 @@ from tests.contract.http_source import (
     Api,
     Asked,
     HttpFeed,
-    Run,
     answer,
     items,
     read_request,
@@ -64,44 +63,38 @@ def numbered(asked: Asked, *, last: int, size: int = 3) -> list[int]:
     return list(range(after + 1, min(after + size, last) + 1))
 
 
-def test_records_with_a_cursor_land_exactly_once(run: Run) -> None:
+async def test_records_with_a_cursor_land_exactly_once() -> None:
     def make() -> Api:
         return Api(lambda asked: answer(items(*numbered(asked, last=10))))
 
-    async def main() -> None:
-        target = "/orders?after={cursor}"
-        await crash_anywhere(make, range(1, 11), target=target, records="/items", cursor="/seq")
-
-    run(main())
+    target = "/orders?after={cursor}"
+    await crash_anywhere(make, range(1, 11), target=target, records="/items", cursor="/seq")
 
 
-def test_pages_are_asked_for_at_once_and_the_next_poll_waits(run: Run) -> None:
-    async def main() -> None:
-        api = Api(lambda asked: answer(items(*numbered(asked, last=10))))
-        source: dict[str, Any] = {"mode": "poll", "interval_s": 0.7, "records": "/items", "cursor": "/seq"}
-        async with serving(api) as port:
-            feed = HttpFeed(HttpConnector)
-            begun = asyncio.get_running_loop().time()
-            async with aclosing(feed.open(url(port, "/orders?after={cursor}"), **source)) as stream:
-                while len(api.asked) < 4:
-                    await anext(stream)
-                waiting = asyncio.ensure_future(anext(stream))
-                await api.asks(7)
-                waiting.cancel()
-                await asyncio.wait([waiting])
-        assert [asked.target for asked in api.asked[:6]] == [
-            "/orders",
-            *(f"/orders?after={n}" for n in (3, 6, 9, 10, 10)),
-        ]
-        # 0.7 s after the poll before it began, whatever that took.
-        assert api.asked_at[5] - begun > 0.7 - CLOCK_S
-        assert api.asked_at[6] - begun > 1.4 - CLOCK_S
-        assert api.connections == 1
-
-    run(main())
+async def test_pages_are_asked_for_at_once_and_the_next_poll_waits() -> None:
+    api = Api(lambda asked: answer(items(*numbered(asked, last=10))))
+    source: dict[str, Any] = {"mode": "poll", "interval_s": 0.7, "records": "/items", "cursor": "/seq"}
+    async with serving(api) as port:
+        feed = HttpFeed(HttpConnector)
+        begun = asyncio.get_running_loop().time()
+        async with aclosing(feed.open(url(port, "/orders?after={cursor}"), **source)) as stream:
+            while len(api.asked) < 4:
+                await anext(stream)
+            waiting = asyncio.ensure_future(anext(stream))
+            await api.asks(7)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+    assert [asked.target for asked in api.asked[:6]] == [
+        "/orders",
+        *(f"/orders?after={n}" for n in (3, 6, 9, 10, 10)),
+    ]
+    # 0.7 s after the poll before it began, whatever that took.
+    assert api.asked_at[5] - begun > 0.7 - CLOCK_S
+    assert api.asked_at[6] - begun > 1.4 - CLOCK_S
+    assert api.connections == 1
 
 
-def test_a_cursor_in_the_answer_lands_exactly_once(run: Run) -> None:
+async def test_a_cursor_in_the_answer_lands_exactly_once() -> None:
     def make() -> Api:
         def reply(asked: Asked) -> bytes:
             numbers = numbered(asked, last=10)
@@ -110,16 +103,13 @@ def test_a_cursor_in_the_answer_lands_exactly_once(run: Run) -> None:
 
         return Api(reply)
 
-    async def main() -> None:
-        target = "/orders?after={cursor}"
-        source = {"records": "/items", "next_cursor": "/paging/next"}
-        await crash_anywhere(make, range(1, 11), target=target, **source)
-
-    run(main())
+    target = "/orders?after={cursor}"
+    source = {"records": "/items", "next_cursor": "/paging/next"}
+    await crash_anywhere(make, range(1, 11), target=target, **source)
 
 
 @pytest.mark.parametrize("end", [None, ""])
-def test_where_there_is_no_next_cursor_the_last_one_is_asked_with_again(run: Run, end: JSON) -> None:
+async def test_where_there_is_no_next_cursor_the_last_one_is_asked_with_again(end: JSON) -> None:
     def make() -> Api:
         growing = [10]
 
@@ -132,14 +122,11 @@ def test_where_there_is_no_next_cursor_the_last_one_is_asked_with_again(run: Run
 
         return Api(reply)
 
-    async def main() -> None:
-        # What the last page had before it grew is not landed again.
-        source = {"records": "/items", "next_cursor": "/next", "target": "/orders?after={cursor}"}
-        async with serving(make()) as port:
-            batches = await HttpFeed(HttpConnector).take(11, url(port, source["target"]), **_plain(source))
-        assert seqs(records_of(batches)) == list(range(1, 12))
-
-    run(main())
+    # What the last page had before it grew is not landed again.
+    source = {"records": "/items", "next_cursor": "/next", "target": "/orders?after={cursor}"}
+    async with serving(make()) as port:
+        batches = await HttpFeed(HttpConnector).take(11, url(port, source["target"]), **_plain(source))
+    assert seqs(records_of(batches)) == list(range(1, 12))
 
 
 def paged(asked: Asked, *, by_link: bool) -> bytes:
@@ -153,27 +140,24 @@ def paged(asked: Asked, *, by_link: bool) -> bytes:
 
 
 @pytest.mark.parametrize("next_page", ["link", "/links/next"])
-def test_a_poll_reads_all_pages_and_after_a_restart_begins_at_the_first(run: Run, next_page: str) -> None:
-    async def main() -> None:
-        secrets = {"token": "s3cret"}
-        source = {**POLL, "records": "/items", "next_page": next_page, "interval_s": 60.0}
-        cursor: JSON = None
-        for _ in range(2):
-            api = Api(lambda asked: paged(asked, by_link=next_page == "link"))
-            async with serving(api) as port:
-                feed = HttpFeed(HttpConnector, secrets=secrets)
-                batches = await feed.take(8, url(port, "/orders?key={token}"), after=cursor, **source)
-            assert seqs(records_of(batches)) == list(range(1, 9))
-            assert api.asked[0].target == "/orders?key=s3cret"
-            assert [asked.parameter("key") for asked in api.asked] == ["s3cret"] * 4
-            cursor = batches[1].cursor
-            # Neither a page nor the secret that the source repeats in its address.
-            assert cursor == {"at": None}
-
-    run(main())
+async def test_a_poll_reads_all_pages_and_after_a_restart_begins_at_the_first(next_page: str) -> None:
+    secrets = {"token": "s3cret"}
+    source = {**POLL, "records": "/items", "next_page": next_page, "interval_s": 60.0}
+    cursor: JSON = None
+    for _ in range(2):
+        api = Api(lambda asked: paged(asked, by_link=next_page == "link"))
+        async with serving(api) as port:
+            feed = HttpFeed(HttpConnector, secrets=secrets)
+            batches = await feed.take(8, url(port, "/orders?key={token}"), after=cursor, **source)
+        assert seqs(records_of(batches)) == list(range(1, 9))
+        assert api.asked[0].target == "/orders?key=s3cret"
+        assert [asked.parameter("key") for asked in api.asked] == ["s3cret"] * 4
+        cursor = batches[1].cursor
+        # Neither a page nor the secret that the source repeats in its address.
+        assert cursor == {"at": None}
 
 
-def test_pages_of_records_with_a_cursor_land_exactly_once_whatever_crashes(run: Run) -> None:
+async def test_pages_of_records_with_a_cursor_land_exactly_once_whatever_crashes() -> None:
     def make() -> Api:
         def reply(asked: Asked) -> bytes:
             numbers = numbered(asked, last=10)
@@ -182,79 +166,64 @@ def test_pages_of_records_with_a_cursor_land_exactly_once_whatever_crashes(run: 
 
         return Api(reply)
 
-    async def main() -> None:
-        source = {"records": "/items", "next_page": "link", "cursor": "/seq", "interval_s": 60.0}
-        await crash_anywhere(make, range(1, 11), target="/orders?after={cursor}", **source)
-
-    run(main())
+    source = {"records": "/items", "next_page": "link", "cursor": "/seq", "interval_s": 60.0}
+    await crash_anywhere(make, range(1, 11), target="/orders?after={cursor}", **source)
 
 
-def test_a_cursor_that_each_page_tells_counts_once_all_pages_have_landed(run: Run) -> None:
+async def test_a_cursor_that_each_page_tells_counts_once_all_pages_have_landed() -> None:
     """It may lie behind all of them: whoever kept it with the first page would lose the others in a crash."""
 
-    async def main() -> None:
-        def reply(asked: Asked) -> bytes:
-            if asked.parameter("since") == "now":
-                return answer(items(now="now"))
-            page = int(asked.parameter("page") or 1)
-            there = f"/orders?page={page + 1}" if page < 3 else None
-            return answer(items(2 * page - 1, 2 * page, now="now", more=there))
+    def reply(asked: Asked) -> bytes:
+        if asked.parameter("since") == "now":
+            return answer(items(now="now"))
+        page = int(asked.parameter("page") or 1)
+        there = f"/orders?page={page + 1}" if page < 3 else None
+        return answer(items(2 * page - 1, 2 * page, now="now", more=there))
 
-        source = {**POLL, "records": "/items", "next_page": "/more", "next_cursor": "/now"}
-        async with serving(Api(reply)) as port:
-            where = url(port, "/orders?since={cursor}")
-            batches = await HttpFeed(HttpConnector).take(6, where, **source)
-            assert [batch.cursor for batch in batches] == [{"at": None}, {"at": None}, {"at": "now"}]
-            again = await HttpFeed(HttpConnector).take(6, where, after=batches[1].cursor, **source)
-        assert seqs(records_of(again)) == [1, 2, 3, 4, 5, 6]
-
-    run(main())
+    source = {**POLL, "records": "/items", "next_page": "/more", "next_cursor": "/now"}
+    async with serving(Api(reply)) as port:
+        where = url(port, "/orders?since={cursor}")
+        batches = await HttpFeed(HttpConnector).take(6, where, **source)
+        assert [batch.cursor for batch in batches] == [{"at": None}, {"at": None}, {"at": "now"}]
+        again = await HttpFeed(HttpConnector).take(6, where, after=batches[1].cursor, **source)
+    assert seqs(records_of(again)) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_page_on_another_host_is_asked_for_without_the_headers_of_the_feed(run: Run) -> None:
-    async def main() -> None:
-        elsewhere = Api(lambda _: answer(items(2)))
-        async with serving(elsewhere, host="127.0.0.2") as port:
-            there = f"http://127.0.0.2:{port}/more"
-            home = Api(lambda _: answer(items(1, next=there)))
-            feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
-            source = {**POLL, "records": "/items", "next_page": "/next", "headers": {"X-Key": "{token}"}}
-            async with serving(home) as home_port:
-                batches = await feed.take(2, url(home_port), **source)
-        assert seqs(records_of(batches)) == [1, 2]
-        assert "s3cret" in str(home.asked)
-        assert "s3cret" not in str(elsewhere.asked)
-
-    run(main())
+async def test_a_page_on_another_host_is_asked_for_without_the_headers_of_the_feed() -> None:
+    elsewhere = Api(lambda _: answer(items(2)))
+    async with serving(elsewhere, host="127.0.0.2") as port:
+        there = f"http://127.0.0.2:{port}/more"
+        home = Api(lambda _: answer(items(1, next=there)))
+        feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
+        source = {**POLL, "records": "/items", "next_page": "/next", "headers": {"X-Key": "{token}"}}
+        async with serving(home) as home_port:
+            batches = await feed.take(2, url(home_port), **source)
+    assert seqs(records_of(batches)) == [1, 2]
+    assert "s3cret" in str(home.asked)
+    assert "s3cret" not in str(elsewhere.asked)
 
 
-def test_a_page_that_is_not_there_though_it_was_just_named_is_told(run: Run) -> None:
-    async def main() -> None:
-        def reply(asked: Asked) -> bytes:
-            return answer(b"", "404 Not Found") if asked.parameter("page") else paged(asked, by_link=True)
+async def test_a_page_that_is_not_there_though_it_was_just_named_is_told() -> None:
+    def reply(asked: Asked) -> bytes:
+        return answer(b"", "404 Not Found") if asked.parameter("page") else paged(asked, by_link=True)
 
-        async with serving(Api(reply)) as port:
-            source = {**POLL, "records": "/items", "next_page": "link"}
-            batches, error = await HttpFeed(HttpConnector).read_to_end(url(port), **source)
-        assert seqs(records_of(batches)) == [1, 2]
-        assert "has nothing there" in str(error)
-
-    run(main())
+    async with serving(Api(reply)) as port:
+        source = {**POLL, "records": "/items", "next_page": "link"}
+        batches, error = await HttpFeed(HttpConnector).read_to_end(url(port), **source)
+    assert seqs(records_of(batches)) == [1, 2]
+    assert "has nothing there" in str(error)
 
 
-def test_pages_in_a_circle_are_told(run: Run) -> None:
-    async def main() -> None:
-        def reply(asked: Asked) -> bytes:
-            there = "/b" if asked.target == "/a" else "/a"
-            return answer(items(1), link=f'<{there}>; rel="next"')
+async def test_pages_in_a_circle_are_told() -> None:
+    def reply(asked: Asked) -> bytes:
+        there = "/b" if asked.target == "/a" else "/a"
+        return answer(items(1), link=f'<{there}>; rel="next"')
 
-        async with serving(Api(reply)) as port:
-            source = {**POLL, "records": "/items", "next_page": "link"}
-            _, error = await HttpFeed(HttpConnector).read_to_end(url(port, "/a"), **source)
-        assert isinstance(error, SourceUnavailable)
-        assert "lead in a circle" in str(error)
-
-    run(main())
+    async with serving(Api(reply)) as port:
+        source = {**POLL, "records": "/items", "next_page": "link"}
+        _, error = await HttpFeed(HttpConnector).read_to_end(url(port, "/a"), **source)
+    assert isinstance(error, SourceUnavailable)
+    assert "lead in a circle" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -267,101 +236,80 @@ def test_pages_in_a_circle_are_told(run: Run) -> None:
         ("/" + "x" * 9000, FeedMisconfigured, "at most 8192 are asked for"),
     ],
 )
-def test_a_next_page_that_cannot_be_asked_for_is_told(
-    run: Run, there: str, kind: type[Exception], says: str
+async def test_a_next_page_that_cannot_be_asked_for_is_told(
+    there: str, kind: type[Exception], says: str
 ) -> None:
-    async def main() -> None:
-        async with serving(Api(lambda _: answer(items(1, next=there)))) as port:
-            source = {**POLL, "records": "/items", "next_page": "/next"}
-            _, error = await HttpFeed(HttpConnector).read_to_end(url(port), **source)
-        assert isinstance(error, kind)
-        assert says in str(error)
-
-    run(main())
+    async with serving(Api(lambda _: answer(items(1, next=there)))) as port:
+        source = {**POLL, "records": "/items", "next_page": "/next"}
+        _, error = await HttpFeed(HttpConnector).read_to_end(url(port), **source)
+    assert isinstance(error, kind)
+    assert says in str(error)
 
 
-def test_pages_come_through_though_the_source_ends_each_connection_without_a_word(run: Run) -> None:
-    async def main() -> None:
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            asked = await read_request(reader)
-            writer.write(answer(items(*numbered(asked, last=30))))
-            await writer.drain()
+async def test_pages_come_through_though_the_source_ends_each_connection_without_a_word() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await read_request(reader)
+        writer.write(answer(items(*numbered(asked, last=30))))
+        await writer.drain()
 
-        async with serving(script) as port:
-            source = {**POLL, "records": "/items", "cursor": "/seq"}
-            batches = await HttpFeed(HttpConnector).take(30, url(port, "/orders?after={cursor}"), **source)
-        assert seqs(records_of(batches)) == list(range(1, 31))
-
-    run(main())
+    async with serving(script) as port:
+        source = {**POLL, "records": "/items", "cursor": "/seq"}
+        batches = await HttpFeed(HttpConnector).take(30, url(port, "/orders?after={cursor}"), **source)
+    assert seqs(records_of(batches)) == list(range(1, 31))
 
 
-def test_a_connection_that_breaks_while_the_source_takes_its_time_is_told(run: Run) -> None:
-    async def main() -> None:
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(answer(items(*numbered(await read_request(reader), last=30))))
-            await read_request(reader)
-            # Long enough to have been heard.
-            await asyncio.sleep(0.3)
+async def test_a_connection_that_breaks_while_the_source_takes_its_time_is_told() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(items(*numbered(await read_request(reader), last=30))))
+        await read_request(reader)
+        # Long enough to have been heard.
+        await asyncio.sleep(0.3)
 
-        async with serving(script) as port:
-            source = {**POLL, "records": "/items", "cursor": "/seq"}
-            where = url(port, "/orders?after={cursor}")
-            batches, error = await HttpFeed(HttpConnector).read_to_end(where, **source)
-        assert len(batches) == 1
-        assert str(error) == f"http://127.0.0.1:{port}: closed by the peer before it answered"
-
-    run(main())
+    async with serving(script) as port:
+        source = {**POLL, "records": "/items", "cursor": "/seq"}
+        where = url(port, "/orders?after={cursor}")
+        batches, error = await HttpFeed(HttpConnector).read_to_end(where, **source)
+    assert len(batches) == 1
+    assert str(error) == f"http://127.0.0.1:{port}: closed by the peer before it answered"
 
 
-def test_a_body_is_not_sent_to_the_host_of_another_page(run: Run) -> None:
-    async def main() -> None:
-        elsewhere = Api(lambda _: answer(items(2)))
-        async with serving(elsewhere, host="127.0.0.2") as port:
-            there = f"http://127.0.0.2:{port}/more"
-            home = Api(lambda _: answer(items(1, next=there)))
-            source = {**POLL, "records": "/items", "next_page": "/next", "method": "POST", "body": "{token}"}
-            async with serving(home) as home_port:
-                feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
-                _, error = await feed.read_to_end(url(home_port), **source)
-            assert isinstance(error, FeedMisconfigured)
-            assert "would have to be sent source.body too" in str(error)
-        assert home.asked[0].body == b"s3cret"
-        assert elsewhere.asked == []
-
-    run(main())
+async def test_a_body_is_not_sent_to_the_host_of_another_page() -> None:
+    elsewhere = Api(lambda _: answer(items(2)))
+    async with serving(elsewhere, host="127.0.0.2") as port:
+        there = f"http://127.0.0.2:{port}/more"
+        home = Api(lambda _: answer(items(1, next=there)))
+        source = {**POLL, "records": "/items", "next_page": "/next", "method": "POST", "body": "{token}"}
+        async with serving(home) as home_port:
+            feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
+            _, error = await feed.read_to_end(url(home_port), **source)
+        assert isinstance(error, FeedMisconfigured)
+        assert "would have to be sent source.body too" in str(error)
+    assert home.asked[0].body == b"s3cret"
+    assert elsewhere.asked == []
 
 
-def test_a_byte_order_mark_hides_neither_cursor_nor_next_page(run: Run) -> None:
-    async def main() -> None:
-        def reply(asked: Asked) -> bytes:
-            after = int(asked.parameter("after") or 0)
-            return answer(b"\xef\xbb\xbf" + items(after + 1, next=after + 1, more=None))
+async def test_a_byte_order_mark_hides_neither_cursor_nor_next_page() -> None:
+    def reply(asked: Asked) -> bytes:
+        after = int(asked.parameter("after") or 0)
+        return answer(b"\xef\xbb\xbf" + items(after + 1, next=after + 1, more=None))
 
-        source = {**POLL, "records": "/items", "next_cursor": "/next", "next_page": "/more"}
-        async with serving(Api(reply)) as port:
-            batches = await HttpFeed(HttpConnector).take(3, url(port, "/orders?after={cursor}"), **source)
-        assert seqs(records_of(batches)) == [1, 2, 3]
-
-    run(main())
+    source = {**POLL, "records": "/items", "next_cursor": "/next", "next_page": "/more"}
+    async with serving(Api(reply)) as port:
+        batches = await HttpFeed(HttpConnector).take(3, url(port, "/orders?after={cursor}"), **source)
+    assert seqs(records_of(batches)) == [1, 2, 3]
 
 
-def test_an_answer_whose_cursor_cannot_be_read_is_told(run: Run) -> None:
-    async def main() -> None:
-        # Its list can be read, but no text of JSON holds such a byte.
-        body = items(1)[:-1] + b',"next":"\xff"}'
-        source = {**POLL, "records": "/items", "next_cursor": "/next"}
-        async with serving(Api(lambda _: answer(body))) as port:
-            _, error = await HttpFeed(HttpConnector).read_to_end(url(port, "/?after={cursor}"), **source)
-        assert "its answer is no JSON" in str(error)
-
-    run(main())
+async def test_an_answer_whose_cursor_cannot_be_read_is_told() -> None:
+    # Its list can be read, but no text of JSON holds such a byte.
+    body = items(1)[:-1] + b',"next":"\xff"}'
+    source = {**POLL, "records": "/items", "next_cursor": "/next"}
+    async with serving(Api(lambda _: answer(body))) as port:
+        _, error = await HttpFeed(HttpConnector).read_to_end(url(port, "/?after={cursor}"), **source)
+    assert "its answer is no JSON" in str(error)
 
 
-def test_an_answer_that_is_nested_too_deep_is_told(run: Run) -> None:
-    async def main() -> None:
-        body = b'{"items":[' + b"[" * 100_000 + b"]" * 100_000 + b"]}"
-        async with serving(Api(lambda _: answer(body))) as port:
-            _, error = await HttpFeed(HttpConnector).read_to_end(url(port), **POLL, records="/items")
-        assert "its answer is no JSON" in str(error)
-
-    run(main())
+async def test_an_answer_that_is_nested_too_deep_is_told() -> None:
+    body = b'{"items":[' + b"[" * 100_000 + b"]" * 100_000 + b"]}"
+    async with serving(Api(lambda _: answer(body))) as port:
+        _, error = await HttpFeed(HttpConnector).read_to_end(url(port), **POLL, records="/items")
+    assert "its answer is no JSON" in str(error)

@@ -19,7 +19,6 @@ from feedq.testing.loopback import Script, serving
 from tests.contract.http_source import (
     Asked,
     HttpFeed,
-    Run,
     answer,
     head,
     read_request,
@@ -60,105 +59,81 @@ async def ended(site: Site, *, feed: HttpFeed | None = None, **source: Any) -> t
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_redirects_on_the_same_host_are_followed_with_all_headers(run: Run, status: int) -> None:
-    async def main() -> None:
-        site = Site({"/old": lambda: "/new?page=2"}, status=f"{status} Moved")
+async def test_redirects_on_the_same_host_are_followed_with_all_headers(status: int) -> None:
+    site = Site({"/old": lambda: "/new?page=2"}, status=f"{status} Moved")
+    feed = HttpFeed(HttpConnector, secrets=SECRETS)
+    records, _ = await ended(site, feed=feed, headers={"X-Key": "{token}"})
+    assert records == [LINE[:-1]]
+    assert [asked.target for asked in site.asked] == ["/old", "/new?page=2"]
+    assert site.asked[1].headers["x-key"] == "s3cret"
+    assert feed.guard.seen == 2
+
+
+async def test_a_cookie_among_the_headers_goes_along_on_the_same_host() -> None:
+    site = Site({"/old": lambda: "/older", "/older": lambda: "/new"})
+    feed = HttpFeed(HttpConnector, secrets=SECRETS)
+    records, _ = await ended(site, feed=feed, headers={"Cookie": "k={token}"})
+    assert records == [LINE[:-1]]
+    assert [asked.headers.get("cookie") for asked in site.asked] == ["k=s3cret"] * 3
+
+
+async def test_headers_of_the_feed_do_not_go_to_another_host() -> None:
+    elsewhere = Site({})
+    async with serving(elsewhere, host="127.0.0.2") as port:
+        home = Site({"/old": lambda: f"http://127.0.0.2:{port}/new"})
         feed = HttpFeed(HttpConnector, secrets=SECRETS)
-        records, _ = await ended(site, feed=feed, headers={"X-Key": "{token}"})
-        assert records == [LINE[:-1]]
-        assert [asked.target for asked in site.asked] == ["/old", "/new?page=2"]
-        assert site.asked[1].headers["x-key"] == "s3cret"
-        assert feed.guard.seen == 2
-
-    run(main())
-
-
-def test_a_cookie_among_the_headers_goes_along_on_the_same_host(run: Run) -> None:
-    async def main() -> None:
-        site = Site({"/old": lambda: "/older", "/older": lambda: "/new"})
-        feed = HttpFeed(HttpConnector, secrets=SECRETS)
-        records, _ = await ended(site, feed=feed, headers={"Cookie": "k={token}"})
-        assert records == [LINE[:-1]]
-        assert [asked.headers.get("cookie") for asked in site.asked] == ["k=s3cret"] * 3
-
-    run(main())
+        headers = {"Authorization": "Bearer {token}", "X-Key": "{token}", "Cookie": "k={token}"}
+        records, _ = await ended(home, feed=feed, headers=headers)
+    assert records == [LINE[:-1]]
+    assert set(elsewhere.asked[0].headers) == {
+        "host",
+        "user-agent",
+        "accept",
+        "accept-encoding",
+        "connection",
+    }
+    assert "s3cret" not in str(elsewhere.asked)
 
 
-def test_headers_of_the_feed_do_not_go_to_another_host(run: Run) -> None:
-    async def main() -> None:
-        elsewhere = Site({})
-        async with serving(elsewhere, host="127.0.0.2") as port:
-            home = Site({"/old": lambda: f"http://127.0.0.2:{port}/new"})
-            feed = HttpFeed(HttpConnector, secrets=SECRETS)
-            headers = {"Authorization": "Bearer {token}", "X-Key": "{token}", "Cookie": "k={token}"}
-            records, _ = await ended(home, feed=feed, headers=headers)
-        assert records == [LINE[:-1]]
-        assert set(elsewhere.asked[0].headers) == {
-            "host",
-            "user-agent",
-            "accept",
-            "accept-encoding",
-            "connection",
-        }
-        assert "s3cret" not in str(elsewhere.asked)
-
-    run(main())
+async def test_another_port_is_another_host() -> None:
+    elsewhere = Site({})
+    async with serving(elsewhere) as port:
+        home = Site({"/old": lambda: f"http://127.0.0.1:{port}/new"})
+        await ended(home, feed=HttpFeed(HttpConnector, secrets=SECRETS), headers={"X-Key": "{token}"})
+    assert "x-key" not in elsewhere.asked[0].headers
 
 
-def test_another_port_is_another_host(run: Run) -> None:
-    async def main() -> None:
-        elsewhere = Site({})
-        async with serving(elsewhere) as port:
-            home = Site({"/old": lambda: f"http://127.0.0.1:{port}/new"})
-            await ended(home, feed=HttpFeed(HttpConnector, secrets=SECRETS), headers={"X-Key": "{token}"})
-        assert "x-key" not in elsewhere.asked[0].headers
-
-    run(main())
-
-
-def test_a_redirect_to_an_address_that_is_denied_is_not_followed(run: Run) -> None:
-    async def main() -> None:
-        elsewhere = Site({})
-        async with serving(elsewhere, host="127.0.0.2") as port:
-            home = Site({"/old": lambda: f"http://127.0.0.2:{port}/new"})
-            permissions = Permissions(deny=parse_networks(["127.0.0.2/32"]))
-            _, error = await ended(home, feed=HttpFeed(HttpConnector, permissions=permissions))
-        assert isinstance(error, FeedMisconfigured)
-        assert "FEEDQ_EGRESS_DENY" in str(error)
-        assert elsewhere.asked == []
-
-    run(main())
+async def test_a_redirect_to_an_address_that_is_denied_is_not_followed() -> None:
+    elsewhere = Site({})
+    async with serving(elsewhere, host="127.0.0.2") as port:
+        home = Site({"/old": lambda: f"http://127.0.0.2:{port}/new"})
+        permissions = Permissions(deny=parse_networks(["127.0.0.2/32"]))
+        _, error = await ended(home, feed=HttpFeed(HttpConnector, permissions=permissions))
+    assert isinstance(error, FeedMisconfigured)
+    assert "FEEDQ_EGRESS_DENY" in str(error)
+    assert elsewhere.asked == []
 
 
-def test_metadata_addresses_are_denied_behind_redirects_too(run: Run) -> None:
-    async def main() -> None:
-        _, error = await ended(Site({"/old": lambda: "http://169.254.169.254/latest"}))
-        assert isinstance(error, FeedMisconfigured)
-        assert str(error).startswith("http://169.254.169.254:80: ")
-        assert "FEEDQ_EGRESS_ALLOW" in str(error)
-
-    run(main())
+async def test_metadata_addresses_are_denied_behind_redirects_too() -> None:
+    _, error = await ended(Site({"/old": lambda: "http://169.254.169.254/latest"}))
+    assert isinstance(error, FeedMisconfigured)
+    assert str(error).startswith("http://169.254.169.254:80: ")
+    assert "FEEDQ_EGRESS_ALLOW" in str(error)
 
 
-def test_a_circle_of_redirects_ends(run: Run) -> None:
-    async def main() -> None:
-        site = Site({"/old": lambda: "/new", "/new": lambda: "/old"})
-        _, error = await ended(site)
-        assert isinstance(error, SourceUnavailable)
-        assert "more than 5 redirects" in str(error)
-        assert len(site.asked) == 6
-
-    run(main())
+async def test_a_circle_of_redirects_ends() -> None:
+    site = Site({"/old": lambda: "/new", "/new": lambda: "/old"})
+    _, error = await ended(site)
+    assert isinstance(error, SourceUnavailable)
+    assert "more than 5 redirects" in str(error)
+    assert len(site.asked) == 6
 
 
-def test_five_redirects_are_followed(run: Run) -> None:
-    async def main() -> None:
-        steps = ["/old", "/1", "/2", "/3", "/4", "/5"]
-        redirects = {here: (lambda there=there: there) for here, there in pairwise(steps)}
-        records, _ = await ended(Site(redirects))
-        assert records == [LINE[:-1]]
-
-    run(main())
+async def test_five_redirects_are_followed() -> None:
+    steps = ["/old", "/1", "/2", "/3", "/4", "/5"]
+    redirects = {here: (lambda there=there: there) for here, there in pairwise(steps)}
+    records, _ = await ended(Site(redirects))
+    assert records == [LINE[:-1]]
 
 
 @pytest.mark.parametrize(
@@ -173,56 +148,44 @@ def test_five_redirects_are_followed(run: Run) -> None:
         f"http://{'a' * 70}/x",
     ],
 )
-def test_a_redirect_to_nowhere_is_told(run: Run, there: str) -> None:
-    async def main() -> None:
-        _, error = await ended(Site({"/old": lambda: there}))
-        assert isinstance(error, SourceUnavailable)
-        assert there not in str(error)
-
-    run(main())
+async def test_a_redirect_to_nowhere_is_told(there: str) -> None:
+    _, error = await ended(Site({"/old": lambda: there}))
+    assert isinstance(error, SourceUnavailable)
+    assert there not in str(error)
 
 
-def test_a_body_is_not_sent_to_another_host(run: Run) -> None:
-    async def main() -> None:
-        elsewhere = Site({})
-        async with serving(elsewhere) as port:
-            home = Site({"/old": lambda: f"http://127.0.0.1:{port}/new"}, status="307 Temporary Redirect")
-            feed = HttpFeed(HttpConnector, secrets=SECRETS)
-            _, error = await ended(home, feed=feed, method="POST", body="{token}")
-        assert isinstance(error, FeedMisconfigured)
-        assert "source.body" in str(error)
-        assert elsewhere.asked == []
-
-    run(main())
+async def test_a_body_is_not_sent_to_another_host() -> None:
+    elsewhere = Site({})
+    async with serving(elsewhere) as port:
+        home = Site({"/old": lambda: f"http://127.0.0.1:{port}/new"}, status="307 Temporary Redirect")
+        feed = HttpFeed(HttpConnector, secrets=SECRETS)
+        _, error = await ended(home, feed=feed, method="POST", body="{token}")
+    assert isinstance(error, FeedMisconfigured)
+    assert "source.body" in str(error)
+    assert elsewhere.asked == []
 
 
-def test_a_post_that_is_seen_off_to_another_place_goes_on_as_a_get(run: Run) -> None:
-    async def main() -> None:
-        site = Site({"/old": lambda: "/new"}, status="303 See Other")
-        records, _ = await ended(site, method="POST", body="please")
-        assert records == [LINE[:-1]]
-        assert [(asked.method, asked.body) for asked in site.asked] == [("POST", b"please"), ("GET", b"")]
-
-    run(main())
+async def test_a_post_that_is_seen_off_to_another_place_goes_on_as_a_get() -> None:
+    site = Site({"/old": lambda: "/new"}, status="303 See Other")
+    records, _ = await ended(site, method="POST", body="please")
+    assert records == [LINE[:-1]]
+    assert [(asked.method, asked.body) for asked in site.asked] == [("POST", b"please"), ("GET", b"")]
 
 
-def test_cookies_are_not_kept(run: Run) -> None:
-    async def main() -> None:
-        asked = []
+async def test_cookies_are_not_kept() -> None:
+    asked = []
 
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            asked.append(await read_request(reader))
-            if asked[-1].target == "/old":
-                writer.write(head("302 Found", location="/new", set_cookie="a=b; Path=/", content_length="0"))
-            else:
-                writer.write(answer(LINE))
-            await writer.drain()
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await read_request(reader))
+        if asked[-1].target == "/old":
+            writer.write(head("302 Found", location="/new", set_cookie="a=b; Path=/", content_length="0"))
+        else:
+            writer.write(answer(LINE))
+        await writer.drain()
 
-        async with serving(script) as port:
-            await HttpFeed(HttpConnector).read_to_end(url(port, "/old"))
-        assert "cookie" not in asked[1].headers
-
-    run(main())
+    async with serving(script) as port:
+        await HttpFeed(HttpConnector).read_to_end(url(port, "/old"))
+    assert "cookie" not in asked[1].headers
 
 
 # -- with TLS ------------------------------------------------------------------------------------------
@@ -252,76 +215,64 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def test_an_answer_comes_through_tls(run: Run, authority: Authority) -> None:
-    async def main() -> None:
-        async with serving(Site({}), tls=authority.server("127.0.0.1")) as port:
-            where = f"https://127.0.0.1:{port}/"
-            batches, error = await HttpFeed(HttpConnector).read_to_end(where, ca_file=authority.ca_file)
-            _, refused = await HttpFeed(HttpConnector).read_to_end(where)
-        assert records_of(batches) == [LINE[:-1]]
-        assert isinstance(error, SourceUnavailable)
-        assert "certificate is not accepted" in str(refused)
-
-    run(main())
+async def test_an_answer_comes_through_tls(authority: Authority) -> None:
+    async with serving(Site({}), tls=authority.server("127.0.0.1")) as port:
+        where = f"https://127.0.0.1:{port}/"
+        batches, error = await HttpFeed(HttpConnector).read_to_end(where, ca_file=authority.ca_file)
+        _, refused = await HttpFeed(HttpConnector).read_to_end(where)
+    assert records_of(batches) == [LINE[:-1]]
+    assert isinstance(error, SourceUnavailable)
+    assert "certificate is not accepted" in str(refused)
 
 
-def test_the_name_of_the_server_and_a_client_certificate_are_for_home_only(
-    run: Run, authority: Authority
+async def test_the_name_of_the_server_and_a_client_certificate_are_for_home_only(
+    authority: Authority,
 ) -> None:
-    async def main() -> None:
-        seen: list[tuple[str | None, bool]] = []
+    seen: list[tuple[str | None, bool]] = []
 
-        def script_at(there: str | None) -> Script:
-            async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                await read_request(reader)
-                seen.append((there, bool(writer.get_extra_info("peercert"))))
-                writer.write(
-                    answer(LINE) if there is None else head("302 Found", location=there, content_length="0")
-                )
-                await writer.drain()
+    def script_at(there: str | None) -> Script:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read_request(reader)
+            seen.append((there, bool(writer.get_extra_info("peercert"))))
+            writer.write(
+                answer(LINE) if there is None else head("302 Found", location=there, content_length="0")
+            )
+            await writer.drain()
 
-            return script
+        return script
 
-        lenient = authority.server("localhost")
-        lenient.verify_mode = ssl.CERT_OPTIONAL
-        authority.ca.configure_trust(lenient)
-        async with serving(script_at(None), tls=lenient) as away:
-            there = f"https://localhost:{away}/"
-            home_tls = authority.server("orders.acme.test", wants_certificate=True)
-            async with serving(script_at(there), tls=home_tls) as home:
-                source = {
-                    "ca_file": authority.ca_file,
-                    "cert_file": authority.cert_file,
-                    "server_name": "orders.acme.test",
-                }
-                where = f"https://127.0.0.1:{home}/"
-                batches, _ = await HttpFeed(HttpConnector).read_to_end(where, **source)
-        assert records_of(batches) == [LINE[:-1]]
-        assert seen == [(there, True), (None, False)]
-
-    run(main())
+    lenient = authority.server("localhost")
+    lenient.verify_mode = ssl.CERT_OPTIONAL
+    authority.ca.configure_trust(lenient)
+    async with serving(script_at(None), tls=lenient) as away:
+        there = f"https://localhost:{away}/"
+        home_tls = authority.server("orders.acme.test", wants_certificate=True)
+        async with serving(script_at(there), tls=home_tls) as home:
+            source = {
+                "ca_file": authority.ca_file,
+                "cert_file": authority.cert_file,
+                "server_name": "orders.acme.test",
+            }
+            where = f"https://127.0.0.1:{home}/"
+            batches, _ = await HttpFeed(HttpConnector).read_to_end(where, **source)
+    assert records_of(batches) == [LINE[:-1]]
+    assert seen == [(there, True), (None, False)]
 
 
-def test_a_redirect_that_gives_up_tls_is_not_followed(run: Run, authority: Authority) -> None:
-    async def main() -> None:
-        plain = Site({})
-        async with serving(plain) as port:
-            site = Site({"/old": lambda: url(port)})
-            async with serving(site, tls=authority.server("127.0.0.1")) as home:
-                where = f"https://127.0.0.1:{home}/old"
-                _, error = await HttpFeed(HttpConnector).read_to_end(where, ca_file=authority.ca_file)
-        assert isinstance(error, FeedMisconfigured)
-        assert "without TLS" in str(error)
-        assert plain.asked == []
-
-    run(main())
+async def test_a_redirect_that_gives_up_tls_is_not_followed(authority: Authority) -> None:
+    plain = Site({})
+    async with serving(plain) as port:
+        site = Site({"/old": lambda: url(port)})
+        async with serving(site, tls=authority.server("127.0.0.1")) as home:
+            where = f"https://127.0.0.1:{home}/old"
+            _, error = await HttpFeed(HttpConnector).read_to_end(where, ca_file=authority.ca_file)
+    assert isinstance(error, FeedMisconfigured)
+    assert "without TLS" in str(error)
+    assert plain.asked == []
 
 
-def test_a_redirect_to_tls_is_followed(run: Run, authority: Authority) -> None:
-    async def main() -> None:
-        async with serving(Site({}), tls=authority.server("127.0.0.1")) as port:
-            _, error = await ended(Site({"/old": lambda: f"https://127.0.0.1:{port}/new"}))
-        # The system does not know this authority, and `ca_file` cannot be given with http://.
-        assert "certificate is not accepted" in str(error)
-
-    run(main())
+async def test_a_redirect_to_tls_is_followed(authority: Authority) -> None:
+    async with serving(Site({}), tls=authority.server("127.0.0.1")) as port:
+        _, error = await ended(Site({"/old": lambda: f"https://127.0.0.1:{port}/new"}))
+    # The system does not know this authority, and `ca_file` cannot be given with http://.
+    assert "certificate is not accepted" in str(error)

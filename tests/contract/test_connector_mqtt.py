@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -15,8 +15,6 @@ from feedq.testing.loopback import serving, until
 from feedq.testing.stage import ConnectorDriver, pull
 from tests.contract.mqtt_broker import ScriptedBroker
 from tests.contract.mqtt_packets import CONNACK, PUBLISH, packet, text
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def driver_of(port: int, **options: Any) -> ConnectorDriver:
@@ -49,46 +47,37 @@ async def waiting(driver: ConnectorDriver, broker: ScriptedBroker) -> AsyncItera
         (0x9F, SourceUnavailable, "connection rate exceeded"),
     ],
 )
-def test_a_refusal_says_whether_an_edit_or_another_try_can_help(
-    run: Run, reason: int, kind: type[Exception], says: str
+async def test_a_refusal_says_whether_an_edit_or_another_try_can_help(
+    reason: int, kind: type[Exception], says: str
 ) -> None:
-    async def story() -> None:
-        async with ScriptedBroker().listening() as broker:
-            broker.refusal = reason
-            error = await driver_of(broker.port).read()
-            assert type(error) is kind
-            assert says in str(error)
-
-    run(story())
+    async with ScriptedBroker().listening() as broker:
+        broker.refusal = reason
+        error = await driver_of(broker.port).read()
+        assert type(error) is kind
+        assert says in str(error)
 
 
 @pytest.mark.parametrize(
     ("code", "kind"),
     [(2, FeedMisconfigured), (3, SourceUnavailable), (4, FeedMisconfigured), (5, FeedMisconfigured)],
 )
-def test_a_refusal_of_the_older_version_is_read_alike(run: Run, code: int, kind: type[Exception]) -> None:
-    async def story() -> None:
-        async with ScriptedBroker(is_5=False).listening() as broker:
-            broker.refusal = code
-            assert type(await driver_of(broker.port, version="3.1.1").read()) is kind
-
-    run(story())
+async def test_a_refusal_of_the_older_version_is_read_alike(code: int, kind: type[Exception]) -> None:
+    async with ScriptedBroker(is_5=False).listening() as broker:
+        broker.refusal = code
+        assert type(await driver_of(broker.port, version="3.1.1").read()) is kind
 
 
-def test_a_broker_that_only_speaks_the_older_version_is_told(run: Run) -> None:
+async def test_a_broker_that_only_speaks_the_older_version_is_told() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(packet(CONNACK, b"\0\1"))
         await writer.drain()
         await reader.read()
 
-    async def story() -> None:
-        async with serving(script) as port:
-            error = await driver_of(port).read()
-            assert isinstance(error, FeedMisconfigured)
-            assert "check source.version" in str(error)
-
-    run(story())
+    async with serving(script) as port:
+        error = await driver_of(port).read()
+        assert isinstance(error, FeedMisconfigured)
+        assert "check source.version" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -99,30 +88,24 @@ def test_a_broker_that_only_speaks_the_older_version_is_told(run: Run) -> None:
         ([1, 0], "'t/b' is granted with QoS 0"),
     ],
 )
-def test_a_subscription_that_is_not_granted_fails_the_feed(run: Run, granted: list[int], says: str) -> None:
-    async def story() -> None:
-        async with ScriptedBroker().listening() as broker:
-            broker.granted = granted
-            error = await driver_of(broker.port, topics=["t/a", "t/b"]).read()
-            assert isinstance(error, FeedMisconfigured)
-            assert says in str(error)
-
-    run(story())
+async def test_a_subscription_that_is_not_granted_fails_the_feed(granted: list[int], says: str) -> None:
+    async with ScriptedBroker().listening() as broker:
+        broker.granted = granted
+        error = await driver_of(broker.port, topics=["t/a", "t/b"]).read()
+        assert isinstance(error, FeedMisconfigured)
+        assert says in str(error)
 
 
 @pytest.mark.parametrize(
     ("reason", "says"),
     [(0x8E, "another client took over the session"), (0x8B, "closed by the broker: server shutting down")],
 )
-def test_a_dismissal_is_told_with_its_reason(run: Run, reason: int, says: str) -> None:
-    async def story() -> None:
-        async with ScriptedBroker().listening() as broker, waiting(driver_of(broker.port), broker) as task:
-            broker.dismiss(reason)
-            await asyncio.wait([task])
-            with pytest.raises(SourceUnavailable, match=says):
-                task.result()
-
-    run(story())
+async def test_a_dismissal_is_told_with_its_reason(reason: int, says: str) -> None:
+    async with ScriptedBroker().listening() as broker, waiting(driver_of(broker.port), broker) as task:
+        broker.dismiss(reason)
+        await asyncio.wait([task])
+        with pytest.raises(SourceUnavailable, match=says):
+            task.result()
 
 
 @pytest.mark.parametrize(
@@ -134,94 +117,76 @@ def test_a_dismissal_is_told_with_its_reason(run: Run, reason: int, says: str) -
         packet(PUBLISH, b"\xff\xff", flags=2),
     ],
 )
-def test_a_peer_that_does_not_speak_the_protocol_is_told(run: Run, nonsense: bytes) -> None:
+async def test_a_peer_that_does_not_speak_the_protocol_is_told(nonsense: bytes) -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(nonsense)
         await writer.drain()
         await reader.read()
 
-    async def story() -> None:
-        async with serving(script) as port:
-            assert type(await driver_of(port, connect_timeout_s=1.0).read()) is SourceUnavailable
-
-    run(story())
+    async with serving(script) as port:
+        assert type(await driver_of(port, connect_timeout_s=1.0).read()) is SourceUnavailable
 
 
-def test_a_packet_that_breaks_the_rules_ends_the_connection(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedBroker().listening() as broker, waiting(driver_of(broker.port), broker) as task:
-            # QoS 3 does not exist.
-            broker.send(packet(PUBLISH, text("t") + b"\0\1\0x", flags=0x06))
-            await asyncio.wait([task])
+async def test_a_packet_that_breaks_the_rules_ends_the_connection() -> None:
+    async with ScriptedBroker().listening() as broker, waiting(driver_of(broker.port), broker) as task:
+        # QoS 3 does not exist.
+        broker.send(packet(PUBLISH, text("t") + b"\0\1\0x", flags=0x06))
+        await asyncio.wait([task])
+        with pytest.raises(SourceUnavailable):
+            task.result()
+
+
+async def test_a_broker_that_answers_pings_is_not_silent_and_one_that_does_not_is() -> None:
+    async with (
+        ScriptedBroker().listening() as broker,
+        waiting(driver_of(broker.port, idle_timeout_s=2.1), broker) as task,
+    ):
+        await until(lambda: broker.pings >= 3)
+        assert not task.done()
+        broker.answers_pings = False
+        await asyncio.wait([task])
+        with pytest.raises(SourceSilent):
+            task.result()
+
+
+async def test_an_identifier_that_is_used_again_is_another_message() -> None:
+    async with ScriptedBroker().listening() as broker:
+        driver = driver_of(broker.port)
+        async with aclosing(driver.open()) as stream:
+            for count in range(1, 6):
+                await broker.publish([b"same"], number=7)
+                await pull(driver, stream, count=count)
+                await until(lambda: len(broker.acknowledged) == count)  # noqa: B023 - used in this round only
+        assert driver.records == [b"same"] * 5
+
+
+async def test_messages_without_acknowledgement_that_had_arrived_are_given_when_the_connection_breaks() -> (
+    None
+):
+    async with ScriptedBroker().listening() as broker:
+        driver = driver_of(broker.port)
+        async with aclosing(driver.open()) as stream:
+            taking = asyncio.ensure_future(pull(driver, stream, count=1))
+            await broker.until_subscribed()
+            # In one packet with the end, so that nobody can take them before it is known.
+            at_most_once = [packet(PUBLISH, text("t/x") + b"\0" + b"%d" % n) for n in range(3)]
+            await broker.publish([])
+            broker.send(b"".join(at_most_once) + packet(14, b"\x8b\0"))
+            await taking
             with pytest.raises(SourceUnavailable):
-                task.result()
-
-    run(story())
-
-
-def test_a_broker_that_answers_pings_is_not_silent_and_one_that_does_not_is(run: Run) -> None:
-    async def story() -> None:
-        async with (
-            ScriptedBroker().listening() as broker,
-            waiting(driver_of(broker.port, idle_timeout_s=2.1), broker) as task,
-        ):
-            await until(lambda: broker.pings >= 3)
-            assert not task.done()
-            broker.answers_pings = False
-            await asyncio.wait([task])
-            with pytest.raises(SourceSilent):
-                task.result()
-
-    run(story())
+                await anext(stream)
+        assert driver.records == [b"0", b"1", b"2"]
 
 
-def test_an_identifier_that_is_used_again_is_another_message(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedBroker().listening() as broker:
-            driver = driver_of(broker.port)
-            async with aclosing(driver.open()) as stream:
-                for count in range(1, 6):
-                    await broker.publish([b"same"], number=7)
-                    await pull(driver, stream, count=count)
-                    await until(lambda: len(broker.acknowledged) == count)  # noqa: B023 - used in this round only
-            assert driver.records == [b"same"] * 5
-
-    run(story())
-
-
-def test_messages_without_acknowledgement_that_had_arrived_are_given_when_the_connection_breaks(
-    run: Run,
-) -> None:
-    async def story() -> None:
-        async with ScriptedBroker().listening() as broker:
-            driver = driver_of(broker.port)
-            async with aclosing(driver.open()) as stream:
-                taking = asyncio.ensure_future(pull(driver, stream, count=1))
-                await broker.until_subscribed()
-                # In one packet with the end, so that nobody can take them before it is known.
-                at_most_once = [packet(PUBLISH, text("t/x") + b"\0" + b"%d" % n) for n in range(3)]
-                await broker.publish([])
-                broker.send(b"".join(at_most_once) + packet(14, b"\x8b\0"))
-                await taking
-                with pytest.raises(SourceUnavailable):
-                    await anext(stream)
-            assert driver.records == [b"0", b"1", b"2"]
-
-    run(story())
-
-
-def test_an_expiry_and_a_limit_are_told_to_the_broker(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedBroker().listening() as broker:
-            driver = driver_of(broker.port, session_expiry_s=17, max_unacknowledged=23, client_id="mine")
-            async with waiting(driver, broker):
-                pass
-            (body,) = broker.connections
-            assert b"\x11\0\0\0\x11" in body
-            assert b"\x21\0\x17" in body
-            assert text("mine") in body
-            # The session is taken up, and kept.
-            assert body[7] & 0x02 == 0
-
-    run(story())
+async def test_an_expiry_and_a_limit_are_told_to_the_broker() -> None:
+    async with ScriptedBroker().listening() as broker:
+        driver = driver_of(broker.port, session_expiry_s=17, max_unacknowledged=23, client_id="mine")
+        async with waiting(driver, broker):
+            pass
+        (body,) = broker.connections
+        assert b"\x11\0\0\0\x11" in body
+        assert b"\x21\0\x17" in body
+        assert text("mine") in body
+        # The session is taken up, and kept.
+        assert body[7] & 0x02 == 0

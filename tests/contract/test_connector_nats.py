@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -15,8 +15,6 @@ from feedq.telemetry.metrics import REGISTRY
 from feedq.testing.loopback import serving, until
 from feedq.testing.stage import SECRET, ConnectorDriver, pull
 from tests.contract.nats_server import ScriptedServer
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def driver_of(port: int, **options: Any) -> ConnectorDriver:
@@ -44,129 +42,105 @@ async def failure(task: asyncio.Task[None]) -> BaseException | None:
     return task.exception()
 
 
-def test_messages_are_acknowledged_by_the_last_of_their_batch(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedServer().listening() as server:
-            driver = driver_of(server.port)
-            async with waiting(driver, server):
-                for seq in (3, 4, 5):
-                    server.deliver(seq, b"%d" % seq)
-                await until(lambda: len(driver.records) == 3)
-                assert server.acknowledged == []
-                for batch in driver.batches:
-                    driver.commit(batch)
-                await until(lambda: len(server.acknowledged) >= 1)
-                assert ".5.3." in server.acknowledged[-1]
-            assert driver.cursor == {"seq": 5, "created": "2026-11-20T00:00:00+00:00"}
-            (login,) = server.logins
-            assert (login["user"], login["pass"], login["name"]) == (
-                "feeds",
-                SECRET,
-                "feedq/conformance/conformance/feed",
-            )
-
-    run(story())
+async def test_messages_are_acknowledged_by_the_last_of_their_batch() -> None:
+    async with ScriptedServer().listening() as server:
+        driver = driver_of(server.port)
+        async with waiting(driver, server):
+            for seq in (3, 4, 5):
+                server.deliver(seq, b"%d" % seq)
+            await until(lambda: len(driver.records) == 3)
+            assert server.acknowledged == []
+            for batch in driver.batches:
+                driver.commit(batch)
+            await until(lambda: len(server.acknowledged) >= 1)
+            assert ".5.3." in server.acknowledged[-1]
+        assert driver.cursor == {"seq": 5, "created": "2026-11-20T00:00:00+00:00"}
+        (login,) = server.logins
+        assert (login["user"], login["pass"], login["name"]) == (
+            "feeds",
+            SECRET,
+            "feedq/conformance/conformance/feed",
+        )
 
 
 @pytest.mark.parametrize("retention", ["limits", "workqueue"])
-def test_what_is_missing_after_the_cursor_is_counted(run: Run, retention: str) -> None:
+async def test_what_is_missing_after_the_cursor_is_counted(retention: str) -> None:
     """Acknowledged messages are not sent again to a feed whose sink has lost them."""
 
-    async def story() -> None:
-        async with ScriptedServer().listening() as server:
-            server.retention = retention
-            driver = driver_of(server.port)
-            driver.cursor = {"seq": 2, "created": "2026-11-20T00:00:00+00:00"}
-            missed = REGISTRY.get_sample_value("feedq_source_missed_total") or 0.0
-            async with waiting(driver, server):
-                server.deliver(6, b"6")
-                server.deliver(7, b"7")
-                await until(lambda: len(driver.records) == 2)
-            assert REGISTRY.get_sample_value("feedq_source_missed_total") == missed + 3
-
-    run(story())
+    async with ScriptedServer().listening() as server:
+        server.retention = retention
+        driver = driver_of(server.port)
+        driver.cursor = {"seq": 2, "created": "2026-11-20T00:00:00+00:00"}
+        missed = REGISTRY.get_sample_value("feedq_source_missed_total") or 0.0
+        async with waiting(driver, server):
+            server.deliver(6, b"6")
+            server.deliver(7, b"7")
+            await until(lambda: len(driver.records) == 2)
+        assert REGISTRY.get_sample_value("feedq_source_missed_total") == missed + 3
 
 
-def test_a_message_that_is_no_record_is_acknowledged_after_those_before_it(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedServer().listening() as server:
-            driver = driver_of(server.port)
-            async with waiting(driver, server):
-                server.deliver(1, b"1")
-                await until(lambda: len(driver.records) == 1)
-                server.deliver(2, b"")
-                # To see that nothing happens takes a moment.
-                await asyncio.sleep(0.1)
-                assert server.acknowledged == []
-                driver.commit(driver.batches[0])
-                await until(lambda: any(".2.2." in reply for reply in server.acknowledged))
-                server.deliver(3, b"")
-                await until(lambda: any(".3.3." in reply for reply in server.acknowledged))
-
-    run(story())
+async def test_a_message_that_is_no_record_is_acknowledged_after_those_before_it() -> None:
+    async with ScriptedServer().listening() as server:
+        driver = driver_of(server.port)
+        async with waiting(driver, server):
+            server.deliver(1, b"1")
+            await until(lambda: len(driver.records) == 1)
+            server.deliver(2, b"")
+            # To see that nothing happens takes a moment.
+            await asyncio.sleep(0.1)
+            assert server.acknowledged == []
+            driver.commit(driver.batches[0])
+            await until(lambda: any(".2.2." in reply for reply in server.acknowledged))
+            server.deliver(3, b"")
+            await until(lambda: any(".3.3." in reply for reply in server.acknowledged))
 
 
-def test_a_delivery_that_went_missing_ends_the_connection(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedServer().listening() as server:
-            driver = driver_of(server.port)
-            async with waiting(driver, server) as task:
-                server.deliver(1, b"1")
-                await until(lambda: len(driver.records) == 1)
-                server.deliver(3, b"3", skipping=1)
-                error = await failure(task)
-            assert type(error) is SourceUnavailable
-            assert "delivery 2 went missing" in str(error)
-            assert driver.records == [b"1"]
-
-    run(story())
+async def test_a_delivery_that_went_missing_ends_the_connection() -> None:
+    async with ScriptedServer().listening() as server:
+        driver = driver_of(server.port)
+        async with waiting(driver, server) as task:
+            server.deliver(1, b"1")
+            await until(lambda: len(driver.records) == 1)
+            server.deliver(3, b"3", skipping=1)
+            error = await failure(task)
+        assert type(error) is SourceUnavailable
+        assert "delivery 2 went missing" in str(error)
+        assert driver.records == [b"1"]
 
 
-def test_a_consumer_without_heartbeats_is_gone_though_the_server_is_there(run: Run) -> None:
-    async def story() -> None:
-        async with (
-            ScriptedServer().listening() as server,
-            waiting(driver_of(server.port, idle_timeout_s=0.9), server) as task,
-        ):
-            for _ in range(4):
-                await asyncio.sleep(0.3)
-                server.say("100 Idle Heartbeat")
-            assert not task.done()
-            assert type(await failure(task)) is SourceSilent
-
-    run(story())
+async def test_a_consumer_without_heartbeats_is_gone_though_the_server_is_there() -> None:
+    async with (
+        ScriptedServer().listening() as server,
+        waiting(driver_of(server.port, idle_timeout_s=0.9), server) as task,
+    ):
+        for _ in range(4):
+            await asyncio.sleep(0.3)
+            server.say("100 Idle Heartbeat")
+        assert not task.done()
+        assert type(await failure(task)) is SourceSilent
 
 
 @pytest.mark.parametrize("status", ["409 Consumer Deleted", "409 Leadership Change", "503"])
-def test_a_consumer_that_is_taken_away_is_told(run: Run, status: str) -> None:
-    async def story() -> None:
-        async with ScriptedServer().listening() as server, waiting(driver_of(server.port), server) as task:
-            server.say(status)
-            error = await failure(task)
-            assert type(error) is SourceUnavailable
-            assert "the consumer is gone" in str(error)
-
-    run(story())
+async def test_a_consumer_that_is_taken_away_is_told(status: str) -> None:
+    async with ScriptedServer().listening() as server, waiting(driver_of(server.port), server) as task:
+        server.say(status)
+        error = await failure(task)
+        assert type(error) is SourceUnavailable
+        assert "the consumer is gone" in str(error)
 
 
-def test_a_permission_that_is_missing_later_fails_the_feed(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedServer().listening() as server, waiting(driver_of(server.port), server) as task:
-            server.complain('Permissions Violation for Publish to "$JS.ACK.orders"')
-            error = await failure(task)
-            assert isinstance(error, FeedMisconfigured)
-            assert '"$js.ack.orders"' in str(error)
-
-    run(story())
+async def test_a_permission_that_is_missing_later_fails_the_feed() -> None:
+    async with ScriptedServer().listening() as server, waiting(driver_of(server.port), server) as task:
+        server.complain('Permissions Violation for Publish to "$JS.ACK.orders"')
+        error = await failure(task)
+        assert isinstance(error, FeedMisconfigured)
+        assert '"$js.ack.orders"' in str(error)
 
 
-def test_a_login_that_expires_is_tried_again(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedServer().listening() as server, waiting(driver_of(server.port), server) as task:
-            server.complain("User Authentication Expired")
-            assert type(await failure(task)) is SourceUnavailable
-
-    run(story())
+async def test_a_login_that_expires_is_tried_again() -> None:
+    async with ScriptedServer().listening() as server, waiting(driver_of(server.port), server) as task:
+        server.complain("User Authentication Expired")
+        assert type(await failure(task)) is SourceUnavailable
 
 
 @pytest.mark.parametrize(
@@ -177,96 +151,72 @@ def test_a_login_that_expires_is_tried_again(run: Run) -> None:
         ("maximum connections exceeded", SourceUnavailable),
     ],
 )
-def test_a_refusal_says_whether_an_edit_or_another_try_can_help(
-    run: Run, refusal: str, kind: type[Exception]
+async def test_a_refusal_says_whether_an_edit_or_another_try_can_help(
+    refusal: str, kind: type[Exception]
 ) -> None:
-    async def story() -> None:
-        async with ScriptedServer().listening() as server:
-            server.refusal = refusal
-            error = await driver_of(server.port).read()
-            assert type(error) is kind
-            assert refusal.lower() in str(error).lower()
-
-    run(story())
+    async with ScriptedServer().listening() as server:
+        server.refusal = refusal
+        error = await driver_of(server.port).read()
+        assert type(error) is kind
+        assert refusal.lower() in str(error).lower()
 
 
-def test_a_server_that_is_too_old_is_told(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedServer().listening() as server:
-            server.info["version"] = "2.8.4"
-            error = await driver_of(server.port).read()
-            assert isinstance(error, FeedMisconfigured)
-            assert "NATS 2.9 or later is needed" in str(error)
-
-    run(story())
+async def test_a_server_that_is_too_old_is_told() -> None:
+    async with ScriptedServer().listening() as server:
+        server.info["version"] = "2.8.4"
+        error = await driver_of(server.port).read()
+        assert isinstance(error, FeedMisconfigured)
+        assert "NATS 2.9 or later is needed" in str(error)
 
 
-def test_a_jetstream_that_does_not_answer_is_tried_again(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedServer().listening() as server:
-            server.has_jetstream = False
-            error = await driver_of(server.port).read()
-            assert type(error) is SourceUnavailable
-            assert "JetStream does not answer" in str(error)
-
-    run(story())
+async def test_a_jetstream_that_does_not_answer_is_tried_again() -> None:
+    async with ScriptedServer().listening() as server:
+        server.has_jetstream = False
+        error = await driver_of(server.port).read()
+        assert type(error) is SourceUnavailable
+        assert "JetStream does not answer" in str(error)
 
 
-def test_a_stream_by_interest_is_refused(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedServer().listening() as server:
-            server.retention = "interest"
-            error = await driver_of(server.port).read()
-            assert type(error) is FeedMisconfigured
-            assert "its retention is by interest, which drops messages" in str(error)
-            assert server.consumers == []
-
-    run(story())
+async def test_a_stream_by_interest_is_refused() -> None:
+    async with ScriptedServer().listening() as server:
+        server.retention = "interest"
+        error = await driver_of(server.port).read()
+        assert type(error) is FeedMisconfigured
+        assert "its retention is by interest, which drops messages" in str(error)
+        assert server.consumers == []
 
 
-def test_several_subjects_are_asked_for_of_a_server_that_knows_them(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedServer().listening() as server:
-            async with waiting(driver_of(server.port, subjects=["o.a", "o.b"]), server):
-                pass
-            (config,) = server.consumers
-            assert config["filter_subjects"] == ["o.a", "o.b"]
-            assert (config["ack_policy"], config["max_ack_pending"]) == ("all", 20_000)
-
-    run(story())
+async def test_several_subjects_are_asked_for_of_a_server_that_knows_them() -> None:
+    async with ScriptedServer().listening() as server:
+        async with waiting(driver_of(server.port, subjects=["o.a", "o.b"]), server):
+            pass
+        (config,) = server.consumers
+        assert config["filter_subjects"] == ["o.a", "o.b"]
+        assert (config["ack_policy"], config["max_ack_pending"]) == ("all", 20_000)
 
 
-def test_with_tls_wanted_no_password_is_sent_in_the_clear(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedServer().listening() as server:
-            error = await driver_of(server.port, url=f"tls://127.0.0.1:{server.port}").read()
-            assert isinstance(error, FeedMisconfigured)
-            assert "offers no TLS" in str(error)
-            assert server.heard == b""
-
-    run(story())
+async def test_with_tls_wanted_no_password_is_sent_in_the_clear() -> None:
+    async with ScriptedServer().listening() as server:
+        error = await driver_of(server.port, url=f"tls://127.0.0.1:{server.port}").read()
+        assert isinstance(error, FeedMisconfigured)
+        assert "offers no TLS" in str(error)
+        assert server.heard == b""
 
 
-def test_a_server_that_demands_tls_is_not_given_a_password(run: Run) -> None:
-    async def story() -> None:
-        async with ScriptedServer().listening() as server:
-            server.info["tls_required"] = True
-            error = await driver_of(server.port).read()
-            assert isinstance(error, FeedMisconfigured)
-            assert "write tls://" in str(error)
-            assert server.heard == b""
-
-    run(story())
+async def test_a_server_that_demands_tls_is_not_given_a_password() -> None:
+    async with ScriptedServer().listening() as server:
+        server.info["tls_required"] = True
+        error = await driver_of(server.port).read()
+        assert isinstance(error, FeedMisconfigured)
+        assert "write tls://" in str(error)
+        assert server.heard == b""
 
 
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"INFO {nonsense}\r\n", b""])
-def test_a_server_that_speaks_another_protocol_is_told(run: Run, greeting: bytes) -> None:
+async def test_a_server_that_speaks_another_protocol_is_told(greeting: bytes) -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting)
         await writer.drain()
 
-    async def story() -> None:
-        async with serving(script) as port:
-            assert type(await driver_of(port).read()) is SourceUnavailable
-
-    run(story())
+    async with serving(script) as port:
+        assert type(await driver_of(port).read()) is SourceUnavailable

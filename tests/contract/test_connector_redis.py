@@ -14,7 +14,7 @@ from feedq.errors import SourceUnavailable
 from feedq.local.valkey import Valkey
 from feedq.testing.stage import pull
 from tests.contract.erratic import ErraticWorker
-from tests.contract.redis_source import Run, Source, gaps, relayed, source
+from tests.contract.redis_source import Source, gaps, relayed, source
 
 __all__ = ["source"]
 
@@ -22,87 +22,71 @@ __all__ = ["source"]
 # -- positions -------------------------------------------------------------------------------------------------
 
 
-def test_each_of_several_streams_is_resumed_after_its_own_cursor(source: Source, run: Run) -> None:
-    async def story() -> None:
-        source.add("a", b"1", b"2")
-        source.add("b", b"3")
-        driver = source.driver("a", "b", "absent")
-        await driver.land(3)
-        assert (driver.connected, driver.waiting) == (1, [])
-        assert [key for key, _ in driver.noticed] == ["stream:absent"]
-        assert isinstance(driver.cursor, dict)
-        assert set(driver.cursor) == {"a", "b"}
-        source.add("b", b"4")
-        source.add("absent", b"5")
-        source.add("a", b"6")
-        await driver.land(6)
-        assert sorted(driver.records) == [b"1", b"2", b"3", b"4", b"5", b"6"]
-
-    run(story())
+async def test_each_of_several_streams_is_resumed_after_its_own_cursor(source: Source) -> None:
+    source.add("a", b"1", b"2")
+    source.add("b", b"3")
+    driver = source.driver("a", "b", "absent")
+    await driver.land(3)
+    assert (driver.connected, driver.waiting) == (1, [])
+    assert [key for key, _ in driver.noticed] == ["stream:absent"]
+    assert isinstance(driver.cursor, dict)
+    assert set(driver.cursor) == {"a", "b"}
+    source.add("b", b"4")
+    source.add("absent", b"5")
+    source.add("a", b"6")
+    await driver.land(6)
+    assert sorted(driver.records) == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
-def test_a_stream_that_is_added_to_a_feed_begins_where_start_says(source: Source, run: Run) -> None:
-    async def story() -> None:
+async def test_a_stream_that_is_added_to_a_feed_begins_where_start_says(source: Source) -> None:
+    source.add("a", b"1")
+    driver = source.driver("a")
+    await driver.land(1)
+    source.add("b", b"2")
+    both = source.driver("a", "b")
+    both.cursor = driver.cursor
+    await both.land(1)
+    assert both.records == [b"2"]
+
+
+async def test_start_now_leaves_out_what_is_there_and_nothing_after_the_first_commit(source: Source) -> None:
+    source.add("a", b"before")
+    driver = source.driver("a", start="now")
+    stream = driver.open()
+    async with aclosing(stream):
+        reading = asyncio.ensure_future(anext(stream))
+        async with asyncio.timeout(20):
+            while not driver.connected:
+                await asyncio.sleep(0.001)
         source.add("a", b"1")
-        driver = source.driver("a")
-        await driver.land(1)
-        source.add("b", b"2")
-        both = source.driver("a", "b")
-        both.cursor = driver.cursor
-        await both.land(1)
-        assert both.records == [b"2"]
-
-    run(story())
-
-
-def test_start_now_leaves_out_what_is_there_and_nothing_after_the_first_commit(
-    source: Source, run: Run
-) -> None:
-    async def story() -> None:
-        source.add("a", b"before")
-        driver = source.driver("a", start="now")
-        stream = driver.open()
-        async with aclosing(stream):
-            reading = asyncio.ensure_future(anext(stream))
-            async with asyncio.timeout(20):
-                while not driver.connected:
-                    await asyncio.sleep(0.001)
-            source.add("a", b"1")
-            batch = await reading
-            driver.take(batch)
-            driver.commit(batch)
-        source.add("a", b"2")
-        await driver.land(2)
-        assert driver.records == [b"1", b"2"]
-
-    run(story())
+        batch = await reading
+        driver.take(batch)
+        driver.commit(batch)
+    source.add("a", b"2")
+    await driver.land(2)
+    assert driver.records == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_worker_that_dies_at_any_moment_lands_each_entry_once(source: Source, run: Run, seed: int) -> None:
+async def test_a_worker_that_dies_at_any_moment_lands_each_entry_once(source: Source, seed: int) -> None:
     sent = [b'{"seq": %d}' % seq for seq in range(2_000)]
 
-    async def story() -> None:
-        async with relayed(source) as relay:
-            worker = ErraticWorker(source.driver("a", where=relay.where, count=40), relay, seed=seed)
-            source.add("a", *sent)
-            await worker.land(len(sent))
-            assert worker.landed == sent
-            assert worker.lives > 5
-
-    run(story())
+    async with relayed(source) as relay:
+        worker = ErraticWorker(source.driver("a", where=relay.where, count=40), relay, seed=seed)
+        source.add("a", *sent)
+        await worker.land(len(sent))
+        assert worker.landed == sent
+        assert worker.lives > 5
 
 
-def test_a_server_that_is_killed_and_comes_back_is_read_on_from_the_cursor(
-    servers_dir: Path, run: Run
-) -> None:
+async def test_a_server_that_is_killed_and_comes_back_is_read_on_from_the_cursor(servers_dir: Path) -> None:
     home = Path(tempfile.mkdtemp(dir=servers_dir))
     home.chmod(0o711)
     server = Valkey(home)
     server.start()
     source = Source(server)
 
-    async def story() -> None:
+    try:
         driver = source.driver("a")
         source.add("a", b"1", b"2")
         async with aclosing(driver.open()) as stream:
@@ -116,9 +100,6 @@ def test_a_server_that_is_killed_and_comes_back_is_read_on_from_the_cursor(
         source.add("a", b"3")
         await driver.land(3)
         assert driver.records == [b"1", b"2", b"3"]
-
-    try:
-        run(story())
     finally:
         source.client.close()
         server.stop()
@@ -127,164 +108,132 @@ def test_a_server_that_is_killed_and_comes_back_is_read_on_from_the_cursor(
 # -- gaps ------------------------------------------------------------------------------------------------------
 
 
-def test_entries_that_were_trimmed_before_they_were_read_are_told(source: Source, run: Run) -> None:
-    async def story() -> None:
-        first, *_ = source.add("a", b"1", b"2", b"3")
-        driver = source.driver("a")
-        driver.cursor = {"a": first.decode()}
-        source.client.xtrim("a", maxlen=1, approximate=False)
-        with capture_logs() as logs:
-            await driver.land(1)
-        assert driver.records == [b"3"]
-        (gap,) = gaps(logs)
-        assert first.decode() in gap
-        assert "trimmed" in gap
-
-    run(story())
+async def test_entries_that_were_trimmed_before_they_were_read_are_told(source: Source) -> None:
+    first, *_ = source.add("a", b"1", b"2", b"3")
+    driver = source.driver("a")
+    driver.cursor = {"a": first.decode()}
+    source.client.xtrim("a", maxlen=1, approximate=False)
+    with capture_logs() as logs:
+        await driver.land(1)
+    assert driver.records == [b"3"]
+    (gap,) = gaps(logs)
+    assert first.decode() in gap
+    assert "trimmed" in gap
 
 
-def test_entries_that_are_trimmed_while_the_sink_holds_the_feed_back_are_told(
-    source: Source, run: Run
-) -> None:
-    async def story() -> None:
-        source.add("a", *[b"%d" % n for n in range(100)])
-        driver = source.driver("a", count=10)
-        with capture_logs() as logs:
-            async with aclosing(driver.open()) as stream:
-                await pull(driver, stream, count=10)
-                source.client.xtrim("a", maxlen=5, approximate=False)
-                # What was under way already still comes; then the gap.
-                await pull(driver, stream, count=25)
-        assert len(gaps(logs)) == 1
-        assert driver.records[-5:] == [b"95", b"96", b"97", b"98", b"99"]
-
-    run(story())
+async def test_entries_that_are_trimmed_while_the_sink_holds_the_feed_back_are_told(source: Source) -> None:
+    source.add("a", *[b"%d" % n for n in range(100)])
+    driver = source.driver("a", count=10)
+    with capture_logs() as logs:
+        async with aclosing(driver.open()) as stream:
+            await pull(driver, stream, count=10)
+            source.client.xtrim("a", maxlen=5, approximate=False)
+            # What was under way already still comes; then the gap.
+            await pull(driver, stream, count=25)
+    assert len(gaps(logs)) == 1
+    assert driver.records[-5:] == [b"95", b"96", b"97", b"98", b"99"]
 
 
-def test_a_stream_of_which_everything_was_trimmed_is_told(source: Source, run: Run) -> None:
-    async def story() -> None:
-        first, *_ = source.add("a", b"1", b"2")
-        driver = source.driver("a")
-        driver.cursor = {"a": first.decode()}
-        source.client.xtrim("a", maxlen=0, approximate=False)
-        with capture_logs() as logs:
-            async with aclosing(driver.open()) as stream:
-                reading = asyncio.ensure_future(pull(driver, stream, count=1))
-                async with asyncio.timeout(20):
-                    while not driver.connected:
-                        await asyncio.sleep(0.001)
-                source.add("a", b"3")
+async def test_a_stream_of_which_everything_was_trimmed_is_told(source: Source) -> None:
+    first, *_ = source.add("a", b"1", b"2")
+    driver = source.driver("a")
+    driver.cursor = {"a": first.decode()}
+    source.client.xtrim("a", maxlen=0, approximate=False)
+    with capture_logs() as logs:
+        async with aclosing(driver.open()) as stream:
+            reading = asyncio.ensure_future(pull(driver, stream, count=1))
+            async with asyncio.timeout(20):
+                while not driver.connected:
+                    await asyncio.sleep(0.001)
+            source.add("a", b"3")
+            await reading
+    assert gaps(logs) == [f"everything after the cursor {first.decode()} was trimmed or deleted"]
+
+
+async def test_a_stream_that_was_made_anew_is_told(source: Source) -> None:
+    source.add("a", b"1", id="5-1")
+    source.add("a", b"2", id="9-1")
+    driver = source.driver("a")
+    driver.cursor = {"a": "9-0"}
+    source.client.delete("a")
+    source.add("a", b"1", id="5-1")
+    source.add("a", b"2", id="8-1")
+    with capture_logs() as logs:
+        async with aclosing(driver.open()) as stream:
+            reading = asyncio.ensure_future(pull(driver, stream, count=1))
+            async with asyncio.timeout(20):
+                while not driver.connected:
+                    await asyncio.sleep(0.001)
+            source.add("a", b"3", id="9-1")
+            await reading
+    assert driver.records == [b"3"]
+    assert gaps(logs) == ["its last id 8-1 is before the cursor 9-0: it was made anew"]
+
+
+async def test_a_stream_that_is_trimmed_behind_its_reader_is_no_gap(source: Source) -> None:
+    driver = source.driver("a")
+    with capture_logs() as logs:
+        async with aclosing(driver.open()) as stream:
+            for n in range(5):
+                reading = asyncio.ensure_future(pull(driver, stream, count=n + 1))
+                source.add("a", b"%d" % n, maxlen=1, approximate=False)
                 await reading
-        assert gaps(logs) == [f"everything after the cursor {first.decode()} was trimmed or deleted"]
-
-    run(story())
-
-
-def test_a_stream_that_was_made_anew_is_told(source: Source, run: Run) -> None:
-    async def story() -> None:
-        source.add("a", b"1", id="5-1")
-        source.add("a", b"2", id="9-1")
-        driver = source.driver("a")
-        driver.cursor = {"a": "9-0"}
-        source.client.delete("a")
-        source.add("a", b"1", id="5-1")
-        source.add("a", b"2", id="8-1")
-        with capture_logs() as logs:
-            async with aclosing(driver.open()) as stream:
-                reading = asyncio.ensure_future(pull(driver, stream, count=1))
-                async with asyncio.timeout(20):
-                    while not driver.connected:
-                        await asyncio.sleep(0.001)
-                source.add("a", b"3", id="9-1")
-                await reading
-        assert driver.records == [b"3"]
-        assert gaps(logs) == ["its last id 8-1 is before the cursor 9-0: it was made anew"]
-
-    run(story())
-
-
-def test_a_stream_that_is_trimmed_behind_its_reader_is_no_gap(source: Source, run: Run) -> None:
-    async def story() -> None:
-        driver = source.driver("a")
-        with capture_logs() as logs:
-            async with aclosing(driver.open()) as stream:
-                for n in range(5):
-                    reading = asyncio.ensure_future(pull(driver, stream, count=n + 1))
-                    source.add("a", b"%d" % n, maxlen=1, approximate=False)
-                    await reading
-            source.add("a", b"5")
-            await driver.land(6)
-        assert gaps(logs) == []
-        assert len(driver.records) == 6
-
-    run(story())
+        source.add("a", b"5")
+        await driver.land(6)
+    assert gaps(logs) == []
+    assert len(driver.records) == 6
 
 
 # -- records ---------------------------------------------------------------------------------------------------
 
 
-def test_an_entry_becomes_an_object_of_its_fields(source: Source, run: Run) -> None:
-    async def story() -> None:
-        source.client.xadd("a", {"price": "1.50", "näme": "\n"})
-        source.client.xadd("a", {"blob": b"\xff\x00"})
-        source.client.execute_command("XADD", "a", "*", "tag", "x", "tag", "y", "tag", "z")
-        driver = source.driver("a", field=None)
-        await driver.land(3)
-        assert driver.records == [
-            '{"price":"1.50","näme":"\\n"}'.encode(),
-            b'{"blob_base64":"/wA="}',
-            b'{"tag":["x","y","z"]}',
-        ]
-
-    run(story())
+async def test_an_entry_becomes_an_object_of_its_fields(source: Source) -> None:
+    source.client.xadd("a", {"price": "1.50", "näme": "\n"})
+    source.client.xadd("a", {"blob": b"\xff\x00"})
+    source.client.execute_command("XADD", "a", "*", "tag", "x", "tag", "y", "tag", "z")
+    driver = source.driver("a", field=None)
+    await driver.land(3)
+    assert driver.records == [
+        '{"price":"1.50","näme":"\\n"}'.encode(),
+        b'{"blob_base64":"/wA="}',
+        b'{"tag":["x","y","z"]}',
+    ]
 
 
-def test_an_entry_without_the_field_is_not_lost(source: Source, run: Run) -> None:
-    async def story() -> None:
-        source.client.xadd("a", {"other": "x"})
-        driver = source.driver("a")
-        await driver.land(1)
-        assert driver.records == [b'{"other":"x"}']
-
-    run(story())
+async def test_an_entry_without_the_field_is_not_lost(source: Source) -> None:
+    source.client.xadd("a", {"other": "x"})
+    driver = source.driver("a")
+    await driver.land(1)
+    assert driver.records == [b'{"other":"x"}']
 
 
-def test_an_envelope_says_where_a_record_comes_from(source: Source, run: Run) -> None:
-    async def story() -> None:
-        ids = [one.decode() for one in source.add("a", b' {"n": 1} ', b"no json", b"\xff")]
-        ids.append(source.client.xadd("a", {"other": "x"}).decode())
-        driver = source.driver("a", envelope=True)
-        await driver.land(4)
-        assert [record.decode() for record in driver.records] == [
-            f'{{"stream":"a","id":"{ids[0]}","data": {{"n": 1}} }}',
-            f'{{"stream":"a","id":"{ids[1]}","data":"no json"}}',
-            f'{{"stream":"a","id":"{ids[2]}","data_base64":"/w=="}}',
-            f'{{"stream":"a","id":"{ids[3]}","data":{{"other":"x"}}}}',
-        ]
-
-    run(story())
+async def test_an_envelope_says_where_a_record_comes_from(source: Source) -> None:
+    ids = [one.decode() for one in source.add("a", b' {"n": 1} ', b"no json", b"\xff")]
+    ids.append(source.client.xadd("a", {"other": "x"}).decode())
+    driver = source.driver("a", envelope=True)
+    await driver.land(4)
+    assert [record.decode() for record in driver.records] == [
+        f'{{"stream":"a","id":"{ids[0]}","data": {{"n": 1}} }}',
+        f'{{"stream":"a","id":"{ids[1]}","data":"no json"}}',
+        f'{{"stream":"a","id":"{ids[2]}","data_base64":"/w=="}}',
+        f'{{"stream":"a","id":"{ids[3]}","data":{{"other":"x"}}}}',
+    ]
 
 
-def test_any_bytes_come_through_as_they_are(source: Source, run: Run) -> None:
+async def test_any_bytes_come_through_as_they_are(source: Source) -> None:
     sent = [bytes(range(256)), b"\r", b"\n", b"a\nb", b"plain", b"\\"]
 
-    async def story() -> None:
-        source.add("a", *sent)
-        driver = source.driver("a", format="bytes")
-        await driver.land(len(sent))
-        assert driver.records == sent
-
-    run(story())
+    source.add("a", *sent)
+    driver = source.driver("a", format="bytes")
+    await driver.land(len(sent))
+    assert driver.records == sent
 
 
-def test_a_batch_of_large_entries_is_held_small(source: Source, run: Run) -> None:
-    async def story() -> None:
-        size, buffer_bytes = 20_000, 100_000
-        source.add("a", *[b"%06d" % n + b"x" * (size - 6) for n in range(200)])
-        driver = source.driver("a", buffer_bytes=buffer_bytes)
-        await driver.land(200)
-        # The first two were asked for before any size was known.
-        assert max(batch.size for batch in driver.batches[2:]) <= buffer_bytes + size
-        assert len(driver.records) == 200
-
-    run(story())
+async def test_a_batch_of_large_entries_is_held_small(source: Source) -> None:
+    size, buffer_bytes = 20_000, 100_000
+    source.add("a", *[b"%06d" % n + b"x" * (size - 6) for n in range(200)])
+    driver = source.driver("a", buffer_bytes=buffer_bytes)
+    await driver.land(200)
+    # The first two were asked for before any size was known.
+    assert max(batch.size for batch in driver.batches[2:]) <= buffer_bytes + size
+    assert len(driver.records) == 200

@@ -15,7 +15,7 @@ from feedq.connectors.redis import RedisConnector
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.testing.loopback import serving
 from feedq.testing.stage import ConnectorDriver, pull
-from tests.contract.redis_source import Run, Source, source
+from tests.contract.redis_source import Source, source
 
 __all__ = ["source"]
 
@@ -29,95 +29,72 @@ __all__ = ["source"]
         ({"streams": ["a", "no-stream"]}, "Operation against a key holding the wrong kind of value"),
     ],
 )
-def test_what_only_an_edit_can_mend_fails_the_feed(
-    source: Source, run: Run, options: dict[str, Any], says: str
+async def test_what_only_an_edit_can_mend_fails_the_feed(
+    source: Source, options: dict[str, Any], says: str
 ) -> None:
-    async def story() -> None:
-        source.client.set("no-stream", "x")
-        error = await source.driver("a", **options).read()
-        assert isinstance(error, FeedMisconfigured)
-        assert says in str(error)
-        assert "s3cret" not in str(error)
-
-    run(story())
+    source.client.set("no-stream", "x")
+    error = await source.driver("a", **options).read()
+    assert isinstance(error, FeedMisconfigured)
+    assert says in str(error)
+    assert "s3cret" not in str(error)
 
 
-def test_a_database_that_does_not_exist_fails_the_feed(source: Source, run: Run) -> None:
-    async def story() -> None:
-        url = f"redis://127.0.0.1:{source.server.port}/99"
-        error = await source.driver("a", url=url).read()
-        assert isinstance(error, FeedMisconfigured)
-        assert "DB index is out of range" in str(error)
-
-    run(story())
+async def test_a_database_that_does_not_exist_fails_the_feed(source: Source) -> None:
+    url = f"redis://127.0.0.1:{source.server.port}/99"
+    error = await source.driver("a", url=url).read()
+    assert isinstance(error, FeedMisconfigured)
+    assert "DB index is out of range" in str(error)
 
 
 @pytest.mark.parametrize("rules", [("+@all", "-xread", "~*"), ("+@all", "-xinfo", "~*"), ("+@all", "~other")])
-def test_a_user_without_the_permission_fails_the_feed(
-    source: Source, run: Run, rules: tuple[str, ...]
-) -> None:
-    async def story() -> None:
-        source.allow(*rules)
-        error = await source.driver("a").read()
-        assert isinstance(error, FeedMisconfigured)
-        assert "permission" in str(error)
-
-    run(story())
+async def test_a_user_without_the_permission_fails_the_feed(source: Source, rules: tuple[str, ...]) -> None:
+    source.allow(*rules)
+    error = await source.driver("a").read()
+    assert isinstance(error, FeedMisconfigured)
+    assert "permission" in str(error)
 
 
-def test_a_user_who_may_not_name_its_connection_reads_all_the_same(source: Source, run: Run) -> None:
-    async def story() -> None:
-        source.allow("+xread", "+xrange", "+xinfo", "+select", "~a")
-        source.add("a", b"1")
-        await source.driver("a").land(1)
-
-    run(story())
+async def test_a_user_who_may_not_name_its_connection_reads_all_the_same(source: Source) -> None:
+    source.allow("+xread", "+xrange", "+xinfo", "+select", "~a")
+    source.add("a", b"1")
+    await source.driver("a").land(1)
 
 
-def test_a_connection_bears_the_name_of_its_feed(source: Source, run: Run) -> None:
-    async def story() -> None:
-        source.add("a", b"1")
-        driver = source.driver("a")
-        driver.feed = "acme/my orders"
-        async with aclosing(driver.open()) as stream:
-            await pull(driver, stream, count=1)
-            names = {client["name"] for client in source.client.client_list()}
-        assert "feedq/conformance/acme/my_orders" in names
-
-    run(story())
+async def test_a_connection_bears_the_name_of_its_feed(source: Source) -> None:
+    source.add("a", b"1")
+    driver = source.driver("a")
+    driver.feed = "acme/my orders"
+    async with aclosing(driver.open()) as stream:
+        await pull(driver, stream, count=1)
+        names = {client["name"] for client in source.client.client_list()}
+    assert "feedq/conformance/acme/my_orders" in names
 
 
-def test_a_server_that_speaks_another_protocol_is_told(run: Run) -> None:
+async def test_a_server_that_speaks_another_protocol_is_told() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await writer.drain()
 
-    async def story() -> None:
-        async with serving(script) as port:
-            driver = ConnectorDriver(RedisConnector, {"url": f"redis://127.0.0.1:{port}", "streams": ["a"]})
-            assert type(await driver.read()) is SourceUnavailable
-
-    run(story())
+    async with serving(script) as port:
+        driver = ConnectorDriver(RedisConnector, {"url": f"redis://127.0.0.1:{port}", "streams": ["a"]})
+        assert type(await driver.read()) is SourceUnavailable
 
 
-def test_a_server_that_is_still_loading_is_tried_again(run: Run) -> None:
+async def test_a_server_that_is_still_loading_is_tried_again() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(65_536):
             writer.write(b"-LOADING Redis is loading the dataset in memory\r\n" * 2)
             await writer.drain()
 
-    async def story() -> None:
-        async with serving(script) as port:
-            driver = ConnectorDriver(RedisConnector, {"url": f"redis://127.0.0.1:{port}", "streams": ["a"]})
-            error = await driver.read()
-            assert type(error) is SourceUnavailable
-            assert "loading" in str(error)
-
-    run(story())
+    async with serving(script) as port:
+        driver = ConnectorDriver(RedisConnector, {"url": f"redis://127.0.0.1:{port}", "streams": ["a"]})
+        error = await driver.read()
+        assert type(error) is SourceUnavailable
+        assert "loading" in str(error)
 
 
-def test_it_reads_over_tls_and_checks_the_name(source: Source, run: Run, tmp_path: Path) -> None:
+async def test_it_reads_over_tls_and_checks_the_name(source: Source, tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     context = redis_tls(authority)
@@ -132,18 +109,15 @@ def test_it_reads_over_tls_and_checks_the_name(source: Source, run: Run, tmp_pat
         finally:
             up_writer.transport.abort()
 
-    async def story() -> None:
-        source.add("a", b"1", b"2")
-        async with serving(pass_on, tls=context) as port:
-            tls = {"where": f"127.0.0.1:{port}", "scheme": "rediss", "ca_file": str(tmp_path / "ca.pem")}
-            driver = source.driver("a", **tls, server_name="redis.example")
-            await driver.land(2)
-            assert driver.records == [b"1", b"2"]
-            error = await source.driver("a", **tls, server_name="other.example").read()
-            assert isinstance(error, SourceUnavailable)
-            assert "certificate" in str(error)
-
-    run(story())
+    source.add("a", b"1", b"2")
+    async with serving(pass_on, tls=context) as port:
+        tls = {"where": f"127.0.0.1:{port}", "scheme": "rediss", "ca_file": str(tmp_path / "ca.pem")}
+        driver = source.driver("a", **tls, server_name="redis.example")
+        await driver.land(2)
+        assert driver.records == [b"1", b"2"]
+        error = await source.driver("a", **tls, server_name="other.example").read()
+        assert isinstance(error, SourceUnavailable)
+        assert "certificate" in str(error)
 
 
 def redis_tls(authority: trustme.CA) -> ssl.SSLContext:

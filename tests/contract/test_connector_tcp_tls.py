@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from cryptography.hazmat.primitives import serialization
 from feedq.connectors.wire.tls import TlsFiles, client_context
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from tests.contract.loopback import PATIENCE_S, Harness, records_of, serving, until, until_closed
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 class Certificates:
@@ -81,171 +78,141 @@ async def refusal(port: int, **source: Any) -> str:
     return str(error)
 
 
-def test_a_trusted_source_streams_over_tls(run: Run, certificates: Certificates) -> None:
-    async def main() -> None:
-        async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            for n in range(1_000):
-                writer.write(b'{"seq": %d, "pad": "%s"}\n' % (n, b"x" * 1_000))
-                await writer.drain()
-            writer.close()
-            await writer.wait_closed()
-
-        async with serving(script, tls=certificates.server()) as port:
-            batches, error = await Harness().read_to_end(
-                url(port), cursor="/seq", ca_file=certificates.ca_file, buffer_bytes=10_000
-            )
-        assert len(records_of(batches)) == 1_000
-        assert batches[-1].cursor == 999
-        assert "closed by the peer" in str(error)
-
-    run(main())
-
-
-def test_a_certificate_of_an_unknown_authority_is_not_accepted(run: Run, certificates: Certificates) -> None:
-    async def main() -> None:
-        async with serving(send_one, tls=certificates.server()) as port:
-            message = await refusal(port)
-            assert "its certificate is not accepted: unable to get local issuer certificate" in message
-            assert "source.ca_file" in message
-            assert await first_record(port, verify=False) == b"1"
-
-    run(main())
-
-
-def test_a_certificate_for_another_name_is_not_accepted(run: Run, certificates: Certificates) -> None:
-    async def main() -> None:
-        trusted = {"ca_file": certificates.ca_file}
-        async with serving(send_one, tls=certificates.server()) as port:
-            message = await refusal(port, server_name="other.example", **trusted)
-            assert "Hostname mismatch" in message
-            assert "source.server_name" in message
-            assert await first_record(port, server_name="feeds.example", **trusted) == b"1"
-
-    run(main())
-
-
-def test_a_source_that_wants_a_client_certificate_gets_it(run: Run, certificates: Certificates) -> None:
-    async def main() -> None:
-        trusted = {"ca_file": certificates.ca_file}
-        client = {"cert_file": certificates.cert_file, "key_file": certificates.key_file}
-        async with serving(send_one, tls=certificates.server(wants_client=True)) as port:
-            assert await first_record(port, **trusted, **client) == b"1"
-            await refusal(port, **trusted)
-
-    run(main())
-
-
-def test_a_source_that_does_not_speak_tls_says_so(run: Run) -> None:
-    async def main() -> None:
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"220 hello, this is not TLS\r\n")
-            await until_closed(reader)
-
-        async with serving(script) as port:
-            assert "TLS failed: " in await refusal(port)
-
-    run(main())
-
-
-def test_a_source_that_hangs_up_on_the_handshake_says_so(run: Run) -> None:
-    async def main() -> None:
-        async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-            await reader.read(1)
-
-        async with serving(script) as port:
-            await refusal(port)
-
-    run(main())
-
-
-def test_a_handshake_that_is_never_answered_ends_with_the_connect_timeout(run: Run) -> None:
-    async def main() -> None:
-        closed = asyncio.Event()
-
-        async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-            await until_closed(reader)
-            closed.set()
-
-        async with serving(script) as port:
-            message = await refusal(port, connect_timeout_s=0.2)
-            assert message == f"{url(port)}: no connection within 0.2 s (source.connect_timeout_s)"
-            async with asyncio.timeout(PATIENCE_S):
-                await closed.wait()
-
-    run(main())
-
-
-def test_cancelling_during_the_handshake_closes_the_socket(run: Run) -> None:
-    async def main() -> None:
-        opened, closed = asyncio.Event(), asyncio.Event()
-        harness = Harness()
-
-        async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-            await reader.readexactly(1)
-            opened.set()
-            await until_closed(reader)
-            closed.set()
-
-        async with serving(script) as port:
-            task = asyncio.ensure_future(anext(harness.connector(url(port)).stream(None)))
-            async with asyncio.timeout(PATIENCE_S):
-                await opened.wait()
-            assert len(harness.guard.watched) == 1
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert not harness.guard.watched
-            async with asyncio.timeout(PATIENCE_S):
-                await closed.wait()
-
-    run(main())
-
-
-def test_a_broken_tls_stream_ends_with_an_error_and_forgets_its_socket_in_time(
-    run: Run, certificates: Certificates
-) -> None:
-    async def main() -> None:
-        harness = Harness()
-
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"1\n")
+async def test_a_trusted_source_streams_over_tls(certificates: Certificates) -> None:
+    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for n in range(1_000):
+            writer.write(b'{"seq": %d, "pad": "%s"}\n' % (n, b"x" * 1_000))
             await writer.drain()
-            await go_on.wait()
-            # Past the TLS layer, onto the wire: no TLS record looks like this.
-            descriptor = os.dup(writer.get_extra_info("socket").fileno())
-            with socket.socket(fileno=descriptor) as sock:
-                sock.send(b"garbage" * 10)
-            await until_closed(reader)
+        writer.close()
+        await writer.wait_closed()
 
-        async with serving(script, tls=certificates.server()) as port:
-            go_on = asyncio.Event()
-            stream = harness.connector(url(port), ca_file=certificates.ca_file).stream(None)
+    async with serving(script, tls=certificates.server()) as port:
+        batches, error = await Harness().read_to_end(
+            url(port), cursor="/seq", ca_file=certificates.ca_file, buffer_bytes=10_000
+        )
+    assert len(records_of(batches)) == 1_000
+    assert batches[-1].cursor == 999
+    assert "closed by the peer" in str(error)
+
+
+async def test_a_certificate_of_an_unknown_authority_is_not_accepted(certificates: Certificates) -> None:
+    async with serving(send_one, tls=certificates.server()) as port:
+        message = await refusal(port)
+        assert "its certificate is not accepted: unable to get local issuer certificate" in message
+        assert "source.ca_file" in message
+        assert await first_record(port, verify=False) == b"1"
+
+
+async def test_a_certificate_for_another_name_is_not_accepted(certificates: Certificates) -> None:
+    trusted = {"ca_file": certificates.ca_file}
+    async with serving(send_one, tls=certificates.server()) as port:
+        message = await refusal(port, server_name="other.example", **trusted)
+        assert "Hostname mismatch" in message
+        assert "source.server_name" in message
+        assert await first_record(port, server_name="feeds.example", **trusted) == b"1"
+
+
+async def test_a_source_that_wants_a_client_certificate_gets_it(certificates: Certificates) -> None:
+    trusted = {"ca_file": certificates.ca_file}
+    client = {"cert_file": certificates.cert_file, "key_file": certificates.key_file}
+    async with serving(send_one, tls=certificates.server(wants_client=True)) as port:
+        assert await first_record(port, **trusted, **client) == b"1"
+        await refusal(port, **trusted)
+
+
+async def test_a_source_that_does_not_speak_tls_says_so() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 hello, this is not TLS\r\n")
+        await until_closed(reader)
+
+    async with serving(script) as port:
+        assert "TLS failed: " in await refusal(port)
+
+
+async def test_a_source_that_hangs_up_on_the_handshake_says_so() -> None:
+    async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+
+    async with serving(script) as port:
+        await refusal(port)
+
+
+async def test_a_handshake_that_is_never_answered_ends_with_the_connect_timeout() -> None:
+    closed = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await until_closed(reader)
+        closed.set()
+
+    async with serving(script) as port:
+        message = await refusal(port, connect_timeout_s=0.2)
+        assert message == f"{url(port)}: no connection within 0.2 s (source.connect_timeout_s)"
+        async with asyncio.timeout(PATIENCE_S):
+            await closed.wait()
+
+
+async def test_cancelling_during_the_handshake_closes_the_socket() -> None:
+    opened, closed = asyncio.Event(), asyncio.Event()
+    harness = Harness()
+
+    async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)
+        opened.set()
+        await until_closed(reader)
+        closed.set()
+
+    async with serving(script) as port:
+        task = asyncio.ensure_future(anext(harness.connector(url(port)).stream(None)))
+        async with asyncio.timeout(PATIENCE_S):
+            await opened.wait()
+        assert len(harness.guard.watched) == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not harness.guard.watched
+        async with asyncio.timeout(PATIENCE_S):
+            await closed.wait()
+
+
+async def test_a_broken_tls_stream_ends_with_an_error_and_forgets_its_socket_in_time(
+    certificates: Certificates,
+) -> None:
+    harness = Harness()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"1\n")
+        await writer.drain()
+        await go_on.wait()
+        # Past the TLS layer, onto the wire: no TLS record looks like this.
+        descriptor = os.dup(writer.get_extra_info("socket").fileno())
+        with socket.socket(fileno=descriptor) as sock:
+            sock.send(b"garbage" * 10)
+        await until_closed(reader)
+
+    async with serving(script, tls=certificates.server()) as port:
+        go_on = asyncio.Event()
+        stream = harness.connector(url(port), ca_file=certificates.ca_file).stream(None)
+        await anext(stream)
+        go_on.set()
+        with pytest.raises(SourceUnavailable, match="TLS failed: "):
             await anext(stream)
-            go_on.set()
-            with pytest.raises(SourceUnavailable, match="TLS failed: "):
-                await anext(stream)
-            await until(lambda: not harness.guard.watched)
-
-    run(main())
+        await until(lambda: not harness.guard.watched)
 
 
 @pytest.mark.parametrize("option", ["ca_file", "cert_file"])
-def test_a_tls_file_that_is_missing_or_no_certificate_fails_the_feed(
-    run: Run, certificates: Certificates, tmp_path: Path, option: str
+async def test_a_tls_file_that_is_missing_or_no_certificate_fails_the_feed(
+    certificates: Certificates, tmp_path: Path, option: str
 ) -> None:
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("nonsense")
 
-    async def main() -> None:
-        async with serving(send_one, tls=certificates.server()) as port:
-            _, error = await Harness().read_to_end(url(port), **{option: str(tmp_path / "missing.pem")})
-            assert isinstance(error, FeedMisconfigured)
-            assert str(error).startswith(f"source.{option}: {tmp_path / 'missing.pem'} cannot be read")
-            _, error = await Harness().read_to_end(url(port), **{option: str(nonsense)})
-            assert isinstance(error, FeedMisconfigured)
-            assert str(error).startswith(f"source.{option}: {nonsense}")
-
-    run(main())
+    async with serving(send_one, tls=certificates.server()) as port:
+        _, error = await Harness().read_to_end(url(port), **{option: str(tmp_path / "missing.pem")})
+        assert isinstance(error, FeedMisconfigured)
+        assert str(error).startswith(f"source.{option}: {tmp_path / 'missing.pem'} cannot be read")
+        _, error = await Harness().read_to_end(url(port), **{option: str(nonsense)})
+        assert isinstance(error, FeedMisconfigured)
+        assert str(error).startswith(f"source.{option}: {nonsense}")
 
 
 def test_feeds_with_the_same_files_share_a_context_until_a_file_changes(

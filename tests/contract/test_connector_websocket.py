@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import ssl
-from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,6 @@ from tests.contract.websocket_server import (
     read_frame,
     read_request,
 )
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def driver(port: int, path: str = "/", *, after: JSON = None, **source: Any) -> ConnectorDriver:
@@ -91,67 +88,55 @@ async def asked_by(**source: Any) -> tuple[Asked, list[bytes]]:
     return asked[0], messages[:-1]
 
 
-def test_name_cursor_and_secrets_are_in_the_url_the_headers_and_the_messages(run: Run) -> None:
-    async def main() -> None:
-        asked, messages = await asked_by(
-            path="/ä/{name}?after={cursor}&token={token}&fixed=%20x",
-            after="a b/1",
-            headers={"Authorization": "Bearer {token}", "X-After": "{cursor}"},
-            subscribe=['{"feed": {name}, "from": {cursor}}', "token {token}"],
-            secrets={"token": "${env:ACME_TOKEN}"},
-        )
-        assert asked.target == f"/%C3%A4/acme%2Forders?after=a%20b%2F1&token={SECRET}&fixed=%20x"
-        assert asked.headers["authorization"] == f"Bearer {SECRET}"
-        assert asked.headers["x-after"] == "a b/1"
-        assert asked.headers["user-agent"].startswith("feedq/")
-        assert asked.headers["sec-websocket-protocol"] == "v2, v1"
-        assert "sec-websocket-extensions" not in asked.headers
-        assert messages == [b'{"feed": "acme/orders", "from": "a b/1"}', b"token " + SECRET.encode()]
-
-    run(main())
+async def test_name_cursor_and_secrets_are_in_the_url_the_headers_and_the_messages() -> None:
+    asked, messages = await asked_by(
+        path="/ä/{name}?after={cursor}&token={token}&fixed=%20x",
+        after="a b/1",
+        headers={"Authorization": "Bearer {token}", "X-After": "{cursor}"},
+        subscribe=['{"feed": {name}, "from": {cursor}}', "token {token}"],
+        secrets={"token": "${env:ACME_TOKEN}"},
+    )
+    assert asked.target == f"/%C3%A4/acme%2Forders?after=a%20b%2F1&token={SECRET}&fixed=%20x"
+    assert asked.headers["authorization"] == f"Bearer {SECRET}"
+    assert asked.headers["x-after"] == "a b/1"
+    assert asked.headers["user-agent"].startswith("feedq/")
+    assert asked.headers["sec-websocket-protocol"] == "v2, v1"
+    assert "sec-websocket-extensions" not in asked.headers
+    assert messages == [b'{"feed": "acme/orders", "from": "a b/1"}', b"token " + SECRET.encode()]
 
 
-def test_without_a_cursor_what_holds_it_is_left_out(run: Run) -> None:
-    async def main() -> None:
-        asked, messages = await asked_by(
-            path="/feed?a=1&after={cursor}",
-            headers={"X-After": "{cursor}"},
-            subscribe=['{"from": {cursor}}'],
-        )
-        assert asked.target == "/feed?a=1"
-        assert "x-after" not in asked.headers
-        assert messages == [b'{"from": null}']
-        asked, _ = await asked_by(path="?after={cursor}")
-        assert asked.target == "/"
-
-    run(main())
+async def test_without_a_cursor_what_holds_it_is_left_out() -> None:
+    asked, messages = await asked_by(
+        path="/feed?a=1&after={cursor}",
+        headers={"X-After": "{cursor}"},
+        subscribe=['{"from": {cursor}}'],
+    )
+    assert asked.target == "/feed?a=1"
+    assert "x-after" not in asked.headers
+    assert messages == [b'{"from": null}']
+    asked, _ = await asked_by(path="?after={cursor}")
+    assert asked.target == "/"
 
 
-def test_an_initial_cursor_stands_for_none(run: Run) -> None:
-    async def main() -> None:
-        asked, messages = await asked_by(
-            path="/{cursor}?after={cursor}", initial_cursor=0, subscribe=['{"from": {cursor}}']
-        )
-        assert asked.target == "/0?after=0"
-        assert messages == [b'{"from": 0}']
-        asked, _ = await asked_by(path="/{cursor}", initial_cursor=0, after=17)
-        assert asked.target == "/17"
-
-    run(main())
+async def test_an_initial_cursor_stands_for_none() -> None:
+    asked, messages = await asked_by(
+        path="/{cursor}?after={cursor}", initial_cursor=0, subscribe=['{"from": {cursor}}']
+    )
+    assert asked.target == "/0?after=0"
+    assert messages == [b'{"from": 0}']
+    asked, _ = await asked_by(path="/{cursor}", initial_cursor=0, after=17)
+    assert asked.target == "/17"
 
 
-def test_nothing_that_is_sent_gets_into_a_log(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_that_is_sent_gets_into_a_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
-    async def main() -> None:
-        await asked_by(
-            path="/?token={token}",
-            headers={"Authorization": "Bearer {token}"},
-            subscribe=["{token}"],
-            secrets={"token": "${env:ACME_TOKEN}"},
-        )
-
-    run(main())
+    await asked_by(
+        path="/?token={token}",
+        headers={"Authorization": "Bearer {token}"},
+        subscribe=["{token}"],
+        secrets={"token": "${env:ACME_TOKEN}"},
+    )
     assert SECRET not in caplog.text
 
 
@@ -163,215 +148,180 @@ def test_nothing_that_is_sent_gets_into_a_log(run: Run, caplog: pytest.LogCaptur
     ],
 )
 @pytest.mark.parametrize("before", [140, 180, 195])
-def test_a_secret_that_a_server_repeats_is_not_cut_in_two(run: Run, answer: str, before: int) -> None:
+async def test_a_secret_that_a_server_repeats_is_not_cut_in_two(answer: str, before: int) -> None:
     """The beginning of one would not be recognised by whoever masks the message."""
 
-    async def main() -> None:
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await read_request(reader)
-            writer.write(f"HTTP/1.1 {answer}{'x' * before}{SECRET}{'y' * 100}\r\n\r\n".encode())
-            writer.write_eof()
-            await until_closed(reader)
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(f"HTTP/1.1 {answer}{'x' * before}{SECRET}{'y' * 100}\r\n\r\n".encode())
+        writer.write_eof()
+        await until_closed(reader)
 
-        async with serving(script) as port:
-            error = await driver(port, "/?token={token}", secrets={"token": "${env:ACME_TOKEN}"}).read()
-        assert "xxx" in str(error)
-        assert SECRET[:3] not in str(error)
-
-    run(main())
+    async with serving(script) as port:
+        error = await driver(port, "/?token={token}", secrets={"token": "${env:ACME_TOKEN}"}).read()
+    assert "xxx" in str(error)
+    assert SECRET[:3] not in str(error)
 
 
-def test_a_secret_that_would_break_out_of_its_header_is_refused(run: Run) -> None:
-    async def main() -> None:
-        feed = driver(1, headers={"X-Feed": "{name}"})
-        feed.feed = "a\r\nX-Other: b"
-        error = await feed.read()
-        assert isinstance(error, FeedMisconfigured)
-        assert str(error).startswith("source.headers X-Feed: holds a line break")
-        assert "Other" not in str(error)
-
-    run(main())
+async def test_a_secret_that_would_break_out_of_its_header_is_refused() -> None:
+    feed = driver(1, headers={"X-Feed": "{name}"})
+    feed.feed = "a\r\nX-Other: b"
+    error = await feed.read()
+    assert isinstance(error, FeedMisconfigured)
+    assert str(error).startswith("source.headers X-Feed: holds a line break")
+    assert "Other" not in str(error)
 
 
 # -- what it gets --------------------------------------------------------------------------------------
 
 
-def test_text_and_binary_messages_of_any_size_are_records(run: Run) -> None:
+async def test_text_and_binary_messages_of_any_size_are_records() -> None:
     records = [b'"%s"' % (b"x" * size) for size in (0, 123, 124, 65_533, 65_534, 300_000)]
 
-    async def main() -> None:
-        sent = b"".join(frame(record, TEXT) + frame(record, BINARY) for record in records)
-        feed, error = await read_from(sent + close_frame(1000))
-        assert feed.records == [record for record in records for _ in range(2)]
-        assert feed.connected == 1
-        assert str(error).endswith("closed by the peer: 1000 (OK)")
-
-    run(main())
+    sent = b"".join(frame(record, TEXT) + frame(record, BINARY) for record in records)
+    feed, error = await read_from(sent + close_frame(1000))
+    assert feed.records == [record for record in records for _ in range(2)]
+    assert feed.connected == 1
+    assert str(error).endswith("closed by the peer: 1000 (OK)")
 
 
-def test_messages_that_come_with_the_handshake_and_all_at_once_are_one_batch(run: Run) -> None:
-    async def main() -> None:
-        records = [b'{"seq": %d}' % n for n in range(1_000)]
+async def test_messages_that_come_with_the_handshake_and_all_at_once_are_one_batch() -> None:
+    records = [b'{"seq": %d}' % n for n in range(1_000)]
 
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(acceptance(await read_request(reader)) + b"".join(map(frame, records)))
-            await until_closed(reader)
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(acceptance(await read_request(reader)) + b"".join(map(frame, records)))
+        await until_closed(reader)
 
-        async with serving(script) as port:
-            feed = driver(port)
-            await feed.read(enough=lambda: len(feed.records) == 1_000)
-        assert feed.records == records
-        assert len(feed.batches) == 1
-        assert feed.batches[0].lines is not None
-
-    run(main())
+    async with serving(script) as port:
+        feed = driver(port)
+        await feed.read(enough=lambda: len(feed.records) == 1_000)
+    assert feed.records == records
+    assert len(feed.batches) == 1
+    assert feed.batches[0].lines is not None
 
 
-def test_the_cursor_is_that_of_the_last_record_and_a_message_with_line_breaks_is_one(run: Run) -> None:
-    async def main() -> None:
-        records = [b'{"seq": 1}', b'{"seq":\n 2}', b'{"seq":\r\n 3}']
-        feed, _ = await read_from(b"".join(map(frame, records)), cursor="/seq")
-        assert feed.records == records
-        assert feed.cursor == 3
-
-    run(main())
+async def test_the_cursor_is_that_of_the_last_record_and_a_message_with_line_breaks_is_one() -> None:
+    records = [b'{"seq": 1}', b'{"seq":\n 2}', b'{"seq":\r\n 3}']
+    feed, _ = await read_from(b"".join(map(frame, records)), cursor="/seq")
+    assert feed.records == records
+    assert feed.cursor == 3
 
 
-def test_lines_in_messages_are_records_each(run: Run) -> None:
-    async def main() -> None:
-        sent = frame(b"1\n2\r\n") + frame(b"") + frame(b"3") + frame(b"\n\n4\n", BINARY)
-        feed, _ = await read_from(sent, split="lines", format="text")
-        assert feed.records == [b"1", b"2", b"3", b"4"]
-        feed, _ = await read_from(sent, format="text")
-        assert feed.records == [b"1\n2\r\n", b"3", b"\n\n4\n"]
-
-    run(main())
+async def test_lines_in_messages_are_records_each() -> None:
+    sent = frame(b"1\n2\r\n") + frame(b"") + frame(b"3") + frame(b"\n\n4\n", BINARY)
+    feed, _ = await read_from(sent, split="lines", format="text")
+    assert feed.records == [b"1", b"2", b"3", b"4"]
+    feed, _ = await read_from(sent, format="text")
+    assert feed.records == [b"1\n2\r\n", b"3", b"\n\n4\n"]
 
 
-def test_csv_comes_in_lines_and_without_its_header(run: Run) -> None:
-    async def main() -> None:
-        sent = frame(b"seq,price\r\n") + frame(b"1,2.5") + frame(b"2,2.6\n3,2.7\n")
-        feed, _ = await read_from(
-            sent, format="csv", csv={"fields": ["seq", "price"], "header": True}, cursor="/seq"
-        )
-        assert feed.records == [b"1,2.5", b"2,2.6", b"3,2.7"]
-        assert feed.cursor == 3
-
-    run(main())
+async def test_csv_comes_in_lines_and_without_its_header() -> None:
+    sent = frame(b"seq,price\r\n") + frame(b"1,2.5") + frame(b"2,2.6\n3,2.7\n")
+    feed, _ = await read_from(
+        sent, format="csv", csv={"fields": ["seq", "price"], "header": True}, cursor="/seq"
+    )
+    assert feed.records == [b"1,2.5", b"2,2.6", b"3,2.7"]
+    assert feed.cursor == 3
 
 
-def test_ignored_messages_are_no_records_and_have_no_cursor(run: Run) -> None:
-    async def main() -> None:
-        sent = [{"seq": 1}, {"event": "beat", "seq": 2}, {"event": "beat", "of": {"feed": 7}}, {"event": "x"}]
-        feed, _ = await read_from(
-            b"".join(frame(json.dumps(message).encode()) for message in sent) + frame(b"no JSON"),
-            ignore=[{"/event": "beat", "/of/feed": 7}, {"/event": "x"}],
-            cursor="/seq",
-        )
-        assert feed.records == [b'{"seq": 1}', b'{"event": "beat", "seq": 2}', b"no JSON"]
-        feed, _ = await read_from(
-            b"".join(frame(json.dumps(message).encode()) for message in sent),
-            ignore=[{"/event": "beat"}, {"/event": "x"}],
-            cursor="/seq",
-        )
-        assert feed.records == [b'{"seq": 1}']
-        assert feed.cursor == 1
-
-    run(main())
+async def test_ignored_messages_are_no_records_and_have_no_cursor() -> None:
+    sent = [{"seq": 1}, {"event": "beat", "seq": 2}, {"event": "beat", "of": {"feed": 7}}, {"event": "x"}]
+    feed, _ = await read_from(
+        b"".join(frame(json.dumps(message).encode()) for message in sent) + frame(b"no JSON"),
+        ignore=[{"/event": "beat", "/of/feed": 7}, {"/event": "x"}],
+        cursor="/seq",
+    )
+    assert feed.records == [b'{"seq": 1}', b'{"event": "beat", "seq": 2}', b"no JSON"]
+    feed, _ = await read_from(
+        b"".join(frame(json.dumps(message).encode()) for message in sent),
+        ignore=[{"/event": "beat"}, {"/event": "x"}],
+        cursor="/seq",
+    )
+    assert feed.records == [b'{"seq": 1}']
+    assert feed.cursor == 1
 
 
 # -- pings of the server's -----------------------------------------------------------------------------
 
 
-def test_pings_are_answered_even_in_the_middle_of_a_message(run: Run) -> None:
-    async def main() -> None:
-        answers = []
+async def test_pings_are_answered_even_in_the_middle_of_a_message() -> None:
+    answers = []
 
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await accept(reader, writer)
-            for payload in (b"", b"\x00\xff" * 62):
-                writer.write(frame(b"{", fin=False) + frame(payload, PING))
-                answers.append(await read_frame(reader))
-                writer.write(frame(b"}", CONTINUATION))
-            await until_closed(reader)
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await accept(reader, writer)
+        for payload in (b"", b"\x00\xff" * 62):
+            writer.write(frame(b"{", fin=False) + frame(payload, PING))
+            answers.append(await read_frame(reader))
+            writer.write(frame(b"}", CONTINUATION))
+        await until_closed(reader)
 
-        async with serving(script) as port:
-            feed = driver(port)
-            await feed.read(enough=lambda: len(feed.records) == 2)
-        assert answers == [(PONG, b""), (PONG, b"\x00\xff" * 62)]
-        assert feed.records == [b"{}", b"{}"]
-
-    run(main())
+    async with serving(script) as port:
+        feed = driver(port)
+        await feed.read(enough=lambda: len(feed.records) == 2)
+    assert answers == [(PONG, b""), (PONG, b"\x00\xff" * 62)]
+    assert feed.records == [b"{}", b"{}"]
 
 
-def test_pings_are_answered_while_nobody_takes_the_messages(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pings_are_answered_while_nobody_takes_the_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A feed that is held back by a rate limit, or by its sink, is not to be given up by its source."""
     monkeypatch.setattr(websocket_connection, "ANSWER_S", 0.01)
 
-    async def main() -> None:
-        answers: list[tuple[int, bytes]] = []
-        answered = asyncio.Event()
+    answers: list[tuple[int, bytes]] = []
+    answered = asyncio.Event()
 
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await accept(reader, writer)
-            long = frame(b'"%s"' % (b"x" * 1_000))
-            # Cut in the middle of a frame's header, and in the middle of a frame.
-            for cut in (1, 3, 500):
-                writer.write(frame(b"1") + long[:cut])
-                await taken.get()
-                writer.write(long[cut:] + frame(b"[", fin=False) + frame(b"one", PING) + frame(b"two", PING))
-                answers.append(await read_frame(reader))
-                writer.write(frame(b"]", CONTINUATION) + frame(b"three", PING))
-                answers.append(await read_frame(reader))
-                answered.set()
-                # Each ping is answered once more when it is read.
-                answers.extend([await read_frame(reader) for _ in range(3)])
-            done.set()
-            await until_closed(reader)
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await accept(reader, writer)
+        long = frame(b'"%s"' % (b"x" * 1_000))
+        # Cut in the middle of a frame's header, and in the middle of a frame.
+        for cut in (1, 3, 500):
+            writer.write(frame(b"1") + long[:cut])
+            await taken.get()
+            writer.write(long[cut:] + frame(b"[", fin=False) + frame(b"one", PING) + frame(b"two", PING))
+            answers.append(await read_frame(reader))
+            writer.write(frame(b"]", CONTINUATION) + frame(b"three", PING))
+            answers.append(await read_frame(reader))
+            answered.set()
+            # Each ping is answered once more when it is read.
+            answers.extend([await read_frame(reader) for _ in range(3)])
+        done.set()
+        await until_closed(reader)
 
-        done = asyncio.Event()
-        taken: asyncio.Queue[None] = asyncio.Queue()
+    done = asyncio.Event()
+    taken: asyncio.Queue[None] = asyncio.Queue()
 
-        async with serving(script) as port:
-            feed = driver(port)
-            async with asyncio.timeout(PATIENCE_S), aclosing(feed.open()) as stream:
-                for _ in range(3):
+    async with serving(script) as port:
+        feed = driver(port)
+        async with asyncio.timeout(PATIENCE_S), aclosing(feed.open()) as stream:
+            for _ in range(3):
+                feed.take(await anext(stream))
+                taken.put_nowait(None)
+                await answered.wait()
+                answered.clear()
+                while len(feed.records) % 3:
                     feed.take(await anext(stream))
-                    taken.put_nowait(None)
-                    await answered.wait()
-                    answered.clear()
-                    while len(feed.records) % 3:
-                        feed.take(await anext(stream))
-                await done.wait()
-        assert feed.records == [b"1", b'"%s"' % (b"x" * 1_000), b"[]"] * 3
-        at_once = [(PONG, b"two"), (PONG, b"three")]
-        assert answers == [*at_once, (PONG, b"one"), (PONG, b"two"), (PONG, b"three")] * 3
-
-    run(main())
+            await done.wait()
+    assert feed.records == [b"1", b'"%s"' % (b"x" * 1_000), b"[]"] * 3
+    at_once = [(PONG, b"two"), (PONG, b"three")]
+    assert answers == [*at_once, (PONG, b"one"), (PONG, b"two"), (PONG, b"three")] * 3
 
 
-def test_a_server_that_never_reads_the_answers_to_its_pings_cannot_fill_the_worker(run: Run) -> None:
-    async def main() -> None:
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await accept(reader, writer)
-            while True:
-                writer.write(frame(b"x" * 125, PING) * 1_000)
-                await writer.drain()
+async def test_a_server_that_never_reads_the_answers_to_its_pings_cannot_fill_the_worker() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await accept(reader, writer)
+        while True:
+            writer.write(frame(b"x" * 125, PING) * 1_000)
+            await writer.drain()
 
-        async with serving(script) as port:
-            error = await driver(port).read()
-        assert isinstance(error, SourceUnavailable)
-        assert "does not read the answers that it gets" in str(error)
-
-    run(main())
+    async with serving(script) as port:
+        error = await driver(port).read()
+    assert isinstance(error, SourceUnavailable)
+    assert "does not read the answers that it gets" in str(error)
 
 
 # -- over TLS ------------------------------------------------------------------------------------------
 
 
-def test_a_trusted_server_streams_over_tls_and_no_other(run: Run, tmp_path: Path) -> None:
+async def test_a_trusted_server_streams_over_tls_and_no_other(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -379,28 +329,25 @@ def test_a_trusted_server_streams_over_tls_and_no_other(run: Run, tmp_path: Path
     source = {"ca_file": str(tmp_path / "ca.pem"), "server_name": "feeds.example"}
     records = [b'"%s"' % (b"x" * 1_000)] * 2_000
 
-    async def main() -> None:
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await accept(reader, writer)
-            for record in records:
-                writer.write(frame(record))
-                await writer.drain()
-            await until_closed(reader)
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await accept(reader, writer)
+        for record in records:
+            writer.write(frame(record))
+            await writer.drain()
+        await until_closed(reader)
 
-        async with serving(script, tls=server) as port:
-            url = f"wss://127.0.0.1:{port}/"
-            feed = ConnectorDriver(WebsocketConnector, {"url": url, "buffer_bytes": 10_000, **source})
-            await feed.read(enough=lambda: len(feed.records) == len(records))
-            assert feed.records == records
-            for wrong, said in (
-                ({"ca_file": source["ca_file"]}, "its certificate is not accepted: IP address mismatch"),
-                (
-                    {"server_name": "feeds.example"},
-                    "its certificate is not accepted: unable to get local issuer",
-                ),
-            ):
-                error = await ConnectorDriver(WebsocketConnector, {"url": url, **wrong}).read()
-                assert type(error) is SourceUnavailable
-                assert str(error).startswith(f"wss://127.0.0.1:{port}: {said}")
-
-    run(main())
+    async with serving(script, tls=server) as port:
+        url = f"wss://127.0.0.1:{port}/"
+        feed = ConnectorDriver(WebsocketConnector, {"url": url, "buffer_bytes": 10_000, **source})
+        await feed.read(enough=lambda: len(feed.records) == len(records))
+        assert feed.records == records
+        for wrong, said in (
+            ({"ca_file": source["ca_file"]}, "its certificate is not accepted: IP address mismatch"),
+            (
+                {"server_name": "feeds.example"},
+                "its certificate is not accepted: unable to get local issuer",
+            ),
+        ):
+            error = await ConnectorDriver(WebsocketConnector, {"url": url, **wrong}).read()
+            assert type(error) is SourceUnavailable
+            assert str(error).startswith(f"wss://127.0.0.1:{port}: {said}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -29,9 +28,6 @@ from tests.contract.websocket_server import (
     read_frame,
     read_request,
 )
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
 
 # -- refused -------------------------------------------------------------------------------------------
 
@@ -82,22 +78,19 @@ ECHO = f"GET /?token={SECRET} is not allowed".encode()
         ("307 Found\r\nLocation: http://[bad", SourceUnavailable, "redirects (307), which is not followed"),
     ],
 )
-def test_a_server_that_refuses_is_quoted_by_its_status_alone(
-    run: Run, status: str, kind: type[FeedqError], said: str
+async def test_a_server_that_refuses_is_quoted_by_its_status_alone(
+    status: str, kind: type[FeedqError], said: str
 ) -> None:
-    async def main() -> None:
-        head = f"HTTP/1.1 {status}\r\n".encode()
-        for answer in (
-            head + b"Content-Length: %d\r\n\r\n%b" % (len(ECHO), ECHO),
-            head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(ECHO), ECHO),
-            head + b"\r\n" + ECHO,
-        ):
-            error = await refusal(answer)
-            assert type(error) is kind
-            assert said in str(error)
-            assert "GET" not in str(error)
-
-    run(main())
+    head = f"HTTP/1.1 {status}\r\n".encode()
+    for answer in (
+        head + b"Content-Length: %d\r\n\r\n%b" % (len(ECHO), ECHO),
+        head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(ECHO), ECHO),
+        head + b"\r\n" + ECHO,
+    ):
+        error = await refusal(answer)
+        assert type(error) is kind
+        assert said in str(error)
+        assert "GET" not in str(error)
 
 
 @pytest.mark.parametrize(
@@ -122,13 +115,10 @@ def test_a_server_that_refuses_is_quoted_by_its_status_alone(
         ),
     ],
 )
-def test_an_answer_that_is_none_is_explained(run: Run, answer: bytes, said: str) -> None:
-    async def main() -> None:
-        error = await refusal(answer)
-        assert type(error) is SourceUnavailable
-        assert said in str(error)
-
-    run(main())
+async def test_an_answer_that_is_none_is_explained(answer: bytes, said: str) -> None:
+    error = await refusal(answer)
+    assert type(error) is SourceUnavailable
+    assert said in str(error)
 
 
 @pytest.mark.parametrize(
@@ -138,27 +128,21 @@ def test_an_answer_that_is_none_is_explained(run: Run, answer: bytes, said: str)
         ("Sec-WebSocket-Protocol: v9", "no subprotocols supported"),
     ],
 )
-def test_a_server_that_chooses_what_was_not_offered_is_refused(run: Run, header: str, said: str) -> None:
-    async def main() -> None:
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await accept(reader, writer, header)
-            await until_closed(reader)
+async def test_a_server_that_chooses_what_was_not_offered_is_refused(header: str, said: str) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await accept(reader, writer, header)
+        await until_closed(reader)
 
-        async with serving(script) as port:
-            error = await driver(port).read()
-        assert type(error) is SourceUnavailable
-        assert said in str(error)
-
-    run(main())
+    async with serving(script) as port:
+        error = await driver(port).read()
+    assert type(error) is SourceUnavailable
+    assert said in str(error)
 
 
-def test_a_server_that_does_not_answer_the_handshake_is_given_up(run: Run) -> None:
-    async def main() -> None:
-        error = await refusal(b"HTTP/1.1 101 Switch", ends=False, connect_timeout_s=0.1)
-        assert type(error) is SourceUnavailable
-        assert "no connection within 0.1 s (source.connect_timeout_s)" in str(error)
-
-    run(main())
+async def test_a_server_that_does_not_answer_the_handshake_is_given_up() -> None:
+    error = await refusal(b"HTTP/1.1 101 Switch", ends=False, connect_timeout_s=0.1)
+    assert type(error) is SourceUnavailable
+    assert "no connection within 0.1 s (source.connect_timeout_s)" in str(error)
 
 
 # -- broken and closed ---------------------------------------------------------------------------------
@@ -180,22 +164,16 @@ BEFORE = frame(b"1") + frame(b"2")
         (frame(b"3" * 70_000)[:9], "closed by the peer in the middle of a message"),
     ],
 )
-def test_what_came_before_the_end_is_taken_and_the_end_is_explained(run: Run, sent: bytes, said: str) -> None:
-    async def main() -> None:
-        feed, error = await read_from(BEFORE + sent)
-        assert feed.records == [b"1", b"2"]
-        assert type(error) is SourceUnavailable
-        assert str(error).endswith(said)
-
-    run(main())
+async def test_what_came_before_the_end_is_taken_and_the_end_is_explained(sent: bytes, said: str) -> None:
+    feed, error = await read_from(BEFORE + sent)
+    assert feed.records == [b"1", b"2"]
+    assert type(error) is SourceUnavailable
+    assert str(error).endswith(said)
 
 
-def test_a_server_that_closes_at_once_is_told_apart(run: Run) -> None:
-    async def main() -> None:
-        _, error = await read_from(b"")
-        assert str(error).endswith("closed by the peer before it sent anything")
-
-    run(main())
+async def test_a_server_that_closes_at_once_is_told_apart() -> None:
+    _, error = await read_from(b"")
+    assert str(error).endswith("closed by the peer before it sent anything")
 
 
 @pytest.mark.parametrize(
@@ -215,33 +193,27 @@ def test_a_server_that_closes_at_once_is_told_apart(run: Run) -> None:
         (frame(b"\x03\xe8\xff", CLOSE), "invalid start byte"),
     ],
 )
-def test_what_breaks_the_protocol_ends_the_connection_after_what_came_before(
-    run: Run, sent: bytes, said: str
+async def test_what_breaks_the_protocol_ends_the_connection_after_what_came_before(
+    sent: bytes, said: str
 ) -> None:
-    async def main() -> None:
-        feed, error = await read_from(BEFORE + sent + frame(b"5"))
-        assert feed.records == [b"1", b"2"]
-        assert type(error) is SourceUnavailable
-        assert said in str(error)
-
-    run(main())
+    feed, error = await read_from(BEFORE + sent + frame(b"5"))
+    assert feed.records == [b"1", b"2"]
+    assert type(error) is SourceUnavailable
+    assert said in str(error)
 
 
-def test_a_reset_in_the_middle_of_a_message_is_told_after_what_came_before(run: Run) -> None:
-    async def main() -> None:
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await accept(reader, writer)
-            writer.write(BEFORE + frame(b"3")[:-1])
-            assert await read_frame(reader) == (TEXT, b"go on")
-            reset(writer)
+async def test_a_reset_in_the_middle_of_a_message_is_told_after_what_came_before() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await accept(reader, writer)
+        writer.write(BEFORE + frame(b"3")[:-1])
+        assert await read_frame(reader) == (TEXT, b"go on")
+        reset(writer)
 
-        async with serving(script) as port:
-            feed = driver(port, subscribe="go on")
-            error = await feed.read()
-        assert type(error) is SourceUnavailable
-        assert feed.records in ([], [b"1", b"2"])
-
-    run(main())
+    async with serving(script) as port:
+        feed = driver(port, subscribe="go on")
+        error = await feed.read()
+    assert type(error) is SourceUnavailable
+    assert feed.records in ([], [b"1", b"2"])
 
 
 # -- too large -----------------------------------------------------------------------------------------
@@ -257,120 +229,102 @@ def test_a_reset_in_the_middle_of_a_message_is_told_after_what_came_before(run: 
     ],
     ids=["short", "long, of which only the header came", "in fragments", "in fragments without an end"],
 )
-def test_a_message_over_the_limit_fails_the_feed_and_what_is_at_it_lands(run: Run, sent: bytes) -> None:
-    async def main() -> None:
-        before = frame(b"x" * 200) + frame(b"x" * 100, fin=False) + frame(b"x" * 100, CONTINUATION)
-        feed, error = await read_from(before + sent + frame(b"1"), max_record_bytes=200, format="text")
-        assert feed.records == [b"x" * 200, b"x" * 200]
-        assert type(error) is FeedMisconfigured
-        assert "message of more than 200 bytes after cursor null; raise source.max_record_bytes" in str(error)
-
-    run(main())
+async def test_a_message_over_the_limit_fails_the_feed_and_what_is_at_it_lands(sent: bytes) -> None:
+    before = frame(b"x" * 200) + frame(b"x" * 100, fin=False) + frame(b"x" * 100, CONTINUATION)
+    feed, error = await read_from(before + sent + frame(b"1"), max_record_bytes=200, format="text")
+    assert feed.records == [b"x" * 200, b"x" * 200]
+    assert type(error) is FeedMisconfigured
+    assert "message of more than 200 bytes after cursor null; raise source.max_record_bytes" in str(error)
 
 
 # -- silent --------------------------------------------------------------------------------------------
 
 
-def test_pings_are_sent_and_one_that_nothing_follows_ends_the_connection(run: Run) -> None:
-    async def main() -> None:
-        pings = []
+async def test_pings_are_sent_and_one_that_nothing_follows_ends_the_connection() -> None:
+    pings = []
 
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await accept(reader, writer)
-            for _ in range(3):
-                opcode, payload = await read_frame(reader)
-                pings.append(opcode)
-                writer.write(frame(payload, PONG))
-            await until_closed(reader)
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await accept(reader, writer)
+        for _ in range(3):
+            opcode, payload = await read_frame(reader)
+            pings.append(opcode)
+            writer.write(frame(payload, PONG))
+        await until_closed(reader)
 
-        async with serving(script) as port:
-            error = await driver(port, ping_interval_s=0.05, ping_timeout_s=1).read()
-        assert pings == [PING] * 3
-        assert type(error) is SourceUnavailable
-        assert str(error).endswith("nothing heard for 1 s after a ping (source.ping_timeout_s)")
-
-    run(main())
+    async with serving(script) as port:
+        error = await driver(port, ping_interval_s=0.05, ping_timeout_s=1).read()
+    assert pings == [PING] * 3
+    assert type(error) is SourceUnavailable
+    assert str(error).endswith("nothing heard for 1 s after a ping (source.ping_timeout_s)")
 
 
-def test_whatever_comes_answers_a_ping_and_only_messages_keep_a_feed_from_being_stalled(run: Run) -> None:
-    async def main() -> None:
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await accept(reader, writer)
-            for n in range(20):
-                # Pings of its own, and never a pong.
-                opcode, _ = await read_frame(reader)
-                if opcode == PING:
-                    writer.write(frame(b'{"event": "beat"}') if n < 10 else frame(b"", PING))
-            while (await read_frame(reader))[0] in (PING, PONG):
-                writer.write(frame(b"", PING))
+async def test_whatever_comes_answers_a_ping_and_only_messages_keep_a_feed_from_being_stalled() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await accept(reader, writer)
+        for n in range(20):
+            # Pings of its own, and never a pong.
+            opcode, _ = await read_frame(reader)
+            if opcode == PING:
+                writer.write(frame(b'{"event": "beat"}') if n < 10 else frame(b"", PING))
+        while (await read_frame(reader))[0] in (PING, PONG):
+            writer.write(frame(b"", PING))
 
-        async with serving(script) as port:
-            error = await driver(
-                port,
-                ping_interval_s=0.05,
-                ping_timeout_s=0.5,
-                idle_timeout_s=0.4,
-                ignore=[{"/event": "beat"}],
-            ).read()
-        assert type(error) is SourceSilent
-        assert str(error).endswith("connected, but no message received for 0.4 s (source.idle_timeout_s)")
-
-    run(main())
+    async with serving(script) as port:
+        error = await driver(
+            port,
+            ping_interval_s=0.05,
+            ping_timeout_s=0.5,
+            idle_timeout_s=0.4,
+            ignore=[{"/event": "beat"}],
+        ).read()
+    assert type(error) is SourceSilent
+    assert str(error).endswith("connected, but no message received for 0.4 s (source.idle_timeout_s)")
 
 
-def test_a_source_that_is_held_back_is_not_called_silent(run: Run) -> None:
-    async def main() -> None:
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await accept(reader, writer)
-            writer.write(frame(b"1"))
-            assert (await read_frame(reader))[0] == PING
-            writer.write(frame(b"2"))
-            await taken.wait()
-            writer.write(frame(b"3"))
-            await until_closed(reader)
+async def test_a_source_that_is_held_back_is_not_called_silent() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await accept(reader, writer)
+        writer.write(frame(b"1"))
+        assert (await read_frame(reader))[0] == PING
+        writer.write(frame(b"2"))
+        await taken.wait()
+        writer.write(frame(b"3"))
+        await until_closed(reader)
 
-        taken = asyncio.Event()
+    taken = asyncio.Event()
 
-        async with serving(script) as port:
-            feed = driver(port, ping_interval_s=0.05, ping_timeout_s=0.3, idle_timeout_s=0.3)
-            async with asyncio.timeout(PATIENCE_S), aclosing(feed.open()) as stream:
-                assert (await anext(stream)).split() == (b"1",)
-                # Longer than any of the times above; to see that nothing happens takes that long.
-                await asyncio.sleep(1.0)
-                assert (await anext(stream)).split() == (b"2",)
-                taken.set()
-                assert (await anext(stream)).split() == (b"3",)
-
-    run(main())
+    async with serving(script) as port:
+        feed = driver(port, ping_interval_s=0.05, ping_timeout_s=0.3, idle_timeout_s=0.3)
+        async with asyncio.timeout(PATIENCE_S), aclosing(feed.open()) as stream:
+            assert (await anext(stream)).split() == (b"1",)
+            # Longer than any of the times above; to see that nothing happens takes that long.
+            await asyncio.sleep(1.0)
+            assert (await anext(stream)).split() == (b"2",)
+            taken.set()
+            assert (await anext(stream)).split() == (b"3",)
 
 
-def test_a_connection_that_is_over_costs_nothing_until_its_last_messages_are_taken(run: Run) -> None:
-    async def main() -> None:
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await accept(reader, writer)
-            writer.write(BEFORE + close_frame(1000))
-            await until_closed(reader)
+async def test_a_connection_that_is_over_costs_nothing_until_its_last_messages_are_taken() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await accept(reader, writer)
+        writer.write(BEFORE + close_frame(1000))
+        await until_closed(reader)
 
-        async with serving(script) as port:
-            feed = driver(port, ping_interval_s=0.02)
-            async with asyncio.timeout(PATIENCE_S), aclosing(feed.open()) as stream:
-                feed.take(await anext(stream))
-                before_s = time.thread_time()
-                # Many pings would be due meanwhile; to see that nothing happens takes a moment.
-                await asyncio.sleep(0.5)
-                assert time.thread_time() - before_s < 0.2
-                with pytest.raises(SourceUnavailable, match="1000"):
-                    await anext(stream)
-        assert feed.records == [b"1", b"2"]
-
-    run(main())
+    async with serving(script) as port:
+        feed = driver(port, ping_interval_s=0.02)
+        async with asyncio.timeout(PATIENCE_S), aclosing(feed.open()) as stream:
+            feed.take(await anext(stream))
+            before_s = time.thread_time()
+            # Many pings would be due meanwhile; to see that nothing happens takes a moment.
+            await asyncio.sleep(0.5)
+            assert time.thread_time() - before_s < 0.2
+            with pytest.raises(SourceUnavailable, match="1000"):
+                await anext(stream)
+    assert feed.records == [b"1", b"2"]
 
 
-def test_nothing_of_a_connection_is_left_when_it_has_ended(run: Run) -> None:
-    async def main() -> None:
-        await read_from(BEFORE)
-        gc.collect()
-        # A timer that still ran would hold it.
-        assert not [thing for thing in gc.get_objects() if type(thing) is Websocket]
-
-    run(main())
+async def test_nothing_of_a_connection_is_left_when_it_has_ended() -> None:
+    await read_from(BEFORE)
+    gc.collect()
+    # A timer that still ran would hold it.
+    assert not [thing for thing in gc.get_objects() if type(thing) is Websocket]

@@ -217,98 +217,75 @@ def test_reasons_of_several_addresses_are_told_once_each(run_on_asyncio: Run, na
         "localhost",
     ],
 )
-def test_a_denied_address_is_denied_however_it_is_written(run: Run, host: str) -> None:
-    async def main() -> None:
-        dialer = Dialer(deny="127.0.0.0/8 ::1")
-        async with serving(idle) as port:
-            with pytest.raises(FeedMisconfigured, match="FEEDQ_EGRESS_DENY"):
-                await dialer.dial(host, port)
-        assert dialer.guard.seen == 0
-
-    run(main())
+async def test_a_denied_address_is_denied_however_it_is_written(host: str) -> None:
+    dialer = Dialer(deny="127.0.0.0/8 ::1")
+    async with serving(idle) as port:
+        with pytest.raises(FeedMisconfigured, match="FEEDQ_EGRESS_DENY"):
+            await dialer.dial(host, port)
+    assert dialer.guard.seen == 0
 
 
-def test_an_allowed_address_within_a_denied_network_is_connected_to(run: Run) -> None:
-    async def main() -> None:
-        dialer = Dialer(deny="127.0.0.0/8", allow="127.0.0.1")
-        async with serving(idle) as port:
-            assert await dialer.peer("127.0.0.1", port) == "127.0.0.1"
-            with pytest.raises(
-                FeedMisconfigured, match=r"^tcp://127\.0\.0\.2:\d+: 127\.0\.0\.2, which feeds"
-            ):
-                await dialer.dial("127.0.0.2", port)
-
-    run(main())
+async def test_an_allowed_address_within_a_denied_network_is_connected_to() -> None:
+    dialer = Dialer(deny="127.0.0.0/8", allow="127.0.0.1")
+    async with serving(idle) as port:
+        assert await dialer.peer("127.0.0.1", port) == "127.0.0.1"
+        with pytest.raises(FeedMisconfigured, match=r"^tcp://127\.0\.0\.2:\d+: 127\.0\.0\.2, which feeds"):
+            await dialer.dial("127.0.0.2", port)
 
 
-def test_a_link_local_address_is_denied_without_being_asked_to(run: Run) -> None:
-    async def main() -> None:
-        with pytest.raises(FeedMisconfigured, match="unless FEEDQ_EGRESS_ALLOW holds it"):
-            await Dialer().dial("169.254.169.254", 80)
-
-    run(main())
+async def test_a_link_local_address_is_denied_without_being_asked_to() -> None:
+    with pytest.raises(FeedMisconfigured, match="unless FEEDQ_EGRESS_ALLOW holds it"):
+        await Dialer().dial("169.254.169.254", 80)
 
 
 # -- what is left behind -------------------------------------------------------------------------------
 
 
-def test_no_answer_within_the_time_says_which_option_it_is(run: Run) -> None:
-    async def main() -> None:
-        dialer = Dialer(timeout_s=0.1)
-        with unanswering() as where:
-            port = int(where.rpartition(":")[2])
-            with pytest.raises(SourceUnavailable, match=r"within 0\.1 s \(source\.connect_timeout_s\)$"):
-                await dialer.dial("127.0.0.1", port)
+async def test_no_answer_within_the_time_says_which_option_it_is() -> None:
+    dialer = Dialer(timeout_s=0.1)
+    with unanswering() as where:
+        port = int(where.rpartition(":")[2])
+        with pytest.raises(SourceUnavailable, match=r"within 0\.1 s \(source\.connect_timeout_s\)$"):
+            await dialer.dial("127.0.0.1", port)
+    assert not dialer.guard.watched
+
+
+async def test_a_dial_that_is_cancelled_leaves_nothing() -> None:
+    dialer = Dialer()
+    with unanswering() as where:
+        dialing = asyncio.ensure_future(dialer.dial("127.0.0.1", int(where.rpartition(":")[2])))
+        await until(lambda: bool(dialer.guard.watched))
+        dialing.cancel()
+        await asyncio.wait([dialing])
+    assert dialing.cancelled()
+    assert not dialer.guard.watched
+
+
+async def test_a_dial_that_the_guard_cuts_ends() -> None:
+    dialer = Dialer()
+    with unanswering() as where:
+        dialing = asyncio.ensure_future(dialer.dial("127.0.0.1", int(where.rpartition(":")[2])))
+        await until(lambda: bool(dialer.guard.watched))
+        # To let the attempt begin takes a moment.
+        await asyncio.sleep(0.05)
+        dialer.guard.shut_all()
+        await asyncio.wait([dialing])
+    assert isinstance(dialing.exception(), SourceUnavailable)
+    assert not dialer.guard.watched
+
+
+async def test_cutting_ends_the_connection_whoever_holds_the_socket() -> None:
+    ended = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await until_closed(reader)
+        ended.set()
+
+    dialer = Dialer()
+    async with serving(script) as port:
+        dialed = await dialer.dial("127.0.0.1", port)
+        dialed.guarded.cut()
+        dialed.guarded.cut()
         assert not dialer.guard.watched
-
-    run(main())
-
-
-def test_a_dial_that_is_cancelled_leaves_nothing(run: Run) -> None:
-    async def main() -> None:
-        dialer = Dialer()
-        with unanswering() as where:
-            dialing = asyncio.ensure_future(dialer.dial("127.0.0.1", int(where.rpartition(":")[2])))
-            await until(lambda: bool(dialer.guard.watched))
-            dialing.cancel()
-            await asyncio.wait([dialing])
-        assert dialing.cancelled()
-        assert not dialer.guard.watched
-
-    run(main())
-
-
-def test_a_dial_that_the_guard_cuts_ends(run: Run) -> None:
-    async def main() -> None:
-        dialer = Dialer()
-        with unanswering() as where:
-            dialing = asyncio.ensure_future(dialer.dial("127.0.0.1", int(where.rpartition(":")[2])))
-            await until(lambda: bool(dialer.guard.watched))
-            # To let the attempt begin takes a moment.
-            await asyncio.sleep(0.05)
-            dialer.guard.shut_all()
-            await asyncio.wait([dialing])
-        assert isinstance(dialing.exception(), SourceUnavailable)
-        assert not dialer.guard.watched
-
-    run(main())
-
-
-def test_cutting_ends_the_connection_whoever_holds_the_socket(run: Run) -> None:
-    async def main() -> None:
-        ended = asyncio.Event()
-
-        async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-            await until_closed(reader)
-            ended.set()
-
-        dialer = Dialer()
-        async with serving(script) as port:
-            dialed = await dialer.dial("127.0.0.1", port)
-            dialed.guarded.cut()
-            dialed.guarded.cut()
-            assert not dialer.guard.watched
-            await until(ended.is_set)
-            dialed.sock.close()
-
-    run(main())
+        await until(ended.is_set)
+        dialed.sock.close()

@@ -1,7 +1,17 @@
-"""Coroutine tests run as those of `tests.unit` do."""
+"""Coroutine tests run on asyncio's own loop, and may leave threads of a worker that are about to end."""
 
 from __future__ import annotations
 
-from tests.unit.conftest import pytest_pyfunc_call
+import asyncio
+import inspect
 
-__all__ = ["pytest_pyfunc_call"]
+import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(pyfuncitem.obj(**wanted))
+    return True

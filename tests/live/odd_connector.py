@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.core.model import JSON, Batch
+from feedq.errors import SourceUnavailable
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 BUSY_S = 3.0
@@ -54,6 +55,12 @@ class OddConnector:
             case "gives nothing for ever":
                 while True:
                     yield batch(b"", count=0)
+            case "remembers its attempts":
+                attempt = self._context.memory["attempts"] = self._context.memory.get("attempts", 0) + 1
+                if attempt < 3:
+                    raise SourceUnavailable("not yet")
+                yield batch(b'{"seq": %d}' % attempt, cursor=attempt)
+                await asyncio.Event().wait()
             case "gives no batch":
                 yield 5
             case "has a cursor that is no JSON":

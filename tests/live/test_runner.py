@@ -322,17 +322,33 @@ async def test_a_connector_that_leaves_the_process_is_only_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a coroutine, SystemExit would end the event loop, and with it every feed of the worker."""
-    odd_connector.install(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    load_connector.cache_clear()
+    install_odd_connector(tmp_path, monkeypatch)
     with DataPath() as path:
         bench = Bench(path, {"how": "exits"}, connector="odd")
         bench.start()
         release = await bench.end()
-    load_connector.cache_clear()
     assert release is not None
     assert release.reason is Reason.BACKOFF
     assert release.error == "unexpected error in connector: SystemExit(3)"
+
+
+async def test_a_connector_remembers_from_one_attempt_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_odd_connector(tmp_path, monkeypatch)
+    with DataPath() as path:
+        bench = Bench(path, {"how": "remembers its attempts"}, connector="odd")
+        bench.start()
+        await bench.landed_at_least(1)
+        bench.runner.interrupt(Interrupt.STOP)
+        await bench.end()
+    assert bench.landed == [3]
+
+
+def install_odd_connector(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd_connector.install(directory)
+    monkeypatch.syspath_prepend(str(directory))
+    load_connector.cache_clear()
 
 
 async def test_a_connection_that_breaks_is_made_again_without_loss_or_double() -> None:

@@ -1,4 +1,4 @@
-"""Coroutine tests run to their end on a loop of their own, and servers get a directory that they can enter."""
+"""Servers get a directory that they can enter."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.peers.rabbitmq import RabbitMq
-from tests.unit.conftest import pytest_pyfunc_call
-
-__all__ = ["pytest_pyfunc_call"]
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ from tests.peers.servers import PeerServer, program
 
 FEED = "acme/orders"
 CLIENT_ID = name_at_source("conformance", FEED)
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 @pytest.fixture(params=["5", "3.1.1"])
@@ -83,110 +81,95 @@ def numbered(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_worker_that_dies_at_any_moment_loses_nothing(
-    broker: PeerServer, run: Run, version: str, seed: int
+async def test_a_worker_that_dies_at_any_moment_loses_nothing(
+    broker: PeerServer, version: str, seed: int
 ) -> None:
     sent = numbered(1_000)
 
-    async def story() -> None:
-        await make_session(broker.port, CLIENT_ID, "t/#", is_5=version == "5")
-        async with tapped(broker) as (tap, publisher), Relay(f"127.0.0.1:{tap.port}").listening() as relay:
-            await publisher.publish("t/a", sent)
-            _, _, port = relay.where.rpartition(":")
-            driver = driver_of(int(port), version=version, max_unacknowledged=20)
-            worker = ErraticWorker(driver, relay, seed=seed)
-            await worker.land(len(sent))
-            assert list(dict.fromkeys(worker.landed)) == sent
-            assert worker.lives >= 3
-
-    run(story())
+    await make_session(broker.port, CLIENT_ID, "t/#", is_5=version == "5")
+    async with tapped(broker) as (tap, publisher), Relay(f"127.0.0.1:{tap.port}").listening() as relay:
+        await publisher.publish("t/a", sent)
+        _, _, port = relay.where.rpartition(":")
+        driver = driver_of(int(port), version=version, max_unacknowledged=20)
+        worker = ErraticWorker(driver, relay, seed=seed)
+        await worker.land(len(sent))
+        assert list(dict.fromkeys(worker.landed)) == sent
+        assert worker.lives >= 3
 
 
-def test_messages_are_acknowledged_in_the_order_of_their_receipt(
-    broker: PeerServer, run: Run, version: str
+async def test_messages_are_acknowledged_in_the_order_of_their_receipt(
+    broker: PeerServer, version: str
 ) -> None:
-    async def story() -> None:
-        async with tapped(broker) as (tap, publisher):
-            driver = driver_of(tap.port, version=version)
-            async with reading(driver, 17, commit=False) as task:
-                await publisher.publish("t/a", numbered(8))
-                await publisher.publish("t/a", [b""])  # no record, and to be acknowledged all the same
-                await publisher.publish("t/a", [*numbered(8), b"", b"last"])
-                await task
-                assert tap.acknowledged == []
-                for batch in driver.batches:
-                    driver.commit(batch)
-                await until(lambda: len(tap.acknowledged) == 19)
-            assert tap.acknowledged == [number for number, _ in tap.sent]
-
-    run(story())
+    async with tapped(broker) as (tap, publisher):
+        driver = driver_of(tap.port, version=version)
+        async with reading(driver, 17, commit=False) as task:
+            await publisher.publish("t/a", numbered(8))
+            await publisher.publish("t/a", [b""])  # no record, and to be acknowledged all the same
+            await publisher.publish("t/a", [*numbered(8), b"", b"last"])
+            await task
+            assert tap.acknowledged == []
+            for batch in driver.batches:
+                driver.commit(batch)
+            await until(lambda: len(tap.acknowledged) == 19)
+        assert tap.acknowledged == [number for number, _ in tap.sent]
 
 
-def test_what_was_not_acknowledged_comes_again_to_another_connection(broker: PeerServer, run: Run) -> None:
-    async def story() -> None:
-        async with tapped(broker) as (_, publisher):
-            driver = driver_of(broker.port)
-            async with reading(driver, 1, commit=False):
-                await publisher.publish("t/a", [b"1"])
-            driver.commit(driver.batches[0])
-            async with aclosing(driver.open()) as stream:
-                await pull(driver, stream, count=2)
-            assert driver.records == [b"1", b"1"]
-
-    run(story())
-
-
-def test_a_feed_that_stops_waits_for_its_last_commit(broker: PeerServer, run: Run, version: str) -> None:
-    async def story() -> None:
-        async with tapped(broker) as (tap, publisher):
-            driver = driver_of(tap.port, version=version)
-            stream = driver.open()
-            taking = asyncio.ensure_future(pull(driver, stream, count=1, commit=False))
-            await until(lambda: driver.connected == 1)
+async def test_what_was_not_acknowledged_comes_again_to_another_connection(broker: PeerServer) -> None:
+    async with tapped(broker) as (_, publisher):
+        driver = driver_of(broker.port)
+        async with reading(driver, 1, commit=False):
             await publisher.publish("t/a", [b"1"])
-            await taking
-            # The writer's interval is a quarter of a second.
-            asyncio.get_running_loop().call_later(0.25, driver.commit, driver.batches[0])
-            await stream.aclose()
-            await until(lambda: len(tap.acknowledged) == 1)
-            async with reading(driver, 1):
-                await publisher.publish("t/a", [b"2"])
-            assert driver.records == [b"1", b"2"]
-
-    run(story())
+        driver.commit(driver.batches[0])
+        async with aclosing(driver.open()) as stream:
+            await pull(driver, stream, count=2)
+        assert driver.records == [b"1", b"1"]
 
 
-def test_no_more_comes_than_may_be_unacknowledged(broker: PeerServer, run: Run, version: str) -> None:
+async def test_a_feed_that_stops_waits_for_its_last_commit(broker: PeerServer, version: str) -> None:
+    async with tapped(broker) as (tap, publisher):
+        driver = driver_of(tap.port, version=version)
+        stream = driver.open()
+        taking = asyncio.ensure_future(pull(driver, stream, count=1, commit=False))
+        await until(lambda: driver.connected == 1)
+        await publisher.publish("t/a", [b"1"])
+        await taking
+        # The writer's interval is a quarter of a second.
+        asyncio.get_running_loop().call_later(0.25, driver.commit, driver.batches[0])
+        await stream.aclose()
+        await until(lambda: len(tap.acknowledged) == 1)
+        async with reading(driver, 1):
+            await publisher.publish("t/a", [b"2"])
+        assert driver.records == [b"1", b"2"]
+
+
+async def test_no_more_comes_than_may_be_unacknowledged(broker: PeerServer, version: str) -> None:
     # The limit of 3.1.1 is the broker's own.
     limit = 50 if version == "5" else 20
 
-    async def story() -> None:
-        await make_session(broker.port, CLIENT_ID, "t/#", is_5=version == "5")
-        async with tapped(broker) as (tap, publisher):
-            await publisher.publish("t/a", numbered(500))
-            driver = driver_of(tap.port, version=version, max_unacknowledged=50)
-            async with aclosing(driver.open()) as stream:
-                await pull(driver, stream, count=limit, commit=False)
-                # To see that nothing happens takes a moment.
-                await asyncio.sleep(0.2)
-                assert len(tap.sent) == limit
-                for batch in driver.batches:
-                    driver.commit(batch)
-                await pull(driver, stream, count=500)
-            assert driver.records == numbered(500)
-
-    run(story())
+    await make_session(broker.port, CLIENT_ID, "t/#", is_5=version == "5")
+    async with tapped(broker) as (tap, publisher):
+        await publisher.publish("t/a", numbered(500))
+        driver = driver_of(tap.port, version=version, max_unacknowledged=50)
+        async with aclosing(driver.open()) as stream:
+            await pull(driver, stream, count=limit, commit=False)
+            # To see that nothing happens takes a moment.
+            await asyncio.sleep(0.2)
+            assert len(tap.sent) == limit
+            for batch in driver.batches:
+                driver.commit(batch)
+            await pull(driver, stream, count=500)
+        assert driver.records == numbered(500)
 
 
 # -- the session ---------------------------------------------------------------------------------------------
 
 
-def test_what_comes_while_the_broker_or_the_feed_is_away_is_not_lost(
-    peer_dir: Path, run: Run, version: str
+async def test_what_comes_while_the_broker_or_the_feed_is_away_is_not_lost(
+    peer_dir: Path, version: str
 ) -> None:
     broker = mosquitto(peer_dir, "persistence true", f"persistence_location {peer_dir}/")
 
-    async def story() -> None:
+    with broker:
         driver = driver_of(broker.port, version=version)
         async with tapped(broker) as (_, publisher):
             async with reading(driver, 1) as task:
@@ -202,145 +185,114 @@ def test_what_comes_while_the_broker_or_the_feed_is_away_is_not_lost(
         assert driver.records == [b"1", b"2", b"3"]
         assert not [line for line in logs if line["event"] == LogEvent.SOURCE_GAP]
 
-    with broker:
-        run(story())
 
-
-def test_a_session_that_the_broker_has_lost_is_told(broker: PeerServer, run: Run, version: str) -> None:
-    async def story() -> None:
-        driver = driver_of(broker.port, version=version)
-        with capture_logs() as logs:
-            async with tapped(broker) as (_, publisher), reading(driver, 1):
-                await publisher.publish("t/a", [b"1"])
-            assert not [line for line in logs if line["event"] == LogEvent.SOURCE_GAP]
-            await asyncio.to_thread(broker.stop)
-            await asyncio.to_thread(broker.start)  # without persistence
-            async with tapped(broker) as (_, publisher), reading(driver, 1):
-                await publisher.publish("t/a", [b"2"])
-        (gap,) = [line for line in logs if line["event"] == LogEvent.SOURCE_GAP]
-        assert CLIENT_ID in gap["detail"]
-
-    run(story())
-
-
-def test_a_topic_taken_out_of_the_feed_is_unsubscribed(broker: PeerServer, run: Run, version: str) -> None:
-    async def story() -> None:
-        before = driver_of(broker.port, "a", "b", version=version)
-        after = driver_of(broker.port, "b", "c", version=version)
-        async with tapped(broker) as (_, publisher):
-            async with reading(before, 1):
-                await publisher.publish("a", [b"1"])
-            after.cursor = before.cursor
-            async with reading(after, 2):
-                for topic in ("a", "b", "c"):
-                    await publisher.publish(topic, [topic.encode()])
-            assert after.records == [b"b", b"c"]
-
-    run(story())
-
-
-def test_retained_messages_come_once(broker: PeerServer, run: Run, version: str) -> None:
-    async def story() -> None:
-        driver = driver_of(broker.port, version=version)
-        async with tapped(broker) as (_, publisher):
-            await publisher.publish("t/a", [b"kept"], retain=True)
-            await driver.land(1)
-            for n in range(3):
-                async with reading(driver, 1):
-                    await publisher.publish("t/b", [b"%d" % n])
-            assert driver.records == [b"kept", b"0", b"1", b"2"]
-
-    run(story())
-
-
-def test_another_client_that_takes_the_session_over_is_told(
-    broker: PeerServer, run: Run, version: str
-) -> None:
-    async def story() -> None:
-        driver = driver_of(broker.port, version=version)
-        async with aclosing(driver.open()) as stream:
-            first = asyncio.ensure_future(anext(stream))
-            await until(lambda: driver.connected == 1)
-            intruder = await HandMadeClient.connect(broker.port, CLIENT_ID, is_5=version == "5")
-            await asyncio.wait([first])
-            intruder.close()
-            with pytest.raises(SourceUnavailable, match=f"another client use the id {CLIENT_ID}"):
-                first.result()
-
-    run(story())
-
-
-def test_a_trial_neither_disturbs_the_feed_nor_leaves_anything(
-    broker: PeerServer, run: Run, version: str
-) -> None:
-    async def story() -> None:
-        feed, trial = (driver_of(broker.port, version=version) for _ in range(2))
-        trial.trial = True
-        async with tapped(broker) as (_, publisher), reading(feed, 1), reading(trial, 1):
+async def test_a_session_that_the_broker_has_lost_is_told(broker: PeerServer, version: str) -> None:
+    driver = driver_of(broker.port, version=version)
+    with capture_logs() as logs:
+        async with tapped(broker) as (_, publisher), reading(driver, 1):
             await publisher.publish("t/a", [b"1"])
-        assert trial.batches[0].on_committed is None
-        assert feed.records == trial.records == [b"1"]
+        assert not [line for line in logs if line["event"] == LogEvent.SOURCE_GAP]
+        await asyncio.to_thread(broker.stop)
+        await asyncio.to_thread(broker.start)  # without persistence
+        async with tapped(broker) as (_, publisher), reading(driver, 1):
+            await publisher.publish("t/a", [b"2"])
+    (gap,) = [line for line in logs if line["event"] == LogEvent.SOURCE_GAP]
+    assert CLIENT_ID in gap["detail"]
 
-    run(story())
+
+async def test_a_topic_taken_out_of_the_feed_is_unsubscribed(broker: PeerServer, version: str) -> None:
+    before = driver_of(broker.port, "a", "b", version=version)
+    after = driver_of(broker.port, "b", "c", version=version)
+    async with tapped(broker) as (_, publisher):
+        async with reading(before, 1):
+            await publisher.publish("a", [b"1"])
+        after.cursor = before.cursor
+        async with reading(after, 2):
+            for topic in ("a", "b", "c"):
+                await publisher.publish(topic, [topic.encode()])
+        assert after.records == [b"b", b"c"]
 
 
-def test_a_trial_takes_nothing_from_a_group(broker: PeerServer, run: Run, version: str) -> None:
-    async def story() -> None:
-        feed, trial = (driver_of(broker.port, "$share/group/t/#", version=version) for _ in range(2))
-        trial.trial = True
-        sent = numbered(6)
-        async with tapped(broker) as (_, publisher), reading(feed, 6), reading(trial, 6):
-            await publisher.publish("t/a", sent)
-        assert feed.records == trial.records == sent
+async def test_retained_messages_come_once(broker: PeerServer, version: str) -> None:
+    driver = driver_of(broker.port, version=version)
+    async with tapped(broker) as (_, publisher):
+        await publisher.publish("t/a", [b"kept"], retain=True)
+        await driver.land(1)
+        for n in range(3):
+            async with reading(driver, 1):
+                await publisher.publish("t/b", [b"%d" % n])
+        assert driver.records == [b"kept", b"0", b"1", b"2"]
 
-    run(story())
+
+async def test_another_client_that_takes_the_session_over_is_told(broker: PeerServer, version: str) -> None:
+    driver = driver_of(broker.port, version=version)
+    async with aclosing(driver.open()) as stream:
+        first = asyncio.ensure_future(anext(stream))
+        await until(lambda: driver.connected == 1)
+        intruder = await HandMadeClient.connect(broker.port, CLIENT_ID, is_5=version == "5")
+        await asyncio.wait([first])
+        intruder.close()
+        with pytest.raises(SourceUnavailable, match=f"another client use the id {CLIENT_ID}"):
+            first.result()
+
+
+async def test_a_trial_neither_disturbs_the_feed_nor_leaves_anything(
+    broker: PeerServer, version: str
+) -> None:
+    feed, trial = (driver_of(broker.port, version=version) for _ in range(2))
+    trial.trial = True
+    async with tapped(broker) as (_, publisher), reading(feed, 1), reading(trial, 1):
+        await publisher.publish("t/a", [b"1"])
+    assert trial.batches[0].on_committed is None
+    assert feed.records == trial.records == [b"1"]
+
+
+async def test_a_trial_takes_nothing_from_a_group(broker: PeerServer, version: str) -> None:
+    feed, trial = (driver_of(broker.port, "$share/group/t/#", version=version) for _ in range(2))
+    trial.trial = True
+    sent = numbered(6)
+    async with tapped(broker) as (_, publisher), reading(feed, 6), reading(trial, 6):
+        await publisher.publish("t/a", sent)
+    assert feed.records == trial.records == sent
 
 
 # -- records -------------------------------------------------------------------------------------------------
 
 
-def test_an_envelope_says_where_a_message_comes_from(broker: PeerServer, run: Run, version: str) -> None:
-    async def story() -> None:
-        driver = driver_of(broker.port, version=version, envelope=True)
-        async with tapped(broker) as (_, publisher):
-            await publisher.publish("t/kept", [b"21.5"], retain=True)
-            await driver.land(1)
-            async with reading(driver, 1):
-                await publisher.publish("t/ü", [b"\xff"], qos=0)
-            assert driver.records == [
-                b'{"topic":"t/kept","retain":true,"data":21.5}',
-                '{"topic":"t/ü","retain":false,"data_base64":"/w=="}'.encode(),
-            ]
-
-    run(story())
-
-
-def test_properties_of_a_message_are_in_its_envelope(broker: PeerServer, run: Run) -> None:
-    async def story() -> None:
-        driver = driver_of(broker.port, envelope=True)
+async def test_an_envelope_says_where_a_message_comes_from(broker: PeerServer, version: str) -> None:
+    driver = driver_of(broker.port, version=version, envelope=True)
+    async with tapped(broker) as (_, publisher):
+        await publisher.publish("t/kept", [b"21.5"], retain=True)
+        await driver.land(1)
         async with reading(driver, 1):
-            how = [
-                "-V",
-                "5",
-                "-q",
-                "1",
-                "-t",
-                "t/a",
-                "-m",
-                "{}",
-                "-D",
-                "publish",
-                "user-property",
-                "unit",
-                "°C",
-            ]
-            command = [program("mosquitto_pub"), "-p", str(broker.port), *how]
-            await asyncio.to_thread(subprocess.run, command, check=True)
+            await publisher.publish("t/ü", [b"\xff"], qos=0)
         assert driver.records == [
-            '{"topic":"t/a","retain":false,"properties":{"unit":"°C"},"data":{}}'.encode()
+            b'{"topic":"t/kept","retain":true,"data":21.5}',
+            '{"topic":"t/ü","retain":false,"data_base64":"/w=="}'.encode(),
         ]
 
-    run(story())
+
+async def test_properties_of_a_message_are_in_its_envelope(broker: PeerServer) -> None:
+    driver = driver_of(broker.port, envelope=True)
+    async with reading(driver, 1):
+        how = [
+            "-V",
+            "5",
+            "-q",
+            "1",
+            "-t",
+            "t/a",
+            "-m",
+            "{}",
+            "-D",
+            "publish",
+            "user-property",
+            "unit",
+            "°C",
+        ]
+        command = [program("mosquitto_pub"), "-p", str(broker.port), *how]
+        await asyncio.to_thread(subprocess.run, command, check=True)
+    assert driver.records == ['{"topic":"t/a","retain":false,"properties":{"unit":"°C"},"data":{}}'.encode()]
 
 
 # -- trouble -------------------------------------------------------------------------------------------------
@@ -358,20 +310,17 @@ def strict_broker(peer_dir: Path) -> Iterator[PeerServer]:
 
 
 @pytest.mark.parametrize("user", [("reader", "wrong-s3cret"), ("nobody", "x"), None])
-def test_refused_credentials_fail_the_feed(
-    strict_broker: PeerServer, run: Run, version: str, user: tuple[str, str] | None
+async def test_refused_credentials_fail_the_feed(
+    strict_broker: PeerServer, version: str, user: tuple[str, str] | None
 ) -> None:
-    async def story() -> None:
-        credentials = dict(zip(("username", "password"), user, strict=True)) if user else {}
-        error = await driver_of(strict_broker.port, version=version, **credentials).read()
-        assert isinstance(error, FeedMisconfigured)
-        assert "check source.username and source.password" in str(error)
-        assert "s3cret" not in str(error)
-
-    run(story())
+    credentials = dict(zip(("username", "password"), user, strict=True)) if user else {}
+    error = await driver_of(strict_broker.port, version=version, **credentials).read()
+    assert isinstance(error, FeedMisconfigured)
+    assert "check source.username and source.password" in str(error)
+    assert "s3cret" not in str(error)
 
 
-def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path, run: Run) -> None:
+async def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("mqtt.example")
     authority.cert_pem.write_to_path(str(peer_dir / "ca.pem"))
@@ -388,7 +337,7 @@ def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path, run: Run) -> None
         with (peer_dir / "lines").open() as lines:
             subprocess.run([*command, *how], stdin=lines, check=True)
 
-    async def story() -> None:
+    with broker:
         driver = driver_of(broker.port, **tls, server_name="mqtt.example")
         async with reading(driver, len(sent)):
             await asyncio.to_thread(publish)
@@ -396,6 +345,3 @@ def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path, run: Run) -> None
         error = await driver_of(broker.port, **tls, server_name="other.example").read()
         assert isinstance(error, SourceUnavailable)
         assert "certificate" in str(error)
-
-    with broker:
-        run(story())

@@ -21,7 +21,7 @@ from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.testing.stage import SECRET
 from tests.peers.nats import nats_server, publish, publishing
 from tests.peers.servers import PeerServer
-from tests.peers.test_nats_server import Run, driver_of, stream_on
+from tests.peers.test_nats_server import driver_of, stream_on
 
 USER = {"username": "feeds", "password": "{password}", "secrets": {"password": "${env:NATS_PASSWORD}"}}
 
@@ -59,37 +59,30 @@ def signed(claims: dict[str, Any], *, by: str, subject: str, name: str) -> str:
     return f"{content}.{part(nkeys.from_seed(bytearray(by.encode())).sign(content.encode()))}"
 
 
-def test_a_password_is_taken_out_of_the_secrets(peer_dir: Path, run: Run) -> None:
-    async def story() -> None:
+async def test_a_password_is_taken_out_of_the_secrets(peer_dir: Path) -> None:
+
+    with nats_server(peer_dir, authorization={"users": [{"user": "feeds", "password": SECRET}]}) as server:
         async with filled(server, user="feeds", password=SECRET):
             await driver_of(server.port, **USER).land(1)
 
-    with nats_server(peer_dir, authorization={"users": [{"user": "feeds", "password": SECRET}]}) as server:
-        run(story())
 
+async def test_a_token_lets_it_in(peer_dir: Path) -> None:
 
-def test_a_token_lets_it_in(peer_dir: Path, run: Run) -> None:
-    async def story() -> None:
+    with nats_server(peer_dir, authorization={"token": SECRET}) as server:
         async with filled(server, token=SECRET):
             secrets = {"token": "${env:NATS_TOKEN}"}
             await driver_of(server.port, token="{token}", secrets=secrets).land(1)
 
-    with nats_server(peer_dir, authorization={"token": SECRET}) as server:
-        run(story())
 
-
-def test_an_nkey_lets_it_in(peer_dir: Path, run: Run) -> None:
+async def test_an_nkey_lets_it_in(peer_dir: Path) -> None:
     seed = seed_of(nkeys.PREFIX_BYTE_USER)
 
-    async def story() -> None:
+    with nats_server(peer_dir, authorization={"users": [{"nkey": public(seed)}]}) as server:
         async with filled(server, nkeys_seed_str=seed):
             await driver_of(server.port, nkey_seed=seed).land(1)
 
-    with nats_server(peer_dir, authorization={"users": [{"nkey": public(seed)}]}) as server:
-        run(story())
 
-
-def test_a_credentials_file_lets_it_in(peer_dir: Path, run: Run) -> None:
+async def test_a_credentials_file_lets_it_in(peer_dir: Path) -> None:
     operator, user = seed_of(nkeys.PREFIX_BYTE_OPERATOR), seed_of(nkeys.PREFIX_BYTE_USER)
     account, system = (seed_of(nkeys.PREFIX_BYTE_ACCOUNT) for _ in range(2))
     unlimited = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
@@ -110,10 +103,6 @@ def test_a_credentials_file_lets_it_in(peer_dir: Path, run: Run) -> None:
         f"-----BEGIN USER NKEY SEED-----\n{user}\n------END USER NKEY SEED------\n"
     )
 
-    async def story() -> None:
-        async with filled(server, user_credentials=RawCredentials(credentials)):
-            await driver_of(server.port, credentials=credentials).land(1)
-
     config = {
         "operator": operator_jwt,
         "resolver": "MEMORY",
@@ -121,7 +110,8 @@ def test_a_credentials_file_lets_it_in(peer_dir: Path, run: Run) -> None:
         "system_account": public(system),
     }
     with nats_server(peer_dir, **config) as server:
-        run(story())
+        async with filled(server, user_credentials=RawCredentials(credentials)):
+            await driver_of(server.port, credentials=credentials).land(1)
 
 
 @pytest.mark.parametrize(
@@ -137,62 +127,49 @@ def test_a_credentials_file_lets_it_in(peer_dir: Path, run: Run) -> None:
     ],
     ids=["password", "user", "token", "nkey", "no nkey", "no credentials", "nothing"],
 )
-def test_refused_credentials_fail_the_feed(peer_dir: Path, run: Run, login: dict[str, str]) -> None:
-    async def story() -> None:
+async def test_refused_credentials_fail_the_feed(peer_dir: Path, login: dict[str, str]) -> None:
+
+    with nats_server(peer_dir, authorization={"users": [{"user": "feeds", "password": SECRET}]}) as server:
         error = await driver_of(server.port, **login).read()
         assert isinstance(error, FeedMisconfigured), error
         assert "source." in str(error)
         assert "s3cret" not in str(error)
         assert login.get("nkey_seed", "no seed") not in str(error)
 
-    with nats_server(peer_dir, authorization={"users": [{"user": "feeds", "password": SECRET}]}) as server:
-        run(story())
 
+async def test_a_stream_that_does_not_exist_fails_the_feed(peer_dir: Path) -> None:
 
-def test_a_stream_that_does_not_exist_fails_the_feed(peer_dir: Path, run: Run) -> None:
-    async def story() -> None:
+    with nats_server(peer_dir) as server:
         error = await driver_of(server.port).read()
         assert isinstance(error, FeedMisconfigured)
         assert "no such stream; check source.stream" in str(error)
 
-    with nats_server(peer_dir) as server:
-        run(story())
 
-
-def test_a_server_without_jetstream_is_told(peer_dir: Path, run: Run) -> None:
-    async def story() -> None:
-        error = await driver_of(server.port).read()
-        assert "JetStream" in str(error)
+async def test_a_server_without_jetstream_is_told(peer_dir: Path) -> None:
 
     with nats_server(peer_dir, jetstream=False) as server:
-        run(story())
+        error = await driver_of(server.port).read()
+        assert "JetStream" in str(error)
 
 
 @pytest.mark.parametrize(
     "denied", ["$JS.API.STREAM.INFO.>", "$JS.API.CONSUMER.CREATE.>", "$JS.API.CONSUMER.MSG.NEXT.>"]
 )
-def test_a_permission_that_is_missing_fails_the_feed(peer_dir: Path, run: Run, denied: str) -> None:
-    async def story() -> None:
-        async with filled(server, user="admin", password=SECRET):
-            error = await driver_of(server.port, **USER).read()
-        assert isinstance(error, FeedMisconfigured), error
-        assert "permissions violation" in str(error).lower()
-        assert denied.removesuffix(".>").lower() in str(error).lower()
+async def test_a_permission_that_is_missing_fails_the_feed(peer_dir: Path, denied: str) -> None:
 
     users = [
         {"user": "admin", "password": SECRET},
         {"user": "feeds", "password": SECRET, "permissions": {"publish": {"deny": [denied]}}},
     ]
     with nats_server(peer_dir, authorization={"users": users}) as server:
-        run(story())
-
-
-def test_an_inbox_of_its_own_is_enough_for_a_user_of_few_permissions(peer_dir: Path, run: Run) -> None:
-    async def story() -> None:
         async with filled(server, user="admin", password=SECRET):
             error = await driver_of(server.port, **USER).read()
-            assert isinstance(error, FeedMisconfigured)
-            await driver_of(server.port, **USER, inbox_prefix="_INBOX_feeds").land(1)
+        assert isinstance(error, FeedMisconfigured), error
+        assert "permissions violation" in str(error).lower()
+        assert denied.removesuffix(".>").lower() in str(error).lower()
+
+
+async def test_an_inbox_of_its_own_is_enough_for_a_user_of_few_permissions(peer_dir: Path) -> None:
 
     may = {"publish": ["$JS.API.>", "$JS.ACK.>"], "subscribe": ["_INBOX_feeds.>"]}
     users = [
@@ -200,7 +177,10 @@ def test_an_inbox_of_its_own_is_enough_for_a_user_of_few_permissions(peer_dir: P
         {"user": "feeds", "password": SECRET, "permissions": may},
     ]
     with nats_server(peer_dir, authorization={"users": users}) as server:
-        run(story())
+        async with filled(server, user="admin", password=SECRET):
+            error = await driver_of(server.port, **USER).read()
+            assert isinstance(error, FeedMisconfigured)
+            await driver_of(server.port, **USER, inbox_prefix="_INBOX_feeds").land(1)
 
 
 @pytest.fixture
@@ -214,14 +194,18 @@ def tls_files(peer_dir: Path) -> dict[str, str]:
     return files
 
 
-def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path, run: Run, tls_files: dict[str, str]) -> None:
+async def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path, tls_files: dict[str, str]) -> None:
     sent = [b"x" * 50_000, *(b"%d" % n for n in range(1_000))]
 
     def secured(port: int, name: str) -> Any:
         tls = {"ca_file": tls_files["ca_file"], "server_name": name}
         return driver_of(port, **{"url": f"tls://127.0.0.1:{port}", **tls})
 
-    async def story() -> None:
+    plain = nats_server(peer_dir)
+    plain.start()
+    files = {"cert_file": tls_files["cert_file"], "key_file": tls_files["key_file"]}
+    server = nats_server(peer_dir, tls=files)
+    try:
         async with stream_on(plain) as js:
             await publish(js, "o.new", sent)
         plain.stop()
@@ -236,23 +220,14 @@ def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path, run: Run, tls_fil
         error = await driver_of(server.port).read()
         assert isinstance(error, FeedMisconfigured)
         assert "write tls://" in str(error)
-
-    plain = nats_server(peer_dir)
-    plain.start()
-    files = {"cert_file": tls_files["cert_file"], "key_file": tls_files["key_file"]}
-    server = nats_server(peer_dir, tls=files)
-    try:
-        run(story())
     finally:
         plain.stop()
         server.stop()
 
 
-def test_with_tls_wanted_nothing_is_sent_in_the_clear(peer_dir: Path, run: Run) -> None:
-    async def story() -> None:
+async def test_with_tls_wanted_nothing_is_sent_in_the_clear(peer_dir: Path) -> None:
+
+    with nats_server(peer_dir) as server:
         error = await driver_of(server.port, url=f"tls://127.0.0.1:{server.port}").read()
         assert isinstance(error, FeedMisconfigured)
         assert "offers no TLS" in str(error)
-
-    with nats_server(peer_dir) as server:
-        run(story())

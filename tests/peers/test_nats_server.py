@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,6 @@ from tests.peers.nats import acknowledged, nats_server, publish, publishing
 from tests.peers.servers import PeerServer
 
 FEED = "acme/orders"
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 @pytest.fixture
@@ -96,343 +94,287 @@ def numbered(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_worker_that_dies_at_any_moment_lands_each_message_once(
-    server: PeerServer, run: Run, retention: RetentionPolicy, seed: int
+async def test_a_worker_that_dies_at_any_moment_lands_each_message_once(
+    server: PeerServer, retention: RetentionPolicy, seed: int
 ) -> None:
     sent = numbered(2_000)
 
-    async def story() -> None:
-        async with (
-            stream_on(server, retention=retention) as js,
-            Relay(f"127.0.0.1:{server.port}").listening() as relay,
-        ):
-            _, _, port = relay.where.rpartition(":")
-            driver = driver_of(int(port), batch_messages=50, max_unacknowledged=200)
-            await publish(js, "o.new", sent)
-            worker = ErraticWorker(driver, relay, seed=seed)
-            await worker.land(len(sent))
-            assert worker.landed == sent
-            assert worker.lives > 3
-            assert len(await consumers(js)) == 1
-
-    run(story())
+    async with (
+        stream_on(server, retention=retention) as js,
+        Relay(f"127.0.0.1:{server.port}").listening() as relay,
+    ):
+        _, _, port = relay.where.rpartition(":")
+        driver = driver_of(int(port), batch_messages=50, max_unacknowledged=200)
+        await publish(js, "o.new", sent)
+        worker = ErraticWorker(driver, relay, seed=seed)
+        await worker.land(len(sent))
+        assert worker.landed == sent
+        assert worker.lives > 3
+        assert len(await consumers(js)) == 1
 
 
-def test_what_the_feed_has_read_leaves_the_stream_once_it_is_committed(
-    server: PeerServer, run: Run, retention: RetentionPolicy
+async def test_what_the_feed_has_read_leaves_the_stream_once_it_is_committed(
+    server: PeerServer, retention: RetentionPolicy
 ) -> None:
-    async def story() -> None:
-        async with stream_on(server, retention=retention) as js:
-            driver = driver_of(server.port)
-            async with reading(driver, 10, commit=False) as task:
-                await publish(js, "o.new", [*numbered(5), b"", *numbered(5)])
-                await task
-                assert await acknowledged(js, "orders") == 0
-                for batch in driver.batches:
-                    driver.commit(batch)
-                async with asyncio.timeout(20):
-                    while await acknowledged(js, "orders") < 11:
-                        await asyncio.sleep(0.01)
-                if retention is RetentionPolicy.WORK_QUEUE:
-                    await until_left(js, 0)
-
-    run(story())
-
-
-def test_messages_that_are_no_records_do_not_fill_the_window(server: PeerServer, run: Run) -> None:
-    async def story() -> None:
-        async with stream_on(server) as js:
-            driver = driver_of(server.port, max_unacknowledged=10)
-            async with reading(driver, 1):
-                await publish(js, "o.new", [b""] * 100)
-                await publish(js, "o.new", [b"1"])
-            assert driver.records == [b"1"]
-
-    run(story())
-
-
-def test_what_was_committed_and_not_acknowledged_leaves_a_work_queue_and_does_not_land_again(
-    server: PeerServer, run: Run
-) -> None:
-    async def story() -> None:
-        async with stream_on(server, retention=RetentionPolicy.WORK_QUEUE) as js:
-            driver = driver_of(server.port)
-            async with reading(driver, 5, commit=False):
-                await publish(js, "o.new", numbered(5))
+    async with stream_on(server, retention=retention) as js:
+        driver = driver_of(server.port)
+        async with reading(driver, 10, commit=False) as task:
+            await publish(js, "o.new", [*numbered(5), b"", *numbered(5)])
+            await task
+            assert await acknowledged(js, "orders") == 0
             for batch in driver.batches:
-                driver.commit(batch)  # its connection has ended
-            await publish(js, "o.new", [b"after"])
-            async with reading(driver, 1):
-                pass
-            assert driver.records == [*numbered(5), b"after"]
-            async with reading(driver, 1):
+                driver.commit(batch)
+            async with asyncio.timeout(20):
+                while await acknowledged(js, "orders") < 11:
+                    await asyncio.sleep(0.01)
+            if retention is RetentionPolicy.WORK_QUEUE:
                 await until_left(js, 0)
-                await publish(js, "o.new", [b"end"])
-
-    run(story())
 
 
-def test_a_message_that_is_delivered_again_is_dropped(
-    server: PeerServer, run: Run, monkeypatch: pytest.MonkeyPatch, retention: RetentionPolicy
+async def test_messages_that_are_no_records_do_not_fill_the_window(server: PeerServer) -> None:
+    async with stream_on(server) as js:
+        driver = driver_of(server.port, max_unacknowledged=10)
+        async with reading(driver, 1):
+            await publish(js, "o.new", [b""] * 100)
+            await publish(js, "o.new", [b"1"])
+        assert driver.records == [b"1"]
+
+
+async def test_what_was_committed_and_not_acknowledged_leaves_a_work_queue_and_does_not_land_again(
+    server: PeerServer,
+) -> None:
+    async with stream_on(server, retention=RetentionPolicy.WORK_QUEUE) as js:
+        driver = driver_of(server.port)
+        async with reading(driver, 5, commit=False):
+            await publish(js, "o.new", numbered(5))
+        for batch in driver.batches:
+            driver.commit(batch)  # its connection has ended
+        await publish(js, "o.new", [b"after"])
+        async with reading(driver, 1):
+            pass
+        assert driver.records == [*numbered(5), b"after"]
+        async with reading(driver, 1):
+            await until_left(js, 0)
+            await publish(js, "o.new", [b"end"])
+
+
+async def test_a_message_that_is_delivered_again_is_dropped(
+    server: PeerServer, monkeypatch: pytest.MonkeyPatch, retention: RetentionPolicy
 ) -> None:
     # As if the sink had been away for a day.
     monkeypatch.setattr(nats_consumer, "ACK_WAIT_S", 0.3)
 
-    async def story() -> None:
-        async with stream_on(server, retention=retention) as js:
-            driver = driver_of(server.port)
-            async with aclosing(driver.open()) as stream:
-                taking = asyncio.ensure_future(pull(driver, stream, count=3, commit=False))
-                await until(lambda: driver.connected == 1)
-                await publish(js, "o.new", numbered(3))
-                await taking
-                taking = asyncio.ensure_future(pull(driver, stream, count=4, commit=False))
-                async with asyncio.timeout(20):
-                    while not sum(one.num_redelivered or 0 for one in await js.consumers_info("orders")):
-                        await asyncio.sleep(0.05)
-                await publish(js, "o.new", [b"after"])
-                await taking
-            assert driver.records == [*numbered(3), b"after"]
-
-    run(story())
-
-
-def test_no_more_comes_than_may_be_unacknowledged(
-    server: PeerServer, run: Run, retention: RetentionPolicy
-) -> None:
-    async def story() -> None:
-        async with stream_on(server, retention=retention) as js:
-            driver = driver_of(server.port, max_unacknowledged=50)
-            async with aclosing(driver.open()) as stream:
-                taking = asyncio.ensure_future(pull(driver, stream, count=50, commit=False))
-                await until(lambda: driver.connected == 1)
-                await publish(js, "o.new", numbered(300))
-                await taking
-                (consumer,) = await js.consumers_info("orders")
-                assert consumer.delivered is not None
-                assert consumer.delivered.stream_seq == 50
-                for batch in driver.batches:
-                    driver.commit(batch)
-                await pull(driver, stream, count=300)
-            assert driver.records == numbered(300)
-
-    run(story())
-
-
-def test_a_server_that_is_killed_and_comes_back_is_read_on_from_the_cursor(
-    server: PeerServer, run: Run, retention: RetentionPolicy
-) -> None:
-    async def story() -> None:
+    async with stream_on(server, retention=retention) as js:
         driver = driver_of(server.port)
-        async with stream_on(server, retention=retention) as js:
-            async with reading(driver, 2):
-                await publish(js, "o.new", numbered(2))
-            async with aclosing(driver.open()) as stream:
-                taking = asyncio.ensure_future(pull(driver, stream, count=3))
-                await until(lambda: driver.connected == 2)
-                await asyncio.to_thread(server.kill)
-                with pytest.raises(SourceUnavailable):
-                    await taking
-        assert isinstance(await driver.read(), SourceUnavailable)
-        await asyncio.to_thread(server.start)
-        async with publishing(server.port) as (_, js):
+        async with aclosing(driver.open()) as stream:
+            taking = asyncio.ensure_future(pull(driver, stream, count=3, commit=False))
+            await until(lambda: driver.connected == 1)
+            await publish(js, "o.new", numbered(3))
+            await taking
+            taking = asyncio.ensure_future(pull(driver, stream, count=4, commit=False))
+            async with asyncio.timeout(20):
+                while not sum(one.num_redelivered or 0 for one in await js.consumers_info("orders")):
+                    await asyncio.sleep(0.05)
             await publish(js, "o.new", [b"after"])
-            await driver.land(3)
-        assert driver.records == [*numbered(2), b"after"]
+            await taking
+        assert driver.records == [*numbered(3), b"after"]
 
-    run(story())
+
+async def test_no_more_comes_than_may_be_unacknowledged(
+    server: PeerServer, retention: RetentionPolicy
+) -> None:
+    async with stream_on(server, retention=retention) as js:
+        driver = driver_of(server.port, max_unacknowledged=50)
+        async with aclosing(driver.open()) as stream:
+            taking = asyncio.ensure_future(pull(driver, stream, count=50, commit=False))
+            await until(lambda: driver.connected == 1)
+            await publish(js, "o.new", numbered(300))
+            await taking
+            (consumer,) = await js.consumers_info("orders")
+            assert consumer.delivered is not None
+            assert consumer.delivered.stream_seq == 50
+            for batch in driver.batches:
+                driver.commit(batch)
+            await pull(driver, stream, count=300)
+        assert driver.records == numbered(300)
+
+
+async def test_a_server_that_is_killed_and_comes_back_is_read_on_from_the_cursor(
+    server: PeerServer, retention: RetentionPolicy
+) -> None:
+    driver = driver_of(server.port)
+    async with stream_on(server, retention=retention) as js:
+        async with reading(driver, 2):
+            await publish(js, "o.new", numbered(2))
+        async with aclosing(driver.open()) as stream:
+            taking = asyncio.ensure_future(pull(driver, stream, count=3))
+            await until(lambda: driver.connected == 2)
+            await asyncio.to_thread(server.kill)
+            with pytest.raises(SourceUnavailable):
+                await taking
+    assert isinstance(await driver.read(), SourceUnavailable)
+    await asyncio.to_thread(server.start)
+    async with publishing(server.port) as (_, js):
+        await publish(js, "o.new", [b"after"])
+        await driver.land(3)
+    assert driver.records == [*numbered(2), b"after"]
 
 
 # -- where it begins -----------------------------------------------------------------------------------------
 
 
-def test_new_begins_where_the_feed_first_connected_though_nothing_has_landed(
-    server: PeerServer, run: Run, retention: RetentionPolicy
+async def test_new_begins_where_the_feed_first_connected_though_nothing_has_landed(
+    server: PeerServer, retention: RetentionPolicy
 ) -> None:
     if retention is RetentionPolicy.WORK_QUEUE:
         return  # is always read from its beginning
 
-    async def story() -> None:
-        async with stream_on(server, retention=retention) as js:
-            await publish(js, "o.new", [b"before"])
-            driver = driver_of(server.port, deliver="new")
-            async with reading(driver, 1, commit=False):
-                await publish(js, "o.new", [b"1"])
-            driver.records.clear()
-            await publish(js, "o.new", [b"2"])
+    async with stream_on(server, retention=retention) as js:
+        await publish(js, "o.new", [b"before"])
+        driver = driver_of(server.port, deliver="new")
+        async with reading(driver, 1, commit=False):
+            await publish(js, "o.new", [b"1"])
+        driver.records.clear()
+        await publish(js, "o.new", [b"2"])
+        async with reading(driver, 2):
+            pass
+        assert driver.records == [b"1", b"2"]
+
+
+async def test_last_begins_with_the_last_message(server: PeerServer) -> None:
+    async with stream_on(server) as js:
+        await publish(js, "o.new", numbered(3))
+        driver = driver_of(server.port, deliver="last")
+        await driver.land(1)
+        assert driver.records == numbered(3)[2:]
+
+
+async def test_only_the_subjects_asked_for_are_read(server: PeerServer, retention: RetentionPolicy) -> None:
+    async with stream_on(server, retention=retention) as js:
+        driver = driver_of(server.port, subjects=["o.*.created"])
+        with capture_logs() as logs:
             async with reading(driver, 2):
-                pass
-            assert driver.records == [b"1", b"2"]
-
-    run(story())
-
-
-def test_last_begins_with_the_last_message(server: PeerServer, run: Run) -> None:
-    async def story() -> None:
-        async with stream_on(server) as js:
-            await publish(js, "o.new", numbered(3))
-            driver = driver_of(server.port, deliver="last")
-            await driver.land(1)
-            assert driver.records == numbered(3)[2:]
-
-    run(story())
+                for subject in ("o.a.created", "o.a.deleted", "o.b.created"):
+                    await publish(js, subject, [subject.encode()])
+            await publish(js, "o.c.created", [b"o.c.created"])
+            await driver.land(3)
+        assert driver.records == [b"o.a.created", b"o.b.created", b"o.c.created"]
+        assert gaps(logs) == []
 
 
-def test_only_the_subjects_asked_for_are_read(
-    server: PeerServer, run: Run, retention: RetentionPolicy
-) -> None:
-    async def story() -> None:
-        async with stream_on(server, retention=retention) as js:
-            driver = driver_of(server.port, subjects=["o.*.created"])
-            with capture_logs() as logs:
-                async with reading(driver, 2):
-                    for subject in ("o.a.created", "o.a.deleted", "o.b.created"):
-                        await publish(js, subject, [subject.encode()])
-                await publish(js, "o.c.created", [b"o.c.created"])
-                await driver.land(3)
-            assert driver.records == [b"o.a.created", b"o.b.created", b"o.c.created"]
-            assert gaps(logs) == []
-
-    run(story())
-
-
-def test_several_subjects_ask_for_a_newer_server(server: PeerServer, run: Run) -> None:
-    async def story() -> None:
-        async with stream_on(server):
-            error = await driver_of(server.port, subjects=["o.a", "o.b"]).read()
-            assert isinstance(error, FeedMisconfigured)
-            assert "need NATS 2.10" in str(error)
-
-    run(story())
+async def test_several_subjects_ask_for_a_newer_server(server: PeerServer) -> None:
+    async with stream_on(server):
+        error = await driver_of(server.port, subjects=["o.a", "o.b"]).read()
+        assert isinstance(error, FeedMisconfigured)
+        assert "need NATS 2.10" in str(error)
 
 
 # -- gaps ----------------------------------------------------------------------------------------------------
 
 
-def test_messages_that_were_discarded_before_they_were_read_are_told(server: PeerServer, run: Run) -> None:
-    async def story() -> None:
-        async with stream_on(server, max_msgs=3) as js:
-            driver = driver_of(server.port)
-            await publish(js, "o.new", numbered(1))
-            await driver.land(1)
-            await publish(js, "o.new", numbered(6)[1:])
-            with capture_logs() as logs:
-                await driver.land(4)
-            assert driver.records == [numbered(1)[0], *numbered(6)[3:]]
-            assert gaps(logs) == ["the oldest message left is 4, the last one read was 1"]
-
-    run(story())
+async def test_messages_that_were_discarded_before_they_were_read_are_told(server: PeerServer) -> None:
+    async with stream_on(server, max_msgs=3) as js:
+        driver = driver_of(server.port)
+        await publish(js, "o.new", numbered(1))
+        await driver.land(1)
+        await publish(js, "o.new", numbered(6)[1:])
+        with capture_logs() as logs:
+            await driver.land(4)
+        assert driver.records == [numbered(1)[0], *numbered(6)[3:]]
+        assert gaps(logs) == ["the oldest message left is 4, the last one read was 1"]
 
 
-def test_a_hole_is_told(server: PeerServer, run: Run) -> None:
-    async def story() -> None:
-        async with stream_on(server) as js:
-            await publish(js, "o.new", numbered(5))
-            await js.delete_msg("orders", 3)
-            missed = REGISTRY.get_sample_value("feedq_source_missed_total") or 0.0
-            with capture_logs() as logs:
-                await driver_of(server.port).land(4)
-            assert gaps(logs) == ["message 2 is followed by 4"]
-            assert REGISTRY.get_sample_value("feedq_source_missed_total") == missed + 1
-
-    run(story())
+async def test_a_hole_is_told(server: PeerServer) -> None:
+    async with stream_on(server) as js:
+        await publish(js, "o.new", numbered(5))
+        await js.delete_msg("orders", 3)
+        missed = REGISTRY.get_sample_value("feedq_source_missed_total") or 0.0
+        with capture_logs() as logs:
+            await driver_of(server.port).land(4)
+        assert gaps(logs) == ["message 2 is followed by 4"]
+        assert REGISTRY.get_sample_value("feedq_source_missed_total") == missed + 1
 
 
-def test_a_stream_that_was_made_anew_is_read_from_its_beginning(server: PeerServer, run: Run) -> None:
-    async def story() -> None:
-        async with stream_on(server) as js:
-            driver = driver_of(server.port)
-            await publish(js, "o.new", numbered(3))
-            await driver.land(3)
-            await js.delete_stream("orders")
-            await js.add_stream(name="orders", subjects=["o.>"])
-            await publish(js, "o.new", [b"a", b"b", b"c", b"d"])
-            with capture_logs() as logs:
-                await driver.land(7)
-            assert driver.records[3:] == [b"a", b"b", b"c", b"d"]
-            (gap,) = gaps(logs)
-            assert "made anew" in gap
-
-    run(story())
+async def test_a_stream_that_was_made_anew_is_read_from_its_beginning(server: PeerServer) -> None:
+    async with stream_on(server) as js:
+        driver = driver_of(server.port)
+        await publish(js, "o.new", numbered(3))
+        await driver.land(3)
+        await js.delete_stream("orders")
+        await js.add_stream(name="orders", subjects=["o.>"])
+        await publish(js, "o.new", [b"a", b"b", b"c", b"d"])
+        with capture_logs() as logs:
+            await driver.land(7)
+        assert driver.records[3:] == [b"a", b"b", b"c", b"d"]
+        (gap,) = gaps(logs)
+        assert "made anew" in gap
 
 
 # -- records -------------------------------------------------------------------------------------------------
 
 
-def test_an_envelope_says_where_a_message_comes_from(server: PeerServer, run: Run) -> None:
-    async def story() -> None:
-        async with stream_on(server) as js:
-            await publish(js, "o.a", [b"21.5"], headers={"Unit": "°C"})
-            await publish(js, "o.b", [b""])
-            driver = driver_of(server.port, envelope=True)
-            await driver.land(2)
-            first, second = (record.decode() for record in driver.records)
-            assert first.startswith('{"subject":"o.a","seq":1,"time":"20')
-            assert first.endswith('+00:00","headers":{"Unit":"°C"},"data":21.5}')
-            assert second.endswith('"data":""}')
-
-    run(story())
+async def test_an_envelope_says_where_a_message_comes_from(server: PeerServer) -> None:
+    async with stream_on(server) as js:
+        await publish(js, "o.a", [b"21.5"], headers={"Unit": "°C"})
+        await publish(js, "o.b", [b""])
+        driver = driver_of(server.port, envelope=True)
+        await driver.land(2)
+        first, second = (record.decode() for record in driver.records)
+        assert first.startswith('{"subject":"o.a","seq":1,"time":"20')
+        assert first.endswith('+00:00","headers":{"Unit":"°C"},"data":21.5}')
+        assert second.endswith('"data":""}')
 
 
 # -- beside others -------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_takes_over_ends_its_predecessor(
-    server: PeerServer, run: Run, retention: RetentionPolicy
+async def test_a_worker_that_takes_over_ends_its_predecessor(
+    server: PeerServer, retention: RetentionPolicy
 ) -> None:
-    async def story() -> None:
-        async with stream_on(server, retention=retention) as js:
-            before, after = driver_of(server.port), driver_of(server.port)
-            async with aclosing(before.open()) as stream:
-                waiting = asyncio.ensure_future(anext(stream))
-                async with asyncio.timeout(20):
-                    # When its request is under way; one that comes later only notices that nothing comes.
-                    while not sum(one.num_waiting or 0 for one in await js.consumers_info("orders")):
-                        await asyncio.sleep(0.01)
-                async with reading(after, 1):
-                    with pytest.raises(SourceUnavailable, match="moved to another worker"):
-                        await waiting
-                    await publish(js, "o.new", [b"1"])
-            assert len(await consumers(js)) == 1
-
-    run(story())
-
-
-def test_a_trial_neither_disturbs_the_feed_nor_leaves_anything(
-    server: PeerServer, run: Run, retention: RetentionPolicy
-) -> None:
-    async def story() -> None:
-        async with stream_on(server, retention=retention) as js:
-            feed, trial = driver_of(server.port), driver_of(server.port)
-            trial.trial = True
-            async with reading(feed, 2):
+    async with stream_on(server, retention=retention) as js:
+        before, after = driver_of(server.port), driver_of(server.port)
+        async with aclosing(before.open()) as stream:
+            waiting = asyncio.ensure_future(anext(stream))
+            async with asyncio.timeout(20):
+                # When its request is under way; one that comes later only notices that nothing comes.
+                while not sum(one.num_waiting or 0 for one in await js.consumers_info("orders")):
+                    await asyncio.sleep(0.01)
+            async with reading(after, 1):
+                with pytest.raises(SourceUnavailable, match="moved to another worker"):
+                    await waiting
                 await publish(js, "o.new", [b"1"])
-                if retention is RetentionPolicy.WORK_QUEUE:
-                    error = await trial.read()
-                    assert isinstance(error, FeedMisconfigured)
-                    assert "has one consumer" in str(error)
-                    await publish(js, "o.new", [b"2"])
-                else:
-                    async with reading(trial, 1):
-                        await publish(js, "o.new", [b"2"])
-            assert feed.records == [b"1", b"2"]
-            assert len(await consumers(js)) == 1
-
-    run(story())
+        assert len(await consumers(js)) == 1
 
 
-def test_a_feed_that_starts_does_not_find_a_work_queue_taken_by_a_trial(server: PeerServer, run: Run) -> None:
-    async def story() -> None:
-        async with stream_on(server, retention=RetentionPolicy.WORK_QUEUE) as js:
+async def test_a_trial_neither_disturbs_the_feed_nor_leaves_anything(
+    server: PeerServer, retention: RetentionPolicy
+) -> None:
+    async with stream_on(server, retention=retention) as js:
+        feed, trial = driver_of(server.port), driver_of(server.port)
+        trial.trial = True
+        async with reading(feed, 2):
             await publish(js, "o.new", [b"1"])
-            feed, trial = driver_of(server.port), driver_of(server.port)
-            trial.trial = True
-            async with aclosing(trial.open()) as stream:
-                await pull(trial, stream, count=1)
-                await feed.land(1)
-            assert feed.records == [b"1"]
+            if retention is RetentionPolicy.WORK_QUEUE:
+                error = await trial.read()
+                assert isinstance(error, FeedMisconfigured)
+                assert "has one consumer" in str(error)
+                await publish(js, "o.new", [b"2"])
+            else:
+                async with reading(trial, 1):
+                    await publish(js, "o.new", [b"2"])
+        assert feed.records == [b"1", b"2"]
+        assert len(await consumers(js)) == 1
 
-    run(story())
+
+async def test_a_feed_that_starts_does_not_find_a_work_queue_taken_by_a_trial(server: PeerServer) -> None:
+    async with stream_on(server, retention=RetentionPolicy.WORK_QUEUE) as js:
+        await publish(js, "o.new", [b"1"])
+        feed, trial = driver_of(server.port), driver_of(server.port)
+        trial.trial = True
+        async with aclosing(trial.open()) as stream:
+            await pull(trial, stream, count=1)
+            await feed.land(1)
+        assert feed.records == [b"1"]
 
 
 # -- in a cluster --------------------------------------------------------------------------------------------
