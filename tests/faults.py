@@ -307,7 +307,8 @@ def wait_other_leader(cluster: Cluster, previous: Node) -> float:
 def restart_database(stage: Stage) -> tuple[float, float]:
     """A fast restart of PostgreSQL. Returns the seconds until all land, since its stop and its return."""
     moment = time.monotonic()
-    stage.postgres.restart()
+    stage.postgres.stop()
+    stage.postgres.start()
     back = time.monotonic()
     all_land = stage.wait_landing(limit_s=FAILOVER_LIMIT_S)
     return all_land - moment, all_land - back

@@ -64,7 +64,7 @@ def _database_url() -> str:
         return ""
     from feedq.local.datadir import DataDir
 
-    return DataDir(STACK_DIR).read_state().settings["FEEDQ_DATABASE_URL"]
+    return DataDir(STACK_DIR).settings()["FEEDQ_DATABASE_URL"]
 
 
 def _asked(url: str, kind: str, beginning: str) -> list[str]:

@@ -97,10 +97,10 @@ class Invocation:
         try:
             from feedq.local.datadir import DataDir
 
-            state = DataDir(directory).read_state()
+            settings = DataDir(directory).settings()
         except (ImportError, OSError, ValueError, TypeError, Unavailable):
             return  # none runs, or it is somebody else's
-        os.environ |= state.settings
+        os.environ |= settings
         click.echo(f"(the feedq up that runs in {directory.absolute()})", err=True)
 
     def require_database(self) -> None:

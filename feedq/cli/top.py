@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import repeat
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -24,7 +25,7 @@ from rich.live import Live
 from rich.text import Text
 
 from feedq.cli.invocation import Invocation, pass_invocation
-from feedq.cli.output import rich_table, write_json_line
+from feedq.cli.output import TableColumn, rich_table, write_json_line
 from feedq.cli.tables import WORKER_WHY, feed_columns, urgent_columns, worker_columns
 from feedq.control.store.fleet_state import JobState
 from feedq.core.model import FeedView, Status, WorkerView
@@ -88,7 +89,8 @@ def top(invocation: Invocation, *, interval_s: float, count: int | None, tenant:
     Example:
       feedq top --interval 2
     """
-    frames = _frames(invocation, tenant=tenant, count=count)
+    watch = FleetWatch(invocation, tenant=tenant)
+    frames = (watch.look() for _ in (repeat(None) if count is None else repeat(None, count)))
     if invocation.json:
         show: Callable[[Frame], None] = _write_document
     elif not sys.stdout.isatty():
@@ -105,11 +107,17 @@ def top(invocation: Invocation, *, interval_s: float, count: int | None, tenant:
         return
 
 
-def _frames(invocation: Invocation, *, tenant: str | None, count: int | None) -> Iterator[Frame]:
-    past: deque[tuple[float, dict[int, int]]] = deque()
-    looks = 0
-    while count is None or looks < count:
-        feeds = invocation.store.feeds.views(tenant=tenant)
+class FleetWatch:
+    """Looks at the fleet again and again, for rates over the last seconds."""
+
+    def __init__(self, invocation: Invocation, *, tenant: str | None = None) -> None:
+        self._invocation, self._tenant = invocation, tenant
+        self._past: deque[tuple[float, dict[int, int]]] = deque()
+
+    def look(self) -> Frame:
+        """Raises `Unavailable`; the next look may succeed."""
+        invocation, past = self._invocation, self._past
+        feeds = invocation.store.feeds.views(tenant=self._tenant)
         workers = invocation.store.workers.views()
         now = invocation.clock.monotonic()
         totals = {view.feed.id: view.lease.records_total for view in feeds}
@@ -119,19 +127,18 @@ def _frames(invocation: Invocation, *, tenant: str | None, count: int | None) ->
         passed_s = max(now - then, 0.001)
         rates = {i: (total - before[i]) / passed_s for i, total in totals.items() if i in before}
         past.append((now, totals))
-        looks += 1
         jobs, schedules = invocation.job_state(), invocation.jobs.schedules
         urgent: Sequence[ScheduleView] = ()
         if jobs.schedules:
             urgent = schedules.urgent(failing=jobs.tripped[:SCHEDULES_SHOWN], limit=SCHEDULES_SHOWN)
-        yield Frame(invocation.clock.now(), feeds, workers, rates, jobs, urgent)
+        return Frame(invocation.clock.now(), feeds, workers, rates, jobs, urgent)
 
 
 # -- without a terminal ------------------------------------------------------------------------------
 
 
 def _write_line(frame: Frame) -> None:
-    click.echo(f"{frame.at:%H:%M:%S} {_summary(frame)}")
+    click.echo(f"{frame.at:%H:%M:%S} {summary(frame)}")
     sys.stdout.flush()
 
 
@@ -155,7 +162,7 @@ def _write_document(frame: Frame) -> None:
     )
 
 
-def _summary(frame: Frame) -> str:
+def summary(frame: Frame) -> str:
     numbers, jobs = overview(frame.feeds, frame.workers), frame.jobs
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(numbers.waiting.items()))
     counts = ", ".join(
@@ -194,10 +201,15 @@ def _surviving(frames: Iterator[Frame], live: Live) -> Iterator[Frame]:
         return
 
 
-def render(frame: Frame, console: Console) -> RenderableType:
-    """Renders the whole view: a summary, the workers, as many feeds as fit, and the schedules to look at first."""
+def render(
+    frame: Frame, console: Console, *, extra: Sequence[TableColumn[FeedView]] = (), last: str = "q leaves"
+) -> RenderableType:
+    """Renders the whole view: a summary, the workers, as many feeds as fit, and the schedules to look at first.
+
+    ``extra`` are further columns of the feeds, ``last`` is what the last line says.
+    """
     height = console.size.height
-    summary = Text(f"{frame.at:%H:%M:%S}  {_summary(frame)}", style="bold")
+    title = Text(f"{frame.at:%H:%M:%S}  {summary(frame)}", style="bold")
     shown = frame.workers[: max(height // 3, 1)]
     # No column for what is empty: terminals are narrow.
     whys = [WORKER_WHY] if any(map(worker_trouble, shown)) else []
@@ -208,20 +220,20 @@ def render(frame: Frame, console: Console) -> RenderableType:
         below = [Text(), rich_table(urgent, urgent_columns(frame.at))]
     # As they will be drawn: where the terminal is narrow lines are folded.
     unlimited = console.options.update(height=None)
-    taken = len(console.render_lines(Group(summary, workers, *below), unlimited))
+    taken = len(console.render_lines(Group(title, workers, *below), unlimited))
     room = max(height - LINES_BESIDE_FEEDS - taken, 1)
     ranked = sorted(frame.feeds, key=lambda view: _rank(view, frame))
-    columns = feed_columns(frame.at, title="FEED", rates=frame.rates, width=60)
+    columns = [*feed_columns(frame.at, title="FEED", rates=frame.rates, width=60), *extra]
     feeds = rich_table(ranked[:room], columns)
     left_out = len(ranked) - room
     parts: list[RenderableType] = [
-        summary,
+        title,
         Text(),
         workers,
         Text(),
         feeds,
         *below,
-        Text((f"… {left_out} more feeds; " if left_out > 0 else "") + "q leaves", style="dim"),
+        Text((f"… {left_out} more feeds; " if left_out > 0 else "") + last, style="dim"),
     ]
     return Group(*parts)
 

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
+from threading import Event, Thread
 from types import FrameType
 from typing import Any
 
 import click
+from rich.console import Console, RenderableType
+from rich.live import Live
 
-from feedq.cli.demo_view import Screen, summarize
 from feedq.cli.invocation import Invocation, pass_invocation
-from feedq.cli.output import answer
-from feedq.local import demo, demo_source
+from feedq.cli.output import Styled, TableColumn, answer, write_json_line
+from feedq.cli.top import FleetWatch, render, summary
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import FeedView
+from feedq.errors import Unavailable
+from feedq.local import demo
 from feedq.local.datadir import DEFAULT, DataDir
-from feedq.local.demo import Observer
-from feedq.local.local_service import answers_tcp
-from feedq.local.stack import Interrupted, LocalStack, StackOptions, StopRequests
+from feedq.local.demo_source import RATES
+from feedq.local.stack import DATABASE_URL, Interrupted, LocalStack, listens_on
 from feedq.settings import DEFAULT_SINK, Settings
 from feedq.settings import settings as check_settings
 
 TICK_S = 0.1
+LOOK_S, LINE_S = 0.5, 5.0
+"""Between two looks at the demo in a terminal, and between two lines about it elsewhere."""
+JOIN_TIMEOUT_S = 10.0
 
 data_dir_option = click.option(
     "--data-dir",
@@ -83,20 +92,27 @@ def up(
       feedq feed list          # in another terminal, in the same directory
     """
     check_settings()  # what is wrong with them should not take a start to find out
-    options = StackOptions(data_dir, workers, beats, capacity, port_base)
-    screen = Screen(as_json=invocation.json)
-    with _stop_requests() as stops:
-        stack = LocalStack(options, screen, stops)
+    stack = LocalStack(DataDir(data_dir, port_base=port_base), _reporter(as_json=invocation.json))
+    with stack.data_dir.held(), _stopped_by_signals(stack):
         try:
-            stack.start(before_fleet=_prepare_demo if with_demo else None)
-            _run(stack, screen, with_demo=with_demo)
+            with closing(stack.start_servers()) as store:
+                (_start_demo if with_demo else _mention_demo_feeds)(stack, store)
+                stack.start(*stack.fleet(store, workers=workers, beats=beats, capacity=capacity))
+                stack.data_dir.write_settings(stack.settings)
+                named = f'eval "$(feedq env --data-dir {shlex.quote(str(data_dir))})"; '
+                other = "feedq feed list" if data_dir == DEFAULT else f"{named}feedq feed list"
+                stack.say(f"everything is up; for other commands here: {other}")
+                with _shown(stack, store, as_json=invocation.json) if with_demo else nullcontext():
+                    while not stack.stop_requests:
+                        stack.tend()
+                        time.sleep(TICK_S)
         except Interrupted:
             pass
         finally:
-            screen.say("stopping" if not stops.forced() else "stopping at once")
+            stack.say("stopping at once" if stack.is_forced() else "stopping")
             in_order = stack.stop()
-    screen.say("stopped" if in_order else "stopped, not everything in order")
-    if stops.forced():
+    stack.say("stopped" if in_order else "stopped, not everything in order")
+    if stack.is_forced():
         raise SystemExit(1)
 
 
@@ -110,77 +126,114 @@ def env(invocation: Invocation, *, data_dir: Path) -> None:
     Example:
       eval "$(feedq env)"
     """
-    settings = DataDir(data_dir).read_state().settings
+    settings = DataDir(data_dir).settings()
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(settings.items())]
     # Not click.echo, which takes control characters out of what a shell is to have as it is.
     answer(invocation, settings, lambda: sys.stdout.writelines(lines))
 
 
-def _run(stack: LocalStack, screen: Screen, *, with_demo: bool) -> None:
-    settings = f'eval "$(feedq env{named})"; ' if (named := _named(stack)) else ""
-    screen.say(f"everything is up; for other commands here: {settings}feedq feed list")
-    if not with_demo:
-        _mention_demo_feeds(stack, screen)
-        _tend_until_stopped(stack)
-        return
-    observer = Observer(stack.store, demo.Auditor(_sink_url(stack)))
-    observer.start()
-    try:
-        with screen.live(observer, flower_url=lambda: stack.flower_url) as refresh:
-            _tend_until_stopped(stack, refresh)
-    finally:
-        observer.close()
-    screen.say(summarize(observer.latest))
-
-
-def _tend_until_stopped(stack: LocalStack, refresh: Callable[[], None] = lambda: None) -> None:
-    while not stack.stops.requested:
-        stack.tend()
-        refresh()
-        time.sleep(TICK_S)
-
-
-def _prepare_demo(stack: LocalStack) -> None:
-    """Makes the demo's source, table and feeds, before there are workers to stream them."""
-    port = stack.ports.choose("source")
-    source = demo.source_service(port, logs=stack.data_dir.logs)
-    stack.add(source, is_ready=lambda: answers_tcp(port), address=f"tcp://127.0.0.1:{port}")
-    demo.declare(stack.store, sink_url=_sink_url(stack), port=port)
-    stack.reporter.ready("feeds", note=f"{len(demo_source.RATES)} of the demo are declared")
-
-
-def _mention_demo_feeds(stack: LocalStack, screen: Screen) -> None:
-    orphans = [v for v in stack.store.feeds.views() if demo.is_demo(v.feed)]
-    if orphans:
-        screen.say(
-            f"{len(orphans)} feeds of the demo are declared here and find no source: it runs with --demo only "
-            f"(`feedq feed remove` ends them)"
-        )
-
-
-def _sink_url(stack: LocalStack) -> str:
-    # The servers' addresses are newer than the environment that settings come from.
-    known: Mapping[str, Any] = {"database_url": stack.database_url}
-    return Settings(**known).sink_url(DEFAULT_SINK)
-
-
-def _named(stack: LocalStack) -> str:
-    chosen = stack.options.data_dir
-    return "" if chosen == DEFAULT else f" --data-dir {shlex.quote(str(chosen))}"
-
-
 @contextmanager
-def _stop_requests() -> Iterator[StopRequests]:
-    """Counts Ctrl-C, SIGTERM and a closed terminal, instead of dying of them."""
-    stops = StopRequests()
+def _stopped_by_signals(stack: LocalStack) -> Iterator[None]:
+    """Counts Ctrl-C, SIGTERM and a closed terminal as requests to stop, instead of dying of them."""
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        stops.add()
+        stack.stop_requests += 1
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, on_signal) for number in numbers}
     try:
-        yield stops
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _reporter(*, as_json: bool) -> Callable[[Mapping[str, str]], None]:
+    def report(document: Mapping[str, str]) -> None:
+        try:
+            if as_json:
+                write_json_line(document)
+            else:
+                click.echo(_line(document))
+                sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read us has gone; the stack goes on, and Python must not trip over it at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    return report
+
+
+def _line(document: Mapping[str, str]) -> str:
+    if document["event"] == "said":
+        return document["text"]
+    note = f"({document['note']})" if document["note"] else ""
+    return f"{document['what']:<12}{'  '.join(filter(None, (document['address'], note)))}".rstrip()
+
+
+# -- the demo ------------------------------------------------------------------------------------------
+
+
+def _start_demo(stack: LocalStack, store: PostgresStore) -> None:
+    """Makes the demo's source, table and feeds, before there are workers to stream them."""
+    port = stack.data_dir.port("source")
+    argv = (sys.executable, "-m", "feedq.local.demo_source", str(port))
+    address = f"tcp://127.0.0.1:{port}"
+    stack.start(stack.service("source", *argv, is_ready=listens_on(port), address=address))
+    demo.declare(store, sink_url=_sink_url(stack), port=port)
+    stack.ready("feeds", note=f"{len(RATES)} of the demo are declared")
+
+
+def _mention_demo_feeds(stack: LocalStack, store: PostgresStore) -> None:
+    if orphans := sum(demo.is_demo(view.feed) for view in store.feeds.views()):
+        stack.say(
+            f"{orphans} feeds of the demo are declared here and find no source: it runs with --demo only "
+            "(`feedq feed remove` ends them)"
+        )
+
+
+def _sink_url(stack: LocalStack) -> str:
+    # The address of our server is newer than the environment that settings come from.
+    known: dict[str, Any] = {"database_url": stack.settings[DATABASE_URL]}
+    return Settings(**known).sink_url(DEFAULT_SINK)
+
+
+@contextmanager
+def _shown(stack: LocalStack, store: PostgresStore, *, as_json: bool) -> Iterator[None]:
+    """Shows the demo in a thread for the length of the block: a slow database must not keep us from tending."""
+    ended = Event()
+    shown = Thread(target=_show, args=(stack, store, as_json, ended), name="demo", daemon=True)
+    shown.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        shown.join(JOIN_TIMEOUT_S)
+
+
+def _show(stack: LocalStack, store: PostgresStore, as_json: bool, ended: Event) -> None:
+    """Shows what `feedq top` does, with a column of the demo's check, until ``ended``."""
+    fleet, check, console = FleetWatch(Invocation(_opened=store)), demo.Check(_sink_url(stack)), Console()
+    live = Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
+    with live or nullcontext():
+        while not ended.wait(LOOK_S if live else LINE_S):
+            try:
+                frame, tallies = fleet.look(), check.tallies()
+            except Unavailable as error:
+                said: RenderableType = str(error)
+            else:
+                said = f"{summary(frame)}; check: {demo.total(tallies)}"
+                if live:
+                    checked: TableColumn[FeedView] = TableColumn("CHECK", _checked(tallies))
+                    said = render(frame, console, extra=[checked], last="Ctrl-C stops it all")
+            if live:
+                live.update(said, refresh=True)
+            else:
+                stack.say(str(said))
+
+
+def _checked(tallies: Mapping[str, demo.Tally]) -> Callable[[FeedView], Styled | None]:
+    def checked(view: FeedView) -> Styled | None:
+        tally = tallies.get(view.feed.name)
+        return tally and Styled(str(tally), "bold red" if tally.missing or tally.doubled else "green")
+
+    return checked

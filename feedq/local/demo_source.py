@@ -1,4 +1,4 @@
-r"""The source of `feedq up --demo`: a dozen AIS receivers that replay what ships once sent, and can resume.
+r"""The source of `feedq up --demo`: a dozen AIS receivers that replay recorded messages of ships, and can resume.
 
 A client says ``{"feed": "coastguard/ais-01", "from": 17}`` on a line (``null`` at first) and gets the records
 after that one, each on a line::
@@ -10,20 +10,19 @@ Records fall due at the feed's rate whether or not anybody is connected: who com
 due meanwhile. Time stands still for a feed until its first client since this process started; there is no
 backlog of the night.
 
-Runs as a process of its own: ``python -m feedq.local.demo_source --port 16000``.
+Runs as a process of its own: ``python -m feedq.local.demo_source 16000``.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
 
 import orjson
 
@@ -40,8 +39,7 @@ RECORDS_PER_WRITE_MAX = 1_000
 TICK_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Timetable:
+class Timetable(NamedTuple):
     """When the records of a feed fall due. ``began`` is the moment at which record ``base`` had been sent."""
 
     base: int
@@ -62,11 +60,10 @@ def sample() -> tuple[str, ...]:
 
 def record(feed: str, seq: int, *, due_at: datetime) -> bytes:
     """Record ``seq`` of a feed as a line."""
-    lines = sample()
     # Each feed begins elsewhere in the sample, so that no two tell the same at the same time.
-    offset = 73 * sorted(RATES).index(feed)
-    said = {"feed": feed, "seq": seq, "at": due_at.isoformat(timespec="milliseconds")}
-    return orjson.dumps({**said, "nmea": lines[(seq + offset) % len(lines)]}) + b"\n"
+    nmea = sample()[(seq + 73 * sorted(RATES).index(feed)) % len(sample())]
+    at = due_at.isoformat(timespec="milliseconds")
+    return orjson.dumps({"feed": feed, "seq": seq, "at": at, "nmea": nmea}) + b"\n"
 
 
 def parse_hello(line: bytes) -> tuple[str, int]:
@@ -80,68 +77,51 @@ def parse_hello(line: bytes) -> tuple[str, int]:
     return hello["feed"], cursor or 0
 
 
-class DemoSource:
-    """Serves every feed on one port of the loopback."""
+async def serve(port: int) -> None:
+    """Serve every feed on one port of the loopback."""
+    timetables: dict[str, Timetable] = {}
 
-    def __init__(self) -> None:
-        self._timetables: dict[str, Timetable] = {}
-
-    async def serve(self, port: int) -> None:
-        server = await asyncio.start_server(self._greet, "127.0.0.1", port, limit=HELLO_BYTES_MAX)
-        say(f"listening on 127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        async with server:
-            await server.serve_forever()
-
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 hello = await reader.readline()
             if not hello:
                 return  # somebody looked whether we are there
             feed, cursor = parse_hello(hello)
-            say(f"{feed} connected, wants what follows {cursor}")
-            await self._send(feed, cursor, writer)
+            _say(f"{feed} connected, wants what follows {cursor}")
+            timetable = timetables.setdefault(feed, Timetable(cursor, datetime.now(UTC), RATES[feed]))
+            await _send(feed, cursor, timetable, writer)
         except ValueError as error:
-            say(f"a client was refused: {error}")
+            _say(f"a client was refused: {error}")
         except (TimeoutError, ConnectionError) as error:
-            say(f"a client went away: {error!r}")
+            _say(f"a client went away: {error!r}")
         finally:
             writer.close()
             with contextlib.suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(1):
                     await writer.wait_closed()
 
-    async def _send(self, feed: str, cursor: int, writer: asyncio.StreamWriter) -> None:
-        timetable = self._timetables.setdefault(feed, Timetable(cursor, _now(), RATES[feed]))
-        sent = cursor
-        while True:
-            due = min(timetable.last_due(_now()), sent + RECORDS_PER_WRITE_MAX)
-            if due > sent:
-                lines = [record(feed, n, due_at=timetable.due_at(n)) for n in range(sent + 1, due + 1)]
-                writer.writelines(lines)
-                async with asyncio.timeout(WRITE_TIMEOUT_S):
-                    await writer.drain()
-                sent = due
-            if writer.is_closing():
-                return
-            await asyncio.sleep(TICK_S)
+    server = await asyncio.start_server(greet, "127.0.0.1", port, limit=HELLO_BYTES_MAX)
+    _say(f"listening on 127.0.0.1:{port}")
+    async with server:
+        await server.serve_forever()
 
 
-def say(text: str) -> None:
+async def _send(feed: str, sent: int, timetable: Timetable, writer: asyncio.StreamWriter) -> None:
+    while not writer.is_closing():
+        due = min(timetable.last_due(datetime.now(UTC)), sent + RECORDS_PER_WRITE_MAX)
+        if due > sent:
+            writer.writelines(record(feed, n, due_at=timetable.due_at(n)) for n in range(sent + 1, due + 1))
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await writer.drain()
+            sent = due
+        await asyncio.sleep(TICK_S)
+
+
+def _say(text: str) -> None:
     """Writes a line into the log that our standard output is."""
-    sys.stdout.write(f"{_now().isoformat(timespec='milliseconds')} {text}\n")
-    sys.stdout.flush()
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Replay AIS messages to feeds that can resume.")
-    parser.add_argument("--port", type=int, default=0)
-    asyncio.run(DemoSource().serve(parser.parse_args(argv).port))
+    print(datetime.now(UTC).isoformat(timespec="milliseconds"), text, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(serve(int(sys.argv[1])))

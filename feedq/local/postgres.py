@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,14 @@ from psycopg2 import sql
 
 from feedq.errors import Unavailable
 from feedq.local.binaries import PostgresBinaries, postgres_binaries
+from feedq.local.process import run_as
 from feedq.local.server import Server, kept_password, make_private_dir
 
 USER = "feedq"
 """The superuser, whom only the server's own upkeep uses."""
 OWNER = "feedq_owner"
-"""Owns the database and may do nothing outside it; everything that `feedq up` starts connects as this role."""
 DATABASE = "feedq"
-MAINTENANCE_DATABASE = "postgres"
+"""The database of `feedq up` and the role that owns it, which may do nothing outside: everything connects so."""
 
 SETTINGS: Mapping[str, str] = {
     "listen_addresses": "127.0.0.1",
@@ -60,23 +60,21 @@ class Postgres(Server):
         # A cluster can be read by its own major version only.
         return self.home / f"pg{self.binaries.major}"
 
-    def url(self, dbname: str = DATABASE) -> str:
+    def url(self, dbname: str = "postgres") -> str:
         """The URL of a database for the superuser."""
         return f"postgresql://{USER}:{self._password()}@127.0.0.1:{self.port}/{dbname}"
 
-    def make_owner(self) -> str:
-        """Give the database to `OWNER`, a role that is made when it is missing; returns the URL for it."""
+    def owned_database(self) -> str:
+        """The URL of `DATABASE` for `OWNER`; both are made when they are missing."""
         password = kept_password(self.home / "owner.password", account=self.account)
         with self._maintenance() as cursor:
             cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (OWNER,))
             verb = "ALTER" if cursor.fetchone() else "CREATE"
             cursor.execute(f"{verb} ROLE {OWNER} LOGIN PASSWORD %s", (password,))
-            cursor.execute(f"ALTER DATABASE {DATABASE} OWNER TO {OWNER}")
+            cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,))
+            if cursor.fetchone() is None:
+                cursor.execute(f"CREATE DATABASE {DATABASE} OWNER {OWNER}")
         return f"postgresql://{OWNER}:{password}@127.0.0.1:{self.port}/{DATABASE}"
-
-    def start(self) -> None:
-        super().start()
-        self._ensure_database(DATABASE)
 
     def create_database(self, name: str) -> str:
         """Make an empty database; returns its URL."""
@@ -89,22 +87,12 @@ class Postgres(Server):
         with self._maintenance() as cursor:
             cursor.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
-    def _ensure_database(self, name: str) -> None:
-        with self._maintenance() as cursor:
-            cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
-            known = cursor.fetchone() is not None
-        if not known:
-            self.create_database(name)
-
     @contextmanager
     def _maintenance(self) -> Iterator[Any]:
-        connection = psycopg2.connect(self.url(MAINTENANCE_DATABASE), connect_timeout=5)
-        try:
+        with closing(psycopg2.connect(self.url(), connect_timeout=5)) as connection:
             connection.autocommit = True
             with connection.cursor() as cursor:
                 yield cursor
-        finally:
-            connection.close()
 
     def _prepare(self) -> None:
         if not (self.cluster / "PG_VERSION").exists():
@@ -137,9 +125,7 @@ class Postgres(Server):
             check=False,
             cwd=self.home,
             env={"PATH": f"{self.binaries.bin}:/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"},
-            user=self.account.uid if self.account else None,
-            group=self.account.gid if self.account else None,
-            extra_groups=[] if self.account else None,
+            **run_as(self.account),
         )
         if result.returncode != 0:
             raise Unavailable(f"initdb failed for {self.cluster}:\n{result.stdout.strip()[-2000:]}")
@@ -147,14 +133,12 @@ class Postgres(Server):
 
     def _argv(self) -> list[str]:
         options = {**self.settings, "port": str(self.port)}
-        argv = [str(self.binaries.bin / "postgres"), "-D", str(self.cluster)]
-        for name, value in options.items():
-            argv += ["-c", f"{name}={value}"]
-        return argv
+        given = [f"--{name}={value}" for name, value in options.items()]
+        return [str(self.binaries.bin / "postgres"), "-D", str(self.cluster), *given]
 
     def _answers(self) -> bool:
         try:
-            psycopg2.connect(self.url(MAINTENANCE_DATABASE), connect_timeout=2).close()
+            psycopg2.connect(self.url(), connect_timeout=2).close()
         except psycopg2.OperationalError:
             return False
         return True

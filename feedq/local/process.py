@@ -1,47 +1,34 @@
 """Child processes that do not outlive us, and the account that servers run under.
 
 Invariants: every child is in a session of its own, so that Ctrl-C in a terminal reaches us alone and we stop
-things in order; and every child ends when we do, even when we are killed. On Linux the kernel sees to that
-(``PR_SET_PDEATHSIG``), elsewhere a small watcher does (`feedq.local.tether`).
-
-The kernel's signal is tied to the *thread* that started the child: start children from a thread that lives as
-long as the process, which is to say the main one.
+things in order; and every child ends when we do, even when we are killed (`feedq.local.tether`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pwd
 import signal
 import socket
-import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any, NamedTuple, TypeVar
 
 from feedq.errors import Unavailable
 from feedq.local.tether import Tether
 
-ACCOUNTS = ("postgres", "nobody")
-"""Whom servers run as when we are root, in order of preference: PostgreSQL refuses root."""
 PORTS = range(16_000, 30_000)
-"""Above the well-known ones, below those that Linux and macOS give to outgoing connections."""
-LOG_BYTES_KEPT = 64 * 2**20
-"""A log that grew beyond this in one run is cut when the next one starts."""
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+"""Above the well-known ones, below those that Linux and macOS give to outgoing connections: one of those might be
+taken just when a server restarts on its port."""
 _tether = Tether()
+Status = TypeVar("Status", int, int | None)
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(NamedTuple):
     """A user of this machine."""
 
     name: str
@@ -50,32 +37,44 @@ class Account:
 
 
 def server_account() -> Account | None:
-    """The account for servers, or None to run them as ourselves (we are not root)."""
+    """The account for servers, or None to run them as ourselves. PostgreSQL refuses root."""
     if os.geteuid() != 0:
         return None
-    for name in ACCOUNTS:
-        try:
-            entry = pwd.getpwnam(name)
-        except KeyError:
-            continue
-        if entry.pw_uid != 0:
-            return Account(name, entry.pw_uid, entry.pw_gid)
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            found = pwd.getpwnam(name)
+            return Account(name, found.pw_uid, found.pw_gid)
     # A container image without /etc/passwd entries still has user ids.
     return Account("65534", 65_534, 65_534)
 
 
+def run_as(account: Account | None) -> dict[str, Any]:
+    """The options of `subprocess` that start a process as this account."""
+    return {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
+
+
 def may_enter(path: Path, account: Account) -> bool:
     """Whether ``account`` may pass through every directory down to and including ``path``."""
-    resolved = path.resolve()
-    return all(_may_pass(directory.stat(), account) for directory in (resolved, *resolved.parents))
+    enter = ["/bin/sh", "-c", 'cd "$0" 2>/dev/null', str(path)]
+    return subprocess.run(enter, cwd="/", check=False, **run_as(account)).returncode == 0  # noqa: S603
 
 
-def _may_pass(status: os.stat_result, account: Account) -> bool:
-    if status.st_uid == account.uid:
-        return bool(status.st_mode & stat.S_IXUSR)
-    if status.st_gid == account.gid:
-        return bool(status.st_mode & stat.S_IXGRP)
-    return bool(status.st_mode & stat.S_IXOTH)
+class Child(subprocess.Popen[bytes]):
+    """A child that is untied as soon as it has been waited for: its pid may be somebody else's then."""
+
+    _is_tied = True
+
+    def poll(self) -> int | None:
+        return self._untied(super().poll())
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._untied(super().wait(timeout))
+
+    def _untied(self, status: Status) -> Status:
+        if status is not None and self._is_tied:
+            self._is_tied = False
+            _tether.untie(self.pid)
+        return status
 
 
 def spawn(
@@ -87,10 +86,10 @@ def spawn(
     account: Account | None = None,
     death_signal: signal.Signals = signal.SIGKILL,
     pass_fds: Sequence[int] = (),
-) -> subprocess.Popen[bytes]:
+) -> Child:
     """Start a child that gets ``death_signal`` when this process ends, however it ends."""
     with log.open("ab") as output:
-        process = subprocess.Popen(  # noqa: S603 - argument lists of ours, no shell
+        return Child(
             list(argv),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -99,34 +98,13 @@ def spawn(
             cwd=cwd,
             start_new_session=True,
             pass_fds=tuple(pass_fds),
-            user=account.uid if account else None,
-            group=account.gid if account else None,
-            extra_groups=[] if account else None,
-            # Runs after the change of user, which would clear the setting. It makes system calls only: a
-            # fork of a process with threads must not import, allocate much or take locks.
-            preexec_fn=_die_with_parent(os.getpid(), death_signal),
+            preexec_fn=_tether.ties(death_signal),
+            **run_as(account),
         )
-    if _libc is None:
-        _tether.watch(process.pid, death_signal)
-    return process
-
-
-def _die_with_parent(parent: int, death_signal: signal.Signals) -> Callable[[], None] | None:
-    libc = _libc
-    if libc is None:
-        return None
-    number = int(death_signal)
-
-    def preexec() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(1)
-
-    return preexec
 
 
 def end(
-    process: subprocess.Popen[bytes],
+    process: Child,
     *steps: tuple[signal.Signals, float],
     is_forced: Callable[[], bool] = lambda: False,
 ) -> int:
@@ -145,14 +123,7 @@ def end(
             os.killpg(process.pid, signal.SIGKILL)
         # A process may be stopped or in a system call, but not for ever once it is killed.
         process.wait(30)
-    release(process)
     return process.returncode
-
-
-def release(process: subprocess.Popen[bytes]) -> None:
-    """Forget a child that ended by itself: its pid may be somebody else's soon."""
-    if _libc is None:
-        _tether.forget(process.pid)
 
 
 def poll_until(condition: Callable[[], bool], *, timeout_s: float, interval_s: float = 0.05) -> bool:
@@ -167,8 +138,6 @@ def poll_until(condition: Callable[[], bool], *, timeout_s: float, interval_s: f
 
 def free_port(*, rng: Random | None = None) -> int:
     """A loopback port that was free a moment ago; whoever binds it must be ready to try another."""
-    # Not the kernel's choice: that is one of those it gives to outgoing connections, of which one might
-    # have it just when a server restarts on its port.
     draw = rng or Random()
     for _ in range(1_000):
         port = draw.choice(PORTS)
@@ -189,18 +158,9 @@ def is_free(port: int) -> bool:
 
 
 def rotate(log: Path) -> None:
-    """Begin a new log, keeping the end of the one before as ``<name>.1``."""
-    if not log.exists():
-        return
-    previous = log.with_name(log.name + ".1")
-    log.replace(previous)
-    if previous.stat().st_size > LOG_BYTES_KEPT:
-        with previous.open("rb+") as file:
-            file.seek(-LOG_BYTES_KEPT, os.SEEK_END)
-            kept = file.read()
-            file.seek(0)
-            file.write(kept)
-            file.truncate()
+    """Begin a new log, keeping the one before as ``<name>.1``."""
+    with contextlib.suppress(FileNotFoundError):
+        log.replace(log.with_name(log.name + ".1"))
 
 
 def tail(log: Path, *, lines: int = 15) -> str:

@@ -10,18 +10,16 @@ import fcntl
 import os
 import secrets
 import signal
-import subprocess
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-import psutil
-
 from feedq.errors import Conflict, FeedqError, Unavailable
 from feedq.local.process import (
     Account,
+    Child,
     end,
     free_port,
     may_enter,
@@ -31,6 +29,13 @@ from feedq.local.process import (
     spawn,
     tail,
 )
+
+START_TIMEOUT_S = 60.0
+"""A server that has not answered by then never will; crash recovery of a large database included."""
+LOCK_TIMEOUT_S = 15.0
+"""How long to wait for the processes of a server that was just stopped or killed."""
+HOMELESS = Path("/var/lib/feedq")
+"""Where servers of root keep their data when the chosen directory lies below a private one."""
 
 
 class FileLock:
@@ -51,11 +56,10 @@ class FileLock:
         return self._fd
 
     def acquire(self, *, timeout_s: float = 0.0) -> None:
-        """Raises `Conflict`, naming the holder: at once if it lives, in time if only its children do."""
+        """Raises `Conflict`, naming the holder."""
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        poll_until(lambda: _try_lock(fd) or _holder_lives(fd), timeout_s=timeout_s)
-        if not _try_lock(fd):
-            holder = _holder(fd)
+        if not poll_until(lambda: _try_lock(fd), timeout_s=timeout_s):
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
             raise Conflict(
                 f"{self._what} is in use by process {holder or '?'} (lock {self.path}): "
@@ -84,32 +88,12 @@ def is_locked(path: Path) -> bool:
         os.close(fd)
 
 
-def _holder(fd: int) -> int | None:
-    text = os.pread(fd, 32, 0).decode(errors="replace").strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _holder_lives(fd: int) -> bool:
-    holder = _holder(fd)
-    # If it is us, the lock is that of a server which we have just ended.
-    return holder is not None and holder != os.getpid() and psutil.pid_exists(holder)
-
-
 def _try_lock(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
-
-
-START_TIMEOUT_S = 60.0
-"""A server that has not answered by then never will; crash recovery of a large database included."""
-LOCK_TIMEOUT_S = 15.0
-"""How long to wait for the processes of a server that was just stopped or killed."""
-PORT_ATTEMPTS = 5
-HOMELESS = Path("/var/lib/feedq")
-"""Where servers of root keep their data when the chosen directory lies below a private one."""
 
 
 class Server(ABC):
@@ -123,99 +107,68 @@ class Server(ABC):
         """``data_dir`` may be shared by several servers; it is made when missing. Port 0 means a free one."""
         self.account: Account | None = server_account()
         self.data_dir = data_dir.absolute()
-        self.port = port
-        self._any_port = port == 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._home: Path | None = None
-        self._lock: FileLock | None = None
-
-    @property
-    def home(self) -> Path:
+        self.home = prepare_home(self.data_dir, self.account)
         """The data directory as the server's account can reach it."""
-        if self._home is None:
-            self._home = prepare_home(self.data_dir, self.account)
-        return self._home
-
-    @property
-    def log(self) -> Path:
-        return self.data_dir / "logs" / f"{self.kind}.log"
+        self.name = self.kind
+        self.log = self.data_dir / "logs" / f"{self.kind}.log"
+        self.port = port
+        self.process: Child | None = None
+        self._lock = FileLock(self.home / f"{self.kind}.lock", what=f"the {self.kind} data in {data_dir}")
 
     @property
     def pid(self) -> int:
-        if self._process is None:
+        if self.process is None:
             raise Unavailable(f"{self.kind} in {self.data_dir} is not running")
-        return self._process.pid
+        return self.process.pid
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
         """Start and wait until it answers. Raises `Conflict` (the directory is in use) or `Unavailable`."""
         if self.is_running:
             return
-        lock = FileLock(self.home / f"{self.kind}.lock", what=f"the {self.kind} data in {self.data_dir}")
-        lock.acquire(timeout_s=LOCK_TIMEOUT_S)
-        self._lock = lock
+        self.kill()  # what is left of one that has ended
+        self._lock.acquire(timeout_s=LOCK_TIMEOUT_S)
         try:
             self.log.parent.mkdir(exist_ok=True)
             rotate(self.log)
             self._prepare()
-            self._launch(lock.fd)
+            self._launch()
         except BaseException:
             self.kill()
             raise
 
     def stop(self, *, is_forced: Callable[[], bool] = lambda: False) -> None:
-        """End it in good order, or by force when it takes too long or ``is_forced`` says so."""
-        self._end(*self.stop_signals, is_forced=is_forced)
+        """End it in good order, or as a power failure would when it takes too long or ``is_forced`` says so."""
+        if self.process is not None:
+            end(self.process, *self.stop_signals, is_forced=is_forced)
+            self.process = None
+        self._lock.release()
 
     def kill(self) -> None:
-        """End it as a power failure would."""
-        self._end()
+        self.stop(is_forced=lambda: True)
 
-    def restart(self) -> None:
-        """Stop and start, on the same port and data."""
-        self.stop()
-        self.start()
-
-    def _end(
-        self, *steps: tuple[signal.Signals, float], is_forced: Callable[[], bool] = lambda: False
-    ) -> None:
-        if self._process is not None:
-            end(self._process, *steps, is_forced=is_forced)
-            self._process = None
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-    def _launch(self, lock_fd: int) -> None:
-        for attempt in range(1, PORT_ATTEMPTS + 1):
-            if self._any_port and self.port == 0:
-                self.port = free_port()
-            process = self._process = spawn(
-                self._argv(),
-                log=self.log,
-                # None of our own environment: PGDATA and its like would change what is started.
-                env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
-                cwd=self.home,
-                account=self.account,
-                death_signal=self.death_signal,
-                pass_fds=[lock_fd],
-            )
-            if self._wait_until_ready(process):
-                return
-            ended = process.poll() is not None
-            end(process)
-            why = "ended at once" if ended else f"does not answer within {START_TIMEOUT_S:g} s"
-            said = tail(self.log)
-            if not (self._any_port and "address already in use" in said.lower()) or attempt == PORT_ATTEMPTS:
-                raise Unavailable(f"{self.kind} in {self.data_dir} {why}; its log {self.log} ends:\n{said}")
-            self.port = 0  # somebody was faster; take another
-
-    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> bool:
+    def _launch(self) -> None:
+        self.port = self.port or free_port()
+        process = self.process = spawn(
+            self._argv(),
+            log=self.log,
+            # None of our own environment: PGDATA and its like would change what is started.
+            env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
+            cwd=self.home,
+            account=self.account,
+            death_signal=self.death_signal,
+            pass_fds=[self._lock.fd],
+        )
         poll_until(lambda: process.poll() is not None or self._answers(), timeout_s=START_TIMEOUT_S)
-        return process.poll() is None and self._answers()
+        if process.poll() is None and self._answers():
+            return
+        why = (
+            "ended at once" if process.poll() is not None else f"does not answer within {START_TIMEOUT_S:g} s"
+        )
+        raise Unavailable(f"{self.kind} in {self.data_dir} {why}; its log {self.log} ends:\n{tail(self.log)}")
 
     def _password(self) -> str:
         """The password, made up at the first call. Its file belongs to the server's account."""

@@ -1,327 +1,310 @@
 """`feedq up`: servers, migrations and the fleet's processes on one machine, started, watched and stopped.
 
 Order of the start: PostgreSQL, Valkey, migrations, then workers, beats, the API and Flower side by side; URLs in
-the environment take the place of the embedded servers. Order of the stop: Flower, the API, beats, workers (which
-drain), whatever else was added, Valkey, PostgreSQL.
+the environment take the place of the embedded servers. Order of the stop: the processes, of which workers drain,
+then Valkey and PostgreSQL.
 
-What dies by itself while the stack is up is started again (`feedq.local.local_service`); what dies during the
-start is an error that quotes its log. All of it runs in the main thread: the children are tied to it.
+What ends while the stack is up is started again after a pause, a bounded number of times; what ends during the
+start is an error that quotes its log.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import socket
+import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from feedq.control.store import migrate
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import WorkerState
 from feedq.core.passwords import mask_url
 from feedq.errors import FeedqError, Unavailable
-from feedq.local import local_service
-from feedq.local.datadir import DataDir, Ports, StackState
-from feedq.local.local_service import Service, describe_exit, hasten_one, stop_all
+from feedq.local.datadir import DataDir
 from feedq.local.postgres import Postgres
-from feedq.local.process import tail
+from feedq.local.process import Child, end, poll_until, rotate, spawn, tail
 from feedq.local.server import Server, kept_password
 from feedq.local.valkey import Valkey
 
-DATABASE_URL = "FEEDQ_DATABASE_URL"
-BROKER_URL = "FEEDQ_BROKER_URL"
+DATABASE_URL, BROKER_URL = "FEEDQ_DATABASE_URL", "FEEDQ_BROKER_URL"
+METRICS_PORT, BEAT_METRICS_PORT = "FEEDQ_METRICS_PORT", "FEEDQ_BEAT_METRICS_PORT"
+FLOWER_LOGINS = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH")
+"""Where somebody gave Flower a login already."""
+CELERY = (sys.executable, "-m", "celery", "-A", "feedq")
+
 READY_TIMEOUT_S = 90.0
 """A process that is not ready by then has a reason, which its log tells."""
-NEVER_WITHOUT = ("worker", "beat")
-"""Of these one is started again at once when none is left: its own pauses must not be why nothing streams."""
 POLL_S = 0.2
-RETRY_S = 10.0
-WORKER_GRACE_S = 10.0
+GRACE_S = 10.0
 """A worker drains within two seconds; the rest is for a machine that is busy."""
-BEAT_GRACE_S = 5.0
-API_GRACE_S = 5.0
-"""Requests under way end within it, or are cut off; what they change is a transaction."""
-FLOWER_GRACE_S = 3.0
-"""Flower ignores SIGTERM while the broker is down; it has nothing to lose."""
+RESTART_PAUSE_S = 5.0
+"""Long enough to see that a killed worker's feeds go on elsewhere before it comes back to take its share."""
+RESTARTS_MAX = 10
+"""Restarts of one process within `RESTARTS_WITHIN_S`: what ends more often has to be mended."""
+RESTARTS_WITHIN_S = 600.0
 
 
 class Interrupted(Exception):
     """The stack was asked to stop while it was still starting."""
 
 
-class StackOutput(Protocol):
-    """Where the stack says what happens."""
+@dataclass(slots=True)
+class Service:
+    """A process of the fleet, with a name and a log of its own."""
 
-    def ready(self, what: str, address: str = "", *, note: str = "") -> None:
-        """Something is up, and where."""
-
-    def say(self, text: str) -> None: ...
-
-
-class StopRequests:
-    """How often we were asked to stop: once is a request, twice an order. Set by signal handlers."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self) -> None:
-        self.count += 1
+    name: str
+    argv: Sequence[str]
+    log: Path
+    env: Mapping[str, str] = field(repr=False)
+    is_ready: Callable[[Service], bool]
+    address: str = ""
+    """Where people find it."""
+    process: Child | None = None
 
     @property
-    def requested(self) -> bool:
-        return self.count > 0
+    def pid(self) -> int | None:
+        return self.process.pid if self.process is not None else None
 
-    def forced(self) -> bool:
-        return self.count > 1
+    def start(self) -> None:
+        self.process = spawn(self.argv, log=self.log, env=self.env, cwd=Path.cwd())
 
 
-@dataclass(frozen=True, slots=True)
-class StackOptions:
-    """What to start."""
+class Restarts:
+    """When what has ended is started again: after a pause, and only so often."""
 
-    data_dir: Path
-    workers: int = 3
-    beats: int = 2
-    capacity: int = 500
-    """Feeds that each worker may hold."""
-    port_base: int | None = None
+    def __init__(self) -> None:
+        self._ends: dict[str, list[float]] = defaultdict(list)
+        self._due: dict[str, float] = {}
+
+    def plan(self, name: str, *, now: float) -> bool:
+        """Plan to start what has just ended; False when it has ended too often lately."""
+        ends = self._ends[name] = [at for at in self._ends[name] if now - at < RESTARTS_WITHIN_S]
+        ends.append(now)
+        if len(ends) > RESTARTS_MAX:
+            return False
+        self._due[name] = now + RESTART_PAUSE_S
+        return True
+
+    def is_due(self, name: str, *, now: float) -> bool:
+        """Whether it is to be started now, which is told once."""
+        return name in self._due and now >= self._due[name] and self._due.pop(name) is not None
 
 
 class LocalStack:
     """Runs feedq on one machine. Call `start`, then `tend` again and again, and `stop` in any case."""
 
-    def __init__(self, options: StackOptions, reporter: StackOutput, stops: StopRequests) -> None:
-        self.options, self.reporter, self.stops = options, reporter, stops
-        self.data_dir = DataDir(options.data_dir)
-        self.ports = Ports(self.data_dir, base=options.port_base)
-        self.settings: dict[str, str] = {k: v for k, v in os.environ.items() if k.startswith("FEEDQ_")}
-        self.flower_url = ""
-        """The link to Flower's pages, with its login."""
-        self._flower_password, self._flower_at, self._api_at = "", "", ""
-        self.servers: list[Server] = []
-        self.services: list[Service] = []
-        self._store: PostgresStore | None = None
-        self._next_server_try = 0.0
-        self._is_open = False
+    def __init__(self, data_dir: DataDir, report: Callable[[Mapping[str, str]], None]) -> None:
+        """``report`` is told what happens, as documents with the key ``event``: ``ready`` or ``said``."""
+        self.data_dir, self._report = data_dir, report
+        self.settings = {k: v for k, v in os.environ.items() if k.startswith("FEEDQ_")}
+        self.stop_requests = 0
+        """How often we were asked to stop: once is a request, twice an order. Set by signal handlers."""
+        self._servers: list[Server] = []
+        self._services: list[Service] = []
+        self._restarts = Restarts()
 
-    @property
-    def store(self) -> PostgresStore:
-        assert self._store is not None, "the stack has not been started"
-        return self._store
+    def say(self, text: str) -> None:
+        self._report({"event": "said", "text": text})
 
-    @property
-    def database_url(self) -> str:
-        return self.settings[DATABASE_URL]
+    def ready(self, what: str, address: str = "", *, note: str = "") -> None:
+        self._report({"event": "ready", "what": what, "address": address, "note": note})
 
-    def start(self, *, before_fleet: Callable[[LocalStack], None] | None = None) -> None:
-        """Start everything and wait until it is ready; ``before_fleet`` may add to a migrated database.
+    def is_forced(self) -> bool:
+        return self.stop_requests > 1
+
+    def start_servers(self) -> PostgresStore:
+        """Start what is not set up elsewhere; returns the migrated control database.
 
         Raises `FeedqError` when something does not start, `Interrupted` when asked to stop meanwhile.
         """
-        self.data_dir.open()
-        self._is_open = True
-        self._start_servers()
-        applied = migrate.upgrade(self.database_url)
-        self.reporter.ready("migrations", note=f"{applied} applied" if applied else "up to date")
-        self._store = PostgresStore(self.database_url, application_name="feedq-up")
-        self._check()
-        if before_fleet is not None:
-            before_fleet(self)
-        self._start_fleet()
-        self._write_state()
-
-    def tend(self) -> None:
-        """Notice what has died, and start again what is due."""
-        now = time.monotonic()
-        for service in self.services:
-            ended = service.poll(now=now)
-            if ended is not None:
-                self.reporter.say(
-                    f"{ended.name} (pid {ended.pid}) {ended.how}; "
-                    f"starting it again in {ended.restart_in_s:g} s (log {service.log})"
-                )
-        for kind in NEVER_WITHOUT:
-            hastened = hasten_one(self._of(kind))
-            if hastened is not None:
-                self.reporter.say(f"no {kind} is left; starting {hastened.name} again now")
-        for service in self.services:
-            if service.is_due(now=now):
-                self._start_again(service, now=now)
-        if now >= self._next_server_try:
-            self._mend_servers()
-
-    def stop(self) -> bool:
-        """End everything, in order. Returns whether it all ended by itself."""
-        killed: list[str] = []
-        is_forced = self.stops.forced
-        for kind, grace_s in (
-            ("flower", FLOWER_GRACE_S),
-            ("api", API_GRACE_S),
-            ("beat", BEAT_GRACE_S),
-            ("worker", WORKER_GRACE_S),
-        ):
-            killed += stop_all(self._of(kind), grace_s=grace_s, is_forced=is_forced)
-        rest = [s for s in self.services if s.process is not None]
-        killed += stop_all(rest, grace_s=BEAT_GRACE_S, is_forced=is_forced)
-        if self._store is not None:
-            self._store.close()
-            self._store = None
-        for server in reversed(self.servers):
-            server.stop(is_forced=is_forced)
-        if self._is_open:
-            self.data_dir.close()
-            self._is_open = False
-        # Flower is known to need it, and loses nothing.
-        return not is_forced() and set(killed) <= {"flower"}
-
-    def add(self, service: Service, *, is_ready: Callable[[], bool], address: str) -> None:
-        """Start one more process and wait for it."""
-        self.services.append(service)
-        service.start(now=time.monotonic())
-        self._await_all({service.name: is_ready}, address=address)
-
-    def _start_servers(self) -> None:
         if DATABASE_URL in self.settings:
-            self.reporter.ready("database", mask_url(self.database_url), note=f"from {DATABASE_URL}")
+            self.ready("database", mask_url(self.settings[DATABASE_URL]), note=f"from {DATABASE_URL}")
         else:
-            postgres = Postgres(self.data_dir.path, port=self.ports.choose("postgres"))
+            postgres = Postgres(self.data_dir.path, port=self.data_dir.port("postgres"))
             self._start_server(postgres)
-            self.settings[DATABASE_URL] = postgres.make_owner()
+            url = self.settings[DATABASE_URL] = postgres.owned_database()
             note = f"PostgreSQL {postgres.binaries.major}, pid {postgres.pid}"
-            self.reporter.ready("database", mask_url(self.database_url), note=note)
+            self.ready("database", mask_url(url), note=note)
         if BROKER_URL in self.settings:
-            self.reporter.ready("broker", mask_url(self.settings[BROKER_URL]), note=f"from {BROKER_URL}")
+            self.ready("broker", mask_url(self.settings[BROKER_URL]), note=f"from {BROKER_URL}")
         else:
-            valkey = Valkey(self.data_dir.path, port=self.ports.choose("valkey"))
+            valkey = Valkey(self.data_dir.path, port=self.data_dir.port("valkey"))
             self._start_server(valkey)
-            self.settings[BROKER_URL] = valkey.url()
-            self.reporter.ready("broker", mask_url(valkey.url()), note=f"Valkey, pid {valkey.pid}")
+            url = self.settings[BROKER_URL] = valkey.url()
+            self.ready("broker", mask_url(url), note=f"Valkey, pid {valkey.pid}")
+        applied = migrate.upgrade(self.settings[DATABASE_URL])
+        self.ready("migrations", note=f"{applied} applied" if applied else "up to date")
+        return PostgresStore(self.settings[DATABASE_URL], application_name="feedq-up")
 
-    def _start_again(self, service: Service, *, now: float) -> None:
-        try:
-            service.start(now=now)
-        except (FeedqError, OSError) as error:
-            service.ended_at, service.restart_at = None, now + RETRY_S
-            self.reporter.say(f"{service.name} cannot be started; trying again in {RETRY_S:g} s: {error}")
-            return
-        where = self._addresses.get(service.kind)
-        address = f" at {where}" if where else ""
-        self.reporter.say(f"{service.name} started again{address} (pid {service.pid})")
-        self._write_state()
-
-    def _write_state(self) -> None:
-        self.data_dir.write_state(StackState(os.getpid(), self.settings, self.flower_url))
-
-    def _start_server(self, server: Server) -> None:
+    def start(self, *services: Service) -> None:
+        """Start processes side by side, and report each as it becomes ready. Raises as `start_servers`."""
         self._check()
-        self.servers.append(server)
-        server.start()
-
-    def _start_fleet(self) -> None:
-        options, logs = self.options, self.data_dir.logs
-        workers = [
-            local_service.worker(n, capacity=options.capacity, settings=self.settings, logs=logs)
-            for n in range(1, options.workers + 1)
-        ]
-        beats = [
-            local_service.beat(n, settings=self.settings, logs=logs) for n in range(1, options.beats + 1)
-        ]
-        if not any(os.environ.get(name) for name in local_service.FLOWER_LOGINS):
-            self._flower_password = kept_password(self.data_dir.path / "flower.password", account=None)
-        flower = local_service.flower(
-            port=self._flower_port,
-            password=self._flower_password,
-            settings=self.settings,
-            logs=logs,
-        )
-        api = local_service.api(port=self._api_port, settings=self.settings, logs=logs)
-        started = [*workers, *beats, api, flower]
-        self.services = [*started, *self.services]
-        now = time.monotonic()
-        for service in started:
-            service.start(now=now)
-        conditions: dict[str, Callable[[], bool]] = {}
-        for service in workers:
-            conditions[service.name] = self._is_active(service)
-        for service in beats:
-            conditions[service.name] = self._is_beating(service)
-        conditions[flower.name] = lambda: local_service.answers_http(f"http://{self._flower_at}/healthcheck")
-        conditions[api.name] = lambda: local_service.answers_http(f"{self._api_at}/healthz")
-        self._await_all(conditions)
-
-    def _api_port(self) -> int:
-        port = self.ports.choose("api")
-        self._api_at = f"http://127.0.0.1:{port}"
-        return port
-
-    def _flower_port(self) -> int:
-        port = self.ports.choose("flower")
-        self._flower_at = f"127.0.0.1:{port}"
-        login = f"{local_service.FLOWER_USER}:{self._flower_password}@" if self._flower_password else ""
-        self.flower_url = f"http://{login}{self._flower_at}"
-        return port
-
-    @property
-    def _addresses(self) -> Mapping[str, str]:
-        """Links of what people open, by kind of process."""
-        return {"flower": self.flower_url, "api": f"{self._api_at}/api/v1"}
-
-    def _is_active(self, service: Service) -> Callable[[], bool]:
-        def is_active() -> bool:
-            workers = (view.worker for view in self.store.workers.views())
-            return any(w.pid == service.pid and w.state is WorkerState.ACTIVE for w in workers)
-
-        return is_active
-
-    def _is_beating(self, service: Service) -> Callable[[], bool]:
-        # Only the elected one shows in the database: of the others, the first log line must do.
-        def is_beating() -> bool:
-            has_begun = service.log.exists() and service.log.stat().st_size > 0
-            return has_begun and (leader := self.store.fleet_state().leader) is not None and leader.leads
-
-        return is_beating
-
-    def _await_all(self, conditions: Mapping[str, Callable[[], bool]], *, address: str = "") -> None:
-        """Report each as it becomes ready. Raises `Unavailable` for the first that dies or takes too long."""
-        waiting = {s.name: s for s in self.services if s.name in conditions}
+        for service in services:
+            rotate(service.log)
+            self._services.append(service)
+            service.start()
+        waiting = list(services)
         deadline = time.monotonic() + READY_TIMEOUT_S
         while waiting:
             self._check()
-            for name, service in list(waiting.items()):
-                process = service.process
-                assert process is not None
-                if process.poll() is not None:
-                    raise Unavailable(_explain(service, describe_exit(process.returncode)))
-                if conditions[name]():
-                    del waiting[name]
-                    where = self._addresses.get(service.kind, address)
-                    self.reporter.ready(name, where, note=f"pid {service.pid}")
+            for service in tuple(waiting):
+                assert service.process is not None
+                if (status := service.process.poll()) is not None:
+                    raise Unavailable(_explain(service, how_it_ended(status)))
+                if service.is_ready(service):
+                    waiting.remove(service)
+                    self.ready(service.name, service.address, note=f"pid {service.pid}")
                 elif time.monotonic() >= deadline:
                     raise Unavailable(_explain(service, f"is not ready after {READY_TIMEOUT_S:g} s"))
             time.sleep(POLL_S)
 
-    def _mend_servers(self) -> None:
-        for server in self.servers:
-            if server.is_running:
-                continue
-            self.reporter.say(f"{server.kind} has ended; starting it again (log {server.log})")
-            try:
-                server.restart()
-            except FeedqError as error:
-                self._next_server_try = time.monotonic() + RETRY_S
-                self.reporter.say(f"{server.kind} does not start; trying again in {RETRY_S:g} s: {error}")
-            else:
-                self.reporter.say(f"{server.kind} started again (pid {server.pid})")
+    def tend(self) -> None:
+        """Notice what has ended, and start it again after a pause."""
+        now = time.monotonic()
+        everything: list[Server | Service] = [*self._servers, *self._services]
+        for one in everything:
+            if one.process is not None and (status := one.process.poll()) is not None:
+                how = f"(pid {one.process.pid}) {how_it_ended(status)}"
+                one.process = None
+                self._plan_restart(one, how)
+            elif self._restarts.is_due(one.name, now=now):
+                try:
+                    one.start()
+                except (FeedqError, OSError) as error:
+                    self._plan_restart(one, f"cannot be started: {error}")
+                else:
+                    self.say(f"{one.name} started again (pid {one.pid})")
 
-    def _of(self, kind: str) -> list[Service]:
-        return [s for s in self.services if s.kind == kind]
+    def stop(self) -> bool:
+        """End everything, in order. Returns whether it all ended by itself."""
+        killed = stop_all(self._services, grace_s=GRACE_S, is_forced=self.is_forced)
+        for server in reversed(self._servers):
+            server.stop(is_forced=self.is_forced)
+        # Flower ignores SIGTERM while the broker is down, and loses nothing.
+        return not self.is_forced() and set(killed) <= {"flower"}
+
+    def service(
+        self,
+        name: str,
+        *argv: str,
+        is_ready: Callable[[Service], bool],
+        address: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> Service:
+        """A process with our environment and settings, and with ``env`` beside them."""
+        whole = {**os.environ, "PYTHONUNBUFFERED": "1", **self.settings, **(env or {})}
+        return Service(name, argv, self.data_dir.logs / f"{name}.log", whole, is_ready, address)
+
+    def fleet(self, store: PostgresStore, *, workers: int, beats: int, capacity: int) -> list[Service]:
+        """Workers, beats, the API and Flower."""
+
+        def is_active(service: Service) -> bool:
+            known = (view.worker for view in store.workers.views())
+            return any(w.pid == service.pid and w.state is WorkerState.ACTIVE for w in known)
+
+        def is_led(_: Service) -> bool:
+            return (leader := store.fleet_state().leader) is not None and leader.leads
+
+        made = []
+        for n in range(1, workers + 1):
+            argv = (*CELERY, "worker", f"--hostname=worker{n}@%h", f"--concurrency={capacity}")
+            env = self._own_port(METRICS_PORT, n)
+            made.append(self.service(f"worker{n}", *argv, "--loglevel=INFO", is_ready=is_active, env=env))
+        for n in range(1, beats + 1):
+            env = self._own_port(BEAT_METRICS_PORT, n)
+            made.append(
+                self.service(f"beat{n}", *CELERY, "beat", "--loglevel=INFO", is_ready=is_led, env=env)
+            )
+        return [*made, self._api(), self._flower()]
+
+    def _api(self) -> Service:
+        port = self.data_dir.port("api")
+        command = "from feedq.cli import main; main()"
+        argv = (sys.executable, "-c", command, "api", "--host=127.0.0.1", f"--port={port}")
+        return self.service(
+            "api", *argv, is_ready=listens_on(port), address=f"http://127.0.0.1:{port}/api/v1"
+        )
+
+    def _flower(self) -> Service:
+        port = self.data_dir.port("flower")
+        login, env = "", {}
+        if not any(os.environ.get(name) for name in FLOWER_LOGINS):
+            login = f"feedq:{kept_password(self.data_dir.path / 'flower.password', account=None)}"
+            # In the environment, because everybody can read a command line. Whoever has the password of this one
+            # machine may press every button, unless the environment gives roles.
+            roles = self.settings.get("FEEDQ_FLOWER_ROLES") or json.dumps({"feedq": "operator"})
+            env = {FLOWER_LOGINS[0]: login, "FEEDQ_FLOWER_ROLES": roles}
+        return self.service(
+            "flower",
+            *(*CELERY, "flower", "--address=127.0.0.1", f"--port={port}"),
+            is_ready=listens_on(port),
+            address=f"http://{login and login + '@'}127.0.0.1:{port}",
+            env=env,
+        )
+
+    def _own_port(self, name: str, number: int) -> dict[str, str]:
+        """One port cannot serve them all: the first of several has the port that was asked for."""
+        port = int(self.settings.get(name) or 0)
+        return {name: str(port + number - 1)} if port else {}
+
+    def _start_server(self, server: Server) -> None:
+        self._check()
+        self._servers.append(server)
+        server.start()
+
+    def _plan_restart(self, one: Server | Service, how: str) -> None:
+        if self._restarts.plan(one.name, now=time.monotonic()):
+            self.say(f"{one.name} {how}; starting it again in {RESTART_PAUSE_S:g} s (log {one.log})")
+        else:
+            often = f"more than {RESTARTS_MAX} times within {RESTARTS_WITHIN_S:g} s"
+            self.say(_explain(one, f"{how}, {often}: it stays down until feedq up is started anew"))
 
     def _check(self) -> None:
-        if self.stops.requested:
+        if self.stop_requests:
             raise Interrupted
 
 
-def _explain(service: Service, what: str) -> str:
-    return f"{service.name} {what}; its log {service.log} ends:\n{tail(service.log)}"
+def stop_all(services: Sequence[Service], *, grace_s: float, is_forced: Callable[[], bool]) -> list[str]:
+    """SIGTERM to all at once, SIGKILL to those left after the grace. Returns the names of the killed."""
+    running = [(s.name, s.process) for s in services if s.process is not None and s.process.poll() is None]
+    for _, process in running:
+        process.send_signal(signal.SIGTERM)
+    poll_until(
+        lambda: is_forced() or all(process.poll() is not None for _, process in running),
+        timeout_s=grace_s,
+        interval_s=0.02,
+    )
+    killed = [name for name, process in running if process.poll() is None]
+    for _, process in running:
+        end(process)
+    return killed
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status in words: ``Popen.returncode`` is negative for a signal."""
+    if status >= 0:
+        return f"ended with status {status}"
+    return f"was killed by signal {-status} ({signal.strsignal(-status)})"
+
+
+def listens_on(port: int) -> Callable[[object], bool]:
+    """Tells whether somebody accepts connections on a port of this machine."""
+
+    def listens(_: object) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
+
+    return listens
+
+
+def _explain(one: Server | Service, what: str) -> str:
+    return f"{one.name} {what}; its log {one.log} ends:\n{tail(one.log)}"

@@ -1,8 +1,9 @@
-"""Ends children with their parent where the kernel does not (macOS): a watcher at the other end of a pipe.
+"""Ends children with their parent, however it ends: a watcher at the other end of a pipe.
 
-The watcher is told each child's pid and signal. When the parent ends, in whatever way, the pipe closes, and
-the watcher signals the children that are left, then kills them. It imports nothing of feedq: run as a script,
-it must start fast and depend on nothing.
+Each child tells the watcher its process id before it becomes another program, so there is no moment at which it
+would be missed. When the parent ends, even by SIGKILL, the kernel closes its end of the pipe; the watcher then
+sends each child that is left its signal, and SIGKILL to those that remain after a grace. It works the same on
+Linux and macOS. The watcher imports nothing of feedq: run as a script, it must start fast and depend on nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import BinaryIO
 
 GRACE_S = 5.0
@@ -24,34 +26,50 @@ class Tether:
     def __init__(self) -> None:
         self._watcher: subprocess.Popen[bytes] | None = None
 
-    def watch(self, pid: int, death_signal: signal.Signals) -> None:
-        self._tell(f"+{pid} {int(death_signal)}\n")
-
-    def forget(self, pid: int) -> None:
-        """Must be called once a child has been waited for: its pid may be somebody else's soon."""
-        self._tell(f"-{pid} 0\n")
-
-    def _tell(self, line: str) -> None:
+    def ties(self, number: signal.Signals) -> Callable[[], None]:
+        """What a child runs before it becomes another program, so that it gets this signal when we end."""
         if self._watcher is None or self._watcher.poll() is not None:
             self._watcher = subprocess.Popen(  # noqa: S603 - our own file, run by our own Python
                 [sys.executable, "-I", "-S", __file__],
                 stdin=subprocess.PIPE,
+                env={},
                 start_new_session=True,
+                preexec_fn=_ignore_signals,
             )
+        pipe = self._descriptor()
+
+        # Runs in a fork of a process with threads: it must not import, allocate much or take locks.
+        def tie() -> None:
+            os.write(pipe, b"+%d %d\n" % (os.getpid(), number))
+
+        return tie
+
+    def untie(self, pid: int) -> None:
+        """Forget a child that has been waited for."""
+        if self._watcher is not None and self._watcher.poll() is None:
+            os.write(self._descriptor(), b"-%d 0\n" % pid)
+
+    def _descriptor(self) -> int:
+        assert self._watcher is not None
         assert self._watcher.stdin is not None
-        self._watcher.stdin.write(line.encode())
-        self._watcher.stdin.flush()
+        return self._watcher.stdin.fileno()
+
+
+def _ignore_signals() -> None:
+    """Whoever stops a whole group or service means the parent, and its children after it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def watch(pipe: BinaryIO) -> None:
     """Keep the list of children until the pipe closes, then end them."""
     children: dict[int, int] = {}
     for line in pipe:
-        fields = line[1:].split()
+        pid, number = map(int, line[1:].split())
         if line.startswith(b"+"):
-            children[int(fields[0])] = int(fields[1])
+            children[pid] = number
         else:
-            children.pop(int(fields[0]), None)
+            children.pop(pid, None)
     left = {pid for pid, number in children.items() if _signal(pid, number)}
     deadline = time.monotonic() + GRACE_S
     while left and time.monotonic() < deadline:

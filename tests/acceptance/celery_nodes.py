@@ -45,7 +45,8 @@ class ServerContainer:
             self.server.kill()
 
     def restart(self, timeout: float = 10.0) -> None:
-        self.server.restart()
+        self.server.stop()
+        self.server.start()
 
     def logs(self) -> bytes:
         return self.server.log.read_bytes()

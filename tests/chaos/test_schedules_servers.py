@@ -72,7 +72,8 @@ def test_ticks_outlive_servers_that_go_away(
         fleet.add_worker(f"w{n}")
     with accounted(fleet, schedules) as first:
         for _ in range(2):
-            postgres.restart()
+            postgres.stop()
+            postgres.start()
             wait_ticks(fleet)
         client = valkey.client()
         client.flushall()

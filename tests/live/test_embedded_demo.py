@@ -1,26 +1,20 @@
-"""The demo: a source that resumes without a gap, a count that tells lost from doubled, and the view."""
+"""The source of the demo, which resumes without a gap, and the feeds that are declared for it."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from feedq.cli.demo_view import render, summarize
-from feedq.core.model import Feed, FeedView, Lease, LeaseState, Load, Status, Worker, WorkerState, WorkerView
-from feedq.local.demo import FeedTally, RateMeter, Snapshot, demo_specs
-from feedq.local.demo_source import RATES, DemoSource, Timetable, parse_hello, record, sample
+from feedq.local.demo import specs
+from feedq.local.demo_source import RATES, Timetable, parse_hello, record, sample, serve
 from feedq.local.process import free_port
 from feedq.records.template import fill_in
 from feedq.verbs.manifest.feed_entry import validate
-from tests.fakes.sink import IDENTITY
 
 T0 = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
 FEED = "coastguard/ais-12"
@@ -75,16 +69,15 @@ def test_a_wrong_hello_is_refused(line: bytes) -> None:
 
 @pytest.mark.parametrize("cursor", [None, 0, 17])
 def test_the_declared_hello_is_what_the_source_understands(cursor: int | None) -> None:
-    spec = demo_specs(16_000)[0]
+    spec = specs(16_000)[0]
     hello = fill_in(spec.source["hello"], feed=spec.name, cursor=cursor, secrets={})
     assert hello.endswith(b"\n")
     assert parse_hello(hello) == (spec.name, cursor or 0)
 
 
 def test_the_demo_declares_a_valid_feed_for_each_of_the_source() -> None:
-    specs = demo_specs(16_000)
-    assert [s.name for s in specs] == list(RATES)
-    for spec in specs:
+    assert [spec.name for spec in specs(16_000)] == list(RATES)
+    for spec in specs(16_000):
         validate(spec)
 
 
@@ -99,7 +92,7 @@ async def read_records(port: int, cursor: int | None, *, count: int) -> list[int
 def test_a_source_goes_on_after_the_cursor_and_holds_what_fell_due_meanwhile() -> None:
     async def scenario() -> None:
         port = free_port()
-        serving = asyncio.create_task(DemoSource().serve(port))
+        serving = asyncio.create_task(serve(port))
         for _ in range(200):
             try:
                 first = await read_records(port, None, count=10)
@@ -114,84 +107,3 @@ def test_a_source_goes_on_after_the_cursor_and_holds_what_fell_due_meanwhile() -
         assert again == [4, 5, 6, 7]
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
-
-
-def test_a_gap_and_a_double_do_not_make_up_for_each_other() -> None:
-    exact = FeedTally(rows=100, distinct=100, last_seq=100)
-    both = FeedTally(rows=100, distinct=99, last_seq=100)
-    assert exact.is_exact
-    assert not both.is_exact
-    assert (both.lost, both.doubled) == (1, 1)
-
-
-def test_a_rate_is_taken_over_the_last_seconds() -> None:
-    meter = RateMeter(window_s=6.0)
-    assert meter.rates() == {}
-    for second in range(100):
-        meter.add({"slow": 2 * second, "new": 10 * max(0, second - 95)}, now=float(second))
-    assert meter.rates()["slow"] == pytest.approx(2.0)
-    assert meter.rates()["new"] == pytest.approx(40 / 6)
-
-
-def view(name: str, status: Status, worker: str | None) -> FeedView:
-    spec = next(s for s in demo_specs(16_000) if s.name == name)
-    lease = Lease(1, epoch=3, state=LeaseState.RUNNING, worker_id=UUID(int=1))
-    return FeedView(Feed(1, spec, 1, T0, T0, IDENTITY), lease, worker, status)
-
-
-def worker(name: str, pid: int, leases: int) -> WorkerView:
-    made = Worker(
-        UUID(int=pid),
-        name,
-        "q",
-        500,
-        "host",
-        pid,
-        "0",
-        {},
-        WorkerState.ACTIVE,
-        1,
-        T0,
-        T0,
-        T0,
-        Load(rss=60 * 10**6),
-    )
-    return WorkerView(made, leases, 0.4)
-
-
-SNAPSHOT = Snapshot(
-    feeds=(view("coastguard/ais-01", Status.STREAMING, "worker1@h"), view(FEED, Status.WAITING, None)),
-    workers=(worker("worker1@h", 100, 1), worker("worker2@h", 200, 7)),
-    tallies={"coastguard/ais-01": FeedTally(1_234, 1_234, 1_234), FEED: FeedTally(10, 9, 12)},
-    rates={"coastguard/ais-01": 2.0},
-)
-
-
-def shown(snapshot: Snapshot) -> str:
-    console = Console(file=io.StringIO(), width=140, force_terminal=False)
-    console.print(render(snapshot, flower_url="http://127.0.0.1:5555", news=["worker3 ended\x1b[2J"]))
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    return file.getvalue()
-
-
-def test_the_view_tells_who_streams_what_and_whether_it_is_all_there() -> None:
-    text = shown(SNAPSHOT)
-    assert "1…1,234 each once" in text
-    assert "3 lost, 1 doubled of 12" in text
-    assert "kill -9 200" in text, "the worker with most feeds shows most"
-    assert "http://127.0.0.1:5555" in text
-    assert "worker3 ended" in text
-
-
-def test_the_view_lets_nothing_steer_the_terminal() -> None:
-    assert "\x1b" not in shown(SNAPSHOT)
-
-
-def test_the_view_has_something_to_say_before_anything_is_known() -> None:
-    assert "0 lost, 0 doubled" in shown(Snapshot())
-
-
-def test_the_summary_is_one_line() -> None:
-    line = summarize(SNAPSHOT)
-    assert line == "1 of 2 feeds streaming (1 waiting) on 2 workers, 1,244 rows (2/s), 3 lost, 1 doubled"

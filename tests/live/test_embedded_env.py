@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from feedq.local.datadir import DataDir, StackState
+from feedq.local.datadir import DataDir
 
 FEEDQ = f"{sys.executable} -c 'from feedq.cli import main; main()'"
 SETTINGS = {
@@ -24,16 +23,12 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("shell", ["bash", "sh"])
-@pytest.mark.parametrize("name", ["data", "it's a $HOME 'data'"])
-def test_a_shell_gets_every_value_as_it_is(shell: str, name: str, tmp_path: Path) -> None:
-    data_dir = DataDir(tmp_path / name)
-    data_dir.open()
-    data_dir.write_state(StackState(os.getpid(), SETTINGS, ""))
+def test_a_shell_gets_every_value_as_it_is(shell: str, tmp_path: Path) -> None:
+    data_dir = DataDir(tmp_path / "it's a $HOME 'data'")
     shown = f"{sys.executable} -c 'import json, os; print(json.dumps(dict(os.environ)))'"
     typed = f'set -e; eval "$({FEEDQ} env --data-dir {shlex.quote(str(data_dir.path))})"; {shown}'
-    try:
+    with data_dir.held():
+        data_dir.write_settings(SETTINGS)
         done = subprocess.run([shell, "-c", typed], capture_output=True, text=True, timeout=60, check=False)
-    finally:
-        data_dir.close()
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout).items() >= SETTINGS.items()

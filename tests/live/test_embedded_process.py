@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -15,7 +17,7 @@ import psutil
 import pytest
 
 from feedq.errors import Conflict
-from feedq.local import process
+from feedq.local import process, tether
 from feedq.local.process import (
     Account,
     end,
@@ -36,11 +38,15 @@ DEAF = ["/bin/sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.05; done"
 PARENT = """
     import os, sys, time
     from pathlib import Path
-    from feedq.local import process
-    if sys.argv[1] == "tether":
-        process._libc = None
-    child = process.spawn(["/bin/sleep", "600"], log=Path(sys.argv[2]), env=dict(os.environ), cwd=Path("/"))
-    print(child.pid, flush=True)
+    from feedq.local import process, tether
+    from feedq.local.process import end, spawn
+
+    def child():
+        return spawn(["/bin/sleep", "600"], log=Path(sys.argv[1]), env=dict(os.environ), cwd=Path("/"))
+
+    gone, kept = child(), child()
+    end(gone)
+    print(kept.pid, process._tether._watcher.pid, flush=True)
     time.sleep(600)
 """
 
@@ -52,23 +58,68 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("way", ["kernel", "tether"])
-def test_a_child_ends_when_its_parent_is_killed(way: str, tmp_path: Path) -> None:
-    if way == "kernel" and sys.platform != "linux":
-        way = "tether"  # what spawn uses there
-    parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PARENT), way, str(tmp_path / "log")], stdout=subprocess.PIPE
+@contextmanager
+def parent(log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
+    """A process with a child; yields it, the child's pid and the watcher's."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT), str(log)], stdout=subprocess.PIPE
     )
-    assert parent.stdout is not None
-    with parent, parent.stdout:
-        child = int(parent.stdout.readline())
-        assert is_running(child)
-        parent.kill()
+    assert started.stdout is not None
+    child = 0
     try:
-        assert poll_until(lambda: not is_running(child), timeout_s=GENEROUS_S)
+        with started, started.stdout:
+            child, watcher = map(int, started.stdout.readline().split())
+            yield started, child, watcher
+            started.kill()
     finally:
         if is_running(child):
             os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_ends_when_its_parent_is_killed_even_while_it_is_frozen(tmp_path: Path) -> None:
+    with parent(tmp_path / "log") as (process, child, watcher):
+        os.kill(child, signal.SIGSTOP)
+        process.kill()
+        assert poll_until(lambda: not is_running(child), timeout_s=GENEROUS_S)
+        assert poll_until(lambda: not is_running(watcher), timeout_s=GENEROUS_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_everything_does_not_end_the_watcher_before_its_parent(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    with parent(tmp_path / "log") as (process, child, watcher):
+        os.kill(watcher, number)
+        process.kill()
+        assert poll_until(lambda: not is_running(child), timeout_s=GENEROUS_S)
+
+
+def test_the_watcher_ends_its_children_and_leaves_those_that_had_ended_before() -> None:
+    """Their numbers may be those of other processes by now."""
+    tied, stranger = (subprocess.Popen(SLEEP) for _ in range(2))
+    lines = f"+{stranger.pid} 9\n+{tied.pid} 15\n-{stranger.pid} 0\n"
+    try:
+        subprocess.run(
+            [sys.executable, tether.__file__], input=lines.encode(), timeout=GENEROUS_S, check=True
+        )
+        assert tied.wait(GENEROUS_S) == -signal.SIGTERM
+        assert stranger.poll() is None
+    finally:
+        for process in (tied, stranger):
+            process.kill()
+            process.wait(GENEROUS_S)
+
+
+def test_the_watcher_is_told_of_a_child_that_has_been_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(process._tether, "untie", told.append)
+    child = spawn(["/bin/true"], log=tmp_path / "log", env=os.environ, cwd=tmp_path)
+    other = spawn(["/bin/true"], log=tmp_path / "log", env=os.environ, cwd=tmp_path)
+    assert poll_until(lambda: child.poll() == 0, timeout_s=GENEROUS_S)
+    assert (other.wait(GENEROUS_S), other.wait(GENEROUS_S), other.poll()) == (0, 0, 0)
+    assert told == [child.pid, other.pid]
 
 
 def test_a_child_is_out_of_reach_of_the_terminals_ctrl_c(tmp_path: Path) -> None:
@@ -147,16 +198,14 @@ def test_a_taken_port_is_not_free() -> None:
     assert is_free(port)
 
 
-def test_a_rotated_log_keeps_the_end_of_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "LOG_BYTES_KEPT", 10)
+def test_a_rotated_log_is_kept_once(tmp_path: Path) -> None:
     log = tmp_path / "worker1.log"
     rotate(log)
-    log.write_text("a long beginning and the end")
-    rotate(log)
+    for text in ("first", "second"):
+        log.write_text(text)
+        rotate(log)
     assert not log.exists()
-    assert (tmp_path / "worker1.log.1").read_text() == "nd the end"
+    assert (tmp_path / "worker1.log.1").read_text() == "second"
 
 
 def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:

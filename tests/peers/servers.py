@@ -17,11 +17,10 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from subprocess import Popen
 from types import TracebackType
 from typing import Self
 
-from feedq.local.process import end, free_port, poll_until, spawn, tail
+from feedq.local.process import Child, end, free_port, poll_until, spawn, tail
 
 PATIENCE_S = 20.0
 """How long a server may take to get ready; only one that fails takes this long."""
@@ -70,8 +69,8 @@ def _find(name: str) -> str | None:
 class PeerServer:
     """One server; a context manager, which may be entered again to start it anew on the same port.
 
-    In ``args``, ``{port}`` and ``{directory}`` stand for its port and directory. It ends with the thread that has
-    started it, at the latest.
+    In ``args``, ``{port}`` and ``{directory}`` stand for its port and directory. It ends with the test run, at the
+    latest.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class PeerServer:
         self._ready = ready or (lambda: accepts(self.port))
         self._stop_signal = stop_signal
         self._patience_s = patience_s
-        self._process: Popen[bytes] | None = None
+        self._process: Child | None = None
 
     @property
     def pid(self) -> int:

@@ -15,7 +15,7 @@ from feedq.cli import invocation as invocations
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
 from feedq.cli.output import ProgressBar
-from feedq.local.datadir import DataDir, StackState
+from feedq.local.datadir import DataDir
 from feedq.settings import settings
 from tests.unit.command import Command
 
@@ -96,36 +96,29 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_stack_that_runs_in_this_directory_is_found_and_said(here: Path) -> None:
     stack = DataDir(here / ".feedq")
-    stack.open()
-    try:
-        stack.write_state(StackState(1, {"FEEDQ_DATABASE_URL": URL}, "http://127.0.0.1:5555"))
+    with stack.held():
+        stack.write_settings({"FEEDQ_DATABASE_URL": URL})
         ran = CliRunner().invoke(main, ["feed", "list"], obj=Invocation())
         assert ran.exit_code == 1
         assert ran.stdout == ""
         said, error = ran.stderr.splitlines()
         assert said == f"(the feedq up that runs in {here / '.feedq'})"
         assert "postgresql://operator:***@127.0.0.1:1/feedq" in error
-    finally:
-        stack.close()
 
 
 def test_settings_of_the_environment_come_before_a_stack(here: Path) -> None:
     os.environ["FEEDQ_DATABASE_URL"] = "postgresql://127.0.0.1:2/mine"
     stack = DataDir(here / ".feedq")
-    stack.open()
-    try:
-        stack.write_state(StackState(1, {"FEEDQ_DATABASE_URL": URL}, ""))
+    with stack.held():
+        stack.write_settings({"FEEDQ_DATABASE_URL": URL})
         Invocation()._use_stack()
         assert os.environ["FEEDQ_DATABASE_URL"] == "postgresql://127.0.0.1:2/mine"
-    finally:
-        stack.close()
 
 
 def test_a_stack_that_has_ended_is_none(here: Path) -> None:
     stack = DataDir(here / ".feedq")
-    stack.open()
-    stack.write_state(StackState(1, {"FEEDQ_DATABASE_URL": URL}, ""))
-    stack.close()
+    with stack.held():
+        stack.write_settings({"FEEDQ_DATABASE_URL": URL})
     Invocation()._use_stack()
     assert "FEEDQ_DATABASE_URL" not in os.environ
 

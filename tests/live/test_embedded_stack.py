@@ -1,0 +1,113 @@
+"""When a process of `feedq up` is started again, how all are stopped, and which metrics port each has."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from feedq.local import stack
+from feedq.local.datadir import DataDir
+from feedq.local.process import poll_until, tail
+from feedq.local.stack import (
+    RESTART_PAUSE_S,
+    RESTARTS_MAX,
+    RESTARTS_WITHIN_S,
+    LocalStack,
+    Restarts,
+    Service,
+    how_it_ended,
+    stop_all,
+)
+
+GENEROUS_S = 30.0
+
+
+@contextmanager
+def service(directory: Path, code: str, *, name: str = "worker1") -> Iterator[Service]:
+    argv = ["/bin/sh", "-c", code]
+    made = Service(name, argv, directory / f"{name}.log", dict(os.environ), lambda _: True)
+    try:
+        yield made
+    finally:
+        stop_all([made], grace_s=0, is_forced=lambda: True)
+
+
+def test_what_ends_is_started_again_once_after_the_pause() -> None:
+    restarts = Restarts()
+    assert not restarts.is_due("worker1", now=1e9)
+    assert restarts.plan("worker1", now=100.0)
+    assert not restarts.is_due("worker1", now=100.0 + RESTART_PAUSE_S - 0.01)
+    assert not restarts.is_due("worker2", now=1e9)
+    assert restarts.is_due("worker1", now=100.0 + RESTART_PAUSE_S)
+    assert not restarts.is_due("worker1", now=1e9)
+
+
+def test_what_ends_again_and_again_stays_down_and_what_ends_now_and_then_does_not() -> None:
+    restarts = Restarts()
+    assert [restarts.plan("broken", now=6.0 * n) for n in range(RESTARTS_MAX + 1)] == [
+        *(RESTARTS_MAX * [True]),
+        False,
+    ]
+    pause = RESTARTS_WITHIN_S / RESTARTS_MAX
+    assert all(restarts.plan("killed", now=pause * n) for n in range(100))
+
+
+def test_a_process_that_keeps_ending_is_given_up_with_the_end_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack, "RESTART_PAUSE_S", 0.0)
+    said: list[Mapping[str, str]] = []
+    with DataDir(tmp_path / "data").held():
+        made = LocalStack(DataDir(tmp_path / "data"), said.append)
+        broken = ("/bin/sh", "-c", "echo the reason; exec sleep 0.05")
+        made.start(made.service("worker1", *broken, is_ready=lambda _: True))
+        try:
+
+            def is_given_up() -> bool:
+                made.tend()
+                return any("stays down" in document.get("text", "") for document in said)
+
+            assert poll_until(is_given_up, timeout_s=GENEROUS_S, interval_s=0.01)
+            made.tend()
+        finally:
+            made.stop()
+    texts = [document["text"] for document in said if document["event"] == "said"]
+    assert sum("started again" in text for text in texts) == RESTARTS_MAX
+    assert sum("ended with status 0; starting it again" in text for text in texts) == RESTARTS_MAX
+    assert texts[-1].endswith("ends:\n" + "\n".join((RESTARTS_MAX + 1) * ["the reason"])), "none is lost"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(0, "ended with status 0"), (-9, "was killed by signal 9 (Killed)"), (-40, "was killed by signal 40 (")],
+)
+def test_an_exit_is_told_in_words(status: int, words: str) -> None:
+    assert how_it_ended(status).startswith(words)
+
+
+def test_all_are_asked_to_stop_and_only_the_deaf_are_killed(tmp_path: Path) -> None:
+    deaf = "trap '' TERM; echo up; while :; do sleep 0.05; done"
+    polite = "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    with service(tmp_path, deaf, name="deaf") as one, service(tmp_path, polite, name="polite") as other:
+        for made in (one, other):
+            made.start()
+            assert poll_until(lambda: tail(made.log) == "up", timeout_s=GENEROUS_S)  # noqa: B023
+        assert stop_all([one, other], grace_s=0.5, is_forced=lambda: False) == ["deaf"]
+        assert [s.process.returncode for s in (one, other) if s.process] == [-signal.SIGKILL, 0]
+
+
+def test_each_of_several_processes_has_a_metrics_port_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEEDQ_METRICS_PORT", "9464")
+    made = LocalStack(DataDir(tmp_path), lambda _: None)
+    assert [made._own_port("FEEDQ_METRICS_PORT", n) for n in (1, 2)] == [
+        {"FEEDQ_METRICS_PORT": "9464"},
+        {"FEEDQ_METRICS_PORT": "9465"},
+    ]
+    assert made._own_port("FEEDQ_BEAT_METRICS_PORT", 1) == {}
