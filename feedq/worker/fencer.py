@@ -10,7 +10,7 @@ A fencer also finds out whether a sink that was away is back, when nobody has an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -21,7 +21,7 @@ from uuid import UUID
 from feedq.errors import FeedqError, SinkUnavailable
 from feedq.sinks.base import Blocked, FenceOutcome, FenceRequest, Sink, Superseded
 from feedq.telemetry.logs import LogEvent, database_event, log
-from feedq.worker.loops import call_on_each
+from feedq.worker.loops import call_on
 from feedq.worker.outage import Outage
 
 GROUP_MAX = 1_000
@@ -209,12 +209,13 @@ def _newest(group: list[_Waiting]) -> list[_Waiting]:
 _Answer: TypeAlias = tuple[_Waiting, FenceOutcome | FeedqError]
 
 
-def _answer(answers: Iterable[_Answer]) -> None:
-    """Tell those who wait, with one call to each of their event loops."""
-    call_on_each(lambda answer: answer[0].loop, _resolve_all, answers)
+def _answer(answers: Sequence[_Answer]) -> None:
+    """Tell those who wait, with one call to their event loop."""
+    if answers:
+        call_on(answers[0][0].loop, _resolve_all, answers)
 
 
-def _resolve_all(answers: list[_Answer]) -> None:
+def _resolve_all(answers: Sequence[_Answer]) -> None:
     for waiting, outcome in answers:
         if waiting.future.done():
             continue

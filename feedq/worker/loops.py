@@ -1,4 +1,4 @@
-"""Calls onto event loops from other threads.
+"""Calls onto the event loop from other threads.
 
 A loop that has been closed, at whatever moment, has nobody left to tell: such a call is dropped.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from asyncio import AbstractEventLoop, Future
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,17 +17,6 @@ def call_on(loop: AbstractEventLoop, callback: Callable[..., object], *arguments
     """Have it called on that loop."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, *arguments)
-
-
-def call_on_each(
-    loop_of: Callable[[T], AbstractEventLoop], callback: Callable[[list[T]], object], items: Iterable[T]
-) -> None:
-    """Have it called with the items of each loop, on that loop: one call for all of them."""
-    by_loop: defaultdict[AbstractEventLoop, list[T]] = defaultdict(list)
-    for item in items:
-        by_loop[loop_of(item)].append(item)
-    for loop, its_items in by_loop.items():
-        call_on(loop, callback, its_items)
 
 
 def resolve(future: Future[T], result: T) -> None:

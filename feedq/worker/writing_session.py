@@ -6,7 +6,6 @@ never a guess. A batch is answered exactly once, by a `CommitAnswer` to its queu
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from time import monotonic
@@ -27,8 +26,7 @@ from feedq.telemetry.metrics import (
     SINK_REWINDS,
 )
 from feedq.worker.batch_queue import BatchQueue, CommitAnswer
-from feedq.worker.inflight_budget import InflightBudget
-from feedq.worker.loops import call_on_each
+from feedq.worker.loops import call_on
 from feedq.worker.outage import Outage
 
 RETRY_FIRST_S = 0.1
@@ -189,15 +187,13 @@ def _refusal(batch_queue: BatchQueue, batches: Iterable[Batch], failure: FeedqEr
 
 
 def _tell(answers: Sequence[CommitAnswer]) -> None:
-    decided: defaultdict[InflightBudget, int] = defaultdict(int)
-    for answer in answers:
-        decided[answer.batch_queue.budget] += answer.size
-    # It no longer burdens the worker, whether or not a runner is left to hear of it.
-    for budget, size in decided.items():
-        budget.give_back(size)
-    call_on_each(lambda answer: answer.batch_queue.loop, _hear_all, answers)
+    if answers:
+        first = answers[0].batch_queue
+        # It no longer burdens the worker, whether or not a runner is left to hear of it.
+        first.budget.give_back(sum(answer.size for answer in answers))
+        call_on(first.loop, _hear_all, answers)
 
 
-def _hear_all(answers: list[CommitAnswer]) -> None:
+def _hear_all(answers: Sequence[CommitAnswer]) -> None:
     for answer in answers:
         answer.batch_queue.hear(answer)

@@ -228,19 +228,6 @@ def test_a_run_past_its_deadline_is_judged_by_its_semantics_when_its_worker_is_g
         assert again.remaining_s == pytest.approx(30, abs=5), "it has all of its time again"
 
 
-def test_a_worker_is_told_which_of_its_runs_are_long_past_their_deadline(jobs: JobsHarness) -> None:
-    worker, run = started(jobs, job=job(timeout_s=30))
-    other, _ = started(jobs, "other", job=job(timeout_s=None))
-    overdue = jobs.store.jobs.runs.overdue
-    jobs.elapse(45)
-    assert overdue(worker.id, by_s=30) == {}
-    jobs.elapse(30)
-    assert overdue(worker.id, by_s=30) == {run.id: run.fence}
-    assert overdue(other.id, by_s=30) == {}, "neither another's, nor one without a time-out"
-    assert finish(jobs, worker, ended(run, S.TIMED_OUT)) == [run.id]
-    assert overdue(worker.id, by_s=30) == {}
-
-
 def test_where_nobody_claims_start_deadlines_are_missed_all_the_same(jobs: JobsHarness) -> None:
     jobs.schedule(start_deadline_s=30)
     run = jobs.schedules.trigger("nightly")

@@ -92,11 +92,14 @@ def test_a_loop_that_closes_before_its_answer_does_not_end_the_thread() -> None:
         path.tables.locked.add(1)
 
         async def give_up() -> None:
-            # Not cancelled: the loop simply ends, as that of a stream on a thread does.
+            # Not cancelled: the loop simply ends, as that of a worker that leaves does.
             waiting = path.fencer.fence(request(1, 2))
             waiting.send(None)
 
         asyncio.run(give_up())
         path.tables.locked.clear()
+        asyncio.run(
+            until(lambda: path.tables.checkpoints[1].epoch == 2, "the fence that was given up is raised")
+        )
         assert asyncio.run(fence(path, request(2, 1))) == [Fenced(2, 1, None, 0)]
         assert path.fencer._thread.is_alive()

@@ -15,7 +15,7 @@ from feedq.control.store.channels import NotifyReason
 from feedq.core.schedule.model import ClaimedRun, Fired
 from feedq.settings import Settings
 from feedq.worker.jobs import job_service as module
-from feedq.worker.jobs import share as share_module
+from feedq.worker.jobs import ticker
 from feedq.worker.jobs.job_service import Jobs
 from tests.unit.job_runs import ME, MemoryRuns, new_session
 
@@ -109,8 +109,8 @@ def test_notifications_reach_the_slots(make: Callable[..., Stage]) -> None:
 def test_the_ticker_scans_at_once_when_a_schedule_may_have_changed(
     make: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(share_module, "POLL_S", 60.0)
-    monkeypatch.setattr(share_module, "POLL_MAX_S", 60.0)
+    monkeypatch.setattr(ticker, "POLL_S", 60.0)
+    monkeypatch.setattr(ticker, "POLL_MAX_S", 60.0)
     stage = make()
     until(lambda: stage.runs.asked["fire_due"] == 1, "it has scanned")
     stage.jobs.notified(["of a later release"])

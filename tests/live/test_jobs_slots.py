@@ -14,8 +14,8 @@ from feedq.core.schedule.model import ClaimedRun, Granted, Offer, RunState, Sema
 from feedq.errors import Unavailable
 from feedq.telemetry.metrics import JOB_SLOTS, REGISTRY
 from feedq.worker.jobs import slots as module
-from feedq.worker.jobs.share import Share
 from feedq.worker.jobs.slots import Slots
+from feedq.worker.jobs.ticker import Share
 from tests.unit.job_runs import ME, MemoryRuns, new_session
 
 LIMIT_S = 10.0
@@ -156,18 +156,18 @@ def test_ends_wait_for_a_database_that_is_away_and_keep_their_slots(stage: Stage
     assert len(stage.runs.offers) == offers + 1
 
 
-def test_one_end_that_cannot_be_stored_keeps_no_other_from_being_told(stage: Stage) -> None:
+@pytest.mark.parametrize(("times", "state"), [(2, "failed"), (3, "running")])
+def test_one_end_that_cannot_be_stored_is_told_plainly_and_keeps_no_other_from_being_told(
+    stage: Stage, times: int, state: str
+) -> None:
     stage.runs.add(1)
     stage.runs.add(2)
     stage.claim()
     until(lambda: len(stage.begun) == 2, "both run")
-    assert stage.slots.knows(1)
-    stage.runs.cannot_end = {1}
+    stage.runs.cannot_end = {1: times}
     stage.release()
-    assert stage.slots.knows(1), "the database will be told"
     stage.slots.turn()
-    assert stage.runs.states() == {1: "running", 2: "succeeded"}
-    assert not stage.slots.knows(1), "left to the ticker"
+    assert stage.runs.states() == {1: state, 2: "succeeded"}
     assert stage.slots.is_idle
 
 
@@ -442,20 +442,6 @@ def test_a_transactional_success_is_counted_and_told_by_nobody_else(stage: Stage
     assert stage.runs.states() == {1: "succeeded"}
     assert stage.runs.asked["finish"] == 0
     assert sample("feedq_runs_ended_total", state="succeeded") == before + 1
-
-
-def test_an_end_that_cannot_be_stored_does_not_stop_the_others(stage: Stage) -> None:
-    stage.runs.add(1)
-    stage.claim()
-    stage.release()
-    until(stage.is_over, "it has ended")
-    del stage.runs.rows[1]
-    stage.slots.turn()
-    assert stage.slots.is_idle
-    stage.go_on.clear()
-    stage.runs.add(2)
-    stage.claim()
-    assert stage.runs.states() == {2: "running"}
 
 
 def test_the_wait_for_a_run_is_measured_on_the_databases_clock(stage: Stage) -> None:

@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.core.schedule.model import Fired, Offer
+from feedq.core.schedule.model import Fired
 from feedq.core.schedule.spread import SEGMENTS
 from feedq.errors import Unavailable
-from feedq.worker.jobs import share as share_module
 from feedq.worker.jobs import ticker as module
-from feedq.worker.jobs.share import POLL_MAX_S, SCANNERS, STAGGER_S, Share
-from feedq.worker.jobs.ticker import Ticker
+from feedq.worker.jobs.ticker import POLL_MAX_S, SCANNERS, STAGGER_S, Share, Ticker
 from tests.unit.job_runs import ME, MemoryRuns
 
 LIMIT_S = 10.0
@@ -32,14 +30,12 @@ class Stage:
         self.runs.others = {ME: 4, OTHER: 4}
         self.me: UUID | None = ME
         self.told = 0
-        self.known: set[int] = set()
 
         self.ticker = Ticker(
             self.runs,
             identity=lambda: self.me,
             tell_us=self.tell,
             retention_days=30,
-            is_known=self.known.__contains__,
             rng=Random(1),
         )
 
@@ -86,10 +82,10 @@ def test_it_looks_again_when_the_next_tick_falls_due(stage: Stage) -> None:
 
 def test_with_nothing_to_look_for_it_looks_seldom_until_there_is(stage: Stage) -> None:
     stage.runs.fires = [Fired((), False, None, is_idle=True)]
-    assert share_module.IDLE_POLL_S * 0.75 <= stage.ticker.fire_due() + STAGGER_S <= share_module.IDLE_POLL_S
-    assert stage.ticker.share.poll_s == share_module.IDLE_POLL_S, "and so do the slots"
+    assert module.IDLE_POLL_S * 0.75 <= stage.ticker.fire_due() + STAGGER_S <= module.IDLE_POLL_S
+    assert stage.ticker.share.poll_s == module.IDLE_POLL_S, "and so do the slots"
     stage.runs.fires = [Fired((), False, None)]
-    assert stage.ticker.fire_due() <= share_module.POLL_S
+    assert stage.ticker.fire_due() <= module.POLL_S
 
 
 def test_the_duties_are_done_at_intervals_and_not_with_each_look(stage: Stage) -> None:
@@ -98,41 +94,6 @@ def test_the_duties_are_done_at_intervals_and_not_with_each_look(stage: Stage) -
     assert stage.runs.asked["fire_due"] == 20
     assert stage.runs.asked["workers"] == stage.runs.asked["expire"] == 1
     assert stage.runs.asked["trim"] == 0
-
-
-def overdue_stage(monkeypatch: pytest.MonkeyPatch, *, served_s: float) -> Stage:
-    """Runs 1 and 2 of this worker are long past their time; somebody here will tell how 2 ends."""
-    monkeypatch.setattr(module, "OVERDUE_S", 30.0)
-    stage = Stage()
-    for run_id in (1, 2):
-        stage.runs.add(run_id)
-    stage.runs.claim(Offer(ME, 2, range(SEGMENTS), 1.0))
-    stage.runs.late = [1, 2]
-    stage.known.add(2)
-    stage.ticker._served_since -= served_s
-    return stage
-
-
-def test_a_run_of_ours_that_nobody_here_knows_any_more_ends_long_after_its_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stage = overdue_stage(monkeypatch, served_s=31.0)
-    stage.ticker.fire_due()
-    assert stage.runs.states() == {1: "timed_out", 2: "running"}
-
-
-def test_soon_after_an_outage_it_is_left_to_who_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = overdue_stage(monkeypatch, served_s=29.0)
-    stage.ticker.fire_due()
-    assert stage.runs.asked["overdue"] == 0
-    again = overdue_stage(monkeypatch, served_s=31.0)
-    again.runs.is_away = True
-    again.ticker.start()
-    until(lambda: again.runs.asked["workers"], "it has seen the outage")
-    again.runs.is_away = False
-    until(lambda: again.runs.asked["expire"], "it is over")
-    again.ticker.stop(timeout_s=LIMIT_S)
-    assert again.runs.asked["overdue"] == 0
 
 
 def test_an_outage_ends_no_ticker(stage: Stage) -> None:
@@ -150,8 +111,8 @@ def test_an_outage_ends_no_ticker(stage: Stage) -> None:
 
 
 def test_who_is_woken_looks_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share_module, "POLL_S", 60.0)
-    monkeypatch.setattr(share_module, "POLL_MAX_S", 60.0)
+    monkeypatch.setattr(module, "POLL_S", 60.0)
+    monkeypatch.setattr(module, "POLL_MAX_S", 60.0)
     stage.ticker.start()
     for scans in range(1, 4):
         until(lambda: stage.runs.asked["fire_due"] == scans, "it looks, and sleeps")  # noqa: B023

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from uuid import uuid4
 
 from tests.fakes.sink import MemoryCheckpoint
-from tests.unit.data_path import LIMIT_S, DataPath, batch, until
+from tests.unit.data_path import LIMIT_S, DataPath, batch
 
 
 def own(path: DataPath, *feed_ids: int) -> None:
@@ -30,37 +29,6 @@ def test_batches_of_a_loop_that_is_gone_do_not_burden_the_worker_for_ever() -> N
         deadline = time.monotonic() + LIMIT_S
         while path.budget.bytes and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert path.budget.bytes == 0
-
-
-def test_a_loop_that_closes_under_the_writer_does_not_cost_the_others_their_answer() -> None:
-    with DataPath(flush_interval_s=3600) as path:
-        own(path, 1, 2)
-
-        class Closing(asyncio.SelectorEventLoop):
-            """Is closed between the writer's look and its call."""
-
-            def is_closed(self) -> bool:
-                return super().is_closed() and threading.current_thread() is threading.main_thread()
-
-        closing = Closing()
-
-        async def leave_one_behind() -> None:
-            await path.open_batch_queue((1, 1), "a").put(batch(b"x", cursor=1))
-
-        closing.run_until_complete(leave_one_behind())
-        closing.close()
-
-        async def stay() -> None:
-            batch_queue = path.open_batch_queue((2, 1), "b")
-            await batch_queue.put(batch(b"y", cursor=1))
-            path.writer.flush_now()
-            await until(lambda: batch_queue.is_empty, "answered")
-            assert batch_queue.failure is None
-            assert batch_queue.cursor == 1
-
-        asyncio.run(stay())
-        assert path.tables.rows == {"a": [b"x"], "b": [b"y"]}
         assert path.budget.bytes == 0
 
 

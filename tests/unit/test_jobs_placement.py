@@ -86,7 +86,7 @@ def test_the_pure_policies_bear_one_all_the_same(strategy: Strategy) -> None:
 
 
 def test_who_has_no_slots_owns_no_segment() -> None:
-    from feedq.worker.jobs.share import Share
+    from feedq.worker.jobs.ticker import Share
 
     me = UUID(int=1)
     share = Share.of({me: 0, UUID(int=2): 4}, me)

@@ -62,7 +62,6 @@ class Jobs:
             identity=self._identity,
             tell_us=self.slots.wake,
             retention_days=settings.run_retention_days,
-            is_known=self.slots.knows,
         )
         self._drain_ends_at: float | None = None
         self._is_forced = False

@@ -38,7 +38,7 @@ from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.metrics import JOB_SLOTS, RUN_WAIT_SECONDS, RUNS_ENDED
 from feedq.worker.jobs.calling import Call, perform, timed_out
 from feedq.worker.jobs.context import TIMED_OUT, RunContext
-from feedq.worker.jobs.share import Identity, Share
+from feedq.worker.jobs.ticker import Identity, Share
 
 CHECK_S = 2.0
 """How often it is asked which runs were taken away, beside being notified of it."""
@@ -49,6 +49,7 @@ pause."""
 TAKE_OVER_PAUSE_S = 0.05
 """How often it looks for the next session while runs of one that is gone go on here: well within the grace that
 the database gives them (`feedq.control.store.jobs.finishing`)."""
+UNSTORABLE = "how it ended could not be stored; the log of its worker says it"
 
 logger = log(__name__)
 
@@ -159,11 +160,6 @@ class Slots:
         """Whether nothing runs and the database was told of everything."""
         with self._changed:
             return self._has_none()
-
-    def knows(self, run_id: int) -> bool:
-        """Return whether the database will be told how this run ends: it runs here, or has just ended."""
-        with self._changed:
-            return any(a.run.id == run_id for a in (*self._running(), *self._ended))
 
     @property
     def has_unanswered_claim(self) -> bool:
@@ -317,9 +313,8 @@ class Slots:
                 for attempt in ended:
                     self._tell_of(session_id, [attempt])
                 return
-            # The ticker ends its run, long after its time is up.
             logger.exception(LogEvent.UNEXPECTED, where="finish", runs=[f.run_id for f in finishes])
-            matched = set()
+            matched = self._tell_plainly(session_id, finishes[0])
         with self._changed:
             told = set(ended)
             self._ended = [attempt for attempt in self._ended if attempt not in told]
@@ -328,6 +323,18 @@ class Slots:
                 RUNS_ENDED.labels(state.value).inc(number)
         if rejected := [finish.run_id for finish in finishes if finish.run_id not in matched]:
             logger.warning(LogEvent.RUN_TAKEN_AWAY, runs=rejected, why="its end was rejected")
+
+    def _tell_plainly(self, session_id: UUID, finish: Finish) -> set[int]:
+        """Tell that a run has ended, without what cannot be stored. If even that cannot be, it ends with this
+        worker session."""
+        plain = Finish(finish.run_id, finish.fence, RunState.FAILED, UNSTORABLE)
+        try:
+            return set(self._runs.finish(session_id, [plain]))
+        except Unavailable:
+            raise
+        except Exception:
+            logger.exception(LogEvent.UNEXPECTED, where="finish", runs=[finish.run_id])
+            return set()
 
     def _ask_what_was_taken_away(self) -> None:
         with self._changed:

@@ -4,8 +4,8 @@ It fires what is due, and does now and then what somebody has to do: end runs of
 else runs jobs, delete old history. All of it is decided and bounded in the database; that many do it at once
 costs a scan, and that one of them dies costs nothing.
 
-One duty is its own worker's alone: runs of that worker whose time has been up for long, and of which nobody in the
-process knows any more (their end could not be stored, for example). No other worker may end them.
+One scan of one worker is enough for all; many only mean that no particular one must live. So the more workers
+there are, the seldomer each scans, and a fleet of any size asks the database about as much.
 
 A scan that fired something says so at once: to the slots of this worker, where its own segments are concerned,
 and to other workers by a notification of the database. A lost notification costs time only: those workers find the
@@ -14,18 +14,18 @@ runs by their own scans, and the claim judges everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
 from threading import Event, Thread
 from time import monotonic
+from uuid import UUID
 
 from feedq.control.store.jobs.runs import RunStore
-from feedq.core.schedule.model import Finish, RunState
+from feedq.core.schedule.spread import segments_of
 from feedq.errors import Unavailable
 from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.metrics import RUNS_FIRED
-from feedq.worker.jobs.share import POLL_S, Identity, Share
 
 FIRED_PER_SCAN = 500
 """Schedules that one scan fires. More of them make its transaction longer, and others have to wait for its
@@ -37,19 +37,66 @@ TRIM_INTERVAL_S = 60.0
 TRIM_AGAIN_S = 1.0
 """The pause before more is deleted, when there was more than one transaction deletes."""
 TRIMMED_PER_SCAN = 5_000
-OVERDUE_INTERVAL_S = 10.0
-OVERDUE_S = 30.0
-"""The time past its time-out, and after an outage of the database, for which the end of a run of this worker is
-still left to whoever runs it here. Their own word comes within a second; this is for those that cannot say it
-any more."""
 AWAY_S = 0.5
 WOKEN_S = 0.01
 """The least time between two scans for being woken: a worker is notified of many things that are none of its
 own."""
 
-TIME_IS_UP = "still running when its time was up"
+POLL_S = 0.5
+"""How often a worker of a small fleet scans for what nobody told it of."""
+IDLE_POLL_S = 5.0
+"""The same while there is nothing to find: no schedule with a tick to come, no run that waits or runs."""
+POLL_MAX_S = 10.0
+POLLS_PER_S = 50
+"""The scans of one kind a second, of all workers together, beyond 25 of them: one every 20 ms."""
+SCANNERS = 20
+"""The number of workers, about, that scan at the moment at which the next tick falls due; the others do on
+their own time. None of them must: that all happen to be late is as likely as a hash that collides."""
+STAGGER_S = 0.01
+"""The time over which they are spread, so that not all scan at once."""
 
 logger = log(__name__)
+
+Identity = Callable[[], UUID | None]
+"""The session under which this worker may claim now; None while it may not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The workers that run jobs, and how the segments are dealt out among them."""
+
+    mine: Sequence[int] = ()
+    owners: Mapping[int, UUID] = field(default_factory=dict)
+    """The worker of each segment."""
+    workers: int = 1
+    """How many there are, at least one."""
+    is_idle: bool = False
+    """Whether there was nothing to fire and nothing to run at the last scan of any worker."""
+
+    @classmethod
+    def of(cls, workers: Mapping[UUID, int], me: UUID | None, *, is_idle: bool = False) -> Share:
+        """``workers``: the job slots of each."""
+        segments = segments_of(workers)
+        owners = {segment: worker for worker, its in segments.items() for segment in its}
+        return cls(segments.get(me, ()) if me is not None else (), owners, max(1, len(workers)), is_idle)
+
+    @property
+    def poll_s(self) -> float:
+        return min(max(IDLE_POLL_S if self.is_idle else POLL_S, self.workers / POLLS_PER_S), POLL_MAX_S)
+
+    def next_scan_s(self, next_in_s: float | None, *, rng: Random) -> float:
+        """Return in how long to scan for due ticks, given when the next one is."""
+        # Not all at the same time, as workers that were started together would for ever.
+        at_most_s = self.poll_s * rng.uniform(0.75, 1.0)
+        if next_in_s is None or next_in_s >= at_most_s:
+            return at_most_s
+        if rng.random() * self.workers > SCANNERS:
+            return at_most_s
+        return min(max(next_in_s, 0.0) + rng.random() * STAGGER_S, at_most_s)
+
+    def owners_of(self, segments: Iterable[int]) -> set[UUID]:
+        """Return the workers that own these segments."""
+        return {self.owners[segment] for segment in segments if segment in self.owners}
 
 
 @dataclass(slots=True)
@@ -71,16 +118,11 @@ class Ticker:
         identity: Identity,
         tell_us: Callable[[], None],
         retention_days: int,
-        is_known: Callable[[int], bool],
         rng: Random | None = None,
     ) -> None:
-        """``tell_us`` hears of runs of our own segments; ``is_known`` says whether somebody in this process will
-        tell how a run ends."""
+        """``tell_us`` hears of runs of our own segments."""
         self._runs, self._identity = runs, identity
-        self._tell_us, self._is_known = tell_us, is_known
-        self._retention_days = retention_days
-        self._served_since = monotonic()
-        """Since when the database has answered without a break."""
+        self._tell_us, self._retention_days = tell_us, retention_days
         self._rng = rng or Random()
         self.share = Share()
         self._stopping = Event()
@@ -89,7 +131,7 @@ class Ticker:
         """When the last scan for due ticks was answered."""
         self._scan_duty = _Duty(self._scan_workers)
         trimming_at = monotonic() + self._rng.uniform(0.1, 1.0) * TRIM_INTERVAL_S
-        self._duties = [_Duty(self._expire), _Duty(self._trim, trimming_at), _Duty(self._end_overdue)]
+        self._duties = [_Duty(self._expire), _Duty(self._trim, trimming_at)]
         self._thread = Thread(target=self._run, name="feedq-ticker", daemon=True)
 
     def start(self) -> None:
@@ -131,7 +173,7 @@ class Ticker:
                 return fired.next_in_s
         return 0.0
 
-    def _tell(self, segments: Collection[int]) -> None:
+    def _tell(self, segments: Iterable[int]) -> None:
         owners, me = self.share.owners_of(segments), self._identity()
         if me in owners:
             self._tell_us()
@@ -158,17 +200,6 @@ class Ticker:
             return TRIM_AGAIN_S
         return TRIM_INTERVAL_S * max(1, self.share.workers / 10)
 
-    def _end_overdue(self) -> float:
-        session_id = self._identity()
-        if session_id is not None and monotonic() - self._served_since >= OVERDUE_S:
-            overdue = self._runs.overdue(session_id, by_s=OVERDUE_S)
-            unknown = {run_id: fence for run_id, fence in overdue.items() if not self._is_known(run_id)}
-            if unknown:
-                logger.warning(LogEvent.RUN_TIMED_OUT, runs=sorted(unknown))
-                ends = [Finish(i, fence, RunState.TIMED_OUT, TIME_IS_UP) for i, fence in unknown.items()]
-                self._runs.finish(session_id, ends)
-        return OVERDUE_INTERVAL_S
-
     # -- the thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -178,7 +209,6 @@ class Ticker:
                 pause_s = self.fire_due()
                 is_away = False
             except Unavailable as error:
-                self._served_since = monotonic()
                 if not is_away:
                     logger.warning(database_event(error), where="ticker", error=str(error))
                 is_away, pause_s = True, AWAY_S * self._rng.uniform(0.5, 1.0)

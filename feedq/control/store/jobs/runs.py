@@ -194,17 +194,6 @@ class RunStore(Aggregate):
         return {row.id: row.fence for row in c.execute(text(sql), {"worker_id": worker_id})}
 
     @in_statement
-    def overdue(self, c: Connection, worker_id: UUID, *, by_s: float) -> Mapping[int, int]:
-        """Runs of this worker whose time was up ``by_s`` ago, and of whose end it has not told: run id → fence.
-        Only their worker may end them."""
-        sql = """
-            SELECT id, fence FROM feedq.run
-            WHERE worker_id = :worker_id AND state = 'running'
-                AND deadline_at <= statement_timestamp() - make_interval(secs => :by_s)
-        """
-        return {row.id: row.fence for row in c.execute(text(sql), {"worker_id": worker_id, "by_s": by_s})}
-
-    @in_statement
     def taken_away(self, c: Connection, worker_id: UUID, fences: Mapping[int, int]) -> set[int]:
         """Return which of these runs (id → fence) are no longer this worker's."""
         sql = f"""
