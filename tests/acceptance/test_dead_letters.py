@@ -64,7 +64,7 @@ def test_refused_records_are_listed_and_shown_with_the_reason(bench: Bench) -> N
 
 
 def test_an_unknown_dead_letter_is_named(bench: Bench) -> None:
-    for command in (("show", NAME, "999999"), ("replay", NAME, "999999"), ("drop", NAME, "999999", "-y")):
+    for command in (("list", NAME, "999999"), ("replay", NAME, "999999"), ("drop", NAME, "999999", "-y")):
         ran = bench.cluster.run("feed", "dead-letters", *command)
         assert ran.returncode == 2
         assert f"{NAME} has no dead letter 999999" in ran.stderr
