@@ -212,7 +212,11 @@ def _shown(stack: LocalStack, store: PostgresStore, *, as_json: bool) -> Iterato
 
 def _show(stack: LocalStack, store: PostgresStore, as_json: bool, ended: Event) -> None:
     """Shows what `feedq top` does, with a column of the demo's check, until ``ended``."""
-    fleet, check, console = FleetWatch(Invocation(_opened=store)), demo.Check(_sink_url(stack)), Console()
+    fleet, check, console = (
+        FleetWatch(Invocation(_opened=store)),
+        demo.LandedCheck(_sink_url(stack)),
+        Console(),
+    )
     live = Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
     with live or nullcontext():
         while not ended.wait(LOOK_S if live else LINE_S):

@@ -46,7 +46,7 @@ class Tally(NamedTuple):
         return f"{self.rows:,} rows, {self.missing:,} missing, {self.doubled:,} doubled"
 
 
-class Check:
+class LandedCheck:
     """Counts the table from time to time, at a bounded share of the database's time."""
 
     def __init__(self, sink_url: str) -> None:

@@ -59,7 +59,7 @@ def may_enter(path: Path, account: Account) -> bool:
     return subprocess.run(enter, cwd="/", check=False, **run_as(account)).returncode == 0  # noqa: S603
 
 
-class Child(subprocess.Popen[bytes]):
+class TetheredChild(subprocess.Popen[bytes]):
     """A child that is untied as soon as it has been waited for: its pid may be somebody else's then."""
 
     _is_tied = True
@@ -86,10 +86,10 @@ def spawn(
     account: Account | None = None,
     death_signal: signal.Signals = signal.SIGKILL,
     pass_fds: Sequence[int] = (),
-) -> Child:
+) -> TetheredChild:
     """Start a child that gets ``death_signal`` when this process ends, however it ends."""
     with log.open("ab") as output:
-        return Child(
+        return TetheredChild(
             list(argv),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -104,7 +104,7 @@ def spawn(
 
 
 def end(
-    process: Child,
+    process: TetheredChild,
     *steps: tuple[signal.Signals, float],
     is_forced: Callable[[], bool] = lambda: False,
 ) -> int:

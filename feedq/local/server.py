@@ -19,7 +19,7 @@ from typing import ClassVar
 from feedq.errors import Conflict, FeedqError, Unavailable
 from feedq.local.process import (
     Account,
-    Child,
+    TetheredChild,
     end,
     free_port,
     may_enter,
@@ -112,7 +112,7 @@ class Server(ABC):
         self.name = self.kind
         self.log = self.data_dir / "logs" / f"{self.kind}.log"
         self.port = port
-        self.process: Child | None = None
+        self.process: TetheredChild | None = None
         self._lock = FileLock(self.home / f"{self.kind}.lock", what=f"the {self.kind} data in {data_dir}")
 
     @property

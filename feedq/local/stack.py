@@ -28,7 +28,7 @@ from feedq.core.passwords import mask_url
 from feedq.errors import FeedqError, Unavailable
 from feedq.local.datadir import DataDir
 from feedq.local.postgres import Postgres
-from feedq.local.process import Child, end, poll_until, rotate, spawn, tail
+from feedq.local.process import TetheredChild, end, poll_until, rotate, spawn, tail
 from feedq.local.server import Server, kept_password
 from feedq.local.valkey import Valkey
 
@@ -65,7 +65,7 @@ class Service:
     is_ready: Callable[[Service], bool]
     address: str = ""
     """Where people find it."""
-    process: Child | None = None
+    process: TetheredChild | None = None
 
     @property
     def pid(self) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trustme
 
-from feedq.connectors.protocol import websocket_connection as websocket_connection
+from feedq.connectors.protocol import websocket_connection
 from feedq.connectors.websocket import WebsocketConnector
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable

@@ -8,7 +8,7 @@ import psycopg2
 import pytest
 
 from feedq.errors import Unavailable
-from feedq.local.demo import _CREATE, TABLE, Check, Tally, total
+from feedq.local.demo import _CREATE, TABLE, LandedCheck, Tally, total
 
 pytestmark = pytest.mark.servers
 
@@ -22,7 +22,7 @@ def test_missing_and_doubled_records_are_counted_each_by_themselves(control_data
                 cursor.execute(f"INSERT INTO {TABLE} VALUES (%s, %s, now(), '')", (feed, seq))
         session.commit()
         try:
-            found = Check(control_database_url).tallies()
+            found = LandedCheck(control_database_url).tallies()
         finally:
             cursor.execute(f"DROP TABLE {TABLE}")
             session.commit()
@@ -33,4 +33,4 @@ def test_missing_and_doubled_records_are_counted_each_by_themselves(control_data
 
 def test_a_table_that_cannot_be_counted_is_said_in_one_error() -> None:
     with pytest.raises(Unavailable, match="the demo's table cannot be counted"):
-        Check("postgresql://127.0.0.1:1/feedq").tallies()
+        LandedCheck("postgresql://127.0.0.1:1/feedq").tallies()

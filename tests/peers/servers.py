@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from feedq.local.process import Child, end, free_port, poll_until, spawn, tail
+from feedq.local.process import TetheredChild, end, free_port, poll_until, spawn, tail
 
 PATIENCE_S = 20.0
 """How long a server may take to get ready; only one that fails takes this long."""
@@ -99,7 +99,7 @@ class PeerServer:
         self._ready = ready or (lambda: accepts(self.port))
         self._stop_signal = stop_signal
         self._patience_s = patience_s
-        self._process: Child | None = None
+        self._process: TetheredChild | None = None
 
     @property
     def pid(self) -> int:
