@@ -127,7 +127,7 @@ def list_catalogs(backend: Served, caller: FleetViewer) -> Response:
 @catalogs.post("/{name:name}/sync", responses=returns(SyncDocument), summary="Make feeds as it says")
 def sync_catalog(asked: AdminChange, name: NamePath, given: SyncWish | None = None) -> Response:
     """Of a catalog of tens of thousands of feeds the first sync takes longer than a request may: the schedule that
-    `feedq sync --every` declares makes it in a worker."""
+    runs `feedq.sync` makes it in a worker."""
     wish = given or SyncWish()
     made = sync(
         asked.backend.store.catalogs,

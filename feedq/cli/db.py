@@ -9,17 +9,16 @@ from psycopg2.extensions import connection as Connection  # noqa: N812 -- a clas
 from sqlalchemy import URL, make_url
 
 from feedq.cli.invocation import Invocation, pass_invocation
-from feedq.cli.output import answer, write_lines
+from feedq.cli.output import answer
 from feedq.control.store import grants as roles
 from feedq.control.store import migrate, revision
 from feedq.core.passwords import mask_url
 from feedq.errors import InvalidInput
 from feedq.settings import Settings
-from feedq.verbs.report.details import detail_lines
 from feedq.verbs.wording import counted
 
 
-@click.group(short_help="Migrate the control database, see how far it is, make its roles.")
+@click.group(short_help="Migrate the control database, make its roles.")
 def db() -> None:
     """The control database (FEEDQ_DATABASE_URL).
 
@@ -30,46 +29,30 @@ def db() -> None:
 
 
 @db.command()
+@click.option(
+    "--check", is_flag=True, help="Only say which migrations are pending; exit status 1 if any are."
+)
 @pass_invocation
-def upgrade(invocation: Invocation) -> None:
+def upgrade(invocation: Invocation, *, check: bool) -> None:
     """Bring the database to this release. Safe to run again, and from several places at once.
 
     \b
     Example:
       FEEDQ_DATABASE_URL=postgresql://feedq@db/feedq feedq db upgrade
+      feedq db upgrade --check
     """
     settings = invocation.settings
-    applied = migrate.upgrade(settings.database_url.get_secret_value(), role_prefix=settings.role_prefix)
+    url = settings.database_url.get_secret_value()
+    if check:
+        found = revision.status(url)
+        document = {"current": found.current, "head": revision.HEAD, "pending": found.pending}
+        answer(invocation, document, f"{mask_url(url)}: {found.summary}")
+        if found.pending:
+            raise SystemExit(1)
+        return
+    applied = migrate.upgrade(url, role_prefix=settings.role_prefix)
     text = f"applied {counted(applied, 'migration')}" if applied else "already up to date"
     answer(invocation, {"applied": applied}, text)
-
-
-@db.command()
-@pass_invocation
-def status(invocation: Invocation) -> None:
-    """Which revision the database is at. Exit status 1 when migrations are pending.
-
-    \b
-    Example:
-      feedq db status --json
-    """
-    url = invocation.settings.database_url.get_secret_value()
-    found = revision.status(url)
-    lines = detail_lines(
-        [
-            ("database", mask_url(url)),
-            ("migrations", found.summary + ("; run `feedq db upgrade`" if found.pending else "")),
-        ]
-    )
-    document = {
-        "database": mask_url(url),
-        "current": found.current,
-        "head": revision.HEAD,
-        "pending": found.pending,
-    }
-    answer(invocation, document, lambda: write_lines(lines))
-    if found.pending:
-        raise SystemExit(1)
 
 
 @db.command()

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from feedq.cli.choosing import selection_of, selection_options
 from feedq.cli.invocation import Invocation, changes, limit_option, pass_invocation, yes_option
 from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, write_lines
 from feedq.core.model import FeedView
@@ -42,10 +41,9 @@ def dead_letters() -> None:
 @dead_letters.command("list")
 @click.argument("name", required=False)
 @ids_argument
-@selection_options
 @limit_option(50)
 @pass_invocation
-def list_(invocation: Invocation, *, name: str | None, ids: Sequence[int], limit: int, **chosen: Any) -> None:
+def list_(invocation: Invocation, *, name: str | None, ids: Sequence[int], limit: int) -> None:
     """The refused records of a feed, newest first, or those with these ids, whole; without a name, the feeds that
     have had some refused, each with the latest reason.
 
@@ -56,7 +54,7 @@ def list_(invocation: Invocation, *, name: str | None, ids: Sequence[int], limit
       feedq feed dead-letters list acme/orders 17
     """
     if name is None:
-        _list_feeds(invocation, selection_of(**chosen), limit)
+        _list_feeds(invocation, limit)
         return
     if ids:
         _show(invocation, name, ids)
@@ -99,9 +97,9 @@ def _show(invocation: Invocation, name: str, ids: Sequence[int]) -> None:
     answer(invocation, map(dead_letter_row, letters), write)
 
 
-def _list_feeds(invocation: Invocation, selection: Selection, limit: int) -> None:
+def _list_feeds(invocation: Invocation, limit: int) -> None:
     """What the workers have told of their feeds: no sink is asked."""
-    views = [v for v in invocation.store.feeds.selected(selection) if v.lease.dead_letters_total]
+    views = [v for v in invocation.store.feeds.selected(Selection()) if v.lease.dead_letters_total]
     views.sort(key=lambda view: view.lease.dead_letter_at or LONG_AGO, reverse=True)
     now = invocation.clock.now()
     columns: list[TableColumn[FeedView]] = [
@@ -112,7 +110,7 @@ def _list_feeds(invocation: Invocation, selection: Selection, limit: int) -> Non
             "REASON", lambda view: view.lease.dead_letter_error and said(view.lease.dead_letter_error)
         ),
     ]
-    empty = "no record of these feeds was refused"
+    empty = "no record of any feed was refused"
     answer_list(invocation, views[:limit], _feed_document, columns, empty=empty)
 
 

@@ -20,6 +20,7 @@ from feedq.cli.feed_verbs import move, pause, remove, restart, resume
 from feedq.cli.invocation import (
     Invocation,
     changes,
+    pass_invocation,
     shows,
     yes_option,
 )
@@ -29,7 +30,7 @@ from feedq.core.landed import Span
 from feedq.core.model import BACKFILL_SUFFIX, known_as
 from feedq.core.notices import new_fields
 from feedq.core.selection import SelectionOrder
-from feedq.core.tap import LIMIT_MAX, SECONDS_MAX
+from feedq.core.tap import LIMIT_MAX
 from feedq.sinks.base import parse_sink
 from feedq.verbs import actions, new_columns
 from feedq.verbs.report.details import declaration_lines, detail_lines, lease_lines
@@ -37,6 +38,7 @@ from feedq.verbs.report.rows import drift_document, feed_document, feed_row, lan
 from feedq.verbs.wording import printable, sparkline
 
 TIME_WIDTH = len("2026-12-01T08:00:00.123")
+TAP_S = 600
 
 
 @click.group(
@@ -124,7 +126,7 @@ def show(invocation: Invocation, *, name: str) -> None:
     show_default=True,
     help="The last hour by minutes, or the last day by quarters of an hour.",
 )
-@shows
+@pass_invocation
 def history(invocation: Invocation, *, name: str, span: str) -> None:
     """What one feed landed in the last hour or day, as a picture and in numbers.
 
@@ -153,12 +155,10 @@ def history(invocation: Invocation, *, name: str, span: str) -> None:
     show_default=True,
     help="End after so many records.",
 )
-@click.option(
-    "--seconds", type=click.IntRange(1, SECONDS_MAX), default=600, show_default=True, help="End after this."
-)
 @changes
-def tap(invocation: Invocation, *, name: str, limit: int, seconds: int) -> None:
-    """Records of a running feed as they land, without another connection to its source, until Ctrl-C.
+def tap(invocation: Invocation, *, name: str, limit: int) -> None:
+    """Records of a running feed as they land, without another connection to its source, for ten minutes or until
+    Ctrl-C.
 
     At most twenty a second are shown, each of at most 2,048 bytes, with secrets masked; it says how many were left
     out. The feed does not wait for whoever looks, and history says who did. With --json, one document a line.
@@ -168,7 +168,7 @@ def tap(invocation: Invocation, *, name: str, limit: int, seconds: int) -> None:
       feedq feed tap acme/orders --limit 10
     """
     try:
-        with closing(invocation.tapped(name, seconds=seconds, limit=limit)) as rows:
+        with closing(invocation.tapped(name, seconds=TAP_S, limit=limit)) as rows:
             for row in rows:
                 if invocation.json:
                     write_json_line(row)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from feedq.cli.invocation import Invocation, changes, pass_invocation, reason_option, shows
+from feedq.cli.invocation import Invocation, changes, pass_invocation, reason_option
 from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, state, write_lines
 from feedq.connectors.base import show_cursor
 from feedq.errors import FeedqError
@@ -93,18 +93,17 @@ def begin(
 
 @backfill.command()
 @click.argument("name", required=False)
-@click.option("--tenant", help="Without a name: only those of this tenant.")
-@shows
-def show(invocation: Invocation, *, name: str | None, tenant: str | None) -> None:
+@pass_invocation
+def show(invocation: Invocation, *, name: str | None) -> None:
     """The backfill of a feed, or how its last one ended; without a name, all that are under way.
 
     \b
     Example:
       feedq feed backfill show
-      feedq feed backfill show acme/orders --watch
+      feedq feed backfill show acme/orders
     """
     if name is None:
-        _list(invocation, tenant)
+        _list(invocation)
         return
     row = invocation.sink_verbs.backfills.of(name)
     lines = detail_lines(
@@ -127,7 +126,7 @@ def show(invocation: Invocation, *, name: str | None, tenant: str | None) -> Non
     answer(invocation, row, lambda: write_lines(lines))
 
 
-def _list(invocation: Invocation, tenant: str | None) -> None:
+def _list(invocation: Invocation) -> None:
     columns: list[TableColumn[Mapping[str, Any]]] = [
         TableColumn("FEED", lambda row: row["name"]),
         state("STATUS", lambda row: row["status"]),
@@ -138,7 +137,7 @@ def _list(invocation: Invocation, tenant: str | None) -> None:
         TableColumn("CURSOR", lambda row: cut(show_cursor(row["cursor"]), CURSOR_WIDTH)),
         TableColumn("TO", lambda row: cut(show_cursor(row["ends_at"]), CURSOR_WIDTH)),
     ]
-    found: list[Mapping[str, Any]] = [*invocation.sink_verbs.backfills.running(tenant=tenant)]
+    found: list[Mapping[str, Any]] = [*invocation.sink_verbs.backfills.running()]
     answer_list(invocation, found, dict, columns, empty="no backfill is under way")
 
 

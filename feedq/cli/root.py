@@ -26,7 +26,6 @@ LOCAL: Final[Mapping[str, str]] = {
     "env": "prints passwords of that machine's servers",
     "api": "is the API",
     "db upgrade": "is done before the API of a release can run",
-    "db status": "is asked before the API of a release can run",
     "db grants": "needs a superuser, whom the API must not be",
     "feed test": "connects to the source from where it is called, with the secrets there",
     "lint": "reads files, and asks no server",

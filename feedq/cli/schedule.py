@@ -14,7 +14,6 @@ from feedq.cli.invocation import (
     changes,
     limit_option,
     pass_invocation,
-    shows,
     yes_option,
 )
 from feedq.cli.options import duration, moment
@@ -41,7 +40,7 @@ PAUSE_MAX_S = 100 * 366 * 86_400.0
 
 
 @click.group(
-    short_help="Jobs once per tick: list, show, next, runs, set, edit, trigger, backfill, pause, cancel; queues."
+    short_help="Jobs once per tick: list, show, next, runs, set, edit, trigger, backfill, pause, cancel."
 )
 def schedule() -> None:
     """Jobs that are run once per tick on the whole cluster: cron, intervals, or once.
@@ -68,16 +67,23 @@ for _command in (set_schedules, edit_schedule, next_, trigger, backfill):
 @click.option(
     "--limit", type=click.IntRange(1, LISTED_MAX), default=PAGE, show_default=True, help="How many."
 )
-@shows
-def list_(invocation: Invocation, *, prefix: str, state: str | None, limit: int) -> None:
+@click.option("--queues", is_flag=True, help="Instead, the job queues with their limits and depths.")
+@pass_invocation
+def list_(invocation: Invocation, *, prefix: str, state: str | None, limit: int, queues: bool) -> None:
     """Schedules by name: when they fire next, and what became of the last run.
 
-    If there are more than --limit, a note on standard error says so.
+    If there are more than --limit, a note on standard error says so. With --queues: the job queues that have
+    limits, or runs that wait or run. Limits stand in a manifest, under `queues`.
 
     \b
     Example:
       feedq schedule list --prefix acme/
+      feedq schedule list --queues
     """
+    if queues:
+        empty = "no queue has limits, or runs that wait or run"
+        answer_list(invocation, invocation.jobs.queues.listed(), queue_row, QUEUE_COLUMNS, empty=empty)
+        return
     wanted = None if state is None else ScheduleState(state)
     found = list(islice(_views(invocation, prefix, state=wanted, most=limit + 1), limit + 1))
     shown = found[:limit]
@@ -138,7 +144,7 @@ def show(invocation: Invocation, *, name: str) -> None:
     help="Only runs in this state; may be repeated.",
 )
 @limit_option(50, most=1_000)
-@shows
+@pass_invocation
 def runs(invocation: Invocation, *, name: str | None, states: Sequence[str], limit: int) -> None:
     """The history of one schedule or of all, newest first: worker, lag, duration, and why a run ended so.
 
@@ -153,19 +159,6 @@ def runs(invocation: Invocation, *, name: str | None, states: Sequence[str], lim
     found = invocation.jobs.schedules.runs(name, states=[RunState(state) for state in states], limit=limit)
     columns = run_columns(invocation.clock.now(), of_one=name is not None)
     answer_list(invocation, found, run_row, columns, empty="no runs")
-
-
-@schedule.command()
-@pass_invocation
-def queues(invocation: Invocation) -> None:
-    """The job queues that have limits, or runs that wait or run. Limits stand in a manifest, under `queues`.
-
-    \b
-    Example:
-      feedq schedule queues
-    """
-    empty = "no queue has limits, or runs that wait or run"
-    answer_list(invocation, invocation.jobs.queues.listed(), queue_row, QUEUE_COLUMNS, empty=empty)
 
 
 # -- changing ----------------------------------------------------------------------------------------

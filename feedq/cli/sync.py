@@ -10,9 +10,7 @@ import click
 from feedq.cli.apply import collector_paused, show_changes
 from feedq.cli.choosing import first_few
 from feedq.cli.invocation import Invocation, pass_invocation
-from feedq.cli.output import ProgressBar, answer, answer_done, warn
-from feedq.cli.tables import warn_unserved
-from feedq.core.schedule.entries import ScheduleEntry
+from feedq.cli.output import ProgressBar, answer, warn
 from feedq.errors import FeedqError, InvalidInput
 from feedq.verbs.catalogs.base import open_catalog
 from feedq.verbs.catalogs.syncing import SyncReport
@@ -37,7 +35,6 @@ CHANGES_SHOWN_MAX = 100
     is_flag=True,
     help="Also take feeds that others declared under names that the catalog has, from another catalog too.",
 )
-@click.option("--every", metavar="DURATION", help="Have workers do it from now on: declare a schedule of it.")
 @pass_invocation
 def sync(
     invocation: Invocation,
@@ -46,7 +43,6 @@ def sync(
     dry_run: bool,
     remove_up_to: int | None,
     take_over: bool,
-    every: str | None,
 ) -> None:
     """Make the feeds of catalogs as these say: of those that are named, or of all that are set up here.
 
@@ -58,37 +54,15 @@ def sync(
     Example:
       FEEDQ_CATALOGS__CRM__KIND=directory FEEDQ_CATALOGS__CRM__PATH=feeds feedq sync crm --dry-run
       feedq sync
-      feedq sync crm --every 5m
     """
     chosen = [name.lower() for name in names] or _all_catalogs(invocation)
     if not chosen:
         raise InvalidInput("no catalog is set up here: set FEEDQ_CATALOGS__<NAME>__KIND and its options")
     if remove_up_to is not None and len(chosen) != 1:
         raise click.UsageError("--remove-up-to is for one catalog; name it")
-    if every is not None:
-        if dry_run or take_over or remove_up_to is not None:
-            raise click.UsageError("--every declares a schedule and syncs nothing now; give it alone")
-        _schedule(invocation, chosen, every)
-        return
-    _sync_all(invocation, chosen, dry_run=dry_run, remove_up_to=remove_up_to, take_over=take_over)
-
-
-def _all_catalogs(invocation: Invocation) -> list[str]:
-    return sorted(invocation.settings.catalogs) if invocation.api is None else invocation.api.catalogs()
-
-
-def _sync_all(
-    invocation: Invocation,
-    chosen: Sequence[str],
-    *,
-    dry_run: bool,
-    remove_up_to: int | None,
-    take_over: bool,
-) -> None:
     reports: list[SyncReport] = []
     failed: list[FeedqError] = []
-    opened = _opened(invocation, chosen)
-    for make in opened:
+    for make in _opened(invocation, chosen):
         try:
             with collector_paused():
                 report = make(dry_run=dry_run, remove_up_to=remove_up_to, take_over=take_over)
@@ -104,6 +78,10 @@ def _sync_all(
     _raise(failed, reports)
 
 
+def _all_catalogs(invocation: Invocation) -> list[str]:
+    return sorted(invocation.settings.catalogs) if invocation.api is None else invocation.api.catalogs()
+
+
 def _opened(invocation: Invocation, chosen: Sequence[str]) -> list[Callable[..., SyncReport]]:
     """What syncs each. Raises `InvalidInput` when one is not set up as it must be."""
     if invocation.api is not None:
@@ -111,25 +89,6 @@ def _opened(invocation: Invocation, chosen: Sequence[str]) -> list[Callable[...,
     catalogs = [open_catalog(name, invocation.settings) for name in chosen]
     bar = partial(ProgressBar, "changes")
     return [partial(sync_catalog, invocation.store.catalogs, one, progress=bar) for one in catalogs]
-
-
-def _schedule(invocation: Invocation, chosen: Sequence[str], every: str) -> None:
-    """Declare a schedule for each catalog, or declare it anew."""
-    from feedq.celery.tasks import SYNC  # which loads Celery
-
-    there = invocation.jobs.schedules.specs()
-    declared = []
-    for name in chosen:
-        keys = {"name": f"sync/{name}", "task": SYNC, "kwargs": {"catalog": name}, "every": every}
-        declared.append(ScheduleEntry.valid(keys).spec)
-    for spec in declared:
-        if spec.name in there:
-            invocation.jobs.schedules.edit(spec.name, spec)
-        else:
-            invocation.jobs.schedules.add(spec)
-    scheduled = [spec.name for spec in declared]
-    answer_done(invocation, scheduled, "declared")
-    warn_unserved(invocation.jobs, scheduled)
 
 
 def _show(report: SyncReport, *, dry_run: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from feedq.cli.invocation import Invocation, changes, shows, wait_options
+from feedq.cli.invocation import Invocation, changes, pass_invocation, wait_options
 from feedq.cli.output import ProgressBar, answer, answer_list, write_lines, write_table
 from feedq.cli.tables import NO_WORKERS, all_worker_columns, feed_columns
 from feedq.core.model import FeedView, Worker, WorkerTarget, WorkerView
@@ -32,7 +32,7 @@ def worker() -> None:
 
 @worker.command("list")
 @click.option("--all", "gone", is_flag=True, help="Also the sessions that have ended.")
-@shows
+@pass_invocation
 def list_(invocation: Invocation, *, gone: bool) -> None:
     """All workers by name, with what they hold and whether they serve.
 
@@ -50,7 +50,7 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
 
 @worker.command()
 @click.argument("name")
-@shows
+@pass_invocation
 def show(invocation: Invocation, *, name: str) -> None:
     """One worker, by its name, the part before the @, its id or the beginning of it, with its feeds.
 

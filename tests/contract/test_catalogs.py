@@ -283,8 +283,8 @@ def test_what_is_not_set_up_is_said(shell: Shell) -> None:
 def test_a_schedule_syncs_a_catalog_and_its_run_says_what_was_left_out(
     shell: Shell, catalog: Feeds, stored: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert shell.ok("sync", "crm", "--every", "5m") == "sync/crm declared\n"
-    shell.ok("sync", "crm", "--every", "10m")
+    given = "schedules: [{name: sync/crm, task: feedq.sync, kwargs: {catalog: crm}, every: 10m}]"
+    shell.ok("apply", "-f", "-", given=given)
     spec = stored.jobs.schedules.specs()["sync/crm"]
     assert isinstance(spec, ScheduleSpec)
     assert (spec.timing, spec.job.task, dict(spec.job.kwargs)) == (Every(600), tasks.SYNC, {"catalog": "crm"})

@@ -74,12 +74,12 @@ def by_name(checks: Iterator[Check]) -> dict[str, Check]:
 
 
 def test_a_database_is_migrated_and_feeds_are_declared_shown_and_removed(shell: Shell) -> None:
-    assert shell.json("db", "status", status=1)["pending"] == 1
+    assert shell.json("db", "upgrade", "--check", status=1)["pending"] == 1
     behind = shell.run("feed", "list")
     assert (behind.exit_code, behind.stdout) == (1, "")
     assert "feedq db upgrade" in behind.stderr
     assert shell.json("db", "upgrade")["applied"]
-    assert shell.json("db", "status")["pending"] == 0
+    assert shell.json("db", "upgrade", "--check")["pending"] == 0
 
     assert shell.json("apply", "-f", "-", given=MANIFEST)["added"] == 1
     (row,) = shell.json("feed", "list")

@@ -103,7 +103,7 @@ def test_a_manifest_is_applied_exported_and_applied_again(shell: Shell) -> None:
     pruned = shell.json("apply", "-f", "-", "--prune", "--yes", given="schedules: []\nqueues: []\n")
     assert pruned["removed"] == 4
     assert shell.ok("schedule", "list") == "no schedules; declare some with `feedq apply`\n"
-    assert shell.ok("schedule", "queues") == "no queue has limits, or runs that wait or run\n"
+    assert shell.ok("schedule", "list", "--queues") == "no queue has limits, or runs that wait or run\n"
 
 
 def test_all_mistakes_are_told_with_their_lines_and_nothing_is_applied(shell: Shell) -> None:
@@ -281,7 +281,7 @@ def test_a_backfill_makes_what_is_not_there(shell: Shell, harness: JobsHarness) 
     assert shell.json(*arguments)["existing"] == 24
     (newest,) = shell.json("schedule", "runs", POLL, "--limit", "1")
     assert (newest["key"], newest["kind"]) == ("2026-01-01T23:00:00Z", "backfill")
-    depths = {queue["name"]: queue["waiting"] for queue in shell.json("schedule", "queues")}
+    depths = {queue["name"]: queue["waiting"] for queue in shell.json("schedule", "list", "--queues")}
     assert depths == {"default": 24, "reports": 0}
     asked = shell.run(*arguments[:-1]).stderr
     assert "Make 24 runs of acme/poll, for the ticks 2026-01-01T00:00:00Z to 2026-01-01T23:00:00Z?" in asked
