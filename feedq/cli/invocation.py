@@ -238,10 +238,7 @@ class Invocation:
             and isinstance(error, Unavailable)
             and not isinstance(error, SchemaBehind)
         ):
-            return (
-                f"{error}; start it, or set FEEDQ_DATABASE_URL to the one that is meant "
-                "(`feedq doctor` checks every part)"
-            )
+            return f"{error} (`feedq doctor` checks every part)"
         return str(error)
 
     def confirm(self, question: str, *, yes: bool) -> None:

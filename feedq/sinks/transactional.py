@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from feedq.core.passwords import mask_url
+from feedq.core.remedies import with_remedy
 from feedq.errors import FeedqError, SinkUnavailable
 from feedq.sinks.base import (
     Checkpoint,
@@ -50,6 +51,7 @@ READ_ATTEMPTS_MAX: Final = 5
 """Transactions that end in a deadlock or a serialization failure are tried this often."""
 CONFLICT_PAUSE_S: Final = 0.02
 SETTLE_LOCK_TIMEOUT_S: Final = 5.0
+SETTING: Final = "the sink's URL (FEEDQ_SINKS__…)"
 
 
 class TransactionalSink(ABC):
@@ -216,5 +218,5 @@ class TransactionalSink(ABC):
             if self.session_type.scope(error) is ErrorScope.LOCKED:
                 context = getattr(getattr(getattr(error, "orig", error), "diag", None), "context", None)
                 text = f"{text}: another session holds the lock" + (f" ({context})" if context else "")
-        parts = [f"sink {mask_url(self._url)}: {mask_url(text)}", *filter(None, [consequence])]
-        return SinkUnavailable("; ".join(parts))
+        said = with_remedy(f"sink {mask_url(self._url)}: {mask_url(text)}", setting=SETTING)
+        return SinkUnavailable("; ".join(filter(None, [said, consequence])))

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from feedq.core.passwords import mask_url as mask_url
+from feedq.core.remedies import with_remedy
 from feedq.errors import PermissionMissing
 from feedq.settings import Settings
 from feedq.telemetry import traces
@@ -87,9 +88,21 @@ def configure_logging(settings: Settings, *, quiet_tasks: Collection[str] = ()) 
     if settings.log_level != "DEBUG":
         for name in ("celery.worker.strategy", "celery.app.trace"):
             logging.getLogger(name).addFilter(_WithoutTasks(quiet_tasks))
+    for name in ("celery.worker.consumer.consumer", "celery.beat"):
+        logging.getLogger(name).addFilter(_told_with_remedy)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.log_level)
+
+
+def _told_with_remedy(record: logging.LogRecord) -> bool:
+    """Has Celery's lines about a broker that does not let it in say what to do about that."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            with_remedy(str(one), setting="FEEDQ_BROKER_URL") if isinstance(one, Exception) else one
+            for one in record.args
+        )
+    return True
 
 
 def _mask(_logger: Any, _method: str, event: Any) -> Any:

@@ -67,7 +67,7 @@ def test_a_worker_waits_for_its_database_and_then_for_its_migrations(
     ):
         worker = cluster.add_worker("w1", ready=False)
         beat = cluster.add_beat("b1")
-        wait_said(worker, "database", "127.0.0.1")
+        wait_said(worker, "database", "127.0.0.1", "nothing listens there")
         absent_postgres.start()
         wait_said(worker, "feedq db upgrade")
         assert beat.is_running()
@@ -86,7 +86,7 @@ def test_a_worker_waits_for_its_broker(tmp_path: Path, absent_valkey: Valkey, da
     ):
         worker = cluster.add_worker("w1", ready=False)
         beat = cluster.add_beat("b1")
-        wait_said(worker, "consumer", "annot connect")
+        wait_said(worker, "consumer", "annot connect", "FEEDQ_BROKER_URL: nothing listens there")
         absent_valkey.start()
         cluster.wait_worker("w1")
         cluster.apply([feed("late/two", source.url)])

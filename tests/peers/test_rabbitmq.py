@@ -10,6 +10,7 @@ import amqp
 import pytest
 
 from feedq.local.postgres import Postgres
+from feedq.verbs.diagnosis.broker_checks import check_broker
 from tests.cluster import Cluster, wait_until
 from tests.faults import (
     BROKER_TROUBLES,
@@ -98,3 +99,15 @@ def declared(channel: Any, queue: str) -> bool:
         channel.open()
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    ("login", "host", "remedy"),
+    [
+        ("guest:wrong", "", "correct the user name and the password in FEEDQ_BROKER_URL"),
+        ("guest:guest", "nowhere", "correct the virtual host at the end of FEEDQ_BROKER_URL"),
+    ],
+)
+def test_remedies_fit_what_rabbitmq_refuses(rabbitmq: RabbitMq, login: str, host: str, remedy: str) -> None:
+    (check,) = check_broker(f"amqp://{login}@127.0.0.1:{rabbitmq.port}/{host}")
+    assert check.advice.startswith(remedy)

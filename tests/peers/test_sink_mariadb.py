@@ -10,7 +10,9 @@ from uuid import uuid4
 import pytest
 
 from feedq.errors import SinkUnavailable
+from feedq.settings import Settings
 from feedq.sinks.base import Blocked, CommitUnknown, Fenced, Target, Written
+from feedq.verbs.diagnosis.sink_checks import check_sinks
 from tests.contract.sink_conformance import SinkConformance
 from tests.contract.sink_stage import (
     LOCK_TIMEOUT_S,
@@ -272,3 +274,18 @@ def test_unblocking_finds_every_session_of_a_worker_and_no_other(harness: MariaD
     assert harness.sink().unblock([gone]) == 3
     assert harness.sink().unblock([gone]) == 0
     assert harness.sink().unblock([alive]) == 1
+
+
+@pytest.mark.parametrize(
+    ("user", "database", "remedy"),
+    [
+        ("root:wrong", DATABASE, "correct the user name and the password in FEEDQ_SINKS__OTHER"),
+        ("root", "nowhere", "CREATE DATABASE nowhere"),
+    ],
+)
+def test_remedies_fit_what_the_server_refuses(
+    mariadb: MariaDb, user: str, database: str, remedy: str
+) -> None:
+    settings = Settings(sinks={"other": mariadb.url(database, user=user)})
+    (check,) = (one for one in check_sinks(settings, []) if one.name == "sink other")
+    assert remedy in check.advice

@@ -28,11 +28,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from feedq.core.passwords import mask_url
+from feedq.core.remedies import driver_text, with_remedy
 from feedq.errors import Conflict, InvalidInput, PermissionMissing, SchemaBehind, Unavailable
 from feedq.settings import settings
 
 POSTGRESQL_MIN = 15
 """The oldest major version of PostgreSQL that feedq is tested with; its statements use what 15 brought."""
+SETTING = "FEEDQ_DATABASE_URL"
 SCHEMA = "feedq"
 """The schema of the control tables."""
 CONNECT_TIMEOUT_S = 5
@@ -387,13 +389,14 @@ def refused_when_taken(refusal: str) -> Iterator[None]:
 
 
 def unavailable(url: str, error: Exception) -> Unavailable:
-    return Unavailable(_explain(url, error))
+    explained = _explain(url, error)
+    # That the pool of this process is used up is no matter of the server's.
+    is_of_server = not isinstance(error, PoolTimeout)
+    return Unavailable(with_remedy(explained, setting=SETTING) if is_of_server else explained)
 
 
 def _explain(url: str, error: Exception) -> str:
-    cause = getattr(error, "orig", None) or error
-    said = " ".join(str(cause).split()) or type(cause).__name__
-    return f"control database {mask_url(url)}: {mask_url(said)}"
+    return f"control database {mask_url(url)}: {mask_url(driver_text(error))}"
 
 
 def _psycopg2_url(url: str) -> Any:

@@ -14,7 +14,7 @@ from kombu.exceptions import KombuError
 
 from feedq.celery.broker import bounded_options, is_redis
 from feedq.core.passwords import mask_url
-from feedq.verbs.diagnosis.checks import Check, fail, ok, one_line, warn
+from feedq.verbs.diagnosis.checks import Check, fail, ok, one_line, unreachable, warn
 
 TIMEOUT_S = 5
 
@@ -35,11 +35,7 @@ def _reachable(url: str) -> Check:
         with connect(url) as connection:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=TIMEOUT_S)
     except Exception as error:  # noqa: BLE001  # whatever a transport raises, the broker is not reachable
-        return fail(
-            "broker",
-            f"{mask_url(url)}: {mask_url(one_line(error))}",
-            "start it, or set FEEDQ_BROKER_URL to the one that is meant",
-        )
+        return unreachable("broker", url, error, setting="FEEDQ_BROKER_URL")
     return ok("broker", mask_url(url))
 
 

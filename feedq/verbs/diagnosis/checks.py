@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from feedq.core.passwords import mask_url
+from feedq.core.remedies import IN_GENERAL, driver_text, remedy
+
 
 class Level(StrEnum):
     """How a check came out."""
@@ -36,6 +39,13 @@ def warn(name: str, detail: str, advice: str, *, status: str | None = None) -> C
 
 def fail(name: str, detail: str, advice: str) -> Check:
     return Check(name, Level.FAIL, detail, advice)
+
+
+def unreachable(name: str, url: str, error: BaseException, *, setting: str) -> Check:
+    """A server that does not let feedq in, and what to do about it."""
+    said = driver_text(error)
+    advice = remedy(said, setting=setting) or IN_GENERAL.format(setting=setting)
+    return fail(name, f"{mask_url(url)}: {mask_url(said)}", advice)
 
 
 def one_line(error: BaseException) -> str:

@@ -17,10 +17,10 @@ from typing import Any
 import psycopg2
 
 from feedq.control.store import revision
-from feedq.control.store.database import POSTGRESQL_MIN, driver_options, psycopg2_dsn
+from feedq.control.store.database import POSTGRESQL_MIN, SETTING, driver_options, psycopg2_dsn
 from feedq.core.passwords import mask_url
 from feedq.errors import FeedqError
-from feedq.verbs.diagnosis.checks import Check, fail, ok, one_line, warn
+from feedq.verbs.diagnosis.checks import Check, fail, ok, one_line, unreachable, warn
 from feedq.verbs.wording import counted
 
 CLOCK_DIFFERENCE_MAX_S = 1.0
@@ -40,11 +40,7 @@ def check_database(url: str, *, workers: int) -> Iterator[Check]:
     try:
         first, second = _connect(url), _connect(url)
     except (psycopg2.Error, FeedqError) as error:
-        yield fail(
-            "database",
-            f"{mask_url(url)}: {mask_url(one_line(error))}",
-            "start it, or set FEEDQ_DATABASE_URL to the one that is meant",
-        )
+        yield unreachable("database", url, error, setting=SETTING)
         return
     with closing(first), closing(second):
         try:

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import psycopg2
 
+from feedq.control.store.database import SETTING as CONTROL_DATABASE
 from feedq.control.store.database import driver_options, psycopg2_dsn
 from feedq.core.model import Feed
 from feedq.core.passwords import mask_url
@@ -18,7 +19,7 @@ from feedq.settings import Settings
 from feedq.sinks.base import Checkpoint, load_sink, opened_sink, parse_sink
 from feedq.sinks.checkpoints import owner_of
 from feedq.verbs.adoption import left_behind
-from feedq.verbs.diagnosis.checks import Check, Level, fail, ok, one_line, warn
+from feedq.verbs.diagnosis.checks import Check, Level, fail, ok, one_line, unreachable, warn
 from feedq.verbs.wording import counted, some
 
 BOOKKEEPING = ("feedq_checkpoint", "feedq_dead_letter")
@@ -40,7 +41,7 @@ def check_sinks(settings: Settings, feeds: Sequence[Feed]) -> Iterator[Check]:
     """Each sink that is set up here, and the sinks that feeds name and that are not."""
     used = _used(feeds)
     for name in settings.sink_names:
-        check = _check_sink(name, settings.sink_url(name), feeds=len(used.pop(name, [])))
+        check = _check_sink(name, settings, feeds=len(used.pop(name, [])))
         yield check
         if check.level is not Level.FAIL and feeds:
             yield from _check_owners(name, settings, feeds)
@@ -99,7 +100,8 @@ def _used(feeds: Sequence[Feed]) -> dict[str, list[str]]:
     return used
 
 
-def _check_sink(name: str, url: str, *, feeds: int) -> Check:
+def _check_sink(name: str, settings: Settings, *, feeds: int) -> Check:
+    url = settings.sink_url(name)
     title, detail = f"sink {name}", f"{counted(feeds, 'feed')}, {mask_url(url)}"
     try:
         if url.startswith(("postgresql", "postgres:")):
@@ -110,8 +112,10 @@ def _check_sink(name: str, url: str, *, feeds: int) -> Check:
         with closing(made) as sink:
             sink.dead_letters(limit=1)
     except (psycopg2.Error, FeedqError) as error:
-        advice = f"start it, or set FEEDQ_SINKS__{name.upper()} to the one that is meant"
-        return fail(title, f"{mask_url(url)}: {mask_url(one_line(error))}", advice)
+        is_set = name in map(str.lower, settings.sinks)
+        return unreachable(
+            title, url, error, setting=f"FEEDQ_SINKS__{name.upper()}" if is_set else CONTROL_DATABASE
+        )
     return ok(title, detail)
 
 
