@@ -244,8 +244,8 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "one more than its capacity",
-            "if self.is_open and feeds < self.capacity:",
-            "if self.is_open and feeds <= self.capacity:",
+            "if self.is_open and self.feeds < self.capacity:",
+            "if self.is_open and self.feeds <= self.capacity:",
         ),
         (
             "a tenant may have one more than its cap",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -11,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.core.model import Reason
 from feedq.core.placement.base import Avoided, EligibleWorker, Held, Rules, Strategy, WaitingFeed, lags
 from feedq.core.placement.placing import place
 from feedq.core.placement.rebalancing import rebalance
@@ -100,6 +100,12 @@ def test_no_feed_is_given_to_a_worker_while_a_better_one_has_room(
     got, by_id = dict(decision.assignments), {w.worker_id: w for w in workers}
     said = [*got, *(feed_id for feed_id, _ in decision.unplaced)]
     assert sorted(said) == sorted(feed.feed_id for feed in feeds)
+    for worker in workers:
+        mine = Counter(feed.tenant for feed in feeds if got.get(feed.feed_id) == worker.worker_id)
+        assert worker.feeds + mine.total() <= max(worker.capacity, worker.feeds)
+        for tenant, count in mine.items():
+            cap = rules.cap_of(tenant)
+            assert cap is None or worker.tenants.get(tenant, 0) + count <= cap
     for feed in feeds:
         free = [w for w in workers if may_have(w, feed, workers) and room_after(w, feed, feeds, got, rules)]
         if feed.feed_id not in got:
@@ -113,20 +119,6 @@ def test_no_feed_is_given_to_a_worker_while_a_better_one_has_room(
             assert all(w.name in avoided and w.name not in earlier for w in free), "it was not its turn"
         elif owner.lags:
             assert all(w.lags or w.name in avoided for w in free)
-
-
-@given(troubled_feeds(), troubled_fleets(), strategies)
-def test_who_avoids_somebody_changes_nothing_for_the_caps_and_the_capacity(
-    feeds: list[WaitingFeed], workers: list[EligibleWorker], strategy: Strategy
-) -> None:
-    rules = Rules(settle_s=SETTLE_S, tenant_caps={"*": 2}, strategy=strategy)
-    decision = place(feeds, workers, now=NOW, rules=rules)
-    tenants = {feed.feed_id: feed.tenant for feed in feeds}
-    for worker in workers:
-        mine = [tenants[feed_id] for feed_id, owner in decision.assignments if owner == worker.worker_id]
-        assert worker.feeds + len(mine) <= max(worker.capacity, worker.feeds)
-        for tenant in set(filter(None, mine)):
-            assert worker.tenants.get(tenant, 0) + mine.count(tenant) <= 2
 
 
 @pytest.mark.parametrize("strategy", Strategy)
@@ -145,17 +137,6 @@ def test_a_worker_session_that_began_after_the_failure_has_not_had_its_try() -> 
     assert decision.assignments == ((1, UUID(int=1)),)
     decision = place([WaitingFeed(1, avoid=failed("w1", ago_s=3.0))], workers, now=NOW, rules=Rules())
     assert decision.assignments == ((1, UUID(int=2)),)
-
-
-def test_a_feed_waits_rather_than_go_where_its_sink_is_down() -> None:
-    full, cut_off = (
-        candidate(1, capacity=1, feeds=1),
-        replace(candidate(2), sinks_down=frozenset({"reports"})),
-    )
-    feeds = [WaitingFeed(1, sink="reports"), WaitingFeed(2, sink="default")]
-    decision = place(feeds, [full, cut_off], now=NOW, rules=Rules())
-    assert decision.assignments == ((2, UUID(int=2)),)
-    assert decision.unplaced == ((1, Reason.NO_CAPACITY),)
 
 
 def test_a_promise_is_not_kept_where_the_sink_is_down() -> None:
@@ -265,13 +246,6 @@ def test_after_a_try_that_went_well_the_others_follow_but_for_those_that_failed_
     assert 0 not in found
 
 
-def test_feeds_that_avoid_a_worker_do_not_keep_others_from_it() -> None:
-    fleet = uneven(ago_s=10)
-    others = [Held(100 + n, UUID(int=2)) for n in range(4)]
-    found = moved(running(fleet.workers, [*fleet.held, *others]))
-    assert sorted(found) == [100, 101, 102, 103]
-
-
 def test_a_feed_that_avoids_a_worker_moves_to_a_third() -> None:
     held = [Held(n, UUID(int=2), avoid=failed("w1")) for n in range(6)]
     fleet = running([candidate(1), candidate(2), candidate(3)], held)
@@ -293,9 +267,3 @@ def test_too_many_different_sets_of_avoided_workers_cost_moves_and_no_time() -> 
     feeds = {feed.feed_id: feed for feed in held}
     for one in transfers:
         assert f"w{one.target.int}" not in dict(feeds[one.feed_id].avoid)
-
-
-def test_all_that_lag_are_as_good_as_any() -> None:
-    workers = [replace(candidate(n), lags=True) for n in (1, 2)]
-    decision = place([WaitingFeed(n) for n in range(4)], workers, now=NOW, rules=Rules())
-    assert sorted(owner.int for _, owner in decision.assignments) == [1, 1, 2, 2]

@@ -15,10 +15,9 @@ one that has most to one that has fewest, so it takes off an excess or fills a g
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf, isclose
-from operator import attrgetter
 from typing import TypeAlias
 
 from feedq.core.placement.base import EligibleWorker, Rules, WaitingFeed
@@ -28,7 +27,7 @@ ROUNDING = 1e-9
 """Relative: a difference that may come from adding up fractions and is none."""
 
 Item: TypeAlias = tuple[float, int]
-"""A feed that may be moved: its weight, or 1 when all weigh the same; and its position among those held."""
+"""A feed that may be moved: its weight and its position among those held."""
 
 Lot: TypeAlias = dict[str, list[Item]]
 """A worker's feeds of one selector by tenant, in order; tenants without a cap count as one."""
@@ -44,62 +43,40 @@ class Balanced:
         self._held: Mapping[int, int] = {}
         self._cap: int | None = None
         self._touched: dict[int, Pool] = {}
-        self._hopeless: set[tuple[str, int]] = set()
-        """Tenants that are at their cap in all of a tier: within one decision that is for good."""
+        """The pools in which workers that have feeds of the tenant stand apart."""
 
-    def choose(self, feed: WaitingFeed, choice: Choice) -> Slot | None:
-        """Choose a worker of the first tier that has room for the feed; None when none has."""
+    def choose(self, feed: WaitingFeed, choice: Choice, avoided: int = 0) -> Slot | None:
+        """Choose a worker, none of those ``avoided``, of the first tier that has room for the feed."""
         for mask in choice.tiers:
-            slot = self.least(feed, mask)
+            slot = self.least(feed, mask, avoided)
             if slot is not None:
                 return slot
         return None
 
-    def choose_but(self, feed: WaitingFeed, choice: Choice, avoided: int) -> Slot | None:
-        """Choose one in the same way, of the workers that the feed does not avoid."""
-        for mask in choice.tiers:
-            slot = self.least_but(feed, mask, avoided)
-            if slot is not None:
-                return slot
-        return None
-
-    def least_but(self, feed: WaitingFeed, mask: int, avoided: int) -> Slot | None:
+    def least(self, feed: WaitingFeed, mask: int, avoided: int = 0) -> Slot | None:
         """Find the least utilised worker of one tier that has room for the feed and that it does not avoid."""
-        slot = self.least(feed, mask)
-        if not avoided:
-            return slot
         pool = self._fleet.pool(mask)
-        while slot is not None and avoided >> slot.index & 1:
-            pool.bar(slot)
-            slot = self.least(feed, mask)
-        if slot is None:
-            # Not for good, then: the next feed may avoid others, or none.
-            self._hopeless.discard((feed.tenant, mask))
-        pool.forget()
+        if feed.tenant != self._tenant:
+            self._turn_to(feed.tenant)
+        slot = self._least(pool, feed.tenant)
+        if avoided:
+            while slot is not None and avoided >> slot.index & 1:
+                pool.bar(slot)
+                slot = self._least(pool, feed.tenant)
+            pool.forget()
+        elif pool.sharing or pool.barred:
+            self._touched[mask] = pool
         return slot
 
-    def least(self, feed: WaitingFeed, mask: int) -> Slot | None:
-        """Find the least utilised worker of one tier that has room for the feed."""
-        pool = self._fleet.pool(mask)
-        tenant = feed.tenant
-        if tenant != self._tenant:
-            self._turn_to(tenant)
-        if not tenant:
-            return pool.least()
-        if self._cap is not None and (self._cap <= 0 or (tenant, mask) in self._hopeless):
+    def _least(self, pool: Pool, tenant: str) -> Slot | None:
+        if self._cap == 0:
             return None
-        slot = pool.least_for(self._held, self._cap)
-        if pool.sharing or pool.barred:
-            self._touched[mask] = pool
-        if slot is None and self._cap is not None:
-            self._hopeless.add((tenant, mask))
-        return slot
+        return pool.least_for(self._held, self._cap) if tenant else pool.least()
 
     def _turn_to(self, tenant: str) -> None:
-        if self._touched:
-            for pool in self._touched.values():
-                pool.forget()
-            self._touched.clear()
+        for pool in self._touched.values():
+            pool.forget()
+        self._touched.clear()
         self._tenant = tenant
         self._held = self._fleet.held(tenant) if tenant else {}
         self._cap = self._rules.cap_of(tenant)
@@ -117,10 +94,7 @@ class BalancedRebalancer:
         self._rules = rules
         self._lots: dict[int, dict[Choice, Lot]] = {}
         self._capacity = max((slot.capacity for slot in self._fleet.slots), default=0)
-        self._equal = _weigh_alike(self._fleet.slots, made)
-        self._load: Callable[[Slot], float] = attrgetter("feeds" if self._equal else "load")
-        self._slack: float = 0 if self._equal else _slack(self._fleet.slots, rules)
-        self._stuck: dict[tuple[Choice, int], tuple[int, Slot, float]] = {}
+        self._slack = _slack(self._fleet.slots, rules, alike=_weigh_alike(self._fleet.slots, made))
 
     def run(self) -> None:
         if balanced_donors(self._fleet, self._rules):
@@ -168,8 +142,6 @@ class BalancedRebalancer:
         """The least utilised worker that one of these feeds improves on by going there, and that feed."""
         lightest = min(items[0][0] for items in lot.values())
         tiers = open_tiers(choice.tiers, source)
-        if self._is_stuck(source, choice, len(tiers), lightest):
-            return None
         for mask in tiers:
             pool = self._fleet.pool(mask)
             found: tuple[Slot, str, Item] | None = None
@@ -179,22 +151,12 @@ class BalancedRebalancer:
                 if picked is not None:
                     found = (target, *picked)
                 else:
-                    pool.set_aside()
+                    pool.bar(target)
                     target = pool.least()
             pool.forget()
             if found is not None:
                 return found
-        if "" in lot:
-            self._stuck[choice, len(tiers)] = self._made.made, source, lot[""][0][0]
         return None
-
-    def _is_stuck(self, source: Slot, choice: Choice, tiers: int, lightest: float) -> bool:
-        """Whether a more utilised worker was found to have no place for a lighter feed that no cap holds back, and
-        nothing moved since: that saves the others the search."""
-        known = self._stuck.get((choice, tiers))
-        if known is None or known[0] != self._made.made or lightest < known[2]:
-            return False
-        return self._load(source) * known[1].capacity <= self._load(known[1]) * source.capacity
 
     def _pick(self, source: Slot, target: Slot, lot: Lot) -> tuple[str, Item] | None:
         """The heaviest feed that leaves the target no more utilised than the source, else the lightest; of equal
@@ -223,23 +185,21 @@ class BalancedRebalancer:
 
     def _most(self, source: Slot, target: Slot) -> float:
         """The weight that would make the two equally utilised, or less if that is not enough of an improvement."""
-        load, theirs = self._load(source), self._load(target)
+        load, theirs = source.load, target.load
         level = (load * target.capacity - theirs * source.capacity) / (source.capacity + target.capacity)
         if not source.capacity:
             return level
         return min(level, (load / source.capacity - self._slack) * target.capacity - theirs)
 
     def _improves(self, source: Slot, target: Slot, weight: float) -> bool:
-        before = self._load(source) * target.capacity
-        after = (self._load(target) + weight) * source.capacity
+        before = source.load * target.capacity
+        after = (target.load + weight) * source.capacity
         return weight > 0 and before > after + self._slack * source.capacity * target.capacity
 
     def _may_improve(self, source: Slot, target: Slot, weight: float) -> bool:
         """Whether a worker that is as utilised as the target, but as large as the largest, would do."""
-        before = self._load(source) * target.capacity * self._capacity
-        after = (
-            self._load(target) * source.capacity * self._capacity + weight * source.capacity * target.capacity
-        )
+        before = source.load * target.capacity * self._capacity
+        after = target.load * source.capacity * self._capacity + weight * source.capacity * target.capacity
         return before > after + self._slack * source.capacity * target.capacity * self._capacity
 
     def _lots_of(self, slot: Slot) -> dict[Choice, Lot]:
@@ -249,7 +209,7 @@ class BalancedRebalancer:
             for position, feed in self._made.running[slot.index].items():
                 lot = found.setdefault(self._fleet.stay_of(feed), {})
                 tenant = feed.tenant if self._rules.cap_of(feed.tenant) is not None else ""
-                lot.setdefault(tenant, []).append((1 if self._equal else feed.weight, position))
+                lot.setdefault(tenant, []).append((feed.weight, position))
             for lot in found.values():
                 for items in lot.values():
                     items.sort()
@@ -271,19 +231,12 @@ def balanced_donors(fleet: FleetLoads, rules: Rules) -> list[Slot]:
     takers = [slot for slot in slots if slot.key is not None]
     if not takers:
         return []
-    if weight_of_each(slots) is not None:
-        least = takers[0]
-        for slot in takers:
-            if (slot.feeds + 1) * least.capacity < (least.feeds + 1) * slot.capacity:
-                least = slot
-        return [s for s in slots if s.feeds * least.capacity > (least.feeds + 1) * s.capacity]
-    least = min(takers, key=attrgetter("utilisation"))
-    slack = _slack(slots, rules)
-    return [
-        s
-        for s in slots
-        if s.load * least.capacity > least.load * s.capacity + slack * s.capacity * least.capacity
-    ]
+    weight = weight_of_each(slots)
+    slack = _slack(slots, rules, alike=weight is not None)
+    # Of equal feeds one alone may be too heavy for a small worker; of others none is as light as nothing.
+    least = min(takers, key=lambda slot: (slot.load + (weight or 0.0)) / slot.capacity)
+    lowest = (least.load + (weight or 0.0)) / least.capacity + slack
+    return [slot for slot in slots if slot.feeds and slot.utilisation > lowest]
 
 
 def weight_of_each(slots: Iterable[Slot | EligibleWorker]) -> float | None:
@@ -302,8 +255,9 @@ def _weigh_alike(slots: Sequence[Slot], made: Moves) -> bool:
     )
 
 
-def _slack(slots: Iterable[Slot], rules: Rules) -> float:
-    """How much less utilised than the source a target must end."""
+def _slack(slots: Iterable[Slot], rules: Rules, *, alike: bool) -> float:
+    """How much less utilised than the source a target must end: more than rounding, and more than the band if the
+    feeds are not all ``alike``."""
     slots = list(slots)
     mean = sum(slot.load for slot in slots) / max(sum(slot.capacity for slot in slots), 1)
-    return max(rules.band, ROUNDING) * mean
+    return (ROUNDING if alike else max(rules.band, ROUNDING)) * mean

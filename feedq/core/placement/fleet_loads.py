@@ -51,7 +51,8 @@ class Slot:
         "worker_id",
     )
 
-    def __init__(self, worker: EligibleWorker, index: int, *, is_open: bool) -> None:
+    def __init__(self, worker: EligibleWorker, index: int, *, twins: int, is_open: bool) -> None:
+        """``twins`` are the workers of the same name before it."""
         self.worker_id = worker.worker_id
         self.name = worker.name
         self.started_at = worker.started_at
@@ -60,7 +61,9 @@ class Slot:
         self.feeds = worker.feeds
         self.load: float = worker.load
         self.is_open = is_open
-        self.seed = int.from_bytes(blake2b(worker.worker_id.bytes, digest_size=4).digest(), "big")
+        name = f"{worker.name}#{twins}".encode()
+        self.seed = int.from_bytes(blake2b(name, digest_size=4).digest(), "big")
+        """By name, which a worker keeps when it is restarted."""
         self.key: Key | None = None
         """Its place in every order by utilisation; None while it can be given nothing."""
         self.rekey()
@@ -72,14 +75,9 @@ class Slot:
         return float("inf") if self.feeds else 0.0
 
     def take(self, weight: float) -> None:
-        feeds = self.feeds = self.feeds + 1
-        load = self.load = self.load + weight
-        # As in `rekey`, whose call would be a tenth of the whole.
-        if self.is_open and feeds < self.capacity:
-            tie = (self.seed ^ feeds) * SPREADING & 0xFFFFFFFF
-            self.key = (load / self.capacity, tie, self.index, self)
-        else:
-            self.key = None
+        self.feeds += 1
+        self.load += weight
+        self.rekey()
 
     def give(self, weight: float) -> None:
         self.feeds -= 1
@@ -175,14 +173,6 @@ class Pool:
             heappop(self.heap)
         self.barred.append(slot)
 
-    def set_aside(self) -> Slot | None:
-        """Take the least utilised out, until `forget`."""
-        slot = self.least()
-        if slot is not None:
-            heappop(self.heap)
-            self.barred.append(slot)
-        return slot
-
     def forget(self) -> None:
         """Forget the tenant, as another one's turn comes: all stand together again."""
         slots = [entry[4] for entry in self.sharing] + self.barred
@@ -224,19 +214,16 @@ class FleetLoads:
         """The workers that lag, as a set; none if all do."""
         if self.lagging == (1 << len(ordered)) - 1:
             self.lagging = 0
-        self.slots = [
-            Slot(
-                w,
-                n,
-                is_open=settled is None
-                or (not self.lagging >> n & 1 and is_settled(w, now=settled[0], settle_s=settled[1])),
-            )
-            for n, w in enumerate(ordered)
-        ]
+        self.slots: list[Slot] = []
         self.named: dict[str, list[Slot]] = {}
         """The workers by name, which a worker keeps when it is restarted."""
-        for slot in self.slots:
-            self.named.setdefault(slot.name, []).append(slot)
+        for n, w in enumerate(ordered):
+            twins = self.named.setdefault(w.name, [])
+            is_open = settled is None or (
+                not self.lagging >> n & 1 and is_settled(w, now=settled[0], settle_s=settled[1])
+            )
+            twins.append(Slot(w, n, twins=len(twins), is_open=is_open))
+            self.slots.append(twins[-1])
         self.by_id: dict[UUID, Slot] = {slot.worker_id: slot for slot in self.slots}
         self.everyone = (1 << len(ordered)) - 1
         self.without: dict[str, int] = {}

@@ -18,9 +18,10 @@ from operator import attrgetter
 from uuid import UUID
 
 from feedq.core.model import Reason
-from feedq.core.placement.base import EligibleWorker, Placement, Rules, WaitingFeed, is_settled
+from feedq.core.placement.balanced import Balanced
+from feedq.core.placement.base import EligibleWorker, Placement, Rules, Strategy, WaitingFeed, is_settled
 from feedq.core.placement.fleet_loads import Choice, FleetLoads, Slot
-from feedq.core.placement.strategies import STRATEGIES
+from feedq.core.placement.rendezvous import Rendezvous
 
 
 def place(
@@ -63,13 +64,14 @@ def assign(
     queue: Sequence[WaitingFeed], fleet: FleetLoads, rules: Rules
 ) -> Iterator[tuple[WaitingFeed, Slot | None]]:
     """Fill the fleet up with these feeds, in this order, as far as it is asked to: who took each, or None."""
-    chooser = STRATEGIES[rules.strategy].chooser(fleet, rules, queue)
-    choose, is_limited = chooser.choose, bool(fleet.without)
+    by_hash = rules.strategy is Strategy.RENDEZVOUS
+    choose = Rendezvous(fleet, rules, queue).choose if by_hash else Balanced(fleet, rules).choose
+    is_limited = bool(fleet.without)
     for feed in queue:
         # Nearly all feeds avoid nobody: of a million each step counts.
         if feed.avoid or is_limited:
             choice, avoided = fleet.choice_of(feed), fleet.avoided(feed.avoid)
-            slot = chooser.choose_but(feed, choice, avoided) or _longest_ago(feed, choice, fleet, rules)
+            slot = choose(feed, choice, avoided) or _longest_ago(feed, choice, fleet, rules)
         else:
             slot = choose(feed, fleet.choice(feed.selector))
         if slot is not None:

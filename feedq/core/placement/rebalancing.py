@@ -18,10 +18,11 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from uuid import UUID
 
-from feedq.core.placement.base import EligibleWorker, Held, Rules, WaitingFeed
+from feedq.core.placement.balanced import BalancedRebalancer, balanced_donors
+from feedq.core.placement.base import EligibleWorker, Held, Rules, Strategy, WaitingFeed
 from feedq.core.placement.fleet_loads import FleetLoads, Moves
 from feedq.core.placement.placing import assign, in_order
-from feedq.core.placement.strategies import STRATEGIES
+from feedq.core.placement.rendezvous import rebalance_rendezvous, rendezvous_donors
 
 NOTHING: Mapping[UUID, int] = MappingProxyType({})
 
@@ -45,12 +46,14 @@ def rebalance(
     fleet = FleetLoads(workers, settled=(now, rules.settle_s))
     feeds = _with_one_try(list(held), fleet, now=now, rules=rules, busy=under_way.keys())
     made = Moves(fleet, feeds, limit=moves, under_way=under_way, together=together)
-    strategy = STRATEGIES[rules.strategy]
     while made.left > 0:
         _move_off(made, rules)
         before = made.made
         if made.left > 0:
-            strategy.rebalance(made, rules)
+            if rules.strategy is Strategy.RENDEZVOUS:
+                rebalance_rendezvous(made, rules)
+            else:
+                BalancedRebalancer(made, rules).run()
         # Rebalancing can have made room for what could not leave before.
         if made.made == before or not made.stranded:
             break
@@ -64,7 +67,8 @@ def donors(workers: Sequence[EligibleWorker], *, now: datetime, rules: Rules) ->
     Feeds count as equal in weight when the loads of all workers are in proportion to their numbers of feeds.
     """
     fleet = FleetLoads(workers, settled=(now, rules.settle_s))
-    return tuple(slot.worker_id for slot in STRATEGIES[rules.strategy].donors(fleet, rules))
+    find = rendezvous_donors if rules.strategy is Strategy.RENDEZVOUS else balanced_donors
+    return tuple(slot.worker_id for slot in find(fleet, rules))
 
 
 def _with_one_try(
