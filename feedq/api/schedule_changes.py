@@ -37,7 +37,7 @@ from feedq.core.schedule.entries import (
     plain_schedule,
 )
 from feedq.core.schedule.model import Schedule, ScheduleSpec
-from feedq.core.schedule.timing import past_ticks, ticks_after
+from feedq.core.schedule.ticks import past_ticks, ticks_after
 from feedq.errors import InvalidInput, NotFound, Unreadable
 from feedq.verbs.manifest.changes import plain_difference
 from feedq.verbs.report.rows import run_row

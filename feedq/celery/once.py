@@ -84,7 +84,7 @@ def _prepared(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _job(task: str, args: Any, kwargs: Any) -> Job:
-    return Job(task, list(args or ()), dict(kwargs or {}))
+    return Job(task, tuple(args or ()), dict(kwargs or {}))
 
 
 class OnceCelery(Celery):

@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+import orjson
+
 from feedq.cli.api_connection import ApiConnection
 from feedq.cli.api_documents import NEVER, ApiPart, pages, value_of, whole_pages
 from feedq.core.schedule.entries import ScheduleEntry, plain_queue, plain_schedule
@@ -23,7 +25,7 @@ from feedq.core.schedule.model import (
     ScheduleView,
     UnreadableSpec,
 )
-from feedq.core.schedule.plain import from_plain
+from feedq.core.schedule.plain import spec_from_json
 from feedq.errors import Conflict, InvalidInput, Outdated
 
 TICK = timedelta(microseconds=1)
@@ -157,7 +159,8 @@ def _run(row: Mapping[str, Any]) -> Run:
 def _schedule_view(row: Mapping[str, Any]) -> ScheduleView:
     """Of a row in a list, and of the document of one schedule, which has its whole declaration."""
     job = row.get("job", {"task": row["task"], "queue": row["queue"], "semantics": row["semantics"]})
-    keys = {"name": row["name"], "timing": row["timing"], "job": job, "policy": row.get("policy", {})}
-    schedule = value_of(Schedule, {"created_at": NEVER, "updated_at": NEVER, **row}, spec=from_plain(keys))
+    timing, job, policy = map(orjson.dumps, (row["timing"], job, row.get("policy", {})))
+    spec = spec_from_json(row["name"], timing=timing, job=job, policy=policy)
+    schedule = value_of(Schedule, {"created_at": NEVER, "updated_at": NEVER, **row}, spec=spec)
     last = None if row["last"] is None else _run(row["last"])
     return ScheduleView(schedule, last, row["waiting"], row["running"], row.get("unserved"))

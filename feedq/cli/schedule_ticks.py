@@ -18,7 +18,7 @@ from feedq.cli.output import TableColumn, answer, write_table
 from feedq.cli.tables import warn_unserved
 from feedq.core.schedule.entries import ScheduleEntry, job_with
 from feedq.core.schedule.model import Cron, Job, Run, RunState, ScheduleSpec, ScheduleState, Timing
-from feedq.core.schedule.timing import delayed, past_ticks, ticks_after
+from feedq.core.schedule.ticks import delayed, past_ticks, ticks_after
 from feedq.core.values import DEFAULT_ZONE, instant
 from feedq.verbs.report.rows import run_row
 from feedq.verbs.wording import ERROR_WIDTH, counted, cut, printable, timing_words, why_run

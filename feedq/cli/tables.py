@@ -232,7 +232,7 @@ def warn_ended(schedules: Iterable[Schedule], *, now: datetime) -> None:
 
 def never_ticks(spec: ScheduleSpec, now: datetime) -> bool:
     """Says whether a declaration has no tick to come."""
-    from feedq.core.schedule.timing import next_tick
+    from feedq.core.schedule.ticks import next_tick
 
     return not isinstance(spec.timing, Beat) and next_tick(spec, after=now) is None
 

@@ -73,6 +73,8 @@ _WORDS = {
     "is_instance_of": "must be a list",
     "int_type": "must be a whole number",
     "float_type": "must be a number",
+    "unexpected_keyword_argument": "is not known",
+    "extra_forbidden": "is not known",
 }
 """What pydantic finds, said as feedq says it."""
 

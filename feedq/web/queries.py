@@ -15,7 +15,7 @@ from feedq.control.store.postgresql import JobStore, PostgresStore
 from feedq.core.landed import LandedBucket, Span
 from feedq.core.model import Event, FeedView
 from feedq.core.schedule.model import Run, RunState, ScheduleState, ScheduleView
-from feedq.core.schedule.timing import ticks_after
+from feedq.core.schedule.ticks import ticks_after
 from feedq.settings import Settings
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.actions import worker_names

@@ -14,7 +14,7 @@ from typing import Any
 
 from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.core.schedule.model import CatchUp, Every, Job, Overlap, Retries, ScheduleSpec, Semantics
-from feedq.core.schedule.timing import EPOCH
+from feedq.core.schedule.ticks import EPOCH
 from tests.cluster import Cluster, wait_until
 
 PERIOD_S = 1.0

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from feedq.core.schedule.model import Every, Job, Overlap, Queue, Retries, RunState, Schedule
-from feedq.core.schedule.timing import next_tick
+from feedq.core.schedule.ticks import next_tick
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness, schedule_spec
 from tests.contract.jobs_stage import ask, claim, claim_one, ended, fall_due, finish, fire, runs_of
 

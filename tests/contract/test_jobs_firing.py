@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import Connection
 
 from feedq.control.store.jobs import firing
-from feedq.core.schedule.due import Firing
 from feedq.core.schedule.model import (
     CatchUp,
     Cron,
@@ -28,6 +27,7 @@ from feedq.core.schedule.model import (
     ScheduleState,
 )
 from feedq.core.schedule.spread import segment_of
+from feedq.core.schedule.ticks import Firing
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish, fire, runs_of, states
 

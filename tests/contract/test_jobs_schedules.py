@@ -24,7 +24,7 @@ from feedq.core.schedule.model import (
     ScheduleState,
     Semantics,
 )
-from feedq.core.schedule.timing import fire_time, next_tick
+from feedq.core.schedule.ticks import fire_time, next_tick
 from feedq.errors import Conflict, InvalidInput, NotFound
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness, schedule_spec
 
@@ -151,7 +151,7 @@ def test_an_edit_that_changes_nothing_changes_nothing(jobs: JobsHarness) -> None
     # As a person writes it and as JSON has it are the same declaration.
     before = jobs.schedule(job=Job("t", ("a", ["b"]), {"n": 1}), jitter_s=2.0)
     jobs.execute("DELETE FROM feedq.event")
-    spec = schedule_spec(job=Job("t", ["a", ("b",)], {"n": 1}), jitter_s=2)
+    spec = schedule_spec(job=Job("t", ("a", ("b",)), {"n": 1}), jitter_s=2)
     assert jobs.schedules.edit("nightly", spec) == before
     assert jobs.schedules.get("nightly") == before
     assert jobs.events("schedule_edited") == []

@@ -1,6 +1,6 @@
 """Schedules under random faults, drawn from a seed: nodes fire them, workers run them, through one database.
 
-Decisions are those of `feedq.core.schedule.due` and `feedq.core.schedule.outcome`; the statements of
+Decisions are those of `feedq.core.schedule.ticks` and `feedq.core.schedule.outcome`; the statements of
 `feedq.control.store.jobs` are said again here in a few lines. A firing is one transaction of rows and
 watermarks. A node may die before it, or not learn that it was committed, and fire again what it has read; a
 worker may die with a run, or freeze and speak up later; the database may be away for longer than anybody makes
@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from feedq.core.schedule import due
-from feedq.core.schedule.due import DueRun, Firing, Unfinished
+from feedq.core.schedule import ticks
 from feedq.core.schedule.model import (
     CatchUp,
     Every,
@@ -33,7 +32,7 @@ from feedq.core.schedule.model import (
     Semantics,
 )
 from feedq.core.schedule.outcome import TRANSITIONS, Ends, RunMove, after_attempt, after_loss
-from feedq.core.schedule.timing import MICROSECOND, Grid
+from feedq.core.schedule.ticks import MICROSECOND, DueRun, Firing, Grid, Unfinished
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 STEP_S = 1.0
@@ -108,7 +107,7 @@ class ScheduleTrouble:
             resume=rng.choice(list(ResumePolicy)),
         )
         new = Schedule(number, spec, ScheduleState.ACTIVE, None, None, 1, None, None, 0, BEGAN, BEGAN)
-        return due.begin(new, now=BEGAN)
+        return ticks.begin(new, now=BEGAN)
 
     # -- a step --------------------------------------------------------------------------------------
 
@@ -143,7 +142,7 @@ class ScheduleTrouble:
             return
         if schedule.next_fire_at is None or schedule.next_fire_at > self.now:
             return
-        firing = due.fire(schedule, now=self.now, unfinished=self._unfinished(number))
+        firing = ticks.fire(schedule, now=self.now, unfinished=self._unfinished(number))
         if with_faults and self.rng.random() < 0.1:
             self.say(f"a node dies before it has fired schedule {number}")
             return
@@ -238,7 +237,7 @@ class ScheduleTrouble:
     def _resume(self, number: int) -> None:
         self.say(f"schedule {number} goes on")
         schedule = self.schedules[number]
-        self.schedules[number] = resumed = due.resumed(schedule, now=self.now)
+        self.schedules[number] = resumed = ticks.resumed(schedule, now=self.now)
         if schedule.spec.resume is ResumePolicy.SKIP:
             self.forgotten[number] += self._ticks(resumed) - self._ticks(schedule)
             if resumed.next_fire_at is None or resumed.next_fire_at <= self.now:

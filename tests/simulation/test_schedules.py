@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from feedq.core.schedule import due
-from feedq.core.schedule.due import Firing
+from feedq.core.schedule import ticks
 from feedq.core.schedule.model import Job, Schedule, ScheduleState
 from feedq.core.schedule.outcome import RetryIn
+from feedq.core.schedule.ticks import Firing
 from tests.simulation import schedules
 from tests.simulation.schedules import Claimed, ScheduleTrouble, SimulatedRun, TickBroken, run_schedules
 
@@ -80,11 +80,11 @@ def a_resumed_schedule_makes_up_for_its_pause(monkeypatch: pytest.MonkeyPatch) -
     def resumed(schedule: Schedule, *, now: datetime) -> Schedule:
         return replace(schedule, state=ScheduleState.ACTIVE)
 
-    monkeypatch.setattr(due, "resumed", resumed)
+    monkeypatch.setattr(ticks, "resumed", resumed)
 
 
 def misfires_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(due._Judge, "miss", lambda *_: None)
+    monkeypatch.setattr(ticks._Judge, "miss", lambda *_: None)
 
 
 def ticks_left_out_in_a_row_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,11 +92,11 @@ def ticks_left_out_in_a_row_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
         if not self.runs or self.runs[-1].state is not run.state:
             self.runs.append(run)
 
-    monkeypatch.setattr(due._Judge, "_leave_out", leave_out)
+    monkeypatch.setattr(ticks._Judge, "_leave_out", leave_out)
 
 
 def overlaps_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(due, "refusal", lambda *_: None)
+    monkeypatch.setattr(ticks, "refusal", lambda *_: None)
 
 
 MUTANTS: Sequence[Mutate] = (

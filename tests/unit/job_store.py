@@ -16,7 +16,7 @@ from feedq.control.store.jobs.queues import QueueStore
 from feedq.control.store.jobs.schedules import ScheduleStore, trigger_key
 from feedq.control.store.postgresql import JobStore
 from feedq.core.model import Version
-from feedq.core.schedule import due
+from feedq.core.schedule import ticks
 from feedq.core.schedule.model import (
     Job,
     Overlap,
@@ -58,7 +58,7 @@ class MemorySchedules(ScheduleStore):
         now = self.clock.now()
         state = ScheduleState.PAUSED if spec.paused else ScheduleState.ACTIVE
         schedule = Schedule(self._next_id(), spec, state, None, None, 1, None, None, 0, now, now)
-        return self._keep(due.begin(schedule, now=now))
+        return self._keep(ticks.begin(schedule, now=now))
 
     def edit(self, name: str, spec: ScheduleSpec, *, expected: Version | None = None) -> Schedule:
         self._begin("edit")
@@ -66,7 +66,7 @@ class MemorySchedules(ScheduleStore):
         if before.spec == spec and before.unreadable is None:
             return before
         edited = replace(before, spec=spec, unreadable=None, generation=before.generation + 1)
-        return self._keep(due.begin(edited, now=self.clock.now()))
+        return self._keep(ticks.begin(edited, now=self.clock.now()))
 
     def remove(self, name: str, *, expected: Version | None = None) -> Schedule:
         self._begin("remove")

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedq.core.schedule.due import DueRun, Firing, Unfinished, begin, fire, resumed
 from feedq.core.schedule.model import (
     CatchUp,
     Cron,
@@ -30,7 +29,17 @@ from feedq.core.schedule.model import (
     Timing,
 )
 from feedq.core.schedule.outcome import FIRST_STATES
-from feedq.core.schedule.timing import fire_time, next_tick, ticks_after
+from feedq.core.schedule.ticks import (
+    DueRun,
+    Firing,
+    Unfinished,
+    begin,
+    fire,
+    fire_time,
+    next_tick,
+    resumed,
+    ticks_after,
+)
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -15,7 +15,6 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_va
 
 from feedq.core.schedule.arguments import secret_problem
 from feedq.core.schedule.cron import parse
-from feedq.core.schedule.exclusions import DATES_MAX, date_problems
 from feedq.core.schedule.model import (
     BEAT_PREFIX,
     DEFAULT_QUEUE,
@@ -35,6 +34,7 @@ from feedq.core.schedule.model import (
     Semantics,
     Timing,
 )
+from feedq.core.schedule.ticks import DATES_MAX, date_problems
 from feedq.core.values import (
     DEFAULT_ZONE,
     NAME_MAX,
@@ -357,8 +357,7 @@ def _plain_timing(timing: Timing) -> dict[str, Any]:
 
 
 def _plain_job(job: Job) -> dict[str, Any]:
-    args = list(job.args) if isinstance(job.args, tuple) else job.args
-    return {"args": args, "retries": _said(job.retries, _RETRIES), **_said(job, _JOB)}
+    return {"args": list(job.args), "retries": _said(job.retries, _RETRIES), **_said(job, _JOB)}
 
 
 def _taken(entry: Entry, fields: Mapping[str, str]) -> dict[str, Any]:

@@ -11,8 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import UUID
+
+from pydantic import AwareDatetime, ConfigDict, Field
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+"""What is stored is read as it is: neither a text nor a truth value is a number, and nothing is ignored."""
 
 AGEING_S = 1.0
 """The seconds of waiting that make up for a point of priority."""
@@ -71,7 +76,7 @@ class ScheduleState(StrEnum):
 
 
 class RunState(StrEnum):
-    """The states of a run: the first two are on the way, all others final; see `feedq.core.schedule.outcome`."""
+    """The states of a run. The first two are on the way, all others final; see `feedq.core.schedule.outcome`."""
 
     WAITING = "waiting"
     """Not started: it is due now, or at `due_at`."""
@@ -105,7 +110,9 @@ class RunKind(StrEnum):
 class Cron:
     """Five fields, or a name such as ``@daily``; ``H`` stands for a value hashed from the schedule's name."""
 
-    expression: str | tuple[str, ...]
+    __pydantic_config__: ClassVar = STRICT
+
+    expression: Annotated[str | tuple[str, ...], Field(alias="cron")]
     """Several: a tick whenever one of them has one."""
     zone: str = "UTC"
 
@@ -118,8 +125,10 @@ class Cron:
 class Every:
     """A timing of every so many seconds since ``anchor``: whole multiples, whatever a run takes."""
 
+    __pydantic_config__: ClassVar = STRICT
+
     every_s: float
-    anchor: datetime | None = None
+    anchor: AwareDatetime | None = None
     """The start; None: the epoch of Unix, so that every 60 s is on the minute."""
 
 
@@ -127,7 +136,9 @@ class Every:
 class Once:
     """A timing of one moment, or of several, and never again."""
 
-    at: datetime | tuple[datetime, ...]
+    __pydantic_config__: ClassVar = STRICT
+
+    at: AwareDatetime | tuple[AwareDatetime, ...]
 
     @property
     def moments(self) -> tuple[datetime, ...]:
@@ -139,6 +150,10 @@ class Beat:
     """The timing of a schedule behind an entry of ``beat_schedule.py``: it has no ticks of its own, the beat
     brings them."""
 
+    __pydantic_config__: ClassVar = STRICT
+
+    beat: Literal[True] = True
+
 
 Timing = Cron | Every | Once | Beat
 
@@ -146,6 +161,8 @@ Timing = Cron | Every | Once | Beat
 @dataclass(frozen=True, slots=True)
 class Retries:
     """Failed and timed-out attempts are repeated this often, waiting longer each time."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     limit: int = 0
     first_s: float = 10.0
@@ -157,8 +174,10 @@ class Retries:
 class Job:
     """The job that is run: a Celery task by its name, with JSON arguments; and how."""
 
+    __pydantic_config__: ClassVar = STRICT
+
     task: str
-    args: Sequence[Any] = ()
+    args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     semantics: Semantics = Semantics.AT_MOST_ONCE
     timeout_s: float | None = 3600.0
@@ -172,7 +191,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """Days on which a schedule has no ticks: see `feedq.core.schedule.exclusions`."""
+    """Days on which a schedule has no ticks: see `feedq.core.schedule.ticks`."""
+
+    __pydantic_config__: ClassVar = STRICT
 
     dates: tuple[str, ...] = ()
     """Such as ``2026-12-24`` or ``2026-12-24..2027-01-06``."""
@@ -208,9 +229,9 @@ class ScheduleSpec:
     pause_on_failure: int | None = None
     """The number of runs in a row that failed, timed out or were lost that pauses the schedule."""
     paused: bool = False
-    start_at: datetime | None = None
+    start_at: AwareDatetime | None = None
     """The moment before which it has no ticks."""
-    end_at: datetime | None = None
+    end_at: AwareDatetime | None = None
     """The moment from which on it has no ticks."""
     exclude: Exclusion = Exclusion()
     keep_runs: int | None = None

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import orjson
 from sqlalchemy import Connection, text
 
 from feedq.control.store.database import GivenRows
@@ -40,7 +41,7 @@ from feedq.control.store.jobs.claiming import MISS_DEADLINES
 from feedq.control.store.jobs.rows import FENCES, record
 from feedq.core.schedule.model import Finish, Job, RunState
 from feedq.core.schedule.outcome import Ends, RetryIn, after_attempt, after_loss, counts_as_failure
-from feedq.core.schedule.plain import job_from_plain
+from feedq.core.schedule.plain import job_from_json
 from feedq.errors import InvalidInput
 from feedq.telemetry.event_names import EventKind
 
@@ -282,7 +283,7 @@ def _ended(row: Any, decision: Ends | RetryIn, reason: str | None, *, is_lost: b
 def _job_of(row: Any) -> Job | None:
     """Reads the job of a run; None for one of another release, as how often it may be run cannot be known here."""
     try:
-        return job_from_plain(row.job)
+        return job_from_json(orjson.dumps(row.job))
     except (InvalidInput, ValueError):
         return None
 

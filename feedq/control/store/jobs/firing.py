@@ -6,10 +6,9 @@ before the commit, nothing has happened, and the next scan does the same. Killed
 and workers find the runs by their own scans. Should a tick come a second time (a watermark put back by hand, say),
 its key is there already: no second row.
 
-Decisions are those of `feedq.core.schedule.due`. A schedule about which none can be made (stored by a release that
-knows more options, in a time zone that is no more) is paused with the reason, so that it neither stops the others
-nor is decided again and again, until it is declared anew.
-"""
+Decisions are those of `feedq.core.schedule.ticks`. A schedule about which none can be made (stored by a release
+that knows more options, in a time zone that is no more) is paused with the reason, so that it neither stops the
+others nor is decided again and again, until it is declared anew."""
 
 from __future__ import annotations
 
@@ -23,16 +22,16 @@ from sqlalchemy import Connection, text
 
 from feedq.control.store.database import GivenRows
 from feedq.control.store.jobs.rows import SCHEDULE_COLUMNS, UNFIRED, cancel, record, schedule_from, unfinished
-from feedq.core.schedule import due
-from feedq.core.schedule.due import DueRun, Firing, Unfinished
+from feedq.core.schedule import ticks
 from feedq.core.schedule.model import Fired, Overlap, RunState, Schedule
 from feedq.core.schedule.outcome import LEFT_OUT
 from feedq.core.schedule.spread import segment_of
+from feedq.core.schedule.ticks import DueRun, Firing, Unfinished
 from feedq.telemetry.event_names import EventKind
 
 DECIDE_S = 0.25
 """The time for which schedules are decided while all are locked; the rest is left to the next scan. One
-schedule may take as long as `feedq.core.schedule.due.TICKS_PER_SCAN` ticks of a cron expression do."""
+schedule may take as long as `feedq.core.schedule.ticks.TICKS_PER_SCAN` ticks of a cron expression do."""
 ROWS_PER_SCAN = 5_000
 """No further schedule is decided when this many rows are to be written."""
 AGAIN_S = 0.05
@@ -246,11 +245,11 @@ def _decide(
 def _decide_one(row: Any, unfinished: Unfinished, *, is_resumed: bool) -> Decided:
     schedule = schedule_from(row)
     if is_resumed:
-        schedule = due.resumed(schedule, now=row.now)
+        schedule = ticks.resumed(schedule, now=row.now)
         tick_at, fire_at = schedule.next_tick_at, schedule.next_fire_at
         if fire_at is None or fire_at > row.now:
             return Decided(schedule, Firing((), False, tick_at, fire_at, False), is_resumed)
-    firing = due.fire(schedule, now=row.now, unfinished=unfinished)
+    firing = ticks.fire(schedule, now=row.now, unfinished=unfinished)
     assert _moves_on(schedule, firing, row.now), "its watermark did not move on"
     return Decided(schedule, firing, is_resumed)
 

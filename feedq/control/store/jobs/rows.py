@@ -22,7 +22,6 @@ from sqlalchemy import Connection, text
 from feedq.control.store import history
 from feedq.control.store.channels import NotifyReason, notify_workers
 from feedq.control.store.database import GivenRows
-from feedq.core.schedule.due import Unfinished
 from feedq.core.schedule.model import (
     Cron,
     Job,
@@ -38,13 +37,14 @@ from feedq.core.schedule.model import (
 )
 from feedq.core.schedule.outcome import RunMove, states_before
 from feedq.core.schedule.plain import (
-    job_from_plain,
+    job_from_json,
     job_to_plain,
-    policy_from_plain,
     policy_to_plain,
-    timing_from_plain,
+    spec_from_json,
+    timing_from_json,
     timing_to_plain,
 )
+from feedq.core.schedule.ticks import Unfinished
 from feedq.errors import InvalidInput, NotFound, Unreadable
 from feedq.telemetry.event_names import EventKind
 
@@ -127,7 +127,7 @@ def spec_from(row: Any) -> ScheduleSpec:
     """Reads `SPEC_COLUMNS`. Raises `Unreadable`."""
     name, job, timing, policy = row
     try:
-        return ScheduleSpec(name, _timing_from(timing), job_from(job), **_policy_from(policy))
+        return spec_from_json(name, timing=timing, job=job, policy=policy)
     except (InvalidInput, ValueError) as error:
         raise Unreadable(
             f"schedule {name!r} is stored in a way that this release of feedq cannot read ({error}); upgrade "
@@ -156,7 +156,7 @@ def shown_schedule_from(row: Any) -> Schedule:
         return schedule_from(row)
     except Unreadable as error:
         schedule_id, name, _, timing, _, state, until, reason, *rest = row[:SCHEDULE_WIDTH]
-        shown = _readable(_timing_from, timing) or Cron("?")
+        shown = _readable(timing_from_json, timing) or Cron("?")
         spec = ScheduleSpec(name, shown, Job(UNREADABLE), paused=reason == DECLARED)
         known = Schedule(schedule_id, spec, ScheduleState(state), until, reason, *rest)
         return replace(known, unreadable=str(error))
@@ -186,17 +186,7 @@ def _readable(read: Callable[[str], Part], stored: str) -> Part | None:
 
 @lru_cache(maxsize=KEPT)
 def job_from(stored: str) -> Job:
-    return job_from_plain(orjson.loads(stored))
-
-
-@lru_cache(maxsize=KEPT)
-def _timing_from(stored: str) -> Timing:
-    return timing_from_plain(orjson.loads(stored))
-
-
-@lru_cache(maxsize=KEPT)
-def _policy_from(stored: str) -> Mapping[str, Any]:
-    return policy_from_plain(orjson.loads(stored))
+    return job_from_json(stored)
 
 
 # -- locks, and what is written ----------------------------------------------------------------------

@@ -21,7 +21,6 @@ from operator import attrgetter
 from typing import Any
 from uuid import uuid4
 
-import orjson
 from sqlalchemy import Connection, text
 
 from feedq.control.store.base import require_version
@@ -46,7 +45,7 @@ from feedq.control.store.jobs.rows import (
 )
 from feedq.core.authorship import checked_reason
 from feedq.core.model import Version
-from feedq.core.schedule import due
+from feedq.core.schedule import ticks
 from feedq.core.schedule.cron import parse
 from feedq.core.schedule.model import (
     AGEING_S,
@@ -64,8 +63,8 @@ from feedq.core.schedule.model import (
     ScheduleState,
 )
 from feedq.core.schedule.outcome import RunMove, states_before
-from feedq.core.schedule.plain import from_plain, to_plain
-from feedq.core.schedule.timing import fire_time
+from feedq.core.schedule.plain import spec_from_json
+from feedq.core.schedule.ticks import fire_time
 from feedq.core.values import instant
 from feedq.errors import Conflict, InvalidInput
 from feedq.telemetry.event_names import EventKind
@@ -136,7 +135,7 @@ class ScheduleStore(ScheduleListing):
                 :state, :pause_reason, :next_tick_at, :next_fire_at, :now, :now)
             RETURNING {SCHEDULE_COLUMNS}
         """
-        begun = due.begin(schedule, now=given.now)
+        begun = ticks.begin(schedule, now=given.now)
         added = _write(c, sql, {**_columns(begun), "now": given.now})
         record(c, EventKind.SCHEDULE_ADDED, schedule=spec.name, generation=1)
         if spec.paused:
@@ -163,12 +162,12 @@ class ScheduleStore(ScheduleListing):
             return current
         at = now(c)
         edited = replace(current, spec=spec, generation=current.generation + 1, unreadable=None)
-        edited = _with_watermark(edited, current, at) if is_readable else due.begin(edited, now=at)
+        edited = _with_watermark(edited, current, at) if is_readable else ticks.begin(edited, now=at)
         ends_pause = _ends_when_declared(current.pause_reason)
         if spec.paused and (ends_pause or current.state is ScheduleState.ACTIVE):
             edited = replace(edited, state=ScheduleState.PAUSED, pause_reason=DECLARED)
         elif ends_pause:
-            edited = due.resumed(edited, now=at)
+            edited = ticks.resumed(edited, now=at)
         changed = [
             f.name
             for f in dataclasses.fields(ScheduleSpec)
@@ -235,7 +234,7 @@ class ScheduleStore(ScheduleListing):
         resumed = replace(current, spec=replace(current.spec, paused=False), failures=0)
         if current.state is ScheduleState.PAUSED:
             at = now(c)
-            resumed = due.resumed(resumed, now=at)
+            resumed = ticks.resumed(resumed, now=at)
             record(c, EventKind.SCHEDULE_RESUMED, schedule=name)
             notify_if_soon(c, [resumed], at)
         return _replace(c, resumed)
@@ -256,7 +255,7 @@ class ScheduleStore(ScheduleListing):
         if spec.overlap is Overlap.CANCEL_OTHER:
             reason = f"overlap is {Overlap.CANCEL_OTHER}, and the trigger {said} came"
             cancel(c, {schedule.id: reason}, (RunState.WAITING, RunState.RUNNING))
-        objection = due.refusal(spec, unfinished(c, [schedule.id])[schedule.id])
+        objection = ticks.refusal(spec, unfinished(c, [schedule.id])[schedule.id])
         state = RunState.WAITING if objection is None else RunState.SKIPPED_OVERLAP
         (made,) = self._insert(
             c,
@@ -376,13 +375,13 @@ def _check_reason(reason: str | None) -> None:
 def _as_stored(spec: ScheduleSpec) -> ScheduleSpec:
     """Makes of a declaration what will be read again, so that two can be compared: tuples for lists, floats for
     whole numbers."""
-    return from_plain(orjson.loads(orjson.dumps(to_plain(spec))))
+    return spec_from_json(**stored(spec))
 
 
 def _with_watermark(edited: Schedule, before: Schedule, at: datetime) -> Schedule:
     spec, tick = edited.spec, before.next_tick_at
     if _has_other_ticks(spec, before.spec):
-        return due.begin(edited, now=at)
+        return ticks.begin(edited, now=at)
     if spec.jitter_s != before.spec.jitter_s and tick is not None:
         return replace(edited, next_fire_at=fire_time(spec, schedule_id=edited.id, tick=tick))
     return edited

@@ -1,14 +1,19 @@
-"""Decides which runs a schedule's ticks become in one scan: misfires, catch-up and overlap, decided at once.
+"""The ticks of a schedule: when they fall due, and which runs they become.
 
-A scan takes the ticks from the watermark on, in order, and decides each for good::
+**When.** A cron expression, an interval or single moments have ticks, but for days that are left out. Jitter lets
+each tick fire a little later than it falls due, always by the same for the same tick: the delay is hashed from the
+schedule's id and the tick, so every node comes to the same moment, and an edit of anything but timing or jitter
+moves nothing. It is shorter than the time to the next tick: ticks stay in order.
+
+**Which runs.** A scan takes the ticks from the watermark on, in order, and decides each for good::
 
     watermark                     now - misfire_after_s                 now
         │  missed …  │  made up for …  │  on time, one by one  │  not due
 
 - **Misfires** fired too late. The newest of them, as many as the catch-up policy says and no older than its
   window, are made up for; all older ones become one row that counts them.
-- **On time** are the others that are due. The overlap policy says of each what becomes of it, given the runs that
-  have not ended and those that this scan made. Those left out in a row, for the same reason, are one row, too.
+- **On time** are the others that are due. The overlap policy decides each, given the runs that have not ended and
+  those that this scan made. Ticks left out in a row for the same reason share one row.
 
 A scan is bounded. Intervals count what they missed by arithmetic. Cron has to go through it tick by tick, so
 a scan ends after ``limit`` missed ones, with the watermark behind them and ``more`` to do. The counts are exact
@@ -22,14 +27,26 @@ schedule.
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
+from functools import lru_cache
+from hashlib import blake2b
+from heapq import merge
+from itertools import count, groupby, islice, takewhile
+from zoneinfo import ZoneInfo
 
+from feedq.core.schedule.cron import YEAR_MAX, parse
 from feedq.core.schedule.model import (
+    BACKFILL_MAX,
+    Beat,
     CatchUp,
+    Cron,
     Every,
+    Once,
     Overlap,
     ResumePolicy,
     RunState,
@@ -37,11 +54,188 @@ from feedq.core.schedule.model import (
     ScheduleSpec,
     ScheduleState,
 )
-from feedq.core.schedule.timing import MICROSECOND, Grid, delayed, fire_time, next_tick, ticks_after
 from feedq.core.values import instant
+from feedq.errors import InvalidInput
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+END = datetime(YEAR_MAX, 1, 1, tzinfo=UTC)
+"""Intervals have no ticks from here on."""
+MICROSECOND = timedelta(microseconds=1)
 
 TICKS_PER_SCAN = 5_000
 """Ticks of one schedule that a scan decides, besides those that are made up for: what one transaction may hold."""
+
+DATES_MAX = 2_000
+"""Dates and ranges of one schedule."""
+YEAR_END = 3000
+"""Dates lie before this year, as all times that people declare do; so there are free days after all of them."""
+_DAY = timedelta(days=1)
+_DATES = re.compile(r"(?P<first>\d{4}-\d{2}-\d{2})(?:\.\.(?P<last>\d{4}-\d{2}-\d{2}))?", re.ASCII)
+
+
+def next_tick(spec: ScheduleSpec, *, after: datetime) -> datetime | None:
+    """The first tick later than ``after``; None when there is none any more."""
+    return next(ticks_after(spec, after=after), None)
+
+
+def ticks_after(spec: ScheduleSpec, *, after: datetime) -> Iterator[datetime]:
+    """Yields all ticks later than ``after``, in UTC, strictly rising.
+
+    Raises ValueError or an error of `zoneinfo` for a timing that `feedq.core.schedule.entries` would refuse.
+    """
+    end_at = spec.end_at
+    if spec.start_at is not None:
+        after = max(after, spec.start_at - MICROSECOND)
+    found = _without_excluded(spec, after) if spec.exclude else _ticks_of(spec, after)
+    return found if end_at is None else takewhile(lambda tick: tick < end_at, found)
+
+
+def _ticks_of(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
+    """Yields the ticks of its timing alone."""
+    match spec.timing:
+        case Cron() as cron:
+            rules = [parse(expression, name=spec.name) for expression in cron.expressions]
+            found = [rule.ticks_after(after, zone=cron.zone) for rule in rules]
+            return found[0] if len(found) == 1 else (tick for tick, _ in groupby(merge(*found)))
+        case Every() as every:
+            return Grid.of(every).ticks_after(after)
+        case Once() as once:
+            return iter(sorted({at.astimezone(UTC) for at in once.moments if at > after}))
+        case Beat():
+            return iter(())
+
+
+def _without_excluded(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
+    clock = ZoneInfo(spec.exclude.zone)
+    ticks = _ticks_of(spec, after)
+    while (tick := next(ticks, None)) is not None:
+        day = tick.astimezone(clock).date()
+        free = first_free(spec.exclude.dates, day)
+        if free == day:
+            yield tick
+        else:
+            # Not tick by tick: an interval may have a million of them in a day.
+            midnight = datetime.combine(free, time(), clock).astimezone(UTC)
+            ticks = _ticks_of(spec, max(tick, midnight - MICROSECOND))
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The ticks of an interval, numbered from 0. There are none before the anchor."""
+
+    anchor: datetime
+    period: timedelta
+
+    @staticmethod
+    def of(every: Every) -> Grid:
+        anchor = EPOCH if every.anchor is None else every.anchor.astimezone(UTC)
+        # Whole microseconds, as the database has them: multiples must not drift.
+        return Grid(anchor, timedelta(microseconds=round(every.every_s * 1_000_000)))
+
+    def at(self, number: int) -> datetime:
+        return self.anchor + number * self.period
+
+    def count_before(self, moment: datetime) -> int:
+        """Return how many ticks are earlier than ``moment``; so this is also the number of the first that is
+        not."""
+        return max(0, -((self.anchor - moment) // self.period))
+
+    def ticks_after(self, after: datetime) -> Iterator[datetime]:
+        for number in count(max(0, (after - self.anchor) // self.period + 1)):
+            tick = self.at(number)
+            if tick >= END:
+                return
+            yield tick
+
+
+def fire_time(spec: ScheduleSpec, *, schedule_id: int, tick: datetime) -> datetime:
+    """Says when ``tick`` fires: at it or later, and before the next tick."""
+    if spec.jitter_s <= 0:
+        return tick
+    return delayed(spec, schedule_id=schedule_id, tick=tick, following=next_tick(spec, after=tick))
+
+
+def delayed(spec: ScheduleSpec, *, schedule_id: int, tick: datetime, following: datetime | None) -> datetime:
+    """Says the same as `fire_time`, for who knows the tick that follows."""
+    if spec.jitter_s <= 0:
+        return tick
+    span = timedelta(seconds=spec.jitter_s)
+    if following is not None:
+        span = min(span, following - tick)
+    text = f"{schedule_id} {tick.astimezone(UTC).isoformat()}"
+    hashed = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+    # In whole numbers: a fraction as a float could be rounded up to one, and reach the next tick.
+    return tick + (hashed * (span // MICROSECOND) >> 64) * MICROSECOND
+
+
+def past_ticks(
+    spec: ScheduleSpec, begin: datetime, end: datetime, *, now: datetime, option: str = ""
+) -> list[datetime]:
+    """The ticks from one time on and before the other: there are some. Raises `InvalidInput`; ``option`` is how
+    the names of both begin where people write them."""
+    if begin >= end:
+        raise InvalidInput(f"{option}to: must be later than {option}from")
+    if end > now:
+        raise InvalidInput(f"{option}to: lies in the future, whose ticks are fired when they fall due")
+    later = ticks_after(spec, after=begin - MICROSECOND)
+    ticks = list(islice(takewhile(lambda tick: tick < end, later), BACKFILL_MAX + 1))
+    if len(ticks) > BACKFILL_MAX:
+        raise InvalidInput(
+            f"schedule {spec.name!r} has more than {BACKFILL_MAX} ticks in between; backfill the time in parts"
+        )
+    if not ticks:
+        raise InvalidInput(f"schedule {spec.name!r} has no ticks from {instant(begin)} to {instant(end)}")
+    return ticks
+
+
+# -- days that are left out ----------------------------------------------------------------------------
+
+
+def first_free(texts: tuple[str, ...], day: date) -> date:
+    """Return the first day, from this one on, that these dates do not leave out."""
+    spans = _spans(texts)
+    place = bisect_right(spans, (day, date.max)) - 1
+    return spans[place][1] + _DAY if place >= 0 and day <= spans[place][1] else day
+
+
+def date_problems(texts: Sequence[str]) -> list[str]:
+    """Return what is wrong with a list of dates."""
+    problems = []
+    for text in texts:
+        try:
+            _read(text)
+        except ValueError as error:
+            problems.append(str(error))
+    return problems
+
+
+@lru_cache(maxsize=1_000)
+def _spans(texts: tuple[str, ...]) -> list[tuple[date, date]]:
+    """The first and last days that are left out in a row, in order."""
+    joined: list[tuple[date, date]] = []
+    for first, last in sorted(map(_read, texts)):
+        if joined and first <= joined[-1][1] + _DAY:
+            first, last = joined[-1][0], max(joined.pop()[1], last)
+        joined.append((first, last))
+    return joined
+
+
+def _read(text: str) -> tuple[date, date]:
+    found = _DATES.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no date; write 2026-12-24, or a range such as 2026-12-24..2027-01-06")
+    try:
+        first, last = (date.fromisoformat(said) for said in (found["first"], found["last"] or found["first"]))
+    except ValueError:
+        raise ValueError(f"{text!r}: there is no such day; check the month and the day") from None
+    if last < first:
+        raise ValueError(f"{text!r} ends before it begins; write the earlier date first")
+    if last.year >= YEAR_END:
+        raise ValueError(f"{text!r} must lie before the year {YEAR_END}")
+    return first, last
+
+
+# -- what a scan decides -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
