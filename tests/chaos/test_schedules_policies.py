@@ -1,4 +1,4 @@
-"""What becomes of ticks that nobody fired in time, and of those that fall due while others run: to the tick."""
+"""What becomes of ticks that fall due while others run, and which workers run them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from feedq.control.store.jobs.schedules import ScheduleStore
-from feedq.control.store.postgresql import PostgresStore
-from feedq.core.schedule.model import CatchUp, Cron, Every, Job, Overlap, ScheduleSpec, Timing
+from feedq.core.schedule.model import Every, Job, Overlap, ScheduleSpec
 from feedq.core.schedule.spread import SEGMENTS, segment_of
 from feedq.core.values import instant
 from tests.chaos import ticking
@@ -25,48 +24,12 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 Measured = Callable[[str, object], None]
 
 LIMIT_S = 60.0
-HOURS = 51
-"""Ticks of an outage: one an hour, the last of them half an hour ago."""
-MILLION = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A schedule after an outage: what is made up for of `HOURS` ticks, the newest of them."""
-
-    name: str
-    catch_up: CatchUp
-    made_up: int
-    window_s: float = 86_400.0
-    most: int = 100
-    overlap: Overlap = Overlap.SKIP
-
-
-CASES = (
-    Case("skip", CatchUp.SKIP, 0),
-    Case("latest", CatchUp.LATEST, 1),
-    Case("latest-too-late", CatchUp.LATEST, 0, window_s=600.0),
-    Case("all-in-window", CatchUp.ALL, 24),
-    Case("all-in-a-longer-window", CatchUp.ALL, 30, window_s=30 * 3600.0),
-    Case("all-without-an-end", CatchUp.ALL, HOURS, window_s=100 * 86_400.0),
-    Case("all-with-a-cap", CatchUp.ALL, 10, most=10),
-    Case("all-side-by-side", CatchUp.ALL, 24, overlap=Overlap.ALLOW_ALL),
-    Case("all-buffered", CatchUp.ALL, 24, overlap=Overlap.BUFFER_ONE),
-    Case("all-of-which-each-cancels-others", CatchUp.ALL, 1, overlap=Overlap.CANCEL_OTHER),
-)
 
 
 def database_now(fleet: Cluster) -> datetime:
     (row,) = fleet.sql("SELECT clock_timestamp() AS now")
     now: datetime = row["now"]
     return now
-
-
-def put_back(fleet: Cluster, name: str, tick: datetime) -> None:
-    """As if nobody had fired anything since: the watermark of a schedule that has been there as long."""
-    fleet.sql(
-        "UPDATE feedq.schedule SET next_tick_at = %s, next_fire_at = %s WHERE name = %s", (tick, tick, name)
-    )
 
 
 def states_of(fleet: Cluster, name: str, kind: str = "tick") -> Counter[str]:
@@ -77,89 +40,6 @@ def states_of(fleet: Cluster, name: str, kind: str = "tick") -> Counter[str]:
         (name, kind),
     )
     return Counter({row["state"]: row["ticks"] for row in rows})
-
-
-def test_of_an_outage_exactly_so_many_ticks_are_made_up_for_as_the_policy_says(
-    fleet: Cluster, schedules: ScheduleStore, measured: Measured
-) -> None:
-    last = (database_now(fleet) - timedelta(minutes=30)).replace(second=0, microsecond=0)
-    first = last - timedelta(hours=HOURS - 1)
-    timings: dict[str, Timing] = {
-        "every": Every(3600.0, anchor=first),
-        "cron": Cron(f"{last.minute} * * * *"),
-    }
-    job = Job("effects.noted", (0.0,))
-    for kind, timing in timings.items():
-        for case in CASES:
-            schedules.add(
-                ScheduleSpec(
-                    f"{kind}/{case.name}",
-                    timing,
-                    job,
-                    catch_up=case.catch_up,
-                    catch_up_window_s=case.window_s,
-                    catch_up_max=case.most,
-                    overlap=case.overlap,
-                )
-            )
-            put_back(fleet, f"{kind}/{case.name}", first)
-    grid = Every(10.0, anchor=last - timedelta(seconds=10 * MILLION))
-    schedules.add(ScheduleSpec("million", grid, job, catch_up=CatchUp.ALL, catch_up_max=10))
-    put_back(fleet, "million", grid.anchor or first)
-    fleet.add_beat("b1")
-    for n in range(4):
-        fleet.add_worker(f"w{n}")
-    wait_until(
-        lambda: not ticking.unfired(fleet) and not ticking.unfinished(fleet),
-        limit_s=LIMIT_S,
-        interval_s=0.1,
-        what=lambda: f"{ticking.unfired(fleet)[:5]} {ticking.unfinished(fleet)[:5]}",
-    )
-    for kind in timings:
-        for case in CASES:
-            check_made_up(fleet, case, f"{kind}/{case.name}", last)
-    schedules.pause("million")
-    check_million(fleet)
-    measured(
-        "ticks of outages decided",
-        sum(row["n"] for row in fleet.sql("SELECT sum(ticks) AS n FROM feedq.run")),
-    )
-
-
-def check_made_up(fleet: Cluster, case: Case, name: str, last: datetime) -> None:
-    wanted = {"succeeded": case.made_up, "missed_catchup": HOURS - case.made_up}
-    assert states_of(fleet, name) == {state: ticks for state, ticks in wanted.items() if ticks}, name
-    rows = fleet.sql(
-        "SELECT r.tick_at, r.state, r.ticks FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id "
-        "WHERE s.name = %s ORDER BY r.tick_at DESC",
-        (name,),
-    )
-    newest = [last - n * timedelta(hours=1) for n in range(case.made_up)]
-    assert [row["tick_at"] for row in rows if row["state"] == "succeeded"] == newest, name
-    # However many in a row: one.
-    assert len([row for row in rows if row["state"] == "missed_catchup"]) == (case.made_up < HOURS), name
-    (effects,) = fleet.sql(
-        "SELECT count(*) AS n, count(DISTINCT key) AS keys FROM effect WHERE schedule = %s", (name,)
-    )
-    assert effects == {"n": case.made_up, "keys": case.made_up}, name
-
-
-def check_million(fleet: Cluster) -> None:
-    (row,) = fleet.sql(
-        "SELECT sum(r.ticks)::int AS ticks, "
-        "count(*) FILTER (WHERE r.state = 'missed_catchup') AS missed, "
-        "count(*) FILTER (WHERE r.state = 'skipped_overlap') AS skipped, "
-        "max(r.ticks) AS most, "
-        "count(*) FILTER (WHERE r.state = 'succeeded') AS succeeded, "
-        "round(extract(epoch FROM s.next_tick_at - min(r.tick_at)) / 10)::int AS wanted "
-        "FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id WHERE s.name = 'million' GROUP BY s.id"
-    )
-    assert row["ticks"] == row["wanted"] > MILLION
-    # However many in a row: one. The ticks of the last minute are not late yet, and find others waiting.
-    assert row["missed"] == 1
-    assert row["skipped"] <= 1
-    assert row["most"] > MILLION - 10
-    assert row["succeeded"] >= 10
 
 
 # -- overlap -----------------------------------------------------------------------------------------
@@ -306,48 +186,3 @@ def test_thousands_of_short_runs_are_spread_evenly_over_equal_workers(
     assert sum(spread.values()) == RUNS
     equal = RUNS / 4
     assert all(abs(runs - equal) <= UNEVEN_MAX * equal for runs in spread.values()), spread
-
-
-def test_a_run_of_low_priority_starts_while_those_of_high_priority_take_every_slot(
-    fleet: Cluster, measured: Measured
-) -> None:
-    ageing_s = 0.2
-    fleet.env |= {"FEEDQ_AGEING_S": str(ageing_s), "FEEDQ_JOB_SLOTS": "2"}
-    fleet.add_worker("w0")
-    store = PostgresStore(fleet.database_url, ageing_s=ageing_s)
-    try:
-        schedules = store.jobs.schedules
-        busy = Job("effects.noted", (0.4,), priority=10)
-        schedules.add(never("high", busy, overlap=Overlap.ALLOW_ALL))
-        schedules.add(never("low", Job("effects.noted", (0.0,), priority=-10)))
-        waiting = (
-            "SELECT count(*) AS n FROM feedq.run WHERE state = 'waiting' AND (job ->> 'priority')::int = 10"
-        )
-        left: list[int] = []
-
-        def keep_busy() -> int:
-            left.append(fleet.sql(waiting)[0]["n"])
-            for _ in range(20 - left[-1]):
-                schedules.trigger("high")
-            return left[-1]
-
-        wait_until(lambda: keep_busy() > 10, limit_s=LIMIT_S, what="more wait than can start")
-        left.clear()
-        low = schedules.trigger("low")
-
-        def has_started() -> bool:
-            keep_busy()
-            return schedules.run(low.id).started_at is not None
-
-        wait_until(has_started, limit_s=LIMIT_S, what="the run of low priority has started")
-        started = fleet.sql(
-            "SELECT extract(epoch FROM started_at - due_at)::float8 AS waited_s FROM feedq.run WHERE id = %s",
-            (low.id,),
-        )
-        measured("a run of low priority waited", started[0]["waited_s"])
-        # All the time others waited that go before it; and it waited for as long as its priority costs.
-        assert min(left) > 0
-        assert started[0]["waited_s"] >= 20 * ageing_s
-        schedules.purge("high")
-    finally:
-        store.close()

@@ -92,15 +92,6 @@ def test_no_trigger_takes_the_place_of_a_tick(jobs: JobsHarness) -> None:
     assert jobs.schedules.backfill("nightly", [coming - timedelta(days=1)]) == (1, 0)
 
 
-def test_a_key_may_be_said_as_it_is_shown_and_as_earlier_releases_stored_it(jobs: JobsHarness) -> None:
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    run = jobs.schedules.trigger("nightly", key="order-17")
-    assert run.key == "trigger:order-17"
-    assert jobs.schedules.trigger("nightly", key=run.key).id == run.id
-    jobs.execute("UPDATE feedq.run SET key = 'order-17'")
-    assert jobs.schedules.trigger("nightly", key="order-17").id == run.id
-
-
 def test_a_trigger_may_bring_a_job_of_its_own(jobs: JobsHarness) -> None:
     jobs.schedule()
     job = Job("tasks.report", ("once",), queue="slow")
@@ -159,32 +150,25 @@ def test_skip_leaves_a_trigger_out_while_a_run_has_not_ended(jobs: JobsHarness, 
     assert jobs.schedules.trigger("nightly", key="while it runs") == skipped, "that one has been decided"
 
 
+@pytest.mark.parametrize(
+    ("overlap", "waits"),
+    [(Overlap.BUFFER_ONE, 1), (Overlap.BUFFER_ALL, 2), (Overlap.ALLOW_ALL, 3)],
+)
+def test_as_many_triggers_wait_beside_a_run_as_the_policy_lets(
+    jobs: JobsHarness, worker: Worker, overlap: Overlap, waits: int
+) -> None:
+    jobs.schedule(overlap=overlap, buffer_max=2)
+    jobs.start(jobs.schedules.trigger("nightly"), worker)
+    runs = [jobs.schedules.trigger("nightly") for _ in range(3)]
+    states = [RunState.WAITING] * waits + [RunState.SKIPPED_OVERLAP] * (3 - waits)
+    assert [run.state for run in runs] == states
+    assert columns(jobs, runs[0], "exclusive") == (overlap is not Overlap.ALLOW_ALL,)
+
+
 def test_a_trigger_that_is_left_out_notifies_nobody(jobs: JobsHarness, worker: Worker) -> None:
     jobs.schedule(overlap=Overlap.SKIP)
     jobs.schedules.trigger("nightly")
     assert jobs.notified(lambda: jobs.schedules.trigger("nightly"), worker) == set()
-
-
-def test_buffer_one_lets_one_trigger_wait(jobs: JobsHarness, worker: Worker) -> None:
-    jobs.schedule(overlap=Overlap.BUFFER_ONE)
-    jobs.start(jobs.schedules.trigger("nightly"), worker)
-    states = [jobs.schedules.trigger("nightly").state for _ in range(3)]
-    assert states == [RunState.WAITING, RunState.SKIPPED_OVERLAP, RunState.SKIPPED_OVERLAP]
-
-
-def test_buffer_all_lets_as_many_triggers_wait_as_it_says(jobs: JobsHarness) -> None:
-    jobs.schedule(overlap=Overlap.BUFFER_ALL, buffer_max=2)
-    states = [jobs.schedules.trigger("nightly").state for _ in range(3)]
-    assert states == [RunState.WAITING, RunState.WAITING, RunState.SKIPPED_OVERLAP]
-
-
-def test_allow_all_lets_triggers_run_together(jobs: JobsHarness, worker: Worker) -> None:
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    runs = [jobs.schedules.trigger("nightly") for _ in range(2)]
-    for run in runs:
-        assert columns(jobs, run, "exclusive") == (False,)
-        jobs.start(run, worker)
-    assert jobs.schedules.view("nightly").running == 2
 
 
 def test_cancel_other_ends_what_has_not_ended(jobs: JobsHarness, worker: Worker) -> None:
@@ -235,12 +219,6 @@ def test_a_backfill_waits_its_turn_whatever_the_policy(jobs: JobsHarness) -> Non
     assert jobs.schedules.view("one").waiting == 3
 
 
-def test_a_backfill_of_what_may_overlap_runs_at_once(jobs: JobsHarness) -> None:
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    jobs.schedules.backfill("nightly", [SOME_TICK])
-    assert columns(jobs, jobs.schedules.runs("nightly")[0], "exclusive") == (False,)
-
-
 def test_a_backfill_notifies_as_many_workers_as_can_begin_at_once(jobs: JobsHarness, worker: Worker) -> None:
     everybody = (worker, jobs.job_worker("b"), jobs.job_worker("c"))
     ticks = iter(SOME_TICK + n * HOUR for n in range(100))
@@ -263,17 +241,12 @@ def test_a_backfill_over_ticks_that_ran_makes_nothing(jobs: JobsHarness, worker:
     for run in jobs.schedules.runs("nightly"):
         jobs.end(run)
     assert jobs.schedules.backfill("nightly", ticks) == (2, 2)
+    elsewhere = datetime.fromisoformat("2026-03-01T11:00:00+01:00")
+    assert jobs.schedules.backfill("nightly", [elsewhere]) == (0, 1), "the same tick"
     # Nor is anybody told, or anything written, when there is nothing to do.
     assert jobs.notified(lambda: jobs.schedules.backfill("nightly", ticks), worker) == set()
     assert len(jobs.schedules.runs("nightly")) == 4
     assert jobs.schedules.backfill("nightly", []) == (0, 0)
-
-
-def test_a_tick_given_in_another_zone_is_the_same_tick(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    jobs.schedules.backfill("nightly", [SOME_TICK])
-    elsewhere = datetime.fromisoformat("2026-03-01T11:00:00+01:00")
-    assert jobs.schedules.backfill("nightly", [elsewhere]) == (0, 1)
 
 
 def test_a_backfill_has_a_size_and_its_ticks_a_zone(jobs: JobsHarness) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedq.control.store.jobs.rows import stored
 from feedq.core.schedule.arguments import names_secret
 from feedq.core.schedule.entries import ScheduleEntry, plain_queue, plain_schedule
 from feedq.core.schedule.model import (
@@ -27,6 +28,7 @@ from feedq.core.schedule.model import (
     Semantics,
     Timing,
 )
+from feedq.core.schedule.plain import spec_from_json
 from feedq.core.values import DURATION_MAX_S, exact_duration, parse_duration
 from feedq.core.values import read as read_one
 from feedq.verbs import documents
@@ -434,6 +436,7 @@ specs = st.builds(
     resume=st.sampled_from(ResumePolicy),
     pause_on_failure=st.none() | st.integers(1, 10**6),
     paused=st.booleans(),
+    end_at=st.none() | moments,
 )
 queues = st.builds(
     Queue,
@@ -451,6 +454,11 @@ def test_what_is_dumped_reads_back_alike(spec: ScheduleSpec, queue: Queue) -> No
     assert found.problems == ()
     assert [d.spec for d in found.schedules] == [spec]
     assert [d.spec for d in found.queues] == [queue]
+
+
+@given(spec=specs)
+def test_what_is_stored_reads_back_alike(spec: ScheduleSpec) -> None:
+    assert spec_from_json(**stored(spec)) == spec
 
 
 @given(spec=specs)

@@ -3,82 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from feedq.control.store.jobs.rows import stored
 from feedq.core.schedule.model import (
     Beat,
-    CatchUp,
     Cron,
     Every,
     Job,
     Once,
     Overlap,
-    ResumePolicy,
     Retries,
     ScheduleSpec,
-    Semantics,
 )
 from feedq.core.schedule.plain import spec_from_json
 from feedq.errors import InvalidInput
 
-numbers = st.floats(0, 1e9, allow_nan=False)
-offsets = st.integers(-12, 14).map(lambda hours: timezone(timedelta(hours=hours)))
-moments = st.builds(
-    lambda us, zone: datetime(2026, 1, 1, tzinfo=UTC).astimezone(zone) + timedelta(microseconds=us),
-    st.integers(-(10**15), 10**15),
-    offsets,
-)
-timings = st.one_of(
-    st.builds(Cron, st.text(), st.text()),
-    st.builds(Every, numbers, st.one_of(st.none(), moments)),
-    st.builds(Once, moments),
-    st.just(Beat()),
-)
-values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-(2**60), 2**60), numbers, st.text()),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
-    max_leaves=8,
-)
-jobs = st.builds(
-    Job,
-    st.text(),
-    st.lists(values, max_size=3).map(tuple),
-    st.dictionaries(st.text(), values, max_size=3),
-    st.sampled_from(Semantics),
-    st.one_of(st.none(), st.just(3600.0), numbers),
-    st.builds(Retries, st.integers(0, 9), numbers, numbers, numbers),
-    st.sampled_from(["default", "slow"]),
-    st.integers(-100, 100),
-)
-specs = st.builds(
-    ScheduleSpec,
-    st.text(),
-    timings,
-    jobs,
-    jitter_s=st.one_of(st.just(0.0), numbers),
-    start_deadline_s=st.one_of(st.none(), numbers),
-    overlap=st.sampled_from(Overlap),
-    buffer_max=st.integers(1, 200),
-    catch_up=st.sampled_from(CatchUp),
-    catch_up_window_s=numbers,
-    catch_up_max=st.integers(1, 200),
-    misfire_after_s=numbers,
-    resume=st.sampled_from(ResumePolicy),
-    pause_on_failure=st.one_of(st.none(), st.integers(1, 9)),
-    paused=st.booleans(),
-)
 BARE = ScheduleSpec("report", Every(30.0), Job("shop.report"))
-
-
-@given(specs)
-def test_nothing_is_lost_on_the_way_through_json(spec: ScheduleSpec) -> None:
-    assert spec_from_json(**stored(spec)) == spec
 
 
 def test_what_is_as_by_default_is_left_out() -> None:
