@@ -1,6 +1,6 @@
 """Senders: a process that sends prepared bytes as fast as a socket takes them, and so holds no feed back.
 
-Every kind sends the same records, those of `tests.source.fast_lines`, in the dress of its protocol:
+Every kind sends the same records, those of `tests.source.record`, in the dress of its protocol:
 
 ========== ======================================================================= =======================
 kind       what a client gets                                                      url
@@ -38,7 +38,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
 
-from tests.source import fast_lines
+from tests.source import record
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS: Final = {"tcp": "tcp", "websocket": "ws", "sse": "http", "ndjson": "http"}
@@ -188,7 +188,8 @@ def _accept(kind: str, listener: socket.socket, path: str) -> None:
 
 
 def _prepare(kind: str, file: IO[bytes], *, feed: str, count: int, pad: int, chunk_bytes: int) -> None:
-    lines = fast_lines(feed, count, pad=pad).splitlines(keepends=True)
+    begin = 1_700_000_000.0
+    lines = [record(feed, n, at=begin + n / 1_000_000, pad=pad) for n in range(1, count + 1)]
     file.writelines(dressed(kind, lines, chunk_bytes=chunk_bytes))
     file.flush()
 

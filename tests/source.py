@@ -38,7 +38,6 @@ RECORDS_PER_PUMP_MAX = 5_000
 """Bounds how long one backlog may keep the other feeds waiting."""
 PAUSED_S = 0.01
 """How soon to look again whether a client that is held back takes more."""
-FAST_CHUNK_BYTES = 256 * 1024
 SPOILED_EVERY = 5
 """In mode `spoiled` a bad line follows every so many good records, unless the mode comes with another count."""
 BAD_LINES = (
@@ -83,12 +82,6 @@ def record(feed: str, seq: int, *, at: float, pad: int) -> bytes:
     return b'{"feed": "%b", "seq": %d, "at": %.6f, "pad": "%b"}\n' % (feed.encode(), seq, at, b"x" * pad)
 
 
-def fast_lines(feed: str, count: int, *, pad: int) -> bytes:
-    """What mode `fast` sends: ``count`` records a microsecond apart."""
-    begin = 1_700_000_000.0
-    return b"".join(record(feed, n, at=begin + n / 1_000_000, pad=pad) for n in range(1, count + 1))
-
-
 class SourceServer:
     """All feeds of the source, on one loop."""
 
@@ -101,7 +94,6 @@ class SourceServer:
         self.live: dict[int, Reader] = {}
         self.default_mode = "stream"
         self.modes: dict[str, str] = {}
-        self.fast: dict[str, list[bytes]] = {}
         self.spoiled_every = SPOILED_EVERY
         self._due: list[tuple[float, int, Reader]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -115,14 +107,6 @@ class SourceServer:
             lambda: Reader(self), "127.0.0.1", self.port, backlog=4_096, reuse_address=True
         )
         self.port = self._listener.sockets[0].getsockname()[1]
-
-    def refuse(self) -> None:
-        """Stop listening and reset everyone: the next connect is refused."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        for reader in tuple(self.live.values()):
-            reader.reset()
 
     def mode(self, feed: str) -> str:
         return self.modes.get(feed, self.default_mode)
@@ -180,15 +164,11 @@ class SourceServer:
             case "sent":
                 return {name: feed.sent for name, feed in self.feeds.items()}
             case "mode":
-                self.set_mode(ask["mode"], ask["feeds"], count=ask["count"], pad=ask["pad"])
+                self.set_mode(ask["mode"], ask["feeds"], count=ask["count"])
             case "cut":
                 for reader in tuple(self.live.values()):
                     if ask["feeds"] is None or reader.log.feed in ask["feeds"]:
                         reader.reset()
-            case "refuse":
-                self.refuse()
-            case "accept":
-                await self.listen()
             case "usage":
                 used = resource.getrusage(resource.RUSAGE_SELF)
                 return {"cpu_s": used.ru_utime + used.ru_stime}
@@ -196,7 +176,7 @@ class SourceServer:
                 raise ValueError(f"unknown control operation {unknown!r}")
         return None
 
-    def set_mode(self, mode: str, feeds: list[str] | None, *, count: int, pad: int) -> None:
+    def set_mode(self, mode: str, feeds: list[str] | None, *, count: int) -> None:
         if feeds is None:
             self.default_mode = mode
             self.modes.clear()
@@ -204,8 +184,6 @@ class SourceServer:
             self.spoiled_every = count or SPOILED_EVERY
         for feed in feeds or ():
             self.modes[feed] = mode
-            if mode == "fast":
-                self.fast[feed] = fast_lines(feed, count, pad=pad).splitlines(keepends=True)
         for reader in tuple(self.live.values()):
             if feeds is None or reader.log.feed in feeds:
                 reader.begin()
@@ -272,15 +250,11 @@ class Reader(asyncio.Protocol):
         match self.server.mode(self.log.feed):
             case "stream" | "spoiled":
                 self.pump(time.monotonic())
-            case "fast":
-                self._pour()
             case "garbage":
                 self._sent(0)
                 self._transport.write(GARBAGE)
             case "reset":
                 self.reset()
-            case "eof":
-                self._transport.close()
             case "silent":
                 pass
 
@@ -315,19 +289,6 @@ class Reader(asyncio.Protocol):
                 spoiled.append(BAD_LINES[(n // every) % len(BAD_LINES)] + b"\n")
         return spoiled
 
-    def _pour(self) -> None:
-        """Mode `fast`: as much as the socket takes, from wherever the client resumes."""
-        lines = self.server.fast[self.log.feed]
-        while self._next_seq <= len(lines) and not self._paused and self.log.closed_at is None:
-            take, size = self._next_seq - 1, 0
-            while take < len(lines) and size < FAST_CHUNK_BYTES:
-                size += len(lines[take])
-                take += 1
-            chunk = b"".join(lines[self._next_seq - 1 : take])
-            self._next_seq = take + 1
-            self._sent(take)
-            self._transport.write(chunk)
-
     def _sent(self, seq: int) -> None:
         if self.log.first_record_at is None:
             self.log.first_record_at = time.monotonic()
@@ -339,8 +300,6 @@ class Reader(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        if self.server.mode(self.log.feed) == "fast":
-            self._pour()
 
     def reset(self) -> None:
         """End the connection with RST, as a crashed peer's kernel would."""

@@ -110,18 +110,10 @@ class Source:
 
     # -- what it does --------------------------------------------------------------------------------
 
-    def behave(self, mode: str, feeds: Sequence[str] | None = None, *, count: int = 0, pad: int = 40) -> None:
-        """Set the mode of these feeds, or of all: stream, spoiled, fast, garbage, silent, reset, eof."""
-        self._ask("mode", mode=mode, feeds=None if feeds is None else list(feeds), count=count, pad=pad)
+    def behave(self, mode: str, feeds: Sequence[str] | None = None, *, count: int = 0) -> None:
+        """Set the mode of these feeds, or of all: stream, spoiled, garbage, silent, reset."""
+        self._ask("mode", mode=mode, feeds=None if feeds is None else list(feeds), count=count)
 
     def cut(self, feeds: Sequence[str] | None = None) -> None:
         """Reset the live connections of these feeds, or all."""
         self._ask("cut", feeds=None if feeds is None else list(feeds))
-
-    def refuse(self) -> None:
-        """Listen no more, and reset everyone."""
-        self._ask("refuse")
-
-    def accept(self) -> None:
-        """Listen again, on the same port."""
-        self._ask("accept")

@@ -1,4 +1,4 @@
-"""Feeds that stop or go on elsewhere while their worker lives: edits, pauses, newcomers, drains, moves, restarts.
+"""Feeds that go on elsewhere while their worker lives: newcomers, drains, moves by hand, announced restarts.
 
 Every step of `FakeFleet` checks that no feed is read twice, lost or given away before it has another place.
 """
@@ -27,52 +27,6 @@ def feeds_of(fleet: FakeFleet) -> dict[str, int]:
 
 def epochs(fleet: FakeFleet) -> dict[int, int]:
     return {view.feed.id: view.lease.epoch for view in fleet.store.feeds.views()}
-
-
-# -- changes ----------------------------------------------------------------------------------------
-
-
-def test_two_edits_in_a_row_restart_that_feed_once_and_no_other() -> None:
-    fleet = streaming_fleet()
-    fleet.edit(2)
-    fleet.edit(2)
-    fleet.run(3)
-    expect(
-        fleet,
-        """
-        t=10.0 person: edits feed 2
-        t=10.0 person: edits feed 2
-        t=10.1 control: asks a to stop feed 2 (edited)
-        t=10.2 worker a: releases feed 2 (edited)
-        t=10.2 control: assigns 2@2 to a
-        t=10.3 worker a: streams feed 2
-        """,
-    )
-    assert fleet.everything_streams()
-    assert epochs(fleet) == {1: 1, 2: 2, 3: 1, 4: 1}
-
-
-def test_a_paused_feed_stays_where_it_is_until_it_is_resumed() -> None:
-    fleet = streaming_fleet()
-    fleet.pause(2)
-    fleet.run(20)
-    landed = len(fleet.sink.rows[2])
-    fleet.run(10)
-    assert len(fleet.sink.rows[2]) == landed
-    fleet.resume(2)
-    fleet.run(3)
-    expect(
-        fleet,
-        """
-        t=10.0 person: pauses feed 2
-        t=10.1 control: asks a to stop feed 2 (paused)
-        t=10.2 worker a: releases feed 2 (paused)
-        t=40.0 person: resumes feed 2
-        t=40.1 control: assigns 2@2 to a
-        t=40.2 worker a: streams feed 2
-        """,
-    )
-    assert fleet.everything_streams()
 
 
 # -- newcomers ---------------------------------------------------------------------------------------
@@ -179,35 +133,7 @@ def test_a_drain_ends_although_another_feed_has_no_place_at_all() -> None:
     assert feeds_of(fleet) == {"a": 0, "b": 4}
 
 
-def test_a_cordoned_worker_keeps_what_it_has_and_gets_no_more_until_it_serves_again() -> None:
-    fleet = streaming_fleet(workers="ab", feeds=2)
-    fleet.cordon("a")
-    fleet.add_feeds(4)
-    fleet.run(5)
-    assert feeds_of(fleet) == {"a": 1, "b": 5}
-    fleet.uncordon("a")
-    fleet.run(8)
-    assert feeds_of(fleet) == {"a": 3, "b": 3}
-
-
 # -- moves by hand, and what may go wrong ------------------------------------------------------------
-
-
-def test_a_feed_moved_by_hand_goes_on_there() -> None:
-    fleet = streaming_fleet()
-    fleet.move(2, "b")
-    fleet.run(2)
-    expect(
-        fleet,
-        """
-        t=10.0 person: moves feed 2 to b
-        t=10.0 control: asks a to stop feed 2 (moved, for b)
-        t=10.1 worker a: releases feed 2 (moved)
-        t=10.1 control: assigns 2@2 to b
-        t=10.2 worker b: streams feed 2
-        """,
-    )
-    assert fleet.everything_streams()
 
 
 def test_a_move_whose_target_dies_goes_anywhere() -> None:
