@@ -15,6 +15,7 @@ from celery import shared_task
 from sqlalchemy import text
 
 from feedq import RunContext, run_context
+from tests.poison import GARBLED
 
 TABLE = """
     CREATE TABLE IF NOT EXISTS effect (
@@ -107,3 +108,8 @@ def transfer(self: Any, fail_attempts: int = 0) -> None:
 @shared_task(name="tests.fail")
 def fail() -> None:
     raise ConnectionError("no route to postgresql://user:hunter2@host/db")
+
+
+@shared_task(name="tests.garble")
+def garble() -> None:
+    raise ValueError(GARBLED)

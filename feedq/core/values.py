@@ -49,6 +49,8 @@ JSON_SIZE_MAX = 64 * 1024
 """Values and characters of options or arguments, counted together: a copy travels with every claim and run."""
 INTEGER_BITS = 64
 """JSON of the control database is written and read with 64-bit integers."""
+SAID_CHARS_MAX = 2_000
+"""Longer texts from outside are cut: a source's error page or a traceback must not fill a table."""
 PATH_MAX = 200
 """Characters of the path to a value, from where on it is cut: keys may be as long as they like, and thousands of
 values be wrong."""
@@ -304,6 +306,8 @@ class Listed:
 # -- numbers and durations -----------------------------------------------------------------------------
 
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+|\d+(?:\.\d+)?", re.ASCII)
+_UNSTORABLE = re.compile("[\\0\ud800-\udfff]")
+"""What a text of Python may have and one of PostgreSQL may not: NUL, and halves of surrogate pairs."""
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)", re.ASCII)
 _UNITS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "": 1.0}
 
@@ -548,6 +552,16 @@ def text_problem(text: str) -> str | None:
     except UnicodeEncodeError:
         return "contains half of a surrogate pair, which is no Unicode text"
     return None
+
+
+def storable(said: str, chars_max: int = SAID_CHARS_MAX) -> str:
+    """A text that nobody here chose, made fit for a column: what cannot be stored is replaced, the rest is cut.
+
+    Errors come from sources, from jobs and from the code of connectors. One statement carries the reports of many
+    feeds and runs, and a text of one of them must not fail it. What people type is refused instead
+    (`text_problem`): a name must not turn into another one.
+    """
+    return _UNSTORABLE.sub("\ufffd", said)[:chars_max]
 
 
 def _scalar_problem(value: Any) -> str | None:

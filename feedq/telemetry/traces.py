@@ -31,6 +31,7 @@ from opentelemetry import context, trace
 from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode
 
 from feedq import __version__
+from feedq.core.values import storable
 from feedq.telemetry.event_names import LogEvent
 from feedq.telemetry.without_rich import structlog
 
@@ -119,7 +120,7 @@ class FeedTrace:
     def failed(self, error: str) -> None:
         """The attempt has failed; ``error`` is masked."""
         if self._part is not None:
-            self._part.set_status(Status(StatusCode.ERROR, error))
+            self._part.set_status(Status(StatusCode.ERROR, storable(error)))
             self._end_part()
 
     def landed(self) -> None:

@@ -319,9 +319,7 @@ def test_a_job_that_this_release_cannot_read_fails_and_harms_no_other(jobs: Jobs
     jobs.schedule("bad")
     bad = jobs.schedules.trigger("bad")
     jobs.schedules.trigger("good")
-    jobs.execute(
-        """UPDATE feedq.run SET job = '{"task": "t", "warp": 9, "timeout_s": "x"}' WHERE id = %s""", bad.id
-    )
+    jobs.execute("""UPDATE feedq.run SET job = '{"task": "t", "warp": 9}' WHERE id = %s""", bad.id)
     assert [run.schedule for run in claim(jobs, worker)] == ["good"]
     ((state, reason),) = jobs.execute("SELECT state, reason FROM feedq.run WHERE id = %s", bad.id)
     assert state == "failed"

@@ -64,7 +64,7 @@ def test_to_finish_nothing_does_nothing(jobs: JobsHarness) -> None:
 
 def test_a_reason_of_any_length_and_content_can_be_kept(jobs: JobsHarness) -> None:
     worker, run = started(jobs)
-    assert finish(jobs, worker, ended(run, S.FAILED, "nul \x00 " + "x" * 100_000)) == [run.id]
+    assert finish(jobs, worker, ended(run, S.FAILED, "nul \x00, half \ud800 " + "x" * 100_000)) == [run.id]
     assert 1_000 < len(str(jobs.schedules.run(run.id).reason)) < 10_000
 
 

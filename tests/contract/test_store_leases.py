@@ -16,15 +16,18 @@ from feedq.core.model import (
     FeedKey,
     LeaseState,
     Load,
+    Loss,
     Reason,
     Release,
+    Rewind,
     TargetState,
     Worker,
     WorkerState,
 )
 from feedq.telemetry.logs import EventKind
-from tests.contract.harness import TTL_S, Harness, progress, spec
+from tests.contract.harness import TTL_S, Harness, PostgresHarness, progress, spec
 
+UNSTORABLE = "half \ud800, NUL \0"
 STALE = pytest.mark.parametrize("shift", [-1, 1, 1_000])
 
 
@@ -297,24 +300,39 @@ def test_a_feed_that_is_stopping_may_still_report(harness: Harness) -> None:
 
 @pytest.mark.parametrize(
     "cursor",
-    [None, 0, "x", "a\x00b", {"k\x00": ["\x00"]}, {"deep": [{"er": 1.5}]}, 10**30, "\u2028"],
-    ids=repr,
+    [None, 0, "x", {"k\x00": ["\x00", "\ud800"]}, {"deep": [{"er": 1.5}]}, 10**30, "\u2028", [float("nan")]],
+    ids=ascii,
 )
-def test_no_cursor_or_message_of_one_feed_holds_up_the_report_of_another(
-    harness: Harness, cursor: JSON
+def test_no_cursor_or_text_of_one_feed_holds_up_the_report_of_another(
+    postgres_harness: PostgresHarness, cursor: JSON
 ) -> None:
+    harness = postgres_harness
     worker = harness.worker()
     odd, plain = harness.feed("odd"), harness.feed("plain")
     keys = [harness.run(odd, worker), harness.run(plain, worker)]
-    reports = [progress(keys[0], cursor=cursor, error="bad \x00 byte"), progress(keys[1], cursor=7)]
-    assert sorted(harness.store.leases.report(worker.id, reports)) == sorted(keys)
+    said = dict.fromkeys(("error", "dead_letter_error", "sink_error", "event_fault"), UNSTORABLE)
+    noticed, rewind = {UNSTORABLE: UNSTORABLE}, Rewind("default", cursor, UNSTORABLE)
+    bad = progress(keys[0], cursor=cursor, noticed=noticed, rewind=rewind, **said)
+    assert sorted(harness.store.leases.report(worker.id, [bad, progress(keys[1], cursor=7)])) == sorted(keys)
     assert harness.lease(plain).cursor == 7
+    assert harness.lease(odd).last_error == "half \ufffd, NUL \ufffd"
+
+
+def test_an_integer_beyond_64_bits_is_shown_digit_for_digit(postgres_harness: PostgresHarness) -> None:
+    harness = postgres_harness
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.store.leases.report(worker.id, [progress(key, cursor={"at": 2**64 + 3})])
+    assert harness.lease(feed).cursor == {"at": 2**64 + 3}
 
 
 def test_a_release_with_an_odd_message_is_a_release(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     key = harness.run(feed, worker)
-    odd = Release(*key, Reason.BACKOFF, retry_in_s=1e6, attempts=10**9, error="\x00" + "x" * 100_000)
+    blame = Loss("crashed", UNSTORABLE, feed.id)
+    odd = Release(
+        *key, Reason.BACKOFF, retry_in_s=1e6, attempts=10**9, error=UNSTORABLE + "x" * 100_000, blame=blame
+    )
     assert harness.store.leases.release(worker.id, [odd]) == [key]
     assert harness.lease(feed).attempts == 10**9
 

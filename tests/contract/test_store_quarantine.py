@@ -50,7 +50,7 @@ def test_a_loss_is_reported_once(harness: Harness) -> None:
 
 def test_a_loss_without_a_feed_and_one_of_a_feed_that_is_gone_are_taken_down(harness: Harness) -> None:
     first, second = harness.worker("a"), harness.worker("b")
-    assert harness.store.workers.report_loss(first.id, Loss("killed", "killed"))
+    assert harness.store.workers.report_loss(first.id, Loss("killed", "\ud800\0", stack=("\ud800\0",)))
     assert harness.store.workers.report_loss(
         second.id, Loss("stalled", "stood still", 10**9, is_certain=True)
     )

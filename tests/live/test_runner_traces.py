@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 import structlog
 from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -122,6 +123,15 @@ async def test_an_attempt_that_fails_says_why(spans: Spans) -> None:
     failed = spans.named("feedq.connect")[0]
     assert failed.status.status_code is StatusCode.ERROR
     assert str(port) in (failed.status.description or "")
+
+
+async def test_an_error_that_no_collector_could_be_sent_spoils_no_batch_of_spans(spans: Spans) -> None:
+    traced = FeedTrace(FEED, (1, 1))
+    traced.begin()
+    traced.connecting()
+    traced.failed("half a pair \ud800")
+    traced.end()
+    assert encode_spans(spans.named("feedq.connect")).resource_spans
 
 
 async def test_a_trace_has_the_labels_of_its_feed(spans: Spans) -> None:

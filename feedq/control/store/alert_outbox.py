@@ -14,6 +14,7 @@ from sqlalchemy import Connection, text
 
 from feedq.control.store.database import Aggregate, in_transaction
 from feedq.core.expectations import unmet_said
+from feedq.core.values import storable
 
 AT_ONCE: Final = 1_000
 """Alerts that one message speaks of."""
@@ -85,4 +86,4 @@ class AlertOutbox(Aggregate):
             UPDATE feedq.alert_target SET sent_at = clock_timestamp(), failures = failures + 1, error = :error
             WHERE target = :target
         """
-        c.execute(text(sql), {"target": target, "error": error[:ERROR_CHARS_MAX]})
+        c.execute(text(sql), {"target": target, "error": storable(error, ERROR_CHARS_MAX)})

@@ -24,6 +24,7 @@ from feedq.control.store.database import (
     connect,
     in_statement,
     in_transaction,
+    storable_json,
     translate_driver_errors,
 )
 from feedq.control.store.feed_rows import FEED_COLUMNS, JSON_COLUMNS, declared_columns, feed_from
@@ -98,7 +99,7 @@ class CatalogStore(Aggregate):
             ON CONFLICT (name) DO UPDATE SET version = excluded.version, owned = excluded.owned,
                 report = excluded.report, synced_at = clock_timestamp()
         """
-        report = orjson.dumps(sync["report"]).decode()
+        report = storable_json(sync["report"])
         c.execute(text(sql), {**sync, "name": catalog, "report": report})
 
     @in_statement

@@ -20,6 +20,7 @@ from feedq.control.store.database import (
     in_statement,
     in_transaction,
     refused_when_taken,
+    storable_json,
 )
 from feedq.control.store.feed_listing import selected_sql
 from feedq.control.store.feed_rows import (
@@ -35,7 +36,7 @@ from feedq.control.store.feed_rows import (
     stored_selector,
 )
 from feedq.control.store.history import record
-from feedq.control.store.leases import brief_cursor, shown_cursor, transfer
+from feedq.control.store.leases import brief_cursor, transfer
 from feedq.core.authorship import require_own
 from feedq.core.lease import first_reason, objection_to_move
 from feedq.core.model import (
@@ -139,7 +140,7 @@ class PostgresFeeds(Aggregate):
             UPDATE feedq.lease SET cursor = CAST(:cursor AS jsonb)
             WHERE feed_id = (SELECT id FROM feedq.feed WHERE name = :name AND removed_at IS NULL)
         """
-        c.execute(text(shown), {"cursor": shown_cursor(change.after), "name": name})
+        c.execute(text(shown), {"cursor": storable_json(change.after), "name": name})
         feed = update_feed(c, locked_to_change(c, name, None), _NEXT_GENERATION)
         # Whole, and as texts: jsonb would change some, and a person may set the old one again.
         cursors = {"before": json.dumps(change.before), "after": json.dumps(change.after)}

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-import orjson
 from sqlalchemy import Connection, text
 
+from feedq.control.store.database import storable_json
 from feedq.core.authorship import signed
 from feedq.telemetry.event_names import EventKind
 
@@ -44,7 +44,7 @@ def record(
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
         VALUES (:kind, :feed_id, :worker_id, :epoch, CAST(:detail AS jsonb))
     """
-    encoded = orjson.dumps(signed(dict(detail or {}))).decode()
+    encoded = storable_json(signed(dict(detail or {})))
     c.execute(
         text(sql),
         {"kind": kind.value, "feed_id": feed_id, "worker_id": worker_id, "epoch": epoch, "detail": encoded},

@@ -7,18 +7,25 @@ deadlock.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
-import orjson
 from sqlalchemy import Connection, text
 
 from feedq.control.store.base import Followed
 from feedq.control.store.channels import NotifyReason, notify_workers, wake_reconcile
-from feedq.control.store.database import Aggregate, Database, GivenRows, in_statement, in_transaction
+from feedq.control.store.database import (
+    Aggregate,
+    Database,
+    GivenRows,
+    in_statement,
+    in_transaction,
+    storable_json,
+)
 from feedq.control.store.feed_rows import FEED_COLUMNS, LEASE_COLUMNS, feed_from, lease_from
 from feedq.control.store.history import record
 from feedq.control.store.taps import HAS_LISTENER
@@ -47,10 +54,9 @@ from feedq.core.model import (
     WorkerState,
 )
 from feedq.core.placement.base import Transfer
+from feedq.core.values import SAID_CHARS_MAX, storable
 from feedq.telemetry.event_names import EventKind
 
-ERROR_CHARS_MAX = 2_000
-"""Longer messages are cut: a source's error page must not fill the table."""
 CURSOR_CHARS_MAX = 500
 NOTICED_BYTES_MAX = 16_384
 """What was noticed of a feed takes no more in its row; after that nothing more is told."""
@@ -308,7 +314,7 @@ class PostgresLeases(Aggregate):
             "states": [s.value for s in states_before(Move.RELEASE)],
             **_columns(releases, _RELEASED.columns),
             "reason": [r.reason.value for r in releases],
-            "error": [_cut(r.error) for r in releases],
+            "error": [_said(r.error) for r in releases],
             "hold_s": self._restart_hold_s,
         }
         matched = c.execute(text(_RELEASE), parameters).all()
@@ -330,11 +336,11 @@ class PostgresLeases(Aggregate):
             "notice": EventKind.FEED_NOTICED.value,
             "states": [s.value for s in states_before(Move.RELEASE)],
             **_columns(progress, _PROGRESS.columns),
-            "cursor": [shown_cursor(p.cursor) for p in progress],
-            "error": [_cut(p.error) for p in progress],
-            "dead_letter_error": [_cut(p.dead_letter_error) for p in progress],
-            "sink_error": [_cut(p.sink_error) for p in progress],
-            "event_fault": [_cut(p.event_fault) for p in progress],
+            "cursor": [storable_json(p.cursor) for p in progress],
+            "error": [_said(p.error) for p in progress],
+            "dead_letter_error": [_said(p.dead_letter_error) for p in progress],
+            "sink_error": [_said(p.sink_error) for p in progress],
+            "event_fault": [_said(p.event_fault) for p in progress],
             "rewind": [None if p.rewind is None else _detail(p.rewind) for p in progress],
             "noticed": [None if p.noticed is None else _encoded(p.noticed) for p in progress],
         }
@@ -524,7 +530,7 @@ def blame(c: Connection, feed_id: int, worker_id: UUID, loss: Loss, *, said: str
     parameters = {
         "feed_id": feed_id,
         "blamed": verdict.blamed,
-        "said": said[:ERROR_CHARS_MAX],
+        "said": storable(said),
         "quarantined": verdict.quarantined,
     }
     c.execute(text(blamed), parameters)
@@ -548,31 +554,21 @@ def _keys(c: Connection, sql: str, parameters: dict[str, Any]) -> list[FeedKey]:
     return [(row.feed_id, row.epoch) for row in c.execute(text(sql), parameters)]
 
 
-def _cut(error: str | None) -> str | None:
-    # NUL cannot be stored in a text column, and a source may well send one in its error message.
-    return None if error is None else error.replace("\x00", "�")[:ERROR_CHARS_MAX]
+def _said(error: str | None) -> str | None:
+    return None if error is None else storable(error)
 
 
 def _encoded(noticed: Mapping[str, str]) -> str:
-    return orjson.dumps({_cut(key): _cut(said) for key, said in noticed.items()}).decode()
+    return storable_json({key: said[:SAID_CHARS_MAX] for key, said in noticed.items()})
 
 
 def _detail(rewind: Rewind) -> str:
     cursors = {"from": brief_cursor(rewind.left_at), "to": brief_cursor(rewind.found_at)}
-    return orjson.dumps({"sink": rewind.sink, **cursors}).decode()
+    return storable_json({"sink": rewind.sink, **cursors})
 
 
 def brief_cursor(cursor: JSON) -> JSON:
     """The cursor for history, which is to be read, and kept for weeks: a long one as a text that is cut."""
-    shown = shown_cursor(cursor)
-    brief: JSON = orjson.loads(shown) if len(shown) <= CURSOR_CHARS_MAX else _cut(shown)
+    shown = storable_json(cursor)
+    brief: JSON = json.loads(shown) if len(shown) <= CURSOR_CHARS_MAX else storable(shown)
     return brief
-
-
-def shown_cursor(cursor: JSON) -> str:
-    """The cursor as JSON that a jsonb column can hold: here it is for show, the sink keeps the exact one."""
-    try:
-        encoded = orjson.dumps(cursor).decode()
-    except TypeError:
-        encoded = orjson.dumps(repr(cursor)).decode()  # beyond 64 bits, or half a surrogate pair
-    return encoded.replace("\\u0000", "\\ufffd")

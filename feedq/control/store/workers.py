@@ -15,7 +15,7 @@ from feedq.control.store.channels import wake_reconcile
 from feedq.control.store.database import Aggregate, PreparedStatement, in_transaction
 from feedq.control.store.feed_rows import LOAD_FIELDS, WORKER_COLUMNS, worker_from
 from feedq.control.store.history import record
-from feedq.control.store.leases import ERROR_CHARS_MAX, blame, free_leases
+from feedq.control.store.leases import blame, free_leases
 from feedq.control.store.taps import TAPPED
 from feedq.core.model import (
     Heartbeat,
@@ -29,6 +29,7 @@ from feedq.core.model import (
     WorkerTarget,
     WorkerView,
 )
+from feedq.core.values import storable
 from feedq.telemetry.event_names import EventKind
 
 TARGET_EVENTS = {
@@ -234,7 +235,7 @@ class PostgresWorkers(Aggregate):
     @in_transaction
     def report_loss(self, c: Connection, worker_id: UUID, loss: Loss) -> bool:
         told = "UPDATE feedq.worker SET loss = :said WHERE id = :id AND loss IS NULL RETURNING name"
-        said = f"{loss.cause}: {loss.said}"[:ERROR_CHARS_MAX]
+        said = storable(f"{loss.cause}: {loss.said}")
         name = c.execute(text(told), {"id": worker_id, "said": said}).scalar_one_or_none()
         if name is None:
             return False

@@ -161,8 +161,7 @@ def reason_of(error: BaseException) -> str:
         text = f"Reject: the task rejected it ({error.reason})"
     else:
         text = f"{type(error).__name__}: {error}"
-    # PostgreSQL can store no NUL.
-    return mask_url(text.replace("\0", "")).strip()[:REASON_MAX]
+    return mask_url(text).strip()[:REASON_MAX]
 
 
 def _log_failure(run: ClaimedRun, finish: Finish, error: BaseException) -> None:

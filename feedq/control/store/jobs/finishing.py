@@ -42,11 +42,10 @@ from feedq.control.store.jobs.rows import FENCES, record
 from feedq.core.schedule.model import Finish, Job, RunState
 from feedq.core.schedule.outcome import Ends, RetryIn, after_attempt, after_loss, counts_as_failure
 from feedq.core.schedule.plain import job_from_json
+from feedq.core.values import storable
 from feedq.errors import InvalidInput
 from feedq.telemetry.event_names import EventKind
 
-REASON_CHARS_MAX = 2_000
-"""Longer ones are cut: a traceback must not fill the table."""
 WORKER_GONE = "its worker was declared gone"
 GRACE_S = 1.0
 """The runs of a process that was killed end later by this; the process that lives has to register within it."""
@@ -294,8 +293,8 @@ def _end(c: Connection, ended: Sequence[Ended], standings: Mapping[int, Schedule
         return
     rows = [
         (
-            *(one.row.id, one.state.value, _cut(one.reason), one.row.attempt + (one.due_in_s is not None)),
-            *(one.row.losses + one.is_lost, one.due_in_s),
+            *(one.row.id, one.state.value, None if one.reason is None else storable(one.reason)),
+            *(one.row.attempt + (one.due_in_s is not None), one.row.losses + one.is_lost, one.due_in_s),
         )
         for one in ended
     ]
@@ -337,11 +336,6 @@ def _count_failures(c: Connection, ended: Sequence[Ended], standings: Mapping[in
     c.execute(text(_FAILURES), _FAILED.of(failed))
     for schedule_id, reason in pauses.items():
         record(c, EventKind.SCHEDULE_PAUSED, schedule=standings[schedule_id].name, reason=reason)
-
-
-def _cut(reason: str | None) -> str | None:
-    # NUL cannot be stored in a text column.
-    return None if reason is None else reason.replace("\x00", "�")[:REASON_CHARS_MAX]
 
 
 # -- taken from a worker that is gone ----------------------------------------------------------------
