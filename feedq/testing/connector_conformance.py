@@ -1,36 +1,28 @@
-"""What every connector must do, as tests that a connector of anybody's can be put through.
+"""What every connector must do, as tests that you can put a connector of your own through.
 
-Make a subclass in a test module of yours, and pytest runs the suite on asyncio's loop and on uvloop::
+Make a subclass in a test module of yours, and pytest runs the suite on uvloop, as workers do::
 
     class TestOrders(ConnectorConformance):
         kind = OrdersConnector
 
-        @asynccontextmanager
-        async def serve(self) -> AsyncIterator[Served]:
-            journal = Journal()
-
-            async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                sent = int(await reader.readline())        # the cursor, as this protocol asks for it
-                while True:
-                    for record in await journal.after(sent):
-                        writer.write(record + b"\\n")
-                        sent += 1
-                        await writer.drain()               # so that it can be held back
-
-            async with serving(script) as port:
-                yield Served(f"127.0.0.1:{port}", journal.send)
+        async def script(
+            self, journal: Journal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            after = int(await reader.readline())           # the cursor, as this protocol asks for it
+            await journal.send_all(writer, lambda seq, record: record + b"\\n", after=after)
 
         def options(self, where: str) -> dict[str, Any]:
             return {"url": f"tcp://{where}", "secrets": {"token": "${env:ORDERS_TOKEN}"}}
 
-``serve`` starts a source that is empty at first. `Served.send` adds records to it, for the connections there
-are and for those to come; the source keeps connections open when it has nothing more to send. ``options``
-are those of a feed that connects to ``where``: the tests put a relay in between, which breaks the connection
-at any byte, holds it up, and counts. A reference among the ``secrets`` is never resolved: its value is a planted
-one, and no error may hold it. Each test serves anew; ``feed`` names the feed, for servers that outlive a test.
+``script`` plays the source for one connection: it sends what is in the journal and what is added to it, and keeps
+the connection open when there is nothing more. A source that is no scripted server overrides ``serve`` instead.
+``options`` are those of a feed that connects to ``where``: the tests put a relay in between, which breaks the
+connection at any byte, holds it up, and counts. References among the ``secrets`` are never resolved: each has a
+planted value, and no error may hold it. Each test starts a new source; ``feed`` names the feed, for servers that
+outlive a test.
 
-Not every connector has every property. What a class attribute takes away is not tested, and the test is there
-with ``left out`` and the attribute's name as its parameter:
+Not every connector has every property. Class attributes say which one it lacks, and the tests of that property are
+taken out of the subclass:
 
 =================== ========== ==============================================================================
 attribute           default    the connector …
@@ -46,52 +38,35 @@ attribute           default    the connector …
 ``notices_silence`` True       has an option ``idle_timeout_s``
 =================== ========== ==============================================================================
 
-Tests of your own in such a class run in the same way when they are coroutines with `behaviour` before them.
-`ConnectorDriver` is the feed's side of a connector, `Relay` what stands in between; both can
-be used by themselves.
-
-Only this module imports pytest; the rest of `feedq.testing` does without.
+`behaviour` makes tests of your own in such a class run in the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from contextlib import aclosing
-from functools import partial
-from typing import Final
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any, ClassVar, Final
 
-import pytest
+import uvloop
 
-from feedq.core.permission import Permissions, parse_networks
-from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.testing.loopback import PATIENCE_S, Journal, Relay, refusing, serving, unanswering, until
-from feedq.testing.stage import (
-    LOOPS,
-    MOMENT_S,
-    ConnectorDriver,
-    Served,
-    Stage,
-    asking,
-    behaviour,
-    leave_out,
-    pull,
-    stop,
-)
+from feedq.connectors.base import Connector
+from feedq.core.model import Batch
+from feedq.core.permission import DEFAULT, Permissions, parse_networks
+from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
+from feedq.testing.driver import ConnectorDriver, asking, pull
+from feedq.testing.loopback import PATIENCE_S, Journal, Relay, refusing, run_on, serving, unanswering, until
 
-__all__ = [
-    "ConnectorConformance",
-    "ConnectorDriver",
-    "Journal",
-    "Relay",
-    "Served",
-    "behaviour",
-    "serving",
-]
-
+STOP_S: Final = 1.0
+"""A connector has this long to end: a worker that leaves gives its feeds little more."""
+MOMENT_S: Final = 0.1
+"""How long a test watches that nothing happens."""
 RECORD_BYTES_MAX: Final = 500
-"""The limit in the tests of `limits_records`."""
+"""The limit in the test of `limits_records`."""
 NOT_PULLED_BYTES: Final = 32 * 2**20
 """What the source offers to a connector that is not pulled: far more than sockets and buffers hold."""
 READ_AHEAD_BYTES_MAX: Final = 16 * 2**20
@@ -99,85 +74,167 @@ READ_AHEAD_BYTES_MAX: Final = 16 * 2**20
 STANDS_STILL_S: Final = 2.0
 """How long nothing else may happen on the loop; on a machine with time to spare a tenth of a second is long."""
 ERROR_CHARACTERS_MAX: Final = 2000
-SMOKE_TEST: Final = "test_all_records_come_in_order_and_once"
-"""Workers run connectors on uvloop; elsewhere it is enough that records come through."""
+
+Body = Callable[[Any], Coroutine[Any, Any, None]]
 
 
-class ConnectorConformance(Stage):
-    """Subclass it, and say what the connector is and how its source is served: see the module."""
+def behaviour(*needs: str) -> Callable[[Body], Callable[[Any], None]]:
+    """A test that runs on uvloop and leaves nothing behind, for connectors that have these properties."""
 
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Each test on uvloop, the first one on asyncio's loop as well; or by name as left out."""
-        needs = getattr(metafunc.function, "needs", None)
-        if needs is None:
-            return  # a test that the subclass adds
-        lacking = [name for name in needs if not getattr(self, name)]
-        runs = LOOPS if metafunc.function.__name__ == SMOKE_TEST else {"uvloop": LOOPS["uvloop"]}
-        if lacking:
-            runs = {f"left out: {' '.join(lacking)}": leave_out}
-        metafunc.parametrize("run", list(runs.values()), ids=list(runs))
+    def wrap(body: Body) -> Callable[[Any], None]:
+        @wraps(body)
+        def test(self: Any) -> None:
+            run_on(uvloop.new_event_loop, body(self))
+
+        test.needs = needs  # type: ignore[attr-defined] # for `ConnectorConformance.__init_subclass__`
+        return test
+
+    return wrap
+
+
+async def _untold() -> int:
+    raise AssertionError("the source of a connector that acknowledges needs Served.acknowledged")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A source that is up."""
+
+    where: str
+    """``host:port`` of a server; what ``options`` understands for a connector that dials nobody."""
+    send: Callable[[Sequence[bytes]], Awaitable[None]]
+    """Add records to the source."""
+    acknowledged: Callable[[], Awaitable[int]] = _untold
+    """How many records the connector has acknowledged so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRead:
+    """A connector that has given one record and waits for the next one."""
+
+    driver: ConnectorDriver
+    next_batch: asyncio.Future[Batch]
+
+    async def ended(self) -> FeedqError | None:
+        """The error that ends the waiting; None if the stream just ends."""
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait([self.next_batch])
+        error = self.next_batch.exception()
+        if isinstance(error, StopAsyncIteration):
+            return None
+        assert isinstance(error, FeedqError), f"ended with {error!r}"
+        return error
+
+
+class ConnectorConformance:
+    """Subclass it, and say what the connector is and how its source behaves: see the module."""
+
+    kind: ClassVar[type[Connector]]
+    dials: ClassVar[bool] = True
+    resumes: ClassVar[bool] = True
+    acknowledges: ClassVar[bool] = False
+    answers: ClassVar[bool] = True
+    holds_back: ClassVar[bool] = True
+    limits_records: ClassVar[bool] = True
+    notices_silence: ClassVar[bool] = True
+
+    feed = "conformance/feed"
+
+    def __init_subclass__(cls) -> None:
+        """Take out the tests of properties that this connector lacks; pytest passes over what is None."""
+        for name in dir(cls):
+            found = (vars(each).get(name) for each in cls.__mro__)
+            test = next((each for each in found if each is not None), None)
+            needs = getattr(test, "needs", None)
+            if needs is not None:
+                setattr(cls, name, test if all(getattr(cls, need) for need in needs) else None)
+
+    def serve(self) -> AbstractAsyncContextManager[Served]:
+        """Start an empty source: a server on which ``script`` plays each connection."""
+        return self._scripted()
+
+    @asynccontextmanager
+    async def _scripted(self) -> AsyncIterator[Served]:
+        journal = Journal()
+        async with serving(partial(self.script, journal)) as port:
+            yield Served(f"127.0.0.1:{port}", journal.send)
+
+    async def script(
+        self, journal: Journal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        raise NotImplementedError
+
+    def options(self, where: str) -> dict[str, Any]:
+        """A feed's ``source`` for it."""
+        raise NotImplementedError
+
+    def record(self, seq: int, *, size: int = 0) -> bytes:
+        """A record, no two of one test alike; of ``size`` bytes if that is not 0."""
+        head = b'{"seq": %d, "pad": "' % seq
+        return head + b"x" * (size - len(head) - 2) + b'"}'
+
+    def landed(self, record: bytes) -> bytes:
+        """What lands of a record that was sent, if it is not the same."""
+        return record
 
     # -- what comes through ----------------------------------------------------------------------------
 
     @behaviour()
-    async def test_all_records_come_in_order_and_once(self) -> None:
-        async with self.reachable() as (source, where):
+    async def test_records_come_in_order_and_once_and_it_says_once_that_it_is_connected(self) -> None:
+        async with self.reachable() as (source, relay):
             await source.send(self.records(100))
-            driver = self.driver(where)
-            assert await driver.land(100) == 1
-            self.assert_landed(driver, self.records(100))
-
-    @behaviour()
-    async def test_records_that_come_while_it_waits_come_through(self) -> None:
-        async with self.reachable() as (source, where):
-            driver = self.driver(where)
-            async with aclosing(driver.open()) as stream:
-                for record in self.records(5):
-                    await source.send([record])
-                    await pull(driver, stream, count=len(driver.records) + 1)
-            self.assert_landed(driver, self.records(5))
-
-    @behaviour("dials")
-    async def test_records_that_come_in_crumbs_are_whole(self) -> None:
-        async with self.relayed() as (source, relay):
-            relay.chunk_bytes = 1
-            await source.send(self.records(20))
             driver = self.driver(relay.where)
-            assert await driver.land(20) == 1
-            self.assert_landed(driver, self.records(20))
+            async with aclosing(driver.open()) as stream:
+                await pull(driver, stream, count=100)
+                for seq in range(101, 106):
+                    await source.send([self.record(seq)])
+                    await pull(driver, stream, count=seq)
+            self.assert_landed(driver, self.records(105))
+            self.assert_over(driver, connected=1)
 
     @behaviour("resumes")
     async def test_it_resumes_exactly_after_the_cursor_of_any_batch(self) -> None:
         sent = self.records(8)
-        async with self.reachable() as (source, where):
-            first = self.driver(where)
+        async with self.reachable() as (source, relay):
+            first = self.driver(relay.where)
             async with aclosing(first.open()) as stream:
                 for record in sent:
                     await source.send([record])
                     await pull(first, stream, count=len(first.records) + 1)
             self.assert_landed(first, sent)
             for landed in range(1, len(sent)):
-                second = self.driver(where)
+                second = self.driver(relay.where)
                 second.commit(first.batches[landed - 1])
                 await second.land(len(sent) - landed)
                 self.assert_landed(second, sent[landed:])
 
-    # -- connections -----------------------------------------------------------------------------------
+    @behaviour("dials")
+    async def test_records_survive_crumbs_and_a_reset_at_any_byte(self) -> None:
+        sent = self.records(4)
+        async with self.reachable() as (source, relay):
+            relay.chunk_bytes = 1
+            await source.send(sent)
+            driver = self.driver(relay.where)
+            assert await driver.land(len(sent)) == 1
+            self.assert_landed(driver, sent)
+            down_bytes = relay.down_bytes
+        for cut_after in self.cuts(down_bytes):
+            async with self.reachable() as (source, relay):
+                relay.cut_after(cut_after)
+                await source.send(sent)
+                await self.survive(self.driver(relay.where), sent)
+                await until(partial(has_no_connection, relay))
 
-    @behaviour()
-    async def test_it_says_once_that_it_is_connected(self) -> None:
-        async with self.reachable() as (source, where), self.waiting(where, source) as waiting:
-            assert waiting.driver.connected == 1
+    # -- connections -----------------------------------------------------------------------------------
 
     @behaviour("dials", "answers")
     async def test_it_is_not_connected_before_the_source_has_answered(self) -> None:
-        async with self.relayed() as (source, relay):
+        async with self.reachable() as (source, relay):
             relay.hold_after(0)
             await source.send(self.records(1))
             driver = self.driver(relay.where)
             async with aclosing(driver.open()) as stream, asking(stream) as first:
                 await until(lambda: relay.accepted > 0)
-                # To see that nothing happens takes a moment.
                 await asyncio.sleep(MOMENT_S)
                 assert driver.connected == 0
                 relay.release()
@@ -185,72 +242,47 @@ class ConnectorConformance(Stage):
             self.assert_over(driver, connected=1)
 
     @behaviour("dials")
-    async def test_a_refused_connection_is_told(self) -> None:
+    async def test_a_source_that_cannot_be_reached_is_told(self) -> None:
+        # The second is too long for any name, so that no name server is asked.
         with refusing() as where:
-            driver = self.driver(where)
-            assert isinstance(await driver.read(), SourceUnavailable)
-            self.assert_over(driver, connected=0)
-
-    @behaviour("dials")
-    async def test_a_host_that_does_not_resolve_is_told(self) -> None:
-        # Too long for any name, so that no name server is asked.
-        driver = self.driver(".".join(["a" * 60] * 5) + ":7001")
-        assert isinstance(await driver.read(), SourceUnavailable)
-        self.assert_over(driver, connected=0)
+            for at in (where, ".".join(["a" * 60] * 5) + ":7001"):
+                driver = self.driver(at)
+                assert isinstance(await driver.read(), SourceUnavailable)
+                self.assert_over(driver, connected=0)
 
     @behaviour("dials")
     async def test_an_address_that_is_denied_fails_the_feed_and_is_not_connected_to(self) -> None:
-        async with self.relayed() as (_, relay):
+        async with self.reachable() as (_, relay):
             driver = self.driver(relay.where, permissions=Permissions(deny=parse_networks(["127.0.0.0/8"])))
             assert isinstance(await driver.read(), FeedMisconfigured)
             self.assert_over(driver, connected=0)
-            # To see that nothing happens takes a moment.
             await asyncio.sleep(MOMENT_S)
             assert relay.accepted == 0
 
     @behaviour("dials")
-    async def test_a_reset_at_any_byte_is_told_and_mended(self) -> None:
-        sent = self.records(4)
-        async with self.relayed() as (source, relay):
-            await source.send(sent)
-            await self.driver(relay.where).land(len(sent))
-            down_bytes = relay.down_bytes
-        for cut_after in range(down_bytes + 1):
-            async with self.relayed() as (source, relay):
-                relay.cut_after(cut_after)
-                await source.send(sent)
-                await self.survive(self.driver(relay.where), sent)
-                await until(partial(has_no_connection, relay))
-
-    @behaviour("dials")
-    async def test_a_reset_while_it_waits_is_told(self) -> None:
-        await self.end_while_waiting(lambda relay, _: relay.reset_all())
-
-    @behaviour("dials")
-    async def test_an_end_by_the_source_is_told(self) -> None:
-        await self.end_while_waiting(lambda relay, _: relay.close_all())
-
-    @behaviour("dials")
-    async def test_the_guard_cuts_it_from_another_thread_while_it_waits(self) -> None:
-        def cut(_: Relay, driver: ConnectorDriver) -> None:
+    async def test_an_end_while_it_waits_is_told_whoever_makes_it(self) -> None:
+        def guard_cuts(_: Relay, driver: ConnectorDriver) -> None:
             assert driver.guard.watched, "the guard does not know the socket of an open connection"
             other_thread = threading.Thread(target=driver.guard.shut_all)
             other_thread.start()
             other_thread.join()
 
-        await self.end_while_waiting(cut)
+        ends = (lambda relay, _: relay.reset_all(), lambda relay, _: relay.close_all(), guard_cuts)
+        for end in ends:
+            async with self.reachable() as (source, relay), self.waiting(relay.where, source) as waiting:
+                end(relay, waiting.driver)
+                error = await waiting.ended()
+                assert error is None or type(error) is SourceUnavailable
+                self.assert_over(waiting.driver, connected=1)
+                await until(partial(has_no_connection, relay))
 
     @behaviour("dials", "notices_silence")
     async def test_a_source_that_falls_silent_is_told_from_one_that_ended(self) -> None:
-        async with self.relayed() as (source, relay):
-            await source.send(self.records(1))
-            driver = self.driver(relay.where, idle_timeout_s=1.0)
-            async with aclosing(driver.open()) as stream:
-                await pull(driver, stream, count=1)
+        async with self.reachable() as (source, relay):
+            async with self.waiting(relay.where, source, idle_timeout_s=1.0) as waiting:
                 relay.hold_after(0)
-                with pytest.raises(SourceSilent):
-                    await pull(driver, stream, count=2)
-            self.assert_over(driver, connected=1)
+                assert isinstance(await waiting.ended(), SourceSilent)
+            self.assert_over(waiting.driver, connected=1)
             await until(partial(has_no_connection, relay))
 
     # -- limits ----------------------------------------------------------------------------------------
@@ -258,8 +290,8 @@ class ConnectorConformance(Stage):
     @behaviour("limits_records")
     async def test_a_record_over_the_limit_fails_the_feed_after_everything_before_it(self) -> None:
         sent = [*self.records(2), self.record(3, size=RECORD_BYTES_MAX)]
-        async with self.reachable() as (source, where):
-            driver = self.driver(where, max_record_bytes=RECORD_BYTES_MAX)
+        async with self.reachable() as (source, relay):
+            driver = self.driver(relay.where, max_record_bytes=RECORD_BYTES_MAX)
             await source.send([*sent, self.record(4, size=RECORD_BYTES_MAX + 1), self.record(5)])
             error = await driver.read()
             assert isinstance(error, FeedMisconfigured)
@@ -271,7 +303,7 @@ class ConnectorConformance(Stage):
     async def test_it_does_not_read_on_when_it_is_not_pulled(self) -> None:
         size = 16 * 2**10
         sent = [self.record(seq, size=size) for seq in range(1, NOT_PULLED_BYTES // size + 1)]
-        async with self.relayed() as (source, relay):
+        async with self.reachable() as (source, relay):
             driver = self.driver(relay.where)
             await source.send(sent)
             async with aclosing(driver.open()) as stream:
@@ -286,17 +318,18 @@ class ConnectorConformance(Stage):
 
     @behaviour("dials")
     async def test_what_has_no_end_is_refused_in_time_and_in_words(self) -> None:
+        loop = asyncio.get_running_loop()
         for piece in (b"x", b"9", b"\xff"):
-            async with self.relayed() as (source, relay), self.waiting(relay.where, source) as waiting:
+            async with self.reachable() as (source, relay), self.waiting(relay.where, source) as waiting:
                 before = relay.down_bytes
                 relay.flood(piece)
-                longest_s, over = 0.0, asyncio.get_running_loop().time() + PATIENCE_S
-                while not waiting.next_batch.done() and asyncio.get_running_loop().time() < over:
-                    looked_at = asyncio.get_running_loop().time()
+                longest_s, over = 0.0, loop.time() + PATIENCE_S
+                while not waiting.next_batch.done() and loop.time() < over:
+                    looked_at = loop.time()
                     await asyncio.sleep(0.01)
-                    longest_s = max(longest_s, asyncio.get_running_loop().time() - looked_at)
+                    longest_s = max(longest_s, loop.time() - looked_at)
                     read = relay.down_bytes - before
-                    assert read < READ_AHEAD_BYTES_MAX, f"takes {read} bytes for a record's beginning"
+                    assert read < READ_AHEAD_BYTES_MAX, f"takes {read} bytes for the beginning of a record"
                 error = await waiting.ended()
                 assert isinstance(error, SourceUnavailable | FeedMisconfigured), f"ends with {error!r}"
                 assert len(str(error)) < ERROR_CHARACTERS_MAX, "quotes what has no end"
@@ -307,18 +340,14 @@ class ConnectorConformance(Stage):
     # -- the end ---------------------------------------------------------------------------------------
 
     @behaviour("dials")
-    async def test_it_stops_while_it_connects(self) -> None:
+    async def test_it_stops_before_it_is_connected(self) -> None:
         with unanswering() as where:
             driver = self.driver(where)
             async with aclosing(driver.open()) as stream, asking(stream) as first:
-                # To see that nothing happens takes a moment.
                 await asyncio.sleep(MOMENT_S)
                 await stop(first)
             self.assert_over(driver, connected=0)
-
-    @behaviour("dials")
-    async def test_it_stops_while_the_source_does_not_answer(self) -> None:
-        async with self.relayed() as (_, relay):
+        async with self.reachable() as (_, relay):
             relay.hold_after(0)
             driver = self.driver(relay.where)
             async with aclosing(driver.open()) as stream, asking(stream) as first:
@@ -329,13 +358,13 @@ class ConnectorConformance(Stage):
 
     @behaviour()
     async def test_it_stops_while_it_waits(self) -> None:
-        async with self.reachable() as (source, where), self.waiting(where, source) as waiting:
+        async with self.reachable() as (source, relay), self.waiting(relay.where, source) as waiting:
             await stop(waiting.next_batch)
             self.assert_over(waiting.driver, connected=1)
 
     @behaviour("dials")
     async def test_it_stops_in_the_middle_of_a_record(self) -> None:
-        async with self.relayed() as (source, relay), self.waiting(relay.where, source) as waiting:
+        async with self.reachable() as (source, relay), self.waiting(relay.where, source) as waiting:
             before = relay.down_bytes
             relay.hold_after(before + len(self.record(2)) // 2)
             await source.send([self.record(2)])
@@ -345,32 +374,26 @@ class ConnectorConformance(Stage):
             await until(partial(has_no_connection, relay))
 
     @behaviour()
-    async def test_it_stops_while_it_is_held_back(self) -> None:
-        async with self.reachable() as (source, where):
-            driver = self.driver(where)
+    async def test_it_stops_while_it_is_held_back_and_before_it_has_begun(self) -> None:
+        async with self.reachable() as (source, relay):
+            driver = self.driver(relay.where)
+            await driver.open().aclose()
+            self.assert_over(driver, connected=0)
             await source.send(self.records(100))
             stream = driver.open()
             await pull(driver, stream, count=1)
             await stop(asyncio.ensure_future(stream.aclose()), cancel=False)
             self.assert_over(driver, connected=1)
 
-    @behaviour()
-    async def test_it_may_never_begin(self) -> None:
-        async with self.reachable() as (_, where):
-            driver = self.driver(where)
-            await driver.open().aclose()
-            self.assert_over(driver, connected=0)
-
     # -- acknowledging ---------------------------------------------------------------------------------
 
     @behaviour("acknowledges")
     async def test_nothing_is_acknowledged_before_it_is_committed(self) -> None:
-        async with self.reachable() as (source, where):
-            driver = self.driver(where)
+        async with self.reachable() as (source, relay):
+            driver = self.driver(relay.where)
             await source.send(self.records(5))
             async with aclosing(driver.open()) as stream:
                 await pull(driver, stream, count=5, commit=False)
-                # To see that nothing happens takes a moment.
                 await asyncio.sleep(MOMENT_S)
                 assert await source.acknowledged() == 0
                 for batch in driver.batches:
@@ -381,8 +404,8 @@ class ConnectorConformance(Stage):
 
     @behaviour("acknowledges")
     async def test_what_was_not_committed_is_sent_again(self) -> None:
-        async with self.reachable() as (source, where):
-            lost, kept = self.driver(where), self.driver(where)
+        async with self.reachable() as (source, relay):
+            lost, kept = self.driver(relay.where), self.driver(relay.where)
             await source.send(self.records(5))
             async with aclosing(lost.open()) as stream:
                 await pull(lost, stream, count=5, commit=False)
@@ -394,24 +417,79 @@ class ConnectorConformance(Stage):
 
     # -- steps -----------------------------------------------------------------------------------------
 
+    def records(self, count: int) -> list[bytes]:
+        return [self.record(seq) for seq in range(1, count + 1)]
+
+    def cuts(self, down_bytes: int) -> Sequence[int]:
+        """After which bytes the connection is reset; all of them, unless that takes too long."""
+        return range(down_bytes + 1)
+
+    def driver(self, where: str, *, permissions: Permissions = DEFAULT, **options: Any) -> ConnectorDriver:
+        source = {**self.options(where), **options}
+        return ConnectorDriver(self.kind, source, feed=self.feed, permissions=permissions)
+
+    @asynccontextmanager
+    async def reachable(self) -> AsyncIterator[tuple[Served, Relay]]:
+        """A source, and the relay before it; for a connector that dials nobody the relay is only a place."""
+        self.feed = f"conformance/{uuid.uuid4().hex[:8]}"
+        async with self.serve() as source:
+            if self.dials:
+                async with Relay(source.where).listening() as relay:
+                    yield source, relay
+            else:
+                yield source, Relay(source.where)
+
+    @asynccontextmanager
+    async def waiting(self, where: str, source: Served, **options: Any) -> AsyncIterator[WaitingRead]:
+        driver = self.driver(where, **options)
+        async with aclosing(driver.open()) as stream:
+            await source.send(self.records(1))
+            await pull(driver, stream, count=1)
+            async with asking(stream) as task:
+                await asyncio.sleep(MOMENT_S)
+                assert not task.done(), "it did not wait for the next record"
+                yield WaitingRead(driver, task)
+
     async def survive(self, driver: ConnectorDriver, sent: list[bytes]) -> None:
+        """Land everything in spite of a reset, as far as the connector can."""
         if self.resumes or self.acknowledges:
             await driver.land(len(sent))
-            self.assert_landed(driver, sent)
         else:
             error = await driver.read(enough=lambda: len(driver.records) == len(sent))
             assert error is None or isinstance(error, SourceUnavailable)
-            self.assert_landed(driver, sent[: len(driver.records)])
+            sent = sent[: len(driver.records)]
+        self.assert_landed(driver, sent)
         assert driver.guard.faults == []
         assert not driver.guard.watched
 
-    async def end_while_waiting(self, end: Callable[[Relay, ConnectorDriver], None]) -> None:
-        async with self.relayed() as (source, relay), self.waiting(relay.where, source) as waiting:
-            end(relay, waiting.driver)
-            error = await waiting.ended()
-            assert error is None or type(error) is SourceUnavailable
-            self.assert_over(waiting.driver, connected=1)
-            await until(partial(has_no_connection, relay))
+    def assert_over(self, driver: ConnectorDriver, *, connected: int) -> None:
+        """No socket is left, and the connector said this many times that it was connected."""
+        assert driver.guard.faults == []
+        assert not driver.guard.watched, "a socket was not forgotten"
+        assert driver.guard.seen or not (connected and self.dials), "the guard saw no socket"
+        assert driver.connected == connected
+
+    def assert_landed(self, driver: ConnectorDriver, sent: Sequence[bytes]) -> None:
+        """All of it landed, in order; once, if the connector resumes or one connection was enough."""
+        expected = [self.landed(record) for record in sent]
+        if self.acknowledges and not self.resumes:
+            # What was not acknowledged yet comes again: the first of each counts.
+            assert list(dict.fromkeys(driver.records)) == expected
+        else:
+            assert driver.records == expected
+
+
+async def stop(task: asyncio.Future[Any], *, cancel: bool = True) -> None:
+    """A task that is cancelled, or is ending already, ends in time; at worst with an error of the source."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    if cancel:
+        task.cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.wait([task])
+    assert loop.time() - began < STOP_S, "took too long to stop"
+    error = None if task.cancelled() else task.exception()
+    assert error is None or isinstance(error, SourceUnavailable), f"stopped with {error!r}"
 
 
 def has_no_connection(relay: Relay) -> bool:

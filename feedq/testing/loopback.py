@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from math import inf
 from typing import Any, Final
 
 PATIENCE_S: Final = 20.0
@@ -80,6 +81,16 @@ class Journal:
             await self._grown.wait()
         return self.records[position:]
 
+    async def send_all(
+        self, writer: asyncio.StreamWriter, put: Callable[[int, bytes], bytes], *, after: int = 0
+    ) -> None:
+        """Write what ``put`` makes of each record and its number, those to come included, until cancelled."""
+        while True:
+            for record in await self.after(after):
+                after += 1
+                writer.write(put(after, record))
+                await writer.drain()  # so that the source can be held back
+
 
 def run_on(loop_factory: Callable[[], asyncio.AbstractEventLoop], main: Coroutine[Any, Any, None]) -> None:
     """Run a test; afterwards no task, no descriptor, no thread and no unhandled error of it may remain."""
@@ -87,9 +98,9 @@ def run_on(loop_factory: Callable[[], asyncio.AbstractEventLoop], main: Coroutin
     threads = set(threading.enumerate())
 
     async def watched() -> None:
-        before = len(open_descriptors())
+        before = open_descriptors()
         await main
-        await until(lambda: len(asyncio.all_tasks()) == 1 and len(open_descriptors()) <= before)
+        await until(lambda: len(asyncio.all_tasks()) == 1 and open_descriptors() <= before)
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.get_loop().set_exception_handler(lambda _, context: unhandled.append(context))
@@ -102,25 +113,20 @@ def run_on(loop_factory: Callable[[], asyncio.AbstractEventLoop], main: Coroutin
         time.sleep(0.001)
 
 
-def open_descriptors() -> list[int]:
-    """Every open file, pipe and socket of this process."""
-    # uvloop opens the null device when it first listens, so as to have a descriptor to give up.
-    null = os.stat(os.devnull).st_rdev
-    return [fileno for fileno in map(int, os.listdir("/dev/fd")) if _device(fileno) not in (None, null)]
-
-
-def _device(fileno: int) -> int | None:
-    try:
-        return os.fstat(fileno).st_rdev
-    except OSError:  # closed since it was listed; so is always the one that listed them
-        return None
+def open_descriptors() -> int:
+    """How many files, pipes and sockets are open; uvloop keeps the null device once it has listened."""
+    return sum(not stat.S_ISCHR(_mode(int(fileno))) for fileno in os.listdir("/dev/fd"))
 
 
 def is_socket(fileno: int) -> bool:
+    return stat.S_ISSOCK(_mode(fileno))
+
+
+def _mode(fileno: int) -> int:
     try:
-        return stat.S_ISSOCK(os.fstat(fileno).st_mode)
-    except OSError:
-        return False
+        return os.fstat(fileno).st_mode
+    except OSError:  # closed since it was listed
+        return stat.S_IFCHR
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -208,22 +214,23 @@ class Relay:
     """
 
     def __init__(self, upstream: str) -> None:
-        self._host, _, port = upstream.rpartition(":")
-        self._port = int(port)
-        self.where = ""
+        self._upstream = upstream
+        self.where = upstream
         """``host:port`` for the connector to dial."""
         self.accepted = 0
-        self.open = 0
-        """Connections that the connector has not closed."""
         self.down_bytes = 0
         self.chunk_bytes = 256 * 1024
         """How much is passed down at once."""
-        self._cut_after: int | None = None
-        self._hold_after: int | None = None
-        self._flood = b""
-        self._pouring: set[asyncio.Task[None]] = set()
+        self._limit = inf
+        self._at_limit: Callable[[], Awaitable[None]] = self._reset
         self._released = asyncio.Event()
         self._connections: set[asyncio.StreamWriter] = set()
+        self._pouring: set[asyncio.Task[None]] = set()
+
+    @property
+    def open(self) -> int:
+        """Connections that the connector has not closed."""
+        return len(self._connections)
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[Relay]:
@@ -233,34 +240,23 @@ class Relay:
             yield self
 
     def cut_after(self, down_bytes: int) -> None:
-        """Reset all connections, once, when this many bytes have gone down."""
-        self._cut_after = down_bytes
+        """Reset all connections, once, instead of passing down more than this."""
+        self._limit, self._at_limit = down_bytes, self._reset
 
     def hold_after(self, down_bytes: int) -> None:
-        """Pass nothing more down, and keep the connection, when this many bytes have gone down."""
+        """Pass no more than this down, and keep the connection."""
         self._released.clear()
-        self._hold_after = down_bytes
+        self._limit, self._at_limit = down_bytes, self._wait
 
     def release(self) -> None:
         """Pass on what was held up."""
-        self._hold_after = None
+        self._limit = inf
         self._released.set()
 
     def flood(self, piece: bytes) -> None:
-        """Pass down this without an end from now on, whatever the source says."""
-        self._flood = piece * (self.chunk_bytes // len(piece) + 1)
-        self.release()
-        for writer in list(self._connections):
-            task = asyncio.ensure_future(self._pour(writer))
-            self._pouring.add(task)
-            task.add_done_callback(self._pouring.discard)
-
-    async def _pour(self, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            while not writer.is_closing():
-                writer.write(self._flood)
-                await writer.drain()
-                self.down_bytes += len(self._flood)
+        """From now on pass down this without an end, and nothing of what the source says."""
+        self.hold_after(self.down_bytes)
+        self._pouring = {asyncio.ensure_future(self._pour(writer, piece)) for writer in self._connections}
 
     def reset_all(self) -> None:
         """Reset every connection there is."""
@@ -272,33 +268,45 @@ class Relay:
         for writer in list(self._connections):
             writer.close()
 
+    async def _reset(self) -> None:
+        self._limit = inf
+        self.reset_all()
+        raise ConnectionResetError
+
+    async def _wait(self) -> None:
+        await self._released.wait()
+
+    async def _pour(self, writer: asyncio.StreamWriter, piece: bytes) -> None:
+        flood = piece * self.chunk_bytes
+        with suppress(ConnectionError):
+            while not writer.is_closing():
+                writer.write(flood)
+                await writer.drain()
+                self.down_bytes += len(flood)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        self.open += 1
         self._connections.add(writer)
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         # Draining waits until all is with the kernel: only then has it gone down.
         writer.transport.set_write_buffer_limits(high=0)
+        ways: set[asyncio.Future[None]] = set()
         try:
-            up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
-        except OSError:
-            self._connections.discard(writer)
-            self.open -= 1
-            raise
-        ways = {
-            asyncio.ensure_future(self._pass_up(reader, up_writer)),
-            asyncio.ensure_future(self._pass_down(up_reader, writer)),
-        }
-        try:
+            host, _, port = self._upstream.rpartition(":")
+            up_reader, up_writer = await asyncio.open_connection(host, int(port))
+            ways = {
+                asyncio.ensure_future(self._pass_up(reader, up_writer)),
+                asyncio.ensure_future(self._pass_down(up_reader, writer)),
+            }
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            up_writer.transport.abort()
+            if ways:
+                up_writer.transport.abort()
             self._connections.discard(writer)
-            self.open -= 1
 
     async def _pass_up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65_536):
@@ -306,29 +314,16 @@ class Relay:
             await writer.drain()
 
     async def _pass_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            await self._handle()
-            data = await reader.read(self.chunk_bytes)
-            if not data:
-                # The source has ended it; what is on its way still arrives, then the end.
-                writer.close()
-                await writer.wait_closed()
-                return
+        while data := await reader.read(self.chunk_bytes):
             while data:
-                await self._handle()
-                limits = [limit for limit in (self._cut_after, self._hold_after) if limit is not None]
-                room = min([self.chunk_bytes, *(limit - self.down_bytes for limit in limits)])
-                part, data = data[:room], data[room:]
+                if self.down_bytes >= self._limit:
+                    await self._at_limit()
+                    continue
+                part = data[: int(min(len(data), self._limit - self.down_bytes))]
+                data = data[len(part) :]
                 self.down_bytes += len(part)
                 writer.write(part)
                 await writer.drain()
-
-    async def _handle(self) -> None:
-        if self._cut_after is not None and self.down_bytes >= self._cut_after:
-            self._cut_after = None
-            self.reset_all()
-            raise ConnectionResetError
-        if self._flood:
-            await asyncio.Event().wait()
-        while self._hold_after is not None and self.down_bytes >= self._hold_after:
-            await self._released.wait()
+        # The source has ended it; what is on its way still arrives, then the end.
+        writer.close()
+        await writer.wait_closed()

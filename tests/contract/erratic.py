@@ -12,8 +12,8 @@ from random import Random
 
 from feedq.core.model import Batch
 from feedq.errors import SourceUnavailable
+from feedq.testing.driver import ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, Relay
-from feedq.testing.stage import ConnectorDriver
 
 LIVES_MAX = 1_000
 IDLE_S = 0.5

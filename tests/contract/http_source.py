@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
 
-from feedq.connectors.base import Connector, Context, open_stream
-from feedq.core.model import JSON, Batch
-from feedq.core.permission import DEFAULT, Permissions
-from feedq.errors import FeedqError
-from feedq.testing.loopback import PATIENCE_S, RecordingGuard
-from tests.fakes.clock import ManualClock
+from feedq.core.model import JSON
+from feedq.testing.loopback import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,64 +64,6 @@ def answer(body: bytes, status: str = "200 OK", **headers: str) -> bytes:
 
 
 @dataclass
-class HttpFeed:
-    """One feed's side: what a runner would give a connector of ``kind``."""
-
-    kind: type[Connector]
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    permissions: Permissions = DEFAULT
-    clock: ManualClock = field(default_factory=ManualClock)
-    guard: RecordingGuard = field(default_factory=RecordingGuard)
-    connected: int = 0
-
-    def open(self, url: str, *, after: JSON = None, **source: Any) -> AsyncGenerator[Batch, None]:
-        references = {name: "${env:" + name.upper() + "}" for name in self.secrets}
-        options = self.kind.Options.model_validate({"url": url, "secrets": references, **source})
-        context = Context(
-            "acme/orders",
-            self.clock,
-            self.guard,
-            self._connected,
-            self.secrets,
-            permissions=self.permissions,
-        )
-        return open_stream(self.kind, options, context=context, cursor=after)
-
-    async def read_to_end(
-        self, url: str, *, after: JSON = None, **source: Any
-    ) -> tuple[list[Batch], FeedqError]:
-        """All batches of one attempt, and the error that ended it."""
-        batches: list[Batch] = []
-        try:
-            async with asyncio.timeout(PATIENCE_S), aclosing(self.open(url, after=after, **source)) as stream:
-                async for batch in stream:
-                    batches.append(batch)
-        except FeedqError as error:
-            assert not self.guard.watched
-            self._look_for_secrets(error)
-            return batches, error
-        raise AssertionError("a stream ended without an error")
-
-    async def take(self, count: int, url: str, *, after: JSON = None, **source: Any) -> list[Batch]:
-        """The first batches with at least so many records."""
-        batches: list[Batch] = []
-        async with asyncio.timeout(PATIENCE_S), aclosing(self.open(url, after=after, **source)) as stream:
-            while sum(batch.count for batch in batches) < count:
-                batches.append(await anext(stream))
-        assert not self.guard.watched
-        return batches
-
-    def _connected(self) -> None:
-        self.connected += 1
-
-    def _look_for_secrets(self, error: BaseException | None) -> None:
-        while error is not None:
-            for value in self.secrets.values():
-                assert value not in f"{error} {error!r}", "an error holds a secret"
-            error = error.__cause__
-
-
-@dataclass
 class Api:
     """Answers each request with what ``reply`` says, on connections that it keeps open."""
 
@@ -166,7 +103,3 @@ def items(*numbers: int, **more: JSON) -> bytes:
 
 def seqs(records: Sequence[bytes]) -> list[int]:
     return [json.loads(record)["seq"] for record in records]
-
-
-def records_of(batches: list[Batch]) -> list[bytes]:
-    return [record for batch in batches for record in batch.split()]

@@ -1,72 +1,69 @@
-"""The tcp connector on the loopback interface, with what a runner would give it.
-
-The scripted sources, the guard and the loops are those of `feedq.testing.loopback`, for tests of any connector.
-"""
+"""Feeds of one connector against scripted sources on the loopback interface."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedq.connectors.base import Context
-from feedq.connectors.tcp import TcpConnector, TcpOptions
+from feedq.connectors.base import Connector
 from feedq.core.model import JSON, Batch
+from feedq.core.permission import DEFAULT, Permissions
 from feedq.errors import FeedqError
-from feedq.secrets import resolve_secrets
-from feedq.testing.loopback import (
-    PATIENCE_S,
-    RecordingGuard,
-    Script,
-    is_socket,
-    reset,
-    run_on,
-    serving,
-    until,
-)
-from tests.fakes.clock import ManualClock
+from feedq.testing.driver import ConnectorDriver
+from feedq.testing.loopback import RecordingGuard
 
-__all__ = [
-    "PATIENCE_S",
-    "Harness",
-    "RecordingGuard",
-    "Script",
-    "is_socket",
-    "records_of",
-    "reset",
-    "run_on",
-    "serving",
-    "until",
-    "until_closed",
-]
+__all__ = ["Feed", "records_of", "until_closed"]
 
 
 @dataclass
-class Harness:
-    """One feed's side: its clock, its guard, and whether it was connected."""
+class Feed:
+    """One feed, whose options are given anew for each attempt."""
 
-    clock: ManualClock = field(default_factory=ManualClock)
+    kind: type[Connector]
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    permissions: Permissions = DEFAULT
     guard: RecordingGuard = field(default_factory=RecordingGuard)
-    connected: asyncio.Event = field(default_factory=asyncio.Event)
+    drivers: list[ConnectorDriver] = field(default_factory=list)
 
-    def connector(self, url: str, **source: Any) -> TcpConnector:
-        options = TcpOptions.model_validate({"url": url, **source})
-        secrets = resolve_secrets(options.secrets)
-        context = Context("acme/orders", self.clock, self.guard, self.connected.set, secrets)
-        return TcpConnector(options, context)
+    @property
+    def connected(self) -> int:
+        return sum(driver.connected for driver in self.drivers)
+
+    def driver(self, url: str, *, after: JSON = None, **source: Any) -> ConnectorDriver:
+        references = {name: "${env:" + name.upper() + "}" for name in self.secrets}
+        driver = ConnectorDriver(
+            self.kind,
+            {"url": url, "secrets": references, **source},
+            feed="acme/orders",
+            permissions=self.permissions,
+            cursor=after,
+            secrets=self.secrets,
+            guard=self.guard,
+        )
+        self.drivers.append(driver)
+        return driver
+
+    def open(self, url: str, *, after: JSON = None, **source: Any) -> AsyncGenerator[Batch, None]:
+        return self.driver(url, after=after, **source).open()
 
     async def read_to_end(
         self, url: str, *, after: JSON = None, **source: Any
     ) -> tuple[list[Batch], FeedqError]:
-        """All batches of one connection that resumes ``after`` a cursor, and the error that ended it."""
-        batches: list[Batch] = []
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                async for batch in self.connector(url, **source).stream(after):
-                    batches.append(batch)
-        except FeedqError as error:
-            return batches, error
-        raise AssertionError("a stream ended without an error")
+        """All batches of one attempt, and the error that ended it."""
+        driver = self.driver(url, after=after, **source)
+        error = await driver.read()
+        assert error is not None
+        assert not self.guard.watched
+        return driver.batches, error
+
+    async def take(self, count: int, url: str, *, after: JSON = None, **source: Any) -> list[Batch]:
+        """The first batches with at least so many records."""
+        driver = self.driver(url, after=after, **source)
+        assert await driver.read(enough=lambda: len(driver.records) >= count) is None
+        assert not self.guard.watched
+        return driver.batches
 
 
 def records_of(batches: list[Batch]) -> list[bytes]:

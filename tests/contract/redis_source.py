@@ -11,8 +11,8 @@ import pytest
 from feedq.connectors.redis import RedisConnector
 from feedq.local.valkey import Valkey
 from feedq.telemetry.logs import LogEvent
+from feedq.testing.driver import ConnectorDriver
 from feedq.testing.loopback import Relay
-from feedq.testing.stage import ConnectorDriver
 
 DATABASE = 8
 

@@ -6,14 +6,11 @@ import asyncio
 import gc
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -23,10 +20,9 @@ from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.wire.dialing import Dialed, GuardedSocket, bounded, dial_host
 from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.testing import loopback, stage
-from feedq.testing.connector_conformance import ConnectorConformance, Journal, Served, serving
-from feedq.testing.loopback import RecordingGuard
-from feedq.testing.stage import LOOPS, leave_out
+from feedq.testing import connector_conformance, driver, loopback
+from feedq.testing.connector_conformance import ConnectorConformance, Served
+from feedq.testing.loopback import Journal, RecordingGuard, serving
 
 READ_BYTES = 64 * 1024
 
@@ -181,21 +177,12 @@ class Numbered(ConnectorConformance):
 
     kind = SoundConnector
 
-    @asynccontextmanager
-    async def serve(self) -> AsyncIterator[Served]:
-        journal = Journal()
-
-        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            sent = int(await reader.readline())
-            writer.write(b"hi\n")
-            while True:
-                for record in await journal.after(sent):
-                    writer.write(record + b"\n")
-                    sent += 1
-                    await writer.drain()
-
-        async with serving(script) as port:
-            yield Served(f"127.0.0.1:{port}", journal.send)
+    async def script(
+        self, journal: Journal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        after = int(await reader.readline())
+        writer.write(b"hi\n")
+        await journal.send_all(writer, lambda _, record: record + b"\n", after=after)
 
     def options(self, where: str) -> dict[str, Any]:
         return {"where": where, "secrets": {"token": "${env:ACME_TOKEN}"}}
@@ -220,14 +207,9 @@ class Acknowledged(Numbered):
             # Numbers are counted from the beginning of the connection: nobody keeps a cursor.
             await reader.readline()
             writer.write(b"hi\n")
-            sent = acknowledged
-            listening = asyncio.ensure_future(listen(reader, sent))
+            listening = asyncio.ensure_future(listen(reader, acknowledged))
             try:
-                while True:
-                    for record in await journal.after(sent):
-                        writer.write(record + b"\n")
-                        sent += 1
-                        await writer.drain()
+                await journal.send_all(writer, lambda _, record: record + b"\n", after=acknowledged)
             finally:
                 listening.cancel()
                 await asyncio.gather(listening, return_exceptions=True)
@@ -261,12 +243,12 @@ class TestSoundThatAcknowledges(Acknowledged):
 FAULTS = {
     "resumes early": "it_resumes_exactly_after_the_cursor_of_any_batch",
     "cursor behind": "it_resumes_exactly_after_the_cursor_of_any_batch",
-    "keeps fragments": "a_reset_at_any_byte_is_told_and_mended",
-    "connects twice": "it_says_once_that_it_is_connected",
+    "keeps fragments": "records_survive_crumbs_and_a_reset_at_any_byte",
+    "connects twice": "records_come_in_order_and_once_and_it_says_once_that_it_is_connected",
     "connects early": "it_is_not_connected_before_the_source_has_answered",
-    "tells secrets": "a_reset_at_any_byte_is_told_and_mended",
-    "tells nothing": "a_reset_while_it_waits_is_told",
-    "dials unguarded": "the_guard_cuts_it_from_another_thread_while_it_waits",
+    "tells secrets": "records_survive_crumbs_and_a_reset_at_any_byte",
+    "tells nothing": "an_end_while_it_waits_is_told_whoever_makes_it",
+    "dials unguarded": "an_end_while_it_waits_is_told_whoever_makes_it",
     "never silent": "a_source_that_falls_silent_is_told_from_one_that_ended",
     "knows no limit": "a_record_over_the_limit_fails_the_feed_after_everything_before_it",
     "drops what came before": "a_record_over_the_limit_fails_the_feed_after_everything_before_it",
@@ -288,7 +270,7 @@ FAULTS = {
 @pytest.fixture
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault often shows by something that never happens."""
-    for module in (loopback, stage):
+    for module in (loopback, driver, connector_conformance):
         monkeypatch.setattr(module, "PATIENCE_S", 2.0)
 
 
@@ -301,35 +283,13 @@ def test_a_connector_with_a_fault_is_found_out(fault: str) -> None:
     faulty = type("Faulty", (sound,), {"faults": frozenset({fault})})
     suite = type("Suite", (Acknowledged if acknowledges else Numbered,), {"kind": faulty})()
     with pytest.raises((AssertionError, TimeoutError, ExceptionGroup)):
-        getattr(suite, f"test_{FAULTS[fault]}")(LOOPS["uvloop"])
+        getattr(suite, f"test_{FAULTS[fault]}")()
     gc.collect()  # what a fault has left behind is not the next test's
 
 
-@pytest.mark.parametrize(
-    ("function", "runs"),
-    [
-        (Numbered.test_all_records_come_in_order_and_once, LOOPS),
-        (Numbered.test_it_stops_while_it_waits, {"uvloop": LOOPS["uvloop"]}),
-        (
-            Numbered.test_nothing_is_acknowledged_before_it_is_committed,
-            {"left out: acknowledges": leave_out},
-        ),
-    ],
-)
-def test_each_test_runs_on_the_loop_of_workers_or_is_named_as_left_out(
-    function: Any, runs: dict[str, Any]
-) -> None:
-    asked: dict[str, Any] = {}
-
-    def parametrize(_: str, values: list[Any], *, ids: list[str]) -> None:
-        asked.update(zip(ids, values, strict=True))
-
-    metafunc: Any = SimpleNamespace(function=function, parametrize=parametrize)
-    Numbered().pytest_generate_tests(metafunc)
-    assert asked == runs
-
-
-def test_only_the_suite_itself_needs_pytest() -> None:
-    modules = "feedq.testing, feedq.testing.loopback, feedq.testing.loopback, feedq.testing.stage"
-    script = f"import sys, {modules}; sys.exit('pytest' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+def test_tests_of_what_a_connector_lacks_are_taken_out_and_come_back_with_it() -> None:
+    name = "test_nothing_is_acknowledged_before_it_is_committed"
+    assert getattr(Numbered, name) is None
+    assert getattr(Acknowledged, name) is getattr(ConnectorConformance, name)
+    assert getattr(type("Again", (Acknowledged,), {"acknowledges": False}), name) is None
+    assert callable(Numbered.test_it_stops_while_it_waits)

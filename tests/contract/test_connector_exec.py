@@ -21,8 +21,8 @@ from feedq.connectors.exec import ExecConnector
 from feedq.core.model import JSON
 from feedq.core.permission import Permissions
 from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
+from feedq.testing.driver import SECRET, ConnectorDriver, pull
 from feedq.testing.loopback import PATIENCE_S, until
-from feedq.testing.stage import SECRET, ConnectorDriver, pull
 
 SHELL = "/bin/sh"
 ALLOWED = Permissions(programs=(SHELL, sys.executable))
@@ -205,13 +205,6 @@ async def test_it_ends_with_its_children_within_a_second_whatever_they_ignore(tr
     assert not driver.guard.watched
 
 
-async def test_what_a_program_left_running_ends_with_it() -> None:
-    driver = shell("sleep 60 >/dev/null 2>&1 & echo $!")
-    await driver.read()
-    (pid,) = map(int, driver.records)
-    await until(lambda: not alive(pid))
-
-
 async def test_a_program_that_ended_is_told_though_what_it_left_running_holds_its_output() -> None:
     driver = shell("sleep 60 & echo $!; exit 3")
     error = await driver.read()
@@ -270,7 +263,7 @@ for n in range(10**9):
 def test_the_program_ends_when_the_worker_is_killed(tmp_path: Path) -> None:
     worker = f"""
 import sys
-from feedq.testing.stage import ConnectorDriver
+from feedq.testing.driver import ConnectorDriver
 from feedq.connectors.base import Context
 from feedq.connectors.exec import ExecConnector
 from feedq.core.permission import Permissions

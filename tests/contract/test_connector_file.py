@@ -20,8 +20,8 @@ from feedq.connectors.file import FileConnector
 from feedq.core.model import Batch
 from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
 from feedq.telemetry.logs import LogEvent
+from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import PATIENCE_S, until
-from feedq.testing.stage import ConnectorDriver, pull
 
 FAST = {"poll_interval_s": 0.01, "rotate_wait_s": 0.05, "missing_timeout_s": 0.2, "format": "text"}
 PAD = b"x" * 60
@@ -134,12 +134,6 @@ async def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> Non
         error = await driver_of(path).read()
         assert isinstance(error, FeedMisconfigured)
         assert str(error).startswith(f"{path} is not a regular file")
-
-
-async def test_files_of_the_kernel_give_nothing() -> None:
-    driver = driver_of(Path("/proc/self/environ"), idle_timeout_s=0.2)
-    assert isinstance(await driver.read(), SourceSilent)
-    assert driver.records == []
 
 
 async def test_a_file_to_which_nothing_is_added_is_silent(tmp_path: Path) -> None:

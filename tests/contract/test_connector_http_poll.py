@@ -15,17 +15,15 @@ from tests.contract.http_source import (
     POLL,
     Api,
     Asked,
-    HttpFeed,
     answer,
     head,
     in_turn,
     items,
     read_request,
-    records_of,
     seqs,
     url,
 )
-from tests.contract.loopback import until_closed
+from tests.contract.loopback import Feed, records_of, until_closed
 
 # -- answers that do not change ------------------------------------------------------------------------
 
@@ -39,9 +37,9 @@ async def test_an_answer_with_the_same_etag_is_not_fetched_again_not_even_after_
     api = Api(reply)
     source = {**POLL, "format": "bytes"}
     async with serving(api) as port:
-        (batch,) = await HttpFeed(HttpConnector).take(1, url(port), **source)
+        (batch,) = await Feed(HttpConnector).take(1, url(port), **source)
         before = len(api.asked)
-        feed = HttpFeed(HttpConnector)
+        feed = Feed(HttpConnector)
         async with aclosing(feed.open(url(port), after=batch.cursor, **source)) as stream:
             waiting = asyncio.ensure_future(anext(stream))
             await api.asks(before + 3)
@@ -59,7 +57,7 @@ async def test_an_answer_with_the_same_etag_is_not_fetched_again_not_even_after_
 async def test_an_answer_with_the_same_content_lands_once() -> None:
     api = Api(in_turn(answer(b"one"), answer(b"one"), answer(b"one"), answer(b"two")))
     async with serving(api) as port:
-        batches = await HttpFeed(HttpConnector).take(2, url(port), **POLL, format="bytes")
+        batches = await Feed(HttpConnector).take(2, url(port), **POLL, format="bytes")
     assert records_of(batches) == [b"one", b"two"]
     assert len(api.asked) == 4
 
@@ -69,14 +67,14 @@ async def test_of_a_list_that_grows_only_what_is_new_lands() -> None:
         return Api(in_turn(*(answer(items(*range(1, n))) for n in (1, 3, 3, 6, 7)), answer(items(1, 9))))
 
     async with serving(make()) as port:
-        batches = await HttpFeed(HttpConnector).take(8, url(port), **POLL, records="/items")
+        batches = await Feed(HttpConnector).take(8, url(port), **POLL, records="/items")
     # The last list begins otherwise than what is known: all of it lands.
     assert [seqs(b.split()) for b in batches] == [[1, 2], [3, 4, 5], [6], [1, 9]]
 
 
 async def test_an_answer_without_content_is_nothing_new() -> None:
     api = Api(in_turn(head("204 No Content"), answer(b""), answer(items()), answer(items(1))))
-    feed = HttpFeed(HttpConnector)
+    feed = Feed(HttpConnector)
     async with serving(api) as port:
         batches = await feed.take(2, url(port), **POLL)
     assert records_of(batches) == [items(), items(1)]
@@ -92,7 +90,7 @@ async def test_records_stand_as_the_source_wrote_them() -> None:
     )
 
     async with serving(Api(lambda _: answer(body))) as port:
-        batches = await HttpFeed(HttpConnector).take(4, url(port), **POLL, records="/data")
+        batches = await Feed(HttpConnector).take(4, url(port), **POLL, records="/data")
     assert records_of(batches) == [
         b'{"n":  1.10, "big": 12345678901234567890123}',
         b'"\xc3\xbc"',
@@ -109,14 +107,14 @@ async def test_an_answer_may_be_cut_by_framing_and_its_last_record_needs_no_end(
         "records": "framed",
     }
     async with serving(Api(lambda _: answer(b"id,name\r\n1,a\r\n2,b"))) as port:
-        batches = await HttpFeed(HttpConnector).take(2, url(port), **source)
+        batches = await Feed(HttpConnector).take(2, url(port), **source)
     assert records_of(batches) == [b"1,a", b"2,b"]
 
 
 async def test_an_answer_that_ends_in_a_record_whose_length_it_told_is_told() -> None:
     source = {**POLL, "format": "bytes", "records": "framed", "framing": "length"}
     async with serving(Api(lambda _: answer(b"\0\0\0\1a\0\0"))) as port:
-        batches, error = await HttpFeed(HttpConnector).read_to_end(url(port), **source)
+        batches, error = await Feed(HttpConnector).read_to_end(url(port), **source)
     assert batches == []
     assert "in the middle of a record" in str(error)
     assert isinstance(error, SourceUnavailable)
@@ -128,7 +126,7 @@ async def test_an_answer_that_ends_in_a_record_whose_length_it_told_is_told() ->
 )
 async def test_an_answer_without_the_list_is_told(body: bytes, says: str) -> None:
     async with serving(Api(lambda _: answer(body))) as port:
-        _, error = await HttpFeed(HttpConnector).read_to_end(url(port), **POLL, records="/items")
+        _, error = await Feed(HttpConnector).read_to_end(url(port), **POLL, records="/items")
     assert isinstance(error, SourceUnavailable)
     assert says in str(error)
 
@@ -136,7 +134,7 @@ async def test_an_answer_without_the_list_is_told(body: bytes, says: str) -> Non
 async def test_an_answer_over_the_limit_fails_the_feed() -> None:
     async with serving(Api(lambda _: head() + b"x" * 2000)) as port:
         source = {**POLL, "format": "bytes", "max_response_bytes": 1000}
-        _, error = await HttpFeed(HttpConnector).read_to_end(url(port), **source)
+        _, error = await Feed(HttpConnector).read_to_end(url(port), **source)
     assert isinstance(error, FeedMisconfigured)
     assert "source.max_response_bytes" in str(error)
 
@@ -150,12 +148,12 @@ async def test_a_record_over_the_limit_lands_what_is_before_it_and_goes_on_there
 
     async with serving(Api(lambda _: answer(body, etag='"v1"'))) as port:
         source = {**POLL, "records": records}
-        batches, error = await HttpFeed(HttpConnector).read_to_end(url(port), **source, max_record_bytes=100)
+        batches, error = await Feed(HttpConnector).read_to_end(url(port), **source, max_record_bytes=100)
         assert isinstance(error, FeedMisconfigured)
         assert "max_record_bytes" in str(error)
         assert seqs(records_of(batches)) == [1]
         cursor = batches[-1].cursor
-        rest = await HttpFeed(HttpConnector).take(2, url(port), after=cursor, **source, max_record_bytes=300)
+        rest = await Feed(HttpConnector).take(2, url(port), after=cursor, **source, max_record_bytes=300)
     assert seqs(records_of(rest)) == [2, 3]
 
 
@@ -166,16 +164,7 @@ async def test_a_source_that_says_when_to_ask_again_is_asked_then() -> None:
     busy = answer(b"", "429 Too Many Requests", retry_after="1")
     api = Api(in_turn(busy, answer(b"one")))
     async with serving(api) as port:
-        batches = await HttpFeed(HttpConnector).take(1, url(port), **POLL, format="text")
-    assert records_of(batches) == [b"one"]
-    assert api.asked_at[1] - api.asked_at[0] > 0.95
-
-
-async def test_a_source_that_forbids_it_for_a_while_only_is_asked_again_then() -> None:
-    limited = answer(b"", "403 Forbidden", retry_after="1")
-    api = Api(in_turn(limited, answer(b"one")))
-    async with serving(api) as port:
-        batches = await HttpFeed(HttpConnector).take(1, url(port), **POLL, format="text")
+        batches = await Feed(HttpConnector).take(1, url(port), **POLL, format="text")
     assert records_of(batches) == [b"one"]
     assert api.asked_at[1] - api.asked_at[0] > 0.95
 
@@ -191,13 +180,13 @@ async def test_an_answer_that_drips_is_not_read_without_end() -> None:
 
     async with serving(script) as port:
         source = {**POLL, "format": "text", "response_timeout_s": 0.2}
-        _, error = await HttpFeed(HttpConnector).read_to_end(url(port), **source)
+        _, error = await Feed(HttpConnector).read_to_end(url(port), **source)
     assert "took more than 0.2 s (source.response_timeout_s)" in str(error)
 
 
 async def test_an_answer_that_claims_not_to_have_changed_since_never_is_told() -> None:
     async with serving(Api(lambda _: head("304 Not Modified"))) as port:
-        _, error = await HttpFeed(HttpConnector).read_to_end(url(port), **POLL)
+        _, error = await Feed(HttpConnector).read_to_end(url(port), **POLL)
     assert isinstance(error, SourceUnavailable)
     assert "304" in str(error)
 
@@ -210,7 +199,7 @@ async def test_a_connection_that_the_source_closed_between_polls_is_made_anew() 
 
     asked: list[Asked] = []
     async with serving(script) as port:
-        batches = await HttpFeed(HttpConnector).take(3, url(port), **POLL, format="text")
+        batches = await Feed(HttpConnector).take(3, url(port), **POLL, format="text")
     assert records_of(batches) == [b"1", b"2", b"3"]
 
 
@@ -223,7 +212,7 @@ async def test_no_connection_is_held_for_long_between_polls() -> None:
         await until_closed(reader)
         gone.set()
 
-    feed = HttpFeed(HttpConnector)
+    feed = Feed(HttpConnector)
     source: dict[str, Any] = {"mode": "poll", "interval_s": 30, "format": "text"}
     async with serving(script) as port, aclosing(feed.open(url(port), **source)) as stream:
         await anext(stream)

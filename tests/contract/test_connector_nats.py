@@ -12,8 +12,8 @@ import pytest
 from feedq.connectors.nats import NatsConnector
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.telemetry.metrics import REGISTRY
-from feedq.testing.loopback import serving, until
-from feedq.testing.stage import SECRET, ConnectorDriver, pull
+from feedq.testing.driver import SECRET, ConnectorDriver, pull
+from feedq.testing.loopback import until
 from tests.contract.nats_server import ScriptedServer
 
 
@@ -210,13 +210,3 @@ async def test_a_server_that_demands_tls_is_not_given_a_password() -> None:
         assert isinstance(error, FeedMisconfigured)
         assert "write tls://" in str(error)
         assert server.heard == b""
-
-
-@pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"INFO {nonsense}\r\n", b""])
-async def test_a_server_that_speaks_another_protocol_is_told(greeting: bytes) -> None:
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(greeting)
-        await writer.drain()
-
-    async with serving(script) as port:
-        assert type(await driver_of(port).read()) is SourceUnavailable

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from feedq.connectors.redis import RedisConnector
 from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import serving
-from feedq.testing.stage import ConnectorDriver, pull
 from tests.contract.redis_source import Source, source
 
 __all__ = ["source"]
@@ -70,17 +67,6 @@ async def test_a_connection_bears_the_name_of_its_feed(source: Source) -> None:
     assert "feedq/conformance/acme/my_orders" in names
 
 
-async def test_a_server_that_speaks_another_protocol_is_told() -> None:
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await writer.drain()
-
-    async with serving(script) as port:
-        driver = ConnectorDriver(RedisConnector, {"url": f"redis://127.0.0.1:{port}", "streams": ["a"]})
-        assert type(await driver.read()) is SourceUnavailable
-
-
 async def test_a_server_that_is_still_loading_is_tried_again() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(65_536):
@@ -92,44 +78,3 @@ async def test_a_server_that_is_still_loading_is_tried_again() -> None:
         error = await driver.read()
         assert type(error) is SourceUnavailable
         assert "loading" in str(error)
-
-
-async def test_it_reads_over_tls_and_checks_the_name(source: Source, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    context = redis_tls(authority)
-
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # The embedded server is built without TLS.
-        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", source.server.port)
-        try:
-            async with asyncio.TaskGroup() as both:
-                both.create_task(pump(reader, up_writer))
-                both.create_task(pump(up_reader, writer))
-        finally:
-            up_writer.transport.abort()
-
-    source.add("a", b"1", b"2")
-    async with serving(pass_on, tls=context) as port:
-        tls = {"where": f"127.0.0.1:{port}", "scheme": "rediss", "ca_file": str(tmp_path / "ca.pem")}
-        driver = source.driver("a", **tls, server_name="redis.example")
-        await driver.land(2)
-        assert driver.records == [b"1", b"2"]
-        error = await source.driver("a", **tls, server_name="other.example").read()
-        assert isinstance(error, SourceUnavailable)
-        assert "certificate" in str(error)
-
-
-def redis_tls(authority: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("redis.example").configure_cert(context)
-    return context
-
-
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65_536):
-            writer.write(data)
-            await writer.drain()
-    finally:
-        writer.transport.abort()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -19,14 +16,12 @@ from feedq.testing.loopback import serving, until
 from tests.contract.http_source import (
     LAST_CHUNK,
     Asked,
-    HttpFeed,
     answer,
     chunk,
     head,
     read_request,
-    records_of,
 )
-from tests.contract.loopback import until_closed
+from tests.contract.loopback import Feed, records_of, until_closed
 
 EVENTS = {"content_type": "text/event-stream"}
 Send = Callable[[bytes], Awaitable[None]]
@@ -72,12 +67,11 @@ class Stream:
 
 async def test_events_become_records_and_their_ids_the_cursor() -> None:
     stream = Stream(b"".join(event(n) for n in range(1, 51)), stays=True)
-    feed = HttpFeed(SseConnector)
+    feed = Feed(SseConnector)
     async with serving(stream) as port:
         batches = await feed.take(50, url(port))
     assert records_of(batches) == [b'{"seq": %d}' % n for n in range(1, 51)]
     assert batches[-1].cursor == "50"
-    assert batches[-1].received_at == feed.clock.now()
     (asked,) = stream.asked
     assert asked.headers["accept"] == "text/event-stream"
     assert asked.headers["cache-control"] == "no-store"
@@ -97,7 +91,7 @@ async def test_events_become_records_and_their_ids_the_cursor() -> None:
 async def test_the_last_id_goes_back_to_the_source(cursor: JSON, sent: str) -> None:
     stream = Stream(b"data: x\n\n", stays=True)
     async with serving(stream) as port:
-        batches = await HttpFeed(SseConnector).take(1, url(port), after=cursor, format="text")
+        batches = await Feed(SseConnector).take(1, url(port), after=cursor, format="text")
     assert stream.asked[0].headers["last-event-id"].encode("latin-1").decode() == sent
     # Events without an id do not move it.
     assert batches[0].cursor == cursor
@@ -109,7 +103,7 @@ async def test_spaces_around_an_id_which_no_header_can_hold_do_not_fail_the_feed
 ) -> None:
     stream = Stream(b"id: " + cursor.encode() + b"\ndata: 1\n\n", b"data: 2\n\n", stays=True)
     async with serving(stream) as port:
-        batches = await HttpFeed(SseConnector).take(2, url(port), format="text")
+        batches = await Feed(SseConnector).take(2, url(port), format="text")
     assert records_of(batches) == [b"1", b"2"]
     assert stream.asked[1].headers.get("last-event-id") == sent
     assert batches[-1].cursor == cursor
@@ -118,57 +112,22 @@ async def test_spaces_around_an_id_which_no_header_can_hold_do_not_fail_the_feed
 async def test_an_empty_id_forgets_the_cursor() -> None:
     stream = Stream(b"id\ndata: x\n\n", stays=True)
     async with serving(stream) as port:
-        (batch,) = await HttpFeed(SseConnector).take(1, url(port), after="7", format="text")
+        (batch,) = await Feed(SseConnector).take(1, url(port), after="7", format="text")
     assert batch.cursor is None
 
 
 async def test_only_the_wanted_events_are_records_and_the_others_move_the_cursor() -> None:
     body = event(1, b"event: update") + event(2, b"event: other") + event(3) + event(4, b"event: other")
     async with serving(Stream(body, stays=True)) as port:
-        batches = await HttpFeed(SseConnector).take(2, url(port), events=["update", "message"])
+        batches = await Feed(SseConnector).take(2, url(port), events=["update", "message"])
     assert records_of(batches) == [b'{"seq": 1}', b'{"seq": 3}']
     assert batches[-1].cursor == "4"
-
-
-async def test_gzip_and_windows_lines_come_through() -> None:
-    body = b"\xef\xbb\xbf" + b"".join(event(n) for n in range(1, 51)).replace(b"\n", b"\r\n")
-    sent = head(content_encoding="gzip", **EVENTS) + gzip.compress(body)
-
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_request(reader)
-        for place in range(len(sent)):
-            writer.write(sent[place : place + 1])
-            await writer.drain()
-        await until_closed(reader)
-
-    async with serving(script) as port:
-        batches = await HttpFeed(SseConnector).take(50, url(port))
-    assert records_of(batches) == [b'{"seq": %d}' % n for n in range(1, 51)]
-
-
-async def test_the_cursor_may_stand_in_the_data() -> None:
-    stream = Stream(event(900) + event(901), stays=True)
-    async with serving(stream) as port:
-        where = f"http://127.0.0.1:{port}/events?since={{cursor}}"
-        batches = await HttpFeed(SseConnector).take(2, where, after=5, cursor="/seq")
-    assert stream.asked[0].target == "/events?since=5"
-    assert "last-event-id" not in stream.asked[0].headers
-    assert batches[-1].cursor == 901
-
-
-async def test_an_event_over_the_limit_fails_the_feed_after_what_came_before() -> None:
-    body = event(1) + b"id: 2\ndata: " + b"x" * 200 + b"\n\n" + event(3)
-    async with serving(Stream(body, stays=True)) as port:
-        batches, error = await HttpFeed(SseConnector).read_to_end(url(port), max_record_bytes=100)
-    assert records_of(batches) == [b'{"seq": 1}']
-    assert isinstance(error, FeedMisconfigured)
-    assert 'after cursor "1"; raise source.max_record_bytes' in str(error)
 
 
 @pytest.mark.parametrize("identity", [b"x" * 9000, b"a\x01b"])
 async def test_an_id_that_cannot_go_back_fails_the_feed(identity: bytes) -> None:
     async with serving(Stream(b"id: " + identity + b"\ndata: 1\n\n", stays=True)) as port:
-        batches, error = await HttpFeed(SseConnector).read_to_end(url(port))
+        batches, error = await Feed(SseConnector).read_to_end(url(port))
     assert batches == []
     assert isinstance(error, FeedMisconfigured)
     assert "source.cursor" in str(error)
@@ -179,7 +138,7 @@ async def test_an_id_that_cannot_go_back_fails_the_feed(identity: bytes) -> None
 
 async def test_an_answer_that_ended_in_order_is_asked_for_again_after_the_time_that_it_said() -> None:
     stream = Stream(b"retry: 400\n" + event(1), b": nothing yet\n\n", event(2), stays=True)
-    feed = HttpFeed(SseConnector)
+    feed = Feed(SseConnector)
     async with serving(stream) as port:
         batches = await feed.take(2, url(port), after="0")
     assert [batch.cursor for batch in batches] == ["1", "2"]
@@ -191,13 +150,13 @@ async def test_an_answer_that_ended_in_order_is_asked_for_again_after_the_time_t
 async def test_an_incomplete_event_at_the_end_is_asked_for_again() -> None:
     stream = Stream(b"retry: 0\n" + event(1) + b'id: 2\ndata: {"se', event(2), stays=True)
     async with serving(stream) as port:
-        batches = await HttpFeed(SseConnector).take(2, url(port))
+        batches = await Feed(SseConnector).take(2, url(port))
     assert records_of(batches) == [b'{"seq": 1}', b'{"seq": 2}']
     assert stream.asked[1].headers["last-event-id"] == "1"
 
 
 async def test_an_answer_without_a_byte_is_told() -> None:
-    feed = HttpFeed(SseConnector)
+    feed = Feed(SseConnector)
     async with serving(Stream(b"")) as port:
         _, error = await feed.read_to_end(url(port))
     assert isinstance(error, SourceUnavailable)
@@ -208,7 +167,7 @@ async def test_what_broke_off_is_told_after_the_time_that_the_source_said() -> N
     loop = asyncio.get_running_loop()
     stream = Stream(b"retry: 400\n" + event(1), breaks=True)
     async with serving(stream) as port:
-        batches, error = await HttpFeed(SseConnector).read_to_end(url(port))
+        batches, error = await Feed(SseConnector).read_to_end(url(port))
     assert len(batches) == 1
     assert isinstance(error, SourceUnavailable)
     assert "in the middle of its answer" in str(error)
@@ -229,7 +188,7 @@ async def test_comments_are_signs_of_life_and_silence_is_told() -> None:
 
     began = loop.time()
     async with serving(script) as port:
-        batches, error = await HttpFeed(SseConnector).read_to_end(url(port), idle_timeout_s=0.5)
+        batches, error = await Feed(SseConnector).read_to_end(url(port), idle_timeout_s=0.5)
     assert batches == []
     assert isinstance(error, SourceSilent)
     # Silence has been waited for long enough: there is no retry on top of it.
@@ -244,7 +203,7 @@ async def test_no_content_says_to_stop() -> None:
         await read_request(reader)
         writer.write(head("204 No Content"))
 
-    feed = HttpFeed(SseConnector)
+    feed = Feed(SseConnector)
     async with serving(script) as port:
         _, error = await feed.read_to_end(url(port))
     assert isinstance(error, FeedMisconfigured)
@@ -266,7 +225,7 @@ async def test_another_kind_of_content_is_told(media_type: str, says: str) -> No
         writer.write(answer(b"<html>", content_type=media_type))
         await writer.drain()
 
-    feed = HttpFeed(SseConnector)
+    feed = Feed(SseConnector)
     async with serving(script) as port:
         _, error = await feed.read_to_end(url(port))
     assert isinstance(error, SourceUnavailable)
@@ -282,23 +241,14 @@ async def test_an_event_stream_is_told_by_its_media_type_alone(media_type: str) 
         await until_closed(reader)
 
     async with serving(script) as port:
-        batches = await HttpFeed(SseConnector).take(1, url(port))
+        batches = await Feed(SseConnector).take(1, url(port))
     assert records_of(batches) == [b'{"seq": 1}']
-
-
-async def test_a_post_asks_and_envelopes_say_all() -> None:
-    stream = Stream(event(7, b"event: update"), stays=True)
-    async with serving(stream) as port:
-        source: dict[str, Any] = {"method": "POST", "body": '{"q": "x"}', "envelope": True}
-        batches = await HttpFeed(SseConnector).take(1, url(port), **source)
-    assert stream.asked[0].body == b'{"q": "x"}'
-    assert json.loads(records_of(batches)[0]) == {"id": "7", "event": "update", "data": {"seq": 7}}
 
 
 async def test_it_ends_at_once_while_it_waits_to_ask_again() -> None:
     loop = asyncio.get_running_loop()
     stream = Stream(b"retry: 60000\n" + event(1))
-    feed = HttpFeed(SseConnector)
+    feed = Feed(SseConnector)
     async with serving(stream) as port, aclosing(feed.open(url(port))) as batches:
         await anext(batches)
         waiting = asyncio.ensure_future(anext(batches))

@@ -1,38 +1,56 @@
-"""The tcp connector against real sockets, on asyncio's loop and on uvloop."""
+"""The tcp connector against real sockets: its dialogue with a source, framing, bounds and sockets."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 import socket
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
 
 import pytest
 
+from feedq.connectors.base import Context
+from feedq.connectors.tcp import TcpConnector, TcpOptions
+from feedq.connectors.wire.connection import READ_BYTES, UNSENT_BYTES_MAX, open_connection
 from feedq.connectors.wire.dialing import dial
-from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from tests.contract.loopback import (
-    Harness,
-    records_of,
-    reset,
-    serving,
-    until_closed,
-)
+from feedq.core.clock import SystemClock
+from feedq.core.model import Batch
+from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
+from feedq.testing.loopback import PATIENCE_S, RecordingGuard, serving, until
+from tests.contract.loopback import Feed, records_of, until_closed
 
-HELLO = r'{"feed": {name}, "from": {cursor}}\n'
+HELLO = r'{"feed": {name}, "from": {cursor}, "token": "{token}"}\n'
 
 
 def url(port: int) -> str:
     return f"tcp://127.0.0.1:{port}"
 
 
-# -- what comes through --------------------------------------------------------------------------------
+def says(data: bytes, *, stays: bool = False) -> Callable[..., Awaitable[None]]:
+    """A source that sends this and, unless it ``stays``, closes."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        await writer.drain()
+        if stays:
+            await until_closed(reader)
+
+    return script
 
 
-async def test_hello_carries_name_cursor_and_secret_and_records_come_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("ACME_TOKEN", "s3cret")
+async def ended(script: Callable[..., Awaitable[None]], **source: Any) -> tuple[list[Batch], FeedqError, str]:
+    """What is read from a source, the error that ends it, and the source's name in messages."""
+    async with serving(script) as port:
+        batches, error = await Feed(TcpConnector).read_to_end(url(port), **source)
+    return batches, error, url(port)
 
+
+# -- hello ---------------------------------------------------------------------------------------------
+
+
+async def test_hello_carries_name_cursor_and_secret_and_records_come_back() -> None:
     hellos = []
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -40,108 +58,198 @@ async def test_hello_carries_name_cursor_and_secret_and_records_come_back(
         writer.write(b'{"seq": 18}\r\n\n{"seq": 19}\n')
         await writer.drain()
 
-    harness = Harness()
+    feed = Feed(TcpConnector, secrets={"token": "s3cret"})
     async with serving(script) as port:
-        source = {
-            "hello": r'{"feed": {name}, "from": {cursor}, "token": "{token}"}\n',
-            "secrets": {"token": "${env:ACME_TOKEN}"},
-            "cursor": "/seq",
-        }
-        batches, error = await harness.read_to_end(url(port), after=17, **source)
+        batches, error = await feed.read_to_end(url(port), after=17, hello=HELLO, cursor="/seq")
     assert hellos == [b'{"feed": "acme/orders", "from": 17, "token": "s3cret"}\n']
     assert records_of(batches) == [b'{"seq": 18}', b'{"seq": 19}']
     assert batches[-1].cursor == 19
-    assert batches[-1].received_at == harness.clock.now()
-    assert harness.connected.is_set()
     assert str(error) == f"{url(port)}: closed by the peer"
 
 
-async def test_a_source_that_breaks_off_at_any_place_is_resumed_without_loss_or_double() -> None:
-    stream = b"".join(b'{"seq": %d, "pad": "%s"}\n' % (n, b"x" * n) for n in range(1, 31))
-
-    cut_at = 7
-
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal cut_at
-        last = json.loads(await reader.readline())["from"] or 0
-        rest = b"".join(line for line in stream.splitlines(True) if json.loads(line)["seq"] > last)
-        writer.write(rest[:cut_at])
-        cut_at += 13
-        await writer.drain()
-
-    harness = Harness()
-    landed, cursor = [], None
-    async with serving(script) as port:
-        while cursor != 30:
-            batches, error = await harness.read_to_end(url(port), after=cursor, hello=HELLO, cursor="/seq")
-            assert isinstance(error, SourceUnavailable)
-            landed += records_of(batches)
-            cursor = batches[-1].cursor if batches else cursor
-    assert landed == stream.splitlines()
-
-
-async def test_a_delimiter_of_any_bytes_ends_records() -> None:
-    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"one\ntwo\0\xff\0\xffthree\0\xffincomplete")
-        await writer.drain()
-
-    source = {"framing": "delimiter", "delimiter": r"\0\xff", "format": "bytes"}
-    async with serving(script) as port:
-        batches, error = await Harness().read_to_end(url(port), **source)
-    assert records_of(batches) == [b"one\ntwo", b"three"]
-    assert "in the middle of a record (10 bytes)" in str(error)
-
-
-async def test_garbage_in_lines_comes_through_and_leaves_the_cursor() -> None:
-    garbage = bytes(byte for byte in range(256) if byte not in b"\r\n")
-
-    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'{"seq": 5}\n' + garbage + b"\n\n\n")
-        await writer.drain()
-
-    async with serving(script) as port:
-        batches, _ = await Harness().read_to_end(url(port), cursor="/seq")
-    assert records_of(batches) == [b'{"seq": 5}', garbage]
-    assert batches[-1].cursor == 5
-
-
 async def test_without_a_pointer_the_cursor_stays_what_it_was() -> None:
-    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'{"seq": 5}\n')
-        await writer.drain()
-
-    async with serving(script) as port:
-        batches, _ = await Harness().read_to_end(url(port), after=3)
+    batches, _, _ = await ended(says(b'{"seq": 5}\n'), after=3)
     assert [batch.cursor for batch in batches] == [3]
 
 
-async def test_keep_alives_make_no_batches() -> None:
+async def test_what_a_hello_expects_is_waited_for_and_is_no_record() -> None:
+    feed = Feed(TcpConnector)
+
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for _ in range(5):
-            writer.write(b"\r\n")
+        for crumb in (b"Welcome!\nlog", b"in: "):
+            writer.write(crumb)
+            await writer.drain()
+        assert await reader.readline() == b"guest\n"
+        assert not feed.connected
+        writer.write(b"ok\r\n1\n2\n")
+        await writer.drain()
+
+    async with serving(script) as port:
+        hello = [{"expect": "login: "}, {"send": r"guest\n", "expect": r"ok\r\n"}]
+        batches, error = await feed.read_to_end(url(port), hello=hello)
+    assert records_of(batches) == [b"1", b"2"]
+    assert feed.connected
+    assert str(error) == f"{url(port)}: closed by the peer"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [(b"", "nothing"), (b"bad login\n", r"'bad login\n'"), (b"x" * 900, f"'{'x' * 200}'…")],
+)
+async def test_a_source_that_says_something_else_is_quoted(said: bytes, shown: str) -> None:
+    batches, error, where = await ended(says(said), hello=[{"expect": "ok"}])
+    assert batches == []
+    assert isinstance(error, SourceUnavailable)
+    assert str(error) == f"{where}: closed by the peer; source.hello expects 'ok', and it said {shown}"
+
+
+@pytest.mark.parametrize("cut", [12, 150, 240, 400])
+async def test_of_a_source_that_echoes_a_secret_no_part_is_quoted(cut: int) -> None:
+    secret = "".join(f"s3cret-{number:03}" for number in range(30))
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said = await reader.readuntil(b"!")
+        writer.write(said[:cut])
+        await writer.drain()
+
+    async with serving(echo) as port:
+        hello = [{"send": "auth {token}!", "expect": "ok"}]
+        _, error = await Feed(TcpConnector, secrets={"token": secret}).read_to_end(url(port), hello=hello)
+    assert "and it said 'auth ***" in str(error)
+    assert "s3cret" not in str(error)
+
+
+async def test_a_source_that_never_says_what_is_expected_is_given_up() -> None:
+    hello = [{"send": "guest", "expect": "ok"}]
+    _, error, where = await ended(says(b"", stays=True), hello=hello, connect_timeout_s=0.05)
+    assert str(error) == (
+        f"{where}: no answer within 0.05 s (source.connect_timeout_s); "
+        "source.hello expects 'ok', and it said nothing"
+    )
+    _, error, _ = await ended(says(b"x" * 10**6, stays=True), hello=hello)
+    assert "no answer in its first 65536 bytes; source.hello expects 'ok', and it said 'xxx" in str(error)
+
+
+async def test_a_source_that_closes_before_it_sends_anything_says_so() -> None:
+    _, error, where = await ended(says(b""))
+    assert isinstance(error, SourceUnavailable)
+    assert str(error) == f"{where}: closed by the peer before it sent anything"
+
+
+# -- pings ---------------------------------------------------------------------------------------------
+
+
+async def test_pings_are_answered_and_do_not_land() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for n in (1, 2):
+            writer.write(b'{"seq": %d}\nPING %d\n' % (n, n))
+            assert await reader.readline() == b"PONG %d\n" % n
+        # One that is alone makes no batch.
+        writer.write(b"PING 3\n")
+        assert await reader.readline() == b"PONG 3\n"
+
+    ping = {"prefix": "PING ", "answer": r"PONG {rest}\n"}
+    batches, error, where = await ended(script, ping=ping, cursor="/seq")
+    assert [batch.split() for batch in batches] == [(b'{"seq": 1}',), (b'{"seq": 2}',)]
+    assert batches[-1].cursor == 2
+    assert str(error) == f"{where}: closed by the peer"
+
+
+async def test_a_source_that_never_reads_the_answers_is_left_in_bounded_memory() -> None:
+    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"PING\n" * 1_000)
+            await writer.drain()
+
+    ping = {"prefix": "PING", "answer": "PONG" * 100}
+    _, error, where = await ended(script, ping=ping, buffer_bytes=1_000)
+    assert isinstance(error, SourceUnavailable)
+    assert str(error) == f"{where}: does not read the answers that it gets"
+    assert UNSENT_BYTES_MAX < 2**20
+
+
+# -- records that cannot be --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framing", [{"framing": "lines"}, {"framing": "delimiter", "delimiter": r"\n"}])
+async def test_an_oversize_record_fails_the_feed_after_everything_before_it(framing: dict[str, Any]) -> None:
+    sent = b'{"seq": 1}\n{"seq": 2}\n{"seq": 3, "pad": "' + b"x" * 100
+    batches, error, where = await ended(says(sent, stays=True), cursor="/seq", max_record_bytes=50, **framing)
+    assert records_of(batches) == [b'{"seq": 1}', b'{"seq": 2}']
+    assert isinstance(error, FeedMisconfigured)
+    assert str(error) == (
+        f"{where}: record of more than 50 bytes after cursor 2; "
+        "raise source.max_record_bytes, or check source.framing"
+    )
+
+
+async def test_a_length_that_cannot_be_one_fails_the_feed_after_what_came_before() -> None:
+    framing = {"framing": "length", "length_bytes": 2, "length_counts_itself": True}
+    batches, error, where = await ended(says(b'\0\x09{"n":1}\0\1', stays=True), cursor="/n", **framing)
+    assert records_of(batches) == [b'{"n":1}']
+    assert isinstance(error, FeedMisconfigured)
+    assert str(error).startswith(f"{where}: what should be the length of a record after cursor 1")
+
+
+# -- sockets -------------------------------------------------------------------------------------------
+
+
+async def test_a_consumer_that_does_not_pull_holds_the_source_back_within_the_bound() -> None:
+    total, bound = 50 * 10**6, 64 * 1024
+    held_back = asyncio.Event()
+
+    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _piece in range(total // 10**6):
+            writer.write(b"x" * 10**6)
+            if writer.transport.get_write_buffer_size() > 0:
+                held_back.set()
             await writer.drain()
 
     async with serving(script) as port:
-        batches, error = await Harness().read_to_end(url(port))
-    assert batches == []
-    assert "closed by the peer" in str(error)
+        context = Context("acme/orders", SystemClock(), RecordingGuard(), lambda: None, {})
+        options = TcpOptions(url=url(port), buffer_bytes=bound).connection_options()
+        connection = await open_connection(options, context)
+        try:
+            await until(lambda: connection.is_paused and held_back.is_set())
+            assert bound <= connection.buffered <= bound + READ_BYTES
+            taken = 0
+            async with asyncio.timeout(PATIENCE_S):
+                while data := await connection.receive():
+                    taken += len(data)
+                    assert connection.buffered <= bound + READ_BYTES
+        finally:
+            connection.close()
+    assert taken == total
 
 
-# -- what goes wrong -----------------------------------------------------------------------------------
+async def test_keepalive_is_on_unless_it_is_turned_off() -> None:
+    async def keeps_alive(**source: Any) -> int:
+        feed = Feed(TcpConnector)
+        async with aclosing(feed.open(url(port), **source)) as stream:
+            await anext(stream)
+            (fileno,) = feed.guard.watched
+            with socket.socket(fileno=os.dup(fileno)) as sock:
+                return sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+    async with serving(says(b"1\n", stays=True)) as port:
+        assert await keeps_alive()
+        assert not await keeps_alive(keepalive=False)
 
 
-async def test_a_refused_connection_says_so() -> None:
-    with socket.socket() as bound_but_deaf:
-        bound_but_deaf.bind(("127.0.0.1", 0))
-        where = url(bound_but_deaf.getsockname()[1])
-        harness = Harness()
-        batches, error = await harness.read_to_end(where)
-    assert batches == []
-    assert isinstance(error, SourceUnavailable)
-    assert str(error).startswith(f"{where}: connection refused")
-    assert not harness.connected.is_set()
-    assert harness.guard.seen == 1
-    assert not harness.guard.watched
+async def test_an_open_connection_takes_one_descriptor() -> None:
+    guard = RecordingGuard()
+    async with serving(says(b"", stays=True)) as port:
+        context = Context("acme/orders", SystemClock(), guard, lambda: None, {})
+        options = TcpOptions(url=url(port)).connection_options()
+        connections = [await open_connection(options, context)]
+        before, opened = len(os.listdir("/dev/fd")), 20
+        connections += [await open_connection(options, context) for _ in range(opened)]
+        # Ours, and the source's, which is in this process as well.
+        await until(lambda: len(os.listdir("/dev/fd")) == before + 2 * opened)
+        assert len(guard.watched) == opened + 1
+        for connection in connections:
+            connection.close()
+        assert not guard.watched
 
 
 async def test_a_socket_that_tcp_connected_to_itself_counts_as_refused() -> None:
@@ -150,105 +258,3 @@ async def test_a_socket_that_tcp_connected_to_itself_counts_as_refused() -> None
         sock.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectionRefusedError):
             await dial(sock, sock.getsockname(), keepalive=False)
-
-
-async def test_a_host_that_does_not_resolve_says_so() -> None:
-    # Too long for any name, so that no name server is asked.
-    host = ".".join(["a" * 60] * 5)
-
-    _, error = await Harness().read_to_end(f"tcp://{host}:7001")
-    assert isinstance(error, SourceUnavailable)
-    assert "cannot be resolved" in str(error)
-    assert "source.url" in str(error)
-
-
-async def test_every_address_of_a_host_is_tried() -> None:
-    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"1\n")
-        await writer.drain()
-
-    # Where localhost is ::1 first, that one refuses.
-    async with serving(script) as port:
-        batches, _ = await Harness().read_to_end(f"tcp://localhost:{port}")
-    assert records_of(batches) == [b"1"]
-
-
-async def test_a_reset_connection_says_so_and_keeps_what_came_before() -> None:
-    received = asyncio.Event()
-
-    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"1\n2\n")
-        await received.wait()
-        reset(writer)
-
-    async with serving(script) as port:
-        stream = Harness().connector(url(port)).stream(None)
-        records = list((await anext(stream)).split())
-        received.set()
-        with pytest.raises(SourceUnavailable, match=f"^{url(port)}: connection reset by the peer$"):
-            records += (await anext(stream)).split()
-    assert records == [b"1", b"2"]
-
-
-async def test_a_source_that_accepts_and_never_answers_is_silent() -> None:
-    harness = Harness()
-
-    async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-        await until_closed(reader)
-
-    async with serving(script) as port:
-        _, error = await harness.read_to_end(url(port), idle_timeout_s=0.05)
-    assert isinstance(error, SourceSilent)
-    assert str(error) == (f"{url(port)}: connected, but nothing received for 0.05 s (source.idle_timeout_s)")
-    assert harness.connected.is_set()
-    assert not harness.guard.watched
-
-
-async def test_a_source_that_falls_silent_in_the_middle_keeps_what_came_before() -> None:
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"1\n2\n3")
-        await until_closed(reader)
-
-    async with serving(script) as port:
-        batches, error = await Harness().read_to_end(url(port), idle_timeout_s=0.2)
-    assert records_of(batches) == [b"1", b"2"]
-    assert isinstance(error, SourceSilent)
-
-
-@pytest.mark.parametrize("framing", [{"framing": "lines"}, {"framing": "delimiter", "delimiter": r"\n"}])
-async def test_an_oversize_record_fails_the_feed_after_everything_before_it(framing: dict[str, str]) -> None:
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'{"seq": 1}\n{"seq": 2}\n{"seq": 3, "pad": "' + b"x" * 100)
-        await until_closed(reader)
-
-    async with serving(script) as port:
-        batches, error = await Harness().read_to_end(url(port), cursor="/seq", max_record_bytes=50, **framing)
-    assert records_of(batches) == [b'{"seq": 1}', b'{"seq": 2}']
-    assert isinstance(error, FeedMisconfigured)
-    assert str(error) == (
-        f"{url(port)}: record of more than 50 bytes after cursor 2; "
-        "raise source.max_record_bytes, or check source.framing"
-    )
-
-
-async def test_an_endless_stream_without_an_end_mark_fails_the_feed_in_bounded_memory() -> None:
-    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            writer.write(b"\0\xff" * 10_000)
-            await writer.drain()
-
-    async with serving(script) as port:
-        batches, error = await Harness().read_to_end(url(port))
-    assert batches == []
-    assert isinstance(error, FeedMisconfigured)
-    assert "more than 1048576 bytes after cursor null" in str(error)
-
-
-async def test_a_source_that_closes_before_it_sends_anything_says_so() -> None:
-    async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-        await reader.readline()
-
-    async with serving(script) as port:
-        _, error = await Harness().read_to_end(url(port), hello=HELLO)
-    assert isinstance(error, SourceUnavailable)
-    assert str(error) == f"{url(port)}: closed by the peer before it sent anything"

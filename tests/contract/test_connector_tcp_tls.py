@@ -14,9 +14,11 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
+from feedq.connectors.tcp import TcpConnector
 from feedq.connectors.wire.tls import TlsFiles, client_context
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from tests.contract.loopback import PATIENCE_S, Harness, records_of, serving, until, until_closed
+from feedq.testing.loopback import PATIENCE_S, serving, until
+from tests.contract.loopback import Feed, records_of, until_closed
 
 
 class Certificates:
@@ -57,23 +59,23 @@ def url(port: int, host: str = "127.0.0.1") -> str:
 
 
 async def first_record(port: int, **source: Any) -> bytes:
-    harness = Harness()
+    feed = Feed(TcpConnector)
     async with (
         asyncio.timeout(PATIENCE_S),
-        aclosing(harness.connector(url(port), **source).stream(None)) as stream,
+        aclosing(feed.open(url(port), **source)) as stream,
     ):
         (record,) = (await anext(stream)).split()
-    assert not harness.guard.watched
+    assert not feed.guard.watched
     return record
 
 
 async def refusal(port: int, **source: Any) -> str:
-    harness = Harness()
-    batches, error = await harness.read_to_end(url(port), **source)
+    feed = Feed(TcpConnector)
+    batches, error = await feed.read_to_end(url(port), **source)
     assert batches == []
     assert isinstance(error, SourceUnavailable)
     assert not isinstance(error, SourceSilent)
-    assert not harness.guard.watched
+    assert not feed.guard.watched
     assert str(error).startswith(f"{url(port)}: ")
     return str(error)
 
@@ -87,7 +89,7 @@ async def test_a_trusted_source_streams_over_tls(certificates: Certificates) -> 
         await writer.wait_closed()
 
     async with serving(script, tls=certificates.server()) as port:
-        batches, error = await Harness().read_to_end(
+        batches, error = await Feed(TcpConnector).read_to_end(
             url(port), cursor="/seq", ca_file=certificates.ca_file, buffer_bytes=10_000
         )
     assert len(records_of(batches)) == 1_000
@@ -129,31 +131,9 @@ async def test_a_source_that_does_not_speak_tls_says_so() -> None:
         assert "TLS failed: " in await refusal(port)
 
 
-async def test_a_source_that_hangs_up_on_the_handshake_says_so() -> None:
-    async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-
-    async with serving(script) as port:
-        await refusal(port)
-
-
-async def test_a_handshake_that_is_never_answered_ends_with_the_connect_timeout() -> None:
-    closed = asyncio.Event()
-
-    async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-        await until_closed(reader)
-        closed.set()
-
-    async with serving(script) as port:
-        message = await refusal(port, connect_timeout_s=0.2)
-        assert message == f"{url(port)}: no connection within 0.2 s (source.connect_timeout_s)"
-        async with asyncio.timeout(PATIENCE_S):
-            await closed.wait()
-
-
 async def test_cancelling_during_the_handshake_closes_the_socket() -> None:
     opened, closed = asyncio.Event(), asyncio.Event()
-    harness = Harness()
+    feed = Feed(TcpConnector)
 
     async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.readexactly(1)
@@ -162,14 +142,14 @@ async def test_cancelling_during_the_handshake_closes_the_socket() -> None:
         closed.set()
 
     async with serving(script) as port:
-        task = asyncio.ensure_future(anext(harness.connector(url(port)).stream(None)))
+        task = asyncio.ensure_future(anext(feed.open(url(port))))
         async with asyncio.timeout(PATIENCE_S):
             await opened.wait()
-        assert len(harness.guard.watched) == 1
+        assert len(feed.guard.watched) == 1
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not harness.guard.watched
+        assert not feed.guard.watched
         async with asyncio.timeout(PATIENCE_S):
             await closed.wait()
 
@@ -177,7 +157,7 @@ async def test_cancelling_during_the_handshake_closes_the_socket() -> None:
 async def test_a_broken_tls_stream_ends_with_an_error_and_forgets_its_socket_in_time(
     certificates: Certificates,
 ) -> None:
-    harness = Harness()
+    feed = Feed(TcpConnector)
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"1\n")
@@ -191,12 +171,12 @@ async def test_a_broken_tls_stream_ends_with_an_error_and_forgets_its_socket_in_
 
     async with serving(script, tls=certificates.server()) as port:
         go_on = asyncio.Event()
-        stream = harness.connector(url(port), ca_file=certificates.ca_file).stream(None)
+        stream = feed.open(url(port), ca_file=certificates.ca_file)
         await anext(stream)
         go_on.set()
         with pytest.raises(SourceUnavailable, match="TLS failed: "):
             await anext(stream)
-        await until(lambda: not harness.guard.watched)
+        await until(lambda: not feed.guard.watched)
 
 
 @pytest.mark.parametrize("option", ["ca_file", "cert_file"])
@@ -207,10 +187,10 @@ async def test_a_tls_file_that_is_missing_or_no_certificate_fails_the_feed(
     nonsense.write_text("nonsense")
 
     async with serving(send_one, tls=certificates.server()) as port:
-        _, error = await Harness().read_to_end(url(port), **{option: str(tmp_path / "missing.pem")})
+        _, error = await Feed(TcpConnector).read_to_end(url(port), **{option: str(tmp_path / "missing.pem")})
         assert isinstance(error, FeedMisconfigured)
         assert str(error).startswith(f"source.{option}: {tmp_path / 'missing.pem'} cannot be read")
-        _, error = await Harness().read_to_end(url(port), **{option: str(nonsense)})
+        _, error = await Feed(TcpConnector).read_to_end(url(port), **{option: str(nonsense)})
         assert isinstance(error, FeedMisconfigured)
         assert str(error).startswith(f"source.{option}: {nonsense}")
 

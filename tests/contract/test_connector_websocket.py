@@ -5,34 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import ssl
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from feedq.connectors.protocol import websocket_connection
 from feedq.connectors.websocket import WebsocketConnector
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
+from feedq.testing.driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, serving
-from feedq.testing.stage import SECRET, ConnectorDriver
+from tests.contract.http_source import Asked
 from tests.contract.loopback import until_closed
 from tests.contract.websocket_server import (
-    BINARY,
     CONTINUATION,
     PING,
     PONG,
     TEXT,
-    Asked,
     accept,
     acceptance,
-    close_frame,
     frame,
     read_frame,
-    read_request,
+    read_handshake,
 )
 
 
@@ -152,7 +147,7 @@ async def test_a_secret_that_a_server_repeats_is_not_cut_in_two(answer: str, bef
     """The beginning of one would not be recognised by whoever masks the message."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_request(reader)
+        await read_handshake(reader)
         writer.write(f"HTTP/1.1 {answer}{'x' * before}{SECRET}{'y' * 100}\r\n\r\n".encode())
         writer.write_eof()
         await until_closed(reader)
@@ -175,21 +170,11 @@ async def test_a_secret_that_would_break_out_of_its_header_is_refused() -> None:
 # -- what it gets --------------------------------------------------------------------------------------
 
 
-async def test_text_and_binary_messages_of_any_size_are_records() -> None:
-    records = [b'"%s"' % (b"x" * size) for size in (0, 123, 124, 65_533, 65_534, 300_000)]
-
-    sent = b"".join(frame(record, TEXT) + frame(record, BINARY) for record in records)
-    feed, error = await read_from(sent + close_frame(1000))
-    assert feed.records == [record for record in records for _ in range(2)]
-    assert feed.connected == 1
-    assert str(error).endswith("closed by the peer: 1000 (OK)")
-
-
 async def test_messages_that_come_with_the_handshake_and_all_at_once_are_one_batch() -> None:
     records = [b'{"seq": %d}' % n for n in range(1_000)]
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(acceptance(await read_request(reader)) + b"".join(map(frame, records)))
+        writer.write(acceptance(await read_handshake(reader)) + b"".join(map(frame, records)))
         await until_closed(reader)
 
     async with serving(script) as port:
@@ -198,21 +183,6 @@ async def test_messages_that_come_with_the_handshake_and_all_at_once_are_one_bat
     assert feed.records == records
     assert len(feed.batches) == 1
     assert feed.batches[0].lines is not None
-
-
-async def test_the_cursor_is_that_of_the_last_record_and_a_message_with_line_breaks_is_one() -> None:
-    records = [b'{"seq": 1}', b'{"seq":\n 2}', b'{"seq":\r\n 3}']
-    feed, _ = await read_from(b"".join(map(frame, records)), cursor="/seq")
-    assert feed.records == records
-    assert feed.cursor == 3
-
-
-async def test_lines_in_messages_are_records_each() -> None:
-    sent = frame(b"1\n2\r\n") + frame(b"") + frame(b"3") + frame(b"\n\n4\n", BINARY)
-    feed, _ = await read_from(sent, split="lines", format="text")
-    assert feed.records == [b"1", b"2", b"3", b"4"]
-    feed, _ = await read_from(sent, format="text")
-    assert feed.records == [b"1\n2\r\n", b"3", b"\n\n4\n"]
 
 
 async def test_csv_comes_in_lines_and_without_its_header() -> None:
@@ -319,35 +289,3 @@ async def test_a_server_that_never_reads_the_answers_to_its_pings_cannot_fill_th
 
 
 # -- over TLS ------------------------------------------------------------------------------------------
-
-
-async def test_a_trusted_server_streams_over_tls_and_no_other(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("feeds.example").configure_cert(server)
-    source = {"ca_file": str(tmp_path / "ca.pem"), "server_name": "feeds.example"}
-    records = [b'"%s"' % (b"x" * 1_000)] * 2_000
-
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await accept(reader, writer)
-        for record in records:
-            writer.write(frame(record))
-            await writer.drain()
-        await until_closed(reader)
-
-    async with serving(script, tls=server) as port:
-        url = f"wss://127.0.0.1:{port}/"
-        feed = ConnectorDriver(WebsocketConnector, {"url": url, "buffer_bytes": 10_000, **source})
-        await feed.read(enough=lambda: len(feed.records) == len(records))
-        assert feed.records == records
-        for wrong, said in (
-            ({"ca_file": source["ca_file"]}, "its certificate is not accepted: IP address mismatch"),
-            (
-                {"server_name": "feeds.example"},
-                "its certificate is not accepted: unable to get local issuer",
-            ),
-        ):
-            error = await ConnectorDriver(WebsocketConnector, {"url": url, **wrong}).read()
-            assert type(error) is SourceUnavailable
-            assert str(error).startswith(f"wss://127.0.0.1:{port}: {said}")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import time
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from feedq.connectors.protocol.websocket_connection import Websocket
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
-from feedq.testing.loopback import PATIENCE_S, reset, serving
-from feedq.testing.stage import SECRET
+from feedq.testing.driver import SECRET
+from feedq.testing.loopback import PATIENCE_S, serving
 from tests.contract.loopback import until_closed
 from tests.contract.test_connector_websocket import driver, read_from
 from tests.contract.websocket_server import (
@@ -21,12 +18,11 @@ from tests.contract.websocket_server import (
     CONTINUATION,
     PING,
     PONG,
-    TEXT,
     accept,
     close_frame,
     frame,
     read_frame,
-    read_request,
+    read_handshake,
 )
 
 # -- refused -------------------------------------------------------------------------------------------
@@ -36,7 +32,7 @@ async def refusal(answer: bytes, *, ends: bool = True, **source: Any) -> FeedqEr
     """What is said of a server that answers the handshake like this."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_request(reader)
+        await read_handshake(reader)
         writer.write(answer)
         if ends:
             writer.write_eof()
@@ -202,20 +198,6 @@ async def test_what_breaks_the_protocol_ends_the_connection_after_what_came_befo
     assert said in str(error)
 
 
-async def test_a_reset_in_the_middle_of_a_message_is_told_after_what_came_before() -> None:
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await accept(reader, writer)
-        writer.write(BEFORE + frame(b"3")[:-1])
-        assert await read_frame(reader) == (TEXT, b"go on")
-        reset(writer)
-
-    async with serving(script) as port:
-        feed = driver(port, subscribe="go on")
-        error = await feed.read()
-    assert type(error) is SourceUnavailable
-    assert feed.records in ([], [b"1", b"2"])
-
-
 # -- too large -----------------------------------------------------------------------------------------
 
 
@@ -238,24 +220,6 @@ async def test_a_message_over_the_limit_fails_the_feed_and_what_is_at_it_lands(s
 
 
 # -- silent --------------------------------------------------------------------------------------------
-
-
-async def test_pings_are_sent_and_one_that_nothing_follows_ends_the_connection() -> None:
-    pings = []
-
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await accept(reader, writer)
-        for _ in range(3):
-            opcode, payload = await read_frame(reader)
-            pings.append(opcode)
-            writer.write(frame(payload, PONG))
-        await until_closed(reader)
-
-    async with serving(script) as port:
-        error = await driver(port, ping_interval_s=0.05, ping_timeout_s=1).read()
-    assert pings == [PING] * 3
-    assert type(error) is SourceUnavailable
-    assert str(error).endswith("nothing heard for 1 s after a ping (source.ping_timeout_s)")
 
 
 async def test_whatever_comes_answers_a_ping_and_only_messages_keep_a_feed_from_being_stalled() -> None:
@@ -302,29 +266,3 @@ async def test_a_source_that_is_held_back_is_not_called_silent() -> None:
             assert (await anext(stream)).split() == (b"2",)
             taken.set()
             assert (await anext(stream)).split() == (b"3",)
-
-
-async def test_a_connection_that_is_over_costs_nothing_until_its_last_messages_are_taken() -> None:
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await accept(reader, writer)
-        writer.write(BEFORE + close_frame(1000))
-        await until_closed(reader)
-
-    async with serving(script) as port:
-        feed = driver(port, ping_interval_s=0.02)
-        async with asyncio.timeout(PATIENCE_S), aclosing(feed.open()) as stream:
-            feed.take(await anext(stream))
-            before_s = time.thread_time()
-            # Many pings would be due meanwhile; to see that nothing happens takes a moment.
-            await asyncio.sleep(0.5)
-            assert time.thread_time() - before_s < 0.2
-            with pytest.raises(SourceUnavailable, match="1000"):
-                await anext(stream)
-    assert feed.records == [b"1", b"2"]
-
-
-async def test_nothing_of_a_connection_is_left_when_it_has_ended() -> None:
-    await read_from(BEFORE)
-    gc.collect()
-    # A timer that still ran would hold it.
-    assert not [thing for thing in gc.get_objects() if type(thing) is Websocket]

@@ -9,35 +9,21 @@ import asyncio
 import base64
 import hashlib
 import struct
-from dataclasses import dataclass
+
+from tests.contract.http_source import Asked, read_request
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A handshake request; names of headers in lower case."""
-
-    target: str
-    headers: dict[str, str]
-
-
-async def read_request(reader: asyncio.StreamReader) -> Asked:
-    """Raises `ConnectionError` if it breaks off."""
-    try:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    except asyncio.IncompleteReadError as error:
-        raise ConnectionAbortedError from error
-    first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
-    method, target, version = first.split(" ")
-    assert (method, version) == ("GET", "HTTP/1.1")
-    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-    assert len(headers) == len(lines), "a header twice"
+async def read_handshake(reader: asyncio.StreamReader) -> Asked:
+    asked = await read_request(reader)
+    headers = asked.headers
+    assert asked.method == "GET"
     assert headers["upgrade"] == "websocket"
     assert headers["connection"] == "Upgrade"
     assert headers["sec-websocket-version"] == "13"
     assert len(base64.b64decode(headers["sec-websocket-key"])) == 16
-    return Asked(target, headers)
+    return asked
 
 
 def acceptance(asked: Asked, *headers: str) -> bytes:
@@ -56,7 +42,7 @@ def acceptance(asked: Asked, *headers: str) -> bytes:
 
 async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *headers: str) -> Asked:
     """Shake hands."""
-    asked = await read_request(reader)
+    asked = await read_handshake(reader)
     writer.write(acceptance(asked, *headers))
     return asked
 

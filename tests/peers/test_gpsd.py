@@ -13,8 +13,8 @@ import orjson
 
 from feedq.connectors.tcp import TcpConnector
 from feedq.errors import SourceUnavailable
+from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import PATIENCE_S, serving
-from feedq.testing.stage import ConnectorDriver, pull
 from tests.peers.servers import PeerServer
 
 WATCH = r'?WATCH={"enable":true,"json":true};\n'

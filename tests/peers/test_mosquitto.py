@@ -17,8 +17,8 @@ from feedq.connectors.messages import name_at_source
 from feedq.connectors.mqtt import MqttConnector
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry.logs import LogEvent
+from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import Relay, until
-from feedq.testing.stage import ConnectorDriver, pull
 from tests.contract.erratic import ErraticWorker
 from tests.peers.mqtt import HandMadeClient, Tap, make_session, mosquitto
 from tests.peers.servers import PeerServer, program

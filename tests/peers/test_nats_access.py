@@ -18,7 +18,7 @@ import trustme
 from nats.aio.client import RawCredentials
 
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.testing.stage import SECRET
+from feedq.testing.driver import SECRET
 from tests.peers.nats import nats_server, publish, publishing
 from tests.peers.servers import PeerServer
 from tests.peers.test_nats_server import driver_of, stream_on

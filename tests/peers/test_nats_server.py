@@ -18,8 +18,8 @@ from feedq.connectors.protocol import nats_consumer
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry.logs import LogEvent
 from feedq.telemetry.metrics import REGISTRY
+from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import Relay, until
-from feedq.testing.stage import ConnectorDriver, pull
 from tests.acceptance.test_backfills import lands_between
 from tests.cluster import Cluster
 from tests.contract.erratic import ErraticWorker

@@ -19,7 +19,8 @@ from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.local.process import free_port
 from feedq.testing.loopback import Journal, serving
-from tests.contract.http_source import HttpFeed, chunk, head, read_request, records_of
+from tests.contract.http_source import chunk, head, read_request
+from tests.contract.loopback import Feed, records_of
 from tests.peers.servers import PeerServer
 
 RECORDS = 200_000
@@ -102,7 +103,7 @@ def line(number: int) -> bytes:
 
 
 async def ended(url: str, **source: Any) -> tuple[Sequence[bytes], FeedqError]:
-    batches, error = await HttpFeed(HttpConnector, secrets={"token": "s3cret"}).read_to_end(url, **source)
+    batches, error = await Feed(HttpConnector, secrets={"token": "s3cret"}).read_to_end(url, **source)
     return records_of(batches), error
 
 
@@ -122,7 +123,7 @@ async def test_a_large_stream_comes_through_whole(nginx: Nginx, path: str, tls: 
 async def test_what_has_not_changed_is_answered_with_304(nginx: Nginx) -> None:
     content = nginx.www / "orders.json"
     content.write_bytes(b'{"items": [{"seq": 1}, {"seq": 2}]}')
-    feed = HttpFeed(HttpConnector)
+    feed = Feed(HttpConnector)
     source = {"mode": "poll", "interval_s": 0.1, "records": "/items"}
     landed: list[bytes] = []
     cursor: JSON = None
@@ -205,7 +206,7 @@ async def test_events_behind_a_proxy_land_once_though_it_is_restarted(nginx: Ngi
     async with serving(script, port=nginx.source_port):
         while len(landed) < 3000:
             await journal.send([line(len(journal.records) + number) for number in range(1, 501)])
-            feed = HttpFeed(SseConnector)
+            feed = Feed(SseConnector)
             async with asyncio.timeout(20), aclosing(feed.open(nginx.url("/events"), after=cursor)) as stream:
                 with contextlib.suppress(SourceUnavailable):
                     async for batch in stream:

@@ -17,7 +17,7 @@ import trustme
 
 from feedq.connectors.websocket import WebsocketConnector
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.testing.stage import SECRET, ConnectorDriver
+from feedq.testing.driver import SECRET, ConnectorDriver
 from tests.peers.servers import PeerServer
 
 RECORDS = 20_000
