@@ -28,7 +28,9 @@ STYLES: Mapping[Level, Mapping[str, Any]] = {
     Level.OK: {"fg": "green"},
     Level.WARN: {"fg": "yellow"},
     Level.FAIL: {"fg": "red", "bold": True},
+    Level.NOT_CHECKED: {"dim": True},
 }
+LEVEL_WIDTH = 13
 NAME_WIDTH = 20
 
 
@@ -102,8 +104,8 @@ def _numbers(numbers: Overview, state: FleetState, jobs: JobState) -> list[Detai
 def doctor(invocation: Invocation, *, alerts: bool) -> None:
     """Check everything that feedq stands on, from this machine and with its settings.
 
-    One line a check: ok, warn or FAIL, and below it what to mend. Exit status 1 when a check fails; warnings
-    do not count.
+    One line a check: ok, warn, FAIL, or not checked where nobody could look; and below it what to mend, or to
+    do so that it can be checked. Exit status 1 when a check fails; nothing else counts.
 
     \b
     Example:
@@ -116,7 +118,8 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
         if not invocation.json:
             _write_check(check)
     counts = Counter(check.level for check in found)
-    text = f"{counts[Level.OK]} ok, {counts[Level.WARN]} warnings, {counts[Level.FAIL]} failed"
+    numbers = (counts[level] for level in (Level.OK, Level.WARN, Level.FAIL, Level.NOT_CHECKED))
+    text = "{} ok, {} warnings, {} failed, {} not checked".format(*numbers)
     answer(invocation, {"healthy": not counts[Level.FAIL], "checks": list(map(check_row, found))}, text)
     if counts[Level.FAIL]:
         raise SystemExit(1)
@@ -124,8 +127,8 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
 
 def _write_check(check: Check) -> None:
     """Prints a check at once: some take seconds, and people want to see which."""
-    level, what = check.level.value.ljust(5), check.name.ljust(NAME_WIDTH) + printable(check.detail)
-    advice = f"{' ' * (5 + NAME_WIDTH)}-> {printable(check.advice)}" if check.advice else ""
+    level, what = check.level.value.ljust(LEVEL_WIDTH), check.name.ljust(NAME_WIDTH) + printable(check.detail)
+    advice = f"{' ' * (LEVEL_WIDTH + NAME_WIDTH)}-> {printable(check.advice)}" if check.advice else ""
     click.echo(click.style(level, **STYLES[check.level]) + what)
     if advice:
         click.echo(advice)

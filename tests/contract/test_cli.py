@@ -16,8 +16,9 @@ import redis
 from feedq.control.store import migrate
 from feedq.local.process import free_port
 from feedq.settings import Settings
+from feedq.verbs.diagnosis import rounds
 from feedq.verbs.diagnosis.broker_checks import check_broker
-from feedq.verbs.diagnosis.checks import Check, Level
+from feedq.verbs.diagnosis.checks import Check, Level, not_checked
 from feedq.verbs.diagnosis.database_checks import _notifications, _session_locks, check_database, judge_clock
 from feedq.verbs.diagnosis.sink_checks import check_sinks
 from tests.contract.shell import Shell, opened_shell
@@ -163,8 +164,8 @@ def test_doctor_finds_servers_well_and_a_fleet_missing(shell: Shell) -> None:
         assert levels[name] == "ok", name
     assert (levels["workers"], levels["beat"], levels["reconcile"]) == ("FAIL", "warn", "FAIL")
     lines = shell.run("doctor").stdout.splitlines()
-    assert lines[0].startswith("ok   database")
-    assert any(line.startswith("FAIL workers") for line in lines)
+    assert lines[0].startswith("ok           database")
+    assert any(line.startswith("FAIL         workers") for line in lines)
     assert any(line.strip().startswith("-> start workers") for line in lines)
 
 
@@ -281,6 +282,41 @@ def test_doctor_warns_of_a_broker_that_throws_queues_away(broker_url: str, valke
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", "0")
     assert (check.level, check.advice) == (Level.WARN, "CONFIG SET maxmemory-policy noeviction")
+
+
+def test_a_broker_that_forbids_its_settings_is_not_checked_and_not_well(
+    shell: Shell, broker_url: str, valkey: Any
+) -> None:
+    """An access list does it here, as `rename-command CONFIG ""` does elsewhere."""
+    parts = urlsplit(broker_url)
+    shell.environment["FEEDQ_BROKER_URL"] = urlunsplit(
+        parts._replace(netloc=f"shut:s3cret@{parts.hostname}:{parts.port}")
+    )
+    shell.run("db", "upgrade")
+    with closing(valkey.client()) as client:
+        client.execute_command("ACL", "SETUSER", "shut", "on", ">s3cret", "~*", "&*", "+@all", "-config")
+        try:
+            report = shell.json("doctor", status=1)
+            lines = shell.run("doctor").stdout.splitlines()
+        finally:
+            client.execute_command("ACL", "DELUSER", "shut")
+    found = {check["name"]: check for check in report["checks"]}
+    for name in ("broker eviction", "broker persistence"):
+        assert found[name]["level"] == "not checked"
+        assert "'config|get'" in found[name]["detail"]
+        assert "permit CONFIG GET" in found[name]["advice"]
+    assert any(line.startswith("not checked  broker eviction") for line in lines)
+    assert ", 2 not checked" in lines[-1]
+
+
+def test_what_was_not_checked_is_no_failure(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "diagnose", lambda *_, **__: iter([not_checked("alerts", "1 target", "try")]))
+    assert shell.json("doctor") == {
+        "healthy": True,
+        "checks": [
+            {"name": "alerts", "level": "not checked", "detail": "1 target", "advice": "try", "status": None}
+        ],
+    }
 
 
 def test_doctor_leaves_the_broker_as_it_was(broker_url: str) -> None:

@@ -130,8 +130,9 @@ def test_labels_that_no_worker_has_are_named() -> None:
     )
 
 
-def test_without_workers_nothing_is_said_of_tasks() -> None:
-    assert judged(task(workers=0, able=0, is_known=False)) == []
+def test_without_workers_tasks_are_not_checked() -> None:
+    assert [level for level, _ in judged(task(workers=0, able=0, is_known=False))] == [Level.NOT_CHECKED]
+    assert judged() == []
 
 
 def test_of_many_tasks_the_first_are_named() -> None:

@@ -9,7 +9,7 @@ from typing import Final
 from feedq.errors import FeedqError
 from feedq.settings import Settings
 from feedq.verbs.alerts import AlertTarget, targets_of
-from feedq.verbs.diagnosis.checks import Check, fail, ok, one_line
+from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, one_line
 from feedq.verbs.wording import counted
 
 NAME: Final = "alerts"
@@ -27,7 +27,7 @@ def check_alerts(settings: Settings, *, send: bool) -> Iterator[Check]:
         with ThreadPoolExecutor(TRIED_AT_ONCE) as threads:
             yield from threads.map(_tried, targets)
     elif targets:
-        yield ok(NAME, f"{counted(len(targets), 'target')}; `feedq doctor --alerts` sends each a message")
+        yield not_checked(NAME, counted(len(targets), "target"), "feedq doctor --alerts sends each a message")
 
 
 def _tried(target: AlertTarget) -> Check:

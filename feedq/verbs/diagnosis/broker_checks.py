@@ -14,9 +14,11 @@ from kombu.exceptions import KombuError
 
 from feedq.celery.broker import bounded_options, is_redis
 from feedq.core.passwords import mask_url
-from feedq.verbs.diagnosis.checks import Check, fail, ok, one_line, unreachable, warn
+from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, one_line, unreachable, warn
 
 TIMEOUT_S = 5
+EVICTION = "broker eviction"
+PERSISTENCE = "broker persistence"
 
 
 def check_broker(url: str) -> Iterator[Check]:
@@ -92,10 +94,15 @@ def _redis(url: str) -> Iterator[Check]:
                 str(k): str(v) for k, v in client.config_get("maxmemory*", "appendonly", "save").items()
             }
     except (redis.RedisError, ValueError) as error:
-        yield ok(
-            "broker eviction",
-            f"could not be read ({one_line(error)}); see that maxmemory-policy is noeviction",
-        )
+        for name, wanted in (
+            (EVICTION, "maxmemory-policy is noeviction"),
+            (PERSISTENCE, "appendonly is yes"),
+        ):
+            yield not_checked(
+                name,
+                f"the broker's settings cannot be read: {mask_url(one_line(error))}",
+                f"permit CONFIG GET to the user of FEEDQ_BROKER_URL, or see where it is set up that {wanted}",
+            )
         return
     yield _eviction(config)
     yield _persistence(config)
@@ -105,11 +112,11 @@ def _eviction(config: dict[str, str]) -> Check:
     policy = config.get("maxmemory-policy", "noeviction")
     if config.get("maxmemory", "0") != "0" and policy.startswith("allkeys"):
         return warn(
-            "broker eviction",
+            EVICTION,
             f"maxmemory-policy {policy} throws queues away when memory is short",
             "CONFIG SET maxmemory-policy noeviction",
         )
-    return ok("broker eviction", f"maxmemory {config.get('maxmemory', '0')}, policy {policy}")
+    return ok(EVICTION, f"maxmemory {config.get('maxmemory', '0')}, policy {policy}")
 
 
 def _persistence(config: dict[str, str]) -> Check:
@@ -123,5 +130,5 @@ def _persistence(config: dict[str, str]) -> Check:
         if is_on
     ]
     if kept:
-        return ok("broker persistence", " and ".join(kept))
-    return ok("broker persistence", "none; a restart loses ordinary tasks that wait, feeds are sent again")
+        return ok(PERSISTENCE, " and ".join(kept))
+    return ok(PERSISTENCE, "none; a restart loses ordinary tasks that wait, feeds are sent again")

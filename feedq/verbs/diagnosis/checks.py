@@ -15,11 +15,13 @@ class Level(StrEnum):
     OK = "ok"
     WARN = "warn"
     FAIL = "FAIL"
+    NOT_CHECKED = "not checked"
+    """Nobody could look: neither well nor a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, how it is, and what to do if it is not well."""
+    """What was looked at, how it is, and what to do if it is not well or could not be looked at."""
 
     name: str
     level: Level
@@ -39,6 +41,11 @@ def warn(name: str, detail: str, advice: str, *, status: str | None = None) -> C
 
 def fail(name: str, detail: str, advice: str) -> Check:
     return Check(name, Level.FAIL, detail, advice)
+
+
+def not_checked(name: str, why: str, advice: str) -> Check:
+    """``advice`` says what to do so that it can be checked."""
+    return Check(name, Level.NOT_CHECKED, why, advice)
 
 
 def unreachable(name: str, url: str, error: BaseException, *, setting: str) -> Check:

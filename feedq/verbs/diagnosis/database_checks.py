@@ -69,10 +69,21 @@ def _one(connection: Any, sql: str, parameters: tuple[Any, ...] = ()) -> tuple[A
 
 
 def _version(connection: Any, url: str) -> Check:
-    number, name = _one(connection, "SELECT current_setting('server_version_num')::int, version()")
-    if number // 10_000 < POSTGRESQL_MIN:
-        return fail("database", f"{name.split(',')[0]} is too old", f"PostgreSQL {POSTGRESQL_MIN} or newer")
-    return ok("database", f"PostgreSQL {number // 10_000}.{number % 10_000} at {mask_url(url)}")
+    number = connection.server_version
+    return too_old("database", number) or ok("database", f"{_release(number)} at {mask_url(url)}")
+
+
+def too_old(name: str, version: int) -> Check | None:
+    """A failure unless feedq works with this PostgreSQL, by its number such as 150004."""
+    if version // 10_000 >= POSTGRESQL_MIN:
+        return None
+    return fail(
+        name, f"{_release(version)} is too old", f"upgrade it to PostgreSQL {POSTGRESQL_MIN} or newer"
+    )
+
+
+def _release(version: int) -> str:
+    return f"PostgreSQL {version // 10_000}.{version % 10_000}"
 
 
 def _migrations(url: str) -> Check:

@@ -13,7 +13,7 @@ from feedq.core.lease import stillness_of
 from feedq.core.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerTarget, WorkerView
 from feedq.core.passwords import mask_url
 from feedq.core.placement.base import Rules
-from feedq.verbs.diagnosis.checks import Check, fail, ok, warn
+from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, warn
 from feedq.verbs.diagnosis.placement_checks import placing_checks, serves
 from feedq.verbs.wording import ago, counted, duration, some
 
@@ -313,9 +313,16 @@ def _sinks(workers: Sequence[WorkerView]) -> Iterator[Check]:
                 f"{cut_off} cannot write to sink {name}, and no other worker is known to",
                 "see that the sink is up; what was received is kept, and its sources are held back",
             )
-    if not down:
-        lately = f"written to lately: {some(sorted(up)) or 'none'}"
-        yield ok("sinks of workers", f"no worker is cut off from a sink; {lately}")
+    if not down and up:
+        yield ok(
+            "sinks of workers", f"no worker is cut off from a sink; written to lately: {some(sorted(up))}"
+        )
+    elif not down:
+        yield not_checked(
+            "sinks of workers",
+            "no worker has written to a sink lately",
+            "it is known once a feed lands records",
+        )
 
 
 def _is_of_late(at: datetime | None, now: datetime) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import psutil
 
 from feedq.core.model import WorkerView
-from feedq.verbs.diagnosis.checks import Check, ok, warn
-from feedq.verbs.wording import counted
+from feedq.verbs.diagnosis.checks import Check, not_checked, ok, warn
+from feedq.verbs.wording import counted, some
 
 FILES_BESIDE_FEEDS = 100
 """Descriptors of a worker that are no feed's: databases, broker, libraries, log."""
@@ -18,14 +18,22 @@ FILES_BESIDE_FEEDS = 100
 
 def check_open_files(workers: Sequence[WorkerView]) -> Iterator[Check]:
     """``ulimit -n`` of each worker on this machine, or of this shell for the largest when none runs here."""
-    here = [view.worker for view in workers if view.worker.host == socket.gethostname()]
+    here = {
+        view.worker.name: (_limit_of(view.worker.pid), view.worker.capacity + FILES_BESIDE_FEEDS)
+        for view in workers
+        if view.worker.host == socket.gethostname()
+    }
     limits = [
-        (f"{worker.name} may open", limit, worker.capacity + FILES_BESIDE_FEEDS)
-        for worker in here
-        if (limit := _limit_of(worker.pid)) is not None
+        (f"{name} may open", limit, needed) for name, (limit, needed) in here.items() if limit is not None
     ]
+    if hidden := [name for name, (limit, _) in here.items() if limit is None]:
+        yield not_checked(
+            "open files",
+            f"the limit of {some(hidden)} cannot be read from here",
+            "run feedq doctor as the user that the worker runs as",
+        )
     found = f"at least {min((limit for _, limit, _ in limits), default=0)} for each worker on this machine"
-    if not limits:
+    if not here:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         largest = max((view.worker.capacity for view in workers), default=0)
         limits = [
@@ -40,7 +48,7 @@ def check_open_files(workers: Sequence[WorkerView]) -> Iterator[Check]:
             f"{who} {limit} files, fewer than the {needed} that {feeds} need",
             f"raise the limit before starting it: ulimit -n {2 * needed}",
         )
-    if not short:
+    if limits and not short:
         yield ok("open files", found)
 
 

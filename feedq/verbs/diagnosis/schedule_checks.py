@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from feedq.control.store.fleet_state import JobState
 from feedq.core.schedule.model import ScheduleSpec, UnreadableSpec
-from feedq.verbs.diagnosis.checks import Check, fail, ok, warn
+from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, warn
 from feedq.verbs.wording import NAMED_MAX, counted, duration, some
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ OVERDUE_S = 30.0
 WAITING_S = 60.0
 """A run that has been due for so long waits for more than its turn."""
 
+START_WORKER = (
+    "start or uncordon a worker: celery -A feedq worker; for jobs alone, celery -A feedq worker -Q jobs -c 8"
+)
 TASKS_ADVICE = (
     "set FEEDQ_IMPORTS to the module that defines it, or FEEDQ_WORKER_LABELS, and start the workers again"
 )
@@ -34,8 +37,7 @@ def job_checks(state: JobState) -> Iterator[Check]:
         yield fail(
             "schedules",
             f"{described_schedules(state)}; no worker that serves has job slots, and nothing is run",
-            "start or uncordon a worker: celery -A feedq worker; "
-            "for jobs alone, celery -A feedq worker -Q jobs -c 8",
+            START_WORKER,
         )
     if state.overdue_s is not None and state.overdue_s > OVERDUE_S:
         yield fail(
@@ -95,10 +97,13 @@ def _waiting(state: JobState) -> Check:
 
 
 def check_tasks(tasks: Sequence[ScheduledTask]) -> Iterator[Check]:
-    """Is there a worker that can run each task? As workers say when they register; nothing without any."""
+    """Is there a worker that can run each task? As workers say when they register."""
     from feedq.control.store.jobs.listing import why_unserved
 
+    if not tasks:
+        return
     if not any(task.workers for task in tasks):
+        yield not_checked("tasks", "no worker runs jobs, so none says which tasks it knows", START_WORKER)
         return
     troubles = [task for task in tasks if not task.able]
     if not troubles:

@@ -20,6 +20,7 @@ from feedq.sinks.base import Checkpoint, load_sink, opened_sink, parse_sink
 from feedq.sinks.checkpoints import owner_of
 from feedq.verbs.adoption import left_behind
 from feedq.verbs.diagnosis.checks import Check, Level, fail, ok, one_line, unreachable, warn
+from feedq.verbs.diagnosis.database_checks import too_old
 from feedq.verbs.wording import counted, some
 
 BOOKKEEPING = ("feedq_checkpoint", "feedq_dead_letter")
@@ -120,6 +121,8 @@ def _check_sink(name: str, settings: Settings, *, feeds: int) -> Check:
 
 
 def _permissions(title: str, connection: Any, *, detail: str) -> Check:
+    if (found := too_old(title, connection.server_version)) is not None:
+        return found
     tables = list(BOOKKEEPING)
     with connection.cursor() as cursor:
         cursor.execute(_PERMISSIONS, (tables, tables))

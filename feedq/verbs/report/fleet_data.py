@@ -68,4 +68,4 @@ def read_status(store: PostgresStore, settings: Settings) -> FleetData:
 
 
 def _bad(checks: Iterable[Check]) -> list[Check]:
-    return [check for check in checks if check.level is not Level.OK]
+    return [check for check in checks if check.level in (Level.WARN, Level.FAIL)]
