@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
 from feedq.control.store.event_listing import EventFilter
-from feedq.core.model import TargetState, WorkerTarget
+from feedq.core.model import TargetState
 from feedq.core.roles import AccessRole
 from feedq.core.schedule.model import RunState
 from feedq.settings import Settings
@@ -123,16 +123,6 @@ def test_of_a_hundred_edits_of_one_version_one_is_made(api: ApiClient, harness: 
     assert harness.store.feeds.get("acme/orders").generation == 2
 
 
-def test_a_hundred_equal_declarations_at_once_make_one_generation(
-    api: ApiClient, harness: JobsHarness
-) -> None:
-    with ThreadPoolExecutor(16) as threads:
-        answers = list(threads.map(lambda _: put(api), range(PUTS)))
-    assert sorted({answer.status_code for answer in answers}) == [200, 201]
-    assert [answer.json()["result"] for answer in answers].count("added") == 1
-    assert harness.store.feeds.get("acme/orders").generation == 1
-
-
 def test_a_patch_changes_what_it_names(api: ApiClient) -> None:
     put(api, labels={"a": "1", "b": "2"})
     patched = api.ask("PATCH", NAME, json={"labels": {"a": None, "c": "3"}, "weight": 4})
@@ -201,18 +191,6 @@ def test_feeds_are_paused_resumed_restarted_moved_and_removed(api: ApiClient, ha
     assert events[4].detail["by"]["why"] == "maintenance"
 
 
-def test_workers_are_cordoned_and_drained(api: ApiClient, harness: JobsHarness) -> None:
-    harness.worker("w@host")
-    for verb, target in (
-        ("cordon", WorkerTarget.CORDONED),
-        ("drain", WorkerTarget.DRAINED),
-        ("uncordon", WorkerTarget.SERVING),
-    ):
-        assert api.ask("POST", f"/workers/w/{verb}").status_code == 200
-        (view,) = harness.store.workers.views()
-        assert view.worker.target_state is target
-
-
 def test_schedules_are_declared_triggered_once_a_key_and_removed(
     api: ApiClient, harness: JobsHarness
 ) -> None:
@@ -238,13 +216,6 @@ def test_schedules_are_declared_triggered_once_a_key_and_removed(
     assert api.ask("POST", f"{path}/backfill", json=past).json()["existing"] == 3
     assert api.ask("POST", f"{path}/purge").json()["cancelled"] == 3
     assert api.ask("DELETE", path).json()["result"] == "removed"
-
-
-def test_queues_are_set_and_removed(api: ApiClient, harness: JobsHarness) -> None:
-    assert api.ask("PUT", "/queues/reports", json={"concurrency": 2}).status_code == 200
-    assert api.json("/queues")["queues"][0]["concurrency"] == 2
-    assert api.ask("PUT", "/queues/reports", json={}).status_code == 400
-    assert api.ask("DELETE", "/queues/reports").status_code == 200
 
 
 def test_tokens_are_given_out_by_admins_alone(client_of: MakeClient, backend: ApiBackend) -> None:

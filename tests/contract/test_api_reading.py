@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
 
 import jsonschema
 import pytest
@@ -107,24 +106,6 @@ def test_a_filter_finds_those_to_which_all_of_it_applies(
     assert names(api.json("/feeds", params=asked)) == sorted(expected)
 
 
-def test_a_feed_is_shown_whatever_its_name(api: ApiClient, feeds: None) -> None:
-    for name in NAMES:
-        document = api.json(f"/feeds/{quote(name, safe='')}")
-        assert (document["name"], document["sink"]) == (name, {"table": "orders"})
-        assert api.json(f"/feeds/{quote(name, safe='')}/events")["events"][-1]["kind"] == "feed_added"
-
-
-def test_what_a_feed_landed_is_told_by_minutes_and_by_quarters(
-    api: ApiClient, harness: JobsHarness, feeds: None
-) -> None:
-    harness.store.landed.count()
-    for span, bucket_s, buckets in (("hour", 60, 60), ("day", 900, 96)):
-        document = api.json("/feeds/acme%2Fa/history", params={"span": span})
-        assert (document["span"], document["bucket_s"], len(document["buckets"])) == (span, bucket_s, buckets)
-        assert {one["rows"] for one in document["buckets"]} == {None}
-    assert api.get("/feeds/acme%2Fa/history", params={"span": "week"}).status_code == 400
-
-
 def test_history_of_everything_is_paged_and_names_the_feed(
     api: ApiClient, harness: JobsHarness, feeds: None
 ) -> None:
@@ -133,28 +114,6 @@ def test_history_of_everything_is_paged_and_names_the_feed(
     (paused,) = api.json("/events", params={"kind": "feed_paused"})["events"]
     assert (paused["feed"], paused["worker"]) == ("acme/b", None)
     assert len(api.json("/events", params={"tenant": "beta"})["events"]) == 2
-
-
-def test_workers_schedules_and_runs_are_shown(api: ApiClient, harness: JobsHarness) -> None:
-    harness.worker("w@host")
-    harness.schedules.add(schedule_spec("acme/nightly"))
-    runs = [harness.schedules.trigger("acme/nightly", key=str(n)) for n in range(3)]
-    assert [worker["name"] for worker in api.json("/workers")["workers"]] == ["w@host"]
-    assert api.json("/workers/w")["name"] == "w@host"
-    assert [s["name"] for s in api.json("/schedules", params={"prefix": "acme/"})["schedules"]] == [
-        "acme/nightly"
-    ]
-    assert api.json("/schedules/acme%2Fnightly")["counts"]["waiting"] == 1
-    shown = [run["id"] for page in pages(api, "/runs", "runs", limit=2) for run in page]
-    assert shown == sorted((run.id for run in runs), reverse=True)
-    assert api.json(f"/runs/{runs[0].id}")["key"] == "trigger:0"
-    assert api.json("/queues")["queues"][0]["waiting"] == 1
-
-
-def test_the_fleet_and_the_connectors_are_shown(api: ApiClient, feeds: None) -> None:
-    assert api.json("/status")["feeds"]["by_status"]["paused"] == 1
-    assert api.json("/connectors")["connectors"]["tcp"] == api.json("/connectors/tcp")
-    assert "feeds" in api.json("/schema")["properties"]
 
 
 # -- what is wrong -----------------------------------------------------------------------------------

@@ -146,6 +146,7 @@ def _schedule(harness: JobsHarness) -> None:
 
 READING = """
 feed list
+--json feed list
 feed list -o json
 feed list -o yaml --tenant acme
 feed list -o name --label region=eu
@@ -271,6 +272,8 @@ queues: [{name: mails, rate_per_s: 2}]
 REFUSED = [
     "feed pause",
     "feed pause nobody",
+    "feed pause acme/0 nobody",
+    "feed remove acme/0",
     "feed pause --tenant nobody",
     "feed pause --tenant acme",
     "worker drain nobody",

@@ -353,11 +353,6 @@ def test_status_and_doctor_name_a_schedule_of_a_later_release(
     assert "None" not in str([check["detail"] for check in checks if check["name"] == "tasks"])
 
 
-def test_of_those_that_can_be_read_some_are_exported(shell: Shell, harness: JobsHarness) -> None:
-    harness.execute("UPDATE feedq.schedule SET policy = %s WHERE name = %s", '{"warp": 9}', POLL)
-    assert "acme.jobs.once" in shell.ok("export", "acme/once")
-
-
 # -- the fleet ---------------------------------------------------------------------------------------
 
 

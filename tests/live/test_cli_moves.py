@@ -1,4 +1,4 @@
-"""`feedq worker cordon`, `uncordon`, `drain`, `feedq feed move`; and what is said of feeds that wait or move."""
+"""`feedq worker cordon`, `uncordon`, `drain` and `feedq feed move`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from uuid import uuid4
 import pytest
 from structlog.testing import capture_logs
 
-from feedq.core.model import LeaseState, NewWorker, Reason, Selector, Worker
-from tests.fakes import MemoryStore
+from feedq.core.model import LeaseState, NewWorker, Selector, Worker
 from tests.unit.command import Command
 
 
@@ -72,16 +71,6 @@ def test_a_cordoned_worker_keeps_its_feeds_and_is_given_no_more(command: Command
     assert where(command)["d"] == "one"
 
 
-def test_the_spread_is_that_of_workers_that_serve(command: Command) -> None:
-    two_workers_with(command, "a", "b", "c")
-    command.ok("worker", "cordon", "one")
-    assert "spread" not in command.ok("worker", "list")
-    command.worker("three")
-    assert command.ok("worker", "list").endswith("spread: 0 to 0 feeds on a worker that serves\n")
-    assert command.json("status")["workers"]["spread"] == [0, 0]
-    assert command.json("status")["workers"]["cordoned"] == 1
-
-
 def test_a_drain_waits_until_every_feed_has_another_place(command: Command) -> None:
     two_workers_with(command, *"abcdefgh")
     command.during_waits(lambda: hand_over(command, at_most=1))
@@ -93,12 +82,6 @@ def test_a_drain_waits_until_every_feed_has_another_place(command: Command) -> N
     assert len(left) > 1, "and not only the last step"
     assert set(where(command).values()) == {"two"}
     assert target_states(command)["one"] == "drained"
-
-
-def test_a_drain_as_json_says_nothing_else_on_standard_output(command: Command) -> None:
-    two_workers_with(command, "a", "b")
-    command.during_waits(lambda: hand_over(command, at_most=1))
-    assert command.json("worker", "drain", "one", "--wait")["result"] == "drained"
 
 
 def test_a_feed_without_another_place_stays_and_the_drain_says_why(command: Command) -> None:
@@ -127,23 +110,6 @@ def test_a_drain_that_gets_no_further_says_so_while_it_waits(command: Command) -
     assert "no other worker that serves has the labels of selector.required, as region=eu for a" in told[0]
 
 
-def test_a_worker_that_is_ending_is_neither_cordoned_nor_drained(command: Command) -> None:
-    worker = command.worker("one")
-    command.store.workers.drain(worker.id)
-    for verb in ("cordon", "uncordon", "drain"):
-        assert "worker 'one' is ending" in command.refused("worker", verb, "one", status=1)
-        assert "no worker 'two'; alive are: one" in command.refused("worker", verb, "two")
-
-
-def test_a_fleet_that_nobody_serves_in_is_a_failure_of_its_own(command: Command) -> None:
-    two_workers_with(command)
-    command.ok("worker", "cordon", "one")
-    command.ok("worker", "drain", "two")
-    (found,) = (w for w in command.json("status")["warnings"] if w["name"] == "workers")
-    assert found["detail"] == "none of the 2 workers serves (1 cordoned, 1 drained); nothing is placed"
-    assert "uncordon" in found["advice"]
-
-
 # -- one feed ----------------------------------------------------------------------------------------
 
 
@@ -161,14 +127,6 @@ def test_a_feed_is_moved_and_shows_where_to_meanwhile(command: Command) -> None:
     hand_over(command)
     assert where(command) == {"a": "two"}
     assert command.json("feed", "show", "a")["explanation"] is None
-
-
-def test_a_move_can_be_waited_for(command: Command) -> None:
-    two_workers_with(command, "a")
-    command.during_waits(lambda: hand_over(command))
-    assert command.json("feed", "move", "a", "--to", "two", "--wait") == [
-        {"name": "a", "worker": "two", "result": "moved"}
-    ]
 
 
 def test_a_move_that_takes_too_long_says_what_it_waits_for(command: Command) -> None:
@@ -193,52 +151,25 @@ def test_a_move_that_cannot_be_is_refused_with_the_reason(
     assert message in command.refused("feed", "move", "a", "--to", "two", status=1)
 
 
-def test_a_move_of_a_feed_that_is_not_there_is_refused(command: Command) -> None:
-    two_workers_with(command, "a")
-    assert "no feed named 'b'" in command.refused("feed", "move", "b", "--to", "two")
-    assert "no worker 'three'" in command.refused("feed", "move", "a", "--to", "three")
-    command.ok("feed", "remove", "a", "--yes")
-    assert "feed 'a' is being removed" in command.refused("feed", "move", "a", "--to", "two")
+# -- waiting ----------------------------------------------------------------------------------------
 
 
-# -- feeds that wait ---------------------------------------------------------------------------------
-
-
-def test_a_feed_that_no_worker_matches_says_which_labels_are_missing(command: Command) -> None:
-    command.worker("one")
-    command.feed("a", selector=Selector(required={"region": "eu"}))
-    command.feed("b")
-    command.stream()
-    shown = command.ok("feed", "show", "a")
-    assert "no worker has region=eu, which it requires: start one with FEEDQ_WORKER_LABELS" in shown
-    assert "requires" in shown
-    status = command.json("status")
-    assert status["feeds"]["waiting"] == {"no_match": 1}
-    assert {w["name"] for w in status["warnings"]} >= {"labels", "feeds"}
-    labelled(command, "two", {"region": "eu"})
-    command.stream()
-    assert where(command) == {"a": "two", "b": "one"}
-
-
-def test_reasons_to_wait_are_counted_apart(command: Command) -> None:
-    command.worker("one", capacity=1)
-    command.feed("a", selector=Selector(required={"region": "eu"}))
-    for name in "bcd":
-        command.feed(name)
-    command.stream()
-    assert command.json("status")["feeds"]["waiting"] == {"no_capacity": 2, "no_match": 1}
-    assert "waiting    2 no_capacity, 1 no_match" in command.ok("status")
-    assert "all 1 places on 1 worker are taken or promised" in command.ok("feed", "show", "d")
-
-
-def test_a_feed_that_is_held_for_a_successor_says_until_when(command: Command) -> None:
-    command.store = MemoryStore(command.clock, restart_hold_s=10.0)
-    command.worker("one")
+def test_waiting_ends_when_it_has_happened(command: Command) -> None:
     command.feed("a")
-    command.stream()
-    worker = command.view("a").lease.worker_id
-    assert worker is not None
-    command.store.workers.drain(worker)
-    command.release("a", Reason.DRAINED)
-    assert "for the successor of one, which was stopped" in command.json("feed", "show", "a")["explanation"]
-    assert command.json("status")["feeds"]["waiting"] == {"held": 1}
+    command.worker("w")
+    command.during_waits(command.stream)
+    assert command.ok("feed", "restart", "a", "--wait").endswith("a restarted\n")
+    assert command.view("a").lease.records_total == 1_000
+
+
+def test_waiting_in_vain_fails_after_its_timeout(command: Command) -> None:
+    command.feed("a")
+    error = command.refused("feed", "resume", "a", "--wait", "--timeout", "0", status=1)
+    assert error == "Error: a streaming: not within 0 s; it may still happen\n"
+
+
+def test_remove_waits_until_nothing_is_left(command: Command) -> None:
+    command.feed("a")
+    command.during_waits(command.reconcile)
+    assert command.ok("feed", "remove", "a", "--yes", "--wait").endswith("a removed\n")
+    assert command.store.feeds.views() == []

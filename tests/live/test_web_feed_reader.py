@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from threading import Event, Lock, get_ident
+from threading import Event, Lock
 
 import pytest
 
@@ -50,13 +50,6 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
             await story()
 
     asyncio.run(bounded())
-
-
-def test_a_read_runs_on_another_thread() -> None:
-    async def story() -> None:
-        assert await Reader(URL).read("who", get_ident) != get_ident()
-
-    run(story)
 
 
 def test_the_loop_goes_on_while_a_read_blocks() -> None:

@@ -30,11 +30,6 @@ def command() -> Command:
     return made
 
 
-def test_names_alone_are_printed_for_scripts(command: Command) -> None:
-    assert command.ok("feed", "list", "-o", "name") == "acme/a\nacme/b\n"
-    assert command.ok("feed", "list", "--tenant", "nobody", "-o", "name") == ""
-
-
 def test_yaml_has_the_fields_of_the_json(command: Command) -> None:
     as_yaml = yaml.safe_load(command.ok("feed", "list", "-o", "yaml"))
     assert as_yaml == command.json("feed", "list")
@@ -104,23 +99,6 @@ def test_a_stack_that_runs_in_this_directory_is_found_and_said(here: Path) -> No
         said, error = ran.stderr.splitlines()
         assert said == f"(the feedq up that runs in {here / '.feedq'})"
         assert "postgresql://operator:***@127.0.0.1:1/feedq" in error
-
-
-def test_settings_of_the_environment_come_before_a_stack(here: Path) -> None:
-    os.environ["FEEDQ_DATABASE_URL"] = "postgresql://127.0.0.1:2/mine"
-    stack = DataDir(here / ".feedq")
-    with stack.held():
-        stack.write_settings({"FEEDQ_DATABASE_URL": URL})
-        Invocation()._use_stack()
-        assert os.environ["FEEDQ_DATABASE_URL"] == "postgresql://127.0.0.1:2/mine"
-
-
-def test_a_stack_that_has_ended_is_none(here: Path) -> None:
-    stack = DataDir(here / ".feedq")
-    with stack.held():
-        stack.write_settings({"FEEDQ_DATABASE_URL": URL})
-    Invocation()._use_stack()
-    assert "FEEDQ_DATABASE_URL" not in os.environ
 
 
 @pytest.mark.parametrize(

@@ -41,40 +41,6 @@ def test_apply_shows_and_makes_the_difference(command: Command) -> None:
     assert command.spec("b").weight == 2.0
 
 
-def test_applying_again_changes_nothing(command: Command) -> None:
-    command.ok("apply", "-f", "-", given=feeds("a", "b"))
-    out = command.ok("apply", "-f", "-", given=feeds("a", "b"))
-    assert out == "0 added, 0 changed, 0 removed, = 2 unchanged\n"
-    assert command.store.feeds.get("a").generation == 1
-
-
-def test_a_dry_run_changes_nothing(command: Command) -> None:
-    command.feed("z")
-    out = command.ok("apply", "-f", "-", "--dry-run", "--prune", given=feeds("a"))
-    assert out.splitlines() == ["+ a", "- z", "1 added, 0 changed, 1 removed, = 0 unchanged (dry run)"]
-    assert names(command) == ["z"]
-
-
-def test_files_add_up_and_json_reports_the_changes(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "one.yaml").write_text(feeds("a"))
-    (tmp_path / "two.json").write_text(
-        f'{{"feeds": [{{"name": "b", "connector": "tcp", "source": {{"url": "{URL}"}}, '
-        '"sink": {"table": "t"}}]}'
-    )
-    report = command.json("apply", "-f", str(tmp_path / "one.yaml"), "-f", str(tmp_path / "two.json"))
-    assert report == {
-        "dry_run": False,
-        "added": 2,
-        "changed": 0,
-        "removed": 0,
-        "unchanged": 0,
-        "changes": [
-            {"kind": "feed", "name": "a", "action": "add", "options": []},
-            {"kind": "feed", "name": "b", "action": "add", "options": []},
-        ],
-    }
-
-
 def test_one_mistake_and_nothing_is_applied(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "feeds.yaml"
     file.write_text(
@@ -99,39 +65,11 @@ def test_one_mistake_and_nothing_is_applied(command: Command, tmp_path: Path) ->
     assert names(command) == []
 
 
-def test_mistakes_of_all_files_are_listed(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "one.yaml").write_text("feeds: [")
-    (tmp_path / "two.yaml").write_bytes(b"feeds: \xff")
-    error = command.refused("apply", "-f", str(tmp_path / "one.yaml"), "-f", str(tmp_path / "two.yaml"))
-    assert "one.yaml:2: no valid YAML" in error
-    assert "two.yaml: is not UTF-8 text (byte 7)" in error
-
-
 def test_a_literal_secret_is_refused_and_not_repeated(command: Command) -> None:
     text = feeds("a").replace("url:", "secrets: {token: hunter2}, hello: 'x://me:hunter2@h', url:")
     error = command.refused("apply", "-f", "-", given=text)
     assert "${env:NAME}" in error
     assert "hunter2" not in error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "Missing option '-f'"),
-        (("-f", "nowhere.yaml"), "does not exist"),
-        (("-f", "-", "--tenant", "x"), "--tenant limits --prune"),
-    ],
-)
-def test_wrong_usage_is_refused(command: Command, arguments: tuple[str, ...], message: str) -> None:
-    assert message in command.refused("apply", *arguments, given="")
-
-
-def test_pruning_asks_first_and_refuses_where_nobody_answers(command: Command) -> None:
-    command.feed("z")
-    result = command.run("apply", "-f", "-", "--prune", given=feeds("a"))
-    assert result.exit_code == 2
-    assert "Remove 1 feed that the manifests do not declare?" in result.stderr
-    assert names(command) == ["z"]
 
 
 def test_pruning_can_be_limited_to_a_tenant(command: Command) -> None:

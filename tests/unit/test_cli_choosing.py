@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from feedq.control.store.base import Feeds
 from feedq.core.model import Feed, TargetState
-from feedq.core.selection import Selection
 from feedq.verbs import bulk
 from tests.unit.command import Command
 
@@ -25,26 +22,6 @@ def command() -> Command:
 def paused(command: Command) -> list[str]:
     views = command.store.feeds.views()
     return [v.feed.name for v in views if v.feed.spec.target_state is TargetState.PAUSED]
-
-
-@pytest.mark.parametrize(
-    ("chosen", "expected"),
-    [
-        (("--tenant", "acme"), ["acme/a", "acme/b"]),
-        (("--label", "region=eu"), ["acme/a", "other/a"]),
-        (("-l", "region=eu", "--tenant", "acme"), ["acme/a"]),
-        (("--match", "*/a"), ["acme/a", "other/a"]),
-        (("--status", "waiting"), ["acme/a", "acme/b", "other/a"]),
-        (("--connector", "tcp", "--match", "o*"), ["other/a"]),
-        (("acme/a", "other/a", "--tenant", "acme"), ["acme/a"]),
-    ],
-)
-def test_a_verb_is_done_to_all_that_are_chosen(
-    command: Command, chosen: Sequence[str], expected: list[str]
-) -> None:
-    answers = command.json("feed", "pause", *chosen, "--yes")
-    assert answers == [{"name": name, "result": "paused"} for name in expected]
-    assert paused(command) == expected
 
 
 def test_what_is_chosen_is_counted_and_asked_about(command: Command) -> None:
@@ -67,16 +44,6 @@ def test_a_selection_that_matches_nothing_says_of_how_many(command: Command) -> 
     assert Command().ok("feed", "list", "--tenant", "nobody").startswith("no feeds; declare some")
 
 
-def test_a_list_is_in_order_and_cut(command: Command) -> None:
-    command.worker("w")
-    command.stream()
-    view = command.view("other/a")
-    assert view.lease.worker_id is not None
-    command.report(view.lease.worker_id, view.feed.id, view.lease.epoch, bytes=10**9)
-    rows = command.json("feed", "list", "--sort", "bytes", "--limit", "2")
-    assert [row["name"] for row in rows] == ["other/a", "acme/a"]
-
-
 def test_feeds_of_a_worker_move_to_those_with_room(command: Command) -> None:
     source = command.worker("one")
     command.stream()
@@ -88,15 +55,6 @@ def test_feeds_of_a_worker_move_to_those_with_room(command: Command) -> None:
     assert "are full" in result.stderr
     views = command.store.feeds.views()
     assert [v.feed.name for v in views if v.lease.promised_to not in (None, source.id)] == ["acme/a"]
-
-
-def test_feeds_move_to_the_worker_that_is_named(command: Command) -> None:
-    command.worker("one")
-    command.stream()
-    two = command.worker("two")
-    answers = command.json("feed", "move", "--tenant", "acme", "--to", "two", "--yes")
-    assert answers == [{"name": name, "worker": "two", "result": "moving"} for name in ("acme/a", "acme/b")]
-    assert {command.view(name).lease.promised_to for name in ("acme/a", "acme/b")} == {two.id}
 
 
 def test_dead_letters_of_all_feeds_are_listed_with_the_latest_reason(command: Command) -> None:
@@ -113,7 +71,6 @@ def test_dead_letters_of_all_feeds_are_listed_with_the_latest_reason(command: Co
     header, line = command.ok("feed", "dead-letters", "list").splitlines()
     assert header.split() == ["NAME", "REFUSED", "LATEST", "REASON"]
     assert line.endswith("not a number")
-    assert command.ok("feed", "dead-letters", "list", "--tenant", "other").startswith("no record")
 
 
 def test_a_feed_that_cannot_be_changed_keeps_no_other_from_it(
@@ -133,11 +90,3 @@ def test_a_feed_that_cannot_be_changed_keeps_no_other_from_it(
     ]
     assert done == [2, 4]
     assert paused(command) == ["acme/a", "acme/b", "other/a"]
-
-
-def test_an_empty_selection_chooses_all_but_what_is_being_removed(command: Command) -> None:
-    command.store.feeds.remove("acme/b")
-    names = [view.feed.name for view in command.store.feeds.selected(Selection())]
-    assert names == ["acme/a", "other/a"]
-    assert len(command.store.feeds.selected(Selection(removing=True))) == 3
-    assert command.store.feeds.count() == 2

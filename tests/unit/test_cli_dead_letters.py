@@ -145,29 +145,11 @@ def test_letters_are_named_by_id_and_those_of_another_feed_are_none_of_its(bench
     assert bench.left == [3, 4]
 
 
-@pytest.mark.parametrize("verb", ["list", "replay", "drop"])
-@pytest.mark.parametrize("letter_id", ["0", "-1", str(2**63), "x"])
-def test_an_id_that_can_be_none_is_a_usage_error(bench: Bench, verb: str, letter_id: str) -> None:
-    ran = bench.run(verb, "--", letter_id)
-    assert ran.exit_code == 2
-    assert "Invalid value" in ran.stderr
-
-
 @pytest.mark.parametrize("arguments", [(), ("1", "--all")])
 def test_ids_or_all_and_not_both(bench: Bench, arguments: tuple[str, ...]) -> None:
     ran = bench.run("replay", *arguments)
     assert ran.exit_code == 2
     assert ran.stderr == "Error: name the ids of dead letters, or say --all\n"
-
-
-def test_all_of_none_is_none(bench: Bench) -> None:
-    assert bench.json("replay", "--all") == {
-        "name": NAME,
-        "landed": 0,
-        "refused": {},
-        "passed_over": 0,
-    }
-    assert bench.json("drop", "--all", "--yes") == {"name": NAME, "dropped": 0}
 
 
 def test_a_sink_that_goes_away_midway_leaves_no_doubt_how_far_it_went(bench: Bench) -> None:
@@ -179,14 +161,6 @@ def test_a_sink_that_goes_away_midway_leaves_no_doubt_how_far_it_went(bench: Ben
     assert ran.stderr == "Error: sink (in memory): away; 30 had landed before\n"
     assert len(bench.left) == 270
     assert bench.told(EventKind.DEAD_LETTERS_REPLAYED) == [{"landed": 30, "refused": 0}]
-
-
-def test_what_was_dropped_before_the_sink_went_away_is_in_the_history(bench: Bench) -> None:
-    bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 300)
-    bench.sink.away_at = 3
-    assert bench.run("drop", "--all", "--yes").exit_code == 1
-    assert len(bench.left) == 270
-    assert bench.told(EventKind.DEAD_LETTERS_DROPPED) == [{"dropped": 30}]
 
 
 def test_letters_that_somebody_else_is_at_are_counted(bench: Bench) -> None:

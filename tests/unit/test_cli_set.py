@@ -227,17 +227,3 @@ def test_a_timing_is_tried_and_a_note_says_where_clocks_are_changed(command: Com
         "2026-12-27T00:00",
     ]
     assert "no tick is left" in command.ok("schedule", "next", "at=2020-01-01")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "say which: the NAME of one schedule, or a timing to try"),
-        (("a", "b"), "say which: the NAME of one schedule"),
-        (("cron=x",), "cron: "),
-        (("every=1h", "--from", "soon"), "--from: 'soon' is no time"),
-        (("every=1h", "--count", "0"), "Invalid value for '--count'"),
-    ],
-)
-def test_wrong_questions_are_refused(command: Command, arguments: tuple[str, ...], message: str) -> None:
-    assert message in command.refused("schedule", "next", *arguments)

@@ -1,18 +1,15 @@
-"""What the pages of schedules ask for, show and allow."""
+"""What the pages of schedules ask for and show."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
 
-from feedq.control.store.postgresql import JobStore
 from feedq.core.schedule.model import (
     CatchUp,
     Cron,
@@ -32,19 +29,14 @@ from feedq.verbs.report.details import schedule_declaration_lines, standing_line
 from feedq.verbs.report.masking import shown
 from feedq.verbs.report.rows import run_row, schedule_document, schedule_row
 from feedq.verbs.wording import lag_s, seconds, tick_of, took_s, why_run
-from feedq.web.feed_reader import Reader
-from feedq.web.guard import refusal
 from feedq.web.params import (
     ScheduleQuery,
     parse_schedules,
     parse_states,
 )
-from feedq.web.queries import FoundSchedules, ScheduleQueries
 from tests.fakes.clock import NEW_YEAR
 
 NOW = NEW_YEAR
-LONG_S = 20
-URL = "postgresql://feedq@127.0.0.1:1/feedq"
 SECRET = "hunter2"  # what must be shown nowhere
 
 
@@ -116,29 +108,6 @@ def test_a_wrong_argument_is_named(parse: Callable[[], object], named: str) -> N
     with pytest.raises(InvalidInput) as raised:
         parse()
     assert named in str(raised.value)
-
-
-# -- who may change anything -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("login", "is_open", "read_only", "may"),
-    [
-        ("basic_auth", False, False, True),
-        ("auth", False, False, True),
-        ("", True, False, True),
-        ("", False, False, False),
-        ("basic_auth", False, True, False),
-        ("", True, True, False),
-    ],
-)
-def test_nothing_changes_without_a_login_or_in_a_flower_that_only_reads(
-    login: str, is_open: bool, read_only: bool, may: bool
-) -> None:
-    options = SimpleNamespace(basic_auth=[], auth="", read_only=read_only)
-    if login:
-        setattr(options, login, ["ada:lovelace"])
-    assert (refusal(options, is_open=is_open) is None) is may
 
 
 # -- words -------------------------------------------------------------------------------------------
@@ -240,83 +209,3 @@ def test_arguments_of_jobs_stand_in_a_schedules_own_document_only() -> None:
     assert SECRET not in str(document)
     assert document["counts"] == {state.value: 2 if state is RunState.LOST else 0 for state in RunState}
     assert document["runs"] == [run_row(run())]
-
-
-# -- reading and changing ----------------------------------------------------------------------------
-
-
-@dataclass
-class Shelf:
-    """Many schedules by name, and what was asked of them."""
-
-    names: list[str]
-    asked: list[int] = field(default_factory=list)
-    triggered: list[str | None] = field(default_factory=list)
-
-    @property
-    def schedules(self) -> Shelf:
-        return self
-
-    def latest(self, names: Collection[str], *, each: int) -> dict[str, list[Run]]:
-        return {}
-
-    def views(self, *, prefix: str = "", after: str = "", limit: int = 1_000) -> list[ScheduleView]:
-        self.asked.append(limit)
-        found = [name for name in self.names if name.startswith(prefix) and name > after][:limit]
-        return [ScheduleView(schedule(spec(name)), None, 0, 0) for name in found]
-
-    def view(self, name: str) -> ScheduleView:
-        return self.views(prefix=name, limit=1)[0]
-
-    def counts(self, name: str) -> Mapping[RunState, int]:
-        return {RunState.SUCCEEDED: len(self.triggered)}
-
-    def runs(
-        self, name: str | None = None, *, states: Collection[RunState] = (), limit: int = 50
-    ) -> list[Run]:
-        return [run(id=n, key=str(key)) for n, key in enumerate(self.triggered)]
-
-    def trigger(self, name: str, *, key: str | None = None, job: Job | None = None) -> Run:
-        self.triggered.append(key)
-        return run(key=key or "made")
-
-
-def pages(shelf: Shelf) -> ScheduleQueries:
-    return ScheduleQueries(cast(JobStore, shelf), Reader(URL, timeout_s=LONG_S), now=lambda: NOW)
-
-
-def story(told: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(LONG_S):
-            await told()
-
-    asyncio.run(bounded())
-
-
-def test_a_hundred_thousand_schedules_are_read_a_page_at_a_time() -> None:
-    shelf = Shelf([f"s/{n:06d}" for n in range(100_000)])
-
-    async def told() -> None:
-        facts = pages(shelf)
-        first = await facts.part(ScheduleQuery(limit=200))
-        second = await facts.part(ScheduleQuery(after=first.next_after or "", limit=200))
-        assert shelf.asked == [201, 201]
-        shown_names = [view.schedule.spec.name for part in (first, second) for view in part.views]
-        assert shown_names == shelf.names[:400]
-
-    story(told)
-
-
-def test_the_last_page_says_that_it_is_the_last() -> None:
-    async def told() -> None:
-        facts = pages(Shelf(["a", "b", "c"]))
-
-        async def page(after: str, limit: int) -> FoundSchedules:
-            return await facts.part(ScheduleQuery(after=after, limit=limit))
-
-        assert (await page("", 3)).next_after is None
-        assert (await page("", 2)).next_after == "b"
-        last = await page("b", 2)
-        assert ([v.schedule.spec.name for v in last.views], last.next_after) == (["c"], None)
-
-    story(told)
