@@ -151,10 +151,10 @@ def try_feed(
             _show_cursor(received.batches[-1].cursor, trial, masker)
             write = FeedWrite(0, spec.name, 0, target, _first(received.batches, wanted.records))
             trial.records = [_masked(preview, masker) for preview in _previews(sink, write, trial)]
-            odd = list(hints(options, sink_options, [preview.record for preview in trial.records]))
-            # What the connector says of the same is said better by those.
-            odd += [notice for notice in received.notices if notice[0] not in dict(odd)]
-            for about, what in odd:
+            # What the connector notices by itself it says better.
+            noticed = {about for about, _ in received.notices}
+            hinted = hints(options, sink_options, [preview.record for preview in trial.records])
+            for about, what in [*received.notices, *(odd for odd in hinted if odd[0] not in noticed)]:
                 trial.warned(about, masker.mask(what))
     return trial
 

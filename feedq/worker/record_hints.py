@@ -33,16 +33,10 @@ def hints(source: ConnectorOptions, sink: SinkOptions, records: Sequence[bytes])
         return
     lists = [document for document in documents if isinstance(document, list)]
     if lists:
-        yield "records", _of_a_list(lists[0], source)
+        said = f"a record is a list of {len(lists[0])}, which lands as one row"
+        yield "records", f"{said}; let the source send its elements one by one"
         return
     yield from _pointer_hints(sink, documents)
-
-
-def _of_a_list(found: Sequence[Any], source: ConnectorOptions) -> str:
-    what = f"a record is a list of {len(found)}, which lands as one row"
-    if "records" in type(source).model_fields:
-        return f'{what}; with source.records: "" each of its elements is a record'
-    return f"{what}; let the source send its elements one by one"
 
 
 def _pointer_hints(sink: SinkOptions, documents: Sequence[Any]) -> Iterator[tuple[str, str]]:

@@ -6,11 +6,13 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from feedq.connectors.http import HttpConnector
+from feedq.connectors.protocol import http_polling
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.testing.loopback import serving
@@ -213,6 +215,24 @@ async def test_pages_in_a_circle_are_told() -> None:
         _, error = await Feed(HttpConnector).read_to_end(url(port, "/a"), **source)
     assert isinstance(error, SourceUnavailable)
     assert "lead in a circle" in str(error)
+
+
+async def test_a_poll_asks_for_a_bounded_number_of_pages_and_the_next_one_goes_on_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_polling, "PAGES_MAX", 4, raising=False)
+
+    def reply(asked: Asked) -> bytes:
+        page = int(asked.parameter("page") or 1)
+        return answer(items(page, more=f"/orders?page={page + 1}"))
+
+    api = Api(reply)
+    source = {**POLL, "interval_s": 0.5, "records": "/items", "next_page": "/more"}
+    async with serving(api) as port:
+        batches = await Feed(HttpConnector).take(10, url(port), **source)
+    assert seqs(records_of(batches)) == list(range(1, 11))
+    pauses = [later - earlier > 0.3 for earlier, later in pairwise(api.asked_at)]
+    assert pauses == [False] * 4 + [True] + [False] * 4
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,12 @@ def test_a_pointer_that_no_record_has_is_told_with_what_they_have() -> None:
     ]
 
 
-def test_a_list_that_would_land_as_one_row_is_told_with_the_option_that_cuts_it() -> None:
-    (found,) = said("http", HTTP, {"seq": "/seq"}, b'[{"seq": 1}, {"seq": 2}]')
-    assert found == (
-        "records",
-        'a record is a list of 2, which lands as one row; with source.records: "" each of its elements is a '
-        "record",
+def test_a_list_that_would_land_as_one_row_is_told() -> None:
+    (found,) = said("tcp", {"url": "tcp://a:1"}, {"seq": "/seq"}, b'[{"seq": 1}, {"seq": 2}]')
+    said_of_it = (
+        "a record is a list of 2, which lands as one row; let the source send its elements one by one"
     )
+    assert found == ("records", said_of_it)
 
 
 def test_elements_of_lists_can_be_pointed_at() -> None:

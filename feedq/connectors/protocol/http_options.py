@@ -38,8 +38,8 @@ class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
     rest of it."""
     interval_s: Annotated[float, Field(ge=0.1, le=TIMEOUT_S_MAX)] = 60.0
     """With `mode: poll`: time from one poll to the next. A poll that takes longer leaves out the ones that
-    would have begun meanwhile. It asks on at once for further pages, and as long as it gets `records` with
-    which the cursor moves."""
+    would have begun meanwhile. It asks at once for further pages, at most 10,000 a poll, and as long as it
+    gets `records` with which the cursor moves."""
     records: str | None = None
     """With `mode: poll`: JSON pointer to the list of records in an answer, `""` if the answer is the list; or
     `framed`, if an answer is to be cut by `framing`. Without it, an answer is one record."""

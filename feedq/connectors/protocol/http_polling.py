@@ -58,6 +58,8 @@ LINK_BYTES_MAX: Final = 8 * ADDRESS_CHARACTERS_MAX
 """A longer text is no address of a page, whatever of it may be escapes."""
 EMPTY_PAGES_MAX: Final = 100
 """So many pages in a row without a record end a poll; the next one goes on behind them."""
+PAGES_MAX: Final = 10_000
+"""So do so many pages at all: what is remembered of them, to notice a circle, is bounded."""
 _LIST: Final = re.compile(rb"\s*+\[")
 _NOT_MODIFIED: Final = 304
 
@@ -357,7 +359,7 @@ class Poller:
                 await client.pause(wait_s)
 
     async def _poll(self, client: HttpClient) -> AsyncGenerator[Batch, None]:
-        asked: set[str] = set()
+        asked: set[bytes] = set()
         empty_pages = 0
         while (answer := await self._ask(client)) is not None:
             if not self._page:
@@ -380,12 +382,13 @@ class Poller:
                 raise answer.refusal
             self._position, self._page = step.after, step.page
             empty_pages = 0 if answer.records else empty_pages + 1
-            if not step.again or empty_pages >= EMPTY_PAGES_MAX:
+            if not step.again or empty_pages >= EMPTY_PAGES_MAX or len(asked) >= PAGES_MAX:
                 return
-            if self._page in asked:
+            page = blake2b(self._page.encode(), digest_size=16).digest()
+            if self._page and page in asked:
                 raise SourceUnavailable(f"{self._options.location}: the pages of its answer lead in a circle")
             if self._page:
-                asked.add(self._page)
+                asked.add(page)
         self._page = ""
 
     async def _ask(self, client: HttpClient) -> PollAnswer | None:
