@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -80,23 +81,11 @@ ROLE_PASSWORD = "as-a-role"
 
 
 def make_roles(database_url: str) -> None:
-    """The roles of `feedq db grants`, in a database that may be migrated or not.
-
-    What the superuser of a test makes in ``public``, before or later, the sink may write, as if that was granted.
-    """
+    """The roles of `feedq db grants`, in a database that may be migrated or not."""
     with grants.opened(database_url) as connection:
         sink = grants.sink_tables(connection, "default", with_control=True)
         passwords = dict.fromkeys([*map(str, Role), SINK_ROLE], ROLE_PASSWORD)
         grants.apply(database_url, grants.script(connection, grants.PREFIX, [sink], passwords), connection)
-        with connection.cursor() as cursor:
-            role = grants.role_name(grants.PREFIX, SINK_ROLE)
-            cursor.execute(
-                f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role};"
-                f"ALTER DEFAULT PRIVILEGES GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {role};"
-                f"ALTER DEFAULT PRIVILEGES GRANT USAGE ON SEQUENCES TO {role};"
-                f"ALTER DEFAULT PRIVILEGES GRANT USAGE ON SCHEMAS TO {role}"
-            )
-        connection.commit()
 
 
 def url_of(url: str, role: str) -> str:
@@ -328,6 +317,15 @@ class Cluster:
                 if attempt == 2:
                     raise
         raise AssertionError("unreachable")
+
+    def make(self, statement: str) -> None:
+        """Make tables for feeds to land in, as the operator: of those a sink may write without further ado."""
+        with (
+            closing(psycopg2.connect(self.env["FEEDQ_DATABASE_URL"])) as operator,
+            operator.cursor() as cursor,
+        ):
+            cursor.execute(statement)
+            operator.commit()
 
     def leases(self) -> dict[str, Row]:
         rows = self.sql(

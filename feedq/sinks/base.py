@@ -382,8 +382,7 @@ class AddsColumns(Protocol):
         self, target: Target, columns: Mapping[str, ColumnType], *, dry_run: bool = False
     ) -> list[str]:
         """Add those of these columns that the table lacks, each in a transaction of its own. Returns the
-        statements. Raises `InvalidInput` (no such table, too many columns), `SinkUnavailable` (also what the
-        database refuses)."""
+        statements. Raises `InvalidInput` (no such table, too many columns, no right to), `SinkUnavailable`."""
 
 
 @dataclass(frozen=True, slots=True)

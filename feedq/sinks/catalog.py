@@ -19,6 +19,7 @@ from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target, why_n
 from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.mapping import ColumnType, Origin
 from feedq.sinks.session import SinkSession
+from feedq.sinks.sqlstate import ErrorScope
 from feedq.sinks.table_definitions import added_columns
 from feedq.sinks.target_table import (
     FILLED_MAX,
@@ -163,7 +164,7 @@ class Catalog(ABC):
         self, target: Target, columns: Mapping[str, ColumnType], *, dry_run: bool = False
     ) -> list[str]:
         """Add those of these columns that the table lacks, each in a transaction of its own. Returns the
-        statements. Raises `InvalidInput` when there is no such table, or no room."""
+        statements. Raises `InvalidInput` when there is no such table, no room, or no right to."""
         shape = self.describe([target]).get(target)
         if shape is None:
             raise InvalidInput(f"table {target.table!r} does not exist: run the feed, or create it")
@@ -182,12 +183,17 @@ class Catalog(ABC):
                 session.begin()
                 session.run(statement)
                 session.commit()
-            except session.errors:
+            except session.errors as error:
                 session.rollback()
                 # Somebody else may have added it at the same moment.
                 there = None if session.is_broken else self.describe([target]).get(target)
-                if there is None or name not in there.columns:
+                if there is not None and name in there.columns:
+                    continue
+                if there is None or session.scope(error) is not ErrorScope.TARGET:
                     raise
+                raise InvalidInput(
+                    f"table {target.table!r}: {session.explain(error)}; have its owner run {statement}"
+                ) from error
         return list(statements.values())
 
     def is_yet_to_be_made(self, target: Target) -> bool:

@@ -17,8 +17,7 @@ from feedq.sinks.session import application_name
 from feedq.sinks.sqlstate import cause_of
 
 MAKE_TABLES: Final = (
-    "feedq's own tables could not be made: grant CREATE on the schema, at least until this role has "
-    "connected once"
+    "feedq's own tables could not be made; until this role has connected once, it needs CREATE on the schema"
 )
 
 
@@ -36,18 +35,21 @@ class PostgresSink(GroupCommitSink):
             session = PostgresSinkSession(
                 self._engine, environment=self._environment, worker_id=self._worker_id, role=self._role
             )
-            try:
-                catalog = PostgresCatalog(session)
-                catalog.ensure_bookkeeping()
-            except BaseException:
-                session.close()
-                raise
         except (psycopg2.ProgrammingError, ProgrammingError) as error:
             if cause_of(error).pgcode is not None:
-                raise self._unavailable(error, MAKE_TABLES) from error
+                raise
             # From None: what libpq says of a URL that it cannot read may quote the password.
             raise SinkUnavailable(
                 f"sink {mask_url(self._url)}: libpq cannot read this URL; special characters in user name and "
                 "password must be percent-encoded"
             ) from None
+        catalog = PostgresCatalog(session)
+        try:
+            catalog.ensure_bookkeeping()
+        except psycopg2.ProgrammingError as error:
+            self._connected = session, catalog
+            raise self._unavailable(error, MAKE_TABLES) from error
+        except BaseException:
+            session.close()
+            raise
         return session, catalog

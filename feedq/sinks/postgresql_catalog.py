@@ -69,13 +69,8 @@ class PostgresCatalog(Catalog):
 
     def why_unmakeable(self, target: Target) -> str | None:
         schema = TableName.parse(target.table).schema
-        ((allowed,),) = self._session.query(MAY_CREATE, {"schema": schema})
-        if allowed:
-            return None
-        return (
-            f"table {target.table!r} does not exist and this role may not create it: create it, or grant CREATE "
-            "on its schema"
-        )
+        ((allowed, remedy),) = self._session.query(MAY_CREATE, {"schema": schema})
+        return None if allowed else f"table {target.table!r} does not exist: create it, or {remedy}"
 
     def create(self, target: Target) -> str | None:
         session = self._session
@@ -89,10 +84,8 @@ class PostgresCatalog(Catalog):
         except session.errors as error:
             if session.scope(error) not in (ErrorScope.TARGET, ErrorScope.DATA, ErrorScope.LATER):
                 raise
-            return (
-                f"table {target.table!r} does not exist and cannot be created: {explain(error)}; create it, or "
-                "grant CREATE on its schema"
-            )
+            wish = " or ".join(filter(None, ["create it", session.remedy(error)]))
+            return f"table {target.table!r} does not exist and cannot be created: {explain(error)}; {wish}"
         return None
 
     def imagine(self, target: Target) -> tuple[TargetPlan[Any], bool]:
@@ -125,9 +118,9 @@ class PostgresCatalog(Catalog):
             except psycopg2.Error as error:
                 if classify(error) is not ErrorScope.TARGET:
                     raise
+                wish = " or ".join(filter(None, ["leave sink.key out", self._session.remedy(error)]))
                 wrong[target] = (
-                    f"table {target.table!r}: sink.key needs a temporary table: {explain(error)}; "
-                    "GRANT TEMPORARY ON DATABASE to this role, or leave sink.key out"
+                    f"table {target.table!r}: sink.key needs a temporary table: {explain(error)}; {wish}"
                 )
             else:
                 self._plans[target] = self._staging_tables[target] = plan
@@ -157,11 +150,12 @@ class PostgresCatalog(Catalog):
                 name,
                 dict(_column(**column) for column in columns or []),
                 frozenset(frozenset(key) for key in unique_keys or [] if key),
-                why_unfit(numbered[n], schema, name, kind=kind, role=role, may_use=may_use),
+                why_unfit(numbered[n], schema, name, kind=kind, role=role, shut_by=shut_by),
                 role,
+                owner,
                 has_triggers,
             )
-            for n, schema, name, kind, may_use, role, has_triggers, columns, unique_keys in rows
+            for n, schema, name, kind, shut_by, role, owner, has_triggers, columns, unique_keys in rows
         }
 
     def _missing_schema(self, target: Target) -> str | None:
@@ -200,17 +194,22 @@ def problem(target: Target, shape: TableShape | None) -> str | None:
     return None
 
 
-def why_unfit(target: Target, schema: str, name: str, *, kind: str, role: str, may_use: bool) -> str | None:
-    """Why nothing can land in a table whatever its columns; None when something may. Pure."""
+def why_unfit(
+    target: Target, schema: str, name: str, *, kind: str, role: str, shut_by: str | None
+) -> str | None:
+    """Why nothing can land in a table whatever its columns; None when something may. Pure.
+
+    ``shut_by`` owns the schema, if this role may not use that.
+    """
     # The search path may have led into a schema that was not named.
     if why := why_not_in_postgresql(schema, name):
         return f"sink.table {target.table!r} leads to {quoted(schema)}.{quoted(name)}, which {why}"
     if kind not in WRITABLE_KINDS:
         return f"{target.table!r} is not a table that records can be copied into: name a table"
-    if not may_use:
+    if shut_by is not None:
         return (
             f"role {role!r} may not use schema {schema!r} of table {target.table!r}: "
-            f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
+            f"have {quoted(shut_by)} run GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
         )
     return None
 

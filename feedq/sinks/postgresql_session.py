@@ -7,6 +7,7 @@ see `feedq.sinks.statements`. SQLAlchemy's connection over it serves the rest.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,7 +25,7 @@ from feedq.sinks.base import DeadRecord, FeedWrite, FenceRequest
 from feedq.sinks.checkpoints import cursor_of, cursor_text
 from feedq.sinks.copytext import row_of
 from feedq.sinks.session import ROLES, SinkSession, application_name, worker_of
-from feedq.sinks.sqlstate import ErrorScope, classify, explain
+from feedq.sinks.sqlstate import ErrorScope, cause_of, classify, explain
 from feedq.sinks.target_table import TableName, TableShape
 
 Statement = str | sql.Composable
@@ -65,6 +66,13 @@ SELECT set_config('search_path', 'public', false) WHERE current_schema() = 'feed
 # PostgreSQL's default path begins with the schema named like the user. For a user called feedq, in the control
 # database, that is where the control tables are, and no target belongs among them.
 _WHO_AM_I: Final = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+
+
+ACCESS_CHECKS: Final = frozenset({"aclcheck_error", "nextval_internal", "InitTempTableNamespace"})
+"""Functions of the server that refuse for want of a right. Policies of rows and triggers that raise have the same
+SQLSTATE, and no GRANT would help."""
+RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
+"""Those to a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +241,23 @@ class PostgresSinkSession(SinkSession):
     @classmethod
     def explain(cls, error: Any) -> str:
         return explain(error)
+
+    def remedy(self, error: Exception) -> str:
+        cause = cause_of(error) if isinstance(error, self.errors) else None
+        if cause is None or cause.diag.source_function not in ACCESS_CHECKS or self.is_broken:
+            return ""
+        # What a trigger was about to do: behind that come the lines of a COPY, which quote records.
+        doing = re.split(r"^COPY ", cause.diag.context or "", maxsplit=1, flags=re.MULTILINE)[0].upper()
+        rights = [right for right in RIGHTS if re.search(rf"\b{right}\b", doing)] or RIGHTS
+        if {"UPDATE", "DELETE"} & set(rights):
+            # To find the rows, and what is in them.
+            rights = [right for right in RIGHTS if right in {"SELECT", *rights}]
+        is_temporary = cause.diag.source_function == "InitTempTableNamespace"
+        asked = {"said": cause.diag.message_primary, "rights": list(rights)}
+        found = self.query(
+            statements.REMEDY, {**asked, "of_database": "TEMPORARY" if is_temporary else "CREATE"}
+        )
+        return found[0][0] if found else ""
 
     # -- records -------------------------------------------------------------------------------------
 

@@ -164,9 +164,8 @@ def attempt(plan: TargetPlan[Any], land: Callable[[], None]) -> FailedAttempt | 
             raise
         scope, said, table = session.scope(error), session.explain(error), repr(plan.target.table)
         if scope is ErrorScope.TARGET:
-            raise TargetBroken(
-                f"table {table} cannot be written: {said}; mend the table or edit the feed"
-            ) from error
+            remedy = session.remedy(error) or "mend the table or edit the feed"
+            raise TargetBroken(f"table {table} cannot be written: {said}; {remedy}") from error
         if scope is not ErrorScope.DATA:
             raise TargetBusy(f"table {table}: {said}", scope, error) from error
         return FailedAttempt(said, plan.row_of(error))

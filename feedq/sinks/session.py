@@ -224,6 +224,11 @@ class SinkSession(ABC):
             text = str(said)
         return " ".join(text.replace("\0", "").split())[:ERROR_TEXT_MAX]
 
+    def remedy(self, error: Exception) -> str:
+        """What a person has to do about a right that is missing; empty where that cannot be told. Asks the
+        database, so whatever has failed is rolled back before."""
+        return ""
+
     @abstractmethod
     def refused_commit(self, error: Exception) -> bool:
         """Whether a commit that failed with this has surely not happened; otherwise nobody knows."""

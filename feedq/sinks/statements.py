@@ -129,8 +129,9 @@ WHERE e.message IS NOT NULL
 # PostgreSQL 16 and later: asks input functions about many values at once, without an error for each.
 
 DESCRIBE: Final = """
-SELECT w.n, ns.nspname, c.relname, c.relkind::text, has_schema_privilege(ns.oid, 'USAGE'), current_user::text,
-    c.relhastriggers,
+SELECT w.n, ns.nspname, c.relname, c.relkind::text,
+    CASE WHEN NOT has_schema_privilege(ns.oid, 'USAGE') THEN pg_get_userbyid(ns.nspowner)::text END,
+    current_user::text, pg_get_userbyid(c.relowner)::text, c.relhastriggers,
     (SELECT json_agg(json_build_object(
         'name', a.attname,
         'type', format_type(a.atttypid, NULL),
@@ -140,7 +141,18 @@ SELECT w.n, ns.nspname, c.relname, c.relkind::text, has_schema_privilege(ns.oid,
         'generated', a.attgenerated <> '' OR a.attidentity = 'a',
         'insertable', has_column_privilege(c.oid, a.attnum, 'INSERT'),
         'selectable', has_column_privilege(c.oid, a.attnum, 'SELECT'),
-        'updatable', has_column_privilege(c.oid, a.attnum, 'UPDATE')) ORDER BY a.attnum)
+        'updatable', has_column_privilege(c.oid, a.attnum, 'UPDATE'),
+        'remedy', (
+            SELECT format('have %%I run GRANT USAGE ON SEQUENCE %%I.%%I TO %%I',
+                pg_get_userbyid(s.relowner), sn.nspname, s.relname, current_user)
+            FROM pg_attrdef AS d
+            JOIN pg_depend AS p ON p.classid = 'pg_attrdef'::regclass AND p.objid = d.oid
+                AND p.refclassid = 'pg_class'::regclass
+            JOIN pg_class AS s ON s.oid = p.refobjid
+            JOIN pg_namespace AS sn ON sn.oid = s.relnamespace
+            WHERE d.adrelid = c.oid AND d.adnum = a.attnum
+                AND CASE WHEN s.relkind = 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE, UPDATE') END
+            LIMIT 1)) ORDER BY a.attnum)
      FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
     (SELECT json_agg((SELECT json_agg(a.attname) FROM pg_attribute AS a
                       WHERE a.attrelid = c.oid
@@ -157,11 +169,41 @@ WHERE CASE WHEN w.schema IS NULL THEN pg_table_is_visible(c.oid) ELSE ns.nspname
 
 MAY_CREATE: Final = """
 SELECT CASE
-    WHEN s.name IS NULL THEN has_database_privilege(current_database(), 'CREATE')
-    ELSE has_schema_privilege(s.oid, 'CREATE') END
-FROM (SELECT COALESCE(%(schema)s, current_schema()) AS wanted) AS w
-LEFT JOIN (SELECT oid, nspname AS name FROM pg_namespace) AS s ON s.name = w.wanted
+    WHEN s.oid IS NULL THEN has_database_privilege(d.oid, 'CREATE')
+    ELSE has_schema_privilege(s.oid, 'CREATE') END,
+    format('have %%I run GRANT CREATE ON %%s %%I TO %%I', pg_get_userbyid(COALESCE(s.nspowner, d.datdba)),
+        CASE WHEN s.oid IS NULL THEN 'DATABASE' ELSE 'SCHEMA' END, COALESCE(s.nspname, d.datname), current_user)
+FROM pg_database AS d LEFT JOIN pg_namespace AS s ON s.nspname = COALESCE(%(schema)s, current_schema())
+WHERE d.datname = current_database()
 """
+
+REMEDY: Final = """
+SELECT format('have %%I run GRANT %%s ON %%s TO %%I', pg_get_userbyid(o.owner), o.rights, o.object, current_user)
+FROM (
+    SELECT c.relname AS name, c.relowner AS owner,
+        CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE '' END || format('%%I.%%I', n.nspname, c.relname) AS object,
+        CASE WHEN c.relkind <> 'S' THEN (
+            SELECT string_agg(r, ', ') FROM unnest(%(rights)s) AS r WHERE NOT has_table_privilege(c.oid, r))
+        WHEN NOT has_sequence_privilege(c.oid, 'USAGE, UPDATE') THEN 'USAGE' END AS rights
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p', 'f', 'v', 'm', 'S')
+    UNION ALL
+    SELECT p.proname, p.proowner,
+        format('FUNCTION %%I.%%I(%%s)', n.nspname, p.proname, pg_get_function_identity_arguments(p.oid)), 'EXECUTE'
+    FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+    WHERE NOT has_function_privilege(p.oid, 'EXECUTE')
+    UNION ALL
+    SELECT nspname, nspowner, format('SCHEMA %%I', nspname),
+        CASE WHEN has_schema_privilege(oid, 'USAGE') THEN 'CREATE' ELSE 'USAGE' END
+    FROM pg_namespace WHERE NOT (has_schema_privilege(oid, 'USAGE') AND has_schema_privilege(oid, 'CREATE'))
+    UNION ALL
+    SELECT datname, datdba, format('DATABASE %%I', datname), %(of_database)s
+    FROM pg_database WHERE datname = current_database() AND NOT has_database_privilege(oid, %(of_database)s)
+) AS o
+WHERE strpos(%(said)s, o.name) > 0 AND o.rights IS NOT NULL
+ORDER BY length(o.name) DESC LIMIT 1
+"""
+# The server's message has the bare name of what may not be used, and nothing else tells it.
 
 
 def integers(values: Iterable[int]) -> str:

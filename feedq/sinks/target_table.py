@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from sqlalchemy.dialects.postgresql import dialect
+
 from feedq.sinks.base import OnConflict, Target
 from feedq.sinks.mapping import ColumnSource, Drift, Origin, flattened, pointer_to, unknown_field
 
@@ -21,6 +23,8 @@ FILLED_MAX: Final = 100
 """Columns of a table that `Drift.ADD` fills besides those that are given, and adds."""
 DEFAULT_COLUMNS: Final = ("feed", "epoch", "received_at", "payload")
 """Of a target without ``columns``."""
+
+_PREPARER: Final = dialect().identifier_preparer  # type: ignore[no-untyped-call]
 
 Types = Mapping[str, Sequence[str]]
 """Those that each column of a default target may have; the first is what a complaint asks for."""
@@ -63,6 +67,8 @@ class Column:
     """Whether it may read it, which looking for a key that is there already takes."""
     updatable: bool = True
     """Whether it may change it, which putting a new row in the place of an old one takes."""
+    remedy: str | None = None
+    """What to do where its default takes numbers from a sequence that this session's role may not use."""
     is_numbered: bool = False
     """Whether the database gives NULL a number of its own."""
     own_type: Any = field(default=None, compare=False)
@@ -82,6 +88,8 @@ class TableShape:
     """Why nothing can land there whatever the target."""
     role: str | None = None
     """Where the database says what it may do."""
+    owner: str = ""
+    """There: who may permit it more."""
     has_triggers: bool = False
     """They may change a row before it is judged."""
     has_other_unique: bool = False
@@ -180,7 +188,7 @@ def _complaints(target: Target, shape: TableShape, written: Sequence[str], types
             f"CREATE UNIQUE INDEX {'' if shape.role else '… '}ON {shape.quoted} ({key})"
         )
     if shape.role is not None:
-        yield from _not_permitted(target, shape, [shape.columns[name] for name in written], shape.role)
+        yield from _not_permitted(target, shape, written, shape.role)
 
 
 def _wrong_columns(target: Target, shape: TableShape, written: Sequence[str], types: Types) -> Iterator[str]:
@@ -210,24 +218,28 @@ def _wrong_columns(target: Target, shape: TableShape, written: Sequence[str], ty
             )
 
 
-def _not_permitted(target: Target, shape: TableShape, written: Sequence[Column], role: str) -> Iterator[str]:
+def _not_permitted(target: Target, shape: TableShape, names: Sequence[str], role: str) -> Iterator[str]:
     """What the role may not do; each with the statement that permits it."""
-    table, to = f"table {target.table!r}", f"ON {shape.quoted} TO {quoted(role)}"
+    table, written = f"table {target.table!r}", [shape.columns[name] for name in names]
+    have, to = f"have {quoted(shape.owner)} run", f"ON {shape.quoted} TO {quoted(role)}"
     if not all(column.insertable for column in written):
-        yield f"role {role!r} may not insert into {table}: GRANT INSERT {to}"
+        yield f"role {role!r} may not insert into {table}: {have} GRANT INSERT {to}"
     if not all(shape.columns[name].selectable for name in target.key):
         key = ", ".join(map(quoted, target.key))
         yield (
             f"role {role!r} may not read the key ({key}) of {table}, which sink.key needs: "
-            f"GRANT SELECT ({key}) {to}"
+            f"{have} GRANT SELECT ({key}) {to}"
         )
     # PostgreSQL wants SELECT for whatever an update takes its new values from.
     updates = target.on_conflict is OnConflict.UPDATE
     if updates and not all(column.updatable and column.selectable for column in written):
         yield (
             f"role {role!r} may not change rows of {table}, which sink.on_conflict update needs: "
-            f"GRANT SELECT, UPDATE {to}"
+            f"{have} GRANT SELECT, UPDATE {to}"
         )
+    for name, column in shape.columns.items():
+        if column.remedy is not None and name not in names:
+            yield f"role {role!r} may not take numbers for column {name!r} of {table}: {column.remedy}"
 
 
 def _listed(names: Sequence[str] | Mapping[str, object]) -> str:
@@ -236,5 +248,4 @@ def _listed(names: Sequence[str] | Mapping[str, object]) -> str:
 
 def quoted(name: str) -> str:
     """For a statement that a person may copy from a message."""
-    plain = name.isascii() and name.isidentifier() and name == name.lower()
-    return name if plain else '"' + name.replace('"', '""') + '"'
+    return _PREPARER.quote(name)

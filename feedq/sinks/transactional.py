@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -211,6 +212,7 @@ class TransactionalSink(ABC):
 
     def _unavailable(self, error: Exception, consequence: str = "") -> SinkUnavailable:
         """The error for the caller; the session starts afresh, whatever state it was in."""
+        remedy = self._remedy(error)
         self.close()
         text = str(error)
         if isinstance(error, self.session_type.errors):
@@ -219,4 +221,13 @@ class TransactionalSink(ABC):
                 context = getattr(getattr(getattr(error, "orig", error), "diag", None), "context", None)
                 text = f"{text}: another session holds the lock" + (f" ({context})" if context else "")
         said = with_remedy(f"sink {mask_url(self._url)}: {mask_url(text)}", setting=SETTING)
-        return SinkUnavailable("; ".join(filter(None, [said, consequence])))
+        return SinkUnavailable("; ".join(filter(None, [said, consequence, remedy])))
+
+    def _remedy(self, error: Exception) -> str:
+        if self._connected is None:
+            return ""
+        session = self._connected[0]
+        session.rollback()
+        with suppress(*session.errors):
+            return "" if session.is_broken else session.remedy(error)
+        return ""

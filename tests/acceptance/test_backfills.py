@@ -72,7 +72,7 @@ def desk(place: Place) -> Iterator[Desk]:
         Source(rate=RATE) as source,
         place.cluster(env=env) as cluster,
     ):
-        cluster.sql("CREATE TABLE keyed (feed text, seq bigint, UNIQUE (feed, seq))")
+        cluster.make("CREATE TABLE keyed (feed text, seq bigint, UNIQUE (feed, seq))")
         cluster.add_beat("b1")
         for worker in ("w1", "w2"):
             cluster.add_worker(worker)
@@ -130,7 +130,7 @@ def lands_between(
     """What lies between two cursors lands once more, beside a live stream that goes on. ``send`` adds records and
     returns their cursors, as people type them."""
     name, table = f"desk/{connector}", f"{connector}_keyed"
-    cluster.sql(f"CREATE TABLE {table} (seq bigint UNIQUE, feed text)")
+    cluster.make(f"CREATE TABLE {table} (seq bigint UNIQUE, feed text)")
     sink = {"table": table, "columns": {"seq": "/seq", "feed": "$feed"}, "key": ["seq"]}
     cluster.apply([{"name": name, "connector": connector, "source": source, "sink": sink}])
 

@@ -27,6 +27,8 @@ TABLES = """
     CREATE TABLE narrow (seq bigint);
     CREATE TABLE typed (seq bigint, at date);
     CREATE TABLE strict (seq bigint, need text NOT NULL);
+"""
+OF_OTHERS = """
     CREATE TABLE forbidden (feed text, epoch bigint, received_at timestamptz, payload jsonb);
     CREATE ROLE limited LOGIN PASSWORD 'limited';
     CREATE SCHEMA limited AUTHORIZATION limited;
@@ -100,7 +102,8 @@ def fleet(place: Place) -> Iterator[Fleet]:
             env={"FEEDQ_SINKS__LIMITED": limited},
         ) as cluster,
     ):
-        cluster.sql(TABLES)
+        cluster.make(TABLES)
+        cluster.sql(OF_OTHERS)
         source.behave("spoiled", ["bad/spoiled"])
         source.behave("garbage", ["bad/garbage"])
         source.behave("silent", ["bad/silent"])
@@ -141,7 +144,7 @@ def test_a_declaration_that_cannot_be_right_is_refused_with_every_reason(
 
 def test_a_table_that_does_not_exist_fails_the_feed_until_it_is_mended(fleet: Fleet) -> None:
     assert "nowhere" in fleet.wait_failed("bad/no-table")
-    fleet.cluster.sql("CREATE TABLE nowhere (seq bigint)")
+    fleet.cluster.make("CREATE TABLE nowhere (seq bigint)")
     fleet.cluster.feedq("feed", "restart", "bad/no-table")
     wait_streaming(fleet.source, ["bad/no-table"])
     wait_until(

@@ -73,7 +73,7 @@ def bench(place: Place) -> Iterator[Bench]:
         Source(rate=RATE) as source,
         place.cluster() as cluster,
     ):
-        cluster.sql("CREATE TABLE keyed (feed text, seq bigint, UNIQUE (feed, seq))")
+        cluster.make("CREATE TABLE keyed (feed text, seq bigint, UNIQUE (feed, seq))")
         cluster.add_beat("b1")
         for worker in ("w1", "w2"):
             cluster.add_worker(worker)

@@ -40,7 +40,7 @@ def bench(place: Place) -> Iterator[Bench]:
         Source(rate=50) as source,
         place.cluster() as cluster,
     ):
-        cluster.sql("CREATE TABLE typed (seq bigint, pad date)")
+        cluster.make("CREATE TABLE typed (seq bigint, pad date)")
         cluster.add_beat("b1")
         cluster.add_worker("w1")
         sink = {"table": "typed", "columns": {"seq": "/seq", "pad": "/pad"}}
@@ -114,7 +114,7 @@ def test_a_trial_of_a_feed_that_is_not_declared_yet_says_what_would_be_refused(
     wrong = declared | {"name": "desk/wrong", "sink": {"table": "nowhere", "columns": {"seq": "/seq"}}}
     refused = declared | {"name": "desk/refused", "sink": {"table": "numbers", "columns": {"n": "/pad"}}}
     manifest.write_text(yaml.safe_dump({"feeds": [declared, wrong, refused]}))
-    bench.cluster.sql("CREATE TABLE numbers (n integer)")
+    bench.cluster.make("CREATE TABLE numbers (n integer)")
 
     fine = bench.ask("test", "desk/new", "-f", str(manifest))
     assert fine["ok"]

@@ -179,7 +179,7 @@ def test_a_feed_whose_table_is_created_streams_by_itself(fleet: Fleet) -> None:
     wait_until(lambda: fleet.cluster.leases()[name].state == "idle", limit_s=30, what="the look is over")
     assert (fleet.events(name), lease()[1]) == (history, error), "history says it once"
     assert "failed" in fleet.cluster.feedq("feed", "list")
-    fleet.cluster.sql("CREATE TABLE comes_later (seq bigint)")
+    fleet.cluster.make("CREATE TABLE comes_later (seq bigint)")
     wait_streaming(fleet.source, [name], limit_s=30)
     wait_until(lambda: fleet.events(name) == [*history, "feed_mended"], limit_s=30, what="it is in history")
 

@@ -39,7 +39,7 @@ ENV = {
 @pytest.fixture
 def cluster(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[Cluster]:
     with Cluster(tmp_path, database_url=database_url, broker_url=broker_url, env=ENV) as made:
-        made.sql(jobs_under_test.TABLE)
+        made.make(jobs_under_test.TABLE)
         yield made
 
 

@@ -48,7 +48,7 @@ def test_no_feed_streams_that_refuses_fails_or_is_on_a_worker_that_stands_still(
     ):
         cluster.add_beat("b1")
         cluster.add_worker("w1")
-        cluster.sql("CREATE TABLE narrow (seq bigint CHECK (seq < 0))")
+        cluster.make("CREATE TABLE narrow (seq bigint CHECK (seq < 0))")
         refused = feed("odd/refused", source.url, table="narrow")
         refused["sink"]["columns"] = {"seq": "/seq"}
         stuck = {

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from decimal import Decimal
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import pytest
+from pydantic import SecretStr
 
-from feedq.errors import SinkUnavailable
+from feedq.core.model import Feed, FeedSpec, Identity
+from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.local.postgres import Postgres
-from feedq.sinks.base import FeedWrite, Fenced, Target, Unusable
-from feedq.sinks.mapping import sources_of
+from feedq.settings import Settings
+from feedq.sinks.base import FeedWrite, Fenced, OnConflict, Target, Unusable
+from feedq.sinks.mapping import ColumnType, sources_of
 from feedq.sinks.postgresql import PostgresSink
+from feedq.verbs.diagnosis.checks import Level
+from feedq.verbs.diagnosis.sink_checks import check_sinks
 from tests.contract.sink_harness import (
     PATIENCE_S,
     RAW,
@@ -41,15 +48,16 @@ def harness(postgres: Postgres) -> Iterator[PostgresSinkHarness]:
 def lowly(harness: PostgresSinkHarness) -> Iterator[PostgresSink]:
     """A sink whose role may use the schema and nothing else; feedq's own tables are there."""
     fence(harness.sink(), 99, 1, Target("other", "json"))
-    role = f"lowly_{uuid4().hex[:8]}"
+    name = f"Lowly-{uuid4().hex[:8]}"
+    role = f'"{name}"'
     harness.query(
         f"CREATE ROLE {role} LOGIN PASSWORD 'lowly'; GRANT USAGE ON SCHEMA public TO {role};"
-        f"GRANT SELECT, INSERT, UPDATE ON feedq_checkpoint, feedq_dead_letter TO {role}"
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON feedq_checkpoint, feedq_dead_letter TO {role}"
     )
     parts = urlsplit(harness.url)
-    url = urlunsplit(parts._replace(netloc=f"{role}:lowly@{parts.hostname}:{parts.port}"))
+    url = urlunsplit(parts._replace(netloc=f"{name}:lowly@{parts.hostname}:{parts.port}"))
     sink = harness.sink(url=url)
-    sink.role = role  # type: ignore[attr-defined] # for the statements of the tests
+    sink.role = role  # type: ignore[attr-defined] # quoted, for the statements of the tests
     yield sink
     sink.close()
     harness.query(f"DROP OWNED BY {role}; DROP ROLE {role}")
@@ -202,42 +210,182 @@ def test_a_problem_that_was_mended_is_seen_by_the_next_fence(harness: PostgresSi
     fence(sink, 1, 1, TYPED)
 
 
-def test_a_missing_permission_names_the_grant_and_the_grant_helps(
+@pytest.fixture
+def owner(harness: PostgresSinkHarness) -> Iterator[str]:
+    """A role that makes the tables, quoted."""
+    role = f'"Owner {uuid4().hex[:8]}"'
+    harness.query(f"CREATE ROLE {role}; GRANT USAGE, CREATE ON SCHEMA public TO {role}")
+    harness.query(
+        f"DO $$ BEGIN EXECUTE format('GRANT CREATE ON DATABASE %I TO {role}', current_database()); END $$"
+    )
+    yield role
+    harness.query(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
+
+
+def refused(sink: PostgresSink, target: Target, record: bytes = b'{"seq": 1}') -> str | None:
+    """Why a feed cannot land, as its status and `feedq feed test` say alike; None once it has landed."""
+    one = write(1, 1, batch(record), target=target)
+    (outcome,) = sink.fence([request(1, 1, target)], lock_timeout_s=PATIENCE_S)
+    if isinstance(outcome, Unusable):
+        error = outcome.error
+        assert sink.check(target) == error
+    elif (written := sink.write([one])).landed:
+        return None
+    else:
+        error = written.unusable[1, 1]
+    with pytest.raises(InvalidInput) as tested:
+        sink.preview(one)
+    assert str(tested.value) == error
+    return error
+
+
+def permit(harness: PostgresSinkHarness, error: str) -> str:
+    """Have whom an error names run the GRANT that it ends with; returns it."""
+    found = re.search(r'have ("[^"]+"|\w+) run (GRANT .* TO "Lowly-\w+")$', error)
+    assert found, error
+    harness.query(f"SET ROLE {found[1]}; {found[2]}")
+    return found[2].rpartition(" TO ")[0]
+
+
+AUDITED = """
+CREATE TABLE orders (seq bigint, note text); GRANT INSERT ON orders TO PUBLIC;
+CREATE TABLE audit (id serial, seq bigint); CREATE TABLE tally (n bigint);
+CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO audit (seq) VALUES (NEW.seq); UPDATE tally SET n = n + 1; RETURN NEW;
+END $$;
+CREATE TRIGGER audit BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION audit()
+"""
+
+
+@pytest.mark.parametrize(
+    ("ddl", "target", "grants"),
+    [
+        (
+            "CREATE TABLE orders (id bigserial, seq bigint, note text)",
+            TYPED,
+            ["GRANT INSERT ON public.orders", "GRANT USAGE ON SEQUENCE public.orders_id_seq"],
+        ),
+        (
+            "CREATE TABLE orders (seq bigint UNIQUE, note text)",
+            Target("orders", "json", TYPED.columns, ("seq",), on_conflict=OnConflict.UPDATE),
+            [
+                "GRANT INSERT ON public.orders",
+                "GRANT SELECT (seq) ON public.orders",
+                "GRANT SELECT, UPDATE ON public.orders",
+            ],
+        ),
+        (
+            'CREATE SCHEMA "Of ann"; CREATE SEQUENCE "Of ann"."order"; CREATE TABLE "Of ann"."table" '
+            '(n bigint DEFAULT nextval(\'"Of ann"."order"\'), seq bigint, note text)',
+            Target("Of ann.table", "json", TYPED.columns),
+            [
+                'GRANT USAGE ON SCHEMA "Of ann"',
+                'GRANT INSERT ON "Of ann"."table"',
+                'GRANT USAGE ON SEQUENCE "Of ann"."order"',
+            ],
+        ),
+        (
+            AUDITED,
+            TYPED,
+            [
+                "GRANT INSERT ON public.audit",
+                "GRANT USAGE ON SEQUENCE public.audit_id_seq",
+                "GRANT SELECT, UPDATE ON public.tally",
+            ],
+        ),
+        (
+            "CREATE FUNCTION now_here() RETURNS text LANGUAGE sql AS 'SELECT now()::text'; REVOKE ALL ON FUNCTION "
+            "now_here FROM PUBLIC; CREATE TABLE orders (seq bigint, note text, at text DEFAULT now_here()); "
+            "GRANT INSERT ON orders TO PUBLIC",
+            TYPED,
+            ["GRANT EXECUTE ON FUNCTION public.now_here()"],
+        ),
+    ],
+    ids=["serial", "update", "quoted", "trigger", "function"],
+)
+def test_each_right_that_is_missing_names_its_grant_and_owner_until_records_land(
+    harness: PostgresSinkHarness, lowly: PostgresSink, owner: str, ddl: str, target: Target, grants: list[str]
+) -> None:
+    harness.query(f"SET ROLE {owner}; {ddl}")
+    given: list[str] = []
+    while (error := refused(lowly, target)) is not None and len(given) < 5:
+        assert f"have {owner} run " in error
+        given.append(permit(harness, error))
+    assert given == grants
+
+
+def test_doctor_says_the_same_before_the_feed_runs(
+    harness: PostgresSinkHarness, lowly: PostgresSink, owner: str
+) -> None:
+    harness.query(f"SET ROLE {owner}; CREATE TABLE orders (id bigserial, seq bigint)")
+    settings = Settings(database_url=harness.url, sinks={"default": SecretStr(lowly._url)})
+    spec = FeedSpec(
+        "a/b", "tcp", {"url": "tcp://127.0.0.1:1"}, {"table": "orders", "columns": {"seq": "/seq"}}
+    )
+    now = datetime.now(UTC)
+    feeds = [Feed(1, spec, 1, now, now, Identity(uuid4(), uuid4()))]
+
+    def tables() -> str | None:
+        found = {check.name: check for check in check_sinks(settings, feeds)}
+        assert found["sink default"].level is Level.OK
+        return found["tables on default"].detail if "tables on default" in found else None
+
+    given: list[str] = []
+    while (detail := tables()) is not None and len(given) < 3:
+        given.append(permit(harness, detail))
+    assert given == ["GRANT INSERT ON public.orders", "GRANT USAGE ON SEQUENCE public.orders_id_seq"]
+
+
+def test_columns_that_only_the_owner_may_add_are_for_the_owner_to_add(
     harness: PostgresSinkHarness, lowly: PostgresSink
 ) -> None:
-    role = lowly.role  # type: ignore[attr-defined]
-    harness.query("CREATE TABLE orders (seq bigint UNIQUE, note text)")
-    assert f"GRANT INSERT ON public.orders TO {role}" in unusable(lowly, TYPED)
-    harness.query(f"GRANT INSERT ON public.orders TO {role}")
-    fence(lowly, 1, 1, TYPED)
-    assert lowly.write([write(1, 1, batch(b'{"seq":1}'), target=TYPED)]).landed == {(1, 1): 1}
-
-    keyed = Target("orders", "json", TYPED.columns, ("seq",))
-    assert f"GRANT SELECT (seq) ON public.orders TO {role}" in unusable(lowly, keyed)
-    harness.query(f"GRANT SELECT (seq) ON public.orders TO {role}")
-    fence(lowly, 1, 1, keyed)
-    assert lowly.write([write(1, 1, batch(b'{"seq":1}'), target=keyed)]).landed == {(1, 1): 1}
-    assert harness.query("SELECT count(*) FROM orders") == [(1,)]
+    harness.query("CREATE TABLE orders (seq bigint)")
+    with pytest.raises(InvalidInput, match=r"have its owner run ALTER TABLE public\.orders ADD COLUMN note"):
+        lowly.add_columns(TYPED, {"note": ColumnType.TEXT})
 
 
-def test_a_table_that_may_not_be_made_is_asked_for(harness: PostgresSinkHarness, lowly: PostgresSink) -> None:
-    for target in (Target("mine", "json"), Target("nowhere.mine", "json")):
+def test_what_no_grant_mends_names_none(harness: PostgresSinkHarness, lowly: PostgresSink) -> None:
+    harness.query('CREATE TABLE orders (seq bigint, note text); CREATE TABLE "row" (n int)')
+    harness.query("ALTER TABLE orders ENABLE ROW LEVEL SECURITY; GRANT INSERT ON orders TO PUBLIC")
+    error = refused(lowly, TYPED)
+    assert error is not None
+    assert ("row-level security" in error, "GRANT" in error) == (True, False)
+
+
+def test_what_may_not_be_made_names_the_grant(harness: PostgresSinkHarness, lowly: PostgresSink) -> None:
+    keyed = Target("mine", "json", key=("feed", "epoch"))
+    for target, grant in (
+        (Target("mine", "json"), "GRANT CREATE ON SCHEMA public"),
+        (Target("nowhere.mine", "json"), "GRANT CREATE ON DATABASE contract_of_the_sinks"),
+    ):
         error = unusable(lowly, target)
-        assert "does not exist and cannot be created: permission denied" in error
-        assert "grant CREATE" in error
+        assert "does not exist and cannot be created" in error
+        assert permit(harness, error) == grant
+        assert refused(lowly, target, b"1") is None
+    database = "DATABASE contract_of_the_sinks"
+    harness.query(f"CREATE UNIQUE INDEX ON mine (feed, epoch); REVOKE TEMPORARY ON {database} FROM PUBLIC")
+    try:
+        why = refused(lowly, keyed, b"1")
+        assert why is not None
+        assert permit(harness, why) == f"GRANT TEMPORARY ON {database}"
+    finally:
+        harness.query(f"GRANT TEMPORARY ON {database} TO PUBLIC")
 
 
-def test_a_schema_that_may_not_be_used_is_named(harness: PostgresSinkHarness, lowly: PostgresSink) -> None:
-    harness.query("CREATE SCHEMA shut; CREATE TABLE shut.orders (seq bigint, note text)")
-    assert "GRANT USAGE ON SCHEMA shut" in unusable(lowly, Target("shut.orders", "json", TYPED.columns))
-
-
-def test_own_tables_that_may_not_be_made_make_the_sink_unavailable(
+def test_own_tables_that_may_not_be_made_or_written_make_the_sink_unavailable(
     harness: PostgresSinkHarness, lowly: PostgresSink
 ) -> None:
-    harness.query("DROP TABLE feedq_dead_letter")
-    with pytest.raises(SinkUnavailable, match="permission denied for schema public"):
-        lowly.fence([request(1, 1)], lock_timeout_s=1)
+    def why() -> str:
+        with pytest.raises(SinkUnavailable) as refused:
+            lowly.fence([request(1, 1)], lock_timeout_s=1)
+        return str(refused.value)
+
+    harness.query("DROP TABLE feedq_checkpoint, feedq_dead_letter")
+    assert permit(harness, why()) == "GRANT CREATE ON SCHEMA public"
+    lowly.fence([request(1, 1)], lock_timeout_s=1)
+    harness.query("ALTER TABLE feedq_checkpoint OWNER TO CURRENT_USER")
+    assert permit(harness, why()) == "GRANT SELECT, INSERT, UPDATE, DELETE ON public.feedq_checkpoint"
+    lowly.fence([request(1, 1)], lock_timeout_s=1)
 
 
 # -- what changes under a running feed ---------------------------------------------------------------

@@ -49,6 +49,12 @@ def ask(url: str, statement: str) -> list[tuple[object, ...]]:
         connection.close()
 
 
+def apply_again(url: str) -> None:
+    with grants.opened(url) as connection:
+        found = grants.sink_tables(connection, "default", with_control=True)
+        grants.apply(url, grants.script(connection, grants.PREFIX, [found], {}), connection)
+
+
 def test_every_table_says_who_may_change_it(url: str) -> None:
     """A new table: add it to `CHANGES` in `feedq.control.store.grants`, with the roles that write to it."""
     assert CHANGES.keys() == columns_of(url).keys()
@@ -159,26 +165,26 @@ def test_a_sink_takes_numbers_from_the_sequences_of_the_tables_that_it_writes(ur
     sink = url_of(url, SINK_ROLE)
     with pytest.raises(errors.InsufficientPrivilege):
         ask(sink, "INSERT INTO acme.landed (n) VALUES (1)")
-    with grants.opened(url) as connection:
-        found = grants.sink_tables(connection, "default", with_control=True)
-        grants.apply(url, grants.script(connection, grants.PREFIX, [found], {}), connection)
+    apply_again(url)
     ask(sink, "INSERT INTO acme.landed (n) VALUES (1)")
     with pytest.raises(errors.InsufficientPrivilege):
         ask(sink, "SELECT nextval('numbers.other')")
     ask(url, "DROP SCHEMA acme, numbers CASCADE")
 
 
-def test_a_sink_writes_a_serial_column_of_what_the_operator_makes_later(url: str) -> None:
-    ask(url_of(url, Role.OPERATOR), "CREATE TABLE public.made_later (id bigserial PRIMARY KEY, n int)")
-    ask(url_of(url, SINK_ROLE), "INSERT INTO public.made_later (n) VALUES (1)")
+@pytest.mark.parametrize("schema", ["public", "acme"])
+def test_a_sink_writes_what_the_operator_makes_later_wherever_feeds_land(url: str, schema: str) -> None:
+    ask(url, "CREATE SCHEMA acme; GRANT USAGE, CREATE ON SCHEMA acme TO feedq_operator")
+    apply_again(url)
+    ask(url_of(url, Role.OPERATOR), f"CREATE TABLE {schema}.made_later (id bigserial PRIMARY KEY, n int)")
+    ask(url_of(url, SINK_ROLE), f"INSERT INTO {schema}.made_later (n) VALUES (1)")
+    ask(url, "DROP SCHEMA acme CASCADE")
 
 
 def test_tables_that_declared_feeds_name_may_be_written_by_their_sink(url: str) -> None:
     ask(url, "CREATE SCHEMA acme; CREATE TABLE acme.landed (n int); CREATE TABLE acme.other (n int)")
     ask(url, "REVOKE ALL ON acme.landed, acme.other FROM feedq_sink_default")
-    with grants.opened(url) as connection:
-        found = grants.sink_tables(connection, "default", with_control=True)
-        grants.apply(url, grants.script(connection, grants.PREFIX, [found], {}), connection)
+    apply_again(url)
     sink = url_of(url, SINK_ROLE)
     ask(sink, "INSERT INTO acme.landed VALUES (1)")
     for statement in ("DELETE FROM acme.landed", "INSERT INTO acme.other VALUES (1)"):

@@ -50,6 +50,7 @@ def table(**changes: Any) -> TableShape:
         schema="public",
         name="raw",
         role="importer",
+        owner="ann",
         columns={
             "feed": column("text"),
             "epoch": column("bigint"),
@@ -71,21 +72,21 @@ def test_a_table_of_ours_and_a_typed_one_are_fine() -> None:
     assert problem(DEFAULT, table()) is None
     assert problem(TYPED, typed_table()) is None
     for kind in ("r", "p", "f"):
-        assert why_unfit(DEFAULT, "public", "raw", kind=kind, role="importer", may_use=True) is None
+        assert why_unfit(DEFAULT, "public", "raw", kind=kind, role="importer", shut_by=None) is None
 
 
 @pytest.mark.parametrize(
-    ("schema", "kind", "may_use", "words"),
+    ("schema", "kind", "shut_by", "words"),
     [
-        ("public", "v", True, "'raw' is not a table"),
-        ("public", "r", False, "GRANT USAGE ON SCHEMA public TO importer"),
-        ("pg_catalog", "r", True, "'raw' leads to pg_catalog.raw, which is kept by the database"),
+        ("public", "v", None, "'raw' is not a table"),
+        ("public", "r", "ann", "have ann run GRANT USAGE ON SCHEMA public TO importer"),
+        ("pg_catalog", "r", None, "'raw' leads to pg_catalog.raw, which is kept by the database"),
     ],
 )
 def test_what_no_record_can_land_in_is_no_table_of_ours(
-    schema: str, kind: str, may_use: bool, words: str
+    schema: str, kind: str, shut_by: str | None, words: str
 ) -> None:
-    why = why_unfit(DEFAULT, schema, "raw", kind=kind, role="importer", may_use=may_use)
+    why = why_unfit(DEFAULT, schema, "raw", kind=kind, role="importer", shut_by=shut_by)
     assert why is not None
     assert words in why
     assert problem(DEFAULT, table(unfit=why)) == why
@@ -122,7 +123,7 @@ def test_the_payload_column_fits_the_format(record_format: RecordFormat, payload
         (
             DEFAULT,
             table(columns={**table().columns, "payload": column("jsonb", insertable=False)}),
-            "role 'importer' may not insert into table 'raw': GRANT INSERT ON public.raw TO importer",
+            "role 'importer' may not insert into table 'raw': have ann run GRANT INSERT ON public.raw TO importer",
         ),
         (
             DEFAULT,

@@ -242,20 +242,28 @@ def sink_rights(prefix: str, database: str, sink: SinkTables) -> list[GrantState
         _sql("ALTER TABLE IF EXISTS public.feedq_dead_letter OWNER TO {}", role),
     ]
     if sink.with_control:
-        # What the operator makes from now on: a table, and the sequence of a serial column of it.
-        for granted in ("SELECT, INSERT, UPDATE ON TABLES", "USAGE ON SEQUENCES"):
-            defaults = f"ALTER DEFAULT PRIVILEGES FOR ROLE {{}} IN SCHEMA public GRANT {granted} TO {{}}"
-            steps.append(_sql(defaults, role_name(prefix, Role.OPERATOR), role))
+        steps += _defaults("public", prefix, role)
     missing = "undefined_table OR invalid_schema_name OR undefined_object"
+    for schema in sorted({table.rpartition(".")[0] for table in sink.tables} - {""}):
+        in_schema = [_sql("GRANT USAGE ON SCHEMA {} TO {}", schema, role)]
+        if sink.with_control:
+            in_schema += _defaults(schema, prefix, role)
+        steps += [_unless(missing, step) for step in in_schema]
     for table in sink.tables:
-        schema, _, _ = table.rpartition(".")
-        if schema:
-            steps.append(_unless(missing, _sql("GRANT USAGE ON SCHEMA {} TO {}", schema, role)))
         written = _sql("GRANT SELECT, INSERT, UPDATE ON TABLE {} TO {}", tuple(table.split(".")), role)
         steps.append(_unless(missing, written))
         steps.append(_sequences_of(table, role))
     about = f"What the sink {sink.name} may do: feedq's tables are its own, those that feeds name it writes"
     return _statements(about, *steps)
+
+
+def _defaults(schema: str, prefix: str, role: str) -> list[sql.Composable]:
+    """What a role may do with whatever the operator makes from now on: tables, and sequences of serial columns."""
+    defaults = "ALTER DEFAULT PRIVILEGES FOR ROLE {} IN SCHEMA {} GRANT"
+    return [
+        _sql(f"{defaults} {granted} TO {{}}", role_name(prefix, Role.OPERATOR), schema, role)
+        for granted in ("SELECT, INSERT, UPDATE ON TABLES", "USAGE ON SEQUENCES")
+    ]
 
 
 def _sequences_of(table: str, role: str) -> sql.Composable:
@@ -415,7 +423,7 @@ def apply(url: str, statements: Iterable[GrantStatement], connection: Connection
             raise
         raise FeedqError(
             f"{mask_url(url)} may not do this ({str(error).strip().splitlines()[0]}): connect as a superuser, or "
-            "as a role with CREATEROLE that owns the database and feedq's tables"
+            "as a role with CREATEROLE that owns the database, feedq's tables and those that feeds name"
         ) from error
 
 

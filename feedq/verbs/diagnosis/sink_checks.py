@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -16,25 +16,31 @@ from feedq.core.model import Feed
 from feedq.core.passwords import mask_url
 from feedq.errors import FeedqError, InvalidInput
 from feedq.settings import Settings
-from feedq.sinks.base import Checkpoint, load_sink, opened_sink, parse_sink
+from feedq.sinks.base import Checkpoint, Target, load_sink, opened_sink, parse_sink, target_of_feed
 from feedq.sinks.checkpoints import owner_of
+from feedq.sinks.target_table import quoted
 from feedq.verbs.adoption import left_behind
 from feedq.verbs.diagnosis.checks import Check, Level, fail, ok, one_line, unreachable, warn
 from feedq.verbs.diagnosis.database_checks import too_old
-from feedq.verbs.wording import counted, some
+from feedq.verbs.wording import NAMED_MAX, counted, some
 
 BOOKKEEPING = ("feedq_checkpoint", "feedq_dead_letter")
 LATELY = timedelta(minutes=10)
 """Checkpoints of feeds that run are written with each commit; some have none for a while."""
 
+TARGETS_MAX = 200
+"""Tables that are looked at in a sink: each takes a question or two."""
+
 _PERMISSIONS = """
     SELECT current_user, current_schema(),
         coalesce(has_schema_privilege(current_schema(), 'CREATE'), false),
-        (SELECT array_agg(t) FROM unnest(%s) AS t WHERE to_regclass(quote_ident(t)) IS NULL),
-        (SELECT array_agg(t) FROM unnest(%s) AS t
-         WHERE to_regclass(quote_ident(t)) IS NOT NULL AND NOT (
-            has_table_privilege(quote_ident(t), 'SELECT') AND has_table_privilege(quote_ident(t), 'INSERT')
-            AND has_table_privilege(quote_ident(t), 'UPDATE')))
+        (SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = current_schema()),
+        (SELECT array_agg(t) FROM unnest(%s) AS t WHERE to_regclass(t) IS NULL),
+        (SELECT json_agg(json_build_array(c.relname, pg_get_userbyid(c.relowner), rights)) FROM unnest(%s) AS t
+            JOIN pg_class AS c ON c.oid = to_regclass(t),
+            LATERAL (SELECT string_agg(r, ', ') FROM unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) AS r
+                WHERE NOT has_table_privilege(c.oid, r)) AS lacking (rights)
+        WHERE rights IS NOT NULL)
 """
 
 
@@ -42,26 +48,34 @@ def check_sinks(settings: Settings, feeds: Sequence[Feed]) -> Iterator[Check]:
     """Each sink that is set up here, and the sinks that feeds name and that are not."""
     used = _used(feeds)
     for name in settings.sink_names:
-        check = _check_sink(name, settings, feeds=len(used.pop(name, [])))
+        landing = used.pop(name, [])
+        check = _check_sink(name, settings, feeds=len(landing))
         yield check
         if check.level is not Level.FAIL and feeds:
-            yield from _check_owners(name, settings, feeds)
-    for name, names in sorted(used.items()):
+            yield from _look_into(name, settings, feeds, landing)
+    for name, named in sorted(used.items()):
         yield warn(
             f"sink {name}",
-            f"not set up here, but named by {counted(len(names), 'feed')}: {some(names)}",
+            f"not set up here, but named by {counted(len(named), 'feed')}: {some(named, lambda one: one.name)}",
             f"set FEEDQ_SINKS__{name.upper()} here and on every worker",
         )
 
 
-def _check_owners(name: str, settings: Settings, feeds: Sequence[Feed]) -> Iterator[Check]:
-    """Tells of checkpoints in a sink that others have, and of those that nobody has any more."""
+def _look_into(
+    name: str, settings: Settings, feeds: Sequence[Feed], landing: Sequence[Feed]
+) -> Iterator[Check]:
+    """Tells of tables in a sink that the feeds ``landing`` there cannot write, of checkpoints that others have,
+    and of those that nobody has any more."""
     try:
         with opened_sink(settings, name, role="doctor") as sink:
+            wrong = [why for target in _targets(landing) if (why := sink.check(target)) is not None]
             strangers, orphans = left_behind(sink.checkpoints(), feeds)
     except FeedqError as error:
-        yield warn(f"checkpoints on {name}", mask_url(one_line(error)), "see the check above")
+        yield warn(f"inside {name}", mask_url(one_line(error)), "see the check above")
         return
+    if wrong:
+        detail = f"feeds cannot write {counted(len(wrong), 'table')}: " + "; ".join(wrong[:NAMED_MAX])
+        yield warn(f"tables on {name}", detail, "`feedq feed test NAME` says the same of one feed")
     now = datetime.now(UTC)
     lively = [one for one in strangers if now - one.updated_at < LATELY]
     if lively:
@@ -90,15 +104,22 @@ def _counted_owners(checkpoints: Sequence[Checkpoint]) -> str:
     return f"installation {owners[0]}" if len(owners) == 1 else f"{len(owners)} installations"
 
 
-def _used(feeds: Sequence[Feed]) -> dict[str, list[str]]:
-    """Names of feeds by the sink that they name; what cannot be parsed shows as a failed feed elsewhere."""
-    used: dict[str, list[str]] = {}
+def _used(feeds: Sequence[Feed]) -> dict[str, list[Feed]]:
+    """Feeds by the sink that they name; what cannot be parsed shows as a failed feed elsewhere."""
+    used: dict[str, list[Feed]] = {}
     for feed in feeds:
-        try:
-            used.setdefault(parse_sink(feed.spec.sink).name.lower(), []).append(feed.name)
-        except InvalidInput:
-            continue
+        with suppress(InvalidInput):
+            used.setdefault(parse_sink(feed.spec.sink).name.lower(), []).append(feed)
     return used
+
+
+def _targets(feeds: Sequence[Feed]) -> Iterable[Target]:
+    found: dict[Target, None] = {}
+    for feed in feeds:
+        if len(found) < TARGETS_MAX:
+            with suppress(InvalidInput):
+                found[target_of_feed(feed.spec)] = None
+    return found
 
 
 def _check_sink(name: str, settings: Settings, *, feeds: int) -> Check:
@@ -126,22 +147,24 @@ def _permissions(title: str, connection: Any, *, detail: str) -> Check:
     tables = list(BOOKKEEPING)
     with connection.cursor() as cursor:
         cursor.execute(_PERMISSIONS, (tables, tables))
-        role, schema, may_create, missing, forbidden = cursor.fetchone()
+        role, schema, may_create, owner, missing, forbidden = cursor.fetchone()
     if schema is None:
-        return fail(
-            title, f"{detail}: the search path of {role} names no schema", "ALTER ROLE … SET search_path"
+        advice = (
+            f"ALTER ROLE {quoted(role)} SET search_path = …, or GRANT USAGE ON SCHEMA … TO {quoted(role)}"
         )
+        return fail(title, f"{detail}: the search path of {role} names no schema that it may use", advice)
     if missing and not may_create:
         return fail(
             title,
             f"{detail}: {role} may not create {', '.join(missing)} in schema {schema}",
-            f'GRANT CREATE, USAGE ON SCHEMA "{schema}" TO "{role}"',
+            f"have {quoted(owner)} run GRANT CREATE ON SCHEMA {quoted(schema)} TO {quoted(role)}",
         )
     if forbidden:
+        table, owner, rights = forbidden[0]
         return fail(
             title,
-            f"{detail}: {role} may not read and write {', '.join(forbidden)}",
-            f'GRANT SELECT, INSERT, UPDATE ON {", ".join(forbidden)} TO "{role}"',
+            f"{detail}: {role} may not {rights} in {table}",
+            f"have {quoted(owner)} run GRANT {rights} ON {quoted(schema)}.{table} TO {quoted(role)}",
         )
     if not may_create:
         return ok(title, f"{detail}; may not create tables in {schema}, so target tables must exist")
