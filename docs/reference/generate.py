@@ -1,8 +1,7 @@
 """Writes what the code already knows: the tables of settings and metrics, and the states of a lease.
 
 ``make docs`` runs it; a test fails while a page differs from what it would write. Each stands between two
-comments, ``<!-- name: begin -->`` and ``<!-- name: end -->``; everything around them is written by hand. What help
-and completion show of the commands is written as well (`feedq.cli.outline`).
+comments, ``<!-- name: begin -->`` and ``<!-- name: end -->``; everything around them is written by hand.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ from pydantic.fields import FieldInfo
 
 from feedq.celery import fleet_metrics
 from feedq.celery.fleet_metrics import FleetReading, fleet_families
-from feedq.cli import main as main_command
-from feedq.cli import outline
 from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
 from feedq.connectors.wire.remote import RemoteOptions
 from feedq.control.store.fleet_state import FleetState, JobState
@@ -428,7 +425,6 @@ def _cell(text: str) -> str:
 def main() -> None:
     for page in PAGES:
         (HERE / page).write_text(render(page))
-    outline.write(main_command)
 
 
 if __name__ == "__main__":

@@ -23,35 +23,24 @@ import click
 from feedq.cli.choosing import declare_all, first_few
 from feedq.cli.invocation import Invocation, changes, pass_invocation
 from feedq.cli.output import answer, write_difference, write_json
-from feedq.cli.tables import never_ticks, warn_ended, warn_never, warn_unserved
-from feedq.core.model import Feed
-from feedq.core.schedule.model import Queue, Schedule, ScheduleSpec
 from feedq.errors import FeedqError, InvalidInput
-from feedq.verbs import bulk
-from feedq.verbs.declaring import Begun, begun
-from feedq.verbs.manifest import feed_entry, reader
-from feedq.verbs.manifest.changes import (
-    Action,
-    Change,
-    DeclarationChanges,
-    plan,
-    plan_queues,
-    plan_schedules,
-)
-from feedq.verbs.manifest.reader import Manifest, ManifestProblem
-from feedq.verbs.report.rows import change_row
-from feedq.verbs.wording import counted, printable
 
 if TYPE_CHECKING:
     from feedq.control.store.postgresql import JobStore
+    from feedq.core.model import Feed
+    from feedq.core.schedule.model import Schedule
+    from feedq.verbs.declaring import Begun
+    from feedq.verbs.manifest.changes import Change, DeclarationChanges
+    from feedq.verbs.manifest.reader import Manifest, ManifestProblem
 
 STDIN = "-"
 SUFFIXES = (".yaml", ".yml", ".json")
 """Names of files that are manifests, in directories, end so."""
 BYTES_MAX = 64 * 2**20
 """A larger file is no manifest; it is refused before it is read."""
-SIGNS = {Action.ADD: "+", Action.CHANGE: "~", Action.REMOVE: "-"}
-DONE = {Action.ADD: "added", Action.CHANGE: "changed", Action.REMOVE: "removed"}
+SIGNS = {"add": "+", "change": "~", "remove": "-"}
+DONE = {"add": "added", "change": "changed", "remove": "removed"}
+"""By the actions of a change."""
 
 
 file_option = click.option(
@@ -106,6 +95,10 @@ def apply(
       feedq apply -f feeds.yaml --dry-run
       cat feeds/*.yaml | feedq apply -f - --prune --yes
     """
+
+    from feedq.verbs.manifest.changes import Action
+    from feedq.verbs.wording import counted
+
     declared, planned = _planned(invocation, files, prune=prune, tenant=tenant)
     found = _begun(invocation, declared, planned.changes, adopt=adopt)
     changes = found.changes
@@ -146,6 +139,9 @@ def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: s
 
 
 def _document(planned: DeclarationChanges, changes: Sequence[Change]) -> dict[str, Any]:
+    from feedq.verbs.manifest.changes import Action
+    from feedq.verbs.report.rows import change_row
+
     counts = {DONE[action]: planned.count(action) for action in Action}
     return counts | {"unchanged": planned.unchanged, "changes": list(map(change_row, changes))}
 
@@ -162,6 +158,10 @@ def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
     Example:
       feedq lint -f feeds/
     """
+
+    from feedq.verbs.manifest import reader
+    from feedq.verbs.wording import counted
+
     with collector_paused():
         declared = checked(list(_manifests(files)))
     counts = {key: len(getattr(declared, key)) for key in reader.ENTRIES}
@@ -212,6 +212,9 @@ def _planned(
 
 def _manifests(files: Sequence[str]) -> Iterator[Manifest]:
     """Reads files, and all manifests in directories and below these, by name."""
+
+    from feedq.verbs.manifest.reader import Manifest, ManifestProblem
+
     for file in files:
         path = Path(file)
         if file == STDIN or not path.is_dir():
@@ -225,6 +228,9 @@ def _manifests(files: Sequence[str]) -> Iterator[Manifest]:
 
 
 def read_file(file: str) -> Manifest:
+    from feedq.verbs.manifest import reader
+    from feedq.verbs.manifest.reader import Manifest, ManifestProblem
+
     origin = "standard input" if file == STDIN else os.fsdecode(file)
     try:
         if file == STDIN:
@@ -243,6 +249,10 @@ def read_file(file: str) -> Manifest:
 
 def checked(manifests: Sequence[Manifest]) -> Manifest:
     """Joins the manifests, if all are right. Raises `InvalidInput` with every mistake of every file."""
+
+    from feedq.verbs.manifest import feed_entry, reader
+    from feedq.verbs.manifest.reader import ManifestProblem
+
     joined = reader.join(manifests)
     found = [*joined.problems]
     for feed in joined.feeds:
@@ -253,6 +263,8 @@ def checked(manifests: Sequence[Manifest]) -> Manifest:
 
 
 def _refuse(found: Sequence[ManifestProblem]) -> None:
+    from feedq.verbs.wording import counted, printable
+
     if found:
         mistakes = counted(len(found), "mistake")
         lines = "\n".join(f"  {printable(str(problem))}" for problem in found)
@@ -263,6 +275,9 @@ def _plan(
     invocation: Invocation, declared: Manifest, *, prune: bool, tenant: str | None
 ) -> DeclarationChanges:
     """Lists the changes in the order in which they are made."""
+
+    from feedq.verbs.manifest.changes import Action, DeclarationChanges, plan, plan_queues, plan_schedules
+
     # Kinds that the manifests say nothing about are left alone: who keeps schedules in a file of their own does
     # not mean to lose all feeds with --prune.
     kinds = declared.keys or {"feeds"}
@@ -305,6 +320,10 @@ def declared_feeds(invocation: Invocation, *, tenant: str | None = None) -> Iter
 
 def _begun(invocation: Invocation, declared: Manifest, changes: Sequence[Change], *, adopt: bool) -> Begun:
     """Notes in the changes which new feeds their sinks know, and where they begin."""
+
+    from feedq.verbs.declaring import begun
+    from feedq.verbs.wording import printable
+
     resumes = {d.spec.name: d.resume for d in declared.feeds if d.resume is not None}
     if invocation.api is None:
         found = begun(changes, resumes, invocation.open_sink, adopt=adopt)
@@ -316,6 +335,8 @@ def _begun(invocation: Invocation, declared: Manifest, changes: Sequence[Change]
 
 
 def show_changes(changes: Sequence[Change]) -> None:
+    from feedq.verbs.wording import printable
+
     for change in changes:
         noun = "" if change.noun == "feed" else f"{change.noun} "
         click.echo(f"{SIGNS[change.action]} {noun}{printable(change.name)}")
@@ -326,6 +347,10 @@ def show_changes(changes: Sequence[Change]) -> None:
 
 def _carry_out_or_warn(invocation: Invocation, found: Begun, *, dry_run: bool, adopt: bool) -> None:
     """Make the changes unless it is a dry run, and warn of schedules that never tick or that nobody can run."""
+
+    from feedq.cli.tables import never_ticks, warn_ended, warn_never, warn_unserved
+    from feedq.core.schedule.model import ScheduleSpec
+
     now, specs = invocation.clock.now(), [c.spec for c in found.changes if isinstance(c.spec, ScheduleSpec)]
     if dry_run:
         warn_never([spec for spec in specs if never_ticks(spec, now)], now=now)
@@ -336,6 +361,9 @@ def _carry_out_or_warn(invocation: Invocation, found: Begun, *, dry_run: bool, a
 
 def _carry_out(invocation: Invocation, found: Begun, *, adopt: bool) -> list[Schedule]:
     """Returns the schedules as they are now that were added or changed."""
+
+    from feedq.verbs import bulk
+
     of_feeds = [change for change in found.changes if change.noun == "feed"]
     others = [change for change in found.changes if change.noun != "feed"]
     feeds = declare_all(invocation, of_feeds, found.starts, adopt=adopt)
@@ -354,6 +382,9 @@ def _not_made(failed: Sequence[tuple[Change, FeedqError]], total: int) -> FeedqE
 
 
 def _carry_out_job(jobs: JobStore, change: Change) -> Schedule | None:
+    from feedq.core.schedule.model import Queue, ScheduleSpec
+    from feedq.verbs.manifest.changes import Action
+
     match change.spec, change.action:
         case Queue() as queue, _:
             jobs.queues.set(queue)

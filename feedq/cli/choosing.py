@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feedq.cli.invocation import Invocation, decorated
-from feedq.core.model import Feed, FeedView, Status, WorkerView
-from feedq.core.selection import Selection
+from feedq.cli.invocation import Invocation, OneOf, decorated
 from feedq.errors import Forbidden, InvalidInput, NotFound
 
 if TYPE_CHECKING:
+    from feedq.core.model import Feed, FeedView, WorkerView
+    from feedq.core.selection import Selection
     from feedq.verbs.bulk import BulkResult
     from feedq.verbs.declaring import Starts
     from feedq.verbs.manifest.changes import Change
@@ -40,7 +40,7 @@ selection_options = decorated(
         "--status",
         "statuses",
         multiple=True,
-        type=click.Choice([status.value for status in Status]),
+        type=OneOf("feedq.core.model:Status"),
         help="Only feeds of this status; may be repeated.",
     ),
     click.option("--connector", help="Only feeds with this connector."),
@@ -52,11 +52,12 @@ selection_options = decorated(
 
 def selection_of(names: Sequence[str] = (), **given: Any) -> Selection:
     """The selection that the options ask for. Raises `InvalidInput`."""
+
     from feedq.cli.options import split_assignment
+    from feedq.core.selection import Selection
 
     labels = dict(split_assignment(text, option="--label") for text in given.pop("labels"))
-    statuses = tuple(Status(status) for status in given.pop("statuses"))
-    return Selection(names=tuple(dict.fromkeys(names)), labels=labels, statuses=statuses, **given)
+    return Selection(names=tuple(dict.fromkeys(names)), labels=labels, **given)
 
 
 def choose(invocation: Invocation, selection: Selection) -> list[FeedView]:

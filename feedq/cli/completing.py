@@ -1,4 +1,5 @@
-"""Names that a shell completes: of feeds, workers, schedules and tenants, by one quick query.
+"""What a shell completes: commands and options by `feedq completion`, and by one quick query the names of feeds,
+workers, schedules and tenants.
 
 Somebody waits for it while typing: without SQLAlchemy and settings, and nothing is said when there is no database,
 or it takes too long.
@@ -7,11 +8,14 @@ or it takes too long.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Final
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from feedq.cli.invocation import STACK_DIR, Invocation, pass_invocation
+from feedq.cli.output import answer
 
 NAMES_MAX: Final = 200
 """More than anybody reads through."""
@@ -24,8 +28,6 @@ QUERIES: Final = {
     "tenant": "SELECT DISTINCT tenant AS name FROM feedq.feed WHERE removed_at IS NULL AND tenant <> '' AND",
 }
 _BEGINNING: Final = " starts_with({column}, %s) ORDER BY 1 LIMIT %s"
-GROUPS: Final = ("feed", "worker", "schedule")
-"""Commands whose argument is one of their names, or several."""
 OPTIONS: Final = {
     "feed": "feed",
     "tenant": "tenant",
@@ -33,15 +35,51 @@ OPTIONS: Final = {
     "target": "worker",
 }
 """Options that are a name, by the names of their parameters."""
-Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+SHELLS: Final = ("bash", "zsh", "fish")
 
 
-def completion_of(path: tuple[str, ...], parameter: str, *, is_option: bool) -> Complete | None:
-    """What completes this parameter of the command with this path; None: nothing does."""
-    kind = OPTIONS.get(parameter) if is_option else path[0] if parameter in ("name", "names") else None
-    if kind not in QUERIES:
-        return None
-    return lambda ctx, param, incomplete: names(kind, incomplete)
+class KnownName(click.types.StringParamType):
+    """A name, which the control database knows when a shell asks for it."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in names(self._kind, incomplete)]
+
+
+def complete_names(command: click.Command, group: str) -> None:
+    """Have a shell complete names for this command of a group, and for all below it."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            complete_names(inner, group)
+    for param in command.params:
+        is_option = isinstance(param, click.Option)
+        kind = (
+            OPTIONS.get(str(param.name)) if is_option else group if param.name in ("name", "names") else None
+        )
+        if kind in QUERIES:
+            param.type = KnownName(kind)
+
+
+@click.command(short_help="What completes commands and options in bash, zsh or fish.")
+@click.argument("shell", type=click.Choice(SHELLS))
+@pass_invocation
+def completion(invocation: Invocation, *, shell: str) -> None:
+    """Print the script that lets a shell complete commands and options.
+
+    \b
+    Example:
+      source <(feedq completion bash)
+      feedq completion fish > ~/.config/fish/completions/feedq.fish
+    """
+    made = get_completion_class(shell)
+    assert made is not None
+    root = click.get_current_context().find_root().command
+    script = made(root, {}, "feedq", "_FEEDQ_COMPLETE").source()
+    answer(invocation, {"shell": shell, "script": script}, lambda: click.echo(script))
 
 
 def names(kind: str, beginning: str) -> list[str]:
@@ -58,8 +96,6 @@ def _database_url() -> str:
         return ""
     if url := os.environ.get("FEEDQ_DATABASE_URL"):
         return url
-    from feedq.cli.invocation import STACK_DIR
-
     if not (STACK_DIR / "up.lock").exists():
         return ""
     from feedq.local.datadir import DataDir

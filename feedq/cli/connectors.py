@@ -9,9 +9,7 @@ import click
 
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import TableColumn, answer, warn, write_table
-from feedq.connectors.base import connector_kinds, load_connector
 from feedq.errors import InvalidInput
-from feedq.verbs.wording import as_json
 
 
 @click.command(short_help="The installed connectors and their options.")
@@ -29,6 +27,8 @@ def connectors(invocation: Invocation, *, name: str | None) -> None:
 
 
 def _installed(name: str | None) -> Mapping[str, Mapping[str, Any]]:
+    from feedq.connectors.base import connector_kinds, load_connector
+
     names = [name] if name else connector_kinds()
     schemas: dict[str, Mapping[str, Any]] = {}
     for kind in names:
@@ -80,5 +80,7 @@ def _type(about: Mapping[str, Any], root: Mapping[str, Any]) -> str:
 
 
 def _default(about: Mapping[str, Any]) -> str:
+    from feedq.verbs.wording import as_json
+
     default = about.get("default")
     return "-" if default in (None, "", {}, []) else as_json(default).strip('"')

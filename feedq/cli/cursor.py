@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,12 +21,9 @@ from feedq.cli.invocation import (
 )
 from feedq.cli.options import moment
 from feedq.cli.output import answer, write_lines
-from feedq.connectors.base import show_cursor
-from feedq.core.model import JSON, ChangedCursor, Status
-from feedq.core.values import parse_duration
-from feedq.verbs.report.details import detail_lines
-from feedq.verbs.report.rows import changed_cursor_row
-from feedq.verbs.wording import as_json, stamp
+
+if TYPE_CHECKING:
+    from feedq.core.model import JSON, ChangedCursor
 
 TWICE = "its sink has no key, so records that the source sends again will be there twice"
 
@@ -59,6 +56,10 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed cursor show acme/orders
     """
+
+    from feedq.verbs.report.details import detail_lines
+    from feedq.verbs.wording import as_json, stamp
+
     document = invocation.sink_verbs.cursor(name)
     at = document["updated_at"]
     lines = detail_lines(
@@ -111,6 +112,9 @@ def rewind(
       feedq feed cursor rewind acme/ticks --to 90m
       feedq feed cursor rewind acme/orders --to-start
     """
+
+    from feedq.core.values import parse_duration
+
     if (records is not None) + (to is not None) + to_start != 1:
         raise click.UsageError("say one of --records, --to and --to-start")
     if to_start:
@@ -136,6 +140,9 @@ def _change(
     wait: bool,
     timeout_s: float,
 ) -> None:
+    from feedq.core.model import Status
+    from feedq.verbs.report.rows import changed_cursor_row
+
     store = invocation.store
     change = partial(invocation.sink_verbs.change_cursor, name, verb, **asked)
     if dry_run or not yes:
@@ -160,6 +167,8 @@ def _change(
 
 
 def _said(name: str, change: ChangedCursor, goes: str) -> str:
+    from feedq.connectors.base import show_cursor
+
     after = "where it began" if change.after is None else f"after cursor {show_cursor(change.after)}"
     before = "none" if change.before is None else show_cursor(change.before)
     said = f"{name} {goes} {after} (before: {before})"

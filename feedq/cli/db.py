@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
-from psycopg2.extensions import connection as Connection  # noqa: N812 -- a class, named as the others are
-from sqlalchemy import URL, make_url
 
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import answer
-from feedq.control.store import grants as roles
-from feedq.control.store import migrate, revision
-from feedq.core.passwords import mask_url
 from feedq.errors import InvalidInput
-from feedq.settings import Settings
-from feedq.verbs.wording import counted
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection
+    from sqlalchemy import URL
+
+    from feedq.control.store import grants as roles
+    from feedq.settings import Settings
 
 
 @click.group(short_help="Migrate the control database, make its roles.")
@@ -41,6 +42,11 @@ def upgrade(invocation: Invocation, *, check: bool) -> None:
       FEEDQ_DATABASE_URL=postgresql://feedq@db/feedq feedq db upgrade
       feedq db upgrade --check
     """
+
+    from feedq.control.store import migrate, revision
+    from feedq.core.passwords import mask_url
+    from feedq.verbs.wording import counted
+
     settings = invocation.settings
     url = settings.database_url.get_secret_value()
     if check:
@@ -73,6 +79,10 @@ def grants(invocation: Invocation, *, apply_: bool) -> None:
       feedq db grants > roles.sql
       FEEDQ_ROLE_PASSWORDS__WORKER=… feedq db grants --apply
     """
+
+    from feedq.control.store import grants as roles
+    from feedq.core.passwords import mask_url
+
     settings = invocation.settings
     url = settings.database_url.get_secret_value()
     here, elsewhere = _sinks(settings)
@@ -108,6 +118,9 @@ def grants(invocation: Invocation, *, apply_: bool) -> None:
 
 def _sinks(settings: Settings) -> tuple[list[str], dict[str, str]]:
     """Finds the sinks in the control database, and those in others of PostgreSQL with the names of these."""
+
+    from sqlalchemy import make_url
+
     control = make_url(settings.database_url.get_secret_value())
     here: list[str] = []
     elsewhere: dict[str, str] = {}
@@ -127,6 +140,8 @@ def _place(url: URL) -> tuple[str | None, int, str | None]:
 
 
 def _passwords(settings: Settings, sinks: Iterable[str]) -> dict[str, str]:
+    from feedq.control.store import grants as roles
+
     known = [*map(str, roles.Role), *map(roles.sink_role, sinks)]
     given = {role.lower(): password.get_secret_value() for role, password in settings.role_passwords.items()}
     if unknown := sorted(given.keys() - set(known)):
@@ -136,8 +151,8 @@ def _passwords(settings: Settings, sinks: Iterable[str]) -> dict[str, str]:
     return given
 
 
-def _written(steps: Iterable[roles.GrantStatement], connection: Connection) -> list[tuple[str, str]]:
-    return [(step.about, step.text.as_string(connection)) for step in steps]
+def _written(steps: Iterable[roles.GrantStatement], held: connection) -> list[tuple[str, str]]:
+    return [(step.about, step.text.as_string(held)) for step in steps]
 
 
 def _print(lines: Iterable[tuple[str, str]], *, where: str) -> None:

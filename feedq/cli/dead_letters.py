@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from feedq.cli.invocation import Invocation, changes, limit_option, pass_invocation, yes_option
 from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, write_lines
-from feedq.core.model import FeedView
-from feedq.core.selection import Selection
 from feedq.errors import FeedqError, NotFound
-from feedq.sinks.base import DeadLetter
-from feedq.verbs.report.details import detail_lines
-from feedq.verbs.report.rows import dead_letter_row, feed_row
-from feedq.verbs.wording import ago, as_json, cut, printable, said, stamp
+
+if TYPE_CHECKING:
+    from feedq.core.model import FeedView
+    from feedq.sinks.base import DeadLetter
 
 TEXT_WIDTH = 60
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -53,6 +51,10 @@ def list_(invocation: Invocation, *, name: str | None, ids: Sequence[int], limit
       feedq feed dead-letters list acme/orders --limit 10
       feedq feed dead-letters list acme/orders 17
     """
+
+    from feedq.verbs.report.rows import dead_letter_row
+    from feedq.verbs.wording import ago, cut, printable
+
     if name is None:
         _list_feeds(invocation, limit)
         return
@@ -72,6 +74,10 @@ def list_(invocation: Invocation, *, name: str | None, ids: Sequence[int], limit
 
 
 def _show(invocation: Invocation, name: str, ids: Sequence[int]) -> None:
+    from feedq.verbs.report.details import detail_lines
+    from feedq.verbs.report.rows import dead_letter_row
+    from feedq.verbs.wording import as_json, stamp
+
     letters = invocation.sink_verbs.letters(name, ids=ids, limit=len(ids))
     if missing := sorted({*ids} - {letter.id for letter in letters}):
         raise NotFound(f"{name} has no dead letter {missing[0]}")
@@ -99,6 +105,10 @@ def _show(invocation: Invocation, name: str, ids: Sequence[int]) -> None:
 
 def _list_feeds(invocation: Invocation, limit: int) -> None:
     """What the workers have told of their feeds: no sink is asked."""
+
+    from feedq.core.selection import Selection
+    from feedq.verbs.wording import ago, said
+
     views = [v for v in invocation.store.feeds.selected(Selection()) if v.lease.dead_letters_total]
     views.sort(key=lambda view: view.lease.dead_letter_at or LONG_AGO, reverse=True)
     now = invocation.clock.now()
@@ -115,6 +125,8 @@ def _list_feeds(invocation: Invocation, limit: int) -> None:
 
 
 def _feed_document(view: FeedView) -> dict[str, Any]:
+    from feedq.verbs.report.rows import feed_row
+
     row = feed_row(view)
     return {key: row[key] for key in ("name", "dead_letters_total", "dead_letter_at", "dead_letter_error")}
 
@@ -136,6 +148,9 @@ def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool)
       feedq feed dead-letters replay acme/orders 17 18
       feedq feed dead-letters replay acme/orders --all
     """
+
+    from feedq.verbs.wording import printable
+
     with ProgressBar("records tried", None if all_ else len(set(ids))) as bar:
         found = invocation.sink_verbs.replay(name, ids, all_, on_progress=bar)
 
@@ -177,4 +192,6 @@ def drop(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool, y
 
 
 def _text(record: bytes) -> str:
+    from feedq.verbs.wording import printable
+
     return printable(record.decode("utf-8", "backslashreplace"))

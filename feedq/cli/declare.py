@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -27,21 +27,18 @@ from feedq.cli.choosing import (
 from feedq.cli.invocation import Invocation, changes, yes_option
 from feedq.cli.options import assigned, split_words
 from feedq.cli.output import answer_done, write_difference, write_json
-from feedq.cli.tables import warn_ended, warn_unserved
-from feedq.core.model import FeedSpec
-from feedq.core.schedule.entries import TIMING_KEYS, ZONED_KEYS, ScheduleEntry, plain_schedule
-from feedq.core.schedule.model import Beat, ScheduleSpec
 from feedq.errors import Conflict, FeedqError, InvalidInput
-from feedq.verbs import documents
-from feedq.verbs.manifest import feed_entry
-from feedq.verbs.manifest.changes import Action, Change, OptionChange, difference, plain_difference
-from feedq.verbs.manifest.feed_entry import FeedEntry, plain_feed
-from feedq.verbs.manifest.reader import ENTRIES, Declaration
+
+if TYPE_CHECKING:
+    from feedq.core.model import FeedSpec
+    from feedq.core.schedule.model import ScheduleSpec
+    from feedq.verbs.manifest.changes import Change, OptionChange
+    from feedq.verbs.manifest.reader import Declaration
 
 NOTHING = "nothing to set; give KEY=VALUE, such as {}"
 HEAD = "# What you save is checked and shown before anything changes. An unchanged file changes nothing.\n"
 words_argument = click.argument("names", nargs=-1, metavar="[NAME]... KEY=VALUE...")
-Spec = TypeVar("Spec", FeedSpec, ScheduleSpec)
+Spec = TypeVar("Spec", "FeedSpec", "ScheduleSpec")
 
 
 # -- feeds -------------------------------------------------------------------------------------------
@@ -64,6 +61,11 @@ def set_feeds(invocation: Invocation, *, names: Sequence[str], yes: bool, **chos
       feedq feed set acme/orders source.url=tcp://10.0.0.7:7001 source.hello=
       feedq feed set --tenant acme weight=2 expect.max_silence=20s labels.region=eu
     """
+
+    from feedq.verbs.manifest import feed_entry
+    from feedq.verbs.manifest.changes import Action, Change, difference
+    from feedq.verbs.manifest.feed_entry import FeedEntry, plain_feed
+
     named, assignments = split_words(names)
     if not assignments:
         raise click.UsageError(NOTHING.format("weight=2"))
@@ -102,6 +104,9 @@ def edit_feed(invocation: Invocation, *, name: str) -> None:
       feedq feed edit acme/orders
     """
 
+    from feedq.verbs.manifest.changes import Action, Change
+    from feedq.verbs.manifest.feed_entry import plain_feed
+
     def current() -> FeedSpec:
         invocation.live_feed(name)
         return invocation.store.feeds.view(name).feed.spec
@@ -129,6 +134,11 @@ def set_schedules(invocation: Invocation, *, names: Sequence[str]) -> None:
       feedq schedule set acme/cleanup cron="0 3 * * *" timeout=30m kwargs.days=7
       feedq schedule set acme/poll every=30s retries=3
     """
+
+    from feedq.cli.tables import warn_unserved
+    from feedq.core.schedule.entries import plain_schedule
+    from feedq.verbs.manifest.changes import Action, Change, plain_difference
+
     named, assignments = split_words(names)
     if not named or not assignments:
         raise click.UsageError(NOTHING.format("timeout=30m") if named else "which schedules? name them")
@@ -157,6 +167,9 @@ def edit_schedule(invocation: Invocation, *, name: str) -> None:
       feedq schedule edit acme/cleanup
     """
 
+    from feedq.cli.tables import warn_unserved
+    from feedq.core.schedule.entries import plain_schedule
+
     def change(spec: ScheduleSpec, _: Sequence[OptionChange]) -> None:
         _change_schedule(invocation, name, spec)
         warn_unserved(invocation.jobs, [name])
@@ -166,6 +179,9 @@ def edit_schedule(invocation: Invocation, *, name: str) -> None:
 
 def declared_schedule(invocation: Invocation, name: str) -> ScheduleSpec:
     """A schedule that people declare. Raises `InvalidInput` for one that the beat's own file has."""
+
+    from feedq.core.schedule.model import Beat
+
     spec = invocation.jobs.schedules.get(name).spec
     if isinstance(spec.timing, Beat):
         raise InvalidInput(f"schedule {name!r} is an entry of beat_schedule.py; edit it there")
@@ -174,6 +190,9 @@ def declared_schedule(invocation: Invocation, name: str) -> ScheduleSpec:
 
 def with_assignments(spec: ScheduleSpec, assignments: Sequence[str]) -> ScheduleSpec:
     """The schedule with these keys set. Raises `InvalidInput` with everything that is wrong."""
+
+    from feedq.core.schedule.entries import TIMING_KEYS, ZONED_KEYS, ScheduleEntry, plain_schedule
+
     keys = plain_schedule(spec)
     given = {assignment.partition("=")[0] for assignment in assignments}
     for kind, siblings in TIMING_KEYS.items():
@@ -186,6 +205,8 @@ def with_assignments(spec: ScheduleSpec, assignments: Sequence[str]) -> Schedule
 
 
 def _change_schedule(invocation: Invocation, name: str, spec: Any) -> None:
+    from feedq.cli.tables import warn_ended
+
     changed = invocation.jobs.schedules.edit(name, spec)
     warn_ended([changed], now=invocation.clock.now())
 
@@ -218,6 +239,10 @@ def _edit(
     change: Callable[[Spec, Sequence[OptionChange]], None],
 ) -> None:
     """Lets a person edit a declaration. What was written is kept whenever it was not applied."""
+
+    from feedq.verbs import documents
+    from feedq.verbs.manifest.changes import plain_difference
+
     before = current()
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidInput(
@@ -251,6 +276,9 @@ def _edit(
 
 
 def _read(path: str, noun: str, before: Spec) -> Spec:
+    from feedq.core.model import FeedSpec
+    from feedq.verbs.manifest.reader import ENTRIES
+
     manifest = checked([read_file(path)])
     found: list[Declaration[Any]] = [declaration for key in ENTRIES for declaration in getattr(manifest, key)]
     if len(found) != 1 or not isinstance(found[0].spec, type(before)):

@@ -6,39 +6,23 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import click
 
-from feedq.cli.invocation import Invocation, pass_invocation
+from feedq.cli.invocation import Invocation, OneOf, pass_invocation
 from feedq.cli.options import duration
-from feedq.cli.output import TableColumn, answer_list, number, write_json_line
-from feedq.control.store.event_listing import PAGE_MAX, EventFilter, ListedEvent
-from feedq.core.model import Event
-from feedq.telemetry.event_names import EventKind
-from feedq.verbs.report.details import event_detail
-from feedq.verbs.report.rows import listed_event_row
-from feedq.verbs.wording import stamp
+from feedq.cli.output import answer_list, write_json_line
+
+if TYPE_CHECKING:
+    from feedq.control.store.event_listing import EventFilter, ListedEvent
+    from feedq.telemetry.event_names import EventKind
 
 LOOK_S = 1.0
 """How often ``--follow`` looks for more."""
 LISTED_MAX = 10_000
 SINCE = "5m"
 """How far back everything is shown; one feed's history is shown whole."""
-
-COLUMNS: list[TableColumn[ListedEvent]] = [
-    TableColumn("AT", lambda listed: stamp(listed.event.at)),
-    TableColumn("KIND", lambda listed: listed.event.kind),
-    TableColumn("FEED", lambda listed: listed.feed),
-    TableColumn("WORKER", lambda listed: listed.worker),
-    TableColumn("DETAIL", lambda listed: _again(listed.event) + event_detail(listed.event)),
-]
-WIDE_COLUMNS: list[TableColumn[ListedEvent]] = [
-    number("EPOCH", lambda listed: None if listed.event.epoch is None else str(listed.event.epoch)),
-]
-
-
-def _again(event: Event) -> str:
-    return f"{event.count:,} times since {stamp(event.since)}; " if event.since is not None else ""
 
 
 @click.command(short_help="What happened to feeds, workers and schedules; --follow goes on.")
@@ -52,7 +36,7 @@ def _again(event: Event) -> str:
     "--kind",
     "kinds",
     multiple=True,
-    type=click.Choice([kind.value for kind in EventKind]),
+    type=OneOf("feedq.telemetry.event_names:EventKind"),
     help="Only events of this kind; may be repeated.",
 )
 @click.option("--tenant", help="Only events of this tenant's feeds.")
@@ -70,7 +54,7 @@ def events(
     *,
     since: str | None,
     feed: str | None,
-    kinds: Sequence[str],
+    kinds: Sequence[EventKind],
     tenant: str | None,
     limit: int,
     follow_on: bool,
@@ -85,25 +69,33 @@ def events(
       feedq events --kind feed_paused --kind feed_edited --since 1d
       feedq events --feed acme/orders --follow
     """
+
+    from feedq.cli.tables import EVENT_COLUMNS, EVENT_EPOCH
+    from feedq.control.store.event_listing import EventFilter
+    from feedq.verbs.report.rows import listed_event_row
+
     if feed is not None and tenant is not None:
         raise click.UsageError("--feed and --tenant exclude each other")
     of = None if feed is None else invocation.store.feeds.get(feed)
     began = None
     if since is not None or of is None:
         began = invocation.database_now() - timedelta(seconds=duration(since or SINCE, option="--since"))
-    which = EventFilter(tuple(map(EventKind, kinds)), feed=of, tenant=tenant, since=began)
+    which = EventFilter(tuple(kinds), feed=of, tenant=tenant, since=began)
     found = list(_newest(invocation, which, limit))[::-1]
     if follow_on:
         _follow(invocation, which, found)
         return
     empty = "no events" if began is None else f"nothing happened within the last {since or SINCE}"
-    answer_list(invocation, found, listed_event_row, COLUMNS, empty=empty, wide=WIDE_COLUMNS)
+    answer_list(invocation, found, listed_event_row, EVENT_COLUMNS, empty=empty, wide=EVENT_EPOCH)
 
 
 def _newest(
     invocation: Invocation, which: EventFilter, limit: int, *, after: int = 0
 ) -> Iterator[ListedEvent]:
     """The newest of them that came after this one, newest first."""
+
+    from feedq.control.store.event_listing import PAGE_MAX
+
     place = None
     while limit > 0:
         page = invocation.store.history.before(which, place=place, limit=min(limit, PAGE_MAX))
@@ -116,6 +108,10 @@ def _newest(
 
 def _follow(invocation: Invocation, which: EventFilter, found: list[ListedEvent]) -> None:
     """Shows what was found, one on a line, and then what there is more of, until Ctrl-C."""
+
+    from feedq.cli.tables import EVENT_COLUMNS
+    from feedq.verbs.report.rows import listed_event_row
+
     last = 0
     try:
         while True:
@@ -123,7 +119,7 @@ def _follow(invocation: Invocation, which: EventFilter, found: list[ListedEvent]
                 if invocation.json:
                     write_json_line(listed_event_row(listed))
                 else:
-                    click.echo("  ".join(column.show(listed) for column in COLUMNS))
+                    click.echo("  ".join(column.show(listed) for column in EVENT_COLUMNS))
             sys.stdout.flush()
             last = max([last, *(listed.id for listed in found)])
             time.sleep(LOOK_S)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from feedq.cli.apply import declared_feeds
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import ProgressBar, write_json
-from feedq.core.model import Feed, StartCursor, TargetState
-from feedq.core.schedule.entries import plain_queue, plain_schedule
-from feedq.core.schedule.model import ScheduleSpec, UnreadableSpec
 from feedq.errors import Forbidden, NotFound, Unreadable
-from feedq.verbs import documents
-from feedq.verbs.manifest.feed_entry import plain_feed
+
+if TYPE_CHECKING:
+    from feedq.core.model import Feed, StartCursor
 
 
 @click.command(short_help="Print feeds, schedules and queues as a manifest.")
@@ -39,6 +37,9 @@ def export(invocation: Invocation, *, names: Sequence[str], tenant: str | None, 
       feedq export > feeds.yaml
       feedq export acme/orders --with-cursors > moved.yaml
     """
+
+    from feedq.verbs import documents
+
     if names and tenant is not None:
         raise click.UsageError("--tenant chooses feeds; give names or --tenant")
     named = _named(invocation, names)
@@ -81,6 +82,10 @@ def _entries(
 
 def _entry(feed: Feed, resume: StartCursor | None) -> dict[str, Any]:
     """A feed that runs does not say so: applied again later, it would undo a pause that came between."""
+
+    from feedq.core.model import TargetState
+    from feedq.verbs.manifest.feed_entry import plain_feed
+
     entry = plain_feed(feed.spec, resume)
     if feed.spec.target_state is TargetState.RUNNING:
         del entry["target_state"]
@@ -90,6 +95,10 @@ def _entry(feed: Feed, resume: StartCursor | None) -> dict[str, Any]:
 def _jobs(invocation: Invocation, names: Sequence[str], feeds: Collection[str]) -> dict[str, Iterable[Any]]:
     """The lists of schedules and queues that are not empty. Raises `NotFound` for a name that neither a feed nor a
     schedule has."""
+
+    from feedq.core.schedule.entries import plain_queue, plain_schedule
+    from feedq.core.schedule.model import ScheduleSpec, UnreadableSpec
+
     missing = sorted({*names} - {*feeds})
     try:
         specs = invocation.jobs.schedules.specs()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,26 +19,21 @@ from feedq.cli.feed_test import feed_test
 from feedq.cli.feed_verbs import move, pause, remove, restart, resume
 from feedq.cli.invocation import (
     Invocation,
+    OneOf,
     changes,
     pass_invocation,
     shows,
     yes_option,
 )
 from feedq.cli.output import answer, answer_done, answer_list, write_json_line, write_lines, write_table
-from feedq.cli.tables import LANDED_COLUMNS, feed_columns, wide_feed_columns
-from feedq.core.landed import Span
-from feedq.core.model import BACKFILL_SUFFIX, known_as
-from feedq.core.notices import new_fields
-from feedq.core.selection import SelectionOrder
-from feedq.core.tap import LIMIT_MAX
-from feedq.sinks.base import parse_sink
-from feedq.verbs import actions, new_columns
-from feedq.verbs.report.details import declaration_lines, detail_lines, lease_lines
-from feedq.verbs.report.rows import drift_document, feed_document, feed_row, landed_document
-from feedq.verbs.wording import printable, sparkline
+
+if TYPE_CHECKING:
+    from feedq.core.landed import Span
+    from feedq.core.selection import SelectionOrder
 
 TIME_WIDTH = len("2026-12-01T08:00:00.123")
-TAP_S = 600
+TAP_S, TAPPED_MAX = 600, 1_000_000
+"""Seconds and records; the API takes no more."""
 
 
 @click.group(
@@ -74,14 +69,14 @@ for _command in (
 @selection_options
 @click.option(
     "--sort",
-    type=click.Choice([order.value for order in SelectionOrder]),
-    default=SelectionOrder.NAME.value,
+    type=OneOf("feedq.core.selection:SelectionOrder"),
+    default="name",
     show_default=True,
     help="What the first of them have most of; age is that of the last record.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many.")
 @shows
-def list_(invocation: Invocation, *, sort: str, limit: int | None, **chosen: Any) -> None:
+def list_(invocation: Invocation, *, sort: SelectionOrder, limit: int | None, **chosen: Any) -> None:
     """All feeds by name, with their status and progress.
 
     \b
@@ -89,8 +84,12 @@ def list_(invocation: Invocation, *, sort: str, limit: int | None, **chosen: Any
       feedq feed list --status failed --status stalled
       feedq feed list --tenant acme --sort bytes --limit 10
     """
+
+    from feedq.cli.tables import feed_columns, wide_feed_columns
+    from feedq.verbs.report.rows import feed_row
+
     selection = replace(selection_of(**chosen), removing=True)
-    views = invocation.store.feeds.selected(selection, order=SelectionOrder(sort), limit=limit)
+    views = invocation.store.feeds.selected(selection, order=sort, limit=limit)
     empty = "" if views else none_match(invocation)
     now = invocation.clock.now()
     answer_list(invocation, views, feed_row, feed_columns(now), empty=empty, wide=wide_feed_columns(now))
@@ -106,6 +105,12 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed show acme/orders
     """
+
+    from feedq.core.model import BACKFILL_SUFFIX, known_as
+    from feedq.verbs import actions
+    from feedq.verbs.report.details import declaration_lines, detail_lines, lease_lines
+    from feedq.verbs.report.rows import feed_document
+
     now = invocation.clock.now()
     view, workers, why = explained(invocation, name)
     of = known_as(name) if name.endswith(BACKFILL_SUFFIX) else None
@@ -121,21 +126,25 @@ def show(invocation: Invocation, *, name: str) -> None:
 @click.argument("name")
 @click.option(
     "--span",
-    type=click.Choice([span.value for span in Span]),
-    default=Span.HOUR.value,
+    type=OneOf("feedq.core.landed:Span"),
+    default="hour",
     show_default=True,
     help="The last hour by minutes, or the last day by quarters of an hour.",
 )
 @pass_invocation
-def history(invocation: Invocation, *, name: str, span: str) -> None:
+def history(invocation: Invocation, *, name: str, span: Span) -> None:
     """What one feed landed in the last hour or day, as a picture and in numbers.
 
     \b
     Example:
       feedq feed history acme/orders --span day
     """
-    asked = Span(span)
-    buckets = invocation.landed(name, asked)
+
+    from feedq.cli.tables import LANDED_COLUMNS
+    from feedq.verbs.report.rows import landed_document
+    from feedq.verbs.wording import sparkline
+
+    buckets = invocation.landed(name, span)
     known = [one for one in buckets if one.rows is not None]
 
     def show() -> None:
@@ -143,15 +152,15 @@ def history(invocation: Invocation, *, name: str, span: str) -> None:
         write_table(known, LANDED_COLUMNS)
 
     empty = "nothing is known yet: the elected beat counts once a minute"
-    answer(invocation, landed_document(asked, buckets), show if known else empty)
+    answer(invocation, landed_document(span, buckets), show if known else empty)
 
 
 @feed.command()
 @click.argument("name")
 @click.option(
     "--limit",
-    type=click.IntRange(1, LIMIT_MAX),
-    default=LIMIT_MAX,
+    type=click.IntRange(1, TAPPED_MAX),
+    default=TAPPED_MAX,
     show_default=True,
     help="End after so many records.",
 )
@@ -179,6 +188,8 @@ def tap(invocation: Invocation, *, name: str, limit: int) -> None:
 
 
 def _say(row: Mapping[str, Any]) -> None:
+    from feedq.verbs.wording import printable
+
     match row["event"]:
         case "record":
             cut = f" … (cut: {row['bytes']:,} bytes)" if row["cut"] else ""
@@ -232,6 +243,13 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
       feedq feed drift acme/orders
       feedq feed drift acme/orders --apply
     """
+
+    from feedq.core.notices import new_fields
+    from feedq.sinks.base import parse_sink
+    from feedq.verbs import new_columns
+    from feedq.verbs.report.rows import drift_document
+    from feedq.verbs.wording import printable
+
     invocation.live_feed(name)
     view = invocation.store.feeds.view(name)
     with invocation.open_sink(parse_sink(view.feed.spec.sink).name) as sink:
@@ -250,4 +268,6 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
 
 
 def printable_lines(lines: list[str]) -> str:
+    from feedq.verbs.wording import printable
+
     return "\n".join(map(printable, lines))

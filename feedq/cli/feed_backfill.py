@@ -9,10 +9,7 @@ import click
 
 from feedq.cli.invocation import Invocation, changes, pass_invocation, reason_option
 from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, state, write_lines
-from feedq.connectors.base import show_cursor
 from feedq.errors import FeedqError
-from feedq.verbs.report.details import detail_lines
-from feedq.verbs.wording import cut, stamp
 
 CURSOR_WIDTH: Final = 40
 WAIT_S: Final = 86_400.0
@@ -76,6 +73,9 @@ def begin(
       feedq feed backfill begin acme/orders --from 1000 --to 250000
       feedq feed backfill begin acme/ticks --from 2026-12-01T08:00Z --rows-per-s 500
     """
+
+    from feedq.connectors.base import show_cursor
+
     row = invocation.sink_verbs.backfills.begin(
         name, begin=begin, end=end, rows_per_s=rows_per_s, key=key, dry_run=dry_run
     )
@@ -102,6 +102,11 @@ def show(invocation: Invocation, *, name: str | None) -> None:
       feedq feed backfill show
       feedq feed backfill show acme/orders
     """
+
+    from feedq.connectors.base import show_cursor
+    from feedq.verbs.report.details import detail_lines
+    from feedq.verbs.wording import stamp
+
     if name is None:
         _list(invocation)
         return
@@ -127,6 +132,9 @@ def show(invocation: Invocation, *, name: str | None) -> None:
 
 
 def _list(invocation: Invocation) -> None:
+    from feedq.connectors.base import show_cursor
+    from feedq.verbs.wording import cut
+
     columns: list[TableColumn[Mapping[str, Any]]] = [
         TableColumn("FEED", lambda row: row["name"]),
         state("STATUS", lambda row: row["status"]),

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import orjson
 
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import answer, styled_step
-from feedq.core.model import JSON, FeedSpec, TargetState
 from feedq.errors import FeedqError, InvalidInput, NotFound
-from feedq.sinks.base import Preview
-from feedq.verbs import documents
-from feedq.verbs.manifest import feed_entry, reader
-from feedq.verbs.wording import as_json, cut, printable
 
 if TYPE_CHECKING:
+    from feedq.core.model import JSON, FeedSpec
+    from feedq.sinks.base import Preview
     from feedq.verbs.trial import Trial
 
 VALUE_WIDTH = 100
@@ -73,7 +70,9 @@ def feed_test(
       feedq feed test acme/orders -f feeds.yaml
       feedq feed test acme/orders -f feeds.yaml --infer > typed.yaml
     """
+
     from feedq.verbs.trial import Wanted, try_feed
+    from feedq.verbs.wording import printable
 
     invocation.keep_log_quiet()
     spec = invocation.store.feeds.get(name).spec if path is None else _from_file(path, name)
@@ -102,6 +101,11 @@ def feed_test(
 
 def _propose(invocation: Invocation, spec: FeedSpec, trial: Trial) -> None:
     """Prints a manifest; the steps of the trial go to standard error. A table that is not there is no trouble."""
+
+    from feedq.core.model import TargetState
+    from feedq.verbs import documents
+    from feedq.verbs.manifest import feed_entry
+    from feedq.verbs.wording import printable
     from feedq.worker.record_columns import proposed
 
     for step in trial.steps:
@@ -117,6 +121,8 @@ def _propose(invocation: Invocation, spec: FeedSpec, trial: Trial) -> None:
 
 
 def _from_file(path: Path, name: str) -> FeedSpec:
+    from feedq.verbs.manifest import reader
+
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -131,8 +137,8 @@ def _cursor(text: str | None) -> JSON:
     if text is None:
         return None
     try:
-        cursor: JSON = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        cursor: JSON = json.loads(text)
+    except ValueError as error:
         raise InvalidInput(f"--cursor: is no JSON ({error}); a text needs quotes, as in '\"abc\"'") from None
     return cursor
 
@@ -146,6 +152,8 @@ def _document(preview: Preview) -> dict[str, Any]:
 
 
 def _write(trial: Trial) -> None:
+    from feedq.verbs.wording import as_json, printable
+
     for step in trial.steps:
         click.echo(styled_step(step.name, step.outcome, printable(step.detail)))
     for number, preview in enumerate(trial.records, 1):
@@ -156,6 +164,8 @@ def _write(trial: Trial) -> None:
 
 
 def _write_record(number: int, preview: Preview) -> None:
+    from feedq.verbs.wording import printable
+
     click.echo(f"\n{number}. {_short(preview.record.decode('utf-8', 'backslashreplace'))}")
     width = max(map(len, preview.columns), default=0)
     for column, text in preview.columns.items():
@@ -165,4 +175,6 @@ def _write_record(number: int, preview: Preview) -> None:
 
 
 def _short(text: str) -> str:
+    from feedq.verbs.wording import cut, printable
+
     return cut(printable(text), VALUE_WIDTH)

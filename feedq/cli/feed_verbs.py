@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,11 +18,11 @@ from feedq.cli.choosing import (
 )
 from feedq.cli.invocation import Invocation, changes, decorated, wait_options, yes_option
 from feedq.cli.output import ProgressBar, answer, answer_done
-from feedq.control.store.base import Feeds
-from feedq.core.model import Feed, FeedView, Status, TargetState
-from feedq.core.selection import Selection
-from feedq.verbs import actions, bulk
-from feedq.verbs.wording import counted, some
+
+if TYPE_CHECKING:
+    from feedq.control.store.base import Feeds
+    from feedq.core.model import Feed, FeedView, Status
+    from feedq.verbs import bulk
 
 _of_many = decorated(click.argument("names", nargs=-1), selection_options, yes_option, wait_options, changes)
 
@@ -37,6 +37,9 @@ def pause(invocation: Invocation, **asked: Any) -> None:
       feedq feed pause acme/orders --wait
       feedq feed pause --tenant acme --yes
     """
+
+    from feedq.core.model import Status, TargetState
+
     target = TargetState.PAUSED
     _do(invocation, "Pause", "paused", lambda fs, n: fs.set_target(n, target), Status.PAUSED, **asked)
 
@@ -51,6 +54,9 @@ def resume(invocation: Invocation, **asked: Any) -> None:
       feedq feed resume acme/orders
       feedq feed resume --label region=eu --status paused --yes
     """
+
+    from feedq.core.model import Status, TargetState
+
     target = TargetState.RUNNING
     _do(invocation, "Resume", "resumed", lambda fs, n: fs.set_target(n, target), Status.STREAMING, **asked)
 
@@ -65,6 +71,9 @@ def restart(invocation: Invocation, **asked: Any) -> None:
       feedq feed restart acme/orders --wait
       feedq feed restart --failing --yes
     """
+
+    from feedq.core.model import Status
+
     _do(invocation, "Restart", "restarted", lambda fs, n: fs.restart(n), Status.STREAMING, **asked)
 
 
@@ -83,6 +92,9 @@ def remove(
       feedq feed remove acme/orders --yes --wait
       feedq feed remove --tenant acme
     """
+
+    from feedq.verbs.wording import counted, some
+
     live = choose(invocation, selection_of(names, **chosen))
     what = ", ".join(names) or f"{counted(len(live), 'feed')} ({some(live, lambda view: view.feed.name)})"
     invocation.confirm(
@@ -150,6 +162,9 @@ def _moved(
     invocation: Invocation, live: Sequence[FeedView], target: str | None
 ) -> bulk.BulkResult[FeedView, str]:
     """Each with the name of the worker that gets it."""
+
+    from feedq.verbs import actions, bulk
+
     if invocation.api is not None:
         of = {view.feed.name: view for view in live}
         moved = invocation.api.feeds.act_on(list(of), "move", worker=target)
@@ -167,6 +182,10 @@ def _moved(
 
 
 def _await_arrival(invocation: Invocation, arrivals: Mapping[str, str], *, timeout_s: float) -> None:
+    from feedq.core.model import Status
+    from feedq.core.selection import Selection
+    from feedq.verbs.wording import counted
+
     left = list(arrivals)
 
     def have_arrived() -> bool:
@@ -198,6 +217,11 @@ def _do(
 ) -> None:
     """Does it to all that are chosen, and waits until they are as ``wanted``; those that stream anew, with the
     declarations that they have now or later ones. Raises when it could not be done to some."""
+
+    from feedq.core.model import Status
+    from feedq.core.selection import Selection
+    from feedq.verbs.wording import counted
+
     selection = selection_of(names, **chosen)
     live = choose(invocation, selection)
     confirm_chosen(invocation, selection, live, verb, yes=yes)

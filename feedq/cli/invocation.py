@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from functools import wraps
+from functools import cached_property, wraps
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -64,6 +65,29 @@ class Form(StrEnum):
     NAME = "name"
     JSON = "json"
     YAML = "yaml"
+
+
+class OneOf(click.Choice[str]):
+    """A value of an enumeration, written ``module:Name``, which is imported only once somebody needs it."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self.case_sensitive = True
+
+    @cached_property
+    def _kind(self) -> type[StrEnum]:
+        module, _, name = self._place.partition(":")
+        kind: type[StrEnum] = getattr(import_module(module), name)
+        return kind
+
+    @property
+    def choices(self) -> Sequence[str]:  # type: ignore[override] # click keeps a list
+        return [one.value for one in self._kind]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if ctx is not None and ctx.resilient_parsing:
+            return value
+        return self._kind(super().convert(value, param, ctx))
 
 
 @dataclass(slots=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from feedq.core.values import Entry, did_you_mean, entries_below, parse_duration, parse_moment
 from feedq.errors import InvalidInput
-from feedq.verbs import documents
+
+if TYPE_CHECKING:
+    from feedq.core.values import Entry
 
 LABELS = ("labels", "selector.required", "selector.preferred")
 """Mappings whose keys may have dots themselves."""
@@ -35,6 +36,9 @@ def split_assignment(text: str, *, option: str) -> tuple[str, str]:
 
 def moment(text: str, zone: str, *, option: str) -> datetime:
     """Reads a time as `parse_moment` does. Raises `InvalidInput` that names the option."""
+
+    from feedq.core.values import parse_moment
+
     try:
         return parse_moment(text, zone)
     except ValueError as error:
@@ -43,6 +47,9 @@ def moment(text: str, zone: str, *, option: str) -> datetime:
 
 def duration(text: str, *, option: str) -> float:
     """Reads a duration as `parse_duration` does. Raises `InvalidInput` that names the option."""
+
+    from feedq.core.values import parse_duration
+
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -51,6 +58,9 @@ def duration(text: str, *, option: str) -> float:
 
 def assigned(keys: Mapping[str, Any], assignments: Iterable[str], kind: type[Entry]) -> dict[str, Any]:
     """Puts ``key=value`` into an entry of a manifest, which is not checked. Raises `InvalidInput`."""
+
+    from feedq.core.values import did_you_mean, entries_below
+
     changed = copy.deepcopy(dict(keys))
     shorthands = {key: below.shorthand for key, below in entries_below(kind) if below.shorthand}
     for text in assignments:
@@ -80,6 +90,8 @@ def _steps(path: str) -> list[str]:
 
 
 def _value(path: str, text: str) -> Any:
+    from feedq.verbs import documents
+
     try:
         return documents.read_value(text)
     except documents.DocumentError as error:  # without the text: it may hold a secret

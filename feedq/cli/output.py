@@ -16,21 +16,20 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import click
 
 from feedq.cli.invocation import Form, Invocation
-from feedq.verbs.report.details import DetailLine
-from feedq.verbs.report.masking import masked
-from feedq.verbs.wording import TONES, Tone, as_json, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from feedq.verbs.manifest.changes import OptionChange
+    from feedq.verbs.report.details import DetailLine
 
 T = TypeVar("T")
 Cell = str | None
 
 # rich is imported where something is drawn: into a pipe nothing is.
 
-STYLES = {Tone.GOOD: "green", Tone.ODD: "yellow", Tone.BAD: "red", Tone.WORST: "bold red", Tone.ASIDE: "dim"}
+STYLES = {"good": "green", "odd": "yellow", "bad": "red", "worst": "bold red", "aside": "dim"}
+"""By the tone of a word."""
 
 
 class Styled(str):
@@ -53,6 +52,8 @@ class TableColumn(Generic[T]):
     right: bool = False
 
     def show(self, row: T) -> str:
+        from feedq.verbs.wording import printable
+
         found = self.cell(row)
         return found if isinstance(found, Styled) else "-" if found is None else printable(found)
 
@@ -69,6 +70,9 @@ def state(title: str, cell: Callable[[T], str]) -> TableColumn[T]:
 
 def styled(word: str, *, after: str = "") -> Styled:
     """Gives a status or state its colour, and adds what stands after it."""
+
+    from feedq.verbs.wording import TONES
+
     tone = TONES.get(word)
     return Styled(word + after, "" if tone is None else STYLES.get(tone, ""))
 
@@ -78,6 +82,9 @@ def styled(word: str, *, after: str = "") -> Styled:
 
 def answer(invocation: Invocation, document: Any, text: str | Callable[[], object]) -> None:
     """Prints the document with --json, else the text, or calls what prints it. An iterator becomes a list."""
+
+    from feedq.verbs.wording import printable
+
     if invocation.form is Form.YAML:
         write_yaml(document)
     elif invocation.json:
@@ -112,6 +119,9 @@ def answer_list(
 
 def answer_done(invocation: Invocation, names: Iterable[str], done: str) -> None:
     """Prints what was done to the feeds or schedules of these names."""
+
+    from feedq.verbs.wording import printable
+
     once = dict.fromkeys(names)
     document = [{"name": name, "result": done} for name in once]
     answer(invocation, document, "\n".join(printable(f"{name} {done}") for name in once))
@@ -119,14 +129,19 @@ def answer_done(invocation: Invocation, names: Iterable[str], done: str) -> None
 
 def write_json(document: Any) -> None:
     """Writes one document, then a newline."""
+
+    from feedq.verbs.wording import as_json
+
     click.echo(as_json(list(document) if isinstance(document, map) else document, indented=True))
 
 
 def write_yaml(document: Any) -> None:
     """Writes one document, with the same fields as the JSON."""
+
     import json
 
     from feedq.verbs import documents
+    from feedq.verbs.wording import as_json
 
     plain = json.loads(as_json(list(document) if isinstance(document, map) else document))
     click.echo(documents.dump(plain), nl=False)
@@ -134,6 +149,9 @@ def write_yaml(document: Any) -> None:
 
 def write_json_line(document: Any) -> None:
     """Writes one document on one line, at once: for commands that go on."""
+
+    from feedq.verbs.wording import as_json
+
     click.echo(as_json(document))
     sys.stdout.flush()
 
@@ -205,6 +223,8 @@ def write_difference(changes: Iterable[OptionChange]) -> None:
 
 def _shown(value: Any) -> str:
     from feedq.verbs.manifest.changes import ABSENT
+    from feedq.verbs.report.masking import masked
+    from feedq.verbs.wording import as_json, printable
 
     return ABSENT if value is ABSENT else printable(as_json(masked(value)))
 
@@ -216,6 +236,8 @@ def styled_step(name: str, outcome: str, detail: str) -> str:
 
 
 def warn(text: str) -> None:
+    from feedq.verbs.wording import printable
+
     click.echo(f"Warning: {printable(text)}", err=True)
 
 

@@ -1,7 +1,7 @@
 """The root of the command: finds commands, and turns errors into a line and an exit status.
 
-Commands are imported when they are used, so that `feedq --version`, help and completion answer at once (they look
-at `feedq.cli.outline`) and a missing optional dependency takes only its own command away.
+Commands are imported when they are used, and import what is heavy when they are run, so that `feedq --version`,
+help and completion answer at once, and a missing optional dependency takes only its own command away.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Final
 import click
 
 import feedq
-from feedq.cli import outline
 from feedq.cli.invocation import FORM_OPTIONS, Invocation
 from feedq.core.authorship import Author, acting
 from feedq.errors import FeedqError, InvalidInput
@@ -32,6 +31,8 @@ LOCAL: Final[Mapping[str, str]] = {
     "completion": "is for a shell",
 }
 """Commands that ask no API, though one is named, and why."""
+EMBEDDED: Final = ("up", "env")
+"""Commands that need the extra ``embedded``."""
 COLLECT_AFTER: Final = 50_000
 """Objects; usually 700."""
 
@@ -71,10 +72,8 @@ class Root(click.Group):
         "events": "feedq.cli.events:events",
         "doctor": "feedq.cli.status:doctor",
         "connectors": "feedq.cli.connectors:connectors",
-        "completion": "feedq.cli.completion:completion",
+        "completion": "feedq.cli.completing:completion",
     }
-    optional: ClassVar[frozenset[str]] = frozenset({"up", "env"})
-    """Commands that need the extra ``embedded``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.places)
@@ -82,15 +81,12 @@ class Root(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.places:
             return None
-        if ctx.resilient_parsing:  # somebody completes a line
-            return outline.stand_in(cmd_name)
         module, _, attribute = self.places[cmd_name].partition(":")
-        try:
-            command: click.Command = getattr(import_module(module), attribute)
-        except ImportError as error:
-            if cmd_name not in self.optional:
-                raise
-            return _missing(cmd_name, error)
+        command: click.Command = getattr(import_module(module), attribute)
+        if ctx.resilient_parsing:  # somebody completes a line
+            from feedq.cli.completing import complete_names
+
+            complete_names(command, cmd_name)
         return command
 
     def resolve_command(
@@ -101,10 +97,6 @@ class Root(click.Group):
             _heed_server(ctx, [name for name in (found[0], *found[2][:1]) if name])
         return found
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, outline.short_help(name)) for name in self.list_commands(ctx)])
-
     def invoke(self, ctx: click.Context) -> Any:
         # Nearly all that a command loads stays: to look through it again and again takes a tenth longer.
         gc.set_threshold(COLLECT_AFTER)
@@ -113,6 +105,12 @@ class Root(click.Group):
         try:
             with acting(_author()):
                 return super().invoke(ctx)
+        except ImportError as error:
+            name = ctx.invoked_subcommand
+            if name not in EMBEDDED:
+                raise
+            why = f"`feedq {name}` needs the embedded servers: pip install 'feedq[embedded]' ({error})"
+            raise Failed(why) from None
         except InvalidInput as error:
             raise Refused(said(str(error))) from error
         except FeedqError as error:
@@ -162,23 +160,6 @@ def said(message: str) -> str:
     from feedq.verbs.wording import printable
 
     return "\n".join(map(printable, message.split("\n")))
-
-
-def _missing(name: str, error: ImportError) -> click.Command:
-    """Stands in for a command whose extra is not installed."""
-    why = f"`feedq {name}` needs the embedded servers: pip install 'feedq[embedded]' ({error})"
-
-    def fail(**_: Any) -> None:
-        raise Failed(why)
-
-    return click.Command(
-        name,
-        callback=fail,
-        help=why,
-        short_help="(not installed: pip install 'feedq[embedded]')",
-        context_settings={"ignore_unknown_options": True},
-        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
-    )
 
 
 @click.command(

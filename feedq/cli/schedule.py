@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import click
 
 from feedq.cli.declare import edit_schedule, set_schedules
 from feedq.cli.invocation import (
     Invocation,
+    OneOf,
     changes,
     limit_option,
     pass_invocation,
@@ -19,16 +21,11 @@ from feedq.cli.invocation import (
 from feedq.cli.options import duration, moment
 from feedq.cli.output import answer, answer_done, answer_list, write_lines, write_table
 from feedq.cli.schedule_ticks import backfill, next_, trigger, zone_of
-from feedq.cli.tables import QUEUE_COLUMNS, run_columns, schedule_columns
 from feedq.core.authorship import give_reason
-from feedq.core.schedule.entries import plain_schedule
-from feedq.core.schedule.model import RunState, Schedule, ScheduleState, ScheduleView
 from feedq.errors import InvalidInput, Unreadable
-from feedq.verbs import documents
-from feedq.verbs.report.details import DetailLine, detail_lines, standing_lines
-from feedq.verbs.report.masking import masked
-from feedq.verbs.report.rows import queue_row, run_row, schedule_document, schedule_row
-from feedq.verbs.wording import counted
+
+if TYPE_CHECKING:
+    from feedq.core.schedule.model import RunState, Schedule, ScheduleState, ScheduleView
 
 PAGE = 1_000
 """Schedules read at a time, and listed unless more are asked for."""
@@ -62,14 +59,16 @@ for _command in (set_schedules, edit_schedule, next_, trigger, backfill):
 @schedule.command("list", short_help="All schedules, their next tick and their last run.")
 @click.option("--prefix", default="", help="Only those whose name begins so.")
 @click.option(
-    "--state", type=click.Choice([state.value for state in ScheduleState]), help="Only those in this state."
+    "--state", type=OneOf("feedq.core.schedule.model:ScheduleState"), help="Only those in this state."
 )
 @click.option(
     "--limit", type=click.IntRange(1, LISTED_MAX), default=PAGE, show_default=True, help="How many."
 )
 @click.option("--queues", is_flag=True, help="Instead, the job queues with their limits and depths.")
 @pass_invocation
-def list_(invocation: Invocation, *, prefix: str, state: str | None, limit: int, queues: bool) -> None:
+def list_(
+    invocation: Invocation, *, prefix: str, state: ScheduleState | None, limit: int, queues: bool
+) -> None:
     """Schedules by name: when they fire next, and what became of the last run.
 
     If there are more than --limit, a note on standard error says so. With --queues: the job queues that have
@@ -80,12 +79,15 @@ def list_(invocation: Invocation, *, prefix: str, state: str | None, limit: int,
       feedq schedule list --prefix acme/
       feedq schedule list --queues
     """
+
+    from feedq.cli.tables import QUEUE_COLUMNS, schedule_columns
+    from feedq.verbs.report.rows import queue_row, schedule_row
+
     if queues:
         empty = "no queue has limits, or runs that wait or run"
         answer_list(invocation, invocation.jobs.queues.listed(), queue_row, QUEUE_COLUMNS, empty=empty)
         return
-    wanted = None if state is None else ScheduleState(state)
-    found = list(islice(_views(invocation, prefix, state=wanted, most=limit + 1), limit + 1))
+    found = list(islice(_views(invocation, prefix, state=state, most=limit + 1), limit + 1))
     shown = found[:limit]
     empty = "no schedules; declare some with `feedq apply`"
     answer_list(invocation, shown, schedule_row, schedule_columns(invocation.clock.now()), empty=empty)
@@ -114,6 +116,14 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq schedule show acme/cleanup
     """
+
+    from feedq.cli.tables import run_columns
+    from feedq.core.schedule.entries import plain_schedule
+    from feedq.verbs import documents
+    from feedq.verbs.report.details import DetailLine, detail_lines, standing_lines
+    from feedq.verbs.report.masking import masked
+    from feedq.verbs.report.rows import schedule_document
+
     schedules = invocation.jobs.schedules
     view, counts = schedules.view(name), schedules.counts(name)
     runs = schedules.runs(name, limit=RUNS_OF_ONE)
@@ -140,12 +150,12 @@ def show(invocation: Invocation, *, name: str) -> None:
     "--state",
     "states",
     multiple=True,
-    type=click.Choice([state.value for state in RunState]),
+    type=OneOf("feedq.core.schedule.model:RunState"),
     help="Only runs in this state; may be repeated.",
 )
 @limit_option(50, most=1_000)
 @pass_invocation
-def runs(invocation: Invocation, *, name: str | None, states: Sequence[str], limit: int) -> None:
+def runs(invocation: Invocation, *, name: str | None, states: Sequence[RunState], limit: int) -> None:
     """The history of one schedule or of all, newest first: worker, lag, duration, and why a run ended so.
 
     RUN, the name of a schedule and the KEY of a run, is the correlation id, which stands in every log line of the
@@ -156,7 +166,11 @@ def runs(invocation: Invocation, *, name: str | None, states: Sequence[str], lim
     Example:
       feedq schedule runs acme/cleanup --state failed --state lost
     """
-    found = invocation.jobs.schedules.runs(name, states=[RunState(state) for state in states], limit=limit)
+
+    from feedq.cli.tables import run_columns
+    from feedq.verbs.report.rows import run_row
+
+    found = invocation.jobs.schedules.runs(name, states=states, limit=limit)
     columns = run_columns(invocation.clock.now(), of_one=name is not None)
     answer_list(invocation, found, run_row, columns, empty="no runs")
 
@@ -250,6 +264,10 @@ def cancel(invocation: Invocation, *, name: str | None, run_id: int | None) -> N
       feedq schedule cancel acme/cleanup
       feedq schedule cancel --run 4711
     """
+
+    from feedq.verbs.report.rows import run_row
+    from feedq.verbs.wording import counted
+
     if (name is None) == (run_id is None):
         raise click.UsageError("say either the NAME of a schedule or --run")
     if name is not None:

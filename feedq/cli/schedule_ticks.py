@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from math import inf
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import click
@@ -15,13 +16,9 @@ from feedq.cli.declare import declared_schedule, with_assignments
 from feedq.cli.invocation import Invocation, changes, pass_invocation, yes_option
 from feedq.cli.options import assigned, duration, moment, split_words
 from feedq.cli.output import TableColumn, answer, write_table
-from feedq.cli.tables import warn_unserved
-from feedq.core.schedule.entries import ScheduleEntry, job_with
-from feedq.core.schedule.model import Cron, Job, Run, RunState, ScheduleSpec, ScheduleState, Timing
-from feedq.core.schedule.ticks import delayed, past_ticks, ticks_after
-from feedq.core.values import DEFAULT_ZONE, instant
-from feedq.verbs.report.rows import run_row
-from feedq.verbs.wording import ERROR_WIDTH, counted, cut, printable, timing_words, why_run
+
+if TYPE_CHECKING:
+    from feedq.core.schedule.model import Job, Run, ScheduleSpec, ScheduleState, Timing
 
 TRIED = "example"
 """Name of a schedule that there is not; ``H`` in its expression is hashed from it."""
@@ -53,6 +50,10 @@ def next_(invocation: Invocation, *, names: Sequence[str], count: int, begin: st
       feedq schedule next acme/cleanup --count 5
       feedq schedule next cron="30 2 * * *" zone=Europe/Berlin --from 2027-03-26
     """
+
+    from feedq.core.schedule.model import ScheduleState
+    from feedq.verbs.wording import printable, timing_words
+
     spec, schedule_id, state = _chosen(invocation, *split_words(names))
     zone = zone_of(spec.timing)
     after = invocation.clock.now() if begin is None else moment(begin, zone, option="--from")
@@ -78,6 +79,10 @@ def _chosen(
     invocation: Invocation, names: Sequence[str], assignments: Sequence[str]
 ) -> tuple[ScheduleSpec, int, ScheduleState]:
     """The schedule of this name as it is or would be, with its id and state; or a timing that is to be tried."""
+
+    from feedq.core.schedule.entries import ScheduleEntry
+    from feedq.core.schedule.model import ScheduleState
+
     if len(names) > 1 or not (names or assignments):
         raise click.UsageError("say which: the NAME of one schedule, or a timing to try, such as cron=@daily")
     if not names:
@@ -93,10 +98,16 @@ def _chosen(
 
 def zone_of(timing: Timing) -> str:
     """Finds the zone on whose clock people read a schedule's times."""
+
+    from feedq.core.schedule.model import Cron
+    from feedq.core.values import DEFAULT_ZONE
+
     return timing.zone if isinstance(timing, Cron) else DEFAULT_ZONE
 
 
 def previews(spec: ScheduleSpec, *, schedule_id: int, after: datetime, zone: str) -> Iterator[TickPreview]:
+    from feedq.core.schedule.ticks import delayed, ticks_after
+
     clock = ZoneInfo(zone)
     before = after.astimezone(clock)
     ticks = ticks_after(spec, after=after)
@@ -150,6 +161,8 @@ def _offset(at: datetime) -> str:
 def _document(
     spec: ScheduleSpec, zone: str, state: ScheduleState, found: list[TickPreview]
 ) -> dict[str, object]:
+    from feedq.verbs.wording import timing_words
+
     return {
         "name": spec.name,
         "when": timing_words(spec.timing),
@@ -194,6 +207,12 @@ def trigger(
     Example:
       feedq schedule trigger acme/cleanup kwargs.days=7 --key release-4.2 --wait
     """
+
+    from feedq.cli.tables import warn_unserved
+    from feedq.core.schedule.model import RunState
+    from feedq.verbs.report.rows import run_row
+    from feedq.verbs.wording import ERROR_WIDTH, cut, why_run
+
     timeout_s = inf if timeout is None else duration(timeout, option="--timeout")
     job = _job_with(invocation, name, assignments) if assignments else None
     run = invocation.jobs.schedules.trigger(name, key=key, job=job)
@@ -210,6 +229,8 @@ def trigger(
 
 
 def _job_with(invocation: Invocation, name: str, assignments: Sequence[str]) -> Job:
+    from feedq.core.schedule.entries import ScheduleEntry, job_with
+
     if others := [one for one in assignments if not one.startswith(("args=", "kwargs=", "kwargs."))]:
         raise click.UsageError(
             f"{others[0].partition('=')[0]}: only args and kwargs can be given for one run"
@@ -252,6 +273,11 @@ def backfill(invocation: Invocation, *, name: str, begin: str, end: str, yes: bo
     Example:
       feedq schedule backfill acme/cleanup --from 2026-11-01 --to 2026-11-08 --yes
     """
+
+    from feedq.core.schedule.ticks import past_ticks
+    from feedq.core.values import instant
+    from feedq.verbs.wording import counted
+
     spec = invocation.jobs.schedules.get(name).spec
     zone = zone_of(spec.timing)
     first, last = moment(begin, zone, option="--from"), moment(end, zone, option="--to")

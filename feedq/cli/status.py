@@ -11,25 +11,21 @@ import click
 
 from feedq.cli.invocation import Invocation, pass_invocation, shows
 from feedq.cli.output import answer, write_lines, write_table
-from feedq.cli.tables import all_worker_columns
-from feedq.control.store.fleet_state import FleetState, JobState
-from feedq.core.model import Status
-from feedq.verbs.diagnosis.checks import Check, Level
-from feedq.verbs.diagnosis.fleet_checks import Overview, described
-from feedq.verbs.diagnosis.schedule_checks import described_runs, described_schedules
-from feedq.verbs.report.details import DetailLine, detail_lines
-from feedq.verbs.report.rows import check_row, problem_row, status_document
-from feedq.verbs.wording import counted, duration, percent, printable, size, stamp
 
 if TYPE_CHECKING:
+    from feedq.control.store.fleet_state import FleetState, JobState
+    from feedq.verbs.diagnosis.checks import Check
+    from feedq.verbs.diagnosis.fleet_checks import Overview
+    from feedq.verbs.report.details import DetailLine
     from feedq.verbs.report.problem_list import ListedProblem
 
-STYLES: Mapping[Level, Mapping[str, Any]] = {
-    Level.OK: {"fg": "green"},
-    Level.WARN: {"fg": "yellow"},
-    Level.FAIL: {"fg": "red", "bold": True},
-    Level.NOT_CHECKED: {"dim": True},
+STYLES: Mapping[str, Mapping[str, Any]] = {
+    "ok": {"fg": "green"},
+    "warn": {"fg": "yellow"},
+    "FAIL": {"fg": "red", "bold": True},
+    "not checked": {"dim": True},
 }
+"""By the level of a check."""
 LEVEL_WIDTH = 13
 NAME_WIDTH = 20
 
@@ -49,6 +45,11 @@ def status(invocation: Invocation, *, problems: bool) -> None:
       feedq status --watch
       feedq status --problems
     """
+
+    from feedq.cli.tables import all_worker_columns
+    from feedq.verbs.report.rows import status_document
+    from feedq.verbs.wording import printable
+
     if problems:
         _answer_problems(invocation)
         return
@@ -69,6 +70,12 @@ def status(invocation: Invocation, *, problems: bool) -> None:
 
 
 def _numbers(numbers: Overview, state: FleetState, jobs: JobState) -> list[DetailLine]:
+    from feedq.core.model import Status
+    from feedq.verbs.diagnosis.fleet_checks import described
+    from feedq.verbs.diagnosis.schedule_checks import described_runs, described_schedules
+    from feedq.verbs.report.details import detail_lines
+    from feedq.verbs.wording import counted, duration, percent, size
+
     counts = ", ".join(f"{numbers.by_status[s]} {s}" for s in Status if numbers.by_status.get(s))
     spread = "" if numbers.spread is None else f", {numbers.spread[0]} to {numbers.spread[1]} each"
     leader = state.leader
@@ -112,6 +119,10 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
       feedq doctor
       FEEDQ_ALERT_URLS='mailto://…  slack://…' feedq doctor --alerts
     """
+
+    from feedq.verbs.diagnosis.checks import Level
+    from feedq.verbs.report.rows import check_row
+
     found: list[Check] = []
     for check in invocation.checks(send_alerts=alerts):
         found.append(check)
@@ -127,6 +138,9 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
 
 def _write_check(check: Check) -> None:
     """Prints a check at once: some take seconds, and people want to see which."""
+
+    from feedq.verbs.wording import printable
+
     level, what = check.level.value.ljust(LEVEL_WIDTH), check.name.ljust(NAME_WIDTH) + printable(check.detail)
     advice = f"{' ' * (LEVEL_WIDTH + NAME_WIDTH)}-> {printable(check.advice)}" if check.advice else ""
     click.echo(click.style(level, **STYLES[check.level]) + what)
@@ -136,12 +150,16 @@ def _write_check(check: Check) -> None:
 
 
 def _answer_problems(invocation: Invocation) -> None:
+    from feedq.verbs.report.rows import problem_row
+
     found = invocation.problems()
     lines = [line for one in found for line in _lines(one)] or ["nothing needs a look"]
     answer(invocation, {"problems": list(map(problem_row, found))}, "\n".join(lines))
 
 
 def _lines(one: ListedProblem) -> list[str]:
+    from feedq.verbs.wording import printable, stamp
+
     whose = "" if one.feed is None else f" {one.feed}"
     since = "" if one.since is None else f", since {stamp(one.since)}"
     return [f"{one.level}: {one.name}{whose}{since}: {printable(one.detail)}", f"      -> {one.advice}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,10 +13,9 @@ from feedq.cli.choosing import first_few
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import ProgressBar, answer, warn
 from feedq.errors import FeedqError, InvalidInput
-from feedq.verbs.catalogs.base import open_catalog
-from feedq.verbs.catalogs.syncing import SyncReport
-from feedq.verbs.catalogs.syncing import sync as sync_catalog
-from feedq.verbs.report.rows import sync_row
+
+if TYPE_CHECKING:
+    from feedq.verbs.catalogs.syncing import SyncReport
 
 CHANGES_SHOWN_MAX = 100
 """Changes that are listed of a sync that makes them; a dry run and --json list all."""
@@ -55,6 +55,9 @@ def sync(
       FEEDQ_CATALOGS__CRM__KIND=directory FEEDQ_CATALOGS__CRM__PATH=feeds feedq sync crm --dry-run
       feedq sync
     """
+
+    from feedq.verbs.report.rows import sync_row
+
     chosen = [name.lower() for name in names] or _all_catalogs(invocation)
     if not chosen:
         raise InvalidInput("no catalog is set up here: set FEEDQ_CATALOGS__<NAME>__KIND and its options")
@@ -84,6 +87,10 @@ def _all_catalogs(invocation: Invocation) -> list[str]:
 
 def _opened(invocation: Invocation, chosen: Sequence[str]) -> list[Callable[..., SyncReport]]:
     """What syncs each. Raises `InvalidInput` when one is not set up as it must be."""
+
+    from feedq.verbs.catalogs.base import open_catalog
+    from feedq.verbs.catalogs.syncing import sync as sync_catalog
+
     if invocation.api is not None:
         return [partial(invocation.api.sync, name) for name in chosen]
     catalogs = [open_catalog(name, invocation.settings) for name in chosen]

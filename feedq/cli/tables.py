@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from feedq.cli.output import Styled, TableColumn, number, state, styled, warn
 from feedq.core.landed import LandedBucket
-from feedq.core.model import FeedView, WorkerView
+from feedq.core.model import Event, FeedView, WorkerView
 from feedq.core.schedule.model import (
     Beat,
     Once,
@@ -21,6 +21,7 @@ from feedq.core.schedule.model import (
     ScheduleView,
 )
 from feedq.core.values import instant
+from feedq.verbs.report.details import event_detail
 from feedq.verbs.wording import (
     ERROR_WIDTH,
     ago,
@@ -42,6 +43,7 @@ from feedq.verbs.wording import (
 )
 
 if TYPE_CHECKING:
+    from feedq.control.store.event_listing import ListedEvent
     from feedq.control.store.postgresql import JobStore
 
 WARNINGS_MAX = 10
@@ -134,6 +136,26 @@ def all_worker_columns(now: datetime) -> list[TableColumn[WorkerView]]:
         TableColumn("ID", lambda view: str(view.worker.id)[:8]),
         WORKER_WHY,
     ]
+
+
+# -- history -----------------------------------------------------------------------------------------
+
+
+def _again(event: Event) -> str:
+    return f"{event.count:,} times since {stamp(event.since)}; " if event.since is not None else ""
+
+
+EVENT_COLUMNS: list[TableColumn[ListedEvent]] = [
+    TableColumn("AT", lambda listed: stamp(listed.event.at)),
+    TableColumn("KIND", lambda listed: listed.event.kind),
+    TableColumn("FEED", lambda listed: listed.feed),
+    TableColumn("WORKER", lambda listed: listed.worker),
+    TableColumn("DETAIL", lambda listed: _again(listed.event) + event_detail(listed.event)),
+]
+EVENT_EPOCH: list[TableColumn[ListedEvent]] = [
+    number("EPOCH", lambda listed: None if listed.event.epoch is None else str(listed.event.epoch)),
+]
+"""What a wide list of events has besides."""
 
 
 # -- schedules and runs ------------------------------------------------------------------------------

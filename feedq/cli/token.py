@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from feedq.cli.invocation import Invocation, changes, pass_invocation
+from feedq.cli.invocation import Invocation, OneOf, changes, pass_invocation
 from feedq.cli.options import duration
 from feedq.cli.output import TableColumn, answer, answer_done, answer_list
-from feedq.control.store.tokens import DAYS_MAX
-from feedq.core.roles import AccessRole, AccessToken
-from feedq.core.values import check_name
 from feedq.errors import InvalidInput
-from feedq.verbs.report.rows import token_row
-from feedq.verbs.wording import stamp
+
+if TYPE_CHECKING:
+    from feedq.core.roles import AccessRole, AccessToken
 
 DAY_S = 86_400.0
 
@@ -31,7 +31,7 @@ def token() -> None:
 @click.argument("name")
 @click.option(
     "--role",
-    type=click.Choice([role.value for role in AccessRole]),
+    type=OneOf("feedq.core.roles:AccessRole"),
     required=True,
     help="viewer looks; operator does what this command line does; admin also gives out tokens.",
 )
@@ -40,13 +40,17 @@ def token() -> None:
     "--for", "for_", metavar="DURATION", default="90d", show_default=True, help="How long it lasts."
 )
 @changes
-def add(invocation: Invocation, *, name: str, role: str, tenant: str | None, for_: str) -> None:
+def add(invocation: Invocation, *, name: str, role: AccessRole, tenant: str | None, for_: str) -> None:
     """Make a token and print it. It is not kept, only its hash: nobody can print it again.
 
     \b
     Example:
       feedq token add acme-ci --role operator --tenant acme --for 30d
     """
+
+    from feedq.control.store.tokens import DAYS_MAX
+    from feedq.core.values import check_name
+
     lasts_s = duration(for_, option="--for")
     if not 0 < lasts_s <= DAYS_MAX * DAY_S:
         raise InvalidInput(f"--for: {for_!r} must be longer than nothing, and at most {DAYS_MAX}d")
@@ -54,7 +58,7 @@ def add(invocation: Invocation, *, name: str, role: str, tenant: str | None, for
         check_name(name)
     except ValueError as error:
         raise InvalidInput(f"name: {error}") from None
-    made = invocation.store.tokens.add(name, AccessRole(role), tenant=tenant, lasts_s=lasts_s)
+    made = invocation.store.tokens.add(name, role, tenant=tenant, lasts_s=lasts_s)
     answer(invocation, {"name": name, "token": made}, made)
 
 
@@ -67,6 +71,10 @@ def list_(invocation: Invocation) -> None:
     Example:
       feedq token list
     """
+
+    from feedq.verbs.report.rows import token_row
+    from feedq.verbs.wording import stamp
+
     columns: list[TableColumn[AccessToken]] = [
         TableColumn("NAME", lambda one: one.name),
         TableColumn("ROLE", lambda one: one.role.value),

@@ -18,23 +18,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import repeat
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
 
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import TableColumn, rich_table, write_json_line
-from feedq.cli.tables import WORKER_WHY, feed_columns, urgent_columns, worker_columns
-from feedq.control.store.fleet_state import JobState
-from feedq.core.model import FeedView, Status, WorkerView
-from feedq.core.schedule.model import ScheduleView
 from feedq.errors import Unavailable
-from feedq.verbs.diagnosis.fleet_checks import described, overview
-from feedq.verbs.diagnosis.schedule_checks import described_runs
-from feedq.verbs.report.rows import feed_row, schedule_row, worker_row
-from feedq.verbs.wording import worker_trouble
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+    from feedq.control.store.fleet_state import JobState
+    from feedq.core.model import FeedView, WorkerView
+    from feedq.core.schedule.model import ScheduleView
 
 RATE_WINDOW_S = 5.0
 """Rates are over this long: workers report their progress every heartbeat, and not between."""
@@ -43,8 +41,8 @@ LINES_BESIDE_FEEDS = 4
 SCHEDULES_SHOWN = 5
 """Those to look at first; `feedq schedule list` has them all."""
 _TROUBLED_FIRST = (
-    *(Status.QUARANTINED, Status.FAILED, Status.FAILING, Status.SINK_UNAVAILABLE, Status.REFUSING),
-    *(Status.STALLED, Status.BACKOFF, Status.WAITING, Status.CONNECTING),
+    *("quarantined", "failed", "failing", "sink_unavailable", "refusing"),
+    *("stalled", "backoff", "waiting", "connecting"),
 )
 
 
@@ -143,6 +141,8 @@ def _write_line(frame: Frame) -> None:
 
 
 def _write_document(frame: Frame) -> None:
+    from feedq.verbs.report.rows import feed_row, schedule_row, worker_row
+
     write_json_line(
         {
             "at": frame.at,
@@ -163,6 +163,10 @@ def _write_document(frame: Frame) -> None:
 
 
 def summary(frame: Frame) -> str:
+    from feedq.core.model import Status
+    from feedq.verbs.diagnosis.fleet_checks import described, overview
+    from feedq.verbs.diagnosis.schedule_checks import described_runs
+
     numbers, jobs = overview(frame.feeds, frame.workers), frame.jobs
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(numbers.waiting.items()))
     counts = ", ".join(
@@ -182,6 +186,9 @@ def summary(frame: Frame) -> str:
 
 
 def _live(frames: Iterator[Frame], interval_s: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
     console = Console()
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         for frame in _surviving(frames, live):
@@ -208,6 +215,13 @@ def render(
 
     ``extra`` are further columns of the feeds, ``last`` is what the last line says.
     """
+
+    from rich.console import Group
+    from rich.text import Text
+
+    from feedq.cli.tables import WORKER_WHY, feed_columns, urgent_columns, worker_columns
+    from feedq.verbs.wording import worker_trouble
+
     height = console.size.height
     title = Text(f"{frame.at:%H:%M:%S}  {summary(frame)}", style="bold")
     shown = frame.workers[: max(height // 3, 1)]

@@ -12,24 +12,22 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from threading import Event, Thread
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console, RenderableType
-from rich.live import Live
 
-from feedq.cli.invocation import Invocation, pass_invocation
+from feedq.cli.invocation import STACK_DIR, Invocation, pass_invocation
 from feedq.cli.output import Styled, TableColumn, answer, write_json_line
 from feedq.cli.top import FleetWatch, render, summary
-from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import FeedView
 from feedq.errors import Unavailable
-from feedq.local import demo
-from feedq.local.datadir import DEFAULT, DataDir
-from feedq.local.demo_source import RATES
-from feedq.local.stack import DATABASE_URL, Interrupted, LocalStack, listens_on
-from feedq.settings import DEFAULT_SINK, Settings
-from feedq.settings import settings as check_settings
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from feedq.control.store.postgresql import PostgresStore
+    from feedq.core.model import FeedView
+    from feedq.local import demo
+    from feedq.local.stack import LocalStack
 
 TICK_S = 0.1
 LOOK_S, LINE_S = 0.5, 5.0
@@ -39,7 +37,7 @@ JOIN_TIMEOUT_S = 10.0
 data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    default=DEFAULT,
+    default=STACK_DIR,
     show_default=True,
     help="Where the databases, logs and ports are kept. Delete it to begin anew.",
 )
@@ -91,6 +89,11 @@ def up(
       feedq up --demo
       feedq feed list          # in another terminal, in the same directory
     """
+
+    from feedq.local.datadir import DataDir
+    from feedq.local.stack import Interrupted, LocalStack
+    from feedq.settings import settings as check_settings
+
     check_settings()  # what is wrong with them should not take a start to find out
     stack = LocalStack(DataDir(data_dir, port_base=port_base), _reporter(as_json=invocation.json))
     with stack.data_dir.held(), _stopped_by_signals(stack):
@@ -100,7 +103,7 @@ def up(
                 stack.start(*stack.fleet(store, workers=workers, beats=beats, capacity=capacity))
                 stack.data_dir.write_settings(stack.settings)
                 named = f'eval "$(feedq env --data-dir {shlex.quote(str(data_dir))})"; '
-                other = "feedq feed list" if data_dir == DEFAULT else f"{named}feedq feed list"
+                other = "feedq feed list" if data_dir == STACK_DIR else f"{named}feedq feed list"
                 stack.say(f"everything is up; for other commands here: {other}")
                 with _shown(stack, store, as_json=invocation.json) if with_demo else nullcontext():
                     while not stack.stop_requests:
@@ -126,6 +129,9 @@ def env(invocation: Invocation, *, data_dir: Path) -> None:
     Example:
       eval "$(feedq env)"
     """
+
+    from feedq.local.datadir import DataDir
+
     settings = DataDir(data_dir).settings()
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(settings.items())]
     # Not click.echo, which takes control characters out of what a shell is to have as it is.
@@ -175,6 +181,11 @@ def _line(document: Mapping[str, str]) -> str:
 
 def _start_demo(stack: LocalStack, store: PostgresStore) -> None:
     """Makes the demo's source, table and feeds, before there are workers to stream them."""
+
+    from feedq.local import demo
+    from feedq.local.demo_source import RATES
+    from feedq.local.stack import listens_on
+
     port = stack.data_dir.port("source")
     argv = (sys.executable, "-m", "feedq.local.demo_source", str(port))
     address = f"tcp://127.0.0.1:{port}"
@@ -184,6 +195,8 @@ def _start_demo(stack: LocalStack, store: PostgresStore) -> None:
 
 
 def _mention_demo_feeds(stack: LocalStack, store: PostgresStore) -> None:
+    from feedq.local import demo
+
     if orphans := sum(demo.is_demo(view.feed) for view in store.feeds.views()):
         stack.say(
             f"{orphans} feeds of the demo are declared here and find no source: it runs with --demo only "
@@ -192,6 +205,9 @@ def _mention_demo_feeds(stack: LocalStack, store: PostgresStore) -> None:
 
 
 def _sink_url(stack: LocalStack) -> str:
+    from feedq.local.stack import DATABASE_URL
+    from feedq.settings import DEFAULT_SINK, Settings
+
     # The address of our server is newer than the environment that settings come from.
     known: dict[str, Any] = {"database_url": stack.settings[DATABASE_URL]}
     return Settings(**known).sink_url(DEFAULT_SINK)
@@ -212,6 +228,12 @@ def _shown(stack: LocalStack, store: PostgresStore, *, as_json: bool) -> Iterato
 
 def _show(stack: LocalStack, store: PostgresStore, as_json: bool, ended: Event) -> None:
     """Shows what `feedq top` does, with a column of the demo's check, until ``ended``."""
+
+    from rich.console import Console
+    from rich.live import Live
+
+    from feedq.local import demo
+
     fleet, check, console = (
         FleetWatch(Invocation(_opened=store)),
         demo.LandedCheck(_sink_url(stack)),

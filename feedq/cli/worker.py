@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from feedq.cli.invocation import Invocation, changes, pass_invocation, wait_options
 from feedq.cli.output import ProgressBar, answer, answer_list, write_lines, write_table
-from feedq.cli.tables import NO_WORKERS, all_worker_columns, feed_columns
-from feedq.core.model import FeedView, Worker, WorkerTarget, WorkerView
-from feedq.verbs import actions
-from feedq.verbs.diagnosis.placement_checks import serves
-from feedq.verbs.diagnosis.waiting_checks import explain_staying
-from feedq.verbs.report.details import worker_lines
-from feedq.verbs.report.rows import feed_row, worker_row
-from feedq.verbs.wording import counted, printable
+
+if TYPE_CHECKING:
+    from feedq.core.model import FeedView, Worker, WorkerView
 
 PATIENCE_S = 3.0
 """Without progress for so long, it is asked what holds it up: a move takes a second or less."""
@@ -40,6 +37,11 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
     Example:
       feedq worker list --json
     """
+
+    from feedq.cli.tables import NO_WORKERS, all_worker_columns
+    from feedq.verbs.diagnosis.placement_checks import serves
+    from feedq.verbs.report.rows import worker_row
+
     views = invocation.store.workers.views(gone=gone)
     columns = all_worker_columns(invocation.clock.now())
     answer_list(invocation, views, worker_row, columns, empty=NO_WORKERS)
@@ -58,6 +60,12 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker show celery@host
     """
+
+    from feedq.cli.tables import feed_columns
+    from feedq.verbs import actions
+    from feedq.verbs.report.details import worker_lines
+    from feedq.verbs.report.rows import feed_row, worker_row
+
     view = actions.find_worker(invocation.store, name)
     held, now = _held_by(invocation, view.worker), invocation.clock.now()
 
@@ -85,6 +93,10 @@ def cordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker cordon celery@host
     """
+
+    from feedq.core.model import WorkerTarget
+    from feedq.verbs import actions
+
     view = actions.set_worker_target(invocation.store, name, WorkerTarget.CORDONED)
     _answer(invocation, view, "cordoned")
 
@@ -99,6 +111,10 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker uncordon celery@host
     """
+
+    from feedq.core.model import WorkerTarget
+    from feedq.verbs import actions
+
     view = actions.set_worker_target(invocation.store, name, WorkerTarget.SERVING)
     _answer(invocation, view, "serving")
 
@@ -117,6 +133,11 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     Example:
       feedq worker drain celery@host --wait --timeout 120
     """
+
+    from feedq.core.model import WorkerTarget
+    from feedq.verbs import actions
+    from feedq.verbs.wording import counted
+
     view = actions.set_worker_target(invocation.store, name, WorkerTarget.DRAINED)
     if wait:
         with ProgressBar("feeds handed over", view.leases) as bar:
@@ -150,6 +171,8 @@ class Handover:
         self._changed_at = invocation.clock.monotonic()
 
     def is_over(self) -> bool:
+        from feedq.verbs.wording import counted
+
         # A worker that has left holds nothing.
         views = self._invocation.store.workers.views()
         left = sum(view.leases for view in views if view.worker.id == self._worker.id)
@@ -168,6 +191,9 @@ class Handover:
 
     def obstacle(self) -> str | None:
         """Says why the handover gets no further; None when nothing is in the way but time."""
+
+        from feedq.verbs.diagnosis.waiting_checks import explain_staying
+
         if self._invocation.server is not None:
             return None  # what keeps a feed from going elsewhere depends on the settings of the server
         store = self._invocation.store
@@ -176,6 +202,8 @@ class Handover:
         return explain_staying(held, others, rules=self._invocation.settings.rules)
 
     def _tell(self, text: str) -> None:
+        from feedq.verbs.wording import printable
+
         if text != self._told:
             self._told = text
             click.echo(printable(f"{self._worker.name}: {text}"), err=True)
