@@ -10,12 +10,16 @@ PINGREQ, PINGRESP = 12, 13
 
 
 def packet(kind: int, body: bytes, *, flags: int = 0) -> bytes:
-    length, left = bytearray(), len(body)
+    return bytes([kind << 4 | flags]) + varint(len(body)) + body
+
+
+def varint(number: int) -> bytes:
+    digits = []
     while True:
-        left, digit = divmod(left, 128)
-        length.append(digit | (0x80 if left else 0))
-        if not left:
-            return bytes([kind << 4 | flags]) + bytes(length) + body
+        number, digit = divmod(number, 128)
+        digits.append(digit | (0x80 if number else 0))
+        if not number:
+            return bytes(digits)
 
 
 def text(value: str | bytes) -> bytes:

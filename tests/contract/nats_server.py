@@ -10,7 +10,22 @@ from typing import Any
 
 from feedq.testing.loopback import PATIENCE_S, serving
 
+INFO: dict[str, Any] = {"server_id": "S", "version": "2.10.0", "headers": True, "max_payload": 2**20}
+CREATED = "2026-11-20T00:00:00Z"
 NOT_FOUND = {"error": {"code": 404, "err_code": 10014, "description": "consumer not found"}}
+
+
+def jetstream(subject: str, body: bytes, *, retention: str = "limits") -> bytes:
+    """An answer of the API for a stream of nine messages, which has no consumer yet."""
+    answer: dict[str, Any] = NOT_FOUND
+    if ".STREAM.INFO." in subject:
+        state = {"messages": 9, "bytes": 9, "first_seq": 1, "last_seq": 9, "consumer_count": 0}
+        config = {"name": "orders", "retention": retention}
+        answer = {"config": config, "state": state, "created": CREATED}
+    elif ".CONSUMER.CREATE." in subject:
+        config = json.loads(body)["config"]
+        answer = {"stream_name": "orders", "name": config["name"], "created": CREATED, "config": config}
+    return json.dumps(answer).encode()
 
 
 class ScriptedServer:
@@ -18,12 +33,7 @@ class ScriptedServer:
 
     def __init__(self) -> None:
         self.port = 0
-        self.info: dict[str, Any] = {
-            "server_id": "S",
-            "version": "2.10.0",
-            "headers": True,
-            "max_payload": 2**20,
-        }
+        self.info = dict(INFO)
         self.heard = bytearray()
         """Everything that came."""
         self.logins: list[dict[str, Any]] = []
@@ -100,19 +110,9 @@ class ScriptedServer:
             self._pull = reply
             self._pulled.set()
         else:
-            self._send(reply, "", json.dumps(self._answer(subject, body)).encode(), to=reply)
-
-    def _answer(self, subject: str, body: bytes) -> dict[str, Any]:
-        if ".STREAM.INFO." in subject:
-            state = {"messages": 9, "bytes": 9, "first_seq": 1, "last_seq": 9, "consumer_count": 0}
-            config = {"name": "orders", "retention": self.retention}
-            return {"config": config, "state": state, "created": "2026-11-20T00:00:00Z"}
-        if ".CONSUMER.CREATE." in subject:
-            config = json.loads(body)["config"]
-            self.consumers.append(config)
-            made = {"stream_name": "orders", "name": config["name"], "created": "2026-11-20T00:00:00Z"}
-            return {**made, "config": config}
-        return NOT_FOUND
+            if ".CONSUMER.CREATE." in subject:
+                self.consumers.append(json.loads(body)["config"])
+            self._send(reply, "", jetstream(subject, body, retention=self.retention), to=reply)
 
     def _send(self, subject: str, reply: str, payload: bytes, *, to: str) -> None:
         assert self._writer is not None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tests.contract.websocket_server import frame
 from tests.hostile.attacks import BRACKETS, EVENTS, Attack
 from tests.hostile.speaking import (
     MEBIBYTE,
     Script,
     bulk,
     entries,
-    frame,
     http,
     mqtt,
     nats,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import gzip
-import hashlib
 import io
 import json
 import time
@@ -13,13 +11,16 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
+from tests.contract.mqtt_packets import PUBLISH, SUBACK, packet, text, varint
+from tests.contract.nats_server import INFO, jetstream
+from tests.contract.websocket_server import accept
+
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 MEBIBYTE: Final = 2**20
 PIECE_BYTES: Final = 2**18
 BLAST_S: Final = 3.0
 """So long an attack without an end goes on: what is bounded shows it in less, what is not has taken a gigabyte."""
-_ACCEPT_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
 async def blast(writer: asyncio.StreamWriter, data: bytes, *, bytes_max: int = 2**31) -> None:
@@ -106,23 +107,10 @@ def websocket(raw: bytes, without_end: bytes = b"") -> Script:
     """Shakes hands, and sends frames."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        lines = (await request(reader)).split(b"\r\n")
-        key = next(line.split(b": ")[1] for line in lines if line.lower().startswith(b"sec-websocket-key:"))
-        accept = base64.b64encode(hashlib.sha1(key + _ACCEPT_GUID).digest())
-        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n")
-        writer.write(b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n")
+        await accept(reader, writer)
         await says(raw, without_end)(reader, writer)
 
     return script
-
-
-def frame(payload: bytes, first: int = 0x81) -> bytes:
-    size = len(payload)
-    if size < 126:
-        return bytes([first, size]) + payload
-    if size < 2**16:
-        return bytes([first, 126]) + size.to_bytes(2) + payload
-    return bytes([first, 127]) + size.to_bytes(8) + payload
 
 
 def zipped(piece: bytes, count: int, *, before: bytes = b"", after: bytes = b"") -> Callable[[], bytes]:
@@ -189,7 +177,7 @@ def mqtt(raw: bytes, without_end: bytes = b"", *, suback: bytes = b"\x01") -> Sc
         await reader.read(4096)
         writer.write(b"\x20\x03\x00\x00\x00")
         asked = await reader.read(4096)
-        writer.write(packet(0x90, asked[2:4] + b"\x00" + suback))
+        writer.write(packet(SUBACK, asked[2:4] + b"\x00" + suback))
         if not raw and not without_end:
             await writer.drain()
             await reader.read()  # it is for the other side to end this
@@ -198,33 +186,12 @@ def mqtt(raw: bytes, without_end: bytes = b"", *, suback: bytes = b"\x01") -> Sc
     return script
 
 
-def packet(first: int, body: bytes) -> bytes:
-    return bytes([first]) + varint(len(body)) + body
-
-
 def publish(payload: bytes, number: int = 1, *, properties: bytes = b"", qos: int = 1) -> bytes:
-    head = b"\x00\x01t" + (number.to_bytes(2) if qos else b"") + varint(len(properties)) + properties
-    return packet(0x30 | qos << 1, head + payload)
-
-
-def varint(number: int) -> bytes:
-    digits = []
-    while True:
-        number, digit = divmod(number, 128)
-        digits.append(digit | (0x80 if number else 0))
-        if not number:
-            return bytes(digits)
+    head = text("t") + (number.to_bytes(2) if qos else b"") + varint(len(properties)) + properties
+    return packet(PUBLISH, head + payload, flags=qos << 1)
 
 
 # -- NATS --------------------------------------------------------------------------------------------------
-
-NATS_INFO: Final = {
-    "server_id": "S",
-    "version": "2.10.0",
-    "headers": True,
-    "max_payload": 2**20,
-    "jetstream": True,
-}
 
 
 def nats(
@@ -233,7 +200,7 @@ def nats(
     """A server with a stream; ``pulled`` makes what a pull is answered with."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(info or b"INFO " + json.dumps(NATS_INFO).encode() + b"\r\n")
+        writer.write(info or b"INFO " + json.dumps(INFO).encode() + b"\r\n")
         inboxes: dict[bytes, bytes] = {}
         while line := await reader.readline():
             words = line.split()
@@ -253,26 +220,11 @@ def nats(
                     if b".MSG.NEXT." in subject:
                         await pulled(reply, sid)(reader, writer)
                     else:
-                        answer = api if api is not None else _jetstream(subject, body)
+                        answer = api if api is not None else jetstream(subject.decode(), body)
                         writer.write(b"MSG %b %b %d\r\n%b\r\n" % (reply, sid, len(answer), answer))
             await writer.drain()
 
     return script
-
-
-def _jetstream(subject: bytes, body: bytes) -> bytes:
-    created = "2026-11-20T00:00:00Z"
-    if b".STREAM.INFO." in subject:
-        state = {"messages": 9, "bytes": 9, "first_seq": 1, "last_seq": 9, "consumer_count": 0}
-        config = {"name": "orders", "retention": "limits"}
-        return json.dumps({"config": config, "state": state, "created": created}).encode()
-    if b".CONSUMER.CREATE." in subject:
-        config = json.loads(body)["config"]
-        name = config["name"]
-        return json.dumps(
-            {"stream_name": "orders", "name": name, "created": created, "config": config}
-        ).encode()
-    return b'{"error": {"code": 404, "err_code": 10014, "description": "consumer not found"}}'
 
 
 def record_of_stream(sid: bytes, seq: int, payload: bytes) -> bytes:

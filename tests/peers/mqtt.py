@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from feedq.testing.loopback import PATIENCE_S, serving
+from feedq.testing.loopback import PATIENCE_S, Relay
 from tests.contract.mqtt_packets import (
     CONNACK,
     CONNECT,
@@ -114,36 +114,24 @@ async def drop_session(port: int, client_id: str) -> None:
     client.close()
 
 
-class Tap:
-    """Listens on the line between a connector and its broker, and counts what is acknowledged."""
+class Tap(Relay):
+    """Stands between a connector and its broker, and keeps what is acknowledged and sent."""
 
     def __init__(self, port: int) -> None:
-        self._broker_port = port
-        self.port = 0
+        super().__init__(f"127.0.0.1:{port}")
         self.acknowledged: list[int] = []
         """Packet identifiers, in the order in which the connector acknowledged them."""
         self.sent: list[tuple[int, bool]] = []
         """Packet identifiers of the messages that the broker sent, and whether they were flagged as duplicates."""
 
+    @property
+    def port(self) -> int:
+        return int(self.where.rpartition(":")[2])
+
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[Tap]:
-        async with serving(self._serve) as port:
-            self.port = port
+        async with super().listening():
             yield self
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._broker_port)
-        ways = {
-            asyncio.ensure_future(self._pass_up(reader, up_writer)),
-            asyncio.ensure_future(self._pass_down(up_reader, writer)),
-        }
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            up_writer.transport.abort()
 
     async def _pass_up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         packets = Packets()

@@ -12,7 +12,6 @@ from pathlib import Path
 import orjson
 
 from feedq.connectors.tcp import TcpConnector
-from feedq.errors import SourceUnavailable
 from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import PATIENCE_S, serving
 from tests.peers.servers import PeerServer
@@ -82,27 +81,3 @@ async def pull_until(driver: ConnectorDriver, step: Callable[[], Awaitable[None]
     async with asyncio.timeout(PATIENCE_S):
         while not any(b'"class":"TPV"' in record and b'"lat"' in record for record in driver.records):
             await step()
-
-
-async def test_a_gpsd_that_is_killed_is_told_and_found_again(peer_dir: Path) -> None:
-    async with gpsd(peer_dir) as server:
-        driver = driver_of(server)
-        async with aclosing(driver.open()) as stream:
-            await pull(driver, stream, count=1)
-            await asyncio.to_thread(server.kill)
-            error = await drain(driver, stream.__anext__)
-        assert isinstance(error, SourceUnavailable)
-        assert isinstance(await driver.read(), SourceUnavailable)
-        before = len(driver.records)
-        await asyncio.to_thread(server.start)
-        assert await driver.read(enough=lambda: len(driver.records) > before) is None
-
-
-async def drain(driver: ConnectorDriver, next_batch: Callable[[], Awaitable[object]]) -> Exception:
-    """Take what is left; the error that ends it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                await next_batch()
-            except SourceUnavailable as error:
-                return error

@@ -114,17 +114,6 @@ async def test_messages_are_acknowledged_in_the_order_of_their_receipt(
         assert tap.acknowledged == [number for number, _ in tap.sent]
 
 
-async def test_what_was_not_acknowledged_comes_again_to_another_connection(broker: PeerServer) -> None:
-    async with tapped(broker) as (_, publisher):
-        driver = driver_of(broker.port)
-        async with reading(driver, 1, commit=False):
-            await publisher.publish("t/a", [b"1"])
-        driver.commit(driver.batches[0])
-        async with aclosing(driver.open()) as stream:
-            await pull(driver, stream, count=2)
-        assert driver.records == [b"1", b"1"]
-
-
 async def test_a_feed_that_stops_waits_for_its_last_commit(broker: PeerServer, version: str) -> None:
     async with tapped(broker) as (tap, publisher):
         driver = driver_of(tap.port, version=version)

@@ -145,13 +145,6 @@ async def test_a_stream_that_does_not_exist_fails_the_feed(peer_dir: Path) -> No
         assert "no such stream; check source.stream" in str(error)
 
 
-async def test_a_server_without_jetstream_is_told(peer_dir: Path) -> None:
-
-    with nats_server(peer_dir, jetstream=False) as server:
-        error = await driver_of(server.port).read()
-        assert "JetStream" in str(error)
-
-
 @pytest.mark.parametrize(
     "denied", ["$JS.API.STREAM.INFO.>", "$JS.API.CONSUMER.CREATE.>", "$JS.API.CONSUMER.MSG.NEXT.>"]
 )
@@ -223,11 +216,3 @@ async def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path, tls_files: 
     finally:
         plain.stop()
         server.stop()
-
-
-async def test_with_tls_wanted_nothing_is_sent_in_the_clear(peer_dir: Path) -> None:
-
-    with nats_server(peer_dir) as server:
-        error = await driver_of(server.port, url=f"tls://127.0.0.1:{server.port}").read()
-        assert isinstance(error, FeedMisconfigured)
-        assert "offers no TLS" in str(error)

@@ -17,13 +17,12 @@ from feedq.connectors.nats import NatsConnector
 from feedq.connectors.protocol import nats_consumer
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry.logs import LogEvent
-from feedq.telemetry.metrics import REGISTRY
 from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import Relay, until
 from tests.acceptance.test_backfills import lands_between
 from tests.cluster import Cluster
 from tests.contract.erratic import ErraticWorker
-from tests.peers.nats import acknowledged, nats_server, publish, publishing
+from tests.peers.nats import nats_server, publish, publishing
 from tests.peers.servers import PeerServer
 
 FEED = "acme/orders"
@@ -113,24 +112,6 @@ async def test_a_worker_that_dies_at_any_moment_lands_each_message_once(
         assert len(await consumers(js)) == 1
 
 
-async def test_what_the_feed_has_read_leaves_the_stream_once_it_is_committed(
-    server: PeerServer, retention: RetentionPolicy
-) -> None:
-    async with stream_on(server, retention=retention) as js:
-        driver = driver_of(server.port)
-        async with reading(driver, 10, commit=False) as task:
-            await publish(js, "o.new", [*numbered(5), b"", *numbered(5)])
-            await task
-            assert await acknowledged(js, "orders") == 0
-            for batch in driver.batches:
-                driver.commit(batch)
-            async with asyncio.timeout(20):
-                while await acknowledged(js, "orders") < 11:
-                    await asyncio.sleep(0.01)
-            if retention is RetentionPolicy.WORK_QUEUE:
-                await until_left(js, 0)
-
-
 async def test_messages_that_are_no_records_do_not_fill_the_window(server: PeerServer) -> None:
     async with stream_on(server) as js:
         driver = driver_of(server.port, max_unacknowledged=10)
@@ -199,27 +180,6 @@ async def test_no_more_comes_than_may_be_unacknowledged(
         assert driver.records == numbered(300)
 
 
-async def test_a_server_that_is_killed_and_comes_back_is_read_on_from_the_cursor(
-    server: PeerServer, retention: RetentionPolicy
-) -> None:
-    driver = driver_of(server.port)
-    async with stream_on(server, retention=retention) as js:
-        async with reading(driver, 2):
-            await publish(js, "o.new", numbered(2))
-        async with aclosing(driver.open()) as stream:
-            taking = asyncio.ensure_future(pull(driver, stream, count=3))
-            await until(lambda: driver.connected == 2)
-            await asyncio.to_thread(server.kill)
-            with pytest.raises(SourceUnavailable):
-                await taking
-    assert isinstance(await driver.read(), SourceUnavailable)
-    await asyncio.to_thread(server.start)
-    async with publishing(server.port) as (_, js):
-        await publish(js, "o.new", [b"after"])
-        await driver.land(3)
-    assert driver.records == [*numbered(2), b"after"]
-
-
 # -- where it begins -----------------------------------------------------------------------------------------
 
 
@@ -282,17 +242,6 @@ async def test_messages_that_were_discarded_before_they_were_read_are_told(serve
             await driver.land(4)
         assert driver.records == [numbered(1)[0], *numbered(6)[3:]]
         assert gaps(logs) == ["the oldest message left is 4, the last one read was 1"]
-
-
-async def test_a_hole_is_told(server: PeerServer) -> None:
-    async with stream_on(server) as js:
-        await publish(js, "o.new", numbered(5))
-        await js.delete_msg("orders", 3)
-        missed = REGISTRY.get_sample_value("feedq_source_missed_total") or 0.0
-        with capture_logs() as logs:
-            await driver_of(server.port).land(4)
-        assert gaps(logs) == ["message 2 is followed by 4"]
-        assert REGISTRY.get_sample_value("feedq_source_missed_total") == missed + 1
 
 
 async def test_a_stream_that_was_made_anew_is_read_from_its_beginning(server: PeerServer) -> None:

@@ -16,7 +16,7 @@ import trustme
 from feedq.connectors.http import HttpConnector
 from feedq.connectors.sse import SseConnector
 from feedq.core.model import JSON, Batch
-from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
+from feedq.errors import FeedqError, SourceUnavailable
 from feedq.local.process import free_port
 from feedq.testing.loopback import Journal, serving
 from tests.contract.http_source import chunk, head, read_request
@@ -45,17 +45,10 @@ http {{
         ssl_verify_client optional;
         root {directory}/www;
         location /packed/ {{ alias {directory}/www/; gzip on; gzip_types *; gzip_proxied any; }}
-        location /moved/ {{ rewrite ^/moved/(.*)$ /$1 redirect; }}
-        location /circle {{ return 307 /circle; }}
         location /ours/ {{
             alias {directory}/www/;
             if ($ssl_client_verify != SUCCESS) {{ return 403; }}
         }}
-        location /secret/ {{
-            alias {directory}/www/;
-            if ($http_authorization != "Bearer s3cret") {{ return 401; }}
-        }}
-        location /busy {{ add_header Retry-After 7 always; return 503; }}
         location /events {{
             proxy_pass http://127.0.0.1:{source_port}; proxy_buffering off; proxy_http_version 1.1;
         }}
@@ -103,7 +96,7 @@ def line(number: int) -> bytes:
 
 
 async def ended(url: str, **source: Any) -> tuple[Sequence[bytes], FeedqError]:
-    batches, error = await Feed(HttpConnector, secrets={"token": "s3cret"}).read_to_end(url, **source)
+    batches, error = await Feed(HttpConnector).read_to_end(url, **source)
     return records_of(batches), error
 
 
@@ -147,30 +140,6 @@ async def test_what_has_not_changed_is_answered_with_304(nginx: Nginx) -> None:
     assert statuses.count("200") == 2
     assert "304" in statuses
     assert feed.connected == 2
-
-
-async def test_redirects_are_followed_and_circles_are_not(nginx: Nginx) -> None:
-    (nginx.www / "orders.ndjson").write_bytes(line(1) + b"\n")
-    records, _ = await ended(nginx.url("/moved/orders.ndjson"))
-    assert records == [line(1)]
-    _, error = await ended(nginx.url("/circle"))
-    assert "more than 5 redirects" in str(error)
-
-
-async def test_credentials_are_shown_and_refusals_are_told(nginx: Nginx) -> None:
-    (nginx.www / "orders.ndjson").write_bytes(line(1) + b"\n")
-    (nginx.www / "closed").mkdir()
-    records, _ = await ended(nginx.url("/secret/orders.ndjson"), headers={"Authorization": "Bearer {token}"})
-    assert records == [line(1)]
-    for path, status in (("/secret/orders.ndjson", 401), ("/closed/", 403)):
-        _, error = await ended(nginx.url(path))
-        assert isinstance(error, FeedMisconfigured)
-        assert f"({status})" in str(error)
-    _, error = await ended(nginx.url("/nothing"))
-    assert "has nothing there" in str(error)
-    _, error = await ended(nginx.url("/busy"))
-    assert isinstance(error, SourceUnavailable)
-    assert "503 Service Unavailable, and wants to be asked again in 7 s" in str(error)
 
 
 async def test_certificates_are_checked_on_both_sides(nginx: Nginx) -> None:

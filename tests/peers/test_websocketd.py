@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 from feedq.connectors.websocket import WebsocketConnector
-from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.errors import SourceUnavailable
 from feedq.testing.driver import SECRET, ConnectorDriver
 from tests.peers.servers import PeerServer
 
@@ -113,21 +113,6 @@ async def test_a_server_that_is_killed_is_told_and_resumed(peer_dir: Path, progr
         server.start()
         await feed.land(RECORDS)
     assert feed.cursor == len(feed.records) == RECORDS
-
-
-async def test_what_it_refuses_is_explained(peer_dir: Path, program: str) -> None:
-    with websocketd(peer_dir, "--origin=feeds.example", sys.executable, program) as server:
-        error = await driver(server).read()
-        assert isinstance(error, FeedMisconfigured)
-        assert "answered 403 Forbidden" in str(error)
-        allowed = driver(server, headers={"Origin": "http://feeds.example"})
-        assert await allowed.read(enough=lambda: True) is None
-    scripts = peer_dir / "scripts"
-    scripts.mkdir()
-    with websocketd(peer_dir, f"--dir={scripts}") as server:
-        error = await driver(server, "nobody").read()
-        assert type(error) is SourceUnavailable
-        assert "answered 404 Not Found" in str(error)
 
 
 async def test_it_streams_over_tls(peer_dir: Path, program: str) -> None:

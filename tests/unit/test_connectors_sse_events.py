@@ -1,28 +1,58 @@
-"""Event streams: the plain parser against the standard, and the fast one against the plain one."""
+"""Event streams: what the framer makes of them is what the standard says, line by line."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
 
 import orjson
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from feedq.connectors.protocol.eventstream import (
-    LINE_BYTES_MIN,
-    EventFramer,
-    shape_of,
-)
-from tests.fakes.event_parser import EventParser, ServerSentEvent
+from feedq.connectors.protocol.eventstream import LINE_BYTES_MIN, RETRY_S_MAX, EventFramer, shape_of
+from feedq.records.framing import BYTE_ORDER_MARK
 
 MAX = 1000
 
 
-def events_of(stream: bytes) -> list[ServerSentEvent]:
-    return EventParser(MAX).push(stream)
+@dataclass
+class Stream:
+    """A whole stream as the HTML standard has it read, line by line: what the framer must equal."""
+
+    events: list[tuple[bytes, bytes, bytes]]
+    """Id, type and data of each."""
+    last_id: bytes = b""
+    retry_s: float | None = None
+    is_oversize: bool = False
+
+
+def read(stream: bytes) -> Stream:
+    found, event_id, kind, data = Stream([]), b"", b"", list[bytes]()
+    line_bytes_max = max(MAX, LINE_BYTES_MIN) + len(b"data: ")
+    *lines, tail = re.split(rb"\r\n|\r|\n", stream.removeprefix(BYTE_ORDER_MARK))
+    for line in lines:
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if not line:
+            found.last_id = event_id
+            found.events += [(event_id, kind or b"message", b"\n".join(data))] if data else []
+            kind, data = b"", []
+        elif field == b"data":
+            data.append(value)
+        elif field == b"event":
+            kind = value
+        elif field == b"id" and b"\0" not in value:
+            event_id = value
+        elif field == b"retry" and value.isdigit():
+            found.retry_s = min(int(value[:12]) / 1000, RETRY_S_MAX)
+        if len(line) > line_bytes_max or len(b"\n".join(data)) > MAX:
+            found.is_oversize = True
+            return found
+    found.is_oversize = len(tail) > line_bytes_max
+    return found
 
 
 def records_of(framer: EventFramer, pieces: Sequence[bytes]) -> tuple[list[bytes], bool]:
@@ -55,106 +85,74 @@ def cut(stream: bytes, places: Sequence[int]) -> list[bytes]:
     return [stream[start:end] for start, end in pairwise(bounds)]
 
 
-# -- the plain parser --------------------------------------------------------------------------------------
+# -- the standard ------------------------------------------------------------------------------------------
+
+MARK = BYTE_ORDER_MARK
 
 
-def test_an_event_ends_with_a_blank_line() -> None:
-    assert events_of(b"data: one\n\ndata: two\n\n") == [
-        ServerSentEvent(b"", b"message", b"one"),
-        ServerSentEvent(b"", b"message", b"two"),
-    ]
+@pytest.mark.parametrize(
+    ("stream", "events"),
+    [
+        (b"data: YHOO\ndata: +2\ndata: 10\n\n", [("", "YHOO\n+2\n10")]),
+        (
+            b": test\n\ndata: first event\nid: 1\n\ndata:second event\nid\n\ndata:  third event\n\n",
+            [("1", "first event"), ("", "second event"), ("", " third event")],
+        ),
+        (b"data\n\ndata\ndata\n\ndata:", [("", ""), ("", "\n")]),
+        (b"data:test\n\ndata: test\n\n", [("", "test"), ("", "test")]),
+        (b"id: 7\rdata: a\rdata: b\r\rdata: c\r\r", [("7", "a\nb"), ("7", "c")]),
+        (b"id: 7\r\ndata: a\r\n\r\n", [("7", "a")]),
+        (MARK + b"data: 1\n\n", [("", "1")]),
+        (MARK + MARK + b"data: 1\n\n", []),
+        (b"data: 1\n\n" + MARK + b"data: 2\n\ndata: 3\n\n", [("", "1"), ("", "3")]),
+        (b"id: 1\ndata: 1\n\nid: 2\ndata: 2\n", [("1", "1")]),
+        (b"id: 5\nevent: update\n\ndata: x\n\n", [("5", "x")]),
+        (b"id: 5\ndata: x\n\nid: 6\0\ndata: y\n\n", [("5", "x"), ("5", "y")]),
+        (b"Data: x\n data: y\ndatum: z\nnonsense\n\n", []),
+    ],
+)
+def test_examples_of_the_standard(stream: bytes, events: list[tuple[str, str]]) -> None:
+    assert [(event_id.decode(), data.decode()) for event_id, _, data in read(stream).events] == events
+    framer = EventFramer(max_record_bytes=MAX, envelope=True)
+    records = map(orjson.loads, records_of(framer, [stream])[0])
+    assert [(record["id"] or "", _text(record["data"])) for record in records] == events
 
 
-def test_lines_end_with_any_of_three_marks() -> None:
-    for end in (b"\n", b"\r", b"\r\n"):
-        stream = end.join([b"id: 7", b"event: update", b"data: a", b"data: b", b"", b"data: c", b"", b""])
-        assert events_of(stream) == [
-            ServerSentEvent(b"7", b"update", b"a\nb"),
-            ServerSentEvent(b"7", b"message", b"c"),
-        ]
-
-
-def test_examples_of_the_standard() -> None:
-    assert [e.data for e in events_of(b"data: YHOO\ndata: +2\ndata: 10\n\n")] == [b"YHOO\n+2\n10"]
-    stream = b": test stream\n\ndata: first event\nid: 1\n\ndata:second event\nid\n\ndata:  third event\n\n"
-    assert events_of(stream) == [
-        ServerSentEvent(b"1", b"message", b"first event"),
-        ServerSentEvent(b"", b"message", b"second event"),
-        ServerSentEvent(b"", b"message", b" third event"),
-    ]
-    assert [e.data for e in events_of(b"data\n\ndata\ndata\n\ndata:")] == [b"", b"\n"]
-    assert [e.data for e in events_of(b"data:test\n\ndata: test\n\n")] == [b"test", b"test"]
-
-
-def test_one_byte_order_mark_at_the_beginning_is_no_part_of_the_stream() -> None:
-    mark = b"\xef\xbb\xbf"
-    assert [e.data for e in events_of(mark + b"data: 1\n\n")] == [b"1"]
-    assert events_of(mark + mark + b"data: 1\n\n") == []
-    assert [e.data for e in events_of(b"data: 1\n\n" + mark + b"data: 2\n\ndata: 3\n\n")] == [b"1", b"3"]
-
-
-def test_an_incomplete_event_does_not_count() -> None:
-    parser = EventParser(MAX)
-    assert parser.push(b"id: 1\ndata: 1\n\nid: 2\ndata: 2\n") == [ServerSentEvent(b"1", b"message", b"1")]
-    assert parser.last_id == b"1"
-
-
-def test_an_event_without_data_moves_the_id_only() -> None:
-    parser = EventParser(MAX)
-    assert parser.push(b"id: 5\nevent: update\n\ndata: x\n\n") == [ServerSentEvent(b"5", b"message", b"x")]
-    assert parser.last_id == b"5"
-
-
-def test_an_id_with_nul_is_ignored_and_an_empty_one_forgets() -> None:
-    parser = EventParser(MAX)
-    parser.push(b"id: 5\ndata: x\n\nid: 6\0\ndata: y\n\n")
-    assert parser.last_id == b"5"
-    parser.push(b"id:\n\n")
-    assert parser.last_id == b""
+def _text(data: object) -> str:
+    return data if isinstance(data, str) else orjson.dumps(data).decode()
 
 
 @pytest.mark.parametrize(
     ("line", "retry_s"),
-    [(b"retry: 3000", 3.0), (b"retry:0", 0.0), (b"retry: 3s", None), (b"retry: -1", None), (b"retry", None)],
+    [
+        (b"retry: 3000", 3.0),
+        (b"retry:0", 0.0),
+        (b"retry: 3s", None),
+        (b"retry: -1", None),
+        (b"retry: " + b"9" * 500, 86_400),
+    ],
 )
-def test_retry_is_a_whole_number_of_milliseconds(line: bytes, retry_s: float | None) -> None:
-    parser = EventParser(MAX)
-    parser.push(line + b"\n")
-    assert parser.retry_s == retry_s
-
-
-def test_a_retry_without_end_is_a_day() -> None:
-    parser = EventParser(MAX)
-    parser.push(b"retry: " + b"9" * 500 + b"\n")
-    assert parser.retry_s == 86_400
-
-
-def test_fields_are_told_by_their_exact_names() -> None:
-    assert events_of(b"Data: x\n data: y\ndatum: z\nnonsense\n\n") == []
+def test_retry_is_a_whole_number_of_milliseconds_and_a_day_at_most(
+    line: bytes, retry_s: float | None
+) -> None:
+    framer = EventFramer(max_record_bytes=MAX)
+    records_of(framer, [line + b"\n"])
+    assert framer.retry_s == retry_s
 
 
 def test_data_over_the_limit_ends_the_stream_after_what_came_before() -> None:
     for data in (b"data: " + b"x" * (MAX + 1) + b"\n", b"data: " + b"x" * MAX + b"\ndata:\n"):
-        parser = EventParser(MAX)
-        assert [e.data for e in parser.push(b"data: 1\n\n" + data + b"\ndata: 2\n\n")] == [b"1"]
-        assert parser.is_oversize
-    assert [len(e.data) for e in events_of(b"data: " + b"x" * MAX + b"\n\n")] == [MAX]
+        stream = b"data: 1\n\n" + data + b"\ndata: 2\n\n"
+        assert records_of(EventFramer(max_record_bytes=MAX), [stream]) == ([b"1"], True)
 
 
 def test_a_line_that_never_ends_is_not_kept_for_ever() -> None:
-    for parser in (EventParser(MAX), EventFramer(max_record_bytes=MAX)):
-        pushed = 0
-        while pushed < 10 * LINE_BYTES_MIN:
-            framed = parser.push(b"x" * 1000)
-            pushed += 1000
-            if isinstance(parser, EventParser) and parser.is_oversize:
-                break
-            if isinstance(parser, EventFramer) and not isinstance(framed, list) and framed.oversize:
-                break
-        assert pushed < 3 * LINE_BYTES_MIN
+    framer = EventFramer(max_record_bytes=MAX)
+    pushes = takewhile(lambda _: not framer.push(b"x" * 1000).oversize, range(10 * LINE_BYTES_MIN))
+    assert sum(1000 for _ in pushes) < 3 * LINE_BYTES_MIN
 
 
-# -- the fast one equals it --------------------------------------------------------------------------------
+# -- any stream, cut anywhere --------------------------------------------------------------------------------
 
 ENDS = st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b"\r"])
 VALUES = st.one_of(
@@ -220,34 +218,25 @@ STREAMS = st.one_of(
     types=None,
     envelope=False,
 )
-def test_both_parsers_give_the_same_whatever_the_bytes_and_the_cuts(
+def test_a_stream_is_read_as_the_standard_says_whatever_the_bytes_and_the_cuts(
     stream: bytes, places: Sequence[int], types: set[str] | None, envelope: bool
 ) -> None:
-    reference = EventParser(MAX)
-    events = [
-        e for e in reference.push(stream) if types is None or e.type.decode("utf-8", "replace") in types
+    reference = read(stream)
+    wanted = [
+        (kind.decode("utf-8", "replace"), data)
+        for _, kind, data in reference.events
+        if types is None or kind.decode("utf-8", "replace") in types
     ]
     framer = EventFramer(max_record_bytes=MAX, types=types, envelope=envelope)
     records, oversize = records_of(framer, cut(stream, places))
     if envelope:
-        assert [orjson.loads(r)["event"].encode() for r in records] == [
-            e.type.decode("utf-8", "replace").encode() for e in events
-        ]
+        assert [orjson.loads(record)["event"] for record in records] == [kind for kind, _ in wanted]
     else:
-        assert records == [e.data for e in events if e.data]
+        assert records == [data for _, data in wanted if data]
     assert oversize == reference.is_oversize
     if not oversize:
         assert framer.last_id == reference.last_id.decode("utf-8", "replace")
         assert framer.retry_s == reference.retry_s
-
-
-@given(stream=STREAMS, places=CUTS)
-def test_the_plain_parser_does_not_mind_cuts(stream: bytes, places: Sequence[int]) -> None:
-    whole, pieces = EventParser(MAX), EventParser(MAX)
-    events = whole.push(stream)
-    assert [e for piece in cut(stream, places) for e in pieces.push(piece)] == events
-    assert (pieces.last_id, pieces.retry_s) == (whole.last_id, whole.retry_s)
-    assert pieces.is_oversize == whole.is_oversize
 
 
 # -- shapes and envelopes ----------------------------------------------------------------------------------
@@ -286,8 +275,3 @@ def test_an_envelope_holds_json_as_it_is_and_anything_else_as_a_string() -> None
         '{"id":"7","event":"update","data":"grüße \\"x\\""}'.encode(),
         b'{"id":"7","event":"message","data":""}',
     ]
-
-
-def test_data_of_several_lines_is_one_record() -> None:
-    framer = EventFramer(max_record_bytes=MAX)
-    assert records_of(framer, [b"data: a\ndata: b\n\ndata: c\n\n"])[0] == [b"a\nb", b"c"]
