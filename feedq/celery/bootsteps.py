@@ -36,7 +36,7 @@ from celery.worker.control import Panel, nok
 from kombu import Queue
 
 from feedq import __version__
-from feedq.celery.broker import NODE_PREFIX, drop, kept_in, task_problem
+from feedq.celery.broker import NODE_PREFIX, kept_in, process_or_drop
 from feedq.celery.pool import StreamPool
 from feedq.celery.tasks import run_reconcile, store
 from feedq.control.store.revision import require_current
@@ -106,18 +106,6 @@ class GuardedConsumer(Consumer):
         options["heartbeat_interval"] = options.get("heartbeat_interval") or EVENT_HEARTBEAT_S
         super().__init__(*args, worker_options=options, **kwargs)
 
-    def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], object]:
-        handle = super().create_task_handler(*args, **kwargs)
-
-        def check_and_handle(message: Any) -> None:
-            problem = task_problem(message)
-            if problem is None:
-                handle(message)
-            else:
-                drop(message, problem)
-
-        return check_and_handle
-
     def call_soon(self, p: Any, *args: Any, **kwargs: Any) -> Any:
         # What remote control asks for is done by the event loop later, which an exception would end.
         return super().call_soon(partial(kept_in, p), *args, **kwargs)
@@ -161,7 +149,7 @@ class FeedqStep(bootsteps.StartStopStep):
         super().__init__(worker, **kwargs)
 
     def create(self, worker: Any) -> None:
-        return None
+        worker._process_task = partial(process_or_drop, worker, worker._process_task)
 
     def start(self, worker: Any) -> None:
         if not isinstance(worker.pool, StreamPool):

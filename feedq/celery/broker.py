@@ -2,14 +2,10 @@
 
 kombu and Celery take whatever lies in a queue for one of their own messages. What has another form (bytes that are
 no JSON, a body that is no ``[args, kwargs, embed]``, a task id that is a list) raises out of Celery's event loop,
-which ends the worker and every stream in it; and the message goes to the next worker. So each message is looked at
-three times before anybody relies on it:
-
-1. when it arrives, as kombu reads it: `_envelope_problem` (Redis), `_properties` (RabbitMQ), `_size_problem`;
-2. a task, before Celery unpacks it, as deeply as Celery and its tracer will: `task_problem`;
-3. whatever is raised while Celery takes a message in, of tasks, remote control or events: `guarded`.
-
-What fails is rejected without being put back, with one log line.
+which ends the worker and every stream in it; and the message goes to the next worker. So each message is checked
+when it arrives, as kombu reads it (`_envelope_problem` for Redis, `_properties` for RabbitMQ, `_size_problem`),
+and there is a guard around everything that Celery does with it afterwards in its event loop (`guarded`, `kept_in`,
+`process_or_drop`). What fails is rejected without being put back, with one log line.
 
 Besides, an acknowledgement that comes too late does not end the worker, and hints to a node are not written down
 in Redis.
@@ -27,7 +23,6 @@ import zlib
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC
 from functools import partial
 from itertools import count
 from math import isfinite
@@ -40,7 +35,7 @@ from amqp.serialization import PROPERTY_CLASSES, decode_properties_basic
 from amqp.spec import Basic
 from celery.app.task import Context
 from celery.events.dispatcher import EventDispatcher
-from celery.utils.time import maybe_iso8601, maybe_make_aware
+from celery.worker import state as worker_state
 from kombu import matcher
 from kombu.clocks import LamportClock
 from kombu.compression import get_decoder
@@ -59,13 +54,12 @@ SHOWN_BYTES = 200
 NODE_PREFIX = "node."
 """Of the queues that belong to one worker each."""
 
-HINTS_AT_ONCE = 100
+READ_AT_ONCE = 100
 """Read in one round trip: Celery's loop does nothing else meanwhile, for some twenty milliseconds."""
 UNREADABLE = "feedq-unreadable"
 """The header that stands for the properties of a message of RabbitMQ that could not be read."""
 CLOCK_MAX = 2**48
 """No installation has sent so many messages; a header of AMQP holds 2^63 - 1."""
-RETRIES_MAX = 2**31
 EVENTS_WAITING_MAX = 10_000
 """Some ten megabytes. What Celery keeps for the time when its broker is back is of use to Flower at most."""
 LZMA_MEMORY = 128 * 2**20
@@ -99,9 +93,22 @@ def install() -> None:
         # Whoever connected before this would be remembered with kombu's own.
         _transport_cache.pop(scheme, None)
     PROPERTY_CLASSES[Basic.CLASS_ID] = _properties
+    Context.update = _update  # called by Celery's tracer, in all pools
     # A message of remote control brings its own pattern; one that backtracks would hold the interpreter.
     with suppress(matcher.MatcherNotInstalled):
         matcher.unregister("pcre")
+
+
+_METHODS = frozenset(name for name in dir(Context) if callable(getattr(Context, name)))
+
+
+def _update(request: Context, *fields: Any, **more: Any) -> None:
+    """Take over what a message says of its task, but nothing that hides a method of the request.
+
+    Without it Celery's tracer, which calls these methods, would break off in the middle of a task.
+    """
+    said = dict(*fields, **more)
+    request.__dict__.update({name: said[name] for name in said.keys() - _METHODS})
 
 
 def bounded_options(url: str, timeout_s: float) -> dict[str, Any]:
@@ -184,7 +191,7 @@ class RedisChannel(redis.Channel):
     def _read_hints(self, queue: str) -> None:
         """Where one hint was there are often thousands: what the window has room for, in one round trip."""
         room = self.qos.can_consume_max_estimate()
-        for item in self.client.rpop(queue, min(room, HINTS_AT_ONCE)) or () if room else ():
+        for item in self.client.rpop(queue, min(room, READ_AT_ONCE)) or () if room else ():
             self._read(partial(self._hand_over, item, queue))
 
     def _hand_over(self, item: bytes, queue: str) -> None:
@@ -440,152 +447,22 @@ class BoundedClock(LamportClock):
         return super().adjust(other if is_fit else 0)
 
 
-# -- tasks -------------------------------------------------------------------------------------------
+def process_or_drop(worker: Any, process: Callable[[Any], object], request: Any) -> None:
+    """Have a task carried out by Celery's prefork pool, or drop its message.
 
-_TEXTS = (
-    "shadow",
-    "lang",
-    "root_id",
-    "parent_id",
-    "group",
-    "taskset",
-    "argsrepr",
-    "kwargsrepr",
-    "origin",
-    "meth",
-    "hostname",
-)
-_NUMBERS = ("retries", "group_index", "replaced_task_nesting")
-_TIMES = ("eta", "expires")
-_SWITCHES = ("ignore_result", "utc")
-_EMBEDDED = ("callbacks", "errbacks", "chain")
-
-# Of Celery's request, on which headers and embed become attributes: none may hide a method.
-_METHODS = frozenset(name for name in dir(Context) if callable(getattr(Context, name)))
-_OWN = frozenset((*_TEXTS, *_NUMBERS, *_TIMES, *_SWITCHES, *_METHODS)) | {
-    "task",
-    "id",
-    "timelimit",
-    "args",
-    "kwargs",
-    "properties",
-    "delivery_info",
-    "correlation_id",
-    "reply_to",
-    "stamps",
-    "stamped_headers",
-    "is_eager",
-}
-"""What embed may not say, since it would overrule what was looked at elsewhere."""
-
-
-def task_problem(message: Message) -> str | None:
-    """Why Celery cannot run the task that a message asks for; None if it can, or if it does not know the task.
-
-    Of both of Celery's protocols: the first has everything in its body, the second most in its headers.
+    The pool begins a task that had to wait, and sets its time limits, in callbacks of the event loop, which no
+    other guard is around.
     """
-    if problem := _property_problem(message):
-        return problem
+    limits = request.time_limits
     try:
-        payload = message.payload
-    except Exception as error:  # noqa: BLE001 -- whatever bytes can make a decoder raise
-        return f"body cannot be decoded: {error!r}"
-    match payload:
-        case [args, kwargs, embed] if "task" in message.headers:
-            said: Mapping[str, Any] = message.headers
-        case dict() if "args" in payload or "task" not in message.headers:
-            said = payload | message.headers
-            args, kwargs = payload.get("args", ()), payload.get("kwargs", {})
-            embed = {name: payload.get(name) for name in (*_EMBEDDED, "chord")}
-        case _:
-            return "body is not [args, kwargs, embed]"
-    if not isinstance(args, (list, tuple)):
-        return "args are no list"
-    if not isinstance(kwargs, dict):
-        return "kwargs are no object"
-    return _said_problem(said) or _embed_problem(embed)
-
-
-def _property_problem(message: Message) -> str | None:
-    if message.errors:
-        return f"body cannot be unpacked: {message.errors[0][1]!r}"
-    for name in ("content_type", "content_encoding"):
-        if not isinstance(getattr(message, name), (str, type(None))):
-            return f"{name} is no text"
-    for name in ("correlation_id", "reply_to"):
-        if not isinstance(message.properties.get(name), (str, type(None))):
-            return f"{name} is no text"
-    if not isinstance(message.properties.get("priority"), (int, type(None))):
-        return "priority is no number"
-    return None
-
-
-def _said_problem(said: Mapping[str, Any]) -> str | None:
-    """What is wrong with what a message says of its task beside the arguments."""
-    for name in ("task", "id"):
-        if not (isinstance(said.get(name), str) and said[name]):
-            return f"{name} is no text"
-    for name, value in said.items():
-        if name in _METHODS or not isinstance(name, str):
-            return f"a header may not be called {name!r}"
-        if value is not None and (problem := _value_problem(name, value)):
-            return problem
-    return None
-
-
-def _value_problem(name: str, value: Any) -> str | None:
-    if name in _TEXTS:
-        return None if isinstance(value, str) else f"{name} is no text"
-    if name in _NUMBERS:
-        return None if isinstance(value, int) and 0 <= value < RETRIES_MAX else f"{name} is no number"
-    if name in _TIMES:
-        return None if _is_time(value) else f"{name} is no time"
-    if name in _SWITCHES:
-        return None if isinstance(value, bool) else f"{name} is neither true nor false"
-    if name == "timelimit":
-        return None if _are_limits(value) else "timelimit is not two numbers of seconds"
-    if name == "stamped_headers":
-        is_fit = isinstance(value, list) and all(isinstance(header, str) for header in value)
-        return None if is_fit else "stamped_headers are no list of names"
-    if name == "stamps":
-        return None if isinstance(value, dict) else "stamps are no object"
-    return None
-
-
-def _is_time(value: Any) -> bool:
-    try:
-        return bool(maybe_make_aware(maybe_iso8601(value)).astimezone(UTC))
-    except Exception:  # noqa: BLE001 -- parsing and converting have many ways to fail
-        return False
-
-
-def _are_limits(value: Any) -> bool:
-    return (
-        isinstance(value, (list, tuple))
-        and len(value) == 2
-        and all(limit is None or (isinstance(limit, (int, float)) and isfinite(limit)) for limit in value)
-    )
-
-
-def _embed_problem(embed: Any) -> str | None:
-    if not isinstance(embed, dict):
-        return "embed is no object"
-    for name in embed:
-        if name in _OWN:
-            return f"embed may not say {name}"
-    for name in _EMBEDDED:
-        tasks = embed.get(name)
-        if tasks is not None and not (isinstance(tasks, list) and all(map(_is_signature, tasks))):
-            return f"{name} is no list of tasks"
-    chord = embed.get("chord")
-    return None if chord is None or _is_signature(chord) else "chord is no task"
-
-
-def _is_signature(task: Any) -> bool:
-    return (
-        isinstance(task, dict)
-        and isinstance(task.get("task"), str)
-        and isinstance(task.get("args"), (list, tuple, type(None)))
-        and isinstance(task.get("kwargs"), (dict, type(None)))
-        and isinstance(task.get("options"), (dict, type(None)))
-    )
+        if limits and not all(isfinite(limit or 0) for limit in limits):
+            raise ValueError(f"time limits {limits!r}")
+        process(request)
+    except _CONNECTION_ERRORS:
+        raise
+    except Exception as error:  # noqa: BLE001 -- whatever a forged message can make Celery raise
+        _say_dropped(f"it cannot be carried out: {error!r}", task_id=request.id)
+        worker_state.task_ready(request)
+        request.reject()
+        # Celery took a place in the pool for it. Without prefork there are no places to take.
+        getattr(worker, "_quick_release", lambda: None)()

@@ -182,10 +182,6 @@ class RateLimiter:
         self._slot_at = max(self._slot_at, now - unused_s) + self._spacing_s
         self._moment = self._rng.random()
 
-    def take_back(self) -> None:
-        """Whoever was let through last does not make use of it."""
-        self._slot_at -= self._spacing_s
-
     def change(self, rate_per_s: float, *, share: float, now: float) -> None:
         """From now on. Who waits for so many slots waits for as many new ones."""
         self._burst, spacing_s = _slots(rate_per_s, share)

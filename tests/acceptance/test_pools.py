@@ -1,18 +1,24 @@
-"""Workers on Celery's own pools run ordinary tasks, and are given no feeds and no jobs."""
+"""Workers on Celery's own pools run ordinary tasks whatever else is sent to them, and get no feeds and no jobs."""
 
 from __future__ import annotations
 
 import signal
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 
 from feedq.celery.application import DEFAULT_QUEUE
+from feedq.celery.tasks import STREAM_FEED
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.schedule.model import Every, Job, ScheduleSpec
 from feedq.telemetry.logs import LogEvent
+from tests import forged
 from tests.cluster import Cluster, feed, wait_until
 from tests.source_process import Source
 
@@ -27,6 +33,20 @@ def touch(path):
     with open(path, "w") as file:
         file.write(str(os.getpid()))
 """
+
+
+FORGED = 300
+
+
+def forge(broker_url: str) -> None:
+    """Send forged messages, of which every other one has time limits that are none."""
+    rng = Random(11)
+    no_limits: tuple[Any, ...] = ("x", ["x", "y"], [{}, None], 5, [1e308, "9"])
+    with closing(redis.Redis.from_url(broker_url)) as client:
+        for limits in no_limits * (FORGED // 10):
+            wrong = forged.Forged(b"[[], {}, {}]", {"task": STREAM_FEED, "id": "1", "timelimit": limits})
+            for message in (wrong, forged.task(rng)):
+                client.lpush(DEFAULT_QUEUE, forged.envelope(message, rng, routing_key=DEFAULT_QUEUE))
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
@@ -51,6 +71,7 @@ def test_a_pool_of_celerys_own_runs_ordinary_tasks_and_nothing_of_feedq(
         )
         store.jobs.schedules.trigger("never")
 
+        forge(broker_url)
         sender.send_task("tests.touch", (str(done),), queue=DEFAULT_QUEUE)
         wait_until(lambda: done.exists() and done.read_text(), limit_s=30, what=worker.text)
         assert (int(done.read_text()) == worker.pid) is (pool != "prefork")

@@ -14,9 +14,9 @@ from kombu import Connection, Consumer, Queue, transport
 from kombu.transport.redis import Transport as RedisTransport
 
 from feedq.celery import broker
-from feedq.celery.broker import HINTS_AT_ONCE, NODE_PREFIX
+from feedq.celery.broker import NODE_PREFIX, READ_AT_ONCE
 
-COUNT = 2 * HINTS_AT_ONCE + 7
+COUNT = 2 * READ_AT_ONCE + 7
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def connect_limiter() -> ConnectLimiter:
 
 
 def waiting(paced: ConnectLimiter) -> int:
-    return paced._turns.waiting
+    return paced.waiting
 
 
 @pytest.mark.parametrize("why", [Interrupt.STOP, Interrupt.LOST])
