@@ -270,7 +270,11 @@ def _edit(
         if options:
             change(after, options)
     except FeedqError as error:
-        raise type(error)(f"{error}\nwhat you wrote is kept in {path}: `feedq apply -f {path}`") from None
+        from feedq.core.remedies import command
+
+        raise type(error)(
+            f"{error}\nwhat you wrote is kept in {path}: `{command('apply', '-f', path)}`"
+        ) from None
     Path(path).unlink()
     answer_done(invocation, [before.name], "changed" if options else "unchanged")
 

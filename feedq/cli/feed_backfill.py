@@ -88,7 +88,9 @@ def begin(
         said += f": finished, {row['records']:,} records"
     answer(invocation, row, f"backfill of {name} {said}{' (nothing was begun)' if dry_run else ''}")
     if wait and row["status"] == "cancelled":
-        raise FeedqError(f"the backfill of {name} was cancelled: see `feedq events --feed {name}`")
+        from feedq.core.remedies import command
+
+        raise FeedqError(f"the backfill of {name} was cancelled: see `{command('events', '--feed', name)}`")
 
 
 @backfill.command()

@@ -71,7 +71,7 @@ def state(title: str, cell: Callable[[T], str]) -> TableColumn[T]:
 def styled(word: str, *, after: str = "") -> Styled:
     """Gives a status or state its colour, and adds what stands after it."""
 
-    from feedq.verbs.wording import TONES
+    from feedq.verbs.troubles import TONES
 
     tone = TONES.get(word)
     return Styled(word + after, "" if tone is None else STYLES.get(tone, ""))

@@ -9,6 +9,7 @@ there is no remedy, rather than a wrong one.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Final
 
@@ -143,7 +144,11 @@ _REMEDIES: Final[Sequence[tuple[str, str]]] = (
         "let {setting} lead to the primary server: this is a replica",
     ),
 )
-_COMPILED: Final = tuple((re.compile(pattern, re.DOTALL), remedy) for pattern, remedy in _REMEDIES)
+
+
+def command(*words: str) -> str:
+    """A command as a person may paste it into a shell, whatever names are among its words."""
+    return shlex.join(("feedq", *words))
 
 
 def driver_text(error: BaseException) -> str:
@@ -158,8 +163,8 @@ def remedy(text: str, *, setting: str) -> str | None:
 
     ``setting`` is what holds the server's URL, as people have to write it.
     """
-    for pattern, template in _COMPILED:
-        if found := pattern.search(text):
+    for pattern, template in _REMEDIES:
+        if found := re.search(pattern, text, re.DOTALL):
             groups = found.groupdict()
             name = groups.get("name") or groups.get("mysql") or ""
             return template.format(setting=setting, name=name)

@@ -19,6 +19,7 @@ from uuid import UUID
 
 from feedq.connectors.base import ConnectorOptions
 from feedq.core.model import JSON, FeedKey
+from feedq.core.remedies import command
 from feedq.errors import Conflict, InvalidInput
 from feedq.records.framing import CURSOR_BYTES_MAX
 from feedq.sinks.base import Checkpoint, CheckpointChange, CommitUnknown, FenceRequest, Written
@@ -110,8 +111,8 @@ def _stranger(
         if namesake.installation != identity.installation:
             return (
                 f"the sink has a checkpoint of {owner_of(namesake)}, and this one is {identity.installation}. If "
-                f"that is gone, `feedq feed adopt {request.feed}` goes on from its cursor; if it lives, set "
-                "FEEDQ_ENVIRONMENT to another name here, or land in another database"
+                f"that is gone, `{command('feed', 'adopt', request.feed)}` goes on from its cursor; if it lives, "
+                "set FEEDQ_ENVIRONMENT to another name here, or land in another database"
             )
     return None
 

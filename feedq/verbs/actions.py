@@ -14,6 +14,7 @@ from feedq.control.store.base import Feeds, Store
 from feedq.core.model import Feed, FeedSpec, FeedView, Reason, WorkerState, WorkerTarget, WorkerView
 from feedq.core.placement import placing
 from feedq.core.placement.base import EligibleWorker, Rules, WaitingFeed
+from feedq.core.remedies import command
 from feedq.errors import Conflict, InvalidInput, NotFound
 from feedq.settings import Settings
 from feedq.verbs.manifest.changes import Action, Change
@@ -111,7 +112,9 @@ def _objection_to_target(store: Store, feed: Feed, found: WorkerView, rules: Rul
     if worker.state is not WorkerState.ACTIVE:
         return "it is ending"
     if worker.target_state is not WorkerTarget.SERVING:
-        return f"it is {worker.target_state}; `feedq worker uncordon {worker.name}` lets it serve again"
+        return (
+            f"it is {worker.target_state}; `{command('worker', 'uncordon', worker.name)}` lets it serve again"
+        )
     cap = rules.cap_of(tenant)
     theirs = () if cap is None else store.feeds.views(tenant=tenant)
     candidate = as_candidate(found, held=theirs)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, TypeVar
 
 import orjson
 
 from feedq.core.lease import stillness_of
-from feedq.core.model import FeedView, Reason, Status, WorkerState, WorkerTarget, WorkerView
+from feedq.core.model import FeedView, Reason, Status, WorkerView
 from feedq.core.passwords import mask_url
 from feedq.core.schedule.model import Beat, Cron, Every, Once, Run, RunKind, RunState, Timing
 from feedq.core.values import instant
@@ -26,33 +25,6 @@ TIMES_LISTED_MAX = 3
 """Expressions or times of one schedule in a list."""
 _BARS = "▁▂▃▄▅▆▇█"
 _UNITS = (("d", 86_400), ("h", 3600), ("min", 60))
-
-
-class Tone(StrEnum):
-    """The tone of a status or state, good or bad: what colour it has on a terminal and on a page."""
-
-    GOOD = "good"
-    UNDER_WAY = "under way"
-    ODD = "odd"
-    BAD = "bad"
-    WORST = "worst"
-    ASIDE = "aside"
-
-
-_WORDS: Mapping[Tone, Sequence[str]] = {
-    # `active` is a state of schedules, too, and `failed` one of runs.
-    Tone.GOOD: (Status.STREAMING, WorkerState.ACTIVE, WorkerTarget.SERVING, RunState.SUCCEEDED),
-    Tone.UNDER_WAY: (Status.CONNECTING, Status.STARTING, RunState.RUNNING),
-    Tone.ODD: (
-        *(Status.STALLED, Status.BACKOFF, Status.WAITING, WorkerState.DRAINING, WorkerTarget.CORDONED),
-        *(WorkerTarget.DRAINED, RunState.SKIPPED_OVERLAP, RunState.MISSED_DEADLINE, RunState.MISSED_CATCHUP),
-    ),
-    Tone.BAD: (Status.FAILING, Status.REFUSING, Status.SINK_UNAVAILABLE),
-    Tone.WORST: (Status.QUARANTINED, Status.FAILED, RunState.TIMED_OUT, RunState.LOST),
-    Tone.ASIDE: (Status.PAUSED, WorkerState.GONE, RunState.CANCELLED),
-}
-TONES: Mapping[str, Tone] = {word: tone for tone, words in _WORDS.items() for word in words}
-"""The tone of each word for a status or state that has one."""
 
 
 def printable(text: str) -> str:

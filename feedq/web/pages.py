@@ -34,7 +34,6 @@ from feedq.errors import FeedqError, InvalidInput
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.verbs import wording
-from feedq.verbs.diagnosis.fleet_checks import TROUBLES
 from feedq.verbs.diagnosis.placement_checks import serves
 from feedq.verbs.report.details import (
     author_of,
@@ -45,7 +44,8 @@ from feedq.verbs.report.details import (
     schedule_declaration_lines,
     standing_lines,
 )
-from feedq.verbs.wording import TONES, Tone, timing_words
+from feedq.verbs.troubles import TONES, TROUBLED, Tone
+from feedq.verbs.wording import timing_words
 from feedq.web.buttons import (
     PageAction,
     backfill_actions,
@@ -330,8 +330,7 @@ class FeedPage(PageHandler):
             "feed_live.html",
             data=data,
             view=data.view,
-            # What the line above it says is not said twice.
-            remedy=(data.explanation or "").removeprefix(f"{wording.said(data.view.because or '')}; "),
+            remedy=data.explanation,
             cards={
                 "Lease": lease_lines(data.view, now=data.now, workers=data.workers),
                 "Declaration": declaration_lines(data.view, now=data.now),
@@ -414,7 +413,7 @@ class ProblemsPage(PageHandler):
             elif one.feed not in seen:
                 seen.add(one.feed)
                 buttons[place] = feed_actions(views[one.feed])[:2]
-        return self.part("problems_live.html", found=found, buttons=buttons, TROUBLES=TROUBLES)
+        return self.part("problems_live.html", found=found, buttons=buttons, TROUBLED=TROUBLED)
 
 
 def reasons(tallies: Iterable[StatusCount]) -> list[tuple[str, int]]:

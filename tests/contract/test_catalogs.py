@@ -189,7 +189,7 @@ def test_a_catalog_that_lost_most_of_its_feeds_is_refused_with_the_words_to_forc
     refused = shell.run("sync")
     assert refused.exit_code == 1
     assert "180 of the 200 feeds" in refused.stderr
-    assert "nothing was changed. If they are to go: feedq sync crm --remove-up-to 180" in refused.stderr
+    assert "nothing was changed. If they are to go: `feedq sync crm --remove-up-to 180`" in refused.stderr
     assert len(names(stored)) == 200
     assert "1 added, 0 changed, 180 removed" in shell.ok("sync", "crm", "--remove-up-to", "180")
     catalog(*many[:12], feed("new"))

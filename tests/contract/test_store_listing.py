@@ -19,7 +19,8 @@ from feedq.control.store.feed_listing import FeedListing, Query, Sort
 from feedq.core.model import LeaseState, Load, NewWorker, Reason, Selector, Status
 from feedq.core.placement.base import Rules
 from feedq.core.selection import ORDER_KEYS, Selection, SelectionOrder
-from feedq.verbs.diagnosis.fleet_checks import TROUBLES, fleet_checks, overview, summary
+from feedq.verbs.diagnosis.fleet_checks import fleet_checks, overview, summary
+from feedq.verbs.troubles import TROUBLED
 from feedq.verbs.wording import NAMED_MAX
 from tests.contract.harness import TTL_S, Harness, PostgresHarness, progress, spec
 
@@ -287,6 +288,6 @@ def test_the_status_says_the_same_of_the_notable_feeds_as_of_all(
     views, workers = feeds.views(), everything.store.workers.views()
     state = everything.store.fleet_state()
     checks = partial(fleet_checks, workers=workers, state=state, reconcile_interval_s=5.0, rules=Rules())
-    notable = listing.notable(TROUBLES, each=NAMED_MAX)
+    notable = listing.notable(TROUBLED, each=NAMED_MAX)
     assert len(notable) < len(views)
     assert list(checks(notable, tallies=listing.tallies())) == list(checks(views))

@@ -45,4 +45,4 @@ def test_passwords_in_errors_are_masked() -> None:
 def test_those_that_are_not_listed_one_by_one_are_counted() -> None:
     last = listed(feed("f", reason=Reason.FAILED), more=7)[-1]
     assert last.detail == "7 more feeds are failed"
-    assert last.advice == "feedq feed list --status failed lists them"
+    assert last.advice == "`feedq feed list --status failed` lists them"

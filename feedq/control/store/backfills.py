@@ -20,6 +20,7 @@ from feedq.control.store.feeds import FEED_VIEWS, insert_feed, locked_to_change,
 from feedq.control.store.history import record
 from feedq.control.store.leases import brief_cursor
 from feedq.core.model import Event, Feed, FeedBackfill, FeedSpec, FeedView, TargetState
+from feedq.core.remedies import command
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.event_names import EventKind
 
@@ -41,7 +42,8 @@ class PostgresBackfills(Aggregate):
         locked = locked_to_change(c, parent.name, parent.version)
         if locked.spec.target_state is TargetState.PAUSED:
             raise Conflict(f"feed {parent.name!r} is paused, and its backfill would be too: resume it first")
-        taken = f"feed {parent.name!r} has a backfill already: `feedq feed backfill show {parent.name}`"
+        show = command("feed", "backfill", "show", parent.name)
+        taken = f"feed {parent.name!r} has a backfill already: `{show}`"
         with refused_when_taken(taken):
             insert_feed(c, spec, backfill)
         bounds = {

@@ -55,6 +55,7 @@ from feedq.core.model import (
     known_as,
 )
 from feedq.core.placement.base import Transfer
+from feedq.core.remedies import command
 from feedq.core.selection import Selection, SelectionOrder
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.event_names import EventKind
@@ -348,8 +349,8 @@ def require_no_backfill(feed: Feed) -> None:
     if feed.backfill is not None:
         of = known_as(feed.name)
         raise Conflict(
-            f"{feed.name!r} is the backfill of feed {of!r} and follows it; `feedq feed backfill cancel {of}` ends "
-            "it"
+            f"{feed.name!r} is the backfill of feed {of!r} and follows it; "
+            f"`{command('feed', 'backfill', 'cancel', of)}` ends it"
         )
 
 

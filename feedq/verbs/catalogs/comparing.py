@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from feedq.core.model import Feed, FeedSpec
+from feedq.core.remedies import command
 from feedq.core.values import read
 from feedq.errors import SyncRefused
 from feedq.verbs.catalogs.base import CatalogEntry, CatalogReading, merged
@@ -144,5 +145,5 @@ def check_removals(
     raise SyncRefused(
         f"catalog {name!r} does not have {many} any more that were made from it, and one sync removes at most "
         f"{share_max:.0%} of them; nothing was changed. If they are to go: "
-        f"feedq sync {name} --remove-up-to {removals}"
+        f"`{command('sync', name, '--remove-up-to', str(removals))}`"
     )

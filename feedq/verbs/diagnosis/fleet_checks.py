@@ -15,6 +15,7 @@ from feedq.core.passwords import mask_url
 from feedq.core.placement.base import Rules
 from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, warn
 from feedq.verbs.diagnosis.placement_checks import placing_checks, serves
+from feedq.verbs.troubles import TROUBLES, Trouble, trouble_of
 from feedq.verbs.wording import ago, counted, duration, some
 
 QUOTED_MAX = 160
@@ -149,7 +150,7 @@ def fleet_checks(
     """Workers, capacity, beat, reconcile, placement, and each kind of trouble that feeds are in.
 
     With ``tallies`` of all feeds, ``feeds`` need only be those that there is something to say about:
-    `feedq.control.store.feed_listing.FeedListing.notable` of `TROUBLES`.
+    `feedq.control.store.feed_listing.FeedListing.notable` of `TROUBLED`.
     """
     if tallies is None:
         tallies = tallies_of(feeds)
@@ -200,10 +201,9 @@ def number_checks(
 
 def tally_checks(tallies: Sequence[StatusCount]) -> Iterator[Check]:
     """Each kind of trouble that feeds are in, by number and an example."""
-    found: dict[_Trouble, tuple[int, str]] = {}
+    found: dict[Trouble, tuple[int, str]] = {}
     for tally in tallies:
-        if tally.status in _ADVICE:
-            trouble = _trouble(tally.status, tally.reason)
+        if (trouble := trouble_of(tally.status, tally.reason)) is not None:
             count, example = found.get(trouble, (0, tally.example))
             found[trouble] = (count + tally.feeds, min(example, tally.example))
     named = {
@@ -373,52 +373,26 @@ DEAD_LETTERS = "dead letters"
 _DEAD_LETTERS_ADVICE = (
     "they are kept: feedq feed dead-letters list NAME; mend the table or the feed, then replay or drop them"
 )
-_ADVICE = {
-    Status.QUARANTINED: "it runs in a process of its own and comes back by itself: mend its source or connector",
-    Status.FAILING: "it is tried again by itself: see that the source answers, and what its last error says",
-    Status.REFUSING: "mend the table or the feed: feedq feed dead-letters list NAME",
-    Status.SINK_UNAVAILABLE: "its worker cannot write to the sink or to the table; what was received is kept",
-    Status.FAILED: "an edit starts it anew: feedq feed show NAME, then feedq feed set NAME KEY=VALUE",
-    Status.STALLED: "look at the source, silent beyond idle_timeout_s, or at the worker that stands still",
-    Status.BACKOFF: "the source or the sink refuses; it is tried again by itself",
-    Status.WAITING: "feedq feed show NAME says what for",
-}
-TROUBLES = tuple(_ADVICE)
-"""The statuses of feeds that are warned of, each with a few names."""
-_WAITING_ADVICE = {
-    Reason.NO_CAPACITY: "start another worker, or give workers a larger -c",
-    Reason.NO_MATCH: "no worker has the labels that the feed asks for: set FEEDQ_WORKER_LABELS",
-    Reason.SETTLING: "workers have only just started; feeds are placed after FEEDQ_SETTLE_S",
-    Reason.HELD: "their worker was stopped; its successor gets them, or anybody after FEEDQ_RESTART_HOLD_S",
-}
-
-
-_Trouble = tuple[Status, Reason | None]
-
-
-def _trouble(status: Status, reason: Reason | None) -> _Trouble:
-    # The reason says what a waiting feed waits for; for the others it only repeats the status.
-    return status, reason if status is Status.WAITING else None
 
 
 def _troubles(feeds: Sequence[FeedView], tallies: Sequence[StatusCount]) -> Iterator[Check]:
-    groups: dict[_Trouble, list[FeedView]] = {}
+    groups: dict[Trouble, list[FeedView]] = {}
     for view in feeds:
-        if view.status in _ADVICE:
-            groups.setdefault(_trouble(view.status, view.lease.reason), []).append(view)
-    counts: Counter[_Trouble] = Counter()
+        if (trouble := trouble_of(view.status, view.lease.reason)) is not None:
+            groups.setdefault(trouble, []).append(view)
+    counts: Counter[Trouble | None] = Counter()
     for tally in tallies:
-        counts[_trouble(tally.status, tally.reason)] += tally.feeds
+        counts[trouble_of(tally.status, tally.reason)] += tally.feeds
     named = {key: f": {some(views, _named, of=counts[key])}" for key, views in groups.items()}
     yield from _warnings({key: (counts[key], names) for key, names in named.items()})
 
 
-def _warnings(found: Mapping[_Trouble, tuple[int, str]]) -> Iterator[Check]:
+def _warnings(found: Mapping[Trouble, tuple[int, str]]) -> Iterator[Check]:
     """A warning for each trouble, of so many feeds and these names."""
-    for (status, reason), (count, named) in sorted(found.items(), key=lambda item: tuple(map(str, item[0]))):
-        what = status if reason is None else f"{status} ({reason})"
-        advice = _ADVICE[status] if reason is None else _WAITING_ADVICE.get(reason, _ADVICE[status])
-        yield warn("feeds", f"{count} {what}{named}", advice, status=status)
+    for trouble in filter(found.__contains__, TROUBLES):
+        count, named = found[trouble]
+        what = trouble.status if trouble.reason is None else f"{trouble.status} ({trouble.reason})"
+        yield warn("feeds", f"{count} {what}{named}", trouble.advice, status=trouble.status)
 
 
 def _named(view: FeedView) -> str:

@@ -8,8 +8,10 @@ from datetime import datetime
 from feedq.core.lease import stillness_of
 from feedq.core.model import FeedView, LeaseState, Reason, Status, WorkerState, WorkerTarget, WorkerView
 from feedq.core.placement.base import Rules
+from feedq.core.remedies import command
 from feedq.settings import DEFAULT_SINK
 from feedq.verbs.diagnosis.placement_checks import has_labels, serves
+from feedq.verbs.troubles import trouble_of
 from feedq.verbs.wording import counted, distance, pairs, said
 
 
@@ -20,39 +22,25 @@ def explain(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rul
     if lease.state is LeaseState.STOPPING and lease.promised_to is not None:
         target = _name_of(view, workers)
         return f"it is being moved to {target}; its owner has until {_moment(lease.stop_by, now)} to let go"
-    match view.status:
-        case Status.WAITING:
-            return _waiting(view, workers, now=now, rules=rules)
-        case Status.BACKOFF:
-            failures = counted(lease.attempts, "failure") + " in a row"
-            return f"it is tried again at {_moment(lease.retry_at, now)} after {failures}; look at the last error"
-        case Status.FAILED:
-            again = f", at {_moment(lease.retry_at, now)} by itself" if lease.retry_at is not None else ""
-            return f"it cannot run as declared; the last error says why. an edit starts it anew{again}"
-        case Status.FAILING:
-            tried = (
-                f"tried again at {_moment(lease.retry_at, now)}"
-                if lease.retry_at
-                else "tried again and again"
-            )
-            return f"{_because(view)}; it is {tried}: see that its source and its sink answer"
-        case Status.STALLED if _stands_still(view, workers):
-            return f"{_because(view)}; none of its feeds moves until it does, or until others have them"
-        case Status.STALLED:
-            return "it is connected and gets no records for longer than idle_timeout_s; look at the source"
-        case Status.REFUSING:
-            return (
-                f"most of its records are refused: {_because(view)}; they are kept: mend the table or the "
-                f"feed, then feedq feed dead-letters replay {view.feed.name} --all"
-            )
-        case Status.SINK_UNAVAILABLE:
-            return f"{view.worker} cannot write to its sink: {_because(view)}; what it has received is kept"
-        case Status.QUARANTINED:
-            return (
-                f"{counted(lease.blamed, 'worker')} died of it ({_because(view)}): it runs apart from all others, "
-                "and comes back by itself when it behaves; mend its source, its options or its connector"
-            )
-    return None
+    if view.status is Status.STALLED and _stands_still(view, workers):
+        return f"{_because(view)}; none of its feeds moves until it does, or until others have them"
+    if (trouble := trouble_of(view.status, lease.reason)) is None:
+        return None
+    sentence, remedy = trouble.sentence, trouble.remedy_of(view.feed.name)
+    if trouble.status is Status.WAITING and lease.promised_to is not None:
+        return f"it goes to {_name_of(view, workers)} with the next reconcile pass"
+    match trouble.reason:
+        case Reason.NO_MATCH:
+            return _no_match(view, workers)
+        case Reason.NO_CAPACITY:
+            return _no_capacity(view, workers, rules)
+        case Reason.HELD:
+            sentence += f", until {_moment(lease.retry_at, now)}"
+    if lease.blamed:
+        sentence += f" ({counted(lease.blamed, 'worker')} lost to it)"
+    if trouble.reason is None and lease.retry_at is not None:
+        sentence += f", next at {_moment(lease.retry_at, now)}"
+    return f"{sentence}: {remedy}"
 
 
 def _because(view: FeedView) -> str:
@@ -99,28 +87,6 @@ def explain_staying(held: Sequence[FeedView], others: Sequence[WorkerView], *, r
     return None
 
 
-def _waiting(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rules: Rules) -> str:
-    match view.lease.reason:
-        case Reason.NO_MATCH:
-            return _no_match(view, workers)
-        case Reason.NO_CAPACITY:
-            return _no_capacity(view, workers, rules)
-        case Reason.HELD:
-            stopped = view.lease.held_for or "the worker that had it"
-            return (
-                f"it is kept until {_moment(view.lease.retry_at, now)} for the successor of {stopped}, which was "
-                "stopped (FEEDQ_RESTART_HOLD_S); after that any worker may have it"
-            )
-        case Reason.SETTLING:
-            return (
-                f"every worker has only just started: feeds are placed once one is {rules.settle_s:g} s old "
-                "(FEEDQ_SETTLE_S), so that the first one up does not take them all"
-            )
-    if view.lease.promised_to is not None:
-        return f"it goes to {_name_of(view, workers)} with the next reconcile pass"
-    return "it is placed by the next reconcile pass; feedq status says whether there are any"
-
-
 def _no_match(view: FeedView, workers: Sequence[WorkerView]) -> str:
     required = view.feed.spec.selector.required
     matching = [w for w in workers if has_labels(w, required)]
@@ -130,7 +96,7 @@ def _no_match(view: FeedView, workers: Sequence[WorkerView]) -> str:
     if found is not None:
         return (
             f"no worker that serves has {pairs(required)}, which it requires; {found.name} has, and is "
-            f"{found.target_state}: feedq worker uncordon {found.name}"
+            f"{found.target_state}: `{command('worker', 'uncordon', found.name)}`"
         )
     nowhere = {
         key: value

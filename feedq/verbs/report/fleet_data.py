@@ -12,7 +12,6 @@ from feedq.core.model import WorkerView
 from feedq.settings import Settings
 from feedq.verbs.diagnosis.checks import Check, Level
 from feedq.verbs.diagnosis.fleet_checks import (
-    TROUBLES,
     Overview,
     fleet_checks,
     number_checks,
@@ -21,6 +20,7 @@ from feedq.verbs.diagnosis.fleet_checks import (
 )
 from feedq.verbs.diagnosis.placement_checks import placing_checks
 from feedq.verbs.diagnosis.schedule_checks import declaration_checks, job_checks
+from feedq.verbs.troubles import TROUBLED
 from feedq.verbs.wording import NAMED_MAX
 
 
@@ -56,7 +56,7 @@ def read_status(store: PostgresStore, settings: Settings) -> FleetData:
     rules = settings.rules
     tallies = store.listing.tallies()
     # Of tenants with a bound, each feed is counted.
-    feeds = store.feeds.views() if rules.tenant_caps else store.listing.notable(TROUBLES, each=NAMED_MAX)
+    feeds = store.feeds.views() if rules.tenant_caps else store.listing.notable(TROUBLED, each=NAMED_MAX)
     workers, state, jobs = store.workers.views(), store.fleet_state(), store.job_state()
     interval_s = settings.reconcile_interval_s
     checks = [

@@ -13,26 +13,16 @@ from typing import Final
 from feedq.control.store.feed_listing import StatusCount
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import FeedView, Status
+from feedq.core.remedies import command
 from feedq.settings import Settings
 from feedq.verbs.diagnosis.checks import Check, Level
-from feedq.verbs.diagnosis.fleet_checks import TROUBLES
 from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.report.fleet_data import FleetData, read_fleet
+from feedq.verbs.troubles import EXPECTATION, RANKS, TROUBLED, Tone, trouble_of
 from feedq.verbs.wording import said
 
 EACH_MAX: Final = 50
 """Feeds of each status, and of each reason to wait, that are listed one by one."""
-WORST_FIRST: Final = (
-    Status.QUARANTINED,
-    Status.FAILED,
-    Status.SINK_UNAVAILABLE,
-    Status.REFUSING,
-    Status.FAILING,
-    Status.STALLED,
-    Status.STREAMING,  # and not as expected
-    Status.BACKOFF,
-    Status.WAITING,
-)
 OF_FEEDS: Final = ("feeds", "expectations")
 """Checks that count what is listed here one by one."""
 
@@ -62,7 +52,7 @@ def read_problems_and_feeds(
 ) -> tuple[list[ListedProblem], dict[str, FeedView], FleetData]:
     """Read the feeds by name, and the fleet, too. Raises `Unavailable`."""
     data = read_fleet(store, settings)
-    views = store.listing.notable(TROUBLES, each=EACH_MAX)
+    views = store.listing.notable(TROUBLED, each=EACH_MAX)
 
     def explained(view: FeedView) -> str | None:
         return explain(view, data.workers, now=data.state.now, rules=settings.rules)
@@ -94,39 +84,32 @@ def _of_check(check: Check) -> ListedProblem:
 def _of_feed(view: FeedView, advice: str | None) -> Iterator[tuple[int, ListedProblem]]:
     """What is wrong with a feed, each with its rank."""
     name, lease = view.feed.name, view.lease
-    rank = _rank(view.status)
-    if view.status in TROUBLES:
-        bad = view.status in (Status.QUARANTINED, Status.FAILED)
+    rank = RANKS.get(view.status, len(RANKS))
+    if (trouble := trouble_of(view.status, lease.reason)) is not None:
+        level = Level.FAIL if trouble.tone is Tone.WORST else Level.WARN
+        since = lease.blamed_at if view.status is Status.QUARANTINED else None
         because = said(view.because or "nobody knows why")
         yield (
             rank,
+            ListedProblem(level, view.status, name, since, because, advice or trouble.remedy_of(name)),
+        )
+    unexpected = trouble_of(EXPECTATION)
+    assert unexpected is not None
+    for unmet in view.unmet:
+        yield (
+            min(rank, RANKS[EXPECTATION]),
             ListedProblem(
-                Level.FAIL if bad else Level.WARN,
-                view.status,
-                name,
-                lease.blamed_at if view.status is Status.QUARANTINED else None,
-                because,
-                (advice or f"feedq feed show {name} says more").removeprefix(f"{because}; "),
+                Level.WARN, EXPECTATION, name, unmet.since, unmet.said, advice or unexpected.remedy_of(name)
             ),
         )
-    for unmet in view.unmet:
-        show = advice or f"feedq feed show {name} says how it fares; look at its source"
-        yield (
-            min(rank, _rank(Status.STREAMING)),
-            ListedProblem(Level.WARN, "expectation", name, unmet.since, unmet.said, show),
-        )
-
-
-def _rank(status: Status) -> int:
-    return WORST_FIRST.index(status) if status in WORST_FIRST else len(WORST_FIRST)
 
 
 def _left_out(views: Sequence[FeedView], tallies: Sequence[StatusCount]) -> Iterator[ListedProblem]:
     """Say how many more there are of each trouble."""
-    for status in TROUBLES:
+    for status in TROUBLED:
         more = sum(tally.feeds for tally in tallies if tally.status is status) - sum(
             view.status is status for view in views
         )
         if more > 0:
-            command = f"feedq feed list --status {status} lists them"
-            yield ListedProblem(Level.WARN, status, None, None, f"{more:,} more feeds are {status}", command)
+            listed = f"`{command('feed', 'list', '--status', status)}` lists them"
+            yield ListedProblem(Level.WARN, status, None, None, f"{more:,} more feeds are {status}", listed)

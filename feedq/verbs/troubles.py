@@ -1,0 +1,171 @@
+"""What a feed can be in trouble with: how bad it is, what it means and what to do, in one table.
+
+`feedq doctor` and `feedq status` count feeds by it, `feedq status --problems` and *Problems* sort by it. `feedq
+feed show` and the page of a feed quote it, with the times and numbers of that feed: see
+`feedq.verbs.diagnosis.waiting_checks`. The table in ``docs/howto/recover.md`` is a copy, which a test compares.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from feedq.core.model import Reason, Status, WorkerState, WorkerTarget
+from feedq.core.schedule.model import RunState
+
+
+class Tone(StrEnum):
+    """The tone of a status or state, good or bad: what colour it has on a terminal and on a page."""
+
+    GOOD = "good"
+    UNDER_WAY = "under way"
+    ODD = "odd"
+    BAD = "bad"
+    WORST = "worst"
+    ASIDE = "aside"
+
+
+EXPECTATION: Final = "expectation"
+"""The trouble of a feed that is not as it is expected to be, whatever its status."""
+NAME: Final = "NAME"
+"""Stands for the feed in a remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A row of the table. Sentence and remedy are of one feed, and have no full stop."""
+
+    status: Status | str
+    tone: Tone
+    sentence: str
+    remedy: str
+    reason: Reason | None = None
+    """Of a feed that waits, what for."""
+
+    @property
+    def advice(self) -> str:
+        """What is told of many feeds at once."""
+        return f"{self.sentence}: {self.remedy}"
+
+    def remedy_of(self, feed: str) -> str:
+        """The remedy with the feed's name, so that its commands can be pasted."""
+        return self.remedy.replace(NAME, shlex.quote(feed))
+
+
+TROUBLES: Final[Sequence[Trouble]] = (
+    # The worst first.
+    Trouble(
+        Status.QUARANTINED,
+        Tone.WORST,
+        "workers died of it: it runs in a process of its own, and comes back by itself once it behaves",
+        "mend its source, its options or its connector",
+    ),
+    Trouble(
+        Status.FAILED,
+        Tone.WORST,
+        "it cannot run as declared; it is looked at again by itself",
+        "mend what its last error says; an edit starts it anew at once: `feedq feed edit NAME`",
+    ),
+    Trouble(
+        Status.SINK_UNAVAILABLE,
+        Tone.BAD,
+        "its worker cannot write to the sink or to the table; what was received is kept",
+        "see that the sink is up and takes the table; `feedq doctor` says whether other workers can write to it",
+    ),
+    Trouble(
+        Status.REFUSING,
+        Tone.BAD,
+        "most of its records are refused, and are kept as dead letters",
+        "mend the table or the feed, then `feedq feed dead-letters replay NAME --all`",
+    ),
+    Trouble(
+        Status.FAILING,
+        Tone.BAD,
+        "it has failed again and again and landed nothing since; it is tried again by itself",
+        "see that its source and its sink answer",
+    ),
+    Trouble(
+        Status.STALLED,
+        Tone.ODD,
+        "it is connected and gets no records for longer than idle_timeout_s, or its worker stands still",
+        "look at the source, or at that worker",
+    ),
+    Trouble(
+        EXPECTATION,
+        Tone.ODD,
+        "it is not as it is expected to be",
+        "look at its source; `feedq feed show NAME` says how it fares",
+    ),
+    Trouble(
+        Status.BACKOFF,
+        Tone.ODD,
+        "its source or its sink refuses; it is tried again by itself",
+        "look at its last error",
+    ),
+    Trouble(
+        Status.WAITING,
+        Tone.ODD,
+        "it is placed by the next reconcile pass",
+        "`feedq status` says whether there are any",
+    ),
+    Trouble(
+        Status.WAITING,
+        Tone.ODD,
+        "every place on the workers that may have it is taken",
+        "start another worker, or give workers a larger -c",
+        Reason.NO_CAPACITY,
+    ),
+    Trouble(
+        Status.WAITING,
+        Tone.ODD,
+        "no worker that serves has the labels that it requires",
+        "start one with FEEDQ_WORKER_LABELS, or change selector.required of the feed",
+        Reason.NO_MATCH,
+    ),
+    Trouble(
+        Status.WAITING,
+        Tone.ODD,
+        "every worker has only just started, and the first one up should not take all feeds",
+        "wait: feeds are placed once a worker is as old as FEEDQ_SETTLE_S",
+        Reason.SETTLING,
+    ),
+    Trouble(
+        Status.WAITING,
+        Tone.ODD,
+        "it is kept for the successor of its worker, which was stopped",
+        "wait: after FEEDQ_RESTART_HOLD_S any worker may have it",
+        Reason.HELD,
+    ),
+)
+_BY_CAUSE: Final = {(one.status, one.reason): one for one in TROUBLES}
+TROUBLED: Final = tuple(dict.fromkeys(one.status for one in TROUBLES if isinstance(one.status, Status)))
+"""The statuses that are trouble, the worst first."""
+RANKS: Final[Mapping[str, int]] = {
+    status: rank for rank, status in enumerate(dict.fromkeys(one.status for one in TROUBLES))
+}
+
+_WORDS: Mapping[Tone, Sequence[str]] = {
+    # `active` is a state of schedules, too, and `failed` one of runs.
+    Tone.GOOD: (Status.STREAMING, WorkerState.ACTIVE, WorkerTarget.SERVING, RunState.SUCCEEDED),
+    Tone.UNDER_WAY: (Status.CONNECTING, Status.STARTING, RunState.RUNNING),
+    Tone.ODD: (
+        *(WorkerState.DRAINING, WorkerTarget.CORDONED, WorkerTarget.DRAINED),
+        *(RunState.SKIPPED_OVERLAP, RunState.MISSED_DEADLINE, RunState.MISSED_CATCHUP),
+    ),
+    Tone.WORST: (RunState.TIMED_OUT, RunState.LOST),
+    Tone.ASIDE: (Status.PAUSED, WorkerState.GONE, RunState.CANCELLED),
+}
+TONES: Mapping[str, Tone] = {
+    **{word: tone for tone, words in _WORDS.items() for word in words},
+    **{one.status: one.tone for one in TROUBLES},
+}
+"""The tone of each word for a status or state that has one."""
+
+
+def trouble_of(status: Status | str, reason: Reason | None = None) -> Trouble | None:
+    """The row of a status; None for one that is no trouble. Only of feeds that wait does the reason matter: for
+    the others it repeats the status."""
+    return _BY_CAUSE.get((status, reason)) or _BY_CAUSE.get((status, None))
