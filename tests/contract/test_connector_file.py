@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from feedq.connectors.base import parse_options
 from feedq.connectors.file import FileConnector
 from feedq.core.model import Batch
-from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
+from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import PATIENCE_S, until
@@ -121,12 +121,6 @@ async def test_a_missing_file_is_waited_for_and_read_from_its_beginning(tmp_path
     assert driver.connected == 1
 
 
-async def test_a_file_that_stays_missing_is_an_error_that_names_it(tmp_path: Path) -> None:
-    error = await driver_of(tmp_path / "log").read()
-    assert isinstance(error, SourceUnavailable)
-    assert str(error) == (f"{tmp_path}/log: there is no such file on this worker (source.missing_timeout_s)")
-
-
 async def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
 
@@ -204,18 +198,6 @@ async def test_the_gap_between_the_rename_and_the_new_file_is_waited_out(tmp_pat
             group.create_task(rotate_slowly())
             await until_records(2)
     assert driver.records == [b"1", b"2"]
-
-
-async def test_a_file_that_is_removed_for_good_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    append(path, b"1")
-
-    driver = driver_of(path)
-    async with following(driver) as until_records:
-        await until_records(1)
-        path.unlink()
-        with pytest.raises(SourceUnavailable, match="the file was removed, and no other has come"):
-            await until_records(2)
 
 
 async def test_rotations_while_nobody_reads_lose_nothing(tmp_path: Path) -> None:

@@ -109,13 +109,6 @@ async def test_spaces_around_an_id_which_no_header_can_hold_do_not_fail_the_feed
     assert batches[-1].cursor == cursor
 
 
-async def test_an_empty_id_forgets_the_cursor() -> None:
-    stream = Stream(b"id\ndata: x\n\n", stays=True)
-    async with serving(stream) as port:
-        (batch,) = await Feed(SseConnector).take(1, url(port), after="7", format="text")
-    assert batch.cursor is None
-
-
 async def test_only_the_wanted_events_are_records_and_the_others_move_the_cursor() -> None:
     body = event(1, b"event: update") + event(2, b"event: other") + event(3) + event(4, b"event: other")
     async with serving(Stream(body, stays=True)) as port:
@@ -145,22 +138,6 @@ async def test_an_answer_that_ended_in_order_is_asked_for_again_after_the_time_t
     assert [asked.headers["last-event-id"] for asked in stream.asked] == ["0", "1", "1"]
     gaps = [after - before for before, after in pairwise(stream.asked_at)]
     assert all(gap > 0.38 for gap in gaps)
-
-
-async def test_an_incomplete_event_at_the_end_is_asked_for_again() -> None:
-    stream = Stream(b"retry: 0\n" + event(1) + b'id: 2\ndata: {"se', event(2), stays=True)
-    async with serving(stream) as port:
-        batches = await Feed(SseConnector).take(2, url(port))
-    assert records_of(batches) == [b'{"seq": 1}', b'{"seq": 2}']
-    assert stream.asked[1].headers["last-event-id"] == "1"
-
-
-async def test_an_answer_without_a_byte_is_told() -> None:
-    feed = Feed(SseConnector)
-    async with serving(Stream(b"")) as port:
-        _, error = await feed.read_to_end(url(port))
-    assert isinstance(error, SourceUnavailable)
-    assert "before it sent anything" in str(error)
 
 
 async def test_what_broke_off_is_told_after_the_time_that_the_source_said() -> None:

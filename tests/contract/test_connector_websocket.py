@@ -214,24 +214,6 @@ async def test_ignored_messages_are_no_records_and_have_no_cursor() -> None:
 # -- pings of the server's -----------------------------------------------------------------------------
 
 
-async def test_pings_are_answered_even_in_the_middle_of_a_message() -> None:
-    answers = []
-
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await accept(reader, writer)
-        for payload in (b"", b"\x00\xff" * 62):
-            writer.write(frame(b"{", fin=False) + frame(payload, PING))
-            answers.append(await read_frame(reader))
-            writer.write(frame(b"}", CONTINUATION))
-        await until_closed(reader)
-
-    async with serving(script) as port:
-        feed = driver(port)
-        await feed.read(enough=lambda: len(feed.records) == 2)
-    assert answers == [(PONG, b""), (PONG, b"\x00\xff" * 62)]
-    assert feed.records == [b"{}", b"{}"]
-
-
 async def test_pings_are_answered_while_nobody_takes_the_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A feed that is held back by a rate limit, or by its sink, is not to be given up by its source."""
     monkeypatch.setattr(websocket_connection, "ANSWER_S", 0.01)
@@ -286,6 +268,3 @@ async def test_a_server_that_never_reads_the_answers_to_its_pings_cannot_fill_th
         error = await driver(port).read()
     assert isinstance(error, SourceUnavailable)
     assert "does not read the answers that it gets" in str(error)
-
-
-# -- over TLS ------------------------------------------------------------------------------------------

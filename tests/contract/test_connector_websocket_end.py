@@ -135,12 +135,6 @@ async def test_a_server_that_chooses_what_was_not_offered_is_refused(header: str
     assert said in str(error)
 
 
-async def test_a_server_that_does_not_answer_the_handshake_is_given_up() -> None:
-    error = await refusal(b"HTTP/1.1 101 Switch", ends=False, connect_timeout_s=0.1)
-    assert type(error) is SourceUnavailable
-    assert "no connection within 0.1 s (source.connect_timeout_s)" in str(error)
-
-
 # -- broken and closed ---------------------------------------------------------------------------------
 
 BEFORE = frame(b"1") + frame(b"2")
@@ -165,11 +159,6 @@ async def test_what_came_before_the_end_is_taken_and_the_end_is_explained(sent: 
     assert feed.records == [b"1", b"2"]
     assert type(error) is SourceUnavailable
     assert str(error).endswith(said)
-
-
-async def test_a_server_that_closes_at_once_is_told_apart() -> None:
-    _, error = await read_from(b"")
-    assert str(error).endswith("closed by the peer before it sent anything")
 
 
 @pytest.mark.parametrize(

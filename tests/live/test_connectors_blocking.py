@@ -17,10 +17,9 @@ from feedq.connectors.base import NEVER, ConnectorOptions, Context, open_stream
 from feedq.connectors.blocking import dialed
 from feedq.core.clock import SystemClock
 from feedq.core.model import JSON, Batch
-from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry.logs import LogEvent
-from feedq.testing.loopback import PATIENCE_S, RecordingGuard, refusing, unanswering, until
+from feedq.testing.loopback import PATIENCE_S, RecordingGuard, until
 
 Source = Callable[[Context], Iterator[Batch]]
 
@@ -55,11 +54,6 @@ async def drain(stream: Any, seen: list[JSON] | None = None) -> None:
         async for taken in stream:
             if seen is not None:
                 seen.append(taken.cursor)
-
-
-def dial(host: str, where: str, *, context: Context, timeout_s: float = 5.0) -> None:
-    with dialed(host, int(where.rpartition(":")[2]), context=context, timeout_s=timeout_s):
-        pass
 
 
 @asynccontextmanager
@@ -101,18 +95,6 @@ async def test_a_generator_that_exits_ends_its_feed_and_not_the_loop() -> None:
 
     with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
         await drain(opened(source))
-
-
-async def test_a_generator_that_returns_ends_the_stream() -> None:
-    assert [b.cursor async for b in opened(lambda _: iter([batch(1), batch(2)]))] == [1, 2]
-    await until(lambda: not threads())
-
-
-async def test_no_thread_is_started_before_the_first_batch_is_asked_for() -> None:
-    stream = opened(lambda _: iter([batch(1)]))
-    assert threads() == []
-    await stream.aclose()
-    assert threads() == []
 
 
 async def test_a_thread_that_cannot_be_had_is_trouble_that_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,28 +261,6 @@ async def test_a_generator_that_heeds_nothing_is_left_behind_named_and_harmless(
     assert later == [2]
 
 
-async def test_a_second_cancellation_does_not_wait_for_the_thread() -> None:
-    waiting, release = threading.Event(), threading.Event()
-
-    def source(_: Context) -> Iterator[Batch]:
-        yield batch(1)
-        waiting.set()
-        release.wait(PATIENCE_S)
-
-    async with held(release):
-        stream = opened(source)
-        await anext(stream)
-        task = asyncio.ensure_future(anext(stream))
-        await until(waiting.is_set)
-        with capture_logs() as logs:
-            for _ in range(2):
-                await asyncio.sleep(0)
-                task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        assert [entry["event"] for entry in logs] == [LogEvent.THREAD_LEFT_BEHIND]
-
-
 async def test_a_fault_after_the_stop_is_logged_and_trouble_with_the_cut_socket_is_not() -> None:
     waiting = threading.Event()
 
@@ -326,30 +286,6 @@ async def test_a_fault_after_the_stop_is_logged_and_trouble_with_the_cut_socket_
         assert [entry["event"] for entry in logs] == events
 
 
-async def test_two_hundred_blocking_feeds_share_a_worker() -> None:
-    def source(context: Context) -> Iterator[Batch]:
-        number = 0
-        while not context.stopping.wait(0.01):
-            number += 1
-            yield batch(number)
-
-    async def consume(seen: list[JSON]) -> None:
-        async with aclosing(opened(source)) as stream:
-            async for taken in stream:
-                seen.append(taken.cursor)
-
-    feeds: list[list[JSON]] = [[] for _ in range(200)]
-    tasks = [asyncio.ensure_future(consume(seen)) for seen in feeds]
-    await until(lambda: all(len(seen) >= 5 for seen in feeds))
-    assert len(threads()) == 200
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
-    assert all(task.cancelled() for task in tasks)
-    assert all(seen == list(range(1, len(seen) + 1)) for seen in feeds)
-    await until(lambda: not threads())
-
-
 # -- dialing -------------------------------------------------------------------------------------------
 
 
@@ -364,32 +300,3 @@ def test_a_dialed_socket_is_guarded_while_it_is_open() -> None:
             assert sock.gettimeout() is None
         assert not guard.watched
         assert sock.fileno() == -1
-
-
-@pytest.mark.parametrize(
-    ("host", "words"),
-    [("127.0.0.1", "connection refused"), (".".join(["a" * 60] * 5), "cannot be resolved")],
-)
-def test_a_failed_attempt_says_why_and_leaves_nothing(host: str, words: str) -> None:
-    context = a_context()
-    with refusing() as where, pytest.raises(SourceUnavailable, match=words):
-        dial(host, where, context=context)
-    assert isinstance(context.guard, RecordingGuard)
-    assert not context.guard.watched
-
-
-def test_an_attempt_that_is_not_answered_ends_in_time() -> None:
-    with unanswering() as where, pytest.raises(SourceUnavailable, match="timed out"):
-        dial("127.0.0.1", where, context=a_context(), timeout_s=0.1)
-
-
-def test_a_denied_address_is_not_connected_to() -> None:
-    context = replace(a_context(), permissions=Permissions(deny=parse_networks(["127.0.0.0/8"])))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        with pytest.raises(FeedMisconfigured, match="FEEDQ_EGRESS_DENY"):
-            dial("127.0.0.1", f":{server.getsockname()[1]}", context=context)
-        with pytest.raises(BlockingIOError):
-            server.accept()
-    assert isinstance(context.guard, RecordingGuard)
-    assert context.guard.seen == 0

@@ -138,20 +138,6 @@ def on_manual_loop(test: Callable[[Bench], Coroutine[Any, Any, None]], **options
         runner.run(main())
 
 
-def test_silence_for_the_idle_timeout_ends_the_connection() -> None:
-    async def check(bench: Bench) -> None:
-        waiting = asyncio.ensure_future(bench.connection.receive())
-        await bench.advance(59.9)
-        assert not waiting.done()
-        await bench.advance(0.1)
-        with pytest.raises(SourceSilent, match=r"nothing received for 60 s \(source\.idle_timeout_s\)"):
-            await waiting
-        assert bench.wire.is_aborted
-        assert not bench.guard.watched
-
-    on_manual_loop(check, idle_timeout_s=60.0)
-
-
 def test_each_byte_postpones_the_idle_timeout() -> None:
     async def check(bench: Bench) -> None:
         for _ in range(10):
@@ -195,14 +181,6 @@ def test_a_source_that_we_hold_back_is_not_silent() -> None:
     on_manual_loop(check, idle_timeout_s=60.0)
 
 
-def test_an_idle_timeout_of_zero_never_ends_a_connection() -> None:
-    async def check(bench: Bench) -> None:
-        await bench.advance(1_000 * DAY_S)
-        assert not bench.wire.is_aborted
-
-    on_manual_loop(check, idle_timeout_s=0.0)
-
-
 def test_the_longest_idle_timeout_is_kept() -> None:
     async def check(bench: Bench) -> None:
         await bench.advance(DAY_S - 1)
@@ -211,42 +189,6 @@ def test_the_longest_idle_timeout_is_kept() -> None:
         assert bench.wire.is_aborted
 
     on_manual_loop(check, idle_timeout_s=DAY_S)
-
-
-def test_everything_that_arrived_is_taken_at_once() -> None:
-    async def check(bench: Bench) -> None:
-        bench.arrive(b"ab")
-        bench.arrive(b"cd")
-        assert bench.connection.buffered == 4
-        assert await bench.connection.receive() == b"abcd"
-        assert bench.connection.buffered == 0
-
-    on_manual_loop(check, idle_timeout_s=60.0)
-
-
-def test_reading_pauses_at_the_bound_and_goes_on_when_the_data_is_taken() -> None:
-    async def check(bench: Bench) -> None:
-        bench.arrive(b"x" * 99)
-        assert not bench.connection.is_paused
-        bench.arrive(b"x")
-        assert bench.connection.is_paused
-        # Event loops may deliver what they had already read.
-        bench.arrive(b"x" * 50)
-        assert len(await bench.connection.receive()) == 150
-        assert not bench.connection.is_paused
-
-    on_manual_loop(check, idle_timeout_s=60.0)
-
-
-def test_the_end_comes_after_the_data() -> None:
-    async def check(bench: Bench) -> None:
-        bench.arrive(b"ab")
-        bench.connection.connection_lost(None)
-        assert await bench.connection.receive() == b"ab"
-        assert await bench.connection.receive() == b""
-        assert not bench.guard.watched
-
-    on_manual_loop(check, idle_timeout_s=60.0)
 
 
 def test_an_error_of_the_network_comes_after_the_data_and_names_the_endpoint() -> None:

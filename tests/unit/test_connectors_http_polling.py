@@ -49,19 +49,6 @@ def test_any_other_cursor_is_the_sources_own(cursor: JSON) -> None:
     assert PollCursor.of(cursor) == PollCursor(at=cursor)
 
 
-def test_what_is_empty_is_not_written() -> None:
-    assert PollCursor(at=7).as_cursor() == {"at": 7}
-    assert PollCursor().as_cursor() == {"at": None}
-
-
-def test_conditions_are_made_of_what_is_known() -> None:
-    assert PollCursor(etag='"v1"', modified="then").conditions == {
-        "if-none-match": '"v1"',
-        "if-modified-since": "then",
-    }
-    assert PollCursor().conditions == {}
-
-
 # -- steps ---------------------------------------------------------------------------------------------
 
 
@@ -111,13 +98,6 @@ def test_what_began_the_last_answer_is_not_new(known: list[bytes], more: list[by
     assert list(at_once(unseen(position, known + more))) == more
 
 
-@given(RECORDS, RECORDS)
-def test_an_answer_that_begins_otherwise_is_new_as_a_whole(known: list[bytes], other: list[bytes]) -> None:
-    position = PollCursor(seen=len(known), digest=at_once(digest(known)))
-    if other[: len(known)] != known:
-        assert list(at_once(unseen(position, other))) == other
-
-
 @given(RECORDS, st.data())
 def test_what_lies_before_a_record_that_cannot_land_is_skipped_when_it_can(
     records: list[bytes], data: st.DataObject
@@ -133,11 +113,6 @@ def test_what_lies_before_a_record_that_cannot_land_is_skipped_when_it_can(
     assert landed == records
 
 
-@given(RECORDS, RECORDS)
-def test_digests_tell_records_apart(one: list[bytes], other: list[bytes]) -> None:
-    assert (at_once(digest(one)) == at_once(digest(other))) == (one == other)
-
-
 def test_tags_that_are_long_or_odd_are_not_kept() -> None:
     for tag in ('"' + "x" * 600 + '"', '"ü"'):
         assert (
@@ -149,13 +124,6 @@ def test_tags_that_are_long_or_odd_are_not_kept() -> None:
 
 
 # -- ticks ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("now", "tick"), [(100.0, 110.0), (100.5, 110.0), (109.99, 110.0), (110.0, 120.0), (137.0, 140.0)]
-)
-def test_ticks_lie_whole_intervals_after_the_first(now: float, tick: float) -> None:
-    assert next_tick(100.0, now, interval_s=10.0) == tick
 
 
 @given(st.floats(0, 1e9), st.floats(0, 1e7), st.floats(0.1, 86_400))
@@ -201,26 +169,6 @@ def elements_at(
 def test_what_is_no_json_is_told(document: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         elements_at(document, "/a")
-
-
-@pytest.mark.parametrize("window_bytes", [1, 8, 64])
-@pytest.mark.parametrize(
-    "document",
-    [
-        b"[1,2,",
-        b"[1,2,]",
-        b"[1,2}",
-        b"[1,,2]",
-        b'[1,"a]',
-        b"[1,2]]",
-        b"[1],[2]",
-        b"[1 2]",
-        b"[" * 10_000 + b"]" * 10_000,
-    ],
-)
-def test_a_list_that_is_no_json_is_told_wherever_it_is_cut(document: bytes, window_bytes: int) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        elements_at(document, "", window_bytes=window_bytes)
 
 
 @pytest.mark.parametrize("window_bytes", [1, 8, 2**18])

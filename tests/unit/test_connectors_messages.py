@@ -7,7 +7,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Event
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +15,6 @@ from feedq.connectors.base import Context
 from feedq.connectors.messages import Inbox, credential, enclose, name_at_source
 from feedq.core.clock import SystemClock
 from feedq.errors import SourceUnavailable
-from feedq.records.framing import Framed
 from feedq.testing.loopback import RecordingGuard
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
@@ -45,22 +43,6 @@ def test_an_envelope_holds_the_payload_as_it_can(payload: bytes, member: str) ->
     assert enclose({"topic": "t"}, payload).decode() == '{"topic":"t",' + member + "}"
 
 
-@given(st.binary(max_size=30))
-def test_an_envelope_is_json_whatever_the_payload(payload: bytes) -> None:
-    parsed = orjson.loads(enclose({"topic": "t"}, payload))
-    assert parsed["topic"] == "t"
-    assert len(parsed) == 2
-
-
-@given(st.lists(st.binary(max_size=6), min_size=1, max_size=6))
-def test_a_batch_holds_the_payloads_as_they_are(payloads: list[bytes]) -> None:
-    batch = Framed.of(payloads).batch(cursor=7, received_at=NOW)
-    assert batch.split() == tuple(payloads)
-    assert batch.count == len(payloads)
-    plain = all(payload and not set(payload) & set(b"\r\n") for payload in payloads)
-    assert (batch.lines is not None) == plain
-
-
 def test_credentials_are_filled_in_from_the_secrets() -> None:
     assert credential("{password}", context(password='p{a}\\"ss')) == 'p{a}\\"ss'
     assert credential("user-{id}", context(id="7")) == "user-7"
@@ -77,16 +59,6 @@ async def test_an_inbox_gives_everything_that_has_arrived() -> None:
     assert await inbox.take() == [1, 2, 3]
     assert not inbox.is_full
     assert len(inbox) == 0
-
-
-async def test_an_inbox_wakes_its_taker_and_says_when_there_is_room() -> None:
-    taken: list[int] = []
-    inbox: Inbox[int] = Inbox(bytes_max=10, on_taken=lambda: taken.append(1))
-    task = asyncio.ensure_future(inbox.take())
-    await asyncio.sleep(0)
-    inbox.put(1, size=1)
-    assert await task == [1]
-    assert taken == [1]
 
 
 async def test_an_inbox_that_has_failed_gives_nothing_more_but_its_rest() -> None:

@@ -11,7 +11,6 @@ from feedq.connectors.base import parse_options
 from feedq.connectors.nats import NatsOptions
 from feedq.connectors.protocol.nats_client import NatsMessage
 from feedq.connectors.protocol.nats_consumer import (
-    ConsumerLost,
     NatsCursor,
     Pulls,
     Received,
@@ -136,10 +135,6 @@ def test_a_cursor_of_another_kind_is_none(cursor: Any) -> None:
     assert NatsCursor.of(cursor) is None
 
 
-def test_a_cursor_is_read_as_it_was_written() -> None:
-    assert NatsCursor.of(NatsCursor(7, HERE).cursor()) == NatsCursor(7, HERE)
-
-
 # -- what it asks for ----------------------------------------------------------------------------------------
 
 
@@ -182,15 +177,6 @@ def test_it_asks_anew_when_half_has_come() -> None:
     assert asked.pulls.asked == 10
 
 
-def test_never_more_is_asked_for_than_may_come() -> None:
-    asked = Asked(7)
-    for _ in range(50):
-        asked.pulls.ask()
-        assert 0 < asked.pulls.asked <= 7
-        asked.pulls.arrived()
-    assert sum(asked.batches) == 50 + asked.pulls.asked
-
-
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -211,23 +197,6 @@ def test_a_request_that_has_ended_is_made_anew(code: str, said: str) -> None:
     # One that has already been served ends nothing else.
     assert asked.pulls.handle(status(code, said, "IN.1")) is None
     assert asked.pulls.asked == 10
-
-
-def test_a_heartbeat_changes_nothing() -> None:
-    asked = Asked(10)
-    asked.pulls.ask()
-    assert asked.pulls.handle(status("100", "Idle Heartbeat", "IN.1")) is None
-    assert asked.pulls.asked == 10
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [("409", "Consumer Deleted"), ("409", "Leadership Change"), ("503", ""), ("400", "Bad Request")],
-)
-def test_a_consumer_that_is_gone_is_trouble(code: str, said: str) -> None:
-    asked = Asked(10)
-    asked.pulls.ask()
-    assert asked.pulls.handle(status(code, said, "IN.1")) == ConsumerLost(code, said)
 
 
 @pytest.mark.parametrize(

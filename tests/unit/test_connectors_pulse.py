@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,15 +45,6 @@ def test_only_messages_keep_a_source_from_being_silent() -> None:
     beat.heard(205, message=False)
     assert beat.due(209.9) is not Due.SILENT
     assert beat.due(210) is Due.SILENT
-
-
-def test_zero_is_never() -> None:
-    beat = pulse(ping=0, answer=0, idle=0)
-    assert beat.next_at == inf
-    assert beat.due(1e12) is Due.NOTHING
-    beat = pulse(answer=0, idle=0)
-    beat.pinged(120)
-    assert beat.due(1e12) is Due.PING
 
 
 @given(

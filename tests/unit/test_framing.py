@@ -141,13 +141,6 @@ def test_records_after_their_length_do_not_depend_on_how_the_stream_was_cut(
     assert run(prefix.framer(limit), pieces) == expected
 
 
-@given(prefixes, st.lists(st.binary(min_size=1, max_size=200), min_size=1, max_size=8))
-def test_records_come_back_from_any_kind_of_length(prefix: Prefix, records: list[bytes]) -> None:
-    framer = prefix.framer()
-    assert run(framer, [b"".join(map(prefix.before, records))]) == (records, False)
-    assert framer.pending == 0
-
-
 def test_a_length_over_the_limit_is_noticed_before_its_record_comes() -> None:
     framed = Prefix(4, "big", counts_itself=False).framer(10).push(b"\0\0\0\2ab\0\0\0\x0b")
     assert framed == Framed(records=(b"ab",), oversize=True)
@@ -214,16 +207,6 @@ def test_lines_end_with_lf_or_crlf_and_empty_ones_are_skipped(stream: bytes, rec
     assert run(LineFramer(NO_LIMIT), [stream]) == (records, False)
 
 
-def test_ordinary_lines_stay_one_piece_of_bytes() -> None:
-    framed = LineFramer(NO_LIMIT).push(b"a\nb\r\nc")
-    assert framed == Framed(lines=b"a\nb\n")
-
-
-def test_a_carriage_return_inside_a_line_keeps_the_batch_off_the_fast_path() -> None:
-    framed = LineFramer(NO_LIMIT).push(b"a\rb\nc\n")
-    assert framed == Framed(records=(b"a\rb", b"c"))
-
-
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_a_record_of_exactly_the_limit_passes_and_one_byte_more_does_not(end: bytes) -> None:
     for cut in range(len(end) + 1):
@@ -231,11 +214,6 @@ def test_a_record_of_exactly_the_limit_passes_and_one_byte_more_does_not(end: by
     assert run(LineFramer(4), [b"12345" + end]) == ([], True)
     assert run(DelimiterFramer(b"||", 4), [b"1234|", b"|"]) == ([b"1234"], False)
     assert run(DelimiterFramer(b"||", 4), [b"12345||"]) == ([], True)
-
-
-def test_everything_before_an_oversize_record_is_given_back_with_it() -> None:
-    assert run(LineFramer(4), [b"a\nbb\n12345\nc\n"]) == ([b"a", b"bb"], True)
-    assert run(DelimiterFramer(b"|", 4), [b"a|bb|12345|c|"]) == ([b"a", b"bb"], True)
 
 
 def test_an_oversize_record_is_noticed_before_it_is_complete() -> None:
@@ -289,11 +267,6 @@ def test_a_line_that_is_only_like_the_header_is_a_record(line: bytes) -> None:
     assert headerless(CSV, b"id,the price\n" + line + b"\n") == [line]
 
 
-def test_headers_are_left_out_of_delimited_records_and_beside_carriage_returns() -> None:
-    assert headerless(CSV, b"id,the price|1,2|id,the price|", delimiter=b"|") == [b"1,2"]
-    assert headerless(CSV, b"id,the price\n1,\r2\nid,the price\n") == [b"1,\r2"]
-
-
 def test_headers_follow_the_delimiter_and_the_quote() -> None:
     csv = CsvFormat(fields=("a", "b'c"), delimiter=r"\t", quote="'", header=True)
     assert headerless(csv, b"a\tb'c\n'a'\t'b''c'\n\"a\"\tb'c\n") == [b'"a"\tb\'c']
@@ -315,8 +288,3 @@ def test_what_is_left_without_headers_does_not_depend_on_how_the_stream_was_cut(
     framer = HeaderlessFramer(LineFramer(NO_LIMIT), csv)
     headers = {b"a|bc", b'"a"|bc', b'a|"bc"', b'"a"|"bc"'}
     assert run(framer, pieces)[0] == [record for record in whole if record not in headers]
-
-
-def test_an_end_over_the_limit_is_passed_on_with_what_is_left() -> None:
-    framed = HeaderlessFramer(LineFramer(12), CSV).push(b"id,the price\n1,2\n" + b"x" * 13)
-    assert framed == Framed(lines=b"1,2\n", oversize=True)
