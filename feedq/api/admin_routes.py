@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 
 from feedq.api.answers import answer, returns
 from feedq.api.arguments import NamePath
+from feedq.api.authentication import FleetAdmin, FleetViewer
 from feedq.api.backend import Served
-from feedq.api.callers import FleetAdmin, FleetViewer
 from feedq.api.changing import AdminChange, OptionRow, Reasoned
 from feedq.control.store.tokens import DAYS_MAX
 from feedq.core.roles import AccessRole, AccessToken
@@ -138,8 +138,3 @@ def sync_catalog(asked: AdminChange, name: NamePath, given: SyncWish | None = No
     )
     document: dict[str, Any] = sync_row(made)
     return answer(document | {"dry_run": asked.dry_run})
-
-
-router = APIRouter()
-router.include_router(tokens)
-router.include_router(catalogs)

@@ -11,16 +11,11 @@ from starlette.types import ASGIApp
 import feedq
 from feedq.api import (
     admin_routes,
-    backfill_routes,
     bulk_routes,
-    cursor_routes,
-    dead_letter_routes,
-    declaration_routes,
-    feed_changes,
     feed_routes,
     fleet_routes,
-    schedule_changes,
     schedule_routes,
+    sink_routes,
     tap_routes,
 )
 from feedq.api.answers import Problem, answer, answer_errors
@@ -31,18 +26,11 @@ from feedq.api.documents import COMPONENTS
 
 PREFIX = "/api/v1"
 ROUTERS = (
-    feed_routes,
-    feed_changes,
-    bulk_routes,
-    cursor_routes,
-    backfill_routes,
-    dead_letter_routes,
-    declaration_routes,
-    schedule_routes,
-    schedule_changes,
-    tap_routes,
-    fleet_routes,
-    admin_routes,
+    *(feed_routes.feeds, feed_routes.declarations, bulk_routes.router),
+    *(sink_routes.cursors, sink_routes.backfills, sink_routes.dead_letters, tap_routes.router),
+    *(schedule_routes.schedules, schedule_routes.declarations),
+    *(fleet_routes.fleet, fleet_routes.workers, fleet_routes.events),
+    *(admin_routes.tokens, admin_routes.catalogs),
 )
 
 
@@ -74,8 +62,8 @@ def _bare() -> FastAPI:
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
     )
-    for module in ROUTERS:
-        app.include_router(module.router, prefix=PREFIX)
+    for router in ROUTERS:
+        app.include_router(router, prefix=PREFIX)
     app.get("/healthz", include_in_schema=False)(_healthz)
     answer_errors(app)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]

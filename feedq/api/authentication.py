@@ -1,4 +1,5 @@
-"""Who asks, judged before anything of a request is read but its first line and headers.
+"""Who asks, judged before anything of a request is read but its first line and headers; and what they have to be
+allowed: each endpoint has one of the arguments at the end, or of `feedq.api.changing`.
 
 - A token (``Authorization: Bearer …``) says who. It is looked up for each request, so that one that is removed
   is of no use from then on.
@@ -7,25 +8,65 @@
 - Without either, whoever asks from this machine may have the role that ``FEEDQ_API_LOOPBACK_ROLE`` gives; as
   long as no proxy and no page of another site sent the request.
 
+Browsers say which page sends a request (``Sec-Fetch-Site``, ``Origin``), and by which name they know the host.
+The owner of a name may point it to this machine, and then their page and what listens here are the same site for a
+browser ("DNS rebinding"): what asks for no login answers only requests that name it by an address, ``localhost``
+or a name that it was told.
+
 Who asks, from where and why stands beside whatever the request changes (`feedq.core.authorship`). What is
-refused is written down as well."""
+refused is written down as well.
+"""
 
 from __future__ import annotations
 
-from typing import Final
-from urllib.parse import unquote
+import ipaddress
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Annotated, Final
+from urllib.parse import unquote, urlsplit
 
 from anyio import to_thread
+from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from feedq.api.answers import asked, problem_of
-from feedq.api.backend import ApiBackend
-from feedq.api.sites import is_allowed, is_foreign
+from feedq.api.arguments import NamePath, require_known_arguments
+from feedq.api.backend import ApiBackend, Served
+from feedq.control.store.feeds import no_feed
 from feedq.core.authorship import Author, checked_reason, set_author
+from feedq.core.model import Feed
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.values import is_loopback
 from feedq.errors import FeedqError, Unauthenticated
+from feedq.verbs import actions
+
+ANY_HOST = "*"
+
+
+def is_foreign(headers: Mapping[str, str], *, host: str) -> bool:
+    """Tells whether a request was sent by the page of another site."""
+    site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
+    if site:
+        return site != "same-origin"
+    return origin is not None and urlsplit(origin).netloc != host
+
+
+def is_allowed(host: str, hosts: Collection[str]) -> bool:
+    """Tells whether ``host``, as requests name it, is an address, ``localhost`` or one of ``hosts``."""
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    # Nobody can make an address mean another machine.
+    return ANY_HOST in hosts or name in hosts or name == "localhost" or _address(name) is not None
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
 
 CALLER: Final = "feedq.caller"
 REASON: Final = "Feedq-Reason"
@@ -101,3 +142,48 @@ def _reason(headers: Headers) -> str | None:
         return None
     # Headers are read as Latin-1, whatever they were written in.
     return checked_reason(unquote(said.encode("latin-1").decode(errors="replace")))
+
+
+def _may(role: AccessRole, *, everything: bool) -> Callable[[Request], Awaitable[Caller]]:
+    async def check(request: Request) -> Caller:
+        caller: Caller = request.scope[CALLER]
+        caller.require(role)
+        if everything:
+            caller.require_everything()
+        # Only now: who may not ask is refused, and written down, whatever the arguments are.
+        require_known_arguments(request)
+        return caller
+
+    return check
+
+
+Viewer = Annotated[Caller, Depends(_may(AccessRole.VIEWER, everything=False))]
+Operator = Annotated[Caller, Depends(_may(AccessRole.OPERATOR, everything=False))]
+FleetViewer = Annotated[Caller, Depends(_may(AccessRole.VIEWER, everything=True))]
+FleetOperator = Annotated[Caller, Depends(_may(AccessRole.OPERATOR, everything=True))]
+FleetAdmin = Annotated[Caller, Depends(_may(AccessRole.ADMIN, everything=True))]
+
+
+def _seen(request: Request, backend: Served, caller: Viewer, name: NamePath) -> Feed:
+    """Raises `NotFound`, as for a feed that there is not, when it is another tenant's."""
+    feed = backend.store.feeds.get(name)
+    if not caller.sees(feed.spec.tenant):
+        backend.refusals.write(asked(request.scope), 404)
+        raise no_feed(name)
+    return feed
+
+
+SeenFeed = Annotated[Feed, Depends(_seen)]
+"""The feed that an address names, even if it is being removed."""
+
+
+def _seen_live(seen: SeenFeed) -> Feed:
+    return actions.live(seen)
+
+
+LiveFeed = Annotated[Feed, Depends(_seen_live)]
+
+
+def changed(caller: Caller, feed: Feed) -> None:
+    """Raises `Forbidden` when it is another tenant's."""
+    caller.require_tenant(feed.spec.tenant, f"feed {feed.name!r}")

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from feedq.api.answers import answer, returns
-from feedq.api.callers import changed
+from feedq.api.authentication import changed
 from feedq.api.changing import Asked, Change, Reasoned
-from feedq.api.feed_changes import Declaration
+from feedq.api.feed_routes import Declaration
 from feedq.control.store.base import Feeds
 from feedq.core.model import Feed, FeedView, Status, TargetState, WorkerView
 from feedq.core.selection import Selection

@@ -27,7 +27,7 @@ import click
 from flower.app import Flower
 from tornado import httputil, web
 
-from feedq.api.sites import is_allowed, is_foreign
+from feedq.api.authentication import is_allowed, is_foreign
 from feedq.core.values import is_loopback
 from feedq.settings import settings
 

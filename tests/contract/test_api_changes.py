@@ -123,6 +123,16 @@ def test_of_a_hundred_edits_of_one_version_one_is_made(api: ApiClient, harness: 
     assert harness.store.feeds.get("acme/orders").generation == 2
 
 
+def test_a_hundred_equal_declarations_at_once_make_one_generation(
+    api: ApiClient, harness: JobsHarness
+) -> None:
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(lambda _: put(api), range(PUTS)))
+    assert sorted({answer.status_code for answer in answers}) == [200, 201]
+    assert [answer.json()["result"] for answer in answers].count("added") == 1
+    assert harness.store.feeds.get("acme/orders").generation == 1
+
+
 def test_a_patch_changes_what_it_names(api: ApiClient) -> None:
     put(api, labels={"a": "1", "b": "2"})
     patched = api.ask("PATCH", NAME, json={"labels": {"a": None, "c": "3"}, "weight": 4})

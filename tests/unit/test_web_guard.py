@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feedq.api.sites import is_allowed, is_foreign
+from feedq.api.authentication import is_allowed, is_foreign
 from feedq.web.guard import why_refused, why_unsafe
 
 HERE = "flower.example.com"
