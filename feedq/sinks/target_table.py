@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from sqlalchemy.dialects.postgresql import dialect
+from sqlalchemy.dialects.postgresql.base import PGDialect
 
 from feedq.sinks.base import OnConflict, Target
 from feedq.sinks.mapping import ColumnSource, Drift, Origin, flattened, pointer_to, unknown_field
@@ -24,7 +24,8 @@ FILLED_MAX: Final = 100
 DEFAULT_COLUMNS: Final = ("feed", "epoch", "received_at", "payload")
 """Of a target without ``columns``."""
 
-_PREPARER: Final = dialect().identifier_preparer  # type: ignore[no-untyped-call]
+# Of PostgreSQL: it knows the words that are reserved there. Not for a driver that wants each % twice.
+_PREPARER: Final = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]
 
 Types = Mapping[str, Sequence[str]]
 """Those that each column of a default target may have; the first is what a complaint asks for."""

@@ -36,6 +36,17 @@ class TestPostgresSink(SinkConformance):
         written = sink.write([write(1, 1, batch(b"1", cursor="a\0b"))])
         assert "NUL" in written.unusable[1, 1]
 
+    def test_writers_and_fences_over_the_same_feeds_in_any_order_do_not_deadlock(
+        self, harness: SinkHarness
+    ) -> None:
+        """Nor are there deadlocks that a second try hides."""
+        assert isinstance(harness, PostgresSinkHarness)
+        counted = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        before = harness.query(counted)
+        super().test_writers_and_fences_over_the_same_feeds_in_any_order_do_not_deadlock(harness)
+        harness.query("SELECT pg_stat_force_next_flush()")
+        assert harness.query(counted) == before
+
 
 class TestSqlSinkOnSqlite(SinkConformance):
     """SQLite locks its file and not rows, for as long as a process lives."""

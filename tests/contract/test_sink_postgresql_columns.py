@@ -8,25 +8,19 @@ from datetime import UTC, datetime
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from feedq.core.model import JSON, Batch
 from feedq.local.postgres import Postgres
 from feedq.records.csvtext import CsvFormat
-from feedq.sinks import copytext
 from feedq.sinks.base import OnConflict, Target
 from feedq.sinks.mapping import ColumnRule, sources_of
 from tests.contract.sink_harness import (
-    PATIENCE_S,
     PostgresSinkHarness,
     batch,
     empty_database,
     fence,
-    request,
     write,
 )
-from tests.records import as_line, csv_records, json_records, spoiled
 
 AT = datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)
 
@@ -49,68 +43,6 @@ def rule(**given: object) -> ColumnRule:
 # -- the fast path and the plain one -----------------------------------------------------------------
 
 CSV = CsvFormat(fields=("a", "b", "c"))
-ANY = {
-    "json": (
-        "feed text, a text, b jsonb, c numeric, d text DEFAULT 'x', w text, j json, y bytea",
-        Target(
-            "any_rows",
-            "json",
-            sources_of(
-                {
-                    "feed": "$feed",
-                    "a": "/a",
-                    "b": rule(pointer="/b", missing="default", default=[1]),
-                    "c": "/b/c",
-                    "w": "",
-                    "j": rule(pointer="/a", null="refuse"),
-                }
-            ),
-        ),
-        json_records,
-    ),
-    "flatten": (
-        "feed text, a text, a_b jsonb, b_c text, b_0_c text, c float8 NOT NULL",
-        Target("any_rows", "json", sources_of({"feed": "$feed"}), flatten="_"),
-        json_records,
-    ),
-    "csv": (
-        "feed text, a text, b varchar(3), c text NOT NULL, w text",
-        Target("any_rows", "csv", sources_of({"feed": "$feed", "w": ""}), flatten="_", csv=CSV),
-        csv_records(",", '"', 3),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ANY)
-@settings(
-    max_examples=12,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(data=st.data())
-def test_records_land_the_same_quickly_and_plainly(
-    harness: PostgresSinkHarness, name: str, data: st.DataObject
-) -> None:
-    columns, target, good = ANY[name]
-    records = data.draw(st.lists(st.one_of(good, good, good, spoiled(good)).filter(as_line), max_size=25))
-    harness.query(f"DROP TABLE IF EXISTS any_rows; CREATE TABLE any_rows ({columns})")
-    sink = harness.sink()
-    sink.fence([request(n, 1, target) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
-    landed = {}
-    for n, few in ((1, 1), (2, 10**9)):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(copytext, "FEW", few)
-            landed[n] = sink.write([write(n, 1, received(*records), target=target)]).landed[n, 1]
-    rows = {n: harness.query("SELECT * FROM any_rows WHERE feed = %s", (f"feed/{n}",)) for n in (1, 2)}
-    assert len(rows[1]) == landed[1] == landed[2]
-    assert sorted(repr(row[1:]) for row in rows[1]) == sorted(repr(row[1:]) for row in rows[2])
-    dead = {n: [(x.record, x.error) for x in sink.dead_letters(f"feed/{n}", limit=99)] for n in (1, 2)}
-    assert dead[1] == dead[2]
-    assert len(rows[1]) + len(dead[1]) == len(records)
-    harness.query("TRUNCATE feedq_dead_letter")
-    sink.close()
-
-
 # -- mapping -----------------------------------------------------------------------------------------
 
 
@@ -139,36 +71,6 @@ def test_what_is_known_of_a_record_lands_typed(harness: PostgresSinkHarness) -> 
     ]
 
 
-def test_rules_fill_in_or_refuse(harness: PostgresSinkHarness) -> None:
-    harness.query("CREATE TABLE ruled (id int, price numeric, note text)")
-    target = Target(
-        "ruled",
-        "json",
-        sources_of(
-            {
-                "id": rule(pointer="/id", missing="refuse", null="refuse"),
-                "price": rule(pointer="/price", missing="default", default=0),
-                "note": rule(pointer="/note", null="default", default="-"),
-            }
-        ),
-    )
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    good = [b'{"id": 1}', b'{"id": 2, "price": null, "note": null}', b'{"id": 3, "price": 1.50, "note": ""}']
-    bad = [b'{"price": 1}', b'{"id": null}']
-    written = sink.write([write(1, 1, received(good[0], bad[0], good[1], bad[1], good[2]), target=target)])
-    assert (written.landed, written.dead) == ({(1, 1): 3}, {(1, 1): 2})
-    assert harness.query("SELECT id, price::text, note FROM ruled ORDER BY id") == [
-        (1, "0", None),
-        (2, None, "-"),
-        (3, "1.50", ""),
-    ]
-    assert [(x.record, x.error) for x in reversed(sink.dead_letters())] == [
-        (bad[0], "column 'id': the record has nothing at /id, which sink.columns refuses"),
-        (bad[1], "column 'id': the record has null at /id, which sink.columns refuses"),
-    ]
-
-
 def test_flatten_fills_the_columns_of_the_table_by_their_names(harness: PostgresSinkHarness) -> None:
     harness.query(
         "CREATE TABLE flat (id bigserial PRIMARY KEY, at timestamptz DEFAULT now(), twice int GENERATED ALWAYS AS "
@@ -190,36 +92,6 @@ def test_flatten_fills_the_columns_of_the_table_by_their_names(harness: Postgres
         (2, False, None, "bob", None, None, None, AT),
         (3, False, None, None, None, None, None, AT),
     ]
-
-
-def test_csv_lands_typed_and_what_is_malformed_goes_to_the_dead_letters(harness: PostgresSinkHarness) -> None:
-    harness.query("CREATE TABLE quotes (symbol text, price numeric, at timestamptz, attributes jsonb)")
-    format_ = CsvFormat(fields=("at", "symbol", "price", "attributes", "unused"), delimiter=r"\t")
-    pointers = {"symbol": "/symbol", "price": "/price", "at": "/at", "attributes": "/attributes"}
-    target = Target("quotes", "csv", sources_of(pointers), csv=format_)
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    good = [
-        b'2026-11-20 06:30Z\tA\t1.50\t"{""a"": ""x\\ty""}"\tx',
-        b"2026-11-20 06:30Z\t\t\t\t",
-        b'2026-11-20 06:30Z\t""\t7\t1\tx',
-    ]
-    bad = [b"1\t2", b'2026-11-20 06:30Z\t"A\t1\t1\tx', b"never\tA\t1\t1\tx", b"\t\xff\t1\t1\t"]
-    records = [r for pair in zip(good, bad, strict=False) for r in pair] + bad[len(good) :]
-    written = sink.write([write(1, 1, received(*records), target=target)])
-    assert (written.landed, written.dead) == ({(1, 1): 3}, {(1, 1): 4})
-    assert harness.query("SELECT symbol, price::text, attributes FROM quotes ORDER BY price") == [
-        ("A", "1.50", {"a": "x\ty"}),
-        ("", "7", 1),
-        (None, None, None),
-    ]
-    errors = {letter.record: letter.error for letter in sink.dead_letters()}
-    for record, why in zip(
-        bad,
-        ["2 fields, and source.csv.fields names 5", "quote is not closed", "timestamp", "UTF-8"],
-        strict=True,
-    ):
-        assert why in errors[record]
 
 
 def test_csv_without_columns_lands_as_text(harness: PostgresSinkHarness) -> None:
@@ -351,12 +223,3 @@ def test_a_key_may_be_in_a_table_with_row_security(harness: PostgresSinkHarness)
         limited.write([write(1, 2, received(row(1, "a"), row(2, "b")), target=IGNORE)])
     assert harness.query("SELECT k FROM rows ORDER BY k") == [(1,), (2,)]
     harness.query("DROP OWNED BY secured; DROP ROLE secured")
-
-
-def test_a_default_landing_with_a_key_may_be_updated(harness: PostgresSinkHarness) -> None:
-    target = Target("latest", "text", (), ("feed",), on_conflict=OnConflict.UPDATE)
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    for records in ((b"a", b"b"), (b"c", b"d")):
-        sink.write([write(1, 1, received(*records), target=target)])
-    assert harness.query("SELECT feed, payload FROM latest") == [("feed/1", "d")]

@@ -132,67 +132,11 @@ def test_feeds_with_odd_names_land_under_them(harness: PostgresSinkHarness) -> N
     assert [letter.feed for letter in harness.sink().dead_letters(name)] == [name]
 
 
-def test_a_large_batch_lands_whole(harness: PostgresSinkHarness) -> None:
-    sink = harness.sink()
-    fence(sink, 1, 1)
-    records = [b'{"n":%d,"pad":"%s"}' % (n, b"x" * (n % 300)) for n in range(20_000)]
-    records[7_000] = b'"' + b"y" * 500_000 + b'"'
-    assert sink.write([write(1, 1, lines(*records))]).landed == {(1, 1): 20_000}
-    assert harness.query("SELECT count(*), sum((payload->>'n')::int) FROM raw") == [
-        (20_000, sum(range(20_000)) - 7_000)
-    ]
-
-
 # -- columns -----------------------------------------------------------------------------------------
 
 
 def order(seq: object, sku: object = "a", **more: object) -> bytes:
     return json.dumps({"seq": seq, "ts": "2026-11-20T06:30:00Z", "lines": [{"sku": sku}], **more}).encode()
-
-
-def test_columns_land_typed(harness: PostgresSinkHarness) -> None:
-    harness.query(ORDERS)
-    sink = harness.sink()
-    fence(sink, 1, 1, TYPED)
-    records = [order(1), order("2", None), order(3, 'q"\t\\'), b"{}", b'[{"seq":9}]']
-    written = sink.write([write(1, 1, batch(*records[:3]), lines(*records[3:]), target=TYPED)])
-    assert written.landed == {(1, 1): 5}
-    at = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
-    assert harness.query("SELECT seq, at, sku, payload FROM orders ORDER BY seq") == [
-        (1, at, "a", json.loads(records[0])),
-        (2, at, None, json.loads(records[1])),
-        (3, at, 'q"\t\\', json.loads(records[2])),
-        (None, None, None, {}),
-        (None, None, None, [{"seq": 9}]),
-    ]
-
-
-def test_every_kind_of_value_finds_its_type(harness: PostgresSinkHarness) -> None:
-    types = {
-        "n": (
-            "numeric",
-            "123456789012345678901234567890.123456789",
-            "123456789012345678901234567890.123456789",
-        ),
-        "f": ("float8", "0.1", 0.1),
-        "b": ("boolean", "true", True),
-        "t": ("text", "12", "12"),
-        "z": ("numeric", "1.10", "1.10"),
-        "o": ("text", '{"a":  [1.10]}', '{"a":  [1.10]}'),
-        "j": ("jsonb", '"str\\u00f6"', "strö"),
-        "k": ("json", "null", None),
-        "a": ("int[]", '"{1,2}"', [1, 2]),
-        "u": ("uuid", '"00000000-0000-0000-0000-000000000001"', "00000000-0000-0000-0000-000000000001"),
-    }
-    columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in types.items())
-    harness.query(f"CREATE TABLE kinds ({columns})")
-    target = Target("kinds", "json", sources_of({name: f"/{name}" for name in types}))
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    record = "{" + ", ".join(f'"{name}": {text}' for name, (_, text, _) in types.items()) + "}"
-    assert sink.write([write(1, 1, batch(record.encode()), target=target)]).landed == {(1, 1): 1}
-    ((*values,),) = harness.query("SELECT n::text, f, b, t, z::text, o, j, k, a, u FROM kinds")
-    assert values == [expected for _, _, expected in types.values()]
 
 
 WRONG = [
@@ -287,51 +231,6 @@ def test_a_source_gone_wrong_does_not_cost_an_attempt_for_each_record(harness: P
 # -- keys --------------------------------------------------------------------------------------------
 
 
-def test_a_row_whose_key_is_there_already_is_left_alone(harness: PostgresSinkHarness) -> None:
-    harness.query(ORDERS + "; CREATE UNIQUE INDEX ON orders (seq)")
-    sink = harness.sink()
-    fence(sink, 1, 1, KEYED)
-    first = [order(n, "first") for n in (1, 2)]
-    again = [order(n, "again") for n in (2, 3, 3)]
-    assert sink.write([write(1, 1, lines(*first), target=KEYED)]).landed == {(1, 1): 2}
-    assert sink.write([write(1, 1, lines(*again), target=KEYED)]).landed == {(1, 1): 3}
-    assert harness.query("SELECT seq, sku FROM orders ORDER BY seq") == [
-        (1, "first"),
-        (2, "first"),
-        (3, "again"),
-    ]
-
-
-def test_a_key_may_be_of_several_columns_in_any_order_and_hold_null(harness: PostgresSinkHarness) -> None:
-    harness.query(ORDERS + "; CREATE UNIQUE INDEX ON orders (sku, seq) INCLUDE (at)")
-    target = Target("orders", "json", TYPED.columns, ("seq", "sku"))
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    fence(sink, 2, 1, target)
-    good = [order(1, "a"), order(1, "b"), order(1, "a"), order(None, "a")]
-    written = sink.write(
-        [
-            write(1, 1, batch(*good), target=target),
-            write(2, 1, batch(b"bad", order(None, "a")), target=target),
-        ]
-    )
-    assert (written.landed, written.dead) == ({(1, 1): 4, (2, 1): 1}, {(2, 1): 1})
-    # Two NULLs are no duplicates, and a second attempt must not land the first one's rows again.
-    assert harness.query("SELECT seq, sku FROM orders ORDER BY seq, sku") == [
-        (1, "a"), (1, "b"), (None, "a"), (None, "a"),
-    ]  # fmt: skip
-
-
-def test_the_default_landing_may_have_a_key(harness: PostgresSinkHarness) -> None:
-    target = Target("dedup", "json", (), ("feed", "payload"))
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    fence(sink, 2, 1, target)
-    for _ in range(2):
-        sink.write([write(n, 1, lines(b'{"a":1}', b'{"a": 1}'), target=target) for n in (1, 2)])
-    assert harness.landed(target) == Counter({(f"feed/{n}", 1, '{"a": 1}'): 1 for n in (1, 2)})
-
-
 def test_many_keyed_landings_share_a_session(
     harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,15 +246,3 @@ def test_many_keyed_landings_share_a_session(
 
 
 # -- dead letters ------------------------------------------------------------------------------------
-
-
-def test_dead_letters_are_listed_newest_first_by_feed_and_up_to_a_limit(harness: PostgresSinkHarness) -> None:
-    sink = harness.sink()
-    for feed_id in (1, 2):
-        fence(sink, feed_id, 1)
-        sink.write([write(feed_id, 1, batch(b"a", b"b", b"c", cursor=feed_id))])
-    assert [letter.record for letter in sink.dead_letters("feed/1")] == [b"c", b"b", b"a"]
-    assert [letter.record for letter in sink.dead_letters("feed/2", limit=1)] == [b"c"]
-    assert {letter.feed_id for letter in sink.dead_letters()} == {1, 2}
-    assert sink.dead_letters("feed/3") == []
-    assert harness.sink(environment="other").dead_letters() == []

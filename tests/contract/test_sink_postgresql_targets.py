@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -18,7 +16,7 @@ from feedq.core.model import Feed, FeedSpec, Identity
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.local.postgres import Postgres
 from feedq.settings import Settings
-from feedq.sinks.base import FeedWrite, Fenced, OnConflict, Target, Unusable
+from feedq.sinks.base import OnConflict, Target, Unusable
 from feedq.sinks.mapping import ColumnType, sources_of
 from feedq.sinks.postgresql import PostgresSink
 from feedq.verbs.diagnosis.checks import Level
@@ -91,16 +89,6 @@ def test_names_keep_their_case(harness: PostgresSinkHarness) -> None:
     assert harness.query("SELECT count(*) FROM pg_tables WHERE lower(tablename) = 'orders'") == [(3,)]
 
 
-def test_odd_column_names_are_quoted(harness: PostgresSinkHarness) -> None:
-    harness.query('CREATE TABLE odd ("a""b; --" text, "Ünï %s" text UNIQUE)')
-    target = Target("odd", "json", sources_of({'a"b; --': "/a", "Ünï %s": "/b~1c"}), ("Ünï %s",))
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    written = sink.write([write(1, 1, batch(b'{"a": "x", "b/c": "%"}', b"bad"), target=target)])
-    assert (written.landed, written.dead) == ({(1, 1): 1}, {(1, 1): 1})
-    assert harness.query("SELECT * FROM odd") == [("x", "%")]
-
-
 def test_the_search_path_decides_where_a_plain_name_is(harness: PostgresSinkHarness) -> None:
     harness.query("CREATE SCHEMA inner_one")
     sink = harness.sink(url=harness.url + "?options=-csearch_path%3Dinner_one,public")
@@ -108,25 +96,6 @@ def test_the_search_path_decides_where_a_plain_name_is(harness: PostgresSinkHarn
     sink.write([write(1, 1, batch(b"1"))])
     assert harness.query("SELECT count(*) FROM inner_one.raw") == [(1,)]
     assert harness.query("SELECT count(*) FROM inner_one.feedq_checkpoint") == [(1,)]
-
-
-def test_workers_that_start_together_make_the_same_tables_once(harness: PostgresSinkHarness) -> None:
-    targets = [RAW, Target("new.one", "json"), Target("new.two", "text")]
-    together = threading.Barrier(6)
-    outcomes: list[object] = []
-
-    def start(n: int) -> None:
-        sink = harness.sink()
-        together.wait(PATIENCE_S)
-        requests = [request(10 * n + k, 1, target) for k, target in enumerate(targets)]
-        outcomes.extend(sink.fence(requests, lock_timeout_s=PATIENCE_S))
-
-    threads = [threading.Thread(target=start, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert Counter(type(outcome) for outcome in outcomes) == {Fenced: 18}
 
 
 def test_a_partitioned_table_is_as_good_as_any(harness: PostgresSinkHarness) -> None:
@@ -391,48 +360,6 @@ def test_own_tables_that_may_not_be_made_or_written_make_the_sink_unavailable(
 # -- what changes under a running feed ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ("DROP TABLE orders", "does not exist"),
-        ("ALTER TABLE orders RENAME note TO remark", "no column 'note'"),
-        ("DROP TABLE orders; CREATE VIEW orders AS SELECT 1 AS seq, '' AS note", "not a table"),
-        (
-            "ALTER TABLE orders ADD at date NOT NULL DEFAULT now(); ALTER TABLE orders ALTER at DROP DEFAULT",
-            "'at' is NOT NULL",
-        ),
-    ],
-)
-@pytest.mark.parametrize("key", [(), ("seq",)], ids=["plain", "keyed"])
-def test_a_landing_that_breaks_stops_its_feeds_and_no_others(
-    harness: PostgresSinkHarness, change: str, word: str, key: tuple[str, ...]
-) -> None:
-    harness.query("CREATE TABLE orders (seq bigint UNIQUE, note text)")
-    target = Target("orders", "json", TYPED.columns, key)
-    sink = harness.sink()
-    sink.fence([request(1, 1, target), request(2, 1), request(3, 1, target)], lock_timeout_s=PATIENCE_S)
-    order = b'{"seq": %d, "note": "x"}'
-
-    def round_of(n: int) -> list[FeedWrite]:
-        return [
-            write(1, 1, batch(order % n, cursor=n), target=target),
-            write(2, 1, batch(b"%d" % n, b"bad", cursor=n)),
-            write(3, 1, batch(order % (100 + n), cursor=n), target=target),
-        ]
-
-    assert sink.write(round_of(1)).landed == {(1, 1): 1, (2, 1): 1, (3, 1): 1}
-    harness.query(change)
-    for n in (2, 3):
-        written = sink.write(round_of(n))
-        assert (written.landed, written.dead) == ({(2, 1): 1}, {(2, 1): 1})
-        assert set(written.unusable) == {(1, 1), (3, 1)}
-        assert word in written.unusable[1, 1]
-    other = harness.sink()
-    cursors = harness.query("SELECT feed_id, cursor FROM feedq_checkpoint ORDER BY feed_id")
-    assert cursors == [(1, 1), (2, 3), (3, 1)]
-    assert other.dead_letters("feed/1") == []
-
-
 def test_a_permission_taken_away_stops_the_feed(harness: PostgresSinkHarness, lowly: PostgresSink) -> None:
     role = lowly.role  # type: ignore[attr-defined]
     harness.query(f"CREATE TABLE orders (seq bigint, note text); GRANT INSERT ON orders TO {role}")
@@ -440,18 +367,6 @@ def test_a_permission_taken_away_stops_the_feed(harness: PostgresSinkHarness, lo
     harness.query(f"REVOKE INSERT ON orders FROM {role}")
     written = lowly.write([write(1, 1, batch(b'{"seq":1}'), target=TYPED)])
     assert f"GRANT INSERT ON public.orders TO {role}" in written.unusable[1, 1]
-
-
-def test_a_default_table_that_was_taken_away_comes_back_with_the_next_fence_only(
-    harness: PostgresSinkHarness,
-) -> None:
-    fencer, writer = harness.sink(role="fencer"), harness.sink()
-    fence(fencer, 1, 1)
-    harness.query("DROP TABLE raw")
-    for _ in range(2):
-        assert "does not exist" in writer.write([write(1, 1, batch(b"1"))]).unusable[1, 1]
-    fence(fencer, 1, 2)
-    assert writer.write([write(1, 2, batch(b"1"))]).landed == {(1, 2): 1}
 
 
 def test_a_trigger_that_fails_on_names_breaks_the_landing_and_nothing_of_it_is_written(

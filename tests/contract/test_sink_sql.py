@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sqlite3
 import sys
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -18,7 +14,7 @@ import pytest
 from feedq.core.model import Batch
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.records.framing import RecordFormat
-from feedq.sinks.base import Blocked, OnConflict, Target, Unusable, load_sink
+from feedq.sinks.base import Blocked, Target, Unusable, load_sink
 from feedq.sinks.mapping import sources_of
 from feedq.sinks.postgresql import PostgresSink
 from feedq.sinks.sql import SqlSink
@@ -28,7 +24,6 @@ from tests.contract.sink_harness import (
     SqliteHarness,
     batch,
     fence,
-    lines,
     request,
     write,
 )
@@ -44,7 +39,6 @@ TYPED = Target(
     ),
 )
 KEYED = Target("orders", "json", TYPED.columns, ("seq",))
-UPDATING = Target("orders", "json", TYPED.columns, ("seq",), on_conflict=OnConflict.UPDATE)
 
 
 @pytest.fixture
@@ -52,10 +46,6 @@ def harness(tmp_path: Path) -> Iterator[SqliteHarness]:
     made = SqliteHarness(tmp_path / "sink.sqlite3")
     yield made
     made.close()
-
-
-def order(seq: object, sku: object = "a", **more: object) -> bytes:
-    return json.dumps({"seq": seq, "ts": "2026-11-20T06:30:00Z", "lines": [{"sku": sku}], **more}).encode()
 
 
 def unusable(sink: SqlSink, target: Target) -> str:
@@ -134,28 +124,6 @@ def test_the_default_table_has_types_that_fit(harness: SqliteHarness) -> None:
         assert landed == (payload if record_format == "bytes" else payload.decode())
 
 
-def test_a_default_table_that_is_taken_away_comes_back_with_the_next_fence_only(
-    harness: SqliteHarness,
-) -> None:
-    fencer, writer = harness.sink(role="fencer"), harness.sink()
-    fence(fencer, 1, 1)
-    harness.query("DROP TABLE raw")
-    for _ in range(2):
-        assert "does not exist" in writer.write([write(1, 1, batch(b"1"))]).unusable[1, 1]
-    fence(fencer, 1, 2)
-    assert fencer.write([write(1, 2, batch(b"1"))]).landed == {(1, 2): 1}
-
-
-def test_a_default_landing_may_have_a_key(harness: SqliteHarness) -> None:
-    target = Target("dedup", "json", (), ("feed", "payload"))
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    fence(sink, 2, 1, target)
-    for _ in range(2):
-        sink.write([write(n, 1, lines(b'{"a":1}', b'{"a":1}'), target=target) for n in (1, 2)])
-    assert harness.rows(target) == [(f"feed/{n}", 1, '{"a":1}') for n in (1, 2)]
-
-
 # -- landings that cannot work -----------------------------------------------------------------------
 
 
@@ -222,48 +190,6 @@ def test_a_default_table_that_cannot_be_made_is_asked_for(harness: SqliteHarness
     assert "cannot be created in 'nowhere' (unknown database" in outcome.error
 
 
-@pytest.mark.parametrize("key", [(), ("seq",)], ids=["plain", "keyed"])
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ("DROP TABLE orders", "does not exist"),
-        ("ALTER TABLE orders RENAME sku TO stock", "no column 'sku'"),
-        ("ALTER TABLE orders ADD n INT NOT NULL", "'n' is NOT NULL"),
-    ],
-)
-def test_a_landing_that_breaks_stops_its_feeds_and_no_others(
-    harness: SqliteHarness, change: str, word: str, key: tuple[str, ...]
-) -> None:
-    harness.query(ORDERS)
-    harness.query("CREATE UNIQUE INDEX by_seq ON orders (seq)")
-    target = Target("orders", "json", TYPED.columns, key)
-    sink = harness.sink()
-    sink.fence([request(1, 1, target), request(2, 1), request(3, 1, target)], lock_timeout_s=PATIENCE_S)
-
-    def round_of(n: int) -> list[Any]:
-        return [
-            write(1, 1, batch(order(n), cursor=n), target=target),
-            write(2, 1, batch(b"%d" % n, b"bad", cursor=n)),
-            write(3, 1, batch(order(100 + n), cursor=n), target=target),
-        ]
-
-    assert set(sink.write(round_of(1)).landed) == {(1, 1), (2, 1), (3, 1)}
-    # SQLite has no NOT NULL without a default for a table with rows.
-    harness.query("DELETE FROM orders")
-    if "NOT NULL" in change:
-        harness.query("DROP TABLE orders")
-        harness.query(ORDERS.replace("seq BIGINT", "seq BIGINT UNIQUE, n INT NOT NULL"))
-    else:
-        harness.query(change)
-    for n in (2, 3):
-        written = sink.write(round_of(n))
-        assert (written.landed, written.dead) == ({(2, 1): 1}, {(2, 1): 1})
-        assert set(written.unusable) == {(1, 1), (3, 1)}
-        assert word in written.unusable[1, 1]
-    cursors = harness.query("SELECT feed_id, cursor FROM feedq_checkpoint ORDER BY feed_id")
-    assert cursors == [(1, "1"), (2, "3"), (3, "1")]
-
-
 # -- locks and broken commits ------------------------------------------------------------------------
 
 
@@ -300,48 +226,3 @@ def test_a_reader_that_holds_up_a_commit_is_waited_for(
     reader.close()
     assert sink.write([write(1, 1, batch(b"1"))]).landed == {(1, 1): 1}
     assert len(harness.rows(RAW)) == 1
-
-
-def test_workers_that_start_together_make_the_same_tables_once(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/new.sqlite3"
-    sinks = [SqlSink(url, environment="test", worker_id=uuid4(), role="fencer") for _ in range(6)]
-    target = Target("made", "json")
-    errors: list[Exception] = []
-
-    def start(n: int) -> None:
-        try:
-            fence(sinks[n], n, 1, target)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=start, args=(n,)) for n in range(len(sinks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    for sink in sinks:
-        sink.close()
-    assert errors == []
-
-
-def test_errors_hold_neither_statements_nor_values(harness: SqliteHarness) -> None:
-    harness.query("CREATE TABLE kept (n TEXT CHECK (n <> 'secret'))")
-    target = Target("kept", "json", sources_of({"n": "/n"}))
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    sink.write([write(1, 1, batch(b'{"n": "secret"}'), target=target)])
-    (letter,) = sink.dead_letters()
-    assert not re.search(r"INSERT|parameters|sqlalche\.me", letter.error)
-
-
-def test_a_large_batch_lands_whole(harness: SqliteHarness) -> None:
-    sink = harness.sink()
-    fence(sink, 1, 1)
-    records = [b'{"n":%d,"pad":"%s"}' % (n, b"x" * (n % 300)) for n in range(20_000)]
-    records[7_000] = b'"' + b"y" * 500_000 + b'"'
-    records[9_000] = harness.refused
-    written = sink.write([write(1, 1, lines(*records))])
-    assert (written.landed, written.dead) == ({(1, 1): 19_999}, {(1, 1): 1})
-    assert [payload for _, _, payload in harness.rows(RAW)] == [
-        record.decode() for n, record in enumerate(records) if n != 9_000
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from uuid import uuid4
@@ -11,7 +10,7 @@ import pytest
 
 from feedq.errors import SinkUnavailable
 from feedq.settings import Settings
-from feedq.sinks.base import Blocked, CommitUnknown, Fenced, Target, Written
+from feedq.sinks.base import Blocked, Fenced, Target, Written
 from feedq.verbs.diagnosis.sink_checks import check_sinks
 from tests.contract.sink_conformance import SinkConformance
 from tests.contract.sink_stage import (
@@ -154,18 +153,6 @@ def test_a_session_that_died_while_idle_is_replaced_without_a_word(harness: Mari
         assert fence(sink, 1, 1).cursor == n
 
 
-def test_a_session_killed_at_its_commit_leaves_the_decision_to_the_checkpoint(
-    harness: MariaDbHarness,
-) -> None:
-    worker = uuid4()
-    fence(harness.sink(worker_id=worker), 1, 1)
-    frozen = harness.frozen([write(1, 1, batch(b"1", cursor=1))], worker_id=worker)
-    harness.sink().unblock([worker])
-    unknown = frozen.thaw()
-    assert isinstance(unknown, CommitUnknown)
-    assert harness.sink(worker_id=worker).settle(unknown) is None
-
-
 def test_settling_does_not_guess_while_the_rows_are_locked(
     harness: MariaDbHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,21 +204,6 @@ def test_a_fence_under_way_elsewhere_blocks_its_feeds_only(harness: MariaDbHarne
     assert all(isinstance(o, Fenced) for o in sink.fence(requests, lock_timeout_s=PATIENCE_S))
 
 
-def test_feeds_of_a_locked_table_are_postponed_and_the_others_go_on(harness: MariaDbHarness) -> None:
-    sink = harness.sink()
-    sink.fence([request(1, 1), request(2, 1, OTHER)], lock_timeout_s=PATIENCE_S)
-    with harness.server.connect(DATABASE) as operator, operator.cursor() as cursor:
-        cursor.execute("LOCK TABLES raw WRITE")
-        for n in range(3):
-            written = sink.write(
-                [write(1, 1, batch(b"1", cursor=0)), write(2, 1, batch(b"2", cursor=n), target=OTHER)]
-            )
-            assert (written.landed, set(written.postponed)) == ({(2, 1): 1}, {(1, 1)})
-        cursor.execute("UNLOCK TABLES")
-    assert sink.write([write(1, 1, batch(b"1", cursor=0))]).landed == {(1, 1): 1}
-    assert [fence(sink, 1, 2).cursor, fence(sink, 2, 2, OTHER).cursor] == [0, 2]
-
-
 def test_a_stale_writer_does_not_lock_its_successors_rows(harness: MariaDbHarness) -> None:
     zombie = uuid4()
     old = harness.sink(worker_id=zombie)
@@ -245,24 +217,6 @@ def test_a_stale_writer_does_not_lock_its_successors_rows(harness: MariaDbHarnes
     assert heir.write([write(1, 2, batch(b"1", cursor=1))]).landed == {(1, 2): 1}
     assert fence(harness.sink(), 1, 3).cursor == 1
     assert frozen.thaw() == Written({(2, 1): 1}, {}, ((1, 1),), {})
-
-
-def test_workers_that_start_together_make_the_same_tables_once(harness: MariaDbHarness) -> None:
-    sinks = [harness.sink(role="fencer") for _ in range(6)]
-    errors: list[Exception] = []
-
-    def start(n: int) -> None:
-        try:
-            fence(sinks[n], n, 1, OTHER)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=start, args=(n,)) for n in range(len(sinks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert errors == []
 
 
 def test_unblocking_finds_every_session_of_a_worker_and_no_other(harness: MariaDbHarness) -> None:
