@@ -34,12 +34,12 @@ def test_a_cold_start_settles_and_then_spreads() -> None:
         t=0.1 control: cannot place 7 settling
         t=1.0 worker b: starts
         t=1.5 worker c: starts
-        t=2.1 control: assigns 1@1,6@1,7@1 to c
-        t=2.1 control: assigns 2@1,4@1 to b
-        t=2.1 control: assigns 3@1,5@1 to a
-        t=2.2 worker a: streams feeds 3,5
-        t=2.2 worker b: streams feeds 2,4
-        t=2.2 worker c: streams feeds 1,6,7
+        t=2.1 control: assigns 1@1,6@1 to b
+        t=2.1 control: assigns 2@1,4@1 to a
+        t=2.1 control: assigns 3@1,5@1,7@1 to c
+        t=2.2 worker a: streams feeds 2,4
+        t=2.2 worker b: streams feeds 1,6
+        t=2.2 worker c: streams feeds 3,5,7
         """,
     )
     assert spread(fleet) == [2, 2, 3]
@@ -88,8 +88,8 @@ def test_of_notification_and_message_one_is_enough(messages: int, notifications:
         fleet,
         """
         t=10.0 person: adds feed 5
-        t=10.1 control: assigns 5@1 to b
-        t=10.2 worker b: streams feed 5
+        t=10.1 control: assigns 5@1 to a
+        t=10.2 worker a: streams feed 5
         """,
     )
     assert fleet.everything_streams()
@@ -102,7 +102,7 @@ def test_without_either_the_next_heartbeat_brings_the_assignment() -> None:
     fleet.add_feeds(1)
     fleet.run(3)
     assert fleet.everything_streams()
-    streams = next(line for line in fleet.lines if "worker b: streams feed 5" in line)
+    streams = next(line for line in fleet.lines if "worker a: streams feed 5" in line)
     assert 10.2 < float(streams.removeprefix("t=").split()[0]) <= 10.2 + fleet.settings.heartbeat_s
 
 
@@ -119,9 +119,9 @@ def test_a_message_joins_the_feed_that_a_notification_began_and_a_copy_of_it_is_
         fleet,
         """
         t=10.0 person: adds feed 5
-        t=10.1 control: assigns 5@1 to b
-        t=10.2 worker b: streams feed 5
-        t=12.1 worker b: drops 1 stale message
+        t=10.1 control: assigns 5@1 to a
+        t=10.2 worker a: streams feed 5
+        t=12.1 worker a: drops 1 stale message
         """,
     )
     assert fleet.everything_streams()
@@ -129,21 +129,21 @@ def test_a_message_joins_the_feed_that_a_notification_began_and_a_copy_of_it_is_
 
 def test_an_assignment_that_is_not_claimed_goes_out_again_and_its_message_is_dropped_when_it_comes() -> None:
     fleet = streaming_fleet()
-    fleet.become_deaf("b")
+    fleet.become_deaf("a")
     fleet.add_feeds(1)
     fleet.run(13)
-    fleet.workers["b"].is_deaf = False
+    fleet.workers["a"].is_deaf = False
     fleet.run(3)
     expect(
         fleet,
         """
-        t=10.0 worker b: hears of no assignment any more
+        t=10.0 worker a: hears of no assignment any more
         t=10.0 person: adds feed 5
-        t=10.1 control: assigns 5@1 to b
-        t=20.1 control: withdraws 5@1, never claimed by b
-        t=20.1 control: assigns 5@2 to a
-        t=20.2 worker a: streams feed 5
-        t=23.1 worker b: drops 1 stale message
+        t=10.1 control: assigns 5@1 to a
+        t=20.1 control: withdraws 5@1, never claimed by a
+        t=20.1 control: assigns 5@2 to b
+        t=20.2 worker b: streams feed 5
+        t=23.1 worker a: drops 1 stale message
         """,
     )
     assert fleet.everything_streams()
@@ -160,11 +160,11 @@ def test_a_claim_whose_answer_is_lost_is_handed_back_and_streams_again() -> None
         fleet,
         """
         t=10.0 person: adds feed 5
-        t=10.1 control: assigns 5@1 to b
-        t=10.3 worker b: drops 1 stale message
-        t=10.4 worker b: hands back feed 5, held here and not running
-        t=10.4 control: assigns 5@2 to b
-        t=10.5 worker b: streams feed 5
+        t=10.1 control: assigns 5@1 to a
+        t=10.3 worker a: drops 1 stale message
+        t=10.4 worker a: hands back feed 5, held here and not running
+        t=10.4 control: assigns 5@2 to a
+        t=10.5 worker a: streams feed 5
         """,
     )
     assert fleet.everything_streams()

@@ -21,10 +21,10 @@ def test_a_killed_workers_feeds_stream_elsewhere_at_once() -> None:
         t=11.0 worker c: is killed
         t=11.2 worker c: gone
         t=11.2 control: frees feeds 1,4 of c (worker_gone)
-        t=11.2 control: assigns 1@2 to b
-        t=11.2 control: assigns 4@2 to a
-        t=11.3 worker a: streams feed 4
-        t=11.3 worker b: streams feed 1
+        t=11.2 control: assigns 1@2 to a
+        t=11.2 control: assigns 4@2 to b
+        t=11.3 worker a: streams feed 1
+        t=11.3 worker b: streams feed 4
         """,
     )
     assert fleet.everything_streams()
@@ -163,10 +163,10 @@ def test_an_outage_fails_nobody_over_but_a_worker_that_dies_in_it_and_that_one_t
         t=40.2 worker b: streams feed 3
         t=46.2 worker c: gone
         t=46.2 control: frees feeds 1,4 of c (worker_gone)
-        t=46.2 control: assigns 1@2 to b
-        t=46.2 control: assigns 4@2 to a
-        t=46.3 worker a: streams feed 4
-        t=46.3 worker b: streams feed 1
+        t=46.2 control: assigns 1@2 to a
+        t=46.2 control: assigns 4@2 to b
+        t=46.3 worker a: streams feed 1
+        t=46.3 worker b: streams feed 4
         """,
     )
     assert fleet.everything_streams()

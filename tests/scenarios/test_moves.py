@@ -210,10 +210,10 @@ def test_a_successor_that_does_not_come_is_waited_for_so_long_and_no_longer() ->
         t=10.0 worker c: gets SIGTERM
         t=10.1 worker c: drains feeds 1,4
         t=10.1 worker c: leaves
-        t=15.1 control: assigns 1@2 to b
-        t=15.1 control: assigns 4@2 to a
-        t=15.2 worker a: streams feed 4
-        t=15.2 worker b: streams feed 1
+        t=15.1 control: assigns 1@2 to a
+        t=15.1 control: assigns 4@2 to b
+        t=15.2 worker a: streams feed 1
+        t=15.2 worker b: streams feed 4
         """,
     )
     assert fleet.everything_streams()
