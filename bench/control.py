@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 from uuid import uuid4
 
 import psutil
@@ -30,10 +31,12 @@ import psycopg2
 
 from bench.report import Figure, at_most, say
 from bench.servers import started
+from feedq.control import reconcile as control
 from feedq.control.reconcile import PassReport, reconcile
 from feedq.control.store.migrate import upgrade
 from feedq.control.store.postgresql import PostgresStore
 from feedq.control.store.worker_session import PostgresSession
+from feedq.core import limits
 from feedq.core.model import Assignment, Load, NewWorker, Worker
 from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey
@@ -59,6 +62,7 @@ _SEND: Final = """
 import time
 from uuid import uuid4
 from feedq.celery.application import app
+from feedq.core import limits
 from feedq.core.model import Assignment
 from feedq.celery.tasks import send_all
 worker = uuid4()
@@ -140,11 +144,14 @@ def _measure(postgres: Postgres, *, feeds: int, workers: int) -> Figures:
     url = postgres.create_database("control")
     upgrade(url)
     store = PostgresStore(url, retention_days=14)
-    settings = Settings.model_construct(
-        settle_s=0.0, ttl_s=6.0, sweep_interval_s=3600.0, dispatch_timeout_s=3600.0
-    )
+    settings = Settings.model_construct(settle_s=0.0, ttl_s=6.0)
     try:
-        with closing(psycopg2.connect(url)) as session:
+        with (
+            closing(psycopg2.connect(url)) as session,
+            # Nothing falls due but what is measured.
+            patch.object(control, "SWEEP_INTERVAL_S", 3600.0),
+            patch.object(limits, "DISPATCH_TIMEOUT_S", 3600.0),
+        ):
             session.autocommit = True
             _declare(session, feeds)
             fleet = _register(store, workers, capacity=int(SPARE * feeds / workers))

@@ -36,7 +36,7 @@ BUSY_S = float(os.environ.get("FEEDQ_BENCH_BUSY_S", "600"))
 
 
 def measure(directory: Path) -> Iterator[Figure]:
-    env = {"FEEDQ_MEMORY_LIMIT": str(WORKER_BYTES), "FEEDQ_QUARANTINE_S": "5"}
+    env = {"FEEDQ_MEMORY_LIMIT": str(WORKER_BYTES)}
     with (
         running(directory) as (postgres, valkey),
         neighbourhood(

@@ -25,8 +25,6 @@ CommaSeparated = Annotated[tuple[str, ...], NoDecode]
 DEFAULT_SINK = "default"
 HEARTBEAT_MIN_S: Final = 0.05
 """A heartbeat interval of nothing must not become a loop without a pause."""
-HEARTBEATS_TRUSTED_MIN: Final = 1.5
-"""Heartbeat intervals that a worker trusts its leases for, at least: one may be half an interval late."""
 
 
 class Settings(BaseSettings):
@@ -63,25 +61,11 @@ class Settings(BaseSettings):
     """Interval of a worker's heartbeat."""
     ttl_s: Annotated[float, Field(ge=0.5, le=86_400)] = 6.0
     """A worker unheard of for this long is gone; three heartbeats."""
-    trust_margin_s: Seconds = 1.0
-    """How much sooner than its ttl a cut-off worker lets go by itself; must exceed the drift of two clocks
-    over one ttl, and leave one and a half heartbeats of it."""
     reconcile_interval_s: Seconds = 5.0
     """Tick of `reconcile`; changes wake it at once besides."""
-    dispatch_timeout_s: Annotated[float, Field(ge=1, le=86_400)] = 10.0
-    """An assignment not claimed for this long is sent again, with a new epoch."""
     settle_s: Seconds = 1.5
     """How old a worker must be before running feeds are moved to it; a fleet that starts cold places nothing
     until one worker is."""
-    sweep_interval_s: Seconds = 60.0
-    """Interval of the pass that compares everything and heals what was lost."""
-    look_interval_s: Seconds = 0.01
-    """How often the elected beat looks for workers without a database session, where it does not wait for
-    their end (`FEEDQ_CRASH_WAITERS`); less often where a look takes long. At most half of
-    `FEEDQ_LEADER_TTL_S`."""
-    crash_waiters: Annotated[int, Field(ge=0, le=1_000)] = 32
-    """Up to so many workers the elected beat waits for the end of each with one database session more, and
-    hears of a crash at once without looking. Where there are more workers, and with 0, it looks."""
     expect: Annotated[dict[str, Any], BeforeValidator(read_expectations)] = {}
     """What is expected of every feed, as JSON: `{"max_silence": "5m", "max_refused": "1%"}`, with the keys of
     `expect` of a feed; it says what it expects otherwise by itself, or its tenant does. Beats judge by it; with
@@ -98,8 +82,6 @@ class Settings(BaseSettings):
     """The same for the feeds of a tenant alone, as JSON: `{"acme": "mailto://…"}`."""
     alert_interval_s: Seconds = 30.0
     """The shortest time between two messages to one address; what is found meanwhile is told together."""
-    leader_ttl_s: Annotated[float, Field(ge=2, le=86_400)] = 5.0
-    """A frozen beat is replaced after this long; a killed one at once."""
     placement: Strategy = Strategy.BALANCED
     """Which worker gets a feed: `balanced`, the least utilised; or `rendezvous`, the one that a hash favours,
     unless it is too full."""
@@ -154,9 +136,6 @@ class Settings(BaseSettings):
     memory_limit: Annotated[int, Field(ge=0)] = 0
     """Bytes that a worker process may use: before it reaches them, it lets go of the feed that grows. 0 is
     the limit of its container or cgroup, if there is one."""
-    quarantine_s: Seconds = 600.0
-    """A feed that workers were lost to runs apart from others until it has landed records for this long
-    without harm; twice as long after each further loss, up to a day."""
     state_dir: str = ""
     """Directory in which workers note what they are doing, for whoever has to explain their end. Empty is one
     of this user's in shared memory or among the temporary files."""
@@ -200,10 +179,6 @@ class Settings(BaseSettings):
 
     imports: CommaSeparated = ()
     """Modules with your own tasks (comma-separated), imported by each worker as it starts."""
-    steal_after_s: Seconds = 1.0
-    """A due run is started by any worker with a free slot once its own has not for this long."""
-    ageing_s: Seconds = 1.0
-    """A point of priority lets a run go before others that have waited this much longer."""
     run_retention_days: Annotated[int, Field(ge=0, le=3650)] = 30
     """Days of history kept of runs that have ended."""
 
@@ -280,30 +255,13 @@ class Settings(BaseSettings):
         return allowed
 
     @model_validator(mode="after")
-    def _check_trust(self) -> Settings:
-        # Half, because a silence of half a ttl is taken for an outage of the database: see store/workers.py.
+    def _check_heartbeat(self) -> Settings:
+        # Half, because a silence of half a ttl is taken for an outage of the database: see store/workers.py. A
+        # heartbeat may then be late by half an interval and more before the trust of its worker ends.
         if self.heartbeat_s > self.ttl_s / 2:
             raise ValueError(
                 f"FEEDQ_HEARTBEAT_S ({self.heartbeat_s:g}) must not exceed half of "
                 f"FEEDQ_TTL_S ({self.ttl_s:g}): workers would be taken for dead between two heartbeats"
-            )
-        margin_max_s = self.ttl_s - HEARTBEATS_TRUSTED_MIN * max(self.heartbeat_s, HEARTBEAT_MIN_S)
-        if self.trust_margin_s > margin_max_s:
-            raise ValueError(
-                f"FEEDQ_TRUST_MARGIN_S ({self.trust_margin_s:g}) must not exceed {margin_max_s:g}, which is "
-                f"FEEDQ_TTL_S ({self.ttl_s:g}) less one and a half of FEEDQ_HEARTBEAT_S "
-                f"({self.heartbeat_s:g}): a heartbeat a little late, and a worker would suspend its feeds"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_leader(self) -> Settings:
-        # It renews between two looks.
-        if self.look_interval_s > self.leader_ttl_s / 2:
-            raise ValueError(
-                f"FEEDQ_LOOK_INTERVAL_S ({self.look_interval_s:g}) must not exceed half of "
-                f"FEEDQ_LEADER_TTL_S ({self.leader_ttl_s:g}): the elected beat would be taken for frozen "
-                "between two looks"
             )
         return self
 

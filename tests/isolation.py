@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feedq.core.lease import QUARANTINE_MAX_S
 from tests import poison
 from tests.cluster import ROOT, Cluster, wait_until
 
@@ -152,8 +153,14 @@ class Neighbourhood:
         assert not wrong, wrong
 
     def mend(self, name: str, *, limit_s: float = LIMIT_S) -> None:
-        """Let it be harmless again, and wait until it streams among the others by itself."""
+        """Let it be harmless for as long as a quarantine lasts, and wait until it streams among the others."""
         self.flag(name).unlink()
+        self.wait_landing([name])
+        self.cluster.sql(
+            "UPDATE feedq.lease SET running_since = running_since - make_interval(secs => %s) "
+            "WHERE feed_id = (SELECT id FROM feedq.feed WHERE name = %s)",
+            (QUARANTINE_MAX_S, name),
+        )
         wait_until(
             lambda: not self.lease(name)["quarantined"],
             limit_s=limit_s,

@@ -45,7 +45,16 @@ from feedq.worker.serial_executor import SerialExecutor
 CAMPAIGN_S = 0.2
 """The pause between two tries to be elected: a killed leader is replaced at once by a beat that waits for its
 end, and within this, plus jitter, by one that cannot wait."""
+LEADER_TTL_S = 5.0
+"""A frozen beat is replaced after this long: some renewals, so that a busy database costs no beat its election. A
+killed one is replaced at once."""
 RENEW_S = 1.0
+LOOK_INTERVAL_S = 0.01
+"""How often the elected beat looks for workers without a session while something is under way, where it does not
+wait for their end."""
+CRASH_WAITERS = 32
+"""Up to this many workers, the elected beat waits for the end of each with one session more, and hears of a crash
+without looking. In a larger fleet the sessions would cost more than the looks do."""
 CHECK_SHARE = 10
 """Checks take no more than one part in this many of the time: where each is slow, in a large fleet, they are
 fewer."""
@@ -163,10 +172,10 @@ class ElectionCandidate(Thread):
             holder=self._holder,
             host=socket.gethostname(),
             pid=os.getpid(),
-            ttl_s=self._settings.leader_ttl_s,
+            ttl_s=LEADER_TTL_S,
             settle_s=self._settings.settle_s,
-            waiters=self._settings.crash_waiters,
-            rearm_s=max(self._settings.look_interval_s, CHANGES_GATHERED_S),
+            waiters=CRASH_WAITERS,
+            rearm_s=CHANGES_GATHERED_S,
         )
         while not self._election.campaign():
             if self._election.end_frozen_leader():
@@ -191,7 +200,7 @@ class ElectionCandidate(Thread):
                 if not election.renew():
                     return
                 # Anchored to before the round trip, like a worker's trust window.
-                self._leads_until = now + self._settings.leader_ttl_s
+                self._leads_until = now + LEADER_TTL_S
                 renew_at = now + RENEW_S
             began = monotonic()
             check = election.check_liveness()
@@ -208,7 +217,7 @@ class ElectionCandidate(Thread):
     def _pause_s(self, check: LivenessCheck, took_s: float) -> float:
         """Return the pause before the next liveness check, unless something is heard before."""
         now = monotonic()
-        often_s = max(self._settings.look_interval_s, CHECK_SHARE * took_s)
+        often_s = max(LOOK_INTERVAL_S, CHECK_SHARE * took_s)
         if check.suspected:
             return min(SECOND_CHECK_S, often_s)
         if (
@@ -222,8 +231,7 @@ class ElectionCandidate(Thread):
             self._changed_at = now
         if now < self._changed_at + CALM_AFTER_S:
             return often_s
-        calm_s = max(self._settings.look_interval_s, CALM_CHECK_S)
-        return max(often_s, min(calm_s, calm_s if check.due_in_s is None else check.due_in_s))
+        return max(often_s, CALM_CHECK_S if check.due_in_s is None else min(CALM_CHECK_S, check.due_in_s))
 
     def _judge(self, check: LivenessCheck) -> None:
         now = monotonic()

@@ -19,7 +19,7 @@ from celery.utils.nodenames import anon_nodename
 
 from feedq.control import reconcile as control
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.limits import AFTER_FAST_PATH_S, MESSAGES_AT_ONCE, messages_wait_s
+from feedq.core.limits import AFTER_FAST_PATH_S, DISPATCH_TIMEOUT_S, MESSAGES_AT_ONCE, messages_wait_s
 from feedq.core.model import Assignment, FeedKey, Reason
 from feedq.errors import FeedqError
 from feedq.settings import settings
@@ -61,7 +61,6 @@ def _store_of(_pid: int) -> PostgresStore:
         s.database_url.get_secret_value(),
         retention_days=s.event_retention_days,
         restart_hold_s=s.restart_hold_s,
-        ageing_s=s.ageing_s,
     )
 
 
@@ -157,7 +156,7 @@ def dispatch(assignments: Sequence[Assignment]) -> None:
         outbox.put(assignments)
         return
     ((_, most),) = Counter(assignment.queue for assignment in assignments).most_common(1)
-    wait_s = messages_wait_s(most, dispatch_timeout_s=settings().dispatch_timeout_s)
+    wait_s = messages_wait_s(most)
     _later(wait_s, outbox.put, assignments)
 
 
@@ -167,7 +166,7 @@ def _outbox_of(_pid: int) -> Outbox[Assignment]:
     return Outbox(
         "feedq-dispatch",
         lambda assignments: send_all(assignments),
-        stale_s=settings().dispatch_timeout_s,
+        stale_s=DISPATCH_TIMEOUT_S,
         event=LogEvent.DISPATCH_FAILED,
     )
 

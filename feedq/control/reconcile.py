@@ -37,6 +37,8 @@ EDITS_PER_PASS = 1_000
 PLACEMENTS_PER_PASS = 10_000
 """New feeds that a pass takes in, and feeds that it places: after a cold start or the loss of many workers it
 keeps its rows locked for a second at most."""
+SWEEP_INTERVAL_S = 60.0
+"""How often everything is compared: what was lost, or edited by hand without a trace, is mended within this."""
 MOVABLE_PER_PASS = 20_000
 """Bounds the feeds that a pass chooses from when it moves some; they are shared evenly by the workers that
 give."""
@@ -174,13 +176,13 @@ def _pass(
             place_waiting_feeds(p, report, rules=settings.rules)
             return report
         stop_within_s = settings.handoff_timeout_s
-        if p.sweep_is_due(interval_s=settings.sweep_interval_s):
+        if p.sweep_is_due(interval_s=SWEEP_INTERVAL_S):
             report.repaired = p.sweep(stop_within_s=stop_within_s)
         report.reaped = p.reap()
         p.end_backfills()
-        _separate_quarantined(p, settings)
+        _separate_quarantined(p, stop_within_s=stop_within_s)
         _apply_edits(p, report, stop_within_s=stop_within_s)
-        silent = p.overdue(timeout_s=settings.dispatch_timeout_s)
+        silent = p.overdue(timeout_s=limits.DISPATCH_TIMEOUT_S)
         report.overdue = len(silent)
         place_waiting_feeds(
             p, report, rules=settings.rules, silent=frozenset(silent), limit=PLACEMENTS_PER_PASS
@@ -210,18 +212,14 @@ def _expire_gone_workers(p: ReconcilePass, report: PassReport, *, ttl_s: float) 
     return bool(gone)
 
 
-def _separate_quarantined(p: ReconcilePass, settings: Settings) -> None:
+def _separate_quarantined(p: ReconcilePass, *, stop_within_s: float) -> None:
     """Restart feeds in quarantine apart from all others, and those that have behaved for long enough among
     them."""
     leases = p.quarantined()
-    pardoned = [
-        replace(one, quarantined=False)
-        for one in leases
-        if lease.is_pardoned(one, now=p.now, quarantine_s=settings.quarantine_s)
-    ]
+    pardoned = [replace(one, quarantined=False) for one in leases if lease.is_pardoned(one, now=p.now)]
     asked = [one for one in leases if lease.is_in_company(one)] + pardoned
     if asked:
-        p.part(asked, stop_within_s=settings.handoff_timeout_s)
+        p.part(asked, stop_within_s=stop_within_s)
 
 
 def _apply_edits(p: ReconcilePass, report: PassReport, *, stop_within_s: float) -> None:

@@ -82,6 +82,10 @@ AVOIDED_MAX = 8
 """Workers on which a feed failed that are remembered. One that failed on so many is not hurried to a ninth: it is
 not the workers that fail."""
 
+TRUST_MARGIN = 1 / 6
+"""The part of its ttl by which a worker that is cut off lets go sooner than the database gives its feeds away: it
+must exceed the drift of two clocks over one ttl, which is a thousandth where a clock is very bad. What is left is
+more than one and a half heartbeats."""
 EPOCH_GROWS = frozenset({Move.ASSIGN})
 """The move that begins a new epoch; every other move keeps the epoch, or it could not be matched."""
 
@@ -110,9 +114,9 @@ class TrustWindow:
     until: float = float("-inf")
 
     @staticmethod
-    def after_heartbeat(*, sent_at: float, ttl_s: float, margin_s: float) -> TrustWindow:
+    def after_heartbeat(*, sent_at: float, ttl_s: float) -> TrustWindow:
         # Anchored to when the heartbeat was *sent*: a slow round trip must not stretch the lease.
-        return TrustWindow(until=sent_at + ttl_s - margin_s)
+        return TrustWindow(until=sent_at + ttl_s * (1 - TRUST_MARGIN))
 
     def holds(self, monotonic: float) -> bool:
         return monotonic < self.until
@@ -222,6 +226,9 @@ BLAME_RECENT = timedelta(minutes=10)
 BLAME_KEPT = timedelta(days=1)
 QUARANTINE_RETRY_S = (10.0, 600.0)
 """The time between two tries of a feed that ends its own process: at first, and at most."""
+QUARANTINE_S = 600.0
+"""A feed that workers were lost to runs apart from others until it has landed records for this long without harm;
+twice as long after each further loss. What ended two processes may need some minutes to do so again."""
 QUARANTINE_MAX_S = 86_400.0
 
 
@@ -268,13 +275,11 @@ def is_in_company(lease: Lease) -> bool:
     )
 
 
-def is_pardoned(lease: Lease, *, now: datetime, quarantine_s: float) -> bool:
+def is_pardoned(lease: Lease, *, now: datetime) -> bool:
     """Return whether a feed in quarantine has behaved for long enough: it landed records, and did no harm."""
     if not lease.quarantined or lease.state is not LeaseState.RUNNING or lease.running_since is None:
         return False
-    length_s = min(
-        max(QUARANTINE_MAX_S, quarantine_s), quarantine_s * 2.0 ** min(max(lease.blamed, 1) - 1, 16)
-    )
+    length_s = min(QUARANTINE_MAX_S, QUARANTINE_S * 2.0 ** min(max(lease.blamed, 1) - 1, 16))
     landed = lease.last_record_at is not None and lease.last_record_at >= lease.running_since
     return landed and now - lease.running_since >= timedelta(seconds=length_s)
 

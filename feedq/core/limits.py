@@ -274,13 +274,16 @@ MESSAGES_AT_ONCE: Final = 20
 MESSAGES_AFTER_S: Final = 0.3
 FEEDS_BEGUN_PER_S: Final = 1_000
 """Feeds that a worker begins a second, when thousands begin: their messages wait for so much longer."""
+DISPATCH_TIMEOUT_S: Final = 10.0
+"""An assignment that was not claimed for this long is made anew, under a new epoch: what a lost message costs. It
+exceeds the time that a worker under full load takes to claim."""
 MESSAGES_BY: Final = 0.8
 """Of the dispatch time-out: so much of it is over, at most, when messages leave. Later, a worker that lost its
 notification would hear of its feeds only after they have been given to others."""
 
 
-def messages_wait_s(feeds: int, *, dispatch_timeout_s: float) -> float:
+def messages_wait_s(feeds: int) -> float:
     """How long more than `MESSAGES_AT_ONCE` messages wait for the feeds that they are about, of which so many
     are one worker's at most. Who is notified has claimed by then, and connects: to send and to hear of hundreds
     of messages costs as much."""
-    return min(MESSAGES_AFTER_S + feeds / FEEDS_BEGUN_PER_S, MESSAGES_BY * dispatch_timeout_s)
+    return min(MESSAGES_AFTER_S + feeds / FEEDS_BEGUN_PER_S, MESSAGES_BY * DISPATCH_TIMEOUT_S)

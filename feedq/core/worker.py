@@ -306,9 +306,7 @@ class WorkerCore:
 
     def confirmed(self, *, sent_at: float, ttl_s: float, now: float) -> list[Action]:
         """The database keeps the leases of this worker for ``ttl_s`` from some moment after ``sent_at``."""
-        self._trust = TrustWindow.after_heartbeat(
-            sent_at=sent_at, ttl_s=ttl_s, margin_s=self._settings.trust_margin_s
-        )
+        self._trust = TrustWindow.after_heartbeat(sent_at=sent_at, ttl_s=ttl_s)
         if self._is_stalled or not self._trust.holds(now):
             return []
         was_serving = self.state is SessionState.SERVING

@@ -32,7 +32,6 @@ ENV = {
     "FEEDQ_IMPORTS": "tests.jobs_under_test",
     "FEEDQ_HEARTBEAT_S": "0.5",
     "FEEDQ_TTL_S": str(TTL_S),
-    "FEEDQ_TRUST_MARGIN_S": "0.5",
 }
 
 

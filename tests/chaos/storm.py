@@ -25,8 +25,6 @@ TTL_S = 2.5
 SETTINGS = {
     "FEEDQ_TTL_S": str(TTL_S),
     "FEEDQ_HEARTBEAT_S": "0.5",
-    "FEEDQ_TRUST_MARGIN_S": "0.75",
-    "FEEDQ_LEADER_TTL_S": "2",
 }
 LOOK_S = 0.05
 LONGER_S = 60.0

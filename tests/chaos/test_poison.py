@@ -18,7 +18,6 @@ from tests.poison import Deed
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
 
 STALL_S = 2.0
-QUARANTINE_S = 2.0
 WORKER_BYTES = 400 * 2**20
 
 
@@ -28,7 +27,6 @@ def place(
 ) -> Iterator[Neighbourhood]:
     env = {
         "FEEDQ_STALL_S": str(STALL_S),
-        "FEEDQ_QUARANTINE_S": str(QUARANTINE_S),
         "FEEDQ_MEMORY_LIMIT": str(WORKER_BYTES),
     }
     with neighbourhood(

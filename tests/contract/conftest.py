@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from feedq.control import reconcile
 from feedq.control.store import migrate
 from feedq.local.postgres import Postgres
 from tests.contract.harness import Harness, MemoryHarness, PostgresHarness
@@ -19,6 +20,12 @@ def control_database_url(postgres: Postgres) -> Iterator[str]:
     migrate.upgrade(url)
     yield url
     postgres.drop_database("contract_of_the_store")
+
+
+@pytest.fixture(autouse=True)
+def _unswept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pass sweeps because a test let time pass."""
+    monkeypatch.setattr(reconcile, "SWEEP_INTERVAL_S", 3600.0)
 
 
 @pytest.fixture(params=["memory", pytest.param("postgresql", marks=pytest.mark.servers)])

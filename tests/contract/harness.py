@@ -80,6 +80,9 @@ class Harness(ABC):
         """Set the database's clock back."""
 
     @abstractmethod
+    def make_sweep_due(self) -> None: ...
+
+    @abstractmethod
     def check_liveness(self) -> int:
         """One look of the elected beat; how many workers it found crashed."""
 
@@ -173,16 +176,20 @@ class Harness(ABC):
             assert p is not None
             return p.expire_workers([worker.id])
 
-    def reconcile(self, **changes: object) -> tuple[PassReport, list[Assignment]]:
+    def reconcile(self, *, sweep: bool = False, **changes: object) -> tuple[PassReport, list[Assignment]]:
         """A whole pass, with no settle time, and the messages it sent."""
         sent: list[Assignment] = []
-        report = self.reconcile_if_free(sent, **changes)
+        report = self.reconcile_if_free(sent, sweep=sweep, **changes)
         assert report is not None
         return report, sent
 
-    def reconcile_if_free(self, sent: list[Assignment] | None = None, **changes: object) -> PassReport | None:
+    def reconcile_if_free(
+        self, sent: list[Assignment] | None = None, *, sweep: bool = False, **changes: object
+    ) -> PassReport | None:
         """The same, but None when another pass is under way."""
-        values: dict[str, Any] = {"settle_s": 0.0, "sweep_interval_s": 3600.0, **changes}
+        if sweep:
+            self.make_sweep_due()
+        values: dict[str, Any] = {"settle_s": 0.0, **changes}
         said: list[Assignment] = [] if sent is None else sent
         return reconcile(self.store, said.extend, Settings.model_construct(**values))
 
@@ -201,6 +208,9 @@ class MemoryHarness(Harness):
 
     def await_unlocked(self, worker: Worker) -> None:
         """They are gone when they are closed."""
+
+    def make_sweep_due(self) -> None:
+        self.memory.database.tables.swept_at = None
 
     def check_liveness(self) -> int:
         return len(self.memory.check_liveness())
@@ -276,6 +286,9 @@ class PostgresHarness(Harness):
                 if not self._connection.closed:
                     raise
         raise AssertionError("the database ends each session")
+
+    def make_sweep_due(self) -> None:
+        self.execute("UPDATE feedq.fleet SET sweep_at = NULL")
 
     def elapse(self, seconds: float) -> None:
         # That everything happened earlier is the same as that it is later now.

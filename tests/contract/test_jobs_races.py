@@ -182,12 +182,12 @@ def test_a_claim_that_does_not_see_yet_what_runs_meets_the_index_and_claims_agai
         jobs.store.jobs.runs._prepared._is_off = True
         real = claiming.claim
 
-        def claim_blindly_first(c: Connection, offered: Offer, *, ageing_s: float) -> claiming.ClaimedRuns:
+        def claim_blindly_first(c: Connection, offered: Offer) -> claiming.ClaimedRuns:
             seen.append("again" if seen else "blind")
             with monkeypatch.context() as patched:
                 if seen == ["blind"]:
                     patched.setattr(claiming, "CLAIM", blind)
-                return real(c, offered, ageing_s=ageing_s)
+                return real(c, offered)
 
         monkeypatch.setattr(claiming, "claim", claim_blindly_first)
     assert [run.schedule for run in jobs.store.jobs.runs.claim(offer(b)).runs] == ["another"]
@@ -218,9 +218,7 @@ def test_a_claim_does_not_wait_for_one_that_takes_another_run_of_the_schedule(jo
     jobs.schedule()
     jobs.schedules.trigger("nightly", key="first")
     with jobs.database.transaction() as c:
-        assert [run.key for run in claiming.claim(c, offer(a), ageing_s=1.0).granted.runs] == [
-            "trigger:first"
-        ]
+        assert [run.key for run in claiming.claim(c, offer(a)).granted.runs] == ["trigger:first"]
         jobs.schedules.backfill("nightly", [SOME_TICK])
         granted = jobs.store.jobs.runs.claim(offer(b))
         assert not granted.runs

@@ -18,7 +18,7 @@ from tests.lease_listener import RecordingListener
 
 pytestmark = pytest.mark.servers
 
-SETTINGS = Settings(heartbeat_s=0.2, ttl_s=3600, trust_margin_s=1)
+SETTINGS = Settings(heartbeat_s=0.2, ttl_s=3600)
 LIMIT_S = 10.0
 
 
@@ -113,7 +113,7 @@ def test_an_unexpected_error_ends_a_session_and_not_its_thread(
 def test_a_heartbeat_that_is_asked_for_does_not_wait_for_its_interval(
     postgres_harness: PostgresHarness, recording: RecordingListener
 ) -> None:
-    rarely = Settings(heartbeat_s=1_800, ttl_s=3_600, trust_margin_s=1)
+    rarely = Settings(heartbeat_s=1_800, ttl_s=3_600)
     lease_keeper = recording.make_keeper(postgres_harness.store, rarely, SystemClock())
     lease_keeper.start()
     try:

@@ -96,8 +96,8 @@ def test_a_keeper_whose_trust_is_anchored_at_the_reply_fails(monkeypatch: pytest
 
     class AnchoredAtTheReply(TrustWindow):
         @staticmethod
-        def after_heartbeat(*, sent_at: float, ttl_s: float, margin_s: float) -> TrustWindow:
-            return TrustWindow.after_heartbeat(sent_at=clock.monotonic(), ttl_s=ttl_s, margin_s=margin_s)
+        def after_heartbeat(*, sent_at: float, ttl_s: float) -> TrustWindow:
+            return TrustWindow.after_heartbeat(sent_at=clock.monotonic(), ttl_s=ttl_s)
 
     monkeypatch.setattr(core, "TrustWindow", AnchoredAtTheReply)
     with pytest.raises(AssertionError), monkeypatch.context() as inner:

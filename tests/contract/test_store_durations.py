@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from uuid import uuid4
 
 import pytest
 
-from feedq.control.store.election import Election
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import LeaseState, Load, Reason, Release
 from feedq.telemetry.logs import EventKind
@@ -17,9 +15,7 @@ from tests.simulation.durations import DAY_S, Bounds, durations
 
 RECKONED = (
     "ttl_s",
-    "dispatch_timeout_s",
     "settle_s",
-    "sweep_interval_s",
     "handoff_timeout_s",
     "moves_per_pass",
     "connects_per_s",
@@ -131,7 +127,7 @@ def test_history_is_kept_for_so_many_days(made: Made, end: str) -> None:
     feed = harness.feed()
     harness.run(feed, harness.worker())
     harness.elapse((days - 1) * DAY_S if days else 1)
-    harness.reconcile(sweep_interval_s=0.0)
+    harness.reconcile(sweep=True)
     kinds = {event.kind for event in harness.store.feeds.events(feed.name)}
     assert (EventKind.LEASE_CLAIMED in kinds) is (days > 0)
 
@@ -158,24 +154,3 @@ def test_a_pass_with_everything_at_its_end_at_once_does_its_work(harness: Harnes
     report, _ = harness.reconcile(**settings)
     assert report.reaped == (within_s == 0)
     assert harness.lease(feed).state is (LeaseState.STOPPING if within_s else LeaseState.ASSIGNED)
-
-
-@pytest.mark.servers
-@pytest.mark.parametrize("end", ["lowest", "largest"])
-def test_a_leader_s_row_can_be_written_and_renewed(postgres_harness: PostgresHarness, end: str) -> None:
-    ttl_s = getattr(Bounds.of("leader_ttl_s"), end)
-    url = postgres_harness.url
-    leader, rival = (
-        Election(url, holder=uuid4(), host="host", pid=1, ttl_s=ttl_s, settle_s=0.0) for _ in range(2)
-    )
-    try:
-        assert leader.campaign()
-        assert leader.renew()
-        assert not rival.campaign()
-        postgres_harness.elapse(ttl_s / 2 - 1)
-        assert not rival.end_frozen_leader()
-        postgres_harness.elapse(ttl_s)
-        assert rival.end_frozen_leader()
-    finally:
-        leader.close()
-        rival.close()

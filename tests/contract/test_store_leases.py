@@ -225,7 +225,7 @@ def test_an_edit_starts_a_failed_feed_at_once(harness: Harness) -> None:
     assert harness.reconcile()[1] == []
     harness.elapse(100)
     harness.store.workers.heartbeat(worker.id, worker.load, ttl_s=60)
-    assert harness.reconcile(sweep_interval_s=0.0)[1] == []
+    assert harness.reconcile(sweep=True)[1] == []
     harness.store.feeds.edit(feed.name, spec(weight=2.0))
     (again,) = harness.reconcile()[1]
     assert again.key == (feed.id, key[1] + 1)

@@ -274,10 +274,10 @@ def test_a_feed_removed_while_its_worker_dies_is_purged(harness: Harness) -> Non
 def test_an_assignment_never_claimed_goes_out_again_under_a_new_epoch(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     old = harness.assign(feed, worker)
-    report, _ = harness.reconcile(dispatch_timeout_s=10.0)
+    report, _ = harness.reconcile()
     assert report.overdue == 0
     harness.elapse(11)
-    report, sent = harness.reconcile(dispatch_timeout_s=10.0)
+    report, sent = harness.reconcile()
     assert report.overdue == 1
     assert [a.key for a in sent] == [(feed.id, old[1] + 1)]
     assert harness.store.leases.claim(worker.id, [old]) == [], "the late message is stale"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.core.lease import VERDICT_S
+from feedq.core.lease import QUARANTINE_S, VERDICT_S
 from feedq.core.model import Feed, Lease, LeaseState, Loss, Reason, Release, Worker
 from feedq.telemetry.logs import EventKind
 from tests.contract.harness import Harness, progress
@@ -115,13 +115,12 @@ def test_one_that_runs_apart_is_left_there_until_it_has_landed_records_for_long_
     lost, worker, feed = harness.worker("a"), harness.worker("b", ttl_s=10_000), harness.feed()
     harness.store.workers.report_loss(lost.id, certain(feed))
     key = harness.run(feed, worker)
-    harness.elapse(1_000)
-    harness.reconcile(quarantine_s=600.0)
-    assert harness.lease(feed).state is LeaseState.RUNNING, "it has landed nothing"
+    harness.elapse(QUARANTINE_S / 2)
     harness.store.leases.report(worker.id, [progress(key)])
-    harness.reconcile(quarantine_s=1_600.0)
+    harness.reconcile()
     assert harness.lease(feed).state is LeaseState.RUNNING, "not for long enough"
-    harness.reconcile(quarantine_s=600.0)
+    harness.elapse(QUARANTINE_S / 2)
+    harness.reconcile()
     lease = harness.lease(feed)
     assert (lease.state, lease.quarantined) == (LeaseState.STOPPING, False)
     assert EventKind.FEED_PARDONED in kinds(harness, feed)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from feedq.core import limits
 from feedq.core.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerTarget
 from feedq.errors import Unavailable
 from tests.contract.harness import TTL_S, PostgresHarness, progress
@@ -180,9 +181,10 @@ def test_a_message_claimed_by_many_at_once_is_granted_once(
 
 
 def test_everything_at_once_never_deadlocks(
-    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Owners, people and passes on the same few rows; a deadlock would surface as `Unavailable`."""
+    monkeypatch.setattr(limits, "DISPATCH_TIMEOUT_S", 0.01)
     h = postgres_harness
     workers = [h.worker("a"), h.worker("b")]
     feeds = [h.feed(f"f{i}") for i in range(8)]
@@ -222,6 +224,6 @@ def test_everything_at_once_never_deadlocks(
         *(threads.submit(repeat, partial(own, worker)) for worker in workers),
         threads.submit(repeat, edit),
         threads.submit(repeat, come_and_go),
-        threads.submit(repeat, partial(h.reconcile_if_free, sweep_interval_s=0.0, dispatch_timeout_s=0.01)),
+        threads.submit(repeat, partial(h.reconcile_if_free, sweep=True)),
     ]
     assert all(job.result(HAMMER_S + WAIT_S) > 1 for job in jobs)

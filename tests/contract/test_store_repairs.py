@@ -22,7 +22,7 @@ def test_a_lease_that_was_set_idle_by_hand_is_placed_again(
     postgres_harness.execute("UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = %s", reason)
     _, unswept = postgres_harness.reconcile()
     assert unswept == []
-    report, again = postgres_harness.reconcile(sweep_interval_s=0.0)
+    report, again = postgres_harness.reconcile(sweep=True)
     if not again:
         _, again = postgres_harness.reconcile()
     assert report.repaired == 1
@@ -39,7 +39,7 @@ def test_a_failed_feed_is_no_matter_for_the_sweep(postgres_harness: PostgresHarn
     postgres_harness.store.feeds.add(spec())
     postgres_harness.reconcile()
     postgres_harness.execute(f"{FAILED_BY_HAND} clock_timestamp() + interval '9 min'")
-    report, sent = postgres_harness.reconcile(sweep_interval_s=0.0)
+    report, sent = postgres_harness.reconcile(sweep=True)
     assert (report.repaired, sent) == (0, [])
     assert postgres_harness.store.feeds.view("acme/orders").lease.reason is Reason.FAILED
 
@@ -53,4 +53,4 @@ def test_a_failed_feed_that_nobody_would_look_at_again_is_started_by_the_sweep(
     postgres_harness.reconcile()
     postgres_harness.execute(f"{FAILED_BY_HAND} NULL")
     assert postgres_harness.reconcile()[1] == []
-    assert [a.feed_id for a in postgres_harness.reconcile(sweep_interval_s=0.0)[1]] == [feed.id]
+    assert [a.feed_id for a in postgres_harness.reconcile(sweep=True)[1]] == [feed.id]

@@ -160,7 +160,7 @@ def test_the_counters_stay_exact_while_everybody_writes(postgres_harness: Postgr
 
     def sweep() -> None:
         while time.monotonic() < deadline:
-            h.reconcile_if_free(sweep_interval_s=0.0)
+            h.reconcile_if_free(sweep=True)
 
     with ThreadPoolExecutor(max_workers=3) as threads:
         jobs = [*(threads.submit(partial(own, w)) for w in workers), threads.submit(sweep)]
@@ -177,7 +177,7 @@ def test_a_sweep_counts_anew_what_was_miscounted(postgres_harness: PostgresHarne
     h.candidate(worker)
     h.execute("UPDATE feedq.worker_held SET feeds = 77, weight = 1e9")
     assert h.candidate(worker).feeds == 77
-    h.reconcile(sweep_interval_s=0.0)
+    h.reconcile(sweep=True)
     assert held(h)[str(worker.id)] == (3, 3.0)
 
 
@@ -190,7 +190,7 @@ def test_a_sweep_goes_page_by_page_from_pass_to_pass(
     many_running(h, [worker], 250)
     h.execute("DELETE FROM feedq.lease WHERE feed_id IN (5, 150, 249)")
     h.execute("UPDATE feedq.fleet SET sweep_at = sweep_at - interval '1 hour'")
-    repaired = [h.reconcile(sweep_interval_s=60.0)[0].repaired for _ in range(4)]
+    repaired = [h.reconcile()[0].repaired for _ in range(4)]
     assert repaired == [1, 1, 1, 0]
     with h.in_a_pass() as p:
         assert not p.sweep_is_due(interval_s=60.0)
@@ -208,7 +208,7 @@ def test_history_is_trimmed_a_page_at_a_time(
     h.execute("UPDATE feedq.fleet SET sweep_at = sweep_at - interval '1 hour'")
 
     def left() -> int:
-        h.reconcile(sweep_interval_s=60.0)
+        h.reconcile()
         ((count,),) = h.execute("SELECT count(*) FROM feedq.event")
         return int(str(count))
 

@@ -20,7 +20,7 @@ def test_a_sweep_is_due_once_an_interval(harness: Harness) -> None:
     harness.elapse(61)
     assert not is_due(86_400)
     assert is_due(60)
-    harness.reconcile(sweep_interval_s=60.0)
+    harness.reconcile(sweep=True)
     assert not is_due(60)
 
 
@@ -30,7 +30,7 @@ def test_a_deleted_lease_row_is_made_anew_by_the_sweep(harness: Harness) -> None
     harness.delete_lease(feed.id)
     assert harness.store.feeds.view(feed.name).lease.state is LeaseState.IDLE
     assert harness.reconcile()[1] == [], "an ordinary pass does not look for it"
-    report, sent = harness.reconcile(sweep_interval_s=0.0)
+    report, sent = harness.reconcile(sweep=True)
     assert report.repaired == 1
     assert [a.feed_id for a in sent] == [feed.id]
 
@@ -70,5 +70,5 @@ def test_history_is_trimmed_after_its_retention(harness: Harness) -> None:
     feed = harness.feed()
     harness.elapse(timedelta(days=20).total_seconds())
     harness.store.feeds.restart(feed.name)
-    harness.reconcile(sweep_interval_s=0.0)
+    harness.reconcile(sweep=True)
     assert [e.kind for e in harness.store.feeds.events(feed.name)] == [EventKind.FEED_RESTARTED]

@@ -87,9 +87,9 @@ def test_a_measured_feed_weighs_what_it_lands_beside_the_others(harness: Harness
         quiet.id: pytest.approx(0.5 * 2 + 0.5 * 0.5, abs=0.1),
         unheard.id: 2.0,
     }
-    harness.reconcile(measured_load=0.5, sweep_interval_s=0.0)
+    harness.reconcile(measured_load=0.5, sweep=True)
     assert harness.candidate(worker).load == pytest.approx(sum(weights.values()), abs=0.3)
-    harness.reconcile(measured_load=0.0, sweep_interval_s=0.0)
+    harness.reconcile(measured_load=0.0, sweep=True)
     assert harness.candidate(worker).load == pytest.approx(6.0), "declared weights count again"
 
 
@@ -119,7 +119,7 @@ def test_idle_feeds_are_counted_by_reason_when_a_sweep_begins(harness: Harness) 
     )
     harness.store.feeds.set_target("paused", TargetState.PAUSED)
     harness.absorb_edits()
-    harness.reconcile(sweep_interval_s=0.0)
+    harness.reconcile(sweep=True)
     with harness.in_a_pass() as p:
         counts = p.waiting_by_reason()
     expected = {Reason.FAILED: 1, Reason.BACKOFF: 1, Reason.PAUSED: 1, Reason.HELD: 0}

@@ -7,11 +7,8 @@ from feedq.settings import Settings
 DURATIONS = Settings.model_construct(
     heartbeat_s=2.0,
     ttl_s=6.0,
-    trust_margin_s=1.0,
     reconcile_interval_s=5.0,
-    dispatch_timeout_s=10.0,
     settle_s=2.0,
-    sweep_interval_s=60.0,
     measured_load=0.0,
     tenant_caps={},
     moves_per_pass=100,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from feedq.celery.beat import LOOK_INTERVAL_S
 from feedq.control.reconcile import PASSES_IN_A_ROW, PassReport, reconcile
 from feedq.core.lease import on_edit
 from feedq.core.model import (
@@ -268,7 +269,7 @@ class FakeFleet:
         suspected = self.store.suspected
         lost = self.store.check_liveness()
         # The second look, which decides, follows the first at once.
-        pause_s = 0.0 if self.store.suspected - suspected else self.settings.look_interval_s
+        pause_s = 0.0 if self.store.suspected - suspected else LOOK_INTERVAL_S
         self._next_look_at = self.clock.monotonic() + pause_s
         return bool(lost) or self.store.is_due(settle_s=self.settings.settle_s)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import astuple, replace
-from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -14,13 +13,8 @@ import pytest
 import uvloop
 from pydantic import SecretStr
 
-from feedq.celery import beat
 from feedq.celery.application import make_app
-from feedq.celery.beat import CHECK_SHARE, RENEW_S, ElectionCandidate, send_each
-from feedq.celery.tasks import reconcile
-from feedq.control.store.election import LivenessCheck
-from feedq.core.lease import is_pardoned
-from feedq.core.model import Lease, LeaseState, Reason, Release
+from feedq.core.model import Reason, Release
 from feedq.core.worker import WATCHDOG_MIN_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.worker.outage import Outage
@@ -33,69 +27,11 @@ from tests.live.test_runner import Bench, numbered_source, options
 from tests.simulation.durations import Bounds
 from tests.unit.data_path import LIMIT_S, DataPath, batch, until
 
-LEADER, LOOKS = Bounds.of("leader_ttl_s"), Bounds.of("look_interval_s")
-CHECK_TAKES_S = 0.002
-
 
 def on_uvloop(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Its timers are in whole milliseconds, and those of workers."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(coroutine())
-
-
-class Leader:
-    """An elected beat and the time that its looks and its pauses take."""
-
-    def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch, *, for_s: float) -> None:
-        self.now, self._until = 1_000.0, 1_000.0 + for_s
-        self.checks = 0
-        self.was_taken_for_frozen = False
-        monkeypatch.setattr(beat, "monotonic", lambda: self.now)
-        monkeypatch.setattr(reconcile, "apply_async", lambda **_: None)
-        monkeypatch.setattr(beat, "run_reconcile", lambda **_: "")
-        self.candidate = ElectionCandidate(settings, send_each)
-        self._ttl_s = settings.leader_ttl_s
-        self._expires_at = self.now + self._ttl_s
-
-    def check_liveness(self) -> LivenessCheck:
-        self.checks += 1
-        self.now += CHECK_TAKES_S
-        return LivenessCheck(0, 0, 0, pass_seq=self.checks, pass_age_s=0.0)
-
-    def renew(self) -> bool:
-        self.was_taken_for_frozen |= self.now > self._expires_at
-        self._expires_at = self.now + self._ttl_s
-        return True
-
-    def wait(self, timeout_s: float) -> bool:
-        self.now += timeout_s
-        self.was_taken_for_frozen |= not self.candidate.leads
-        if self.now >= self._until:
-            self.candidate._stopping.set()
-        return False
-
-
-@pytest.mark.parametrize(
-    ("leader_ttl_s", "look_interval_s"),
-    [
-        (LEADER.lowest, LOOKS.lowest),
-        (LEADER.lowest, LEADER.lowest / 2),
-        (LEADER.largest, LOOKS.lowest),
-        (LEADER.largest, LOOKS.largest),
-    ],
-)
-def test_an_elected_beat_stays_elected_while_it_looks(
-    leader_ttl_s: float, look_interval_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = Settings(leader_ttl_s=leader_ttl_s, look_interval_s=look_interval_s)
-    for_s = 3 * max(look_interval_s, 10.0)
-    leader = Leader(settings, monkeypatch, for_s=for_s)
-    leader.candidate._lead(leader)  # type: ignore[arg-type]
-    assert not leader.was_taken_for_frozen
-    # A renewal that is due ends a pause.
-    assert (
-        2 <= leader.checks <= for_s / max(look_interval_s, CHECK_SHARE * CHECK_TAKES_S) + for_s / RENEW_S + 2
-    )
 
 
 @pytest.mark.parametrize("interval_s", astuple(Bounds.of("reconcile_interval_s")))
@@ -200,23 +136,6 @@ def test_a_loop_may_stand_still_for_ever_or_for_a_day() -> None:
         recording.stalled = stalled_s
         lease_keeper.watch()
         assert lease_keeper.beat() is not is_withheld
-
-
-@pytest.mark.parametrize("quarantine_s", astuple(Bounds.of("quarantine_s")))
-def test_a_quarantine_lasts_so_long(quarantine_s: float) -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    began = now - timedelta(seconds=quarantine_s)
-    lease = Lease(
-        1,
-        state=LeaseState.RUNNING,
-        quarantined=True,
-        blamed=1,
-        running_since=began,
-        last_record_at=began,
-    )
-    assert is_pardoned(lease, now=now, quarantine_s=quarantine_s)
-    assert not is_pardoned(lease, now=now - timedelta(seconds=1), quarantine_s=quarantine_s)
-    assert not is_pardoned(replace(lease, last_record_at=None), now=now, quarantine_s=quarantine_s)
 
 
 def test_a_sink_is_down_for_those_who_waited_no_longer_than_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

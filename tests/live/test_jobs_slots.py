@@ -39,7 +39,6 @@ class Stage:
             count=count,
             identity=lambda: self.session,
             share=lambda: self.share,
-            steal_after_s=1.0,
         )
 
     def job(self, run: ClaimedRun) -> None:
@@ -101,7 +100,7 @@ def test_no_more_is_claimed_than_there_are_free_slots(stage: Stage) -> None:
 def test_an_offer_names_our_segments(stage: Stage) -> None:
     stage.claim()
     (offer,) = stage.runs.offers
-    assert (offer.worker_id, offer.segments, offer.steal_after_s) == (ME, (1, 2), 1.0)
+    assert (offer.worker_id, offer.segments) == (ME, (1, 2))
 
 
 def test_nothing_is_claimed_without_need(stage: Stage) -> None:

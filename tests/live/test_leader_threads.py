@@ -77,7 +77,7 @@ def test_it_looks_while_its_beat_leads_and_ends_when_told_to(monkeypatch: pytest
     monkeypatch.setattr(leader_threads, "JUDGE_EVERY_S", 0.1)
     looks = Looks()
     thread = ExpectationJudge(
-        Settings(ttl_s=0.5, heartbeat_s=0.1, trust_margin_s=0.1),
+        Settings(ttl_s=0.5, heartbeat_s=0.1),
         lambda: cast("ExpectationStore", looks),
         lambda: True,
     )

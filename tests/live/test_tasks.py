@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
 from threading import Event
 from time import monotonic, sleep
 from uuid import uuid4
@@ -16,6 +15,7 @@ from feedq.control import reconcile as control
 from feedq.control.reconcile import PassReport
 from feedq.core.limits import (
     AFTER_FAST_PATH_S,
+    DISPATCH_TIMEOUT_S,
     MESSAGES_AFTER_S,
     MESSAGES_AT_ONCE,
     MESSAGES_BY,
@@ -23,8 +23,6 @@ from feedq.core.limits import (
 )
 from feedq.core.model import Assignment
 from feedq.errors import Unavailable
-from feedq.settings import settings
-from tests.simulation.durations import Bounds
 
 LIMIT_S = 10.0
 
@@ -78,17 +76,11 @@ def test_many_leave_once_their_workers_had_time_to_connect_and_all_of_them_leave
 
 
 def test_the_more_begin_the_longer_their_messages_wait_but_not_until_they_are_overdue() -> None:
-    timeout_s = settings().dispatch_timeout_s
-    waits_s = [messages_wait_s(most, dispatch_timeout_s=timeout_s) for most in (1, 100, 1_000, 10_000, 10**6)]
+    waits_s = [messages_wait_s(most) for most in (1, 100, 1_000, 10_000, 10**6)]
     assert waits_s == sorted(waits_s)
     assert waits_s[0] >= MESSAGES_AFTER_S
     assert waits_s[0] < waits_s[2]
-    assert waits_s[-1] == MESSAGES_BY * timeout_s
-
-
-@pytest.mark.parametrize("timeout_s", astuple(Bounds.of("dispatch_timeout_s")))
-def test_messages_leave_before_the_dispatch_time_out(timeout_s: float) -> None:
-    assert messages_wait_s(10**6, dispatch_timeout_s=timeout_s) < timeout_s
+    assert waits_s[-1] == MESSAGES_BY * DISPATCH_TIMEOUT_S < DISPATCH_TIMEOUT_S
 
 
 def test_what_counts_is_how_many_one_worker_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +94,7 @@ def test_what_counts_is_how_many_one_worker_begins(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(tasks, "Timer", Later)
     dispatch(assignments(1_000, workers=10))
-    assert waits_s == [messages_wait_s(100, dispatch_timeout_s=settings().dispatch_timeout_s)]
+    assert waits_s == [messages_wait_s(100)]
 
 
 @pytest.mark.parametrize("is_away", [False, True])

@@ -24,8 +24,8 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
     ("tests/unit/test_worker_core.py",): (
         (
             "trust begins when the heartbeat is answered",
-            "sent_at=sent_at, ttl_s=ttl_s, margin_s=self._settings.trust_margin_s",
-            "sent_at=now, ttl_s=ttl_s, margin_s=self._settings.trust_margin_s",
+            "TrustWindow.after_heartbeat(sent_at=sent_at, ttl_s=ttl_s)",
+            "TrustWindow.after_heartbeat(sent_at=now, ttl_s=ttl_s)",
         ),
         (
             "an answer that comes too late resumes the worker",
@@ -123,10 +123,10 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
     ("tests/unit/test_lease.py",): (
         (
             "trust is anchored where the heartbeat is answered, by a second",
-            "until=sent_at + ttl_s - margin_s",
-            "until=sent_at + 1.0 + ttl_s - margin_s",
+            "until=sent_at + ttl_s * (1 - TRUST_MARGIN)",
+            "until=sent_at + 1.0 + ttl_s * (1 - TRUST_MARGIN)",
         ),
-        ("trust has no margin", "until=sent_at + ttl_s - margin_s", "until=sent_at + ttl_s"),
+        ("trust has no margin", "until=sent_at + ttl_s * (1 - TRUST_MARGIN)", "until=sent_at + ttl_s"),
         ("trust holds at its very end", "return monotonic < self.until", "return monotonic <= self.until"),
         (
             "a claim begins another epoch",

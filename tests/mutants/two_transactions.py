@@ -13,12 +13,12 @@ from sqlalchemy import Connection
 from feedq.control.store.jobs import firing
 
 
-def write(c: Connection, decided: Sequence[firing.Decided], *, ageing_s: float) -> list[int]:
+def write(c: Connection, decided: Sequence[firing.Decided]) -> list[int]:
     firing._cancel_others(c, decided)
     firing.advance(c, decided)
     # Beneath the transaction of SQLAlchemy, which knows nothing of it.
     c.connection.commit()
-    return firing.insert(c, decided, ageing_s=ageing_s)
+    return firing.insert(c, decided)
 
 
 firing.write = write

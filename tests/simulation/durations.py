@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from math import inf, nextafter
 from typing import Any
 
-from feedq.settings import HEARTBEAT_MIN_S, HEARTBEATS_TRUSTED_MIN, Settings
+from feedq.celery.beat import LOOK_INTERVAL_S
+from feedq.core.lease import TRUST_MARGIN
+from feedq.settings import HEARTBEAT_MIN_S, Settings
 from tests.fakes import FakeFleet
 from tests.fakes.durations import DURATIONS
 
@@ -21,22 +23,17 @@ HOURLY = DURATIONS.model_copy(
     update={
         "heartbeat_s": 600.0,
         "ttl_s": 1_800.0,
-        "trust_margin_s": 300.0,
         "reconcile_interval_s": 1_500.0,
-        "dispatch_timeout_s": 3_000.0,
         "settle_s": 600.0,
-        "sweep_interval_s": 18_000.0,
         "handoff_timeout_s": 3_000.0,
     }
 )
 """The same fleet three hundred times slower, in which a day is no longer than five minutes are in the other."""
 BESIDE_THE_LOWEST: Mapping[str, Mapping[str, float]] = {
-    "ttl_s": {"heartbeat_s": 0.2, "trust_margin_s": 0.1},
+    "ttl_s": {"heartbeat_s": 0.2},
 }
 BESIDE_THE_LARGEST: Mapping[str, Mapping[str, float]] = {
     "heartbeat_s": {"ttl_s": DAY_S},
-    "trust_margin_s": {"ttl_s": DAY_S},
-    "look_interval_s": {"leader_ttl_s": DAY_S},
 }
 """What has to be larger, too, or some other setting would be what limits it."""
 
@@ -65,11 +62,7 @@ class Bounds:
         return cls(lowest, LARGEST_TOGETHER.get(name, found["le"]))
 
 
-LARGEST_TOGETHER: Mapping[str, float] = {
-    "heartbeat_s": DAY_S / 2,
-    "trust_margin_s": DAY_S - HEARTBEATS_TRUSTED_MIN * HOURLY.heartbeat_s,
-    "look_interval_s": DAY_S / 2,
-}
+LARGEST_TOGETHER: Mapping[str, float] = {"heartbeat_s": DAY_S / 2}
 """Where another setting, at its own largest, allows less than the field does."""
 
 
@@ -93,7 +86,7 @@ class TimedFleet(FakeFleet):
     def __init__(self, settings: Settings) -> None:
         is_slow = settings.ttl_s >= HOURLY.ttl_s
         heartbeat_s = max(settings.heartbeat_s, HEARTBEAT_MIN_S)
-        spare_s = settings.ttl_s - settings.trust_margin_s - heartbeat_s
+        spare_s = settings.ttl_s * (1 - TRUST_MARGIN) - heartbeat_s
         longest_s = 60.0 if is_slow else 0.1
         self.step_s = max(0.01, min(longest_s, spare_s / 4))
         super().__init__(step_s=self.step_s, rate_hz=0.005 if is_slow else 2.0, settings=settings)
@@ -112,7 +105,7 @@ class TimedFleet(FakeFleet):
     @property
     def noticed_s(self) -> float:
         """How long until what only time brings about is seen: by a look or by a pass."""
-        return min(self.settings.look_interval_s, self.settings.reconcile_interval_s) + self.step_s
+        return min(LOOK_INTERVAL_S, self.settings.reconcile_interval_s) + self.step_s
 
     def feeds_of(self, name: str) -> set[int]:
         return {v.feed.id for v in self.store.feeds.views() if v.worker == name}

@@ -13,6 +13,9 @@ from collections.abc import Callable
 
 import pytest
 
+from feedq.celery.beat import LOOK_INTERVAL_S
+from feedq.core import limits
+from feedq.core.lease import TRUST_MARGIN
 from feedq.core.model import LeaseState, Status
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from tests.fakes.fleet import TICK_MIN_S
@@ -25,11 +28,10 @@ def lives(fleet: TimedFleet) -> None:
     """Whatever the settings are, this holds."""
     s = fleet.settings
     fleet.start()
-    silent_s = s.ttl_s + s.reconcile_interval_s if s.look_interval_s > s.reconcile_interval_s else s.ttl_s
-    found_s = min(s.look_interval_s, silent_s)
+    silent_s = s.ttl_s + s.reconcile_interval_s if s.reconcile_interval_s < LOOK_INTERVAL_S else s.ttl_s
 
     fleet.kill("a")
-    fleet.until_it_streams(found_s)
+    fleet.until_it_streams(LOOK_INTERVAL_S)
 
     fleet.freeze("b")
     frozen_at, theirs = fleet.clock.monotonic(), fleet.feeds_of("b")
@@ -59,7 +61,7 @@ def rests(fleet: TimedFleet) -> None:
     for_s = 200 * fleet.step_s
     fleet.run(for_s)
     assert fleet.passes - passes <= for_s / max(s.reconcile_interval_s, TICK_MIN_S) + 2
-    assert fleet.looks - looks <= for_s / max(s.look_interval_s, fleet.step_s) + 2
+    assert fleet.looks - looks <= for_s / max(LOOK_INTERVAL_S, fleet.step_s) + 2
     for name, worker in fleet.workers.items():
         assert worker.heartbeats - beats[name] <= for_s / max(s.heartbeat_s, HEARTBEAT_MIN_S) + 2
     assert fleet.everything_streams()
@@ -73,9 +75,9 @@ def a_cut_off_worker_lets_go_before_its_feeds_start_elsewhere(fleet: TimedFleet)
     fleet.start()
     theirs = fleet.feeds_of("a")
     fleet.cut_off("a")
-    fleet.run(max(0.0, s.ttl_s - s.trust_margin_s) + fleet.step_s)
+    fleet.run(s.ttl_s * (1 - TRUST_MARGIN) + fleet.step_s)
     assert all("a" not in fleet.source.owners(feed_id) for feed_id in theirs)
-    fleet.until_it_streams(s.trust_margin_s + fleet.noticed_s)
+    fleet.until_it_streams(s.ttl_s * TRUST_MARGIN + fleet.noticed_s)
     assert not fleet.feeds_of("a")
 
 
@@ -88,7 +90,7 @@ def what_is_not_claimed_goes_elsewhere_after_the_time_out(fleet: TimedFleet) -> 
     fleet.add_feeds(1)
     fleet.run(5 * fleet.step_s)
     (one,) = (v for v in fleet.store.feeds.views() if v.lease.state is LeaseState.ASSIGNED)
-    fleet.run(s.dispatch_timeout_s - 7 * fleet.step_s)
+    fleet.run(limits.DISPATCH_TIMEOUT_S - 7 * fleet.step_s)
     assert fleet.store.feeds.view(one.feed.name).lease.epoch == one.lease.epoch
     fleet.run_until(
         lambda: fleet.store.feeds.view(one.feed.name).lease.epoch > one.lease.epoch,
@@ -121,19 +123,6 @@ def nothing_is_placed_before_the_first_worker_has_settled(fleet: TimedFleet) -> 
     if s.settle_s:
         assert all(v.lease.state is LeaseState.IDLE for v in fleet.store.feeds.views())
     fleet.until_it_streams(0.0)
-
-
-def a_lost_lease_row_is_made_anew_by_the_sweep(fleet: TimedFleet) -> None:
-    s = fleet.settings
-    fleet.start()
-    swept_at = fleet.store.database.tables.swept_at
-    assert swept_at is not None
-    left_s = max(0.0, s.sweep_interval_s - (fleet.store.clock.now() - swept_at).total_seconds())
-    fleet.delete_lease(1)
-    fleet.run(max(0.0, left_s - fleet.step_s))
-    if s.sweep_interval_s:
-        assert 1 not in fleet.store.database.tables.leases
-    fleet.until_it_streams(s.reconcile_interval_s + fleet.step_s)
 
 
 def a_newcomer_is_given_nothing(fleet: TimedFleet) -> None:
@@ -199,24 +188,17 @@ def nothing_in_particular(fleet: TimedFleet) -> None:
 
 STORIES: dict[str, tuple[Story, Story]] = {
     "heartbeat_s": (nothing_in_particular, nothing_in_particular),
-    "ttl_s": (nothing_in_particular, nothing_in_particular),
-    "trust_margin_s": (
+    "ttl_s": (
         a_cut_off_worker_lets_go_before_its_feeds_start_elsewhere,
         a_cut_off_worker_lets_go_before_its_feeds_start_elsewhere,
     ),
-    "reconcile_interval_s": (nothing_in_particular, nothing_in_particular),
-    "look_interval_s": (nothing_in_particular, nothing_in_particular),
-    "dispatch_timeout_s": (
+    "reconcile_interval_s": (
         what_is_on_its_way_is_not_withdrawn,
         what_is_not_claimed_goes_elsewhere_after_the_time_out,
     ),
     "settle_s": (
         nothing_is_placed_before_the_first_worker_has_settled,
         nothing_is_placed_before_the_first_worker_has_settled,
-    ),
-    "sweep_interval_s": (
-        a_lost_lease_row_is_made_anew_by_the_sweep,
-        a_lost_lease_row_is_made_anew_by_the_sweep,
     ),
     "moves_per_pass": (
         a_newcomer_is_given_nothing,
@@ -232,6 +214,13 @@ STORIES: dict[str, tuple[Story, Story]] = {
     ),
 }
 """For each setting, what it means at its lowest and at its largest value."""
+
+
+@pytest.fixture(autouse=True)
+def _as_slow(made: Callable[[str], Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a message takes is of the order of a step, and those of a slow fleet are long."""
+    if made is at_largest:
+        monkeypatch.setattr(limits, "DISPATCH_TIMEOUT_S", 3_000.0)
 
 
 @pytest.mark.parametrize("name", STORIES)

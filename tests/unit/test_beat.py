@@ -252,7 +252,7 @@ def test_what_woke_it_while_too_much_was_asked_for_is_not_forgotten_when_message
 
 @pytest.mark.parametrize(
     ("took_s", "suspected", "pause_s"),
-    [(0.001, 0, 0.05), (0.05, 0, 0.5), (0.1, 0, 0.9), (3.0, 0, 0.0), (0.05, 1, SECOND_CHECK_S)],
+    [(0.0001, 0, 0.01), (0.05, 0, 0.5), (0.1, 0, 0.9), (3.0, 0, 0.0), (0.05, 1, SECOND_CHECK_S)],
 )
 def test_the_slower_a_look_is_the_fewer_there_are_but_the_lead_is_renewed_in_time(
     candidate: ElectionCandidate,
@@ -277,7 +277,6 @@ def test_the_slower_a_look_is_the_fewer_there_are_but_the_lead_is_renewed_in_tim
             candidate._stopping.set()
             return False
 
-    candidate._settings = Settings(look_interval_s=0.05)
     candidate._lead(Slow())  # type: ignore[arg-type]
     assert Slow.pauses == [pytest.approx(pause_s)]
 
@@ -299,12 +298,10 @@ def test_the_slower_a_look_is_the_fewer_there_are_but_the_lead_is_renewed_in_tim
 def test_while_all_is_calm_and_ends_are_waited_for_it_looks_seldom(
     candidate: ElectionCandidate, time: Time, check: LivenessCheck, pause_s: float
 ) -> None:
-    candidate._settings = Settings(look_interval_s=0.01)
     assert candidate._pause_s(check, 0.0001) == pytest.approx(pause_s)
 
 
 def test_for_a_moment_after_each_change_it_looks_often(candidate: ElectionCandidate, time: Time) -> None:
-    candidate._settings = Settings(look_interval_s=0.01)
     calm = LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True)
     candidate._ask(calm)
     assert candidate._pause_s(calm, 0.0001) == pytest.approx(0.01)
@@ -344,7 +341,6 @@ def test_one_slow_look_does_not_put_off_the_next(candidate: ElectionCandidate, t
                 candidate._stopping.set()
             return False
 
-    candidate._settings = Settings(look_interval_s=0.01)
     candidate._lead(Uneven())  # type: ignore[arg-type]
     assert pauses[:-1] == [pytest.approx(0.01)] * (len(takes_s) - 1)
     assert pauses[-1] == pytest.approx(CHECK_SHARE * 0.02), "when all are slow there are fewer"

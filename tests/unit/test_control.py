@@ -11,6 +11,7 @@ import pytest
 
 from feedq.control import reconcile as control
 from feedq.control.reconcile import reconcile
+from feedq.core.limits import DISPATCH_TIMEOUT_S
 from feedq.core.model import (
     Assignment,
     FeedSpec,
@@ -110,7 +111,7 @@ def test_a_pass_killed_before_its_messages_is_made_good_by_the_dispatch_timeout(
 
     with pytest.raises(KeyboardInterrupt):
         reconcile(store, die, SETTINGS)
-    store.clock.advance(SETTINGS.dispatch_timeout_s)
+    store.clock.advance(DISPATCH_TIMEOUT_S)
     store.workers.heartbeat(worker.id, worker.load, ttl_s=SETTINGS.ttl_s)
     report, sent = run(store)
     assert report.overdue == 1
@@ -233,7 +234,7 @@ def test_a_full_worker_gets_what_is_promised_to_it_while_another_is_silent(store
     silent = add_worker(store, "silent", capacity=1)
     ids = add_feeds(store, 3)
     run(store)
-    store.clock.advance(SETTINGS.dispatch_timeout_s + 1)
+    store.clock.advance(DISPATCH_TIMEOUT_S + 1)
     store.workers.heartbeat(silent.id, Load(), ttl_s=SETTINGS.ttl_s)
     full, other = add_worker(store, "full", capacity=2), add_worker(store, "other")
     for name in ("f1", "f2"):
@@ -282,7 +283,7 @@ def test_a_sweep_runs_once_an_interval(store: MemoryStore) -> None:
     run(store)
     store.delete_lease(feed_id)
     assert run(store)[0].repaired == 0
-    store.clock.advance(SETTINGS.sweep_interval_s)
+    store.clock.advance(control.SWEEP_INTERVAL_S)
     store.workers.heartbeat(worker.id, worker.load, ttl_s=SETTINGS.ttl_s)
     report, sent = run(store)
     assert (report.repaired, len(sent)) == (1, 1)

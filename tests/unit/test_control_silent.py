@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from feedq.core.limits import DISPATCH_TIMEOUT_S
 from feedq.core.model import Load
 from feedq.settings import Settings
 from tests.fakes import ManualClock, MemoryStore
@@ -30,7 +31,7 @@ def test_a_feed_that_a_deaf_worker_never_claims_goes_to_another(store: MemorySto
     assert mine
     store.leases.claim(other.id, [given.key for given in sent if given.worker_id == other.id])
 
-    store.clock.advance(SETTINGS.dispatch_timeout_s)
+    store.clock.advance(DISPATCH_TIMEOUT_S)
     for worker in (deaf, other):
         store.workers.heartbeat(worker.id, Load(), ttl_s=SETTINGS.ttl_s)
     report, again = run(store, SETTINGS)
@@ -44,7 +45,7 @@ def test_when_nobody_else_has_room_the_silent_worker_is_asked_again(store: Memor
     add_feeds(store, 4)
     _, sent = run(store)
     store.leases.claim(full.id, [given.key for given in sent if given.worker_id == full.id])
-    store.clock.advance(SETTINGS.dispatch_timeout_s)
+    store.clock.advance(DISPATCH_TIMEOUT_S)
     for worker in (deaf, full):
         store.workers.heartbeat(worker.id, Load(), ttl_s=SETTINGS.ttl_s)
     report, again = run(store, SETTINGS)
@@ -56,7 +57,7 @@ def test_when_the_broker_is_silent_for_all_every_worker_is_asked_again(store: Me
     workers = [add_worker(store, name) for name in ("a", "b")]
     add_feeds(store, 4)
     run(store)
-    store.clock.advance(SETTINGS.dispatch_timeout_s)
+    store.clock.advance(DISPATCH_TIMEOUT_S)
     for worker in workers:
         store.workers.heartbeat(worker.id, Load(), ttl_s=SETTINGS.ttl_s)
     report, again = run(store, SETTINGS)

@@ -36,7 +36,7 @@ class RecordingSession:
 def test_the_keeper_tells_of_the_end_of_its_session_and_of_each_notification() -> None:
     clock = ManualClock()
     store, recording, session_observer = MemoryStore(clock), RecordingListener(), RecordingSession()
-    settings = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1)
+    settings = Settings(heartbeat_s=2, ttl_s=6)
     lease_keeper = recording.make_keeper(store, settings, clock)
     lease_keeper.session_observer, session_observer.lease_keeper = session_observer, lease_keeper
     lease_keeper.beat()

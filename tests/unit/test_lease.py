@@ -17,6 +17,7 @@ from feedq.core.lease import (
     LAGS_S,
     REFUSING_S,
     TRANSITIONS,
+    TRUST_MARGIN,
     Edit,
     Move,
     OutageGrace,
@@ -116,36 +117,31 @@ def test_a_worker_that_never_heard_from_the_database_may_not_act() -> None:
     assert not TrustWindow().holds(-1e308)
 
 
-@given(times, durations, durations)
-def test_trust_is_counted_from_when_the_heartbeat_was_sent(sent_at: float, ttl_s: float, cut: float) -> None:
-    margin_s = min(cut, ttl_s)
-    window = TrustWindow.after_heartbeat(sent_at=sent_at, ttl_s=ttl_s, margin_s=margin_s)
-    assert window.until == sent_at + ttl_s - margin_s
+@given(times, durations)
+def test_trust_is_counted_from_when_the_heartbeat_was_sent(sent_at: float, ttl_s: float) -> None:
+    window = TrustWindow.after_heartbeat(sent_at=sent_at, ttl_s=ttl_s)
+    assert window.until == pytest.approx(sent_at + ttl_s * 5 / 6)
     assert not window.holds(window.until)
     if window.until > sent_at:
         assert window.holds(sent_at)
 
 
 def test_a_ttl_of_nothing_is_no_trust_at_all() -> None:
-    assert not TrustWindow.after_heartbeat(sent_at=5.0, ttl_s=0.0, margin_s=0.0).holds(5.0)
+    assert not TrustWindow.after_heartbeat(sent_at=5.0, ttl_s=0.0).holds(5.0)
 
 
 @given(
     sent=st.floats(0, 1e6),
     transit_s=st.floats(0, 1e4),
     ttl_s=st.floats(1, DAY_S),
-    share=st.floats(0.01, 1),
     drift=st.floats(-1, 1),
 )
 def test_trust_ends_before_the_database_may_declare_the_worker_gone(
-    sent: float, transit_s: float, ttl_s: float, share: float, drift: float
+    sent: float, transit_s: float, ttl_s: float, drift: float
 ) -> None:
     """Whatever the transit, and for every drift that the margin covers."""
-    margin_s = share * ttl_s
-    worst_slowness = margin_s / ttl_s
-    rate = 1 - worst_slowness * abs(drift) * 0.99  # the worker's clock runs slow: it trusts for too long
-    window = TrustWindow.after_heartbeat(sent_at=0.0, ttl_s=ttl_s, margin_s=margin_s)
-    trusted_until = sent + window.until / rate if rate > 0 else sent
+    rate = 1 - TRUST_MARGIN * abs(drift) * 0.99  # the worker's clock runs slow: it trusts for too long
+    trusted_until = sent + TrustWindow.after_heartbeat(sent_at=0.0, ttl_s=ttl_s).until / rate
     gone_from = sent + transit_s + ttl_s
     assert trusted_until <= gone_from + 1e-6 * gone_from
 

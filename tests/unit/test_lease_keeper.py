@@ -16,7 +16,7 @@ from feedq.worker.lease_keeper import LeaseKeeper
 from tests.fakes import ManualClock, MemoryStore
 from tests.lease_listener import RecordingListener
 
-SETTINGS = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1, reconcile_interval_s=5)
+SETTINGS = Settings(heartbeat_s=2, ttl_s=6, reconcile_interval_s=5)
 
 
 @pytest.fixture

@@ -40,7 +40,6 @@ Read = Callable[..., Settings]
 def test_the_defaults_are_valid_and_three_heartbeats_are_a_ttl(read: Read) -> None:
     defaults = read()
     assert defaults.ttl_s == 3 * defaults.heartbeat_s
-    assert 0 < defaults.trust_margin_s < defaults.ttl_s
     assert defaults.sink_names == ("default",)
 
 
@@ -62,8 +61,6 @@ def test_a_process_reads_its_settings_once(read: Read, monkeypatch: pytest.Monke
         ("FEEDQ_TTL_S", "86401"),
         ("FEEDQ_TTL_S", ""),
         ("FEEDQ_TTL_S", "0.4"),
-        ("FEEDQ_DISPATCH_TIMEOUT_S", "0.9"),
-        ("FEEDQ_LEADER_TTL_S", "1.9"),
         ("FEEDQ_VISIBILITY_TIMEOUT_S", "31536001"),
         ("FEEDQ_JOB_SLOTS", "0"),
         ("FEEDQ_JOB_SLOTS", "1.5"),
@@ -89,25 +86,6 @@ def test_a_bad_value_is_refused_and_its_variable_named(read: Read, variable: str
 def test_every_bad_value_is_named_at_once(read: Read) -> None:
     with pytest.raises(InvalidInput, match=r"FEEDQ_HEARTBEAT_S.*FEEDQ_JOB_SLOTS"):
         read(FEEDQ_HEARTBEAT_S="x", FEEDQ_JOB_SLOTS="y")
-
-
-@pytest.mark.parametrize(
-    ("ttl_s", "heartbeat_s", "margin_s", "most_s"), [("6", "2", "3.1", "3"), ("0.5", "0", "0.43", "0.425")]
-)
-def test_a_margin_that_leaves_no_time_for_a_heartbeat_is_refused(
-    read: Read, ttl_s: str, heartbeat_s: str, margin_s: str, most_s: str
-) -> None:
-    others = {"FEEDQ_TTL_S": ttl_s, "FEEDQ_HEARTBEAT_S": heartbeat_s}
-    said = rf"^FEEDQ_TRUST_MARGIN_S \({margin_s}\) must not exceed {most_s}, .*FEEDQ_TTL_S \({ttl_s}\)"
-    with pytest.raises(InvalidInput, match=said):
-        read(FEEDQ_TRUST_MARGIN_S=margin_s, **others)
-    assert read(FEEDQ_TRUST_MARGIN_S=most_s, **others).trust_margin_s == float(most_s)
-
-
-def test_looks_too_rare_to_stay_elected_are_refused(read: Read) -> None:
-    with pytest.raises(InvalidInput, match=r"^FEEDQ_LOOK_INTERVAL_S \(3\) .* FEEDQ_LEADER_TTL_S \(5\)"):
-        read(FEEDQ_LOOK_INTERVAL_S="3")
-    assert read(FEEDQ_LOOK_INTERVAL_S="3", FEEDQ_LEADER_TTL_S="6").look_interval_s == 3
 
 
 def test_a_heartbeat_that_leaves_no_room_for_a_late_one_is_refused(read: Read) -> None:

@@ -61,7 +61,7 @@ from tests.fakes.sink import IDENTITY
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY: FeedKey = (1, 7)
-SETTINGS = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1)
+SETTINGS = Settings(heartbeat_s=2, ttl_s=6)
 WELL = Heartbeat(WorkerState.ACTIVE, stops_pending=False, claims_pending=False, pass_age_s=0.0)
 
 

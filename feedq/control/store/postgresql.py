@@ -17,7 +17,6 @@ from feedq.control.store.history import EVENTS_PER_FEED, RETENTION_DAYS, History
 from feedq.control.store.leases import PostgresLeases
 from feedq.control.store.workers import PostgresWorkers
 from feedq.core.model import Worker
-from feedq.core.schedule.model import AGEING_S
 
 if TYPE_CHECKING:
     from feedq.control.store.alert_outbox import AlertOutbox
@@ -40,14 +39,14 @@ class JobStore:
     """Schedules and their runs. The guarantees are the database's own (unique keys, row locks, its clock), so
     there is no other implementation. Thread-safe."""
 
-    def __init__(self, database: Database, *, ageing_s: float = AGEING_S) -> None:
-        self._database, self._ageing_s = database, ageing_s
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     @cached_property
     def schedules(self) -> ScheduleStore:
         from feedq.control.store.jobs.schedules import ScheduleStore
 
-        return ScheduleStore(self._database, ageing_s=self._ageing_s)
+        return ScheduleStore(self._database)
 
     @cached_property
     def queues(self) -> QueueStore:
@@ -59,7 +58,7 @@ class JobStore:
     def runs(self) -> RunStore:
         from feedq.control.store.jobs.runs import RunStore
 
-        return RunStore(self._database, ageing_s=self._ageing_s)
+        return RunStore(self._database)
 
     def close(self) -> None:
         if "runs" in self.__dict__:  # used
@@ -78,7 +77,6 @@ class PostgresStore:
         retention_days: int = RETENTION_DAYS,
         events_per_feed: int = EVENTS_PER_FEED,
         restart_hold_s: float = 0.0,
-        ageing_s: float = AGEING_S,
     ) -> None:
         self._url = url
         self._database = Database(url, application_name=application_name)
@@ -88,7 +86,7 @@ class PostgresStore:
         self.workers = PostgresWorkers(self._database)
         self.leases = PostgresLeases(self._database, restart_hold_s=restart_hold_s)
         self._keep = HistoryKept(retention_days, events_per_feed)
-        self.jobs = JobStore(self._database, ageing_s=ageing_s)
+        self.jobs = JobStore(self._database)
 
     @cached_property
     def catalogs(self) -> CatalogStore:

@@ -19,6 +19,8 @@ from pydantic import AwareDatetime, ConfigDict, Field
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """What is stored is read as it is: neither a text nor a truth value is a number, and nothing is ignored."""
 
+STEAL_AFTER_S = 1.0
+"""A due run is started by any worker with a free slot once its own has not for this long: it is dead, or busy."""
 AGEING_S = 1.0
 """The seconds of waiting that make up for a point of priority."""
 
@@ -184,7 +186,7 @@ class Job:
     retries: Retries = Retries()
     queue: str = DEFAULT_QUEUE
     priority: int = 0
-    """From -100, last, to 100, first. Waiting makes up for it: see ``FEEDQ_AGEING_S``."""
+    """From -100, last, to 100, first. Waiting makes up for it: see `AGEING_S`."""
     selector: Mapping[str, str] = field(default_factory=dict)
     """Labels that a worker must have to run it."""
 
@@ -361,7 +363,7 @@ class Offer:
     segments: Sequence[int]
     """The worker's own segments: runs of these it takes at once, all others once they have waited
     ``steal_after_s``."""
-    steal_after_s: float
+    steal_after_s: float = STEAL_AFTER_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,6 @@ class Jobs:
             count=count,
             identity=self._identity,
             share=lambda: self._ticker.share,
-            steal_after_s=settings.steal_after_s,
         )
         self._ticker = Ticker(
             runs,

@@ -82,10 +82,8 @@ class Slots:
         count: int,
         identity: Identity,
         share: Callable[[], Share],
-        steal_after_s: float,
     ) -> None:
-        self._runs, self._call = runs, call
-        self._count, self._steal_after_s = count, steal_after_s
+        self._runs, self._call, self._count = runs, call, count
         self._identity, self._share = identity, share
         self._changed = Condition()
         self._attempts: set[Attempt] = set()
@@ -369,7 +367,7 @@ class Slots:
             if session_id is None or session_id == self._gone:
                 return
         self._unanswered_claim = session_id
-        offer = Offer(session_id, room, share.mine, self._steal_after_s)
+        offer = Offer(session_id, room, share.mine)
         granted = self._runs.claim(offer)
         self._unanswered_claim = None
         for run in granted.runs:

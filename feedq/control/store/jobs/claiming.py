@@ -46,6 +46,7 @@ from sqlalchemy import Connection, text
 from feedq.control.store.channels import RUN_LOCK_CLASS
 from feedq.control.store.jobs.rows import job_from
 from feedq.core.schedule.model import (
+    AGEING_S,
     PRIORITY_MAX,
     ClaimedRun,
     Finish,
@@ -288,22 +289,22 @@ def first_due_in_s(c: Connection) -> float | None:
     return found
 
 
-def scan_due(c: Connection, offer: Offer, *, ageing_s: float) -> DueScan:
+def scan_due(c: Connection, offer: Offer) -> DueScan:
     """Find the lanes and backfills that a claim has to go through, and when to ask again if there are none. Locks
     the rows of queues with limits that have room."""
-    given = scan_parameters(offer, ageing_s=ageing_s)
+    given = scan_parameters(offer)
     row = c.execute(text(DUE_SCAN.replace("{lock}", "FOR UPDATE")), given).one()
     return due_scan_from(row, given)
 
 
-def scan_parameters(offer: Offer, *, ageing_s: float) -> dict[str, Any]:
+def scan_parameters(offer: Offer) -> dict[str, Any]:
     """The parameters of `DUE_SCAN`."""
     return {
         "worker_id": str(offer.worker_id),
         "segments": list(offer.segments),
-        "steal_after_s": min(offer.steal_after_s, NEVER_S),
+        "steal_after_s": offer.steal_after_s,
         "looked_at": offer.limit + CROWD,
-        "ahead_max_s": min(PRIORITY_MAX * ageing_s, NEVER_S),
+        "ahead_max_s": PRIORITY_MAX * AGEING_S,
     }
 
 
@@ -330,10 +331,10 @@ class ClaimedRuns:
     """How those end whose job this release cannot read. Later: the row of their schedule comes before theirs."""
 
 
-def claim(c: Connection, offer: Offer, *, ageing_s: float) -> ClaimedRuns:
+def claim(c: Connection, offer: Offer) -> ClaimedRuns:
     """Take at most ``offer.limit`` runs. An `IntegrityError` says that another worker was about to take one of the
     same schedule: nothing is taken then."""
-    seen = scan_due(c, offer, ageing_s=ageing_s)
+    seen = scan_due(c, offer)
     if seen.any_missed:
         c.execute(text(MISS_DEADLINES))
     if seen.is_idle:

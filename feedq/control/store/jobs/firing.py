@@ -23,7 +23,7 @@ from sqlalchemy import Connection, text
 from feedq.control.store.database import GivenRows
 from feedq.control.store.jobs.rows import SCHEDULE_COLUMNS, UNFIRED, cancel, record, schedule_from, unfinished
 from feedq.core.schedule import ticks
-from feedq.core.schedule.model import Fired, Overlap, RunState, Schedule
+from feedq.core.schedule.model import AGEING_S, Fired, Overlap, RunState, Schedule
 from feedq.core.schedule.outcome import LEFT_OUT
 from feedq.core.schedule.spread import segment_of
 from feedq.core.schedule.ticks import DueRun, Firing, Unfinished
@@ -141,13 +141,13 @@ def scan_due(c: Connection) -> Fired:
     return Fired((), False, min(waits, default=None), is_idle=not waits and row.is_done)
 
 
-def fire(c: Connection, *, limit: int, ageing_s: float) -> Fired:
+def fire(c: Connection, *, limit: int) -> Fired:
     """Fire what is due of at most ``limit`` schedules."""
     paused = c.execute(_PAUSED, {"limit": limit}).all()
     rows = [*paused, *c.execute(_DUE, {"limit": limit}).all()]
     counted = unfinished(c, [row.id for row in rows]) if rows else {}
     decided, problems = _decide(rows, counted, resuming={row.id for row in paused})
-    segments = write(c, decided, ageing_s=ageing_s)
+    segments = write(c, decided)
     _pause(c, problems)
     waits_s = scan_due(c).next_in_s
     more = len(rows) >= limit or len(decided) + len(problems) < len(rows)
@@ -159,15 +159,15 @@ def fire(c: Connection, *, limit: int, ageing_s: float) -> Fired:
     return Fired(segments, more, waits_s)
 
 
-def write(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> list[int]:
+def write(c: Connection, decided: Sequence[Decided]) -> list[int]:
     """The rows, and the watermarks behind them: with one commit, or a tick is lost or comes twice."""
     _cancel_others(c, decided)
-    segments = insert(c, decided, ageing_s=ageing_s)
+    segments = insert(c, decided)
     advance(c, decided)
     return segments
 
 
-def insert(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> list[int]:
+def insert(c: Connection, decided: Sequence[Decided]) -> list[int]:
     """Make rows of ticks. Returns the segment of each that may start now."""
     folded = _fold(c, decided)
     runs = [
@@ -178,16 +178,16 @@ def insert(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> lis
     ]
     if not runs:
         return []
-    made = c.execute(_INSERT, _RUNS.of(_row_of(schedule, run, ageing_s) for schedule, run in runs))
+    made = c.execute(_INSERT, _RUNS.of(_row_of(schedule, run) for schedule, run in runs))
     return [row.segment for row in made if row.may_start]
 
 
-def _row_of(schedule: Schedule, run: DueRun, ageing_s: float) -> tuple[object, ...]:
+def _row_of(schedule: Schedule, run: DueRun) -> tuple[object, ...]:
     """Lists the columns of a run in the order of `_RUNS`."""
     job = schedule.spec.job
     return (
         *(schedule.id, run.key, run.tick_at, run.ticks, run.last_tick_at, run.due_at),
-        *(job.priority * ageing_s, run.start_by, run.state.value, run.reason, job.queue),
+        *(job.priority * AGEING_S, run.start_by, run.state.value, run.reason, job.queue),
         *(schedule.spec.overlap is not Overlap.ALLOW_ALL, segment_of(schedule.id, run.key)),
     )
 

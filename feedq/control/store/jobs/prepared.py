@@ -92,8 +92,8 @@ class PreparedRuns:
     """Used by one thread at a time; who comes second goes the other way. Opened when there is first something to
     claim."""
 
-    def __init__(self, url: str, *, ageing_s: float) -> None:
-        self._url, self._ageing_s = url, ageing_s
+    def __init__(self, url: str) -> None:
+        self._url = url
         self._lock = Lock()
         self._session: Session | None = None
         self._is_off = False
@@ -135,7 +135,7 @@ class PreparedRuns:
             self._drop()
 
     def _claim(self, offer: Offer) -> ClaimedRuns | None:
-        given = scan_parameters(offer, ageing_s=self._ageing_s)
+        given = scan_parameters(offer)
         if self._lanes is None or self._claims >= SCAN_EVERY:
             self._claims = 0
             first = self._execute(_FIRST, {})

@@ -46,7 +46,7 @@ from feedq.control.store.jobs import claiming, finishing, firing
 from feedq.control.store.jobs.prepared import PreparedRuns
 from feedq.control.store.jobs.rows import FENCES
 from feedq.control.store.jobs.sessions import JobSessions
-from feedq.core.schedule.model import AGEING_S, ClaimedRun, Finish, Fired, Granted, Offer
+from feedq.core.schedule.model import ClaimedRun, Finish, Fired, Granted, Offer
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -110,13 +110,12 @@ _KEPT = text(f"""
 class RunStore(Aggregate):
     """Runs, as workers see them. Every method leaves nothing half done. Thread-safe."""
 
-    def __init__(self, database: Database, *, ageing_s: float = AGEING_S) -> None:
+    def __init__(self, database: Database) -> None:
         super().__init__(database)
-        self._ageing_s = ageing_s
         self._sessions = JobSessions(database.url)
         self._trimmed_to = 0
         """The schedule with a history of its own after which the next scan goes on."""
-        self._prepared = PreparedRuns(database.url, ageing_s=ageing_s)
+        self._prepared = PreparedRuns(database.url)
 
     def close(self) -> None:
         self._sessions.close()
@@ -131,7 +130,7 @@ class RunStore(Aggregate):
         if scanned.next_in_s is None or scanned.next_in_s > 0:
             return scanned
         with self._database.transaction() as c:
-            return firing.fire(c, limit=limit, ageing_s=self._ageing_s)
+            return firing.fire(c, limit=limit)
 
     @in_statement
     def notify(self, c: Connection, worker_ids: Sequence[UUID]) -> None:
@@ -164,7 +163,7 @@ class RunStore(Aggregate):
         if (taken := self._prepared.claim(offer, is_due=True)) is not None:
             return taken
         with self._database.transaction() as c:
-            return claiming.claim(c, offer, ageing_s=self._ageing_s)
+            return claiming.claim(c, offer)
 
     def finish(self, worker_id: UUID, finishes: Sequence[Finish]) -> list[int]:
         """End attempts, or have them repeated. Returns the ids that matched their fence; the others had been

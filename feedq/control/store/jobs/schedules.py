@@ -25,7 +25,7 @@ from sqlalchemy import Connection, text
 
 from feedq.control.store.base import require_version
 from feedq.control.store.channels import NotifyReason, notify_workers
-from feedq.control.store.database import Database, GivenRows, in_transaction, refused_when_taken
+from feedq.control.store.database import GivenRows, in_transaction, refused_when_taken
 from feedq.control.store.jobs.listing import ScheduleListing, run_of
 from feedq.control.store.jobs.rows import (
     DECLARED,
@@ -110,10 +110,6 @@ class ScheduleStore(ScheduleListing):
     What needs a declaration that this release cannot read raises `Unreadable`; to edit, pause, purge and
     remove such a schedule, or to list it with others, does not. Thread-safe.
     """
-
-    def __init__(self, database: Database, *, ageing_s: float = AGEING_S) -> None:
-        super().__init__(database)
-        self._ageing_s = ageing_s
 
     # -- declarations --------------------------------------------------------------------------------
 
@@ -351,7 +347,7 @@ class ScheduleStore(ScheduleListing):
             **_ASKED.of((run.key, run.tick_at, run.state.value, run.reason) for run in runs),
             "job": stored_job(job),
             "queue": job.queue,
-            "ahead_s": job.priority * self._ageing_s,
+            "ahead_s": job.priority * AGEING_S,
             "exclusive": schedule.spec.overlap is not Overlap.ALLOW_ALL,
             "start_deadline_s": start_deadline_s,
         }
