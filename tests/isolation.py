@@ -157,7 +157,8 @@ class Neighbourhood:
         self.flag(name).unlink()
         self.wait_landing([name])
         self.cluster.sql(
-            "UPDATE feedq.lease SET running_since = running_since - make_interval(secs => %s) "
+            "UPDATE feedq.lease SET running_since = running_since - length, blamed_at = blamed_at - length "
+            "FROM make_interval(secs => %s) length "
             "WHERE feed_id = (SELECT id FROM feedq.feed WHERE name = %s)",
             (QUARANTINE_MAX_S, name),
         )

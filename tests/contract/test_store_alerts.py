@@ -33,8 +33,8 @@ class Bench:
 
     def alert(self, feed: str, *, begins: bool = True, tenant: str = "") -> None:
         self.harness.execute(
-            "INSERT INTO feedq.alert (feed_id, feed, tenant, kind, begins, since, bound, found) "
-            "VALUES (1, %s, %s, 'max_silence', %s, clock_timestamp(), '60', 61)",
+            "INSERT INTO feedq.alert (feed, tenant, kind, begins, since, bound, found) "
+            "VALUES (%s, %s, 'max_silence', %s, clock_timestamp(), '60', 61)",
             feed,
             tenant,
             begins,

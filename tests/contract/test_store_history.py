@@ -8,11 +8,10 @@ from contextlib import closing
 import psycopg2
 import pytest
 
-from feedq.control.store.postgresql import PostgresStore
+from feedq.control.store import history as events
 from feedq.core.model import Event, Feed, Reason, Release, TargetState, Worker
 from feedq.telemetry.logs import EventKind
-from tests.contract.harness import Harness, MemoryHarness, PostgresHarness
-from tests.fakes import ManualClock, MemoryStore
+from tests.contract.harness import Harness, PostgresHarness
 from tests.fakes.memory.history import TROUBLES
 
 pytestmark = pytest.mark.servers
@@ -117,12 +116,8 @@ def test_one_feeds_trouble_is_not_anothers(harness: Harness) -> None:
     assert told(harness, other)[-1] == (RELEASED, 1)
 
 
-def test_a_feed_keeps_its_latest_events_only(request: pytest.FixtureRequest, harness: Harness) -> None:
-    if isinstance(harness, MemoryHarness):
-        harness.store = harness.memory = MemoryStore(ManualClock(), events_per_feed=10)
-    elif isinstance(harness, PostgresHarness):
-        harness.store.close()
-        harness.store = PostgresStore(harness.url, events_per_feed=10)
+def test_a_feed_keeps_its_latest_events_only(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "EVENTS_PER_FEED", 10)
     worker, feed, other = harness.worker(), harness.feed("many"), harness.feed("few")
     for _ in range(5):
         fail(harness, feed, worker, Reason.RELEASED)

@@ -146,8 +146,8 @@ _JUDGE = f"""
                 'kind', kind, 'bound', bound, 'found', found, 'since', since, 'why', why))
         FROM changed ORDER BY feed_id
     )
-    INSERT INTO feedq.alert (feed_id, feed, tenant, kind, begins, since, bound, found, why)
-    SELECT f.id, f.name, f.tenant, c.kind, c.begins, c.since, c.bound, c.found, c.why
+    INSERT INTO feedq.alert (feed, tenant, kind, begins, since, bound, found, why)
+    SELECT f.name, f.tenant, c.kind, c.begins, c.since, c.bound, c.found, c.why
     FROM changed c JOIN feedq.feed f ON f.id = c.feed_id ORDER BY f.name, c.kind
     RETURNING begins
 """

@@ -9,7 +9,6 @@ same way. Whatever else happens ends that, and the next trouble begins anew.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -21,14 +20,7 @@ from feedq.telemetry.event_names import EventKind
 
 RETENTION_DAYS = 14
 EVENTS_PER_FEED = 200
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryKept:
-    """Says how much of history is kept."""
-
-    days: int = RETENTION_DAYS
-    per_feed: int = EVENTS_PER_FEED
+"""The latest events of a feed that are kept: a feed in trouble for weeks must not fill the table."""
 
 
 def record(

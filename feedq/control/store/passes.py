@@ -40,7 +40,7 @@ from feedq.control.store.feed_rows import (
     worker_from,
 )
 from feedq.control.store.held_counts import fold
-from feedq.control.store.history import HistoryKept, record
+from feedq.control.store.history import record
 from feedq.control.store.leases import free_leases, mark_dirty, transfer
 from feedq.control.store.sweeping import PassSweep
 from feedq.control.store.workers import OVERDUE, SERVICE_SINCE
@@ -118,9 +118,9 @@ _PARTED = GivenRows("feed_id bigint, reason text, quarantined boolean")
 class PostgresFleet:
     """Implements `feedq.control.store.base.FleetStore` on PostgreSQL."""
 
-    def __init__(self, database: Database, *, keep: HistoryKept) -> None:
+    def __init__(self, database: Database, *, retention_days: int) -> None:
         self._database = database
-        self._keep = keep
+        self._retention_days = retention_days
 
     @contextmanager
     def reconcile_pass(self, *, measured_load: float = 0.0) -> Iterator[ReconcilePass | None]:
@@ -130,7 +130,7 @@ class PostgresFleet:
             if not free:
                 yield None
                 return
-            this_pass = PostgresPass(c, keep=self._keep, measured_load=measured_load)
+            this_pass = PostgresPass(c, retention_days=self._retention_days, measured_load=measured_load)
             yield this_pass
             this_pass.stamp()
 
@@ -142,9 +142,9 @@ class PostgresFleet:
 class PostgresPass(PassAssignments, PassSweep):
     """Implements `feedq.control.store.base.ReconcilePass` on PostgreSQL."""
 
-    def __init__(self, connection: Connection, *, keep: HistoryKept, measured_load: float) -> None:
+    def __init__(self, connection: Connection, *, retention_days: int, measured_load: float) -> None:
         self._c = connection
-        self._keep = keep
+        self._retention_days = retention_days
         self._measured_load = measured_load
         row = connection.execute(text("SELECT *, clock_timestamp() AS now FROM feedq.fleet")).one()
         self.now: datetime = row.now

@@ -13,7 +13,7 @@ from feedq.control.store.event_listing import EventListing
 from feedq.control.store.feed_listing import FeedListing
 from feedq.control.store.feeds import PostgresFeeds
 from feedq.control.store.fleet_state import FleetState, JobState, fleet_state, job_state
-from feedq.control.store.history import EVENTS_PER_FEED, RETENTION_DAYS, HistoryKept
+from feedq.control.store.history import RETENTION_DAYS
 from feedq.control.store.leases import PostgresLeases
 from feedq.control.store.workers import PostgresWorkers
 from feedq.core.model import Worker
@@ -75,7 +75,6 @@ class PostgresStore:
         *,
         application_name: str = "feedq",
         retention_days: int = RETENTION_DAYS,
-        events_per_feed: int = EVENTS_PER_FEED,
         restart_hold_s: float = 0.0,
     ) -> None:
         self._url = url
@@ -85,7 +84,7 @@ class PostgresStore:
         self.history = EventListing(self._database)
         self.workers = PostgresWorkers(self._database)
         self.leases = PostgresLeases(self._database, restart_hold_s=restart_hold_s)
-        self._keep = HistoryKept(retention_days, events_per_feed)
+        self._retention_days = retention_days
         self.jobs = JobStore(self._database)
 
     @cached_property
@@ -104,7 +103,7 @@ class PostgresStore:
     def fleet(self) -> PostgresFleet:
         from feedq.control.store.passes import PostgresFleet
 
-        return PostgresFleet(self._database, keep=self._keep)
+        return PostgresFleet(self._database, retention_days=self._retention_days)
 
     @cached_property
     def backfills(self) -> PostgresBackfills:

@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, text
 
+from feedq.control.store import history
 from feedq.control.store.assigning import EFFECTIVE_WEIGHT, Means
 from feedq.control.store.held_counts import recount
-from feedq.control.store.history import HistoryKept
 from feedq.control.store.leases import free_leases
 from feedq.control.store.taps import FORGET
 from feedq.core.model import Reason
@@ -101,7 +101,7 @@ class PassSweep:
 
     now: datetime
     _c: Connection
-    _keep: HistoryKept
+    _retention_days: int
     _sweep_at: datetime | None
     """When the latest sweep began."""
     _swept_to: int | None
@@ -127,13 +127,13 @@ class PassSweep:
         repaired += c.execute(text(_ENDLESS_STOPS), {**page, "stop_within_s": stop_within_s}).rowcount
         repaired += _free_orphans(c, page)
         recount(c, limit=SWEEP_PAGE)
-        bounds = {"days": self._keep.days, "per_feed": self._keep.per_feed, "limit": SWEEP_PAGE}
+        bounds = {"days": self._retention_days, "per_feed": history.EVENTS_PER_FEED, "limit": SWEEP_PAGE}
         too_many = c.execute(text(_TRIM_FEEDS), {**page, **bounds}).rowcount
         too_old = c.execute(text(_TRIM), bounds).rowcount
         if too_many == SWEEP_PAGE or (upto is None and too_old == SWEEP_PAGE):
             upto = after  # there is more to trim: this page once more
         elif upto is None:
-            c.execute(text(_FORGET_WORKERS), {"days": self._keep.days})
+            c.execute(text(_FORGET_WORKERS), {"days": self._retention_days})
             for statement in FORGET:
                 c.execute(text(statement))
         self._swept_to = upto

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
+from feedq.control.store import history
 from feedq.control.store.base import require_version
 from feedq.core import lease as policy
 from feedq.core.lease import Move, first_reason, objection_to_move
@@ -169,7 +170,7 @@ class MemoryFeeds:
         feed = self._named(name)
         # Told as they come, and folded when they are asked for.
         mine = folded(event for event in self._db.tables.events if event.feed_id == feed.id)
-        return mine[::-1][: min(limit, self._db.keep.per_feed)]
+        return mine[::-1][: min(limit, history.EVENTS_PER_FEED)]
 
     def _live(self, name: str, expected: Version | None = None) -> Feed:
         feed_id = self._db.tables.names.get(name)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from feedq.control.store.base import Store
 from feedq.control.store.channels import NotifyReason
-from feedq.control.store.history import EVENTS_PER_FEED, RETENTION_DAYS, HistoryKept
+from feedq.control.store.history import RETENTION_DAYS
 from feedq.core.model import Heartbeat, LeaseState, Load, Worker, WorkerState
 from feedq.errors import Unavailable
 from tests.fakes.clock import ManualClock
@@ -30,11 +30,10 @@ class MemoryStore:
         clock: ManualClock,
         *,
         retention_days: int = RETENTION_DAYS,
-        events_per_feed: int = EVENTS_PER_FEED,
         restart_hold_s: float = 0.0,
     ) -> None:
         self.clock = clock
-        self.database = database = MemoryDatabase(clock, keep=HistoryKept(retention_days, events_per_feed))
+        self.database = database = MemoryDatabase(clock, retention_days=retention_days)
         self.feeds = MemoryFeeds(database)
         self.workers = MemoryWorkers(database)
         self.leases = MemoryLeases(database, restart_hold_s=restart_hold_s)

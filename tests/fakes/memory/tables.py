@@ -16,7 +16,6 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID, uuid4
 
-from feedq.control.store.history import HistoryKept
 from feedq.core.authorship import signed
 from feedq.core.lease import VERDICT_S, Move, on_loss, states_before, transition
 from feedq.core.model import Event, Feed, FeedKey, Lease, LeaseState, Loss, Reason, TargetState, Worker
@@ -84,8 +83,8 @@ class Tables:
 class MemoryDatabase:
     """The server: rows, clock and sessions, and its faults."""
 
-    def __init__(self, clock: ManualClock, *, keep: HistoryKept) -> None:
-        self.clock, self.keep = clock, keep
+    def __init__(self, clock: ManualClock, *, retention_days: int) -> None:
+        self.clock, self.retention_days = clock, retention_days
         self.started_at = clock.now()
         self.tables = Tables(clock.now(), clock.now(), self.started_at)
         self.installation = uuid4()
@@ -159,7 +158,7 @@ class MemoryDatabase:
         self.tables.events.append(Event(self.now(), kind.value, feed_id, worker_id, epoch, signed(detail)))
 
     def trim_history(self) -> None:
-        oldest = self.now() - timedelta(days=self.keep.days)
+        oldest = self.now() - timedelta(days=self.retention_days)
         self.tables.events = [event for event in self.tables.events if event.at >= oldest]
 
     def wake(self) -> None:

@@ -241,15 +241,17 @@ class ScheduleStore(ScheduleListing):
     def trigger(self, c: Connection, name: str, *, key: str | None = None, job: Job | None = None) -> Run:
         """A run now, even of a paused schedule, under its overlap policy: the run may come back as
         `SKIPPED_OVERLAP`. A key that was used before gives the run of then. ``job`` stands in for its own."""
-        said = str(uuid4()) if key is None else _checked(key)
-        key = trigger_key(said)
+        key = trigger_key(str(uuid4()) if key is None else _checked(key))
         schedule = locked(c, name)
-        found = _run_of(c, schedule, key, said)
+        triggered = "SELECT id FROM feedq.run WHERE schedule_id = :id AND key = :key"
+        found = c.execute(text(triggered), {"id": schedule.id, "key": key}).scalar_one_or_none()
         if found is not None:
-            return found
+            return run_of(c, found)
         spec = schedule.spec
         if spec.overlap is Overlap.CANCEL_OTHER:
-            reason = f"overlap is {Overlap.CANCEL_OTHER}, and the trigger {said} came"
+            reason = (
+                f"overlap is {Overlap.CANCEL_OTHER}, and the trigger {key.removeprefix(TRIGGER_PREFIX)} came"
+            )
             cancel(c, {schedule.id: reason}, (RunState.WAITING, RunState.RUNNING))
         objection = ticks.refusal(spec, unfinished(c, [schedule.id])[schedule.id])
         state = RunState.WAITING if objection is None else RunState.SKIPPED_OVERLAP
@@ -452,13 +454,3 @@ def _checked(key: str) -> str:
     if not key or len(key) > KEY_MAX or not key.isprintable():
         raise InvalidInput(f"the key of a run must be printable, of 1 to {KEY_MAX} characters")
     return key
-
-
-def _run_of(c: Connection, schedule: Schedule, key: str, said: str) -> Run | None:
-    """The run of this trigger. Releases that knew no prefix have stored what was said as it was."""
-    sql = """
-        SELECT id FROM feedq.run WHERE schedule_id = :id AND key = ANY(:keys) AND kind = 'trigger'
-        ORDER BY id LIMIT 1
-    """
-    found = c.execute(text(sql), {"id": schedule.id, "keys": [key, said]}).scalar_one_or_none()
-    return None if found is None else run_of(c, found)

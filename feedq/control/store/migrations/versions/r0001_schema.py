@@ -12,7 +12,6 @@ FEEDS = """
     CREATE TABLE feedq.installation (
         id uuid NOT NULL DEFAULT gen_random_uuid(),
         is_this boolean NOT NULL DEFAULT true CONSTRAINT installation_is_one CHECK (is_this),
-        made_at timestamptz NOT NULL DEFAULT clock_timestamp(),
         PRIMARY KEY (is_this)
     );
     INSERT INTO feedq.installation DEFAULT VALUES;
@@ -361,7 +360,6 @@ WATCHING = """
     CREATE TABLE feedq.alert (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         at timestamptz NOT NULL DEFAULT clock_timestamp(),
-        feed_id bigint NOT NULL,
         feed text NOT NULL,
         tenant text NOT NULL,
         kind text NOT NULL,
@@ -508,7 +506,6 @@ SCHEDULES = """
         queue text NOT NULL DEFAULT 'default',
         exclusive boolean NOT NULL DEFAULT true,
         segment smallint,
-        created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
         CONSTRAINT run_owner CHECK ((state = 'running') = (worker_id IS NOT NULL AND ended_at IS NULL)),
         CONSTRAINT run_ended CHECK ((state IN ('waiting', 'running')) = (ended_at IS NULL))
     ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
