@@ -40,7 +40,7 @@ from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.metrics_port import watch_threads
 from feedq.verbs.alerts import AlertSender
 from feedq.worker.outbox import Outbox
-from feedq.worker.serial_executor import SerialExecutor
+from feedq.worker.threads import SerialExecutor
 
 CAMPAIGN_S = 0.2
 """The pause between two tries to be elected: a killed leader is replaced at once by a beat that waits for its

@@ -48,7 +48,6 @@ from feedq.telemetry import traces
 from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.metrics_port import watch_threads
 from feedq.worker import metrics
-from feedq.worker.deadline import Deadline, end_with_parent
 from feedq.worker.jobs.calling import TaskCaller, import_jobs
 from feedq.worker.jobs.job_service import Jobs
 from feedq.worker.monitor import (
@@ -61,6 +60,7 @@ from feedq.worker.monitor import (
     serve_as_init,
 )
 from feedq.worker.supervisor import Supervisor
+from feedq.worker.threads import Deadline, end_with_parent
 
 NAME_BYTES_MAX = 255
 """The longest name of a queue in AMQP."""

@@ -29,8 +29,8 @@ from kombu.serialization import loads
 from feedq.celery.tasks import RECONCILE, STREAM_FEED, parse_key
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log
-from feedq.worker.serial_executor import SerialExecutor
 from feedq.worker.supervisor import Supervisor, TaskCallbacks
+from feedq.worker.threads import SerialExecutor
 
 CLAIM_WINDOW = 256
 """Messages of `stream_feed` that a worker takes before it acknowledges: fewer, and round trips to the broker pace

@@ -106,7 +106,7 @@ def _propose(invocation: Invocation, spec: FeedSpec, trial: Trial) -> None:
     from feedq.verbs import documents
     from feedq.verbs.manifest import feed_entry
     from feedq.verbs.wording import printable
-    from feedq.worker.record_columns import proposed
+    from feedq.worker.first_records import proposed
 
     for step in trial.steps:
         click.echo(styled_step(step.name, step.outcome, printable(step.detail)), err=True)

@@ -55,7 +55,7 @@ class Timetable(NamedTuple):
 
 @cache
 def sample() -> tuple[str, ...]:
-    return tuple((files("feedq.local") / "demo" / "ais.nmea").read_text("ascii").split("\n"))
+    return tuple((files("feedq.local") / "recording" / "ais.nmea").read_text("ascii").split("\n"))
 
 
 def record(feed: str, seq: int, *, due_at: datetime) -> bytes:

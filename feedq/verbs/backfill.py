@@ -1,6 +1,6 @@
 """What a backfill is to do: from where to where, under which declaration, and how far it has come.
 
-Decided here, before it is begun; `feedq.control.store.backfills` begins it, `feedq.worker.backfill_end` judges
+Decided here, before it is begun; `feedq.control.store.backfills` begins it, `feedq.worker.declared` judges
 its end."""
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The batch queue of a feed takes batches from its connector, as far as there is room, and hears of their commits.
+"""The batch queue of a feed takes batches from its connector, as far as there is room, and hears of their
+commits.
 
-A batch queue lives on its runner's event loop; the writer's threads reach it through `feedq.worker.loops` only. A
-batch that it has taken is on its way at once, and the next one is only asked for when there is room for it: the
-feed's own, and that of the whole worker (`feedq.worker.inflight_budget`).
+A batch queue lives on its runner's event loop; the writer's threads reach it through `feedq.worker.threads`
+only. A batch that it has taken is on its way at once, and the next one is only asked for when there is room for
+it: the feed's own, and that of the whole worker (`InflightBudget`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
+from threading import Lock
 from time import monotonic
 from typing import NamedTuple
 from uuid import UUID
@@ -21,10 +23,62 @@ from feedq.sinks.base import Target
 from feedq.sinks.event_time import EventTime, EventTimeReader
 from feedq.sinks.field_watch import FieldWatch
 from feedq.telemetry.logs import LogEvent, log
-from feedq.worker.inflight_budget import InflightBudget
-from feedq.worker.loops import call_on, resolve
+from feedq.telemetry.metrics import INFLIGHT_BYTES
 from feedq.worker.taps import RecordTap
+from feedq.worker.threads import call_on, resolve
 from feedq.worker.throttling import FeedThrottle
+
+
+class InflightBudget:
+    """Bytes received and not yet committed, over all feeds of the worker. Thread-safe.
+
+    It is the `feedq.connectors.base.Room` of this worker's connectors: what waits in their buffers counts. A
+    feed with nothing on its way may always go on, or bytes that nobody takes could stop everything for ever;
+    so the bound may be exceeded, by small reads, or by one batch of each feed whose connector reads by itself.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._lock = Lock()
+        self._waiting: set[Callable[[], None]] = set()
+        INFLIGHT_BYTES.set_function(lambda: self._bytes)
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def left(self) -> int:
+        """Bytes; none or less when the worker is full."""
+        return self._bytes_max - self._bytes
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes >= self._bytes_max
+
+    @property
+    def is_half_full(self) -> bool:
+        return 2 * self._bytes >= self._bytes_max
+
+    def take(self, size: int) -> None:
+        with self._lock:
+            self._bytes += size
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self._bytes -= size
+            if self._bytes >= self._bytes_max or not self._waiting:
+                return
+            woken, self._waiting = self._waiting, set()
+        for wake in woken:
+            wake()
+
+    def wake_when_free(self, wake: Callable[[], None]) -> None:
+        """Call it once, on whichever thread gives bytes back, when the worker is not full any more."""
+        with self._lock:
+            self._waiting.add(wake)
+
 
 logger = log(__name__)
 

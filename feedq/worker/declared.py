@@ -1,20 +1,27 @@
-"""Parses what feeds declare, once for all feeds of a worker that declare the same.
+"""What feeds declare: their options, where they land, and where a backfill ends.
 
-Thousands of feeds of one provider differ in their name only, which stands in for itself in their templates. To
-keep and to check the same options for each of them would be a good part of what a feed costs.
+Options are parsed once for all feeds of a worker that declare the same. Thousands of feeds of one provider
+differ in their name only, which stands in for itself in their templates. To keep and to check the same options
+for each of them would be a good part of what a feed costs.
+
+The end of a backfill is judged batch by batch, before anything is handed to the writer: nothing beyond it ever
+lands, and the checkpoint that is committed with the last batch says by itself that it was the last. So whoever
+takes over after a kill, at whichever step, comes to the same end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
-from feedq.connectors.base import ConnectorOptions, parse_options
-from feedq.core.model import Feed
+from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
+from feedq.core.model import JSON, Batch, Feed
+from feedq.errors import EndReached, FeedMisconfigured
 from feedq.sinks.base import Target, parse_sink, target_of
 
 DECLARATIONS_MAX = 1_024
@@ -57,3 +64,48 @@ def _decode(options: bytes) -> Mapping[str, Any]:
 def _parse(connector: str, source: bytes, sink: bytes) -> Declared:
     options, sink_options = parse_options(connector, orjson.loads(source)), parse_sink(orjson.loads(sink))
     return Declared(options, sink_options.name, target_of(sink_options, options))
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillEnd:
+    """Where a backfill ends in its source."""
+
+    options: ConnectorOptions
+    ends_at: int
+    """The place of the last cursor that is wanted."""
+
+    @classmethod
+    def of(cls, feed: Feed, options: ConnectorOptions) -> Self | None:
+        """None: all of it. Raises `FeedMisconfigured`."""
+        return None if feed.backfill is None else cls(options, _place(options, feed.backfill.ends_at))
+
+    def is_reached(self, cursor: JSON) -> bool:
+        """Whether all is there that is wanted, once the sink has this cursor. Raises `FeedMisconfigured`."""
+        return cursor is not None and _place(self.options, cursor) >= self.ends_at
+
+    async def within(self, batches: AsyncGenerator[Batch, None], cursor: JSON) -> AsyncGenerator[Batch, None]:
+        """The batches after ``cursor`` up to the end. Raises `EndReached` there."""
+        async with aclosing(batches):
+            async for batch in batches:
+                place = _place(self.options, batch.cursor)
+                kept: Batch | None = batch
+                if place > self.ends_at:
+                    try:
+                        kept = self.options.cut(batch, self.ends_at, cursor)
+                    except ValueError as error:
+                        raise FeedMisconfigured(f"the backfill cannot end: {error}") from None
+                if kept is not None:
+                    yield kept
+                if place >= self.ends_at:
+                    raise EndReached(f"all up to {show_cursor(batch.cursor)} was read")
+                cursor = batch.cursor
+
+
+def _place(options: ConnectorOptions, cursor: JSON) -> int:
+    try:
+        return options.cursor_place(cursor)
+    except ValueError as error:
+        raise FeedMisconfigured(
+            f"nobody can tell where the backfill ends: its cursor {show_cursor(cursor)}: {error}; cancel it, and "
+            "begin another one"
+        ) from None

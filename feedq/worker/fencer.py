@@ -21,8 +21,8 @@ from uuid import UUID
 from feedq.errors import FeedqError, SinkUnavailable
 from feedq.sinks.base import Blocked, FenceOutcome, FenceRequest, Sink, Superseded
 from feedq.telemetry.logs import LogEvent, database_event, log
-from feedq.worker.loops import call_on
-from feedq.worker.outage import Outage
+from feedq.worker.threads import call_on
+from feedq.worker.writing_session import Outage
 
 GROUP_MAX = 1_000
 """Feeds a statement: a cold start of thousands is a handful of statements, none of them long."""

@@ -34,7 +34,6 @@ from feedq.errors import FeedqError
 from feedq.settings import Settings, settings
 from feedq.telemetry.logs import LogEvent, configure_logging, log
 from feedq.worker.activity import Activity
-from feedq.worker.deadline import end_with_parent
 from feedq.worker.monitor import (
     DUMP_SIGNAL,
     DumpPipe,
@@ -45,6 +44,7 @@ from feedq.worker.monitor import (
     memory_limit,
 )
 from feedq.worker.stall import CHECK_S
+from feedq.worker.threads import end_with_parent
 
 END_S = 10.0
 QUARANTINE_BYTES = 2**30

@@ -67,12 +67,11 @@ from feedq.sinks.mapping import Drift
 from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.telemetry.metrics import RECONNECTS
 from feedq.telemetry.traces import FeedTrace
-from feedq.worker.backfill_end import BackfillEnd
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
-from feedq.worker.declared import Declared, declared, lean
+from feedq.worker.declared import BackfillEnd, Declared, declared, lean
+from feedq.worker.first_records import watch_header
 from feedq.worker.progress_reporter import FeedProgress
-from feedq.worker.record_hints import watch_header
 from feedq.worker.retries import FeedRetries
 from feedq.worker.sockets import Sockets
 from feedq.worker.taps import RecordTap

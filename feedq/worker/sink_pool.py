@@ -12,11 +12,10 @@ from feedq.core.model import FeedKey
 from feedq.settings import Settings
 from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Sink, Target, load_sink
 from feedq.sinks.mapping import Drift
-from feedq.worker.batch_queue import BatchQueue
+from feedq.worker.batch_queue import BatchQueue, InflightBudget
 from feedq.worker.fencer import Fencer, GoneWorkers
-from feedq.worker.inflight_budget import InflightBudget
-from feedq.worker.outage import Down, Outage
 from feedq.worker.writer import Writer
+from feedq.worker.writing_session import Down, Outage
 
 FLUSH_BYTES = 4 * 2**20
 """A group commit starts early when this many bytes wait: more in one COPY lands no faster (`make bench`)."""

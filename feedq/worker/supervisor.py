@@ -53,7 +53,6 @@ from feedq.worker.connect_limiter import StartLimiter, connect_limiter_of
 from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
 from feedq.worker.load_meter import LoadMeter
-from feedq.worker.loops import call_on, resolve
 from feedq.worker.memory import MemoryWatch
 from feedq.worker.monitor import Watch
 from feedq.worker.progress_reporter import ProgressReporter
@@ -63,6 +62,7 @@ from feedq.worker.sink_pool import SinkPool, sinks_to_leave
 from feedq.worker.sockets import Sockets
 from feedq.worker.stall import CHECK_S, Scheduling, StallClock
 from feedq.worker.taps import TapWriter
+from feedq.worker.threads import call_on, resolve
 from feedq.worker.throttling import SHARE_TICKS, Pacing
 
 SINK_PATIENCE_S = 5.0

@@ -25,12 +25,12 @@ from feedq.sinks.base import Sink, Written
 from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.apart_writer import ApartWriter
 from feedq.worker.batch_queue import BatchQueue
-from feedq.worker.outage import Outage
 from feedq.worker.writing_session import (
     IDLE_S,
     RETRY_FIRST_S,
     RETRY_MAX_S,
     Group,
+    Outage,
     WritingSession,
     finish,
     refuse,

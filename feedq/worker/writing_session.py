@@ -2,6 +2,8 @@
 
 Of a commit whose answer was lost it asks what became of it before it writes anything else: the checkpoint decides,
 never a guess. A batch is answered exactly once, by a `CommitAnswer` to its queue.
+
+An `Outage` remembers whether the sink is reached, for everybody in the worker who uses it.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from time import monotonic
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from feedq.core.model import Batch
 from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkRewound, SinkUnavailable
@@ -26,8 +28,59 @@ from feedq.telemetry.metrics import (
     SINK_REWINDS,
 )
 from feedq.worker.batch_queue import BatchQueue, CommitAnswer
-from feedq.worker.loops import call_on
-from feedq.worker.outage import Outage
+from feedq.worker.threads import call_on
+
+NO_ANSWER_S = 8.0
+"""A sink that has not answered for so long counts as away: longer than any statement of a group may take."""
+
+
+class Down(NamedTuple):
+    """A sink that is not reached: since when, on the monotonic clock, and why."""
+
+    since: float
+    error: str
+
+
+class Outage:
+    """Remembers whether one worker reaches one sink. Shared by the threads that use it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._failed: Down | None = None
+        self._asked_at: float | None = None
+        self.is_tried = False
+        """Whether somebody has something to write: nobody else need find out whether the sink is back."""
+        self.written_at = float("-inf")
+
+    @property
+    def down(self) -> Down | None:
+        asked_at = self._asked_at
+        if self._failed is None and asked_at is not None and monotonic() - asked_at > NO_ANSWER_S:
+            return Down(asked_at, f"sink {self._name!r}: no answer for {NO_ANSWER_S:g} s")
+        return self._failed
+
+    def ask(self, now: float) -> None:
+        """Note that something was asked of the sink that is known to take little time."""
+        self._asked_at = now
+
+    def answered(self) -> None:
+        """Note that the sink has answered, whatever came of it."""
+        self._asked_at = None
+
+    def failed(self, error: Exception, *, since: float) -> None:
+        first = self._failed
+        if first is None:
+            logger.warning(LogEvent.SINK_AWAY, sink=self._name, error=str(error))
+        self._failed = Down(since if first is None else first.since, str(error))
+
+    def over(self, *, wrote: bool = True) -> None:
+        if self._failed is not None:
+            away_s = round(monotonic() - self._failed.since, 1)
+            logger.info(LogEvent.SINK_BACK, sink=self._name, away_s=away_s)
+            self._failed = None
+        if wrote:
+            self.written_at = monotonic()
+
 
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0

@@ -51,7 +51,7 @@ def test_a_setting_out_of_range_is_named() -> None:
 def test_a_job_that_hangs_does_not_keep_the_process_alive() -> None:
     code = """
         import time
-        from feedq.worker.serial_executor import SerialExecutor
+        from feedq.worker.threads import SerialExecutor
         executor = SerialExecutor("test")
         executor.submit(time.sleep, 3600)
         executor.close(timeout_s=0.05, drop_waiting=True)
@@ -62,7 +62,7 @@ def test_a_job_that_hangs_does_not_keep_the_process_alive() -> None:
 def test_the_deadline_ends_a_process_that_hangs_with_its_exit_code() -> None:
     code = """
         import sys, time
-        from feedq.worker.deadline import Deadline
+        from feedq.worker.threads import Deadline
         deadline = Deadline(0.1, is_busy=lambda: False)
         deadline.start()
         deadline.begin(int(sys.argv[1]))

@@ -39,7 +39,7 @@ from feedq.core.permission import Permissions
 from feedq.errors import FeedqError
 from feedq.settings import Settings
 from feedq.testing.loopback import RecordingGuard, serving
-from feedq.worker.inflight_budget import InflightBudget
+from feedq.worker.batch_queue import InflightBudget
 from tests.hostile.attacks import ATTACKS, Attack, prepare
 from tests.hostile.honest import HONEST
 

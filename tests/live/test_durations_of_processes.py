@@ -17,9 +17,9 @@ from feedq.celery.application import make_app
 from feedq.core.model import Reason, Release
 from feedq.core.worker import WATCHDOG_MIN_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
-from feedq.worker.outage import Outage
 from feedq.worker.runner import Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool, sinks_to_leave
+from feedq.worker.writing_session import Outage
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemoryCheckpoint
 from tests.lease_listener import RecordingListener

@@ -14,8 +14,8 @@ from feedq.celery import pool as pool_module
 from feedq.celery.pool import StreamPool
 from feedq.celery.tasks import RECONCILE, STREAM_FEED
 from feedq.core.model import FeedKey
-from feedq.worker.serial_executor import SerialExecutor
 from feedq.worker.supervisor import Supervisor, TaskCallbacks
+from feedq.worker.threads import SerialExecutor
 
 LIMIT_S = 10.0
 

@@ -7,8 +7,7 @@ from threading import Event
 
 import pytest
 
-from feedq.worker.deadline import Deadline
-from feedq.worker.serial_executor import SerialExecutor
+from feedq.worker.threads import Deadline, SerialExecutor
 
 LIMIT_S = 10.0
 

@@ -515,7 +515,7 @@ async def test_a_commit_of_unknown_outcome_that_was_taken_back_is_not_taken_for_
 async def test_a_sink_that_does_not_answer_counts_as_away_before_it_fails(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.worker.outage.NO_ANSWER_S", 0.01)
+    monkeypatch.setattr("feedq.worker.writing_session.NO_ANSWER_S", 0.01)
     outage = path.outage
     own(path, 1)
     batch_queue = path.open_batch_queue((1, 1), "a")

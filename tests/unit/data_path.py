@@ -9,11 +9,10 @@ from uuid import UUID, uuid4
 
 from feedq.core.model import JSON, Batch, FeedKey
 from feedq.sinks.base import Target
-from feedq.worker.batch_queue import BatchQueue
+from feedq.worker.batch_queue import BatchQueue, InflightBudget
 from feedq.worker.fencer import Fencer
-from feedq.worker.inflight_budget import InflightBudget
-from feedq.worker.outage import Outage
 from feedq.worker.writer import Writer
+from feedq.worker.writing_session import Outage
 from tests.fakes.sink import MemorySink, MemoryTables
 
 TARGET = Target("landed", "json")

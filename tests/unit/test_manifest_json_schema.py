@@ -35,8 +35,8 @@ def complaints(text: str) -> list[str]:
 
 
 def manifests() -> Iterator[tuple[str, str]]:
-    """All that stand in examples, the demo and the documentation."""
-    for path in [*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("feedq/local/demo/*.yaml")]:
+    """All that stand in examples and the documentation."""
+    for path in ROOT.glob("examples/**/*.yaml"):
         yield path.name, path.read_text()
     for page in PAGES:
         for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):

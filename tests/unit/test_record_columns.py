@@ -9,7 +9,7 @@ import pytest
 from feedq.core.model import FeedSpec
 from feedq.errors import InvalidInput
 from feedq.verbs.manifest.feed_entry import problems
-from feedq.worker.record_columns import proposed
+from feedq.worker.first_records import proposed
 
 HTTP = {"url": "http://127.0.0.1/x", "mode": "poll"}
 FILE = {"path": "/data/x", "format": "text"}

@@ -12,7 +12,7 @@ from feedq.connectors.base import parse_options
 from feedq.core.model import Batch
 from feedq.records.csvtext import CsvFormat
 from feedq.sinks.base import parse_sink
-from feedq.worker.record_hints import hints, watch_header
+from feedq.worker.first_records import hints, watch_header
 
 HTTP = {"url": "http://127.0.0.1/x", "mode": "poll"}
 CSV = {"path": "/data/x.csv", "format": "csv"}
