@@ -12,7 +12,7 @@ from moto.server import ThreadedMotoServer
 
 from feedq.errors import CatalogUnavailable, InvalidInput
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import FeedCatalog, open_catalog
+from feedq.verbs.catalogs.base import OpenCatalog, open_catalog
 
 REGION = "eu-central-1"
 KEYS = '{"name": "code", "source.url": "link.url", "labels": "labels"}'
@@ -50,9 +50,9 @@ def station(code: str, **more: Any) -> dict[str, Any]:
     return {"code": code, "link": {"url": f"tcp://{code}:1"}, "enabled": True, **more}
 
 
-def opened(url: str, table: str, **options: str) -> FeedCatalog:
+def opened(url: str, table: str, **options: str) -> OpenCatalog:
     given = {"kind": "dynamodb", "table": table, "region": REGION, "endpoint_url": url, "keys": KEYS}
-    return open_catalog("crm", Settings(catalogs={"crm": given | options})).catalog
+    return open_catalog("crm", Settings(catalogs={"crm": given | options}))
 
 
 def test_attributes_become_keys_and_what_has_not_changed_is_said_to(url: str, stations: Any) -> None:

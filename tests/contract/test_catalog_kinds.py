@@ -15,14 +15,14 @@ import pytest
 
 from feedq.errors import CatalogUnavailable, InvalidInput
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import BYTES_MAX, FeedCatalog, open_catalog
+from feedq.verbs.catalogs.base import BYTES_MAX, OpenCatalog, open_catalog
 
 
-def opened(**options: Any) -> FeedCatalog:
-    return open_catalog("crm", Settings(catalogs={"crm": options})).catalog
+def opened(**options: Any) -> OpenCatalog:
+    return open_catalog("crm", Settings(catalogs={"crm": options}))
 
 
-def values(catalog: FeedCatalog, known: str | None = None) -> list[Any]:
+def values(catalog: OpenCatalog, known: str | None = None) -> list[Any]:
     reading = catalog.read(known)
     assert reading is not None
     assert reading.problems == []
@@ -180,7 +180,7 @@ def test_a_large_answer_is_refused_and_an_address_that_is_denied_not_asked(endpo
     denied = Settings(catalogs={"crm": {"kind": "http", "url": endpoint.url}}, egress_deny=("127.0.0.0/8",))
     endpoint.asked.clear()
     with pytest.raises(CatalogUnavailable, match=r"127\.0\.0\.1"):
-        open_catalog("crm", denied).catalog.read(None)
+        open_catalog("crm", denied).read(None)
     assert endpoint.asked == []
 
 
@@ -206,7 +206,7 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
-def asked(database: Path, query: str, **options: Any) -> FeedCatalog:
+def asked(database: Path, query: str, **options: Any) -> OpenCatalog:
     return opened(kind="sql", url=f"sqlite:///{database}", query=query, **options)
 
 
@@ -263,7 +263,7 @@ def test_nothing_that_a_query_writes_stays(database: Path) -> None:
 def test_a_query_without_an_end_is_given_up(database: Path) -> None:
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
     endless = f"{numbers} SELECT 'f' || i AS name, 1 AS weight FROM n"
-    with pytest.raises(CatalogUnavailable, match=r"not all rows within|more than 100000 rows"):
+    with pytest.raises(CatalogUnavailable, match=r"not all of it within|more than 100000 entries"):
         asked(database, endless, timeout_s=0.2).read(None)
 
 

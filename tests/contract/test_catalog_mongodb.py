@@ -24,7 +24,7 @@ from pymongo.errors import PyMongoError
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
 from feedq.verbs.catalogs import mongodb
-from feedq.verbs.catalogs.base import FeedCatalog, open_catalog
+from feedq.verbs.catalogs.base import OpenCatalog, open_catalog
 
 PATIENCE_S = 30.0
 PIPELINE = '[{"$match": {"enabled": true}}, {"$project": {"name": "$code", "source": 1}}]'
@@ -73,7 +73,7 @@ def station(code: str) -> dict[str, Any]:
     return {"code": code, "enabled": True, "source": {"url": f"tcp://{code}:1"}}
 
 
-def opened(url: str, stations: Stations, **options: Any) -> FeedCatalog:
+def opened(url: str, stations: Stations, **options: Any) -> OpenCatalog:
     given = {
         "kind": "mongodb",
         "url": url,
@@ -82,7 +82,7 @@ def opened(url: str, stations: Stations, **options: Any) -> FeedCatalog:
         "pipeline": PIPELINE,
         "timeout_s": "20",
     }
-    return open_catalog("crm", Settings(catalogs={"crm": given | options})).catalog
+    return open_catalog("crm", Settings(catalogs={"crm": given | options}))
 
 
 def test_documents_are_read_again_once_the_stream_tells_of_a_change(url: str, stations: Stations) -> None:
@@ -142,7 +142,7 @@ def test_what_json_does_not_have_becomes_text_or_a_problem(url: str, stations: S
     assert [entry.value for entry in reading.entries] == [
         {"name": "a", "weight": 2, "labels": {"since": "2026-11-25T00:00:00"}}
     ]
-    assert "source.raw: is of the type bytes" in reading.problems[0].what
+    assert "source: is of the type bytes" in reading.problems[0].what
 
 
 def test_a_server_that_is_away_is_said_without_its_password(stations: Stations) -> None:

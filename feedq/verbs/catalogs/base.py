@@ -1,19 +1,23 @@
-"""What a catalog is: something that is read as a whole, and gives entries.
+"""What a catalog is: something that is read as a whole, and gives entries and a version.
 
 Settings name each catalog and give its kind and options; other packages add kinds by the entry point group
-``feedq.verbs.catalogs``. A catalog raises `CatalogUnavailable` when it cannot be read, and then nothing is
-changed."""
+``feedq.catalogs``. A kind only fetches. What is common stands here: options and bounds, versions of those that
+have none, and how a row or a text becomes feeds. A kind raises `CatalogUnavailable` when it cannot read all of
+its catalog, and then nothing is changed.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import date, datetime, time
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, time
 from decimal import Decimal
-from functools import cache
-from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from functools import cache, singledispatch
+from operator import methodcaller
+from time import monotonic
+from typing import Annotated, Any, ClassVar, Final, Protocol
 from uuid import UUID
 
 import orjson
@@ -25,14 +29,15 @@ from feedq.errors import CatalogUnavailable, InvalidInput, NotFound
 from feedq.settings import Settings
 from feedq.verbs import documents
 from feedq.verbs.documents import DocumentError
-from feedq.verbs.manifest.reader import ManifestProblem
+from feedq.verbs.manifest.reader import ENTRIES_MAX
 
-T = TypeVar("T")
-
-ENTRY_POINT_GROUP = "feedq.catalogs"
-NO_TYPES: Mapping[type, Callable[[Any], Any]] = MappingProxyType({})
-BYTES_MAX = 64 * 2**20
+ENTRY_POINT_GROUP: Final = "feedq.catalogs"
+BYTES_MAX: Final = 64 * 2**20
 """A larger answer, file or result is no list of feeds: it would be held in memory several times over."""
+JSON_KEYS: Final = frozenset(("source", "sink", "labels", "selector"))
+"""Keys whose text is JSON."""
+NESTED_MAX: Final = 8
+"""Dots in the name of a column."""
 
 
 def from_text(given: Any) -> Any:
@@ -56,6 +61,34 @@ class CatalogOptions(StrictModel):
     removals_max: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Share of the feeds of this catalog that one sync may remove; ten of them are always allowed, and all of
     them never."""
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    """Longest time for connecting, and for reading all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogContent:
+    """What a kind of catalog found."""
+
+    items: Iterable[tuple[str, Any]]
+    """What there is, each with where it is, such as ``row 12``. Bytes are a manifest. A mapping is a feed: dots in
+    its keys lead below, and what is None is not said; or it has one key, with all of the feed as JSON."""
+    version: str | None = None
+    """Differs from the one of any other content; None has the items compared."""
+
+
+class FeedCatalog(Protocol):
+    """Fetches one catalog. Made anew for each sync."""
+
+    Options: ClassVar[type[CatalogOptions]]
+
+    def __init__(self, options: Any, settings: Settings) -> None: ...
+
+    def read(self, known: str | None) -> CatalogContent | None:
+        """Everything that the catalog has, or None when that is still the version ``known``.
+
+        Raises:
+            CatalogUnavailable: it cannot be read now, or not as it is set up; also while items are taken.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,33 +102,26 @@ class CatalogEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class SkippedEntry:
+    """An entry that was not synced, and why; without a name if it has none."""
+
+    where: str
+    name: str | None
+    what: str
+
+    def __str__(self) -> str:
+        who = "" if self.name is None else f"feed {self.name!r}: "
+        return f"{self.where}: {who}{self.what}"
+
+
+@dataclass(slots=True)
 class CatalogReading:
     """All that a catalog has."""
 
-    entries: Sequence[CatalogEntry]
-    version: str
-    """Differs from the one of any other content."""
-    problems: Sequence[ManifestProblem] = ()
+    version: str = ""
+    entries: list[CatalogEntry] = field(default_factory=list)
+    problems: list[SkippedEntry] = field(default_factory=list)
     """What could not be read as entries."""
-
-    def unless(self, known: str | None) -> CatalogReading | None:
-        """None if it is still the version ``known``, and nothing is wrong with it."""
-        return None if self.version == known and not self.problems else self
-
-
-class FeedCatalog(Protocol):
-    """Reads one catalog. Made anew for each sync."""
-
-    Options: ClassVar[type[CatalogOptions]]
-
-    def __init__(self, options: Any, settings: Settings) -> None: ...
-
-    def read(self, known: str | None) -> CatalogReading | None:
-        """Everything that the catalog has, or None when that is still the version ``known``.
-
-        Raises:
-            CatalogUnavailable: it cannot be read now, or not as it is set up.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +133,51 @@ class OpenCatalog:
     options: CatalogOptions
     setup: str
     """Differs when kind or options do; secrets do not count."""
+
+    def read(self, known: str | None) -> CatalogReading | None:
+        """Its entries, or None when it is still the version ``known``. Raises `CatalogUnavailable`."""
+        found = self.catalog.read(known)
+        if found is None:
+            return None
+        reading, texts, parts = CatalogReading(), [], []
+        for where, value in self._bounded(found.items):
+            if isinstance(value, bytes):
+                texts.append((where, value))
+                parts.append(value)
+                continue
+            try:
+                entry = entry_of(value)
+            except ValueError as error:
+                reading.problems.append(SkippedEntry(where, None, str(error)))
+                continue
+            reading.entries.append(CatalogEntry(where, entry))
+            parts.append(orjson.dumps(entry, option=orjson.OPT_SORT_KEYS))
+        # In whatever order they came.
+        reading.version = found.version or digest(*sorted(parts))
+        if reading.version == known and not reading.problems:
+            return None
+        for where, text in texts:
+            _read_manifest(text, where, reading)
+        if len(reading.entries) > ENTRIES_MAX:
+            raise self._too_large()
+        return reading
+
+    def _bounded(self, items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        until, left = monotonic() + self.options.timeout_s, BYTES_MAX
+        for count, (where, value) in enumerate(items, 1):
+            left -= len(value if isinstance(value, bytes) else repr(value))
+            if left < 0 or count > ENTRIES_MAX:
+                raise self._too_large()
+            if monotonic() > until:
+                raise CatalogUnavailable(
+                    f"catalog {self.name!r}: not all of it within {self.options.timeout_s:g} s (timeout_s)"
+                )
+            yield where, value
+
+    def _too_large(self) -> CatalogUnavailable:
+        return CatalogUnavailable(
+            f"catalog {self.name!r}: has more than {ENTRIES_MAX} entries or {BYTES_MAX} bytes"
+        )
 
 
 def open_catalog(name: str, settings: Settings) -> OpenCatalog:
@@ -145,84 +216,77 @@ def digest(*parts: bytes) -> str:
     return total.hexdigest()
 
 
-def decoded(raw: bytes, *, origin: str) -> str:
-    """Raises `CatalogUnavailable` when it is too large or no text."""
-    if len(raw) > BYTES_MAX:
-        raise CatalogUnavailable(f"{origin}: is larger than {BYTES_MAX} bytes")
+def entry_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row, document or item as it would stand in a manifest. Raises `ValueError`."""
+    if len(row) == 1:
+        (value,) = row.values()
+        if isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip()[:1] == "{"):
+            whole = _json("the document", value)
+            if not isinstance(whole, dict):
+                raise ValueError("the document is no JSON object")
+            return whole
+    entry: dict[str, Any] = {}
+    for column, value in row.items():
+        if value is not None:
+            given = _json(column, value) if column in JSON_KEYS else _plain(column, value)
+            _put_at(entry, column.split(".", NESTED_MAX), given)
+    return entry
+
+
+def _json(column: str, value: Any) -> Any:
     try:
-        return raw.decode("utf-8")
+        return orjson.loads(value) if isinstance(value, str | bytes) else _plain(column, value)
+    except orjson.JSONDecodeError:
+        raise ValueError(f"{column}: is no JSON") from None
+
+
+def _plain(column: str, value: Any) -> Any:
+    """A value of a database as JSON has it. Raises `ValueError` where JSON has no such type."""
+    try:
+        # Not orjson: an integer may have more than 64 bits.
+        return json.loads(json.dumps(value, default=plainer))
+    except TypeError as error:
+        raise ValueError(f"{column}: {error}") from None
+
+
+@singledispatch
+def plainer(value: Any) -> Any:
+    """Something plainer of a value that JSON does not have. Kinds register types of their own."""
+    raise TypeError(f"is of the type {type(value).__name__}, which JSON does not have")
+
+
+@plainer.register
+def _(value: Decimal) -> int | float:
+    return int(value) if value == value.to_integral_value() else float(value)
+
+
+plainer.register(UUID)(str)
+plainer.register(set)(sorted)
+plainer.register(date)(methodcaller("isoformat"))
+plainer.register(time)(methodcaller("isoformat"))
+
+
+def _read_manifest(raw: bytes, origin: str, reading: CatalogReading) -> None:
+    """Add the feeds of a text that is a manifest or a JSON list of feeds, and what is wrong with it as a whole."""
+    try:
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CatalogUnavailable(f"{origin}: is not UTF-8 text (byte {error.start})") from None
-
-
-def reading_of_rows(rows: Iterable[tuple[str, T]], entry_of: Callable[[T], Any]) -> CatalogReading:
-    """What rows give, each with where it is; in whatever order they come. ``entry_of`` may raise ValueError."""
-    entries: list[CatalogEntry] = []
-    problems: list[ManifestProblem] = []
-    for where, row in rows:
-        try:
-            entries.append(CatalogEntry(where, entry_of(row)))
-        except ValueError as error:
-            problems.append(ManifestProblem(where, str(error)))
-    version = digest(*sorted(orjson.dumps(e.value, option=orjson.OPT_SORT_KEYS) for e in entries))
-    return CatalogReading(entries, version, problems)
-
-
-def reading_of_texts(texts: Iterable[tuple[str, bytes]], version: str) -> CatalogReading:
-    """What texts give that are manifests, each with where it is. Raises as `decoded`."""
-    found = [entries_in(decoded(raw, origin=origin), origin=origin) for origin, raw in texts]
-    entries = [entry for read, _ in found for entry in read]
-    return CatalogReading(entries, version, [problem for _, wrong in found for problem in wrong])
-
-
-def entries_in(text: str, *, origin: str) -> tuple[list[CatalogEntry], list[ManifestProblem]]:
-    """The feeds of a text that is a manifest, or a JSON list of feeds, and what is wrong with it as a whole."""
-    body = text.removeprefix("\ufeff")
-    if body.lstrip()[:1] == "[":
-        body = f'{{"feeds": {body}}}'
-    entries: list[CatalogEntry] = []
-    problems: list[ManifestProblem] = []
+    if text.lstrip()[:1] == "[":
+        text = f'{{"feeds": {text}}}'
     try:
-        for document in documents.read(body, lists=("feeds",)):
+        for document in documents.read(text, lists=("feeds",)):
             if "feeds" not in document.lists:
-                problems.append(ManifestProblem(origin, "has no list of feeds"))
+                reading.problems.append(SkippedEntry(origin, None, "has no list of feeds"))
             for number, entry in enumerate(document.lists.get("feeds", ()), 1):
                 at = f"feed {number}" if entry.line is None else str(entry.line)
-                entries.append(CatalogEntry(f"{origin}:{at}", entry.value))
+                reading.entries.append(CatalogEntry(f"{origin}:{at}", entry.value))
     except DocumentError as stop:
         at = origin if stop.line is None else f"{origin}:{stop.line}"
-        problems.append(ManifestProblem(at, str(stop)))
-    return entries, problems
+        reading.problems.append(SkippedEntry(at, None, str(stop)))
 
 
-def plain(value: Any, *, where: str = "", also: Mapping[type, Callable[[Any], Any]] = NO_TYPES) -> Any:
-    """A value of a database as JSON has it; ``also`` makes something plainer of other types.
-
-    Raises:
-        ValueError: it is of a type that JSON does not have, with ``where`` and the path to it.
-    """
-    if (make := also.get(type(value))) is not None:
-        value = make(value)
-    match value:
-        case None | bool() | str() | float():
-            return value
-        case int():
-            return int(value)
-        case Mapping():
-            inner = value.items()
-            return {str(k): plain(v, where=f"{where}.{k}".lstrip("."), also=also) for k, v in inner}
-        case list():
-            return [plain(one, where=where, also=also) for one in value]
-        case Decimal():
-            return int(value) if value == value.to_integral_value() else float(value)
-        case datetime() | date() | time():
-            return value.isoformat()
-        case UUID():
-            return str(value)
-    raise ValueError(f"{where}: is of the type {type(value).__name__}, which JSON does not have")
-
-
-def put_at(entry: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def _put_at(entry: dict[str, Any], path: Sequence[str], value: Any) -> None:
     """Put a value at a path of keys. Raises `ValueError` where a key on the way holds something else."""
     *above, last = path
     for key in above:

@@ -6,10 +6,8 @@ Credentials are looked for where the AWS tools do: environment, shared files, th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from decimal import Decimal
-from time import monotonic
-from typing import Annotated, Any, ClassVar, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 import boto3
@@ -18,26 +16,15 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from pydantic import Field, field_validator
 
+from feedq.core.remedies import driver_text
 from feedq.core.values import is_loopback
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import (
-    BYTES_MAX,
-    CatalogOptions,
-    CatalogReading,
-    Mapped,
-    plain,
-    put_at,
-    reading_of_rows,
-)
-from feedq.verbs.manifest.reader import ENTRIES_MAX
+from feedq.verbs.catalogs.base import CatalogContent, CatalogOptions, Mapped
 
 CONNECT_S: Final = 10.0
 TRIES: Final = 4
 """Of each page: a table that is short of read capacity refuses some."""
-PLAIN: Final[Mapping[type, Callable[[Any], Any]]] = {
-    set: lambda members: sorted(map(_number_or_text, members))
-}
 
 
 class DynamoOptions(CatalogOptions):
@@ -54,8 +41,6 @@ class DynamoOptions(CatalogOptions):
     keys: Mapped = Field({})
     """Which attribute gives which key of a feed, as JSON, with dots for what is nested:
     `{"name": "code", "source.url": "url"}`. Left out, an item is a feed as it stands."""
-    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    """Longest time for all of it."""
 
     @field_validator("endpoint_url")
     @classmethod
@@ -82,26 +67,23 @@ class DynamoCatalog:
     def __init__(self, options: DynamoOptions, _: Settings) -> None:
         self._options = options
 
-    def read(self, known: str | None) -> CatalogReading | None:
-        items = ((f"item {number}", item) for number, item in enumerate(self._items(), 1))
-        return reading_of_rows(items, self._entry).unless(known)
+    def read(self, known: str | None) -> CatalogContent:
+        return CatalogContent(
+            (f"item {number}", self._row(item)) for number, item in enumerate(self._items(), 1)
+        )
 
-    def _entry(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        if not self._options.keys:
-            whole: dict[str, Any] = plain(dict(item), also=PLAIN)
-            return whole
-        entry: dict[str, Any] = {}
+    def _row(self, item: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The keys that ``keys`` asks for."""
+        row: dict[str, Any] = {}
         for key, attribute in self._options.keys.items():
             value: Any = item
             for part in attribute.split("."):
                 value = value.get(part) if isinstance(value, Mapping) else None
-            if value is not None:
-                put_at(entry, key.split("."), plain(value, where=attribute, also=PLAIN))
-        return entry
+            row[key] = value
+        return row or item
 
     def _items(self) -> Iterator[dict[str, Any]]:
         options, read = self._options, TypeDeserializer().deserialize
-        where, until, left, count = f"table {options.table}", monotonic() + options.timeout_s, BYTES_MAX, 0
         limits = Config(
             connect_timeout=min(CONNECT_S, options.timeout_s),
             read_timeout=options.timeout_s,
@@ -113,21 +95,8 @@ class DynamoCatalog:
             )
             for page in client.get_paginator("scan").paginate(TableName=options.table):
                 for raw in page["Items"]:
-                    left, count = left - len(repr(raw)), count + 1
-                    if left < 0 or count > ENTRIES_MAX:
-                        raise CatalogUnavailable(
-                            f"{where}: gives more than {ENTRIES_MAX} items or {BYTES_MAX} bytes"
-                        )
                     item = {name: read(value) for name, value in raw.items()}
                     if all(item.get(name) == value for name, value in options.only.items()):
                         yield item
-                if monotonic() > until:
-                    raise CatalogUnavailable(
-                        f"{where}: not all items within {options.timeout_s:g} s (timeout_s)"
-                    )
         except (BotoCoreError, ClientError) as error:
-            raise CatalogUnavailable(f"{where}: {' '.join(str(error).split())}") from None
-
-
-def _number_or_text(member: Any) -> Any:
-    return float(member) if isinstance(member, Decimal) else member
+            raise CatalogUnavailable(f"table {options.table}: {driver_text(error)}") from None

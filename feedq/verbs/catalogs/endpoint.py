@@ -18,14 +18,7 @@ from feedq.connectors.protocol.http_client import NO_CONTENT, HttpClient, HttpRe
 from feedq.core.clock import SystemClock
 from feedq.errors import CatalogUnavailable, FeedMisconfigured, SourceUnavailable
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import (
-    BYTES_MAX,
-    CatalogOptions,
-    CatalogReading,
-    digest,
-    from_text,
-    reading_of_texts,
-)
+from feedq.verbs.catalogs.base import BYTES_MAX, CatalogContent, CatalogOptions, from_text
 
 PAGES_MAX: Final = 1_000
 _ETAG: Final = "etag:"
@@ -41,8 +34,6 @@ class EndpointOptions(CatalogOptions):
     """Headers of the request, as a JSON object: `{"Authorization": "Bearer …"}`. For this host only."""
     ca_file: str | None = None
     """PEM file with certificates to trust instead of the system's."""
-    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    """Longest time for the whole answer, all pages included."""
 
     @field_validator("url")
     @classmethod
@@ -72,9 +63,9 @@ class HttpCatalog:
         self._timeout_s = options.timeout_s
         self._settings = settings
 
-    def read(self, known: str | None) -> CatalogReading | None:
+    def read(self, known: str | None) -> CatalogContent | None:
         try:
-            found = asyncio.run(self._ask_all(known))
+            return asyncio.run(self._ask_all(known or ""))
         except TimeoutError:
             where = self._options.location
             raise CatalogUnavailable(
@@ -83,23 +74,16 @@ class HttpCatalog:
         except (SourceUnavailable, FeedMisconfigured) as error:
             # It speaks of options of a feed, which have the same names here.
             raise CatalogUnavailable(str(error).replace("source.", "")) from error
-        if found is None or found[1] == known:
-            return None
-        pages, version = found
-        origins = (
-            [self._options.location] if len(pages) == 1 else [f"page {n + 1}" for n in range(len(pages))]
-        )
-        return reading_of_texts(zip(map(str, origins), pages, strict=True), version)
 
-    async def _ask_all(self, known: str | None) -> tuple[list[bytes], str] | None:
+    async def _ask_all(self, known: str) -> CatalogContent | None:
         async with asyncio.timeout(self._timeout_s):
             client = HttpClient(self._options, self._context(), idle_timeout_s=self._timeout_s)
             async with aclosing(client):
-                return await self._pages(client, known or "")
+                return await self._pages(client, known)
 
-    async def _pages(self, client: HttpClient, known: str) -> tuple[list[bytes], str] | None:
-        pages: list[bytes] = []
-        version = page = ""
+    async def _pages(self, client: HttpClient, known: str) -> CatalogContent | None:
+        pages: list[tuple[str, bytes]] = []
+        page = ""
         left = BYTES_MAX
         while len(pages) < PAGES_MAX:
             is_asked = known.startswith(_ETAG) and not pages
@@ -113,14 +97,13 @@ class HttpCatalog:
                     raise CatalogUnavailable(
                         f"{answer.where}: answered {answer.status} without a whole content"
                     )
-                pages.append(await answer.read(left))
-                left -= len(pages[-1])
+                content = await answer.read(left)
+                left -= len(content)
+                pages.append((f"page {len(pages) + 1}" if page else str(self._options.location), content))
                 etag = answer.headers.get("etag", "")
-                link = answer.next_link
-                if not link:
+                if not (link := answer.next_link):
                     # Of several pages each has one, and none speaks for all.
-                    version = _ETAG + etag if etag and len(pages) == 1 else digest(*pages)
-                    return pages, version
+                    return CatalogContent(pages, _ETAG + etag if etag and len(pages) == 1 else None)
                 page = client.page_at(link, answer)
         raise CatalogUnavailable(f"{self._options.location}: has more than {PAGES_MAX} pages")
 

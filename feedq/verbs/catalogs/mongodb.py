@@ -7,36 +7,24 @@ the stream gives nothing reads no document. Elsewhere the documents themselves a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, ClassVar, Final
 
-import bson
 import orjson
 import pymongo
 from bson import json_util
-from bson.codec_options import CodecOptions
 from bson.decimal128 import Decimal128
 from bson.objectid import ObjectId
-from bson.raw_bson import RawBSONDocument
 from pydantic import BeforeValidator, Field, SecretStr
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError
 
 from feedq.core.passwords import mask_url
+from feedq.core.remedies import driver_text
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import (
-    BYTES_MAX,
-    CatalogOptions,
-    CatalogReading,
-    from_text,
-    plain,
-    reading_of_rows,
-)
-from feedq.verbs.manifest.reader import ENTRIES_MAX
+from feedq.verbs.catalogs.base import CatalogContent, CatalogOptions, from_text, plainer
 
 STREAM: Final = "stream:"
 """How the versions begin that are positions in a change stream."""
@@ -44,10 +32,9 @@ AWAIT_MS: Final = 100
 """How long the server waits for news before it says that there are none."""
 OTHERS: Final = ("$lookup", "$graphLookup", "$unionWith")
 """Stages that read other collections, of whose changes the stream of this one does not tell."""
-PLAIN: Final[Mapping[type, Callable[[Any], Any]]] = {
-    ObjectId: str,
-    Decimal128: lambda number: number.to_decimal(),
-}
+
+plainer.register(ObjectId)(str)
+plainer.register(Decimal128)(Decimal128.to_decimal)
 
 
 class MongoOptions(CatalogOptions):
@@ -62,8 +49,6 @@ class MongoOptions(CatalogOptions):
     pipeline: Annotated[list[dict[str, Any]], BeforeValidator(from_text)] = Field([])
     """What makes feeds of its documents, as JSON (extended where needed): `[{"$match": {"enabled": true}},
     {"$project": {"name": "$code", "source": {"url": "$url"}}}]`. `_id` is left out of the result."""
-    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    """Longest time for all of it."""
 
 
 class MongoCatalog:
@@ -77,20 +62,13 @@ class MongoCatalog:
         self._pipeline = json_util.loads(text)
         self._can_follow = not any(f'"{stage}"' in text for stage in OTHERS)
 
-    def read(self, known: str | None) -> CatalogReading | None:
+    def read(self, known: str | None) -> CatalogContent | None:
+        is_position = known is not None and known.startswith(STREAM)
         with self._opened() as collection:
-            is_position = known is not None and known.startswith(STREAM)
             if is_position and not has_changed(collection, str(known).removeprefix(STREAM)):
                 return None
             position = position_in(collection) if self._can_follow else None
-            documents = self._documents(collection)
-        found = reading_of_rows(
-            ((f"document {one.pop('_id', '')}".rstrip(), one) for one in documents),
-            partial(plain, also=PLAIN),
-        )
-        if position is None or found.unless(known) is None:
-            return found.unless(known)
-        return replace(found, version=STREAM + position)
+        return CatalogContent(self._documents(), position and STREAM + position)
 
     @contextmanager
     def _opened(self) -> Iterator[Collection[dict[str, Any]]]:
@@ -109,21 +87,13 @@ class MongoCatalog:
             ):
                 yield client[options.database][options.collection]
         except PyMongoError as error:
-            raise CatalogUnavailable(f"{where}: {mask_url(' '.join(str(error).split()))}") from None
+            raise CatalogUnavailable(f"{where}: {mask_url(driver_text(error))}") from None
 
-    def _documents(self, collection: Collection[dict[str, Any]]) -> list[dict[str, Any]]:
-        documents: list[dict[str, Any]] = []
-        left = BYTES_MAX
-        undecoded = collection.with_options(codec_options=CodecOptions(document_class=RawBSONDocument))
-        for document in undecoded.aggregate(self._pipeline):
-            left -= len(document.raw)
-            documents.append(bson.decode(document.raw))
-            if left < 0 or len(documents) > ENTRIES_MAX:
-                raise CatalogUnavailable(
-                    f"collection {collection.full_name}: gives more than {ENTRIES_MAX} documents "
-                    f"or {BYTES_MAX} bytes"
-                )
-        return documents
+    def _documents(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        with self._opened() as collection:
+            for document in collection.aggregate(self._pipeline):
+                where = f"document {document.pop('_id', '')}".rstrip()
+                yield where, document
 
 
 def position_in(collection: Collection[dict[str, Any]]) -> str | None:

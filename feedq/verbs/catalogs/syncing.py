@@ -1,35 +1,38 @@
 """One sync of a catalog: read, compare, refuse what is unusual, change, and report.
 
 A catalog that has not changed since it was last synced, of which nobody has changed a feed either, is not even
-read as feeds. A sync that breaks off half way is finished by the next one.
+read as feeds. A sync that breaks off half way is finished by the next one. An entry that is wrong costs that one
+feed: the others are synced, and a feed that is there already stays as it is. Where not even the name of a wrong
+entry can be read, nothing is removed, because it may be the entry of any feed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from feedq import __version__
 from feedq.control.store.catalog_feeds import FEEDS_AT_ONCE, CatalogStore
 from feedq.core.model import Feed, FeedSpec
-from feedq.verbs.catalogs.base import OpenCatalog, digest
-from feedq.verbs.catalogs.comparing import (
-    CatalogContents,
-    SkippedEntry,
-    SyncPlan,
-    check_removals,
-    compare,
-    contents_of,
-)
-from feedq.verbs.manifest.changes import Action, Change
+from feedq.core.remedies import command
+from feedq.core.values import read
+from feedq.errors import SyncRefused
+from feedq.verbs.catalogs.base import CatalogEntry, CatalogReading, OpenCatalog, SkippedEntry, digest, merged
+from feedq.verbs.manifest.changes import Action, Change, plan
+from feedq.verbs.manifest.feed_entry import FeedEntry, option_problems
 
 Item = TypeVar("Item")
 Progress = Callable[[int], AbstractContextManager[Callable[[int], object]]]
 """Given how many changes there are, what is told how many of them are made."""
-TOLD_MAX = 20
+Declared = Mapping[str, tuple[str, FeedEntry]]
+"""The feeds that a catalog declares, by name, each with where."""
+TOLD_MAX: Final = 20
 """Entries that were left out, as kept with the report in the control database."""
+REMOVED_FREELY: Final = 10
+"""Removals of one sync that need no leave: of three feeds one is a third, and nothing unusual."""
+NO_RESUME: Final = "resume: is not for catalogs; `feedq feed cursor set` gives a feed a cursor"
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class SyncReport:
     changes: list[Change] = field(default_factory=list)
     left_out: list[SkippedEntry] = field(default_factory=list)
     kept: int = 0
-    """As in `SyncPlan`."""
+    """Feeds that are not in the catalog and stay, because an entry without a readable name may be theirs."""
     taken_over: int = 0
     """Feeds that others had declared."""
     is_same: bool = False
@@ -90,17 +93,21 @@ def sync(
     name = opened.name
     with nullcontext() if dry_run else store.exclusively(name):
         setup = digest(opened.setup.encode(), __version__.encode())
-        reading = opened.catalog.read(None if take_over else _known(store, name, setup))
+        reading = opened.read(None if take_over else _known(store, name, setup))
         if reading is None:
             return SyncReport(name, unchanged=int(store.owned_state(name).partition("/")[0]), is_same=True)
-        contents = contents_of(reading, opened.options.defaults)
+        declared, left_out = declared_in(reading, opened.options.defaults)
         owned = store.owned(name)
-        others = _others(store, name, contents) if take_over else []
-        plan = compare(contents, [*owned, *others])
-        removals = len(plan.of(Action.REMOVE))
-        share_max = opened.options.removals_max
-        check_removals(name, removals, len(owned), share_max=share_max, remove_up_to=remove_up_to)
-        report = _free_of_taken(store, name, contents, plan)
+        others = _of_others(store, name, list(declared)) if take_over else []
+        report = compare(name, declared, left_out, [*owned, *others])
+        check_removals(
+            name,
+            report.count(Action.REMOVE),
+            len(owned),
+            share_max=opened.options.removals_max,
+            remove_up_to=remove_up_to,
+        )
+        _leave_to_others(store, report, declared)
         report.taken_over = len(others)
         if dry_run:
             return report
@@ -114,6 +121,78 @@ def sync(
         state = _state_after([*owned, *others], report.changes)
         store.note(name, {"version": version, "owned": state, "report": summary})
         return report
+
+
+def declared_in(reading: CatalogReading, defaults: Mapping[str, Any]) -> tuple[Declared, list[SkippedEntry]]:
+    """Read all entries. One name twice is wrong both times: which is meant, nobody can tell."""
+    declared: dict[str, tuple[str, FeedEntry]] = {}
+    left_out = [*reading.problems]
+    for entry in reading.entries:
+        found = _read(entry, defaults)
+        if isinstance(found, SkippedEntry):
+            left_out.append(found)
+        elif found.name in declared:
+            also = declared[found.name][0]
+            left_out.append(SkippedEntry(entry.where, found.name, f"is also declared at {also}"))
+        else:
+            declared[found.name] = (entry.where, found)
+    for one in left_out:
+        declared.pop(one.name or "", None)
+    return declared, left_out
+
+
+def _read(entry: CatalogEntry, defaults: Mapping[str, Any]) -> FeedEntry | SkippedEntry:
+    if not isinstance(entry.value, Mapping):
+        return SkippedEntry(entry.where, None, "a feed must be a mapping with name, connector and sink")
+    given = merged(defaults, entry.value)
+    name = given.get("name") if isinstance(given.get("name"), str) else None
+    if given.get("resume") is not None:
+        return SkippedEntry(entry.where, name, NO_RESUME)
+    found = read(FeedEntry, given)
+    if isinstance(found, list):
+        return SkippedEntry(entry.where, name, "; ".join(what for _, what in found))
+    return found
+
+
+def compare(
+    name: str, declared: Declared, left_out: Sequence[SkippedEntry], owned: Sequence[Feed]
+) -> SyncReport:
+    """Find what differs. Options are checked where they do: what is stored has been checked before."""
+    # The others keep what a person chose.
+    keep_target = {feed for feed, (_, entry) in declared.items() if entry.target_state is None}
+    planned = plan([entry.spec for _, entry in declared.values()], owned, keep_target=keep_target).changes
+    report = SyncReport(name, left_out=[*left_out])
+    for change in planned:
+        if isinstance(change.spec, FeedSpec) and (wrong := option_problems(change.spec)):
+            where, _ = declared[change.name]
+            report.left_out.append(SkippedEntry(where, change.name, "; ".join(wrong)))
+        else:
+            report.changes.append(change)
+    surplus = {feed.name for feed in owned} - declared.keys() - {one.name for one in report.left_out}
+    report.unchanged = len(owned) - report.count(Action.CHANGE) - len(surplus)
+    if any(one.name is None for one in report.left_out):
+        report.kept = len(surplus)
+    else:
+        report.changes += [Change(Action.REMOVE, "feed", feed) for feed in sorted(surplus)]
+    return report
+
+
+def check_removals(
+    name: str, removals: int, owned: int, *, share_max: float, remove_up_to: int | None
+) -> None:
+    """Refuse to remove unusually many feeds: a catalog that came back empty is more often broken than meant.
+
+    Raises `SyncRefused`, which says what to type if it is meant.
+    """
+    is_usual = removals <= max(REMOVED_FREELY, share_max * owned) and removals < owned
+    if not removals or is_usual or removals <= (remove_up_to or 0):
+        return
+    many = f"{removals:,} of the {owned:,} feeds" if removals < owned else f"any of the {owned:,} feeds"
+    raise SyncRefused(
+        f"catalog {name!r} does not have {many} any more that were made from it, and one sync removes at most "
+        f"{share_max:.0%} of them; nothing was changed. If they are to go: "
+        f"`{command('sync', name, '--remove-up-to', str(removals))}`"
+    )
 
 
 def _known(store: CatalogStore, name: str, setup: str) -> str | None:
@@ -137,24 +216,22 @@ def _state_after(owned: Sequence[Feed], changes: Sequence[Change]) -> str:
     return f"{len(generations)}/{sum(generations.values())}"
 
 
-def _others(store: CatalogStore, name: str, contents: CatalogContents) -> list[Feed]:
-    """The feeds that others declared under names of this catalog."""
-    return [feed for part in _parts(list(contents.declared)) for feed in store.others(name, part)]
+def _of_others(store: CatalogStore, name: str, feeds: Sequence[str]) -> list[Feed]:
+    """The feeds of these names that others have declared."""
+    return [feed for part in _parts(feeds) for feed in store.others(name, part)]
 
 
-def _free_of_taken(store: CatalogStore, name: str, contents: CatalogContents, plan: SyncPlan) -> SyncReport:
+def _leave_to_others(store: CatalogStore, report: SyncReport, declared: Declared) -> None:
     """Leave out what would be added under the name of a feed that is somebody else's."""
-    taken: dict[str, str | None] = {}
-    for part in _parts(plan.of(Action.ADD)):
-        others = store.others(name, [change.name for change in part])
-        taken |= {feed.name: feed.catalog for feed in others}
-    left_out = [*plan.left_out]
-    for feed, owner in taken.items():
+    added = [change.name for change in report.changes if change.action is Action.ADD]
+    taken = _of_others(store, report.catalog, added)
+    for feed in taken:
+        owner = feed.catalog
         whose = "was declared by hand" if owner is None else f"was made from catalog {owner!r}"
         what = f"there is a feed of that name which {whose}, and is left alone"
-        left_out.append(SkippedEntry(contents.where[feed], feed, what))
-    changes = [change for change in plan.changes if change.name not in taken]
-    return SyncReport(name, plan.unchanged, changes, left_out, plan.kept)
+        report.left_out.append(SkippedEntry(declared[feed.name][0], feed.name, what))
+    names = {feed.name for feed in taken}
+    report.changes = [change for change in report.changes if change.name not in names]
 
 
 def _carry_out(store: CatalogStore, report: SyncReport, progress: Progress) -> None:
