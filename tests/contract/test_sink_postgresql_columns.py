@@ -46,54 +46,6 @@ CSV = CsvFormat(fields=("a", "b", "c"))
 # -- mapping -----------------------------------------------------------------------------------------
 
 
-def test_what_is_known_of_a_record_lands_typed(harness: PostgresSinkHarness) -> None:
-    harness.query(
-        "CREATE TABLE known "
-        "(feed text, epoch int, cursor jsonb, pos text, at timestamptz, one smallint, note jsonb)"
-    )
-    columns = {
-        "feed": "$feed",
-        "epoch": "$epoch",
-        "cursor": "$cursor",
-        "pos": "$cursor",
-        "at": "$received_at",
-    }
-    constants = {"one": rule(value=1), "note": rule(value={"by": "us"})}
-    target = Target("known", "text", sources_of({**columns, **constants}))
-    sink = harness.sink()
-    fence(sink, 1, 3, target)
-    sink.write(
-        [write(1, 3, received(b"x", cursor="a\\b"), received(b"y", b"z", cursor={"n": 1}), target=target)]
-    )
-    assert harness.query("SELECT * FROM known ORDER BY pos") == [
-        ("feed/1", 3, "a\\b", "a\\b", AT, 1, {"by": "us"}),
-        *[("feed/1", 3, {"n": 1}, '{"n": 1}', AT, 1, {"by": "us"})] * 2,
-    ]
-
-
-def test_flatten_fills_the_columns_of_the_table_by_their_names(harness: PostgresSinkHarness) -> None:
-    harness.query(
-        "CREATE TABLE flat (id bigserial PRIMARY KEY, at timestamptz DEFAULT now(), twice int GENERATED ALWAYS AS "
-        "(user_age * 2) STORED, user_name text, user_age int, tags text, user_address jsonb, seen timestamptz)"
-    )
-    target = Target("flat", "json", sources_of({"seen": "$received_at"}), flatten="_")
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    records = [
-        b'{"user": {"name": "ann", "age": 7, "address": {"zip": "1", "geo": [1]}}, "tags": ["a"], "x": {"y": 1}}',
-        b'{"user_name": "bob", "user": {"name": "not him"}, "id": 99}',
-        b"{}",
-    ]
-    assert sink.write([write(1, 1, received(*records), target=target)]).landed == {(1, 1): 3}
-    assert harness.query(
-        "SELECT id, at IS NULL, twice, user_name, user_age, tags, user_address, seen FROM flat ORDER BY id"
-    ) == [
-        (1, False, 14, "ann", 7, '["a"]', {"zip": "1", "geo": [1]}, AT),
-        (2, False, None, "bob", None, None, None, AT),
-        (3, False, None, None, None, None, None, AT),
-    ]
-
-
 def test_csv_without_columns_lands_as_text(harness: PostgresSinkHarness) -> None:
     target = Target("plain", "csv", csv=CSV)
     sink = harness.sink()

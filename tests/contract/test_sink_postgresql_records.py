@@ -176,9 +176,6 @@ def test_records_that_no_column_takes_go_to_the_dead_letters_with_why(
 @pytest.mark.parametrize(
     ("constraint", "why"),
     [
-        ("ALTER TABLE orders ALTER sku SET NOT NULL", 'null value in column "sku"'),
-        ("ALTER TABLE orders ADD CHECK (sku <> 'bad')", "violates check constraint"),
-        ("CREATE UNIQUE INDEX ON orders (sku)", "duplicate key value violates unique constraint"),
         ("ALTER TABLE orders ADD UNIQUE (sku) DEFERRABLE INITIALLY DEFERRED", "duplicate key value"),
         (
             "CREATE TABLE skus (sku varchar PRIMARY KEY); INSERT INTO skus VALUES ('a'), ('b'), ('c'); "
@@ -187,15 +184,13 @@ def test_records_that_no_column_takes_go_to_the_dead_letters_with_why(
         ),
     ],
 )
-def test_a_constraint_refuses_its_record_only(
+def test_a_constraint_checked_at_the_commit_refuses_its_record_only(
     harness: PostgresSinkHarness, constraint: str, why: str
 ) -> None:
     harness.query(f"{ORDERS}; {constraint}")
     sink = harness.sink()
     fence(sink, 1, 1, TYPED)
-    bad = {"null": None, "check": "bad", "duplicate": "a", "foreign": "zzz"}[
-        next(word for word in ("null", "check", "duplicate", "foreign") if word in why)
-    ]
+    bad = "a" if "duplicate" in why else "zzz"
     written = sink.write(
         [write(1, 1, batch(order(1, "a"), order(2, "b"), order(3, bad), order(4, "c")), target=TYPED)]
     )

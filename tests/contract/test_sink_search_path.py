@@ -5,11 +5,9 @@ from __future__ import annotations
 from uuid import uuid4
 
 import psycopg2
-import pytest
 
 from feedq.control.store import migrate
-from feedq.errors import InvalidInput
-from feedq.sinks.base import Fenced, FenceRequest, Target, parse_sink
+from feedq.sinks.base import Fenced, FenceRequest, Target
 from feedq.sinks.postgresql import PostgresSink
 from tests.fakes.sink import IDENTITY
 
@@ -39,9 +37,3 @@ def test_migrating_does_not_move_where_the_users_own_tables_go(database_url: str
     with psycopg2.connect(database_url) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT current_schema()")
         assert cursor.fetchone() == ("public",)
-
-
-@pytest.mark.parametrize("table", ["feedq.lease", '"feedq".event', "feedq_checkpoint", "feedq_dead_letter"])
-def test_a_landing_among_feedqs_own_tables_is_refused(table: str) -> None:
-    with pytest.raises(InvalidInput, match=r"sink\.table"):
-        parse_sink({"table": table})

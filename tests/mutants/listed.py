@@ -280,7 +280,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
             "AND assigned_at <= statement_timestamp()",
         ),
     ),
-    ("tests/contract/test_sink_cursor_change.py",): (
+    ("tests/contract/test_sink_checkpoints.py",): (
         (
             "a changed cursor leaves the commit that its owner continues",
             '"commit_id": str(uuid4()),\n        "feed_uuid": str(identity.feed),',

@@ -10,7 +10,6 @@ import psycopg2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from psycopg2 import errors
 
 from feedq.sinks.checkpoints import cursor_text
 from feedq.sinks.postgresql_session import driver_url
@@ -42,39 +41,6 @@ def test_a_cursor_that_postgresql_could_not_give_back_is_refused(cursor: Any) ->
 
 def test_a_backslash_before_u0000_is_no_nul() -> None:
     assert cursor_text("\\u0000") == '"\\\\u0000"'
-
-
-@pytest.mark.parametrize(
-    ("code", "trouble"),
-    [
-        ("08006", ErrorScope.LATER),
-        ("57P01", ErrorScope.UNAVAILABLE),
-        ("57P03", ErrorScope.UNAVAILABLE),
-        ("57014", ErrorScope.LATER),
-        ("53100", ErrorScope.LATER),
-        ("25006", ErrorScope.LATER),
-        ("XX001", ErrorScope.LATER),
-        ("XX000", ErrorScope.DATA),
-        ("45000", ErrorScope.DATA),
-        ("40003", ErrorScope.UNAVAILABLE),
-        ("22P02", ErrorScope.DATA),
-        ("22021", ErrorScope.DATA),
-        ("23505", ErrorScope.DATA),
-        ("54001", ErrorScope.DATA),
-        ("P0001", ErrorScope.DATA),
-        ("42P01", ErrorScope.TARGET),
-        ("42703", ErrorScope.TARGET),
-        ("42501", ErrorScope.TARGET),
-        ("3F000", ErrorScope.TARGET),
-        ("55P03", ErrorScope.LOCKED),
-        ("40P01", ErrorScope.CONFLICT),
-        ("40001", ErrorScope.CONFLICT),
-    ],
-)
-def test_an_error_is_classified_by_its_code(code: str, trouble: ErrorScope) -> None:
-    error: Any = errors.lookup(code)() if code not in ("40003", "45000") else psycopg2.OperationalError()
-    error.__setstate__({"pgcode": code})  # as unpickling does: the attribute itself is read-only
-    assert classify(error) is trouble
 
 
 def test_an_error_without_a_code_is_a_broken_connection() -> None:
