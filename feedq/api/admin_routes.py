@@ -16,8 +16,8 @@ from feedq.api.changing import AdminChange, OptionRow, Reasoned
 from feedq.control.store.tokens import DAYS_MAX
 from feedq.core.roles import AccessRole, AccessToken
 from feedq.core.values import NAME_MAX, Name
-from feedq.verbs.catalogs.base import SkippedEntry, open_catalog
-from feedq.verbs.catalogs.syncing import sync
+from feedq.verbs.catalogs.base import open_catalog
+from feedq.verbs.catalogs.syncing import SkippedEntry, sync
 from feedq.verbs.report.rows import sync_row, token_row
 
 tokens = APIRouter(prefix="/tokens", tags=["tokens"])

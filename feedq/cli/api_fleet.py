@@ -19,8 +19,7 @@ from feedq.cli.api_documents import (
 from feedq.control.store.fleet_state import FleetState, JobState, Leader
 from feedq.core.model import JSON, ChangedCursor, Feed, Reason, StartCursor, Status
 from feedq.sinks.base import DeadLetter
-from feedq.verbs.catalogs.base import SkippedEntry
-from feedq.verbs.catalogs.syncing import SyncReport
+from feedq.verbs.catalogs.syncing import SkippedEntry, SyncReport
 from feedq.verbs.diagnosis.checks import Check
 from feedq.verbs.diagnosis.fleet_checks import Overview
 from feedq.verbs.manifest.changes import Action, Change, OptionChange

@@ -1,4 +1,4 @@
-"""The `mongodb` catalog against a server that speaks MongoDB's protocol, with change streams.
+"""The `mongodb` catalog against a server that speaks MongoDB's protocol.
 
 It is NX-27017, which keeps its documents in SQLite: a MongoDB cannot be had as a package.
 """
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import orjson
 import pymongo
 import pytest
 from pymongo.collection import Collection
@@ -23,7 +22,6 @@ from pymongo.errors import PyMongoError
 
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
-from feedq.verbs.catalogs import mongodb
 from feedq.verbs.catalogs.base import OpenCatalog, open_catalog
 
 PATIENCE_S = 30.0
@@ -85,7 +83,7 @@ def opened(url: str, stations: Stations, **options: Any) -> OpenCatalog:
     return open_catalog("crm", Settings(catalogs={"crm": given | options}))
 
 
-def test_documents_are_read_again_once_the_stream_tells_of_a_change(url: str, stations: Stations) -> None:
+def test_documents_are_read_and_compared_with_those_of_the_last_time(url: str, stations: Stations) -> None:
     stations.insert_many([station("a"), station("b"), station("off") | {"enabled": False}])
     catalog = opened(url, stations)
     reading = catalog.read(None)
@@ -94,43 +92,12 @@ def test_documents_are_read_again_once_the_stream_tells_of_a_change(url: str, st
         {"name": "a", "source": {"url": "tcp://a:1"}},
         {"name": "b", "source": {"url": "tcp://b:1"}},
     ]
-    assert reading.version.startswith(mongodb.STREAM)
     assert catalog.read(reading.version) is None
     stations.delete_one({"code": "a"})
     again = catalog.read(reading.version)
     assert again is not None
     assert [entry.value["name"] for entry in again.entries] == ["b"]
     assert catalog.read(again.version) is None
-
-
-def test_without_change_streams_documents_are_compared(
-    url: str, stations: Stations, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise pymongo.errors.OperationFailure(
-            "The $changeStream stage is only supported on replica sets", 40573
-        )
-
-    monkeypatch.setattr(Collection, "watch", refuse)
-    stations.insert_one(station("a"))
-    catalog = opened(url, stations)
-    reading = catalog.read(None)
-    assert reading is not None
-    assert not reading.version.startswith(mongodb.STREAM)
-    assert catalog.read(reading.version) is None
-    stations.insert_one(station("b"))
-    assert catalog.read(reading.version) is not None
-    # A position of former times, in a history that is gone.
-    assert catalog.read(mongodb.STREAM + '{"_data": "00"}') is not None
-
-
-def test_a_pipeline_that_reads_other_collections_is_compared(url: str, stations: Stations) -> None:
-    stations.insert_one({"code": "a"})
-    lookup = {"from": stations.name, "localField": "code", "foreignField": "code", "as": "labels"}
-    joined = orjson.dumps([{"$lookup": lookup}, {"$project": {"name": "$code"}}]).decode()
-    reading = opened(url, stations, pipeline=joined).read(None)
-    assert reading is not None
-    assert not reading.version.startswith(mongodb.STREAM)
 
 
 def test_what_json_does_not_have_becomes_text_or_a_problem(url: str, stations: Stations) -> None:

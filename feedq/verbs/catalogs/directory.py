@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import BYTES_MAX, CatalogContent, CatalogOptions
+from feedq.verbs.catalogs.base import BYTES_MAX, CatalogOptions
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 
@@ -27,23 +27,18 @@ class DirectoryCatalog:
     """Reads all files of a directory."""
 
     Options: ClassVar[type[CatalogOptions]] = DirectoryOptions
+    errors: ClassVar = (OSError,)
 
     def __init__(self, options: DirectoryOptions, _: Settings) -> None:
-        self._root = Path(options.path)
+        self.where = options.path
 
-    def read(self, known: str | None) -> CatalogContent:
-        return CatalogContent(self._files())
-
-    def _files(self) -> Iterator[tuple[str, bytes]]:
-        if not self._root.is_dir():
-            raise CatalogUnavailable(f"{self._root}: is no directory")
-        for path in sorted(self._root.rglob("*")):
-            name = path.relative_to(self._root)
+    def contents(self) -> Iterator[tuple[str, bytes]]:
+        root = Path(self.where)
+        if not root.is_dir():
+            raise CatalogUnavailable(f"{root}: is no directory")
+        for path in sorted(root.rglob("*")):
+            name = path.relative_to(root)
             is_hidden = any(part.startswith(".") for part in name.parts)
-            if is_hidden or path.suffix not in SUFFIXES or not path.is_file():
-                continue
-            try:
+            if path.suffix in SUFFIXES and path.is_file() and not is_hidden:
                 with path.open("rb") as file:
                     yield str(name), file.read(BYTES_MAX + 1)
-            except OSError as error:
-                raise CatalogUnavailable(f"{path}: cannot be read ({error.strerror})") from error

@@ -7,6 +7,7 @@ Credentials are looked for where the AWS tools do: environment, shared files, th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from time import monotonic
 from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
@@ -16,15 +17,16 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from pydantic import Field, field_validator
 
-from feedq.core.remedies import driver_text
 from feedq.core.values import is_loopback
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import CatalogContent, CatalogOptions, Mapped
+from feedq.verbs.catalogs.base import CatalogOptions, Content, Mapped, plainer
 
 CONNECT_S: Final = 10.0
 TRIES: Final = 4
 """Of each page: a table that is short of read capacity refuses some."""
+
+plainer.register(set, sorted)
 
 
 class DynamoOptions(CatalogOptions):
@@ -63,40 +65,38 @@ class DynamoCatalog:
     """Reads a table."""
 
     Options: ClassVar[type[CatalogOptions]] = DynamoOptions
+    errors: ClassVar = (BotoCoreError, ClientError)
 
     def __init__(self, options: DynamoOptions, _: Settings) -> None:
         self._options = options
+        self.where = f"table {options.table}"
 
-    def read(self, known: str | None) -> CatalogContent:
-        return CatalogContent(
-            (f"item {number}", self._row(item)) for number, item in enumerate(self._items(), 1)
-        )
-
-    def _row(self, item: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The keys that ``keys`` asks for."""
-        row: dict[str, Any] = {}
-        for key, attribute in self._options.keys.items():
-            value: Any = item
-            for part in attribute.split("."):
-                value = value.get(part) if isinstance(value, Mapping) else None
-            row[key] = value
-        return row or item
-
-    def _items(self) -> Iterator[dict[str, Any]]:
+    def contents(self) -> Iterator[tuple[str, Content]]:
         options, read = self._options, TypeDeserializer().deserialize
         limits = Config(
             connect_timeout=min(CONNECT_S, options.timeout_s),
             read_timeout=options.timeout_s,
             retries={"mode": "standard", "total_max_attempts": TRIES},
         )
-        try:
-            client = boto3.client(
-                "dynamodb", region_name=options.region, endpoint_url=options.endpoint_url, config=limits
-            )
-            for page in client.get_paginator("scan").paginate(TableName=options.table):
-                for raw in page["Items"]:
-                    item = {name: read(value) for name, value in raw.items()}
-                    if all(item.get(name) == value for name, value in options.only.items()):
-                        yield item
-        except (BotoCoreError, ClientError) as error:
-            raise CatalogUnavailable(f"table {options.table}: {driver_text(error)}") from None
+        client = boto3.client(
+            "dynamodb", region_name=options.region, endpoint_url=options.endpoint_url, config=limits
+        )
+        until = monotonic() + options.timeout_s
+        for page in client.get_paginator("scan").paginate(TableName=options.table):
+            if monotonic() > until:  # of a table of which nothing is wanted, nobody else would notice
+                raise CatalogUnavailable(f"{self.where}: not read whole in time (timeout_s)")
+            for raw in page["Items"]:
+                item = {name: read(value) for name, value in raw.items()}
+                if all(item.get(name) == value for name, value in options.only.items()):
+                    yield "item", self._feed(item)
+
+    def _feed(self, item: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not self._options.keys:
+            return item
+        feed: dict[str, Any] = {}
+        for key, attribute in self._options.keys.items():
+            value: Any = item
+            for part in attribute.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            feed[key] = value
+        return feed

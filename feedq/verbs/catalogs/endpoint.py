@@ -1,4 +1,4 @@
-"""The ``http`` catalog: an answer to GET, or all of its pages, with an ETag where the server gives one.
+"""The ``http`` catalog: an answer to GET, or all of its pages.
 
 The connections are those of the connector ``http``: redirects are followed, and each address is checked as
 those of feeds are (``FEEDQ_EGRESS_DENY``). An answer whose end is not certain is refused: half of a list looks
@@ -8,8 +8,9 @@ like a list.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import aclosing
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
@@ -18,10 +19,9 @@ from feedq.connectors.protocol.http_client import NO_CONTENT, HttpClient, HttpRe
 from feedq.core.clock import SystemClock
 from feedq.errors import CatalogUnavailable, FeedMisconfigured, SourceUnavailable
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import BYTES_MAX, CatalogContent, CatalogOptions, from_text
+from feedq.verbs.catalogs.base import BYTES_MAX, CatalogOptions, from_text
 
 PAGES_MAX: Final = 1_000
-_ETAG: Final = "etag:"
 
 
 class EndpointOptions(CatalogOptions):
@@ -53,59 +53,49 @@ class HttpCatalog:
     """Asks for all pages of one address."""
 
     Options: ClassVar[type[CatalogOptions]] = EndpointOptions
+    errors: ClassVar = (TimeoutError,)
 
     def __init__(self, options: EndpointOptions, settings: Settings) -> None:
-        headers = {name: value.get_secret_value() for name, value in options.headers.items()}
-        asked: dict[str, Any] = {"url": options.url, "headers": headers, "ca_file": options.ca_file}
         self._options = HttpRequestOptions.model_validate(
-            {**asked, "response_timeout_s": options.timeout_s, "connect_timeout_s": options.timeout_s}
+            {
+                "url": options.url,
+                "headers": {name: value.get_secret_value() for name, value in options.headers.items()},
+                "ca_file": options.ca_file,
+                "response_timeout_s": options.timeout_s,
+                "connect_timeout_s": options.timeout_s,
+            }
         )
-        self._timeout_s = options.timeout_s
-        self._settings = settings
+        self._timeout_s, self._settings = options.timeout_s, settings
+        self.where = str(self._options.location)
 
-    def read(self, known: str | None) -> CatalogContent | None:
+    def contents(self) -> Iterator[tuple[str, bytes]]:
         try:
-            return asyncio.run(self._ask_all(known or ""))
+            pages = asyncio.run(self._pages())
         except TimeoutError:
-            where = self._options.location
-            raise CatalogUnavailable(
-                f"{where}: no whole answer within {self._timeout_s:g} s (timeout_s)"
-            ) from None
+            raise TimeoutError(f"no whole answer within {self._timeout_s:g} s (timeout_s)") from None
         except (SourceUnavailable, FeedMisconfigured) as error:
             # It speaks of options of a feed, which have the same names here.
             raise CatalogUnavailable(str(error).replace("source.", "")) from error
+        for number, page in enumerate(pages, 1):
+            yield (f"page {number}" if len(pages) > 1 else self.where), page
 
-    async def _ask_all(self, known: str) -> CatalogContent | None:
-        async with asyncio.timeout(self._timeout_s):
-            client = HttpClient(self._options, self._context(), idle_timeout_s=self._timeout_s)
-            async with aclosing(client):
-                return await self._pages(client, known)
-
-    async def _pages(self, client: HttpClient, known: str) -> CatalogContent | None:
-        pages: list[tuple[str, bytes]] = []
-        page = ""
-        left = BYTES_MAX
-        while len(pages) < PAGES_MAX:
-            is_asked = known.startswith(_ETAG) and not pages
-            extra = {"if-none-match": known.removeprefix(_ETAG)} if is_asked else {}
-            async with client.ask(
-                None, accept="application/json, */*;q=0.9", extra=extra, page=page
-            ) as answer:
-                if answer.status == 304 and is_asked:
-                    return None
-                if answer.status in NO_CONTENT or not answer.is_delimited:
-                    raise CatalogUnavailable(
-                        f"{answer.where}: answered {answer.status} without a whole content"
-                    )
-                content = await answer.read(left)
-                left -= len(content)
-                pages.append((f"page {len(pages) + 1}" if page else str(self._options.location), content))
-                etag = answer.headers.get("etag", "")
-                if not (link := answer.next_link):
-                    # Of several pages each has one, and none speaks for all.
-                    return CatalogContent(pages, _ETAG + etag if etag and len(pages) == 1 else None)
-                page = client.page_at(link, answer)
-        raise CatalogUnavailable(f"{self._options.location}: has more than {PAGES_MAX} pages")
+    async def _pages(self) -> list[bytes]:
+        pages: list[bytes] = []
+        page, left = "", BYTES_MAX
+        client = HttpClient(self._options, self._context(), idle_timeout_s=self._timeout_s)
+        async with asyncio.timeout(self._timeout_s), aclosing(client):
+            while len(pages) < PAGES_MAX:
+                async with client.ask(None, accept="application/json, */*;q=0.9", page=page) as answer:
+                    if answer.status in NO_CONTENT or not answer.is_delimited:
+                        raise CatalogUnavailable(
+                            f"{answer.where}: answered {answer.status} without a whole content"
+                        )
+                    pages.append(await answer.read(left))
+                    left -= len(pages[-1])
+                    if not (link := answer.next_link):
+                        return pages
+                    page = client.page_at(link, answer)
+        raise CatalogUnavailable(f"{self.where}: has more than {PAGES_MAX} pages")
 
     def _context(self) -> Context:
         return Context(

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final
 
+import orjson
 from pydantic import SecretStr
-from sqlalchemy import NullPool, create_engine, make_url
+from sqlalchemy import Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from feedq.core.passwords import mask_url
-from feedq.core.remedies import driver_text
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import CatalogContent, CatalogOptions
+from feedq.verbs.catalogs.base import CatalogOptions, Content
 
 ROWS_AT_ONCE: Final = 1_000
-"""Rows that are fetched together."""
+JSON_KEYS: Final = frozenset(("source", "sink", "labels", "selector"))
+"""Keys whose text is JSON."""
 
 
 class QueryOptions(CatalogOptions):
@@ -36,40 +37,52 @@ class QueryCatalog:
     """Asks a database."""
 
     Options: ClassVar[type[CatalogOptions]] = QueryOptions
+    errors: ClassVar = (SQLAlchemyError, OSError)
 
     def __init__(self, options: QueryOptions, _: Settings) -> None:
         self._options = options
+        self.where = f"database {mask_url(options.url.get_secret_value())}"
 
-    def read(self, known: str | None) -> CatalogContent:
-        return CatalogContent((f"row {number}", row) for number, row in enumerate(self._rows(), 1))
+    def contents(self) -> Iterator[tuple[str, Content]]:
+        engine = self._engine()
+        with engine.connect() as connection:
+            if engine.dialect.name == "postgresql":
+                connection = connection.execution_options(postgresql_readonly=True)
+            # As it stands: to SQLAlchemy a colon before a word is a parameter.
+            asked = connection.execution_options(yield_per=ROWS_AT_ONCE)
+            for number, row in enumerate(asked.exec_driver_sql(self._options.query).mappings(), 1):
+                yield f"row {number}", _content(dict(row))
+            connection.rollback()
 
-    def _rows(self) -> Iterator[Mapping[str, Any]]:
-        text = self._options.url.get_secret_value()
-        where = f"database {mask_url(text)}"
+    def _engine(self) -> Engine:
         try:
-            url = make_url(text)
-            engine = create_engine(
-                url,
-                poolclass=NullPool,
-                hide_parameters=True,
-                connect_args=_connect_args(url.get_backend_name(), self._options.timeout_s),
-            )
-            with engine.connect() as connection:
-                if engine.dialect.name == "postgresql":
-                    connection = connection.execution_options(postgresql_readonly=True)
-                # As it stands: to SQLAlchemy a colon before a word is a parameter.
-                asked = connection.execution_options(yield_per=ROWS_AT_ONCE).exec_driver_sql(
-                    self._options.query
-                )
-                yield from map(dict, asked.mappings())
-                connection.rollback()
+            url = make_url(self._options.url.get_secret_value())
+            limits = _connect_args(url.get_backend_name(), self._options.timeout_s)
+            return create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=limits)
         except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
             # From None: what SQLAlchemy says of a URL that it cannot read may quote the password.
             is_driver = isinstance(error, ModuleNotFoundError)
             what = mask_url(str(error)) if is_driver else "the URL cannot be used"
-            raise CatalogUnavailable(f"{where}: {what}; is its driver installed?") from None
-        except (SQLAlchemyError, OSError) as error:
-            raise CatalogUnavailable(f"{where}: {mask_url(driver_text(error))}") from None
+            raise CatalogUnavailable(f"{self.where}: {what}; is its driver installed?") from None
+
+
+def _content(row: dict[str, Any]) -> Content:
+    try:
+        if len(row) == 1:
+            (value,) = row.values()
+            if isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip()[:1] == "{"):
+                whole: dict[str, Any] = _json("the document", value)
+                return whole
+        return {name: _json(name, value) if name in JSON_KEYS else value for name, value in row.items()}
+    except ValueError as error:
+        return error
+
+
+def _json(column: str, value: Any) -> Any:
+    try:
+        return orjson.loads(value) if isinstance(value, str | bytes) else value
+    except orjson.JSONDecodeError:
+        raise ValueError(f"{column}: is no JSON") from None
 
 
 def _connect_args(backend: str, timeout_s: float) -> dict[str, Any]:

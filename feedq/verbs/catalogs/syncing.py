@@ -1,16 +1,18 @@
 """One sync of a catalog: read, compare, refuse what is unusual, change, and report.
 
-A catalog that has not changed since it was last synced, of which nobody has changed a feed either, is not even
-read as feeds. A sync that breaks off half way is finished by the next one. An entry that is wrong costs that one
-feed: the others are synced, and a feed that is there already stays as it is. Where not even the name of a wrong
-entry can be read, nothing is removed, because it may be the entry of any feed.
+- An entry that is wrong costs that one feed: the others are synced, and a feed that is there already stays as it
+  is. Where not even the name of a wrong entry can be read, nothing is removed: it may be the entry of any feed.
+- Only feeds that were made from the catalog are changed or removed; others that have a name of it are left alone.
+- A catalog that came back nearly empty is more often broken than meant: unusually many removals are refused.
+- A catalog that has not changed since it was last synced, of which nobody has changed a feed either, is not even
+  read as feeds. A sync that breaks off half way is finished by the next one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from feedq import __version__
@@ -19,20 +21,30 @@ from feedq.core.model import Feed, FeedSpec
 from feedq.core.remedies import command
 from feedq.core.values import read
 from feedq.errors import SyncRefused
-from feedq.verbs.catalogs.base import CatalogEntry, CatalogReading, OpenCatalog, SkippedEntry, digest, merged
+from feedq.verbs.catalogs.base import CatalogEntry, CatalogReading, OpenCatalog, digest
 from feedq.verbs.manifest.changes import Action, Change, plan
 from feedq.verbs.manifest.feed_entry import FeedEntry, option_problems
 
 Item = TypeVar("Item")
 Progress = Callable[[int], AbstractContextManager[Callable[[int], object]]]
 """Given how many changes there are, what is told how many of them are made."""
-Declared = Mapping[str, tuple[str, FeedEntry]]
-"""The feeds that a catalog declares, by name, each with where."""
-TOLD_MAX: Final = 20
+REASONS_MAX: Final = 20
 """Entries that were left out, as kept with the report in the control database."""
 REMOVED_FREELY: Final = 10
 """Removals of one sync that need no leave: of three feeds one is a third, and nothing unusual."""
-NO_RESUME: Final = "resume: is not for catalogs; `feedq feed cursor set` gives a feed a cursor"
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedEntry:
+    """An entry that was not synced, and why; without a name if it has none."""
+
+    where: str
+    name: str | None
+    what: str
+
+    def __str__(self) -> str:
+        who = "" if self.name is None else f"feed {self.name!r}: "
+        return f"{self.where}: {who}{self.what}"
 
 
 @dataclass(slots=True)
@@ -50,8 +62,8 @@ class SyncReport:
     is_same: bool = False
     """Whether neither the catalog nor one of its feeds has changed since the last sync."""
 
-    def count(self, action: Action) -> int:
-        return sum(change.action is action for change in self.changes)
+    def of(self, action: Action) -> list[Change]:
+        return [change for change in self.changes if change.action is action]
 
     @property
     def complaint(self) -> str:
@@ -64,9 +76,9 @@ class SyncReport:
     def counts(self) -> dict[str, int]:
         """The report in numbers, by the words of the command."""
         return {
-            "added": self.count(Action.ADD),
-            "changed": self.count(Action.CHANGE),
-            "removed": self.count(Action.REMOVE),
+            "added": len(self.of(Action.ADD)),
+            "changed": len(self.of(Action.CHANGE)),
+            "removed": len(self.of(Action.REMOVE)),
             "unchanged": self.unchanged,
             "left_out": len(self.left_out),
             "kept": self.kept,
@@ -96,103 +108,31 @@ def sync(
         reading = opened.read(None if take_over else _known(store, name, setup))
         if reading is None:
             return SyncReport(name, unchanged=int(store.owned_state(name).partition("/")[0]), is_same=True)
-        declared, left_out = declared_in(reading, opened.options.defaults)
+        contents = _contents(reading, opened.options.defaults)
         owned = store.owned(name)
-        others = _of_others(store, name, list(declared)) if take_over else []
-        report = compare(name, declared, left_out, [*owned, *others])
-        check_removals(
-            name,
-            report.count(Action.REMOVE),
-            len(owned),
-            share_max=opened.options.removals_max,
-            remove_up_to=remove_up_to,
-        )
-        _leave_to_others(store, report, declared)
-        report.taken_over = len(others)
+        others = [feed for part in _parts(list(contents.declared)) for feed in store.others(name, part)]
+        taken = others if take_over else []
+        report = _compared(name, contents, [*owned, *taken])
+        report.taken_over = len(taken)
+        removals, share_max = len(report.of(Action.REMOVE)), opened.options.removals_max
+        check_removals(name, removals, len(owned), share_max=share_max, remove_up_to=remove_up_to)
+        if not take_over:
+            _leave_out(report, contents, others)
         if dry_run:
             return report
-        for part in _parts(others):
+        for part in _parts(taken):
             store.take_over(name, [feed.name for feed in part])
         if report.changes:
             _carry_out(store, report, progress)
         is_whole = not report.left_out and not report.kept
-        summary: dict[str, Any] = {**report.counts, "reasons": list(map(str, report.left_out[:TOLD_MAX]))}
+        summary: dict[str, Any] = {
+            **report.counts,
+            "reasons": list(map(str, report.left_out[:REASONS_MAX])),
+        }
         version = f"{setup}:{reading.version}" if is_whole else None
-        state = _state_after([*owned, *others], report.changes)
+        state = _state_after([*owned, *taken], report.changes)
         store.note(name, {"version": version, "owned": state, "report": summary})
         return report
-
-
-def declared_in(reading: CatalogReading, defaults: Mapping[str, Any]) -> tuple[Declared, list[SkippedEntry]]:
-    """Read all entries. One name twice is wrong both times: which is meant, nobody can tell."""
-    declared: dict[str, tuple[str, FeedEntry]] = {}
-    left_out = [*reading.problems]
-    for entry in reading.entries:
-        found = _read(entry, defaults)
-        if isinstance(found, SkippedEntry):
-            left_out.append(found)
-        elif found.name in declared:
-            also = declared[found.name][0]
-            left_out.append(SkippedEntry(entry.where, found.name, f"is also declared at {also}"))
-        else:
-            declared[found.name] = (entry.where, found)
-    for one in left_out:
-        declared.pop(one.name or "", None)
-    return declared, left_out
-
-
-def _read(entry: CatalogEntry, defaults: Mapping[str, Any]) -> FeedEntry | SkippedEntry:
-    if not isinstance(entry.value, Mapping):
-        return SkippedEntry(entry.where, None, "a feed must be a mapping with name, connector and sink")
-    given = merged(defaults, entry.value)
-    name = given.get("name") if isinstance(given.get("name"), str) else None
-    if given.get("resume") is not None:
-        return SkippedEntry(entry.where, name, NO_RESUME)
-    found = read(FeedEntry, given)
-    if isinstance(found, list):
-        return SkippedEntry(entry.where, name, "; ".join(what for _, what in found))
-    return found
-
-
-def compare(
-    name: str, declared: Declared, left_out: Sequence[SkippedEntry], owned: Sequence[Feed]
-) -> SyncReport:
-    """Find what differs. Options are checked where they do: what is stored has been checked before."""
-    # The others keep what a person chose.
-    keep_target = {feed for feed, (_, entry) in declared.items() if entry.target_state is None}
-    planned = plan([entry.spec for _, entry in declared.values()], owned, keep_target=keep_target).changes
-    report = SyncReport(name, left_out=[*left_out])
-    for change in planned:
-        if isinstance(change.spec, FeedSpec) and (wrong := option_problems(change.spec)):
-            where, _ = declared[change.name]
-            report.left_out.append(SkippedEntry(where, change.name, "; ".join(wrong)))
-        else:
-            report.changes.append(change)
-    surplus = {feed.name for feed in owned} - declared.keys() - {one.name for one in report.left_out}
-    report.unchanged = len(owned) - report.count(Action.CHANGE) - len(surplus)
-    if any(one.name is None for one in report.left_out):
-        report.kept = len(surplus)
-    else:
-        report.changes += [Change(Action.REMOVE, "feed", feed) for feed in sorted(surplus)]
-    return report
-
-
-def check_removals(
-    name: str, removals: int, owned: int, *, share_max: float, remove_up_to: int | None
-) -> None:
-    """Refuse to remove unusually many feeds: a catalog that came back empty is more often broken than meant.
-
-    Raises `SyncRefused`, which says what to type if it is meant.
-    """
-    is_usual = removals <= max(REMOVED_FREELY, share_max * owned) and removals < owned
-    if not removals or is_usual or removals <= (remove_up_to or 0):
-        return
-    many = f"{removals:,} of the {owned:,} feeds" if removals < owned else f"any of the {owned:,} feeds"
-    raise SyncRefused(
-        f"catalog {name!r} does not have {many} any more that were made from it, and one sync removes at most "
-        f"{share_max:.0%} of them; nothing was changed. If they are to go: "
-        f"`{command('sync', name, '--remove-up-to', str(removals))}`"
-    )
 
 
 def _known(store: CatalogStore, name: str, setup: str) -> str | None:
@@ -216,22 +156,108 @@ def _state_after(owned: Sequence[Feed], changes: Sequence[Change]) -> str:
     return f"{len(generations)}/{sum(generations.values())}"
 
 
-def _of_others(store: CatalogStore, name: str, feeds: Sequence[str]) -> list[Feed]:
-    """The feeds of these names that others have declared."""
-    return [feed for part in _parts(feeds) for feed in store.others(name, part)]
+# -- comparing -----------------------------------------------------------------------------------------
 
 
-def _leave_to_others(store: CatalogStore, report: SyncReport, declared: Declared) -> None:
+@dataclass(slots=True)
+class _Contents:
+    """The feeds that a catalog declares, by name, with their places."""
+
+    declared: dict[str, FeedEntry] = field(default_factory=dict)
+    where: dict[str, str] = field(default_factory=dict)
+    left_out: list[SkippedEntry] = field(default_factory=list)
+
+
+def _contents(reading: CatalogReading, defaults: Mapping[str, Any]) -> _Contents:
+    """Read all entries. One name twice is wrong both times: which is meant, nobody can tell."""
+    found = _Contents(left_out=[SkippedEntry(one.where, None, one.what) for one in reading.problems])
+    for entry in reading.entries:
+        one = _read(entry, defaults)
+        if isinstance(one, FeedEntry) and one.name in found.where:
+            one = SkippedEntry(entry.where, one.name, f"is also declared at {found.where[one.name]}")
+        if isinstance(one, FeedEntry):
+            found.declared[one.name], found.where[one.name] = one, entry.where
+        else:
+            found.left_out.append(one)
+    for skipped in found.left_out:
+        found.declared.pop(skipped.name or "", None)
+    return found
+
+
+def _read(entry: CatalogEntry, defaults: Mapping[str, Any]) -> FeedEntry | SkippedEntry:
+    if not isinstance(entry.value, Mapping):
+        return SkippedEntry(entry.where, None, "a feed must be a mapping with name, connector and sink")
+    given = _merged(defaults, entry.value)
+    name = given.get("name") if isinstance(given.get("name"), str) else None
+    if given.get("resume") is not None:
+        instead = "resume: is not for catalogs; `feedq feed cursor set` gives a feed a cursor"
+        return SkippedEntry(entry.where, name, instead)
+    found = read(FeedEntry, given)
+    if isinstance(found, list):
+        return SkippedEntry(entry.where, name, "; ".join(what for _, what in found))
+    return found
+
+
+def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, and where it says nothing, the defaults."""
+    result = {**defaults, **given}
+    for key in defaults.keys() & given.keys():
+        if isinstance(defaults[key], Mapping) and isinstance(given[key], Mapping):
+            result[key] = _merged(defaults[key], given[key])
+    return result
+
+
+def _compared(catalog: str, contents: _Contents, owned: Sequence[Feed]) -> SyncReport:
+    """Find what differs. Options are checked where they do: what is stored has been checked before."""
+    there = {feed.name: feed.spec for feed in owned}
+    left_out = list(contents.left_out)
+    differing = []
+    for name, entry in contents.declared.items():
+        spec, before = entry.spec, there.get(name)
+        if before is not None and entry.target_state is None:
+            # A person may have paused it.
+            spec = replace(spec, target_state=before.target_state)
+        if before == spec:
+            continue
+        if wrong := option_problems(spec):
+            left_out.append(SkippedEntry(contents.where[name], name, "; ".join(wrong)))
+        else:
+            differing.append(spec)
+    changes = plan(differing, owned).changes
+    surplus = there.keys() - contents.declared.keys() - {one.name for one in left_out}
+    kept = len(surplus) if any(one.name is None for one in left_out) else 0
+    removals = [] if kept else [Change(Action.REMOVE, "feed", name) for name in sorted(surplus)]
+    unchanged = len(there) - sum(change.action is Action.CHANGE for change in changes) - len(surplus)
+    return SyncReport(catalog, unchanged, [*changes, *removals], left_out, kept)
+
+
+def check_removals(
+    name: str, removals: int, owned: int, *, share_max: float, remove_up_to: int | None
+) -> None:
+    """Raises `SyncRefused`, which says what to type if so many removals are meant."""
+    is_usual = removals <= max(REMOVED_FREELY, share_max * owned) and removals < owned
+    if not removals or is_usual or removals <= (remove_up_to or 0):
+        return
+    many = f"{removals:,} of the {owned:,} feeds" if removals < owned else f"any of the {owned:,} feeds"
+    raise SyncRefused(
+        f"catalog {name!r} does not have {many} any more that were made from it, and one sync removes at most "
+        f"{share_max:.0%} of them; nothing was changed. If they are to go: "
+        f"`{command('sync', name, '--remove-up-to', str(removals))}`"
+    )
+
+
+def _leave_out(report: SyncReport, contents: _Contents, others: Sequence[Feed]) -> None:
     """Leave out what would be added under the name of a feed that is somebody else's."""
-    added = [change.name for change in report.changes if change.action is Action.ADD]
-    taken = _of_others(store, report.catalog, added)
-    for feed in taken:
-        owner = feed.catalog
+    added = {change.name for change in report.of(Action.ADD)}
+    taken = {feed.name: feed.catalog for feed in others if feed.name in added}
+    for name, owner in taken.items():
         whose = "was declared by hand" if owner is None else f"was made from catalog {owner!r}"
         what = f"there is a feed of that name which {whose}, and is left alone"
-        report.left_out.append(SkippedEntry(declared[feed.name][0], feed.name, what))
-    names = {feed.name for feed in taken}
-    report.changes = [change for change in report.changes if change.name not in names]
+        report.left_out.append(SkippedEntry(contents.where[name], name, what))
+    report.changes = [change for change in report.changes if change.name not in taken]
+
+
+# -- changing ------------------------------------------------------------------------------------------
 
 
 def _carry_out(store: CatalogStore, report: SyncReport, progress: Progress) -> None:
@@ -240,15 +266,15 @@ def _carry_out(store: CatalogStore, report: SyncReport, progress: Progress) -> N
     done = 0
     with progress(len(report.changes)) as told:
         for action in Action:
-            for part in _parts([change for change in report.changes if change.action is action]):
+            for part in _parts(report.of(action)):
                 made |= _make(store, report.catalog, action, part)
                 done += len(part)
                 told(done)
-    late = [change for change in report.changes if change.name not in made]
+    for change in report.changes:
+        if change.name not in made:
+            what = "somebody else declared, changed or removed it meanwhile; the next sync looks again"
+            report.left_out.append(SkippedEntry("control database", change.name, what))
     report.changes = [change for change in report.changes if change.name in made]
-    for change in late:
-        what = "somebody else declared, changed or removed it meanwhile; the next sync looks again"
-        report.left_out.append(SkippedEntry("control database", change.name, what))
 
 
 def _make(store: CatalogStore, name: str, action: Action, part: Sequence[Change]) -> set[str]:
