@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import SimpleNamespace
@@ -17,6 +17,8 @@ from feedq.cli.invocation import Invocation
 from feedq.control import reconcile as control
 from feedq.control.store.base import Store
 from feedq.control.store.fleet_state import FleetState, JobState, Leader
+from feedq.control.store.jobs.queues import QueueStore
+from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.control.store.postgresql import JobStore, PostgresStore
 from feedq.core.clock import Clock, SystemClock
 from feedq.core.model import (
@@ -30,13 +32,13 @@ from feedq.core.model import (
     Release,
     Worker,
 )
+from feedq.core.schedule.model import Queue, ScheduleSpec, ScheduleState, ScheduleView, UnreadableSpec
 from feedq.settings import Settings
 from feedq.sinks.base import Sink
 from feedq.verbs.diagnosis.fleet_checks import tallies_of
 from feedq.verbs.report.fleet_data import FleetData, read_status
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink
-from tests.unit.job_store import MemoryJobs
 
 URL = "tcp://127.0.0.1:7001"
 
@@ -62,6 +64,53 @@ def led(clock: Clock, *, pass_age_s: float | None = 1.0, leads: bool = True) -> 
     return FleetState(now, now, pass_age_s, leader)
 
 
+class MemorySchedules(ScheduleStore):
+    """What commands read of schedules that have been put here; the store itself is proved on its database."""
+
+    def __init__(self) -> None:
+        self.found: list[ScheduleView] = []
+        self.asked: list[str] = []
+
+    def urgent(self, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
+        self.asked.append("urgent")
+        return self.found[:limit]
+
+    def views(
+        self, *, prefix: str = "", after: str = "", state: ScheduleState | None = None, limit: int = 1_000
+    ) -> list[ScheduleView]:
+        self.asked.append("views")
+        return self.found[:limit]
+
+    def specs(self) -> dict[str, ScheduleSpec | UnreadableSpec]:
+        self.asked.append("specs")
+        schedules = [view.schedule for view in self.found]
+        return {
+            s.spec.name: s.spec if s.unreadable is None else UnreadableSpec(s.unreadable, s.spec.paused)
+            for s in schedules
+        }
+
+
+class MemoryQueues(QueueStore):
+    """No queue has limits."""
+
+    def __init__(self) -> None:
+        """No database."""
+
+    def all(self) -> list[Queue]:
+        return []
+
+
+class MemoryJobs(JobStore):
+    """Schedules in memory, and no runs."""
+
+    schedules: MemorySchedules
+    queues: MemoryQueues
+
+    def __init__(self) -> None:
+        self.schedules = MemorySchedules()
+        self.queues = MemoryQueues()
+
+
 class FakeInvocation(Invocation):
     """A call of the command, on a control database and sinks in memory."""
 
@@ -76,7 +125,7 @@ class FakeInvocation(Invocation):
         sinks: Mapping[str, Sink] | None = None,
     ) -> None:
         super().__init__(clock=clock or SystemClock(), stack_dir=None)
-        self._store, self._jobs = store, jobs or MemoryJobs(ManualClock())
+        self._store, self._jobs = store, jobs or MemoryJobs()
         self._fleet, self._job_state = fleet, job_state
         self._sinks = sinks
 
@@ -122,7 +171,7 @@ class Command:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore(self.clock)
-        self.jobs = MemoryJobs(self.clock)
+        self.jobs = MemoryJobs()
         self.fleet: FleetState | None = None
         self.job_state = NO_JOBS
 

@@ -15,7 +15,17 @@ from rich.console import Console
 from feedq.cli.top import Frame, render
 from feedq.control.store.fleet_state import JobState
 from feedq.control.store.jobs.listing import ScheduledTask
-from feedq.core.schedule.model import Every, Job, RunState, Schedule, ScheduleSpec, ScheduleView
+from feedq.core.schedule.model import (
+    Every,
+    Job,
+    Run,
+    RunKind,
+    RunState,
+    Schedule,
+    ScheduleSpec,
+    ScheduleState,
+    ScheduleView,
+)
 from feedq.verbs.diagnosis.checks import Level
 from feedq.verbs.diagnosis.schedule_checks import (
     OVERDUE_S,
@@ -27,6 +37,7 @@ from feedq.verbs.diagnosis.schedule_checks import (
 )
 from tests.unit.command import NO_JOBS, Command
 
+EVERY, JOB = Every(3_600.0), Job("t")
 WELL = JobState(
     active=10,
     paused=2,
@@ -174,9 +185,8 @@ def test_status_shows_schedules_and_runs(command: Command) -> None:
 def test_status_names_schedules_that_this_release_cannot_read(command: Command) -> None:
     command.job_state = WELL
     assert "declarations" not in command.ok("status")
-    for name in ("acme/a", "acme/b"):
-        added = command.jobs.schedules.add(ScheduleSpec(name, Every(60.0), Job("t")))
-    command.jobs.schedules.by_name["acme/b"] = replace(added, unreadable="unknown key 'warp'")
+    unreadable = replace(scheduled(command, "acme/b").schedule, unreadable="unknown key 'warp'")
+    command.jobs.schedules.found = [scheduled(command, "acme/a"), ScheduleView(unreadable, None, 0, 0)]
     out = command.ok("status")
     assert "warn: declarations: 1 schedule that this release of feedq cannot read: acme/b\n" in out
     assert "-> upgrade feedq, or declare them anew with feedq apply" in out
@@ -205,24 +215,38 @@ def drawn(command: Command, views: Sequence[ScheduleView], *, width: int = 80, h
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def scheduled(command: Command, name: str, every_s: float = 3_600.0) -> Schedule:
-    return command.jobs.schedules.add(ScheduleSpec(name, Every(every_s), Job("t")))
+def scheduled(
+    command: Command,
+    name: str,
+    *,
+    next_s: float = 3_600.0,
+    state: ScheduleState = ScheduleState.ACTIVE,
+    last: RunState | None = None,
+    ended_ago_s: float | None = None,
+    waiting: int = 0,
+) -> ScheduleView:
+    """A schedule that fires in so long, and its last run."""
+    now = command.clock.now()
+    at = now + timedelta(seconds=next_s)
+    schedule = Schedule(1, ScheduleSpec(name, EVERY, JOB), state, None, None, 1, at, at, 0, now, now)
+    ended_at = None if ended_ago_s is None else now - timedelta(seconds=ended_ago_s)
+    times = (now, None, ended_at)
+    run = (
+        None
+        if last is None
+        else Run(*(1, 1, name, RunKind.TICK, "k", now, 1, now, last, None, 1, 1, None, "one"), *times, JOB)
+    )
+    return ScheduleView(schedule, run, waiting, int(last is RunState.RUNNING))
 
 
 def test_top_shows_where_a_few_schedules_stand(command: Command) -> None:
-    jobs = command.jobs.schedules
-    scheduled(command, "acme/fails")
-    jobs.end(jobs.make("acme/fails", "k").id, RunState.MISSED_DEADLINE)
-    command.clock.advance(150)
-    scheduled(command, "acme/late")
-    jobs.by_name["acme/late"] = replace(
-        jobs.by_name["acme/late"], next_fire_at=command.clock.now() - timedelta(seconds=42)
-    )
-    jobs.start(jobs.make("acme/late", "k").id)
-    jobs.make("acme/late", "l")
-    scheduled(command, "acme/paused")
-    jobs.pause("acme/paused")
-    lines = drawn(command, [jobs.view(name) for name in ("acme/fails", "acme/late", "acme/paused")])
+    missed, running, paused = RunState.MISSED_DEADLINE, RunState.RUNNING, ScheduleState.PAUSED
+    views = [
+        scheduled(command, "acme/fails", next_s=3_480, last=missed, ended_ago_s=150),
+        scheduled(command, "acme/late", next_s=-42, last=running, waiting=1),
+        scheduled(command, "acme/paused", state=paused),
+    ]
+    lines = drawn(command, views)
     at = [line.split()[:1] for line in lines].index(["SCHEDULE"])
     assert lines[at - 1] == ""
     assert [line.split() for line in lines[at : at + 4]] == [
@@ -237,7 +261,7 @@ def test_top_shows_where_a_few_schedules_stand(command: Command) -> None:
 def test_top_without_schedules_has_no_table_of_them(command: Command) -> None:
     assert "SCHEDULE" not in "".join(drawn(command, []))
     command.ok("top", "--count", "1", "--json")
-    assert command.jobs.schedules.calls == [], "and asks for none"
+    assert command.jobs.schedules.asked == [], "and asks for none"
 
 
 @pytest.mark.parametrize(("height", "shown"), [(10, 1), (24, 4), (60, 5)])
@@ -245,10 +269,9 @@ def test_schedules_take_their_lines_from_feeds(command: Command, height: int, sh
     command.worker("one")
     for n in range(70):
         command.feed(f"f{n:02}")
-    for n in range(5):
-        scheduled(command, f"acme/s{n}")
+    views = [scheduled(command, f"acme/s{n}") for n in range(5)]
     for width in (80, 120):
-        lines = drawn(command, command.jobs.schedules.urgent(limit=5), width=width, height=height)
+        lines = drawn(command, views, width=width, height=height)
         assert len([line for line in lines if line.startswith("acme/s")]) == shown
         assert len(lines) == max(height, 12), "all of it, with one feed at least"
         assert lines[-1].endswith("more feeds; q leaves")
@@ -256,9 +279,7 @@ def test_schedules_take_their_lines_from_feeds(command: Command, height: int, sh
 
 def test_a_table_of_schedules_fits_a_narrow_terminal(command: Command) -> None:
     name = "a-tenant-with-a-long-name/and-a-schedule-with-one-as-long"
-    scheduled(command, name)
-    command.jobs.schedules.make(name, "k", state=RunState.MISSED_DEADLINE)
-    lines = drawn(command, command.jobs.schedules.urgent(limit=5))
+    lines = drawn(command, [scheduled(command, name, last=RunState.MISSED_DEADLINE, ended_ago_s=1)])
     at = [line.split()[:1] for line in lines].index(["SCHEDULE"])
     assert all(len(line) <= 80 for line in lines)
     assert "missed_deadline" in lines[at + 1]
@@ -267,8 +288,7 @@ def test_a_table_of_schedules_fits_a_narrow_terminal(command: Command) -> None:
 
 def test_top_asks_for_a_few_and_names_those_that_failures_have_paused(command: Command) -> None:
     command.job_state = replace(WELL, tripped=tuple(f"acme/s{n}" for n in range(9)))
-    for n in range(9):
-        scheduled(command, f"acme/s{n}")
+    command.jobs.schedules.found = [scheduled(command, f"acme/s{n}") for n in range(9)]
     document = orjson.loads(command.ok("top", "--count", "1", "--json"))
     assert [schedule["name"] for schedule in document["schedules"]] == [f"acme/s{n}" for n in range(5)]
-    assert command.jobs.schedules.calls[-1] == "urgent"
+    assert command.jobs.schedules.asked[-1] == "urgent"
