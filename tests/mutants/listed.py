@@ -265,6 +265,11 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
     ),
     ("tests/contract/test_store_passes.py",): (
         (
+            "a worker is gone and its feeds stay with it",
+            "return free_leases(self._c, ids, reason=Reason.WORKER_GONE)",
+            "return 0",
+        ),
+        (
             "two passes at a time",
             "if not free:\n                yield None\n",
             "if False:\n                yield None\n",

@@ -11,7 +11,6 @@ from functools import partial
 
 import structlog
 
-from tests.simulation.schedules import run_schedules
 from tests.simulation.trouble import FAULTS_S, run_seed
 
 SHOWN = 20
@@ -35,7 +34,6 @@ def replay(seed: int, seconds: float) -> int:
     try:
         fleet = run_seed(seed, faults_s=seconds)
         print(fleet.transcript)
-        print("\n".join(run_schedules(seed, faults_s=2 * seconds).lines))
     except AssertionError as error:
         print(error)
         return 1
@@ -67,7 +65,6 @@ def problem(seed: int, *, seconds: float) -> str | None:
     """What was broken, in a line."""
     try:
         run_seed(seed, faults_s=seconds)
-        run_schedules(seed, faults_s=2 * seconds)
     except AssertionError as error:
         return str(error).split("\n", 1)[0]
     except Exception as error:
