@@ -139,7 +139,7 @@ class Invocation:
     def api(self) -> ApiStore | None:
         """The API, where one is asked."""
         if self._api is None and self.server is not None:
-            from feedq.cli.api_connection import ApiConnection, token_of
+            from feedq.cli.api_client import ApiConnection, token_of
             from feedq.cli.api_store import ApiStore
 
             self._api = ApiStore(ApiConnection(self.server, token_of()))

@@ -170,15 +170,6 @@ def test_doctor_finds_servers_well_and_a_fleet_missing(shell: Shell) -> None:
     assert any(line.strip().startswith("-> start workers") for line in lines)
 
 
-def test_doctor_leaves_nothing_behind(shell: Shell, broker_url: str) -> None:
-    shell.run("db", "upgrade")
-    shell.run("doctor")
-    url = shell.environment["FEEDQ_DATABASE_URL"]
-    with closing(connect(url)) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
-        assert cursor.fetchone() == (0,)
-
-
 def test_doctor_says_that_migrations_are_due(database_url: str) -> None:
     found = by_name(check_database(database_url, workers=0))
     assert (found["migrations"].level, found["migrations"].advice) == (Level.FAIL, "feedq db upgrade")

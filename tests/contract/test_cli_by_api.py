@@ -18,7 +18,6 @@ from pydantic import SecretStr
 
 from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
-from feedq.control.store.event_listing import EventFilter
 from feedq.core.model import FeedBackfill, Identity, StartCursor, TargetState
 from feedq.core.roles import AccessRole
 from feedq.core.schedule.model import Cron, Every, Exclusion, Queue
@@ -437,13 +436,6 @@ def test_backfills_are_shown_refused_and_cancelled_alike(sides: Sides) -> None:
     assert "removing" in sides.both("feed", "backfill", "show", "acme/0").output
     (told, *_) = store.feeds.events("acme/0")
     assert (told.kind, told.detail["by"]["why"]) == ("backfill_cancelled", "wrong day")
-
-
-def test_the_reason_and_who_asked_are_in_history(sides: Sides) -> None:
-    sides.at_server.ok("feed", "restart", "acme/0", "--reason", "größer als 5 %")
-    (found, *_) = sides.harness.store.history.before(EventFilter())
-    assert found.event.detail["by"]["who"] == "token operator-None"
-    assert found.event.detail["by"]["why"] == "größer als 5 %"
 
 
 def test_tokens_are_made_listed_and_ended_by_an_admin(sides: Sides) -> None:

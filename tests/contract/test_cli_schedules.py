@@ -106,36 +106,6 @@ def test_a_manifest_is_applied_exported_and_applied_again(shell: Shell) -> None:
     assert shell.ok("schedule", "list", "--queues") == "no queue has limits, or runs that wait or run\n"
 
 
-def test_all_mistakes_are_told_with_their_lines_and_nothing_is_applied(shell: Shell) -> None:
-    refused = shell.run(
-        *("apply", "-f", "-"),
-        given="""schedules:
-- {name: good, task: t, every: 1m}
-- {name: worse, task: t, cron: '61 * * * *', zone: Mars}
-- {name: shapeless, every: soon}
-- {name: open, task: t, every: 1m, kwargs: {db: {password: hunter2}}}
-queues:
-- {name: q, concurrency: 0}
-feeds:
-- {name: bad, connector: tpc, sink: {table: t}}
-""",
-    )
-    assert refused.exit_code == 2
-    assert refused.stderr.startswith("Error: 7 mistakes; nothing was applied\n")
-    for line in (
-        "3: schedule 'worse': cron: ",
-        "3: schedule 'worse': zone: 'Mars' is no time zone",
-        "4: schedule 'shapeless': task: is missing",
-        "4: schedule 'shapeless': every: 'soon' is no duration",
-        "5: schedule 'open': kwargs.db.password: would be stored and shown",
-        "7: queue 'q': concurrency: must be a whole number from 1",
-        "9: feed 'bad': unknown connector 'tpc'",
-    ):
-        assert f"  standard input:{line}" in refused.stderr
-    assert "hunter2" not in refused.stderr
-    assert shell.json("schedule", "list") == []
-
-
 def test_a_schedule_is_set_shown_and_removed(shell: Shell, harness: JobsHarness) -> None:
     told = shell.ok("schedule", "set", POLL, "every=10m", "kwargs.days=7", "jitter=5s")
     assert told.splitlines() == [
@@ -263,16 +233,6 @@ def test_a_trigger_is_run_and_waited_for(shell: Shell, harness: JobsHarness) -> 
     worker.join()
     assert done["state"] == "succeeded"
     assert shell.json("schedule", "show", POLL)["counts"]["skipped_overlap"] == 1
-
-
-def test_waiting_runs_are_purged_and_cancelled(shell: Shell, harness: JobsHarness) -> None:
-    run = shell.json("schedule", "trigger", POLL)
-    assert shell.json("schedule", "cancel", "--run", str(run["id"]))["state"] == "cancelled"
-    assert "has ended (cancelled)" in shell.run("schedule", "cancel", "--run", str(run["id"])).stderr
-    assert "say either the NAME of a schedule or --run" in shell.run("schedule", "cancel").stderr
-    shell.ok("schedule", "trigger", POLL)
-    assert shell.json("schedule", "cancel", POLL) == {"name": POLL, "cancelled": 1}
-    assert row(shell, POLL)["waiting"] == 0
 
 
 def test_a_backfill_makes_what_is_not_there(shell: Shell, harness: JobsHarness) -> None:

@@ -189,7 +189,8 @@ async def test_backpressure_bounds_what_a_feed_holds_while_the_sink_is_away() ->
                 put += 1
 
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(fill(), 0.3)
+            async with asyncio.timeout(0.3):
+                await fill()
         # The tenth is on its way, too, and fills the feed's room up.
         assert (put, path.budget.bytes) == (9, 100)
         path.tables.away = False

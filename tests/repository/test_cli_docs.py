@@ -14,8 +14,6 @@ import pytest
 
 import feedq
 from feedq.cli import main
-from feedq.verbs.manifest import reader
-from feedq.verbs.manifest.feed_entry import problems
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "reference" / "cli.md").read_text()
@@ -67,34 +65,6 @@ def test_every_command_explains_itself_with_an_example_and_takes_json(path: str)
     assert path in command.help
     assert {"--json"} & {option for p in command.params for option in p.opts}
     assert all(p.help for p in command.params if isinstance(p, click.Option))
-
-
-def test_arguments_are_documented() -> None:
-    for path, command in COMMANDS.items():
-        if any(isinstance(p, click.Argument) for p in command.params):
-            assert re.search(rf"^`{path} \[?(NAME|RUN_ID|SHELL)", sections()[path], re.MULTILINE), path
-
-
-@pytest.mark.parametrize("page", ["declare-feeds.md", "three-usual-sources.md"])
-def test_the_manifests_of_the_guides_are_right(page: str) -> None:
-    guide = (DOCS / "howto" / page).read_text()
-    blocks = [b for b in re.findall(r"^```yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL) if "feeds:" in b]
-    assert blocks
-    for block in blocks:
-        found = reader.parse_specs(block, origin=page)
-        assert found
-        assert [problem for spec in found for problem in problems(spec)] == []
-
-
-def test_the_schedules_of_the_guide_are_right() -> None:
-    guide = (DOCS / "howto" / "declare-feeds.md").read_text()
-    (block,) = [
-        b for b in re.findall(r"^```yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL) if "schedules:" in b
-    ]
-    found = reader.join([reader.parse(block, origin="declare-feeds.md")])
-    assert found.problems == ()
-    assert found.schedules
-    assert found.queues
 
 
 COMPLETING = {"_FEEDQ_COMPLETE": "bash_complete"}

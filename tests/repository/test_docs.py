@@ -14,7 +14,7 @@ from click import Command, Group
 
 import feedq
 from feedq.cli import main as feedq_command
-from feedq.cli.api_connection import TOKEN, TOKEN_FILE
+from feedq.cli.api_client import TOKEN, TOKEN_FILE
 from feedq.connectors.base import load_connector
 from feedq.core.model import LeaseState, Reason, Status, TargetState, WorkerState, WorkerTarget
 from feedq.core.schedule.model import RunKind, RunState, ScheduleState

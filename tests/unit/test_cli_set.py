@@ -11,7 +11,7 @@ import pytest
 
 from feedq.cli.declare import with_assignments
 from feedq.cli.options import assigned
-from feedq.core.model import Selector, TargetState
+from feedq.core.model import Selector
 from feedq.core.schedule.entries import ScheduleEntry
 from feedq.core.schedule.model import Cron, Every, Exclusion, Job, Once, Retries, ScheduleSpec
 from feedq.errors import InvalidInput
@@ -146,17 +146,6 @@ def test_set_changes_what_is_given_and_keeps_the_rest(command: Command) -> None:
     assert command.store.feeds.get("a").generation == 2
 
 
-def test_many_feeds_are_chosen_as_for_every_verb_and_each_says_what_changed(command: Command) -> None:
-    for name in ("acme/a", "acme/b", "other/a"):
-        command.feed(name, tenant=name.partition("/")[0])
-    said = command.ok("feed", "set", "--tenant", "acme", "weight=2", "--yes")
-    assert said == "    weight: 1.0 -> 2.0\nacme/a changed\n    weight: 1.0 -> 2.0\nacme/b changed\n"
-    asked = command.refused("feed", "set", "weight=2", "--match", "*")
-    assert asked.startswith("Error: Change 1 feed (other/a)? There is nobody to ask here")
-    again = command.json("feed", "set", "weight=2", "--match", "*", "--yes")
-    assert [one["result"] for one in again] == ["unchanged", "unchanged", "changed"]
-
-
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
@@ -180,15 +169,6 @@ def test_none_is_changed_when_one_would_be_wrong(command: Command, assignment: s
     assert message in error
     assert "hunter2" not in error
     assert command.store.feeds.get("acme/b").generation == 1
-
-
-def test_set_needs_feeds_and_assignments(command: Command) -> None:
-    command.feed("a")
-    assert "nothing to set; give KEY=VALUE" in command.refused("feed", "set", "a")
-    assert "which feeds? name them" in command.refused("feed", "set", "weight=2")
-    assert "no feed named 'nobody'" in command.refused("feed", "set", "nobody", "weight=2")
-    command.ok("feed", "set", "a", "target_state=paused")
-    assert command.spec("a").target_state is TargetState.PAUSED
 
 
 # -- timings to try ----------------------------------------------------------------------------------

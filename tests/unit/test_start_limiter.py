@@ -55,5 +55,6 @@ async def test_one_that_is_cancelled_keeps_nobody_waiting() -> None:
     cancelled = tasks[STARTS_TOGETHER : 2 * STARTS_TOGETHER]
     for task in cancelled:
         task.cancel()
-    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+    async with asyncio.timeout(5):
+        results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [isinstance(r, asyncio.CancelledError) for r in results] == [task in cancelled for task in tasks]

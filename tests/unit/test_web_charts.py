@@ -83,18 +83,6 @@ def test_an_owner_has_a_feed_from_its_claim_to_the_end_of_its_lease() -> None:
     assert "<script>" not in chart.svg
 
 
-def test_an_owner_whose_lease_was_taken_over_ends_where_the_next_begins() -> None:
-    chart = drawn(
-        [event(5, EventKind.LEASE_CLAIMED, BERTA), event(0, EventKind.LEASE_CLAIMED, ANNA)], minute=10
-    )
-    owners = [r for r in rects(chart.svg) if (r.get("class") or "").startswith("feedq-owner")]
-    assert [r.get("width") for r in owners] == [f"{0.5 * WIDTH}", f"{0.5 * WIDTH}"]
-
-
-def test_without_events_there_is_no_picture() -> None:
-    assert owner_chart([], {}, now=NOON) is None
-
-
 def test_a_hot_spot_is_named_with_its_share() -> None:
     small, large = worker("small", feeds=1, capacity=2), worker("large", feeds=1, capacity=9)
     even = [replace(small, load=2.0), replace(large, load=9.0)]

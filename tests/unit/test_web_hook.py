@@ -39,10 +39,6 @@ def test_the_hook_goes_by_the_subcommand_alone(command: list[str]) -> None:
     assert asked == [True]
 
 
-def test_outside_of_any_command_the_hook_does_nothing() -> None:
-    extend_flower()
-
-
 def test_flowers_navigation_gets_our_tabs_in_front() -> None:
     own = (OWN_TEMPLATES / "feedq_tabs.html").read_bytes()
     markup = OverlayLoader(str(FLOWER_TEMPLATES))._with_tabs()

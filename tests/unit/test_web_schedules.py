@@ -91,11 +91,6 @@ def test_an_address_leads_to_the_next_part_of_the_same_list() -> None:
     assert ScheduleQuery(limit=200).address(usual_limit=200) == "?"
 
 
-def test_states_are_a_list_of_words() -> None:
-    assert parse_states("failed,lost,failed") == (RunState.FAILED, RunState.LOST)
-    assert parse_states(None) == parse_states("") == ()
-
-
 @pytest.mark.parametrize(
     ("parse", "named"),
     [
@@ -117,13 +112,6 @@ def test_a_runs_lag_counts_from_when_it_was_due_and_not_from_its_tick() -> None:
     assert lag_s(run()) == 0.25
     assert took_s(run(), now=NOW + timedelta(days=1)) == 30
     assert [seconds(value) for value in (None, 0.25, 30.0)] == [None, "250 ms", "30s"]
-
-
-def test_a_run_under_way_takes_until_now_and_one_that_waits_takes_nothing() -> None:
-    under_way = run(state=RunState.RUNNING, ended_at=None)
-    assert took_s(under_way, now=NOW + timedelta(seconds=11.25)) == 10
-    again = run(state=RunState.WAITING, ended_at=None, attempt=2, due_at=NOW + timedelta(hours=1))
-    assert (lag_s(again), took_s(again, now=NOW)) == (None, None)
 
 
 def test_a_run_says_which_tick_it_is() -> None:

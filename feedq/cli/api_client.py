@@ -2,21 +2,29 @@
 
 The token comes from the environment or from a file, never from the command line, which everybody on the machine
 can read. It goes to that one address: redirects are not followed, and without TLS only to this machine. What the
-API says is wrong becomes the same error as of a command at the database.
+API says is wrong becomes the same error as of a command at the database. Its
+documents are read as the values that the database would have given.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 from urllib.parse import quote, urlsplit
+from uuid import UUID
+
+from pydantic import TypeAdapter, ValidationError
 
 from feedq import errors
 from feedq.core.authorship import given_reason
+from feedq.core.model import Identity, Load, Worker, WorkerView
 from feedq.core.values import is_loopback
 from feedq.errors import FeedqError, InvalidInput, Unauthenticated, Unavailable
 
@@ -170,3 +178,79 @@ def _read(answer: httpx.Response) -> bytes:
         if len(read) > ANSWER_BYTES_MAX:
             raise Unavailable(f"the server's answer is larger than {ANSWER_BYTES_MAX} bytes; ask for less")
     return bytes(read)
+
+
+ROWS_AT_ONCE: Final = 500
+"""What the API has on a page at most."""
+ONE_BY_ONE_MAX: Final = 20
+"""Feeds that are asked for one by one; more are looked for in the list of all."""
+NEVER: Final = datetime.min.replace(tzinfo=UTC)
+"""Stands for a moment that the API does not tell."""
+NOBODY: Final = Identity(UUID(int=0), UUID(int=0))
+"""Stands for the identity of a feed, which the API does not tell."""
+T = TypeVar("T")
+
+
+class ApiPart:
+    """Base of what asks an API for one kind of thing."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    def _read(self, reader: Callable[[Mapping[str, Any]], T], row: Mapping[str, Any]) -> T:
+        """Raises `Unavailable` when the document lacks something."""
+        try:
+            return reader(row)
+        except (KeyError, TypeError, ValidationError) as error:
+            raise self._api.skewed() from error
+
+    def _read_all(
+        self, reader: Callable[[Mapping[str, Any]], T], rows: Iterable[Mapping[str, Any]]
+    ) -> list[T]:
+        return [self._read(reader, row) for row in rows]
+
+    def _pages(
+        self, key: str, *, under: Sequence[str] = (), most: int | None = None, **asked: Any
+    ) -> Iterator[Mapping[str, Any]]:
+        """The pages of a list, up to so many rows."""
+        count, cursor = 0, None
+        while True:
+            left = ROWS_AT_ONCE if most is None else min(ROWS_AT_ONCE, most - count)
+            page = self._api.get(*under, key, limit=left, cursor=cursor, **asked)
+            yield page
+            count, cursor = count + len(page[key]), page["next"]
+            if cursor is None or count == most:
+                return
+
+    def _rows(self, key: str, **asked: Any) -> list[Mapping[str, Any]]:
+        """The rows of all pages of a list, or the first so many."""
+        return [row for page in self._pages(key, **asked) for row in page[key]]
+
+
+def value_of(kind: type[T], row: Mapping[str, Any], **given: Any) -> T:
+    """The value whose columns a document has under their own names, but for those that are ``given``."""
+    of: Any = kind
+    shared = [one.name for one in fields(of) if one.name in row and one.name not in given]
+    return kind(**{name: _adapter(of, name).validate_python(row[name]) for name in shared}, **given)
+
+
+def reader_of(kind: type[T], **given: Any) -> Callable[[Mapping[str, Any]], T]:
+    return partial(value_of, kind, **given)
+
+
+@cache
+def _adapter(kind: Any, name: str) -> TypeAdapter[Any]:
+    (declared,) = (one.type for one in fields(kind) if one.name == name)
+    # What may be any JSON is taken as it is: its type is endless.
+    return TypeAdapter(Any if declared == "JSON" else get_type_hints(kind)[name])
+
+
+def timed(row: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """A row with its times as times."""
+    return {**row, **{key: row[key] and datetime.fromisoformat(row[key]) for key in keys}}
+
+
+def worker_view(row: Mapping[str, Any]) -> WorkerView:
+    load = value_of(Load, row, feeds=row["feeds_reported"])
+    worker = value_of(Worker, row, load=load, lock_key=0)
+    return WorkerView(worker, row["feeds"], row["heartbeat_age_s"], load=row["load"])
