@@ -213,22 +213,22 @@ def test_a_source_that_falls_silent_is_stalled_and_connected_anew(fleet: Fleet) 
     wait_streaming(fleet.source, ["bad/silent"])
 
 
-def test_a_source_that_accepts_and_never_answers_is_tried_again(fleet: Fleet) -> None:
-    fleet.wait_trouble("bad/mute", "silent|nothing|idle|no byte")
-
-
-def test_a_refused_source_is_tried_again(fleet: Fleet) -> None:
-    fleet.wait_trouble("bad/refused", "refused")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("bad/mute", "silent|nothing|idle|no byte"),
+        ("bad/refused", "refused"),
+        ("bad/unknown-host", "no-such-host.invalid"),
+    ],
+)
+def test_a_source_that_cannot_be_had_is_tried_again_and_named(fleet: Fleet, name: str, said: str) -> None:
+    fleet.wait_trouble(name, said)
 
 
 def test_a_source_that_resets_is_tried_again_until_it_streams(fleet: Fleet) -> None:
     fleet.wait_trouble("bad/reset", "reset|closed|broke")
     fleet.source.behave("stream", ["bad/reset"])
     wait_streaming(fleet.source, ["bad/reset"])
-
-
-def test_an_unknown_host_is_tried_again_and_named(fleet: Fleet) -> None:
-    fleet.wait_trouble("bad/unknown-host", "no-such-host.invalid")
 
 
 def test_none_of_this_disturbs_a_healthy_feed_of_the_same_worker(fleet: Fleet) -> None:

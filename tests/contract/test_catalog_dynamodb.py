@@ -91,13 +91,6 @@ def test_numbers_and_sets_are_plain_and_bytes_are_a_problem(url: str, stations: 
     assert "raw: is of the type Binary" in reading.problems[0].what
 
 
-def test_two_attributes_for_one_key_are_a_problem_of_each_item(url: str, stations: Any) -> None:
-    stations.put_item(Item=station("a"))
-    reading = opened(url, stations.name, keys='{"source": "code", "source.url": "link.url"}').read(None)
-    assert reading is not None
-    assert (list(reading.entries), len(reading.problems)) == ([], 1)
-
-
 def test_a_server_that_is_away_and_a_table_that_is_not_there_are_said(url: str) -> None:
     with pytest.raises(CatalogUnavailable, match=r"table nowhere: Could not connect") as raised:
         opened("http://127.0.0.1:1", "nowhere", timeout_s="5").read(None)

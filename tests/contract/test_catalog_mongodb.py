@@ -116,8 +116,3 @@ def test_a_server_that_is_away_is_said_without_its_password(stations: Stations) 
     with pytest.raises(CatalogUnavailable, match=r"collection crm\.stations") as raised:
         opened("mongodb://user:hunter2@127.0.0.1:1/", stations, timeout_s="0.5").read(None)
     assert "hunter2" not in str(raised.value)
-
-
-def test_a_pipeline_that_the_server_refuses_is_said(url: str, stations: Stations) -> None:
-    with pytest.raises(CatalogUnavailable):
-        opened(url, stations, pipeline='[{"$nonsense": {}}]').read(None)

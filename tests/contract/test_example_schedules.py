@@ -20,7 +20,6 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from feedq.core.schedule.model import ClaimedRun, Job, RunKind, ScheduleSpec, Semantics
-from feedq.errors import InvalidInput
 from feedq.verbs.manifest import reader
 from feedq.worker.jobs.calling import import_jobs
 from feedq.worker.jobs.context import RunContext
@@ -136,12 +135,6 @@ def test_each_schedule_names_a_task_that_takes_its_arguments(harbour: ModuleType
     assert {spec.job.task for spec in declared().values()} == set(jobs(harbour))
 
 
-def test_the_page_beside_them_lists_all() -> None:
-    readme = (EXAMPLES / "README.md").read_text()
-    listed = re.findall(r"^\| `([\w/]+)` \| `(\w+)` \|", readme, re.MULTILINE)
-    assert listed == [(spec.name, spec.job.semantics.value) for spec in declared().values()]
-
-
 def test_the_announcement_names_the_day_of_its_tick(
     harbour: ModuleType, neighbour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,13 +168,3 @@ def test_ships_are_counted_for_the_hour_before_the_tick_in_the_runs_own_transact
         session.commit()
     engine.dispose()
     assert rows(tables, "SELECT * FROM ais_hourly") == [("home/ais", TICK - timedelta(hours=1), 3)]
-
-
-def test_no_wait_of_a_job_is_longer_than_its_run_has_left(harbour: ModuleType) -> None:
-    assert harbour.reply_within(context("harbour/gauge", remaining_s=600)) == harbour.REPLY_WITHIN_S
-    assert harbour.reply_within(context("harbour/gauge", remaining_s=2)) <= 2
-
-
-def test_called_outside_of_a_run_a_job_says_so(harbour: ModuleType) -> None:
-    with pytest.raises(InvalidInput, match="outside of a run"):
-        jobs(harbour)["harbour.count_ships"].run()

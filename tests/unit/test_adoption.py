@@ -172,15 +172,6 @@ def test_a_resume_that_says_no_cursor_is_refused(resume: str) -> None:
     assert "resume: must be {cursor: …" in str(problem)
 
 
-def test_adopting_needs_the_sink(tables: MemoryTables) -> None:
-    tables.away = True
-    site = Site(tables)
-    refused = site.run("apply", "-f", "-", "--adopt", manifest=["acme/new"])
-    assert refused.exit_code == 1
-    assert "could not be asked" in refused.output
-    assert site.store.feeds.views() == []
-
-
 def test_a_sink_that_cannot_be_asked_keeps_nobody_from_declaring(tables: MemoryTables) -> None:
     tables.away = True
     assert "could not be asked whether it knows these feeds" in Site(tables).apply("acme/new")

@@ -115,11 +115,6 @@ def test_nesting_is_bounded() -> None:
     assert problems(with_source(hello=deep)) == ["source: nested more than 32 deep"]
 
 
-def test_a_placeholder_may_stand_for_a_password() -> None:
-    found = problems(with_source(hello="http://me:{token}@h", secrets={"token": "${env:ACME_TOKEN}"}))
-    assert not any("password" in line for line in found)
-
-
 @pytest.mark.parametrize(
     ("connector", "source"),
     [

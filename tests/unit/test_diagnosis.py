@@ -135,12 +135,6 @@ def test_a_full_fleet_is_said_with_its_places() -> None:
     assert sentence.startswith("all 20 places on 2 workers are taken or promised; start another worker")
 
 
-def test_only_workers_with_the_labels_count_as_places() -> None:
-    waiting = feed(reason=Reason.NO_CAPACITY, required={"region": "eu"})
-    sentence = said(waiting, worker("one", feeds=10, labels={"region": "eu"}), worker("two"))
-    assert sentence.startswith("all 10 places on 1 worker with region=eu are taken")
-
-
 def test_the_cap_of_a_tenant_is_named_when_it_is_what_keeps_a_feed_waiting() -> None:
     waiting = feed(reason=Reason.NO_CAPACITY, tenant="acme")
     rules = Rules(tenant_caps={"acme": 3})
@@ -193,43 +187,29 @@ def test_a_move_says_where_to_and_how_long_the_owner_has() -> None:
     assert "a worker that is gone by now" in said(moving)
 
 
-@pytest.mark.parametrize("reason", list(Reason))
-@pytest.mark.parametrize("workers", [0, 1])
-def test_every_reason_to_wait_has_its_sentence(reason: Reason, workers: int) -> None:
-    view = feed(reason=reason)
-    sentence = explain(view, [worker("one")][:workers], now=NOW, rules=RULES)
-    assert sentence is None or len(sentence) > 20
-
-
 # -- why a worker keeps its feeds --------------------------------------------------------------------
 
 
-def test_a_drain_without_another_worker_says_so() -> None:
-    source = worker("one")
-    held = [running("a", source.worker.id)]
-    assert str(explain_staying(held, [], rules=RULES)).startswith("No other worker serves")
-
-
-def test_a_drain_names_labels_that_no_other_worker_has() -> None:
-    source = worker("one", labels={"region": "eu"})
-    held = [running("a", source.worker.id, required={"region": "eu"}), running("b", source.worker.id)]
-    sentence = str(explain_staying(held, [worker("two")], rules=RULES))
-    assert sentence.startswith("1 feed may go nowhere else: no other worker that serves has the labels")
-    assert "region=eu for a" in sentence
-
-
-def test_a_drain_says_when_the_others_are_full_or_at_a_cap() -> None:
-    source = worker("one")
-    held = [running("a", source.worker.id, tenant="acme")]
-    full = str(explain_staying(held, [worker("two", feeds=10)], rules=RULES))
-    assert full.startswith("All 10 places of the other workers that serve are taken")
-    capped = explain_staying(held, [worker("two", feeds=3)], rules=Rules(tenant_caps={"*": 3}))
-    assert str(capped).startswith("FEEDQ_TENANT_CAPS may admit no more feeds of 'acme'")
-
-
-def test_a_drain_of_a_fleet_that_moves_nothing_names_the_setting() -> None:
-    held = [running("a", uuid4())]
-    assert "FEEDQ_MOVES_PER_PASS is 0" in str(explain_staying(held, [worker("two")], rules=Rules(moves=0)))
+@pytest.mark.parametrize(
+    ("feed_options", "others", "rules", "said"),
+    [
+        ({}, [], RULES, "No other worker serves"),
+        ({"required": {"region": "eu"}}, [worker("two")], RULES, "1 feed may go nowhere else"),
+        ({"tenant": "acme"}, [worker("two", feeds=10)], RULES, "All 10 places of the other workers"),
+        (
+            {"tenant": "acme"},
+            [worker("two", feeds=3)],
+            Rules(tenant_caps={"*": 3}),
+            "FEEDQ_TENANT_CAPS may admit no more feeds of 'acme'",
+        ),
+        ({}, [worker("two")], Rules(moves=0), "FEEDQ_MOVES_PER_PASS is 0"),
+    ],
+)
+def test_a_drain_says_what_keeps_feeds_where_they_are(
+    feed_options: dict[str, Any], others: list[WorkerView], rules: Rules, said: str
+) -> None:
+    held = [running("a", uuid4(), **feed_options)]
+    assert str(explain_staying(held, others, rules=rules)).startswith(said)
 
 
 def test_a_drain_that_is_only_slow_has_no_obstacle() -> None:

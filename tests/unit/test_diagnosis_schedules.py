@@ -116,33 +116,30 @@ def judged(*tasks: ScheduledTask) -> list[tuple[Level, str]]:
     return [(check.level, check.detail) for check in check_tasks(tasks)]
 
 
-def test_tasks_that_every_worker_knows_are_well() -> None:
-    assert judged(task(), task("b")) == [(Level.OK, "2 tasks of schedules, each known to a worker")]
+@pytest.mark.parametrize(
+    ("tasks", "level", "said"),
+    [
+        ([task(), task("b")], Level.OK, "2 tasks of schedules, each known to a worker"),
+        ([task(), task("b", able=1)], Level.OK, "each known to a worker, 1 of them on some workers only"),
+        (
+            [task(able=0, is_known=False), task("b")],
+            Level.FAIL,
+            "schedule acme/mail (and 2 others): no worker knows task acme.mail: its runs wait until one does",
+        ),
+        (
+            [task(able=0, selector={"gpu": "yes"}, schedules=1)],
+            Level.FAIL,
+            "schedule acme/mail: no worker that knows task acme.mail has the labels gpu=yes: its runs wait",
+        ),
+        ([task(workers=0, able=0, is_known=False)], Level.NOT_CHECKED, "no worker runs jobs"),
+    ],
+)
+def test_tasks_are_judged_by_what_workers_know(tasks: list[ScheduledTask], level: Level, said: str) -> None:
+    ((found, detail),) = judged(*tasks)
+    assert (found, said in detail) == (level, True)
 
 
-def test_a_task_that_some_workers_know_runs_on_these() -> None:
-    said = "2 tasks of schedules, each known to a worker, 1 of them on some workers only"
-    assert judged(task(), task("b", able=1)) == [(Level.OK, said)]
-
-
-def test_a_task_that_no_worker_knows_is_named_with_its_schedule() -> None:
-    ((level, said),) = judged(task(able=0, is_known=False), task("b"))
-    assert level is Level.FAIL
-    assert said.startswith(
-        "schedule acme/mail (and 2 others): no worker knows task acme.mail: its runs wait until one does"
-    )
-
-
-def test_labels_that_no_worker_has_are_named() -> None:
-    ((level, said),) = judged(task(able=0, selector={"gpu": "yes"}, schedules=1))
-    assert level is Level.FAIL
-    assert said.startswith(
-        "schedule acme/mail: no worker that knows task acme.mail has the labels gpu=yes: its runs wait"
-    )
-
-
-def test_without_workers_tasks_are_not_checked() -> None:
-    assert [level for level, _ in judged(task(workers=0, able=0, is_known=False))] == [Level.NOT_CHECKED]
+def test_without_schedules_there_are_no_tasks_to_check() -> None:
     assert judged() == []
 
 
@@ -258,12 +255,6 @@ def test_top_shows_where_a_few_schedules_stand(command: Command) -> None:
     assert lines[at + 4] == "q leaves"
 
 
-def test_top_without_schedules_has_no_table_of_them(command: Command) -> None:
-    assert "SCHEDULE" not in "".join(drawn(command, []))
-    command.ok("top", "--count", "1", "--json")
-    assert command.jobs.schedules.asked == [], "and asks for none"
-
-
 @pytest.mark.parametrize(("height", "shown"), [(10, 1), (24, 4), (60, 5)])
 def test_schedules_take_their_lines_from_feeds(command: Command, height: int, shown: int) -> None:
     command.worker("one")
@@ -275,15 +266,6 @@ def test_schedules_take_their_lines_from_feeds(command: Command, height: int, sh
         assert len([line for line in lines if line.startswith("acme/s")]) == shown
         assert len(lines) == max(height, 12), "all of it, with one feed at least"
         assert lines[-1].endswith("more feeds; q leaves")
-
-
-def test_a_table_of_schedules_fits_a_narrow_terminal(command: Command) -> None:
-    name = "a-tenant-with-a-long-name/and-a-schedule-with-one-as-long"
-    lines = drawn(command, [scheduled(command, name, last=RunState.MISSED_DEADLINE, ended_ago_s=1)])
-    at = [line.split()[:1] for line in lines].index(["SCHEDULE"])
-    assert all(len(line) <= 80 for line in lines)
-    assert "missed_deadline" in lines[at + 1]
-    assert (lines[at + 1].split()[0] + lines[at + 2].strip() + lines[at + 3].strip()).startswith(name)
 
 
 def test_top_asks_for_a_few_and_names_those_that_failures_have_paused(command: Command) -> None:

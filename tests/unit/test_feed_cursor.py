@@ -179,11 +179,3 @@ def test_what_cannot_be_done_is_refused_with_words(
     ran = bench.run(*arguments)
     assert ran.exit_code == 2
     assert said in " ".join(ran.stderr.split())
-
-
-def test_going_back_from_a_cursor_that_does_not_count_says_what_to_do(bench: Bench) -> None:
-    bench.json("set", "abc", "--yes")
-    ran = bench.run("rewind", "--records", "5", "--yes")
-    assert ran.exit_code == 2
-    assert 'from cursor "abc" nobody can go back so' in ran.stderr
-    assert "feedq feed cursor set" in ran.stderr

@@ -65,38 +65,11 @@ def test_a_cursor_beyond_64_bits_is_shown_all_the_same() -> None:
     assert cursor.text == str(2**70)
 
 
-def test_a_stream_that_runs_with_an_older_declaration_says_so() -> None:
-    lease = Lease(1, 4, LeaseState.RUNNING, None, uuid4(), generation=2)
-    lines = {line.name: line.text for line in declaration_lines(view(lease), now=NOW)}
-    assert lines["generation"] == "3 (running with 2)"
-
-
 def test_the_reason_does_not_repeat_the_status() -> None:
     failed = Lease(1, reason=Reason.FAILED, last_error="table 'x' does not exist")
     assert why(view(failed), now=NOW) == "table 'x' does not exist"
     full = Lease(1, reason=Reason.NO_CAPACITY)
     assert why(view(full), now=NOW) == "no_capacity"
-
-
-def test_a_move_says_where_to_and_until_when_the_owner_may_take() -> None:
-    target = uuid4()
-    lease = Lease(
-        *(1, 4, LeaseState.STOPPING, Reason.MOVED, uuid4()),
-        promised_to=target,
-        stop_by=NOW + timedelta(seconds=30),
-    )
-    lines = {line.name: line.text for line in lease_lines(view(lease), now=NOW, workers={target: "w2@host"})}
-    assert lines["goes on to"] == "w2@host"
-    assert lines["to let go by"] == "2026-01-01 00:00:30Z (in 30s)"
-    gone = {line.name: line.text for line in lease_lines(view(lease), now=NOW, workers={})}
-    assert gone["goes on to"] == "a worker that is gone by now"
-
-
-def test_a_selector_is_shown_beside_the_labels() -> None:
-    selector = Selector(required={"region": "eu"}, preferred={"disk": "ssd", "net": "10g"})
-    lines = {line.name: line.text for line in declaration_lines(view(Lease(1), selector=selector), now=NOW)}
-    assert (lines["requires"], lines["prefers"]) == ("region=eu", "disk=ssd, net=10g")
-    assert not {"requires", "prefers"} & {line.name for line in declaration_lines(view(Lease(1)), now=NOW)}
 
 
 def test_dead_letters_stand_beside_what_holds_a_feed_up_with_their_reason_when_nothing_does() -> None:

@@ -140,8 +140,6 @@ def _plan(
 def difference(before: FeedSpec, after: FeedSpec) -> tuple[OptionChange, ...]:
     """The options of a feed that differ, by dotted name such as ``source.url``; a list counts as one value, and an
     empty mapping is like none."""
-    if before == after:
-        return ()
     usual = {"tenant": "", "weight": 1.0}
     old, new = (_leaves(usual | plain_feed(spec), keeps_empty=False) for spec in (before, after))
     return _compared(dict(old), dict(new))
