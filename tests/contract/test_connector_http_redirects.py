@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from feedq.connectors.http import HttpConnector
 from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.testing.loopback import Script, serving
+from tests.certificates import Authority
 from tests.contract.http_source import (
     Asked,
     answer,
@@ -167,25 +167,6 @@ async def test_cookies_are_not_kept() -> None:
 # -- with TLS ------------------------------------------------------------------------------------------
 
 
-class Authority:
-    """Certificates for a test."""
-
-    def __init__(self, directory: Path) -> None:
-        self.ca = trustme.CA()
-        self.ca_file = str(directory / "ca.pem")
-        self.cert_file = str(directory / "client.pem")
-        self.ca.cert_pem.write_to_path(self.ca_file)
-        self.ca.issue_cert("client@acme.test").private_key_and_cert_chain_pem.write_to_path(self.cert_file)
-
-    def server(self, *names: str, wants_certificate: bool = False) -> ssl.SSLContext:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self.ca.issue_cert(*names).configure_cert(context)
-        if wants_certificate:
-            context.verify_mode = ssl.CERT_REQUIRED
-            self.ca.configure_trust(context)
-        return context
-
-
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
@@ -217,16 +198,14 @@ async def test_the_name_of_the_server_and_a_client_certificate_are_for_home_only
 
         return script
 
-    lenient = authority.server("localhost")
-    lenient.verify_mode = ssl.CERT_OPTIONAL
-    authority.ca.configure_trust(lenient)
+    lenient = authority.server("localhost", client=ssl.CERT_OPTIONAL)
     async with serving(script_at(None), tls=lenient) as away:
         there = f"https://localhost:{away}/"
-        home_tls = authority.server("orders.acme.test", wants_certificate=True)
+        home_tls = authority.server("orders.acme.test", client=ssl.CERT_REQUIRED)
         async with serving(script_at(there), tls=home_tls) as home:
             source = {
                 "ca_file": authority.ca_file,
-                "cert_file": authority.cert_file,
+                **authority.files("client@acme.test"),
                 "server_name": "orders.acme.test",
             }
             where = f"https://127.0.0.1:{home}/"

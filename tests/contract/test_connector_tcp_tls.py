@@ -18,35 +18,15 @@ from feedq.connectors.tcp import TcpConnector
 from feedq.connectors.wire.tls import TlsFiles, client_context
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.testing.loopback import PATIENCE_S, serving, until
+from tests.certificates import Authority
 from tests.contract.loopback import Feed, records_of, until_closed
 
-
-class Certificates:
-    """An authority, a server it vouches for under two names, and a client."""
-
-    def __init__(self, directory: Path) -> None:
-        self._authority = trustme.CA()
-        self._server = self._authority.issue_cert("127.0.0.1", "feeds.example")
-        client = self._authority.issue_cert("worker@feeds.example")
-        self.ca_file = str(directory / "ca.pem")
-        self.cert_file = str(directory / "client.pem")
-        self.key_file = str(directory / "client.key")
-        self._authority.cert_pem.write_to_path(self.ca_file)
-        client.cert_chain_pems[0].write_to_path(self.cert_file)
-        client.private_key_pem.write_to_path(self.key_file)
-
-    def server(self, *, wants_client: bool = False) -> ssl.SSLContext:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._server.configure_cert(context)
-        if wants_client:
-            self._authority.configure_trust(context)
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
+NAMES = ("127.0.0.1", "feeds.example")
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
 
 
 async def send_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -80,7 +60,7 @@ async def refusal(port: int, **source: Any) -> str:
     return str(error)
 
 
-async def test_a_trusted_source_streams_over_tls(certificates: Certificates) -> None:
+async def test_a_trusted_source_streams_over_tls(authority: Authority) -> None:
     async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for n in range(1_000):
             writer.write(b'{"seq": %d, "pad": "%s"}\n' % (n, b"x" * 1_000))
@@ -88,36 +68,36 @@ async def test_a_trusted_source_streams_over_tls(certificates: Certificates) -> 
         writer.close()
         await writer.wait_closed()
 
-    async with serving(script, tls=certificates.server()) as port:
+    async with serving(script, tls=authority.server(*NAMES)) as port:
         batches, error = await Feed(TcpConnector).read_to_end(
-            url(port), cursor="/seq", ca_file=certificates.ca_file, buffer_bytes=10_000
+            url(port), cursor="/seq", ca_file=authority.ca_file, buffer_bytes=10_000
         )
     assert len(records_of(batches)) == 1_000
     assert batches[-1].cursor == 999
     assert "closed by the peer" in str(error)
 
 
-async def test_a_certificate_of_an_unknown_authority_is_not_accepted(certificates: Certificates) -> None:
-    async with serving(send_one, tls=certificates.server()) as port:
+async def test_a_certificate_of_an_unknown_authority_is_not_accepted(authority: Authority) -> None:
+    async with serving(send_one, tls=authority.server(*NAMES)) as port:
         message = await refusal(port)
         assert "its certificate is not accepted: unable to get local issuer certificate" in message
         assert "source.ca_file" in message
         assert await first_record(port, verify=False) == b"1"
 
 
-async def test_a_certificate_for_another_name_is_not_accepted(certificates: Certificates) -> None:
-    trusted = {"ca_file": certificates.ca_file}
-    async with serving(send_one, tls=certificates.server()) as port:
+async def test_a_certificate_for_another_name_is_not_accepted(authority: Authority) -> None:
+    trusted = {"ca_file": authority.ca_file}
+    async with serving(send_one, tls=authority.server(*NAMES)) as port:
         message = await refusal(port, server_name="other.example", **trusted)
         assert "Hostname mismatch" in message
         assert "source.server_name" in message
         assert await first_record(port, server_name="feeds.example", **trusted) == b"1"
 
 
-async def test_a_source_that_wants_a_client_certificate_gets_it(certificates: Certificates) -> None:
-    trusted = {"ca_file": certificates.ca_file}
-    client = {"cert_file": certificates.cert_file, "key_file": certificates.key_file}
-    async with serving(send_one, tls=certificates.server(wants_client=True)) as port:
+async def test_a_source_that_wants_a_client_certificate_gets_it(authority: Authority) -> None:
+    trusted = {"ca_file": authority.ca_file}
+    client = authority.files("worker@feeds.example")
+    async with serving(send_one, tls=authority.server(*NAMES, client=ssl.CERT_REQUIRED)) as port:
         assert await first_record(port, **trusted, **client) == b"1"
         await refusal(port, **trusted)
 
@@ -155,7 +135,7 @@ async def test_cancelling_during_the_handshake_closes_the_socket() -> None:
 
 
 async def test_a_broken_tls_stream_ends_with_an_error_and_forgets_its_socket_in_time(
-    certificates: Certificates,
+    authority: Authority,
 ) -> None:
     feed = Feed(TcpConnector)
 
@@ -169,9 +149,9 @@ async def test_a_broken_tls_stream_ends_with_an_error_and_forgets_its_socket_in_
             sock.send(b"garbage" * 10)
         await until_closed(reader)
 
-    async with serving(script, tls=certificates.server()) as port:
+    async with serving(script, tls=authority.server(*NAMES)) as port:
         go_on = asyncio.Event()
-        stream = feed.open(url(port), ca_file=certificates.ca_file)
+        stream = feed.open(url(port), ca_file=authority.ca_file)
         await anext(stream)
         go_on.set()
         with pytest.raises(SourceUnavailable, match="TLS failed: "):
@@ -181,12 +161,12 @@ async def test_a_broken_tls_stream_ends_with_an_error_and_forgets_its_socket_in_
 
 @pytest.mark.parametrize("option", ["ca_file", "cert_file"])
 async def test_a_tls_file_that_is_missing_or_no_certificate_fails_the_feed(
-    certificates: Certificates, tmp_path: Path, option: str
+    authority: Authority, tmp_path: Path, option: str
 ) -> None:
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("nonsense")
 
-    async with serving(send_one, tls=certificates.server()) as port:
+    async with serving(send_one, tls=authority.server(*NAMES)) as port:
         _, error = await Feed(TcpConnector).read_to_end(url(port), **{option: str(tmp_path / "missing.pem")})
         assert isinstance(error, FeedMisconfigured)
         assert str(error).startswith(f"source.{option}: {tmp_path / 'missing.pem'} cannot be read")
@@ -196,10 +176,10 @@ async def test_a_tls_file_that_is_missing_or_no_certificate_fails_the_feed(
 
 
 def test_feeds_with_the_same_files_share_a_context_until_a_file_changes(
-    certificates: Certificates, tmp_path: Path
+    authority: Authority, tmp_path: Path
 ) -> None:
     ca_file = tmp_path / "ca.pem"
-    ca_file.write_bytes(Path(certificates.ca_file).read_bytes())
+    ca_file.write_bytes(Path(authority.ca_file).read_bytes())
     context = client_context(TlsFiles(ca_file=str(ca_file)))
     assert client_context(TlsFiles(ca_file=str(ca_file))) is context
     assert client_context(TlsFiles(ca_file=str(ca_file), verify=False)) is not context
@@ -208,10 +188,11 @@ def test_feeds_with_the_same_files_share_a_context_until_a_file_changes(
 
 
 def test_an_encrypted_key_is_refused_without_asking_for_its_password(
-    certificates: Certificates, tmp_path: Path
+    authority: Authority, tmp_path: Path
 ) -> None:
 
-    key = serialization.load_pem_private_key(Path(certificates.key_file).read_bytes(), password=None)
+    client = authority.files("worker@feeds.example")
+    key = serialization.load_pem_private_key(Path(client["key_file"]).read_bytes(), password=None)
     encrypted = tmp_path / "encrypted.key"
     encrypted.write_bytes(
         key.private_bytes(
@@ -220,6 +201,6 @@ def test_an_encrypted_key_is_refused_without_asking_for_its_password(
             serialization.BestAvailableEncryption(b"password"),
         )
     )
-    files = TlsFiles(cert_file=certificates.cert_file, key_file=str(encrypted))
+    files = TlsFiles(cert_file=client["cert_file"], key_file=str(encrypted))
     with pytest.raises(FeedMisconfigured, match="unencrypted private key"):
         client_context(files)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from structlog.testing import capture_logs
 
 from feedq.connectors.messages import name_at_source
@@ -307,30 +306,3 @@ async def test_refused_credentials_fail_the_feed(
     assert isinstance(error, FeedMisconfigured)
     assert "check source.username and source.password" in str(error)
     assert "s3cret" not in str(error)
-
-
-async def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path) -> None:
-    authority = trustme.CA()
-    certificate = authority.issue_cert("mqtt.example")
-    authority.cert_pem.write_to_path(str(peer_dir / "ca.pem"))
-    certificate.private_key_pem.write_to_path(str(peer_dir / "key.pem"))
-    certificate.cert_chain_pems[0].write_to_path(str(peer_dir / "cert.pem"))
-    broker = mosquitto(peer_dir, f"certfile {peer_dir}/cert.pem", f"keyfile {peer_dir}/key.pem")
-    tls = {"scheme": "mqtts", "ca_file": str(peer_dir / "ca.pem")}
-    sent = [b"x" * 50_000, *numbered(1_000)]
-
-    def publish() -> None:
-        (peer_dir / "lines").write_bytes(b"\n".join(sent))
-        command = [program("mosquitto_pub"), "-p", str(broker.port), "--cafile", str(peer_dir / "ca.pem")]
-        how = ["--insecure", "-q", "1", "-t", "t/a", "-l"]
-        with (peer_dir / "lines").open() as lines:
-            subprocess.run([*command, *how], stdin=lines, check=True)
-
-    with broker:
-        driver = driver_of(broker.port, **tls, server_name="mqtt.example")
-        async with reading(driver, len(sent)):
-            await asyncio.to_thread(publish)
-        assert driver.records == sent
-        error = await driver_of(broker.port, **tls, server_name="other.example").read()
-        assert isinstance(error, SourceUnavailable)
-        assert "certificate" in str(error)

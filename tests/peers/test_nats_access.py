@@ -14,11 +14,11 @@ from typing import Any
 
 import nkeys
 import pytest
-import trustme
 from nats.aio.client import RawCredentials
 
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.testing.driver import SECRET
+from tests.certificates import Authority
 from tests.peers.nats import nats_server, publish, publishing
 from tests.peers.servers import PeerServer
 from tests.peers.test_nats_server import driver_of, stream_on
@@ -176,28 +176,17 @@ async def test_an_inbox_of_its_own_is_enough_for_a_user_of_few_permissions(peer_
             await driver_of(server.port, **USER, inbox_prefix="_INBOX_feeds").land(1)
 
 
-@pytest.fixture
-def tls_files(peer_dir: Path) -> dict[str, str]:
-    authority = trustme.CA()
-    certificate = authority.issue_cert("nats.example")
-    files = {name: str(peer_dir / f"{name}.pem") for name in ("ca_file", "cert_file", "key_file")}
-    authority.cert_pem.write_to_path(files["ca_file"])
-    certificate.cert_chain_pems[0].write_to_path(files["cert_file"])
-    certificate.private_key_pem.write_to_path(files["key_file"])
-    return files
-
-
-async def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path, tls_files: dict[str, str]) -> None:
+async def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path) -> None:
+    authority = Authority(peer_dir)
     sent = [b"x" * 50_000, *(b"%d" % n for n in range(1_000))]
 
     def secured(port: int, name: str) -> Any:
-        tls = {"ca_file": tls_files["ca_file"], "server_name": name}
+        tls = {"ca_file": authority.ca_file, "server_name": name}
         return driver_of(port, **{"url": f"tls://127.0.0.1:{port}", **tls})
 
     plain = nats_server(peer_dir)
     plain.start()
-    files = {"cert_file": tls_files["cert_file"], "key_file": tls_files["key_file"]}
-    server = nats_server(peer_dir, tls=files)
+    server = nats_server(peer_dir, tls=authority.files("nats.example"))
     try:
         async with stream_on(plain) as js:
             await publish(js, "o.new", sent)

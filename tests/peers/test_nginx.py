@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from feedq.connectors.http import HttpConnector
 from feedq.connectors.sse import SseConnector
@@ -19,6 +18,7 @@ from feedq.core.model import JSON, Batch
 from feedq.errors import FeedqError, SourceUnavailable
 from feedq.local.process import free_port
 from feedq.testing.loopback import Journal, serving
+from tests.certificates import Authority
 from tests.contract.http_source import chunk, head, read_request
 from tests.contract.loopback import Feed, records_of
 from tests.peers.servers import PeerServer
@@ -36,7 +36,7 @@ http {{
     access_log {directory}/access.log told;
     client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
     fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
-    ssl_certificate {directory}/server.pem; ssl_certificate_key {directory}/server.pem;
+    ssl_certificate {cert_file}; ssl_certificate_key {key_file};
     ssl_client_certificate {directory}/ca.pem;
     types {{ application/x-ndjson ndjson; application/json json; }}
     server {{
@@ -64,18 +64,13 @@ class Nginx(PeerServer):
         self.www = directory / "www"
         self.www.mkdir()
         self.tls_port, self.source_port = free_port(), free_port()
-        authority = trustme.CA()
-        self.ca_file = str(directory / "ca.pem")
-        self.cert_file = str(directory / "client.pem")
-        authority.cert_pem.write_to_path(self.ca_file)
-        authority.issue_cert("client@acme.test").private_key_and_cert_chain_pem.write_to_path(self.cert_file)
-        server = authority.issue_cert("127.0.0.1", "orders.acme.test")
-        server.private_key_and_cert_chain_pem.write_to_path(str(directory / "server.pem"))
+        self.authority = Authority(directory)
+        server = self.authority.files("127.0.0.1", "orders.acme.test")
         super().__init__(
             "nginx", "-e", "stderr", "-p", "{directory}", "-c", "{directory}/nginx.conf", directory=directory
         )
         ports = {"port": self.port, "tls_port": self.tls_port, "source_port": self.source_port}
-        (directory / "nginx.conf").write_text(CONFIG.format(directory=directory, **ports))
+        (directory / "nginx.conf").write_text(CONFIG.format(directory=directory, **ports, **server))
 
     def url(self, path: str, *, tls: bool = False) -> str:
         return f"https://127.0.0.1:{self.tls_port}{path}" if tls else f"http://127.0.0.1:{self.port}{path}"
@@ -106,7 +101,7 @@ async def ended(url: str, **source: Any) -> tuple[Sequence[bytes], FeedqError]:
 async def test_a_large_stream_comes_through_whole(nginx: Nginx, path: str, tls: bool) -> None:
     lines = [line(number) for number in range(1, RECORDS + 1)]
     (nginx.www / "orders.ndjson").write_bytes(b"\n".join([*lines, b""]))
-    source = {"ca_file": nginx.ca_file} if tls else {}
+    source = {"ca_file": nginx.authority.ca_file} if tls else {}
     records, error = await ended(nginx.url(f"{path}orders.ndjson", tls=tls), cursor="/seq", **source)
     assert records == lines
     assert isinstance(error, SourceUnavailable)
@@ -147,14 +142,14 @@ async def test_certificates_are_checked_on_both_sides(nginx: Nginx) -> None:
     url = nginx.url("/ours/orders.ndjson", tls=True)
     _, error = await ended(url)
     assert "its certificate is not accepted" in str(error)
-    _, error = await ended(url, ca_file=nginx.ca_file)
+    _, error = await ended(url, ca_file=nginx.authority.ca_file)
     assert "(403)" in str(error)
-    _, error = await ended(url, ca_file=nginx.ca_file, server_name="other.acme.test")
+    _, error = await ended(url, ca_file=nginx.authority.ca_file, server_name="other.acme.test")
     assert "its certificate is not accepted" in str(error)
-    both = {"ca_file": nginx.ca_file, "cert_file": nginx.cert_file, "server_name": "orders.acme.test"}
-    records, _ = await ended(url, **both)
+    both = {"ca_file": nginx.authority.ca_file, "server_name": "orders.acme.test"}
+    records, _ = await ended(url, **both, **nginx.authority.files("client@acme.test"))
     assert records == [line(1)]
-    _, error = await ended(nginx.url("/").replace("http:", "https:"), ca_file=nginx.ca_file)
+    _, error = await ended(nginx.url("/").replace("http:", "https:"), ca_file=nginx.authority.ca_file)
     assert "TLS failed" in str(error)
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from feedq.connectors.websocket import WebsocketConnector
 from feedq.errors import SourceUnavailable
 from feedq.testing.driver import SECRET, ConnectorDriver
+from tests.certificates import Authority
 from tests.peers.servers import PeerServer
 
 RECORDS = 20_000
@@ -116,15 +116,11 @@ async def test_a_server_that_is_killed_is_told_and_resumed(peer_dir: Path, progr
 
 
 async def test_it_streams_over_tls(peer_dir: Path, program: str) -> None:
-    authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1")
-    ca_file, cert_file, key_file = (peer_dir / name for name in ("ca.pem", "cert.pem", "key.pem"))
-    authority.cert_pem.write_to_path(str(ca_file))
-    certificate.cert_chain_pems[0].write_to_path(str(cert_file))
-    certificate.private_key_pem.write_to_path(str(key_file))
-    tls = (f"--sslcert={cert_file}", f"--sslkey={key_file}")
+    authority = Authority(peer_dir)
+    files = authority.files("127.0.0.1")
+    tls = (f"--sslcert={files['cert_file']}", f"--sslkey={files['key_file']}")
     with websocketd(peer_dir, "--ssl", *tls, sys.executable, program) as server:
-        feed = driver(server, scheme="wss", ca_file=str(ca_file))
+        feed = driver(server, scheme="wss", ca_file=authority.ca_file)
         await feed.read()
         assert len(feed.records) == RECORDS
         assert "certificate is not accepted" in str(await driver(server, scheme="wss").read())
