@@ -14,17 +14,136 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import ClassVar
+from dataclasses import replace
+from typing import Annotated, ClassVar, Final, Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.protocol.http_client import NO_CONTENT, Answer, HttpClient
-from feedq.connectors.protocol.http_options import HttpOptions
-from feedq.connectors.protocol.http_polling import Poller
+from feedq.connectors.protocol.http_client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions
+from feedq.connectors.protocol.http_polling import FRAMED, LINK, Poller
+from feedq.connectors.record_options import CursorOptions, FramingOptions
+from feedq.connectors.wire.remote import TIMEOUT_S_MAX
 from feedq.core.model import JSON, Batch
 from feedq.errors import SourceUnavailable
-from feedq.records.framing import Framed, Framer
-from feedq.records.pointer import is_json
-from feedq.records.turns import slices
+from feedq.records.framing import LF, RECORD_BYTES_MAX, Framed, Framer, Steps, slices
+from feedq.records.pointer import is_json, parse_pointer
+from feedq.records.template import unescape
+
+_POLL_ONLY: Final = ("interval_s", "records", "next_cursor", "next_page", "max_response_bytes", "max_records")
+_FRAMING: Final = ("framing", "delimiter", "length_bytes", "length_order", "length_counts_itself")
+
+
+class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
+    """Options of a feed with ``connector: http``."""
+
+    mode: Literal["stream", "poll"] = "stream"
+    """`stream` reads one answer that never ends; `poll` asks again and again. An answer that has not changed
+    since (ETag, Last-Modified, content) is not landed again, nor are the records of a list that began the
+    last answer to the same request; otherwise, what a source repeats lands again, unless the sink has a
+    `key`."""
+    idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 60.0
+    """With `mode: stream`: an answer that goes silent for this long is stalled and asked for anew; 0 is
+    never."""
+    response_timeout_s: Annotated[float, Field(gt=0, le=TIMEOUT_S_MAX)] = 60.0
+    """Longest time from a request to the beginning of its answer, and with `mode: poll` as long again for the
+    rest of it."""
+    interval_s: Annotated[float, Field(ge=0.1, le=TIMEOUT_S_MAX)] = 60.0
+    """With `mode: poll`: time from one poll to the next. A poll that takes longer leaves out the ones that
+    would have begun meanwhile. It asks at once for further pages, at most 10,000 a poll, and as long as it
+    gets `records` with which the cursor moves."""
+    records: str | None = None
+    """With `mode: poll`: JSON pointer to the list of records in an answer, `""` if the answer is the list; or
+    `framed`, if an answer is to be cut by `framing`. Without it, an answer is one record."""
+    next_cursor: str | None = None
+    """With `mode: poll`: JSON pointer into an answer to the cursor that the next request asks with. While
+    there is none, or an empty one, it stays what it was. Instead of `cursor`."""
+    next_page: str | None = None
+    """With `mode: poll`: where the address of the next page is, `link` for the header `Link` with
+    `rel="next"`, or a JSON pointer into the answer. Every poll, also the one after a restart, reads all pages
+    from the first: without a `{cursor}` in the request that takes a `key` in the sink."""
+    max_response_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 16 * 2**20
+    """With `mode: poll`: a larger answer, unpacked, fails the feed."""
+    max_records: Annotated[int, Field(ge=1, le=1_000_000)] = 200_000
+    """With `mode: poll`: an answer with more records fails the feed; pages of it are answers each."""
+
+    def cursor_back(self, cursor: JSON, records: int) -> JSON:
+        # What is known of the last answer, and would leave records of it out, is forgotten.
+        if self.mode == "poll":
+            return {"at": super().cursor_back(self._sources_cursor(cursor), records)}
+        return super().cursor_back(cursor, records)
+
+    def cursor_place(self, cursor: JSON) -> int:
+        return super().cursor_place(self._sources_cursor(cursor))
+
+    def cursor_said(self, said: JSON, like: JSON) -> JSON:
+        at = super().cursor_said(self._sources_cursor(said), self._sources_cursor(like))
+        return {"at": at} if self.mode == "poll" else at
+
+    def _sources_cursor(self, cursor: JSON) -> JSON:
+        """The source's own cursor: that of a poll says besides what is known of the last answer."""
+        is_poll = self.mode == "poll" and isinstance(cursor, dict) and "at" in cursor
+        return cursor["at"] if is_poll and isinstance(cursor, dict) else cursor
+
+    @field_validator("records", "next_cursor", "next_page")
+    @classmethod
+    def _check_pointer(cls, value: str | None, info: ValidationInfo) -> str | None:
+        word = {"records": FRAMED, "next_page": LINK}.get(info.field_name or "")
+        if value is not None and value != word:
+            parse_pointer(value)
+            if info.data.get("format", "json") != "json":
+                raise ValueError(f"is a JSON pointer and needs source.format json, not {info.data['format']}")
+        return value
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> Self:
+        if self.mode == "stream":
+            self._refuse(_POLL_ONLY, "need source.mode poll")
+            return self
+        if self.records != FRAMED:
+            self._refuse(_FRAMING, "need source.records framed")
+            if self.csv is not None:
+                raise ValueError("format csv needs records: framed")
+        if self.cursor is not None and self.records is None:
+            raise ValueError("cursor points into a record, and needs records")
+        if self.cursor is not None and self.next_cursor is not None:
+            raise ValueError("cursor and next_cursor exclude each other")
+        if self.cursor is not None or self.next_cursor is not None:
+            name = "cursor" if self.cursor is not None else "next_cursor"
+            if not self.asks_with_cursor:
+                raise ValueError(f"{name} is of no use without {{cursor}} in url, headers or body")
+        return self
+
+    def frame_whole(self, content: bytes) -> Steps[Framed | None]:
+        """The records of a content that has ended, as `Framed.records`: the last needs no end mark. None: it ends
+        amid one. Those that follow the first `max_records` and a piece are left out."""
+        framer = self.framer()
+        records: list[bytes] = []
+        framed = Framed()
+        for piece in slices(content):
+            framed = framer.push(piece)
+            records += framed.each()
+            if framed.is_last or len(records) > self.max_records:
+                return replace(framed, lines=b"", records=tuple(records))
+            yield
+        if framer.pending:
+            last = self.frame_rest(framer)
+            if last is None:
+                return None
+            records += last.each()
+            framed = last
+        return replace(framed, lines=b"", records=tuple(records))
+
+    def frame_rest(self, framer: Framer) -> Framed | None:
+        """What a framer has kept back for want of an end mark; None if that would be no whole record."""
+        if self.framing == "length":
+            return None
+        return framer.push(LF if self.delimiter is None else unescape(self.delimiter))
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        given = [name for name in names if name in self.model_fields_set]
+        if given:
+            raise ValueError(f"{', '.join(given)} {why}")
 
 
 class HttpConnector:

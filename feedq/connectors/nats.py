@@ -103,8 +103,6 @@ class NatsOptions(MessageOptions):
     be `${file:/path/feed.creds}`."""
     inbox_prefix: str = "_INBOX"
     """Where answers to this client go, if its user may not subscribe to the usual place."""
-    tls_first: bool = False
-    """With TLS: shake hands before the server says anything, as it must be set to expect."""
     max_unacknowledged: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
     """Messages that may wait to be committed before the server sends no more."""
     batch_messages: Annotated[int, Field(ge=1, le=100_000)] = 1_000
@@ -160,13 +158,6 @@ class NatsOptions(MessageOptions):
             if other != info.field_name and info.data.get(other) is not None:
                 raise ValueError(f"cannot go with source.{other}: one way to log in is enough")
         return check_template(text, info)
-
-    @field_validator("tls_first")
-    @classmethod
-    def _check_tls_first(cls, wanted: bool, info: ValidationInfo) -> bool:
-        if wanted and not info.data.get("url", "tls://").startswith("tls://"):
-            raise ValueError("needs a tls:// source.url")
-        return wanted
 
 
 class NatsConnector:
@@ -233,7 +224,7 @@ class NatsConnector:
             nkey_seed=credential(options.nkey_seed, context),
             credentials=credential(options.credentials, context),
         )
-        await client.log_in(login, wants_tls=self._location.tls, tls_first=options.tls_first)
+        await client.log_in(login, wants_tls=self._location.tls)
         version = ".".join(map(str, client.version))
         if client.version < OLDEST_SERVER:
             raise FeedMisconfigured(f"{self._location}: NATS 2.9 or later is needed, this is {version}")

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.record_options import CursorOptions, FramingOptions
@@ -24,13 +24,16 @@ from feedq.connectors.wire.remote import ConnectedOptions, Scheme, check_templat
 from feedq.core.model import JSON, Batch
 from feedq.core.values import StrictModel
 from feedq.errors import SourceUnavailable
-from feedq.records.exclusions import Ping, Pinged
-from feedq.records.template import fill_in, unescape
-from feedq.records.turns import in_turns, slices
+from feedq.records.framing import LF, Framed, Steps, in_turns, slices
+from feedq.records.template import compile_template, fill_in, unescape
 from feedq.secrets import MASK, Masker
 
 EXPECTED_WITHIN_BYTES = 64 * 1024
 """An answer to a hello is somewhere in its first bytes, or it is none."""
+PING_BYTES_MAX: Final = 4 * 1024
+"""A longer record is no ping: it would be repeated in the answer."""
+REST: Final = "rest"
+"""The placeholder in an answer."""
 SHOWN_BYTES = 200
 SHOWN_OF_SECRET_MAX = 3
 """What was said may end like the beginning of a secret by chance; longer than this it is one that was cut off."""
@@ -52,6 +55,53 @@ class Hello(StrictModel):
         return expect
 
 
+class Ping(StrictModel):
+    """How a source asks whether we are there, and what to say."""
+
+    prefix: Annotated[str, Field(min_length=1, max_length=1000)]
+    r"""A record of at most 4 KiB that begins with this text is a ping. Escapes: `\n \r \t \0 \\ \xNN`."""
+    answer: Annotated[str, Field(min_length=1)]
+    r"""Sent for each ping; `{rest}` is what follows the prefix in it. Escapes as in `prefix`."""
+
+    @field_validator("prefix")
+    @classmethod
+    def _check_prefix(cls, prefix: str) -> str:
+        unescape(prefix)
+        return prefix
+
+    @field_validator("answer")
+    @classmethod
+    def _check_answer(cls, answer: str) -> str:
+        compile_template(answer, known=frozenset({REST}))
+        return answer
+
+
+class Pinged:
+    """Takes the pings out of the records of one connection.
+
+    To look at each record would cost more than landing it, so the prefix is searched for in all of them at once.
+    """
+
+    def __init__(self, ping: Ping) -> None:
+        self._prefix = unescape(ping.prefix)
+        self._answer = compile_template(ping.answer, known=frozenset({REST}))
+
+    def take(self, framed: Framed) -> Steps[tuple[Framed, bytes]]:
+        """What is left, and the answers to send."""
+        prefix, answers = self._prefix, []
+        if framed.lines and not framed.lines.startswith(prefix) and LF + prefix not in framed.lines:
+            return framed, b""
+
+        def is_ping(record: bytes) -> bool:
+            if not record.startswith(prefix) or len(record) > PING_BYTES_MAX:
+                return False
+            answers.append(self._answer.render({REST: record[len(prefix) :]}))
+            return True
+
+        left = yield from framed.without(is_ping)
+        return left, b"".join(answers)
+
+
 class TcpOptions(CursorOptions, FramingOptions, ConnectedOptions):
     """Options of a feed with ``connector: tcp``."""
 
@@ -67,8 +117,6 @@ class TcpOptions(CursorOptions, FramingOptions, ConnectedOptions):
     ping: Ping | None = None
     """Records that are answered instead of landed: those that begin with the text `prefix` get `answer`, in
     which `{rest}` is what follows it."""
-    keepalive: bool = True
-    """TCP keepalive, which notices within a minute a peer that vanished."""
 
     @field_validator("hello", mode="before", json_schema_input_type=str | list[str | Hello])
     @classmethod
@@ -107,9 +155,7 @@ class TcpConnector:
         """
         framer, reader = self._options.framer(), self._options.cursor_reader
         pinged = Pinged(self._options.ping) if self._options.ping is not None else None
-        how = self._options.connection_options(
-            idle_timeout_s=self._options.idle_timeout_s, keepalive=self._options.keepalive
-        )
+        how = self._options.connection_options(idle_timeout_s=self._options.idle_timeout_s)
         connection = await open_connection(how, self._context)
         try:
             await self._greet(connection, cursor)

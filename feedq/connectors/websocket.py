@@ -11,9 +11,10 @@ ends the stream, with everything before it given out; it cannot be skipped, for 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import ClassVar, Literal
 
+import orjson
 from pydantic import ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, check_format, show_cursor
@@ -21,11 +22,15 @@ from feedq.connectors.protocol.websocket_connection import WebsocketConnectionOp
 from feedq.connectors.record_options import CursorOptions
 from feedq.connectors.wire.remote import check_template
 from feedq.core.model import JSON, Batch
-from feedq.records.exclusions import Ignored, Scalar
-from feedq.records.framing import Framed, Framer, HeaderlessFramer, LineFramer, as_lines
-from feedq.records.pointer import parse_pointer
+from feedq.records.framing import Framed, Framer, HeaderlessFramer, LineFramer, Steps, as_lines, in_turns
+from feedq.records.pointer import MISSING, Missing, TextPointers, parse_pointer
 from feedq.records.template import fill_in
-from feedq.records.turns import in_turns
+
+Scalar = bool | int | float | str | None
+Rule = Mapping[str, Scalar]
+"""JSON pointers and the values that a record must have there, all of them."""
+VALUE_BYTES_MAX = 64 * 1024
+"""A longer text is not compared: no heartbeat is told by so much."""
 
 
 class WebsocketOptions(CursorOptions, WebsocketConnectionOptions):
@@ -69,6 +74,41 @@ class WebsocketOptions(CursorOptions, WebsocketConnectionOptions):
 
     def message_framer(self) -> MessageFramer:
         return MessageFramer(self)
+
+
+class Ignored:
+    """Leaves out the records that one of the rules matches. A record that is not JSON is kept."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        places: dict[str, int] = {}
+        self._rules: list[list[tuple[int, Scalar]]] = [
+            [(places.setdefault(pointer, len(places)), value) for pointer, value in rule.items()]
+            for rule in rules
+        ]
+        self._find = TextPointers(tuple(places)).find
+
+    def take(self, framed: Framed) -> Steps[Framed]:
+        """What is left."""
+        return framed.without(self._matches)
+
+    def _matches(self, record: bytes) -> bool:
+        try:
+            found = [_scalar(text) for text in self._find(record)]
+        except ValueError:
+            return False
+        return any(all(_is(found[place], value) for place, value in rule) for rule in self._rules)
+
+
+def _scalar(text: bytes | Missing) -> object:
+    """What a text of JSON stands for if that may be a scalar."""
+    if text is MISSING or len(text) > VALUE_BYTES_MAX or text[:1] in (b"{", b"["):
+        return MISSING
+    return orjson.loads(text)
+
+
+def _is(found: object, value: JSON) -> bool:
+    # In Python true is 1 and 1 is 1.0; in JSON only the numbers are alike.
+    return found == value and isinstance(found, bool) == isinstance(value, bool)
 
 
 class MessageFramer:

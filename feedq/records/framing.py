@@ -16,16 +16,23 @@ A `CursorReader` then reads the cursor out of the last record that has one: a cu
 ones do not matter. A record that is not of its format, or has nothing (or a null) there, is passed over: the sink
 decides what becomes of it. Nothing but the cursor is parsed of a record, so that it counts although something else
 is no UTF-8. A cursor that could not be kept exactly would resume at the wrong place, so it stops the feed instead.
+
+However much one source sends at once, the other feeds are served meanwhile: what may take long is a generator
+that yields between its small steps. `in_turns` runs it and lets the event loop go on each `TURN_S`; `at_once` runs
+it on a thread, where the interpreter itself takes turns. A step should take a millisecond, and never more than a
+tenth of a second.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from struct import Struct
-from typing import Literal, Protocol
+from time import perf_counter
+from typing import Final, Literal, Protocol, TypeAlias, TypeVar
 
 import orjson
 
@@ -34,7 +41,14 @@ from feedq.errors import FeedMisconfigured
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine, field_finder
 from feedq.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer
 from feedq.records.template import unescape
-from feedq.records.turns import SLICE_BYTES, Steps, at_once, in_turns
+
+Result = TypeVar("Result")
+Steps: TypeAlias = Generator[None, None, Result]
+
+TURN_S: Final = 0.01
+"""Longer, and thousands of feeds notice it; shorter, and the loop turns more often than it works."""
+SLICE_BYTES: Final = 64 * 1024
+"""What is given to a parser at once that takes some tenths of a microsecond for each byte at worst."""
 
 RecordFormat = Literal["json", "csv", "text", "bytes"]
 """What a record is."""
@@ -55,6 +69,40 @@ SMALL_BYTES = 4 * 1024
 _EXACT_BELOW = 2.0**63
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 """NUL as JSON text escapes it: after an even number of backslashes."""
+
+
+async def in_turns(steps: Steps[Result]) -> Result:
+    """What the steps come to, with the loop's other work done between them."""
+    began = perf_counter()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as over:
+            result: Result = over.value
+            return result
+        if perf_counter() - began >= TURN_S:
+            await asyncio.sleep(0)
+            began = perf_counter()
+
+
+def at_once(steps: Steps[Result]) -> Result:
+    """Runs the steps without a loop."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as over:
+            result: Result = over.value
+            return result
+
+
+def slices(data: bytes | bytearray) -> Iterator[bytes | bytearray]:
+    """``data`` in pieces of `SLICE_BYTES`; itself if it is no larger."""
+    if len(data) <= SLICE_BYTES:
+        yield data
+        return
+    with memoryview(data) as view:
+        for start in range(0, len(data), SLICE_BYTES):
+            yield bytes(view[start : start + SLICE_BYTES])
 
 
 @dataclass(slots=True)

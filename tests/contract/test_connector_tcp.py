@@ -222,18 +222,13 @@ async def test_a_consumer_that_does_not_pull_holds_the_source_back_within_the_bo
     assert taken == total
 
 
-async def test_keepalive_is_on_unless_it_is_turned_off() -> None:
-    async def keeps_alive(**source: Any) -> int:
-        feed = Feed(TcpConnector)
-        async with aclosing(feed.open(url(port), **source)) as stream:
-            await anext(stream)
-            (fileno,) = feed.guard.watched
-            with socket.socket(fileno=os.dup(fileno)) as sock:
-                return sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-
-    async with serving(says(b"1\n", stays=True)) as port:
-        assert await keeps_alive()
-        assert not await keeps_alive(keepalive=False)
+async def test_a_peer_that_vanished_is_noticed() -> None:
+    feed = Feed(TcpConnector)
+    async with serving(says(b"1\n", stays=True)) as port, aclosing(feed.open(url(port))) as stream:
+        await anext(stream)
+        (fileno,) = feed.guard.watched
+        with socket.socket(fileno=os.dup(fileno)) as sock:
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 async def test_an_open_connection_takes_one_descriptor() -> None:
@@ -257,4 +252,4 @@ async def test_a_socket_that_tcp_connected_to_itself_counts_as_refused() -> None
         sock.setblocking(False)
         sock.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectionRefusedError):
-            await dial(sock, sock.getsockname(), keepalive=False)
+            await dial(sock, sock.getsockname())

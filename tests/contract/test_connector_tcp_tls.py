@@ -15,7 +15,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from feedq.connectors.tcp import TcpConnector
-from feedq.connectors.wire.tls import TlsFiles, client_context
+from feedq.connectors.wire.remote import TlsFiles, client_context
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.testing.loopback import PATIENCE_S, serving, until
 from tests.certificates import Authority

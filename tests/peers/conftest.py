@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from feedq.local.process import spawn
 from tests.peers.rabbitmq import RabbitMq
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _watcher(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Start what ends our children before any test looks at what it has left open: it stays for all of them."""
+    directory = tmp_path_factory.mktemp("watcher")
+    spawn([sys.executable, "-c", ""], log=directory / "log", env={}, cwd=directory).wait(30)
 
 
 @contextmanager

@@ -13,8 +13,7 @@ import pytest
 
 from feedq.connectors.wire.connection import READ_BYTES_MIN, Connection
 from feedq.connectors.wire.dialing import GuardedSocket, explain, reason
-from feedq.connectors.wire.remote import ConnectionOptions, Location
-from feedq.connectors.wire.tls import TlsFiles
+from feedq.connectors.wire.remote import ConnectionOptions, Location, TlsFiles
 from feedq.errors import SourceSilent, SourceUnavailable
 
 ENDPOINT = Location("tcp", "feeds.example", 7001, tls=False, target="")
@@ -97,7 +96,6 @@ class Bench:
             connect_timeout_s=10.0,
             idle_timeout_s=idle_timeout_s,
             buffer_bytes=buffer_bytes,
-            keepalive=True,
             tls_files=TlsFiles(),
             server_name=None,
         )

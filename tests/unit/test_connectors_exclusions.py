@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.records.exclusions import PING_BYTES_MAX, Ignored, Ping, Pinged, Rule
-from feedq.records.framing import Framed
-from feedq.records.turns import at_once
+from feedq.connectors.tcp import PING_BYTES_MAX, Ping, Pinged
+from feedq.connectors.websocket import Ignored, Rule
+from feedq.records.framing import Framed, at_once
 
 BEAT: Rule = {"/event": "heartbeat"}
 

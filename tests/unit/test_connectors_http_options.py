@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from feedq.connectors.base import parse_options
+from feedq.connectors.http import HttpOptions
 from feedq.connectors.protocol.http_client import named
-from feedq.connectors.protocol.http_options import HttpOptions
 from feedq.connectors.protocol.request_options import RETRY_AFTER_S_MAX, retry_after_s
 from feedq.errors import InvalidInput
 

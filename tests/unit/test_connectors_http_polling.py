@@ -21,7 +21,7 @@ from feedq.connectors.protocol.http_polling import (
     within,
 )
 from feedq.core.model import JSON
-from feedq.records.turns import at_once
+from feedq.records.framing import at_once
 
 RECORDS = st.lists(st.binary(min_size=1, max_size=4), max_size=6)
 CURSORS = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.integers(), max_size=2))

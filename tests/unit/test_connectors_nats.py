@@ -49,7 +49,6 @@ def options(**source: Any) -> NatsOptions:
         ({"token": "x", "username": "y"}, "source.token: cannot go with source.username"),
         ({"token": "x", "credentials": "y"}, "source.credentials: cannot go with source.token"),
         ({"nkey_seed": "{seed}"}, "source.nkey_seed: {seed} is no placeholder"),
-        ({"tls_first": True}, "source.tls_first: needs a tls:// source.url"),
         ({"batch_messages": 0}, "source.batch_messages: "),
     ],
 )

@@ -30,7 +30,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from feedq.connectors.messages import Inbox
 from feedq.connectors.wire.connection import Connection
 from feedq.errors import FeedqError, SourceSilent, SourceUnavailable
-from feedq.records.turns import TURN_S, slices
+from feedq.records.framing import TURN_S, slices
 
 READ_AHEAD_BYTES: Final = 256 * 1024
 """What may wait to be read before the broker is held back."""

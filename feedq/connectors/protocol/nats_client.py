@@ -30,7 +30,7 @@ from feedq.connectors.messages import Inbox
 from feedq.connectors.wire.connection import Connection
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
-from feedq.records.turns import slices
+from feedq.records.framing import slices
 
 READ_AHEAD_BYTES: Final = 256 * 1024
 """What may wait to be read before the server is held back."""
@@ -214,14 +214,12 @@ class NatsClient:
         self._answer: asyncio.Future[NatsMessage] | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    async def log_in(self, login: NatsLogin, *, wants_tls: bool, tls_first: bool) -> None:
+    async def log_in(self, login: NatsLogin, *, wants_tls: bool) -> None:
         """Raises `SourceUnavailable`, or `FeedMisconfigured` for refused credentials or TLS."""
         seed, jwt = self._keys(login)
         try:
-            if tls_first:
-                await self._connection.start_tls()
             info = _checked_info(await self._line())
-            if wants_tls and not tls_first:
+            if wants_tls:
                 await self._start_tls(info)
             elif info.get("tls_required") is True and not wants_tls:
                 raise FeedMisconfigured(f"{self._where}: the server demands TLS; write tls:// in source.url")

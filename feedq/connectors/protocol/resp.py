@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from feedq.connectors.wire.connection import Connection
 from feedq.errors import SourceSilent, SourceUnavailable
-from feedq.records.turns import slices
+from feedq.records.framing import slices
 
 READ_AHEAD_BYTES: Final = 256 * 1024
 """What may wait to be read before the server is held back."""

@@ -43,8 +43,7 @@ from feedq.connectors.wire.remote import TIMEOUT_S_MAX, Scheme
 from feedq.core.clock import Clock
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
-from feedq.records.framing import RECORD_BYTES_MAX
-from feedq.records.turns import TURN_S, slices
+from feedq.records.framing import RECORD_BYTES_MAX, TURN_S, slices
 from feedq.secrets import Masker
 
 HEAD_BYTES_MAX = 64 * 1024

@@ -22,8 +22,7 @@ from typing import Any
 
 from feedq.connectors.base import Context, Room
 from feedq.connectors.wire.dialing import GuardedSocket, bounded, dial_host, explain
-from feedq.connectors.wire.remote import ConnectionOptions
-from feedq.connectors.wire.tls import client_context
+from feedq.connectors.wire.remote import ConnectionOptions, client_context
 from feedq.errors import SourceSilent, SourceUnavailable
 
 READ_BYTES = 256 * 1024
@@ -252,7 +251,6 @@ async def open_connection(
             endpoint.port,
             where=endpoint,
             context=context,
-            keepalive=options.keepalive,
             give_up_at=give_up_at,
         )
         connection = Connection(options, dialed.guarded, context.room)

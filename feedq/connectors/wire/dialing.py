@@ -100,9 +100,7 @@ async def bounded(where: object, timeout_s: float) -> AsyncIterator[float]:
         raise explain(error, where) from error
 
 
-async def dial_host(
-    host: str, port: int, *, where: object, context: Context, give_up_at: float, keepalive: bool = True
-) -> Dialed:
+async def dial_host(host: str, port: int, *, where: object, context: Context, give_up_at: float) -> Dialed:
     """Try each address that is permitted; all but the last get an equal share of the time that is left.
 
     Raises:
@@ -114,7 +112,7 @@ async def dial_host(
     reasons: dict[str, OSError] = {}
     loop = asyncio.get_running_loop()
     for left, (family, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
-        connecting = partial(_connect, family, address, guard=context.guard, keepalive=keepalive)
+        connecting = partial(_connect, family, address, guard=context.guard)
         try:
             if left == 1:
                 return await connecting()
@@ -148,13 +146,13 @@ def permitted(
     return [(family, address) for family, address in addresses if refusals[address[0]] is None]
 
 
-async def _connect(family: int, address: Any, *, guard: SocketGuard, keepalive: bool) -> Dialed:
+async def _connect(family: int, address: Any, *, guard: SocketGuard) -> Dialed:
     sock = socket.socket(family, socket.SOCK_STREAM)
     guarded: GuardedSocket | None = None
     try:
         sock.setblocking(False)
         guarded = GuardedSocket(sock, guard)
-        await dial(sock, address, keepalive=keepalive)
+        await dial(sock, address)
     except BaseException:
         if guarded is not None:
             guarded.cut()
@@ -163,10 +161,9 @@ async def _connect(family: int, address: Any, *, guard: SocketGuard, keepalive: 
     return Dialed(sock, guarded)
 
 
-async def dial(sock: socket.socket, address: Any, *, keepalive: bool) -> None:
+async def dial(sock: socket.socket, address: Any) -> None:
     """Connect a socket."""
-    if keepalive:
-        keep_alive(sock)
+    keep_alive(sock)
     await asyncio.get_running_loop().sock_connect(sock, address)
     # A port of this machine that nobody listens on can be drawn for our own end of the connection: TCP then
     # connects the socket to itself, and the feed would read its own hello.

@@ -5,9 +5,11 @@ What is refused is never quoted, and what is shown of a URL is scheme, host and 
 
 from __future__ import annotations
 
+import os
+import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
 from ipaddress import IPv6Address
 from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
@@ -15,12 +17,14 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions
-from feedq.connectors.wire.tls import TlsFiles
+from feedq.errors import FeedMisconfigured
 from feedq.records.template import compile_template
 
 TIMEOUT_S_MAX = 86_400
 BUFFER_BYTES_MAX = 16 * 2**20
 """What is read at once is looked through at once."""
+TLS_CONTEXTS_MAX = 64
+"""Contexts kept; beyond it they are made anew, which only costs time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,16 @@ def _host(host: str | None, *, bracketed: bool) -> str:
     except ValueError:
         raise ValueError("has a host that cannot be one") from None
     return host
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What identifies a context. Paths are of PEM files on the worker; None means the system's or none."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    verify: bool = True
 
 
 class RemoteOptions(ConnectorOptions):
@@ -164,7 +178,6 @@ class ConnectionOptions:
     connect_timeout_s: float
     idle_timeout_s: float
     buffer_bytes: int
-    keepalive: bool
     tls_files: TlsFiles
     server_name: str | None
 
@@ -175,16 +188,13 @@ class ConnectedOptions(RemoteOptions):
     buffer_bytes: Annotated[int, Field(ge=1, le=BUFFER_BYTES_MAX)] = 512 * 1024
     """Received bytes that wait to be taken before reading pauses and the source has to wait."""
 
-    def connection_options(
-        self, *, idle_timeout_s: float = 0, buffer_bytes: int = 0, keepalive: bool = True
-    ) -> ConnectionOptions:
+    def connection_options(self, *, idle_timeout_s: float = 0, buffer_bytes: int = 0) -> ConnectionOptions:
         """How to connect to the URL; ``buffer_bytes`` instead of the option's."""
         return ConnectionOptions(
             endpoint=self.location,
             connect_timeout_s=self.connect_timeout_s,
             idle_timeout_s=idle_timeout_s,
             buffer_bytes=buffer_bytes or self.buffer_bytes,
-            keepalive=keepalive,
             tls_files=self.tls_files,
             server_name=self.server_name,
         )
@@ -196,3 +206,50 @@ def check_template(text: str, info: ValidationInfo) -> str:
     if "secrets" in info.data:
         compile_template(text, secrets=info.data["secrets"])
     return text
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """A TLS context, shared between feeds that ask for the same: one with the system's certificates takes about
+    20 ms and half a megabyte to make. Certificates are renewed under a running worker: a file that changed makes
+    a new context for the next connection. It reads files, so it belongs into a thread.
+
+    Raises `FeedMisconfigured`, naming the option and the file.
+    """
+    return _tls_context(
+        files, tuple(_file_stamp(files, f.name) for f in fields(files) if f.name.endswith("_file"))
+    )
+
+
+@lru_cache(maxsize=TLS_CONTEXTS_MAX)
+def _tls_context(files: TlsFiles, _stamps: tuple[object, ...]) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=files.ca_file)
+    except ssl.SSLError:
+        raise FeedMisconfigured(f"source.ca_file: {files.ca_file} holds no PEM certificates") from None
+    if not files.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if files.cert_file is not None:
+        try:
+            # Without a password an encrypted key would ask for one on the worker's terminal.
+            context.load_cert_chain(files.cert_file, files.key_file, password="")
+        except ssl.SSLError:
+            raise FeedMisconfigured(
+                f"source.cert_file: {files.cert_file} with key {files.key_file or 'in the same file'} is no "
+                "PEM certificate with its unencrypted private key"
+            ) from None
+    return context
+
+
+def _file_stamp(files: TlsFiles, option: str) -> tuple[int, int] | None:
+    path = getattr(files, option)
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+    except OSError as error:
+        raise FeedMisconfigured(
+            f"source.{option}: {path} cannot be read on this worker: {error.strerror}"
+        ) from None
+    return status.st_mtime_ns, status.st_size
