@@ -16,10 +16,9 @@ from feedq.core.model import FeedKey
 from feedq.errors import InvalidInput
 from feedq.records.pointer import parse_pointer
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target, why_nowhere
-from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.copytext import UnreadableRecord
 from feedq.sinks.mapping import ColumnType, Origin
-from feedq.sinks.session import SinkSession
-from feedq.sinks.sqlstate import ErrorScope
+from feedq.sinks.session import ErrorScope, SinkSession
 from feedq.sinks.table_definitions import added_columns
 from feedq.sinks.target_table import (
     FILLED_MAX,

@@ -29,12 +29,10 @@ from psycopg2 import sql
 from feedq.core.model import Batch, FeedKey
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.catalog import ReadyRecord, TargetPlan
-from feedq.sinks.copytext import ColumnRows, Part
-from feedq.sinks.jsontext import BeyondUs, check, decode
+from feedq.sinks.copytext import BeyondUs, ColumnRows, Part, check, decode
 from feedq.sinks.postgresql_session import PostgresSinkSession, identifier_of
 from feedq.sinks.prefilter import Prefilter
 from feedq.sinks.session import parts
-from feedq.sinks.sqlstate import line_of
 from feedq.sinks.target_table import TableShape, written_columns
 
 HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -108,7 +106,7 @@ class CopyPlan(TargetPlan[FeedWrite]):
         self._copy(self._table, self._rows_of(records))
 
     def row_of(self, error: Any) -> int | None:
-        return line_of(error)
+        return self.session.row_of(error)
 
     def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
         found = dict(zip(self._fields, self.rows.fields(*suspect), strict=True))

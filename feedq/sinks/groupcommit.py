@@ -9,7 +9,7 @@
 The locks come first: a successor's fence waits for them, and so for the outcome. Killed, frozen or cut off
 at any point before the commit, nothing has happened.
 
-`GroupCommitSink.write` makes one attempt after another, and each `GroupCommit` is one of them. The first one is
+`TransactionalSink.write` makes one attempt after another, and each `GroupCommit` is one of them. The first one is
 `CommitMode.OPTIMISTIC`: whatever goes wrong ends it, and the next one lands under savepoints and finds out which
 record, feed or target is to blame (`feedq.sinks.refusals`). `RetryPlan` says what the next attempt does
 differently, and when there is none.
@@ -20,25 +20,22 @@ checkpoints, which all feeds need, are the sink's.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import Any, Final
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from feedq.core.model import FeedKey
 from feedq.errors import InvalidInput
 from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, Target, Written
 from feedq.sinks.catalog import Catalog, TargetPlan
+from feedq.sinks.copytext import UnreadableRecord
 from feedq.sinks.field_watch import FieldWatch
-from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.mapping import ColumnType, Drift
 from feedq.sinks.refusals import TargetOutcome, land_around_refusals
-from feedq.sinks.session import AnswerLost, SinkSession
-from feedq.sinks.sqlstate import ErrorScope
-from feedq.sinks.transactional import TransactionalSink
+from feedq.sinks.session import AnswerLost, ErrorScope, SinkSession
 
 CONFLICTS_MAX: Final = 5
 """Transactions that end in a deadlock or a serialization failure are tried again this often."""
@@ -126,80 +123,12 @@ class RetryPlan:
         return NextStep.AGAIN
 
 
-ATTEMPTS_MAX: Final = 12
-"""At one group commit, and one more for each target that is found locked. `RetryPlan` ends them sooner."""
-PREFILTER_S: Final = 60.0
-"""A feed with a bad record is looked through for others this long. That costs about a tenth of its throughput; a
-group commit that fails because of one costs half of a group's."""
 STATEMENT_TIMEOUT_S: Final = 300.0
 """No group commit takes this long in good health; beyond it the feeds would have stood still for ever."""
 BRIEF_STATEMENT_TIMEOUT_S: Final = 5.0
 """The same while other feeds wait: a target that takes longer, by a slow trigger for one, is written apart."""
 
 Groups = Mapping[Target, Sequence[FeedWrite]]
-
-
-class GroupCommitSink(TransactionalSink):
-    """A sink that writes by group commits."""
-
-    def __init__(self, url: str, *, environment: str, worker_id: UUID, role: str) -> None:
-        super().__init__(url, environment=environment, worker_id=worker_id, role=role)
-        self._locked: set[Target] = set()
-        """Targets that could not be written when last tried, because of somebody's lock."""
-        self._recently_refused: dict[FeedKey, float] = {}
-        """Feeds that had bad records, and until when others are expected of them."""
-
-    def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
-        assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
-        groups = by_target(writes)
-        retry_plan = RetryPlan(tuple(groups), briefly, around_locks=self.session_type.locks_all)
-        retry_plan.lock_uncertain = self._locked & groups.keys()
-        for _ in range(ATTEMPTS_MAX + len(groups)):
-            session, catalog = self._connect()
-            try:
-                written = GroupCommit(session, catalog, retry_plan, self._recently_refused).run(groups)
-                self._learn(groups, written, retry_plan)
-                return written
-            except GroupFailed as failed:
-                last = failed.error
-                session.rollback()
-                if session.is_broken or failed.trouble is ErrorScope.UNAVAILABLE:
-                    step = NextStep.AGAIN if _died_idle(session) else NextStep.GIVE_UP
-                else:
-                    step = retry_plan.after(failed)
-                if step is NextStep.POSTPONE:
-                    # What the catalog knows may be what is wrong: it is read anew.
-                    self.close()
-                    return _postponed(writes, f"the commit failed: {failed}")
-                if step is NextStep.GIVE_UP:
-                    break
-            except session.errors as error:
-                last = error
-                session.rollback()
-                if not _died_idle(session):
-                    break
-            except CommitUnknown as unknown:
-                self._lost[unknown.commit_id] = session.backend
-                self.close()
-                raise
-            except BaseException:
-                # Whatever it was, the transaction must not stay open behind it.
-                self.close()
-                raise
-        raise self._unavailable(last, "nothing was written") from last
-
-    def _learn(self, groups: Groups, written: Written, retry_plan: RetryPlan) -> None:
-        """Remember what makes the next group commit quicker, and forget what does not any more."""
-        self._locked |= retry_plan.held.keys()
-        if self._locked:
-            landed = {target for target, ws in groups.items() if any(w.key in written.landed for w in ws)}
-            self._locked -= landed
-        if written.dead or self._recently_refused:
-            now = time.monotonic()
-            self._recently_refused |= dict.fromkeys(written.dead, now + PREFILTER_S)
-            self._recently_refused = {
-                key: until for key, until in self._recently_refused.items() if until > now
-            }
 
 
 class GroupCommit:
@@ -392,13 +321,3 @@ def by_target(writes: Iterable[FeedWrite]) -> dict[Target, list[FeedWrite]]:
             group = same[id(write.target)] = groups.setdefault(write.target, [])
         group.append(write)
     return groups
-
-
-def _postponed(writes: Sequence[FeedWrite], why: str) -> Written:
-    """The sink is well, and these cannot be committed: each of them is to be tried by itself."""
-    return Written({}, {}, (), {}, {write.key: why for write in writes})
-
-
-def _died_idle(session: SinkSession) -> bool:
-    """Whether the connection was dead before the transaction did anything: then a new one is worth a try."""
-    return session.is_broken and not session.has_begun

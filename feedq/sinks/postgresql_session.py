@@ -17,15 +17,22 @@ from uuid import UUID
 import psycopg2
 from psycopg2 import extensions, extras, sql
 from sqlalchemy import Engine, NullPool, create_engine
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from feedq.core.model import JSON, FeedKey
 from feedq.sinks import statements
 from feedq.sinks.base import DeadRecord, FeedWrite, FenceRequest
 from feedq.sinks.checkpoints import cursor_of, cursor_text
 from feedq.sinks.copytext import row_of
-from feedq.sinks.session import ROLES, SinkSession, application_name, worker_of
-from feedq.sinks.sqlstate import ErrorScope, cause_of, classify, explain
+from feedq.sinks.session import (
+    ERROR_TEXT_MAX,
+    ROLES,
+    ErrorScope,
+    SinkSession,
+    application_name,
+    number_after,
+    worker_of,
+)
 from feedq.sinks.target_table import TableName, TableShape
 
 Statement = str | sql.Composable
@@ -35,6 +42,38 @@ IDLE_IN_TRANSACTION_TIMEOUT_MS: Final = 30_000
 """Backstop for a session frozen inside a transaction that nobody could terminate."""
 STATEMENT_TIMEOUT_MS: Final = 300_000
 """For whoever sets no other."""
+# By SQLSTATE. Unknown codes are `ErrorScope.DATA`: the record that raises one again when it is written by itself
+# goes to the dead letters, with the code, and its neighbours land.
+_BY_CODE: Final = {
+    "55P03": ErrorScope.LOCKED,
+    "55000": ErrorScope.TARGET,  # a view, a rule: not in the prerequisite state
+    "55006": ErrorScope.LATER,  # object in use
+    "40003": ErrorScope.UNAVAILABLE,  # statement completion unknown
+    "57014": ErrorScope.LATER,  # a statement that took too long, or that an operator has cancelled
+    "XX001": ErrorScope.LATER,  # a damaged table
+    "XX002": ErrorScope.LATER,  # a damaged index
+}
+_BY_CLASS: Final = {
+    "08": ErrorScope.LATER,  # of a foreign table's server: when our own connection breaks, there is no code
+    "0A": ErrorScope.TARGET,  # not supported, e.g. COPY into this kind of relation
+    "21": ErrorScope.DATA,
+    "22": ErrorScope.DATA,
+    "23": ErrorScope.DATA,
+    "25": ErrorScope.LATER,  # read-only, for now
+    "27": ErrorScope.DATA,  # a trigger's own change
+    "28": ErrorScope.TARGET,
+    "38": ErrorScope.DATA,  # a trigger's function
+    "39": ErrorScope.DATA,
+    "3F": ErrorScope.TARGET,
+    "40": ErrorScope.CONFLICT,
+    "42": ErrorScope.TARGET,
+    "44": ErrorScope.DATA,  # WITH CHECK OPTION
+    "53": ErrorScope.LATER,  # no room on the disk, out of memory
+    "54": ErrorScope.DATA,  # a value too long to index, JSON nested too deeply
+    "57": ErrorScope.UNAVAILABLE,
+    "58": ErrorScope.LATER,  # errors of the file system
+    "P0": ErrorScope.DATA,  # RAISE in a trigger
+}
 # libpq's side of a dead network: silence is noticed after 5 + 3 × 2 seconds, unsent data after 10.
 _LIBPQ: Final[Mapping[str, Any]] = {
     "connect_timeout": CONNECT_TIMEOUT_S,
@@ -94,6 +133,12 @@ def open_engine(url: str, application_name: str) -> Engine:
         executemany_mode="values_plus_batch",
         hide_parameters=True,
     )
+
+
+def cause_of(error: psycopg2.Error | SQLAlchemyError) -> psycopg2.Error:
+    """What SQLAlchemy may have wrapped."""
+    cause: Any = error
+    return getattr(cause, "orig", cause)  # type: ignore[no-any-return]
 
 
 def driver_url(url: str) -> str:
@@ -236,11 +281,31 @@ class PostgresSinkSession(SinkSession):
 
     @classmethod
     def scope(cls, error: Any) -> ErrorScope:
-        return classify(error)
+        if isinstance(error, SQLAlchemyError) and not isinstance(error, DBAPIError):
+            # A value that cannot even be sent.
+            return ErrorScope.DATA
+        code: str | None = cause_of(error).pgcode
+        if code is None:
+            # The connection broke. A server that answers on a session that still works is not away.
+            return ErrorScope.UNAVAILABLE
+        return _BY_CODE.get(code) or _BY_CLASS.get(code[:2], ErrorScope.DATA)
 
     @classmethod
     def explain(cls, error: Any) -> str:
-        return explain(error)
+        """The server's message with its detail and code, on one line."""
+        error = cause_of(error)
+        diag = error.diag
+        message = diag.message_primary or str(error)
+        if diag.message_detail:
+            message = f"{message.rstrip('.')}: {diag.message_detail}"
+        if error.pgcode:
+            message = f"{message} ({error.pgcode})"
+        return " ".join(message.replace("\0", "").split())[:ERROR_TEXT_MAX]
+
+    @staticmethod
+    def row_of(error: Any) -> int | None:
+        """The row of a COPY, from 0, that the server stopped at. A hint, nothing more."""
+        return number_after(", line ", error.diag.context or "")
 
     def remedy(self, error: Exception) -> str:
         cause = cause_of(error) if isinstance(error, self.errors) else None
@@ -308,7 +373,7 @@ class PostgresSinkSession(SinkSession):
                 self.query(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE NOWAIT").format(identifier_of(shape)))
         except psycopg2.Error as error:
             # Whatever else is wrong with it, landing there will tell.
-            return classify(error) is ErrorScope.LOCKED
+            return self.scope(error) is ErrorScope.LOCKED
         return False
 
     def advance(self, writes: Sequence[FeedWrite], landed: Mapping[FeedKey, int], commit_id: UUID) -> None:
@@ -336,7 +401,7 @@ class PostgresSinkSession(SinkSession):
         try:
             rows = self._ask(statements.FENCE, **asked)
         except psycopg2.Error as error:
-            if classify(error) is ErrorScope.LOCKED:
+            if self.scope(error) is ErrorScope.LOCKED:
                 return None
             raise
         return {feed_id: (cursor_of(cursor), records) for feed_id, cursor, records in rows}

@@ -27,10 +27,9 @@ import psycopg2
 from feedq.core.model import Batch
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
-from feedq.sinks.jsontext import UnreadableRecord, encode
+from feedq.sinks.copytext import UnreadableRecord, encode
 from feedq.sinks.postgresql_session import PostgresSinkSession
-from feedq.sinks.session import parts
-from feedq.sinks.sqlstate import ERROR_TEXT_MAX, ErrorScope, classify
+from feedq.sinks.session import ERROR_TEXT_MAX, ErrorScope, parts
 from feedq.sinks.statements import INPUT_ERRORS
 from feedq.sinks.target_table import TableShape
 
@@ -112,7 +111,7 @@ class Prefilter:
                     with self._session.savepoint("feedq_ask"):
                         found = self._ask_input_functions([readable[n] for n in asked])
                 except psycopg2.Error as error:
-                    if classify(error) is ErrorScope.UNAVAILABLE or self._session.is_broken:
+                    if self._session.scope(error) is ErrorScope.UNAVAILABLE or self._session.is_broken:
                         raise
                     # Not all that an input function refuses it refuses softly: too deep a nesting of JSON, for
                     # one. What is left to do is to try them.

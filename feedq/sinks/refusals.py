@@ -22,8 +22,8 @@ from typing import Any, Final, TypeVar
 from feedq.core.model import FeedKey
 from feedq.sinks.base import DeadRecord, FeedWrite
 from feedq.sinks.catalog import ReadyRecord, TargetPlan
-from feedq.sinks.jsontext import UnreadableRecord
-from feedq.sinks.sqlstate import ErrorScope
+from feedq.sinks.copytext import UnreadableRecord
+from feedq.sinks.session import ErrorScope
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 `SinkSession` has what all databases have in common; the rest is in `feedq.sinks.postgresql_session`, and in plain
 SQL in `feedq.sinks.sql.session`. Above it everything is written once: `feedq.sinks.groupcommit` lands and
-advances, `feedq.sinks.fencing` raises epochs, `feedq.sinks.upkeep` tries dead letters again.
+advances, `feedq.sinks.transactional` raises epochs, `feedq.sinks.upkeep` tries dead letters again.
 
 A session is opened with bounds on every wait. It does not reconnect and does not retry; SQLAlchemy would open a
 new connection behind our back after an error, which is why a broken session refuses to be used. SQLAlchemy's
@@ -11,10 +11,12 @@ connection is in autocommit mode: transactions begin and end by statements of ou
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC
+from enum import Enum, auto
 from typing import Any, ClassVar, Final, TypeVar
 from uuid import UUID
 
@@ -36,7 +38,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from feedq.core.model import JSON, FeedKey
 from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
 from feedq.sinks.checkpoints import LastCommit, cursor_of
-from feedq.sinks.sqlstate import ERROR_TEXT_MAX, ErrorScope
 from feedq.sinks.table_definitions import checkpoint
 from feedq.sinks.target_table import TableShape
 
@@ -47,8 +48,27 @@ AT_ONCE: Final = 500
 PERSON_LOCK_TIMEOUT_S: Final = 5.0
 """For a table or a dead letter that somebody has locked, while a person is waiting."""
 ROLES: Final = ("writer", "fencer")
+ERROR_TEXT_MAX: Final = 1_000
+"""Characters of a server's message that are kept; its detail may quote a whole record."""
 
 c = checkpoint.c
+
+
+class ErrorScope(Enum):
+    """The scope of an error, by which the caller acts."""
+
+    UNAVAILABLE = auto()
+    """The server is away or shutting down: keep the batches, try again."""
+    DATA = auto()
+    """Some record cannot be stored: find it, and set it aside."""
+    TARGET = auto()
+    """The table itself cannot be written: gone, changed, or not permitted."""
+    LATER = auto()
+    """The table cannot be written just now: no room on its disk, too slow, its foreign server is away."""
+    LOCKED = auto()
+    """Somebody holds a lock for longer than we wait."""
+    CONFLICT = auto()
+    """Deadlock or serialization failure: the same transaction again."""
 
 
 class AnswerLost(Exception):
@@ -397,3 +417,9 @@ def worker_of(name: str | None) -> UUID | None:
         return UUID(tail)
     except ValueError:
         return None
+
+
+def number_after(words: str, said: str) -> int | None:
+    """The number of a row in a message, counted from 0 and not from 1."""
+    found = re.search(re.escape(words) + r"(\d+)", said)
+    return int(found[1]) - 1 if found else None

@@ -1,9 +1,8 @@
 """The sink for databases with transactions: data and checkpoint in one of them, gated by the epoch.
 
 `TransactionalSink` holds one session, opened when it is first needed and again after it broke, and decides what an
-error means for the caller. How a group is committed is in `feedq.sinks.groupcommit`, how feeds are fenced in
-`feedq.sinks.fencing`; what databases do each their own way is behind `feedq.sinks.session` and
-`feedq.sinks.catalog`.
+error means for the caller. How a group is committed is in `feedq.sinks.groupcommit`; what databases do each
+their own way is behind `feedq.sinks.session` and `feedq.sinks.catalog`.
 
 What it relies on: whoever commits a feed's records holds the feed's checkpoint row locked from before the
 first record to the commit, under an epoch that the row still has. So a stale owner can commit nothing, and
@@ -17,33 +16,37 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
+from feedq.core.model import FeedKey
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import with_remedy
 from feedq.errors import FeedqError, SinkUnavailable
 from feedq.sinks.base import (
+    Blocked,
     Checkpoint,
     CheckpointChange,
     CommitUnknown,
     DeadLetter,
     FeedWrite,
+    Fenced,
     FenceOutcome,
     FenceRequest,
     Judge,
     Preview,
     Replayed,
+    Superseded,
     Target,
     Unusable,
     Written,
     anybody,
 )
 from feedq.sinks.catalog import Catalog
-from feedq.sinks.checkpoints import LastCommit, decide
-from feedq.sinks.fencing import Fencing
+from feedq.sinks.checkpoints import LastCommit, decide, strangers
+from feedq.sinks.groupcommit import GroupCommit, GroupFailed, Groups, NextStep, RetryPlan, by_target
 from feedq.sinks.mapping import ColumnType
-from feedq.sinks.session import SinkSession
-from feedq.sinks.sqlstate import ErrorScope
+from feedq.sinks.refusals import FailedAttempt, bisect
+from feedq.sinks.session import ErrorScope, SinkSession, parts
 from feedq.sinks.upkeep import change_checkpoint, checkpoints, dead_letters, drop, preview, replay
 
 T = TypeVar("T")
@@ -52,6 +55,18 @@ READ_ATTEMPTS_MAX: Final = 5
 """Transactions that end in a deadlock or a serialization failure are tried this often."""
 CONFLICT_PAUSE_S: Final = 0.02
 SETTLE_LOCK_TIMEOUT_S: Final = 5.0
+FENCED_AT_ONCE: Final = 1_000
+"""Bounds how long one fence holds the rows that it has already raised."""
+LOCK_POLL_S: Final = 0.02
+"""How often to look again at locks that the database does not wait for."""
+LOCKS_TRIED_MAX: Final = 40
+"""Attempts in vain at feeds that are locked one after another: enough to find one among a thousand, and no fence
+waits without end."""
+ATTEMPTS_MAX: Final = 12
+"""At one group commit, and one more for each target that is found locked. `RetryPlan` ends them sooner."""
+PREFILTER_S: Final = 60.0
+"""A feed with a bad record is looked through for others this long. That costs about a tenth of its throughput; a
+group commit that fails because of one costs half of a group's."""
 SETTING: Final = "the sink's URL (FEEDQ_SINKS__…)"
 
 
@@ -69,6 +84,10 @@ class TransactionalSink(ABC):
         self._worker_id = worker_id
         self._role = role
         self._connected: tuple[SinkSession, Catalog] | None = None
+        self._locked: set[Target] = set()
+        """Targets that could not be written when last tried, because of somebody's lock."""
+        self._recently_refused: dict[FeedKey, float] = {}
+        """Feeds that had bad records, and until when others are expected of them."""
         self._lost: dict[UUID, Any] = {}
         """By which the server knows the sessions of commits whose answers were lost."""
 
@@ -91,6 +110,45 @@ class TransactionalSink(ABC):
             return unusable + Fencing(session).fence(usable, lock_timeout_s=lock_timeout_s)
 
         return self._do(fence) if requests else []
+
+    def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
+        assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
+        groups = by_target(writes)
+        retry_plan = RetryPlan(tuple(groups), briefly, around_locks=self.session_type.locks_all)
+        retry_plan.lock_uncertain = self._locked & groups.keys()
+        for _ in range(ATTEMPTS_MAX + len(groups)):
+            session, catalog = self._connect()
+            try:
+                written = GroupCommit(session, catalog, retry_plan, self._recently_refused).run(groups)
+                self._learn(groups, written, retry_plan)
+                return written
+            except GroupFailed as failed:
+                last = failed.error
+                session.rollback()
+                if session.is_broken or failed.trouble is ErrorScope.UNAVAILABLE:
+                    step = NextStep.AGAIN if _died_idle(session) else NextStep.GIVE_UP
+                else:
+                    step = retry_plan.after(failed)
+                if step is NextStep.POSTPONE:
+                    # What the catalog knows may be what is wrong: it is read anew.
+                    self.close()
+                    return _postponed(writes, f"the commit failed: {failed}")
+                if step is NextStep.GIVE_UP:
+                    break
+            except session.errors as error:
+                last = error
+                session.rollback()
+                if not _died_idle(session):
+                    break
+            except CommitUnknown as unknown:
+                self._lost[unknown.commit_id] = session.backend
+                self.close()
+                raise
+            except BaseException:
+                # Whatever it was, the transaction must not stay open behind it.
+                self.close()
+                raise
+        raise self._unavailable(last, "nothing was written") from last
 
     def settle(self, unknown: CommitUnknown) -> Written | None:
         backend = self._lost.get(unknown.commit_id)
@@ -194,6 +252,19 @@ class TransactionalSink(ABC):
                 raise
         raise self._unavailable(last) from last
 
+    def _learn(self, groups: Groups, written: Written, retry_plan: RetryPlan) -> None:
+        """Remember what makes the next group commit quicker, and forget what does not any more."""
+        self._locked |= retry_plan.held.keys()
+        if self._locked:
+            landed = {target for target, ws in groups.items() if any(w.key in written.landed for w in ws)}
+            self._locked -= landed
+        if written.dead or self._recently_refused:
+            now = time.monotonic()
+            self._recently_refused |= dict.fromkeys(written.dead, now + PREFILTER_S)
+            self._recently_refused = {
+                key: until for key, until in self._recently_refused.items() if until > now
+            }
+
     def _connect(self) -> tuple[SinkSession, Catalog]:
         """The session, opened anew if there is none or it is known to be broken. Raises `SinkUnavailable`."""
         if self._connected is not None and self._connected[0].is_broken:
@@ -231,3 +302,105 @@ class TransactionalSink(ABC):
         with suppress(*session.errors):
             return "" if session.is_broken else session.remedy(error)
         return ""
+
+
+class Fencing:
+    """One call to `Sink.fence` on one session: raises the epoch of many checkpoints, and reads the cursors that
+    the predecessors left. Methods raise the session's errors.
+
+    Many feeds are fenced together, which waits for a predecessor's commit that is in flight. When that runs into a
+    lock for too long, the feeds that are not locked are fenced all the same, and of the others it is told whose
+    session is in the way. Locks are waited for once in a call, however many there are: hundreds of feeds that a
+    frozen worker left must not add up.
+    """
+
+    def __init__(self, session: SinkSession) -> None:
+        self._session = session
+        self._commit_id = uuid4()
+        """By which a checkpoint says that it was fenced here and now."""
+        self._outcomes: list[FenceOutcome] = []
+
+    def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
+        deadline = time.monotonic() + lock_timeout_s
+        locked: list[FenceRequest] = []
+        for asked in parts(sorted(requests, key=lambda request: request.feed_id), FENCED_AT_ONCE):
+            part = self._without_strangers(asked)
+            if locked or not self._fence_together(part, lock_timeout_s):
+                locked += self._fence_around_locks(part)
+        while locked and (left_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(LOCK_POLL_S, left_s))
+            locked = [
+                request
+                for part in parts(locked, FENCED_AT_ONCE)
+                for request in self._fence_around_locks(part)
+            ]
+        return self._outcomes + self._blocked(locked)
+
+    def _without_strangers(self, requests: Sequence[FenceRequest]) -> Sequence[FenceRequest]:
+        """Leaves the feeds that may have the checkpoint that is there."""
+        known = self._session.possible_strangers(requests)
+        wrong = strangers(requests, known) if known else {}
+        self._outcomes += [
+            Unusable(r.feed_id, r.epoch, wrong[r.feed_id]) for r in requests if r.feed_id in wrong
+        ]
+        return [request for request in requests if request.feed_id not in wrong] if wrong else requests
+
+    def _fence_together(self, requests: Sequence[FenceRequest], lock_timeout_s: float) -> bool:
+        """Fence them all; False when one of them stayed locked, and then none is fenced."""
+        if not requests:
+            return True
+        raised = self._session.raise_epochs(requests, self._commit_id, lock_timeout_s=lock_timeout_s)
+        if raised is None:
+            return False
+        for request in requests:
+            if request.feed_id in raised:
+                cursor, records = raised[request.feed_id]
+                fenced = Fenced(request.feed_id, request.epoch, cursor, records, self._commit_id)
+                self._outcomes.append(fenced)
+        self._refused([request for request in requests if request.feed_id not in raised])
+        return True
+
+    def _refused(self, requests: Sequence[FenceRequest]) -> None:
+        """Say why the sink refused these epochs."""
+        if not requests:
+            return
+        known = self._session.last_commits([request.feed_id for request in requests], lock=False)
+        for request in requests:
+            last = known.get(request.feed_id)
+            self._outcomes.append(
+                # Also when the epochs are equal: the control database has forgotten one, and gave it out twice.
+                Superseded(request.feed_id, request.epoch, last.epoch)
+                if last is not None and last.epoch >= request.epoch
+                # Somebody removed the checkpoint by hand just now: the next try makes a new one.
+                else Blocked(request.feed_id, request.epoch, None)
+            )
+
+    def _fence_around_locks(self, requests: Sequence[FenceRequest]) -> list[FenceRequest]:
+        """Fence those that nobody has locked; returns the others."""
+        held = set(self._session.find_locked([request.feed_id for request in requests]))
+        free = [request for request in requests if request.feed_id not in held]
+
+        def attempt(part: Sequence[FenceRequest]) -> FailedAttempt | None:
+            # Since they were looked at some were locked, or are being inserted at this moment.
+            done = self._fence_together(part, self._session.brief_lock_timeout_s)
+            return None if done else FailedAttempt("locked")
+
+        held |= {request.feed_id for request, _ in bisect(free, attempt, refusals_max=LOCKS_TRIED_MAX)}
+        return [request for request in requests if request.feed_id in held]
+
+    def _blocked(self, requests: Sequence[FenceRequest]) -> list[FenceOutcome]:
+        """Says whose session is in the way."""
+        if not requests:
+            return []
+        holders = self._session.holders([request.feed_id for request in requests])
+        return [Blocked(request.feed_id, request.epoch, holders.get(request.feed_id)) for request in requests]
+
+
+def _postponed(writes: Sequence[FeedWrite], why: str) -> Written:
+    """The sink is well, and these cannot be committed: each of them is to be tried by itself."""
+    return Written({}, {}, (), {}, {write.key: why for write in writes})
+
+
+def _died_idle(session: SinkSession) -> bool:
+    """Whether the connection was dead before the transaction did anything: then a new one is worth a try."""
+    return session.is_broken and not session.has_begun

@@ -29,7 +29,7 @@ from feedq.sinks.base import (
 )
 from feedq.sinks.catalog import Catalog, ReadyRecord, TargetPlan
 from feedq.sinks.checkpoints import ascii_text, cursor_of, not_its_own, taken_meanwhile
-from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.copytext import UnreadableRecord
 from feedq.sinks.refusals import FailedAttempt, TargetBroken, TargetBusy, attempt, bisect
 from feedq.sinks.session import AnswerLost, SinkSession, parameter, parts
 from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now

@@ -485,7 +485,7 @@ def test_who_holds_the_lock_is_told_even_if_another_worker_fenced_last(harness: 
 def test_hundreds_of_locked_feeds_are_waited_for_once(
     harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.fencing.FENCED_AT_ONCE", 10)
+    monkeypatch.setattr("feedq.sinks.transactional.FENCED_AT_ONCE", 10)
     sink = harness.sink(url=harness.proxy.url)
     sink.fence([request(n, 1) for n in range(100)], lock_timeout_s=PATIENCE_S)
     with harness.session() as operator:

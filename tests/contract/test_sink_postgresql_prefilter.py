@@ -107,7 +107,7 @@ def test_a_feed_with_refused_records_is_prefiltered_before_it_fails_a_group(
 def test_a_feed_that_is_good_again_is_no_longer_prefiltered(
     harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.groupcommit.PREFILTER_S", 0.0)
+    monkeypatch.setattr("feedq.sinks.transactional.PREFILTER_S", 0.0)
     sink = harness.sink()
     fence(sink, 1, 1)
     sink.write([write(1, 1, lines(b"1", b"bad", cursor=1))])

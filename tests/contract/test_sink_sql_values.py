@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import types
 from sqlalchemy.dialects import mysql
 
-from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.copytext import UnreadableRecord
 from feedq.sinks.sql.column_values import Unfit, conversion
 from feedq.sinks.sql.mysql import MySqlSession
 from feedq.sinks.sql.session import SqlSession

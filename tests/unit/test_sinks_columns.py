@@ -18,8 +18,7 @@ from feedq.records.csvtext import CsvFormat
 from feedq.sinks import copyplan, copytext
 from feedq.sinks.base import FeedWrite, Target
 from feedq.sinks.copyplan import encoded
-from feedq.sinks.copytext import ColumnRows
-from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.copytext import ColumnRows, UnreadableRecord
 from feedq.sinks.mapping import ColumnRule, Otherwise, sources_of
 from feedq.sinks.target_table import Column
 from tests.records import as_line, csv_records, json_records, spoiled

@@ -17,7 +17,7 @@ from feedq.sinks.groupcommit import (
     RetryPlan,
     by_target,
 )
-from feedq.sinks.sqlstate import ErrorScope
+from feedq.sinks.session import ErrorScope
 
 AT = datetime(2026, 11, 20, tzinfo=UTC)
 

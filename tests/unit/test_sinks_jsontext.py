@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from feedq.records.pointer import MISSING, TextPointers
-from feedq.sinks.jsontext import BeyondUs, UnreadableRecord, check
+from feedq.sinks.copytext import BeyondUs, UnreadableRecord, check
 from tests.fakes.json_pointer import compile_pointer
 from tests.records import json_records, spoiled
 

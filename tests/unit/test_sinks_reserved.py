@@ -6,7 +6,7 @@ import pytest
 
 from feedq.errors import InvalidInput
 from feedq.sinks.base import parse_sink, why_nowhere
-from feedq.sinks.postgresql_catalog import why_not_in_postgresql
+from feedq.sinks.postgresql import why_not_in_postgresql
 from feedq.sinks.sql.mysql import MySqlSession
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.sqlite import SqliteSession

@@ -13,7 +13,7 @@ from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import OnConflict, Target
 from feedq.sinks.mapping import sources_of
-from feedq.sinks.postgresql_catalog import problem, why_not_in_postgresql, why_unfit
+from feedq.sinks.postgresql import problem, why_not_in_postgresql, why_unfit
 from feedq.sinks.postgresql_session import identifier_of
 from feedq.sinks.target_table import (
     Column,

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.sinks.checkpoints import cursor_text
-from feedq.sinks.postgresql_session import driver_url
-from feedq.sinks.session import application_name, worker_of
-from feedq.sinks.sqlstate import ErrorScope, classify
+from feedq.sinks.postgresql_session import PostgresSinkSession, driver_url
+from feedq.sinks.session import ErrorScope, application_name, worker_of
 
 SOMEBODY = "9c6cebea-62dd-4588-afc0-400ae5251d6a"
 
@@ -44,7 +43,10 @@ def test_a_backslash_before_u0000_is_no_nul() -> None:
 
 
 def test_an_error_without_a_code_is_a_broken_connection() -> None:
-    assert classify(psycopg2.OperationalError("server closed the connection")) is ErrorScope.UNAVAILABLE
+    assert (
+        PostgresSinkSession.scope(psycopg2.OperationalError("server closed the connection"))
+        is ErrorScope.UNAVAILABLE
+    )
 
 
 def test_a_session_names_its_worker_within_what_postgresql_keeps() -> None:

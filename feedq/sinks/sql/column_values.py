@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import types
 from sqlalchemy.types import TypeEngine
 
-from feedq.sinks.jsontext import UnreadableRecord, encode
+from feedq.sinks.copytext import UnreadableRecord, encode
 
 SHOWN_MAX: Final = 80
 """Characters of a value that an error quotes."""

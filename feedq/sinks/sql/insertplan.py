@@ -16,8 +16,7 @@ from feedq.core.model import Batch, FeedKey
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, SuspectRecord, Target
 from feedq.sinks.catalog import ReadyRecord, TargetPlan
-from feedq.sinks.copytext import ColumnRows
-from feedq.sinks.jsontext import UnreadableRecord, check, decode
+from feedq.sinks.copytext import ColumnRows, UnreadableRecord, check, decode
 from feedq.sinks.sql.column_values import Conversion, Convert, Unfit
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.target_table import DEFAULT_COLUMNS, TableShape, written_columns

@@ -20,11 +20,10 @@ from sqlalchemy.exc import DBAPIError, ProgrammingError, SQLAlchemyError
 
 from feedq.connectors.wire.dialing import keep_alive
 from feedq.sinks.base import FeedWrite
-from feedq.sinks.session import ROLES, application_name
+from feedq.sinks.session import ROLES, ErrorScope, application_name, number_after
 from feedq.sinks.sql import column_values
 from feedq.sinks.sql.column_values import Conversion, conversion
 from feedq.sinks.sql.session import NewValues, SqlSession
-from feedq.sinks.sqlstate import ErrorScope, number_after
 from feedq.sinks.table_definitions import MYSQL, checkpoint
 from feedq.sinks.target_table import TableName
 

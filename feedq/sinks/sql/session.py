@@ -26,9 +26,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from feedq.core.model import JSON, FeedKey
 from feedq.sinks.base import DeadRecord, FeedWrite, FenceRequest
 from feedq.sinks.checkpoints import ascii_text, cursor_of
-from feedq.sinks.session import SinkSession, parts
+from feedq.sinks.session import ErrorScope, SinkSession, parts
 from feedq.sinks.sql.column_values import Conversion
-from feedq.sinks.sqlstate import ErrorScope
 from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now
 from feedq.sinks.target_table import TableName
 

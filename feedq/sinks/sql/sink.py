@@ -15,13 +15,12 @@ from feedq.core.passwords import mask_url
 from feedq.errors import InvalidInput
 from feedq.sinks.base import SYSTEM, Target
 from feedq.sinks.catalog import Catalog, TargetPlan
-from feedq.sinks.groupcommit import GroupCommitSink
+from feedq.sinks.session import ErrorScope
 from feedq.sinks.sql.column_values import is_binary
 from feedq.sinks.sql.insertplan import InsertPlan
 from feedq.sinks.sql.mysql import MySqlSession
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.sqlite import SqliteSession
-from feedq.sinks.sqlstate import ErrorScope
 from feedq.sinks.table_definitions import made_table
 from feedq.sinks.target_table import (
     DEFAULT_COLUMNS,
@@ -32,6 +31,7 @@ from feedq.sinks.target_table import (
     problem,
     written_columns,
 )
+from feedq.sinks.transactional import TransactionalSink
 
 SESSIONS: Final[dict[str, type[SqlSession]]] = {
     "mysql": MySqlSession,
@@ -41,7 +41,7 @@ SESSIONS: Final[dict[str, type[SqlSession]]] = {
 """By the name of SQLAlchemy's dialect."""
 
 
-class SqlSink(GroupCommitSink):
+class SqlSink(TransactionalSink):
     """A session with a database, on behalf of one worker. Belongs to one thread."""
 
     session_type: type[SqlSession]

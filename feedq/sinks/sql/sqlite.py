@@ -21,9 +21,9 @@ from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import OperationalError
 
 from feedq.errors import InvalidInput
+from feedq.sinks.session import ErrorScope
 from feedq.sinks.sql.column_values import Conversion, Convert, conversion, is_number, native_number, text
 from feedq.sinks.sql.session import NewValues, SqlSession
-from feedq.sinks.sqlstate import ErrorScope
 from feedq.sinks.target_table import TableName
 
 OPEN_TIMEOUT_S: Final = 5.0
