@@ -4,8 +4,8 @@ Order of the start: PostgreSQL, Valkey, migrations, then workers, beats, the API
 the environment take the place of the embedded servers. Order of the stop: the processes, of which workers drain,
 then Valkey and PostgreSQL.
 
-What ends while the stack is up is started again after a pause, a bounded number of times; what ends during the
-start is an error that quotes its log.
+What ends while the stack is up is started again after a pause, as often as it takes; what ends during the start is
+an error that quotes its log.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import signal
 import socket
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from feedq.control.store import migrate
@@ -45,9 +45,6 @@ GRACE_S = 10.0
 """A worker drains within two seconds; the rest is for a machine that is busy."""
 RESTART_PAUSE_S = 5.0
 """Long enough to see that a killed worker's feeds go on elsewhere before it comes back to take its share."""
-RESTARTS_MAX = 10
-"""Restarts of one process within `RESTARTS_WITHIN_S`: what ends more often has to be mended."""
-RESTARTS_WITHIN_S = 600.0
 
 
 class Interrupted(Exception):
@@ -75,27 +72,6 @@ class Service:
         self.process = spawn(self.argv, log=self.log, env=self.env, cwd=Path.cwd())
 
 
-class Restarts:
-    """When what has ended is started again: after a pause, and only so often."""
-
-    def __init__(self) -> None:
-        self._ends: dict[str, list[float]] = defaultdict(list)
-        self._due: dict[str, float] = {}
-
-    def plan(self, name: str, *, now: float) -> bool:
-        """Plan to start what has just ended; False when it has ended too often lately."""
-        ends = self._ends[name] = [at for at in self._ends[name] if now - at < RESTARTS_WITHIN_S]
-        ends.append(now)
-        if len(ends) > RESTARTS_MAX:
-            return False
-        self._due[name] = now + RESTART_PAUSE_S
-        return True
-
-    def is_due(self, name: str, *, now: float) -> bool:
-        """Whether it is to be started now, which is told once."""
-        return name in self._due and now >= self._due[name] and self._due.pop(name) is not None
-
-
 class LocalStack:
     """Runs feedq on one machine. Call `start`, then `tend` again and again, and `stop` in any case."""
 
@@ -107,7 +83,8 @@ class LocalStack:
         """How often we were asked to stop: once is a request, twice an order. Set by signal handlers."""
         self._servers: list[Server] = []
         self._services: list[Service] = []
-        self._restarts = Restarts()
+        self._restarts: dict[str, float] = {}
+        """When what has ended is started again, by name."""
 
     def say(self, text: str) -> None:
         self._report({"event": "said", "text": text})
@@ -173,7 +150,8 @@ class LocalStack:
                 how = f"(pid {one.process.pid}) {how_it_ended(status)}"
                 one.process = None
                 self._plan_restart(one, how)
-            elif self._restarts.is_due(one.name, now=now):
+            elif now >= self._restarts.get(one.name, inf):
+                del self._restarts[one.name]
                 try:
                     one.start()
                 except (FeedqError, OSError) as error:
@@ -259,11 +237,8 @@ class LocalStack:
         server.start()
 
     def _plan_restart(self, one: Server | Service, how: str) -> None:
-        if self._restarts.plan(one.name, now=time.monotonic()):
-            self.say(f"{one.name} {how}; starting it again in {RESTART_PAUSE_S:g} s (log {one.log})")
-        else:
-            often = f"more than {RESTARTS_MAX} times within {RESTARTS_WITHIN_S:g} s"
-            self.say(_explain(one, f"{how}, {often}: it stays down until feedq up is started anew"))
+        self._restarts[one.name] = time.monotonic() + RESTART_PAUSE_S
+        self.say(f"{one.name} {how}; starting it again in {RESTART_PAUSE_S:g} s (log {one.log})")
 
     def _check(self) -> None:
         if self.stop_requests:

@@ -110,20 +110,6 @@ def edited(source: Source) -> list[dict[str, Any]]:
     return declared
 
 
-def test_a_drained_worker_hands_over_and_takes_nothing_more(operator: Operator) -> None:
-    victim = operator.cluster.workers["w1"]
-    (name,) = [row["name"] for row in operator.ask("worker", "list") if row["pid"] == victim.pid]
-    mine = operator.cluster.feeds_of(victim)
-    others = operator.cluster.epochs([feed_name for feed_name in FEEDS if feed_name not in mine])
-    before = mark(operator.source)
-    assert operator.ask("worker", "drain", name, "--wait")["result"] == "drained"
-    wait_resumed(operator.source, mine, after=before, limit_s=20)
-    assert victim.is_running()
-    assert {row["name"]: row["target_state"] for row in operator.ask("worker", "list")}[name] == "drained"
-    assert operator.cluster.feeds_of(victim) == []
-    check_invariants(operator.cluster, operator.source, FEEDS, untouched=others)
-
-
 def test_a_removed_feed_ends_and_keeps_what_it_landed(operator: Operator) -> None:
     chosen = FEEDS[2]
     others = operator.cluster.epochs([name for name in FEEDS if name != chosen])

@@ -17,7 +17,6 @@ from feedq.telemetry.logs import LogEvent
 from feedq.telemetry.metrics_port import CONNECTIONS_MAX
 from tests.cluster import Cluster, feed, wait_until
 from tests.invariants import wait_streaming
-from tests.node import Node
 from tests.promql import alerts, questions, series_in
 from tests.proxy import PostgresProxy
 from tests.source_process import Source
@@ -116,7 +115,7 @@ LeaseClient._gather = breaking
 """
 
 
-def test_a_worker_one_of_whose_threads_has_ended_is_unhealthy(
+def test_metrics_count_what_lands_and_a_worker_one_of_whose_threads_has_ended_is_unhealthy(
     tmp_path: Path, database_url: str, broker_url: str, port: Port
 ) -> None:
     trigger = tmp_path / "trigger"
@@ -128,23 +127,6 @@ def test_a_worker_one_of_whose_threads_has_ended_is_unhealthy(
     ):
         cluster.add_beat("b1")
         worker = cluster.add_worker("w1", env=env)
-        cluster.apply([feed("f/1", source.url)])
-        wait_streaming(source, ["f/1"])
-        assert port.get("/healthz")[0] == 200
-        trigger.touch()
-        port.wait("/healthz", 503)
-        assert port.reason("/healthz") == "thread feedq-lease-client has ended: MemoryError"
-        (said,) = worker.events(LogEvent.THREAD_ENDED)
-        assert "for the test" in said["exception"]
-
-
-def test_metrics_count_what_lands(tmp_path: Path, database_url: str, broker_url: str, port: Port) -> None:
-    with (
-        Source(rate=50) as source,
-        Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster,
-    ):
-        cluster.add_beat("b1")
-        cluster.add_worker("w1", env=port.env)
         cluster.apply([feed("f/1", source.url), feed("f/2", source.url)])
         wait_streaming(source, ["f/1", "f/2"])
         wait_until(
@@ -161,6 +143,13 @@ def test_metrics_count_what_lands(tmp_path: Path, database_url: str, broker_url:
         assert port.value("feedq_commit_seconds_count") > 0
         assert 0 <= port.value("feedq_heartbeat_age_seconds") < 6
         assert port.value("process_resident_memory_bytes") > 10_000_000
+
+        assert port.get("/healthz")[0] == 200
+        trigger.touch()
+        port.wait("/healthz", 503)
+        assert port.reason("/healthz") == "thread feedq-lease-client has ended: MemoryError"
+        (said,) = worker.events(LogEvent.THREAD_ENDED)
+        assert "for the test" in said["exception"]
 
 
 def test_the_elected_beat_tells_how_the_fleet_is(tmp_path: Path, database_url: str, broker_url: str) -> None:
@@ -230,19 +219,6 @@ def test_a_running_fleet_exports_every_metric_that_alerts_and_dashboards_ask_for
             return asked - {sample.name for family in families for sample in family.samples}
 
         wait_until(lambda: not missing(), limit_s=40, interval_s=0.5, what=lambda: f"exported: {missing()}")
-
-
-def test_a_port_in_use_is_said_so_and_the_worker_goes_on(
-    tmp_path: Path, database_url: str, broker_url: str, port: Port
-) -> None:
-    with (
-        socket.create_server(("127.0.0.1", port.number)),
-        Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster,
-    ):
-        worker: Node = cluster.add_worker("w1", env=port.env)
-        said = worker.events("metrics port cannot be used; this worker serves none")
-        assert [line["port"] for line in said] == [port.number]
-        assert "in use" in said[0]["error"]
 
 
 def test_clients_that_say_nothing_do_not_keep_others_out_for_long(

@@ -224,23 +224,6 @@ def test_a_job_that_does_not_end_in_time_ends_with_its_worker(
     assert len(effects(cluster, "slow", "begun")) == (1 if state == "lost" else 2)
 
 
-def test_who_insists_is_not_kept_waiting_by_a_job(cluster: Cluster, schedules: ScheduleStore) -> None:
-    node = cluster.add_worker("w1")
-    schedules.add(never("slow", Job("tests.deaf", (25.0,))))
-    schedules.trigger("slow")
-    wait_effect(cluster, "slow", "begun")
-    began = node.signal(signal.SIGTERM)
-    wait_until(lambda: node.events("waiting for running jobs to end"), limit_s=10, what="it waits")
-    wait_until(lambda: time.monotonic() - began > 1.5, limit_s=5, what="not the same signal twice")
-    assert node.is_running()
-    again = node.signal(signal.SIGTERM)
-    node.wait(LIMIT_S)
-    assert time.monotonic() - again < 8.0
-    # Somebody else says so.
-    cluster.add_worker("w2")
-    assert wait_state(cluster, "slow", RunState.LOST)
-
-
 def test_a_worker_of_the_queue_jobs_runs_jobs_and_holds_no_feeds(
     cluster: Cluster, schedules: ScheduleStore
 ) -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import pickle
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 from kombu import Queue
 
-from feedq.local.valkey import Valkey
 from tests.cluster import wait_until
 from tests.invariants import Mark, mark, wait_resumed
 from tests.node import Node
@@ -145,93 +139,3 @@ def test_forged_feed_ids_are_dropped(stage: Stage) -> None:
         for args in FORGED:
             send(victim, args)
     before.assert_only_dropped(len(FORGED))
-
-
-def envelope(body: bytes, *, task: str, content_type: str) -> dict[str, Any]:
-    """A message as kombu lays it into a Redis list."""
-    task_id = str(uuid.uuid4())
-    return {
-        "body": base64.b64encode(body).decode(),
-        "content-encoding": "utf-8" if content_type == "application/json" else "binary",
-        "content-type": content_type,
-        "headers": {"lang": "py", "task": task, "id": task_id, "root_id": task_id, "argsrepr": "()"},
-        "properties": {
-            "correlation_id": task_id,
-            "delivery_mode": 2,
-            "delivery_info": {"exchange": "", "routing_key": "garbage"},
-            "priority": 0,
-            "body_encoding": "base64",
-            "delivery_tag": str(uuid.uuid4()),
-        },
-    }
-
-
-class Bomb:
-    """Pickled, it would run a command in whoever unpickles it."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (pytest.fail, ("a worker unpickled a message",))
-
-
-GARBAGE = {
-    "bytes that are no text": b"\x00\xff\xfe\x80 no text",
-    "text that is no JSON": b"this is no JSON",
-    "half a message": b'{"body": "W1',
-    "JSON that is no object": b"[1, 2, 3]",
-    "an object that is no message": b'{"hello": "world"}',
-    "a message with a body that is no base64": json.dumps(
-        envelope(b"", task=STREAM_FEED, content_type="application/json") | {"body": "%%%"}
-    ).encode(),
-    "a body that is no JSON": json.dumps(
-        envelope(b"{{{", task=STREAM_FEED, content_type="application/json")
-    ).encode(),
-    "an unknown task": json.dumps(
-        envelope(b"[[], {}, {}]", task="acme.unheard_of", content_type="application/json")
-    ).encode(),
-    "an unknown content type": json.dumps(
-        envelope(b"[[], {}, {}]", task=STREAM_FEED, content_type="application/x-carrier-pigeon")
-    ).encode(),
-    "a pickle": json.dumps(
-        envelope(pickle.dumps(Bomb()), task=STREAM_FEED, content_type="application/x-python-serialize")
-    ).encode(),
-}
-
-
-def wait_emptied(client: redis.Redis, queue: str) -> None:
-    wait_until(lambda: not client.exists(queue), limit_s=15, what=f"somebody took what lies in {queue}")
-
-
-@pytest.mark.parametrize("kind", GARBAGE)
-def test_garbage_in_the_queues_harms_nobody(stage: Stage, valkey: Valkey, kind: str) -> None:
-    victim = stage.busiest()
-    queues = (queue_of(stage, victim), "feedq", "feedq.control")
-    before = Before(stage)
-    client = valkey.client()
-    try:
-        for queue in queues:
-            client.lpush(queue, GARBAGE[kind])
-            wait_emptied(client, queue)
-    finally:
-        client.close()
-    wait_until(
-        lambda: len(before.complaints()) >= len(queues),
-        limit_s=10,
-        what=lambda: f"a line for each: {before.complaints()}",
-    )
-    before.assert_undisturbed()
-    assert len(before.complaints()) == len(queues), before.complaints()
-
-
-def test_what_comes_behind_all_that_garbage_is_still_heard(stage: Stage, valkey: Valkey) -> None:
-    client = valkey.client()
-    try:
-        for node in stage.cluster.workers.values():
-            client.lpush(queue_of(stage, node), *GARBAGE.values())
-        client.lpush("feedq.control", *GARBAGE.values())
-    finally:
-        client.close()
-    before = mark(stage.source)
-    chosen = [stage.cluster.feeds_of(node)[0] for node in stage.cluster.workers.values()]
-    stage.cluster.feedq("feed", "restart", *chosen)
-    wait_resumed(stage.source, chosen, after=before, limit_s=20)
-    stage.check(untouched=stage.epochs_but(chosen))

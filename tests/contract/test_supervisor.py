@@ -174,30 +174,6 @@ def test_a_feed_whose_claim_lost_its_answer_is_let_go_at_once(
     assert feed_id in {key[0] for key in stage.store.leases.held(stage.worker_id)}
 
 
-def test_a_claim_that_is_answered_after_the_worker_was_declared_gone_does_not_begin(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, claimed, go_on = stage.store.leases.claim, Event(), Event()
-
-    def claim(worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
-        granted = real(worker_id, keys)
-        claimed.set()
-        assert go_on.wait(LIMIT_S)
-        return granted
-
-    monkeypatch.setattr(stage.store.leases, "claim", claim)
-    first = stage.worker_id
-    stage.add_feed()
-    stage.reconcile()
-    assert claimed.wait(LIMIT_S)
-    stage.store.workers.leave(first)
-    until(lambda: stage.worker_id != first, "registered anew")
-    go_on.set()
-    until(lambda: stage.said, "the message was answered")
-    assert stage.said == ["lost"]
-    assert (stage.supervisor.feeds, stage.source.open) == (0, 0)
-
-
 def test_an_assignment_is_claimed_before_its_message_comes_and_the_message_joins_the_stream(
     stage: Stage,
 ) -> None:
@@ -373,54 +349,6 @@ def test_a_stream_that_does_not_end_loses_its_connection_when_its_lease_is_lost(
     until(lambda: stage.source.accepted > 1, "cut")
     assert time.monotonic() - taken_at < 3, "a second, and what the machine needs"
     until(lambda: stage.source.accepted > 3, "and cut again whenever it dials anew")
-
-
-@pytest.mark.parametrize("keeps_the_loop", [False, True])
-def test_a_stream_that_was_asked_to_stop_and_reaped_is_off_its_source_within_two_heartbeats(
-    stage: Stage, deaf: type[Deaf], keeps_the_loop: bool
-) -> None:
-    deaf.keeps_the_loop = keeps_the_loop
-    stage.add_feed()
-    stage.reconcile()
-    stage.streaming()
-    stage.store.feeds.set_target("a", TargetState.PAUSED)
-    stage.reconcile()
-    assert stage.lease().state is LeaseState.STOPPING
-    until(lambda: stage.supervisor.core._asked, "the owner was told")
-    assert stage.source.accepted == 1, "a stop leaves it the time to let go by itself"
-    taken_at = take_away(stage)
-    until(lambda: stage.source.accepted > 1, "cut")
-    assert time.monotonic() - taken_at < 3
-    deaf.may_end.set()
-    until(lambda: stage.said == ["lost"], "it ends without releasing what is not its any more")
-
-
-def test_a_feed_that_lets_go_when_it_is_asked_to_is_not_taken_for_reaped(stage: Stage) -> None:
-    stage.add_feed()
-    for _ in range(5):
-        stage.store.feeds.set_target("a", TargetState.RUNNING)
-        stage.reconcile()
-        stage.streaming()
-        stage.store.feeds.set_target("a", TargetState.PAUSED)
-        stage.reconcile()
-        until(lambda: stage.lease().state is LeaseState.IDLE, "let go")
-        # Else the next turn might take this connection for its own, and pause before it streams.
-        until(lambda: stage.source.open == 0, "the source has noticed")
-    until(lambda: len(stage.said) == 5, "each end is told")
-    assert stage.said == ["paused"] * 5
-
-
-def test_a_worker_says_how_much_it_lands(stage: Stage) -> None:
-    stage.add_feed()
-    stage.reconcile()
-    stage.streaming()
-
-    def load() -> Load:
-        (view,) = stage.store.workers.views()
-        return view.worker.load
-
-    until(lambda: load().rows_per_s > 0, "in the worker's row")
-    assert load().bytes_per_s > load().rows_per_s
 
 
 @pytest.fixture

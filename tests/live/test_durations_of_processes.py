@@ -18,7 +18,7 @@ from feedq.core.model import Reason, Release
 from feedq.core.worker import WATCHDOG_MIN_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.worker.runner import Interrupt, WorkerServices
-from feedq.worker.sink_pool import SinkPool, sinks_to_leave
+from feedq.worker.sink_pool import SinkPool
 from feedq.worker.writing_session import Outage
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemoryCheckpoint
@@ -145,9 +145,3 @@ def test_a_sink_is_down_for_those_who_waited_no_longer_than_it_is(monkeypatch: p
     monkeypatch.setitem(ends._outages, "lake", outage)
     assert ends.down(for_s=0.0) == {"lake": "away"}
     assert ends.down(for_s=86_400.0) == {}
-
-
-def test_only_sinks_that_others_reach_are_left() -> None:
-    down = {"lake": "away", "store": "refused"}
-    assert sinks_to_leave(down, ("lake", "third")) == {"lake": "away"}
-    assert sinks_to_leave(down, ()) == {}

@@ -17,7 +17,7 @@ from feedq.settings import Settings
 from feedq.worker.jobs import job_service as module
 from feedq.worker.jobs import ticker
 from feedq.worker.jobs.job_service import Jobs
-from tests.unit.job_runs import ME, MemoryRuns, new_session
+from tests.unit.job_runs import ME, MemoryRuns
 
 LIMIT_S = 10.0
 
@@ -117,30 +117,6 @@ def test_the_ticker_scans_at_once_when_a_schedule_may_have_changed(
     until(lambda: stage.runs.asked["fire_due"] == 2, "it scans again")
 
 
-def test_while_the_lease_cannot_be_trusted_nothing_is_claimed(make: Callable[..., Stage]) -> None:
-    stage = make()
-    stage.is_trusted = False
-    stage.runs.add(5)
-    stage.jobs.notified([NotifyReason.RUNS])
-    asked = stage.runs.asked["workers"]
-    until(lambda: stage.runs.asked["workers"] > asked, "time goes by")
-    assert stage.begun == []
-    stage.is_trusted = True
-    until(lambda: stage.begun == [5], "it runs")
-
-
-def test_the_jobs_of_a_session_that_is_gone_go_on_under_the_next_one(make: Callable[..., Stage]) -> None:
-    stage = make()
-    stage.begin(5)
-    stage.jobs.gone()
-    worker = stage.worker = Registered(new_session())
-    until(lambda: stage.runs.rows[5].worker_id == worker.id, "it goes on")
-    stage.runs.add(6)
-    until(lambda: stage.begun == [5, 6], "under the new id")
-    assert stage.runs.rows[6].worker_id == worker.id
-    assert not stage.told_to_stop
-
-
 def test_leaving_waits_for_what_runs_and_takes_nothing_more(make: Callable[..., Stage]) -> None:
     stage = make()
     stage.begin(5)
@@ -168,28 +144,6 @@ def test_what_does_not_end_in_time_is_told_to_stop_and_left_to_the_database(
     until(lambda: stage.told_to_stop == ["its worker is leaving"], "it is told")
     assert stage.runs.states() == {5: "running"}
     assert not stage.jobs.is_busy
-
-
-def test_with_no_time_to_drain_nobody_waits(make: Callable[..., Stage]) -> None:
-    stage = make(drain_s=0.0)
-    stage.begin(5)
-    stage.jobs.drain()
-    assert not stage.jobs.is_busy
-    stage.jobs.join()
-    until(lambda: stage.told_to_stop, "it is told")
-
-
-def test_with_all_the_time_to_drain_it_leaves_when_the_last_job_has_ended(make: Callable[..., Stage]) -> None:
-    stage = make(drain_s=86_400.0)
-    stage.begin(5)
-    leaving = Thread(target=stage.jobs.join, daemon=True)
-    leaving.start()
-    leaving.join(0.3)
-    assert leaving.is_alive()
-    stage.go_on.set()
-    leaving.join(LIMIT_S)
-    assert not leaving.is_alive()
-    assert stage.runs.states() == {5: "succeeded"}
 
 
 def test_who_insists_is_not_kept_waiting(make: Callable[..., Stage]) -> None:

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from feedq import run_context
-from feedq.core.schedule.model import ClaimedRun, Granted, Offer, RunState, Semantics
+from feedq.core.schedule.model import ClaimedRun, Granted, Offer, RunState
 from feedq.errors import Unavailable
 from feedq.telemetry.metrics import JOB_SLOTS, REGISTRY
 from feedq.worker.jobs import slots as module
@@ -95,12 +95,6 @@ def test_no_more_is_claimed_than_there_are_free_slots(stage: Stage) -> None:
     stage.slots.turn()
     assert stage.runs.states()[1] == stage.runs.states()[2] == "succeeded"
     assert stage.runs.offers[-1].limit == 2, "a slot that is free is offered at once"
-
-
-def test_an_offer_names_our_segments(stage: Stage) -> None:
-    stage.claim()
-    (offer,) = stage.runs.offers
-    assert (offer.worker_id, offer.segments) == (ME, (1, 2))
 
 
 def test_nothing_is_claimed_without_need(stage: Stage) -> None:
@@ -228,17 +222,6 @@ def test_a_worker_that_is_leaving_gives_back_what_it_never_heard_of(stage: Stage
     assert stage.runs.states() == {1: "waiting"}
 
 
-def test_a_stuck_thread_is_no_reason_to_wake_up(stage: Stage) -> None:
-    stage.heeds = False
-    stage.runs.remaining_s = 0.0
-    stage.runs.add(1)
-    stage.claim()
-    stage.slots.turn()
-    assert stage.runs.states() == {1: "timed_out"}
-    stage.slots.turn()
-    assert stage.slots._pause_s() > 0.1
-
-
 def test_an_unanswered_claim_ends_with_its_session(stage: Stage) -> None:
     stage.runs.add(1)
     stage.runs.loses_answer_of = "claim"
@@ -309,20 +292,6 @@ def test_a_job_is_told_when_its_run_was_taken_away_and_its_end_is_not_heard(stag
     assert stage.runs.states() == {1: "cancelled"}
 
 
-def test_without_being_rung_it_is_asked_now_and_then(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.runs.add(1)
-    stage.claim()
-    stage.slots.turn()
-    asked = stage.runs.asked["taken_away"]
-    stage.slots.turn()
-    assert stage.runs.asked["taken_away"] == asked
-    monkeypatch.setattr(module, "CHECK_S", 0.0)
-    stage.slots.notified()
-    for _ in range(3):
-        stage.slots.turn()
-    assert stage.runs.asked["taken_away"] == asked + 3
-
-
 def begin_two(stage: Stage) -> None:
     for run_id in (1, 2):
         stage.runs.add(run_id)
@@ -347,19 +316,6 @@ def test_with_its_session_gone_what_runs_goes_on_under_the_next_one(stage: Stage
     stage.runs.add(3)
     stage.claim()
     assert stage.runs.offers[-1].worker_id == stage.session
-
-
-def test_jobs_whose_runs_were_taken_away_with_their_session_are_told_and_not_heard(stage: Stage) -> None:
-    begin_two(stage)
-    stage.slots.gone(ME)
-    stage.runs.take_away(1)
-    stage.session = new_session()
-    stage.slots.turn()
-    until(lambda: stage.told_to_stop == ["its worker was declared gone"], "one is told")
-    stage.release()
-    stage.slots.turn()
-    assert stage.runs.states() == {1: "cancelled", 2: "succeeded"}
-    assert stage.runs.rejected == []
 
 
 def test_what_has_ended_under_a_session_that_is_gone_is_told_under_the_next_one(stage: Stage) -> None:
@@ -431,25 +387,6 @@ def test_jobs_that_are_left_are_told_to_stop_and_heard_of_no_more(stage: Stage) 
     assert stage.runs.states() == {1: "running"}, "the database says how it ends"
 
 
-def test_a_transactional_success_is_counted_and_told_by_nobody_else(stage: Stage) -> None:
-    before = sample("feedq_runs_ended_total", state="succeeded")
-    stage.runs.add(1, semantics=Semantics.TRANSACTIONAL)
-    stage.claim()
-    stage.release()
-    until(stage.is_over, "it has ended")
-    stage.slots.turn()
-    assert stage.runs.states() == {1: "succeeded"}
-    assert stage.runs.asked["finish"] == 0
-    assert sample("feedq_runs_ended_total", state="succeeded") == before + 1
-
-
-def test_the_wait_for_a_run_is_measured_on_the_databases_clock(stage: Stage) -> None:
-    before = sample("feedq_run_wait_seconds_sum")
-    stage.runs.add(1)
-    stage.claim()
-    assert sample("feedq_run_wait_seconds_sum") == pytest.approx(before + 0.25)
-
-
 def test_its_thread_runs_what_comes_and_survives_an_outage(stage: Stage) -> None:
     stage.go_on.set()
     stage.slots.start()
@@ -466,20 +403,3 @@ def test_its_thread_runs_what_comes_and_survives_an_outage(stage: Stage) -> None
     stage.runs.is_away = False
     until(lambda: stage.runs.states()[3] == "succeeded", "back")
     assert stage.slots.wait_idle(LIMIT_S)
-
-
-def test_its_thread_ends_a_run_at_its_time_out_by_itself(stage: Stage) -> None:
-    stage.heeds = False
-    stage.slots.start()
-    stage.runs.remaining_s = 0.1
-    stage.runs.add(1)
-    stage.slots.wake()
-    until(lambda: stage.runs.states()[1] == "timed_out", "nobody had to wake it")
-
-
-def test_when_a_run_is_said_to_fall_due_it_is_claimed_then(stage: Stage) -> None:
-    stage.go_on.set()
-    stage.share = Share(mine=(1,), workers=100_000)
-    stage.runs.next_in_s = 0.05
-    stage.slots.start()
-    until(lambda: stage.runs.asked["claim"] > 3, "long before its own look in so large a fleet")

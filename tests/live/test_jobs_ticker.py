@@ -110,20 +110,6 @@ def test_an_outage_ends_no_ticker(stage: Stage) -> None:
     assert stage.runs.asked.total() == asked
 
 
-def test_who_is_woken_looks_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL_S", 60.0)
-    monkeypatch.setattr(module, "POLL_MAX_S", 60.0)
-    stage.ticker.start()
-    for scans in range(1, 4):
-        until(lambda: stage.runs.asked["fire_due"] == scans, "it looks, and sleeps")  # noqa: B023
-        stage.ticker.wake()
-    stage.runs.fires = [Fired(range(SEGMENTS), False, None)]
-    stage.ticker.wake()
-    until(lambda: stage.told, "and fires")
-    stage.ticker.stop(timeout_s=LIMIT_S)
-    assert not stage.ticker._thread.is_alive()
-
-
 def test_a_worker_that_is_not_registered_owns_nothing_and_fires_all_the_same(stage: Stage) -> None:
     stage.runs.others = {OTHER: 4}
     stage.me = None
@@ -131,11 +117,6 @@ def test_a_worker_that_is_not_registered_owns_nothing_and_fires_all_the_same(sta
     stage.ticker.fire_due()
     assert stage.ticker.share.mine == ()
     assert (stage.told, stage.runs.notified) == (0, [OTHER])
-
-
-def test_without_any_worker_nobody_is_told() -> None:
-    assert Share.of({}, ME).owners_of(range(SEGMENTS)) == set()
-    assert Share.of({}, None).workers == 1
 
 
 # -- pace --------------------------------------------------------------------------------------------

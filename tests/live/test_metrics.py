@@ -100,10 +100,6 @@ def test_a_worker_that_may_stand_still_is_unhealthy_all_the_same_in_the_end() ->
     assert not health(replace(WELL, loop_stalled_s=STUCK_S), heartbeat_s=2, stall_s=0).well
 
 
-def test_long_heartbeats_get_a_longer_patience() -> None:
-    assert health(replace(WELL, attempt_age_s=100.0), heartbeat_s=60, stall_s=5).well
-
-
 def test_a_draining_worker_is_healthy_and_not_ready() -> None:
     leaving = replace(WELL, draining=True, attempt_age_s=STUCK_S + 1)
     assert health(leaving, heartbeat_s=2, stall_s=5).well
@@ -160,24 +156,10 @@ def test_what_stands_for_a_moment_is_looked_at_when_it_is_asked_for() -> None:
     assert told == {status: {Status.STALLED: 4, Status.FAILING: 1}.get(status, 0) for status in HELD}
 
 
-def test_another_path_is_not_found_and_says_what_there_is(server: MetricsServer) -> None:
-    status, _, body = get(f"{server.url}/")
-    assert status == 404
-    assert "/metrics" in body
-
-
 def test_a_port_in_use_is_a_warning_and_no_error(server: MetricsServer) -> None:
     port = int(server.url.rpartition(":")[2])
     assert serve(Settings(metrics_port=port), lambda: None) is None
     assert get(f"{server.url}/healthz")[0] == 200
-
-
-def test_an_address_that_is_not_ours_is_a_warning_and_no_error() -> None:
-    assert serve(Settings(metrics_port=free_port(), metrics_host="192.0.2.1"), lambda: None) is None
-
-
-def test_no_port_serves_nothing() -> None:
-    assert serve(Settings(metrics_port=0), lambda: None) is None
 
 
 def test_it_listens_on_ipv6_when_told_to() -> None:
@@ -185,10 +167,6 @@ def test_it_listens_on_ipv6_when_told_to() -> None:
     assert server is not None
     assert get(f"{server.url}/healthz")[0] == 200
     server.close()
-
-
-def test_what_is_counted_over_the_fleet_is_exported_by_beats_only() -> None:
-    assert not {f.name for f in REGISTRY.collect()} & {"feedq_feeds", "feedq_feeds_unplaced"}
 
 
 def test_the_release_that_runs_is_told() -> None:

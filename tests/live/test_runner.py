@@ -17,7 +17,7 @@ from feedq.connectors.base import load_connector
 from feedq.core.backoff import BackoffPolicy
 from feedq.core.clock import SystemClock
 from feedq.core.lease import LAGS_S, Owner
-from feedq.core.model import Claim, Feed, FeedKey, FeedSpec, Progress, Reason, Release, Status
+from feedq.core.model import Claim, Feed, FeedKey, FeedSpec, Reason, Release, Status
 from feedq.core.permission import DEFAULT, Permissions
 from feedq.testing.loopback import serving
 from feedq.worker import throttling
@@ -232,24 +232,6 @@ async def test_it_reports_refusals_the_sinks_trouble_and_failures_until_a_record
     assert bench.runner.progress.report().failures == 1
 
 
-async def test_the_latest_refusal_is_reported_once() -> None:
-    async with numbered_source() as source:
-        with DataPath(MemoryTables(poison=b"7")) as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            reports: list[Progress] = []
-
-            def is_told() -> bool:
-                reports.append(bench.runner.progress.report())
-                return any(report.dead_letters for report in reports)
-
-            await until(is_told, "told")
-            assert {report.dead_letter_error for report in reports if report.dead_letters} == {"poison"}
-            assert {report.dead_letter_error for report in reports if not report.dead_letters} <= {None}
-            bench.runner.interrupt(Interrupt.STOP)
-            await bench.end()
-
-
 async def test_a_feed_over_its_rate_limit_takes_nothing_more_and_loses_nothing() -> None:
     async with numbered_source() as source:
         with DataPath() as path:
@@ -264,22 +246,6 @@ async def test_a_feed_over_its_rate_limit_takes_nothing_more_and_loses_nothing()
     assert release is not None
     assert bench.landed == list(range(1, landed + 1))
     assert path.tables.checkpoints[1].cursor == landed
-
-
-async def test_a_feed_over_its_rate_limit_leaves_the_workers_memory_to_the_others() -> None:
-    async with numbered_source() as source:
-        source.garbage = b'{"seq": null, "pad": "%s"}\n' % (b"x" * 1_000)
-        with DataPath(budget=2**20) as path:
-            bench = Bench(path, options(source, limits={"rows_per_s": 1e-3}), room_bytes=2**14)
-            bench.start()
-            await bench.landed_at_least(1)
-            received = source.sent
-            await until(lambda: source.sent > received + 200, "the source has sent 200 kB more")
-            # A quarter of the room, and what is read at once when there is none.
-            assert path.budget.bytes <= 2**12 + 2**12
-            bench.runner.interrupt(Interrupt.STOP)
-            await bench.end()
-            assert path.budget.bytes == 0
 
 
 async def test_a_feed_over_its_rate_limit_hears_at_once_that_its_table_is_gone(
@@ -446,19 +412,6 @@ async def test_a_feed_that_was_fenced_while_its_source_says_nothing_more_ends_al
             assert (await fence_off(bench)).reason is Reason.FENCED
 
 
-async def test_a_lost_lease_is_not_released_by_a_runner_that_was_fenced_as_well() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            await bench.landed_at_least(3)
-            path.tables.away = True
-            await until(lambda: path.budget.bytes > 100, "something waits to be committed")
-            bench.runner.interrupt(Interrupt.LOST)
-            path.tables.away = False
-            assert await bench.end() is None
-
-
 async def test_lost_overrides_a_stop_that_is_under_way() -> None:
     async with numbered_source() as source:
         with DataPath() as path:
@@ -551,19 +504,6 @@ async def test_a_secret_that_is_not_there_fails_the_feed_and_names_it() -> None:
     assert release is not None
     assert release.reason is Reason.FAILED
     assert "FEEDQ_TEST_NOT_SET" in (release.error or "")
-
-
-async def test_a_secret_that_is_not_for_its_tenant_fails_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEEDQ_TEST_TOKEN", "token")
-    permitted = Permissions(secrets=(("acme", ("env:FEEDQ_TEST_TOKEN",)),))
-    async with numbered_source() as source:
-        with DataPath() as path:
-            secrets = {"token": "${env:FEEDQ_TEST_TOKEN}"}
-            bench = Bench(path, options(source, secrets=secrets), permissions=permitted)
-            bench.start()
-            release = await bench.end()
-    assert release is not None
-    assert (release.reason, "may not use" in (release.error or "")) == (Reason.FAILED, True)
 
 
 async def test_a_source_that_is_not_there_is_tried_again_and_then_let_go() -> None:
@@ -677,19 +617,6 @@ async def test_somebody_elses_cancellation_is_not_swallowed() -> None:
             async with asyncio.timeout(10):
                 await asyncio.wait([task])
             assert task.cancelled()
-
-
-async def test_progress_is_told_once() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            await bench.landed_at_least(5)
-            bench.runner.interrupt(Interrupt.STOP)
-            await bench.end()
-            first, second = bench.runner.progress.report(), bench.runner.progress.report()
-    assert (first.records, second.records) == (len(bench.landed), 0)
-    assert first.cursor == len(bench.landed)
 
 
 async def test_what_came_before_a_record_that_cannot_pass_has_landed_when_the_feed_fails() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -15,16 +14,14 @@ from dataclasses import replace
 import pytest
 import structlog
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
 from feedq.core.model import Feed, FeedKey, FeedSpec
-from feedq.settings import Settings
 from feedq.telemetry import traces
-from feedq.telemetry.logs import LogEvent, configure_logging, log
+from feedq.telemetry.logs import LogEvent
 from feedq.telemetry.traces import FeedTrace
 from feedq.worker.runner import Interrupt
 from tests.fakes.sink import IDENTITY
@@ -125,34 +122,6 @@ async def test_an_attempt_that_fails_says_why(spans: Spans) -> None:
     assert str(port) in (failed.status.description or "")
 
 
-async def test_an_error_that_no_collector_could_be_sent_spoils_no_batch_of_spans(spans: Spans) -> None:
-    traced = FeedTrace(FEED, (1, 1))
-    traced.begin()
-    traced.connecting()
-    traced.failed("half a pair \ud800")
-    traced.end()
-    assert encode_spans(spans.named("feedq.connect")).resource_spans
-
-
-async def test_a_trace_has_the_labels_of_its_feed(spans: Spans) -> None:
-    begun(FEED, (1, 7)).end()
-    attributes = spans.one("feedq.feed").attributes
-    assert attributes is not None
-    assert {name: attributes[f"feedq.{name}"] for name in ("tenant", "connector", "label.tier")} == {
-        "tenant": "acme",
-        "connector": "tcp",
-        "label.tier": "gold",
-    }
-
-
-async def test_no_more_is_kept_of_a_feed_that_has_left(spans: Spans) -> None:
-    trace_of_it = begun(FEED, (1, 7))
-    traces.committed("default", ["acme/orders"], records=1, took_s=0.1)
-    trace_of_it.end()
-    traces.committed("default", ["acme/orders"], records=1, took_s=0.1)
-    assert [len(commit.links) for commit in spans.named("feedq.commit")] == [1, 0]
-
-
 async def test_the_trace_of_a_successor_is_not_taken_away_by_the_end_of_its_predecessor(spans: Spans) -> None:
     old = begun(FEED, (1, 7))
     new = begun(replace(FEED, generation=2), (1, 8))
@@ -173,40 +142,7 @@ def restored_logging() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-@pytest.mark.usefixtures("restored_logging")
-async def test_log_lines_about_a_feed_name_its_trace(
-    spans: Spans, capsys: pytest.CaptureFixture[str]
-) -> None:
-    configure_logging(Settings.model_construct(log_format="json", log_level="INFO"))
-    log("feedq.test").warning(LogEvent.FEED_FENCED, feed="acme/other")
-    trace_of_it = begun(FEED, (1, 7))
-    log("feedq.test").warning(LogEvent.FEED_FENCED, feed="acme/orders")
-    logging.getLogger("some.library").warning("in the task of the feed")
-    trace_of_it.end()
-    other, own, library = map(json.loads, capsys.readouterr().err.splitlines())
-    context = spans.one("feedq.feed").context
-    expected = (f"{context.trace_id:032x}", f"{context.span_id:016x}")
-    assert "trace_id" not in other
-    assert (own["trace_id"], own["span_id"]) == expected
-    assert library["trace_id"] == expected[0]
-
-
 # -- off ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("environ", "asked"),
-    [
-        ({}, False),
-        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}, False),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}, True),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://collector:4318/v1/traces"}, True),
-        ({"OTEL_TRACES_EXPORTER": "console"}, True),
-        ({"OTEL_TRACES_EXPORTER": "console", "OTEL_SDK_DISABLED": "true"}, False),
-    ],
-)
-def test_traces_are_made_when_the_environment_names_an_exporter(environ: dict[str, str], asked: bool) -> None:
-    assert traces.is_configured(environ) is asked
 
 
 def run_probe(code: str, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from threading import Thread
 
 import pytest
 
@@ -55,12 +52,6 @@ def test_a_feed_is_held_back_once_it_is_ahead_of_its_own_limit() -> None:
         assert not waits(pace, 1)
 
 
-def test_a_feed_without_limits_is_never_held_back() -> None:
-    pacing = Pacing({"acme": RateLimits(rows_per_s=1)}, ManualClock())
-    with pacing.of(feed(1, "other"), RateLimits()) as pace:
-        assert not waits(pace, 10**6)
-
-
 def test_the_feeds_of_a_tenant_share_its_limit_and_leave_others_alone() -> None:
     pacing = Pacing({"acme": RateLimits(rows_per_s=10)}, ManualClock())
     with (
@@ -98,13 +89,6 @@ def test_a_worker_keeps_to_its_part_of_a_tenants_limit(running: int, rows: int) 
         pacing.share({"acme": running})
         assert not waits(pace, rows)
         assert waits(pace, 1)
-
-
-def test_a_tenant_whose_last_feed_has_left_is_not_asked_for() -> None:
-    pacing = Pacing({"acme": RateLimits(rows_per_s=100)}, ManualClock())
-    with pacing.of(feed(1, "acme"), RateLimits()), pacing.of(feed(2, "acme"), RateLimits()):
-        pass
-    assert pacing.limited_tenants() == []
 
 
 def test_feeds_of_a_tenant_come_by_turns_whoever_wakes_first() -> None:
@@ -161,34 +145,3 @@ async def test_feeds_that_wait_keep_a_small_part_of_the_workers_memory_between_t
         assert budget.bytes == 0
         waiting[1].cancel()
         await asyncio.gather(waiting[1], return_exceptions=True)
-
-
-@pytest.fixture
-def restless() -> Iterator[None]:
-    """Threads that take turns as often as they can."""
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval_s)
-
-
-@pytest.mark.usefixtures("restless")
-def test_feeds_on_threads_of_their_own_share_a_limit_without_losing_count() -> None:
-    taken_by_each = 5_000
-    pacing = Pacing({"acme": RateLimits(rows_per_s=4 * taken_by_each)}, ManualClock())
-    one = batch(1)
-
-    def take(number: int) -> None:
-        with pacing.of(feed(number, "acme"), RateLimits()) as pace:
-            for _ in range(taken_by_each):
-                # It has nothing to wait for yet, so this is all of it.
-                with pytest.raises(StopIteration):
-                    pace.keep(one).send(None)
-
-    with pacing.of(feed(0, "acme"), RateLimits()) as pace:
-        threads = [Thread(target=take, args=(number,)) for number in range(1, 5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert waits(pace, 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
 from threading import Event
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import pytest
 from celery import Celery
@@ -15,8 +15,6 @@ from celery.schedules import crontab
 from feedq.celery import beat
 from feedq.celery.beat import (
     ASK_AGAIN_S,
-    CALM_AFTER_S,
-    CALM_CHECK_S,
     CHECK_SHARE,
     CHECKS_COMPARED,
     JUDGE_AGAIN_S,
@@ -26,7 +24,6 @@ from feedq.celery.beat import (
 )
 from feedq.celery.tasks import reconcile
 from feedq.control.store.election import LivenessCheck
-from feedq.core.lease import SECOND_CHECK_S
 from feedq.core.limits import WHOLE_PASS_EVERY_S
 from feedq.settings import Settings
 
@@ -157,15 +154,6 @@ def test_passes_soon_after_a_whole_one_only_place_feeds_and_another_whole_one_fo
     assert len(followed) == 2
 
 
-def test_whoever_elects_leaves_its_message_to_others(asked: list[float], sent_at: list[float]) -> None:
-    posted: list[Any] = []
-    candidate = ElectionCandidate(Settings(), posted.extend)
-    candidate._ask(check(), wait_s=1.0)
-    assert sent_at == []
-    send_each(posted)
-    assert len(sent_at) == 1
-
-
 def test_what_was_served_is_not_asked_for_again(
     candidate: ElectionCandidate, asked: list[float], time: Time
 ) -> None:
@@ -173,11 +161,6 @@ def test_what_was_served_is_not_asked_for_again(
     for _ in range(100):
         time.now += 0.05
         candidate._judge(check(pass_seq=2))
-    assert len(asked) == 1
-
-
-def test_a_delay_that_is_over_is_asked_for_at_once(candidate: ElectionCandidate, asked: list[float]) -> None:
-    candidate._judge(check(is_due=True))
     assert len(asked) == 1
 
 
@@ -248,68 +231,6 @@ def test_what_woke_it_while_too_much_was_asked_for_is_not_forgotten_when_message
     time.now += ASK_AGAIN_S
     candidate._judge(check())
     assert len(asked) == 3
-
-
-@pytest.mark.parametrize(
-    ("took_s", "suspected", "pause_s"),
-    [(0.0001, 0, 0.01), (0.05, 0, 0.5), (0.1, 0, 0.9), (3.0, 0, 0.0), (0.05, 1, SECOND_CHECK_S)],
-)
-def test_the_slower_a_look_is_the_fewer_there_are_but_the_lead_is_renewed_in_time(
-    candidate: ElectionCandidate,
-    asked: list[float],
-    time: Time,
-    took_s: float,
-    suspected: int,
-    pause_s: float,
-) -> None:
-    class Slow:
-        pauses: ClassVar[list[float]] = []
-
-        def renew(self) -> bool:
-            return True
-
-        def check_liveness(self) -> LivenessCheck:
-            time.now += took_s
-            return LivenessCheck(0, suspected, 0, 1, 0.0)
-
-        def wait(self, timeout_s: float) -> bool:
-            self.pauses.append(timeout_s)
-            candidate._stopping.set()
-            return False
-
-    candidate._lead(Slow())  # type: ignore[arg-type]
-    assert Slow.pauses == [pytest.approx(pause_s)]
-
-
-@pytest.mark.parametrize(
-    ("check", "pause_s"),
-    [
-        (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True), CALM_CHECK_S),
-        (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=False), 0.01),
-        (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=0.3), 0.3),
-        (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=0.001), 0.01),
-        (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=3600.0), CALM_CHECK_S),
-        (LivenessCheck(1, 0, 0, 1, 0.0, is_awaited=True), 0.01),
-        (LivenessCheck(0, 0, 1, 1, 0.0, is_awaited=True), 0.01),
-        (LivenessCheck(0, 0, 0, 1, 0.0, is_due=True, is_awaited=True), 0.01),
-        (LivenessCheck(0, 1, 0, 1, 0.0, is_awaited=True), SECOND_CHECK_S),
-    ],
-)
-def test_while_all_is_calm_and_ends_are_waited_for_it_looks_seldom(
-    candidate: ElectionCandidate, time: Time, check: LivenessCheck, pause_s: float
-) -> None:
-    assert candidate._pause_s(check, 0.0001) == pytest.approx(pause_s)
-
-
-def test_for_a_moment_after_each_change_it_looks_often(candidate: ElectionCandidate, time: Time) -> None:
-    calm = LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True)
-    candidate._ask(calm)
-    assert candidate._pause_s(calm, 0.0001) == pytest.approx(0.01)
-    candidate._judge(check(pass_seq=2))
-    time.now += CALM_AFTER_S - 0.1
-    assert candidate._pause_s(calm, 0.0001) == pytest.approx(0.01)
-    time.now += 0.2
-    assert candidate._pause_s(calm, 0.0001) == pytest.approx(CALM_CHECK_S)
 
 
 def test_a_worker_whose_last_session_was_heard_to_end_needs_no_second_look(

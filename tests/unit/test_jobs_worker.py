@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from types import SimpleNamespace
 
 import pytest
@@ -10,67 +9,8 @@ import pytest
 from feedq.celery import bootsteps
 from feedq.celery.bootsteps import Places
 from feedq.settings import Settings
-from feedq.worker.lease_keeper import LeaseKeeper
-from tests.fakes import ManualClock, MemoryStore
-from tests.lease_listener import RecordingListener
 
 # -- the lease keeper --------------------------------------------------------------------------------------
-
-
-class RecordingSession:
-    """Writes down what it is told, and under which session."""
-
-    def __init__(self) -> None:
-        self.lease_keeper: LeaseKeeper | None = None
-        self.heard: list[object] = []
-
-    def gone(self) -> None:
-        assert self.lease_keeper is not None
-        assert self.lease_keeper.worker is not None
-        self.heard.append(self.lease_keeper.worker.id)
-
-    def notified(self, reasons: Collection[str]) -> None:
-        self.heard.append(list(reasons))
-
-
-def test_the_keeper_tells_of_the_end_of_its_session_and_of_each_notification() -> None:
-    clock = ManualClock()
-    store, recording, session_observer = MemoryStore(clock), RecordingListener(), RecordingSession()
-    settings = Settings(heartbeat_s=2, ttl_s=6)
-    lease_keeper = recording.make_keeper(store, settings, clock)
-    lease_keeper.session_observer, session_observer.lease_keeper = session_observer, lease_keeper
-    lease_keeper.beat()
-    assert lease_keeper.worker is not None
-    ended = lease_keeper.worker.id
-    store.workers.leave(ended)
-    lease_keeper.beat()
-    assert session_observer.heard == [ended], "while the old session is still in place"
-    lease_keeper.beat()
-    assert lease_keeper.worker.id != ended
-    lease_keeper._heard(["feeds", "jobs"])
-    assert session_observer.heard == [ended, ["feeds", "jobs"]]
-    assert "orders" in recording.heard
-
-
-@pytest.mark.parametrize(
-    ("payloads", "orders"),
-    [
-        (["feeds"], 1),
-        (["jobs"], 0),
-        (["runs"], 0),
-        (["feeds", "jobs"], 1),
-        (["of a later release"], 1),
-        ([], 0),
-    ],
-)
-def test_orders_are_fetched_for_notifications_about_feeds(payloads: list[str], orders: int) -> None:
-    clock = ManualClock()
-    recording = RecordingListener()
-    lease_keeper = recording.make_keeper(MemoryStore(clock), Settings(), clock)
-    lease_keeper.beat()
-    recording.heard.clear()
-    lease_keeper._heard(payloads)
-    assert recording.heard.count("orders") == orders
 
 
 # -- signals -----------------------------------------------------------------------------------------

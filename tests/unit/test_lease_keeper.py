@@ -8,9 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from feedq.core.lease import on_edit
-from feedq.core.limits import AUDITS_GATHERED_S
-from feedq.core.model import FeedSpec, Load, Reason, TargetState
+from feedq.core.model import Load
 from feedq.settings import Settings
 from feedq.worker.lease_keeper import LeaseKeeper
 from tests.fakes import ManualClock, MemoryStore
@@ -43,14 +41,6 @@ def make_lease_keeper(store: MemoryStore, recording: RecordingListener, clock: M
     return recording.make_keeper(store, SETTINGS, clock)
 
 
-def test_a_registered_worker_is_trusted_at_once(
-    lease_keeper: LeaseKeeper, recording: RecordingListener
-) -> None:
-    lease_keeper.beat()
-    assert lease_keeper.trusted
-    assert recording.heard == ["registered", "resume"]
-
-
 def test_it_tells_how_many_workers_share_the_rates_of_the_fleet(
     lease_keeper: LeaseKeeper,
     store: MemoryStore,
@@ -64,18 +54,6 @@ def test_it_tells_how_many_workers_share_the_rates_of_the_fleet(
     monkeypatch.setattr(session, "heartbeat", lambda _: replace(answer, active_workers=7))
     lease_keeper.beat()
     assert recording.workers == 7
-
-
-def test_trust_ends_before_the_database_may_declare_the_worker_gone(
-    lease_keeper: LeaseKeeper, store: MemoryStore, clock: ManualClock
-) -> None:
-    lease_keeper.beat()
-    (view,) = store.workers.views()
-    clock.advance(4.99)
-    assert lease_keeper.trusted
-    clock.advance(0.02)
-    assert not lease_keeper.trusted
-    assert store.clock.now() < view.worker.expires_at
 
 
 def test_a_slow_heartbeat_does_not_stretch_the_lease(
@@ -97,28 +75,6 @@ def test_a_slow_heartbeat_does_not_stretch_the_lease(
     assert not lease_keeper.trusted, "trusted beyond sent_at + ttl - margin"
 
 
-def test_an_answer_that_comes_too_late_does_not_resume_a_suspended_worker(
-    lease_keeper: LeaseKeeper,
-    recording: RecordingListener,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lease_keeper.beat()
-    lease_keeper._driver.tell(lease_keeper._core.connection_lost, "keeper", now=clock.monotonic())
-    session = lease_keeper._connect()
-    answer = session.heartbeat
-
-    def very_slow(load: Load) -> object:
-        given = answer(load)
-        clock.advance(7)
-        return given
-
-    monkeypatch.setattr(session, "heartbeat", very_slow)
-    lease_keeper.beat()
-    assert not lease_keeper.trusted
-    assert recording.heard[-1] == "suspend"
-
-
 def test_a_worker_declared_gone_drops_everything_and_registers_anew(
     lease_keeper: LeaseKeeper, store: MemoryStore, recording: RecordingListener, clock: ManualClock
 ) -> None:
@@ -133,77 +89,6 @@ def test_a_worker_declared_gone_drops_everything_and_registers_anew(
     assert lease_keeper.worker.id != first.id
     assert recording.heard[:5] == ["registered", "resume", "gone", "registered", "resume"]
     assert lease_keeper.trusted
-
-
-def test_one_lost_session_is_no_reason_to_stop(
-    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore
-) -> None:
-    lease_keeper.beat()
-    lease_keeper._core.connection_opened("listener")
-    assert lease_keeper.worker is not None
-    store.drop_sessions(lease_keeper.worker.id)
-    assert not lease_keeper.beat()
-    assert "suspend" not in recording.heard
-    assert lease_keeper.beat()
-
-
-def test_the_loss_of_the_last_session_cuts_the_streams_at_once(
-    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
-) -> None:
-    lease_keeper.beat()
-    assert lease_keeper.worker is not None
-    store.drop_sessions(lease_keeper.worker.id)
-    lease_keeper.beat()
-    assert recording.heard[-1] == "suspend"
-    assert not lease_keeper.trusted
-    lease_keeper.beat()
-    assert recording.heard[-1] == "resume"
-    clock.advance(AUDITS_GATHERED_S)
-    lease_keeper.watch()
-    assert recording.heard[-1] == "audit", "what it runs is compared with what is known there"
-    lease_keeper.beat()
-    clock.advance(AUDITS_GATHERED_S)
-    lease_keeper.watch()
-    assert recording.heard.count("audit") == 1, "once"
-    assert lease_keeper.trusted
-
-
-def test_an_outage_shorter_than_the_window_changes_nothing(
-    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
-) -> None:
-    lease_keeper.beat()
-    lease_keeper._core.connection_opened("listener")
-    store.go_away()
-    clock.advance(3)
-    assert not lease_keeper.beat()
-    store.come_back()
-    assert lease_keeper.beat()
-    clock.advance(AUDITS_GATHERED_S)
-    lease_keeper.watch()
-    assert recording.heard == ["registered", "resume", "audit"]
-
-
-def test_stop_requests_are_heard_with_the_heartbeat(
-    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore
-) -> None:
-    lease_keeper.beat()
-    assert lease_keeper.worker is not None
-    feed = store.feeds.add(FeedSpec("a", "tcp", {}, {}))
-    with store.fleet.reconcile_pass() as p:
-        assert p is not None
-        (given,) = p.assign([(feed.id, lease_keeper.worker.id)])
-    store.leases.claim(lease_keeper.worker.id, [given.key])
-    lease_keeper.beat()
-    assert "orders" not in recording.heard
-    store.feeds.set_target("a", TargetState.PAUSED)
-    with store.fleet.reconcile_pass() as p:
-        assert p is not None
-        edits = [(edited.id, on_edit(edited, lease)) for edited, lease in p.dirty(limit=10)]
-        p.apply_edits(edits, stop_within_s=30)
-    lease_keeper.beat()
-    assert recording.heard[-1] == "orders"
-    (request,) = store.leases.stop_requests(lease_keeper.worker.id)
-    assert request.reason is Reason.PAUSED
 
 
 def test_the_watchdog_calls_when_no_pass_has_finished_for_three_intervals(
@@ -233,18 +118,6 @@ def test_the_watchdog_does_not_go_by_a_pass_that_lies_ahead(
         clock.advance(2)
         lease_keeper.beat()
     assert recording.heard.count("reconcile overdue") == 1
-
-
-def test_the_watchdog_is_quiet_while_passes_finish(
-    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
-) -> None:
-    lease_keeper.beat()
-    for _ in range(30):
-        clock.advance(2)
-        with store.fleet.reconcile_pass():
-            pass
-        lease_keeper.beat()
-    assert "reconcile overdue" not in recording.heard
 
 
 def test_it_renews_nothing_and_cuts_the_sockets_while_the_event_loop_stands_still(
