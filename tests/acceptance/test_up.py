@@ -278,7 +278,7 @@ def test_a_killed_server_comes_back_and_nothing_is_lost(kind: str, demo: Up) -> 
     every_feed_goes_on(demo)
 
 
-def test_nothing_outlives_a_kill_and_the_next_start_goes_on_where_it_was(demo: Up) -> None:
+def test_nothing_outlives_a_kill_and_in_a_terminal_the_demo_goes_on_where_it_was(demo: Up) -> None:
     """The last test of the demo, which it ends."""
     before = counts(demo.settings()["FEEDQ_DATABASE_URL"])
     demo.process.kill()
@@ -286,46 +286,51 @@ def test_nothing_outlives_a_kill_and_the_next_start_goes_on_where_it_was(demo: U
     demo.leaves_nothing(limit_s=10)
     told = run_feedq("env", "--data-dir", str(demo.data_dir), env=plain_env())
     assert (told.returncode, "no feedq up runs in" in told.stderr) == (1, True)
-    with running(demo.data_dir.parent, "--demo", "--workers", "2") as up:
-        up.says(ALL_LAND.format(2))
-        after = counts(up.settings()["FEEDQ_DATABASE_URL"])
-        up.process.send_signal(signal.SIGTERM)
-        assert up.exits() == 0
-        assert not up.survivors()
-        assert up.output.rstrip().endswith("stopped")
-    assert are_exact(after)
-    assert all(after[feed][2] > before[feed][2] for feed in before), "goes on, does not begin anew"
+    shown = show_in_a_terminal(demo.data_dir, "--workers=1", until=EACH_LANDS)
+    assert shown.rstrip().endswith(b"stopped")
+    after = last_shown(shown)
+    assert after.keys() == before.keys()
+    assert all(after[feed] > before[feed][2] for feed in before), "goes on, does not begin anew"
 
 
-def test_in_a_terminal_the_demo_is_shown_live_with_its_check_and_ctrl_c_ends_it() -> None:
-    with directory() as where:
-        pid, terminal = pty.fork()
-        if pid == 0:
-            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
-            os.execvpe(
-                FEEDQ[0], [*FEEDQ, "up", "--demo", f"--data-dir={where}/data", "--workers=1"], plain_env()
-            )
-        shown = bytearray()
-        finished = threading.Thread(target=_read, args=(terminal, shown))
-        finished.start()
-        try:
-            whole = (
-                rb"FEED +STATUS .*CHECK.*coastguard/ais-12 +streaming .* [\d,]+ rows, 0 missing, 0 doubled"
-            )
-            wait_until(
-                lambda: re.search(whole, re.sub(rb"\x1b\[[0-9;]*[A-Za-z]", b"", shown), re.DOTALL),
-                limit_s=START_S,
-                what=lambda: shown[-4_000:].decode(errors="replace"),
-            )
-            os.write(terminal, b"\x03")
-            finished.join(STOP_S)
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        except BaseException:
-            os.kill(pid, signal.SIGKILL)
-            raise
-        finally:
-            os.close(terminal)
-        assert shown.rstrip().endswith(b"stopped")
+EACH_LANDS = rb"FEED +STATUS .*CHECK.*coastguard/ais-12 +streaming .* [\d,]+ rows, 0 missing, 0 doubled"
+
+
+def show_in_a_terminal(data_dir: Path, *options: str, until: bytes) -> bytes:
+    """Run the demo in a terminal until that shows something, then press Ctrl-C: all that was shown."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
+        os.execvpe(FEEDQ[0], [*FEEDQ, "up", "--demo", f"--data-dir={data_dir}", *options], plain_env())
+    shown = bytearray()
+    finished = threading.Thread(target=_read, args=(terminal, shown))
+    finished.start()
+    try:
+        wait_until(
+            lambda: re.search(until, plain(shown), re.DOTALL),
+            limit_s=START_S,
+            what=lambda: shown[-4_000:].decode(errors="replace"),
+        )
+        os.write(terminal, b"\x03")
+        finished.join(STOP_S)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        os.close(terminal)
+    return bytes(shown)
+
+
+def plain(shown: bytes | bytearray) -> bytes:
+    """What a terminal was sent, without what moves its cursor and colours its text."""
+    return re.sub(rb"\x1b\[[0-9;]*[A-Za-z]", b"", shown)
+
+
+def last_shown(shown: bytes) -> dict[str, int]:
+    """Of each feed, the rows that the check found last."""
+    found = re.findall(rb"(coastguard/ais-\d+) .*?([\d,]+) rows, 0 missing, 0 doubled", plain(shown))
+    return {feed.decode(): int(rows.replace(b",", b"")) for feed, rows in found}
 
 
 def _read(terminal: int, shown: bytearray) -> None:
@@ -342,27 +347,21 @@ def test_ctrl_c_during_the_start_ends_it() -> None:
         up.leaves_nothing()
 
 
-def test_a_second_signal_does_not_wait_for_a_frozen_worker() -> None:
-    with directory() as where, running(where, "--workers", "1", "--beats", "0") as up:
-        worker = up.worker_pid(1)
+def test_urls_replace_the_servers_and_a_second_signal_does_not_wait_for_a_frozen_worker(
+    database_url: str, broker_url: str
+) -> None:
+    settings = {"FEEDQ_DATABASE_URL": database_url, "FEEDQ_BROKER_URL": broker_url}
+    with directory() as where, running(where, "--workers", "1", "--beats", "0", **settings) as up:
         up.says("everything is up")
-        os.kill(worker, signal.SIGSTOP)
+        assert up.settings().items() >= settings.items()
+        assert not list(up.data_dir.glob("pg*"))
+        assert not (up.data_dir / "valkey").exists()
+        os.kill(up.worker_pid(1), signal.SIGSTOP)
         up.process.send_signal(signal.SIGTERM)
         up.says("stopping")
         up.process.send_signal(signal.SIGTERM)
         assert up.exits() == 1
         assert not up.survivors()
-
-
-def test_urls_in_the_environment_take_the_place_of_the_servers(database_url: str, broker_url: str) -> None:
-    settings = {"FEEDQ_DATABASE_URL": database_url, "FEEDQ_BROKER_URL": broker_url}
-    with directory() as where, running(where, "--workers", "1", "--beats", "1", **settings) as up:
-        up.says("everything is up")
-        assert up.settings().items() >= settings.items()
-        assert not list(up.data_dir.glob("pg*"))
-        assert not (up.data_dir / "valkey").exists()
-        up.process.send_signal(signal.SIGTERM)
-        assert up.exits() == 0
 
 
 def test_a_worker_that_does_not_start_is_an_error_with_the_end_of_its_log() -> None:
