@@ -95,7 +95,6 @@ def apply(
       feedq apply -f feeds.yaml --dry-run
       cat feeds/*.yaml | feedq apply -f - --prune --yes
     """
-
     from feedq.verbs.manifest.changes import Action
     from feedq.verbs.wording import counted
 
@@ -158,7 +157,6 @@ def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
     Example:
       feedq lint -f feeds/
     """
-
     from feedq.verbs.manifest import reader
     from feedq.verbs.wording import counted
 
@@ -212,7 +210,6 @@ def _planned(
 
 def _manifests(files: Sequence[str]) -> Iterator[Manifest]:
     """Reads files, and all manifests in directories and below these, by name."""
-
     from feedq.verbs.manifest.reader import Manifest, ManifestProblem
 
     for file in files:
@@ -249,7 +246,6 @@ def read_file(file: str) -> Manifest:
 
 def checked(manifests: Sequence[Manifest]) -> Manifest:
     """Joins the manifests, if all are right. Raises `InvalidInput` with every mistake of every file."""
-
     from feedq.verbs.manifest import feed_entry, reader
     from feedq.verbs.manifest.reader import ManifestProblem
 
@@ -275,7 +271,6 @@ def _plan(
     invocation: Invocation, declared: Manifest, *, prune: bool, tenant: str | None
 ) -> DeclarationChanges:
     """Lists the changes in the order in which they are made."""
-
     from feedq.verbs.manifest.changes import Action, DeclarationChanges, plan, plan_queues, plan_schedules
 
     # Kinds that the manifests say nothing about are left alone: who keeps schedules in a file of their own does
@@ -320,7 +315,6 @@ def declared_feeds(invocation: Invocation, *, tenant: str | None = None) -> Iter
 
 def _begun(invocation: Invocation, declared: Manifest, changes: Sequence[Change], *, adopt: bool) -> Begun:
     """Notes in the changes which new feeds their sinks know, and where they begin."""
-
     from feedq.verbs.declaring import begun
     from feedq.verbs.wording import printable
 
@@ -347,7 +341,6 @@ def show_changes(changes: Sequence[Change]) -> None:
 
 def _carry_out_or_warn(invocation: Invocation, found: Begun, *, dry_run: bool, adopt: bool) -> None:
     """Make the changes unless it is a dry run, and warn of schedules that never tick or that nobody can run."""
-
     from feedq.cli.tables import never_ticks, warn_ended, warn_never, warn_unserved
     from feedq.core.schedule.model import ScheduleSpec
 
@@ -361,7 +354,6 @@ def _carry_out_or_warn(invocation: Invocation, found: Begun, *, dry_run: bool, a
 
 def _carry_out(invocation: Invocation, found: Begun, *, adopt: bool) -> list[Schedule]:
     """Returns the schedules as they are now that were added or changed."""
-
     from feedq.verbs import bulk
 
     of_feeds = [change for change in found.changes if change.noun == "feed"]

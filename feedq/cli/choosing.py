@@ -52,7 +52,6 @@ selection_options = decorated(
 
 def selection_of(names: Sequence[str] = (), **given: Any) -> Selection:
     """The selection that the options ask for. Raises `InvalidInput`."""
-
     from feedq.cli.options import split_assignment
     from feedq.core.selection import Selection
 

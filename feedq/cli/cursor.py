@@ -56,7 +56,6 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed cursor show acme/orders
     """
-
     from feedq.verbs.report.details import detail_lines
     from feedq.verbs.wording import as_json, stamp
 
@@ -112,7 +111,6 @@ def rewind(
       feedq feed cursor rewind acme/ticks --to 90m
       feedq feed cursor rewind acme/orders --to-start
     """
-
     from feedq.core.values import parse_duration
 
     if (records is not None) + (to is not None) + to_start != 1:

@@ -42,7 +42,6 @@ def upgrade(invocation: Invocation, *, check: bool) -> None:
       FEEDQ_DATABASE_URL=postgresql://feedq@db/feedq feedq db upgrade
       feedq db upgrade --check
     """
-
     from feedq.control.store import migrate, revision
     from feedq.core.passwords import mask_url
     from feedq.verbs.wording import counted
@@ -79,7 +78,6 @@ def grants(invocation: Invocation, *, apply_: bool) -> None:
       feedq db grants > roles.sql
       FEEDQ_ROLE_PASSWORDS__WORKER=… feedq db grants --apply
     """
-
     from feedq.control.store import grants as roles
     from feedq.core.passwords import mask_url
 
@@ -118,7 +116,6 @@ def grants(invocation: Invocation, *, apply_: bool) -> None:
 
 def _sinks(settings: Settings) -> tuple[list[str], dict[str, str]]:
     """Finds the sinks in the control database, and those in others of PostgreSQL with the names of these."""
-
     from sqlalchemy import make_url
 
     control = make_url(settings.database_url.get_secret_value())

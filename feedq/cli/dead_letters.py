@@ -51,7 +51,6 @@ def list_(invocation: Invocation, *, name: str | None, ids: Sequence[int], limit
       feedq feed dead-letters list acme/orders --limit 10
       feedq feed dead-letters list acme/orders 17
     """
-
     from feedq.verbs.report.rows import dead_letter_row
     from feedq.verbs.wording import ago, cut, printable
 
@@ -105,7 +104,6 @@ def _show(invocation: Invocation, name: str, ids: Sequence[int]) -> None:
 
 def _list_feeds(invocation: Invocation, limit: int) -> None:
     """What the workers have told of their feeds: no sink is asked."""
-
     from feedq.core.selection import Selection
     from feedq.verbs.wording import ago, said
 
@@ -148,7 +146,6 @@ def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool)
       feedq feed dead-letters replay acme/orders 17 18
       feedq feed dead-letters replay acme/orders --all
     """
-
     from feedq.verbs.wording import printable
 
     with ProgressBar("records tried", None if all_ else len(set(ids))) as bar:

@@ -61,7 +61,6 @@ def set_feeds(invocation: Invocation, *, names: Sequence[str], yes: bool, **chos
       feedq feed set acme/orders source.url=tcp://10.0.0.7:7001 source.hello=
       feedq feed set --tenant acme weight=2 expect.max_silence=20s labels.region=eu
     """
-
     from feedq.verbs.manifest import feed_entry
     from feedq.verbs.manifest.changes import Action, Change, difference
     from feedq.verbs.manifest.feed_entry import FeedEntry, plain_feed
@@ -103,7 +102,6 @@ def edit_feed(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed edit acme/orders
     """
-
     from feedq.verbs.manifest.changes import Action, Change
     from feedq.verbs.manifest.feed_entry import plain_feed
 
@@ -134,7 +132,6 @@ def set_schedules(invocation: Invocation, *, names: Sequence[str]) -> None:
       feedq schedule set acme/cleanup cron="0 3 * * *" timeout=30m kwargs.days=7
       feedq schedule set acme/poll every=30s retries=3
     """
-
     from feedq.cli.tables import warn_unserved
     from feedq.core.schedule.entries import plain_schedule
     from feedq.verbs.manifest.changes import Action, Change, plain_difference
@@ -166,7 +163,6 @@ def edit_schedule(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq schedule edit acme/cleanup
     """
-
     from feedq.cli.tables import warn_unserved
     from feedq.core.schedule.entries import plain_schedule
 
@@ -179,7 +175,6 @@ def edit_schedule(invocation: Invocation, *, name: str) -> None:
 
 def declared_schedule(invocation: Invocation, name: str) -> ScheduleSpec:
     """A schedule that people declare. Raises `InvalidInput` for one that the beat's own file has."""
-
     from feedq.core.schedule.model import Beat
 
     spec = invocation.jobs.schedules.get(name).spec
@@ -190,7 +185,6 @@ def declared_schedule(invocation: Invocation, name: str) -> ScheduleSpec:
 
 def with_assignments(spec: ScheduleSpec, assignments: Sequence[str]) -> ScheduleSpec:
     """The schedule with these keys set. Raises `InvalidInput` with everything that is wrong."""
-
     from feedq.core.schedule.entries import TIMING_KEYS, ZONED_KEYS, ScheduleEntry, plain_schedule
 
     keys = plain_schedule(spec)
@@ -239,7 +233,6 @@ def _edit(
     change: Callable[[Spec, Sequence[OptionChange]], None],
 ) -> None:
     """Lets a person edit a declaration. What was written is kept whenever it was not applied."""
-
     from feedq.verbs import documents
     from feedq.verbs.manifest.changes import plain_difference
 

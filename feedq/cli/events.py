@@ -69,7 +69,6 @@ def events(
       feedq events --kind feed_paused --kind feed_edited --since 1d
       feedq events --feed acme/orders --follow
     """
-
     from feedq.cli.tables import EVENT_COLUMNS, EVENT_EPOCH
     from feedq.control.store.event_listing import EventFilter
     from feedq.verbs.report.rows import listed_event_row
@@ -93,7 +92,6 @@ def _newest(
     invocation: Invocation, which: EventFilter, limit: int, *, after: int = 0
 ) -> Iterator[ListedEvent]:
     """The newest of them that came after this one, newest first."""
-
     from feedq.control.store.event_listing import PAGE_MAX
 
     place = None
@@ -108,7 +106,6 @@ def _newest(
 
 def _follow(invocation: Invocation, which: EventFilter, found: list[ListedEvent]) -> None:
     """Shows what was found, one on a line, and then what there is more of, until Ctrl-C."""
-
     from feedq.cli.tables import EVENT_COLUMNS
     from feedq.verbs.report.rows import listed_event_row
 

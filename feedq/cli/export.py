@@ -37,7 +37,6 @@ def export(invocation: Invocation, *, names: Sequence[str], tenant: str | None, 
       feedq export > feeds.yaml
       feedq export acme/orders --with-cursors > moved.yaml
     """
-
     from feedq.verbs import documents
 
     if names and tenant is not None:
@@ -82,7 +81,6 @@ def _entries(
 
 def _entry(feed: Feed, resume: StartCursor | None) -> dict[str, Any]:
     """A feed that runs does not say so: applied again later, it would undo a pause that came between."""
-
     from feedq.core.model import TargetState
     from feedq.verbs.manifest.feed_entry import plain_feed
 
@@ -95,7 +93,6 @@ def _entry(feed: Feed, resume: StartCursor | None) -> dict[str, Any]:
 def _jobs(invocation: Invocation, names: Sequence[str], feeds: Collection[str]) -> dict[str, Iterable[Any]]:
     """The lists of schedules and queues that are not empty. Raises `NotFound` for a name that neither a feed nor a
     schedule has."""
-
     from feedq.core.schedule.entries import plain_queue, plain_schedule
     from feedq.core.schedule.model import ScheduleSpec, UnreadableSpec
 

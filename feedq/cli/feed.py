@@ -84,7 +84,6 @@ def list_(invocation: Invocation, *, sort: SelectionOrder, limit: int | None, **
       feedq feed list --status failed --status stalled
       feedq feed list --tenant acme --sort bytes --limit 10
     """
-
     from feedq.cli.tables import feed_columns, wide_feed_columns
     from feedq.verbs.report.rows import feed_row
 
@@ -105,7 +104,6 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed show acme/orders
     """
-
     from feedq.core.model import BACKFILL_SUFFIX, known_as
     from feedq.verbs import actions
     from feedq.verbs.report.details import declaration_lines, detail_lines, lease_lines
@@ -139,7 +137,6 @@ def history(invocation: Invocation, *, name: str, span: Span) -> None:
     Example:
       feedq feed history acme/orders --span day
     """
-
     from feedq.cli.tables import LANDED_COLUMNS
     from feedq.verbs.report.rows import landed_document
     from feedq.verbs.wording import sparkline
@@ -243,7 +240,6 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
       feedq feed drift acme/orders
       feedq feed drift acme/orders --apply
     """
-
     from feedq.core.notices import new_fields
     from feedq.sinks.base import parse_sink
     from feedq.verbs import new_columns

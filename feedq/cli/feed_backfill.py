@@ -73,7 +73,6 @@ def begin(
       feedq feed backfill begin acme/orders --from 1000 --to 250000
       feedq feed backfill begin acme/ticks --from 2026-12-01T08:00Z --rows-per-s 500
     """
-
     from feedq.connectors.base import show_cursor
 
     row = invocation.sink_verbs.backfills.begin(
@@ -104,7 +103,6 @@ def show(invocation: Invocation, *, name: str | None) -> None:
       feedq feed backfill show
       feedq feed backfill show acme/orders
     """
-
     from feedq.connectors.base import show_cursor
     from feedq.verbs.report.details import detail_lines
     from feedq.verbs.wording import stamp

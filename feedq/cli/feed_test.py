@@ -70,7 +70,6 @@ def feed_test(
       feedq feed test acme/orders -f feeds.yaml
       feedq feed test acme/orders -f feeds.yaml --infer > typed.yaml
     """
-
     from feedq.verbs.trial import Wanted, try_feed
     from feedq.verbs.wording import printable
 
@@ -101,7 +100,6 @@ def feed_test(
 
 def _propose(invocation: Invocation, spec: FeedSpec, trial: Trial) -> None:
     """Prints a manifest; the steps of the trial go to standard error. A table that is not there is no trouble."""
-
     from feedq.core.model import TargetState
     from feedq.verbs import documents
     from feedq.verbs.manifest import feed_entry

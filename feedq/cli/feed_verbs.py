@@ -37,7 +37,6 @@ def pause(invocation: Invocation, **asked: Any) -> None:
       feedq feed pause acme/orders --wait
       feedq feed pause --tenant acme --yes
     """
-
     from feedq.core.model import Status, TargetState
 
     target = TargetState.PAUSED
@@ -54,7 +53,6 @@ def resume(invocation: Invocation, **asked: Any) -> None:
       feedq feed resume acme/orders
       feedq feed resume --label region=eu --status paused --yes
     """
-
     from feedq.core.model import Status, TargetState
 
     target = TargetState.RUNNING
@@ -71,7 +69,6 @@ def restart(invocation: Invocation, **asked: Any) -> None:
       feedq feed restart acme/orders --wait
       feedq feed restart --failing --yes
     """
-
     from feedq.core.model import Status
 
     _do(invocation, "Restart", "restarted", lambda fs, n: fs.restart(n), Status.STREAMING, **asked)
@@ -92,7 +89,6 @@ def remove(
       feedq feed remove acme/orders --yes --wait
       feedq feed remove --tenant acme
     """
-
     from feedq.verbs.wording import counted, some
 
     live = choose(invocation, selection_of(names, **chosen))
@@ -162,7 +158,6 @@ def _moved(
     invocation: Invocation, live: Sequence[FeedView], target: str | None
 ) -> bulk.BulkResult[FeedView, str]:
     """Each with the name of the worker that gets it."""
-
     from feedq.verbs import actions, bulk
 
     if invocation.api is not None:
@@ -217,7 +212,6 @@ def _do(
 ) -> None:
     """Does it to all that are chosen, and waits until they are as ``wanted``; those that stream anew, with the
     declarations that they have now or later ones. Raises when it could not be done to some."""
-
     from feedq.core.model import Status
     from feedq.core.selection import Selection
     from feedq.verbs.wording import counted

@@ -36,7 +36,6 @@ def split_assignment(text: str, *, option: str) -> tuple[str, str]:
 
 def moment(text: str, zone: str, *, option: str) -> datetime:
     """Reads a time as `parse_moment` does. Raises `InvalidInput` that names the option."""
-
     from feedq.core.values import parse_moment
 
     try:
@@ -47,7 +46,6 @@ def moment(text: str, zone: str, *, option: str) -> datetime:
 
 def duration(text: str, *, option: str) -> float:
     """Reads a duration as `parse_duration` does. Raises `InvalidInput` that names the option."""
-
     from feedq.core.values import parse_duration
 
     try:
@@ -58,7 +56,6 @@ def duration(text: str, *, option: str) -> float:
 
 def assigned(keys: Mapping[str, Any], assignments: Iterable[str], kind: type[Entry]) -> dict[str, Any]:
     """Puts ``key=value`` into an entry of a manifest, which is not checked. Raises `InvalidInput`."""
-
     from feedq.core.values import did_you_mean, entries_below
 
     changed = copy.deepcopy(dict(keys))

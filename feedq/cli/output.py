@@ -70,7 +70,6 @@ def state(title: str, cell: Callable[[T], str]) -> TableColumn[T]:
 
 def styled(word: str, *, after: str = "") -> Styled:
     """Gives a status or state its colour, and adds what stands after it."""
-
     from feedq.verbs.troubles import TONES
 
     tone = TONES.get(word)
@@ -82,7 +81,6 @@ def styled(word: str, *, after: str = "") -> Styled:
 
 def answer(invocation: Invocation, document: Any, text: str | Callable[[], object]) -> None:
     """Prints the document with --json, else the text, or calls what prints it. An iterator becomes a list."""
-
     from feedq.verbs.wording import printable
 
     if invocation.form is Form.YAML:
@@ -119,7 +117,6 @@ def answer_list(
 
 def answer_done(invocation: Invocation, names: Iterable[str], done: str) -> None:
     """Prints what was done to the feeds or schedules of these names."""
-
     from feedq.verbs.wording import printable
 
     once = dict.fromkeys(names)
@@ -129,7 +126,6 @@ def answer_done(invocation: Invocation, names: Iterable[str], done: str) -> None
 
 def write_json(document: Any) -> None:
     """Writes one document, then a newline."""
-
     from feedq.verbs.wording import as_json
 
     click.echo(as_json(list(document) if isinstance(document, map) else document, indented=True))
@@ -149,7 +145,6 @@ def write_yaml(document: Any) -> None:
 
 def write_json_line(document: Any) -> None:
     """Writes one document on one line, at once: for commands that go on."""
-
     from feedq.verbs.wording import as_json
 
     click.echo(as_json(document))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Final
 
@@ -20,17 +20,8 @@ from feedq.cli.invocation import FORM_OPTIONS, Invocation
 from feedq.core.authorship import Author, acting
 from feedq.errors import FeedqError, InvalidInput
 
-LOCAL: Final[Mapping[str, str]] = {
-    "up": "starts processes on the machine that it is called on",
-    "env": "prints passwords of that machine's servers",
-    "api": "is the API",
-    "db upgrade": "is done before the API of a release can run",
-    "db grants": "needs a superuser, whom the API must not be",
-    "feed test": "connects to the source from where it is called, with the secrets there",
-    "lint": "reads files, and asks no server",
-    "completion": "is for a shell",
-}
-"""Commands that ask no API, though one is named, and why."""
+LOCAL: Final = frozenset({"up", "env", "api", "db upgrade", "db grants", "feed test", "lint", "completion"})
+"""Commands that ask no API, though one is named: they start or set up something, or work with what is here."""
 EMBEDDED: Final = ("up", "env")
 """Commands that need the extra ``embedded``."""
 COLLECT_AFTER: Final = 50_000
@@ -122,25 +113,16 @@ def _heed_server(ctx: click.Context, path: Sequence[str]) -> None:
     url = ctx.params.get("server")
     # Named on the command line, it is meant for this command; in the environment, for those that ask servers.
     is_meant = ctx.get_parameter_source("server") is click.core.ParameterSource.COMMANDLINE
-    local = next((name for name in (" ".join(path[:1]), " ".join(path)) if reason_of(name)), None)
-    if url and is_meant and local is not None:
-        raise Refused(str(not_served(local)))
+    local = LOCAL & {path[0], " ".join(path)}
+    if url and is_meant and local:
+        raise Refused(str(not_served(*local)))
     ctx.ensure_object(Invocation).server = url or None
-
-
-def reason_of(path: str) -> str | None:
-    """Why this command is local, or all below it are; None when it is not."""
-    found = [why for name, why in LOCAL.items() if f"{name} ".startswith(f"{path} ")]
-    return found[0] if found and path != "feed" else None
 
 
 def not_served(path: str) -> InvalidInput:
     """The error of a command that was to ask a server."""
-    why = reason_of(path)
-    because = "" if why is None else f": it {why}"
     return InvalidInput(
-        f"`feedq {path}` asks no API{because}. Leave --server out, and FEEDQ_SERVER, and do it where the database "
-        "can be reached"
+        f"`feedq {path}` asks no API. Leave --server and FEEDQ_SERVER out, and do it where the database is reached"
     )
 
 

@@ -79,7 +79,6 @@ def list_(
       feedq schedule list --prefix acme/
       feedq schedule list --queues
     """
-
     from feedq.cli.tables import QUEUE_COLUMNS, schedule_columns
     from feedq.verbs.report.rows import queue_row, schedule_row
 
@@ -116,7 +115,6 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq schedule show acme/cleanup
     """
-
     from feedq.cli.tables import run_columns
     from feedq.core.schedule.entries import plain_schedule
     from feedq.verbs import documents
@@ -166,7 +164,6 @@ def runs(invocation: Invocation, *, name: str | None, states: Sequence[RunState]
     Example:
       feedq schedule runs acme/cleanup --state failed --state lost
     """
-
     from feedq.cli.tables import run_columns
     from feedq.verbs.report.rows import run_row
 
@@ -264,7 +261,6 @@ def cancel(invocation: Invocation, *, name: str | None, run_id: int | None) -> N
       feedq schedule cancel acme/cleanup
       feedq schedule cancel --run 4711
     """
-
     from feedq.verbs.report.rows import run_row
     from feedq.verbs.wording import counted
 

@@ -50,7 +50,6 @@ def next_(invocation: Invocation, *, names: Sequence[str], count: int, begin: st
       feedq schedule next acme/cleanup --count 5
       feedq schedule next cron="30 2 * * *" zone=Europe/Berlin --from 2027-03-26
     """
-
     from feedq.core.schedule.model import ScheduleState
     from feedq.verbs.wording import printable, timing_words
 
@@ -79,7 +78,6 @@ def _chosen(
     invocation: Invocation, names: Sequence[str], assignments: Sequence[str]
 ) -> tuple[ScheduleSpec, int, ScheduleState]:
     """The schedule of this name as it is or would be, with its id and state; or a timing that is to be tried."""
-
     from feedq.core.schedule.entries import ScheduleEntry
     from feedq.core.schedule.model import ScheduleState
 
@@ -98,7 +96,6 @@ def _chosen(
 
 def zone_of(timing: Timing) -> str:
     """Finds the zone on whose clock people read a schedule's times."""
-
     from feedq.core.schedule.model import Cron
     from feedq.core.values import DEFAULT_ZONE
 
@@ -207,7 +204,6 @@ def trigger(
     Example:
       feedq schedule trigger acme/cleanup kwargs.days=7 --key release-4.2 --wait
     """
-
     from feedq.cli.tables import warn_unserved
     from feedq.core.schedule.model import RunState
     from feedq.verbs.report.rows import run_row
@@ -273,7 +269,6 @@ def backfill(invocation: Invocation, *, name: str, begin: str, end: str, yes: bo
     Example:
       feedq schedule backfill acme/cleanup --from 2026-11-01 --to 2026-11-08 --yes
     """
-
     from feedq.core.schedule.ticks import past_ticks
     from feedq.core.values import instant
     from feedq.verbs.wording import counted

@@ -45,7 +45,6 @@ def status(invocation: Invocation, *, problems: bool) -> None:
       feedq status --watch
       feedq status --problems
     """
-
     from feedq.cli.tables import all_worker_columns
     from feedq.verbs.report.rows import status_document
     from feedq.verbs.wording import printable
@@ -119,7 +118,6 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
       feedq doctor
       FEEDQ_ALERT_URLS='mailto://…  slack://…' feedq doctor --alerts
     """
-
     from feedq.verbs.diagnosis.checks import Level
     from feedq.verbs.report.rows import check_row
 
@@ -138,7 +136,6 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
 
 def _write_check(check: Check) -> None:
     """Prints a check at once: some take seconds, and people want to see which."""
-
     from feedq.verbs.wording import printable
 
     level, what = check.level.value.ljust(LEVEL_WIDTH), check.name.ljust(NAME_WIDTH) + printable(check.detail)

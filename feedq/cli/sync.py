@@ -55,7 +55,6 @@ def sync(
       FEEDQ_CATALOGS__CRM__KIND=directory FEEDQ_CATALOGS__CRM__PATH=feeds feedq sync crm --dry-run
       feedq sync
     """
-
     from feedq.verbs.report.rows import sync_row
 
     chosen = [name.lower() for name in names] or _all_catalogs(invocation)
@@ -87,7 +86,6 @@ def _all_catalogs(invocation: Invocation) -> list[str]:
 
 def _opened(invocation: Invocation, chosen: Sequence[str]) -> list[Callable[..., SyncReport]]:
     """What syncs each. Raises `InvalidInput` when one is not set up as it must be."""
-
     from feedq.verbs.catalogs.base import open_catalog
     from feedq.verbs.catalogs.syncing import sync as sync_catalog
 

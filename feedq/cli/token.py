@@ -47,7 +47,6 @@ def add(invocation: Invocation, *, name: str, role: AccessRole, tenant: str | No
     Example:
       feedq token add acme-ci --role operator --tenant acme --for 30d
     """
-
     from feedq.control.store.tokens import DAYS_MAX
     from feedq.core.values import check_name
 
@@ -71,7 +70,6 @@ def list_(invocation: Invocation) -> None:
     Example:
       feedq token list
     """
-
     from feedq.verbs.report.rows import token_row
     from feedq.verbs.wording import stamp
 

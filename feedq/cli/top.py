@@ -40,10 +40,6 @@ LINES_BESIDE_FEEDS = 4
 """Titles of the feeds, two blank lines and the last one of the live view."""
 SCHEDULES_SHOWN = 5
 """Those to look at first; `feedq schedule list` has them all."""
-_TROUBLED_FIRST = (
-    *("quarantined", "failed", "failing", "sink_unavailable", "refusing"),
-    *("stalled", "backoff", "waiting", "connecting"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +211,11 @@ def render(
 
     ``extra`` are further columns of the feeds, ``last`` is what the last line says.
     """
-
     from rich.console import Group
     from rich.text import Text
 
     from feedq.cli.tables import WORKER_WHY, feed_columns, urgent_columns, worker_columns
+    from feedq.verbs.troubles import TROUBLES
     from feedq.verbs.wording import worker_trouble
 
     height = console.size.height
@@ -236,7 +232,8 @@ def render(
     unlimited = console.options.update(height=None)
     taken = len(console.render_lines(Group(title, workers, *below), unlimited))
     room = max(height - LINES_BESIDE_FEEDS - taken, 1)
-    ranked = sorted(frame.feeds, key=lambda view: _rank(view, frame))
+    worst = list(dict.fromkeys(trouble.status for trouble in TROUBLES))
+    ranked = sorted(frame.feeds, key=lambda view: _rank(view, frame, worst))
     columns = [*feed_columns(frame.at, title="FEED", rates=frame.rates, width=60), *extra]
     feeds = rich_table(ranked[:room], columns)
     left_out = len(ranked) - room
@@ -252,8 +249,8 @@ def render(
     return Group(*parts)
 
 
-def _rank(view: FeedView, frame: Frame) -> tuple[int, float, str]:
-    trouble = _TROUBLED_FIRST.index(view.status) if view.status in _TROUBLED_FIRST else len(_TROUBLED_FIRST)
+def _rank(view: FeedView, frame: Frame, worst: Sequence[str]) -> tuple[int, float, str]:
+    trouble = worst.index(view.status) if view.status in worst else len(worst)
     return (trouble, -frame.rates.get(view.feed.id, 0.0), view.feed.name)
 
 

@@ -89,7 +89,6 @@ def up(
       feedq up --demo
       feedq feed list          # in another terminal, in the same directory
     """
-
     from feedq.local.datadir import DataDir
     from feedq.local.stack import Interrupted, LocalStack
     from feedq.settings import settings as check_settings
@@ -129,7 +128,6 @@ def env(invocation: Invocation, *, data_dir: Path) -> None:
     Example:
       eval "$(feedq env)"
     """
-
     from feedq.local.datadir import DataDir
 
     settings = DataDir(data_dir).settings()
@@ -181,7 +179,6 @@ def _line(document: Mapping[str, str]) -> str:
 
 def _start_demo(stack: LocalStack, store: PostgresStore) -> None:
     """Makes the demo's source, table and feeds, before there are workers to stream them."""
-
     from feedq.local import demo
     from feedq.local.demo_source import RATES
     from feedq.local.stack import listens_on
@@ -228,7 +225,6 @@ def _shown(stack: LocalStack, store: PostgresStore, *, as_json: bool) -> Iterato
 
 def _show(stack: LocalStack, store: PostgresStore, as_json: bool, ended: Event) -> None:
     """Shows what `feedq top` does, with a column of the demo's check, until ``ended``."""
-
     from rich.console import Console
     from rich.live import Live
 

@@ -37,7 +37,6 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
     Example:
       feedq worker list --json
     """
-
     from feedq.cli.tables import NO_WORKERS, all_worker_columns
     from feedq.verbs.diagnosis.placement_checks import serves
     from feedq.verbs.report.rows import worker_row
@@ -60,7 +59,6 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker show celery@host
     """
-
     from feedq.cli.tables import feed_columns
     from feedq.verbs import actions
     from feedq.verbs.report.details import worker_lines
@@ -93,7 +91,6 @@ def cordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker cordon celery@host
     """
-
     from feedq.core.model import WorkerTarget
     from feedq.verbs import actions
 
@@ -111,7 +108,6 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker uncordon celery@host
     """
-
     from feedq.core.model import WorkerTarget
     from feedq.verbs import actions
 
@@ -133,7 +129,6 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     Example:
       feedq worker drain celery@host --wait --timeout 120
     """
-
     from feedq.core.model import WorkerTarget
     from feedq.verbs import actions
     from feedq.verbs.wording import counted
@@ -191,7 +186,6 @@ class Handover:
 
     def obstacle(self) -> str | None:
         """Says why the handover gets no further; None when nothing is in the way but time."""
-
         from feedq.verbs.diagnosis.waiting_checks import explain_staying
 
         if self._invocation.server is not None:

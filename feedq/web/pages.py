@@ -434,7 +434,7 @@ class SchedulesPage(PageHandler):
 
     async def show(self) -> str:
         query = parse_schedules(self.argument, limit=SCHEDULES_SHOWN)
-        part = await self.queries.schedules.part(query)
+        part = await self.queries.schedules(query)
         here = query.address(usual_limit=SCHEDULES_SHOWN)
         return self.part(
             "schedules_live.html",
@@ -461,7 +461,7 @@ class SchedulePage(PageHandler):
         if not name:
             raise InvalidInput("name: say which schedule, as in ?name=acme/rollup")
         self.title = name
-        data = await self.queries.schedules.schedule(name, states=states)
+        data = await self.queries.schedule(name, states=states)
         return self.part(
             "schedule_live.html",
             data=data,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -11,7 +11,7 @@ from uuid import UUID
 
 from feedq.control.store.event_listing import EventFilter, WorkerMoves
 from feedq.control.store.feed_listing import FoundFeeds, Query
-from feedq.control.store.postgresql import JobStore, PostgresStore
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.landed import LandedBucket, Span
 from feedq.core.model import Event, FeedView
 from feedq.core.schedule.model import Run, RunState, ScheduleState, ScheduleView
@@ -97,7 +97,6 @@ class WebQueries:
         url = settings.database_url.get_secret_value()
         self.store = PostgresStore(url, application_name="feedq-web")
         self._reader = Reader(url)
-        self.schedules = ScheduleQueries(self.store.jobs, self._reader, now=self.store.now)
 
     def forget(self) -> None:
         """Something may have been changed: whoever did it sees so on the next page."""
@@ -141,17 +140,7 @@ class WebQueries:
         row = None if filling is None or filling.feed.removed_at else backfill_row(view.feed, filling)
         return FeedData(now, view, events, worker_names(workers), explanation, landed, generations, row)
 
-
-class ScheduleQueries:
-    """Reads schedules and runs, for one Flower. Every method may raise `Unavailable`."""
-
-    def __init__(self, jobs: JobStore, reader: Reader, *, now: Callable[[], datetime]) -> None:
-        """``now`` asks the database for its clock: it is the one that schedules go by."""
-        self._jobs = jobs
-        self._reader = reader
-        self._now = now
-
-    async def part(self, query: ScheduleQuery) -> FoundSchedules:
+    async def schedules(self, query: ScheduleQuery) -> FoundSchedules:
         return await self._reader.read(query, lambda: self._read_part(query))
 
     async def schedule(self, name: str, *, states: tuple[RunState, ...] = ()) -> ScheduleData:
@@ -160,14 +149,14 @@ class ScheduleQueries:
 
     def _read_part(self, query: ScheduleQuery) -> FoundSchedules:
         # One more than is shown says whether there are others, and nothing need be counted.
-        views = self._jobs.schedules.views(prefix=query.prefix, after=query.after, limit=query.limit + 1)
+        views = self.store.jobs.schedules.views(prefix=query.prefix, after=query.after, limit=query.limit + 1)
         shown = views[: query.limit]
         next_after = shown[-1].schedule.spec.name if len(views) > len(shown) else None
-        latest = self._jobs.schedules.latest([v.schedule.spec.name for v in shown], each=LATEST_SHOWN)
-        return FoundSchedules(self._now(), shown, latest, next_after)
+        latest = self.store.jobs.schedules.latest([v.schedule.spec.name for v in shown], each=LATEST_SHOWN)
+        return FoundSchedules(self.store.now(), shown, latest, next_after)
 
     def _read_schedule(self, name: str, states: tuple[RunState, ...]) -> ScheduleData:
-        schedules, now = self._jobs.schedules, self._now()
+        schedules, now = self.store.jobs.schedules, self.store.now()
         view = schedules.view(name)
         fires = view.schedule.state is ScheduleState.ACTIVE and not view.schedule.unreadable
         return ScheduleData(

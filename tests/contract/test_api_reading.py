@@ -106,16 +106,6 @@ def test_a_filter_finds_those_to_which_all_of_it_applies(
     assert names(api.json("/feeds", params=asked)) == sorted(expected)
 
 
-def test_history_of_everything_is_paged_and_names_the_feed(
-    api: ApiClient, harness: JobsHarness, feeds: None
-) -> None:
-    kinds = [event["kind"] for page in pages(api, "/events", "events", limit=2) for event in page]
-    assert kinds == ["feed_paused", *["feed_added"] * 4, "token_added"]
-    (paused,) = api.json("/events", params={"kind": "feed_paused"})["events"]
-    assert (paused["feed"], paused["worker"]) == ("acme/b", None)
-    assert len(api.json("/events", params={"tenant": "beta"})["events"]) == 2
-
-
 # -- what is wrong -----------------------------------------------------------------------------------
 
 

@@ -500,5 +500,5 @@ def test_what_no_server_does_is_told_and_never_done_at_a_database_instead(sides:
     for line in ("db upgrade --check", *(f"{at_server} {words}" for words in local)):
         done = sides.at_server.run(*line.split())
         assert (done.exit_code, done.stdout) == (2, ""), line
-        assert "asks no API: it " in done.stderr
-        assert "Leave --server out" in done.stderr
+        assert "asks no API. " in done.stderr
+        assert "Leave --server and FEEDQ_SERVER out" in done.stderr

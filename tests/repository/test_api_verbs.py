@@ -65,8 +65,8 @@ VERBS = {
 
 def test_the_api_lacks_no_verb_of_the_command_line() -> None:
     commands = {path.removeprefix("feedq ") for path in COMMANDS}
-    assert commands == VERBS.keys() | LOCAL.keys()
-    assert not VERBS.keys() & LOCAL.keys()
+    assert commands == VERBS.keys() | LOCAL
+    assert not VERBS.keys() & LOCAL
 
 
 def test_the_operations_that_stand_for_commands_exist() -> None:

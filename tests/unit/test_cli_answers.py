@@ -39,21 +39,6 @@ def test_yaml_has_the_fields_of_the_json(command: Command) -> None:
     )
 
 
-def test_wide_has_more_columns(command: Command) -> None:
-    narrow, wide = (command.ok("feed", "list", *form).splitlines()[0] for form in ((), ("-o", "wide")))
-    assert wide.split()[: len(narrow.split())] == narrow.split()
-    assert wide.split()[len(narrow.split()) :] == [
-        "TENANT",
-        "CONNECTOR",
-        "LABELS",
-        "LAG",
-        "ROWS/S",
-        "FAILURES",
-        "GENERATION",
-    ]
-    assert "region=eu" in command.ok("feed", "list", "-o", "wide")
-
-
 def test_watching_shows_it_again_until_it_is_interrupted(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,37 +41,6 @@ def test_apply_shows_and_makes_the_difference(command: Command) -> None:
     assert command.spec("b").weight == 2.0
 
 
-def test_one_mistake_and_nothing_is_applied(command: Command, tmp_path: Path) -> None:
-    file = tmp_path / "feeds.yaml"
-    file.write_text(
-        feeds("good")
-        + "- {name: bad, connector: tpc, sink: {table: t}}\n"
-        + f"- {{name: worse, connector: tcp, source: {{url: '{URL}', colour: red}}, sink: {{}}}}\n"
-        + f"- {FEED}good}}\n"
-        + "- {name: shapeless, sources: 1}\n"
-    )
-    error = command.refused("apply", "-f", str(file))
-    assert error.startswith("Error: 7 mistakes; nothing was applied\n")
-    for line in (
-        f"{file}:3: feed 'bad': unknown connector 'tpc'; installed are: ",
-        f"{file}:4: feed 'worse': source.colour: unknown option; known are ",
-        f"{file}:4: feed 'worse': sink.table: Field required",
-        f"{file}:5: feed 'good' was declared before, at {file}:2",
-        f"{file}:6: feed 'shapeless': unknown key 'sources'; known are name, tenant",
-        f"{file}:6: feed 'shapeless': connector: is missing",
-        f"{file}:6: feed 'shapeless': sink: is missing",
-    ):
-        assert f"  {line}" in error
-    assert names(command) == []
-
-
-def test_a_literal_secret_is_refused_and_not_repeated(command: Command) -> None:
-    text = feeds("a").replace("url:", "secrets: {token: hunter2}, hello: 'x://me:hunter2@h', url:")
-    error = command.refused("apply", "-f", "-", given=text)
-    assert "${env:NAME}" in error
-    assert "hunter2" not in error
-
-
 def test_pruning_can_be_limited_to_a_tenant(command: Command) -> None:
     command.feed("x", tenant="x")
     command.feed("y", tenant="y")
@@ -87,12 +56,6 @@ def test_applying_does_not_wake_what_a_person_paused(command: Command) -> None:
     out = command.ok("apply", "-f", "-", given=feeds("a, weight: 2, target_state: running"))
     assert '    target_state: "paused" -> "running"\n' in out
     assert command.spec("a").target_state is TargetState.RUNNING
-
-
-def test_a_name_can_be_used_again_while_its_feed_is_being_removed(command: Command) -> None:
-    command.feed("a")
-    command.store.feeds.remove("a")
-    assert command.ok("apply", "-f", "-", given=feeds("a")).startswith("+ a\n")
 
 
 def test_a_feed_that_somebody_else_declares_meanwhile_is_named_and_the_others_are_added(

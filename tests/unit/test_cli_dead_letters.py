@@ -145,13 +145,6 @@ def test_letters_are_named_by_id_and_those_of_another_feed_are_none_of_its(bench
     assert bench.left == [3, 4]
 
 
-@pytest.mark.parametrize("arguments", [(), ("1", "--all")])
-def test_ids_or_all_and_not_both(bench: Bench, arguments: tuple[str, ...]) -> None:
-    ran = bench.run("replay", *arguments)
-    assert ran.exit_code == 2
-    assert ran.stderr == "Error: name the ids of dead letters, or say --all\n"
-
-
 def test_a_sink_that_goes_away_midway_leaves_no_doubt_how_far_it_went(bench: Bench) -> None:
     bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 300)
     bench.tables.poison = None
@@ -161,21 +154,3 @@ def test_a_sink_that_goes_away_midway_leaves_no_doubt_how_far_it_went(bench: Ben
     assert ran.stderr == "Error: sink (in memory): away; 30 had landed before\n"
     assert len(bench.left) == 270
     assert bench.told(EventKind.DEAD_LETTERS_REPLAYED) == [{"landed": 30, "refused": 0}]
-
-
-def test_letters_that_somebody_else_is_at_are_counted(bench: Bench) -> None:
-    bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 3)
-    bench.tables.poison = None
-    replay = bench.sink.replay
-
-    def second(ids: Collection[int], target: Target, *, judge: Judge = anybody) -> Replayed:
-        replay([2], target)
-        return replay(ids, target)
-
-    bench.sink.replay = second  # type: ignore[method-assign] # the other one was quicker with one of them
-    ran = bench.run("replay", "--all")
-    assert ran.exit_code == 0
-    assert ran.stdout.splitlines() == [
-        f"{NAME}: 2 landed, 0 refused again",
-        "  1 passed over: somebody else is at them, or has just dealt with them",
-    ]
