@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from feedq.connectors.base import parse_options
 from feedq.connectors.exec import ExecConnector
 from feedq.core.model import JSON
 from feedq.core.permission import Permissions
-from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
+from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.testing.driver import SECRET, ConnectorDriver, pull
 from feedq.testing.loopback import PATIENCE_S, until
 
@@ -316,25 +315,3 @@ async def test_a_program_that_cannot_be_run_says_why(tmp_path: Path) -> None:
         ).read()
         assert isinstance(error, SourceUnavailable)
         assert str(error) == f"{program}: {problem}"
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ({}, "source.command: Field required"),
-        ({"command": []}, "source.command: Tuple should have at least 1 item"),
-        ({"command": ["sh"]}, "source.command: must begin with the absolute path of a program"),
-        ({"command": ["/bin/sh", "{tokn}"]}, "source.command: {tokn} is no placeholder"),
-        (
-            {"command": ["/bin/sh", "-t{token}"], "secrets": {"token": "${env:A}"}},
-            "source.command: must not hold a secret ({token})",
-        ),
-        ({"command": ["/bin/sh"], "env": {"A-B": "1"}}, "source.env: 'A-B' cannot name a variable"),
-        ({"command": ["/bin/sh"], "env": {"LD_PRELOAD": "/x.so"}}, "source.env: LD_PRELOAD would have other"),
-        ({"command": ["/bin/sh"], "env": {"A": "{tokn}"}}, "source.env: {tokn} is no placeholder"),
-    ],
-)
-def test_a_wrong_option_is_refused_by_name(source: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        parse_options("exec", source)
-    assert str(caught.value).startswith(message)

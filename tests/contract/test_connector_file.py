@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
@@ -15,10 +16,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from feedq.connectors.base import parse_options
 from feedq.connectors.file import FileConnector
 from feedq.core.model import Batch
-from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent
+from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import PATIENCE_S, until
@@ -364,23 +364,68 @@ async def test_many_rotations_and_restarts_lose_nothing_and_double_nothing(tmp_p
     assert driver.records == numbered(*range(1_000))
 
 
-# -- options -------------------------------------------------------------------------------------------
+# -- several attempts ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ({}, "source.path: Field required"),
-        ({"path": "log"}, "source.path: must be the absolute path of a file"),
-        ({"path": "/var/log/"}, "source.path: must be the absolute path of a file"),
-        ({"path": "/a", "start": "middle"}, "source.start: Input should be 'beginning' or 'end'"),
-        ({"path": "/a", "framing": "length", "start": "end"}, "source.start: needs source.framing lines"),
-        ({"path": "/a", "poll_interval_s": 0}, "source.poll_interval_s: "),
-        ({"path": "/a", "rotate_wait_s": 86_401}, "source.rotate_wait_s: "),
-        ({"path": "/a", "cursor": "/seq"}, "source.cursor: unknown option"),
-    ],
-)
-def test_a_wrong_option_is_refused_by_name(source: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        parse_options("file", source)
-    assert str(caught.value).startswith(message)
+async def test_a_file_that_comes_between_two_attempts_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+
+    driver = driver_of(path, start="end", missing_timeout_s=0)
+    assert isinstance(await driver.read(), SourceUnavailable)
+    append(path, b"1")
+    await read_until(driver, 1)
+    assert driver.records == [b"1"]
+
+
+async def test_started_at_the_end_what_comes_between_two_attempts_is_not_lost(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, b"old")
+
+    driver = driver_of(path, start="end", idle_timeout_s=0.05)
+    assert isinstance(await driver.read(), SourceSilent)
+    append(path, b"1")
+    await read_until(driver, 1)
+    assert driver.records == [b"1"]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
+async def test_a_file_that_cannot_be_opened_for_now_is_not_taken_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = tmp_path / "log"
+    append(path, *numbered(1, 2))
+    works, fails = os.open, 1
+
+    def once(where: Any, *more: Any, **options: Any) -> int:
+        nonlocal fails
+        if where == str(path) and fails:
+            fails -= 1
+            raise OSError(number, os.strerror(number), where)
+        return works(where, *more, **options)
+
+    driver = driver_of(path)
+    await read_until(driver, 2)
+    append(path, *numbered(3))
+    monkeypatch.setattr(os, "open", once)
+    assert isinstance(await driver.read(), SourceUnavailable)
+    assert fails == 0
+    await read_until(driver, 3)
+    assert driver.records == numbered(1, 2, 3)
+
+
+async def test_a_file_in_a_directory_that_cannot_be_listed_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    append(path, *numbered(1, 2))
+
+    def refuse(where: Any) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), where)
+
+    driver = driver_of(path)
+    await read_until(driver, 2)
+    append(path, *numbered(3))
+    # Modes do not bind the tests where they run as root.
+    monkeypatch.setattr(os, "scandir", refuse)
+    await read_until(driver, 3)
+    assert driver.records == numbered(1, 2, 3)

@@ -58,27 +58,6 @@ def test_a_bad_topic_filter_is_refused(topic: str, complaint: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize(
-    ("source", "complaint"),
-    [
-        ({"url": "tcp://host:1883"}, "source.url: must be mqtt://host or mqtts://host"),
-        ({"url": "mqtt://host/topic"}, "source.url: has something after the port"),
-        ({"topics": []}, "source.topics: "),
-        ({"topics": ["a", "a"]}, "source.topics: names a topic filter twice"),
-        ({"version": "4"}, "source.version: "),
-        ({"client_id": ""}, "source.client_id: "),
-        ({"password": "x"}, "source.password: needs source.username"),
-        ({"max_unacknowledged": 65_536}, "source.max_unacknowledged: "),
-        ({"session_expiry_s": -1}, "source.session_expiry_s: "),
-        ({"envelope": True, "format": "text"}, "source.envelope: needs source.format json"),
-    ],
-)
-def test_a_wrong_option_is_refused_by_name(source: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        options(**source)
-    assert complaint in str(caught.value)
-
-
 @pytest.mark.parametrize(("given", "version"), [(5, "5"), ("5", "5"), ("3.1.1", "3.1.1")])
 def test_a_version_may_be_a_number_as_yaml_reads_it(given: object, version: str) -> None:
     assert options(version=given).version == version

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from websockets.client import ClientProtocol
@@ -16,7 +15,6 @@ from websockets.uri import parse_uri
 from feedq.connectors.base import parse_options
 from feedq.connectors.protocol.websocket_frames import MessageReader
 from feedq.connectors.websocket import MessageFramer, WebsocketOptions
-from feedq.errors import InvalidInput
 from feedq.records.framing import Framed
 from tests.contract.websocket_server import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame
 
@@ -29,12 +27,6 @@ def options(**source: Any) -> WebsocketOptions:
     parsed = parse_options("websocket", {"url": URL, **source})
     assert isinstance(parsed, WebsocketOptions)
     return parsed
-
-
-def refusal(**source: Any) -> str:
-    with pytest.raises(InvalidInput) as caught:
-        options(**source)
-    return str(caught.value)
 
 
 # -- options -------------------------------------------------------------------------------------------
@@ -51,42 +43,6 @@ def test_the_port_is_that_of_the_scheme_unless_it_is_given() -> None:
     assert str(options().location) == "ws://feeds.example:80"
     assert str(options(url="wss://feeds.example").location) == "wss://feeds.example:443"
     assert str(options(url="wss://[::1]:8443/a?b").location) == "wss://[::1]:8443"
-
-
-@pytest.mark.parametrize(
-    ("source", "complaint"),
-    [
-        ({"url": "http://feeds.example"}, "source.url: must be ws://host or wss://host"),
-        ({"url": "ws://user:pw@feeds.example"}, "source.url: takes no user and password"),
-        ({"url": "ws://{name}.example/"}, "source.url: takes placeholders in its path and query only"),
-        (
-            {"url": "ws://feeds.example/{tokn}"},
-            "source.url: {tokn} is no placeholder; known are cursor, name",
-        ),
-        (
-            {"url": "ws://feeds.example/{cursor}"},
-            "source.initial_cursor: is needed for a {cursor} in the path",
-        ),
-        ({"subscribe": ["ok", "{tokn}"]}, "source.subscribe: {tokn} is no placeholder"),
-        ({"headers": {"A B": "c"}}, "source.headers: 'A B' is no name of a header"),
-        ({"headers": {"Upgrade": "h2c"}}, "source.headers: 'Upgrade' is set by feedq itself"),
-        (
-            {"headers": {"Sec-WebSocket-Key": "x"}},
-            "source.headers: 'Sec-WebSocket-Key' is set by feedq itself",
-        ),
-        ({"headers": {"A": "{tokn}"}}, "source.headers: {tokn} is no placeholder"),
-        ({"subprotocols": ["a b"]}, "source.subprotocols: 'a b' is no name of a subprotocol"),
-        ({"ignore": [{}]}, "source.ignore: holds an entry without a pointer"),
-        ({"ignore": [{"event": 1}]}, "source.ignore: 'event' is no JSON pointer"),
-        ({"ignore": [{"/event": 1}], "format": "text"}, "source.ignore: needs source.format json, not text"),
-        ({"cursor": "/seq", "format": "bytes"}, "source.cursor: needs source.format json or csv, not bytes"),
-        ({"verify": False}, "source.verify: needs a wss:// source.url"),
-        ({"ping_interval_s": -1}, "source.ping_interval_s: Input should be greater than or equal to 0"),
-        ({"max_record_bytes": 2**27}, "source.max_record_bytes: Input should be less than or equal to"),
-    ],
-)
-def test_what_cannot_be_right_is_refused_by_name(source: dict[str, Any], complaint: str) -> None:
-    assert complaint in refusal(**source)
 
 
 # -- frames --------------------------------------------------------------------------------------------
