@@ -21,7 +21,7 @@ from feedq.errors import InvalidInput
 from feedq.verbs import actions
 from feedq.verbs.diagnosis.checks import Level
 from feedq.verbs.manifest.json_schema import manifest_schema
-from feedq.verbs.report.fleet_data import read_status
+from feedq.verbs.report.fleet_data import read_fleet
 from feedq.verbs.report.problem_list import read_problems
 from feedq.verbs.report.rows import check_row, listed_event_row, problem_row, status_document, worker_row
 
@@ -36,7 +36,7 @@ class JsonSchema(RootModel[dict[str, Any]]):
 
 @fleet.get("/status", responses=returns(documents.STATUS), summary="The fleet at a glance")
 def show_status(backend: Served, caller: FleetViewer) -> Response:
-    return answer(status_document(read_status(backend.store, backend.settings)))
+    return answer(status_document(read_fleet(backend.store, backend.settings)))
 
 
 @fleet.get("/problems", responses=returns(documents.PROBLEMS), summary="What to look at, worst first")

@@ -204,9 +204,9 @@ class Invocation:
         """The fleet in numbers, and what is wrong with it."""
         if self.api is not None:
             return self.api.status()
-        from feedq.verbs.report.fleet_data import read_status
+        from feedq.verbs.report.fleet_data import read_fleet
 
-        return read_status(self._open(), self.settings)
+        return read_fleet(self._open(), self.settings)
 
     def problems(self) -> list[ListedProblem]:
         """Everything that somebody has to look at."""

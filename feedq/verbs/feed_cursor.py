@@ -99,7 +99,7 @@ def rewind(feed: Feed, *, records: int | None = None, to: datetime | None = None
         except ValueError as error:
             raise InvalidInput(
                 f"feed {feed.name!r}: from cursor {show_cursor(before)} nobody can go back so: {error}. Name the "
-                "cursor with `feedq feed cursor set`, or begin again with `reset`"
+                "cursor with `feedq feed cursor set`, or begin again with `feedq feed cursor rewind --to-start`"
             ) from None
 
     return Wish("rewind", choose)

@@ -36,7 +36,7 @@ from feedq.core.schedule.model import Queue, ScheduleSpec, ScheduleState, Schedu
 from feedq.settings import Settings
 from feedq.sinks.base import Sink
 from feedq.verbs.diagnosis.fleet_checks import tallies_of
-from feedq.verbs.report.fleet_data import FleetData, read_status
+from feedq.verbs.report.fleet_data import FleetData, read_fleet
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink
 
@@ -153,7 +153,7 @@ class FakeInvocation(Invocation):
             fleet_state=self.fleet_state,
             job_state=self.job_state,
         )
-        return read_status(cast("PostgresStore", there), self.settings)
+        return read_fleet(cast("PostgresStore", there), self.settings)
 
     def fleet_state(self) -> FleetState:
         return self._fleet or led(self.clock)

@@ -89,8 +89,6 @@ class StatusCount:
     records_total: int
     refused: int = 0
     """The feeds of which a record was refused within `LATELY_S`."""
-    example: str = ""
-    """The first of them by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +166,7 @@ _TALLIED = f"""
         -- A failed feed wants no place: only an edit can help it.
         count(*) FILTER (WHERE wanted AND status <> 'failed') AS wanted,
         CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total,
-        count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused,
-        min(name) AS example
+        count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused
 """
 _ORDER = {
     Sort.NAME: "f.name",
@@ -260,8 +257,7 @@ class FeedListing(Aggregate):
         """Read the feeds that there is something to say about, by name.
 
         These are the first so many of each of these statuses, and of each reason to wait; those that a worker was
-        lost to or whose records were refused of late; those that are not as expected; and those that require
-        labels.
+        lost to or whose records were refused of late; and those that are not as expected.
         """
         sql = f"""
             SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM}
@@ -279,8 +275,6 @@ class FeedListing(Aggregate):
                 WHERE blamed > 0 OR dead_letter_at > :now - make_interval(secs => {LATELY_S})
                 UNION ALL
                 SELECT feed_id FROM feedq.unmet
-                UNION ALL
-                SELECT id FROM feedq.feed WHERE selector ? 'required'
             ) ORDER BY f.name, f.id
         """
         parameters = {"now": _begin(c), "statuses": [status.value for status in statuses], "each": each}

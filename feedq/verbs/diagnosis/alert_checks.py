@@ -9,7 +9,7 @@ from typing import Final
 from feedq.errors import FeedqError
 from feedq.settings import Settings
 from feedq.verbs.alerts import AlertTarget, targets_of
-from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, one_line
+from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok
 from feedq.verbs.wording import counted
 
 NAME: Final = "alerts"
@@ -34,5 +34,5 @@ def _tried(target: AlertTarget) -> Check:
     try:
         target.send("feedq: a test", "Alerts arrive here.", good=True)
     except FeedqError as error:
-        return fail(NAME, one_line(error), ADVICE)
+        return fail(NAME, str(error), ADVICE)
     return ok(NAME, f"{target.shown} took a message")

@@ -14,7 +14,8 @@ from kombu.exceptions import KombuError
 
 from feedq.celery.broker import bounded_options, is_redis
 from feedq.core.passwords import mask_url
-from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, one_line, unreachable, warn
+from feedq.core.remedies import driver_text
+from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, unreachable, warn
 
 TIMEOUT_S = 5
 EVICTION = "broker eviction"
@@ -55,7 +56,7 @@ def _messages(url: str) -> Check:
         except (*connection.connection_errors, *connection.channel_errors, KombuError, Empty) as error:
             return fail(
                 "messages",
-                f"a JSON message did not come back: {mask_url(one_line(error))}",
+                f"a JSON message did not come back: {mask_url(driver_text(error))}",
                 "see that the broker's user may declare, write and read queues",
             )
     if received != sent:
@@ -100,7 +101,7 @@ def _redis(url: str) -> Iterator[Check]:
         ):
             yield not_checked(
                 name,
-                f"the broker's settings cannot be read: {mask_url(one_line(error))}",
+                f"the broker's settings cannot be read: {mask_url(driver_text(error))}",
                 f"permit CONFIG GET to the user of FEEDQ_BROKER_URL, or see where it is set up that {wanted}",
             )
         return

@@ -53,8 +53,3 @@ def unreachable(name: str, url: str, error: BaseException, *, setting: str) -> C
     said = driver_text(error)
     advice = remedy(said, setting=setting) or IN_GENERAL.format(setting=setting)
     return fail(name, f"{mask_url(url)}: {mask_url(said)}", advice)
-
-
-def one_line(error: BaseException) -> str:
-    """An error of a driver, which likes several lines, on one."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -19,8 +19,9 @@ import psycopg2
 from feedq.control.store import revision
 from feedq.control.store.database import POSTGRESQL_MIN, SETTING, driver_options, psycopg2_dsn
 from feedq.core.passwords import mask_url
+from feedq.core.remedies import driver_text
 from feedq.errors import FeedqError
-from feedq.verbs.diagnosis.checks import Check, fail, ok, one_line, unreachable, warn
+from feedq.verbs.diagnosis.checks import Check, fail, ok, unreachable, warn
 from feedq.verbs.wording import counted
 
 CLOCK_DIFFERENCE_MAX_S = 1.0
@@ -52,7 +53,7 @@ def check_database(url: str, *, workers: int) -> Iterator[Check]:
             # Last, because it closes the first session on purpose.
             yield _session_locks(first, second)
         except psycopg2.Error as error:
-            yield fail("database", f"a check broke off: {mask_url(one_line(error))}", DIRECT)
+            yield fail("database", f"a check broke off: {mask_url(driver_text(error))}", DIRECT)
 
 
 def _connect(url: str) -> Any:
@@ -90,7 +91,7 @@ def _migrations(url: str) -> Check:
     try:
         found = revision.status(url)
     except FeedqError as error:
-        return fail("migrations", one_line(error), "see the database check")
+        return fail("migrations", str(error), "see the database check")
     if found.pending:
         return fail("migrations", found.summary, "feedq db upgrade")
     if found.is_ahead:

@@ -12,9 +12,8 @@ from feedq.control.store.fleet_state import FleetState
 from feedq.core.lease import stillness_of
 from feedq.core.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerTarget, WorkerView
 from feedq.core.passwords import mask_url
-from feedq.core.placement.base import Rules
 from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, warn
-from feedq.verbs.diagnosis.placement_checks import placing_checks, serves
+from feedq.verbs.diagnosis.placement_checks import serves
 from feedq.verbs.troubles import TROUBLES, Trouble, trouble_of
 from feedq.verbs.wording import ago, counted, duration, some
 
@@ -123,7 +122,6 @@ def tallies_of(feeds: Sequence[FeedView]) -> list[StatusCount]:
             feeds=len(views),
             wanted=sum(map(wants_place, views)),
             records_total=sum(view.lease.records_total for view in views),
-            example=min(view.feed.name for view in views),
         )
         for (status, reason), views in groups.items()
     ]
@@ -144,10 +142,9 @@ def fleet_checks(
     state: FleetState,
     *,
     reconcile_interval_s: float,
-    rules: Rules,
     tallies: Sequence[StatusCount] | None = None,
 ) -> Iterator[Check]:
-    """Workers, capacity, beat, reconcile, placement, and each kind of trouble that feeds are in.
+    """Workers, capacity, beat, reconcile, and each kind of trouble that feeds are in.
 
     With ``tallies`` of all feeds, ``feeds`` need only be those that there is something to say about:
     `feedq.control.store.feed_listing.FeedListing.notable` of `TROUBLED`.
@@ -155,8 +152,14 @@ def fleet_checks(
     if tallies is None:
         tallies = tallies_of(feeds)
     numbers = summary(tallies, workers)
-    yield from number_checks(numbers, workers, state, reconcile_interval_s=reconcile_interval_s)
-    yield from placing_checks([view.feed for view in feeds if wants_place(view)], workers, rules)
+    yield _workers(numbers)
+    if numbers.active:
+        yield from _loops(workers)
+        yield from _sinks(workers)
+    if numbers.serving:
+        yield _capacity(numbers)
+    yield _beat(state)
+    yield _reconcile(state, reconcile_interval_s)
     troubles = list(_troubles(feeds, tallies))
     yield from troubles
     if not troubles:
@@ -179,41 +182,6 @@ def _unmet(feeds: Sequence[FeedView], *, now: datetime) -> Check:
         f"{number} not as expected; longest {name}, {ago(since, now=now)}: {said}",
         "feedq feed list shows all; feedq feed show NAME says why a feed does not stream",
     )
-
-
-def number_checks(
-    numbers: Overview,
-    workers: Sequence[WorkerView],
-    state: FleetState,
-    *,
-    reconcile_interval_s: float,
-) -> Iterator[Check]:
-    """Makes the checks that take no more than numbers and workers: these, their capacity, beat and reconcile."""
-    yield _workers(numbers)
-    if numbers.active:
-        yield from _loops(workers)
-        yield from _sinks(workers)
-    if numbers.serving:
-        yield _capacity(numbers)
-    yield _beat(state)
-    yield _reconcile(state, reconcile_interval_s)
-
-
-def tally_checks(tallies: Sequence[StatusCount]) -> Iterator[Check]:
-    """Each kind of trouble that feeds are in, by number and an example."""
-    found: dict[Trouble, tuple[int, str]] = {}
-    for tally in tallies:
-        if (trouble := trouble_of(tally.status, tally.reason)) is not None:
-            count, example = found.get(trouble, (0, tally.example))
-            found[trouble] = (count + tally.feeds, min(example, tally.example))
-    named = {
-        trouble: (count, f": {example}" if count == 1 else f", such as {example}")
-        for trouble, (count, example) in found.items()
-    }
-    yield from _warnings(named)
-    if refused := sum(tally.refused for tally in tallies):
-        lately = f"records of {counted(refused, 'feed')} were refused within the last {duration(LATELY_S)}"
-        yield warn(DEAD_LETTERS, lately, _DEAD_LETTERS_ADVICE)
 
 
 def _workers(numbers: Overview) -> Check:
@@ -376,23 +344,17 @@ _DEAD_LETTERS_ADVICE = (
 
 
 def _troubles(feeds: Sequence[FeedView], tallies: Sequence[StatusCount]) -> Iterator[Check]:
-    groups: dict[Trouble, list[FeedView]] = {}
+    """A warning for each trouble, of so many feeds and some names."""
+    groups: dict[Trouble | None, list[FeedView]] = {}
     for view in feeds:
-        if (trouble := trouble_of(view.status, view.lease.reason)) is not None:
-            groups.setdefault(trouble, []).append(view)
+        groups.setdefault(trouble_of(view.status, view.lease.reason), []).append(view)
     counts: Counter[Trouble | None] = Counter()
     for tally in tallies:
         counts[trouble_of(tally.status, tally.reason)] += tally.feeds
-    named = {key: f": {some(views, _named, of=counts[key])}" for key, views in groups.items()}
-    yield from _warnings({key: (counts[key], names) for key, names in named.items()})
-
-
-def _warnings(found: Mapping[Trouble, tuple[int, str]]) -> Iterator[Check]:
-    """A warning for each trouble, of so many feeds and these names."""
-    for trouble in filter(found.__contains__, TROUBLES):
-        count, named = found[trouble]
+    for trouble in filter(counts.__contains__, TROUBLES):
         what = trouble.status if trouble.reason is None else f"{trouble.status} ({trouble.reason})"
-        yield warn("feeds", f"{count} {what}{named}", trouble.advice, status=trouble.status)
+        named = some(groups.get(trouble, []), _named, of=counts[trouble])
+        yield warn("feeds", f"{counts[trouble]} {what}: {named}", trouble.advice, status=trouble.status)
 
 
 def _named(view: FeedView) -> str:

@@ -12,10 +12,11 @@ from feedq.errors import FeedqError
 from feedq.settings import Settings
 from feedq.verbs.diagnosis.alert_checks import check_alerts
 from feedq.verbs.diagnosis.broker_checks import check_broker
-from feedq.verbs.diagnosis.checks import Check, Level, fail, one_line
+from feedq.verbs.diagnosis.checks import Check, Level, fail
 from feedq.verbs.diagnosis.database_checks import check_database
-from feedq.verbs.diagnosis.fleet_checks import fleet_checks
+from feedq.verbs.diagnosis.fleet_checks import fleet_checks, wants_place
 from feedq.verbs.diagnosis.host import check_open_files
+from feedq.verbs.diagnosis.placement_checks import placing_checks
 from feedq.verbs.diagnosis.schedule_checks import check_tasks, declaration_checks, job_checks
 from feedq.verbs.diagnosis.sink_checks import check_sinks
 
@@ -42,7 +43,8 @@ def diagnose(
     else:
         unreadable = None
         interval_s, rules = settings.reconcile_interval_s, settings.rules
-        of_tables += fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=rules)
+        of_tables += fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s)
+        of_tables += placing_checks([one.feed for one in feeds if wants_place(one)], workers, rules)
         of_tables += job_checks(jobs)
     database = list(check_database(url, workers=len(workers)))
     yield from database
@@ -69,4 +71,4 @@ def _of_tables(checks: Callable[[], Iterator[Check]]) -> Iterator[Check]:
 
 
 def _tables_failed(error: FeedqError) -> Check:
-    return fail("tables", one_line(error), "see the checks of the database")
+    return fail("tables", str(error), "see the checks of the database")

@@ -14,13 +14,14 @@ from feedq.control.store.database import SETTING as CONTROL_DATABASE
 from feedq.control.store.database import driver_options, psycopg2_dsn
 from feedq.core.model import Feed
 from feedq.core.passwords import mask_url
+from feedq.core.remedies import driver_text
 from feedq.errors import FeedqError, InvalidInput
 from feedq.settings import Settings
 from feedq.sinks.base import Checkpoint, Target, load_sink, opened_sink, parse_sink, target_of_feed
 from feedq.sinks.checkpoints import owner_of
 from feedq.sinks.target_table import quoted
 from feedq.verbs.adoption import left_behind
-from feedq.verbs.diagnosis.checks import Check, Level, fail, ok, one_line, unreachable, warn
+from feedq.verbs.diagnosis.checks import Check, Level, fail, ok, unreachable, warn
 from feedq.verbs.diagnosis.database_checks import too_old
 from feedq.verbs.wording import NAMED_MAX, counted, some
 
@@ -71,7 +72,7 @@ def _look_into(
             wrong = [why for target in _targets(landing) if (why := sink.check(target)) is not None]
             strangers, orphans = left_behind(sink.checkpoints(), feeds)
     except FeedqError as error:
-        yield warn(f"inside {name}", mask_url(one_line(error)), "see the check above")
+        yield warn(f"inside {name}", mask_url(driver_text(error)), "see the check above")
         return
     if wrong:
         detail = f"feeds cannot write {counted(len(wrong), 'table')}: " + "; ".join(wrong[:NAMED_MAX])
