@@ -30,6 +30,7 @@ from feedq.core.model import (
 from feedq.core.placement.base import Rules
 from feedq.verbs.diagnosis.checks import Check, Level
 from feedq.verbs.diagnosis.fleet_checks import Overview, fleet_checks, overview
+from feedq.verbs.diagnosis.host import check_open_files
 from feedq.verbs.diagnosis.placement_checks import placing_checks
 from feedq.verbs.diagnosis.waiting_checks import explain, explain_staying
 from tests.fakes.sink import IDENTITY
@@ -355,6 +356,19 @@ def test_a_worker_that_alone_cannot_write_is_told_from_a_sink_that_is_away() -> 
     check = found([], [cut_off, worker("two")])["sinks of workers"]
     assert check.level is Level.FAIL
     assert check.detail == "one cannot write to sink lake, and no other worker is known to"
+
+
+def test_what_nobody_could_look_at_is_not_called_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found([], [worker("one")])["sinks of workers"].level is Level.NOT_CHECKED
+    monkeypatch.setattr("socket.gethostname", lambda: "h")
+    limits: dict[int, int | None] = {1: None, 2: 10_000}
+    monkeypatch.setattr("feedq.verbs.diagnosis.host._limit_of", limits.__getitem__)
+    one, two = worker("one"), worker("two")
+    two = replace(two, worker=replace(two.worker, pid=2))
+    hidden, well = check_open_files([one, two])
+    assert (hidden.level, well.level) == (Level.NOT_CHECKED, Level.OK)
+    assert "the limit of one cannot be read" in hidden.detail
+    assert [check.level for check in check_open_files([one])] == [Level.NOT_CHECKED]
 
 
 REFUSED_LATELY = {
