@@ -78,18 +78,6 @@ def test_looks_find_the_same_however_they_are_planned(
     kept.close()
 
 
-def test_a_delay_that_is_over_is_due_however_looks_are_planned(
-    postgres_harness: PostgresHarness, looking: Election
-) -> None:
-    harness = postgres_harness
-    assert not looking.check_liveness().is_due
-    feed = harness.feed()
-    harness.execute(
-        "UPDATE feedq.lease SET retry_at = clock_timestamp() - interval '1 s' WHERE feed_id = %s", feed.id
-    )
-    assert looking.check_liveness().is_due
-
-
 def test_a_thousand_workers_are_looked_over_though_it_was_planned_for_none(
     postgres_harness: PostgresHarness, elected: Election
 ) -> None:

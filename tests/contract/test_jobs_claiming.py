@@ -74,16 +74,6 @@ def test_fences_grow_from_attempt_to_attempt(jobs: JobsHarness) -> None:
     assert second.attempt == first.attempt, "it had not begun"
 
 
-def test_fences_grow_from_claim_to_claim_whatever_is_claimed_by_whom(jobs: JobsHarness) -> None:
-    """A worker tells by that what it never heard of, and other systems who came later."""
-    fences = []
-    for name in ("first", "second", "third"):
-        jobs.schedule(name)
-        jobs.schedules.trigger(name)
-        fences.append(claim_one(jobs, jobs.job_worker(name)).fence)
-    assert fences == sorted(set(fences))
-
-
 def test_without_a_time_out_there_is_no_deadline_and_without_a_word_the_default(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     jobs.schedule("endless", job=Job("tasks.report", timeout_s=None))
@@ -92,13 +82,6 @@ def test_without_a_time_out_there_is_no_deadline_and_without_a_word_the_default(
     remaining = {run.schedule: run.remaining_s for run in claim(jobs, worker)}
     assert remaining["endless"] is None
     assert remaining["plain"] == pytest.approx(3600, abs=5)
-
-
-@pytest.mark.parametrize("timeout_s", [0.0, 1e300])
-def test_time_outs_of_nothing_and_of_for_ever_can_be_claimed(jobs: JobsHarness, timeout_s: float) -> None:
-    jobs.schedule(job=Job("tasks.report", timeout_s=timeout_s))
-    fall_due(jobs)
-    assert claim_one(jobs, jobs.job_worker()).remaining_s is not None
 
 
 @pytest.mark.parametrize("how", ["gone", "draining", "cordoned", "unknown"])
@@ -125,11 +108,6 @@ def test_a_run_that_is_not_due_is_left_and_the_answer_says_when_to_ask(jobs: Job
     granted = ask(jobs, worker)
     assert not granted.runs
     assert granted.next_in_s == pytest.approx(30, abs=5)
-
-
-def test_with_nothing_to_come_there_is_no_time_to_ask_again(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    assert ask(jobs, jobs.job_worker()).next_in_s is None
 
 
 def test_a_full_batch_may_be_asked_for_more_at_once(jobs: JobsHarness) -> None:
@@ -182,30 +160,6 @@ def test_higher_priorities_go_first_and_waiting_makes_up_for_priority(jobs: Jobs
     assert claim_one(jobs, worker, limit=1).schedule == "low", (
         "it waited for 60 s: more than 50 points are worth"
     )
-
-
-def test_a_low_priority_run_is_claimed_under_a_saturating_stream_of_high_ones(jobs: JobsHarness) -> None:
-    """Ten runs come in each second and ten are taken, all of them before the low one; until it has aged."""
-    worker = jobs.job_worker()
-    jobs.schedule("low", job=Job("tasks.report", priority=-5))
-    jobs.schedule("high", job=Job("tasks.report", priority=5), overlap=Overlap.ALLOW_ALL)
-    low = jobs.schedules.trigger("low")
-    for second in range(30):
-        for number in range(10):
-            jobs.schedules.trigger("high", key=f"{second}.{number}")
-        taken = claim(jobs, worker, limit=10)
-        assert len(taken) == 10
-        if low.id in [run.id for run in taken]:
-            assert 5 <= second <= 15, "a point is worth a second, and they are ten points apart"
-            return
-        jobs.elapse(1)
-    pytest.fail("it starved")
-
-
-def test_with_nothing_else_to_do_the_lowest_priority_starts_at_once(jobs: JobsHarness) -> None:
-    jobs.schedule(job=Job("tasks.report", priority=-100))
-    jobs.schedules.trigger("nightly")
-    assert claim_one(jobs, jobs.job_worker()).schedule == "nightly"
 
 
 def test_the_only_place_in_a_queue_goes_to_the_highest_priority(jobs: JobsHarness) -> None:
@@ -276,13 +230,6 @@ def test_backfills_are_run_one_after_another_by_tick(jobs: JobsHarness) -> None:
         assert claim(jobs, worker) == []
         finish(jobs, worker, ended(claimed))
     assert seen == [1, 2, 3]
-
-
-def test_backfills_of_a_schedule_that_allows_it_run_together(jobs: JobsHarness) -> None:
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    start = jobs.now().replace(microsecond=0, year=2020)
-    jobs.schedules.backfill("nightly", [start.replace(hour=hour) for hour in range(6)])
-    assert len(claim(jobs, jobs.job_worker())) == 6
 
 
 # -- start deadlines ---------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -35,20 +34,6 @@ def started(jobs: JobsHarness, name: str = "nightly", **changes: object) -> tupl
 
 def expire(jobs: JobsHarness, *, limit: int = 100) -> int:
     return jobs.store.jobs.runs.expire(limit=limit)
-
-
-def test_with_nothing_to_expire_nothing_is(jobs: JobsHarness) -> None:
-    assert expire(jobs) == 0
-    _, run = started(jobs)
-    assert expire(jobs) == 0
-    assert jobs.schedules.run(run.id).state is S.RUNNING
-
-
-def test_a_run_is_its_workers_as_long_as_the_worker_lives(jobs: JobsHarness) -> None:
-    worker, run = started(jobs, job=job(timeout_s=None))
-    jobs.elapse(86_400)
-    assert expire(jobs) == 0, "however long it takes; its worker has not been declared gone"
-    assert finish(jobs, worker, ended(run)) == [run.id]
 
 
 def test_an_at_most_once_run_is_lost_with_its_worker(jobs: JobsHarness) -> None:
@@ -296,12 +281,3 @@ def test_killed_before_the_commit_the_run_is_as_it_was(
     row = jobs.schedules.run(run.id)
     assert (row.state, row.attempt, row.fence) == (S.RUNNING, 1, run.fence)
     assert expire(jobs) == 1
-
-
-def test_ended_runs_are_trimmed_after_their_time(jobs: JobsHarness) -> None:
-    worker, run = started(jobs)
-    finish(jobs, worker, ended(run))
-    trim = jobs.store.jobs.runs.trim
-    assert trim(older_than_days=30, limit=10) == 0
-    jobs.elapse(timedelta(days=31).total_seconds())
-    assert trim(older_than_days=30, limit=10) == 1

@@ -58,10 +58,6 @@ def test_many_attempts_end_at_once_each_in_its_own_way(jobs: JobsHarness) -> Non
     ]
 
 
-def test_to_finish_nothing_does_nothing(jobs: JobsHarness) -> None:
-    assert finish(jobs, jobs.job_worker()) == []
-
-
 def test_a_reason_of_any_length_and_content_can_be_kept(jobs: JobsHarness) -> None:
     worker, run = started(jobs)
     assert finish(jobs, worker, ended(run, S.FAILED, "nul \x00, half \ud800 " + "x" * 100_000)) == [run.id]

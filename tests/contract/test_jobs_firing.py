@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import psycopg2
@@ -18,7 +16,6 @@ from feedq.core.schedule.model import (
     Cron,
     Every,
     Job,
-    Once,
     Overlap,
     ResumePolicy,
     RunKind,
@@ -29,7 +26,7 @@ from feedq.core.schedule.model import (
 from feedq.core.schedule.spread import segment_of
 from feedq.core.schedule.ticks import Firing
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
-from tests.contract.jobs_stage import claim, claim_one, ended, finish, fire, runs_of, states
+from tests.contract.jobs_stage import claim_one, ended, finish, fire, runs_of, states
 
 S = RunState
 
@@ -85,15 +82,6 @@ def test_a_second_a_tick_that_is_left_out_all_day_is_one_row(jobs: JobsHarness) 
     assert last == watermark(jobs) - timedelta(seconds=1)
 
 
-def test_what_is_missed_again_and_again_is_one_row(jobs: JobsHarness) -> None:
-    jobs.schedule(catch_up=CatchUp.SKIP, misfire_after_s=0.0, timing=Every(1.0))
-    for _ in range(3):
-        jobs.elapse(1_000)
-        fire(jobs)
-    assert len(runs_of(jobs)) <= 3, "and those that were on time, between"
-    assert states(jobs)[S.MISSED_CATCHUP] >= 2_900
-
-
 def test_a_tick_that_a_row_stands_for_already_is_not_counted_again(jobs: JobsHarness) -> None:
     jobs.schedule(catch_up=CatchUp.SKIP, misfire_after_s=0.0)
     jobs.elapse(10 * INTERVAL_S)
@@ -106,12 +94,6 @@ def test_a_tick_that_a_row_stands_for_already_is_not_counted_again(jobs: JobsHar
     fire(jobs)
     (again,) = runs_of(jobs)
     assert (again.id, again.ticks) == (missed.id, missed.ticks)
-
-
-def test_with_no_schedule_at_all_there_is_no_next_time(jobs: JobsHarness) -> None:
-    fired = jobs.store.jobs.runs.fire_due(limit=100)
-    assert (list(fired.segments), fired.more, fired.next_in_s) == ([], False, None)
-    assert fired.is_idle
 
 
 def test_while_a_run_waits_or_runs_nobody_is_idle_though_no_tick_comes(jobs: JobsHarness) -> None:
@@ -214,14 +196,6 @@ def test_missed_ticks_become_one_row_and_the_latest_is_made_up_for(jobs: JobsHar
     )
 
 
-def test_a_million_missed_ticks_are_one_row(jobs: JobsHarness) -> None:
-    jobs.schedule(timing=Every(1.0), catch_up=CatchUp.ALL, catch_up_max=3, misfire_after_s=0.0)
-    jobs.elapse(1_000_000)
-    fire(jobs)
-    assert len(runs_of(jobs)) < 10
-    assert sum(states(jobs).values()) >= 1_000_000
-
-
 def test_a_cron_schedule_catches_up_in_several_looks(jobs: JobsHarness) -> None:
     jobs.schedule(timing=Cron("* * * * *"), catch_up=CatchUp.SKIP)
     jobs.elapse(8 * 86_400.0)
@@ -250,16 +224,6 @@ def test_what_is_unfinished_is_counted_for_the_overlap_policy(jobs: JobsHarness)
     assert states(jobs) == {S.SUCCEEDED: 1, S.SKIPPED_OVERLAP: 2, S.WAITING: 1}
 
 
-@pytest.mark.parametrize(("overlap", "together"), [(Overlap.BUFFER_ALL, 1), (Overlap.ALLOW_ALL, 3)])
-def test_ticks_run_one_at_a_time_unless_the_policy_allows_all(
-    jobs: JobsHarness, overlap: Overlap, together: int
-) -> None:
-    jobs.schedule(overlap=overlap, misfire_after_s=600.0)
-    jobs.elapse(3 * INTERVAL_S)
-    assert len(fire(jobs)) == 3
-    assert len(claim(jobs, jobs.job_worker())) == together
-
-
 def test_cancel_other_cancels_what_runs_and_tells_its_worker(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     jobs.schedule(overlap=Overlap.CANCEL_OTHER)
@@ -282,44 +246,7 @@ def test_cancel_other_cancels_what_runs_and_tells_its_worker(jobs: JobsHarness) 
     assert jobs.events("run_finish_rejected") == [], "it was cancelled on purpose"
 
 
-def test_a_moment_fires_once_and_then_never(jobs: JobsHarness) -> None:
-    jobs.schedule(timing=Once(jobs.now() + timedelta(seconds=0.5)))
-    deadline = time.monotonic() + 10
-    while not fire(jobs):
-        assert time.monotonic() < deadline, "it did not fall due"
-        time.sleep(0.02)
-    schedule = jobs.schedules.get("nightly")
-    assert (schedule.next_tick_at, schedule.next_fire_at, schedule.state) == (
-        None,
-        None,
-        ScheduleState.ACTIVE,
-    )
-    assert states(jobs) == {S.WAITING: 1}
-    assert jobs.store.jobs.runs.fire_due(limit=10).next_in_s is None
-
-
-def test_jitter_lets_a_tick_fire_later_and_before_the_next(jobs: JobsHarness) -> None:
-    for n in range(20):
-        jobs.schedule(f"s{n}", jitter_s=INTERVAL_S, misfire_after_s=600.0)
-    jobs.elapse(2 * INTERVAL_S)
-    fire(jobs)
-    rows = jobs.execute(
-        "SELECT extract(epoch FROM due_at - tick_at)::float8 FROM feedq.run WHERE state = 'waiting'"
-    )
-    delays = [float(str(delay)) for (delay,) in rows]
-    assert all(0 <= delay < INTERVAL_S for delay in delays)
-    assert len(set(delays)) > 10
-
-
 # -- pauses ------------------------------------------------------------------------------------------
-
-
-def test_a_paused_schedule_does_not_fire(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    jobs.schedules.pause("nightly")
-    jobs.elapse(INTERVAL_S)
-    fired = jobs.store.jobs.runs.fire_due(limit=100)
-    assert (list(fired.segments), fired.next_in_s) == ([], None)
 
 
 @pytest.mark.parametrize("resume", ResumePolicy)
@@ -341,14 +268,6 @@ def test_a_pause_with_an_end_ends_by_itself(jobs: JobsHarness, resume: ResumePol
     assert watermark(jobs) > jobs.now()
     assert len(made) == (0 if resume is ResumePolicy.SKIP else 5)
     assert [kind for kind, _ in jobs.events("schedule_resumed")] == ["schedule_resumed"]
-
-
-def test_a_removed_schedule_does_not_fire(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    jobs.schedules.remove("nightly")
-    jobs.elapse(INTERVAL_S)
-    assert fire(jobs) == []
-    assert jobs.store.jobs.runs.fire_due(limit=10).next_in_s is None
 
 
 def test_what_is_due_and_paused_or_removed_is_left_alone_when_others_are_fired(jobs: JobsHarness) -> None:
@@ -457,14 +376,3 @@ def test_killed_between_two_transactions_that_should_be_one_a_tick_has_one_row_a
     monkeypatch.setattr(firing, "advance", real)
     assert fire(jobs) == [], "the key keeps it from being a second run"
     assert states(jobs) == {S.WAITING: 1}
-
-
-def test_an_edit_between_two_ticks_changes_only_what_comes(jobs: JobsHarness) -> None:
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    jobs.elapse(INTERVAL_S)
-    fire(jobs)
-    spec = jobs.schedules.get("nightly").spec
-    jobs.schedules.edit("nightly", replace(spec, job=Job("tasks.other")))
-    jobs.elapse(INTERVAL_S)
-    fire(jobs)
-    assert [run.job.task for run in runs_of(jobs)] == ["tasks.report", "tasks.other"]

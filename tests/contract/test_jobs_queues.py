@@ -46,14 +46,6 @@ def test_a_change_gives_no_starts_away_and_takes_none(jobs: JobsHarness) -> None
     assert tokens(jobs) == 3.0, "at most the burst"
 
 
-def test_a_change_after_the_clock_was_put_back_takes_no_starts_away(jobs: JobsHarness) -> None:
-    """As a standby may do whose clock is behind."""
-    jobs.queues.set(Queue("mail", rate_per_s=10.0, burst=10.0))
-    jobs.execute("UPDATE feedq.job_queue SET tokens = 4, tokens_at = clock_timestamp() + interval '1 hour'")
-    jobs.queues.set(Queue("mail", rate_per_s=10.0, burst=20.0))
-    assert tokens(jobs) == 4.0
-
-
 @pytest.mark.parametrize(
     "queue",
     [

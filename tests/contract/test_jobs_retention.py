@@ -72,13 +72,3 @@ def test_a_removed_schedule_keeps_its_history_as_it_did(jobs: JobsHarness) -> No
     jobs.schedules.remove("few")
     assert trim(jobs) == 1
     assert jobs.execute("SELECT count(*) FROM feedq.run") == [(2,)]
-
-
-def test_history_of_runs_is_kept_for_no_day_or_for_ten_years(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    jobs.end(jobs.schedules.trigger("nightly"))
-
-    assert trim(jobs, days=3_650) == 0
-    jobs.elapse(1)
-    assert trim(jobs, days=0) == 1
-    assert jobs.schedules.runs("nightly") == []

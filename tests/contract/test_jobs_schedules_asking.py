@@ -59,14 +59,6 @@ def test_a_trigger_is_a_run_that_is_due_now(jobs: JobsHarness) -> None:
     assert jobs.schedules.get("nightly").next_tick_at == schedule.next_tick_at, "a trigger is no tick"
 
 
-def test_triggers_without_a_key_are_different_runs(jobs: JobsHarness) -> None:
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    first, second = jobs.schedules.trigger("nightly"), jobs.schedules.trigger("nightly")
-    assert first.id != second.id
-    assert first.key != second.key
-    assert first.key.startswith("trigger:")
-
-
 def test_a_key_gives_the_run_of_then(jobs: JobsHarness, worker: Worker) -> None:
     jobs.schedule()
     first = jobs.schedules.trigger("nightly", key="order-17")
@@ -163,12 +155,6 @@ def test_as_many_triggers_wait_beside_a_run_as_the_policy_lets(
     states = [RunState.WAITING] * waits + [RunState.SKIPPED_OVERLAP] * (3 - waits)
     assert [run.state for run in runs] == states
     assert columns(jobs, runs[0], "exclusive") == (overlap is not Overlap.ALLOW_ALL,)
-
-
-def test_a_trigger_that_is_left_out_notifies_nobody(jobs: JobsHarness, worker: Worker) -> None:
-    jobs.schedule(overlap=Overlap.SKIP)
-    jobs.schedules.trigger("nightly")
-    assert jobs.notified(lambda: jobs.schedules.trigger("nightly"), worker) == set()
 
 
 def test_cancel_other_ends_what_has_not_ended(jobs: JobsHarness, worker: Worker) -> None:

@@ -70,13 +70,6 @@ ADVANCE = """
 """Together they do to rows what firing does, as slowly as a test wants."""
 
 
-def test_a_name_is_given_to_one_of_many(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
-    for number in range(ROUNDS):
-        found = at_once(threads, partial(jobs.schedule, f"s{number}"))
-        assert sum(isinstance(result, Conflict) for result in found) == THREADS - 1
-    assert len(jobs.schedules.specs()) == ROUNDS
-
-
 def test_one_key_is_one_run(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
     jobs.schedule(overlap=Overlap.ALLOW_ALL)
     for number in range(ROUNDS):
@@ -92,12 +85,6 @@ def test_of_triggers_that_must_not_overlap_one_waits(jobs: JobsHarness, threads:
         found = at_once(threads, partial(jobs.schedules.trigger, f"s{number}"))
         states = Counter(run.state for run in found if isinstance(run, Run))
         assert states == {RunState.WAITING: 1, RunState.SKIPPED_OVERLAP: THREADS - 1}
-
-
-def test_of_triggers_that_cancel_others_one_is_left(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
-    jobs.schedule(overlap=Overlap.CANCEL_OTHER)
-    at_once(threads, partial(jobs.schedules.trigger, "nightly"))
-    assert jobs.schedules.counts("nightly") == {RunState.WAITING: 1, RunState.CANCELLED: THREADS - 1}
 
 
 def test_of_backfills_at_once_each_tick_is_made_by_one(
@@ -119,19 +106,6 @@ def test_of_beats_at_the_same_moment_one_enqueues(jobs: JobsHarness, threads: Th
         assert Counter(at_once(threads, act)) == {True: 1, False: THREADS - 1}
     assert len(jobs.schedules.runs()) == ROUNDS
     assert len(jobs.schedules.views()) == 2
-
-
-def test_of_those_that_remove_one_succeeds(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
-    jobs.schedule()
-    found = at_once(threads, partial(jobs.schedules.remove, "nightly"))
-    assert sum(isinstance(result, NotFound) for result in found) == THREADS - 1
-
-
-def test_of_those_that_cancel_a_run_one_succeeds(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
-    jobs.schedule()
-    run = jobs.schedules.trigger("nightly")
-    found = at_once(threads, partial(jobs.schedules.cancel_run, run.id))
-    assert sum(isinstance(result, Conflict) for result in found) == THREADS - 1
 
 
 @pytest.mark.parametrize("verb", ["remove", "purge"])

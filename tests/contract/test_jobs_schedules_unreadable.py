@@ -8,8 +8,8 @@ import pytest
 
 from feedq.control.store.jobs.rows import UNREADABLE
 from feedq.control.store.jobs.schedules import ScheduleStore
-from feedq.core.schedule.model import Every, Job, Overlap, RunState, ScheduleState, UnreadableSpec
-from feedq.errors import InvalidInput, Unreadable
+from feedq.core.schedule.model import Every, Overlap, RunState, ScheduleState, UnreadableSpec
+from feedq.errors import Unreadable
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness, schedule_spec
 
 DAMAGES = (
@@ -36,13 +36,6 @@ def test_lists_go_on_and_show_it_with_an_explanation(damaged: JobsHarness) -> No
     assert "this release of feedq cannot read" in (bad.schedule.unreadable or "")
     assert (bad.schedule.pause_reason, a.schedule.unreadable) == (None, None)
     assert a.schedule == damaged.schedules.get("a")
-
-
-def test_one_is_not_taken_for_unreadable_by_the_name_of_its_task(jobs: JobsHarness) -> None:
-    added = jobs.schedule("a", job=Job(UNREADABLE))
-    assert jobs.schedules.edit("a", added.spec) == added, "an edit that changes nothing"
-    (view,) = jobs.schedules.views()
-    assert view.schedule.unreadable is None
 
 
 def test_a_run_whose_job_cannot_be_read_is_listed(jobs: JobsHarness) -> None:
@@ -76,16 +69,6 @@ def test_among_all_that_are_declared_it_is_marked(damaged: JobsHarness) -> None:
     assert isinstance(bad, UnreadableSpec)
     assert bad.why.startswith("schedule 'bad' is stored in a way that this release")
     assert not bad.paused
-
-
-def test_whether_it_was_declared_as_paused_is_known(damaged: JobsHarness) -> None:
-    for reason, is_declared in (("declared as paused", True), ("maintenance", False)):
-        damaged.execute(
-            "UPDATE feedq.schedule SET state = 'paused', pause_reason = %s WHERE name = 'bad'", reason
-        )
-        bad = damaged.schedules.specs()["bad"]
-        assert bad.paused is is_declared
-        assert damaged.schedules.views(prefix="bad")[0].schedule.spec.paused is is_declared
 
 
 def test_it_is_paused_purged_and_removed_all_the_same(damaged: JobsHarness) -> None:
@@ -133,14 +116,6 @@ def test_one_that_firing_has_paused_ticks_again_once_it_is_declared_anew(damaged
     assert damaged.schedules.counts("bad") == {RunState.WAITING: 2}, "the trigger and a tick"
 
 
-def test_one_that_firing_has_paused_may_be_declared_as_paused(damaged: JobsHarness) -> None:
-    fired(damaged)
-    assert (
-        damaged.schedules.edit("bad", schedule_spec("bad", paused=True)).pause_reason == "declared as paused"
-    )
-    assert damaged.schedules.edit("bad", schedule_spec("bad")).state is ScheduleState.ACTIVE
-
-
 @pytest.mark.parametrize("when", ["before it fell due", "after firing had paused it"])
 def test_one_that_a_person_has_paused_stays_so_when_it_is_declared_anew(
     damaged: JobsHarness, when: str
@@ -150,13 +125,6 @@ def test_one_that_a_person_has_paused_stays_so_when_it_is_declared_anew(
     damaged.schedules.pause("bad", reason="maintenance")
     edited = damaged.schedules.edit("bad", schedule_spec("bad"))
     assert (edited.state, edited.pause_reason) == (ScheduleState.PAUSED, "maintenance")
-
-
-def test_a_person_cannot_pause_with_the_words_of_firing(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    for reason in ("declared as paused", "it cannot be fired: it bites"):
-        with pytest.raises(InvalidInput, match="is what feedq itself says"):
-            jobs.schedules.pause("nightly", reason=reason)
 
 
 def test_an_edit_that_differs_in_nothing_that_can_be_read_is_made(damaged: JobsHarness) -> None:

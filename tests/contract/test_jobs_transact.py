@@ -83,13 +83,6 @@ def test_the_effect_and_the_success_become_visible_together(jobs: JobsHarness) -
     assert finish(jobs, worker, ended(run)) == [], "it has been finished"
 
 
-def test_a_success_ends_the_failures_in_a_row(jobs: JobsHarness) -> None:
-    worker, run = started(jobs)
-    jobs.execute("UPDATE feedq.schedule SET failures = 3")
-    work(jobs, worker, run)
-    assert jobs.schedules.get("nightly").failures == 0
-
-
 def test_an_exception_keeps_nothing_and_passes_through(jobs: JobsHarness) -> None:
     worker, run = started(jobs)
     with pytest.raises(ZeroDivisionError):
@@ -111,14 +104,6 @@ def test_what_the_job_commits_and_rolls_back_by_itself_is_up_to_the_end(jobs: Jo
     assert jobs.execute("SELECT run FROM effect") == [(2,)]
 
 
-def test_an_error_of_its_statements_is_the_jobs_own(jobs: JobsHarness) -> None:
-    worker, run = started(jobs)
-    impatient, slow = text("SET LOCAL statement_timeout = 10"), text("SELECT pg_sleep(10)")
-    with pytest.raises(OperationalError):
-        work(jobs, worker, run, lambda s: s.execute(impatient), lambda s: s.execute(slow))
-    assert state(jobs, run) is S.RUNNING
-
-
 def test_a_constraint_that_is_checked_at_the_commit_keeps_nothing(jobs: JobsHarness) -> None:
     worker, run = started(jobs)
     jobs.execute("INSERT INTO effect VALUES (%s)", run.id)
@@ -136,13 +121,6 @@ def test_a_cancelled_run_keeps_nothing(jobs: JobsHarness) -> None:
         work(jobs, worker, run, lambda _: jobs.schedules.cancel_run(run.id))
     assert (kept(jobs), state(jobs, run)) == (0, S.CANCELLED)
     assert jobs.events(REJECTED) == [], "it was cancelled on purpose"
-
-
-def test_who_has_not_claimed_the_run_keeps_nothing(jobs: JobsHarness) -> None:
-    _, run = started(jobs)
-    with pytest.raises(RunTakenAway):
-        work(jobs, jobs.job_worker("b"), run)
-    assert (kept(jobs), state(jobs, run)) == (0, S.RUNNING)
 
 
 def test_a_run_that_was_taken_over_under_way_is_kept(jobs: JobsHarness) -> None:
@@ -176,25 +154,6 @@ def test_a_zombie_keeps_nothing_and_its_successor_everything(
     assert rejected(jobs) == [(run.fence, str(worker.id), "succeeded", "succeeded")]
 
 
-def test_a_zombie_keeps_nothing_while_its_successor_still_runs(
-    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(finishing, "end_sessions", lambda c, runs: None)
-    worker, run = started(jobs)
-    jobs.expire_workers(worker)
-    successors: list[ClaimedRun] = []
-
-    def meanwhile(_: Session) -> None:
-        assert jobs.store.jobs.runs.expire(limit=10) == 1
-        successors.append(claim_one(jobs, jobs.job_worker("b")))
-
-    with pytest.raises(RunTakenAway):
-        work(jobs, worker, run, meanwhile)
-    row = jobs.schedules.run(run.id)
-    assert (kept(jobs), row.state, row.fence) == (0, S.RUNNING, successors[0].fence)
-    assert rejected(jobs) == [(run.fence, str(worker.id), "succeeded", "running")]
-
-
 def test_a_run_that_was_timed_out_meanwhile_keeps_nothing_and_history_says_so(jobs: JobsHarness) -> None:
     worker, run = started(jobs)
 
@@ -205,15 +164,6 @@ def test_a_run_that_was_timed_out_meanwhile_keeps_nothing_and_history_says_so(jo
         work(jobs, worker, run, meanwhile)
     assert (kept(jobs), state(jobs, run)) == (0, S.TIMED_OUT)
     assert rejected(jobs) == [(run.fence, str(worker.id), "succeeded", "timed_out")]
-
-
-def test_a_run_whose_history_was_trimmed_meanwhile_keeps_nothing(jobs: JobsHarness) -> None:
-    worker, run = started(jobs)
-    with pytest.raises(RunTakenAway):
-        work(jobs, worker, run, lambda _: jobs.execute("DELETE FROM feedq.run WHERE id = %s", run.id))
-    assert kept(jobs) == 0
-    ((_, detail),) = jobs.events(REJECTED)
-    assert (detail["schedule"], detail["key"]) == (run.schedule, run.key)
 
 
 def test_what_was_rolled_back_is_let_go_before_history_is_written(
@@ -381,14 +331,6 @@ def test_a_session_that_is_cut_under_way_is_no_failure_and_the_run_is_done_again
     assert (kept(jobs), state(jobs, run)) == (1, S.SUCCEEDED)
 
 
-def test_a_job_that_fails_by_itself_has_failed(jobs: JobsHarness) -> None:
-    worker, run = started(jobs)
-    with pytest.raises(ZeroDivisionError):
-        work(jobs, worker, run, fail)
-    assert finish(jobs, worker, ended(run, S.FAILED)) == [run.id]
-    assert state(jobs, run) is S.FAILED
-
-
 def test_a_job_that_cuts_its_session_again_and_again_ends_some_day(jobs: JobsHarness) -> None:
     worker, run = started(jobs)
     for attempt in range(1, LOSSES_MAX + 1):
@@ -457,11 +399,3 @@ def test_a_silent_job_keeps_its_transaction_as_long_as_its_run_may_take(
     with pytest.raises(JobSessionLost):
         work(jobs, worker, run, freeze, lambda session: session.execute(WRITE, {"run": 2}))
     assert kept(jobs) == 0
-
-
-def test_without_a_time_out_nothing_is_limited(jobs: JobsHarness) -> None:
-    worker, run = started(jobs, timeout_s=None)
-    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
-    with jobs.store.jobs.runs.transact(worker.id, run) as session:
-        shown = [session.execute(text(f"SELECT current_setting('{name}')")).scalar_one() for name in names]
-    assert shown == ["0", "0", "0"]

@@ -178,7 +178,7 @@ def test_for_more_workers_than_waiters_it_looks(
 def test_a_worker_whose_session_cannot_be_waited_for_is_looked_for(
     postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
 ) -> None:
-    """Such as one of an older release."""
+    """Such as one whose number the last session had, until its waiter lets go."""
     worker = postgres_harness.worker()
     session = closing_all.enter_context(closing(postgres_harness.store.session(worker, ttl_s=TTL_S)))
     look_until(elected, awaited=True)

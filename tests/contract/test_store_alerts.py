@@ -188,15 +188,3 @@ def test_a_target_that_never_answers_is_given_up_and_told_again(bench: Bench) ->
         wait_until(lambda: bool(logs), limit_s=30, what="the failure is logged")
     assert logs[0]["error"] == f"alert target {target.shown} did not answer within 1 s"
     wait_until(lambda: bench.failures(target.key) == 1, limit_s=30, what="the message is due again")
-
-
-def test_messages_follow_each_other_at_once_or_not_within_a_day(bench: Bench) -> None:
-    """`FEEDQ_ALERT_INTERVAL_S` at its ends."""
-    bench.alert("a")
-    bench.store.alerts.told(HERE, bench.found()[-1].id)
-    bench.alert("b")
-    due = bench.store.alerts.due
-    assert [one.feed for one in due(HERE, tenant=None, pause_s=0.0, retry_s=5.0)] == ["b"]
-    assert due(HERE, tenant=None, pause_s=86_400.0, retry_s=5.0) == []
-    bench.harness.elapse(86_401)
-    assert [one.feed for one in due(HERE, tenant=None, pause_s=86_400.0, retry_s=5.0)] == ["b"]

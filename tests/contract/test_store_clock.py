@@ -79,53 +79,6 @@ def test_delays_and_time_limits_do_not_grow_by_the_step(harness: Harness) -> Non
         assert p.overdue(timeout_s=10) == [worker.id]
 
 
-def test_a_step_that_is_shorter_than_the_time_between_two_passes_changes_no_delay(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    feed_id, epoch = harness.run(feed, worker)
-    harness.store.leases.release(worker.id, [Release(feed_id, epoch, Reason.BACKOFF, 30.0, 5, "no")])
-    before = harness.lease(feed).retry_at
-    with harness.in_a_pass():
-        pass
-    harness.elapse(20)
-    harness.put_clock_back(10)
-    with harness.in_a_pass():
-        pass
-    retry_at = harness.lease(feed).retry_at
-    assert retry_at is not None
-    assert before is not None
-    with harness.in_a_pass() as p:
-        assert 10 < (retry_at - p.now).total_seconds() < 21
-
-
-def test_a_sweep_is_due_again_after_the_step(harness: Harness) -> None:
-    harness.put_clock_back(STEP_S)
-    with harness.in_a_pass():
-        pass
-    harness.elapse(61)
-    with harness.in_a_pass() as p:
-        assert p.sweep_is_due(interval_s=60)
-
-
-def test_a_worker_that_started_before_the_step_settles(harness: Harness) -> None:
-    harness.worker("a")
-    feed = harness.feed()
-    harness.put_clock_back(STEP_S)
-    report, _ = harness.reconcile(ttl_s=TTL_S, settle_s=1.5)
-    assert not report.assignments
-    harness.elapse(2)
-    report, _ = harness.reconcile(ttl_s=TTL_S, settle_s=1.5)
-    assert [given.feed_id for given in report.assignments] == [feed.id]
-
-
-def test_who_follows_a_lease_trusts_it_for_a_ttl_at_most(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
-    harness.put_clock_back(STEP_S)
-    followed = harness.store.leases.follow(key)
-    assert followed is not None
-    assert followed.remaining_s <= TTL_S + 0.001, "one statement reads the clock twice"
-
-
 def test_a_look_finds_heartbeats_that_lie_ahead(postgres_harness: PostgresHarness) -> None:
     postgres_harness.worker()
     assert postgres_harness._check_liveness().expired == 0

@@ -118,17 +118,6 @@ def test_a_beat_that_ends_before_it_commits_has_counted_nothing(postgres_harness
     assert known(harness, feed) == [10, 10]
 
 
-def test_minutes_without_a_beat_are_a_gap(postgres_harness: PostgresHarness) -> None:
-    harness, feed = postgres_harness, postgres_harness.feed()
-    pass_minutes(harness, feed, 2, rows=10)
-    harness.store.landed.count()
-    land(harness, feed, 1000)
-    next_minute(harness, 2)
-    pass_minutes(harness, feed, 2, rows=10)
-    harness.store.landed.count()
-    assert known(harness, feed) == [10] * 4
-
-
 def test_a_feed_that_is_declared_anew_begins_anew(postgres_harness: PostgresHarness) -> None:
     harness, feed = postgres_harness, postgres_harness.feed()
     pass_minutes(harness, feed, 1, rows=10)
@@ -165,15 +154,6 @@ def test_an_hour_by_minutes_and_a_day_by_quarters_are_kept_and_no_more(
     harness.elapse(86_400 + 900)
     harness.store.landed.count()
     assert counted_rows(harness) == 1
-
-
-def test_a_clock_that_was_put_back_does_not_stop_the_counting(postgres_harness: PostgresHarness) -> None:
-    harness, feed = postgres_harness, postgres_harness.feed()
-    pass_minutes(harness, feed, 3, rows=5)
-    harness.put_clock_back(3600)
-    pass_minutes(harness, feed, 2, rows=7)
-    harness.store.landed.count()
-    assert known(harness, feed) == [7, 7]
 
 
 def test_feeds_of_a_page_are_read_together(postgres_harness: PostgresHarness) -> None:

@@ -100,14 +100,6 @@ def test_many_claims_are_granted_together_and_stale_ones_left_out(harness: Harne
     assert sorted(harness.store.leases.held(worker.id)) == sorted([keys[0], keys[1], keys[4]])
 
 
-def test_nothing_asked_is_nothing_done(harness: Harness) -> None:
-    worker = harness.worker()
-    assert harness.store.leases.claim(worker.id, []) == []
-    assert harness.store.leases.release(worker.id, []) == []
-    assert harness.store.leases.report(worker.id, []) == []
-    assert harness.store.leases.held(worker.id) == []
-
-
 # -- release -----------------------------------------------------------------------------------------
 
 
@@ -179,21 +171,6 @@ def test_another_worker_cannot_release(harness: Harness) -> None:
     key = harness.run(feed, worker)
     assert harness.store.leases.release(other.id, [Release(*key, Reason.RELEASED)]) == []
     assert harness.lease(feed).worker_id == worker.id
-
-
-def test_releasing_twice_is_the_same_as_releasing_once(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
-    assert harness.store.leases.release(worker.id, [Release(*key, Reason.RELEASED)]) == [key]
-    assert harness.store.leases.release(worker.id, [Release(*key, Reason.FAILED, error="no")]) == []
-    assert harness.lease(feed).reason is Reason.RELEASED
-
-
-def test_an_assignment_never_claimed_cannot_be_released(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.assign(feed, worker)
-    assert harness.store.leases.release(worker.id, [Release(*key, Reason.RELEASED)]) == []
-    assert harness.lease(feed).state is LeaseState.ASSIGNED
 
 
 def test_a_pause_taken_back_before_the_owner_let_go_starts_the_feed_again(harness: Harness) -> None:

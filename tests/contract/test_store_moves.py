@@ -112,21 +112,6 @@ def test_a_move_that_never_arrives_is_not_waited_for_without_end(harness: Harnes
     assert under_way(harness) == 0
 
 
-@pytest.mark.parametrize("end", ["failed", "dies", "paused"])
-def test_a_move_that_ends_at_its_new_worker_is_over(harness: Harness, end: str) -> None:
-    source, target, feed = harness.worker("a"), harness.worker("b"), harness.feed()
-    key = harness.run(feed, source)
-    harness.transfer(feed, source, target)
-    harness.store.leases.release(source.id, [Release(*key, Reason.MOVED)])
-    key = harness.run(feed, target)
-    if end == "dies":
-        harness.expire_workers(target)
-    else:
-        reason = Reason.FAILED if end == "failed" else Reason.PAUSED
-        harness.store.leases.release(target.id, [Release(*key, reason)])
-    assert under_way(harness) == 0
-
-
 def test_what_is_let_go_while_workers_are_counted_counts_once(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,25 +224,6 @@ def test_an_owner_that_does_not_let_go_in_time_loses_the_feed(harness: Harness) 
     assert harness.store.feeds.events(feed.name)[0].kind == EventKind.LEASE_REAPED
     assert harness.store.leases.report(source.id, [progress(key)]) == []
     assert harness.store.leases.release(source.id, [Release(*key, Reason.MOVED)]) == []
-
-
-def test_a_paused_feed_that_is_reaped_is_paused(harness: Harness) -> None:
-    worker, feed = harness.worker(ttl_s=999), harness.feed()
-    harness.run(feed, worker)
-    harness.stop(feed)
-    harness.elapse(31)
-    report, sent = harness.reconcile()
-    assert (report.reaped, sent) == (1, [])
-    assert harness.lease(feed).reason is Reason.PAUSED
-
-
-@pytest.mark.parametrize(("within_s", "reaped"), [(0.0, 1), (86_400.0, 0)])
-def test_the_time_to_let_go_at_its_ends(harness: Harness, within_s: float, reaped: int) -> None:
-    source, target, feed = harness.worker("a"), harness.worker("b"), harness.feed()
-    harness.run(feed, source)
-    harness.transfer(feed, source, target, stop_within_s=within_s)
-    with harness.in_a_pass() as p:
-        assert p.reap() == reaped
 
 
 # -- by hand -----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from feedq.core.lease import Edit, Move
 from feedq.core.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerState
 from feedq.telemetry.logs import EventKind
 from tests.contract.harness import TTL_S, Harness, progress
+from tests.simulation.durations import Bounds
 
 
 def suspects(harness: Harness) -> list[SuspectWorker]:
@@ -52,16 +53,6 @@ def test_a_pass_that_fails_leaves_nothing_behind(harness: Harness) -> None:
     assert harness.lease(feed) == before
     assert len(harness.store.feeds.events(feed.name)) == 1
     assert harness.assign(feed, worker) == (feed.id, 1), "the epoch of the failed pass was never given out"
-
-
-def test_a_pass_with_nothing_to_do_does_nothing(harness: Harness) -> None:
-    feed = harness.feed()
-    harness.run(feed, harness.worker())
-    harness.reconcile()
-    before = harness.lease(feed)
-    report, sent = harness.reconcile()
-    assert (report.did_something, sent) == (False, [])
-    assert harness.lease(feed) == before
 
 
 # -- the gone ----------------------------------------------------------------------------------------
@@ -244,20 +235,6 @@ def test_a_removed_feed_is_purged_once_nobody_streams_it(harness: Harness) -> No
     assert harness.store.feeds.views() == []
 
 
-@pytest.mark.parametrize("state", ["idle", "assigned", "lost"])
-def test_a_removed_feed_that_nobody_streams_is_purged_at_once(harness: Harness, state: str) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    if state == "assigned":
-        harness.assign(feed, worker)
-    if state == "lost":
-        harness.run(feed, worker)
-        harness.expire_workers(worker)
-    harness.store.feeds.remove(feed.name)
-    harness.reconcile()
-    harness.reconcile()
-    assert harness.store.feeds.views() == []
-
-
 def test_a_feed_removed_while_its_worker_dies_is_purged(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     harness.run(feed, worker)
@@ -283,14 +260,6 @@ def test_an_assignment_never_claimed_goes_out_again_under_a_new_epoch(harness: H
     assert harness.store.leases.claim(worker.id, [old]) == [], "the late message is stale"
     assert len(harness.store.leases.claim(worker.id, [sent[0].key])) == 1
     assert EventKind.LEASE_OVERDUE in [e.kind for e in harness.store.feeds.events(feed.name)]
-
-
-@pytest.mark.parametrize(("timeout_s", "overdue"), [(0.0, 1), (86_400.0, 0)])
-def test_the_dispatch_timeout_at_its_ends(harness: Harness, timeout_s: float, overdue: int) -> None:
-    harness.assign(harness.feed(), harness.worker())
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
-        assert len(p.overdue(timeout_s=timeout_s)) == overdue
 
 
 def test_what_runs_or_stops_is_never_overdue(harness: Harness) -> None:
@@ -412,18 +381,30 @@ def test_an_explanation_is_written_to_the_idle_only(harness: Harness) -> None:
         assert [(w.feed_id, w.reason) for w in p.waiting(limit=9)] == [(idle.id, Reason.NO_CAPACITY)]
 
 
-def test_asking_for_nothing_in_a_pass_is_fine(harness: Harness) -> None:
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
-        assert p.expire_workers([]) == 0
-        assert p.assign([]) == []
-        p.apply_edits([], stop_within_s=30)
-        p.explain([])
-        assert (p.dirty(limit=0), p.waiting(limit=0)) == ([], [])
-        assert (p.reap(), p.moves_under_way(within_s=30), p.leaving(), p.movable([], limit=9)) == (
-            0,
-            {},
-            {},
-            [],
-        )
-        assert p.transfer([], stop_within_s=30) == 0
+# -- settings at their ends --------------------------------------------------------------------------
+
+RECKONED = ("ttl_s", "settle_s", "handoff_timeout_s", "moves_per_pass", "connects_per_s")
+"""The settings that a pass goes by."""
+
+
+@pytest.mark.parametrize("end", ["lowest", "largest"])
+def test_a_pass_with_everything_at_its_end_at_once_does_its_work(harness: Harness, end: str) -> None:
+    settings = {name: getattr(Bounds.of(name), end) for name in RECKONED}
+    ttl_s = max(settings["ttl_s"], 60.0)
+    old, feed = harness.worker("a", ttl_s=ttl_s), harness.feed()
+    harness.elapse(1)
+    report, sent = harness.reconcile(**settings, reconcile_interval_s=0.0)
+    if settings["settle_s"]:
+        assert report.unplaced == {Reason.SETTLING: 1}
+        harness.elapse(settings["settle_s"] - 30)
+        assert harness.store.workers.heartbeat(old.id, Load(), ttl_s=ttl_s) is not None
+        harness.elapse(60)
+        _, sent = harness.reconcile(**settings)
+    (assignment,) = sent
+    assert len(harness.store.leases.claim(old.id, [assignment.key])) == 1
+    new = harness.worker("b", ttl_s=ttl_s)
+    within_s = settings["handoff_timeout_s"]
+    assert harness.transfer(feed, old, new, stop_within_s=within_s) == 1
+    report, _ = harness.reconcile(**settings)
+    assert report.reaped == (within_s == 0)
+    assert harness.lease(feed).state is (LeaseState.STOPPING if within_s else LeaseState.ASSIGNED)

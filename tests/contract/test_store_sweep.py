@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from feedq.core.model import LeaseState, Reason, Release, TargetState
 from feedq.telemetry.logs import EventKind
-from tests.contract.harness import Harness, spec
+from tests.contract.harness import Harness
 
 
 def test_a_sweep_is_due_once_an_interval(harness: Harness) -> None:
@@ -33,14 +33,6 @@ def test_a_deleted_lease_row_is_made_anew_by_the_sweep(harness: Harness) -> None
     report, sent = harness.reconcile(sweep=True)
     assert report.repaired == 1
     assert [a.feed_id for a in sent] == [feed.id]
-
-
-def test_an_edit_of_a_feed_without_a_lease_makes_one(harness: Harness) -> None:
-    feed = harness.feed()
-    harness.worker()
-    harness.delete_lease(feed.id)
-    harness.store.feeds.edit(feed.name, spec(weight=2.0))
-    assert [a.key for a in harness.reconcile()[1]] == [(feed.id, 1)]
 
 
 def test_a_sweep_finds_nothing_in_a_fleet_that_adds_up(harness: Harness) -> None:

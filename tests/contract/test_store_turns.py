@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from math import exp
 from time import monotonic
-from uuid import uuid4
 
 import pytest
 
-from feedq.core.model import LeaseState, Load, Reason, Release, Selector, TargetState
-from feedq.core.placement.base import Transfer
+from feedq.core.model import Load, Reason, Release, Selector, TargetState
 from tests.contract.harness import TTL_S, Harness, progress
 
 
@@ -91,14 +89,6 @@ def test_a_measured_feed_weighs_what_it_lands_beside_the_others(harness: Harness
     assert harness.candidate(worker).load == pytest.approx(sum(weights.values()), abs=0.3)
     harness.reconcile(measured_load=0.0, sweep=True)
     assert harness.candidate(worker).load == pytest.approx(6.0), "declared weights count again"
-
-
-def test_a_feed_of_no_worker_cannot_be_moved_to_one_that_does_not_exist(harness: Harness) -> None:
-    source, feed = harness.worker(), harness.feed()
-    harness.run(feed, source)
-    with harness.in_a_pass() as p:
-        assert p.transfer([Transfer(feed.id, source.id, uuid4())], stop_within_s=30) == 0
-    assert harness.lease(feed).state is LeaseState.RUNNING
 
 
 def test_what_was_evened_out_is_remembered_from_pass_to_pass(harness: Harness) -> None:

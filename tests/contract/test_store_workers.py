@@ -75,13 +75,6 @@ def test_a_heartbeat_renews_and_carries_the_load(harness: Harness) -> None:
     assert abs(left - timedelta(seconds=TTL_S)) < timedelta(seconds=0.1)
 
 
-def test_the_age_of_a_heartbeat_is_told_by_the_databases_clock(harness: Harness) -> None:
-    harness.worker()
-    harness.elapse(40)
-    (view,) = harness.store.workers.views()
-    assert view.heartbeat_age_s == pytest.approx(40, abs=5)
-
-
 def test_a_heartbeat_of_a_gone_or_unknown_worker_is_refused(harness: Harness) -> None:
     worker = harness.worker()
     harness.expire_workers(worker)
@@ -181,13 +174,6 @@ def test_a_worker_serves_again_when_it_is_uncordoned(harness: Harness) -> None:
     assert harness.candidate(worker).feeds == 0
 
 
-def test_what_a_person_wants_of_a_gone_worker_is_nothing_to_anybody(harness: Harness) -> None:
-    worker = harness.worker()
-    harness.store.workers.leave(worker.id)
-    assert not harness.store.workers.set_target(worker.id, WorkerTarget.CORDONED)
-    assert not harness.store.workers.set_target(uuid4(), WorkerTarget.SERVING)
-
-
 def test_a_heartbeat_says_how_many_workers_the_last_pass_counted(harness: Harness) -> None:
     worker = harness.worker("a")
     harness.worker("b")
@@ -202,27 +188,6 @@ def test_a_heartbeat_says_how_many_workers_the_last_pass_counted(harness: Harnes
     assert counted() == 1, "as long as none has run"
     harness.absorb_edits()
     assert counted() == 2
-
-
-def test_draining_or_leaving_a_gone_worker_changes_nothing(harness: Harness) -> None:
-    worker = harness.worker()
-    harness.store.workers.leave(worker.id)
-    assert not harness.store.workers.drain(worker.id)
-    assert not harness.store.workers.drain(uuid4())
-    harness.store.workers.leave(worker.id)
-    (view,) = harness.store.workers.views(gone=True)
-    assert view.worker.state is WorkerState.GONE
-
-
-def test_a_draining_worker_goes_on_renewing_and_is_no_candidate(harness: Harness) -> None:
-    worker = harness.worker()
-    harness.store.workers.drain(worker.id)
-    beat = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
-    assert beat is not None
-    assert beat.state is WorkerState.DRAINING
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
-        assert p.candidates() == []
 
 
 def test_leaving_frees_whatever_is_left(harness: Harness) -> None:

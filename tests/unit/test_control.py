@@ -71,15 +71,6 @@ def test_a_pass_places_what_waits_and_sends_one_message_each(store: MemoryStore)
     assert (report.edits, len(report.assignments), report.did_something) == (0, 3, True)
 
 
-def test_a_second_pass_finds_nothing_to_do(store: MemoryStore) -> None:
-    add_worker(store)
-    add_feeds(store, 3)
-    run(store)
-    report, sent = run(store)
-    assert not report.did_something
-    assert sent == []
-
-
 def test_no_message_leaves_before_the_commit(store: MemoryStore) -> None:
     add_worker(store)
     add_feeds(store, 1)
@@ -405,21 +396,6 @@ def test_a_fleet_that_was_found_even_is_not_looked_through_again(
     monkeypatch.setattr(MemoryPass, "movable", lambda *_, **__: pytest.fail("looked for what could move"))
     monkeypatch.setattr(rebalancing, "donors", lambda *_, **__: pytest.fail("looked for donors"))
     run(store)
-
-
-def test_draining_twice_is_the_same_as_draining_once(store: MemoryStore) -> None:
-    add_worker(store, "a")
-    set_worker_target(store, "a", WorkerTarget.DRAINED)
-    before = len(store.database.tables.events)
-    set_worker_target(store, "a", WorkerTarget.DRAINED)
-    assert len(store.database.tables.events) == before
-
-
-def test_a_paused_feed_is_not_placed(store: MemoryStore) -> None:
-    add_worker(store)
-    add_feeds(store, 1)
-    store.feeds.set_target("f0", TargetState.PAUSED)
-    assert run(store)[1] == []
 
 
 def test_what_is_under_way_counts_among_the_moves_of_a_pass(store: MemoryStore) -> None:

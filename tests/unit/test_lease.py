@@ -81,10 +81,6 @@ def test_every_move_is_possible_and_no_state_is_a_dead_end() -> None:
     assert home == set(LeaseState)
 
 
-def test_whoever_holds_a_lease_can_lose_it_and_only_then() -> None:
-    assert set(states_before(Move.LOSE_WORKER)) == set(LeaseState) - {LeaseState.IDLE}
-
-
 def test_streaming_begins_with_a_claim_and_nothing_else() -> None:
     ways_in = {move for (before, move), after in TRANSITIONS.items() if after is LeaseState.RUNNING}
     assert ways_in == {Move.CLAIM}
@@ -186,10 +182,6 @@ def test_an_expired_worker_is_gone_and_one_that_renewed_is_not(state: WorkerStat
     assert not gone(worker(state=state, expired_s=-6.0))
 
 
-def test_nobody_is_declared_gone_twice() -> None:
-    assert not gone(worker(state=WorkerState.GONE, expired_s=100, suspected=True), has_session=False)
-
-
 @pytest.mark.parametrize(
     ("suspected", "has_session", "is_it"),
     [(True, False, True), (True, True, False), (False, False, False), (False, True, False)],
@@ -205,13 +197,6 @@ def test_everybody_gets_one_ttl_after_a_silence(w: Worker) -> None:
     assert gone(w, has_session=False, q=outage_grace(6.0))
 
 
-@pytest.mark.parametrize("ttl_s", [0.0, DAY_S])
-def test_a_ttl_at_its_ends_is_a_grace_period_of_that_length(ttl_s: float) -> None:
-    assert gone(worker(expired_s=1), q=outage_grace(ttl_s), ttl_s=ttl_s)
-    if ttl_s:
-        assert not gone(worker(expired_s=1), q=outage_grace(alive_s=ttl_s - 1), ttl_s=ttl_s)
-
-
 @given(ago_s=st.floats(0, DAY_S), step_s=st.floats(0, DAY_S))
 def test_a_clock_that_is_put_back_delays_the_loss_of_a_worker_by_no_more_than_the_step_and_by_a_ttl_at_most(
     ago_s: float, step_s: float
@@ -223,9 +208,6 @@ def test_a_clock_that_is_put_back_delays_the_loss_of_a_worker_by_no_more_than_th
     delay_s = left_s - (TTL_S - ago_s)
     assert -0.001 <= delay_s <= step_s + 0.001
     assert left_s <= TTL_S + 0.001, "whatever the step"
-
-
-# -- dispatch ----------------------------------------------------------------------------------------
 
 
 # -- edits -------------------------------------------------------------------------------------------

@@ -37,19 +37,9 @@ def test_a_move_may_start_from_the_states_of_its_pairs_alone(state: RunState, mo
     assert (state in states_before(move)) == ((state, move) in TRANSITIONS)
 
 
-def test_nothing_leaves_a_final_state() -> None:
-    assert {state for state, _ in TRANSITIONS} == {state for state in RunState if not state.is_final}
-
-
 def test_every_move_can_be_made_and_every_state_reached() -> None:
     assert {move for _, move in TRANSITIONS} == set(RunMove)
     assert set(TRANSITIONS.values()) | FIRST_STATES == set(RunState)
-
-
-def test_only_a_claim_makes_a_run_run() -> None:
-    assert [pair for pair, state in TRANSITIONS.items() if state is RunState.RUNNING] == [
-        (RunState.WAITING, RunMove.CLAIM)
-    ]
 
 
 def test_a_run_that_is_to_be_repeated_waits() -> None:
@@ -73,11 +63,6 @@ def test_attempts_are_repeated_up_to_the_limit_waiting_longer_each_time(ended: R
     assert decisions == [RetryIn(10), RetryIn(30), RetryIn(90), RetryIn(100), Ends(ended), Ends(ended)]
 
 
-@pytest.mark.parametrize("ended", [RunState.SUCCEEDED, RunState.CANCELLED])
-def test_what_did_not_fail_is_not_repeated(ended: RunState) -> None:
-    assert after_attempt(job_with(limit=4), attempt=1, ended=ended) == Ends(ended)
-
-
 @pytest.mark.parametrize("ended", set(RunState) - {s for _, s in TRANSITIONS.items()} | {RunState.LOST})
 def test_an_attempt_cannot_end_in_a_state_that_workers_do_not_tell(ended: RunState) -> None:
     with pytest.raises(ValueError, match="does not end"):
@@ -99,11 +84,6 @@ def test_a_wait_is_never_negative_nor_beyond_its_maximum(
     earlier = after_attempt(job, attempt=max(attempt - 1, 1), ended=RunState.FAILED)
     assert isinstance(earlier, RetryIn)
     assert earlier.seconds <= decision.seconds
-
-
-def test_who_wants_no_wait_has_none_after_any_number_of_attempts() -> None:
-    job = job_with(limit=10**6, first_s=0, factor=100, max_s=600)
-    assert after_attempt(job, attempt=10**6, ended=RunState.FAILED) == RetryIn(0)
 
 
 # -- lost workers ------------------------------------------------------------------------------------
