@@ -35,7 +35,7 @@ from feedq.control import reconcile as control
 from feedq.control.reconcile import PassReport, reconcile
 from feedq.control.store.migrate import upgrade
 from feedq.control.store.postgresql import PostgresStore
-from feedq.control.store.worker_session import PostgresSession
+from feedq.control.store.worker_session import WorkerSession
 from feedq.core import limits
 from feedq.core.model import Assignment, Load, NewWorker, Worker
 from feedq.local.postgres import Postgres
@@ -171,7 +171,7 @@ def _measure(postgres: Postgres, *, feeds: int, workers: int) -> Figures:
 
 
 def _declare(session: Any, feeds: int) -> None:
-    """New feeds of a thousand tenants, with what `PostgresFeeds.add` leaves of each: a lease and an event.
+    """New feeds of a thousand tenants, with what `Feeds.add` leaves of each: a lease and an event.
     The sweep, which looks for what was changed by hand, is not due."""
     with session.cursor() as cursor:
         cursor.execute(
@@ -274,7 +274,7 @@ def _heartbeats(postgres: Postgres, store: PostgresStore, session: Any, fleet: S
     return max(0.0, busy - idle)
 
 
-def _beat(lease_keepers: Sequence[PostgresSession], *, load: Load) -> None:
+def _beat(lease_keepers: Sequence[WorkerSession], *, load: Load) -> None:
     began = time.monotonic()
     for turn in range(int(BEATING_S / INTERVAL_S)):
         for n, lease_keeper in enumerate(lease_keepers):

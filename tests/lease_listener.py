@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from uuid import uuid4
 
-from feedq.control.store.base import Store
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core import worker_actions as actions
 from feedq.core.clock import Clock
 from feedq.core.model import Heartbeat, Load, NewWorker
@@ -34,7 +34,7 @@ class RecordingListener:
         self.stalled = 0.0
         self._keeper: LeaseKeeper
 
-    def make_keeper(self, store: Store, settings: Settings, clock: Clock) -> LeaseKeeper:
+    def make_keeper(self, store: PostgresStore, settings: Settings, clock: Clock) -> LeaseKeeper:
         core = WorkerCore(settings, rng=Random(1), now=clock.monotonic())
         self._keeper = LeaseKeeper(
             store,

@@ -14,7 +14,7 @@ from feedq.api.answers import answer, returns
 from feedq.api.authentication import changed
 from feedq.api.changing import Asked, Change, Reasoned
 from feedq.api.feed_routes import Declaration
-from feedq.control.store.base import Feeds
+from feedq.control.store.feeds import Feeds
 from feedq.core.model import Feed, FeedView, Status, TargetState, WorkerView
 from feedq.core.selection import Selection
 from feedq.core.values import NAME_MAX

@@ -18,9 +18,8 @@ from feedq.api.answers import answer
 from feedq.api.arguments import NamePath
 from feedq.api.authentication import FleetAdmin, FleetOperator, Operator, changed
 from feedq.api.backend import ApiBackend, Served
-from feedq.control.store.base import require_version
 from feedq.core.authorship import REASON_MAX, give_reason
-from feedq.core.model import Feed, Version
+from feedq.core.model import Feed, Version, require_version
 from feedq.core.roles import Caller
 from feedq.errors import Conflict, InvalidInput, Outdated
 from feedq.verbs import actions

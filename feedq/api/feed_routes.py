@@ -30,10 +30,10 @@ from feedq.api.changing import (
     put,
 )
 from feedq.api.documents import FEED_ENTRY
-from feedq.control.store.base import Feeds, require_version
 from feedq.control.store.event_listing import EventFilter
+from feedq.control.store.feeds import Feeds
 from feedq.core.landed import Span
-from feedq.core.model import Feed, FeedSpec, Status, TargetState
+from feedq.core.model import Feed, FeedSpec, Status, TargetState, require_version
 from feedq.core.selection import Selection
 from feedq.core.values import NAME_MAX
 from feedq.errors import InvalidInput, NotFound

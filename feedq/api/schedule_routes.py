@@ -27,9 +27,9 @@ from feedq.api.changing import (
     put,
 )
 from feedq.api.documents import QUEUE_ENTRY, SCHEDULE_ENTRY
-from feedq.control.store.base import require_version
 from feedq.control.store.jobs.schedules import KEY_MAX
 from feedq.core.authorship import given_reason
+from feedq.core.model import require_version
 from feedq.core.schedule.entries import (
     QueueEntry,
     ScheduleEntry,

@@ -20,7 +20,7 @@ from feedq.cli.invocation import Invocation, changes, decorated, wait_options, y
 from feedq.cli.output import ProgressBar, answer, answer_done
 
 if TYPE_CHECKING:
-    from feedq.control.store.base import Feeds
+    from feedq.control.store.feeds import Feeds
     from feedq.core.model import Feed, FeedView, Status
     from feedq.verbs import bulk
 

@@ -16,7 +16,8 @@ from hashlib import blake2b
 from time import perf_counter
 from uuid import UUID
 
-from feedq.control.store.base import FleetStore, Placing, ReconcilePass, Store
+from feedq.control.store.passes import Fleet, ReconcilePass
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core import lease, limits
 from feedq.core.model import Assignment, Reason
 from feedq.core.placement import placing, rebalancing
@@ -93,7 +94,12 @@ class PassReport:
 
 
 def reconcile(
-    store: Store, dispatch: Dispatch, settings: Settings, *, passes: int = 1, placing_only: bool = False
+    store: PostgresStore,
+    dispatch: Dispatch,
+    settings: Settings,
+    *,
+    passes: int = 1,
+    placing_only: bool = False,
 ) -> PassReport | None:
     """`make_passes`, with what is logged and measured of them."""
     started = perf_counter()
@@ -120,7 +126,7 @@ def reconcile(
 
 
 def make_passes(
-    fleet: FleetStore, dispatch: Dispatch, settings: Settings, *, passes: int, placing_only: bool
+    fleet: Fleet, dispatch: Dispatch, settings: Settings, *, passes: int, placing_only: bool
 ) -> PassReport | None:
     """Bring the fleet closer to what is wanted, in at most so many passes; None when another one is under way.
 
@@ -156,9 +162,7 @@ def make_passes(
     return report
 
 
-def _pass(
-    fleet: FleetStore, settings: Settings, *, fast_path_limit: int, placing_only: bool
-) -> PassReport | None:
+def _pass(fleet: Fleet, settings: Settings, *, fast_path_limit: int, placing_only: bool) -> PassReport | None:
     """Make one pass, which is one transaction.
 
     With a ``fast_path_limit`` it places so many feeds whose workers have died, and does nothing else: the rest can
@@ -234,7 +238,7 @@ def _apply_edits(p: ReconcilePass, report: PassReport, *, stop_within_s: float) 
 
 
 def place_waiting_feeds(
-    p: Placing,
+    p: ReconcilePass,
     report: PassReport,
     *,
     rules: Rules,
@@ -271,7 +275,7 @@ def _capped(feeds: Iterable[WaitingFeed | Held], rules: Rules) -> frozenset[str]
     return frozenset(feed.tenant for feed in feeds if rules.cap_of(feed.tenant) is not None)
 
 
-def rebalance_fleet(p: Placing, report: PassReport, settings: Settings, *, held: int) -> None:
+def rebalance_fleet(p: ReconcilePass, report: PassReport, settings: Settings, *, held: int) -> None:
     """Move running feeds to where there is more room for them, and off the workers that are to be empty.
 
     Feeds that still wait do not hinder this: they were tried before, so the room that is left is of no use to
@@ -304,7 +308,7 @@ def rebalance_fleet(p: Placing, report: PassReport, settings: Settings, *, held:
 
 
 def _choose_moves(
-    p: Placing,
+    p: ReconcilePass,
     sources: Collection[UUID],
     candidates: Sequence[EligibleWorker],
     rules: Rules,

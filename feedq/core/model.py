@@ -12,6 +12,8 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
+from feedq.errors import Outdated
+
 JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 """Whatever JSON can say. A cursor is one of these, opaque to everyone but its connector."""
 
@@ -23,6 +25,18 @@ Version: TypeAlias = tuple[int, int]
 and declares it anew."""
 
 STACK_CALLS_SHOWN: Final = 12
+
+
+def require_version(what: str, found: Version, expected: Version | None) -> None:
+    """Raises `Outdated` unless ``what`` is as it was when it was looked at."""
+    if expected is None or found == expected:
+        return
+    if found[0] != expected[0]:
+        raise Outdated(f"{what} was removed and declared anew: look at it again, and repeat the change")
+    raise Outdated(
+        f"{what} is of generation {found[1]} by now, and not of {expected[1]}: look at it again, and repeat the "
+        "change"
+    )
 
 
 class TargetState(StrEnum):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import psycopg2
 
-from feedq.control.store.base import Store
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Feed, FeedSpec, TargetState
 from feedq.errors import Unavailable
 from feedq.local.demo_source import RATES
@@ -105,7 +105,7 @@ def is_demo(feed: Feed) -> bool:
     return LABELS.items() <= dict(feed.spec.labels).items()
 
 
-def declare(store: Store, *, sink_url: str, port: int) -> None:
+def declare(store: PostgresStore, *, sink_url: str, port: int) -> None:
     """Make the table and the feeds, or bring those of last time up to date."""
     known = {view.feed.name for view in store.feeds.views() if view.feed.removed_at is None}
     fresh = [name for name in RATES if name not in known]

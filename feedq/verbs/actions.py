@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
-from feedq.control.store.base import Feeds, Store
+from feedq.control.store.feeds import Feeds
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Feed, FeedSpec, FeedView, Reason, WorkerState, WorkerTarget, WorkerView
 from feedq.core.placement import placing
 from feedq.core.placement.base import EligibleWorker, Rules, WaitingFeed
@@ -21,13 +22,13 @@ from feedq.verbs.manifest.changes import Action, Change
 from feedq.verbs.manifest.feed_entry import validate
 
 
-def add_feed(store: Store, spec: FeedSpec) -> Feed:
+def add_feed(store: PostgresStore, spec: FeedSpec) -> Feed:
     """Declare a new feed. Raises `InvalidInput` or `Conflict` (the name is taken)."""
     validate(spec)
     return store.feeds.add(spec)
 
 
-def edit_feed(store: Store, spec: FeedSpec) -> Feed:
+def edit_feed(store: PostgresStore, spec: FeedSpec) -> Feed:
     """Replace the declaration of the feed of that name. Raises `InvalidInput`, `NotFound`."""
     validate(spec)
     return store.feeds.edit(spec.name, spec)
@@ -42,7 +43,7 @@ def carry_out(feeds: Feeds, change: Change) -> Feed:
     return feeds.add(change.spec) if change.action is Action.ADD else feeds.edit(change.name, change.spec)
 
 
-def find_worker(store: Store, name: str) -> WorkerView:
+def find_worker(store: PostgresStore, name: str) -> WorkerView:
     """A live worker by its name, the part of it before the ``@``, its id, or the beginning of its id.
 
     Raises `NotFound`, `InvalidInput`.
@@ -62,7 +63,7 @@ def find_worker(store: Store, name: str) -> WorkerView:
     return found[0]
 
 
-def set_worker_target(store: Store, name: str, target: WorkerTarget) -> WorkerView:
+def set_worker_target(store: PostgresStore, name: str, target: WorkerTarget) -> WorkerView:
     """Whether a worker serves. Cordoned, it is given no more feeds and keeps what it has; drained, it hands over
     what it has, each feed as soon as there is another place for it, and its process goes on.
 
@@ -78,7 +79,7 @@ def set_worker_target(store: Store, name: str, target: WorkerTarget) -> WorkerVi
     return replace(found, worker=replace(found.worker, target_state=target))
 
 
-def live_feed(store: Store, name: str) -> Feed:
+def live_feed(store: PostgresStore, name: str) -> Feed:
     """Raises `NotFound` when there is no feed of that name, or it is being removed."""
     return live(store.feeds.get(name))
 
@@ -91,7 +92,7 @@ def live(feed: Feed) -> Feed:
 
 
 def move_feed(
-    store: Store, name: str, worker_name: str, settings: Settings, *, dry_run: bool = False
+    store: PostgresStore, name: str, worker_name: str, settings: Settings, *, dry_run: bool = False
 ) -> WorkerView:
     """Have a feed go on on this worker; one that waits goes there as soon as it may start.
 
@@ -106,7 +107,7 @@ def move_feed(
     return found
 
 
-def _objection_to_target(store: Store, feed: Feed, found: WorkerView, rules: Rules) -> str | None:
+def _objection_to_target(store: PostgresStore, feed: Feed, found: WorkerView, rules: Rules) -> str | None:
     """Placement decides, as for a feed that waits and this worker alone; here its answer becomes words."""
     worker, tenant, selector = found.worker, feed.spec.tenant, feed.spec.selector
     if worker.state is not WorkerState.ACTIVE:

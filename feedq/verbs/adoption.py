@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from feedq.control.store.base import Store
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Feed, FeedSpec, StartCursor, TargetState
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
 from feedq.sinks.base import Checkpoint, CheckpointChange, Judge, Sink, anybody, parse_sink
@@ -115,7 +115,7 @@ def _by_sink(items: Iterable[tuple[FeedSpec, T]]) -> Iterable[tuple[str, dict[st
 class Adopting(ExitStack):
     """Declares feeds that go on from the checkpoints of their namesakes, or from given cursors. A context."""
 
-    def __init__(self, store: Store, open_sink: OpenSink) -> None:
+    def __init__(self, store: PostgresStore, open_sink: OpenSink) -> None:
         self._store, self._open_sink = store, open_sink
         super().__init__()
         self._sinks: dict[str, Sink] = {}

@@ -14,7 +14,8 @@ from functools import partial
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from feedq.control.store.base import Feeds, Store
+from feedq.control.store.feeds import Feeds
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import FeedView, Reason, WorkerView
 from feedq.core.placement import placing
 from feedq.core.placement.base import EligibleWorker, Rules, WaitingFeed
@@ -86,7 +87,7 @@ def _broken_off(away: Unavailable, result: BulkResult[T, R], total: int) -> Unav
 
 
 def move_elsewhere(
-    store: Store, chosen: Sequence[FeedView], settings: Settings, *, told: Done = lambda done: None
+    store: PostgresStore, chosen: Sequence[FeedView], settings: Settings, *, told: Done = lambda done: None
 ) -> BulkResult[FeedView, WorkerView]:
     """Have feeds go on on other workers than those that have them, as placement chooses. A feed that may go
     nowhere fails with the reason."""
@@ -104,7 +105,7 @@ def move_elsewhere(
 
 
 def _targets(
-    store: Store, chosen: Sequence[FeedView], workers: Sequence[WorkerView], rules: Rules
+    store: PostgresStore, chosen: Sequence[FeedView], workers: Sequence[WorkerView], rules: Rules
 ) -> tuple[dict[int, UUID], dict[int, str]]:
     """Where each feed goes, by its id, and why those that may go nowhere do not."""
     targets: dict[int, UUID] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from feedq.control.store.base import Store
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Feed, FeedSpec, StartCursor
 from feedq.errors import SinkUnavailable
 from feedq.sinks.base import Checkpoint
@@ -54,7 +54,7 @@ def _note(newcomer: Newcomer, start: Checkpoint | StartCursor | None) -> str:
 
 
 def declare(
-    store: Store,
+    store: PostgresStore,
     open_sink: OpenSink,
     changes: Sequence[Change],
     starts: Starts,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
-from feedq.control.store.base import Store
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import JSON, ChangedCursor, Feed, FeedSpec, StartCursor
 from feedq.errors import InvalidInput
 from feedq.sinks.base import Checkpoint, CheckpointChange, Sink, parse_sink
@@ -42,7 +42,9 @@ def checkpoint_of(sink: Sink, feed: Feed) -> Checkpoint | None:
     return next((one for one in known if one.feed_uuid == feed.identity.feed), None)
 
 
-def change(store: Store, sink: Sink, feed: Feed, wish: Wish, *, dry_run: bool = False) -> ChangedCursor:
+def change(
+    store: PostgresStore, sink: Sink, feed: Feed, wish: Wish, *, dry_run: bool = False
+) -> ChangedCursor:
     """Change the cursor of a feed, which may be running; a ``dry_run`` only says what would come.
 
     Raises `InvalidInput`, `Conflict`, `SinkUnavailable`, and `Forbidden` when the feed is not the author's to

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedq.control.store.base import Store
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import FeedView
 from feedq.core.notices import new_fields
 from feedq.errors import Conflict, InvalidInput
@@ -21,7 +21,7 @@ def proposed(sink: Sink, view: FeedView) -> list[str]:
     return _added(sink, view, dry_run=True)
 
 
-def add_columns(store: Store, sink: Sink, view: FeedView) -> list[str]:
+def add_columns(store: PostgresStore, sink: Sink, view: FeedView) -> list[str]:
     """Write down that these columns are added, and add them. Again, or twice at once, it does what is left.
 
     Raises `Conflict` (nothing would fill them), `InvalidInput`, `SinkUnavailable`.

@@ -17,7 +17,8 @@ from uuid import UUID
 
 import uvloop
 
-from feedq.control.store.base import Followed, WorkerStore
+from feedq.control.store.leases import Followed
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.clock import SystemClock
 from feedq.core.model import Claim, FeedKey, Reason, Release, StopRequest, WorkerState
 from feedq.core.worker import WorkerCore
@@ -43,7 +44,7 @@ logger = log(__name__)
 
 
 def run_claimed(
-    key: FeedKey, worker_id: UUID, store: WorkerStore, settings: Settings, activity: Activity
+    key: FeedKey, worker_id: UUID, store: PostgresStore, settings: Settings, activity: Activity
 ) -> str:
     """Stream a feed that this worker session has claimed already. Blocks; returns why its lease ended."""
     claim = store.leases.claimed(worker_id, key)
@@ -63,7 +64,7 @@ class _Stream:
     lease."""
 
     def __init__(
-        self, claim: Claim, worker_id: UUID, store: WorkerStore, settings: Settings, activity: Activity
+        self, claim: Claim, worker_id: UUID, store: PostgresStore, settings: Settings, activity: Activity
     ) -> None:
         self._activity = activity
         self._claim, self._worker_id = claim, worker_id
@@ -210,7 +211,7 @@ class _Stream:
         return raised
 
 
-def _release(store: WorkerStore, worker_id: UUID, release: Release) -> None:
+def _release(store: PostgresStore, worker_id: UUID, release: Release) -> None:
     for _ in range(RELEASE_TRIES):
         try:
             store.leases.release(worker_id, [release])

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TypeAlias
 from uuid import UUID
 
-from feedq.control.store.base import Store
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.limits import CLAIMS_FEW, CLAIMS_GATHERED_S
 from feedq.core.model import Claim, FeedKey, Progress, Release
 from feedq.errors import FeedqError, Unavailable
@@ -72,7 +72,7 @@ class LeaseClient:
 
     def __init__(
         self,
-        store: Store,
+        store: PostgresStore,
         *,
         on_claimed: OnClaimed,
         on_lost: Callable[[list[FeedKey]], None],

@@ -16,8 +16,9 @@ from collections.abc import Callable, Collection
 from threading import Event, RLock, Thread
 from typing import ParamSpec, Protocol
 
-from feedq.control.store.base import Listener, Store, WorkerSession
 from feedq.control.store.channels import NotifyReason
+from feedq.control.store.postgresql import PostgresStore
+from feedq.control.store.worker_session import Listener, WorkerSession
 from feedq.core.clock import Clock
 from feedq.core.model import Heartbeat, Load, NewWorker, Worker
 from feedq.core.worker import RETRY_FIRST_S, RETRY_MAX_S, WorkerCore
@@ -74,7 +75,7 @@ class LeaseKeeper:
 
     def __init__(
         self,
-        store: Store,
+        store: PostgresStore,
         driver: CoreDriver,
         new_worker: Callable[[], NewWorker],
         *,

@@ -42,7 +42,7 @@ from feedq.worker.activity import NO_FEED, Activity, resident_bytes
 from feedq.worker.stall import CHECK_S, Scheduling, StallClock, processor_s
 
 if TYPE_CHECKING:
-    from feedq.control.store.base import Store
+    from feedq.control.store.postgresql import PostgresStore
 
 DUMP_SIGNAL: Final = signal.SIGVTALRM
 """Has the worker write the stacks of its threads: from a handler in C, which needs no interpreter lock."""
@@ -439,7 +439,7 @@ def _upwards(root: str, path: str) -> list[Path]:
     ]
 
 
-def report_losses(directory: Path, store: Store) -> None:
+def report_losses(directory: Path, store: PostgresStore) -> None:
     """Report workers that died together with their monitors, from the notes that they left here."""
     for path in directory.glob("worker-*"):
         with contextlib.suppress(OSError, ValueError, FeedqError):

@@ -24,7 +24,7 @@ from uuid import UUID
 
 import uvloop
 
-from feedq.control.store.base import WorkerStore
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core import worker_actions as actions
 from feedq.core.clock import Clock, SystemClock
 from feedq.core.lease import Owner
@@ -100,7 +100,7 @@ class Supervisor:
 
     def __init__(
         self,
-        store: WorkerStore,
+        store: PostgresStore,
         settings: Settings,
         new_worker: Callable[[], NewWorker],
         *,

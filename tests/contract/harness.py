@@ -15,9 +15,9 @@ from uuid import UUID, uuid4
 import psycopg2
 
 from feedq.control.reconcile import PassReport, reconcile
-from feedq.control.store.base import ReconcilePass, Store
 from feedq.control.store.channels import WAKE, WORKER_LOCK_CLASS
 from feedq.control.store.election import Election, LivenessCheck
+from feedq.control.store.passes import ReconcilePass
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core import lease as policy
 from feedq.core.model import (
@@ -69,7 +69,7 @@ def progress(key: FeedKey, *, cursor: JSON = None, error: str | None = None, **c
 class Harness(ABC):
     """A store with nothing in it, swept just now."""
 
-    store: Store
+    store: PostgresStore
 
     @abstractmethod
     def elapse(self, seconds: float) -> None:

@@ -12,7 +12,7 @@ import pytest
 from feedq.control.store.channels import LEADER_LOCK_CLASS, WAKE
 from feedq.control.store.database import PreparedStatement
 from feedq.control.store.election import BEAT_ELECTION, Election
-from feedq.control.store.worker_session import PostgresListener
+from feedq.control.store.worker_session import Listener
 from feedq.core.model import NewWorker
 from tests.contract.harness import TTL_S, PostgresHarness
 
@@ -94,7 +94,7 @@ def test_a_thousand_workers_are_looked_over_though_it_was_planned_for_none(
 def test_without_its_lock_a_session_prepares_nothing(postgres_harness: PostgresHarness) -> None:
     # So it is behind a pooler, which gives each statement to whichever backend is free.
     name, number = BEAT_ELECTION
-    with closing(PostgresListener(postgres_harness.url, WAKE, application_name=f"feedq-{name}")) as session:
+    with closing(Listener(postgres_harness.url, WAKE, application_name=f"feedq-{name}")) as session:
         prepare = PreparedStatement.of("something", "SELECT 1", {})
         assert not session.prepare(prepare, lock_class=LEADER_LOCK_CLASS, key=number)
         assert session.execute("SELECT name FROM pg_prepared_statements") == []

@@ -12,7 +12,7 @@ import pytest
 
 from feedq import settings as settings_module
 from feedq.celery import tasks
-from feedq.control.store.base import Followed
+from feedq.control.store.leases import Followed
 from feedq.core.model import FeedKey, LeaseState, Reason, Worker
 from feedq.settings import Settings
 from feedq.worker.activity import Activity

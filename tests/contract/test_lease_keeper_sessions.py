@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from feedq.control.store.worker_session import PostgresListener, PostgresSession
+from feedq.control.store.worker_session import Listener, WorkerSession
 from feedq.core.clock import SystemClock
 from feedq.settings import Settings
 from feedq.worker.lease_keeper import LeaseKeeper
@@ -75,14 +75,12 @@ def test_after_it_was_declared_gone_the_listener_hears_for_the_new_worker_at_onc
     until(lambda: sessions(postgres_harness) == both(second.id), "both sessions belong to the new worker")
 
 
-@pytest.mark.parametrize(
-    ("kind", "role"), [(PostgresSession, "feedq-keeper"), (PostgresListener, "feedq-listener")]
-)
+@pytest.mark.parametrize(("kind", "role"), [(WorkerSession, "feedq-keeper"), (Listener, "feedq-listener")])
 def test_an_unexpected_error_ends_a_session_and_not_its_thread(
     lease_keeper: LeaseKeeper,
     postgres_harness: PostgresHarness,
     monkeypatch: pytest.MonkeyPatch,
-    kind: type[PostgresSession] | type[PostgresListener],
+    kind: type[WorkerSession] | type[Listener],
     role: str,
 ) -> None:
     worker = lease_keeper.worker

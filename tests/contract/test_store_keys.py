@@ -14,7 +14,7 @@ from contextlib import closing
 import psycopg2
 import pytest
 
-from feedq.control.store.worker_session import PostgresSession
+from feedq.control.store.worker_session import WorkerSession
 from feedq.control.store.workers import PREPARED_HEARTBEAT, heartbeat_parameters
 from feedq.core.model import FeedKey, LeaseState, Load, Reason, Release, Worker
 from feedq.core.placement.base import Transfer
@@ -88,7 +88,7 @@ def test_a_heartbeat_that_was_planned_when_there_was_no_lease_looks_up_what_wait
     h = stale
     worker = h.worker()
     h.execute("ANALYZE feedq.lease")
-    with closing(PostgresSession(h.url, worker, ttl_s=TTL_S)) as session:
+    with closing(WorkerSession(h.url, worker, ttl_s=TTL_S)) as session:
         session.heartbeat(Load())
         with session._connection.cursor() as cursor:
             cursor.execute(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.control.store.base import SuspectWorker
+from feedq.control.store.passes import SuspectWorker
 from feedq.core.lease import Edit, Move
 from feedq.core.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerState
 from feedq.telemetry.logs import EventKind

@@ -17,7 +17,7 @@ from feedq.control.store import database as database_module
 from feedq.control.store import worker_session as session_module
 from feedq.control.store.database import connect_once, make_lone_engine
 from feedq.control.store.election import Election
-from feedq.control.store.worker_session import PostgresSession
+from feedq.control.store.worker_session import WorkerSession
 from feedq.core.model import Load
 from feedq.errors import Unavailable
 from feedq.settings import Settings
@@ -49,7 +49,7 @@ def test_a_session_of_a_worker_with_a_thousand_open_sockets_waits_and_hears(
     postgres_harness: PostgresHarness,
 ) -> None:
     worker = postgres_harness.worker("w1")
-    session = PostgresSession(postgres_harness.url, worker, ttl_s=TTL_S)
+    session = WorkerSession(postgres_harness.url, worker, ttl_s=TTL_S)
     listener = postgres_harness.store.worker_listener(worker)
     try:
         assert session.heartbeat(Load()) is not None
@@ -87,7 +87,7 @@ def test_every_session_of_the_control_database_is_given_up_when_its_other_end_is
     url, store = postgres_harness.url, postgres_harness.store
     worker = postgres_harness.worker("w1")
     found: dict[str, dict[str, int]] = {}
-    with closing(PostgresSession(url, worker, ttl_s=TTL_S)) as session:
+    with closing(WorkerSession(url, worker, ttl_s=TTL_S)) as session:
         found["keeper"] = probes(execute_on(session._connection))
     with closing(store.worker_listener(worker)) as listener:
         found["listener"] = probes(listener.execute)
@@ -130,7 +130,7 @@ def test_how_long_the_other_end_may_be_silent_can_be_set(
     assert idle_s in (found["tcp_keepalives_idle"], None)
 
 
-def plans(session: PostgresSession) -> list[tuple[object, ...]]:
+def plans(session: WorkerSession) -> list[tuple[object, ...]]:
     """Of each statement that the session has prepared: how often it was sent, and how often planned for that."""
     with session._connection.cursor() as cursor:
         cursor.execute("SELECT name, generic_plans, custom_plans FROM pg_prepared_statements")
@@ -140,7 +140,7 @@ def plans(session: PostgresSession) -> list[tuple[object, ...]]:
 def test_a_heartbeat_is_planned_once_a_session(postgres_harness: PostgresHarness) -> None:
     worker = postgres_harness.worker()
     for _ in range(2):
-        with closing(PostgresSession(postgres_harness.url, worker, ttl_s=TTL_S)) as session:
+        with closing(WorkerSession(postgres_harness.url, worker, ttl_s=TTL_S)) as session:
             for _ in range(20):
                 assert session.heartbeat(Load()) is not None
             assert plans(session) == [("feedq_heartbeat", 20, 0)]
@@ -151,7 +151,7 @@ def test_behind_a_pooler_nothing_is_prepared(
 ) -> None:
     monkeypatch.setattr(session_module, "hold_worker_lock", lambda *_: False)
     worker = postgres_harness.worker()
-    with closing(PostgresSession(postgres_harness.url, worker, ttl_s=TTL_S)) as session:
+    with closing(WorkerSession(postgres_harness.url, worker, ttl_s=TTL_S)) as session:
         assert session.heartbeat(Load()) is not None
         assert plans(session) == []
 
@@ -168,7 +168,7 @@ def test_a_heartbeat_leaves_nothing_for_a_vacuum(postgres_harness: PostgresHarne
 
     worker = h.worker()
     before = within_the_page()
-    with closing(PostgresSession(h.url, worker, ttl_s=TTL_S)) as session:
+    with closing(WorkerSession(h.url, worker, ttl_s=TTL_S)) as session:
         for _ in range(BEATS):
             session.heartbeat(Load())
     deadline = time.monotonic() + LIMIT_S

@@ -423,9 +423,9 @@ def test_it_leaves_in_time_when_the_control_database_hangs(
         (stage.store.leases, "report"),
     ):
         monkeypatch.setattr(verbs, name, hang)
-    monkeypatch.setattr("feedq.control.store.worker_session.PostgresSession.heartbeat", hang)
-    monkeypatch.setattr("feedq.control.store.worker_session.PostgresSession.wait", hang)
-    monkeypatch.setattr("feedq.control.store.worker_session.PostgresListener.wait", hang)
+    monkeypatch.setattr("feedq.control.store.worker_session.WorkerSession.heartbeat", hang)
+    monkeypatch.setattr("feedq.control.store.worker_session.WorkerSession.wait", hang)
+    monkeypatch.setattr("feedq.control.store.worker_session.Listener.wait", hang)
     try:
         assert stage.leave() < DRAIN_S + STOP_GRACE_S + 0.5
     finally:

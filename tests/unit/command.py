@@ -15,7 +15,6 @@ from click.testing import CliRunner, Result
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
 from feedq.control import reconcile as control
-from feedq.control.store.base import Store
 from feedq.control.store.fleet_state import FleetState, JobState, Leader
 from feedq.control.store.jobs.queues import QueueStore
 from feedq.control.store.jobs.schedules import ScheduleStore
@@ -116,7 +115,7 @@ class FakeInvocation(Invocation):
 
     def __init__(
         self,
-        store: Store,
+        store: PostgresStore,
         *,
         clock: Clock | None = None,
         jobs: JobStore | None = None,
@@ -131,7 +130,7 @@ class FakeInvocation(Invocation):
 
     @property
     def store(self) -> PostgresStore:
-        return cast("PostgresStore", self._store)
+        return self._store
 
     @property
     def jobs(self) -> JobStore:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.control.store.base import Feeds
+from feedq.control.store.feeds import Feeds
 from feedq.core.model import Feed, TargetState
 from feedq.verbs import bulk
 from tests.unit.command import Command

@@ -141,6 +141,8 @@ class PassAssignments:
         return means(self._c, measured=self._measured_load)
 
     def waiting(self, *, limit: int) -> list[WaitingFeed]:
+        """Feeds to place now. When there are more than ``limit`` the next pass begins where this one ends, so
+        that feeds without a place keep no others from theirs."""
         c, after = self._c, self._waiting_after
         _promise_to_successors(c)
         ids = _ids(c, _NEWS, limit=limit)
@@ -170,6 +172,7 @@ class PassAssignments:
         ]
 
     def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
+        """Workers that may be given feeds; with their feeds of these tenants, counted from the leases."""
         return candidates(self._c, tenants)
 
     def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
@@ -211,6 +214,7 @@ class PassAssignments:
         return [Assignment(row.feed_id, row.epoch, row.worker_id, row.queue) for row in rows]
 
     def explain(self, unplaced: Sequence[tuple[int, Reason]]) -> None:
+        """Write why feeds wait, where that changed."""
         rename_idle(self._c, unplaced)
 
 

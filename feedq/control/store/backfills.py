@@ -27,7 +27,7 @@ from feedq.telemetry.event_names import EventKind
 _ENDS = (EventKind.BACKFILL_FINISHED, EventKind.BACKFILL_CANCELLED)
 
 
-class PostgresBackfills(Aggregate):
+class Backfills(Aggregate):
     """The backfills of the control database. Every method may raise `Unavailable`."""
 
     @in_transaction

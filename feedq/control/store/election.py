@@ -21,7 +21,7 @@ from feedq.control.store.channels import (
 )
 from feedq.control.store.database import PreparedStatement, for_driver
 from feedq.control.store.session_ends import SessionEndWaiters
-from feedq.control.store.worker_session import PostgresListener
+from feedq.control.store.worker_session import Listener
 from feedq.control.store.workers import OVERDUE, STAMP_ALIVE
 
 BEAT_ELECTION = ("beat", 1)
@@ -130,7 +130,7 @@ class Election:
         ``rearm_s``; of more than that, of none."""
         self._holder, self._host, self._pid, self._ttl_s = holder, host, pid, ttl_s
         self._settle_s = settle_s
-        self._session = PostgresListener(url, WAKE, application_name=f"feedq-beat/{holder}")
+        self._session = Listener(url, WAKE, application_name=f"feedq-beat/{holder}")
         self._check = for_driver(_LIVENESS_CHECK)
         self._has_heard = False
         name = f"{WAITER_NAME}/{holder}"

@@ -12,7 +12,6 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from feedq.control.store.base import require_version
 from feedq.control.store.channels import wake_reconcile
 from feedq.control.store.database import (
     Aggregate,
@@ -53,6 +52,7 @@ from feedq.core.model import (
     TargetState,
     Version,
     known_as,
+    require_version,
 )
 from feedq.core.placement.base import Transfer
 from feedq.core.remedies import command
@@ -80,22 +80,26 @@ CHANGES_KEPT = 20
 """Options of one edit that history keeps: a declaration has fewer, unless somebody makes all of them anew."""
 
 
-class PostgresFeeds(Aggregate):
-    """Implements `feedq.control.store.base.Feeds` on PostgreSQL."""
+class Feeds(Aggregate):
+    """Desired state. Every change marks the feed dirty, writes an event, and wakes reconcile."""
 
     _wakes = True
     """Whether each change wakes reconcile, and not all of them together."""
 
     @contextmanager
-    def together(self) -> Iterator[PostgresFeeds]:
+    def together(self) -> Iterator[Feeds]:
+        """Make all that is done with these feeds within the block one transaction: a few hundred changes take
+        hardly longer than ten. An error that leaves the block undoes them all."""
         with self._database.transaction() as c:
-            several = PostgresFeeds(HeldDatabase(self._database, c))
+            several = Feeds(HeldDatabase(self._database, c))
             several._wakes = False
             yield several
             wake_reconcile(c)
 
     @in_transaction
     def add(self, c: Connection, spec: FeedSpec) -> Feed:
+        """Declare a feed. It is not dirty: its lease says all there is to know. Raises `Conflict` when a feed of
+        that name exists."""
         with refused_when_taken(f"feed {spec.name!r} exists already; `feedq feed set` changes it"):
             feed = insert_feed(c, spec)
         self._record(c, EventKind.FEED_ADDED, feed)
@@ -103,6 +107,10 @@ class PostgresFeeds(Aggregate):
 
     @in_transaction
     def edit(self, c: Connection, name: str, spec: FeedSpec, *, expected: Version | None = None) -> Feed:
+        """Replace the declaration. Unchanged declarations keep their generation. Raises `NotFound`.
+
+        Here and below, ``expected`` is the version that the change was decided for: `Outdated` when it is another.
+        """
         current = locked_to_change(c, name, expected)
         if spec == current.spec:
             return current
@@ -130,12 +138,15 @@ class PostgresFeeds(Aggregate):
 
     @in_transaction
     def restart(self, c: Connection, name: str, *, expected: Version | None = None) -> Feed:
+        """Bump the generation without a change: the stream stops and starts anew, failures are forgotten."""
         feed = update_feed(c, locked_to_change(c, name, expected), _NEXT_GENERATION)
         self._record(c, EventKind.FEED_RESTARTED, feed)
         return feed
 
     @in_transaction
     def cursor_changed(self, c: Connection, name: str, change: ChangedCursor) -> Feed:
+        """Record that a person changes the cursor in the sink, and restart the feed; called right before the sink
+        commits. Raises `NotFound`, and `Forbidden` when the feed is not the author's to change."""
         # The lease first, as everywhere. What its owner reports later is newer.
         shown = """
             UPDATE feedq.lease SET cursor = CAST(:cursor AS jsonb)
@@ -150,12 +161,19 @@ class PostgresFeeds(Aggregate):
 
     @in_transaction
     def remove(self, c: Connection, name: str, *, expected: Version | None = None) -> Feed:
+        """Mark as removed; the feed's rows go once nobody streams it."""
         feed = update_feed(c, locked_to_change(c, name, expected), "removed_at = clock_timestamp()")
         self._record(c, EventKind.FEED_REMOVED, feed)
         return feed
 
     @in_transaction
     def move(self, c: Connection, name: str, target: UUID, *, stop_within_s: float) -> None:
+        """Promise the feed to this worker, and ask its owner to release it within this time.
+
+        Raises `NotFound`, and `Conflict` when the feed cannot be moved as it is (`lease.objection_to_move`).
+        Whether the worker may have it is for the caller to say; should it not take feeds by then, the feed
+        goes anywhere.
+        """
         sql = f"""
             SELECT {FEED_COLUMNS}, {LEASE_COLUMNS} FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
             WHERE f.name = :name AND f.removed_at IS NULL FOR UPDATE OF l
@@ -198,6 +216,8 @@ class PostgresFeeds(Aggregate):
         *,
         before: Version | None = None,
     ) -> None:
+        """Write down what somebody did to the feed elsewhere, in its sink say; or is about to do, ``before``
+        which the feed has to be of this version, and theirs to change. Raises `NotFound`."""
         feed = _locked(c, name) if before is None else locked_to_change(c, name, before)
         record(c, kind, feed_id=feed.id, detail=detail)
 
@@ -220,6 +240,7 @@ class PostgresFeeds(Aggregate):
     # No transaction: to read a hundred thousand of them takes longer than one may rest.
     @in_statement
     def views(self, c: Connection, *, tenant: str | None = None, worker: str | None = None) -> list[FeedView]:
+        """Return all feeds by name, the ones being removed included."""
         sql = f"""
             {FEED_VIEWS}
             WHERE (CAST(:tenant AS text) IS NULL OR f.tenant = :tenant)
@@ -239,11 +260,13 @@ class PostgresFeeds(Aggregate):
         order: SelectionOrder = SelectionOrder.NAME,
         limit: int | None = None,
     ) -> list[FeedView]:
+        """Return the chosen feeds, in this order."""
         sql, parameters = selected_sql(selection, order, limit)
         return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
 
     @in_statement
     def count(self, c: Connection) -> int:
+        """Return how many there are, without the ones being removed."""
         sql = "SELECT count(*) FROM feedq.feed WHERE removed_at IS NULL AND parent IS NULL"
         found: int = c.execute(text(sql)).scalar_one()
         return found
@@ -252,6 +275,8 @@ class PostgresFeeds(Aggregate):
     def declared(
         self, c: Connection, *, tenant: str | None = None, after: str = "", limit: int = 1_000
     ) -> list[Feed]:
+        """A page of feeds by name, from the first one after this name on, without the ones being removed: for
+        whoever wants a hundred thousand."""
         sql = f"""
             SELECT {FEED_COLUMNS} FROM feedq.feed f
             WHERE f.removed_at IS NULL AND f.parent IS NULL AND f.name > :after
@@ -262,6 +287,7 @@ class PostgresFeeds(Aggregate):
         return [feed_from(row) for row in rows]
 
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
+        """Newest first."""
         feed = self.get(name)
         sql = "SELECT * FROM feedq.event WHERE feed_id = :id ORDER BY id DESC LIMIT :limit"
         with self._database.statement() as c:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from feedq.control.store.base import Followed
 from feedq.control.store.channels import NotifyReason, notify_workers, wake_reconcile
 from feedq.control.store.database import (
     Aggregate,
@@ -274,8 +273,22 @@ _REPORT = f"""
 """
 
 
-class PostgresLeases(Aggregate):
-    """Implements `feedq.control.store.base.Leases` on PostgreSQL."""
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A lease as seen by a process that streams the feed on behalf of another process's worker session."""
+
+    worker_id: UUID
+    worker_state: WorkerState
+    stopping: Reason | None
+    """Set when the owner was asked to stop."""
+    remaining_s: float
+    """The seconds until the worker's last heartbeat expires, on the database's clock."""
+    tapped: bool = False
+    """Whether somebody listens to its records."""
+
+
+class Leases(Aggregate):
+    """The owner's side of the lease. Each statement matches feed, epoch and worker, or does nothing."""
 
     def __init__(self, database: Database, *, restart_hold_s: float = 0.0) -> None:
         super().__init__(database)
@@ -283,6 +296,7 @@ class PostgresLeases(Aggregate):
 
     @in_statement
     def claim(self, c: Connection, worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
+        """assigned → running. Keys that do not match are left out: their messages are stale."""
         # Keys come from messages, which anybody may have forged: a number too large for its column would fail the
         # statement, and with it the claims of all the others.
         possible = [key for key in keys if all(0 < n <= BIGINT_MAX for n in key)]
@@ -296,6 +310,7 @@ class PostgresLeases(Aggregate):
 
     @in_statement
     def claimed(self, c: Connection, worker_id: UUID, key: FeedKey) -> Claim | None:
+        """A claim that was granted to this worker before and still holds; None when it does not."""
         sql = f"""
             SELECT {FEED_COLUMNS}, l.epoch, l.attempts, l.failures, l.quarantined, l.blamed,
                 false AS is_new_here, l.reason IS NOT NULL AS has_failed, false AS after_loss
@@ -308,6 +323,7 @@ class PostgresLeases(Aggregate):
 
     @in_transaction
     def release(self, c: Connection, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
+        """running or stopping → idle; wakes reconcile. Returns what matched."""
         parameters = {
             "worker_id": worker_id,
             "kind": EventKind.LEASE_RELEASED.value,
@@ -329,6 +345,7 @@ class PostgresLeases(Aggregate):
 
     @in_transaction
     def report(self, c: Connection, worker_id: UUID, progress: Sequence[Progress]) -> list[FeedKey]:
+        """Add up progress. Returns what matched; the rest has been lost and must be stopped."""
         parameters = {
             "worker_id": worker_id,
             "mended": EventKind.FEED_MENDED.value,
@@ -351,6 +368,7 @@ class PostgresLeases(Aggregate):
 
     @in_statement
     def assigned(self, c: Connection, worker_id: UUID, *, limit: int) -> list[FeedKey]:
+        """Return the assignments that wait for this worker to claim them, whether or not a message says so."""
         sql = """
             SELECT feed_id, epoch FROM feedq.lease
             WHERE worker_id = :worker_id AND state = 'assigned' ORDER BY feed_id LIMIT :limit
@@ -368,6 +386,7 @@ class PostgresLeases(Aggregate):
 
     @in_statement
     def running_of(self, c: Connection, tenants: Collection[str]) -> dict[str, int]:
+        """Return how many feeds of each of these tenants run, on all workers; none is left out."""
         sql = """
             SELECT f.tenant, count(*) AS n FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
             WHERE f.tenant = ANY(:tenants) AND l.state = 'running' GROUP BY f.tenant
@@ -377,6 +396,7 @@ class PostgresLeases(Aggregate):
 
     @in_statement
     def held(self, c: Connection, worker_id: UUID) -> list[FeedKey]:
+        """Return what the database thinks this worker runs (running or stopping)."""
         sql = """
             SELECT feed_id, epoch FROM feedq.lease
             WHERE worker_id = :worker_id AND state IN ('running', 'stopping') ORDER BY feed_id
@@ -385,6 +405,7 @@ class PostgresLeases(Aggregate):
 
     @in_statement
     def follow(self, c: Connection, key: FeedKey) -> Followed | None:
+        """Look up who holds the lease under ``key``, and for how long. None: nobody does, under this epoch."""
         sql = f"""
             SELECT l.worker_id, w.state AS worker_state, l.state, l.reason,
                    extract(epoch FROM w.expires_at - greatest(clock_timestamp(), w.heartbeat_at))::float8
@@ -402,6 +423,10 @@ class PostgresLeases(Aggregate):
 
     @in_statement
     def raise_epoch(self, c: Connection, worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:
+        """Lift a running lease above the epoch its sink has seen (the control database is a restored one).
+
+        Returns the new key, or None when the lease is no longer held under ``key``.
+        """
         sql = """
             WITH raised AS (
                 UPDATE feedq.lease SET epoch = greatest(epoch, CAST(:above AS bigint)) + 1

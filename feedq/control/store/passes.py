@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
@@ -26,7 +26,6 @@ from feedq.control.store.assigning import (
     reason_columns,
     rename_idle,
 )
-from feedq.control.store.base import ReconcilePass, SuspectWorker
 from feedq.control.store.channels import HELD_LOCKS, PASS_LOCK, NotifyReason, notify_workers, wake_reconcile
 from feedq.control.store.database import Database, GivenRows
 from feedq.control.store.feed_rows import (
@@ -115,8 +114,16 @@ _END_BACKFILLS = """
 _PARTED = GivenRows("feed_id bigint, reason text, quarantined boolean")
 
 
-class PostgresFleet:
-    """Implements `feedq.control.store.base.FleetStore` on PostgreSQL."""
+@dataclass(frozen=True, slots=True)
+class SuspectWorker:
+    """A worker that may be gone, its row locked until the pass ends."""
+
+    worker: Worker
+    has_session: bool
+
+
+class Fleet:
+    """The operations on the fleet as a whole."""
 
     def __init__(self, database: Database, *, retention_days: int) -> None:
         self._database = database
@@ -124,23 +131,28 @@ class PostgresFleet:
 
     @contextmanager
     def reconcile_pass(self, *, measured_load: float = 0.0) -> Iterator[ReconcilePass | None]:
+        """Begin a pass; None when another one is under way. Leaving the block commits and stamps it.
+
+        ``measured_load``, from 0 to 1, is how much of a feed's weight is what was measured of it.
+        """
         with self._database.transaction() as c:
             # For the transaction: a pass whose process is killed releases it with its backend.
             free = c.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": PASS_LOCK}).scalar_one()
             if not free:
                 yield None
                 return
-            this_pass = PostgresPass(c, retention_days=self._retention_days, measured_load=measured_load)
+            this_pass = ReconcilePass(c, retention_days=self._retention_days, measured_load=measured_load)
             yield this_pass
             this_pass.stamp()
 
     def wake(self) -> None:
+        """Ask for a reconcile pass soon."""
         with self._database.transaction() as c:
             wake_reconcile(c)
 
 
-class PostgresPass(PassAssignments, PassSweep):
-    """Implements `feedq.control.store.base.ReconcilePass` on PostgreSQL."""
+class ReconcilePass(PassAssignments, PassSweep):
+    """A pass of reconcile: one transaction, and only one in the fleet at a time."""
 
     def __init__(self, connection: Connection, *, retention_days: int, measured_load: float) -> None:
         self._c = connection
@@ -148,7 +160,9 @@ class PostgresPass(PassAssignments, PassSweep):
         self._measured_load = measured_load
         row = connection.execute(text("SELECT *, clock_timestamp() AS now FROM feedq.fleet")).one()
         self.now: datetime = row.now
+        """The database's clock at the beginning of the pass."""
         self.evened_out: str | None = row.evened_out
+        """The fleet for which no move was found, as a fingerprint: it need not be considered again."""
         self._waiting_after: int = row.waiting_after
         self._sweep_at: datetime | None = row.sweep_at and min(row.sweep_at, row.now)
         self._swept_to: int | None = row.swept_to
@@ -177,11 +191,16 @@ class PostgresPass(PassAssignments, PassSweep):
         self._c.execute(text(sql), parameters)
 
     def outage_grace(self, *, ttl_s: float) -> OutageGrace:
+        """Return since when the database was heard from without a break of more than half a ttl.
+
+        Such a break may still be under way: the first to come back after an outage may be this very pass.
+        """
         # A pass may be the first to come back after an outage, before any heartbeat could renew.
         sql = f"SELECT {SERVICE_SINCE} FROM feedq.fleet"
         return OutageGrace(self._c.execute(text(sql), {"ttl_s": ttl_s}).scalar_one())
 
     def suspects(self) -> list[SuspectWorker]:
+        """Workers past their expiry or suspected by the beat, locked so that a late heartbeat waits."""
         # Locked before it is judged: a heartbeat that came first is seen here, a later one waits and then
         # finds the worker gone.
         sql = f"""
@@ -207,6 +226,7 @@ class PostgresPass(PassAssignments, PassSweep):
             self._c.execute(text(sql), [{name: getattr(w, name) for name in columns} for w in workers])
 
     def expire_workers(self, worker_ids: Sequence[UUID]) -> int:
+        """Declare gone *and* free every lease, in this transaction. Returns how many leases were freed."""
         sql = """
             WITH expired AS (
                 UPDATE feedq.worker SET state = 'gone' WHERE id = ANY(:ids) AND state <> 'gone'
@@ -219,6 +239,10 @@ class PostgresPass(PassAssignments, PassSweep):
         return free_leases(self._c, ids, reason=Reason.WORKER_GONE)
 
     def overdue(self, *, timeout_s: float) -> list[UUID]:
+        """Withdraw assignments never claimed in time: back to idle, to be placed anew.
+
+        Returns the worker of each.
+        """
         sql = f"""
             WITH late AS (
                 SELECT feed_id, worker_id, state FROM feedq.lease
@@ -242,10 +266,13 @@ class PostgresPass(PassAssignments, PassSweep):
         return [row.worker_id for row in self._c.execute(text(sql), {"timeout_s": timeout_s, "kind": kind})]
 
     def end_backfills(self) -> int:
+        """Write the end of each backfill that has finished into the history of its feed, and forget it. Returns
+        how many."""
         kind = EventKind.BACKFILL_FINISHED.value
         return self._c.execute(text(_END_BACKFILLS), {"kind": kind}).rowcount
 
     def quarantined(self) -> list[Lease]:
+        """Leases of feeds in quarantine that run, in it or still among others."""
         # But for those that change hands this very moment.
         sql = f"""
             SELECT l.feed_id, {LEASE_COLUMNS} FROM feedq.lease l
@@ -254,6 +281,7 @@ class PostgresPass(PassAssignments, PassSweep):
         return [lease_from(row, row.feed_id) for row in self._c.execute(text(sql))]
 
     def part(self, leases: Sequence[Lease], *, stop_within_s: float) -> None:
+        """Ask their owners to stop. What is ``quarantined`` here goes on apart, what is not among all others."""
         sql = f"""
             UPDATE feedq.lease l SET state = 'stopping', reason = given.reason, quarantined = given.quarantined,
                 stop_by = clock_timestamp() + make_interval(secs => :stop_within_s)
@@ -275,16 +303,20 @@ class PostgresPass(PassAssignments, PassSweep):
     # -- what people have changed --------------------------------------------------------------------
 
     def accept_new(self, *, limit: int) -> int:
+        """Make the lease rows that are missing, and mark clean what needs a place and nothing else, such as new
+        rows made by hand. Of the first ``limit`` dirty feeds. Returns how many are clean now."""
         self._c.execute(text(_MISSING), {"limit": limit})
         cleared = [reason.value for reason in CLEARED_BY_EDIT if reason is not None]
         return self._c.execute(text(_NEW), {"limit": limit, "cleared": cleared}).rowcount
 
     def dirty(self, *, limit: int) -> list[tuple[Feed, Lease]]:
+        """Feeds that a person touched, with their leases; a lease row that is missing is made."""
         self._c.execute(text(_MISSING), {"limit": limit})
         rows = self._c.execute(text(_DIRTY), {"limit": limit}).all()
         return [(feed_from(row), lease_from(row, row.id)) for row in rows]
 
     def apply_edits(self, edits: Sequence[tuple[int, Edit]], *, stop_within_s: float) -> None:
+        """Perform the decisions for these feed ids and mark them clean."""
         clean = "UPDATE feedq.feed SET dirty = false WHERE id = ANY(:ids)"
         self._c.execute(text(clean), {"ids": [i for i, _ in edits]})
         rename_idle(self._c, [(i, e.reason) for i, e in edits if e.move is None and e.reason and not e.purge])
@@ -335,6 +367,7 @@ class PostgresPass(PassAssignments, PassSweep):
     # -- moves ---------------------------------------------------------------------------------------
 
     def leaving(self) -> dict[UUID, int]:
+        """Workers that are to hand over all they have, with how many feeds that still are."""
         fold(self._c)
         sql = """
             SELECT w.id, h.feeds FROM feedq.worker w JOIN feedq.worker_held h ON h.worker_id = w.id
@@ -344,6 +377,8 @@ class PostgresPass(PassAssignments, PassSweep):
         return {row.id: row.feeds for row in self._c.execute(text(sql))}
 
     def moves_under_way(self, *, within_s: float) -> dict[UUID, int]:
+        """Feeds that were asked to move within this time and are not connected at their new worker yet, by that
+        worker."""
         # With the time at which the statement began: with a clock that moves on, the index could not be used.
         sql = """
             SELECT coalesce(promised_to, worker_id) AS target, count(*) AS feeds FROM feedq.lease
@@ -353,6 +388,8 @@ class PostgresPass(PassAssignments, PassSweep):
         return {row.target: row.feeds for row in self._c.execute(text(sql), {"within_s": within_s})}
 
     def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
+        """Running feeds of these workers, of each the one that has run there longest first; at most ``limit``
+        in all, an equal part of each worker."""
         if not worker_ids:
             return []
         sql = f"""
@@ -382,6 +419,7 @@ class PostgresPass(PassAssignments, PassSweep):
         return held
 
     def reap(self) -> int:
+        """Free what an owner was asked to release and has not by its `stop_by`. Returns how many leases."""
         sql = f"""
             WITH late AS (
                 SELECT feed_id, worker_id FROM feedq.lease
@@ -403,4 +441,6 @@ class PostgresPass(PassAssignments, PassSweep):
         return int(self._c.execute(text(sql), {"kind": EventKind.LEASE_REAPED.value}).scalar_one())
 
     def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
+        """Ask the owners to release these feeds, and promise each feed to its target. Returns how many were
+        asked."""
         return transfer(self._c, transfers, stop_within_s=stop_within_s)

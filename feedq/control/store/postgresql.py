@@ -1,4 +1,10 @@
-"""The real store: PostgreSQL, behind the interfaces of `feedq.control.store.base`."""
+"""The control database, as everything else sees it.
+
+Every method of the store is one transaction and one decision; the database's clock is the only one that counts.
+All methods block and may raise `feedq.errors.Unavailable`; none is called from an event loop.
+``tests.fakes.MemoryStore`` stands in for it in scenarios ticked by hand; one contract suite (``tests/contract``)
+runs over both.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +17,26 @@ from sqlalchemy import text
 from feedq.control.store.database import Database
 from feedq.control.store.event_listing import EventListing
 from feedq.control.store.feed_listing import FeedListing
-from feedq.control.store.feeds import PostgresFeeds
+from feedq.control.store.feeds import Feeds
 from feedq.control.store.fleet_state import FleetState, JobState, fleet_state, job_state
 from feedq.control.store.history import RETENTION_DAYS
-from feedq.control.store.leases import PostgresLeases
-from feedq.control.store.workers import PostgresWorkers
+from feedq.control.store.leases import Leases
+from feedq.control.store.workers import Workers
 from feedq.core.model import Worker
 
 if TYPE_CHECKING:
     from feedq.control.store.alert_outbox import AlertOutbox
-    from feedq.control.store.backfills import PostgresBackfills
+    from feedq.control.store.backfills import Backfills
     from feedq.control.store.catalog_feeds import CatalogStore
     from feedq.control.store.expectations import ExpectationStore
     from feedq.control.store.jobs.queues import QueueStore
     from feedq.control.store.jobs.runs import RunStore
     from feedq.control.store.jobs.schedules import ScheduleStore
     from feedq.control.store.landed_counts import LandedCounts
-    from feedq.control.store.passes import PostgresFleet
+    from feedq.control.store.passes import Fleet
     from feedq.control.store.taps import TapStore
     from feedq.control.store.tokens import TokenStore
-    from feedq.control.store.worker_session import PostgresListener, PostgresSession
+    from feedq.control.store.worker_session import Listener, WorkerSession
 
 # The parts are imported when they are first used: a command needs a few of them, and is asked often.
 
@@ -66,8 +72,7 @@ class JobStore:
 
 
 class PostgresStore:
-    """Implements `feedq.control.store.base.Store` on a migrated database. Connects when it is first used.
-    Thread-safe."""
+    """The control database, which is migrated. Connects when it is first used. Thread-safe."""
 
     def __init__(
         self,
@@ -79,11 +84,11 @@ class PostgresStore:
     ) -> None:
         self._url = url
         self._database = Database(url, application_name=application_name)
-        self.feeds = PostgresFeeds(self._database)
+        self.feeds = Feeds(self._database)
         self.listing = FeedListing(self._database)
         self.history = EventListing(self._database)
-        self.workers = PostgresWorkers(self._database)
-        self.leases = PostgresLeases(self._database, restart_hold_s=restart_hold_s)
+        self.workers = Workers(self._database)
+        self.leases = Leases(self._database, restart_hold_s=restart_hold_s)
         self._retention_days = retention_days
         self.jobs = JobStore(self._database)
 
@@ -100,16 +105,16 @@ class PostgresStore:
         return TokenStore(self._database)
 
     @cached_property
-    def fleet(self) -> PostgresFleet:
-        from feedq.control.store.passes import PostgresFleet
+    def fleet(self) -> Fleet:
+        from feedq.control.store.passes import Fleet
 
-        return PostgresFleet(self._database, retention_days=self._retention_days)
+        return Fleet(self._database, retention_days=self._retention_days)
 
     @cached_property
-    def backfills(self) -> PostgresBackfills:
-        from feedq.control.store.backfills import PostgresBackfills
+    def backfills(self) -> Backfills:
+        from feedq.control.store.backfills import Backfills
 
-        return PostgresBackfills(self._database)
+        return Backfills(self._database)
 
     @cached_property
     def expectations(self) -> ExpectationStore:
@@ -151,12 +156,14 @@ class PostgresStore:
         with self._database.statement() as c:
             return job_state(c)
 
-    def session(self, worker: Worker, *, ttl_s: float) -> PostgresSession:
-        from feedq.control.store.worker_session import PostgresSession
+    def session(self, worker: Worker, *, ttl_s: float) -> WorkerSession:
+        """Open the lease keeper's session. Raises `Unavailable`."""
+        from feedq.control.store.worker_session import WorkerSession
 
-        return PostgresSession(self._url, worker, ttl_s=ttl_s)
+        return WorkerSession(self._url, worker, ttl_s=ttl_s)
 
-    def worker_listener(self, worker: Worker) -> PostgresListener:
+    def worker_listener(self, worker: Worker) -> Listener:
+        """Hears stop requests for this worker."""
         from feedq.control.store.worker_session import worker_listener
 
         return worker_listener(self._url, worker)

@@ -111,11 +111,15 @@ class PassSweep:
     """The feeds that this pass has swept."""
 
     def sweep_is_due(self, *, interval_s: float) -> bool:
+        """Return whether a sweep is under way, or the last one began this long ago."""
         if self._swept_to is not None or self._sweep_at is None:
             return True
         return self._sweep_at <= self.now - timedelta(seconds=interval_s)
 
     def sweep(self, *, stop_within_s: float) -> int:
+        """Compare one page of feeds with their leases, mark what does not add up as dirty, count anew what
+        workers hold, trim history. Returns repairs. It goes on with the next page in the pass that comes
+        after."""
         c, after = self._c, self._swept_to or 0
         if self._swept_to is None:
             self._sweep_at = self.now
@@ -140,6 +144,7 @@ class PassSweep:
         return repaired
 
     def waiting_by_reason(self) -> dict[Reason, int]:
+        """Idle feeds by reason: those held right now, and the rest as the last sweep counted them."""
         held = "SELECT count(*) FROM feedq.lease WHERE held_for IS NOT NULL"
         counts = {Reason(reason): feeds for reason, feeds in self._idle_counts.items()}
         return counts | {Reason.HELD: self._c.execute(text(held)).scalar_one()}

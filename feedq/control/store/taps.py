@@ -62,10 +62,11 @@ _RECORDS = TypeAdapter(tuple[TappedRecord, ...])
 
 
 class TapStore(Aggregate):
-    """Implements `feedq.control.store.base.Taps`, and what listeners do. Thread-safe."""
+    """What listeners are shown of running feeds, and what listeners do. Thread-safe."""
 
     @in_statement
     def put(self, c: Connection, worker_id: UUID, parts: Sequence[TapPart]) -> None:
+        """Show what this worker has landed; what nobody listens to is dropped."""
         rows = [
             (part.feed_id, part.epoch, orjson.dumps(part.records).decode(), part.left_out, part.refused)
             for part in parts

@@ -74,6 +74,7 @@ class _Waiting:
     def __init__(self, url: str, *, application_name: str) -> None:
         self._url = url
         self.heard: Collection[str] = frozenset()
+        """The payloads of what came in the last `wait`, see `feedq.control.store.channels.NotifyReason`."""
         self.ready: Collection[int] = frozenset()
         """Which of the other descriptors were ready at the end of the last `wait`."""
         self._connection = connect(url, application_name=application_name)
@@ -107,6 +108,7 @@ class _Waiting:
             return bool(self.heard)
 
     def interrupt(self) -> None:
+        """End a `wait` under way in another thread."""
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_w, b"\0")
 
@@ -118,8 +120,8 @@ class _Waiting:
                 os.close(end)
 
 
-class PostgresSession(_Waiting):
-    """The lease keeper's session: `feedq.control.store.base.WorkerSession`."""
+class WorkerSession(_Waiting):
+    """The lease keeper's own session, which carries the worker's heartbeat."""
 
     def __init__(self, url: str, worker: Worker, *, ttl_s: float) -> None:
         super().__init__(url, application_name=f"feedq-keeper/{worker.id}")
@@ -129,6 +131,7 @@ class PostgresSession(_Waiting):
             with translate_driver_errors(url), self._connection.cursor() as cursor:
                 cursor.execute(f"SET statement_timeout = {int(1000 * KEEPER_STATEMENT_TIMEOUT_S)}")
                 self.locks_hold = hold_worker_lock(self._connection, worker)
+                """Whether the session lock is really ours; not so behind a transaction pooler."""
                 if self.locks_hold:
                     _prepare(cursor, PREPARED_HEARTBEAT)
                 self._heartbeat = PREPARED_HEARTBEAT.execute if self.locks_hold else for_driver(HEARTBEAT)
@@ -152,8 +155,8 @@ def _prepare(cursor: Any, statement: PreparedStatement) -> None:
     cursor.execute(statement.prepare)
 
 
-class PostgresListener(_Waiting):
-    """LISTEN on one channel: `feedq.control.store.base.Listener`."""
+class Listener(_Waiting):
+    """Listens on one channel."""
 
     def __init__(
         self, url: str, channel: str, *, application_name: str, worker: Worker | None = None
@@ -187,8 +190,8 @@ class PostgresListener(_Waiting):
         return int(self._connection.info.backend_pid)
 
 
-def worker_listener(url: str, worker: Worker) -> PostgresListener:
-    return PostgresListener(
+def worker_listener(url: str, worker: Worker) -> Listener:
+    return Listener(
         url,
         worker_channel(worker.lock_key),
         application_name=f"feedq-listener/{worker.id}",

@@ -135,8 +135,8 @@ def heartbeat_from(row: Iterable[Any] | None) -> Heartbeat | None:
     return Heartbeat(WorkerState(state), stops, claims, pass_age_s, active_workers, *known)
 
 
-class PostgresWorkers(Aggregate):
-    """Implements `feedq.control.store.base.Workers` on PostgreSQL."""
+class Workers(Aggregate):
+    """Worker sessions."""
 
     @in_transaction
     def register(self, c: Connection, new: NewWorker, *, ttl_s: float) -> Worker:
@@ -158,11 +158,14 @@ class PostgresWorkers(Aggregate):
 
     @in_transaction
     def heartbeat(self, c: Connection, worker_id: UUID, load: Load, *, ttl_s: float) -> Heartbeat | None:
+        """Renew every lease of the worker, in one statement. None: it was declared gone."""
         return heartbeat_from(
             c.execute(text(HEARTBEAT), heartbeat_parameters(worker_id, load, ttl_s)).one_or_none()
         )
 
     def drain(self, worker_id: UUID) -> bool:
+        """The process is ending: it takes no more feeds, and releases those it has by itself. What it has
+        not claimed yet is free at once. False when it is gone."""
         sql = "UPDATE feedq.worker SET state = 'draining' WHERE id = :id AND state <> 'gone' RETURNING id"
         with self._database.transaction() as c:
             if c.execute(text(sql), {"id": worker_id}).one_or_none() is None:
@@ -172,6 +175,8 @@ class PostgresWorkers(Aggregate):
         return True
 
     def set_target(self, worker_id: UUID, target: WorkerTarget) -> bool:
+        """Set what a person wants of a worker. Unless it is to serve, what it has not claimed yet is free at
+        once; what it runs is handed over by passes. Wakes reconcile. False when it is gone."""
         sql = """
             UPDATE feedq.worker w SET target_state = :target
             FROM (SELECT id, target_state FROM feedq.worker WHERE id = :id FOR UPDATE) was
@@ -201,6 +206,7 @@ class PostgresWorkers(Aggregate):
 
     @in_transaction
     def leave(self, c: Connection, worker_id: UUID) -> None:
+        """Say goodbye: free what is left and end the session."""
         sql = "UPDATE feedq.worker SET state = 'gone' WHERE id = :id AND state <> 'gone' RETURNING id"
         if c.execute(text(sql), {"id": worker_id}).one_or_none() is None:
             return
@@ -209,6 +215,7 @@ class PostgresWorkers(Aggregate):
 
     @in_transaction
     def views(self, c: Connection, *, gone: bool = False) -> list[WorkerView]:
+        """All workers by name; ``gone`` includes ended sessions."""
         sql = f"""
             SELECT {WORKER_COLUMNS},
                 extract(epoch FROM clock_timestamp() - w.heartbeat_at)::float8 AS heartbeat_age_s,
@@ -234,6 +241,8 @@ class PostgresWorkers(Aggregate):
 
     @in_transaction
     def report_loss(self, c: Connection, worker_id: UUID, loss: Loss) -> bool:
+        """Write down how the process of a worker session was lost, and hold it against the feed that is to blame
+        (`lease.on_loss`). Once a session: False when it is known already. Wakes reconcile."""
         told = "UPDATE feedq.worker SET loss = :said WHERE id = :id AND loss IS NULL RETURNING name"
         said = storable(f"{loss.cause}: {loss.said}")
         name = c.execute(text(told), {"id": worker_id, "said": said}).scalar_one_or_none()
@@ -247,6 +256,7 @@ class PostgresWorkers(Aggregate):
 
     @in_transaction
     def gone_among(self, c: Connection, worker_ids: Collection[UUID]) -> set[UUID]:
+        """Return which of these workers are declared gone, or unknown by now."""
         sql = "SELECT id FROM feedq.worker WHERE id = ANY(:ids) AND state <> 'gone'"
         alive = {row.id for row in c.execute(text(sql), {"ids": list(worker_ids)})}
         return set(worker_ids) - alive

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from feedq.control.store.base import Store
 from feedq.control.store.fleet_state import FleetState, JobState, scheduled_tasks
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import FeedView, WorkerView
 from feedq.core.schedule.model import ScheduleSpec, UnreadableSpec
 from feedq.errors import FeedqError
@@ -22,7 +22,7 @@ from feedq.verbs.diagnosis.sink_checks import check_sinks
 
 
 def diagnose(
-    store: Store,
+    store: PostgresStore,
     fleet_state: Callable[[], FleetState],
     job_state: Callable[[], JobState],
     declared: Callable[[], Mapping[str, ScheduleSpec | UnreadableSpec]],

@@ -1,4 +1,4 @@
-"""`feedq.control.store.base.Feeds` in memory."""
+"""`feedq.control.store.feeds.Feeds` in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from feedq.control.store import history
-from feedq.control.store.base import require_version
+from feedq.control.store.feeds import Feeds
 from feedq.core import lease as policy
 from feedq.core.lease import Move, first_reason, objection_to_move
 from feedq.core.model import (
@@ -26,6 +26,7 @@ from feedq.core.model import (
     Reason,
     TargetState,
     Version,
+    require_version,
 )
 from feedq.core.placement.base import Transfer
 from feedq.core.selection import ORDER_KEYS, Selection, SelectionOrder
@@ -36,7 +37,7 @@ from tests.fakes.memory.history import folded
 from tests.fakes.memory.tables import MemoryDatabase, statement
 
 
-class MemoryFeeds:
+class MemoryFeeds(Feeds):
     """Desired state."""
 
     def __init__(self, database: MemoryDatabase) -> None:

@@ -1,4 +1,4 @@
-"""`feedq.control.store.base.Leases` in memory."""
+"""`feedq.control.store.leases.Leases` in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.control.store.base import Followed
+from feedq.control.store.leases import Followed, Leases
 from feedq.core.lease import Move, smoothed, states_before, transition
 from feedq.core.model import (
     JSON,
@@ -35,7 +35,7 @@ from tests.fakes.memory.decisions import (
 from tests.fakes.memory.tables import MemoryDatabase, statement
 
 
-class MemoryLeases:
+class MemoryLeases(Leases):
     """The owner's side: each statement matches feed, epoch and worker, or does nothing."""
 
     def __init__(self, database: MemoryDatabase, *, restart_hold_s: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""`feedq.control.store.base.FleetStore` and `ReconcilePass` in memory."""
+"""`feedq.control.store.passes.Fleet` and `ReconcilePass` in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.control.store.base import ReconcilePass, SuspectWorker
+from feedq.control.store.passes import Fleet, ReconcilePass, SuspectWorker
 from feedq.control.store.sweeping import WEIGHT_STEP
 from feedq.core.lease import Edit, Move, OutageGrace, as_of, on_edit, transition
 from feedq.core.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
@@ -23,7 +23,7 @@ UNPLACED = (Reason.NO_CAPACITY, Reason.NO_MATCH)
 COUNTED = (*UNPLACED, Reason.BACKOFF, Reason.PAUSED, Reason.FAILED)
 
 
-class MemoryFleet:
+class MemoryFleet(Fleet):
     """Makes one pass at a time; an exception inside it rolls everything back."""
 
     def __init__(self, database: MemoryDatabase) -> None:
@@ -54,7 +54,7 @@ class MemoryFleet:
         self._db.wake()
 
 
-class MemoryPass:
+class MemoryPass(ReconcilePass):
     """Plays a pass as one transaction."""
 
     def __init__(self, database: MemoryDatabase, *, measured_load: float) -> None:
@@ -283,7 +283,7 @@ class MemoryPass:
         idle = (lease.reason for lease in tables.in_state(LeaseState.IDLE))
         tables.idle_counts = Counter(reason for reason in idle if reason in COUNTED)
         repaired = self._end_endless_stops(stop_within_s)
-        self._weigh()
+        self._weigh_all()
         for feed in tables.feeds.values():
             lease = tables.leases.get(feed.id)
             if feed.id not in tables.dirty and (lease is None or self._is_mismatched(feed, lease)):
@@ -302,7 +302,7 @@ class MemoryPass:
             tables.leases[lease.feed_id] = replace(lease, stop_by=self.now + timedelta(seconds=stop_within_s))
         return len(endless)
 
-    def _weigh(self) -> None:
+    def _weigh_all(self) -> None:
         tables = self._db.tables
         for lease in list(tables.leases.values()):
             if lease.worker_id is None or lease.feed_id in tables.dirty:

@@ -1,16 +1,17 @@
-"""`feedq.control.store.base.Store` in memory, with sessions that hold a worker's lock, and with faults."""
+"""`feedq.control.store.postgresql.PostgresStore` in memory, with sessions that hold a lock, and with faults."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from types import MappingProxyType
 from uuid import UUID
 
-from feedq.control.store.base import Store
 from feedq.control.store.channels import NotifyReason
 from feedq.control.store.history import RETENTION_DAYS
+from feedq.control.store.postgresql import PostgresStore
+from feedq.control.store.worker_session import Listener, WorkerSession
 from feedq.core.model import Heartbeat, LeaseState, Load, Worker, WorkerState
 from feedq.errors import Unavailable
 from tests.fakes.clock import ManualClock
@@ -22,7 +23,7 @@ from tests.fakes.memory.tables import MemoryDatabase
 from tests.fakes.memory.workers import MemoryWorkers, renew
 
 
-class MemoryStore:
+class MemoryStore(PostgresStore):
     """The control database on dicts; ``clock`` is the database's clock."""
 
     def __init__(
@@ -138,12 +139,6 @@ class MemoryStore:
         del self.database.tables.leases[feed_id]
 
 
-if TYPE_CHECKING:
-
-    def _is_a_store(store: MemoryStore) -> Store:
-        return store
-
-
 class HeldSession:
     """Plays a database session that holds its worker's lock until it breaks or is closed."""
 
@@ -170,8 +165,8 @@ class HeldSession:
             raise Unavailable("control database (in memory): this session is broken")
 
 
-class MemorySession(HeldSession):
-    """`feedq.control.store.base.WorkerSession`; it never really waits either."""
+class MemorySession(HeldSession, WorkerSession):
+    """`feedq.control.store.worker_session.WorkerSession`; it never really waits either."""
 
     locks_hold = True
 
@@ -185,16 +180,16 @@ class MemorySession(HeldSession):
         self._db.answer()
         return answer
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float, others: Mapping[int, int] = MappingProxyType({})) -> bool:
         self._require_open()
         return False
 
 
-class MemoryListener(HeldSession):
-    """`feedq.control.store.base.Listener`; it never really waits, time is the test's to move."""
+class MemoryListener(HeldSession, Listener):
+    """`feedq.control.store.worker_session.Listener`; it never really waits, time is the test's to move."""
 
     heard = frozenset({NotifyReason.FEEDS.value})
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float, others: Mapping[int, int] = MappingProxyType({})) -> bool:
         self._require_open()
         return self._db.hear(self._worker_id)

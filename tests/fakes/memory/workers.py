@@ -1,4 +1,4 @@
-"""`feedq.control.store.base.Workers` in memory."""
+"""`feedq.control.store.workers.Workers` in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.control.store.workers import TARGET_EVENTS
+from feedq.control.store.workers import TARGET_EVENTS, Workers
 from feedq.core.lease import Move
 from feedq.core.model import (
     Heartbeat,
@@ -25,7 +25,7 @@ from feedq.telemetry.event_names import EventKind
 from tests.fakes.memory.tables import MemoryDatabase, statement
 
 
-class MemoryWorkers:
+class MemoryWorkers(Workers):
     """Worker sessions."""
 
     def __init__(self, database: MemoryDatabase) -> None:

@@ -23,7 +23,6 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, text
 
-from feedq.control.store.base import require_version
 from feedq.control.store.channels import NotifyReason, notify_workers
 from feedq.control.store.database import GivenRows, in_transaction, refused_when_taken
 from feedq.control.store.jobs.listing import ScheduleListing, run_of
@@ -44,7 +43,7 @@ from feedq.control.store.jobs.rows import (
     unfinished,
 )
 from feedq.core.authorship import checked_reason
-from feedq.core.model import Version
+from feedq.core.model import Version, require_version
 from feedq.core.schedule import ticks
 from feedq.core.schedule.cron import parse
 from feedq.core.schedule.model import (
