@@ -33,7 +33,6 @@ attribute           default    the connector …
                                again what was not: every record lands at least once; needs
                                `Served.acknowledged`
 ``answers``         True       knows from an answer of the source that it was accepted
-``holds_back``      True       stops reading when it is not pulled
 ``limits_records``  True       has an option ``max_record_bytes``
 ``notices_silence`` True       has an option ``idle_timeout_s``
 =================== ========== ==============================================================================
@@ -47,7 +46,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, ClassVar, Final
@@ -92,10 +91,6 @@ def behaviour(*needs: str) -> Callable[[Body], Callable[[Any], None]]:
     return wrap
 
 
-async def _untold() -> int:
-    raise AssertionError("the source of a connector that acknowledges needs Served.acknowledged")
-
-
 @dataclass(frozen=True, slots=True)
 class Served:
     """A source that is up."""
@@ -104,8 +99,8 @@ class Served:
     """``host:port`` of a server; what ``options`` understands for a connector that dials nobody."""
     send: Callable[[Sequence[bytes]], Awaitable[None]]
     """Add records to the source."""
-    acknowledged: Callable[[], Awaitable[int]] = _untold
-    """How many records the connector has acknowledged so far."""
+    acknowledged: Callable[[], Awaitable[int]] | None = None
+    """How many records the connector has acknowledged so far; for one that acknowledges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +129,6 @@ class ConnectorConformance:
     resumes: ClassVar[bool] = True
     acknowledges: ClassVar[bool] = False
     answers: ClassVar[bool] = True
-    holds_back: ClassVar[bool] = True
     limits_records: ClassVar[bool] = True
     notices_silence: ClassVar[bool] = True
 
@@ -149,12 +143,9 @@ class ConnectorConformance:
             if needs is not None:
                 setattr(cls, name, test if all(getattr(cls, need) for need in needs) else None)
 
-    def serve(self) -> AbstractAsyncContextManager[Served]:
-        """Start an empty source: a server on which ``script`` plays each connection."""
-        return self._scripted()
-
     @asynccontextmanager
-    async def _scripted(self) -> AsyncIterator[Served]:
+    async def serve(self) -> AsyncIterator[Served]:
+        """Start an empty source: a server on which ``script`` plays each connection."""
         journal = Journal()
         async with serving(partial(self.script, journal)) as port:
             yield Served(f"127.0.0.1:{port}", journal.send)
@@ -222,8 +213,17 @@ class ConnectorConformance:
             async with self.reachable() as (source, relay):
                 relay.cut_after(cut_after)
                 await source.send(sent)
-                await self.survive(self.driver(relay.where), sent)
-                await until(partial(has_no_connection, relay))
+                driver, wanted = self.driver(relay.where), sent
+                if self.resumes or self.acknowledges:
+                    await driver.land(len(sent))
+                else:
+                    # What came before the reset is all that it can get.
+                    error = await driver.read(enough=lambda: len(driver.records) == len(sent))  # noqa: B023
+                    assert error is None or isinstance(error, SourceUnavailable)
+                    wanted = sent[: len(driver.records)]
+                self.assert_landed(driver, wanted)
+                self.assert_quiet(driver)
+                await relay.closed()
 
     # -- connections -----------------------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ class ConnectorConformance:
                 error = await waiting.ended()
                 assert error is None or type(error) is SourceUnavailable
                 self.assert_over(waiting.driver, connected=1)
-                await until(partial(has_no_connection, relay))
+                await relay.closed()
 
     @behaviour("dials", "notices_silence")
     async def test_a_source_that_falls_silent_is_told_from_one_that_ended(self) -> None:
@@ -283,7 +283,7 @@ class ConnectorConformance:
                 relay.hold_after(0)
                 assert isinstance(await waiting.ended(), SourceSilent)
             self.assert_over(waiting.driver, connected=1)
-            await until(partial(has_no_connection, relay))
+            await relay.closed()
 
     # -- limits ----------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class ConnectorConformance:
             self.assert_landed(driver, sent)
             assert not driver.guard.watched
 
-    @behaviour("dials", "holds_back")
+    @behaviour("dials")
     async def test_it_does_not_read_on_when_it_is_not_pulled(self) -> None:
         size = 16 * 2**10
         sent = [self.record(seq, size=size) for seq in range(1, NOT_PULLED_BYTES // size + 1)]
@@ -335,7 +335,7 @@ class ConnectorConformance:
                 assert len(str(error)) < ERROR_CHARACTERS_MAX, "quotes what has no end"
                 assert longest_s < STANDS_STILL_S, f"lets nobody else have a turn for {longest_s:.1f} s"
                 assert not waiting.driver.guard.watched
-                await until(partial(has_no_connection, relay))
+                await relay.closed()
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -354,13 +354,14 @@ class ConnectorConformance:
                 await until(lambda: relay.accepted > 0)
                 await stop(first)
             assert not driver.guard.watched
-            await until(partial(has_no_connection, relay))
+            await relay.closed()
 
     @behaviour()
     async def test_it_stops_while_it_waits(self) -> None:
         async with self.reachable() as (source, relay), self.waiting(relay.where, source) as waiting:
             await stop(waiting.next_batch)
             self.assert_over(waiting.driver, connected=1)
+            await relay.closed()
 
     @behaviour("dials")
     async def test_it_stops_in_the_middle_of_a_record(self) -> None:
@@ -371,7 +372,7 @@ class ConnectorConformance:
             await until(lambda: relay.down_bytes > before)
             await stop(waiting.next_batch)
             self.assert_over(waiting.driver, connected=1)
-            await until(partial(has_no_connection, relay))
+            await relay.closed()
 
     @behaviour()
     async def test_it_stops_while_it_is_held_back_and_before_it_has_begun(self) -> None:
@@ -390,16 +391,17 @@ class ConnectorConformance:
     @behaviour("acknowledges")
     async def test_nothing_is_acknowledged_before_it_is_committed(self) -> None:
         async with self.reachable() as (source, relay):
-            driver = self.driver(relay.where)
+            driver, acknowledged = self.driver(relay.where), source.acknowledged
+            assert acknowledged is not None, "the source of a connector that acknowledges must tell how many"
             await source.send(self.records(5))
             async with aclosing(driver.open()) as stream:
                 await pull(driver, stream, count=5, commit=False)
                 await asyncio.sleep(MOMENT_S)
-                assert await source.acknowledged() == 0
+                assert await acknowledged() == 0
                 for batch in driver.batches:
                     driver.commit(batch)
                 async with asyncio.timeout(PATIENCE_S):
-                    while await source.acknowledged() < 5:
+                    while await acknowledged() < 5:
                         await asyncio.sleep(0.001)
 
     @behaviour("acknowledges")
@@ -450,24 +452,15 @@ class ConnectorConformance:
                 assert not task.done(), "it did not wait for the next record"
                 yield WaitingRead(driver, task)
 
-    async def survive(self, driver: ConnectorDriver, sent: list[bytes]) -> None:
-        """Land everything in spite of a reset, as far as the connector can."""
-        if self.resumes or self.acknowledges:
-            await driver.land(len(sent))
-        else:
-            error = await driver.read(enough=lambda: len(driver.records) == len(sent))
-            assert error is None or isinstance(error, SourceUnavailable)
-            sent = sent[: len(driver.records)]
-        self.assert_landed(driver, sent)
-        assert driver.guard.faults == []
-        assert not driver.guard.watched
-
     def assert_over(self, driver: ConnectorDriver, *, connected: int) -> None:
         """No socket is left, and the connector said this many times that it was connected."""
-        assert driver.guard.faults == []
-        assert not driver.guard.watched, "a socket was not forgotten"
+        self.assert_quiet(driver)
         assert driver.guard.seen or not (connected and self.dials), "the guard saw no socket"
         assert driver.connected == connected
+
+    def assert_quiet(self, driver: ConnectorDriver) -> None:
+        assert driver.guard.faults == []
+        assert not driver.guard.watched, "a socket was not forgotten"
 
     def assert_landed(self, driver: ConnectorDriver, sent: Sequence[bytes]) -> None:
         """All of it landed, in order; once, if the connector resumes or one connection was enough."""
@@ -490,8 +483,3 @@ async def stop(task: asyncio.Future[Any], *, cancel: bool = True) -> None:
     assert loop.time() - began < STOP_S, "took too long to stop"
     error = None if task.cancelled() else task.exception()
     assert error is None or isinstance(error, SourceUnavailable), f"stopped with {error!r}"
-
-
-def has_no_connection(relay: Relay) -> bool:
-    """Whether the connector has closed all it had."""
-    return relay.open == 0

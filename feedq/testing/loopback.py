@@ -227,10 +227,9 @@ class Relay:
         self._connections: set[asyncio.StreamWriter] = set()
         self._pouring: set[asyncio.Task[None]] = set()
 
-    @property
-    def open(self) -> int:
-        """Connections that the connector has not closed."""
-        return len(self._connections)
+    async def closed(self) -> None:
+        """Return when the connector has closed all its connections."""
+        await until(lambda: not self._connections)
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[Relay]:
