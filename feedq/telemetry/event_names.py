@@ -76,7 +76,6 @@ class LogEvent(StrEnum):
     FEED_LET_GO = "the feed that uses up this worker's memory is let go of"
     MONITOR_OFF = "this worker has no monitor: nobody ends it when its event loop stands still"
     MONITOR_STARTED = "monitor started"
-    LOOP_STALLED = "the event loop stands still; the lease is not renewed"
     WORKER_SUSPENDED = "streams suspended: the lease can no longer be trusted"
     WORKER_RESUMED = "streams resumed: the lease is trusted again"
     THREAD_ENDED = "a thread of this process ended unexpectedly; what it did is not done any more"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -107,12 +106,6 @@ def processes_of(directory: Path) -> list[psutil.Process]:
     return [p for p in {*roots, *children} if p.pid != os.getpid()]
 
 
-def test_the_shared_memory_of_postgresql_lies_in_its_data_directory(started: Server) -> None:
-    """So nothing of a server that was killed stays anywhere else."""
-    if isinstance(started, Postgres):
-        assert list(started.data_dir.glob("pg*/pg_dynshmem/mmap.*"))
-
-
 def test_what_was_written_survives_a_restart_and_a_kill_on_the_same_port(started: Server) -> None:
     port, pid = started.port, started.pid
     remember(started)
@@ -171,22 +164,6 @@ def test_a_second_server_on_the_same_data_is_refused(
     assert started.is_running
 
 
-def test_databases_come_and_go_with_the_sessions_in_them(data_dir: Path) -> None:
-    made = postgres(data_dir)
-    made.start()
-    try:
-        url = made.create_database('odd "name"')
-        session = psycopg2.connect(url)
-        made.drop_database('odd "name"')
-        with pytest.raises(psycopg2.OperationalError), session.cursor() as cursor:
-            cursor.execute("SELECT 1")
-        session.close()
-        with pytest.raises(psycopg2.OperationalError, match="does not exist"):
-            psycopg2.connect(url)
-    finally:
-        made.stop()
-
-
 def test_servers_end_with_a_killed_owner_and_start_again_at_once(data_dir: Path) -> None:
     for _ in range(2):
         owner = subprocess.Popen(
@@ -220,18 +197,6 @@ def test_an_initdb_that_was_interrupted_is_done_again(data_dir: Path) -> None:
     made.start()
     made.stop()
     assert not half.exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_restart_after_a_stranger_stopped_it(number: signal.Signals, data_dir: Path) -> None:
-    made = postgres(data_dir)
-    made.start()
-    remember(made)
-    os.kill(made.pid, number)
-    assert poll_until(lambda: not made.is_running, timeout_s=GENEROUS_S)
-    made.start()
-    assert recall(made) == 42
-    made.stop()
 
 
 def test_a_private_directory_of_root_gets_a_home_elsewhere_that_goes_with_it(

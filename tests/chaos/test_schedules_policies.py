@@ -141,7 +141,7 @@ def check_overlaps(fleet: Cluster, seen: Seen, prefix: str, kind: str) -> None:
 
 # -- spread and priority -----------------------------------------------------------------------------
 
-RUNS_PER_SEGMENT = 20
+RUNS_PER_SEGMENT = 10
 RUNS = RUNS_PER_SEGMENT * SEGMENTS
 RUN_S = 0.03
 """Their slots are what limits the workers, not the cores of a machine that they share with its other work."""

@@ -542,32 +542,3 @@ def test_an_audit_of_an_earlier_session_takes_no_feed_away(stage: Stage) -> None
     assert stage.lease().epoch == 1
     (runner,) = stage.supervisor._all_runners()
     assert runner._interrupt is None
-
-
-def test_an_error_while_an_epoch_is_raised_does_not_leave_the_feed_hanging(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    errors = iter([ValueError("for the test")])
-    real = stage.store.leases.raise_epoch
-
-    def raise_epoch(worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:
-        for error in errors:
-            raise error
-        return real(worker_id, key, above=above)
-
-    monkeypatch.setattr(stage.store.leases, "raise_epoch", raise_epoch)
-    stage.add_feed()
-    stage.reconcile()
-    stage.streaming()
-    raise_the_sinks_epoch(stage, 100)
-    until(lambda: stage.said, "its stream ended")
-    until(lambda: stage.source.open == 0, "its connection is closed")
-    until(lambda: stage.lease().state is LeaseState.IDLE, "released")
-    stage.said.clear()
-    stage.reconcile()
-    until(lambda: stage.said, "the error ended that stream as well")
-    until(lambda: stage.lease().state is LeaseState.IDLE, "released")
-    until(lambda: stage.lease().retry_at is None or stage.harness.is_due(), "its delay is over")
-    stage.reconcile()
-    until(lambda: stage.lease().epoch > 100, "the sink's epoch is overtaken")
-    stage.streaming()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import threading
@@ -126,13 +125,3 @@ def test_notes_survive_their_process_and_tell_that_it_is_dead(tmp_path: Path) ->
     assert Activity.is_of_the_dead(path)
     notes = Activity.read(path)
     assert (notes.pid, notes.session, notes.ticks, notes.is_leaving) == (process.pid, session, 1, False)
-
-
-def test_a_file_that_is_there_already_is_not_taken_over(tmp_path: Path) -> None:
-    (tmp_path / "notes").write_text("somebody's")
-    with pytest.raises(FileExistsError):
-        Activity.create(tmp_path / "notes")
-    (tmp_path / "link").symlink_to(tmp_path / "notes")
-    with pytest.raises(FileExistsError):
-        Activity.create(tmp_path / "link")
-    assert os.stat(tmp_path / "notes").st_size == len("somebody's")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.local.demo import specs
-from feedq.local.demo_source import RATES, Timetable, parse_hello, record, sample, serve
+from feedq.local.demo_source import RATES, Timetable, parse_hello, record, serve
 from feedq.local.process import free_port
 from feedq.records.template import fill_in
 from feedq.verbs.manifest.feed_entry import validate
@@ -39,16 +39,6 @@ def test_a_record_is_the_same_whenever_it_is_sent() -> None:
     assert one["nmea"] == other["nmea"]
     assert one["nmea"].startswith("!AIVDM,")
     assert (one["feed"], one["seq"], one["at"]) == (FEED, 5_000, "2026-11-20T06:30:00.000+00:00")
-
-
-def test_feeds_tell_different_things_at_the_same_time() -> None:
-    said = {json.loads(record(feed, 1, due_at=T0))["nmea"] for feed in RATES}
-    assert len(said) == len(RATES)
-
-
-def test_the_sample_is_whole() -> None:
-    assert len(sample()) == 898
-    assert all(line.startswith("!AIVDM,") for line in sample())
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from feedq.local.process import (
     is_free,
     may_enter,
     poll_until,
-    rotate,
     spawn,
     tail,
 )
@@ -110,18 +109,6 @@ def test_the_watcher_ends_its_children_and_leaves_those_that_had_ended_before() 
             process.wait(GENEROUS_S)
 
 
-def test_the_watcher_is_told_of_a_child_that_has_been_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[int] = []
-    monkeypatch.setattr(process._tether, "untie", told.append)
-    child = spawn(["/bin/true"], log=tmp_path / "log", env=os.environ, cwd=tmp_path)
-    other = spawn(["/bin/true"], log=tmp_path / "log", env=os.environ, cwd=tmp_path)
-    assert poll_until(lambda: child.poll() == 0, timeout_s=GENEROUS_S)
-    assert (other.wait(GENEROUS_S), other.wait(GENEROUS_S), other.poll()) == (0, 0, 0)
-    assert told == [child.pid, other.pid]
-
-
 def test_a_child_is_out_of_reach_of_the_terminals_ctrl_c(tmp_path: Path) -> None:
     child = spawn(SLEEP, log=tmp_path / "log", env=os.environ, cwd=tmp_path)
     try:
@@ -134,13 +121,6 @@ def test_a_child_that_ignores_its_signal_is_killed_after_the_grace(tmp_path: Pat
     child = spawn(DEAF, log=tmp_path / "log", env=os.environ, cwd=tmp_path)
     assert poll_until(lambda: "deaf" in tail(tmp_path / "log"), timeout_s=GENEROUS_S)
     assert end(child, (signal.SIGTERM, 0.1)) == -signal.SIGKILL
-
-
-def test_force_ends_the_grace(tmp_path: Path) -> None:
-    child = spawn(DEAF, log=tmp_path / "log", env=os.environ, cwd=tmp_path)
-    assert poll_until(lambda: "deaf" in tail(tmp_path / "log"), timeout_s=GENEROUS_S)
-    # Without the hurry this would take longer than the test may.
-    assert end(child, (signal.SIGTERM, 3_600.0), is_forced=lambda: True) == -signal.SIGKILL
 
 
 def test_a_directory_closed_to_others_cannot_be_entered_by_them(tmp_path: Path) -> None:
@@ -183,10 +163,6 @@ def test_a_lock_is_held_until_the_child_that_inherited_it_ends(tmp_path: Path) -
     lock.release()
 
 
-def test_nothing_is_locked_where_there_is_no_file(tmp_path: Path) -> None:
-    assert not is_locked(tmp_path / "lock")
-
-
 def test_a_taken_port_is_not_free() -> None:
     port = free_port(rng=Random(7))
     assert port in process.PORTS
@@ -196,20 +172,3 @@ def test_a_taken_port_is_not_free() -> None:
         assert not is_free(port)
         assert free_port(rng=Random(7)) != port
     assert is_free(port)
-
-
-def test_a_rotated_log_is_kept_once(tmp_path: Path) -> None:
-    log = tmp_path / "worker1.log"
-    rotate(log)
-    for text in ("first", "second"):
-        log.write_text(text)
-        rotate(log)
-    assert not log.exists()
-    assert (tmp_path / "worker1.log.1").read_text() == "second"
-
-
-def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
-    log = tmp_path / "worker1.log"
-    assert tail(log) == ""
-    log.write_bytes(b"".join(b"line %d\n" % n for n in range(10_000)) + b"\xff\n")
-    assert tail(log, lines=3) == "line 9998\nline 9999\n�"

@@ -72,12 +72,6 @@ def test_a_granted_claim_begins_under_the_session_that_asked(office: Office) -> 
     assert (office.refused, office.unsure) == ([], [])
 
 
-def test_a_stale_claim_is_answered_and_raises_no_doubt(office: Office) -> None:
-    office.claim((7, 7))
-    until(lambda: office.refused == [(7, 7)], "answered")
-    assert (office.begun, office.unsure) == ([], [])
-
-
 def test_claims_that_fail_for_good_are_answered_and_not_kept_pending(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,17 +113,6 @@ def test_a_claim_that_waited_for_the_database_raises_no_doubt(
     office.store.come_back()
     until(lambda: office.begun, "begun")
     assert office.unsure == []
-
-
-def test_an_error_in_what_hears_of_claims_does_not_end_the_client(office: Office) -> None:
-    key = office.assigned()
-    office.failures.append(ValueError("for the test"))
-    office.claim(key)
-    until(lambda: office.unsure, "a doubt")
-    other = office.assigned("b")
-    office.claim(other)
-    until(lambda: office.begun, "begun")
-    assert office.begun == [(office.worker.id, other)]
 
 
 def test_a_client_that_closes_does_not_wait_for_a_database_that_is_away() -> None:

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from feedq.celery import pool as pool_module
 from feedq.celery.pool import StreamPool
 from feedq.celery.tasks import RECONCILE, STREAM_FEED
 from feedq.core.model import FeedKey
@@ -139,29 +138,6 @@ def test_garbage_is_acknowledged_and_dropped(
     assert supervisor.offers == []
 
 
-def test_a_message_before_the_supervisor_is_there_is_answered(pool: StreamPool) -> None:
-    request = Request()
-    stream(pool, request, body(7, 3))
-    until(lambda: request.accepted and request.results, "answered")
-
-
-def test_feeds_do_not_show_themselves_while_callbacks_pile_up(
-    pool: StreamPool, supervisor: Offered, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_module, "PROGRESS_BACKLOG_MAX", 10)
-    broker_is_back, request = Event(), Request()
-    stream(pool, request, body(7, 3))
-    ((_, hooks),) = supervisor.offers
-    pool._callbacks.submit(broker_is_back.wait, LIMIT_S)
-    for _ in range(1000):
-        hooks.progress("a: streaming")
-    assert pool._callbacks.backlog <= 11
-    hooks.accepted()
-    broker_is_back.set()
-    until(lambda: request.accepted, "what counts is still said")
-    until(lambda: request.events, "and feeds show themselves again")
-
-
 def test_a_task_that_breaks_out_of_celerys_tracer_is_rejected_for_good(pool: StreamPool) -> None:
     request, fine = Request(), Request()
     for made, target in ((fine, lambda *_: None), (request, lambda *_: 1 / 0)):
@@ -220,13 +196,3 @@ def test_a_task_that_comes_while_the_pool_closes_stays_with_the_broker(pool: Str
     for name in (RECONCILE, "job"):
         assert apply(pool, name, lambda: None).get(1) is None
     pool.run_control(lambda: None)
-
-
-def test_an_error_of_the_watchdogs_reconcile_is_logged_and_not_swallowed(
-    pool: StreamPool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    done = Event()
-    pool.run_control(lambda: 1 / 0)
-    pool.run_control(done.set)
-    assert done.wait(LIMIT_S)
-    assert "division by zero" in "".join(capsys.readouterr())

@@ -89,18 +89,6 @@ async def test_what_is_no_news_waits_for_the_heartbeat() -> None:
     assert [len(report) for report in sent] == [1]
 
 
-async def test_a_runner_that_ended_is_not_reported_again() -> None:
-    sent: list[list[Progress]] = []
-    reporter = ProgressReporter(
-        asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
-    )
-    runner = make_runner(surroundings_of(reporter), 1)
-    reporter.note(runner.progress)
-    reporter.discard(runner.progress)
-    reporter.report()
-    assert sent == []
-
-
 async def test_a_report_of_many_busy_feeds_is_bounded_and_each_has_its_turn() -> None:
     sent: list[list[Progress]] = []
     reporter = ProgressReporter(
@@ -129,17 +117,3 @@ async def test_news_are_told_however_many_others_wait() -> None:
     runners[-1]._connected()
     reporter.report()
     assert runners[-1].key[0] in {p.feed_id for p in sent[0]}
-
-
-async def test_news_do_not_bring_the_progress_of_others_along() -> None:
-    # While thousands begin, some have news at any moment: each time the others would be reported as well.
-    sent: list[list[Progress]] = []
-    reporter = ProgressReporter(
-        asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
-    )
-    around = surroundings_of(reporter)
-    busy, new = (make_runner(around, n) for n in (1, 2))
-    reporter.note(busy.progress)
-    new._connected()
-    await until(lambda: sent, "told without a heartbeat")
-    assert [[p.feed_id for p in report] for report in sent] == [[2]]

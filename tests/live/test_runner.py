@@ -442,19 +442,6 @@ async def test_a_sink_ahead_of_a_restored_control_database_raises_the_epoch() ->
     assert release.epoch == 100
 
 
-async def test_a_superseded_fence_of_a_lost_lease_ends_it() -> None:
-    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(99, uuid4())})
-    async with numbered_source() as source:
-        with DataPath(tables) as path:
-            bench = Bench(path, options(source), epoch=1)
-            bench.may_raise = False
-            bench.start()
-            release = await bench.end()
-    assert release is not None
-    assert (release.reason, release.epoch) == (Reason.FENCED, 1)
-    assert source.hellos == []
-
-
 async def test_a_frozen_predecessor_is_ended_once_its_worker_is_gone() -> None:
     frozen = uuid4()
     tables = MemoryTables(checkpoints={1: MemoryCheckpoint(1, frozen, cursor=7)}, locked={1})
@@ -518,19 +505,6 @@ async def test_a_source_that_is_not_there_is_tried_again_and_then_let_go() -> No
     assert bench.runner.progress.status(None) is Status.FAILING
 
 
-async def test_failures_under_earlier_epochs_count_until_something_lands() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source), failures=7)
-            assert bench.runner.progress.report().failures == 7
-            bench.start()
-            await bench.landed_at_least(2)
-            await until(lambda: bench.runner.progress.report().failures == 0, "it is well again")
-            assert bench.runner.progress.status(None) is Status.STREAMING
-            bench.runner.interrupt(Interrupt.STOP)
-            await bench.end()
-
-
 async def test_a_feed_most_of_whose_records_are_refused_is_refusing_on_its_worker_too() -> None:
     async with numbered_source() as source:
         with DataPath() as path:
@@ -575,17 +549,6 @@ async def test_a_feed_that_another_worker_let_go_stays_only_where_it_has_failed_
         release = await bench.end()
     assert release is not None
     assert (release.reason, release.attempts) == (Reason.BACKOFF, attempts)
-
-
-async def test_a_feed_that_received_records_here_is_not_hurried_elsewhere() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            source.count = 5
-            bench = Bench(path, options(source), attempts=3, is_new_here=True)
-            bench.start()
-            release = await bench.end()
-    assert release is not None
-    assert (release.reason, release.attempts, len(bench.landed)) == (Reason.BACKOFF, 6, 15)
 
 
 @pytest.mark.parametrize(("has_failed", "looks"), [(False, 1), (True, 8)])

@@ -21,7 +21,6 @@ from opentelemetry.trace import StatusCode
 
 from feedq.core.model import Feed, FeedKey, FeedSpec
 from feedq.telemetry import traces
-from feedq.telemetry.logs import LogEvent
 from feedq.telemetry.traces import FeedTrace
 from feedq.worker.runner import Interrupt
 from tests.fakes.sink import IDENTITY
@@ -167,31 +166,6 @@ def test_nothing_of_the_sdk_is_imported_unless_traces_are_asked_for() -> None:
         "print(sorted(set(sys.modules) - before), traces._contexts)"
     )
     assert ran.stdout.strip() == "[] {}"
-
-
-@pytest.mark.parametrize(
-    ("first", "environ", "said"),
-    [
-        (
-            "sys.modules['opentelemetry.sdk.trace'] = None",
-            {"OTEL_TRACES_EXPORTER": "console"},
-            "opentelemetry",
-        ),
-        ("", {"OTEL_TRACES_EXPORTER": "pigeons"}, "no exporter 'pigeons' is installed"),
-    ],
-    ids=["not installed", "unknown"],
-)
-def test_what_is_missing_is_said_and_is_no_reason_not_to_stream(
-    first: str, environ: dict[str, str], said: str
-) -> None:
-    ran = run_probe(
-        f"import sys\n{first}\nfrom feedq.telemetry import traces, logs\ntraces.set_up()\n"
-        "from opentelemetry import trace\n"
-        "assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)",
-        **environ,
-    )
-    assert LogEvent.TRACING_OFF.value in ran.stderr
-    assert said in ran.stderr
 
 
 # -- the end -------------------------------------------------------------------------------------------

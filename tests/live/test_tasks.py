@@ -15,11 +15,7 @@ from feedq.control import reconcile as control
 from feedq.control.reconcile import PassReport
 from feedq.core.limits import (
     AFTER_FAST_PATH_S,
-    DISPATCH_TIMEOUT_S,
-    MESSAGES_AFTER_S,
     MESSAGES_AT_ONCE,
-    MESSAGES_BY,
-    messages_wait_s,
 )
 from feedq.core.model import Assignment
 from feedq.errors import Unavailable
@@ -73,28 +69,6 @@ def test_many_leave_once_their_workers_had_time_to_connect_and_all_of_them_leave
     before.set()
     assert have_left.wait(LIMIT_S)
     assert batches == [many]
-
-
-def test_the_more_begin_the_longer_their_messages_wait_but_not_until_they_are_overdue() -> None:
-    waits_s = [messages_wait_s(most) for most in (1, 100, 1_000, 10_000, 10**6)]
-    assert waits_s == sorted(waits_s)
-    assert waits_s[0] >= MESSAGES_AFTER_S
-    assert waits_s[0] < waits_s[2]
-    assert waits_s[-1] == MESSAGES_BY * DISPATCH_TIMEOUT_S < DISPATCH_TIMEOUT_S
-
-
-def test_what_counts_is_how_many_one_worker_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits_s: list[float] = []
-
-    class Later:
-        def __init__(self, wait_s: float, *_: object) -> None:
-            waits_s.append(wait_s)
-
-        def start(self) -> None: ...
-
-    monkeypatch.setattr(tasks, "Timer", Later)
-    dispatch(assignments(1_000, workers=10))
-    assert waits_s == [messages_wait_s(100)]
 
 
 @pytest.mark.parametrize("is_away", [False, True])

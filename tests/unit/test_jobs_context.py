@@ -38,22 +38,6 @@ def test_outside_of_a_run_there_is_none() -> None:
         run_context()
 
 
-def test_a_thread_of_the_jobs_own_has_none() -> None:
-    found: list[Any] = []
-
-    def look() -> None:
-        try:
-            found.append(run_context())
-        except InvalidInput as error:
-            found.append(error)
-
-    with RunContext(claimed()).entered():
-        thread = Thread(target=look)
-        thread.start()
-        thread.join(LIMIT_S)
-    assert isinstance(found[0], InvalidInput)
-
-
 def test_what_the_package_offers_is_there_and_nothing_else_is_made_up() -> None:
     assert feedq.RunContext is RunContext
     with pytest.raises(AttributeError, match="no_such_thing"):

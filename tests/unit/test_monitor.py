@@ -14,7 +14,7 @@ import pytest
 from feedq.core.model import Loss, NewWorker
 from feedq.worker.activity import Activity, FeedThread
 from feedq.worker.memory import GROWTH_MIN_BYTES, MemoryWatch
-from feedq.worker.monitor import DumpPipe, Limits, Monitor, Watch, make_private, parse_stacks, report_losses
+from feedq.worker.monitor import DumpPipe, Limits, Monitor, make_private, parse_stacks, report_losses
 from tests.fakes import ManualClock, MemoryStore
 
 
@@ -173,32 +173,3 @@ def test_a_thread_that_ends_while_it_is_looked_at_does_not_end_the_memory_watch(
         hash(bytes(grown[1:]))  # the processor time that this thread is known by
     assert watch.check()
     assert told == [7]
-
-
-def test_one_reading_that_fails_does_not_end_the_memory_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = MemoryWatch(Activity.private(), limit_bytes=2**50, release=lambda *_: None)
-    checks = iter([ValueError("for the test"), ValueError("for the test")])
-    checked = threading.Event()
-
-    def check() -> bool:
-        for error in checks:
-            raise error
-        checked.set()
-        return False
-
-    monkeypatch.setattr(watch, "check", check)
-    watch.start()
-    assert checked.wait(10)
-    watch.stop()
-
-
-def test_a_watch_starts_its_monitor_once(tmp_path: Path) -> None:
-    watch = Watch(tmp_path / "state", Limits(0, 0))
-    try:
-        assert watch.keep()
-        assert not watch.keep()
-    finally:
-        assert watch._process is not None
-        watch._process.kill()
-        watch._process.wait()
-        faulthandler.enable()  # on the stream that it was on

@@ -28,26 +28,6 @@ async def test_the_first_are_done_long_before_the_last() -> None:
     assert halfway < 0.7 * FEEDS * STEPS, "half of them took nearly all of the work"
 
 
-async def test_few_go_on_at_once() -> None:
-    start_limiter = StartLimiter()
-    for _ in range(STARTS_TOGETHER):
-        turn = start_limiter.turn()
-        try:
-            turn.send(None)
-        except StopIteration:
-            continue
-        raise AssertionError("it had to wait")
-
-
-async def test_thousands_take_more_a_turn() -> None:
-    start_limiter, turns = StartLimiter(), 0
-    everybody = asyncio.gather(*(start_limiter.turn() for _ in range(10_000)))
-    while not everybody.done():
-        turns += 1
-        await asyncio.sleep(0)
-    assert turns < 10_000 / STARTS_TOGETHER / 5
-
-
 async def test_one_that_is_cancelled_keeps_nobody_waiting() -> None:
     start_limiter = StartLimiter()
     tasks = [asyncio.create_task(start_limiter.turn()) for _ in range(3 * STARTS_TOGETHER)]
