@@ -187,6 +187,7 @@ class PostgresSinkSession(SinkSession):
     """All feeds wait that long, once, before those of a locked table are postponed; a lock held for less costs
     nobody a second transaction."""
     brief_lock_timeout_s = 0.02
+    cursor_text = staticmethod(cursor_text)
     _driver: Any = None
     """psycopg2's connection."""
 
@@ -326,14 +327,6 @@ class PostgresSinkSession(SinkSession):
 
     # -- records -------------------------------------------------------------------------------------
 
-    def unkeepable(self, write: FeedWrite) -> str | None:
-        try:
-            for batch in write.batches:
-                cursor_text(batch.cursor)
-        except ValueError as error:
-            return str(error)
-        return None
-
     def copy(self, statement: Statement, chunks: Iterable[bytes]) -> None:
         """COPY ... FROM STDIN. An exception raised by ``chunks`` comes through as itself."""
         source = CopySource(chunks)
@@ -423,6 +416,7 @@ class PostgresSinkSession(SinkSession):
     # -- dead letters --------------------------------------------------------------------------------
 
     def write_dead_letters(self, dead: Iterable[DeadRecord]) -> None:
+        # A source gone wrong sends nothing else: by INSERT it would cost more than twice as much.
         rows = (
             row_of(
                 (

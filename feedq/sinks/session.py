@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC
 from enum import Enum, auto
@@ -30,6 +30,7 @@ from sqlalchemy import (
     Table,
     and_,
     bindparam,
+    insert,
     inspect,
     select,
 )
@@ -37,8 +38,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from feedq.core.model import JSON, FeedKey
 from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
-from feedq.sinks.checkpoints import LastCommit, cursor_of
-from feedq.sinks.table_definitions import checkpoint
+from feedq.sinks.checkpoints import LastCommit, ascii_text, cursor_of
+from feedq.sinks.table_definitions import checkpoint, dead_letter
 from feedq.sinks.target_table import TableShape
 
 T = TypeVar("T")
@@ -86,6 +87,8 @@ class SinkSession(ABC):
     """Whether a transaction that writes locks all that there is: then a lock in the way is in everybody's."""
     lock_timeout_s: ClassVar[float] = 1.0
     """For a checkpoint or a table that somebody has locked, before its feeds are postponed."""
+    cursor_text: Callable[[JSON], str | None] = staticmethod(ascii_text)
+    """A cursor as the database takes it. Raises `ValueError` for one that cannot be kept."""
     brief_lock_timeout_s: ClassVar[float] = 0.0
     """For checkpoints that looked free a moment ago."""
 
@@ -139,9 +142,14 @@ class SinkSession(ABC):
     def set_statement_timeout(self, seconds: float) -> None:  # noqa: B027 - not every server can
         """Bound every statement from here on, where the server can; a COMMIT is none."""
 
-    @abstractmethod
     def unkeepable(self, write: FeedWrite) -> str | None:
         """Why nothing of a write can be kept, be it as a dead letter; None when it can."""
+        try:
+            for batch in write.batches:
+                self.cursor_text(batch.cursor)
+        except ValueError as error:
+            return str(error)
+        return None
 
     @abstractmethod
     def _set_up(self) -> Any:
@@ -373,9 +381,21 @@ class SinkSession(ABC):
 
     # -- dead letters --------------------------------------------------------------------------------
 
-    @abstractmethod
     def write_dead_letters(self, dead: Iterable[DeadRecord]) -> None:
         """Write dead letters, in the transaction that is open."""
+        rows = [
+            {
+                "environment": self.environment,
+                "feed_id": write.feed_id,
+                "feed": write.feed,
+                "epoch": write.epoch,
+                "record": record,
+                "error": error.encode(errors="replace").decode(),
+                "cursor": self.cursor_text(batch.cursor),
+            }
+            for (write, batch, record), error in dead
+        ]
+        self.execute(insert(dead_letter), rows)
 
     # -- sessions of others --------------------------------------------------------------------------
 

@@ -358,26 +358,6 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 OTHER = Target("other", "json")
 
 
-@pytest.mark.parametrize("bad", [False, True], ids=["clean", "with a bad record"])
-def test_feeds_of_a_locked_table_are_postponed_and_the_others_land(
-    harness: PostgresSinkHarness, impatience: Callable[[float], None], bad: bool
-) -> None:
-    sink = harness.sink()
-    sink.fence([request(1, 1), request(2, 1, OTHER), request(3, 1)], lock_timeout_s=PATIENCE_S)
-    others = [b"2", b"no JSON"] if bad else [b"2"]
-    group = [write(1, 1, batch(b"1")), write(2, 1, batch(*others), target=OTHER), write(3, 1, batch(b"3"))]
-    with harness.session() as operator:
-        operator.execute("BEGIN; LOCK TABLE raw IN SHARE MODE")
-        written = sink.write(group)
-        assert written.landed == {(2, 1): 1}
-        assert written.dead == ({(2, 1): 1} if bad else {})
-        assert written.postponed == dict.fromkeys([(1, 1), (3, 1)], "table 'raw' is locked")
-        assert sink.write([group[0]]) == Written({}, {}, (), {}, {(1, 1): "table 'raw' is locked"})
-        operator.execute("ROLLBACK")
-    assert sink.write([group[0], group[2]]).landed == {(1, 1): 1, (3, 1): 1}
-    assert harness.landed() == Counter({("feed/1", 1, "1"): 1, ("feed/3", 1, "3"): 1})
-
-
 def test_a_table_that_was_found_locked_is_not_waited_for_again(
     harness: PostgresSinkHarness, impatience: Callable[[float], None]
 ) -> None:
@@ -460,17 +440,6 @@ def test_a_fence_under_way_elsewhere_blocks_its_feed_only(harness: PostgresSinkH
     assert all(isinstance(o, Fenced) for o in sink.fence(requests, lock_timeout_s=LOCK_TIMEOUT_S))
 
 
-def test_a_row_locked_by_an_operator_is_told_with_the_worker_that_fenced_it(
-    harness: PostgresSinkHarness,
-) -> None:
-    worker = uuid4()
-    fence(harness.sink(worker_id=worker), 1, 1)
-    with harness.session() as operator:
-        operator.execute("BEGIN; SELECT FROM feedq_checkpoint FOR UPDATE")
-        outcomes = harness.sink().fence([request(1, 2)], lock_timeout_s=LOCK_TIMEOUT_S)
-    assert outcomes == [Blocked(1, 2, worker)]
-
-
 def test_who_holds_the_lock_is_told_even_if_another_worker_fenced_last(harness: PostgresSinkHarness) -> None:
     fence(harness.sink(), 1, 1)
     rival = uuid4()
@@ -480,20 +449,6 @@ def test_who_holds_the_lock_is_told_even_if_another_worker_fenced_last(harness: 
         assert outcomes == [Blocked(1, 3, rival)]
         assert harness.sink().unblock([rival]) == 1
     assert fence(harness.sink(), 1, 3).epoch == 3
-
-
-def test_hundreds_of_locked_feeds_are_waited_for_once(
-    harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feedq.sinks.transactional.FENCED_AT_ONCE", 10)
-    sink = harness.sink(url=harness.proxy.url)
-    sink.fence([request(n, 1) for n in range(100)], lock_timeout_s=PATIENCE_S)
-    with harness.session() as operator:
-        operator.execute("BEGIN; SELECT FROM feedq_checkpoint FOR UPDATE")
-        harness.proxy.seen.clear()
-        outcomes = sink.fence([request(n, 2) for n in range(100)], lock_timeout_s=LOCK_TIMEOUT_S)
-    assert {type(outcome) for outcome in outcomes} == {Blocked}
-    assert harness.proxy.seen["INSERT"] == 1
 
 
 class StuckSource:

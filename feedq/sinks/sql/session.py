@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
@@ -15,7 +15,6 @@ from sqlalchemy import (
     Table,
     and_,
     case,
-    insert,
     or_,
     select,
     tuple_,
@@ -24,7 +23,7 @@ from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import SQLAlchemyError
 
 from feedq.core.model import JSON, FeedKey
-from feedq.sinks.base import DeadRecord, FeedWrite, FenceRequest
+from feedq.sinks.base import FeedWrite, FenceRequest
 from feedq.sinks.checkpoints import ascii_text, cursor_of
 from feedq.sinks.session import ErrorScope, SinkSession, parts
 from feedq.sinks.sql.column_values import Conversion
@@ -50,14 +49,6 @@ class SqlSession(SinkSession):
     @abstractmethod
     def connect_args(cls, url: URL) -> dict[str, Any]:
         """What bounds the driver's waits. Raises `InvalidInput` for a URL that leads to no database."""
-
-    def unkeepable(self, write: FeedWrite) -> str | None:
-        try:
-            for batch in write.batches:
-                ascii_text(batch.cursor)
-        except ValueError as error:
-            return str(error)
-        return None
 
     def row_of(self, error: SQLAlchemyError) -> int | None:
         """The row of a statement, from 0, that the database stopped at. A hint, nothing more."""
@@ -161,23 +152,6 @@ class SqlSession(SinkSession):
                 if self.scope(error) is not ErrorScope.LOCKED:
                     raise
         return found
-
-    # -- dead letters --------------------------------------------------------------------------------
-
-    def write_dead_letters(self, dead: Iterable[DeadRecord]) -> None:
-        rows = [
-            {
-                "environment": self.environment,
-                "feed_id": write.feed_id,
-                "feed": write.feed,
-                "epoch": write.epoch,
-                "record": record,
-                "error": error.encode(errors="replace").decode(),
-                "cursor": ascii_text(batch.cursor),
-            }
-            for (write, batch, record), error in dead
-        ]
-        self.execute(insert(dead_letter), rows)
 
     # -- targets -------------------------------------------------------------------------------------
 
