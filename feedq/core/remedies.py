@@ -117,7 +117,8 @@ _REMEDIES: Final[Sequence[tuple[str, str]]] = (
     (
         r"invalid response to SSL negotiation|unsupported frontend protocol|Connection closed by server"
         r"|expected protocol",
-        "correct the port and the scheme in {setting}: that server expects TLS, or is another kind of server",
+        "see that port and scheme in {setting} are the server's own, with TLS or without, and that it is not just "
+        "restarting",
     ),
     (
         r"unable to open database file",

@@ -96,8 +96,9 @@ def configure_logging(settings: Settings, *, quiet_tasks: Collection[str] = ()) 
 
 
 def _told_with_remedy(record: logging.LogRecord) -> bool:
-    """Has Celery's lines about a broker that does not let it in say what to do about that."""
-    if isinstance(record.args, tuple):
+    """Has Celery's lines about a broker that does not let it in say what to do about that. A connection that is
+    lost is a warning, and needs nothing done: it is made again."""
+    if record.levelno >= logging.ERROR and isinstance(record.args, tuple):
         record.args = tuple(
             with_remedy(str(one), setting="FEEDQ_BROKER_URL") if isinstance(one, Exception) else one
             for one in record.args

@@ -254,6 +254,7 @@ def test_a_database_that_is_away_is_said_without_its_password(url: str) -> None:
     with pytest.raises(CatalogUnavailable) as raised:
         opened(kind="sql", url=url, query="SELECT 1", timeout_s=1).read(None)
     assert "hunter2" not in str(raised.value)
+    assert ("nothing listens there" in str(raised.value)) is ("127.0.0.1" in url)
 
 
 def test_a_catalog_shows_no_secret() -> None:

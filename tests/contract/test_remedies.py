@@ -213,4 +213,4 @@ def test_remedies_of_a_broker_fit_the_cause(valkey: Valkey, silent_port: int, ca
 
 
 def test_another_server_on_the_port_of_a_broker_is_named_as_that(postgres: Postgres) -> None:
-    assert "another kind of server" in advice_of_broker(f"redis://127.0.0.1:{postgres.port}/0")
+    assert "port and scheme in FEEDQ_BROKER_URL" in advice_of_broker(f"redis://127.0.0.1:{postgres.port}/0")

@@ -20,6 +20,7 @@ from pydantic import BeforeValidator, Field
 
 from feedq.connectors.base import installed, load_installed, valid_options
 from feedq.core.passwords import mask_url
+from feedq.core.remedies import driver_text, with_remedy
 from feedq.core.values import StrictModel
 from feedq.errors import CatalogUnavailable, InvalidInput, NotFound
 from feedq.settings import Settings
@@ -118,7 +119,7 @@ class OpenCatalog:
         try:
             parts = list(self._bounded())
         except self.catalog.errors as error:
-            said = " ".join(str(getattr(error, "orig", None) or error).split())
+            said = with_remedy(driver_text(error), setting="its url")
             raise CatalogUnavailable(f"{self.catalog.where}: {mask_url(said)}") from None
         # Rows come in any order.
         version = digest(*sorted(raw for _, raw, _ in parts))
