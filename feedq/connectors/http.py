@@ -26,9 +26,8 @@ from feedq.connectors.record_options import CursorOptions, FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
 from feedq.core.model import JSON, Batch
 from feedq.errors import SourceUnavailable
-from feedq.records.framing import LF, RECORD_BYTES_MAX, Framed, Framer, Steps, slices
+from feedq.records.framing import RECORD_BYTES_MAX, Framed, Framer, Steps, slices
 from feedq.records.pointer import is_json, parse_pointer
-from feedq.records.template import unescape
 
 _POLL_ONLY: Final = ("interval_s", "records", "next_cursor", "next_page", "max_response_bytes", "max_records")
 _FRAMING: Final = ("framing", "delimiter", "length_bytes", "length_order", "length_counts_itself")
@@ -136,9 +135,7 @@ class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
 
     def frame_rest(self, framer: Framer) -> Framed | None:
         """What a framer has kept back for want of an end mark; None if that would be no whole record."""
-        if self.framing == "length":
-            return None
-        return framer.push(LF if self.delimiter is None else unescape(self.delimiter))
+        return framer.push(self.end_mark) if self.end_mark else None
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         given = [name for name in names if name in self.model_fields_set]
