@@ -195,21 +195,6 @@ def test_a_claim_whose_answer_was_lost_is_given_back_and_runs_after_all(stage: S
     assert stage.begun == [1, 2], "neither ran twice"
 
 
-def test_what_ran_before_a_lost_answer_is_never_given_back(stage: Stage) -> None:
-    # Its end was told, the answer to that was lost, and the row still says that it runs here.
-    stage.runs.add(1)
-    stage.claim()
-    stage.release()
-    until(stage.is_over, "it has ended")
-    stage.slots._ended.clear()
-    stage.runs.loses_answer_of = "claim"
-    with pytest.raises(Unavailable):
-        stage.claim()
-    stage.claim()
-    assert stage.runs.states() == {1: "running"}
-    assert stage.begun == [1]
-
-
 def test_a_worker_that_is_leaving_gives_back_what_it_never_heard_of(stage: Stage) -> None:
     stage.runs.add(1)
     stage.runs.loses_answer_of = "claim"
@@ -220,18 +205,6 @@ def test_a_worker_that_is_leaving_gives_back_what_it_never_heard_of(stage: Stage
     stage.slots.turn()
     assert not stage.slots.has_unanswered_claim
     assert stage.runs.states() == {1: "waiting"}
-
-
-def test_an_unanswered_claim_ends_with_its_session(stage: Stage) -> None:
-    stage.runs.add(1)
-    stage.runs.loses_answer_of = "claim"
-    with pytest.raises(Unavailable):
-        stage.claim()
-    stage.slots.gone(ME)
-    stage.session = new_session()
-    stage.claim()
-    assert stage.runs.asked["held"] == 0
-    assert stage.runs.states() == {1: "running"}, "the database frees it with the session"
 
 
 def test_a_time_out_ends_the_run_whatever_its_job_does(stage: Stage) -> None:
@@ -316,18 +289,6 @@ def test_with_its_session_gone_what_runs_goes_on_under_the_next_one(stage: Stage
     stage.runs.add(3)
     stage.claim()
     assert stage.runs.offers[-1].worker_id == stage.session
-
-
-def test_what_has_ended_under_a_session_that_is_gone_is_told_under_the_next_one(stage: Stage) -> None:
-    begin_two(stage)
-    stage.release()
-    stage.slots.gone(ME)
-    stage.runs.take_away(1)
-    stage.session = new_session()
-    stage.slots.turn()
-    assert stage.runs.states() == {1: "cancelled", 2: "succeeded"}
-    assert stage.runs.rejected == [], "nobody hears of what was taken away"
-    assert stage.slots.is_idle
 
 
 def test_a_claim_that_is_answered_after_its_session_is_gone_begins_nothing(stage: Stage) -> None:

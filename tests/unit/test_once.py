@@ -77,20 +77,6 @@ def test_a_single_beat_on_an_interval_loses_no_tick_to_its_jitter(
     assert ticks == sorted(ticks)
 
 
-@given(st.floats(-300, 300), st.floats(-300, 300))
-def test_beats_whose_clocks_differ_by_minutes_enqueue_each_tick_once(one_s: float, other_s: float) -> None:
-    enqueued: list[datetime] = []
-    for hour in range(1, 6):
-        # Each finds the entry due at a quarter past on its own clock.
-        for skew_s in sorted((one_s, other_s)):
-            now = NOON + timedelta(hours=hour, minutes=15, seconds=skew_s)
-            enqueued.append(tick_of(HOURLY, now=now))
-    keys = set(enqueued)
-    assert len(keys) in (5, 6)
-    wanted = {NOON + timedelta(hours=hour, minutes=15) for hour in range(1, 5)}
-    assert wanted <= keys, "none is lost that some beat came to"
-
-
 class Sunset(BaseSchedule):
     """A schedule of some other kind."""
 
