@@ -57,6 +57,9 @@ class QueryCatalog:
     def _engine(self) -> Engine:
         try:
             url = make_url(self._options.url.get_secret_value())
+            if url.drivername in ("postgresql", "postgres"):
+                # The driver that is installed with feedq; SQLAlchemy's own choice is another one.
+                url = url.set(drivername="postgresql+psycopg2")
             limits = _connect_args(url.get_backend_name(), self._options.timeout_s)
             return create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=limits)
         except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
