@@ -35,9 +35,6 @@ from feedq.worker.threads import SerialExecutor
 CLAIM_WINDOW = 256
 """Messages of `stream_feed` that a worker takes before it acknowledges: fewer, and round trips to the broker pace
 a start of thousands of feeds."""
-PROGRESS_BACKLOG_MAX = 1_000
-"""Callbacks that wait, beyond which running feeds do not show themselves: the broker is away or slow, and what
-they said would only fill the memory."""
 CLOSE_GRACE_S = 0.3
 """What reconcile and the callbacks get to end by themselves."""
 
@@ -141,7 +138,7 @@ class StreamPool(BasePool):
     ) -> Running:
         running = Running()
         stream = _Stream(self, running, callback, accept_callback)
-        hooks = TaskCallbacks(stream.accepted, stream.finished, stream.progress)
+        hooks = TaskCallbacks(stream.accepted, stream.finished)
         try:
             key = parse_key(_positional(args))
         except Exception as error:  # noqa: BLE001 -- whatever a forged message can make a decoder raise
@@ -161,11 +158,6 @@ class StreamPool(BasePool):
     def terminate_job(self, pid: int, signal: Any = None) -> None:
         """Terminate nothing by pid: all tasks share this process. `Running.terminate` ends the one that is
         meant."""
-
-    @property
-    def backlog(self) -> int:
-        """Callbacks that wait."""
-        return self._callbacks.backlog
 
     def call_later(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Call it on the callbacks' thread."""
@@ -208,10 +200,6 @@ class _Stream:
         self._running.done()
         if self._callback is not None:
             self._pool.call_later(self._callback, (0, why, monotonic() - self._started))
-
-    def progress(self, text: str) -> None:
-        if self._request is not None and self._pool.backlog < PROGRESS_BACKLOG_MAX:
-            self._pool.call_later(self._request.send_event, "task-progress", name=STREAM_FEED, result=text)
 
 
 class Running:

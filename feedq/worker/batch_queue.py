@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from threading import Lock
 from time import monotonic
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from feedq.core.model import JSON, Batch, FeedKey
@@ -27,6 +27,9 @@ from feedq.telemetry.metrics import INFLIGHT_BYTES
 from feedq.worker.taps import RecordTap
 from feedq.worker.threads import call_on, resolve
 from feedq.worker.throttling import FeedThrottle
+
+if TYPE_CHECKING:
+    from feedq.worker.writer import Writer
 
 
 class InflightBudget:
@@ -112,11 +115,7 @@ class BatchQueue:
     """The commit that the checkpoint was left at; for the writer's threads, one at a time."""
     budget: InflightBudget
     inflight_max: int
-    submit: Callable[[BatchQueue, Batch], None]
-    """Hands a batch to the writer."""
-    flush_now: Callable[[], None]
-    drop_abandoned: Callable[[], None]
-    """Has the writer drop what abandoned queues have brought."""
+    writer: Writer
     on_change: Callable[[], None]
     """Told of news, on the loop."""
 
@@ -179,10 +178,10 @@ class BatchQueue:
             self._inflight += batch.size
             self.budget.take(batch.size)
             self.last_record_at = batch.received_at
-            self.submit(self, batch)
+            self.writer.submit(self, batch)
         while self.failure is None and self._inflight and self._is_full:
             # Nothing more can come in: waiting for the interval to end would only cap the throughput.
-            self.flush_now()
+            self.writer.flush_now()
             if self.budget.is_full:
                 self.budget.wake_when_free(self._wake_from_any_thread)
             await self._wait()
@@ -247,7 +246,7 @@ class BatchQueue:
             feed_id, epoch = self.key
             self.broken = LeaseLost(f"feed {feed_id} ({self.feed}): epoch {epoch} has ended on this worker")
         if self._inflight:
-            self.drop_abandoned()
+            self.writer.drop_abandoned()
 
     async def _wait(self) -> None:
         # One waiter is enough: a batch queue belongs to one runner, which does one thing at a time.

@@ -34,7 +34,6 @@ from typing import Final
 from feedq.core.clock import Clock
 from feedq.core.limits import FAILOVER_BURST_S, STARTS_TOGETHER, RateLimiter, starts_together
 from feedq.core.values import EVERY_OTHER
-from feedq.settings import Settings
 from feedq.telemetry.metrics import CONNECTS, CONNECTS_WAITING
 
 HOSTS_KEPT: Final = 64
@@ -92,7 +91,7 @@ class ConnectLimiter:
         host_connects_per_s: Mapping[str, float],
         clock: Clock,
         *,
-        failover_burst_s: float = 0.0,
+        failover_burst_s: float = FAILOVER_BURST_S,
         rng: Random,
     ) -> None:
         """Rates of 0 are without a limit; the host ``*`` stands for each one that is not named."""
@@ -102,6 +101,7 @@ class ConnectLimiter:
         self._worker = self._new_line(connects_per_s)
         self._hosts: dict[str | None, Line] = {}
         self._look_through_at = HOSTS_KEPT
+        self._starts = StartLimiter()
 
     @property
     def waiting(self) -> int:
@@ -110,6 +110,7 @@ class ConnectLimiter:
 
     async def turn(self, host: str | None, *, after_loss: bool = False) -> None:
         """Wait until a connection to a host may begin."""
+        await self._starts.turn()
         line = self._hosts.get(host)
         if line is None:
             self._forget_unused()
@@ -174,14 +175,3 @@ class StartLimiter:
             if not waiting.done():  # or it was cancelled
                 waiting.set_result(None)
                 self._count(loop)
-
-
-def connect_limiter_of(settings: Settings, clock: Clock, rng: Random) -> ConnectLimiter:
-    """A limiter at the pace of the settings."""
-    return ConnectLimiter(
-        settings.connects_per_s,
-        settings.host_connects_per_s,
-        clock,
-        failover_burst_s=FAILOVER_BURST_S,
-        rng=rng,
-    )

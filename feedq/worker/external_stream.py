@@ -27,10 +27,9 @@ from feedq.errors import Unavailable
 from feedq.settings import Settings
 from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.worker.activity import Activity, current_feed
-from feedq.worker.connect_limiter import StartLimiter, connect_limiter_of
+from feedq.worker.connect_limiter import ConnectLimiter
 from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool
-from feedq.worker.sockets import Sockets
 from feedq.worker.stall import CHECK_S
 from feedq.worker.taps import TapWriter
 from feedq.worker.throttling import Pacing
@@ -71,7 +70,6 @@ class _Stream:
         self._store, self._settings = store, settings
         self._sinks = SinkPool(settings, worker_id=lambda: worker_id, gone_workers=store.workers.gone_among)
         self._pacing = Pacing(settings.tenant_limits, SystemClock(), room_bytes=settings.inflight_bytes_total)
-        self._sockets = Sockets()
         self._trusted = asyncio.Event()
         self._core = WorkerCore(settings, rng=Random(), now=monotonic())
         self._runner: FeedRunner | None = None
@@ -110,27 +108,24 @@ class _Stream:
         core.claims_answered(self._worker_id, [claim], [], sure=True, now=monotonic())
 
     def _make_runner(self) -> FeedRunner:
-        clock, rng, sinks = SystemClock(), Random(), self._sinks
+        clock, rng = SystemClock(), Random()
         return FeedRunner(
             self._claim,
             WorkerServices(
                 clock=clock,
                 rng=rng,
                 backoff=self._settings.backoff,
-                sockets=self._sockets,
                 permissions=self._settings.permissions,
                 environment=self._settings.environment,
+                sinks=self._sinks,
                 note_thread=self._activity.thread_of,
                 pacing=self._pacing,
-                connect_limiter=connect_limiter_of(self._settings, clock, rng),
-                start_limiter=StartLimiter(),
+                connect_limiter=ConnectLimiter(
+                    self._settings.connects_per_s, self._settings.host_connects_per_s, clock, rng=rng
+                ),
                 trusted=self._trusted,
                 commit_timeout_s=self._settings.drain_timeout_s,
-                fence=sinks.fence,
                 raise_epoch=self._raise_epoch,
-                open_batch_queue=sinks.open_batch_queue,
-                flush_now=sinks.flush_now,
-                sink_trouble=sinks.trouble,
                 expected=self._settings.expected_of,
                 on_progress=lambda _: None,
                 on_status=lambda _: None,
@@ -190,19 +185,18 @@ class _Stream:
         runner = self._runner
         for action in actions:
             match action:
-                case Suspend():
+                case Suspend() if runner is not None:
                     self._trusted.clear()
-                    self._sockets.cut_all()
-                    if runner is not None:
-                        runner.interrupt(Interrupt.SUSPEND)
+                    runner.sockets.cut()
+                    runner.interrupt(Interrupt.SUSPEND)
                 case Resume():
                     self._trusted.set()
                 case StopFeeds([(_, reason)]) if runner is not None:
                     runner.interrupt(Interrupt.STOP, reason=reason)
                 case LoseFeeds() if runner is not None:
                     runner.interrupt(Interrupt.LOST)
-                case CutSockets():
-                    self._sockets.cut_all()
+                case CutSockets() if runner is not None:
+                    runner.sockets.cut()
 
     async def _raise_epoch(self, key: FeedKey, above: int) -> FeedKey | None:
         raised = await asyncio.to_thread(self._store.leases.raise_epoch, self._worker_id, key, above=above)

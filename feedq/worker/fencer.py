@@ -54,19 +54,19 @@ class Fencer:
     def __init__(
         self,
         name: str,
-        sink: Callable[[], Sink],
+        make_sink: Callable[[], Sink],
+        outage: Outage,
         *,
         gone_workers: GoneWorkers,
         lock_timeout_s: float,
-        outage: Outage | None = None,
     ) -> None:
         self._name = name
-        self._make_sink = sink
+        self._make_sink = make_sink
         self._sink: Sink | None = None
         self._renew = False
         self._gone_workers = gone_workers
         self._lock_timeout_s = lock_timeout_s
-        self._outage = outage or Outage(name)
+        self._outage = outage
         self._used_at = monotonic()
         self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._stopping = False

@@ -7,13 +7,13 @@ requests, which match an epoch and are therefore harmless when they come late.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
-from threading import Event, Thread
+from itertools import islice
+from threading import Condition, Event, Thread
 from time import monotonic
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 from uuid import UUID
 
 from feedq.control.store.postgresql import PostgresStore
@@ -32,8 +32,7 @@ OnClaimed = Callable[[UUID, list[Claim], list[FeedKey], bool], None]
 """Hears which claims of a worker session were granted and which were not, and whether that is sure: more may
 have been granted when an answer was lost. Called on the lease client's thread, as are all of these."""
 StoreCall: TypeAlias = Callable[[], object]
-Request: TypeAlias = tuple[UUID, FeedKey] | tuple[UUID, Release] | tuple[UUID, Progress] | StoreCall | None
-"""A claim, a release, a report, something else to do, or None for the end."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -45,26 +44,14 @@ class _Group:
     reports: dict[UUID, list[dict[FeedKey, Progress]]] = field(default_factory=dict)
     """The reports in batches that name no feed twice: one statement would count only one of the two."""
     calls: list[StoreCall] = field(default_factory=list)
-    is_last: bool = False
 
     @property
-    def claim_count(self) -> int:
-        return sum(map(len, self.claims.values()))
+    def is_empty(self) -> bool:
+        return not (self.claims or self.releases or self.reports or self.calls)
 
-    def add(self, item: Request) -> None:
-        if item is None:
-            self.is_last = True
-        elif callable(item):
-            self.calls.append(item)
-        elif isinstance(item[1], Release):
-            self.releases.setdefault(item[0], []).append(item[1])
-        elif isinstance(item[1], Progress):
-            batches = self.reports.setdefault(item[0], [{}])
-            if item[1].key in batches[-1]:
-                batches.append({})
-            batches[-1][item[1].key] = item[1]
-        else:
-            self.claims.setdefault(item[0], []).append(item[1])
+    @property
+    def has_few_claims(self) -> bool:
+        return 0 < sum(map(len, self.claims.values())) <= CLAIMS_FEW
 
 
 class LeaseClient:
@@ -79,7 +66,9 @@ class LeaseClient:
     ) -> None:
         self._store = store
         self._on_claimed, self._on_lost = on_claimed, on_lost
-        self._queue: SimpleQueue[Request] = SimpleQueue()
+        self._asked = Condition()
+        self._group = _Group()
+        """What was asked since the thread last looked."""
         self._claimed_at = float("-inf")
         self._farewell: StoreCall | None = None
         self._closing = Event()
@@ -89,23 +78,34 @@ class LeaseClient:
     def start(self) -> None:
         self._thread.start()
 
-    def claim(self, worker_id: UUID, key: FeedKey) -> None:
-        self._queue.put((worker_id, key))
+    def claim(self, worker_id: UUID, keys: Sequence[FeedKey]) -> None:
+        with self._asked:
+            self._group.claims.setdefault(worker_id, []).extend(keys)
+            self._asked.notify()
 
-    def release(self, worker_id: UUID, release: Release) -> None:
-        self._queue.put((worker_id, release))
+    def release(self, worker_id: UUID, releases: Sequence[Release]) -> None:
+        with self._asked:
+            self._group.releases.setdefault(worker_id, []).extend(releases)
+            self._asked.notify()
 
     def do(self, call: StoreCall) -> None:
         """Run something else that talks to the store, before the claims and releases that have not been sent yet.
 
         Retried as the rest.
         """
-        self._queue.put(call)
+        with self._asked:
+            self._group.calls.append(call)
+            self._asked.notify()
 
     def report(self, worker_id: UUID, progress: list[Progress]) -> None:
         """Tell how feeds fare; before any release that is asked for afterwards."""
-        for one in progress:
-            self._queue.put((worker_id, one))
+        with self._asked:
+            batches = self._group.reports.setdefault(worker_id, [{}])
+            for one in progress:
+                if one.key in batches[-1]:
+                    batches.append({})
+                batches[-1][one.key] = one
+            self._asked.notify()
 
     def stop(self, *, timeout_s: float, farewell: StoreCall | None = None) -> None:
         """Do what is queued and then ``farewell``, if that is possible in time, and end.
@@ -113,8 +113,9 @@ class LeaseClient:
         With the database away, at once.
         """
         self._farewell = farewell
-        self._closing.set()
-        self._queue.put(None)
+        with self._asked:
+            self._closing.set()
+            self._asked.notify()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         self._stopping.set()
@@ -124,43 +125,36 @@ class LeaseClient:
     def _run(self) -> None:
         while not self._stopping.is_set():
             group = self._gather()
+            if group is None:
+                if self._farewell is not None:
+                    self._retry_until_done(self._farewell)
+                return
             # Calls first: a drain must be known before the releases that follow it wake reconcile.
             for call in group.calls:
                 self._retry_until_done(call)
             for worker_id, batches in group.reports.items():
                 for batch in batches:
-                    self._retry_until_done(partial(self._report, worker_id, list(batch.values())))
-            for worker_id, mine in group.releases.items():
-                self._retry_until_done(partial(self._release, worker_id, mine))
+                    for part in batched(batch.values()):
+                        self._retry_until_done(partial(self._report, worker_id, part))
+            for worker_id, releases in group.releases.items():
+                for some in batched(releases):
+                    self._retry_until_done(partial(self._store.leases.release, worker_id, some))
             for worker_id, keys in group.claims.items():
-                self._claim(worker_id, keys)
+                for few in batched(keys):
+                    self._claim(worker_id, few)
             if group.claims:
                 self._claimed_at = monotonic()
-            if group.is_last:
-                if self._farewell is not None:
-                    self._retry_until_done(self._farewell)
-                return
 
-    def _gather(self) -> _Group:
-        """Take all requests that have come in, and after several claims in a row those that come within a
-        moment more."""
-        group = _Group()
-        group.add(self._queue.get())
-        room = iter(range(GROUP_MAX))
-        self._add_what_waits(group, room)
-        if 0 < group.claim_count <= CLAIMS_FEW and monotonic() - self._claimed_at < CLAIMS_GATHERED_S:
-            self._stopping.wait(CLAIMS_GATHERED_S)
-            self._add_what_waits(group, room)
-        return group
-
-    def _add_what_waits(self, group: _Group, room: Iterator[int]) -> None:
-        for _ in room:
-            if group.is_last:
-                break
-            try:
-                group.add(self._queue.get_nowait())
-            except Empty:
-                break
+    def _gather(self) -> _Group | None:
+        """Take what was asked, and after several claims in a row what is asked within a moment more. None: there
+        is nothing left to do."""
+        with self._asked:
+            self._asked.wait_for(lambda: not self._group.is_empty or self._closing.is_set())
+        if self._group.has_few_claims and monotonic() - self._claimed_at < CLAIMS_GATHERED_S:
+            self._closing.wait(CLAIMS_GATHERED_S)
+        with self._asked:
+            group, self._group = self._group, _Group()
+        return None if group.is_empty else group
 
     def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
         matched = set(self._store.leases.report(worker_id, progress))
@@ -185,9 +179,6 @@ class LeaseClient:
         except Exception:
             logger.exception(LogEvent.UNEXPECTED, where="lease client")
             self._on_claimed(worker_id, [], [], False)
-
-    def _release(self, worker_id: UUID, releases: list[Release]) -> None:
-        self._store.leases.release(worker_id, releases)
 
     def _retry_until_done(self, call: StoreCall) -> bool:
         """Repeat a call until it succeeds or the client is closed; what fails for another reason than an outage
@@ -217,3 +208,10 @@ class LeaseClient:
             else:
                 return True
         return False
+
+
+def batched(items: Iterable[T]) -> Iterator[list[T]]:
+    """Cut them up into what one statement takes."""
+    rest = iter(items)
+    while some := list(islice(rest, GROUP_MAX)):
+        yield some

@@ -5,35 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from math import exp
 from time import monotonic
 
 import psutil
 
+from feedq.core.lease import smoothed
 from feedq.core.model import Load, Progress
 
 PROBE_S = 0.5
 """Interval of the timer whose lateness is the lag of the loop."""
-SMOOTHED_OVER_S = 30.0
-"""What a worker lands is averaged over about this long: placement is not to follow each burst of a feed."""
-
-
-class SmoothedRate:
-    """A rate of growth, smoothed: what was longer ago counts exponentially less. Pure."""
-
-    __slots__ = ("_at", "_per_s", "_total")
-
-    def __init__(self, *, now: float) -> None:
-        self._at, self._total, self._per_s = now, 0, 0.0
-
-    def per_s(self, total: int, *, now: float) -> float:
-        """The rate, when it has grown to this by now. Any interval between two calls will do."""
-        elapsed_s = now - self._at
-        if elapsed_s > 0:
-            fresh = (total - self._total) / elapsed_s
-            self._per_s += (fresh - self._per_s) * (1 - exp(-elapsed_s / SMOOTHED_OVER_S))
-            self._at, self._total = now, total
-        return self._per_s
 
 
 class LoadMeter:
@@ -45,8 +25,8 @@ class LoadMeter:
         self._cpu = (monotonic(), sum(self._process.cpu_times()[:2]))
         self._lag_s = 0.0
         self._due_at = 0.0
-        self._landed = (0, 0)
-        self._rows, self._bytes = SmoothedRate(now=monotonic()), SmoothedRate(now=monotonic())
+        self._landed = self._landed_before = (0, 0)
+        self._rows_per_s = self._bytes_per_s = 0.0
 
     def start(self) -> None:
         self._due_at = self._loop.time() + PROBE_S
@@ -69,15 +49,23 @@ class LoadMeter:
         at, used = monotonic(), sum(self._process.cpu_times()[:2])
         before_at, before_used = self._cpu
         self._cpu = (at, used)
-        cpu = (used - before_used) / (at - before_at) if at > before_at else 0.0
-        rows, size = self._landed
+        elapsed_s = at - before_at
+        cpu = (used - before_used) / elapsed_s if elapsed_s > 0 else 0.0
+        (rows, size), (rows_before, size_before) = self._landed, self._landed_before
+        self._landed_before = (rows, size)
+        self._rows_per_s = smoothed(
+            self._rows_per_s, count=rows - rows_before, elapsed_s=elapsed_s, is_first=False
+        )
+        self._bytes_per_s = smoothed(
+            self._bytes_per_s, count=size - size_before, elapsed_s=elapsed_s, is_first=False
+        )
         return Load(
             feeds=feeds,
             cpu=round(cpu, 3),
             rss=self._process.memory_info().rss,
             loop_lag_s=round(self.lag_s, 4),
-            rows_per_s=round(self._rows.per_s(rows, now=at), 3),
-            bytes_per_s=round(self._bytes.per_s(size, now=at), 1),
+            rows_per_s=round(self._rows_per_s, 3),
+            bytes_per_s=round(self._bytes_per_s, 1),
         )
 
     @property

@@ -25,6 +25,7 @@ from feedq.sinks.field_watch import FieldWatch
 from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.retries import FeedRetries
+from feedq.worker.sink_pool import SinkPool
 
 PROGRESS_MAX = 2_000
 """Feeds without news in one report; the others come with the next ones. So what a worker's reports cost, here and
@@ -46,10 +47,9 @@ class FeedProgress:
         *,
         clock: Clock,
         masked: Callable[[str], str],
-        sink_trouble: Callable[[str], str | None],
+        sinks: SinkPool,
     ) -> None:
-        """``masked`` takes the feed's secrets out of a text; ``sink_trouble`` says why this worker has not reached
-        a sink for a while."""
+        """``masked`` takes the feed's secrets out of a text."""
         self.key = claim.key
         """The lease: its epoch may be raised while the feed runs."""
         self.sink: str | None = None
@@ -69,7 +69,7 @@ class FeedProgress:
         self._notices: dict[str, str] = {}
         """The notices since the last report."""
         self._feed, self._retries, self._clock = feed, retries, clock
-        self._masked, self._sink_trouble = masked, sink_trouble
+        self._masked, self._sinks = masked, sinks
         self._sink_error: str | None = None
         self._quarantined = claim.quarantined
         self._landed = 0
@@ -146,7 +146,7 @@ class FeedProgress:
         """Return why nothing of the feed can be written just now: its table, or the sink."""
         trouble = self.batch_queue.trouble if self.batch_queue is not None else None
         if trouble is None and self.sink is not None:
-            trouble = self._sink_trouble(self.sink)
+            trouble = self._sinks.trouble(self.sink)
         return None if trouble is None else self._masked(trouble)
 
     def _measure(self, *, rows: int, dead: int) -> None:

@@ -55,7 +55,6 @@ from feedq.errors import (
 from feedq.secrets import Masker, resolve_secrets
 from feedq.sinks.base import (
     Fenced,
-    FenceOutcome,
     FenceRequest,
     Superseded,
     Target,
@@ -68,11 +67,12 @@ from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.telemetry.metrics import RECONNECTS
 from feedq.telemetry.traces import FeedTrace
 from feedq.worker.batch_queue import BatchQueue
-from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
+from feedq.worker.connect_limiter import ConnectLimiter
 from feedq.worker.declared import BackfillEnd, Declared, declared, lean
 from feedq.worker.first_records import watch_header
 from feedq.worker.progress_reporter import FeedProgress
 from feedq.worker.retries import FeedRetries
+from feedq.worker.sink_pool import SinkPool
 from feedq.worker.sockets import Sockets
 from feedq.worker.taps import RecordTap
 from feedq.worker.throttling import FeedThrottle, Pacing
@@ -103,25 +103,18 @@ class WorkerServices:
     clock: Clock
     rng: Random
     backoff: BackoffPolicy
-    sockets: Sockets
     permissions: Permissions
     environment: str
+    sinks: SinkPool
     note_thread: Callable[[int], AbstractContextManager[None]]
     """Notes that a thread runs code of this feed."""
     pacing: Pacing
     connect_limiter: ConnectLimiter
-    start_limiter: StartLimiter
     trusted: asyncio.Event
     """Set while this worker may act as owner; belongs to the runner's loop."""
     commit_timeout_s: float
     """How long a feed that ends waits for its last commits."""
-    fence: Callable[[str, FenceRequest], Awaitable[FenceOutcome]]
     raise_epoch: Callable[[FeedKey, int], Awaitable[FeedKey | None]]
-    open_batch_queue: Callable[[str, FeedKey, str, Target, Fenced, Callable[[], None]], BatchQueue]
-    flush_now: Callable[[str], None]
-    """Ask the writer of a sink to commit now."""
-    sink_trouble: Callable[[str], str | None]
-    """Why this worker has not reached a sink for a while; None when it has."""
     expected: Callable[[str, Expectations], Expectations]
     """What is expected of a feed of this tenant that expects something of itself."""
     on_progress: Callable[[FeedProgress], None]
@@ -135,7 +128,7 @@ class FeedRunner:
 
     def __init__(self, claim: Claim, worker: WorkerServices) -> None:
         self._worker = worker
-        self.sockets = worker.sockets.of_feed()
+        self.sockets = Sockets()
         self.feed = lean(claim.feed)
         self._retries = FeedRetries(claim, policy=worker.backoff, clock=worker.clock, rng=worker.rng)
         self.progress = FeedProgress(
@@ -144,7 +137,7 @@ class FeedRunner:
             self._retries,
             clock=worker.clock,
             masked=self.masked,
-            sink_trouble=worker.sink_trouble,
+            sinks=worker.sinks,
         )
         self._gave_up: str | None = None
         self._after_loss = claim.after_loss
@@ -278,7 +271,6 @@ class FeedRunner:
             await batch_queue.join()
             if self._is_finished(batch_queue):
                 return self._release(Reason.FINISHED)
-            await self._worker.start_limiter.turn()
             await self._worker.connect_limiter.turn(what.options.remote_host, after_loss=self._after_loss)
             self._after_loss = False
             self._retries.begin()
@@ -347,7 +339,7 @@ class FeedRunner:
             fenced = await self._fence(what.sink, what.target)
         self._retries.fenced()
         self._must_fence = False
-        batch_queue = self._worker.open_batch_queue(
+        batch_queue = self._worker.sinks.open_batch_queue(
             what.sink, self.key, known_as(self.feed.name), what.target, fenced, self._progressed
         )
         lag = self._worker.expected(self.feed.spec.tenant, self.feed.spec.expect).get(
@@ -371,7 +363,7 @@ class FeedRunner:
     async def _fence(self, sink_name: str, target: Target) -> Fenced:
         while True:
             request = FenceRequest(self.key[0], self.feed.name, self.key[1], target, self.feed.identity)
-            match await self._worker.fence(sink_name, request):
+            match await self._worker.sinks.fence(sink_name, request):
                 case Fenced() as fenced:
                     return fenced
                 case Unusable(error=error):
@@ -426,7 +418,7 @@ class FeedRunner:
         if self._gave_up is not None:
             self._retries.failures += 1
             return self._release(self._stop_reason, error=self._gave_up)
-        self._worker.flush_now(sink_name)
+        self._worker.sinks.flush_now(sink_name)
         try:
             await self._await_commits()
         except asyncio.CancelledError:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from threading import Lock
 from time import monotonic
+from typing import NamedTuple
 from uuid import UUID
 
 from feedq.core.model import FeedKey
@@ -31,6 +32,14 @@ WRITTEN_S = 30.0
 """A sink counts as within reach for so long after it was written to: longer than most feeds are silent."""
 
 
+class SinkEnds(NamedTuple):
+    """What lands and fences in one sink, and whether that sink is reached."""
+
+    outage: Outage
+    writer: Writer
+    fencer: Fencer
+
+
 class SinkPool:
     """Writers and fencers by sink name. Thread-safe; `fence` and `open_batch_queue` on a runner's loop."""
 
@@ -40,15 +49,13 @@ class SinkPool:
         self._settings = settings
         self._worker_id = worker_id
         self._gone_workers = gone_workers
-        self._writers: dict[str, Writer] = {}
-        self._fencers: dict[str, Fencer] = {}
-        self._outages: dict[str, Outage] = {}
+        self._ends: dict[str, SinkEnds] = {}
         self._lock = Lock()
         self.budget = InflightBudget(settings.inflight_bytes_total)
 
     async def fence(self, sink: str, request: FenceRequest) -> FenceOutcome:
         """Raises `SinkUnavailable`, or `InvalidInput` when no such sink is set up here."""
-        return await self._fencer(sink).fence(request)
+        return await self._ends_of(sink).fencer.fence(request)
 
     def open_batch_queue(
         self,
@@ -59,7 +66,6 @@ class SinkPool:
         fenced: Fenced,
         on_change: Callable[[], None],
     ) -> BatchQueue:
-        writer = self._writer(sink)
         if target.drift is Drift.ADD and self._settings.drift_add:
             target = replace(target, adds_columns=True)
         return BatchQueue(
@@ -70,9 +76,7 @@ class SinkPool:
             continues=fenced.commit_id,
             budget=self.budget,
             inflight_max=self._settings.inflight_bytes_total // FEEDS_TO_FILL_IT,
-            submit=writer.submit,
-            flush_now=writer.flush_now,
-            drop_abandoned=writer.drop_abandoned,
+            writer=self._ends_of(sink).writer,
             on_change=on_change,
         )
 
@@ -80,8 +84,8 @@ class SinkPool:
         """The sinks that this worker has not reached for so long, and why."""
         long_ago = monotonic() - for_s
         found: dict[str, str] = {}
-        for name, outage in list(self._outages.items()):
-            match outage.down:
+        for name, ends in list(self._ends.items()):
+            match ends.outage.down:
                 case Down(since, error) if since <= long_ago:
                     found[name] = error
         return found
@@ -89,61 +93,52 @@ class SinkPool:
     def up(self) -> tuple[str, ...]:
         """The sinks that it has written to lately."""
         long_ago, down = monotonic() - WRITTEN_S, self.down()
-        written = [name for name, outage in list(self._outages.items()) if outage.written_at > long_ago]
-        return tuple(sorted(set(written) - down.keys()))
+        written = {name for name, ends in list(self._ends.items()) if ends.outage.written_at > long_ago}
+        return tuple(sorted(written - down.keys()))
 
     def trouble(self, sink: str) -> str | None:
         """Return why the sink has not been reached for a while; None when it has."""
-        return self.down().get(sink) if self._outages else None
+        return self.down().get(sink)
 
     def flush_now(self, sink: str) -> None:
         """Ask the writer to commit now."""
-        if sink in self._writers:
-            self._writers[sink].flush_now()
+        if sink in self._ends:
+            self._ends[sink].writer.flush_now()
 
     def renew(self) -> None:
         """Sessions opened from now on carry the new worker's id; those under the old one are closed."""
-        for writer in list(self._writers.values()):
-            writer.renew()
-        for fencer in list(self._fencers.values()):
-            fencer.renew()
+        for ends in list(self._ends.values()):
+            ends.writer.renew()
+            ends.fencer.renew()
 
     def stop(self, *, timeout_s: Callable[[], float]) -> None:
         """End the threads, waiting for each as long as ``timeout_s`` then says."""
-        ends: list[Writer | Fencer] = [*self._writers.values(), *self._fencers.values()]
-        for end in ends:
-            end.stop(timeout_s=timeout_s())
+        for ends in self._ends.values():
+            ends.writer.stop(timeout_s=timeout_s())
+            ends.fencer.stop(timeout_s=timeout_s())
 
-    def _writer(self, sink: str) -> Writer:
+    def _ends_of(self, sink: str) -> SinkEnds:
         with self._lock:
-            if sink not in self._writers:
+            if sink not in self._ends:
+                outage = Outage(sink)
                 writer = Writer(
                     sink,
                     self._maker(sink, "writer"),
-                    self._outage(sink),
+                    outage,
                     flush_interval_s=self._settings.flush_interval_s,
                     flush_bytes=FLUSH_BYTES,
                 )
-                writer.start()
-                self._writers[sink] = writer
-            return self._writers[sink]
-
-    def _fencer(self, sink: str) -> Fencer:
-        with self._lock:
-            if sink not in self._fencers:
                 fencer = Fencer(
                     sink,
                     self._maker(sink, "fencer"),
+                    outage,
                     gone_workers=self._gone_workers,
                     lock_timeout_s=FENCE_LOCK_TIMEOUT_S,
-                    outage=self._outage(sink),
                 )
+                writer.start()
                 fencer.start()
-                self._fencers[sink] = fencer
-            return self._fencers[sink]
-
-    def _outage(self, sink: str) -> Outage:
-        return self._outages.setdefault(sink, Outage(sink))
+                self._ends[sink] = SinkEnds(outage, writer, fencer)
+            return self._ends[sink]
 
     def _maker(self, name: str, role: str) -> Callable[[], Sink]:
         url = self._settings.sink_url(name)

@@ -16,7 +16,6 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from math import ceil
 from random import Random
 from threading import Event, Thread
 from typing import Any
@@ -49,7 +48,7 @@ from feedq.errors import Unavailable
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.activity import NO_FEED, Activity, current_feed
-from feedq.worker.connect_limiter import StartLimiter, connect_limiter_of
+from feedq.worker.connect_limiter import ConnectLimiter
 from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
 from feedq.worker.load_meter import LoadMeter
@@ -59,7 +58,6 @@ from feedq.worker.progress_reporter import ProgressReporter
 from feedq.worker.quarantine import Quarantine
 from feedq.worker.runner import UNEXPECTED_RETRY_S, FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool, sinks_to_leave
-from feedq.worker.sockets import Sockets
 from feedq.worker.stall import CHECK_S, Scheduling, StallClock
 from feedq.worker.taps import TapWriter
 from feedq.worker.threads import call_on, resolve
@@ -74,11 +72,6 @@ COMMIT_PART = 0.6
 """The part of the drain timeout that a feed may wait for its last commits. With all of it, a sink that hangs takes
 the time to release the lease as well, and the feed is silent until its ttl is over; with too little, what a slow
 sink would have committed is read and written again."""
-SHOW_TICKS = 15
-"""A running feed shows itself in Celery's event stream every so many heartbeats."""
-SHOWN_MAX = 100
-"""Feeds that do so in one heartbeat; with more of them each does so less often. An event costs three times what it
-takes to land a record."""
 
 logger = log(__name__)
 
@@ -91,8 +84,6 @@ class TaskCallbacks:
     """The claim was committed: from now on the lease brings the feed back, not the message."""
     finished: Callable[[str], None]
     """The feed has ended here, or never began; says why."""
-    progress: Callable[[str], None]
-    """A sign of life now and then, for whoever watches Celery's events; this one is called often."""
 
 
 class Supervisor:
@@ -130,16 +121,16 @@ class Supervisor:
         self.lease_client = LeaseClient(
             store, on_claimed=self._claims_answered, on_lost=self._reports_refused
         )
-        self.sockets = Sockets()
         self._sink_pool = SinkPool(settings, worker_id=self._worker_id, gone_workers=store.workers.gone_among)
         self._pacing = Pacing(settings.tenant_limits, clock, room_bytes=settings.inflight_bytes_total)
-        self._connect_limiter = connect_limiter_of(settings, clock, rng)
+        self._connect_limiter = ConnectLimiter(
+            settings.connects_per_s, settings.host_connects_per_s, clock, rng=rng
+        )
         self._was_interrupted = False
         self._drained = Event()
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._runners: dict[FeedKey, FeedRunner] = {}
         """The runners by the key that the feed was assigned under. Changed on the loop, read from any thread."""
-        self._start_limiter = StartLimiter()
         self._quarantine = Quarantine(settings, on_ended=self._feed_ended)
         self._progress_reporter = ProgressReporter(self._loop, self._report, worker_id=self._worker_id)
         self._trusted = asyncio.Event()
@@ -234,7 +225,7 @@ class Supervisor:
         if not self._drained.wait(self._left_s(drain_by)):
             left = [runner.feed.name for runner in self._all_runners()]
             logger.warning(LogEvent.STOP_OVERDUE, feeds=left[:20], count=len(left))
-            self.sockets.cut_all()
+            self._cut_all_sockets()
             self._quarantine.kill_all()
         worker = self.lease_keeper.worker
         leave = None if worker is None else partial(self._store.workers.leave, worker.id)
@@ -331,11 +322,9 @@ class Supervisor:
         client = self.lease_client
         match action:
             case actions.ClaimFeeds(worker_id, keys):
-                for key in keys:
-                    client.claim(worker_id, key)
+                client.claim(worker_id, keys)
             case actions.ReleaseLeases(worker_id, releases):
-                for release in releases:
-                    client.release(worker_id, release)
+                client.release(worker_id, releases)
             case actions.FetchOrders():
                 client.do(partial(self._fetch_orders, action))
             case actions.FetchHeld(worker_id):
@@ -350,7 +339,7 @@ class Supervisor:
             case actions.Suspend(why):
                 logger.warning(LogEvent.WORKER_SUSPENDED, why=why)
                 # First the sockets, from this thread: the loop may be what is stuck.
-                self.sockets.cut_all()
+                self._cut_all_sockets()
                 self._was_interrupted = True
                 self._soon(self._suspend)
             case actions.Resume():
@@ -362,7 +351,7 @@ class Supervisor:
                 # Sessions with the sinks carry the id of a worker session that has ended.
                 self._sink_pool.renew()
             case actions.EndSession():
-                self.sockets.cut_all()
+                self._cut_all_sockets()
                 self._quarantine.kill_all()
                 self._was_interrupted = True
                 self._soon(self._trusted.clear)
@@ -380,6 +369,10 @@ class Supervisor:
     def _fetch_held(self, worker_id: UUID) -> None:
         held = set(self._store.leases.held(worker_id))
         self._driver.tell(self.core.held_found, worker_id, held, now=self._clock.monotonic())
+
+    def _cut_all_sockets(self) -> None:
+        for runner in self._all_runners():
+            runner.sockets.cut()
 
     def _cut_sockets(self, action: actions.CutSockets) -> None:
         runners = [runner for key in action.keys if (runner := self._runners.get(key))]
@@ -480,20 +473,15 @@ class Supervisor:
             clock=self._clock,
             rng=self._rng,
             backoff=self._settings.backoff,
-            sockets=self.sockets,
             permissions=self._settings.permissions,
             environment=self._settings.environment,
+            sinks=self._sink_pool,
             note_thread=self._activity.thread_of,
             pacing=self._pacing,
             connect_limiter=self._connect_limiter,
-            start_limiter=self._start_limiter,
             trusted=self._trusted,
             commit_timeout_s=self._settings.drain_timeout_s * COMMIT_PART,
-            fence=self._sink_pool.fence,
             raise_epoch=self._raise_epoch,
-            open_batch_queue=self._sink_pool.open_batch_queue,
-            flush_now=self._sink_pool.flush_now,
-            sink_trouble=self._sink_pool.trouble,
             expected=self._settings.expected_of,
             on_progress=self._progress_reporter.note,
             on_status=self._progress_reporter.tell,
@@ -532,31 +520,16 @@ class Supervisor:
         self._driver.tell(self.core.drain, now=self._clock.monotonic())
 
     def _tick(self, count: int) -> None:
-        """Every heartbeat: see to the monitor and that all feeds run, report what moved, show some feeds in
-        Celery's events. Now and then, share out the limits of tenants."""
+        """Every heartbeat: see to the monitor and that all feeds run, and report what moved. Now and then, share
+        out the limits of tenants."""
         interval_s = max(self._settings.heartbeat_s, HEARTBEAT_MIN_S)
         self._loop.call_later(interval_s, self._tick, count + 1)
         self._keep_watch()
         self._check_started()
         self._tell_of_sinks()
         self._progress_reporter.report()
-        self._show(count)
         if count % SHARE_TICKS == 0 and (tenants := self._pacing.limited_tenants()):
             self.lease_client.do(lambda: self._pacing.share(self._store.leases.running_of(tenants)))
-
-    def _show(self, count: int) -> None:
-        """Show feeds in Celery's event stream. A slice a heartbeat: ten thousand must not all do it together."""
-        worker = self.lease_keeper.worker
-        owner = self._owner(worker) if worker is not None else None
-        every = max(SHOW_TICKS, ceil(self.feeds / SHOWN_MAX))
-        for feed in self.core:
-            runner = self._runners.get(feed.assigned_key)
-            if (
-                feed.assigned_key[0] % every == count % every
-                and runner
-                and isinstance(feed.message, TaskCallbacks)
-            ):
-                feed.message.progress(f"{runner.feed.name}: {runner.progress.status(owner)}")
 
     def _keep_watch(self) -> None:
         if self._watch is not None and not self.is_draining:

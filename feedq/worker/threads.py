@@ -45,11 +45,6 @@ class SerialExecutor:
         self._dropping = Event()
         self._thread = Thread(target=self._run, name=name, daemon=True)
 
-    @property
-    def backlog(self) -> int:
-        """Jobs that wait."""
-        return self._queue.qsize()
-
     def submit(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Future[Any]:
         """Raises `RuntimeError` when the lane is closed."""
         job = _Job(Future(), function, arguments, keywords)

@@ -117,7 +117,7 @@ class Stage:
         control.reconcile(self.store, send, self.settings)
 
     def offer(self, key: FeedKey) -> None:
-        self.supervisor.offer(key, TaskCallbacks(lambda: None, self.said.append, lambda _: None))
+        self.supervisor.offer(key, TaskCallbacks(lambda: None, self.said.append))
 
     def audit(self) -> None:
         self.supervisor._driver.tell(self.supervisor.core.ask_for_audit, now=time.monotonic())

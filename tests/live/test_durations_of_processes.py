@@ -18,7 +18,7 @@ from feedq.core.model import Reason, Release
 from feedq.core.worker import WATCHDOG_MIN_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.worker.runner import Interrupt, WorkerServices
-from feedq.worker.sink_pool import SinkPool
+from feedq.worker.sink_pool import SinkEnds, SinkPool
 from feedq.worker.writing_session import Outage
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemoryCheckpoint
@@ -142,6 +142,7 @@ def test_a_sink_is_down_for_those_who_waited_no_longer_than_it_is(monkeypatch: p
     ends = SinkPool(Settings(), worker_id=uuid4, gone_workers=lambda _: set())
     outage = Outage("lake")
     outage.failed(OSError("away"), since=monotonic())
-    monkeypatch.setitem(ends._outages, "lake", outage)
+    with DataPath() as path:
+        monkeypatch.setitem(ends._ends, "lake", SinkEnds(outage, path.writer, path.fencer))
     assert ends.down(for_s=0.0) == {"lake": "away"}
     assert ends.down(for_s=86_400.0) == {}

@@ -11,6 +11,7 @@ import pytest
 from feedq.errors import SinkUnavailable, Unavailable
 from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Superseded
 from feedq.worker.fencer import Fencer
+from feedq.worker.writing_session import Outage
 from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemorySink, MemoryTables
 from tests.unit.data_path import LIMIT_S, TARGET, DataPath, until
 
@@ -58,6 +59,7 @@ async def test_two_epochs_of_one_feed_in_a_group_do_not_fail_the_group() -> None
     fencer = Fencer(
         "default",
         lambda: StrictSink("memory://", environment="test", worker_id=uuid4(), role="fencer", tables=tables),
+        Outage("default"),
         gone_workers=set,
         lock_timeout_s=0.01,
     )

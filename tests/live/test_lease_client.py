@@ -39,7 +39,7 @@ class Office:
         return given.key
 
     def claim(self, key: FeedKey) -> None:
-        self.lease_client.claim(self.worker.id, key)
+        self.lease_client.claim(self.worker.id, [key])
 
     def _claimed(self, worker_id: UUID, granted: list[Claim], refused: list[FeedKey], sure: bool) -> None:
         if self.failures:
@@ -120,7 +120,7 @@ def test_a_client_that_closes_does_not_wait_for_a_database_that_is_away() -> Non
     office.store.go_away()
     office.lease_client.start()
     for feed_id in range(100):
-        office.lease_client.release(office.worker.id, Release(feed_id, 1, Reason.RELEASED))
+        office.lease_client.release(office.worker.id, [Release(feed_id, 1, Reason.RELEASED)])
         office.lease_client.do(lambda: office.store.workers.leave(office.worker.id))
     began = time.monotonic()
     office.lease_client.stop(timeout_s=LIMIT_S)

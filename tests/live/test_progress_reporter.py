@@ -12,13 +12,12 @@ from feedq.core.clock import SystemClock
 from feedq.core.limits import NEWS_GATHERED_S
 from feedq.core.model import Claim, Feed, FeedSpec, Progress
 from feedq.core.permission import Permissions
-from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
+from feedq.worker.connect_limiter import ConnectLimiter
 from feedq.worker.progress_reporter import PROGRESS_MAX, ProgressReporter
 from feedq.worker.runner import FeedRunner, WorkerServices
-from feedq.worker.sockets import Sockets
 from feedq.worker.throttling import Pacing
 from tests.fakes.sink import IDENTITY
-from tests.unit.data_path import AT, DataPath, until
+from tests.unit.data_path import AT, DataPath, PathPool, until
 
 
 def make_runner(surroundings: WorkerServices, feed_id: int) -> FeedRunner:
@@ -28,7 +27,6 @@ def make_runner(surroundings: WorkerServices, feed_id: int) -> FeedRunner:
 
 def surroundings_of(reporter: ProgressReporter) -> WorkerServices:
     """What all feeds of a worker share, with nothing behind it."""
-    path = DataPath()
 
     async def cannot_raise(*_: object) -> None:
         return None
@@ -37,22 +35,15 @@ def surroundings_of(reporter: ProgressReporter) -> WorkerServices:
         clock=SystemClock(),
         rng=Random(1),
         backoff=BackoffPolicy(),
-        sockets=Sockets(),
         permissions=Permissions(),
         environment="test",
+        sinks=PathPool(DataPath()),
         note_thread=lambda _: nullcontext(),
         pacing=Pacing({}, SystemClock()),
         connect_limiter=ConnectLimiter(0, {}, SystemClock(), rng=Random(1)),
-        start_limiter=StartLimiter(),
         trusted=asyncio.Event(),
         commit_timeout_s=1.0,
-        fence=lambda _, request: path.fencer.fence(request),
         raise_epoch=cannot_raise,
-        open_batch_queue=lambda _s, key, feed, _l, fenced, on_change: path.open_batch_queue(
-            key, feed, cursor=fenced.cursor, continues=fenced.commit_id, on_change=on_change
-        ),
-        flush_now=lambda _: None,
-        sink_trouble=lambda _: None,
         expected=lambda _, own: own,
         on_progress=reporter.note,
         on_status=reporter.tell,

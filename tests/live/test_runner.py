@@ -21,13 +21,12 @@ from feedq.core.model import Claim, Feed, FeedKey, FeedSpec, Reason, Release, St
 from feedq.core.permission import DEFAULT, Permissions
 from feedq.testing.loopback import serving
 from feedq.worker import throttling
-from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
+from feedq.worker.connect_limiter import ConnectLimiter
 from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
-from feedq.worker.sockets import Sockets
 from feedq.worker.throttling import Pacing
 from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemoryTables
 from tests.live import odd_connector
-from tests.unit.data_path import AT, DataPath, until
+from tests.unit.data_path import AT, DataPath, PathPool, until
 
 LAGGING = Owner("w1", loop_lag_s=LAGS_S + 1, heartbeat_at=AT, expires_at=AT)
 FAST = BackoffPolicy(base_s=0.01, max_s=0.02, attempts_in_place=3, healthy_s=60)
@@ -106,8 +105,7 @@ class Bench:
         self.permissions = permissions
         self.connect_limiter = connect_limiter or ConnectLimiter(0, {}, SystemClock(), rng=Random(1))
         self.pacing = Pacing({}, SystemClock(), room_bytes=room_bytes)
-        self.sockets = Sockets()
-        self.sink_trouble: str | None = None
+        self.sinks = PathPool(path)
         self.trusted = asyncio.Event()
         self.trusted.set()
         self.raised: list[int] = []
@@ -142,22 +140,15 @@ class Bench:
             clock=SystemClock(),
             rng=Random(1),
             backoff=FAST,
-            sockets=self.sockets,
             permissions=self.permissions,
             environment="test",
+            sinks=self.sinks,
             note_thread=lambda _: nullcontext(),
             pacing=self.pacing,
             connect_limiter=self.connect_limiter,
-            start_limiter=StartLimiter(),
             trusted=self.trusted,
             commit_timeout_s=2.0,
-            fence=lambda _, request: self.path.fencer.fence(request),
             raise_epoch=self._raise_epoch,
-            open_batch_queue=lambda _s, key, feed, _l, fenced, on_change: self.path.open_batch_queue(
-                key, feed, cursor=fenced.cursor, continues=fenced.commit_id, on_change=on_change
-            ),
-            flush_now=lambda _: self.path.writer.flush_now(),
-            sink_trouble=lambda _: self.sink_trouble,
             expected=lambda _, own: own,
             on_progress=lambda _: None,
             on_status=lambda _: None,
@@ -219,11 +210,11 @@ async def test_it_reports_refusals_the_sinks_trouble_and_failures_until_a_record
             bench.start()
             await bench.landed_at_least(5)
             await until(lambda: bench.runner.progress.report().failures == 0, "a record has landed")
-            bench.sink_trouble = "sink 'default': away"
+            bench.sinks.said_trouble = "sink 'default': away"
             first, second = bench.runner.progress.report(), bench.runner.progress.report()
             assert (first.sink_error, first.error) == ("sink 'default': away",) * 2
             assert (second.sink_error, second.error) == ("sink 'default': away", None)
-            bench.sink_trouble = None
+            bench.sinks.said_trouble = None
             assert bench.runner.progress.report().sink_error is None
             bench.runner.give_up("nobody writes here")
             release = await bench.end()
@@ -341,7 +332,7 @@ async def test_a_suspended_runner_cuts_its_connection_and_goes_on_where_it_was()
             bench.start()
             await bench.landed_at_least(5)
             bench.trusted.clear()
-            bench.sockets.cut_all()
+            bench.runner.sockets.cut()
             bench.runner.interrupt(Interrupt.SUSPEND)
             await until(lambda: source.open == 0, "cut")
             # A moment, to see that nothing happens.

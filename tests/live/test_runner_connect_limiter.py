@@ -71,7 +71,7 @@ async def test_a_reconnect_is_paced_like_a_first_connect() -> None:
             bench = Bench(path, options(source), connect_limiter=paced)
             bench.start()
             await bench.landed_at_least(3)
-            bench.sockets.cut_all()
+            bench.runner.sockets.cut()
             await until(lambda: waiting(paced) == 1, "it waits for its next turn")
             # Long enough for a connection that should not be made.
             await asyncio.sleep(0.05)

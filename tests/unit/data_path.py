@@ -8,9 +8,11 @@ from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 from feedq.core.model import JSON, Batch, FeedKey
+from feedq.settings import Settings
 from feedq.sinks.base import Target
 from feedq.worker.batch_queue import BatchQueue, InflightBudget
 from feedq.worker.fencer import Fencer
+from feedq.worker.sink_pool import SinkEnds, SinkPool
 from feedq.worker.writer import Writer
 from feedq.worker.writing_session import Outage
 from tests.fakes.sink import MemorySink, MemoryTables
@@ -48,6 +50,7 @@ class DataPath:
         self.fencer = Fencer(
             "default",
             self.make_sink,
+            self.outage,
             gone_workers=lambda ids: set(ids) & (gone or set()),
             lock_timeout_s=0.01,
         )
@@ -84,11 +87,26 @@ class DataPath:
             continues=continues,
             budget=self.budget,
             inflight_max=self.inflight_max,
-            submit=self.writer.submit,
-            flush_now=self.writer.flush_now,
-            drop_abandoned=self.writer.drop_abandoned,
+            writer=self.writer,
             on_change=on_change,
         )
+
+
+class PathPool(SinkPool):
+    """A pool whose only sink is that of a `DataPath`."""
+
+    def __init__(self, path: DataPath) -> None:
+        super().__init__(Settings(), worker_id=uuid4, gone_workers=lambda _: set())
+        self.budget = path.budget
+        self._path = path
+        self.said_trouble: str | None = None
+
+    def _ends_of(self, sink: str) -> SinkEnds:
+        ends = self._ends[sink] = SinkEnds(self._path.outage, self._path.writer, self._path.fencer)
+        return ends
+
+    def trouble(self, sink: str) -> str | None:
+        return self.said_trouble
 
 
 def batch(*records: bytes, cursor: JSON) -> Batch:

@@ -49,7 +49,6 @@ pause."""
 TAKE_OVER_PAUSE_S = 0.05
 """How often it looks for the next session while runs of one that is gone go on here: well within the grace that
 the database gives them (`feedq.control.store.jobs.finishing`)."""
-UNSTORABLE = "how it ended could not be stored; the log of its worker says it"
 
 logger = log(__name__)
 
@@ -301,18 +300,7 @@ class Slots:
 
     def _tell_of(self, session_id: UUID, ended: list[Attempt]) -> None:
         finishes = [attempt.finish for attempt in ended if attempt.finish is not None]
-        try:
-            matched = set(self._runs.finish(session_id, finishes))
-        except Unavailable:
-            raise
-        except Exception:
-            if len(ended) > 1:
-                # One that cannot be stored must not keep the others from being told.
-                for attempt in ended:
-                    self._tell_of(session_id, [attempt])
-                return
-            logger.exception(LogEvent.UNEXPECTED, where="finish", runs=[f.run_id for f in finishes])
-            matched = self._tell_plainly(session_id, finishes[0])
+        matched = set(self._runs.finish(session_id, finishes))
         with self._changed:
             told = set(ended)
             self._ended = [attempt for attempt in self._ended if attempt not in told]
@@ -321,18 +309,6 @@ class Slots:
                 RUNS_ENDED.labels(state.value).inc(number)
         if rejected := [finish.run_id for finish in finishes if finish.run_id not in matched]:
             logger.warning(LogEvent.RUN_TAKEN_AWAY, runs=rejected, why="its end was rejected")
-
-    def _tell_plainly(self, session_id: UUID, finish: Finish) -> set[int]:
-        """Tell that a run has ended, without what cannot be stored. If even that cannot be, it ends with this
-        worker session."""
-        plain = Finish(finish.run_id, finish.fence, RunState.FAILED, UNSTORABLE)
-        try:
-            return set(self._runs.finish(session_id, [plain]))
-        except Unavailable:
-            raise
-        except Exception:
-            logger.exception(LogEvent.UNEXPECTED, where="finish", runs=[finish.run_id])
-            return set()
 
     def _ask_what_was_taken_away(self) -> None:
         with self._changed:
