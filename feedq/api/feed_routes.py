@@ -30,8 +30,8 @@ from feedq.api.changing import (
     put,
 )
 from feedq.api.documents import FEED_ENTRY
-from feedq.control.store.event_listing import EventFilter
 from feedq.control.store.feeds import Feeds
+from feedq.control.store.history import EventFilter
 from feedq.core.landed import Span
 from feedq.core.model import Feed, FeedSpec, Status, TargetState, require_version
 from feedq.core.selection import Selection

@@ -15,7 +15,7 @@ from feedq.api.authentication import FleetViewer, Viewer
 from feedq.api.backend import Served
 from feedq.api.changing import ChangeRow, FleetChange, Reasoned
 from feedq.connectors.base import connector_kinds, load_connector
-from feedq.control.store.event_listing import EventFilter
+from feedq.control.store.history import EventFilter
 from feedq.core.model import WorkerTarget
 from feedq.errors import InvalidInput
 from feedq.verbs import actions

@@ -39,7 +39,7 @@ from feedq import __version__
 from feedq.celery.broker import NODE_PREFIX, kept_in, process_or_drop
 from feedq.celery.pool import StreamPool
 from feedq.celery.tasks import run_reconcile, store
-from feedq.control.store.revision import require_current
+from feedq.control.store.migrate import require_current
 from feedq.core.limits import TASK_EVENTS_GATHERED_S
 from feedq.core.model import NewWorker
 from feedq.errors import FeedqError, InvalidInput, Unavailable

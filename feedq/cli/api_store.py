@@ -27,8 +27,8 @@ from feedq.cli.api_client import (
     value_of,
     worker_view,
 )
-from feedq.control.store.event_listing import EventFilter, ListedEvent
 from feedq.control.store.fleet_state import FleetState, JobState, Leader
+from feedq.control.store.history import EventFilter, ListedEvent
 from feedq.core.landed import LandedBucket, Span
 from feedq.core.model import (
     JSON,

@@ -42,15 +42,15 @@ def upgrade(invocation: Invocation, *, check: bool) -> None:
       FEEDQ_DATABASE_URL=postgresql://feedq@db/feedq feedq db upgrade
       feedq db upgrade --check
     """
-    from feedq.control.store import migrate, revision
+    from feedq.control.store import migrate
     from feedq.core.passwords import mask_url
     from feedq.verbs.wording import counted
 
     settings = invocation.settings
     url = settings.database_url.get_secret_value()
     if check:
-        found = revision.status(url)
-        document = {"current": found.current, "head": revision.HEAD, "pending": found.pending}
+        found = migrate.status(url)
+        document = {"current": found.current, "head": migrate.HEAD, "pending": found.pending}
         answer(invocation, document, f"{mask_url(url)}: {found.summary}")
         if found.pending:
             raise SystemExit(1)

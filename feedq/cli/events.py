@@ -15,7 +15,7 @@ from feedq.cli.options import duration
 from feedq.cli.output import answer_list, write_json_line
 
 if TYPE_CHECKING:
-    from feedq.control.store.event_listing import EventFilter, ListedEvent
+    from feedq.control.store.history import EventFilter, ListedEvent
     from feedq.telemetry.event_names import EventKind
 
 LOOK_S = 1.0
@@ -70,7 +70,7 @@ def events(
       feedq events --feed acme/orders --follow
     """
     from feedq.cli.tables import EVENT_COLUMNS, EVENT_EPOCH
-    from feedq.control.store.event_listing import EventFilter
+    from feedq.control.store.history import EventFilter
     from feedq.verbs.report.rows import listed_event_row
 
     if feed is not None and tenant is not None:
@@ -92,7 +92,7 @@ def _newest(
     invocation: Invocation, which: EventFilter, limit: int, *, after: int = 0
 ) -> Iterator[ListedEvent]:
     """The newest of them that came after this one, newest first."""
-    from feedq.control.store.event_listing import PAGE_MAX
+    from feedq.control.store.history import PAGE_MAX
 
     place = None
     while limit > 0:

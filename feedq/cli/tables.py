@@ -43,7 +43,7 @@ from feedq.verbs.wording import (
 )
 
 if TYPE_CHECKING:
-    from feedq.control.store.event_listing import ListedEvent
+    from feedq.control.store.history import ListedEvent
     from feedq.control.store.postgresql import JobStore
 
 WARNINGS_MAX = 10

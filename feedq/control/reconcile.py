@@ -181,7 +181,7 @@ def _pass(fleet: Fleet, settings: Settings, *, fast_path_limit: int, placing_onl
             return report
         stop_within_s = settings.handoff_timeout_s
         if p.sweep_is_due(interval_s=SWEEP_INTERVAL_S):
-            report.repaired = p.sweep(stop_within_s=stop_within_s)
+            report.repaired = p.sweep()
         report.reaped = p.reap()
         p.end_backfills()
         _separate_quarantined(p, stop_within_s=stop_within_s)
@@ -192,8 +192,7 @@ def _pass(fleet: Fleet, settings: Settings, *, fast_path_limit: int, placing_onl
             p, report, rules=settings.rules, silent=frozenset(silent), limit=PLACEMENTS_PER_PASS
         )
         if not report.more and Reason.SETTLING not in report.unplaced:
-            held = p.waiting_by_reason().get(Reason.HELD, 0)
-            rebalance_fleet(p, report, settings, held=held)
+            rebalance_fleet(p, report, settings, held=p.held_for_successors())
         return report
 
 

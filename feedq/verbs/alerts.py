@@ -4,7 +4,7 @@ The elected beat has one thread for it, and one more per target while a message 
 dead or hangs delays neither the election nor other targets, and is given up after
 `feedq.verbs.alert_sending.SEND_S`. What is found together is one message, and a target gets at most one every
 `FEEDQ_ALERT_INTERVAL_S`. A message that was not taken is sent again, ever more rarely, until it is
-(`feedq.control.store.alert_outbox`)."""
+(`feedq.control.store.expectations`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from threading import Thread
 from typing import Final
 
 from feedq.control.leader_threads import LeaderThread
-from feedq.control.store.alert_outbox import Alert, AlertOutbox
+from feedq.control.store.expectations import Alert, AlertOutbox
 from feedq.core.values import instant
 from feedq.errors import FeedqError
 from feedq.settings import Settings
@@ -28,7 +28,7 @@ from feedq.verbs.wording import counted, printable
 LOOK_S: Final = 1.0
 """How late an alert leaves, besides the pause between messages."""
 RETRY_S: Final = 5.0
-"""After the first failure; see `feedq.control.store.alert_outbox.FAILURES_DOUBLE`."""
+"""After the first failure; see `feedq.control.store.expectations.FAILURES_DOUBLE`."""
 LINES_MAX: Final = 20
 """Feeds that a message names; the others are counted."""
 

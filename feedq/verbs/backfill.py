@@ -1,6 +1,6 @@
 """What a backfill is to do: from where to where, under which declaration, and how far it has come.
 
-Decided here, before it is begun; `feedq.control.store.backfills` begins it, `feedq.worker.declared` judges
+Decided here, before it is begun; `feedq.control.store.feeds` begins it, `feedq.worker.declared` judges
 its end."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
 from feedq.connectors.record_options import CursorOptions
-from feedq.control.store.backfills import no_backfill
+from feedq.control.store.feeds import no_backfill
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import BACKFILL_SUFFIX, JSON, Feed, FeedBackfill, FeedSpec, FeedView, known_as
 from feedq.core.values import parse_duration

@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
 
-from feedq.control.store.event_listing import EventFilter, WorkerMoves
 from feedq.control.store.feed_listing import FoundFeeds, Query
+from feedq.control.store.history import EventFilter, WorkerMoves
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.landed import LandedBucket, Span
 from feedq.core.model import Event, FeedView

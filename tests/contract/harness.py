@@ -247,8 +247,7 @@ BEGIN
 END $$;
 UPDATE feedq.fleet SET alive_at = clock_timestamp(), alive_since = clock_timestamp(),
     server_started_at = pg_postmaster_start_time(), pass_at = NULL, pass_seq = 0,
-    sweep_at = clock_timestamp(), active_workers = 1, evened_out = NULL, waiting_after = 0, swept_to = NULL,
-    idle_counts = '{}'
+    sweep_at = clock_timestamp(), active_workers = 1, evened_out = NULL, waiting_after = 0, swept_to = NULL
 """
 
 

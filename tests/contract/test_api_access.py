@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from feedq.api.app import ROUTERS, make_app
 from feedq.api.backend import ApiBackend, RefusalLog
-from feedq.control.store.event_listing import EventFilter
+from feedq.control.store.history import EventFilter
 from feedq.core.model import Event
 from feedq.core.roles import AccessRole
 from feedq.errors import Conflict

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
-from feedq.control.store.event_listing import EventFilter
+from feedq.control.store.history import EventFilter
 from feedq.core.model import TargetState
 from feedq.core.roles import AccessRole
 from feedq.core.schedule.model import RunState

@@ -23,7 +23,7 @@ from pydantic import SecretStr
 
 from feedq.api.app import document_of, make_app
 from feedq.api.backend import ApiBackend
-from feedq.control.store.event_listing import EventFilter
+from feedq.control.store.history import EventFilter
 from feedq.core.model import Feed, FeedBackfill, Identity, StartCursor, TargetState, WorkerTarget
 from feedq.core.roles import AccessRole
 from feedq.core.schedule.model import Queue

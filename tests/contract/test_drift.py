@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
-from feedq.control.store.event_listing import EventFilter
+from feedq.control.store.history import EventFilter
 from feedq.core.model import FeedSpec, LeaseState
 from feedq.core.notices import notice_sentences
 from feedq.core.roles import AccessRole

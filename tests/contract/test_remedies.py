@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg2
 import pytest
 
-from feedq.control.store.revision import require_current
+from feedq.control.store.migrate import require_current
 from feedq.errors import SinkUnavailable, Unavailable
 from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from feedq.control.store.alert_outbox import FAILURES_DOUBLE, Alert
+from feedq.control.store.expectations import FAILURES_DOUBLE, Alert
 from feedq.control.store.postgresql import PostgresStore
 from feedq.errors import FeedqError, InvalidInput
 from feedq.settings import Settings

@@ -103,10 +103,11 @@ def declare(url: str, harness: PostgresHarness, chosen: Sequence[Any]) -> None:
                 SELECT name, tenant, 'tcp', '{}', '{}', target, CASE WHEN removed THEN now() END
                 FROM given ORDER BY n RETURNING id, name
             )
-            INSERT INTO feedq.lease (feed_id, state, reason, worker_id, connected, stalled, attempts,
+            INSERT INTO feedq.lease (feed_id, stop_by, state, reason, worker_id, connected, stalled, attempts,
                 failures, sink_error, quarantined, dead_per_s, rows_per_s, dead_letter_at, records_total, epoch,
                 last_record_at)
-            SELECT f.id, state, reason, CAST(worker_id AS uuid), connected, stalled, attempts, failures,
+            SELECT f.id, CASE state WHEN 'stopping' THEN now() END, state, reason, CAST(worker_id AS uuid),
+                connected, stalled, attempts, failures,
                 CAST(sink_error AS text), quarantined, dead_per_s, rows_per_s,
                 now() - make_interval(secs => CAST(refused_s AS float8)), records, epoch,
                 CASE WHEN connected THEN now() END

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Connection
 
-from feedq.control.store import held_counts
+from feedq.control.store import assigning
 from feedq.core.model import LeaseState, Reason, Release, TargetState, Worker, WorkerTarget
 from feedq.core.placement.base import Transfer
 from feedq.errors import Conflict, NotFound
@@ -119,13 +119,13 @@ def test_what_is_let_go_while_workers_are_counted_counts_once(
     feeds = [harness.feed(f"f{i}") for i in range(3)]
     keys = [harness.run(feed, source) for feed in feeds]
     harness.transfer(feeds[0], source, target)
-    before = held_counts.fold
+    before = assigning.fold
 
     def fold(c: Connection) -> None:
         before(c)
         harness.store.leases.release(source.id, [Release(*keys[0], Reason.MOVED)])
 
-    monkeypatch.setattr(held_counts, "fold", fold)
+    monkeypatch.setattr(assigning, "fold", fold)
     counts = {w.name: harness.candidate(w).feeds for w in (source, target)}
     assert counts == {"a": 2, "b": 1}
 
@@ -300,7 +300,7 @@ def test_what_a_stopped_worker_lets_go_waits_for_its_successor(holding: Harness,
     report, sent = holding.reconcile()
     assert (sent, report.unplaced) == ([], {})
     with holding.in_a_pass() as p:
-        assert p.waiting_by_reason()[Reason.HELD] == 1
+        assert p.held_for_successors() == 1
     successor = holding.worker("a", ttl_s=999)
     _, sent = holding.reconcile(settle_s=60.0)
     assert [(a.feed_id, a.worker_id) for a in sent] == [(feed.id, successor.id)]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from feedq.control.store import migrate, revision
-from feedq.control.store.database import connect_once, session_once
+from feedq.control.store import migrate
+from feedq.control.store.database import connect_once
 from feedq.errors import Conflict, SchemaBehind
 from feedq.verbs.diagnosis.checks import Level
 from feedq.verbs.diagnosis.database_checks import check_database
@@ -59,9 +59,9 @@ def test_a_database_that_was_not_migrated_is_said_to_be_behind(database_url: str
     with pytest.raises(
         SchemaBehind, match=r"at revision none, this release needs 0001: run `feedq db upgrade`"
     ):
-        revision.require_current(database_url)
+        migrate.require_current(database_url)
     assert migrate.upgrade(database_url) == 1
-    revision.require_current(database_url)
+    migrate.require_current(database_url)
     assert migrate.upgrade(database_url) == 0
 
 
@@ -70,7 +70,7 @@ def test_a_database_of_a_newer_release_stops_no_worker_and_is_told(database_url:
     with connect_once(database_url) as connection:
         connection.execute(text("UPDATE feedq.alembic_version SET version_num = '0999'"))
     assert migrate.upgrade(database_url) == 0
-    revision.require_current(database_url)
+    migrate.require_current(database_url)
     (check,) = (c for c in check_database(database_url, workers=0) if c.name == "migrations")
     assert check.level is Level.WARN
     assert check.detail == "at 0999, which this release of feedq does not know: its latest is 0001"
@@ -92,7 +92,7 @@ def test_whoever_waits_too_long_for_another_to_migrate_says_so(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(migrate, "LOCK_PATIENCE_S", 0.2)
-    with session_once(database_url) as other:
+    with connect_once(database_url) as other:
         other.execute(text("SELECT pg_advisory_lock(:key)"), {"key": migrate.MIGRATION_LOCK})
         with pytest.raises(Conflict, match=r"another process has been migrating it for 0\.2 s"):
             migrate.upgrade(database_url)

@@ -53,7 +53,7 @@ def test_a_sweep_finds_nothing_in_a_fleet_that_adds_up(harness: Harness) -> None
     before = [v.lease for v in harness.store.feeds.views()]
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
-        assert p.sweep(stop_within_s=30) == 0
+        assert p.sweep() == 0
     assert [v.lease for v in harness.store.feeds.views()] == before
     assert harness.dirty_feeds() == 0
 

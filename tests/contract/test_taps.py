@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from feedq.control.store.event_listing import EventFilter
+from feedq.control.store.history import EventFilter
 from feedq.control.store.taps import TapListener, listen
 from feedq.core.model import FeedSpec, Load
 from feedq.core.tap import ENDS_AFTER_S, LISTENERS_MAX, PARTS_KEPT, SIGN_S, TapPart, TappedRecord
@@ -76,7 +76,7 @@ def test_a_tap_ends_by_itself_when_its_listener_was_killed(postgres_harness: Pos
     assert kept(postgres_harness) == 1
     with postgres_harness.store.fleet.reconcile_pass() as p:
         assert p is not None
-        p.sweep(stop_within_s=1)
+        p.sweep()
     assert (kept(postgres_harness), postgres_harness.execute("SELECT id FROM feedq.tap")) == (0, [])
     # It was only frozen: it goes on.
     assert taps.sign(feed.id, killed._id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from feedq.control.store import migrations, revision
+from feedq.control.store import migrate, migrations
 
 
 def test_migrations_are_numbered_up_to_the_revision_that_workers_ask_for() -> None:
@@ -17,4 +17,4 @@ def test_migrations_are_numbered_up_to_the_revision_that_workers_ask_for() -> No
     ]
     assert declared == [[number, before] for number, before in zip(numbers, ["None", *numbers], strict=False)]
     assert [path.name[1:5] for path in found] == numbers
-    assert numbers[-1] == revision.HEAD
+    assert numbers[-1] == migrate.HEAD

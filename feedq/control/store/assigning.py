@@ -6,12 +6,15 @@ that were found to have no place take turns: each pass goes on where the one bef
 A feed weighs what is declared, blended with what was measured of it: one that lands as many rows and bytes a
 second as the mean of the fleet measures 1; half of the measure is rows, half bytes. Leases hold the smoothed
 rates, workers' heartbeats the fleet's sums.
+
+What workers hold is counted, so that a pass reads a row a worker and none of their feeds. Triggers on `lease`
+write what a statement changed to ``held_change``; each pass folds that into ``worker_held``, and the sweep counts
+anew. A change and the line that tells of it commit together, so the two tables always add up to the truth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from uuid import UUID
@@ -21,11 +24,10 @@ from sqlalchemy import Connection, text
 from feedq.control.store.channels import NotifyReason, notify_workers
 from feedq.control.store.database import GivenRows
 from feedq.control.store.feed_rows import avoided_from, selector_from
-from feedq.control.store.held_counts import SERVING, candidates
 from feedq.control.store.leases import STILL_FAILED
 from feedq.core.lease import RATE_TIME_S, Move, states_before
 from feedq.core.model import Assignment, Reason
-from feedq.core.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, WaitingFeed
+from feedq.core.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, WaitingFeed, lags
 from feedq.settings import DEFAULT_SINK
 from feedq.telemetry.event_names import EventKind
 
@@ -45,29 +47,17 @@ EFFECTIVE_WEIGHT = f"""
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
-    """The means of the fleet: what the mean feed lands, and how much that counts, as parameters of
-    `EFFECTIVE_WEIGHT`."""
-
-    measured: float = 0.0
-    mean_rows: float = 0.0
-    mean_bytes: float = 0.0
-
-    def parameters(self) -> dict[str, float]:
-        return {"measured": self.measured, "mean_rows": self.mean_rows, "mean_bytes": self.mean_bytes}
-
-
-def means(c: Connection, *, measured: float) -> Means:
+def means(c: Connection, *, measured: float) -> dict[str, float]:
+    """The parameters of `EFFECTIVE_WEIGHT`: what the mean feed of the fleet lands, and how much that counts."""
     if not measured:
-        return Means()
+        return {"measured": 0.0, "mean_rows": 0.0, "mean_bytes": 0.0}
     sql = """
-        SELECT coalesce(sum(w.rows_per_s) / greatest(sum(h.feeds), 1), 0) AS rows,
-               coalesce(sum(w.bytes_per_s) / greatest(sum(h.feeds), 1), 0) AS bytes
+        SELECT CAST(:measured AS float8) AS measured,
+               coalesce(sum(w.rows_per_s) / greatest(sum(h.feeds), 1), 0) AS mean_rows,
+               coalesce(sum(w.bytes_per_s) / greatest(sum(h.feeds), 1), 0) AS mean_bytes
         FROM feedq.worker w JOIN feedq.worker_held h ON h.worker_id = w.id WHERE w.state <> 'gone'
     """
-    row = c.execute(text(sql)).one()
-    return Means(measured, row.rows, row.bytes)
+    return dict(c.execute(text(sql), {"measured": measured}).mappings().one())
 
 
 # As `feedq.core.placement` knows it: in lower case, as settings look it up.
@@ -137,7 +127,7 @@ class PassAssignments:
     _waiting_after: int
 
     @cached_property
-    def _means(self) -> Means:
+    def _means(self) -> dict[str, float]:
         return means(self._c, measured=self._measured_load)
 
     def waiting(self, *, limit: int) -> list[WaitingFeed]:
@@ -156,7 +146,7 @@ class PassAssignments:
         if not ids:
             return []
         known = experiences(c, proven=True)
-        rows = c.execute(text(_DETAILS), {"ids": ids, **self._means.parameters()})
+        rows = c.execute(text(_DETAILS), {"ids": ids, **self._means})
         return [
             WaitingFeed(
                 row.feed_id,
@@ -206,7 +196,7 @@ class PassAssignments:
             **_PAIRS.of((feed_id, str(worker_id)) for feed_id, worker_id in pairs),
             "states": [s.value for s in states_before(Move.ASSIGN)],
             "kind": EventKind.LEASE_ASSIGNED.value,
-            **self._means.parameters(),
+            **self._means,
         }
         rows = self._c.execute(text(sql), parameters).all()
         # The messages follow; a worker that hears this first need not wait for them.
@@ -310,3 +300,118 @@ def _by_remote(c: Connection, sql: str, **parameters: list[str]) -> dict[str, di
     for row in c.execute(text(sql), parameters):
         found.setdefault(row.remote, {})[row.worker] = row.at
     return found
+
+
+# What is promised counts for the worker that it is promised to, and no longer for the one that is releasing it.
+_SHIFTED = """
+    SELECT worker_id, sum(feeds)::int AS feeds, sum(weight) AS weight FROM (
+        SELECT promised_to AS worker_id, 1 AS feeds, weight FROM feedq.lease
+        WHERE promised_to IS NOT NULL AND state IN ('idle', 'stopping')
+        UNION ALL
+        SELECT worker_id, -1, -weight FROM feedq.lease
+        WHERE promised_to IS NOT NULL AND state = 'stopping'
+    ) promised GROUP BY worker_id
+"""
+_UNFOLDED = """
+    SELECT worker_id, sum(feeds)::int AS feeds, sum(weight) AS weight FROM feedq.held_change GROUP BY worker_id
+"""
+SERVING = """
+    w.state = 'active' AND w.target_state = 'serving' AND w.expires_at > clock_timestamp()
+    AND w.suspected_at IS NULL
+"""
+
+
+def fold(c: Connection) -> None:
+    """Take in what has changed since. Writes nothing when nothing has."""
+    sql = """
+        WITH folded AS (DELETE FROM feedq.held_change RETURNING *), changes AS (
+            SELECT f.worker_id, sum(f.feeds)::int AS feeds, sum(f.weight) AS weight
+            FROM folded f JOIN feedq.worker w ON w.id = f.worker_id GROUP BY f.worker_id
+        )
+        INSERT INTO feedq.worker_held AS h (worker_id, feeds, weight)
+        SELECT worker_id, feeds, weight FROM changes
+        ON CONFLICT (worker_id) DO UPDATE SET feeds = h.feeds + excluded.feeds,
+            -- Sums of fractions drift; a worker without feeds has no load.
+            weight = CASE WHEN h.feeds + excluded.feeds = 0 THEN 0 ELSE h.weight + excluded.weight END
+    """
+    c.execute(text(sql))
+
+
+def candidates(c: Connection, tenants: Collection[str]) -> list[EligibleWorker]:
+    fold(c)
+    # One statement sees one moment: a release between the fold and this is a line in held_change here, and a
+    # promise that is idle. Without that line the feed would count for its old worker and for its new one.
+    sql = f"""
+        SELECT w.id, w.name, w.queue, w.capacity, w.started_at, w.labels, w.sinks_down, w.loop_lag_s,
+            extract(epoch FROM clock_timestamp() - w.heartbeat_at)::float8 AS silent_s,
+            extract(epoch FROM w.expires_at - w.heartbeat_at)::float8 AS ttl_s,
+            greatest(coalesce(h.feeds, 0) + coalesce(n.feeds, 0) + coalesce(s.feeds, 0), 0) AS feeds,
+            greatest(coalesce(h.weight, 0) + coalesce(n.weight, 0) + coalesce(s.weight, 0), 0)::float8 AS load
+        FROM feedq.worker w
+        LEFT JOIN feedq.worker_held h ON h.worker_id = w.id
+        LEFT JOIN ({_UNFOLDED}) n ON n.worker_id = w.id
+        LEFT JOIN ({_SHIFTED}) s ON s.worker_id = w.id
+        -- One without places for feeds (`-Q jobs`) is no part of the fleet that they are spread over.
+        WHERE {SERVING} AND w.capacity > 0 ORDER BY w.id
+    """
+    rows = c.execute(text(sql)).all()
+    by_worker = held_by_tenant(c, tenants) if tenants and rows else {}
+    return [
+        EligibleWorker(
+            row.id,
+            row.name,
+            row.queue,
+            row.capacity,
+            row.feeds,
+            row.load,
+            row.started_at,
+            row.labels,
+            by_worker.get(row.id, {}),
+            frozenset(map(str.lower, row.sinks_down)),
+            lags(loop_lag_s=row.loop_lag_s, silent_s=row.silent_s, ttl_s=row.ttl_s),
+        )
+        for row in rows
+    ]
+
+
+def held_by_tenant(c: Connection, tenants: Collection[str]) -> dict[UUID, dict[str, int]]:
+    """How many feeds of these tenants each worker has, promised ones included."""
+    sql = """
+        SELECT CASE WHEN l.state IN ('idle', 'stopping') THEN coalesce(l.promised_to, l.worker_id)
+                    ELSE l.worker_id END AS worker_id, f.tenant, count(*) AS feeds
+        FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
+        WHERE f.tenant <> '' AND f.tenant = ANY(:tenants)
+          AND (l.worker_id IS NOT NULL OR l.promised_to IS NOT NULL)
+        GROUP BY 1, 2
+    """
+    counts: dict[UUID, dict[str, int]] = {}
+    for row in c.execute(text(sql), {"tenants": list(tenants)}):
+        counts.setdefault(row.worker_id, {})[row.tenant] = row.feeds
+    return counts
+
+
+def recount(c: Connection, *, limit: int) -> None:
+    """Count anew what some workers hold, those first that were counted longest ago: at least one, and as many
+    as hold ``limit`` feeds together."""
+    # One statement sees one moment: what it does not count yet keeps its line in held_change.
+    sql = """
+        WITH turn AS (
+            SELECT id FROM (
+                SELECT w.id, sum(coalesce(h.feeds, 0)) OVER before AS before
+                FROM feedq.worker w LEFT JOIN feedq.worker_held h ON h.worker_id = w.id
+                WHERE w.state <> 'gone'
+                WINDOW before AS (ORDER BY h.counted_at NULLS FIRST, w.id
+                                  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+            ) ranked WHERE coalesce(before, 0) < :limit
+        ), told AS (
+            DELETE FROM feedq.held_change WHERE worker_id IN (SELECT id FROM turn)
+        ), held AS (
+            SELECT turn.id, count(l.feed_id)::int AS feeds, coalesce(sum(l.weight), 0) AS weight
+            FROM turn LEFT JOIN feedq.lease l ON l.worker_id = turn.id GROUP BY turn.id
+        )
+        INSERT INTO feedq.worker_held (worker_id, feeds, weight, counted_at)
+        SELECT id, feeds, weight, clock_timestamp() FROM held
+        ON CONFLICT (worker_id) DO UPDATE SET feeds = excluded.feeds, weight = excluded.weight,
+            counted_at = excluded.counted_at
+    """
+    c.execute(text(sql), {"limit": limit})

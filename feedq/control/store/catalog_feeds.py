@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, fields
-from datetime import datetime
+from dataclasses import fields
 from typing import Any, Final
 
 import orjson
@@ -46,18 +45,6 @@ _MINE = """
 """
 
 
-@dataclass(frozen=True, slots=True)
-class SyncState:
-    """How a catalog was last synced."""
-
-    version: str | None
-    """Of the content that the feeds are as; None when something was left out."""
-    owned: str
-    """The state of its feeds right after that: see `CatalogStore.owned_state`."""
-    report: Mapping[str, Any]
-    synced_at: datetime
-
-
 class CatalogStore(Aggregate):
     """Reads and changes the feeds of catalogs."""
 
@@ -85,10 +72,12 @@ class CatalogStore(Aggregate):
                     cursor.execute("SELECT pg_advisory_unlock_all()")
 
     @in_statement
-    def last(self, c: Connection, catalog: str) -> SyncState | None:
-        sql = "SELECT version, owned, report, synced_at FROM feedq.catalog WHERE name = :name"
-        row = c.execute(text(sql), {"name": catalog}).one_or_none()
-        return None if row is None else SyncState(*row)
+    def last(self, c: Connection, catalog: str) -> tuple[str | None, str]:
+        """As which version of its content the feeds of a catalog are, and their state right after that, see
+        `owned_state`. No version: something was left out, or it was never synced."""
+        sql = "SELECT version, owned FROM feedq.catalog WHERE name = :name"
+        version, owned = c.execute(text(sql), {"name": catalog}).one_or_none() or (None, "")
+        return version, owned
 
     @in_statement
     def note(self, c: Connection, catalog: str, sync: Mapping[str, Any]) -> None:

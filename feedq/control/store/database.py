@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
 from math import ceil
 from time import monotonic
@@ -135,22 +135,22 @@ R = TypeVar("R")
 
 def in_transaction(method: Callable[Concatenate[A, Connection, P], R]) -> Callable[Concatenate[A, P], R]:
     """Makes each call of a method one transaction, whose connection the method is given first."""
-
-    @wraps(method)
-    def call(self: A, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._database.transaction() as c:
-            return method(self, c, *args, **kwargs)
-
-    return call
+    return _connected(method, lambda database: database.transaction())
 
 
 def in_statement(method: Callable[Concatenate[A, Connection, P], R]) -> Callable[Concatenate[A, P], R]:
     """Makes each call of a method one statement, which is a transaction by itself, as `in_transaction` does: it
     costs one round trip instead of three."""
+    return _connected(method, lambda database: database.statement())
 
+
+def _connected(
+    method: Callable[Concatenate[A, Connection, P], R],
+    connect: Callable[[Database], AbstractContextManager[Connection]],
+) -> Callable[Concatenate[A, P], R]:
     @wraps(method)
     def call(self: A, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._database.statement() as c:
+        with connect(self._database) as c:
             return method(self, c, *args, **kwargs)
 
     return call
@@ -271,17 +271,10 @@ def connect(url: str, *, application_name: str, cursor_factory: Any = None) -> S
 
 
 @contextmanager
-def session_once(url: str) -> Iterator[Connection]:
-    """A connection of its own, on which the caller commits. Raises `Unavailable`."""
-    engine = make_lone_engine(url, application_name=ADMIN)
-    with translate_errors(url), engine.connect() as connection:
-        yield connection
-
-
-@contextmanager
 def connect_once(url: str) -> Iterator[Connection]:
     """Makes the block one transaction on a connection of its own. Raises `Unavailable`."""
-    with session_once(url) as connection, connection.begin():
+    engine = make_lone_engine(url, application_name=ADMIN)
+    with translate_errors(url), engine.begin() as connection:
         yield connection
 
 

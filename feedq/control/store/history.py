@@ -1,4 +1,4 @@
-"""History: one event written, and how much of all is kept.
+"""History: one event written, how much of all is kept, and all of it read, a page at a time.
 
 A feed whose source is down is placed, claimed and released a thousand times a day. Of a trouble that comes back
 within an hour, with nothing in between but new tries, the trigger ``feedq.fold_event`` keeps the latest event: it
@@ -9,13 +9,17 @@ same way. Whatever else happens ends that, and the next trouble begins anew.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from feedq.control.store.database import storable_json
+from feedq.control.store.database import Aggregate, in_transaction, storable_json
+from feedq.control.store.feed_rows import event_from
 from feedq.core.authorship import signed
+from feedq.core.model import Event, Feed
 from feedq.telemetry.event_names import EventKind
 
 RETENTION_DAYS = 14
@@ -41,3 +45,119 @@ def record(
         text(sql),
         {"kind": kind.value, "feed_id": feed_id, "worker_id": worker_id, "epoch": epoch, "detail": encoded},
     )
+
+
+PAGE_MAX = 1_000
+"""Events of one page."""
+_COLUMNS = ", ".join(f"e.{field.name}" for field in fields(Event))
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilter:
+    """Which events: those to which all of it applies."""
+
+    kinds: tuple[EventKind, ...] = ()
+    feed: Feed | None = None
+    tenant: str | None = None
+    """Events of feeds of this tenant, and no others."""
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedEvent:
+    """An event with its place in history, and the names of its feed and worker as far as they are known."""
+
+    id: int
+    event: Event
+    feed: str | None
+    worker: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMoves:
+    """Feeds that have gone from one worker to another, or are about to."""
+
+    source: str
+    target: str
+    feeds: int
+    names: tuple[str, ...]
+    """The first of them by name."""
+    under_way: int
+    """Those of them that the first worker has not let go of yet."""
+
+
+LATELY_S = 60
+"""Feeds that moved so lately are shown as moving: most take less than a second."""
+EVENTS_READ = 5_000
+"""The latest events, which the moves are looked for in: after the loss of a large worker others are left out."""
+# What is under way, and what was claimed of late by somebody else than the one who had it before.
+_MOVES = f"""
+    WITH claimed AS (
+        SELECT e.feed_id, e.worker_id AS target, (
+            SELECT b.worker_id FROM feedq.event b WHERE b.feed_id = e.feed_id AND b.id < e.id
+              AND b.kind IN ('lease_released', 'lease_freed', 'lease_reaped') ORDER BY b.id DESC LIMIT 1
+        ) AS source, 0 AS under_way
+        FROM feedq.event e
+        WHERE e.id > (SELECT max(id) FROM feedq.event) - {EVENTS_READ} AND e.kind = 'lease_claimed'
+          AND e.at > statement_timestamp() - make_interval(secs => {LATELY_S})
+    ), moved AS (
+        SELECT * FROM claimed
+        UNION ALL
+        SELECT feed_id, promised_to, worker_id, 1 FROM feedq.lease
+        WHERE moved_at > statement_timestamp() - make_interval(secs => {LATELY_S}) AND state = 'stopping'
+    )
+    SELECT coalesce(s.name, left(CAST(m.source AS text), 8)) AS source,
+        coalesce(t.name, left(CAST(m.target AS text), 8)) AS target,
+        count(DISTINCT f.name)::int AS feeds, (array_agg(DISTINCT f.name))[1:5] AS names,
+        sum(m.under_way)::int AS under_way
+    FROM moved m JOIN feedq.feed f ON f.id = m.feed_id
+    LEFT JOIN feedq.worker s ON s.id = m.source LEFT JOIN feedq.worker t ON t.id = m.target
+    WHERE m.source IS NOT NULL AND m.target IS NOT NULL AND m.source <> m.target
+    GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT :limit
+"""
+
+
+class EventListing(Aggregate):
+    """Lists history. Thread-safe."""
+
+    @in_transaction
+    def before(
+        self, c: Connection, which: EventFilter, *, place: int | None = None, limit: int = PAGE_MAX
+    ) -> list[ListedEvent]:
+        """Events that came before the one with the id ``place``, or the newest; newest first."""
+        conditions = {
+            "place": "e.id < :place",
+            "kinds": "e.kind = ANY(:kinds)",
+            "feed_id": "e.feed_id = :feed_id",
+            "tenant": "f.tenant = :tenant",
+            "since": "e.at >= :since",
+        }
+        asked = {
+            "place": place,
+            "kinds": [kind.value for kind in which.kinds] or None,
+            "feed_id": None if which.feed is None else which.feed.id,
+            "tenant": which.tenant,
+            "since": which.since,
+        }
+        given = {name: value for name, value in asked.items() if value is not None}
+        where = " AND ".join(conditions[name] for name in given) or "true"
+        sql = f"""
+            SELECT {_COLUMNS}, e.id AS event_id, f.name AS feed_name, w.name AS worker_name
+            FROM feedq.event e
+            LEFT JOIN feedq.feed f ON f.id = e.feed_id
+            LEFT JOIN feedq.worker w ON w.id = e.worker_id
+            WHERE {where} ORDER BY e.id DESC LIMIT :limit
+        """
+        parameters = {**given, "limit": min(max(limit, 0), PAGE_MAX)}
+        return [
+            ListedEvent(row.event_id, event_from(row), row.feed_name, row.worker_name)
+            for row in c.execute(text(sql), parameters)
+        ]
+
+    @in_transaction
+    def moves(self, c: Connection, *, limit: int = 12) -> list[WorkerMoves]:
+        """Pairs of workers between which feeds moved in the last `LATELY_S`, those of the most feeds first."""
+        return [
+            WorkerMoves(row.source, row.target, row.feeds, tuple(row.names), row.under_way)
+            for row in c.execute(text(_MOVES), {"limit": limit})
+        ]

@@ -1,24 +1,22 @@
-"""Migrations of the control database: bring it to this release.
+"""The revision that the control database is at, the one that this release needs, and how it gets there.
 
-Two processes may migrate at once (a release phase and an impatient operator): a lock makes the second wait
-and then find nothing to do.
+Workers ask for it as they start, so Alembic is imported only where something is changed. Two processes may migrate
+at once (a release phase and an impatient operator): a lock makes the second wait and then find nothing to do.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
 from feedq.control.store import grants
 from feedq.control.store.database import SCHEMA, connect_once
-from feedq.control.store.revision import HEAD, schema_status
 from feedq.core.passwords import mask_url
-from feedq.errors import Conflict
+from feedq.errors import Conflict, SchemaBehind
 
 MIGRATION_LOCK = 0x_FEED_0001
 """Key of the advisory lock that serialises migrations."""
@@ -38,6 +36,9 @@ def upgrade(url: str, *, role_prefix: str = grants.PREFIX) -> int:
         _keep_the_users_tables_apart(connection)
         pending = schema_status(connection).pending
         if pending:
+            from alembic import command
+            from alembic.config import Config
+
             config = Config()
             config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
             config.attributes["connection"] = connection
@@ -71,3 +72,57 @@ def _keep_the_users_tables_apart(connection: Connection) -> None:
     if user == SCHEMA:
         quoted = connection.dialect.identifier_preparer.quote_identifier(database)
         connection.execute(text(f"ALTER ROLE CURRENT_USER IN DATABASE {quoted} SET search_path = public"))
+
+
+HEAD: Final = "0001"
+"""The last of `feedq.control.store.migrations`, which are numbered from 0001 on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaStatus:
+    """The revision that a database stands at; None when it was never migrated."""
+
+    current: str | None
+
+    @property
+    def pending(self) -> int:
+        """How many migrations it lacks."""
+        return max(0, int(HEAD) - int(self.current or 0))
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a newer release has migrated it. This one may go on while a rollout is under way."""
+        return self.current is not None and int(self.current) > int(HEAD)
+
+    @property
+    def summary(self) -> str:
+        """Where the database stands, in words."""
+        if self.is_ahead:
+            return f"at {self.current}, which this release of feedq does not know: its latest is {HEAD}"
+        if self.pending:
+            return f"at {self.current or 'none'}, {self.pending} pending up to {HEAD}"
+        return f"at {self.current}"
+
+
+def schema_status(connection: Connection) -> SchemaStatus:
+    """Read the revision within a transaction."""
+    table = f"{SCHEMA}.alembic_version"
+    if not connection.scalar(text("SELECT to_regclass(:table) IS NOT NULL"), {"table": table}):
+        return SchemaStatus(None)
+    return SchemaStatus(connection.scalar(text(f"SELECT version_num FROM {table}")))
+
+
+def status(url: str) -> SchemaStatus:
+    """Raises `Unavailable`."""
+    with connect_once(url) as connection:
+        return schema_status(connection)
+
+
+def require_current(url: str) -> None:
+    """Raises `SchemaBehind` when migrations are pending, or `Unavailable`."""
+    found = status(url)
+    if found.pending:
+        raise SchemaBehind(
+            f"the control database is at revision {found.current or 'none'}, "
+            f"this release needs {HEAD}: run `feedq db upgrade`"
+        )

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
-import orjson
 from sqlalchemy import Connection, text
 
 from feedq.control.store.assigning import (
@@ -23,6 +22,7 @@ from feedq.control.store.assigning import (
     SINK,
     PassAssignments,
     experiences,
+    fold,
     reason_columns,
     rename_idle,
 )
@@ -38,7 +38,6 @@ from feedq.control.store.feed_rows import (
     selector_from,
     worker_from,
 )
-from feedq.control.store.held_counts import fold
 from feedq.control.store.history import record
 from feedq.control.store.leases import free_leases, mark_dirty, transfer
 from feedq.control.store.sweeping import PassSweep
@@ -166,7 +165,6 @@ class ReconcilePass(PassAssignments, PassSweep):
         self._waiting_after: int = row.waiting_after
         self._sweep_at: datetime | None = row.sweep_at and min(row.sweep_at, row.now)
         self._swept_to: int | None = row.swept_to
-        self._idle_counts: dict[str, int] = row.idle_counts
         if row.pass_at is not None and row.pass_at > row.now:
             # The clock was put back.
             connection.execute(text(_SHORTEN), {"by": row.pass_at - row.now})
@@ -179,14 +177,13 @@ class ReconcilePass(PassAssignments, PassSweep):
             UPDATE feedq.fleet SET pass_at = clock_timestamp(), pass_seq = pass_seq + 1,
                 active_workers = (SELECT count(*) FROM feedq.worker WHERE state = 'active' AND capacity > 0),
                 evened_out = :evened_out, waiting_after = :waiting_after, sweep_at = :sweep_at,
-                swept_to = :swept_to, idle_counts = CAST(:idle_counts AS jsonb)
+                swept_to = :swept_to
         """
         parameters = {
             "evened_out": self.evened_out,
             "waiting_after": self._waiting_after,
             "sweep_at": self._sweep_at,
             "swept_to": self._swept_to,
-            "idle_counts": orjson.dumps(self._idle_counts).decode(),
         }
         self._c.execute(text(sql), parameters)
 
@@ -376,6 +373,11 @@ class ReconcilePass(PassAssignments, PassSweep):
         """
         return {row.id: row.feeds for row in self._c.execute(text(sql))}
 
+    def held_for_successors(self) -> int:
+        """Idle feeds that are held for the successor of their worker, right now."""
+        held = "SELECT count(*) FROM feedq.lease WHERE held_for IS NOT NULL"
+        return int(self._c.execute(text(held)).scalar_one())
+
     def moves_under_way(self, *, within_s: float) -> dict[UUID, int]:
         """Feeds that were asked to move within this time and are not connected at their new worker yet, by that
         worker."""
@@ -406,7 +408,7 @@ class ReconcilePass(PassAssignments, PassSweep):
         """
         known = experiences(self._c, proven=False)
         share = max(1, limit // len(worker_ids))
-        parameters = {"ids": list(map(str, worker_ids)), "limit": share, **self._means.parameters()}
+        parameters = {"ids": list(map(str, worker_ids)), "limit": share, **self._means}
         held = []
         for row in self._c.execute(text(sql), parameters):
             one = Held(

@@ -14,31 +14,28 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import text
 
+from feedq.control.store.catalog_feeds import CatalogStore
 from feedq.control.store.database import Database
-from feedq.control.store.event_listing import EventListing
+from feedq.control.store.expectations import AlertOutbox, ExpectationStore
 from feedq.control.store.feed_listing import FeedListing
-from feedq.control.store.feeds import Feeds
+from feedq.control.store.feeds import Backfills, Feeds
 from feedq.control.store.fleet_state import FleetState, JobState, fleet_state, job_state
-from feedq.control.store.history import RETENTION_DAYS
+from feedq.control.store.history import RETENTION_DAYS, EventListing
+from feedq.control.store.landed_counts import LandedCounts
 from feedq.control.store.leases import Leases
+from feedq.control.store.taps import TapStore
+from feedq.control.store.tokens import TokenStore
 from feedq.control.store.workers import Workers
 from feedq.core.model import Worker
 
 if TYPE_CHECKING:
-    from feedq.control.store.alert_outbox import AlertOutbox
-    from feedq.control.store.backfills import Backfills
-    from feedq.control.store.catalog_feeds import CatalogStore
-    from feedq.control.store.expectations import ExpectationStore
     from feedq.control.store.jobs.queues import QueueStore
     from feedq.control.store.jobs.runs import RunStore
     from feedq.control.store.jobs.schedules import ScheduleStore
-    from feedq.control.store.landed_counts import LandedCounts
     from feedq.control.store.passes import Fleet
-    from feedq.control.store.taps import TapStore
-    from feedq.control.store.tokens import TokenStore
     from feedq.control.store.worker_session import Listener, WorkerSession
 
-# The parts are imported when they are first used: a command needs a few of them, and is asked often.
+# What takes long to load is imported when it is first used: commands are asked often, and most need none of it.
 
 
 class JobStore:
@@ -90,55 +87,20 @@ class PostgresStore:
         self.workers = Workers(self._database)
         self.leases = Leases(self._database, restart_hold_s=restart_hold_s)
         self._retention_days = retention_days
+        self.catalogs = CatalogStore(self._database, self._url)
+        self.tokens = TokenStore(self._database)
+        self.backfills = Backfills(self._database)
+        self.expectations = ExpectationStore(self._database)
+        self.alerts = AlertOutbox(self._database)
+        self.taps = TapStore(self._database)
+        self.landed = LandedCounts(self._database)
         self.jobs = JobStore(self._database)
-
-    @cached_property
-    def catalogs(self) -> CatalogStore:
-        from feedq.control.store.catalog_feeds import CatalogStore
-
-        return CatalogStore(self._database, self._url)
-
-    @cached_property
-    def tokens(self) -> TokenStore:
-        from feedq.control.store.tokens import TokenStore
-
-        return TokenStore(self._database)
 
     @cached_property
     def fleet(self) -> Fleet:
         from feedq.control.store.passes import Fleet
 
         return Fleet(self._database, retention_days=self._retention_days)
-
-    @cached_property
-    def backfills(self) -> Backfills:
-        from feedq.control.store.backfills import Backfills
-
-        return Backfills(self._database)
-
-    @cached_property
-    def expectations(self) -> ExpectationStore:
-        from feedq.control.store.expectations import ExpectationStore
-
-        return ExpectationStore(self._database)
-
-    @cached_property
-    def alerts(self) -> AlertOutbox:
-        from feedq.control.store.alert_outbox import AlertOutbox
-
-        return AlertOutbox(self._database)
-
-    @cached_property
-    def taps(self) -> TapStore:
-        from feedq.control.store.taps import TapStore
-
-        return TapStore(self._database)
-
-    @cached_property
-    def landed(self) -> LandedCounts:
-        from feedq.control.store.landed_counts import LandedCounts
-
-        return LandedCounts(self._database)
 
     def now(self) -> datetime:
         """The database's clock."""

@@ -13,8 +13,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, text
 
 from feedq.control.store import history
-from feedq.control.store.assigning import EFFECTIVE_WEIGHT, Means
-from feedq.control.store.held_counts import recount
+from feedq.control.store.assigning import EFFECTIVE_WEIGHT, recount
 from feedq.control.store.leases import free_leases
 from feedq.control.store.taps import FORGET
 from feedq.core.model import Reason
@@ -43,16 +42,6 @@ _MISMATCHED = """
     )
     UPDATE feedq.feed SET dirty = true
     WHERE id IN (SELECT id FROM missing UNION ALL SELECT id FROM mismatched)
-"""
-# A stop request by hand, or by a release of feedq that knew no end of it.
-_ENDLESS_STOPS = """
-    WITH endless AS (
-        SELECT feed_id FROM feedq.lease
-        WHERE state = 'stopping' AND stop_by IS NULL AND feed_id > :after AND feed_id <= :upto
-        ORDER BY feed_id FOR UPDATE SKIP LOCKED
-    )
-    UPDATE feedq.lease l SET stop_by = clock_timestamp() + make_interval(secs => :stop_within_s)
-    FROM endless WHERE l.feed_id = endless.feed_id
 """
 _WEIGHTS = f"""
     WITH weighed AS MATERIALIZED (
@@ -83,11 +72,6 @@ _TRIM_FEEDS = """
         LIMIT :limit FOR UPDATE OF e SKIP LOCKED
     )
 """
-_IDLE_COUNTS = """
-    SELECT reason, count(*) AS feeds FROM feedq.lease
-    WHERE state = 'idle' AND reason IN ('no_capacity', 'no_match', 'backoff', 'paused', 'failed')
-    GROUP BY reason
-"""
 _FORGET_WORKERS = """
     DELETE FROM feedq.worker w
     WHERE w.state = 'gone' AND w.heartbeat_at < clock_timestamp() - make_interval(days => :days)
@@ -106,7 +90,6 @@ class PassSweep:
     """When the latest sweep began."""
     _swept_to: int | None
     """The feed that the next pass goes on from; None when the sweep is done."""
-    _idle_counts: dict[str, int]
     _page: Mapping[str, int] | None = None
     """The feeds that this pass has swept."""
 
@@ -116,19 +99,17 @@ class PassSweep:
             return True
         return self._sweep_at <= self.now - timedelta(seconds=interval_s)
 
-    def sweep(self, *, stop_within_s: float) -> int:
+    def sweep(self) -> int:
         """Compare one page of feeds with their leases, mark what does not add up as dirty, count anew what
         workers hold, trim history. Returns repairs. It goes on with the next page in the pass that comes
         after."""
         c, after = self._c, self._swept_to or 0
         if self._swept_to is None:
             self._sweep_at = self.now
-            self._idle_counts = {row.reason: row.feeds for row in c.execute(text(_IDLE_COUNTS))}
         last = "SELECT id FROM feedq.feed WHERE id > :after ORDER BY id LIMIT 1 OFFSET :page - 1"
         upto = c.execute(text(last), {"after": after, "page": SWEEP_PAGE}).scalar_one_or_none()
         self._page = page = {"after": after, "upto": _ALL if upto is None else upto}
         repaired = c.execute(text(_MISMATCHED), page).rowcount
-        repaired += c.execute(text(_ENDLESS_STOPS), {**page, "stop_within_s": stop_within_s}).rowcount
         repaired += _free_orphans(c, page)
         recount(c, limit=SWEEP_PAGE)
         bounds = {"days": self._retention_days, "per_feed": history.EVENTS_PER_FEED, "limit": SWEEP_PAGE}
@@ -143,18 +124,12 @@ class PassSweep:
         self._swept_to = upto
         return repaired
 
-    def waiting_by_reason(self) -> dict[Reason, int]:
-        """Idle feeds by reason: those held right now, and the rest as the last sweep counted them."""
-        held = "SELECT count(*) FROM feedq.lease WHERE held_for IS NOT NULL"
-        counts = {Reason(reason): feeds for reason, feeds in self._idle_counts.items()}
-        return counts | {Reason.HELD: self._c.execute(text(held)).scalar_one()}
-
-    def _weigh(self, means: Means) -> None:
+    def _weigh(self, means: Mapping[str, float]) -> None:
         """Write what the feeds of the page weigh by now.
 
         At the end of a pass: it locks rows that owners report on, and must not wait for anybody after that.
         """
-        self._c.execute(text(_WEIGHTS), {**(self._page or {}), **means.parameters()})
+        self._c.execute(text(_WEIGHTS), {**(self._page or {}), **means})
 
 
 def _free_orphans(c: Connection, page: dict[str, int]) -> int:

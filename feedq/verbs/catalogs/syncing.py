@@ -137,10 +137,10 @@ def sync(
 
 def _known(store: CatalogStore, name: str, setup: str) -> str | None:
     """The version of the catalog that its feeds are as, unless somebody has changed one, or how it is set up."""
-    last = store.last(name)
-    if last is None or last.version is None or last.owned != store.owned_state(name):
+    version, owned = store.last(name)
+    if version is None or owned != store.owned_state(name):
         return None
-    before, _, known = last.version.partition(":")
+    before, _, known = version.partition(":")
     return known if before == setup else None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg2
 
-from feedq.control.store import revision
+from feedq.control.store import migrate
 from feedq.control.store.database import POSTGRESQL_MIN, SETTING, driver_options, psycopg2_dsn
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import driver_text
@@ -89,7 +89,7 @@ def _release(version: int) -> str:
 
 def _migrations(url: str) -> Check:
     try:
-        found = revision.status(url)
+        found = migrate.status(url)
     except FeedqError as error:
         return fail("migrations", str(error), "see the database check")
     if found.pending:

@@ -24,7 +24,7 @@ from feedq.verbs.report.masking import masked, shown
 from feedq.verbs.wording import lag_s
 
 if TYPE_CHECKING:
-    from feedq.control.store.event_listing import ListedEvent
+    from feedq.control.store.history import ListedEvent
     from feedq.sinks.base import DeadLetter  # imports what `feedq status` has no use for
     from feedq.verbs.catalogs.syncing import SyncReport
     from feedq.verbs.manifest.changes import Change

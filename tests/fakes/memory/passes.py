@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +19,6 @@ from tests.fakes.memory.decisions import is_dispatch_overdue, may_start
 from tests.fakes.memory.tables import MemoryDatabase, statement
 
 UNPLACED = (Reason.NO_CAPACITY, Reason.NO_MATCH)
-COUNTED = (*UNPLACED, Reason.BACKOFF, Reason.PAUSED, Reason.FAILED)
 
 
 class MemoryFleet(Fleet):
@@ -278,11 +276,9 @@ class MemoryPass(ReconcilePass):
             self._rename(self._db.tables.leases[feed_id], reason)
 
     @statement
-    def sweep(self, *, stop_within_s: float) -> int:
+    def sweep(self) -> int:
         tables = self._db.tables
-        idle = (lease.reason for lease in tables.in_state(LeaseState.IDLE))
-        tables.idle_counts = Counter(reason for reason in idle if reason in COUNTED)
-        repaired = self._end_endless_stops(stop_within_s)
+        repaired = 0
         self._weigh_all()
         for feed in tables.feeds.values():
             lease = tables.leases.get(feed.id)
@@ -295,13 +291,6 @@ class MemoryPass(ReconcilePass):
         tables.swept_at = self._db.now()
         return repaired
 
-    def _end_endless_stops(self, stop_within_s: float) -> int:
-        tables = self._db.tables
-        endless = [lease for lease in tables.in_state(LeaseState.STOPPING) if lease.stop_by is None]
-        for lease in endless:
-            tables.leases[lease.feed_id] = replace(lease, stop_by=self.now + timedelta(seconds=stop_within_s))
-        return len(endless)
-
     def _weigh_all(self) -> None:
         tables = self._db.tables
         for lease in list(tables.leases.values()):
@@ -313,9 +302,8 @@ class MemoryPass(ReconcilePass):
                 tables.leases[lease.feed_id] = replace(lease, weight=weight)
 
     @statement
-    def waiting_by_reason(self) -> dict[Reason, int]:
-        held = sum(lease.held_for is not None for lease in self._db.tables.leases.values())
-        return {**self._db.tables.idle_counts, Reason.HELD: held}
+    def held_for_successors(self) -> int:
+        return sum(lease.held_for is not None for lease in self._db.tables.leases.values())
 
     @statement
     def sweep_is_due(self, *, interval_s: float) -> bool:

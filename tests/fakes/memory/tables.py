@@ -53,7 +53,6 @@ class Tables:
     evened_out: str | None = None
     waiting_after: int = 0
     active_workers: int = 1
-    idle_counts: dict[Reason, int] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     wakes: int = 0
     """Notifications that ask for a pass; whoever runs passes takes them back to 0."""
@@ -68,7 +67,6 @@ class Tables:
             leases=dict(self.leases),
             workers=dict(self.workers),
             events=list(self.events),
-            idle_counts=dict(self.idle_counts),
         )
 
     def in_state(self, *states: LeaseState) -> list[Lease]:

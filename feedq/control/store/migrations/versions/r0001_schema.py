@@ -181,7 +181,8 @@ WORKERS_AND_LEASES = """
         event_at timestamptz,
         event_fault text,
         noticed jsonb,
-        CONSTRAINT lease_owner CHECK ((state = 'idle') = (worker_id IS NULL))
+        CONSTRAINT lease_owner CHECK ((state = 'idle') = (worker_id IS NULL)),
+        CONSTRAINT lease_stop_by CHECK (state <> 'stopping' OR stop_by IS NOT NULL)
     -- Progress is written often and touches no indexed column: there is room for it within the page.
     ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
     -- What a pass may place now, and what it may place later, and why.
@@ -190,7 +191,7 @@ WORKERS_AND_LEASES = """
             AND reason NOT IN ('paused', 'failed', 'removed', 'no_capacity', 'no_match');
     CREATE INDEX lease_due ON feedq.lease (retry_at) WHERE state = 'idle' AND retry_at IS NOT NULL;
     CREATE INDEX lease_unplaced ON feedq.lease (reason, feed_id)
-        WHERE state = 'idle' AND reason IN ('no_capacity', 'no_match', 'backoff', 'paused', 'failed');
+        WHERE state = 'idle' AND reason IN ('no_capacity', 'no_match');
     CREATE INDEX lease_held_for ON feedq.lease (held_for) WHERE held_for IS NOT NULL;
     -- What a worker has, and what waits for it to be claimed or let go of; every heartbeat looks at the latter.
     CREATE INDEX lease_held_by ON feedq.lease (worker_id, running_since) WHERE worker_id IS NOT NULL;
@@ -413,7 +414,6 @@ FLEET = """
         evened_out text,
         waiting_after bigint NOT NULL DEFAULT 0,
         swept_to bigint,
-        idle_counts jsonb NOT NULL DEFAULT '{}',
         server_started_at timestamptz
     ) WITH (fillfactor = 10);
     INSERT INTO feedq.fleet DEFAULT VALUES;
