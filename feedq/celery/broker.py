@@ -40,11 +40,15 @@ from kombu import matcher
 from kombu.clocks import LamportClock
 from kombu.compression import get_decoder
 from kombu.message import Message
-from kombu.transport import TRANSPORT_ALIASES, _transport_cache, pyamqp, redis, virtual
+from kombu.transport import TRANSPORT_ALIASES, _transport_cache, pyamqp, virtual
 from kombu.utils.json import loads
 
+from feedq.telemetry.hiding import hidden
 from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.metrics import MESSAGES_LEFT_OUT
+
+with hidden("opentelemetry.sdk.metrics"):
+    from kombu.transport import redis
 
 MESSAGE_BYTES_MAX = 64 * 2**20
 """A larger message, as it comes or unpacked, is dropped: it would take the memory of a thousand feeds."""

@@ -18,7 +18,7 @@ from feedq.settings import Settings
 from feedq.telemetry import traces
 from feedq.telemetry.event_names import EventKind as EventKind
 from feedq.telemetry.event_names import LogEvent as LogEvent
-from feedq.telemetry.without_rich import structlog
+from feedq.telemetry.hiding import structlog
 
 
 def database_event(error: Exception) -> LogEvent:

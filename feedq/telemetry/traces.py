@@ -33,7 +33,7 @@ from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode
 from feedq import __version__
 from feedq.core.values import storable
 from feedq.telemetry.event_names import LogEvent
-from feedq.telemetry.without_rich import structlog
+from feedq.telemetry.hiding import structlog
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -10,9 +10,9 @@ import pytest
 
 ELSEWHERE = {
     *("alembic", "apprise", "fastapi", "flower", "jinja2", "pygments", "rich", "sqlalchemy.orm"),
-    *("tornado", "uvicorn"),
+    *("opentelemetry.sdk", "tornado", "uvicorn"),
 }
-"""What commands, pages, the API, alerts and transactional jobs need."""
+"""What commands, pages, the API, alerts, traces and transactional jobs need."""
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from celery.utils.imports import import_from_cwd
 from feedq.control.store.jobs.runs import RunStore
 from feedq.core.schedule.model import ClaimedRun, Finish, RunState, Semantics
 from feedq.errors import FeedqError, InvalidInput, JobSessionLost, RunCancelled, RunTakenAway
+from feedq.telemetry.hiding import structlog
 from feedq.telemetry.logs import LogEvent, log, mask_url
-from feedq.telemetry.without_rich import structlog
 from feedq.worker.jobs.context import RunContext
 
 REASON_MAX = 500
