@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Response
@@ -14,8 +13,7 @@ from feedq.api.answers import answer, returns
 from feedq.api.authentication import changed
 from feedq.api.changing import Asked, Change, Reasoned
 from feedq.api.feed_routes import Declaration
-from feedq.control.store.feeds import Feeds
-from feedq.core.model import Feed, FeedView, Status, TargetState, WorkerView
+from feedq.core.model import Feed, FeedView, Status, WorkerView
 from feedq.core.selection import Selection
 from feedq.core.values import NAME_MAX
 from feedq.errors import FeedqError, InvalidInput, Outdated
@@ -111,7 +109,6 @@ class DeclaredReport(BulkReport):
     unasked: list[str] = Field(description="Why sinks could not be asked whether they know the new feeds.")
 
 
-DONE = {"pause": "paused", "resume": "resumed", "restart": "restarted", "move": "moving", "remove": "removed"}
 ACTED = {Action.ADD: "added", Action.CHANGE: "edited", Action.REMOVE: "removed"}
 
 
@@ -121,7 +118,7 @@ def act_on_feeds(asked: Change, given: BulkAction) -> Response:
     given as `count`, and still be right."""
     views = _views(asked, given.selection.selection)
     if asked.dry_run:
-        would = [DoneRow(name=view.feed.name, result=DONE[given.verb]) for view in views[:NAMED_MAX]]
+        would = [DoneRow(name=view.feed.name, result=actions.DONE[given.verb]) for view in views[:NAMED_MAX]]
         return _report(asked, given.verb, len(views), would, [])
     if given.count is None:
         raise InvalidInput(
@@ -132,7 +129,7 @@ def act_on_feeds(asked: Change, given: BulkAction) -> Response:
             f"count: there are {len(views)} such feeds by now, and not {given.count}; nothing was done"
         )
     result = _act(asked, given, views)
-    done = [_done(view.feed.name, DONE[given.verb], outcome) for view, outcome in result.done]
+    done = [_done(view.feed.name, actions.DONE[given.verb], outcome) for view, outcome in result.done]
     failed = [_failed(view.feed.name, error) for view, error in result.failed]
     return _report(asked, given.verb, len(views), done, failed)
 
@@ -181,17 +178,11 @@ def _act(asked: Asked, given: BulkAction, views: Sequence[FeedView]) -> BulkResu
         target = given.worker
         return bulk.one_by_one(views, lambda view: actions.move_feed(store, view.feed.name, target, settings))
     # As they were when they were chosen: whose somebody else has made one meanwhile is left alone.
-    acts: dict[str, Callable[[Feeds, FeedView], Any]] = {
-        "pause": partial(_target, TargetState.PAUSED),
-        "resume": partial(_target, TargetState.RUNNING),
-        "restart": lambda feeds, view: feeds.restart(view.feed.name, expected=view.feed.version),
-        "remove": lambda feeds, view: feeds.remove(view.feed.name, expected=view.feed.version),
-    }
-    return bulk.each(store.feeds, views, acts[given.verb])
-
-
-def _target(target: TargetState, feeds: Feeds, view: FeedView) -> Any:
-    return feeds.set_target(view.feed.name, target, expected=view.feed.version)
+    return bulk.each(
+        store.feeds,
+        views,
+        lambda feeds, view: actions.act(feeds, given.verb, view.feed.name, expected=view.feed.version),
+    )
 
 
 @router.post("/declarations", responses=returns(DeclaredReport), summary="Declare many feeds")

@@ -3,7 +3,6 @@ run, and columns for new fields."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -30,10 +29,9 @@ from feedq.api.changing import (
     put,
 )
 from feedq.api.documents import FEED_ENTRY
-from feedq.control.store.feeds import Feeds
 from feedq.control.store.history import EventFilter
 from feedq.core.landed import Span
-from feedq.core.model import Feed, FeedSpec, Status, TargetState, require_version
+from feedq.core.model import Feed, FeedSpec, Status, require_version
 from feedq.core.selection import Selection
 from feedq.core.values import NAME_MAX
 from feedq.errors import InvalidInput, NotFound
@@ -240,40 +238,32 @@ def patch_feed(asked: FeedChange, patch: Annotated[dict[str, Any], Body()]) -> R
 
 @feeds.delete("/{name:name}", responses=returns(ChangeRow), summary="Stop a feed and forget it")
 def remove_feed(asked: FeedChange) -> Response:
-    def remove(feeds: Feeds) -> Feed:
-        feeds.remove(asked.feed.name, expected=asked.expected)
-        return asked.feed
-
-    return _act(asked, "removed", remove)
+    return _act(asked, "remove")
 
 
 @feeds.post("/{name:name}/pause", responses=returns(ChangeRow), summary="Stop until it is resumed")
 def pause_feed(asked: FeedChange, given: Reasoned | None = None) -> Response:
-    return _target(asked, TargetState.PAUSED, "paused")
+    return _act(asked, "pause")
 
 
 @feeds.post("/{name:name}/resume", responses=returns(ChangeRow), summary="Run again where it left off")
 def resume_feed(asked: FeedChange, given: Reasoned | None = None) -> Response:
-    return _target(asked, TargetState.RUNNING, "resumed")
-
-
-def _target(asked: AskedOfFeed, target: TargetState, result: str) -> Response:
-    name, expected = asked.feed.name, asked.expected
-    return _act(asked, result, lambda feeds: feeds.set_target(name, target, expected=expected))
+    return _act(asked, "resume")
 
 
 @feeds.post("/{name:name}/restart", responses=returns(ChangeRow), summary="Stop it and start it anew")
 def restart_feed(asked: FeedChange, given: Reasoned | None = None) -> Response:
     """With If-Match, a request that is repeated restarts it once."""
-    name, expected = asked.feed.name, asked.expected
-    return _act(asked, "restarted", lambda feeds: feeds.restart(name, expected=expected))
+    return _act(asked, "restart")
 
 
-def _act(asked: AskedOfFeed, result: str, act: Callable[[Feeds], Feed]) -> Response:
+def _act(asked: AskedOfFeed, verb: str) -> Response:
+    after = asked.feed
     if asked.dry_run:
         asked.require_version()
-    after = asked.feed if asked.dry_run else act(asked.backend.store.feeds)
-    return asked.done(asked.feed.name, result, version=after.version)
+    else:
+        after = actions.act(asked.backend.store.feeds, verb, asked.feed.name, expected=asked.expected)
+    return asked.done(asked.feed.name, actions.DONE[verb], version=after.version)
 
 
 @feeds.post("/{name:name}/move", responses=returns(ChangeRow), summary="Let another worker have it")

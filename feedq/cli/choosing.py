@@ -5,7 +5,7 @@ The options make a `Selection`; what they choose is counted and shown before any
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from feedq.verbs.manifest.changes import Change
 
 ERRORS_SHOWN_MAX = 20
-VERBS = {"paused": "pause", "resumed": "resume", "restarted": "restart", "removed": "remove"}
-"""What the API calls what was done."""
 
 selection_options = decorated(
     click.option("--tenant", help="Only this tenant's feeds."),
@@ -107,19 +105,18 @@ def confirm_chosen(
     invocation.confirm(f"{verb} {counted(len(chosen), 'feed')} ({named})?", yes=yes)
 
 
-def act(
-    invocation: Invocation, chosen: Sequence[FeedView], what: str, verb: Callable[[Any, str], Any]
-) -> BulkResult[str, Any]:
+def act(invocation: Invocation, chosen: Sequence[FeedView], verb: str) -> BulkResult[str, Any]:
     """Do it to each, some hundred at a time, with a bar. Raises `FeedqError` that names each that it could not be
     done to, after the others."""
     from feedq.cli.output import ProgressBar
-    from feedq.verbs import bulk
+    from feedq.verbs import actions, bulk
 
     names = [view.feed.name for view in chosen]
-    with ProgressBar(f"feeds {what}", len(names)) as bar:
+    with ProgressBar(f"feeds {actions.DONE[verb]}", len(names)) as bar:
         if invocation.api is not None:
-            return invocation.api.feeds.act_on(names, VERBS[what], told=bar)
-        return bulk.each(invocation.store.feeds, names, verb, told=bar)
+            return invocation.api.feeds.act_on(names, verb, told=bar)
+        store = invocation.store
+        return bulk.each(store.feeds, names, lambda feeds, name: actions.act(feeds, verb, name), told=bar)
 
 
 def declare_all(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,8 +20,7 @@ from feedq.cli.invocation import Invocation, changes, decorated, wait_options, y
 from feedq.cli.output import ProgressBar, answer, answer_done
 
 if TYPE_CHECKING:
-    from feedq.control.store.feeds import Feeds
-    from feedq.core.model import Feed, FeedView, Status
+    from feedq.core.model import FeedView
     from feedq.verbs import bulk
 
 _of_many = decorated(click.argument("names", nargs=-1), selection_options, yes_option, wait_options, changes)
@@ -37,10 +36,7 @@ def pause(invocation: Invocation, **asked: Any) -> None:
       feedq feed pause acme/orders --wait
       feedq feed pause --tenant acme --yes
     """
-    from feedq.core.model import Status, TargetState
-
-    target = TargetState.PAUSED
-    _do(invocation, "Pause", "paused", lambda fs, n: fs.set_target(n, target), Status.PAUSED, **asked)
+    _do(invocation, "pause", **asked)
 
 
 @click.command()
@@ -53,10 +49,7 @@ def resume(invocation: Invocation, **asked: Any) -> None:
       feedq feed resume acme/orders
       feedq feed resume --label region=eu --status paused --yes
     """
-    from feedq.core.model import Status, TargetState
-
-    target = TargetState.RUNNING
-    _do(invocation, "Resume", "resumed", lambda fs, n: fs.set_target(n, target), Status.STREAMING, **asked)
+    _do(invocation, "resume", **asked)
 
 
 @click.command()
@@ -69,9 +62,7 @@ def restart(invocation: Invocation, **asked: Any) -> None:
       feedq feed restart acme/orders --wait
       feedq feed restart --failing --yes
     """
-    from feedq.core.model import Status
-
-    _do(invocation, "Restart", "restarted", lambda fs, n: fs.restart(n), Status.STREAMING, **asked)
+    _do(invocation, "restart", **asked)
 
 
 @click.command()
@@ -98,7 +89,7 @@ def remove(
         "what is left in the sink (`feedq apply --adopt`).",
         yes=yes,
     )
-    result = act(invocation, live, "removed", lambda feeds, name: feeds.remove(name))
+    result = act(invocation, live, "remove")
     if wait:
         ids = {view.feed.id for view in live}
 
@@ -200,9 +191,6 @@ def _await_arrival(invocation: Invocation, arrivals: Mapping[str, str], *, timeo
 def _do(
     invocation: Invocation,
     verb: str,
-    done: str,
-    change: Callable[[Feeds, str], Feed],
-    wanted: Status,
     *,
     names: Sequence[str],
     yes: bool,
@@ -210,16 +198,18 @@ def _do(
     timeout_s: float,
     **chosen: Any,
 ) -> None:
-    """Does it to all that are chosen, and waits until they are as ``wanted``; those that stream anew, with the
-    declarations that they have now or later ones. Raises when it could not be done to some."""
+    """Does it to all that are chosen, and waits until they are paused, or stream with the declarations that they
+    have now or later ones. Raises when it could not be done to some."""
     from feedq.core.model import Status
     from feedq.core.selection import Selection
+    from feedq.verbs.actions import DONE
     from feedq.verbs.wording import counted
 
+    wanted, done = Status.PAUSED if verb == "pause" else Status.STREAMING, DONE[verb]
     selection = selection_of(names, **chosen)
     live = choose(invocation, selection)
-    confirm_chosen(invocation, selection, live, verb, yes=yes)
-    result = act(invocation, live, done, change)
+    confirm_chosen(invocation, selection, live, verb.capitalize(), yes=yes)
+    result = act(invocation, live, verb)
     fail_if_any(result, done)
     made = {name: feed.generation if wanted is Status.STREAMING else 0 for name, feed in result.done}
 
