@@ -232,7 +232,7 @@ def render(
     unlimited = console.options.update(height=None)
     taken = len(console.render_lines(Group(title, workers, *below), unlimited))
     room = max(height - LINES_BESIDE_FEEDS - taken, 1)
-    worst = list(dict.fromkeys(trouble.status for trouble in TROUBLES))
+    worst = [*dict.fromkeys(str(trouble.status) for trouble in TROUBLES), "connecting"]
     ranked = sorted(frame.feeds, key=lambda view: _rank(view, frame, worst))
     columns = [*feed_columns(frame.at, title="FEED", rates=frame.rates, width=60), *extra]
     feeds = rich_table(ranked[:room], columns)
