@@ -134,7 +134,7 @@ class PassAssignments:
         """Feeds to place now. When there are more than ``limit`` the next pass begins where this one ends, so
         that feeds without a place keep no others from theirs."""
         c, after = self._c, self._waiting_after
-        _promise_to_successors(c)
+        self._promise_to_successors()
         ids = _ids(c, _NEWS, limit=limit)
         left = limit - len(ids)
         if left > 0:
@@ -163,7 +163,41 @@ class PassAssignments:
 
     def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
         """Workers that may be given feeds; with their feeds of these tenants, counted from the leases."""
-        return candidates(self._c, tenants)
+        c = self._c
+        fold(c)
+        # One statement sees one moment: a release between the fold and this is a line in held_change here, and a
+        # promise that is idle. Without that line the feed would count for its old worker and for its new one.
+        sql = f"""
+            SELECT w.id, w.name, w.queue, w.capacity, w.started_at, w.labels, w.sinks_down, w.loop_lag_s,
+                extract(epoch FROM clock_timestamp() - w.heartbeat_at)::float8 AS silent_s,
+                extract(epoch FROM w.expires_at - w.heartbeat_at)::float8 AS ttl_s,
+                greatest(coalesce(h.feeds, 0) + coalesce(n.feeds, 0) + coalesce(s.feeds, 0), 0) AS feeds,
+                greatest(coalesce(h.weight, 0) + coalesce(n.weight, 0) + coalesce(s.weight, 0), 0)::float8 AS load
+            FROM feedq.worker w
+            LEFT JOIN feedq.worker_held h ON h.worker_id = w.id
+            LEFT JOIN ({_UNFOLDED}) n ON n.worker_id = w.id
+            LEFT JOIN ({_SHIFTED}) s ON s.worker_id = w.id
+            -- One without places for feeds (`-Q jobs`) is no part of the fleet that they are spread over.
+            WHERE {SERVING} AND w.capacity > 0 ORDER BY w.id
+        """
+        rows = c.execute(text(sql)).all()
+        by_worker = held_by_tenant(c, tenants) if tenants and rows else {}
+        return [
+            EligibleWorker(
+                row.id,
+                row.name,
+                row.queue,
+                row.capacity,
+                row.feeds,
+                row.load,
+                row.started_at,
+                row.labels,
+                by_worker.get(row.id, {}),
+                frozenset(map(str.lower, row.sinks_down)),
+                lags(loop_lag_s=row.loop_lag_s, silent_s=row.silent_s, ttl_s=row.ttl_s),
+            )
+            for row in rows
+        ]
 
     def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
         sql = f"""
@@ -203,25 +237,52 @@ class PassAssignments:
         notify_workers(self._c, list({row.worker_id for row in rows}), NotifyReason.FEEDS)
         return [Assignment(row.feed_id, row.epoch, row.worker_id, row.queue) for row in rows]
 
-    def explain(self, unplaced: Sequence[tuple[int, Reason]]) -> None:
-        """Write why feeds wait, where that changed."""
-        rename_idle(self._c, unplaced)
+    def explain(self, reasons: Sequence[tuple[int, Reason]]) -> None:
+        """Write why feeds are idle, where that changed."""
+        if not reasons:
+            return
+        sql = f"""
+            WITH {GIVEN}
+            UPDATE feedq.lease l SET reason = given.reason, retry_at = NULL, held_for = NULL,
+                promised_to = CASE WHEN given.reason IN ('new', 'settling') THEN l.promised_to END,
+                moved_at = CASE WHEN given.reason IN ('new', 'settling') THEN l.moved_at END,
+                attempts = CASE WHEN given.reason = 'new' THEN 0 ELSE l.attempts END,
+                avoid = CASE WHEN given.reason = 'new' THEN '{{}}' ELSE l.avoid END
+            FROM given WHERE l.feed_id = given.feed_id AND given.state = 'idle'
+        """
+        self._c.execute(text(sql), reason_columns(reasons))
 
-
-def rename_idle(c: Connection, reasons: Sequence[tuple[int, Reason | None]]) -> None:
-    """Say why these feeds are idle."""
-    if not reasons:
-        return
-    sql = f"""
-        WITH {GIVEN}
-        UPDATE feedq.lease l SET reason = given.reason, retry_at = NULL, held_for = NULL,
-            promised_to = CASE WHEN given.reason IN ('new', 'settling') THEN l.promised_to END,
-            moved_at = CASE WHEN given.reason IN ('new', 'settling') THEN l.moved_at END,
-            attempts = CASE WHEN given.reason = 'new' THEN 0 ELSE l.attempts END,
-            avoid = CASE WHEN given.reason = 'new' THEN '{{}}' ELSE l.avoid END
-        FROM given WHERE l.feed_id = given.feed_id AND given.state = 'idle'
-    """
-    c.execute(text(sql), reason_columns(reasons))
+    def _promise_to_successors(self) -> None:
+        """Promise feeds that are held for the successor of a worker to it as soon as it is there, as far as it has
+        room."""
+        c = self._c
+        is_any_held = text("SELECT EXISTS (SELECT FROM feedq.lease WHERE held_for IS NOT NULL)")
+        if not c.execute(is_any_held).scalar_one():
+            return
+        sql = f"""
+            WITH successor AS (
+                SELECT DISTINCT ON (name) id, name FROM feedq.worker w WHERE {SERVING}
+                ORDER BY name, started_at DESC
+            )
+            SELECT l.feed_id, successor.id AS worker_id
+            FROM feedq.lease l JOIN successor ON successor.name = l.held_for
+            WHERE l.held_for IS NOT NULL AND l.state = 'idle' ORDER BY l.feed_id FOR UPDATE OF l SKIP LOCKED
+        """
+        awaited = c.execute(text(sql)).all()
+        if not awaited:
+            return
+        room = {worker.worker_id: worker.capacity - worker.feeds for worker in self.candidates()}
+        promises: list[tuple[int, str | None]] = []
+        for row in awaited:
+            room[row.worker_id] = room.get(row.worker_id, 0) - 1
+            # What a worker has no room for may go anywhere.
+            promises.append((row.feed_id, str(row.worker_id) if room[row.worker_id] >= 0 else None))
+        end_hold = f"""
+            UPDATE feedq.lease l SET held_for = NULL, retry_at = NULL, promised_to = given.worker_id
+            FROM {_PAIRS}
+            WHERE l.feed_id = given.feed_id
+        """
+        c.execute(text(end_hold), _PAIRS.of(promises))
 
 
 def reason_columns(reasons: Sequence[tuple[int, Reason | None]]) -> dict[str, list[object]]:
@@ -230,37 +291,6 @@ def reason_columns(reasons: Sequence[tuple[int, Reason | None]]) -> dict[str, li
 
 def _ids(c: Connection, sql: str, **parameters: int) -> list[int]:
     return [row.feed_id for row in c.execute(text(sql), parameters)]
-
-
-def _promise_to_successors(c: Connection) -> None:
-    """Promise feeds that are held for the successor of a worker to it as soon as it is there, as far as it has
-    room."""
-    sql = f"""
-        WITH successor AS (
-            SELECT DISTINCT ON (name) id, name FROM feedq.worker w WHERE {SERVING}
-            ORDER BY name, started_at DESC
-        )
-        SELECT l.feed_id, successor.id AS worker_id
-        FROM feedq.lease l JOIN successor ON successor.name = l.held_for
-        WHERE l.held_for IS NOT NULL AND l.state = 'idle' ORDER BY l.feed_id FOR UPDATE OF l SKIP LOCKED
-    """
-    if not c.execute(text("SELECT EXISTS (SELECT FROM feedq.lease WHERE held_for IS NOT NULL)")).scalar_one():
-        return
-    awaited = c.execute(text(sql)).all()
-    if not awaited:
-        return
-    room = {worker.worker_id: worker.capacity - worker.feeds for worker in candidates(c, ())}
-    promises: list[tuple[int, str | None]] = []
-    for row in awaited:
-        room[row.worker_id] = room.get(row.worker_id, 0) - 1
-        # What a worker has no room for may go anywhere.
-        promises.append((row.feed_id, str(row.worker_id) if room[row.worker_id] >= 0 else None))
-    end_hold = f"""
-        UPDATE feedq.lease l SET held_for = NULL, retry_at = NULL, promised_to = given.worker_id
-        FROM {_PAIRS}
-        WHERE l.feed_id = given.feed_id
-    """
-    c.execute(text(end_hold), _PAIRS.of(promises))
 
 
 def experiences(c: Connection, *, proven: bool) -> dict[str, Experience]:
@@ -335,43 +365,6 @@ def fold(c: Connection) -> None:
             weight = CASE WHEN h.feeds + excluded.feeds = 0 THEN 0 ELSE h.weight + excluded.weight END
     """
     c.execute(text(sql))
-
-
-def candidates(c: Connection, tenants: Collection[str]) -> list[EligibleWorker]:
-    fold(c)
-    # One statement sees one moment: a release between the fold and this is a line in held_change here, and a
-    # promise that is idle. Without that line the feed would count for its old worker and for its new one.
-    sql = f"""
-        SELECT w.id, w.name, w.queue, w.capacity, w.started_at, w.labels, w.sinks_down, w.loop_lag_s,
-            extract(epoch FROM clock_timestamp() - w.heartbeat_at)::float8 AS silent_s,
-            extract(epoch FROM w.expires_at - w.heartbeat_at)::float8 AS ttl_s,
-            greatest(coalesce(h.feeds, 0) + coalesce(n.feeds, 0) + coalesce(s.feeds, 0), 0) AS feeds,
-            greatest(coalesce(h.weight, 0) + coalesce(n.weight, 0) + coalesce(s.weight, 0), 0)::float8 AS load
-        FROM feedq.worker w
-        LEFT JOIN feedq.worker_held h ON h.worker_id = w.id
-        LEFT JOIN ({_UNFOLDED}) n ON n.worker_id = w.id
-        LEFT JOIN ({_SHIFTED}) s ON s.worker_id = w.id
-        -- One without places for feeds (`-Q jobs`) is no part of the fleet that they are spread over.
-        WHERE {SERVING} AND w.capacity > 0 ORDER BY w.id
-    """
-    rows = c.execute(text(sql)).all()
-    by_worker = held_by_tenant(c, tenants) if tenants and rows else {}
-    return [
-        EligibleWorker(
-            row.id,
-            row.name,
-            row.queue,
-            row.capacity,
-            row.feeds,
-            row.load,
-            row.started_at,
-            row.labels,
-            by_worker.get(row.id, {}),
-            frozenset(map(str.lower, row.sinks_down)),
-            lags(loop_lag_s=row.loop_lag_s, silent_s=row.silent_s, ttl_s=row.ttl_s),
-        )
-        for row in rows
-    ]
 
 
 def held_by_tenant(c: Connection, tenants: Collection[str]) -> dict[UUID, dict[str, int]]:

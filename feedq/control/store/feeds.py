@@ -53,7 +53,6 @@ from feedq.core.model import (
     FeedBackfill,
     FeedSpec,
     FeedView,
-    Lease,
     LeaseState,
     Reason,
     TargetState,
@@ -202,11 +201,16 @@ class Feeds(Aggregate):
             transfer(c, [Transfer(feed.id, lease.worker_id, target)], stop_within_s=stop_within_s)
             return
         if lease.state is LeaseState.ASSIGNED:
-            _withdraw(c, lease)
+            # Not claimed: nobody streams it yet, and the message that is out becomes stale.
+            whose_it_was = (feed.id, lease.worker_id, lease.epoch)
+            record(c, EventKind.LEASE_FREED, *whose_it_was, detail={"reason": Reason.MOVED.value})
         promise = """
             UPDATE feedq.lease SET promised_to = :target, held_for = NULL,
+                state = CASE state WHEN 'assigned' THEN 'idle' ELSE state END,
+                worker_id = CASE WHEN state <> 'assigned' THEN worker_id END,
+                moved_at = CASE WHEN state <> 'assigned' THEN moved_at END,
                 retry_at = CASE WHEN held_for IS NULL THEN retry_at END,
-                reason = CASE WHEN held_for IS NOT NULL OR (state = 'idle' AND retry_at IS NULL)
+                reason = CASE WHEN held_for IS NOT NULL OR (state IN ('idle', 'assigned') AND retry_at IS NULL)
                               THEN 'moved' ELSE reason END
             WHERE feed_id = :feed_id
         """
@@ -362,19 +366,6 @@ def _locked(c: Connection, name: str) -> Feed:
     if row is None:
         raise no_feed(name)
     return feed_from(row)
-
-
-def _withdraw(c: Connection, lease: Lease) -> None:
-    """Assigned elsewhere and not claimed: nobody streams it yet, and the message that is out becomes stale.
-
-    The lease is locked.
-    """
-    sql = """
-        UPDATE feedq.lease SET state = 'idle', worker_id = NULL, moved_at = NULL WHERE feed_id = :feed_id
-    """
-    c.execute(text(sql), {"feed_id": lease.feed_id})
-    whose = (lease.feed_id, lease.worker_id, lease.epoch)
-    record(c, EventKind.LEASE_FREED, *whose, detail={"reason": Reason.MOVED.value})
 
 
 def require_no_backfill(feed: Feed) -> None:

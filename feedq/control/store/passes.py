@@ -24,7 +24,6 @@ from feedq.control.store.assigning import (
     experiences,
     fold,
     reason_columns,
-    rename_idle,
 )
 from feedq.control.store.channels import HELD_LOCKS, PASS_LOCK, NotifyReason, notify_workers, wake_reconcile
 from feedq.control.store.database import Database, GivenRows
@@ -316,7 +315,7 @@ class ReconcilePass(PassAssignments, PassSweep):
         """Perform the decisions for these feed ids and mark them clean."""
         clean = "UPDATE feedq.feed SET dirty = false WHERE id = ANY(:ids)"
         self._c.execute(text(clean), {"ids": [i for i, _ in edits]})
-        rename_idle(self._c, [(i, e.reason) for i, e in edits if e.move is None and e.reason and not e.purge])
+        self.explain([(i, e.reason) for i, e in edits if e.move is None and e.reason and not e.purge])
         self._withdraw([(i, e.reason) for i, e in edits if e.move is Move.WITHDRAW])
         asked = [(i, e.reason) for i, e in edits if e.move is Move.ASK_TO_STOP]
         self._ask_to_stop(asked, stop_within_s=stop_within_s)
