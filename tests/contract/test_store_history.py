@@ -132,7 +132,7 @@ def test_a_feed_keeps_its_latest_events_only(harness: Harness, monkeypatch: pyte
 def test_a_feed_with_very_many_events_is_trimmed_a_part_each_pass(
     postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.control.store.sweeping.SWEEP_PAGE", 100)
+    monkeypatch.setattr("feedq.control.store.passes.SWEEP_PAGE", 100)
     feed = postgres_harness.feed()
     sql = "INSERT INTO feedq.event (kind, feed_id) SELECT 'lease_claimed', %s FROM generate_series(1, 550)"
     postgres_harness.execute(sql, feed.id)

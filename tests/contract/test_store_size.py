@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from feedq.control.store import sweeping
+from feedq.control.store import passes
 from feedq.core.model import Load, Reason, Release, Worker
 from tests.contract.harness import PostgresHarness, progress
 
@@ -185,7 +185,7 @@ def test_a_sweep_goes_page_by_page_from_pass_to_pass(
     postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     h = postgres_harness
-    monkeypatch.setattr(sweeping, "SWEEP_PAGE", 100)
+    monkeypatch.setattr(passes, "SWEEP_PAGE", 100)
     worker = h.worker(capacity=1000, ttl_s=999)
     many_running(h, [worker], 250)
     h.execute("DELETE FROM feedq.lease WHERE feed_id IN (5, 150, 249)")
@@ -200,7 +200,7 @@ def test_history_is_trimmed_a_page_at_a_time(
     postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     h = postgres_harness
-    monkeypatch.setattr(sweeping, "SWEEP_PAGE", 100)
+    monkeypatch.setattr(passes, "SWEEP_PAGE", 100)
     h.execute(
         "INSERT INTO feedq.event (at, kind) "
         "SELECT clock_timestamp() - interval '99 days', 'old' FROM generate_series(1, 250)"

@@ -24,7 +24,7 @@ from sqlalchemy import Connection, text
 from feedq.control.store.channels import NotifyReason, notify_workers
 from feedq.control.store.database import GivenRows
 from feedq.control.store.feed_rows import avoided_from, selector_from
-from feedq.control.store.leases import STILL_FAILED
+from feedq.control.store.leases import BIGINT_MAX, STILL_FAILED
 from feedq.core.lease import RATE_TIME_S, Move, states_before
 from feedq.core.model import Assignment, Reason
 from feedq.core.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, WaitingFeed, lags
@@ -106,7 +106,6 @@ _DETAILS = f"""
           WHERE ending.state = 'stopping' AND removed.removed_at IS NOT NULL AND removed.name = f.name)
     ORDER BY l.feed_id
 """
-_ALL = 2**63 - 1
 # Leases by nothing but their keys; what state they are in is asked after. Told that few can match, as there were
 # few when statistics were taken, the planner would go through all of them for each.
 _REASONS = GivenRows("feed_id bigint, reason text")
@@ -138,7 +137,7 @@ class PassAssignments:
         ids = _ids(c, _NEWS, limit=limit)
         left = limit - len(ids)
         if left > 0:
-            unplaced = _ids(c, _UNPLACED, limit=left, after=after, upto=_ALL)
+            unplaced = _ids(c, _UNPLACED, limit=left, after=after, upto=BIGINT_MAX)
             if after and len(unplaced) < left:
                 unplaced += _ids(c, _UNPLACED, limit=left - len(unplaced), after=0, upto=after)
             ids += unplaced

@@ -8,8 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.control.store.passes import Fleet, ReconcilePass, SuspectWorker
-from feedq.control.store.sweeping import WEIGHT_STEP
+from feedq.control.store.passes import WEIGHT_STEP, Fleet, ReconcilePass, SuspectWorker
 from feedq.core.lease import Edit, Move, OutageGrace, as_of, on_edit, transition
 from feedq.core.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
 from feedq.core.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, WaitingFeed
