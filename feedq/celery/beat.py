@@ -39,8 +39,7 @@ from feedq.settings import Settings, settings
 from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.metrics_port import watch_threads
 from feedq.verbs.alerts import AlertSender
-from feedq.worker.outbox import Outbox
-from feedq.worker.threads import SerialExecutor
+from feedq.worker.threads import Outbox, SerialExecutor
 
 CAMPAIGN_S = 0.2
 """The pause between two tries to be elected: a killed leader is replaced at once by a beat that waits for its

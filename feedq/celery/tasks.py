@@ -24,7 +24,7 @@ from feedq.core.model import Assignment, FeedKey, Reason
 from feedq.errors import FeedqError
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log
-from feedq.worker.outbox import Outbox
+from feedq.worker.threads import Outbox
 
 STREAM_FEED = "feedq.stream_feed"
 RECONCILE = "feedq.reconcile"

@@ -8,8 +8,8 @@ their sources. There are three ways to keep them from it:
 * **a moment's wait**: what comes alone waits for others to go with it, or until what is more urgent is done.
   Claims, messages, news, audits, reconcile passes.
 
-Here are the numbers and the arithmetic; whoever waits does so where it lives: `feedq.worker.connect_limiter`,
-`feedq.worker.throttling`, the worker core, the lease client, the beat. What each number buys, and by which
+Here are the numbers and the arithmetic; whoever waits does so where it lives: `feedq.worker.pacing`,
+`feedq.worker.pacing`, the worker core, the lease client, the beat. What each number buys, and by which
 measurement, is told in ``docs/reference/limits.md``. How many rows a single statement takes stands beside the
 statement, and on that page.
 

@@ -24,9 +24,9 @@ from feedq.sinks.event_time import EventTime, EventTimeReader
 from feedq.sinks.field_watch import FieldWatch
 from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.metrics import INFLIGHT_BYTES
+from feedq.worker.pacing import FeedThrottle
 from feedq.worker.taps import RecordTap
 from feedq.worker.threads import call_on, resolve
-from feedq.worker.throttling import FeedThrottle
 
 if TYPE_CHECKING:
     from feedq.worker.writer import Writer

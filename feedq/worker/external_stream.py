@@ -26,16 +26,15 @@ from feedq.core.worker_actions import Action, CutSockets, LoseFeeds, Resume, Sto
 from feedq.errors import Unavailable
 from feedq.settings import Settings
 from feedq.telemetry.logs import LogEvent, database_event, log
-from feedq.worker.activity import Activity, current_feed
-from feedq.worker.connect_limiter import ConnectLimiter
+from feedq.worker.activity import CHECK_S, Activity, current_feed
+from feedq.worker.pacing import ConnectLimiter, Pacing
 from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool
-from feedq.worker.stall import CHECK_S
 from feedq.worker.taps import TapWriter
-from feedq.worker.throttling import Pacing
 
 FOLLOW_S = 0.5
 """How often the lease is asked for: a stop request is heard within this, for one statement a feed."""
+TURN_S_MIN = 0.01
 RELEASE_TRIES = 8
 RELEASE_RETRY_S = 0.25
 
@@ -136,7 +135,9 @@ class _Stream:
         """Note that the loop turns, and tell the core the time."""
         self._activity.tick()
         self._perform(self._core.tick(monotonic()))
-        loop.call_later(CHECK_S / 2, self._turn, loop)
+        # The end of the trust window is noticed when it comes, and not at the next turn.
+        left_s = max(self._core.wakes_at() - monotonic(), TURN_S_MIN)
+        loop.call_later(min(left_s, CHECK_S / 2), self._turn, loop)
 
     async def _follow(self, runner: FeedRunner) -> None:
         loop = asyncio.get_running_loop()
@@ -162,14 +163,7 @@ class _Stream:
             except Exception:
                 # Whoever stops following is suspended for good, with the lease still held.
                 logger.exception(LogEvent.UNEXPECTED, where="follow", feed=runner.feed.name)
-            self._wake_in_time(loop)
             await asyncio.sleep(FOLLOW_S)
-
-    def _wake_in_time(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the end of the trust window noticed when it comes, and not at the next turn."""
-        left_s = self._core.wakes_at() - monotonic()
-        if left_s < FOLLOW_S + CHECK_S:
-            loop.call_later(max(0.0, left_s), lambda: self._perform(self._core.tick(monotonic())))
 
     def _heard(self, key: FeedKey, followed: Followed | None, sent_at: float) -> None:
         core, now = self._core, monotonic()

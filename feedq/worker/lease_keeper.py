@@ -27,7 +27,7 @@ from feedq.errors import FeedqError, Unavailable
 from feedq.settings import Settings
 from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.metrics import HEARTBEAT_SECONDS
-from feedq.worker.stall import CHECK_S
+from feedq.worker.activity import CHECK_S
 
 LISTEN_S = 30.0
 """How long one wait for a notification lasts; heartbeats carry the same news in the meantime."""

@@ -19,8 +19,7 @@ from typing import Final
 
 from feedq.core.model import Loss
 from feedq.telemetry.logs import LogEvent, log
-from feedq.worker.activity import Activity, resident_bytes
-from feedq.worker.stall import processor_s
+from feedq.worker.activity import Activity, processor_s, resident_bytes
 
 CHECK_S: Final = 0.1
 WATCHED: Final = 0.5

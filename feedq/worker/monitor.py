@@ -38,8 +38,15 @@ from typing import TYPE_CHECKING, Final
 
 from feedq.core.model import Loss
 from feedq.errors import FeedqError, Unavailable
-from feedq.worker.activity import NO_FEED, Activity, resident_bytes
-from feedq.worker.stall import CHECK_S, Scheduling, StallClock, processor_s
+from feedq.worker.activity import (
+    CHECK_S,
+    NO_FEED,
+    Activity,
+    Scheduling,
+    StallClock,
+    processor_s,
+    resident_bytes,
+)
 
 if TYPE_CHECKING:
     from feedq.control.store.postgresql import PostgresStore

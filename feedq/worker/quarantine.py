@@ -33,7 +33,7 @@ from feedq.core.worker import NO_SLOT_RETRY_S
 from feedq.errors import FeedqError
 from feedq.settings import Settings, settings
 from feedq.telemetry.logs import LogEvent, configure_logging, log
-from feedq.worker.activity import Activity
+from feedq.worker.activity import CHECK_S, Activity
 from feedq.worker.monitor import (
     DUMP_SIGNAL,
     DumpPipe,
@@ -43,7 +43,6 @@ from feedq.worker.monitor import (
     make_private,
     memory_limit,
 )
-from feedq.worker.stall import CHECK_S
 from feedq.worker.threads import end_with_parent
 
 END_S = 10.0

@@ -67,15 +67,14 @@ from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.telemetry.metrics import RECONNECTS
 from feedq.telemetry.traces import FeedTrace
 from feedq.worker.batch_queue import BatchQueue
-from feedq.worker.connect_limiter import ConnectLimiter
 from feedq.worker.declared import BackfillEnd, Declared, declared, lean
 from feedq.worker.first_records import watch_header
+from feedq.worker.pacing import ConnectLimiter, FeedThrottle, Pacing
 from feedq.worker.progress_reporter import FeedProgress
 from feedq.worker.retries import FeedRetries
 from feedq.worker.sink_pool import SinkPool
 from feedq.worker.sockets import Sockets
 from feedq.worker.taps import RecordTap
-from feedq.worker.throttling import FeedThrottle, Pacing
 
 UNEXPECTED_RETRY_S = 5.0
 CANCEL_AGAIN_S = 1.0

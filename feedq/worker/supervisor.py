@@ -47,21 +47,19 @@ from feedq.core.worker_actions import Action
 from feedq.errors import Unavailable
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.telemetry.logs import LogEvent, log
-from feedq.worker.activity import NO_FEED, Activity, current_feed
-from feedq.worker.connect_limiter import ConnectLimiter
+from feedq.worker.activity import CHECK_S, NO_FEED, Activity, Scheduling, StallClock, current_feed
 from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
 from feedq.worker.load_meter import LoadMeter
 from feedq.worker.memory import MemoryWatch
 from feedq.worker.monitor import Watch
+from feedq.worker.pacing import SHARE_TICKS, ConnectLimiter, Pacing
 from feedq.worker.progress_reporter import ProgressReporter
 from feedq.worker.quarantine import Quarantine
 from feedq.worker.runner import UNEXPECTED_RETRY_S, FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool, sinks_to_leave
-from feedq.worker.stall import CHECK_S, Scheduling, StallClock
 from feedq.worker.taps import TapWriter
 from feedq.worker.threads import call_on, resolve
-from feedq.worker.throttling import SHARE_TICKS, Pacing
 
 SINK_PATIENCE_S = 5.0
 """A worker that has not reached a sink for this long lets go of its feeds, if another worker reaches the
@@ -311,12 +309,8 @@ class Supervisor:
             case actions.RunReconcile(pass_age_s):
                 logger.warning(LogEvent.WATCHDOG, pass_age_s=pass_age_s)
                 self._reconcile()
-            case actions.ClaimFeeds() | actions.ReleaseLeases() | actions.AnnounceDrain():
-                self._ask_database(action)
-            case actions.FetchOrders() | actions.FetchHeld():
-                self._ask_database(action)
             case _:
-                self._perform_on_session(action)
+                self._ask_database(action)
 
     def _ask_database(self, action: Action) -> None:
         client = self.lease_client
@@ -331,6 +325,8 @@ class Supervisor:
                 client.do(partial(self._fetch_held, worker_id))
             case actions.AnnounceDrain(worker_id):
                 client.do(partial(self._store.workers.drain, worker_id))
+            case _:
+                self._perform_on_session(action)
 
     def _perform_on_session(self, action: Action) -> None:
         match action:

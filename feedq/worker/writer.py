@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import islice
 from threading import Condition, Lock, Thread
 from time import monotonic
@@ -23,7 +24,6 @@ from feedq.core.model import Batch
 from feedq.errors import SinkUnavailable
 from feedq.sinks.base import Sink, Written
 from feedq.telemetry.logs import LogEvent, log
-from feedq.worker.apart_writer import ApartWriter
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.writing_session import (
     IDLE_S,
@@ -39,6 +39,12 @@ from feedq.worker.writing_session import (
 
 APART_AFTER = 5
 """Failures of a group in a row before one of its feeds is tried by itself, to see whether it is the sink."""
+
+SUSPECT_S = 60.0
+"""A feed that had a record refused is written apart this long, as others are to be expected of it."""
+SLICE_BYTES_MIN = 64 * 1024
+SLICE_FAST_S, SLICE_SLOW_S = 0.25, 1.0
+"""The time that one slice of a feed that is written apart is to take: so much of it is written at once."""
 
 logger = log(__name__)
 
@@ -248,3 +254,212 @@ def _drop_broken(group: Group) -> None:
     for batch_queue in list(group):
         if batch_queue.broken is not None:
             refuse(batch_queue, group.pop(batch_queue), batch_queue.broken)
+
+
+# -- feeds in trouble ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class FeedApart:
+    """A feed that is written by itself."""
+
+    due_at: float
+    until: float
+    """The moment at which the feed is written with the others again, when nothing of it waits then."""
+    slice_bytes: int = 4 * SLICE_BYTES_MIN
+    pause_s: float = 0.0
+    tried_at: float = float("-inf")
+    batches: deque[Batch] = field(default_factory=deque)
+    bytes: int = 0
+
+    def next_slice(self) -> list[Batch]:
+        taken: list[Batch] = []
+        size = 0
+        for batch in self.batches:
+            if taken and size + batch.size > self.slice_bytes:
+                break
+            taken.append(batch)
+            size += batch.size
+        return taken
+
+
+class ApartWriter:
+    """Writes feeds in trouble one at a time, so that the others need not wait for them.
+
+    A feed takes turns with others of its kind. As much of it is written in a turn as takes `SLICE_SLOW_S` at most,
+    one batch at least. One that cannot be written now is tried again ever less often. What waits for a feed here
+    is always older than what `Writer` still has of it, and a feed goes back only when nothing does.
+    """
+
+    def __init__(
+        self, name: str, session: WritingSession, *, flush_interval_s: float, slice_bytes_max: int
+    ) -> None:
+        self._name, self._session = name, session
+        self._flush_interval_s, self._slice_bytes_max = flush_interval_s, slice_bytes_max
+        self._wakeup = Condition()
+        self._feeds: dict[BatchQueue, FeedApart] = {}
+        self._stopping = False
+        self._thread: Thread | None = None
+
+    def add(self, group: Group) -> None:
+        """Take these over, with all that comes of them later."""
+        now = monotonic()
+        with self._wakeup:
+            for batch_queue, batches in group.items():
+                # One that has just come back and fails the others again is to stay for longer.
+                again = now - batch_queue.back_at < SUSPECT_S
+                batch_queue.apart_s = min(max(1.0, 2 * batch_queue.apart_s), SUSPECT_S) if again else 0.0
+                feed = self._feeds[batch_queue] = FeedApart(due_at=now, until=now + batch_queue.apart_s)
+                feed.batches += batches
+                feed.bytes = sum(batch.size for batch in batches)
+                batch_queue.is_apart = batch_queue.is_postponed = True
+            if self._thread is None and not self._stopping:
+                thread = Thread(target=self._run, name=f"feedq-apart-{self._name}", daemon=True)
+                thread.start()  # or raises: then the next feed tries again
+                self._thread = thread
+            self._wakeup.notify()
+
+    def take(self, batch_queue: BatchQueue, batch: Batch) -> bool:
+        """Take over what comes later of a feed that is here; False when it is to go with the others again."""
+        now = monotonic()
+        with self._wakeup:
+            feed = self._feeds.get(batch_queue)
+            if feed is None or (not feed.batches and now >= feed.until):
+                self._rejoin(batch_queue, now)
+                return False
+            if not feed.batches:
+                feed.due_at = max(feed.due_at, now)
+            feed.batches.append(batch)
+            feed.bytes += batch.size
+            self._wakeup.notify()
+            return True
+
+    def flush_now(self) -> None:
+        with self._wakeup:
+            for batch_queue, feed in self._feeds.items():
+                if not batch_queue.is_postponed:
+                    feed.due_at = min(feed.due_at, monotonic())
+            self._wakeup.notify()
+
+    def drop_abandoned(self) -> None:
+        with self._wakeup:
+            self._wakeup.notify()
+
+    def renew(self) -> None:
+        self._session.must_renew = True
+
+    def stop(self) -> None:
+        with self._wakeup:
+            self._stopping = True
+            self._wakeup.notify()
+
+    def join(self, timeout_s: float) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    # -- the thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (turn := self._next_turn()) is not None:
+            batch_queue, feed, batches = turn
+            try:
+                self._write(batch_queue, feed, batches)
+            except Exception as error:
+                logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name, feed=batch_queue.feed)
+                refuse_unexpected(self._name, {batch_queue: batches}, error)
+                self._session.leave_undecided()
+                self._done(feed, batches)
+            del turn, batch_queue, feed, batches
+        self._session.close()
+
+    def _next_turn(self) -> tuple[BatchQueue, FeedApart, list[Batch]] | None:
+        with self._wakeup:
+            while not self._stopping:
+                self._drop_broken()
+                now = monotonic()
+                waiting = [(f.due_at, f.tried_at, n) for n, f in enumerate(self._feeds.values()) if f.batches]
+                if waiting and (first := min(waiting))[0] <= now:
+                    batch_queue, feed = next(islice(self._feeds.items(), first[2], None))
+                    feed.tried_at = now
+                    return batch_queue, feed, feed.next_slice()
+                if not self._feeds:
+                    self._session.close()
+                self._wakeup.wait(first[0] - now if waiting else IDLE_S)
+        return None
+
+    def _drop_broken(self) -> None:
+        for batch_queue in list(self._feeds):
+            if batch_queue.broken is not None:
+                refuse(batch_queue, self._feeds.pop(batch_queue).batches, batch_queue.broken)
+
+    def _rejoin(self, batch_queue: BatchQueue, now: float) -> None:
+        self._feeds.pop(batch_queue, None)
+        batch_queue.is_apart, batch_queue.back_at = False, now
+
+    def _write(self, batch_queue: BatchQueue, feed: FeedApart, batches: list[Batch]) -> None:
+        started = monotonic()
+        written = self._write_decided(batch_queue, feed, batches)
+        if written is None:
+            return
+        if why := written.postponed.get(batch_queue.key):
+            self._put_off(batch_queue, feed, why)
+            return
+        now = monotonic()
+        finish({batch_queue: batches}, written)
+        with self._wakeup:
+            self._done(feed, batches)
+            feed.pause_s = 0.0
+            # Behind those that are due already: there are more feeds like this one.
+            feed.due_at = started + self._flush_interval_s if feed.bytes < feed.slice_bytes else now
+            if now - started < SLICE_FAST_S:
+                feed.slice_bytes = min(2 * feed.slice_bytes, self._slice_bytes_max)
+            elif now - started > SLICE_SLOW_S:
+                feed.slice_bytes = max(feed.slice_bytes // 2, SLICE_BYTES_MIN)
+            if written.dead.get(batch_queue.key):
+                feed.until = now + SUSPECT_S
+            batch_queue.is_postponed = False
+        self._say(batch_queue, None)
+
+    def _write_decided(
+        self, batch_queue: BatchQueue, feed: FeedApart, batches: list[Batch]
+    ) -> Written | None:
+        """Write until it is known what became of it; None when nothing was written."""
+        while not self._stopping:
+            try:
+                return self._session.write({batch_queue: batches}, briefly=False)
+            except SinkUnavailable as error:
+                self._put_off(batch_queue, feed, str(error))
+                if self._session.is_decided:
+                    return None
+                with self._wakeup:
+                    while not self._stopping and (left_s := feed.due_at - monotonic()) > 0:
+                        self._wakeup.wait(left_s)
+                if batch_queue.broken is not None:
+                    self._session.leave_undecided()
+                    return None
+        return None
+
+    def _put_off(self, batch_queue: BatchQueue, feed: FeedApart, why: str) -> None:
+        with self._wakeup:
+            feed.pause_s = min(max(2 * feed.pause_s, RETRY_FIRST_S), RETRY_MAX_S)
+            feed.due_at = monotonic() + feed.pause_s
+            batch_queue.is_postponed = True
+            # Those that the same thing is in the way of: one of them is enough to find out whether it still is.
+            for other, theirs in self._feeds.items():
+                if other.trouble == why:
+                    theirs.due_at = max(theirs.due_at, feed.due_at)
+        self._say(batch_queue, why)
+
+    def _say(self, batch_queue: BatchQueue, trouble: str | None) -> None:
+        if batch_queue.trouble == trouble:
+            return
+        if trouble is not None:
+            logger.warning(LogEvent.FEED_POSTPONED, sink=self._name, feed=batch_queue.feed, error=trouble)
+        batch_queue.trouble = trouble
+        batch_queue.tell()
+
+    @staticmethod
+    def _done(feed: FeedApart, batches: list[Batch]) -> None:
+        for batch in batches:
+            feed.batches.popleft()
+            feed.bytes -= batch.size

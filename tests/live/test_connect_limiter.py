@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from feedq.core.clock import SystemClock
 from feedq.core.limits import CONNECT_BURST_S, CONNECT_FIRST_S, RateLimiter
 from feedq.telemetry.metrics import REGISTRY
-from feedq.worker.connect_limiter import HOSTS_KEPT, ConnectLimiter
+from feedq.worker.pacing import HOSTS_KEPT, ConnectLimiter
 
 HOUR_S = 3_600.0
 LARGEST = 1_000_000.0

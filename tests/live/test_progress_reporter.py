@@ -12,10 +12,9 @@ from feedq.core.clock import SystemClock
 from feedq.core.limits import NEWS_GATHERED_S
 from feedq.core.model import Claim, Feed, FeedSpec, Progress
 from feedq.core.permission import Permissions
-from feedq.worker.connect_limiter import ConnectLimiter
+from feedq.worker.pacing import ConnectLimiter, Pacing
 from feedq.worker.progress_reporter import PROGRESS_MAX, ProgressReporter
 from feedq.worker.runner import FeedRunner, WorkerServices
-from feedq.worker.throttling import Pacing
 from tests.fakes.sink import IDENTITY
 from tests.unit.data_path import AT, DataPath, PathPool, until
 

@@ -20,10 +20,9 @@ from feedq.core.lease import LAGS_S, Owner
 from feedq.core.model import Claim, Feed, FeedKey, FeedSpec, Reason, Release, Status
 from feedq.core.permission import DEFAULT, Permissions
 from feedq.testing.loopback import serving
-from feedq.worker import throttling
-from feedq.worker.connect_limiter import ConnectLimiter
+from feedq.worker import pacing
+from feedq.worker.pacing import ConnectLimiter, Pacing
 from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
-from feedq.worker.throttling import Pacing
 from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemoryTables
 from tests.live import odd_connector
 from tests.unit.data_path import AT, DataPath, PathPool, until
@@ -242,7 +241,7 @@ async def test_a_feed_over_its_rate_limit_takes_nothing_more_and_loses_nothing()
 async def test_a_feed_over_its_rate_limit_hears_at_once_that_its_table_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(throttling, "NAP_S_MAX", 0.05)
+    monkeypatch.setattr(pacing, "THROTTLE_NAP_S_MAX", 0.05)
     async with numbered_source() as source:
         with DataPath(flush_interval_s=0.5) as path:
             bench = Bench(path, options(source, limits={"rows_per_s": 1e-3}))

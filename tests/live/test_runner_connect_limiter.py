@@ -11,7 +11,7 @@ import pytest
 from feedq.connectors.base import parse_options
 from feedq.core.clock import SystemClock
 from feedq.core.model import Reason
-from feedq.worker.connect_limiter import ConnectLimiter
+from feedq.worker.pacing import ConnectLimiter
 from feedq.worker.runner import Interrupt
 from tests.live.test_runner import Bench, numbered_source, options
 from tests.unit.data_path import DataPath, until

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.worker.stall import LAPSE_MAX_S, LoopSample, Scheduling, StallClock
+from feedq.worker.activity import LAPSE_MAX_S, LoopSample, Scheduling, StallClock
 from tests.cluster import wait_until
 
 

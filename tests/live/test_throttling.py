@@ -12,7 +12,7 @@ from feedq.core.clock import SystemClock
 from feedq.core.limits import RateLimits
 from feedq.core.model import Batch, Feed, FeedSpec
 from feedq.worker.batch_queue import InflightBudget
-from feedq.worker.throttling import WAITING_PART, FeedThrottle, Pacing
+from feedq.worker.pacing import WAITING_PART, FeedThrottle, Pacing
 from tests.fakes import ManualClock
 from tests.fakes.sink import IDENTITY
 

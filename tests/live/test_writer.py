@@ -327,7 +327,7 @@ async def test_a_feed_with_a_refused_record_is_written_apart_and_its_dead_letter
 async def test_a_feed_that_behaves_again_lands_with_the_others_again(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.worker.apart_writer.SUSPECT_S", 0.0)
+    monkeypatch.setattr("feedq.worker.writer.SUSPECT_S", 0.0)
     own(path, 1)
     path.tables.poison = b"bad"
     batch_queue = path.open_batch_queue((1, 1), "a")
@@ -344,7 +344,7 @@ async def test_a_feed_that_behaves_again_lands_with_the_others_again(
 async def test_records_stay_in_order_while_a_feed_goes_apart_and_comes_back(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.worker.apart_writer.SUSPECT_S", 0.001)
+    monkeypatch.setattr("feedq.worker.writer.SUSPECT_S", 0.001)
     own(path, *range(1, 6))
     path.tables.poison = b"bad"
     batch_queues = [path.open_batch_queue((n, 1), f"feed-{n}") for n in range(1, 6)]

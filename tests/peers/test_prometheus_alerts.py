@@ -35,7 +35,7 @@ from feedq.telemetry.logs import LogEvent
 from feedq.telemetry.metrics import BUILD_INFO, JOB_SLOTS
 from feedq.telemetry.metrics_port import MetricsServer, open_port
 from feedq.worker.metrics import Signs, refresh, serve
-from feedq.worker.outbox import Outbox
+from feedq.worker.threads import Outbox
 from tests import promql
 from tests.cluster import wait_until
 from tests.fakes.sink import MemoryCheckpoint, MemoryTables

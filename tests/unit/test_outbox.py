@@ -10,7 +10,7 @@ import pytest
 
 from feedq.telemetry.logs import LogEvent
 from feedq.telemetry.metrics import MESSAGES_LEFT_OUT
-from feedq.worker.outbox import Outbox
+from feedq.worker.threads import Outbox
 
 LIMIT_S = 10.0
 

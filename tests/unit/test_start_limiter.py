@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from feedq.core.limits import STARTS_TOGETHER
-from feedq.worker.connect_limiter import StartLimiter
+from feedq.worker.pacing import StartLimiter
 
 FEEDS = 200
 STEPS = 5
