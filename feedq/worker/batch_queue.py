@@ -9,7 +9,7 @@ it: the feed's own, and that of the whole worker (`InflightBudget`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from threading import Lock
@@ -24,7 +24,6 @@ from feedq.sinks.event_time import EventTime, EventTimeReader
 from feedq.sinks.field_watch import FieldWatch
 from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.metrics import INFLIGHT_BYTES
-from feedq.worker.pacing import FeedThrottle
 from feedq.worker.taps import RecordTap
 from feedq.worker.threads import call_on, resolve
 
@@ -155,20 +154,6 @@ class BatchQueue:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _inflight: int = 0
     _waiter: asyncio.Future[None] | None = None
-
-    async def take_all(
-        self, batches: AsyncIterator[Batch], pace: FeedThrottle, *, before_each: Callable[[], None]
-    ) -> None:
-        """Take what a connection yields, as fast as room and limits allow. Raises `failure` if there is one.
-
-        ``before_each``: called for each batch; it may raise.
-        """
-        async for batch in batches:
-            before_each()
-            await self.put(batch)
-            if pace.is_limited:
-                await pace.keep(batch, unless=lambda: self.failure)
-            del batch  # or it would stay in memory until the next one comes
 
     async def put(self, batch: Batch) -> None:
         """Hand over a batch, then wait until there is room for another. Raises `failure` if there is one."""

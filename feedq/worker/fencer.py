@@ -44,9 +44,6 @@ class _Waiting:
     future: asyncio.Future[FenceOutcome]
     loop: asyncio.AbstractEventLoop
 
-    def answer(self, outcome: FenceOutcome | FeedqError) -> None:
-        _answer([(self, outcome)])
-
 
 class Fencer:
     """The fencing end of one sink."""
@@ -202,7 +199,7 @@ def _newest(group: list[_Waiting]) -> list[_Waiting]:
         older, newer = sorted((newest.get(feed_id, waiting), waiting), key=lambda w: w.request.epoch)
         newest[feed_id] = newer
         if older is not newer:
-            older.answer(Superseded(feed_id, older.request.epoch, newer.request.epoch))
+            _answer([(older, Superseded(feed_id, older.request.epoch, newer.request.epoch))])
     return list(newest.values())
 
 

@@ -320,7 +320,12 @@ class FeedRunner:
     ) -> None:
         try:
             async with contextlib.aclosing(batches):
-                await batch_queue.take_all(batches, pace, before_each=self._received)
+                async for batch in batches:
+                    self._received()
+                    await batch_queue.put(batch)
+                    if pace.is_limited:
+                        await pace.keep(batch, unless=lambda: batch_queue.failure)
+                    del batch  # or it would stay in memory until the next one comes
         except (SourceUnavailable, FeedMisconfigured, LeaseLost, SinkUnavailable, EndReached):
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # these two would end all other feeds too

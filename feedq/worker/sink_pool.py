@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
 from time import monotonic
@@ -146,8 +146,3 @@ class SinkPool:
         return lambda: kind(
             url, environment=self._settings.environment, worker_id=self._worker_id(), role=role
         )
-
-
-def sinks_to_leave(down: Mapping[str, str], elsewhere: Collection[str]) -> dict[str, str]:
-    """Return the sinks that this worker cannot write to and that others can, or may, each with the reason."""
-    return {name: why for name, why in down.items() if name in elsewhere}

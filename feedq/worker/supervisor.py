@@ -57,7 +57,7 @@ from feedq.worker.pacing import SHARE_TICKS, ConnectLimiter, Pacing
 from feedq.worker.progress_reporter import ProgressReporter
 from feedq.worker.quarantine import Quarantine
 from feedq.worker.runner import UNEXPECTED_RETRY_S, FeedRunner, Interrupt, WorkerServices
-from feedq.worker.sink_pool import SinkPool, sinks_to_leave
+from feedq.worker.sink_pool import SinkPool
 from feedq.worker.taps import TapWriter
 from feedq.worker.threads import call_on, resolve
 
@@ -134,21 +134,19 @@ class Supervisor:
         self._trusted = asyncio.Event()
         self._tap_writer = TapWriter(self._loop, elsewhere=self.lease_client.do, send=self._send_taps)
         self._load_meter = LoadMeter(self._loop)
-        self._memory_watch = self._make_memory_watch()
+        self._memory_watch: MemoryWatch | None = None
+        if watch is not None and watch.limits.memory_bytes:
+            self._memory_watch = MemoryWatch(
+                self._activity,
+                limit_bytes=watch.limits.memory_bytes,
+                release=partial(self._soon, self._release_for_memory),
+            )
         self._stall, self._scheduling = StallClock(), Scheduling(os.getpid())
         self._sinks_down: set[str] = set()
         self._missed: set[FeedKey] = set()
         """The feeds that were to run and did not at the last heartbeat, by their assigned keys."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = Thread(target=self._run_loop, name="feedq-loop", daemon=True)
-
-    def _make_memory_watch(self) -> MemoryWatch | None:
-        limit = self._watch.limits.memory_bytes if self._watch is not None else 0
-        if not limit:
-            return None
-        return MemoryWatch(
-            self._activity, limit_bytes=limit, release=partial(self._soon, self._release_for_memory)
-        )
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -491,11 +489,14 @@ class Supervisor:
 
     def _leave_sinks(self, answer: Heartbeat) -> None:
         """Let go of feeds whose sinks this worker alone does not reach: if nobody does, nothing is won by it."""
-        left = sinks_to_leave(self._sink_pool.down(for_s=SINK_PATIENCE_S), answer.sinks_up_elsewhere)
+        sinks = self._sink_pool
+        left = {
+            n: why for n, why in sinks.down(for_s=SINK_PATIENCE_S).items() if n in answer.sinks_up_elsewhere
+        }
         # Where nobody has tried, somebody has to, and may find it away as well.
-        left |= sinks_to_leave(
-            self._sink_pool.down(for_s=2 * SINK_PATIENCE_S), answer.sinks_untried_elsewhere
-        )
+        for name, why in sinks.down(for_s=2 * SINK_PATIENCE_S).items():
+            if name in answer.sinks_untried_elsewhere:
+                left[name] = why
         for runner in self._all_runners():
             if runner.progress.sink in left:
                 runner.give_up(left[runner.progress.sink])

@@ -110,8 +110,7 @@ class Writer:
 
     def renew(self) -> None:
         """Use new sessions from the next group on: the worker has registered again, under a new id."""
-        self._session.must_renew = True
-        self._apart.renew()
+        self._session.must_renew = self._apart.session.must_renew = True
 
     def stop(self, *, timeout_s: float) -> None:
         """End the threads. What has not been written is dropped: the checkpoint says so to the successor."""
@@ -294,7 +293,7 @@ class ApartWriter:
     def __init__(
         self, name: str, session: WritingSession, *, flush_interval_s: float, slice_bytes_max: int
     ) -> None:
-        self._name, self._session = name, session
+        self._name, self.session = name, session
         self._flush_interval_s, self._slice_bytes_max = flush_interval_s, slice_bytes_max
         self._wakeup = Condition()
         self._feeds: dict[BatchQueue, FeedApart] = {}
@@ -345,9 +344,6 @@ class ApartWriter:
         with self._wakeup:
             self._wakeup.notify()
 
-    def renew(self) -> None:
-        self._session.must_renew = True
-
     def stop(self) -> None:
         with self._wakeup:
             self._stopping = True
@@ -367,10 +363,10 @@ class ApartWriter:
             except Exception as error:
                 logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name, feed=batch_queue.feed)
                 refuse_unexpected(self._name, {batch_queue: batches}, error)
-                self._session.leave_undecided()
+                self.session.leave_undecided()
                 self._done(feed, batches)
             del turn, batch_queue, feed, batches
-        self._session.close()
+        self.session.close()
 
     def _next_turn(self) -> tuple[BatchQueue, FeedApart, list[Batch]] | None:
         with self._wakeup:
@@ -383,7 +379,7 @@ class ApartWriter:
                     feed.tried_at = now
                     return batch_queue, feed, feed.next_slice()
                 if not self._feeds:
-                    self._session.close()
+                    self.session.close()
                 self._wakeup.wait(first[0] - now if waiting else IDLE_S)
         return None
 
@@ -426,16 +422,16 @@ class ApartWriter:
         """Write until it is known what became of it; None when nothing was written."""
         while not self._stopping:
             try:
-                return self._session.write({batch_queue: batches}, briefly=False)
+                return self.session.write({batch_queue: batches}, briefly=False)
             except SinkUnavailable as error:
                 self._put_off(batch_queue, feed, str(error))
-                if self._session.is_decided:
+                if self.session.is_decided:
                     return None
                 with self._wakeup:
                     while not self._stopping and (left_s := feed.due_at - monotonic()) > 0:
                         self._wakeup.wait(left_s)
                 if batch_queue.broken is not None:
-                    self._session.leave_undecided()
+                    self.session.leave_undecided()
                     return None
         return None
 
