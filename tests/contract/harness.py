@@ -254,7 +254,6 @@ UPDATE feedq.fleet SET alive_at = clock_timestamp(), alive_since = clock_timesta
 class PostgresHarness(Harness):
     """On a migrated database, which it empties first."""
 
-    store: PostgresStore
     shortest_ttl_s = 6.0
 
     def __init__(self, url: str, *, restart_hold_s: float = 0.0) -> None:
