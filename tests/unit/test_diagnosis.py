@@ -158,13 +158,13 @@ def test_a_fleet_in_which_nobody_serves_is_said() -> None:
         (
             Reason.HELD,
             5.0,
-            "it is kept for the successor of its worker, which was stopped, until 12:00:05Z (in 5.0s): wait",
+            "it is reserved for the successor of its worker, which was stopped, until 12:00:05Z (in 5.0s): wait",
         ),
         (Reason.HELD, -1.0, "which was stopped, until 11:59:59Z (now due)"),
         (
             Reason.BACKOFF,
             40.0,
-            "it is tried again by itself, next at 12:00:40Z (in 40s): look at its last error",
+            "it is tried again by itself, next at 12:00:40Z (in 40s): see its last error",
         ),
     ],
 )
