@@ -97,7 +97,7 @@ class LogEvent(StrEnum):
     FEED_RELEASED = "feed released"
     FEED_FENCED = "feed lost: a newer epoch owns it"
     SINK_REWOUND = "the sink has gone back: the feed goes on from the cursor that it has now"
-    FEED_FAILED = "feed cannot run as declared; it is looked at again by itself"
+    FEED_FAILED = "feed cannot run as declared; it is retried automatically"
     FENCE_BLOCKED = "fence waits for a predecessor's transaction"
     EPOCH_RAISED = "epoch raised above the one in the sink"
     SINK_AWAY = "sink database does not answer; batches are kept"

@@ -149,6 +149,18 @@ def test_ends_wait_for_a_database_that_is_away_and_keep_their_slots(stage: Stage
     assert len(stage.runs.offers) == offers + 1
 
 
+def test_one_end_that_cannot_be_stored_keeps_no_other_from_being_told(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.runs.add(2)
+    stage.claim()
+    until(lambda: len(stage.begun) == 2, "both run")
+    stage.runs.cannot_end = {1}
+    stage.release()
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "running", 2: "succeeded"}
+    assert stage.slots.is_idle
+
+
 def test_an_end_whose_answer_was_lost_is_told_once_more_and_changes_nothing(stage: Stage) -> None:
     stage.runs.add(1)
     stage.claim()

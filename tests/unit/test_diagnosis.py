@@ -164,7 +164,7 @@ def test_a_fleet_in_which_nobody_serves_is_said() -> None:
         (
             Reason.BACKOFF,
             40.0,
-            "it is tried again by itself, next at 12:00:40Z (in 40s): see its last error",
+            "it is retried automatically, next at 12:00:40Z (in 40s): see its last error",
         ),
     ],
 )
@@ -435,4 +435,4 @@ def test_a_feed_on_a_worker_that_stands_still_is_not_told_to_look_at_its_source(
         because="its worker two has stood still for 12 s",
     )
     assert said(view, stuck).startswith("its worker two has stood still for 12 s; none of its feeds moves")
-    assert "look at the source" in said(view, worker("two"))
+    assert "check the source" in said(view, worker("two"))

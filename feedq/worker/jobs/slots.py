@@ -300,7 +300,19 @@ class Slots:
 
     def _tell_of(self, session_id: UUID, ended: list[Attempt]) -> None:
         finishes = [attempt.finish for attempt in ended if attempt.finish is not None]
-        matched = set(self._runs.finish(session_id, finishes))
+        try:
+            matched = set(self._runs.finish(session_id, finishes))
+        except Unavailable:
+            raise
+        except Exception:
+            if len(ended) > 1:
+                # One that cannot be stored must not keep the others from being told.
+                for attempt in ended:
+                    self._tell_of(session_id, [attempt])
+                return
+            # The run ends with this worker session.
+            logger.exception(LogEvent.UNEXPECTED, where="finish", runs=[f.run_id for f in finishes])
+            matched = set()
         with self._changed:
             told = set(ended)
             self._ended = [attempt for attempt in self._ended if attempt not in told]
