@@ -326,9 +326,9 @@ def test_a_fleet_that_fares_well_has_an_ok_for_each_kind_of_fault() -> None:
         [running("a", uuid4())], [worker("one", load=Load(loop_lag_s=0.02, sinks_up=("default",)))]
     )
     details = {name: check.detail for name, check in checks.items() if check.level is Level.OK}
-    assert details["loops"] == "no worker stands still; the latest timer ran 20 ms late"
+    assert details["loops"] == "no worker is stuck; the latest timer ran 20 ms late"
     assert details["sinks of workers"].endswith("written to lately: default")
-    assert details["lost workers"].startswith("none died of a feed within the last 24h")
+    assert details["lost workers"].startswith("no feed outside quarantine crashed one within the last 24h")
     assert details["dead letters"] == "none within the last 24h"
     assert details["feeds"] == "1: 1 streaming"
 

@@ -114,7 +114,7 @@ def _eviction(config: dict[str, str]) -> Check:
     if config.get("maxmemory", "0") != "0" and policy.startswith("allkeys"):
         return warn(
             EVICTION,
-            f"maxmemory-policy {policy} throws queues away when memory is short",
+            f"maxmemory-policy {policy} discards queues when memory runs low",
             "CONFIG SET maxmemory-policy noeviction",
         )
     return ok(EVICTION, f"maxmemory {config.get('maxmemory', '0')}, policy {policy}")

@@ -119,7 +119,7 @@ def judge_clock(seconds: float) -> Check:
         return warn(
             "clock",
             f"the database is {abs(seconds):.1f} s {ahead} this machine",
-            "let both follow NTP; feedq goes by the database's clock alone, but logs and ages mislead",
+            "let both follow NTP; feedq uses only the database's clock, but logs and ages will mislead you",
         )
     return ok("clock", f"{1000 * seconds:+.0f} ms between this machine and the database")
 

@@ -174,7 +174,7 @@ def _unmet(feeds: Sequence[FeedView], *, now: datetime) -> Check:
     """Whether feeds are as expected."""
     missing = [(one.since, view.feed.name, one.said) for view in feeds for one in view.unmet]
     if not missing:
-        return ok("expectations", "no feed is known not to be as expected")
+        return ok("expectations", "no feed misses an expectation")
     since, name, said = min(missing)
     number = counted(len({name for _, name, _ in missing}), "feed")
     return warn(
@@ -253,12 +253,12 @@ def _loops(workers: Sequence[WorkerView]) -> Iterator[Check]:
         yield fail(
             "loops",
             f"{view.worker.name} {said}, and so have its {counted(view.leases, 'feed')}",
-            f"what runs on it blocks its loop, or its machine does: its log says what; pid {view.worker.pid} on "
+            f"something on it or on its machine blocks its loop, and its log says what; pid {view.worker.pid} on "
             f"{view.worker.host}. It ends itself after FEEDQ_STALL_S, and others take its feeds",
         )
     if not still:
         slowest = max(view.worker.load.loop_lag_s for view in workers)
-        yield ok("loops", f"no worker stands still; the latest timer ran {1000 * slowest:.0f} ms late")
+        yield ok("loops", f"no worker is stuck; the latest timer ran {1000 * slowest:.0f} ms late")
 
 
 def _sinks(workers: Sequence[WorkerView]) -> Iterator[Check]:
@@ -289,7 +289,7 @@ def _sinks(workers: Sequence[WorkerView]) -> Iterator[Check]:
         yield not_checked(
             "sinks of workers",
             "no worker has written to a sink lately",
-            "it is known once a feed lands records",
+            "this is known once a feed lands records",
         )
 
 
@@ -307,7 +307,7 @@ def _blamed(feeds: Sequence[FeedView], *, now: datetime) -> Check:
         and _is_of_late(view.lease.blamed_at, now)
     ]
     if not blamed:
-        lately = f"none died of a feed within the last {duration(LATELY_S)}, but for quarantined ones"
+        lately = f"no feed outside quarantine crashed one within the last {duration(LATELY_S)}"
         return ok("lost workers", lately)
     named = some(blamed, lambda view: f"{view.feed.name} ({_quoted(view.lease.blame)})")
     return warn(
