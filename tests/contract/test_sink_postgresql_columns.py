@@ -13,7 +13,7 @@ from feedq.core.model import JSON, Batch
 from feedq.local.postgres import Postgres
 from feedq.records.csvtext import CsvFormat
 from feedq.sinks.base import OnConflict, Target
-from feedq.sinks.mapping import ColumnRule, sources_of
+from feedq.sinks.mapping import sources_of
 from tests.contract.sink_harness import (
     PostgresSinkHarness,
     batch,
@@ -36,18 +36,11 @@ def received(*records: bytes, cursor: JSON = None) -> Batch:
     return Batch.of_lines(b"".join(r + b"\n" for r in records), cursor=cursor, received_at=AT)
 
 
-def rule(**given: object) -> ColumnRule:
-    return ColumnRule.model_validate(given)
-
-
-# -- the fast path and the plain one -----------------------------------------------------------------
-
-CSV = CsvFormat(fields=("a", "b", "c"))
 # -- mapping -----------------------------------------------------------------------------------------
 
 
 def test_csv_without_columns_lands_as_text(harness: PostgresSinkHarness) -> None:
-    target = Target("plain", "csv", csv=CSV)
+    target = Target("plain", "csv", csv=CsvFormat(fields=("a", "b", "c")))
     sink = harness.sink()
     fence(sink, 1, 1, target)
     sink.write([write(1, 1, received(b'a,"b",', b"not even three fields"), target=target)])
@@ -75,25 +68,6 @@ def row(k: int | None, v: str, j: str | None = "j") -> bytes:
     return json.dumps({"k": k, "j": j, "v": v}).encode()
 
 
-def test_update_puts_the_last_row_of_a_key_in_the_place_of_the_old_one(harness: PostgresSinkHarness) -> None:
-    harness.query(ROWS)
-    sink = harness.sink()
-    fence(sink, 1, 1, UPDATE)
-    fence(sink, 2, 1, UPDATE)
-    first = [row(1, "a"), row(2, "a"), row(1, "b")]
-    assert sink.write([write(1, 1, received(*first), target=UPDATE)]).landed == {(1, 1): 3}
-    assert harness.query("SELECT k, v FROM rows ORDER BY k") == [(1, "b"), (2, "a")]
-    sink.write(
-        [
-            write(1, 1, received(row(2, "c"), row(3, "c")), received(row(2, "d")), target=UPDATE),
-            write(2, 1, received(row(3, "e"), row(None, "n"), row(None, "m")), target=UPDATE),
-        ]
-    )
-    assert harness.query("SELECT k, v FROM rows ORDER BY k, v") == [
-        (1, "b"), (2, "d"), (3, "e"), (None, "m"), (None, "n"),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("target", [IGNORE, UPDATE], ids=["ignore", "update"])
 def test_the_order_of_arrival_decides_whatever_the_sizes_of_the_rows(
     harness: PostgresSinkHarness, target: Target
@@ -116,24 +90,6 @@ def test_the_order_of_arrival_decides_whatever_the_sizes_of_the_rows(
                 expected[k] = v
         assert dict(harness.query("SELECT k, v FROM rows WHERE k >= 1000")) == expected
         harness.query("DELETE FROM rows WHERE k = 0")
-
-
-@pytest.mark.parametrize("target", [IGNORE, UPDATE], ids=["ignore", "update"])
-def test_keys_that_are_there_cost_no_record_among_refused_ones(
-    harness: PostgresSinkHarness, target: Target
-) -> None:
-    harness.query(ROWS)
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    sink.write([write(1, 1, received(*(row(n, "old") for n in range(50))), target=target)])
-    again = [row(n, "new") for n in range(100)]
-    again[30:30] = [b"garbage", b'{"k": "x"}']
-    written = sink.write([write(1, 1, received(*again), target=target)])
-    assert (written.landed, written.dead) == ({(1, 1): 100}, {(1, 1): 2})
-    old, new = (50, 50) if target is IGNORE else (0, 100)
-    assert harness.query(
-        "SELECT count(*) FILTER (WHERE v = 'old'), count(*) FILTER (WHERE v = 'new') FROM rows"
-    ) == [(old, new)]
 
 
 def test_another_unique_index_refuses_its_record_only(harness: PostgresSinkHarness) -> None:

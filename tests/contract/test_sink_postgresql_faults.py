@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
-import psycopg2
 import pytest
 
 from feedq.errors import SinkUnavailable
 from feedq.local.postgres import Postgres
-from feedq.sinks.base import Blocked, CommitUnknown, Fenced, Target, Written
+from feedq.sinks.base import Blocked, Fenced, Target, Written
 from tests.contract.sink_harness import (
     LOCK_TIMEOUT_S,
     PATIENCE_S,
@@ -37,13 +34,6 @@ def harness(postgres: Postgres) -> Iterator[PostgresSinkHarness]:
     made = PostgresSinkHarness(empty_database(postgres))
     yield made
     made.close()
-
-
-def end_all_sessions(harness: PostgresSinkHarness) -> None:
-    """As an operator or a restart of the server does; returns when they are gone."""
-    harness.query(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ '^feedq-'"
-    )
 
 
 # -- broken off at every statement -------------------------------------------------------------------
@@ -86,35 +76,6 @@ def test_broken_off_before_the_commit_nothing_was_written(
     assert harness.query("SELECT cursor, records FROM feedq_checkpoint") == [("after", 2)]
 
 
-@pytest.mark.parametrize("statement", STATEMENTS)
-def test_a_backend_that_is_terminated_before_the_commit_has_written_nothing(
-    harness: PostgresSinkHarness, statement: str
-) -> None:
-    sink = harness.sink(url=harness.proxy.url)
-    fence(sink, 1, 1, KEYED)
-    occupy(harness)
-    trap = harness.proxy.arm(Fault.HOLD, statement)
-    errors: list[BaseException] = []
-
-    def attempt() -> None:
-        try:
-            sink.write([write(1, 1, batch(b"0", b"1", cursor=1), target=KEYED)])
-        except SinkUnavailable as error:
-            errors.append(error)
-
-    writer = threading.Thread(target=attempt)
-    writer.start()
-    assert trap.tripped.wait(PATIENCE_S)
-    harness.query(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ '^feedq-writer'"
-    )
-    trap.release()
-    writer.join(PATIENCE_S)
-    assert len(errors) == 1
-    assert harness.landed(KEYED) == OCCUPIED
-    assert fence(harness.sink(), 1, 2, KEYED).cursor is None
-
-
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER])
 def test_a_session_that_dies_at_the_first_statement_is_replaced_without_a_word(
     harness: PostgresSinkHarness, fault: Fault
@@ -139,27 +100,6 @@ def test_a_session_that_died_while_idle_is_replaced_without_a_word(harness: Post
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ '^feedq'"
         )
         assert fence(sink, 1, 1).cursor == n
-
-
-def test_a_backend_terminated_at_its_commit_leaves_the_decision_to_the_checkpoint(
-    harness: PostgresSinkHarness,
-) -> None:
-    worker = uuid4()
-    fence(harness.sink(worker_id=worker), 1, 1)
-    frozen = harness.frozen([write(1, 1, batch(b"1", cursor=1))], worker_id=worker)
-    harness.sink().unblock([worker])
-    unknown = frozen.thaw()
-    assert isinstance(unknown, CommitUnknown)
-    assert harness.sink(worker_id=worker).settle(unknown) is None
-
-
-def test_settling_ends_a_backend_that_has_not_read_its_commit_yet(harness: PostgresSinkHarness) -> None:
-    fence(harness.sink(), 1, 1)
-    sink, unknown, _ = harness.stranded([write(1, 1, batch(b"1", cursor=1))])
-    held = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"
-    assert harness.query(held) == [(1,)]
-    assert sink.settle(unknown) is None
-    assert harness.query(held) == [(0,)]
 
 
 def test_settling_does_not_guess_while_the_rows_are_locked(
@@ -192,13 +132,6 @@ def test_a_url_that_leads_nowhere_is_told_without_its_password(
     with pytest.raises(SinkUnavailable, match=words) as raised:
         sink.write([write(1, 1, batch(b"1"))])
     assert "s3cret" not in "".join(traceback.format_exception(raised.value))
-
-
-def test_a_wrong_password_is_told(harness: PostgresSinkHarness) -> None:
-    parts = urlsplit(harness.url)
-    url = urlunsplit(parts._replace(netloc=f"feedq:wrong@{parts.hostname}:{parts.port}"))
-    with pytest.raises(SinkUnavailable, match=r"feedq:\*\*\*@.*password authentication failed for user"):
-        harness.sink(url=url).write([write(1, 1, batch(b"1"))])
 
 
 # -- refused by the server at the commit -------------------------------------------------------------
@@ -298,18 +231,6 @@ def test_feeds_that_all_have_refused_records_cost_the_others_few_attempts(
     assert sink.write(group[:1]).dead == {(1, 1): 1}
 
 
-def test_a_cursor_that_cannot_be_kept_is_its_feeds_trouble_whichever_batch_has_it(
-    harness: PostgresSinkHarness,
-) -> None:
-    sink = harness.sink()
-    fence(sink, 1, 1)
-    fence(sink, 2, 1)
-    bad = write(1, 1, batch(harness.refused, cursor="\0"), batch(b"2", cursor=2))
-    written = sink.write([bad, write(2, 1, batch(b"1"))])
-    assert "cursor cannot be kept" in written.unusable[1, 1]
-    assert written.landed == {(2, 1): 1}
-
-
 def test_dead_letters_that_cannot_be_kept_are_their_feeds_trouble_alone(harness: PostgresSinkHarness) -> None:
     sink = harness.sink()
     sink.fence([request(n, 1) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
@@ -375,21 +296,6 @@ def test_a_table_that_was_found_locked_is_not_waited_for_again(
     assert harness.query("SELECT records FROM feedq_checkpoint") == [(1,)]
 
 
-def test_a_table_that_is_free_again_is_not_looked_at_any_more(
-    harness: PostgresSinkHarness, impatience: Callable[[float], None]
-) -> None:
-    sink = harness.sink(url=harness.proxy.url)
-    fence(sink, 1, 1)
-    with harness.session() as operator:
-        operator.execute("BEGIN; LOCK TABLE raw")
-        assert sink.write([write(1, 1, batch(b"1"))]).postponed
-        operator.execute("ROLLBACK")
-    for looks in (1, 0):
-        harness.proxy.seen.clear()
-        assert sink.write([write(1, 1, batch(b"1"))]).landed == {(1, 1): 1}
-        assert harness.proxy.seen["LOCK"] == looks
-
-
 def test_a_key_that_somebody_is_about_to_insert_postpones_its_feeds_only(
     harness: PostgresSinkHarness, impatience: Callable[[float], None]
 ) -> None:
@@ -449,42 +355,6 @@ def test_who_holds_the_lock_is_told_even_if_another_worker_fenced_last(harness: 
         assert outcomes == [Blocked(1, 3, rival)]
         assert harness.sink().unblock([rival]) == 1
     assert fence(harness.sink(), 1, 3).epoch == 3
-
-
-class StuckSource:
-    """Data for a COPY that does not come until it is let."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-        self.let = threading.Event()
-
-    def read(self, _size: int) -> bytes:
-        self.asked.set()
-        self.let.wait(PATIENCE_S)
-        return b""
-
-
-def test_a_predecessor_frozen_in_the_middle_of_its_copy_is_unblocked(harness: PostgresSinkHarness) -> None:
-    zombie = uuid4()
-    fence(harness.sink(worker_id=zombie), 1, 1)
-    source = StuckSource()
-
-    def copy() -> None:
-        with harness.session(f"{harness.url}?application_name=feedq-writer/{zombie}") as cursor:
-            cursor.execute("BEGIN; SELECT FROM feedq_checkpoint FOR UPDATE")
-            with pytest.raises(psycopg2.OperationalError):
-                cursor.copy_expert("COPY raw FROM STDIN", source)
-
-    frozen = threading.Thread(target=copy)
-    frozen.start()
-    assert source.asked.wait(PATIENCE_S)
-    successor = harness.sink()
-    assert successor.fence([request(1, 2)], lock_timeout_s=LOCK_TIMEOUT_S) == [Blocked(1, 2, zombie)]
-    assert successor.unblock([zombie]) == 2
-    assert fence(successor, 1, 2) == Fenced(1, 2, None, 0)
-    source.let.set()
-    frozen.join(PATIENCE_S)
-    assert not frozen.is_alive()
 
 
 def test_own_tables_that_are_dropped_come_back(harness: PostgresSinkHarness) -> None:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feedq.core.model import Batch
 from feedq.local.postgres import Postgres
 from feedq.records.framing import RecordFormat
 from feedq.sinks import prefilter
-from feedq.sinks.base import FeedWrite, FenceRequest, Target
+from feedq.sinks.base import Target
 from feedq.sinks.mapping import sources_of
 from tests.contract.sink_harness import (
     PATIENCE_S,
-    RAW,
     PostgresSinkHarness,
     batch,
     empty_database,
@@ -28,7 +25,6 @@ from tests.contract.sink_harness import (
     request,
     write,
 )
-from tests.fakes.sink import IDENTITY
 
 TYPED = Target(
     "orders", "json", sources_of({"seq": "/seq", "at": "/ts", "sku": "/lines/0/sku", "payload": ""})
@@ -113,23 +109,6 @@ def test_lines_and_records_land_alike(
     assert list(written.landed.values()) == list(written_singly.landed.values())
     assert landed["feed/1"].total() + len(dead) // 2 == len(records)
     sink.close()
-
-
-def test_received_at_is_when_the_batch_was_received(harness: PostgresSinkHarness) -> None:
-    sink = harness.sink()
-    fence(sink, 1, 1)
-    for at in (datetime(1970, 1, 1, tzinfo=UTC), datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)):
-        sink.write([write(1, 1, Batch.of_lines(b"1\n", cursor=None, received_at=at))])
-        assert harness.query("SELECT max(received_at) FROM raw") == [(at,)]
-
-
-def test_feeds_with_odd_names_land_under_them(harness: PostgresSinkHarness) -> None:
-    sink = harness.sink()
-    name = "acme/\\N\t'\"\\ ö"
-    sink.fence([FenceRequest(1, name, 1, RAW, IDENTITY)], lock_timeout_s=PATIENCE_S)
-    sink.write([FeedWrite(1, name, 1, RAW, (batch(b"1", b"{"),))])
-    assert harness.landed() == Counter({(name, 1, "1"): 1})
-    assert [letter.feed for letter in harness.sink().dead_letters(name)] == [name]
 
 
 # -- columns -----------------------------------------------------------------------------------------
@@ -238,6 +217,3 @@ def test_many_keyed_landings_share_a_session(
         for group in groups:
             sink.write([write(targets.index(x), 1, batch(b"x"), target=x) for x in group])
     assert all(harness.landed(target).total() == 1 for target in targets)
-
-
-# -- dead letters ------------------------------------------------------------------------------------

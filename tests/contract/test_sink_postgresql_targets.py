@@ -82,22 +82,6 @@ def test_the_default_table_is_made_in_its_schema_and_quoted(harness: PostgresSin
     assert harness.query('SELECT feed, payload FROM "Sch""ema"."we""ird; drop"') == [("feed/1", 1)]
 
 
-def test_names_keep_their_case(harness: PostgresSinkHarness) -> None:
-    sink = harness.sink()
-    for feed_id, name in enumerate(("Orders", "orders", "ORDERS")):
-        fence(sink, feed_id, 1, Target(name, "text"))
-    assert harness.query("SELECT count(*) FROM pg_tables WHERE lower(tablename) = 'orders'") == [(3,)]
-
-
-def test_the_search_path_decides_where_a_plain_name_is(harness: PostgresSinkHarness) -> None:
-    harness.query("CREATE SCHEMA inner_one")
-    sink = harness.sink(url=harness.url + "?options=-csearch_path%3Dinner_one,public")
-    fence(sink, 1, 1)
-    sink.write([write(1, 1, batch(b"1"))])
-    assert harness.query("SELECT count(*) FROM inner_one.raw") == [(1,)]
-    assert harness.query("SELECT count(*) FROM inner_one.feedq_checkpoint") == [(1,)]
-
-
 def test_a_partitioned_table_is_as_good_as_any(harness: PostgresSinkHarness) -> None:
     harness.query(
         "CREATE TABLE orders (seq bigint, note text) PARTITION BY RANGE (seq);"
@@ -117,7 +101,6 @@ def test_a_partitioned_table_is_as_good_as_any(harness: PostgresSinkHarness) -> 
     ("ddl", "target", "words"),
     [
         ("SELECT 1", TYPED, ["table 'orders' does not exist"]),
-        ("SELECT 1", Target("no.such", "json", TYPED.columns), ["table 'no.such' does not exist"]),
         ("CREATE TABLE orders (seq bigint)", TYPED, ["no column 'note'", "has 'seq'"]),
         ("CREATE VIEW orders AS SELECT 1 AS seq, '' AS note", TYPED, ["'orders' is not a table"]),
         ("CREATE TABLE raw (id int)", RAW, ["'feed', 'epoch', 'received_at', 'payload'", "sink.columns"]),
@@ -146,7 +129,6 @@ def test_a_partitioned_table_is_as_good_as_any(harness: PostgresSinkHarness) -> 
             TYPED,
             ["'seq' is generated"],
         ),
-        ("SELECT 1", Target("a.b.c", "json"), ["neither a table nor schema.table"]),
         ("SELECT 1", Target("feedq_checkpoint", "json"), ["feedq's own"]),
         (
             "SELECT 1",

@@ -82,15 +82,6 @@ async def test_a_full_feed_does_not_wait_for_the_interval() -> None:
         assert len(path.tables.rows["a"]) >= 19
 
 
-async def test_a_full_buffer_does_not_wait_for_the_interval_either() -> None:
-    with DataPath(flush_interval_s=3600, flush_bytes=30) as path:
-        own(path, 1, 2, 3)
-        batch_queues = [path.open_batch_queue((n, 1), f"feed-{n}") for n in (1, 2, 3)]
-        for batch_queue in batch_queues:
-            await batch_queue.put(batch(b"ten bytes.", cursor=1))
-        await until(lambda: all(o.is_empty for o in batch_queues), "committed")
-
-
 async def test_a_group_holds_no_more_than_twice_what_makes_it_due() -> None:
     with DataPath(flush_bytes=30) as path:
         own(path, *range(1, 21))
@@ -240,27 +231,6 @@ async def test_feeds_of_a_locked_table_wait_and_the_others_go_on(path: DataPath)
     assert path.budget.bytes == 0
 
 
-async def test_a_postponed_feed_that_is_superseded_meanwhile_is_told(path: DataPath) -> None:
-    own(path, 1)
-    path.tables.locked_tables.add("landed")
-    batch_queue = path.open_batch_queue((1, 1), "a")
-    await batch_queue.put(batch(b"0", cursor=0))
-    await until(lambda: batch_queue.is_postponed, "put aside")
-    path.tables.checkpoints[1].epoch = 2
-    with pytest.raises(LeaseLost, match="superseded"):
-        await batch_queue.join()
-    assert path.tables.rows == {}
-
-
-async def test_dead_letters_are_counted_and_the_cursor_passes_over_them(path: DataPath) -> None:
-    own(path, 1)
-    path.tables.poison = b"bad"
-    batch_queue = path.open_batch_queue((1, 1), "a")
-    await batch_queue.put(batch(b"good", b"bad", b"fine", cursor=3))
-    await batch_queue.join()
-    assert (batch_queue.landed, batch_queue.dead, batch_queue.cursor) == (2, 1, 3)
-
-
 async def test_batches_that_are_committed_do_not_stay_in_memory(path: DataPath) -> None:
     own(path, 1)
     batch_queue = path.open_batch_queue((1, 1), "a")
@@ -322,23 +292,6 @@ async def test_a_feed_with_a_refused_record_is_written_apart_and_its_dead_letter
     # The writer takes the postponement back after it has told what landed.
     await until(lambda: not troubled.is_postponed, "it is not postponed any more")
     assert path.tables.rows == {"a": [b"1", b"2"], "b": [b"1"]}
-
-
-async def test_a_feed_that_behaves_again_lands_with_the_others_again(
-    path: DataPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feedq.worker.writer.SUSPECT_S", 0.0)
-    own(path, 1)
-    path.tables.poison = b"bad"
-    batch_queue = path.open_batch_queue((1, 1), "a")
-    await batch_queue.put(batch(b"bad", cursor=1))
-    await batch_queue.join()
-    assert batch_queue.is_apart
-    for n in range(20):
-        await batch_queue.put(batch(b"%d" % n, cursor=n))
-    await batch_queue.join()
-    assert not batch_queue.is_apart
-    assert path.tables.rows["a"] == [b"%d" % n for n in range(20)]
 
 
 async def test_records_stay_in_order_while_a_feed_goes_apart_and_comes_back(

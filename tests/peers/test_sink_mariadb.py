@@ -10,7 +10,7 @@ import pytest
 
 from feedq.errors import SinkUnavailable
 from feedq.settings import Settings
-from feedq.sinks.base import Blocked, Fenced, Target, Written
+from feedq.sinks.base import Blocked, Fenced, Target
 from feedq.verbs.diagnosis.sink_checks import check_sinks
 from tests.contract.sink_conformance import SinkConformance
 from tests.contract.sink_stage import (
@@ -153,21 +153,6 @@ def test_a_session_that_died_while_idle_is_replaced_without_a_word(harness: Mari
         assert fence(sink, 1, 1).cursor == n
 
 
-def test_settling_does_not_guess_while_the_rows_are_locked(
-    harness: MariaDbHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feedq.sinks.transactional.SETTLE_LOCK_TIMEOUT_S", 0)
-    fence(harness.sink(), 1, 1)
-    _, unknown, let_the_commit_arrive = harness.stranded([write(1, 1, batch(b"1", cursor=1))])
-    stranger = harness.sink()
-    with pytest.raises(SinkUnavailable, match="holds the lock"):
-        # Not the sink that lost it: it cannot tell which session that was.
-        stranger.settle(unknown)
-    let_the_commit_arrive()
-    monkeypatch.undo()
-    assert stranger.settle(unknown) == unknown.written
-
-
 # -- locks -------------------------------------------------------------------------------------------
 
 
@@ -183,51 +168,6 @@ def test_a_row_locked_by_an_operator_blocks_its_feed_only_and_in_time(harness: M
         # The server's own patience, of 50 seconds, plays no part; nor do its whole seconds.
         assert time.monotonic() - began < PATIENCE_S / 2
         cursor.execute("ROLLBACK")
-
-
-def test_a_fence_under_way_elsewhere_blocks_its_feeds_only(harness: MariaDbHarness) -> None:
-    sink = harness.sink()
-    fence(sink, 1, 1)
-    with harness.server.connect(DATABASE) as other, other.cursor() as cursor:
-        # Rows that are not there yet, as far as anybody else can see.
-        cursor.execute("BEGIN")
-        cursor.executemany(
-            "INSERT INTO feedq_checkpoint (environment, feed_id, feed, epoch, owner, feed_uuid, installation) "
-            "VALUES ('test', %s, 'x', 5, 'o', 'f', 'i')",
-            [(n,) for n in range(100, 151)],
-        )
-        requests = [request(n, 2) for n in (1, 99, *range(100, 151), 151)]
-        outcomes = {o.feed_id: o for o in sink.fence(requests, lock_timeout_s=LOCK_TIMEOUT_S)}
-        assert {n for n, o in outcomes.items() if isinstance(o, Fenced)} >= {1, 99}
-        assert [outcomes[n] for n in range(100, 151)] == [Blocked(n, 2, None) for n in range(100, 151)]
-        cursor.execute("ROLLBACK")
-    assert all(isinstance(o, Fenced) for o in sink.fence(requests, lock_timeout_s=PATIENCE_S))
-
-
-def test_a_stale_writer_does_not_lock_its_successors_rows(harness: MariaDbHarness) -> None:
-    zombie = uuid4()
-    old = harness.sink(worker_id=zombie)
-    old.fence([request(1, 1), request(2, 1)], lock_timeout_s=PATIENCE_S)
-    heir = harness.sink()
-    fence(heir, 1, 2)
-    frozen = harness.frozen(
-        [write(1, 1, batch(b"stale")), write(2, 1, batch(b"2", cursor=2))], worker_id=zombie
-    )
-    # The zombie stands still inside its transaction, with feed 2 locked and feed 1 lost.
-    assert heir.write([write(1, 2, batch(b"1", cursor=1))]).landed == {(1, 2): 1}
-    assert fence(harness.sink(), 1, 3).cursor == 1
-    assert frozen.thaw() == Written({(2, 1): 1}, {}, ((1, 1),), {})
-
-
-def test_unblocking_finds_every_session_of_a_worker_and_no_other(harness: MariaDbHarness) -> None:
-    gone, alive = uuid4(), uuid4()
-    for worker_id in (gone, gone, gone, alive):
-        fence(harness.sink(worker_id=worker_id, role="fencer"), 1, 1) if worker_id == alive else harness.sink(
-            worker_id=worker_id
-        ).dead_letters()
-    assert harness.sink().unblock([gone]) == 3
-    assert harness.sink().unblock([gone]) == 0
-    assert harness.sink().unblock([alive]) == 1
 
 
 @pytest.mark.parametrize(

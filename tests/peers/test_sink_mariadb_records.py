@@ -177,9 +177,6 @@ def test_one_bad_record_among_thousands_costs_a_few_attempts(harness: MariaDbHar
     assert harness.proxy.seen["INSERT"] < 100
 
 
-# -- keys --------------------------------------------------------------------------------------------
-
-
 # -- landings that cannot work -----------------------------------------------------------------------
 
 
@@ -209,16 +206,6 @@ def test_a_landing_that_cannot_work_says_why(
     (outcome,) = harness.sink().fence([request(1, 1, target)], lock_timeout_s=PATIENCE_S)
     assert isinstance(outcome, Unusable)
     assert words in outcome.error
-
-
-def test_an_engine_that_was_changed_is_seen_at_the_next_fence(harness: MariaDbHarness) -> None:
-    harness.query(ORDERS)
-    sink = harness.sink()
-    fence(sink, 1, 1, TYPED)
-    harness.query("ALTER TABLE orders ENGINE=MyISAM")
-    (outcome,) = sink.fence([request(1, 2, TYPED)], lock_timeout_s=PATIENCE_S)
-    assert isinstance(outcome, Unusable)
-    assert "only InnoDB" in outcome.error
 
 
 def test_a_permission_taken_away_stops_the_feed(harness: MariaDbHarness) -> None:

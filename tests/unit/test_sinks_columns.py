@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -174,31 +173,6 @@ def test_columns_land_the_same_quickly_and_plainly(name: str, data: st.DataObjec
 def one(rows: ColumnRows, record: bytes) -> bytes:
     batch = of_records([record])
     return rows.record(write_of(batch), batch, record)
-
-
-VALUES = [b'"x"', b'""', b'"null"', b'"\\t"', b'"[{"', b"1", b"null", b'{"c": "y"}', b'["v",\t1,\r2]']
-MIXTURE = [*(b'{"a": %b, "b": 1.10, "c": true}' % value for value in VALUES), b'{"b": 2, "c": "z"}', b"{}"]
-MIXTURE_OF_PATHS = [b'{"a_b": 1}', b'{"a": {"b": 2}}', b'{"a_b": null, "a": {"b": 3}}', b'{"a": 4}', b"{}"]
-MIXTURE_OF_CSV = [b"x,1,", b",,", b',"",1', b"\\,NULL,\t"]
-MIXTURES = {"flattened": MIXTURE_OF_PATHS, "csv ,": MIXTURE_OF_CSV}
-
-
-@pytest.mark.parametrize(
-    "name", ["pointers", "members", "json members", "deeper", "defaults", "refused", *MIXTURES]
-)
-def test_values_of_every_kind_beside_each_other_land_as_each_by_itself(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(copytext, "FEW", 1)
-    monkeypatch.setattr(copytext, "TRY_AGAIN_AFTER", 0)
-    rows = landing_rows(name)
-    mixture = MIXTURES.get(name, MIXTURE)
-    singly = {record: outcome(partial(one, rows, record)) for record in mixture}
-    for records in chain(product(mixture, repeat=3), product(mixture)):
-        batch = of_records(records)
-        together = outcome(lambda: b"".join(encoded(rows, [write_of(batch)])))  # noqa: B023
-        errors = [singly[record] for record in records if isinstance(singly[record], str)]
-        assert together == (errors[0] if errors else b"".join(one(rows, record) for record in records))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from feedq.records.pointer import MISSING, TextPointers
 from feedq.sinks.copytext import BeyondUs, UnreadableRecord, check
-from tests.fakes.json_pointer import compile_pointer
 from tests.records import json_records, spoiled
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -51,18 +49,6 @@ def test_json_is_what_the_standard_library_takes(record: bytes) -> None:
         return
     if not SURROGATE.search(record):
         check(record)
-
-
-@given(
-    record=json_records, pointer=st.sampled_from(["", "/a", "/b/c", "/a/0", "/a/b", "/b/0/c", "/", "/x~1y"])
-)
-def test_a_pointer_finds_the_text_of_what_it_points_at(record: bytes, pointer: str) -> None:
-    (found,) = TextPointers([pointer]).find(record)
-    expected = compile_pointer(pointer)(parsed(record))
-    assert (found is MISSING) == (expected is MISSING)
-    if found is not MISSING:
-        assert found in record
-        assert parsed(found) == expected
 
 
 def test_a_whole_surrogate_pair_is_fine() -> None:
