@@ -12,7 +12,6 @@ from typing import Any
 
 import psycopg2
 from celery import shared_task
-from sqlalchemy import text
 
 from feedq import RunContext, run_context
 from tests.poison import GARBLED
@@ -95,14 +94,6 @@ def pause(seconds: float) -> None:
     """Takes its time, and speaks to nobody."""
     run_context().wait(seconds)
     run_context().raise_if_cancelled()
-
-
-@shared_task(name="tests.transfer", bind=True)
-def transfer(self: Any, fail_attempts: int = 0) -> None:
-    """An effect through the session of a transactional job; the first attempts fail after it."""
-    run_context().session.execute(text(insert(":{}")), told("transferred", self.request.id))
-    if run_context().attempt <= fail_attempts:
-        raise ConnectionError("lost postgresql://user:hunter2@host/db")
 
 
 @shared_task(name="tests.fail")

@@ -18,7 +18,7 @@ import pytest
 from feedq.control.store.grants import Role
 from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.schedule.model import Every, Job, Overlap, Retries, RunState, ScheduleSpec, Semantics
+from feedq.core.schedule.model import Every, Job, Overlap, RunState, ScheduleSpec, Semantics
 from tests import jobs_under_test
 from tests.cluster import Cluster, wait_until
 from tests.node import Node
@@ -112,23 +112,6 @@ def test_every_tick_runs_once_on_whichever_worker(cluster: Cluster, schedules: S
         assert done == {row["key"]: 1 for row in rows}
         workers |= {row["pid"] for row in effects(cluster, f"tick-{n}")}
     assert len(workers) == 2, "both take part"
-
-
-def test_what_a_transactional_job_writes_is_there_with_its_success_and_not_before(
-    cluster: Cluster, schedules: ScheduleStore
-) -> None:
-    cluster.add_worker("w1")
-    job = Job(
-        "tests.transfer",
-        (2,),
-        semantics=Semantics.TRANSACTIONAL,
-        retries=Retries(limit=3, first_s=0.1, factor=1.0),
-    )
-    schedules.add(never("transfer", job))
-    schedules.trigger("transfer")
-    run = wait_state(cluster, "transfer", RunState.SUCCEEDED, RunState.FAILED)
-    assert (run["state"], run["attempt"]) == ("succeeded", 3)
-    assert [row["attempt"] for row in effects(cluster, "transfer")] == [3]
 
 
 def test_a_cancelled_run_ends_at_once_and_its_job_is_told(cluster: Cluster, schedules: ScheduleStore) -> None:
@@ -272,13 +255,6 @@ def test_two_plain_beats_whose_clocks_differ_double_nothing(cluster: Cluster) ->
     done = Counter(row["key"] for row in effects(cluster, "beat:close", "closed"))
     assert done == {row["key"]: 1 for row in rows}
     assert "Traceback" not in "".join(beat.text() for beat in cluster.beats.values())
-
-
-def test_a_module_that_is_not_there_ends_the_worker_with_a_sentence(cluster: Cluster) -> None:
-    node = cluster.add_worker("w1", env={"FEEDQ_IMPORTS": "tests.no_such_module"}, ready=False)
-    assert node.wait(LIMIT_S) != 0
-    assert "feedq: FEEDQ_IMPORTS: module 'tests.no_such_module' cannot be imported" in node.text()
-    assert "Traceback" not in node.text()
 
 
 def test_runs_wait_for_a_worker_that_knows_their_task(cluster: Cluster, schedules: ScheduleStore) -> None:

@@ -53,15 +53,6 @@ def test_a_claimed_run_is_running_under_a_new_fence(jobs: JobsHarness) -> None:
     assert jobs.store.jobs.runs.held(worker.id) == {run_id: claimed.fence}
 
 
-def test_a_run_is_claimed_once(jobs: JobsHarness) -> None:
-    a, b = jobs.job_worker("a"), jobs.job_worker("b")
-    jobs.schedule()
-    (run_id,) = fall_due(jobs)
-    assert [run.id for run in claim(jobs, a)] == [run_id]
-    assert claim(jobs, a) == []
-    assert claim(jobs, b) == []
-
-
 def test_fences_grow_from_attempt_to_attempt(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     jobs.schedule()
@@ -201,13 +192,6 @@ def test_an_exclusive_run_waits_for_one_that_need_not_be_alone(jobs: JobsHarness
     assert claim_one(jobs, worker).key == "trigger:alone"
 
 
-def test_runs_that_may_overlap_run_together(jobs: JobsHarness) -> None:
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    for n in range(5):
-        jobs.schedules.trigger("nightly", key=str(n))
-    assert len(claim(jobs, jobs.job_worker())) == 5
-
-
 def test_an_older_tick_that_waits_for_its_retry_lets_the_next_one_go(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     jobs.schedule(overlap=Overlap.BUFFER_ALL)
@@ -247,16 +231,6 @@ def test_a_run_that_missed_its_start_deadline_is_not_started_any_more(jobs: Jobs
     assert missed.ended_at is not None
 
 
-def test_one_that_missed_its_deadline_keeps_nobody_waiting(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule(start_deadline_s=90, overlap=Overlap.BUFFER_ALL)
-    jobs.schedules.trigger("nightly", key="late")
-    jobs.elapse(60)
-    jobs.schedules.trigger("nightly", key="in time")
-    jobs.elapse(60)
-    assert claim_one(jobs, worker).key == "trigger:in time"
-
-
 # -- what cannot be read -----------------------------------------------------------------------------
 
 
@@ -272,18 +246,6 @@ def test_a_job_that_this_release_cannot_read_fails_and_harms_no_other(jobs: Jobs
     assert state == "failed"
     assert "warp" in str(reason)
     assert bad.id not in jobs.store.jobs.runs.held(worker.id)
-
-
-def test_a_job_that_cannot_be_read_counts_as_a_failure_of_its_schedule(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule(overlap=Overlap.ALLOW_ALL, pause_on_failure=2)
-    for key, state in (("first", "active"), ("second", "paused")):
-        jobs.schedules.trigger("nightly", key=key)
-        jobs.execute("""UPDATE feedq.run SET job = '{"task": "t", "warp": 9}' WHERE state = 'waiting'""")
-        assert claim(jobs, worker) == []
-        assert jobs.execute("SELECT state FROM feedq.schedule") == [(state,)]
-    ((_, detail),) = jobs.events("schedule_paused")
-    assert detail == {"schedule": "nightly", "reason": "2 runs in a row did not succeed"}
 
 
 # -- the answer that is lost -------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from feedq.control.store.jobs import finishing
 from feedq.control.store.jobs.finishing import ScheduleStanding, standing_from
 from feedq.core.model import Worker
-from feedq.core.schedule.model import ClaimedRun, Job, Overlap, Retries, RunState, Semantics
+from feedq.core.schedule.model import ClaimedRun, Job, Retries, RunState, Semantics
 from feedq.core.schedule.outcome import LOSSES_MAX
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish
@@ -132,13 +132,6 @@ def test_the_zombie_cannot_finish_what_was_taken_from_it(jobs: JobsHarness) -> N
     assert jobs.store.jobs.runs.taken_away(worker.id, {run.id: run.fence}) == {run.id}
 
 
-def test_a_finish_that_comes_before_the_expiry_stands(jobs: JobsHarness) -> None:
-    worker, run = started(jobs)
-    jobs.expire_workers(worker)
-    assert finish(jobs, worker, ended(run)) == [run.id], "nobody has taken it away yet"
-    assert expire(jobs) == 0
-
-
 def test_a_job_that_kills_its_workers_ends_some_day(jobs: JobsHarness) -> None:
     jobs.schedule(job=AGAIN)
     run = jobs.schedules.trigger("nightly")
@@ -157,14 +150,6 @@ def test_lost_attempts_use_up_no_retries(jobs: JobsHarness) -> None:
     other = jobs.job_worker("b")
     finish(jobs, other, ended(claim_one(jobs, other), S.FAILED))
     assert claim_one(jobs, other).attempt == 3, "the retry it is allowed"
-
-
-def test_a_lost_run_of_a_removed_schedule_is_not_run_again(jobs: JobsHarness) -> None:
-    worker, run = started(jobs, job=AGAIN)
-    jobs.schedules.remove("nightly")
-    jobs.expire_workers(worker)
-    expire(jobs)
-    assert jobs.schedules.run(run.id).state is S.LOST
 
 
 def test_a_worker_that_left_or_was_forgotten_holds_nothing(jobs: JobsHarness) -> None:
@@ -222,16 +207,6 @@ def test_where_nobody_claims_start_deadlines_are_missed_all_the_same(jobs: JobsH
 
 
 # -- several at once ---------------------------------------------------------------------------------
-
-
-def test_as_many_expire_as_one_look_may(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker(slots=8)
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    for n in range(5):
-        jobs.schedules.trigger("nightly", key=str(n))
-    claim(jobs, worker)
-    jobs.expire_workers(worker)
-    assert [expire(jobs, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
 @pytest.mark.parametrize("table", ["schedule", "run"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feedq.core.model import Worker
-from feedq.core.schedule.model import ClaimedRun, Finish, Job, Overlap, Retries, RunState, ScheduleState
+from feedq.core.schedule.model import ClaimedRun, Job, Overlap, Retries, RunState, ScheduleState
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import ask, claim, claim_one, ended, finish
 
@@ -99,19 +99,6 @@ def test_a_stale_fence_cannot_finish_it(jobs: JobsHarness) -> None:
         "state": "succeeded",
         "found": "running",
     }
-
-
-def test_a_run_that_never_was_is_turned_away_and_harms_no_other(jobs: JobsHarness) -> None:
-    worker, run = started(jobs)
-    assert finish(jobs, worker, Finish(10**9, 1, S.SUCCEEDED), ended(run)) == [run.id]
-
-
-def test_a_cancelled_run_is_turned_away_in_silence(jobs: JobsHarness) -> None:
-    worker, run = started(jobs)
-    jobs.schedules.cancel_run(run.id)
-    assert finish(jobs, worker, ended(run)) == []
-    assert jobs.schedules.run(run.id).state is S.CANCELLED
-    assert jobs.events("run_finish_rejected") == []
 
 
 # -- retries -----------------------------------------------------------------------------------------
@@ -227,14 +214,6 @@ def test_a_declaration_that_cannot_be_read_keeps_no_run_from_ending(jobs: JobsHa
 
 
 # -- cut off under way -------------------------------------------------------------------------------
-
-
-def test_a_finish_whose_answer_was_lost_is_told_again_and_counts_once(jobs: JobsHarness) -> None:
-    worker, run = started(jobs)
-    finish(jobs, worker, ended(run, S.FAILED))
-    assert jobs.store.jobs.runs.held(worker.id) == {}, "so the worker sees that it arrived"
-    assert finish(jobs, worker, ended(run, S.FAILED)) == []
-    assert failures(jobs) == 1
 
 
 def test_a_success_after_successes_waits_for_nobody_who_holds_the_schedule(jobs: JobsHarness) -> None:

@@ -13,7 +13,6 @@ from sqlalchemy import Connection
 from feedq.control.store.jobs import firing
 from feedq.core.schedule.model import (
     CatchUp,
-    Cron,
     Every,
     Job,
     Overlap,
@@ -49,16 +48,6 @@ def watermark(jobs: JobsHarness, name: str = "nightly") -> datetime:
     at = jobs.schedules.get(name).next_tick_at
     assert at is not None
     return at
-
-
-def test_with_nothing_due_a_look_says_when_there_will_be(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    before = jobs.schedules.get("nightly")
-    fired = jobs.store.jobs.runs.fire_due(limit=100)
-    assert (list(fired.segments), fired.more) == ([], False)
-    assert fired.next_in_s is not None
-    assert 0 < fired.next_in_s <= INTERVAL_S
-    assert jobs.schedules.get("nightly") == before
 
 
 def test_a_second_a_tick_that_is_left_out_all_day_is_one_row(jobs: JobsHarness) -> None:
@@ -148,18 +137,6 @@ def test_of_many_due_as_many_are_fired_as_one_look_may(jobs: JobsHarness) -> Non
     assert (len(second.segments), second.more) == (2, False)
 
 
-def test_a_tick_whose_watermark_was_put_back_does_not_run_again(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    jobs.elapse(INTERVAL_S)
-    assert len(fire(jobs)) == 1
-    jobs.execute(
-        "UPDATE feedq.schedule SET next_tick_at = next_tick_at - interval '60 s', "
-        "next_fire_at = next_fire_at - interval '60 s'"
-    )
-    assert fire(jobs) == []
-    assert states(jobs) == {S.WAITING: 1}
-
-
 def test_a_tick_that_was_backfilled_before_it_fell_due_is_not_doubled(jobs: JobsHarness) -> None:
     jobs.schedule()
     jobs.elapse(INTERVAL_S)
@@ -178,33 +155,6 @@ def test_whatever_was_decided_a_watermark_never_goes_back(jobs: JobsHarness) -> 
     with jobs.database.transaction() as c:
         firing.advance(c, [firing.Decided(schedule, Firing((), False, None, None, False))])
     assert jobs.schedules.get("nightly").next_tick_at is None, "the end of all ticks is later than any"
-
-
-def test_missed_ticks_become_one_row_and_the_latest_is_made_up_for(jobs: JobsHarness) -> None:
-    jobs.schedule(timing=Every(1.0))
-    jobs.elapse(3600)
-    first = watermark(jobs)
-    fire(jobs)
-    missed, *others = runs_of(jobs)
-    assert (missed.state, missed.tick_at) == (S.MISSED_CATCHUP, first)
-    assert missed.ticks == pytest.approx(3600 - 60, abs=10)
-    assert missed.ended_at is not None
-    assert others[0].state is S.WAITING, "the newest misfire"
-    assert {run.state for run in others[1:]} == {S.SKIPPED_OVERLAP}, "those on time came while it waits"
-    assert sum(states(jobs).values()) == (watermark(jobs) - first).total_seconds(), (
-        "each tick is counted once"
-    )
-
-
-def test_a_cron_schedule_catches_up_in_several_looks(jobs: JobsHarness) -> None:
-    jobs.schedule(timing=Cron("* * * * *"), catch_up=CatchUp.SKIP)
-    jobs.elapse(8 * 86_400.0)
-    first = watermark(jobs)
-    fired = jobs.store.jobs.runs.fire_due(limit=100)
-    assert fired.more
-    fire(jobs)
-    assert watermark(jobs) > jobs.now()
-    assert sum(states(jobs).values()) == (watermark(jobs) - first).total_seconds() / 60
 
 
 def test_what_is_unfinished_is_counted_for_the_overlap_policy(jobs: JobsHarness) -> None:
@@ -348,13 +298,6 @@ def test_killed_before_the_commit_nothing_has_happened(
     assert runs_of(jobs) == []
     assert watermark(jobs) == (before.next_tick_at or jobs.now()) - timedelta(seconds=INTERVAL_S)
     assert len(fire(jobs)) == 1, "the next look does it"
-
-
-def test_killed_after_the_commit_only_the_notification_is_lost(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    jobs.elapse(INTERVAL_S)
-    jobs.store.jobs.runs.fire_due(limit=10)
-    assert claim_one(jobs, jobs.job_worker()).schedule == "nightly", "found without it"
 
 
 def test_killed_between_two_transactions_that_should_be_one_a_tick_has_one_row_all_the_same(

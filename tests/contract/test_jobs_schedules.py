@@ -24,7 +24,7 @@ from feedq.core.schedule.model import (
     ScheduleState,
     Semantics,
 )
-from feedq.core.schedule.ticks import fire_time, next_tick
+from feedq.core.schedule.ticks import next_tick
 from feedq.errors import Conflict, InvalidInput, NotFound
 from tests.contract.jobs_harness import JobsHarness, schedule_spec
 
@@ -90,13 +90,6 @@ def test_its_first_tick_is_the_first_after_now(jobs: JobsHarness) -> None:
     assert schedule.next_fire_at == schedule.next_tick_at
     assert (schedule.state, schedule.generation, schedule.failures) == (ScheduleState.ACTIVE, 1, 0)
     assert before <= schedule.created_at <= after
-
-
-def test_a_schedule_may_be_declared_as_paused(jobs: JobsHarness) -> None:
-    schedule = jobs.schedule(paused=True)
-    assert schedule.state is ScheduleState.PAUSED
-    assert schedule.pause_reason == "declared as paused"
-    assert schedule.next_tick_at is not None
 
 
 def test_a_name_is_given_once(jobs: JobsHarness) -> None:
@@ -274,24 +267,6 @@ def test_resuming_skips_the_ticks_of_the_pause(jobs: JobsHarness) -> None:
     resumed = jobs.schedules.resume("nightly")
     assert resumed.next_tick_at in {next_tick(resumed.spec, after=at) for at in (before, jobs.now())}
     assert (resumed.state, resumed.paused_until, resumed.pause_reason) == (ScheduleState.ACTIVE, None, None)
-
-
-def test_a_short_pause_takes_no_tick_away_that_jitter_has_put_off(jobs: JobsHarness) -> None:
-    tick = jobs.now()
-    # Put off by a year at most, and so by more than this test takes.
-    added = jobs.schedule(timing=Once(tick), jitter_s=366 * 86_400.0)
-    fires_at = fire_time(added.spec, schedule_id=added.id, tick=tick)
-    jobs.execute("UPDATE feedq.schedule SET next_tick_at = %s, next_fire_at = %s", tick, fires_at)
-    jobs.schedules.pause("nightly")
-    resumed = jobs.schedules.resume("nightly")
-    assert (resumed.next_tick_at, resumed.next_fire_at) == (tick, fires_at)
-
-
-def test_resuming_to_catch_up_keeps_the_watermark(jobs: JobsHarness) -> None:
-    tick = overdue(jobs, resume=ResumePolicy.CATCH_UP)
-    jobs.schedules.pause("nightly")
-    resumed = jobs.schedules.resume("nightly")
-    assert (resumed.next_tick_at, resumed.next_fire_at) == (tick, tick)
 
 
 def test_resuming_forgets_failures(jobs: JobsHarness) -> None:

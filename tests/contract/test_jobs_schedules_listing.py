@@ -12,7 +12,6 @@ import pytest
 from feedq.control.store.jobs.listing import SCANNED
 from feedq.core.model import Worker
 from feedq.core.schedule.model import Every, Overlap, RunState, ScheduleState
-from feedq.errors import NotFound
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish
 
@@ -107,19 +106,6 @@ def test_history_under_a_name_is_that_of_the_schedule_that_has_it_or_had_it_last
     assert jobs.schedules.counts("nightly") == {RunState.CANCELLED: 1}
     jobs.schedule()
     assert jobs.schedules.runs("nightly") == []
-
-
-def test_a_run_whose_worker_was_forgotten_is_shown_without_its_name(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    worker = jobs.job_worker()
-    run = jobs.schedules.trigger("nightly")
-    jobs.start(run, worker)
-    jobs.end(run)
-    jobs.execute("DELETE FROM feedq.worker")
-    found = jobs.schedules.run(run.id)
-    assert (found.worker_id, found.worker) == (worker.id, None)
-    with pytest.raises(NotFound, match="no run 99"):
-        jobs.schedules.run(99)
 
 
 # -- to look at first --------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from sqlalchemy.orm import Session
 from feedq.control.store.jobs import finishing, sessions
 from feedq.core.model import Worker
 from feedq.core.schedule.model import ClaimedRun, Job, Retries, RunState, Semantics
-from feedq.core.schedule.outcome import LOSSES_MAX
-from feedq.errors import JobSessionLost, RunTakenAway, Unavailable
+from feedq.errors import JobSessionLost, RunTakenAway
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish
 
@@ -152,35 +151,6 @@ def test_a_zombie_keeps_nothing_and_its_successor_everything(
     assert jobs.execute("SELECT run FROM effect") == [(77,)]
     assert state(jobs, run) is S.SUCCEEDED
     assert rejected(jobs) == [(run.fence, str(worker.id), "succeeded", "succeeded")]
-
-
-def test_a_run_that_was_timed_out_meanwhile_keeps_nothing_and_history_says_so(jobs: JobsHarness) -> None:
-    worker, run = started(jobs)
-
-    def meanwhile(_: Session) -> None:
-        assert finish(jobs, worker, ended(run, S.TIMED_OUT)) == [run.id]
-
-    with pytest.raises(RunTakenAway):
-        work(jobs, worker, run, meanwhile)
-    assert (kept(jobs), state(jobs, run)) == (0, S.TIMED_OUT)
-    assert rejected(jobs) == [(run.fence, str(worker.id), "succeeded", "timed_out")]
-
-
-def test_what_was_rolled_back_is_let_go_before_history_is_written(
-    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And should it fail to be written, the run ends as any other that the database could not hear of."""
-
-    def record(*_: object) -> None:
-        assert not jobs.execute("SELECT 1 FROM pg_locks WHERE relation = 'effect'::regclass")
-        raise OperationalError("INSERT", {}, psycopg2.OperationalError("the database went away"))
-
-    monkeypatch.setattr(sessions, "record_rejected", record)
-    worker, run = started(jobs)
-    with pytest.raises(Unavailable):
-        work(jobs, worker, run, lambda _: jobs.execute("UPDATE feedq.run SET fence = fence + 1"))
-    assert finish(jobs, worker, ended(run, S.FAILED)) == []
-    assert rejected(jobs) == [(run.fence, str(worker.id), "failed", "running")]
 
 
 def test_an_attempt_keeps_nothing_once_its_own_worker_is_at_the_next_one(jobs: JobsHarness) -> None:
@@ -329,15 +299,6 @@ def test_a_session_that_is_cut_under_way_is_no_failure_and_the_run_is_done_again
     assert (detail["attempt"], detail["state"]) == (1, "waiting")
     work(jobs, worker, claim_one(jobs, worker))
     assert (kept(jobs), state(jobs, run)) == (1, S.SUCCEEDED)
-
-
-def test_a_job_that_cuts_its_session_again_and_again_ends_some_day(jobs: JobsHarness) -> None:
-    worker, run = started(jobs)
-    for attempt in range(1, LOSSES_MAX + 1):
-        assert (run.attempt, state(jobs, run)) == (attempt, S.RUNNING)
-        finish(jobs, worker, ended(run, S.LOST))
-        run = claim_one(jobs, worker) if attempt < LOSSES_MAX else run
-    assert state(jobs, run) is S.LOST
 
 
 def test_without_a_session_nothing_is_begun_and_the_run_is_done_again(

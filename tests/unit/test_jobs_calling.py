@@ -212,46 +212,6 @@ def test_a_transactional_job_succeeds_with_what_it_wrote() -> None:
     assert runs.states() == {1: "succeeded"}
 
 
-def test_one_that_fails_writes_nothing_and_is_to_be_finished() -> None:
-    def body(run: ClaimedRun) -> None:
-        write(run)
-        raise ValueError("no")
-
-    runs = MemoryRuns()
-    run = transactional(runs)
-    outcome = perform(runs, ME, run, RunContext(run), body)
-    assert outcome.finish is not None
-    assert outcome.finish.state is RunState.FAILED
-    assert not outcome.is_told
-    assert runs.rows[1].written == []
-
-
-def test_one_that_was_taken_away_writes_nothing_and_says_nothing() -> None:
-    def body(run: ClaimedRun) -> None:
-        write(run)
-        runs.take_away(1)
-
-    runs = MemoryRuns()
-    run = transactional(runs)
-    assert perform(runs, ME, run, RunContext(run), body) == CallOutcome(None)
-    assert runs.rows[1].written == []
-
-
-def test_one_whose_end_was_decided_meanwhile_commits_nothing() -> None:
-    runs = MemoryRuns()
-    run = transactional(runs)
-    context = RunContext(run)
-
-    def body(run: ClaimedRun) -> None:
-        write(run)
-        context.cancel("by hand")
-
-    outcome = perform(runs, ME, run, context, body)
-    assert outcome.finish is not None
-    assert outcome.finish.state is RunState.CANCELLED
-    assert runs.rows[1].written == []
-
-
 class CutRuns(MemoryRuns):
     """The session of a transaction is cut off under way."""
 

@@ -221,17 +221,14 @@ def test_what_is_wrong_with_bounds_has_the_names_of_the_manifest() -> None:
     [
         ("task: t", "f.yaml:2: schedule 'a': one of cron, every and at: is missing"),
         ("task: t, at: [soon]", "at: 'soon' is no time; write it as 2026-12-01T08:00"),
-        ("task: t, every: 1, start: soon", "start: 'soon' is no time"),
         (
             "task: t, every: 1, end: 2026-03-29T02:30, zone: Europe/Berlin",
             "end: '2026-03-29T02:30' does not exist",
         ),
         ("task: t, every: 1, exclude: {days: [2026-12-25]}", "exclude: must be a string; quote it"),
-        ("task: t, every: 1, exclude: [12-25]", "exclude: '12-25' is no date; write 2026-12-24, or a range"),
         ("task: t, cron: '@daily', every: 1", "one of cron, every and at: cron and every exclude each other"),
         ("task: t, every: 1, zone: UTC", "zone: means nothing to an interval without an anchor"),
         ("task: t, at: 2026-12-01T08:00, anchor: 2026-12-01T08:00", "anchor: means nothing beside at"),
-        ("task: t, at: 2026-12-01T08:00, zone: Mars", "zone: 'Mars' is no time zone"),
         ("task: t, at: 2026-03-29T02:30, zone: Europe/Berlin", "does not exist in Europe/Berlin"),
         (
             "task: t, at: 2026-10-25T02:30, zone: Europe/Berlin",
@@ -239,15 +236,12 @@ def test_what_is_wrong_with_bounds_has_the_names_of_the_manifest() -> None:
         ),
         ("task: t, at: '9999-12-31T23:59:00-10:00'", "is out of the range of times"),
         ("every: 1", "task: is missing"),
-        ("task: t, every: soon", "every: 'soon' is no duration"),
-        ("task: t, every: -5", "every: -5 is negative; a duration must be positive"),
         ("task: t, every: 1, jitter: -1m30s", "jitter: '-1m30s' is negative; a duration must be positive"),
         ("task: t, every: true", "every: must be a duration such as 30s"),
         ("task: t, every: 1, args: {a: 1}", "args: must be a list"),
         ("task: t, every: 1, overlap: never", "overlap: must be one of skip, buffer_one"),
         ("task: t, every: 1, retries: 1.5", "retries.limit: must be a whole number"),
         ("task: t, every: 1, retries: {often: 3}", "retries: unknown key 'often'; known are limit, first"),
-        ("task: t, every: 1, paused: maybe", "paused: must be true or false"),
         ("task: t, every: 1, colour: red", "unknown key 'colour'; known are name, task, zone, cron"),
     ],
 )
@@ -273,7 +267,6 @@ def test_a_mistake_has_the_line_of_its_key() -> None:
             "f.yaml:1: a schedule must be a mapping with name, task, and one of cron, every",
         ),
         ("schedules: {a: 1}\n", "f.yaml:1: schedules: must be a list"),
-        ("queues: null\n", "f.yaml:1: queues: must be a list"),
         ("queues: [a]\n", "f.yaml:1: a queue must be a mapping with name, and rate_per_s or concurrency"),
         ("queues: [{name: a}]\n", "f.yaml:1: queue 'a': name: 'a' has neither rate_per_s nor concurrency"),
         (
@@ -281,7 +274,6 @@ def test_a_mistake_has_the_line_of_its_key() -> None:
             "rate_per_s: must be a number greater than 0 and at most",
         ),
         ("queues: [{name: a, rate_per_s: 1, burst: 0.5}]\n", "burst: must be a number from 1"),
-        ("queues: [{name: a, concurrency: 0}]\n", "concurrency: must be a whole number from 1"),
         (
             EVERY + "  - {name: a, task: t, every: 1}\n",
             "f.yaml:3: schedule 'a' was declared before, at f.yaml:2",

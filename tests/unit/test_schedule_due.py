@@ -80,11 +80,6 @@ def moved(schedule: Schedule, firing: Firing) -> Schedule:
     return replace(schedule, next_tick_at=firing.next_tick_at, next_fire_at=firing.next_fire_at)
 
 
-def outcomes(firing: Firing) -> list[tuple[str, int, str]]:
-    """Time of the tick, ticks and state, for reading."""
-    return [(run.tick_at.strftime("%H:%M"), run.ticks, run.state.value) for run in firing.runs]
-
-
 # -- on time -----------------------------------------------------------------------------------------
 
 
@@ -112,20 +107,6 @@ def test_a_run_is_due_when_its_tick_fires_and_not_earlier() -> None:
     firing = fire(schedule, now=schedule.next_fire_at, unfinished=NOTHING)
     assert [run.due_at for run in firing.runs] == [schedule.next_fire_at]
     assert firing.next_fire_at == fire_time(schedule.spec, schedule_id=7, tick=BEGIN + MINUTE)
-
-
-def test_a_single_moment_is_fired_once_and_that_is_all() -> None:
-    schedule = scheduled(Once(BEGIN))
-    firing = fire(schedule, now=BEGIN + MINUTE / 2, unfinished=NOTHING)
-    assert outcomes(firing) == [("00:00", 1, "waiting")]
-    assert (firing.next_tick_at, firing.next_fire_at, firing.more) == (None, None, False)
-    assert fire(moved(schedule, firing), now=BEGIN + MINUTE, unfinished=NOTHING).runs == ()
-
-
-def test_a_tick_that_nobody_fired_before_its_start_deadline_does_not_keep_others_from_running() -> None:
-    schedule = scheduled(Every(10), start_deadline_s=15)
-    firing = fire(schedule, now=BEGIN + timedelta(seconds=24), unfinished=NOTHING)
-    assert [run.state for run in firing.runs] == [LATE, WAITING, SKIPPED]
 
 
 # -- overlap -----------------------------------------------------------------------------------------
@@ -188,14 +169,6 @@ def test_what_is_made_up_for_is_due_now_and_its_start_deadline_counts_from_now()
     assert (made_up.tick_at, made_up.state) == (BEGIN, WAITING)
     assert made_up.due_at == BEGIN + timedelta(seconds=61)
     assert made_up.start_by == BEGIN + timedelta(seconds=71)
-
-
-@pytest.mark.parametrize(("late_s", "state"), [(60.0, SKIPPED), (60.000001, WAITING)])
-def test_a_tick_is_a_misfire_when_it_is_more_than_so_late(late_s: float, state: RunState) -> None:
-    # A misfire that is made up for waits its turn, whatever runs; a tick on time is skipped.
-    schedule = scheduled(Every(3600))
-    firing = fire(schedule, now=BEGIN + timedelta(seconds=late_s), unfinished=Unfinished(0, 1))
-    assert [run.state for run in firing.runs] == [state]
 
 
 @pytest.mark.parametrize("dates", [(), ("2026-01-01",), ("2026-01-02", "2026-01-03")])
