@@ -172,10 +172,3 @@ def test_a_paused_feed_is_reset_and_begins_where_its_source_begins(bench: Bench)
     bench.wait_landed(BESIDE, BACK)
     bench.check(BESIDE)
     assert bench.landed(BESIDE)[2] == 1
-
-
-def test_what_cannot_be_said_is_refused_with_words(bench: Bench) -> None:
-    ran = bench.cluster.run("feed", "cursor", "rewind", KEYED, "--to", "1h", "--yes")
-    assert ran.returncode == 2
-    assert "do not tell the time" in ran.stderr
-    assert "feedq feed cursor set" in ran.stderr

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.cluster import Cluster, Place, feed, wait_until
 from tests.source_process import Source
@@ -63,13 +61,6 @@ def test_refused_records_are_listed_and_shown_with_the_reason(bench: Bench) -> N
     assert str(listed[0]["id"]) in table
 
 
-def test_an_unknown_dead_letter_is_named(bench: Bench) -> None:
-    for command in (("list", NAME, "999999"), ("replay", NAME, "999999"), ("drop", NAME, "999999", "-y")):
-        ran = bench.cluster.run("feed", "dead-letters", *command)
-        assert ran.returncode == 2
-        assert f"{NAME} has no dead letter 999999" in ran.stderr
-
-
 def test_a_replay_lands_what_the_mended_table_takes_and_keeps_the_rest(bench: Bench) -> None:
     before = bench.ask("dead-letters", "list", NAME, "--limit", "10000")
     first, second = sorted(letter["id"] for letter in before)[:2]
@@ -104,37 +95,3 @@ def test_a_trial_shows_how_records_would_land_and_imports_nothing(bench: Bench) 
     resumed = bench.ask("test", NAME, "--records", "1", "--cursor", str(trial["cursor"]))
     assert resumed["records"][0]["columns"]["seq"] == str(trial["cursor"] + 1)
     assert bench.sequence("typed") == landed
-
-
-def test_a_trial_of_a_feed_that_is_not_declared_yet_says_what_would_be_refused(
-    bench: Bench, tmp_path: Path
-) -> None:
-    manifest = tmp_path / "feeds.yaml"
-    declared = feed("desk/new", bench.source.url)
-    wrong = declared | {"name": "desk/wrong", "sink": {"table": "nowhere", "columns": {"seq": "/seq"}}}
-    refused = declared | {"name": "desk/refused", "sink": {"table": "numbers", "columns": {"n": "/pad"}}}
-    manifest.write_text(yaml.safe_dump({"feeds": [declared, wrong, refused]}))
-    bench.cluster.make("CREATE TABLE numbers (n integer)")
-
-    fine = bench.ask("test", "desk/new", "-f", str(manifest))
-    assert fine["ok"]
-    assert set(fine["records"][0]["columns"]) == {"feed", "epoch", "received_at", "payload"}
-    assert (
-        bench.cluster.sql("SELECT 1 FROM pg_tables WHERE tablename = %s", (declared["sink"]["table"],)) == []
-    )
-
-    ran = bench.cluster.run("feed", "test", "desk/wrong", "-f", str(manifest))
-    assert ran.returncode == 1
-    assert "failed   sink         table 'nowhere' does not exist" in ran.stdout
-    ran = bench.cluster.run("feed", "test", "desk/refused", "-f", str(manifest), "--records", "1")
-    assert ran.returncode == 1
-    assert "would go to the dead letters: invalid input syntax for type integer" in ran.stdout
-    assert bench.cluster.sql("SELECT 1 FROM numbers") == []
-
-
-def test_a_trial_of_a_source_that_is_away_says_so_within_its_time(bench: Bench, tmp_path: Path) -> None:
-    manifest = tmp_path / "feeds.yaml"
-    manifest.write_text(yaml.safe_dump({"feeds": [feed("desk/away", "tcp://127.0.0.1:1")]}))
-    ran = bench.cluster.run("feed", "test", "desk/away", "-f", str(manifest), "--timeout", "5")
-    assert ran.returncode == 1
-    assert "failed   source       tcp://127.0.0.1:1: connection refused" in ran.stdout

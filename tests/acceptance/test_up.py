@@ -373,20 +373,3 @@ def test_a_worker_that_does_not_start_is_an_error_with_the_end_of_its_log() -> N
             assert "this schedule is broken" in up.output
             assert re.search(r"Error: \w+ ended with status \d+; its log .*\.log ends:", up.output)
             up.leaves_nothing()
-
-
-def test_a_database_that_is_not_there_is_an_error(broker_url: str) -> None:
-    settings = {"FEEDQ_DATABASE_URL": "postgresql://127.0.0.1:1/feedq", "FEEDQ_BROKER_URL": broker_url}
-    with directory() as where:
-        ran = run_feedq("up", "--data-dir", str(where / "data"), env={**plain_env(), **settings})
-    assert ran.returncode == 1
-    assert "127.0.0.1" in ran.stderr
-    assert "Traceback" not in ran.stderr
-
-
-def test_a_wrong_setting_is_named_before_anything_starts() -> None:
-    with directory() as where:
-        ran = run_feedq("up", "--data-dir", str(where / "data"), env={**plain_env(), "FEEDQ_TTL_S": "soon"})
-        assert ran.returncode == 2
-        assert "FEEDQ_TTL_S" in ran.stderr
-        assert not (where / "data").exists()
