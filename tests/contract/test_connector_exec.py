@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -206,13 +205,6 @@ async def test_a_program_that_ended_is_told_though_what_it_left_running_holds_it
     await until(lambda: not alive(pid))
 
 
-async def test_what_a_program_left_to_be_written_when_it_ended_lands() -> None:
-    size = 500_000
-    driver = shell(f"yes | head -n {size} & exit 0")
-    await driver.read()
-    assert len(driver.records) == size
-
-
 async def test_the_guard_ends_the_program_although_the_loop_is_stuck() -> None:
     driver = shell("echo $$; while :; do echo x; done")
     async with aclosing(driver.open()) as stream:
@@ -227,30 +219,6 @@ async def test_the_guard_ends_the_program_although_the_loop_is_stuck() -> None:
             time.sleep(0.01)
         with pytest.raises(SourceUnavailable):
             await pull(driver, stream, count=10**9)
-
-
-async def test_a_program_is_held_back_when_it_is_not_pulled(tmp_path: Path) -> None:
-    counter = tmp_path / "written"
-    counter.touch()
-    script = """
-import sys
-for n in range(10**9):
-    sys.stdout.write("x" * 999 + "\\n")
-    sys.stdout.flush()
-    with open(sys.argv[1], "w") as file:
-        file.write(str(n))
-"""
-
-    command = [sys.executable, "-I", "-c", script.replace("\\", "\\\\"), str(counter)]
-    driver = ConnectorDriver(ExecConnector, {"command": command, "format": "text"}, permissions=ALLOWED)
-    async with aclosing(driver.open()) as stream:
-        await pull(driver, stream, count=1)
-        before = ""
-        async with asyncio.timeout(PATIENCE_S):
-            while not before or before != counter.read_text():
-                before = counter.read_text()
-                await asyncio.sleep(0.3)
-        assert int(before) < 5_000
 
 
 def test_the_program_ends_when_the_worker_is_killed(tmp_path: Path) -> None:

@@ -144,13 +144,6 @@ async def test_a_record_without_its_end_mark_counts_only_if_it_is_sure_to_be_who
     assert ("in the middle of a record" in str(error)) is not counts
 
 
-async def test_records_of_any_framing_come_through() -> None:
-    async with serving(Script(answer(b"\0\3a\nb\0\1c"))) as port:
-        source: dict[str, Any] = {"framing": "length", "length_bytes": 2, "format": "bytes"}
-        batches, _ = await Feed(HttpConnector).read_to_end(url(port), **source)
-    assert records_of(batches) == [b"a\nb", b"c"]
-
-
 # -- what an answer says -------------------------------------------------------------------------------
 
 

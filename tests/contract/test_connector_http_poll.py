@@ -111,15 +111,6 @@ async def test_an_answer_may_be_cut_by_framing_and_its_last_record_needs_no_end(
     assert records_of(batches) == [b"1,a", b"2,b"]
 
 
-async def test_an_answer_that_ends_in_a_record_whose_length_it_told_is_told() -> None:
-    source = {**POLL, "format": "bytes", "records": "framed", "framing": "length"}
-    async with serving(Api(lambda _: answer(b"\0\0\0\1a\0\0"))) as port:
-        batches, error = await Feed(HttpConnector).read_to_end(url(port), **source)
-    assert batches == []
-    assert "in the middle of a record" in str(error)
-    assert isinstance(error, SourceUnavailable)
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [(b"<html>", "is no JSON"), (b'{"error": 1}', "no list at '/items'"), (b"[1]", "no list")],
@@ -182,13 +173,6 @@ async def test_an_answer_that_drips_is_not_read_without_end() -> None:
         source = {**POLL, "format": "text", "response_timeout_s": 0.2}
         _, error = await Feed(HttpConnector).read_to_end(url(port), **source)
     assert "took more than 0.2 s (source.response_timeout_s)" in str(error)
-
-
-async def test_an_answer_that_claims_not_to_have_changed_since_never_is_told() -> None:
-    async with serving(Api(lambda _: head("304 Not Modified"))) as port:
-        _, error = await Feed(HttpConnector).read_to_end(url(port), **POLL)
-    assert isinstance(error, SourceUnavailable)
-    assert "304" in str(error)
 
 
 async def test_a_connection_that_the_source_closed_between_polls_is_made_anew() -> None:

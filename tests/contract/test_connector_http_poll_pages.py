@@ -22,7 +22,6 @@ from tests.contract.http_source import (
     Asked,
     answer,
     items,
-    read_request,
     seqs,
     url,
 )
@@ -255,33 +254,6 @@ async def test_a_next_page_that_cannot_be_asked_for_is_told(
     assert says in str(error)
 
 
-async def test_pages_come_through_though_the_source_ends_each_connection_without_a_word() -> None:
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked = await read_request(reader)
-        writer.write(answer(items(*numbered(asked, last=30))))
-        await writer.drain()
-
-    async with serving(script) as port:
-        source = {**POLL, "records": "/items", "cursor": "/seq"}
-        batches = await Feed(HttpConnector).take(30, url(port, "/orders?after={cursor}"), **source)
-    assert seqs(records_of(batches)) == list(range(1, 31))
-
-
-async def test_a_connection_that_breaks_while_the_source_takes_its_time_is_told() -> None:
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(answer(items(*numbered(await read_request(reader), last=30))))
-        await read_request(reader)
-        # Long enough to have been heard.
-        await asyncio.sleep(0.3)
-
-    async with serving(script) as port:
-        source = {**POLL, "records": "/items", "cursor": "/seq"}
-        where = url(port, "/orders?after={cursor}")
-        batches, error = await Feed(HttpConnector).read_to_end(where, **source)
-    assert len(batches) == 1
-    assert str(error) == f"http://127.0.0.1:{port}: closed by the peer before it answered"
-
-
 async def test_a_body_is_not_sent_to_the_host_of_another_page() -> None:
     elsewhere = Api(lambda _: answer(items(2)))
     async with serving(elsewhere, host="127.0.0.2") as port:
@@ -295,12 +267,3 @@ async def test_a_body_is_not_sent_to_the_host_of_another_page() -> None:
         assert "would have to be sent source.body too" in str(error)
     assert home.asked[0].body == b"s3cret"
     assert elsewhere.asked == []
-
-
-async def test_an_answer_whose_cursor_cannot_be_read_is_told() -> None:
-    # Its list can be read, but no text of JSON holds such a byte.
-    body = items(1)[:-1] + b',"next":"\xff"}'
-    source = {**POLL, "records": "/items", "next_cursor": "/next"}
-    async with serving(Api(lambda _: answer(body))) as port:
-        _, error = await Feed(HttpConnector).read_to_end(url(port, "/?after={cursor}"), **source)
-    assert "its answer is no JSON" in str(error)

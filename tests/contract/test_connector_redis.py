@@ -170,19 +170,6 @@ async def test_an_entry_becomes_an_object_of_its_fields(source: Source) -> None:
     ]
 
 
-async def test_an_envelope_says_where_a_record_comes_from(source: Source) -> None:
-    ids = [one.decode() for one in source.add("a", b' {"n": 1} ', b"no json", b"\xff")]
-    ids.append(source.client.xadd("a", {"other": "x"}).decode())
-    driver = source.driver("a", envelope=True)
-    await driver.land(4)
-    assert [record.decode() for record in driver.records] == [
-        f'{{"stream":"a","id":"{ids[0]}","data": {{"n": 1}} }}',
-        f'{{"stream":"a","id":"{ids[1]}","data":"no json"}}',
-        f'{{"stream":"a","id":"{ids[2]}","data_base64":"/w=="}}',
-        f'{{"stream":"a","id":"{ids[3]}","data":{{"other":"x"}}}}',
-    ]
-
-
 async def test_a_batch_of_large_entries_is_held_small(source: Source) -> None:
     size, buffer_bytes = 20_000, 100_000
     source.add("a", *[b"%06d" % n + b"x" * (size - 6) for n in range(200)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from itertools import pairwise
 
@@ -24,7 +23,6 @@ from tests.contract.http_source import (
 from tests.contract.loopback import Feed, records_of, until_closed
 
 EVENTS = {"content_type": "text/event-stream"}
-Send = Callable[[bytes], Awaitable[None]]
 
 
 def url(port: int) -> str:
@@ -208,18 +206,6 @@ async def test_another_kind_of_content_is_told(media_type: str, says: str) -> No
     assert isinstance(error, SourceUnavailable)
     assert says in str(error)
     assert not feed.connected
-
-
-@pytest.mark.parametrize("media_type", ["text/event-stream;charset=utf-8", "Text/Event-Stream"])
-async def test_an_event_stream_is_told_by_its_media_type_alone(media_type: str) -> None:
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_request(reader)
-        writer.write(head(content_type=media_type) + event(1))
-        await until_closed(reader)
-
-    async with serving(script) as port:
-        batches = await Feed(SseConnector).take(1, url(port))
-    assert records_of(batches) == [b'{"seq": 1}']
 
 
 async def test_it_ends_at_once_while_it_waits_to_ask_again() -> None:

@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from feedq.connectors.base import Context
-from feedq.connectors.tcp import TcpConnector, TcpOptions
-from feedq.connectors.wire.connection import READ_BYTES, UNSENT_BYTES_MAX, open_connection
+from feedq.connectors.tcp import TcpConnector
+from feedq.connectors.wire.connection import UNSENT_BYTES_MAX
 from feedq.connectors.wire.dialing import dial
-from feedq.core.clock import SystemClock
 from feedq.core.model import Batch
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
-from feedq.testing.loopback import PATIENCE_S, RecordingGuard, serving, until
+from feedq.testing.loopback import serving
 from tests.contract.loopback import Feed, records_of, until_closed
 
 HELLO = r'{"feed": {name}, "from": {cursor}, "token": "{token}"}\n'
@@ -65,11 +63,6 @@ async def test_hello_carries_name_cursor_and_secret_and_records_come_back() -> N
     assert records_of(batches) == [b'{"seq": 18}', b'{"seq": 19}']
     assert batches[-1].cursor == 19
     assert str(error) == f"{url(port)}: closed by the peer"
-
-
-async def test_without_a_pointer_the_cursor_stays_what_it_was() -> None:
-    batches, _, _ = await ended(says(b'{"seq": 5}\n'), after=3)
-    assert [batch.cursor for batch in batches] == [3]
 
 
 async def test_what_a_hello_expects_is_waited_for_and_is_no_record() -> None:
@@ -171,18 +164,6 @@ async def test_a_source_that_never_reads_the_answers_is_left_in_bounded_memory()
 # -- records that cannot be --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("framing", [{"framing": "lines"}, {"framing": "delimiter", "delimiter": r"\n"}])
-async def test_an_oversize_record_fails_the_feed_after_everything_before_it(framing: dict[str, Any]) -> None:
-    sent = b'{"seq": 1}\n{"seq": 2}\n{"seq": 3, "pad": "' + b"x" * 100
-    batches, error, where = await ended(says(sent, stays=True), cursor="/seq", max_record_bytes=50, **framing)
-    assert records_of(batches) == [b'{"seq": 1}', b'{"seq": 2}']
-    assert isinstance(error, FeedMisconfigured)
-    assert str(error) == (
-        f"{where}: record of more than 50 bytes after cursor 2; "
-        "raise source.max_record_bytes, or check source.framing"
-    )
-
-
 async def test_a_length_that_cannot_be_one_fails_the_feed_after_what_came_before() -> None:
     framing = {"framing": "length", "length_bytes": 2, "length_counts_itself": True}
     batches, error, where = await ended(says(b'\0\x09{"n":1}\0\1', stays=True), cursor="/n", **framing)
@@ -194,34 +175,6 @@ async def test_a_length_that_cannot_be_one_fails_the_feed_after_what_came_before
 # -- sockets -------------------------------------------------------------------------------------------
 
 
-async def test_a_consumer_that_does_not_pull_holds_the_source_back_within_the_bound() -> None:
-    total, bound = 50 * 10**6, 64 * 1024
-    held_back = asyncio.Event()
-
-    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for _piece in range(total // 10**6):
-            writer.write(b"x" * 10**6)
-            if writer.transport.get_write_buffer_size() > 0:
-                held_back.set()
-            await writer.drain()
-
-    async with serving(script) as port:
-        context = Context("acme/orders", SystemClock(), RecordingGuard(), lambda: None, {})
-        options = TcpOptions(url=url(port), buffer_bytes=bound).connection_options()
-        connection = await open_connection(options, context)
-        try:
-            await until(lambda: connection.is_paused and held_back.is_set())
-            assert bound <= connection.buffered <= bound + READ_BYTES
-            taken = 0
-            async with asyncio.timeout(PATIENCE_S):
-                while data := await connection.receive():
-                    taken += len(data)
-                    assert connection.buffered <= bound + READ_BYTES
-        finally:
-            connection.close()
-    assert taken == total
-
-
 async def test_a_peer_that_vanished_is_noticed() -> None:
     feed = Feed(TcpConnector)
     async with serving(says(b"1\n", stays=True)) as port, aclosing(feed.open(url(port))) as stream:
@@ -229,22 +182,6 @@ async def test_a_peer_that_vanished_is_noticed() -> None:
         (fileno,) = feed.guard.watched
         with socket.socket(fileno=os.dup(fileno)) as sock:
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-
-
-async def test_an_open_connection_takes_one_descriptor() -> None:
-    guard = RecordingGuard()
-    async with serving(says(b"", stays=True)) as port:
-        context = Context("acme/orders", SystemClock(), guard, lambda: None, {})
-        options = TcpOptions(url=url(port)).connection_options()
-        connections = [await open_connection(options, context)]
-        before, opened = len(os.listdir("/dev/fd")), 20
-        connections += [await open_connection(options, context) for _ in range(opened)]
-        # Ours, and the source's, which is in this process as well.
-        await until(lambda: len(os.listdir("/dev/fd")) == before + 2 * opened)
-        assert len(guard.watched) == opened + 1
-        for connection in connections:
-            connection.close()
-        assert not guard.watched
 
 
 async def test_a_socket_that_tcp_connected_to_itself_counts_as_refused() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from cryptography.hazmat.primitives import serialization
 
 from feedq.connectors.tcp import TcpConnector
@@ -173,18 +172,6 @@ async def test_a_tls_file_that_is_missing_or_no_certificate_fails_the_feed(
         _, error = await Feed(TcpConnector).read_to_end(url(port), **{option: str(nonsense)})
         assert isinstance(error, FeedMisconfigured)
         assert str(error).startswith(f"source.{option}: {nonsense}")
-
-
-def test_feeds_with_the_same_files_share_a_context_until_a_file_changes(
-    authority: Authority, tmp_path: Path
-) -> None:
-    ca_file = tmp_path / "ca.pem"
-    ca_file.write_bytes(Path(authority.ca_file).read_bytes())
-    context = client_context(TlsFiles(ca_file=str(ca_file)))
-    assert client_context(TlsFiles(ca_file=str(ca_file))) is context
-    assert client_context(TlsFiles(ca_file=str(ca_file), verify=False)) is not context
-    trustme.CA().cert_pem.write_to_path(str(ca_file), append=True)
-    assert client_context(TlsFiles(ca_file=str(ca_file))) is not context
 
 
 def test_an_encrypted_key_is_refused_without_asking_for_its_password(

@@ -185,15 +185,6 @@ async def test_messages_that_come_with_the_handshake_and_all_at_once_are_one_bat
     assert feed.batches[0].lines is not None
 
 
-async def test_csv_comes_in_lines_and_without_its_header() -> None:
-    sent = frame(b"seq,price\r\n") + frame(b"1,2.5") + frame(b"2,2.6\n3,2.7\n")
-    feed, _ = await read_from(
-        sent, format="csv", csv={"fields": ["seq", "price"], "header": True}, cursor="/seq"
-    )
-    assert feed.records == [b"1,2.5", b"2,2.6", b"3,2.7"]
-    assert feed.cursor == 3
-
-
 async def test_ignored_messages_are_no_records_and_have_no_cursor() -> None:
     sent = [{"seq": 1}, {"event": "beat", "seq": 2}, {"event": "beat", "of": {"feed": 7}}, {"event": "x"}]
     feed, _ = await read_from(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
 from feedq.testing.driver import SECRET
-from feedq.testing.loopback import PATIENCE_S, serving
+from feedq.testing.loopback import serving
 from tests.contract.loopback import until_closed
 from tests.contract.test_connector_websocket import driver, read_from
 from tests.contract.websocket_server import (
@@ -187,27 +186,6 @@ async def test_what_breaks_the_protocol_ends_the_connection_after_what_came_befo
     assert said in str(error)
 
 
-# -- too large -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        frame(b"x" * 201),
-        frame(b"x" * 70_000)[:10],
-        frame(b"x" * 200, fin=False) + frame(b"x", CONTINUATION),
-        frame(b"x", fin=False) + frame(b"x" * 200, CONTINUATION, fin=False),
-    ],
-    ids=["short", "long, of which only the header came", "in fragments", "in fragments without an end"],
-)
-async def test_a_message_over_the_limit_fails_the_feed_and_what_is_at_it_lands(sent: bytes) -> None:
-    before = frame(b"x" * 200) + frame(b"x" * 100, fin=False) + frame(b"x" * 100, CONTINUATION)
-    feed, error = await read_from(before + sent + frame(b"1"), max_record_bytes=200, format="text")
-    assert feed.records == [b"x" * 200, b"x" * 200]
-    assert type(error) is FeedMisconfigured
-    assert "message of more than 200 bytes after cursor null; raise source.max_record_bytes" in str(error)
-
-
 # -- silent --------------------------------------------------------------------------------------------
 
 
@@ -232,26 +210,3 @@ async def test_whatever_comes_answers_a_ping_and_only_messages_keep_a_feed_from_
         ).read()
     assert type(error) is SourceSilent
     assert str(error).endswith("connected, but no message received for 0.4 s (source.idle_timeout_s)")
-
-
-async def test_a_source_that_is_held_back_is_not_called_silent() -> None:
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await accept(reader, writer)
-        writer.write(frame(b"1"))
-        assert (await read_frame(reader))[0] == PING
-        writer.write(frame(b"2"))
-        await taken.wait()
-        writer.write(frame(b"3"))
-        await until_closed(reader)
-
-    taken = asyncio.Event()
-
-    async with serving(script) as port:
-        feed = driver(port, ping_interval_s=0.05, ping_timeout_s=0.3, idle_timeout_s=0.3)
-        async with asyncio.timeout(PATIENCE_S), aclosing(feed.open()) as stream:
-            assert (await anext(stream)).split() == (b"1",)
-            # Longer than any of the times above; to see that nothing happens takes that long.
-            await asyncio.sleep(1.0)
-            assert (await anext(stream)).split() == (b"2",)
-            taken.set()
-            assert (await anext(stream)).split() == (b"3",)

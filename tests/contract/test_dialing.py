@@ -15,7 +15,7 @@ from feedq.connectors.wire.dialing import Dialed, bounded, dial_host
 from feedq.core.clock import SystemClock
 from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.testing.loopback import RecordingGuard, refusing, run_on, serving, unanswering, until
+from feedq.testing.loopback import RecordingGuard, run_on, serving, unanswering, until
 from tests.contract.loopback import until_closed
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -172,20 +172,6 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(
     run_on_asyncio(main())
 
 
-def test_reasons_of_several_addresses_are_told_once_each(run_on_asyncio: Run, names: NameServer) -> None:
-    async def main() -> None:
-        names.addresses = ["127.0.0.1", "127.0.0.2"]
-        with refusing() as where:
-            port = int(where.rpartition(":")[2])
-            with pytest.raises(SourceUnavailable) as failed:
-                await Dialer().dial(HOST, port)
-        assert str(failed.value) == (
-            f"tcp://{HOST}:{port}: connection refused; does the source run, and listen on that port?"
-        )
-
-    run_on_asyncio(main())
-
-
 # -- one address, however it is written ----------------------------------------------------------------
 
 
@@ -236,33 +222,3 @@ async def test_a_dial_that_is_cancelled_leaves_nothing() -> None:
         await asyncio.wait([dialing])
     assert dialing.cancelled()
     assert not dialer.guard.watched
-
-
-async def test_a_dial_that_the_guard_cuts_ends() -> None:
-    dialer = Dialer()
-    with unanswering() as where:
-        dialing = asyncio.ensure_future(dialer.dial("127.0.0.1", int(where.rpartition(":")[2])))
-        await until(lambda: bool(dialer.guard.watched))
-        # To let the attempt begin takes a moment.
-        await asyncio.sleep(0.05)
-        dialer.guard.shut_all()
-        await asyncio.wait([dialing])
-    assert isinstance(dialing.exception(), SourceUnavailable)
-    assert not dialer.guard.watched
-
-
-async def test_cutting_ends_the_connection_whoever_holds_the_socket() -> None:
-    ended = asyncio.Event()
-
-    async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-        await until_closed(reader)
-        ended.set()
-
-    dialer = Dialer()
-    async with serving(script) as port:
-        dialed = await dialer.dial("127.0.0.1", port)
-        dialed.guarded.cut()
-        dialed.guarded.cut()
-        assert not dialer.guard.watched
-        await until(ended.is_set)
-        dialed.sock.close()

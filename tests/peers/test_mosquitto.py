@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from feedq.connectors.messages import name_at_source
 from feedq.connectors.mqtt import MqttConnector
-from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.errors import SourceUnavailable
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import Relay, until
@@ -247,19 +247,6 @@ async def test_a_trial_takes_nothing_from_a_group(broker: PeerServer, version: s
 # -- records -------------------------------------------------------------------------------------------------
 
 
-async def test_an_envelope_says_where_a_message_comes_from(broker: PeerServer, version: str) -> None:
-    driver = driver_of(broker.port, version=version, envelope=True)
-    async with tapped(broker) as (_, publisher):
-        await publisher.publish("t/kept", [b"21.5"], retain=True)
-        await driver.land(1)
-        async with reading(driver, 1):
-            await publisher.publish("t/ü", [b"\xff"], qos=0)
-        assert driver.records == [
-            b'{"topic":"t/kept","retain":true,"data":21.5}',
-            '{"topic":"t/ü","retain":false,"data_base64":"/w=="}'.encode(),
-        ]
-
-
 async def test_properties_of_a_message_are_in_its_envelope(broker: PeerServer) -> None:
     driver = driver_of(broker.port, envelope=True)
     async with reading(driver, 1):
@@ -281,28 +268,3 @@ async def test_properties_of_a_message_are_in_its_envelope(broker: PeerServer) -
         command = [program("mosquitto_pub"), "-p", str(broker.port), *how]
         await asyncio.to_thread(subprocess.run, command, check=True)
     assert driver.records == ['{"topic":"t/a","retain":false,"properties":{"unit":"°C"},"data":{}}'.encode()]
-
-
-# -- trouble -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def strict_broker(peer_dir: Path) -> Iterator[PeerServer]:
-    """One that knows a single user."""
-    passwords = peer_dir / "passwords"
-    subprocess.run(
-        [program("mosquitto_passwd"), "-c", "-b", passwords, "reader", "s3cret-of-reader"], check=True
-    )
-    with mosquitto(peer_dir, f"password_file {passwords}") as server:
-        yield server
-
-
-@pytest.mark.parametrize("user", [("reader", "wrong-s3cret"), ("nobody", "x"), None])
-async def test_refused_credentials_fail_the_feed(
-    strict_broker: PeerServer, version: str, user: tuple[str, str] | None
-) -> None:
-    credentials = dict(zip(("username", "password"), user, strict=True)) if user else {}
-    error = await driver_of(strict_broker.port, version=version, **credentials).read()
-    assert isinstance(error, FeedMisconfigured)
-    assert "check source.username and source.password" in str(error)
-    assert "s3cret" not in str(error)

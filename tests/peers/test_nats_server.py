@@ -222,13 +222,6 @@ async def test_only_the_subjects_asked_for_are_read(server: PeerServer, retentio
         assert gaps(logs) == []
 
 
-async def test_several_subjects_ask_for_a_newer_server(server: PeerServer) -> None:
-    async with stream_on(server):
-        error = await driver_of(server.port, subjects=["o.a", "o.b"]).read()
-        assert isinstance(error, FeedMisconfigured)
-        assert "need NATS 2.10" in str(error)
-
-
 # -- gaps ----------------------------------------------------------------------------------------------------
 
 
@@ -257,21 +250,6 @@ async def test_a_stream_that_was_made_anew_is_read_from_its_beginning(server: Pe
         assert driver.records[3:] == [b"a", b"b", b"c", b"d"]
         (gap,) = gaps(logs)
         assert "made anew" in gap
-
-
-# -- records -------------------------------------------------------------------------------------------------
-
-
-async def test_an_envelope_says_where_a_message_comes_from(server: PeerServer) -> None:
-    async with stream_on(server) as js:
-        await publish(js, "o.a", [b"21.5"], headers={"Unit": "°C"})
-        await publish(js, "o.b", [b""])
-        driver = driver_of(server.port, envelope=True)
-        await driver.land(2)
-        first, second = (record.decode() for record in driver.records)
-        assert first.startswith('{"subject":"o.a","seq":1,"time":"20')
-        assert first.endswith('+00:00","headers":{"Unit":"°C"},"data":21.5}')
-        assert second.endswith('"data":""}')
 
 
 # -- beside others -------------------------------------------------------------------------------------------

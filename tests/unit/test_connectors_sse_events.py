@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from feedq.connectors.protocol.eventstream import LINE_BYTES_MIN, RETRY_S_MAX, EventFramer, shape_of
+from feedq.connectors.protocol.eventstream import LINE_BYTES_MIN, RETRY_S_MAX, EventFramer
 from feedq.records.framing import BYTE_ORDER_MARK
 
 MAX = 1000
@@ -240,31 +240,6 @@ def test_a_stream_is_read_as_the_standard_says_whatever_the_bytes_and_the_cuts(
 
 
 # -- shapes and envelopes ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "event", [b"id: 1\ndata: {}\n\n", b"data:x\n\n", b"event: a\nid: 1\ndata: {}\n\n", b"data: x\nid:\n\n"]
-)
-def test_plain_events_have_a_shape(event: bytes) -> None:
-    shape = shape_of(event)
-    assert shape is not None
-    assert shape.pattern.findall(event * 3) == [re.findall(rb"data: ?(.*)", event)[0]] * 3
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        b"id: 1\n\n",
-        b"data: a\ndata: b\n\n",
-        b"id: 1\nid: 2\ndata: b\n\n",
-        b": hello\n\n",
-        b"retry: 1\ndata: x\n\n",
-        b"data\n\n",
-        b"event: " + b"x" * 300 + b"\ndata: x\n\n",
-    ],
-)
-def test_other_events_have_none(event: bytes) -> None:
-    assert shape_of(event) is None
 
 
 def test_an_envelope_holds_json_as_it_is_and_anything_else_as_a_string() -> None:
