@@ -8,10 +8,8 @@ from contextlib import ExitStack, closing
 from threading import Thread
 from uuid import UUID, uuid4
 
-import psycopg2
 import pytest
 
-from feedq.control.store.channels import SESSION_LOCK_CLASS
 from feedq.control.store.election import WAITER_NAME, Election, LivenessCheck
 from feedq.control.store.session_ends import SNAPSHOT_S
 from feedq.core.model import Worker
@@ -126,25 +124,6 @@ def test_a_worker_that_comes_back_while_its_old_session_is_waited_for_need_not_w
     assert hears(elected).suspected == 1
 
 
-def test_several_beats_wait_for_the_same_worker_and_are_in_nobodys_way(
-    postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
-) -> None:
-    worker = postgres_harness.worker()
-    backend = has_session(postgres_harness, worker, closing_all)
-    look_until(elected, awaited=True)
-    end(postgres_harness, elected._session.backend_pid)  # as a frozen one's is; it keeps its waiters for now
-    with closing(candidate(postgres_harness, holder=UUID(int=8))) as other:
-        deadline = time.monotonic() + LIMIT_S
-        while not other.campaign():
-            assert time.monotonic() < deadline
-            other.wait(0.01)
-        look_until(other, awaited=True)
-        has_session(postgres_harness, postgres_harness.worker("b"), closing_all)
-        look_until(other, awaited=True)
-        end(postgres_harness, backend)
-        assert hears(other).suspected == 1
-
-
 def test_a_waiter_that_is_ended_is_missed_and_replaced(
     postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
 ) -> None:
@@ -173,21 +152,6 @@ def test_for_more_workers_than_waiters_it_looks(
         assert not election.check_liveness().is_awaited
         harness.store.workers.leave(second.id)
         look_until(election, awaited=True)
-
-
-def test_a_worker_whose_session_cannot_be_waited_for_is_looked_for(
-    postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
-) -> None:
-    """Such as one whose number the last session had, until its waiter lets go."""
-    worker = postgres_harness.worker()
-    session = closing_all.enter_context(closing(postgres_harness.store.session(worker, ttl_s=TTL_S)))
-    look_until(elected, awaited=True)
-    listener = closing_all.enter_context(closing(postgres_harness.store.worker_listener(worker)))
-    with session._connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_unlock(%s, pg_backend_pid())", (SESSION_LOCK_CLASS,))
-    listener.close()
-    look_until(elected, awaited=False)
-    assert elected.check_liveness().suspected == 0
 
 
 def test_a_wait_lets_go_of_its_snapshot(
@@ -235,23 +199,6 @@ def test_waiters_end_with_their_beat(postgres_harness: PostgresHarness, closing_
     while waiters(postgres_harness):
         assert time.monotonic() < deadline
         time.sleep(0.01)  # until the server has noticed
-
-
-def test_where_no_more_sessions_can_be_had_it_looks(
-    postgres_harness: PostgresHarness,
-    elected: Election,
-    closing_all: ExitStack,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise psycopg2.OperationalError("too many clients already")
-
-    has_session(postgres_harness, postgres_harness.worker(), closing_all)
-    monkeypatch.setattr("feedq.control.store.session_ends.psycopg2.connect", refuse)
-    for _ in range(3):
-        assert not elected.check_liveness().is_awaited
-    monkeypatch.undo()
-    look_until(elected, awaited=True)
 
 
 def test_a_look_says_when_the_next_thing_falls_due(

@@ -32,7 +32,6 @@ from feedq.core.model import (
     Release,
     TargetState,
 )
-from feedq.errors import Unavailable
 from feedq.settings import Settings
 from feedq.worker.runner import FeedRunner
 from feedq.worker.supervisor import STOP_GRACE_S, Supervisor, TaskCallbacks
@@ -149,71 +148,6 @@ def until(condition: Callable[[], object], what: str, *, limit_s: float = LIMIT_
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
-
-
-def test_a_feed_whose_claim_lost_its_answer_is_let_go_at_once(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, lost = stage.store.leases.claim, iter([Unavailable("the answer was lost")])
-
-    def claim(worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
-        granted = real(worker_id, keys)
-        for error in lost:
-            raise error
-        return granted
-
-    monkeypatch.setattr(stage.store.leases, "claim", claim)
-    feed_id = stage.add_feed()
-    stage.reconcile()
-    until(lambda: stage.said, "the message was answered")
-    until(lambda: stage.lease().state is LeaseState.IDLE, "nobody runs it: let go")
-    assert stage.lease().epoch == 1
-    stage.reconcile()
-    stage.streaming()
-    assert stage.lease().epoch == 2
-    assert feed_id in {key[0] for key in stage.store.leases.held(stage.worker_id)}
-
-
-def test_an_assignment_is_claimed_before_its_message_comes_and_the_message_joins_the_stream(
-    stage: Stage,
-) -> None:
-    stage.add_feed()
-    given: list[Assignment] = []
-    control.reconcile(stage.store, given.extend, stage.settings)
-    stage.streaming()
-    (assignment,) = given
-    stage.offer(assignment.key)
-    # A copy of the message is dropped; the first one hears of the end.
-    stage.offer(assignment.key)
-    until(lambda: len(stage.said) == 1, "the copy is answered")
-    assert stage.said[0].startswith("dropped: a duplicate")
-    stage.supervisor.cancel(assignment.feed_id)
-    until(lambda: stage.said[1:] == ["released"], "the stream has ended, and so has its task")
-    assert stage.lease().epoch == 1
-
-
-def test_an_assignment_whose_ring_was_not_heard_is_claimed_with_the_next_heartbeat(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feedq.control.store.passes.notify_workers", lambda *_: None)
-    stage.add_feed()
-    control.reconcile(stage.store, lambda _: None, stage.settings)
-    stage.streaming()
-    assert stage.lease().epoch == 1
-
-
-def test_a_worker_declared_gone_twice_in_a_row_streams_again_with_one_connection(stage: Stage) -> None:
-    stage.add_feed()
-    for _ in range(2):
-        stage.reconcile()
-        stage.streaming()
-        gone = stage.worker_id
-        stage.store.workers.leave(gone)
-        until(lambda: stage.worker_id != gone, "registered anew")  # noqa: B023
-        until(lambda: stage.source.open == 0, "the old connection is closed")
-    stage.reconcile()
-    stage.streaming()
-    assert stage.lease().epoch == 3
 
 
 def test_a_stop_that_follows_a_claim_at_once_is_heeded(stage: Stage) -> None:
@@ -504,41 +438,3 @@ def test_what_is_not_run_here_is_released_after_a_new_session(stage: Stage) -> N
     sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
     stage.harness.execute(sql, f"feedq-keeper/{stage.worker_id}")
     until(lambda: stage.lease("b").state is LeaseState.IDLE, "released")
-
-
-def test_an_audit_that_meets_a_raised_epoch_takes_no_feed_away(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, loop = stage.store.leases.raise_epoch, stage.supervisor._loop
-
-    def raise_epoch(worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:
-        raised = real(worker_id, key, above=above)
-        # What follows comes to the loop all at once.
-        loop.call_soon_threadsafe(time.sleep, 0.2)
-        stage.audit()
-        return raised
-
-    monkeypatch.setattr(stage.store.leases, "raise_epoch", raise_epoch)
-    stage.add_feed()
-    stage.reconcile()
-    stage.streaming()
-    raise_the_sinks_epoch(stage, 100)
-    until(lambda: stage.lease().state is LeaseState.IDLE, "released")
-    stage.reconcile()
-    until(lambda: stage.lease().epoch > 100, "the sink's epoch is overtaken")
-    stage.streaming()
-    raised = stage.lease().epoch
-    until(lambda: stage.lease().records_total > 0, "it lands")
-    until(lambda: stage.lease().connected, "it streams")
-    assert (stage.lease().epoch, stage.supervisor.feeds) == (raised, 1)
-
-
-def test_an_audit_of_an_earlier_session_takes_no_feed_away(stage: Stage) -> None:
-    stage.add_feed()
-    stage.reconcile()
-    stage.streaming()
-    now = time.monotonic()
-    assert stage.supervisor.core.held_found(uuid4(), set(), now=now) == []
-    assert stage.lease().epoch == 1
-    (runner,) = stage.supervisor._all_runners()
-    assert runner._interrupt is None

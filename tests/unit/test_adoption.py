@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 from feedq.cli import main
 from feedq.core.model import Batch, Feed, TargetState
 from feedq.sinks.base import FeedWrite, Fenced, FenceRequest, Target, Unusable
-from feedq.verbs.adoption import left_behind
 from feedq.verbs.manifest import reader
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink, MemoryTables
@@ -175,15 +174,3 @@ def test_a_resume_that_says_no_cursor_is_refused(resume: str) -> None:
 def test_a_sink_that_cannot_be_asked_keeps_nobody_from_declaring(tables: MemoryTables) -> None:
     tables.away = True
     assert "could not be asked whether it knows these feeds" in Site(tables).apply("acme/new")
-
-
-def test_strangers_and_orphans_are_told_apart(tables: MemoryTables, lost: Site) -> None:
-    site = Site(tables, first=1_001)
-    site.apply("b/one", "b/two", "b/three", "b/four")
-    for name in ("b/three", "b/four"):
-        site.land(name, 1)
-    gone = site.feed("b/four")
-    feeds = [view.feed for view in site.store.feeds.views() if view.feed.id != gone.id]
-    strangers, orphans = left_behind(site.sink.checkpoints(), feeds)
-    assert [one.feed for one in strangers] == ["acme/big", "acme/other"]
-    assert [one.feed for one in orphans] == ["b/four"]

@@ -15,8 +15,6 @@ from celery.schedules import crontab
 from feedq.celery import beat
 from feedq.celery.beat import (
     ASK_AGAIN_S,
-    CHECK_SHARE,
-    CHECKS_COMPARED,
     JUDGE_AGAIN_S,
     ElectedScheduler,
     ElectionCandidate,
@@ -88,11 +86,6 @@ def check(*, crashed: int = 0, expired: int = 0, pass_seq: int = 1, is_due: bool
     )
 
 
-def test_with_nothing_wrong_nothing_is_asked_for(candidate: ElectionCandidate, asked: list[float]) -> None:
-    candidate._judge(check())
-    assert asked == []
-
-
 def test_a_crash_is_reported_at_once_even_while_an_earlier_message_is_not_served(
     candidate: ElectionCandidate, asked: list[float], time: Time
 ) -> None:
@@ -154,16 +147,6 @@ def test_passes_soon_after_a_whole_one_only_place_feeds_and_another_whole_one_fo
     assert len(followed) == 2
 
 
-def test_what_was_served_is_not_asked_for_again(
-    candidate: ElectionCandidate, asked: list[float], time: Time
-) -> None:
-    candidate._ask(check(pass_seq=1))
-    for _ in range(100):
-        time.now += 0.05
-        candidate._judge(check(pass_seq=2))
-    assert len(asked) == 1
-
-
 @pytest.mark.parametrize("wrong", [{"expired": 1}, {"crashed": 1}, {"is_due": True}])
 def test_what_passes_may_not_change_yet_does_not_make_a_pass_of_every_look(
     candidate: ElectionCandidate, asked: list[float], time: Time, wrong: dict[str, Any]
@@ -222,17 +205,6 @@ def test_a_change_while_a_pass_is_under_way_is_asked_for_at_once_for_it_may_have
     assert not candidate._woken
 
 
-def test_what_woke_it_while_too_much_was_asked_for_is_not_forgotten_when_messages_are_lost(
-    candidate: ElectionCandidate, asked: list[float], time: Time
-) -> None:
-    for _ in range(3):
-        candidate._woken = True
-        candidate._judge(check())
-    time.now += ASK_AGAIN_S
-    candidate._judge(check())
-    assert len(asked) == 3
-
-
 def test_a_worker_whose_last_session_was_heard_to_end_needs_no_second_look(
     candidate: ElectionCandidate, asked: list[float]
 ) -> None:
@@ -242,29 +214,6 @@ def test_a_worker_whose_last_session_was_heard_to_end_needs_no_second_look(
     assert len(asked) == 1
     candidate._judge(check(crashed=1))
     assert len(asked) == 1, "the pass is under way"
-
-
-def test_one_slow_look_does_not_put_off_the_next(candidate: ElectionCandidate, time: Time) -> None:
-    takes_s = [0.001, 0.02, 0.001, *[0.02] * CHECKS_COMPARED]
-    pauses: list[float] = []
-
-    class Uneven:
-        def renew(self) -> bool:
-            return True
-
-        def check_liveness(self) -> LivenessCheck:
-            time.now += takes_s[min(len(pauses), len(takes_s) - 1)]
-            return LivenessCheck(0, 0, 0, 1, 0.0)
-
-        def wait(self, timeout_s: float) -> bool:
-            pauses.append(timeout_s)
-            if len(pauses) == len(takes_s):
-                candidate._stopping.set()
-            return False
-
-    candidate._lead(Uneven())  # type: ignore[arg-type]
-    assert pauses[:-1] == [pytest.approx(0.01)] * (len(takes_s) - 1)
-    assert pauses[-1] == pytest.approx(CHECK_SHARE * 0.02), "when all are slow there are fewer"
 
 
 class Elected:

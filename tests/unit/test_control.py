@@ -146,21 +146,6 @@ def test_an_idle_fleet_writes_no_history(store: MemoryStore) -> None:
     assert len(store.database.tables.events) == before
 
 
-def test_gone_workers_expire_and_their_feeds_are_placed_in_the_same_pass(store: MemoryStore) -> None:
-    add_worker(store, "a")
-    add_feeds(store, 3)
-    _, sent = run(store)
-    for a in sent:
-        store.leases.claim(a.worker_id, [a.key])
-    other = add_worker(store, "b")
-    for _ in range(8):
-        store.clock.advance(1)
-        store.workers.heartbeat(other.id, other.load, ttl_s=SETTINGS.ttl_s)
-    report, sent = run(store)
-    assert (report.workers_gone, report.leases_freed) == (1, 3)
-    assert {(a.epoch, a.worker_id) for a in sent} == {(2, other.id)}
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -181,23 +166,6 @@ def test_why_feeds_wait_is_written_once_and_counted(
     assert run(store)[0].unplaced == {}
 
 
-def test_a_bulk_edit_is_absorbed_over_several_passes(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_feeds(store, 5)
-    run(store)
-    monkeypatch.setattr(control, "EDITS_PER_PASS", 2)
-    for view in store.feeds.views():
-        store.feeds.set_target(view.feed.name, TargetState.PAUSED)
-    wakes = store.database.tables.wakes
-    report, _ = run(store)
-    assert (report.edits, report.more) == (2, True)
-    assert store.database.tables.wakes == wakes + 1, "the rest must not wait for the next tick"
-    run(store)
-    report, _ = run(store)
-    assert (report.edits, report.more) == (1, False)
-
-
 def test_what_only_needs_a_place_is_taken_in_over_several_passes_and_edits_beside_it(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,13 +180,6 @@ def test_what_only_needs_a_place_is_taken_in_over_several_passes_and_edits_besid
     # Of the first two one is paused, so that two edits are looked for: that one, and the third.
     assert [(p.edits, p.more) for p in passes] == [(3, True), (2, True), (0, False)]
     assert store.database.tables.dirty == set()
-
-
-def test_many_placements_take_several_passes(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "PLACEMENTS_PER_PASS", 2)
-    add_worker(store)
-    add_feeds(store, 5)
-    assert [len(run(store)[1]) for _ in range(3)] == [2, 2, 1]
 
 
 def test_a_full_worker_gets_what_is_promised_to_it_while_another_is_silent(store: MemoryStore) -> None:
@@ -296,12 +257,6 @@ def test_an_unknown_worker_is_not_found_and_the_living_are_named(store: MemorySt
         find_worker(store, "z")
 
 
-def test_a_gone_worker_is_not_found(store: MemoryStore) -> None:
-    store.workers.leave(add_worker(store).id)
-    with pytest.raises(NotFound, match="none"):
-        find_worker(store, "a")
-
-
 @pytest.mark.parametrize("names", [("a", "a"), ("a@host", "a@other")])
 def test_a_name_that_means_two_workers_is_refused_and_both_are_named(
     store: MemoryStore, names: tuple[str, str]
@@ -310,27 +265,6 @@ def test_a_name_that_means_two_workers_is_refused_and_both_are_named(
         add_worker(store, name)
     with pytest.raises(InvalidInput, match=f"2 workers.*{names[0]}.*{names[1]}"):
         find_worker(store, "a")
-
-
-def test_a_whole_name_goes_before_the_beginning_of_another(store: MemoryStore) -> None:
-    whole = add_worker(store, "a")
-    add_worker(store, "a@host")
-    assert find_worker(store, "a").worker.id == whole.id
-
-
-def test_draining_moves_the_feeds_to_where_there_is_room(store: MemoryStore) -> None:
-    a = add_worker(store, "a")
-    add_feeds(store, 2)
-    _, sent = run(store)
-    store.leases.claim(a.id, [x.key for x in sent])
-    b = add_worker(store, "b", capacity=1)
-    assert set_worker_target(store, "a", WorkerTarget.DRAINED).worker.target_state is WorkerTarget.DRAINED
-    assert run(store)[0].moves == 1, "there is room for one of them only"
-    (asked,) = store.leases.stop_requests(a.id)
-    store.leases.release(a.id, [Release(*asked.key, asked.reason)])
-    report, sent = run(store)
-    assert {x.worker_id for x in sent} == {b.id}
-    assert report.moves == 0
 
 
 def test_cordoning_and_uncordoning_say_what_is_wanted(store: MemoryStore) -> None:

@@ -92,10 +92,6 @@ def said(view: FeedView, *workers: WorkerView, rules: Rules = RULES) -> str:
 # -- why one feed waits ------------------------------------------------------------------------------
 
 
-def test_a_feed_that_streams_needs_no_explanation() -> None:
-    assert explain(running("a", uuid4()), [], now=NOW, rules=RULES) is None
-
-
 def test_labels_that_no_worker_has_are_named_and_no_others() -> None:
     waiting = feed(reason=Reason.NO_MATCH, required={"region": "eu", "disk": "ssd"})
     sentence = said(waiting, worker("one", labels={"region": "eu"}))
@@ -115,19 +111,6 @@ def test_a_cordoned_worker_that_has_the_labels_is_offered() -> None:
     resting = worker("two", labels={"region": "eu"}, target=WorkerTarget.CORDONED)
     sentence = said(waiting, worker("one"), resting)
     assert sentence.endswith("two has, and is cordoned: `feedq worker uncordon two`")
-
-
-def test_labels_that_a_worker_has_by_now_are_not_called_missing() -> None:
-    waiting = feed(reason=Reason.NO_MATCH, required={"region": "eu"})
-    resting = worker("two", labels={"region": "eu"}, target=WorkerTarget.CORDONED)
-    sentence = said(waiting, resting, worker("three", labels={"region": "eu"}))
-    assert sentence.startswith("a worker with region=eu has come by now")
-
-
-def test_a_worker_whose_process_is_ending_is_not_offered() -> None:
-    waiting = feed(reason=Reason.NO_MATCH, required={"region": "eu"})
-    ending = worker("two", labels={"region": "eu"}, state=WorkerState.DRAINING)
-    assert "uncordon" not in said(waiting, worker("one"), ending)
 
 
 def test_a_full_fleet_is_said_with_its_places() -> None:
@@ -213,13 +196,6 @@ def test_a_drain_says_what_keeps_feeds_where_they_are(
     assert str(explain_staying(held, others, rules=rules)).startswith(said)
 
 
-def test_a_drain_that_is_only_slow_has_no_obstacle() -> None:
-    source = worker("one")
-    assert explain_staying([running("a", source.worker.id)], [worker("two")], rules=RULES) is None
-    stopping = feed(state=LeaseState.STOPPING, worker_id=source.worker.id)
-    assert explain_staying([stopping], [], rules=RULES) is None
-
-
 # -- the fleet in numbers ----------------------------------------------------------------------------
 
 
@@ -247,25 +223,6 @@ def test_what_a_cordoned_worker_keeps_needs_no_other_place_until_it_dies() -> No
     assert numbers(18, worker("one", feeds=10), resting).lacking_after_loss == 10
     larger = worker("two", feeds=15, target=WorkerTarget.CORDONED)
     assert numbers(25, worker("one", feeds=10), larger).lacking_after_loss == 15
-
-
-def test_moves_and_reasons_to_wait_are_counted() -> None:
-    views = [
-        feed("a", state=LeaseState.STOPPING, reason=Reason.MOVED, worker_id=uuid4()),
-        feed("b", state=LeaseState.STOPPING, reason=Reason.DRAINED, worker_id=uuid4()),
-        feed("c", state=LeaseState.STOPPING, reason=Reason.EDITED, worker_id=uuid4()),
-        feed("d", reason=Reason.NO_MATCH),
-        feed("e", reason=Reason.NO_MATCH),
-        feed("f", reason=Reason.BACKOFF),
-    ]
-    found = overview(views, [])
-    assert (found.moving, found.waiting, found.utilisation) == (2, {Reason.NO_MATCH: 2}, None)
-
-
-def test_rates_are_those_that_the_workers_measure() -> None:
-    load = Load(rows_per_s=100.0, bytes_per_s=2e6)
-    found = numbers(0, worker("one", load=load), worker("two", load=load, target=WorkerTarget.DRAINED))
-    assert (found.rows_per_s, found.bytes_per_s) == (200.0, 4e6)
 
 
 # -- checks of placement -----------------------------------------------------------------------------
@@ -308,10 +265,6 @@ def test_a_tenant_whose_cap_makes_feeds_wait_is_warned_of() -> None:
     assert checks(views, workers, Rules(tenant_caps={"acme": 3, "*": 0})) == {}
 
 
-def test_a_fleet_that_moves_nothing_is_warned_of() -> None:
-    assert "FEEDQ_MOVES_PER_PASS is 0" in checks([], [], Rules(moves=0))["moves"]
-
-
 # -- whose fault it is -------------------------------------------------------------------------------
 
 
@@ -319,18 +272,6 @@ def found(views: list[FeedView], workers: list[WorkerView]) -> dict[str, Check]:
     """The check of each name; of several the last."""
     state = FleetState(NOW, NOW, 0.5, None)
     return {c.name: c for c in fleet_checks(views, workers, state, reconcile_interval_s=5.0)}
-
-
-def test_a_fleet_that_fares_well_has_an_ok_for_each_kind_of_fault() -> None:
-    checks = found(
-        [running("a", uuid4())], [worker("one", load=Load(loop_lag_s=0.02, sinks_up=("default",)))]
-    )
-    details = {name: check.detail for name, check in checks.items() if check.level is Level.OK}
-    assert details["loops"] == "no worker is stuck; the latest timer ran 20 ms late"
-    assert details["sinks of workers"].endswith("written to lately: default")
-    assert details["lost workers"].startswith("no feed outside quarantine crashed one within the last 24h")
-    assert details["dead letters"] == "none within the last 24h"
-    assert details["feeds"] == "1: 1 streaming"
 
 
 def test_a_worker_that_stands_still_fails_the_checks_with_its_name_and_its_process() -> None:

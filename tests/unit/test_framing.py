@@ -187,26 +187,6 @@ def test_what_is_incomplete_stays_inside(cut: tuple[bytes, list[bytes]], delimit
     assert framer.pending == len(stream.split(delimiter or b"\n")[-1])
 
 
-@pytest.mark.parametrize(
-    ("stream", "records"),
-    [
-        (b"a\nb\n", [b"a", b"b"]),
-        (b"a\r\nb\r\n", [b"a", b"b"]),
-        (b"a\r\nb\nc\r\n", [b"a", b"b", b"c"]),
-        (b"\n\na\n\n\r\nb\n\n", [b"a", b"b"]),
-        (b"\n\r\n\n", []),
-        (b"a", []),
-        (b"", []),
-        (b"a\rb\nc\n", [b"a\rb", b"c"]),
-        (b"a\r\r\n", [b"a\r"]),
-        (b"\r\r\n", [b"\r"]),
-        (b"\x00\xff\n", [b"\x00\xff"]),
-    ],
-)
-def test_lines_end_with_lf_or_crlf_and_empty_ones_are_skipped(stream: bytes, records: list[bytes]) -> None:
-    assert run(LineFramer(NO_LIMIT), [stream]) == (records, False)
-
-
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_a_record_of_exactly_the_limit_passes_and_one_byte_more_does_not(end: bytes) -> None:
     for cut in range(len(end) + 1):

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from feedq.core.model import Loss
 from feedq.settings import Settings
-from feedq.telemetry.logs import EventKind, LogEvent, configure_logging, log, mask_url
+from feedq.telemetry.logs import LogEvent, configure_logging, log, mask_url
 from feedq.telemetry.metrics import REGISTRY, GroupHistogram
 
 schemes = st.sampled_from(["postgresql", "redis", "amqp", "tcp", "postgresql+psycopg2", "HTTP"])
@@ -99,16 +99,6 @@ def test_a_long_line_is_masked_in_no_time() -> None:
 
 
 # -- names -------------------------------------------------------------------------------------------
-
-
-def test_names_of_history_are_words_joined_by_underscores_and_said_once() -> None:
-    values = [kind.value for kind in EventKind]
-    assert all(value.replace("_", "").isalpha() and value.islower() for value in values)
-    assert [kind.name.lower() for kind in EventKind] == values
-
-
-def test_no_two_log_events_read_alike() -> None:
-    assert len({event.value for event in LogEvent}) == len(list(LogEvent.__members__))
 
 
 def test_every_metric_carries_our_prefix_and_says_what_it_counts() -> None:
