@@ -38,15 +38,12 @@ RECORDS_PER_PUMP_MAX = 5_000
 """Bounds how long one backlog may keep the other feeds waiting."""
 PAUSED_S = 0.01
 """How soon to look again whether a client that is held back takes more."""
-SPOILED_EVERY = 5
-"""In mode `spoiled` a bad line follows every so many good records, unless the mode comes with another count."""
 BAD_LINES = (
     b"this is no JSON",
     b'{"feed": "unfinished", "seq":',
     b'{"invalid": "utf-8 \xff\xfe"}',
     b'{"nul": "a\\u0000b"}',
 )
-GARBAGE = bytes(range(256)) * 4 + b"\n"
 
 
 @dataclass(slots=True)
@@ -94,7 +91,8 @@ class SourceServer:
         self.live: dict[int, Reader] = {}
         self.default_mode = "stream"
         self.modes: dict[str, str] = {}
-        self.spoiled_every = SPOILED_EVERY
+        self.spoiled_every = 0
+        """In mode `spoiled` a bad line follows every so many good records."""
         self._due: list[tuple[float, int, Reader]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -181,7 +179,7 @@ class SourceServer:
             self.default_mode = mode
             self.modes.clear()
         if mode == "spoiled":
-            self.spoiled_every = count or SPOILED_EVERY
+            self.spoiled_every = count
         for feed in feeds or ():
             self.modes[feed] = mode
         for reader in tuple(self.live.values()):
@@ -250,11 +248,6 @@ class Reader(asyncio.Protocol):
         match self.server.mode(self.log.feed):
             case "stream" | "spoiled":
                 self.pump(time.monotonic())
-            case "garbage":
-                self._sent(0)
-                self._transport.write(GARBAGE)
-            case "reset":
-                self.reset()
             case "silent":
                 pass
 

@@ -111,7 +111,7 @@ class Source:
     # -- what it does --------------------------------------------------------------------------------
 
     def behave(self, mode: str, feeds: Sequence[str] | None = None, *, count: int = 0) -> None:
-        """Set the mode of these feeds, or of all: stream, spoiled, garbage, silent, reset."""
+        """Set the mode of these feeds, or of all: stream, silent, or spoiled with a bad line after ``count``."""
         self._ask("mode", mode=mode, feeds=None if feeds is None else list(feeds), count=count)
 
     def cut(self, feeds: Sequence[str] | None = None) -> None:

@@ -294,6 +294,23 @@ async def test_a_feed_with_a_refused_record_is_written_apart_and_its_dead_letter
     assert path.tables.rows == {"a": [b"1", b"2"], "b": [b"1"]}
 
 
+async def test_a_feed_that_behaves_again_lands_with_the_others_again(
+    path: DataPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.worker.writer.SUSPECT_S", 0.0)
+    own(path, 1)
+    path.tables.poison = b"bad"
+    batch_queue = path.open_batch_queue((1, 1), "a")
+    await batch_queue.put(batch(b"bad", cursor=1))
+    await batch_queue.join()
+    assert batch_queue.is_apart
+    for n in range(20):
+        await batch_queue.put(batch(b"%d" % n, cursor=n))
+    await batch_queue.join()
+    assert not batch_queue.is_apart
+    assert path.tables.rows["a"] == [b"%d" % n for n in range(20)]
+
+
 async def test_records_stay_in_order_while_a_feed_goes_apart_and_comes_back(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
