@@ -125,7 +125,7 @@ def lease_states() -> str:
     arrows: dict[tuple[LeaseState, LeaseState], list[str]] = {}
     rows = ["| move | from | to | epoch |", "|---|---|---|---|"]
     for (before, move), after in lease.TRANSITIONS.items():
-        grows = move in lease.EPOCH_GROWS
+        grows = move is lease.Move.ASSIGN
         arrows.setdefault((before, after), []).append(f"{move}{' (epoch + 1)' if grows else ''}")
         rows.append(f"| `{move}` | `{before}` | `{after}` | {'grows' if grows else 'stays'} |")
     diagram = [f"    {before} --> {after}: {', '.join(moves)}" for (before, after), moves in arrows.items()]

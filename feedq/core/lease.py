@@ -86,8 +86,6 @@ TRUST_MARGIN = 1 / 6
 """The part of its ttl by which a worker that is cut off lets go sooner than the database gives its feeds away: it
 must exceed the drift of two clocks over one ttl, which is a thousandth where a clock is very bad. What is left is
 more than one and a half heartbeats."""
-EPOCH_GROWS = frozenset({Move.ASSIGN})
-"""The move that begins a new epoch; every other move keeps the epoch, or it could not be matched."""
 
 
 def transition(state: LeaseState, move: Move) -> LeaseState:

@@ -13,7 +13,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from feedq.core.lease import (
-    EPOCH_GROWS,
     LAGS_S,
     REFUSING_S,
     TRANSITIONS,
@@ -79,23 +78,6 @@ def test_every_move_is_possible_and_no_state_is_a_dead_end() -> None:
     for _ in LeaseState:
         home |= {before for (before, _), after in TRANSITIONS.items() if after in home}
     assert home == set(LeaseState)
-
-
-@given(st.lists(st.sampled_from(list(Move)), max_size=200))
-def test_no_two_assignments_share_an_epoch(moves: list[Move]) -> None:
-    state, epoch = LeaseState.IDLE, 0
-    driver = 0
-    epoch_of: dict[int, int] = {}
-    for move in moves:
-        if (state, move) not in TRANSITIONS:
-            continue
-        state = transition(state, move)
-        epoch += move in EPOCH_GROWS
-        # A message goes out with these: whoever may still claim under the last one has to be a stranger.
-        driver += move is Move.ASSIGN
-        if state is not LeaseState.IDLE:
-            assert epoch_of.setdefault(driver, epoch) == epoch, "an epoch must not change under its owner"
-    assert len(set(epoch_of.values())) == len(epoch_of)
 
 
 # -- the trust window --------------------------------------------------------------------------------
