@@ -9,7 +9,7 @@ import pytest
 from feedq.core.model import WorkerTarget
 from feedq.core.schedule.model import Job, Overlap, Queue, RunKind, RunState, Semantics
 from feedq.core.schedule.spread import segment_of
-from tests.contract.jobs_harness import JobsHarness, schedule_spec
+from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import (
     ALL,
     ask,
@@ -101,15 +101,6 @@ def test_a_run_that_is_not_due_is_left_and_the_answer_says_when_to_ask(jobs: Job
     assert granted.next_in_s == pytest.approx(30, abs=5)
 
 
-def test_a_full_batch_may_be_asked_for_more_at_once(jobs: JobsHarness) -> None:
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    for _ in range(3):
-        jobs.schedules.trigger("nightly")
-    granted = ask(jobs, jobs.job_worker(), limit=2)
-    assert len(granted.runs) == 2
-    assert granted.next_in_s == 0.0
-
-
 # -- segments ----------------------------------------------------------------------------------------
 
 
@@ -178,18 +169,6 @@ def test_an_exclusive_run_waits_for_the_one_that_runs(jobs: JobsHarness) -> None
         assert claimed.id == run.id, "the oldest tick first, one at a time"
         assert claim(jobs, worker) == []
         finish(jobs, worker, ended(claimed))
-
-
-def test_an_exclusive_run_waits_for_one_that_need_not_be_alone(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    jobs.schedules.trigger("nightly", key="beside")
-    beside = claim_one(jobs, worker)
-    jobs.schedules.edit("nightly", schedule_spec(overlap=Overlap.BUFFER_ONE))
-    jobs.schedules.trigger("nightly", key="alone")
-    assert claim(jobs, worker) == []
-    finish(jobs, worker, ended(beside))
-    assert claim_one(jobs, worker).key == "trigger:alone"
 
 
 def test_an_older_tick_that_waits_for_its_retry_lets_the_next_one_go(jobs: JobsHarness) -> None:

@@ -151,20 +151,6 @@ def test_feeds_that_differ_in_case_only_are_two(harness: MariaDbHarness) -> None
 # -- constraints -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", [TYPED, KEYED], ids=["plain", "keyed"])
-def test_a_trigger_refuses_its_record_only(harness: MariaDbHarness, target: Target) -> None:
-    harness.query(f"{ORDERS[:-1]}, UNIQUE (seq))")
-    harness.query(
-        "CREATE TRIGGER no BEFORE INSERT ON orders FOR EACH ROW IF NEW.sku = 'sig' THEN "
-        "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the trigger says no'; END IF"
-    )
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    written = sink.write([write(1, 1, batch(order(1), order(2, "sig"), order(3)), target=target)])
-    assert (written.landed, written.dead) == ({(1, 1): 2}, {(1, 1): 1})
-    assert "the trigger says no" in sink.dead_letters()[0].error
-
-
 def test_one_bad_record_among_thousands_costs_a_few_attempts(harness: MariaDbHarness) -> None:
     sink = harness.sink(url=f"{harness.proxy.url}{DATABASE}")
     fence(sink, 1, 1)

@@ -220,15 +220,6 @@ def test_a_newcomer_is_sent_no_more_than_it_connects_soon_and_the_rest_when_thes
     assert run(store, settings)[0].moves == 15
 
 
-def test_a_bound_that_is_reached_without_any_room_does_not_spin(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "PLACEMENTS_PER_PASS", 2)
-    add_feeds(store, 2)
-    run(store)
-    assert not run(store)[0].more
-
-
 def test_a_sweep_runs_once_an_interval(store: MemoryStore) -> None:
     worker = add_worker(store)
     (feed_id,) = add_feeds(store, 1)

@@ -59,13 +59,11 @@ def test_a_right_declaration_has_no_problems(spec: FeedSpec) -> None:
     [
         (replace(SPEC, name=""), "name: must not be empty"),
         (replace(SPEC, name="a b"), "name: must be printable"),
-        (replace(SPEC, name="-rf"), "name: must be printable"),
         (replace(SPEC, name="a\x1b[2J"), "name: must be printable"),
         (replace(SPEC, name="x" * 201), "name: has 201 characters"),
         (replace(SPEC, tenant="a\nb"), "tenant: must be printable"),
         (replace(SPEC, weight=0), "weight: must be a number greater than 0"),
         (replace(SPEC, weight=float("nan")), "weight"),
-        (replace(SPEC, weight=float("inf")), "weight"),
         (replace(SPEC, labels=untyped({"a": True})), "labels.a: must be a string"),
         (replace(SPEC, labels={"a": "\0"}), "labels.a"),
         (
@@ -91,7 +89,6 @@ def test_a_right_declaration_has_no_problems(spec: FeedSpec) -> None:
         (with_source(secrets={"my token": "${env:A}"}), "cannot name a secret"),
         (with_source(hello="${env:ACME_TOKEN}"), "source.hello: ${env:…} and ${file:…} stand only under"),
         (with_source(url="tcp://me:hunter2@h:1"), "source.url: holds a password in a URL; put it under"),
-        (with_source(url="tcp://:hunter2@h:1"), "source.url: holds a password in a URL"),
         (with_source(hello="GET http://h/?a=1&password=hunter2"), "source.hello: holds a password"),
         (replace(SPEC, sink={"table": "postgresql://me:hunter2@h/t"}), "FEEDQ_SINKS__<NAME>"),
         (with_source(hello="a\0b"), "NUL"),

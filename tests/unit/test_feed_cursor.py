@@ -156,14 +156,6 @@ def test_a_text_that_is_no_json_is_a_cursor_too(bench: Bench) -> None:
     assert bench.json("set", '"7"', "--yes")["after"] == "7"
 
 
-def test_a_try_changes_nothing_and_touches_no_feed(bench: Bench) -> None:
-    bench.json("set", "5000", "--yes")
-    before = bench.store.feeds.get(NAME).generation
-    assert bench.json("rewind", "--records", "10", "--dry-run")["after"] == 4_990
-    assert bench.json("show")["cursor"] == 5_000
-    assert bench.store.feeds.get(NAME).generation == before
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -192,12 +192,6 @@ def test_aliases_that_explode_are_refused() -> None:
     assert "aliases written out" in one_problem("\n".join(merges))
 
 
-def test_a_long_chain_of_aliases_does_no_harm() -> None:
-    lines = ["x-0: &x0 [a]"] + [f"x-{i}: &x{i} [*x{i - 1}]" for i in range(1, 1_500)]
-    feed = MINIMAL.replace("sink:", "source: {url: *x1499}, sink:")
-    assert "source: nested more than 32 deep" in one_problem("\n".join([*lines, feed]))
-
-
 def test_a_text_that_is_too_long_is_refused() -> None:
     assert "at most" in one_problem("#" * (documents.LENGTH_MAX + 1))
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
 from feedq.control.store.jobs.rows import stored
 from feedq.core.schedule.model import (
-    Beat,
-    Cron,
     Every,
     Job,
-    Once,
     Overlap,
     Retries,
     ScheduleSpec,
@@ -38,34 +33,16 @@ def test_what_is_as_by_default_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("timing", "plain"),
-    [
-        (Cron("0 2 * * *", "Europe/Berlin"), '{"cron":"0 2 * * *","zone":"Europe/Berlin"}'),
-        (Cron(("@daily", "@hourly")), '{"cron":["@daily","@hourly"],"zone":"UTC"}'),
-        (Every(30.0), '{"every_s":30.0}'),
-        (Once(datetime(2026, 11, 22, 10, tzinfo=UTC)), '{"at":"2026-11-22T10:00:00Z"}'),
-        (Once((datetime(2027, 1, 1, tzinfo=UTC),)), '{"at":["2027-01-01T00:00:00Z"]}'),
-        (Beat(), '{"beat":true}'),
-    ],
-)
-def test_timings_are_told_apart_by_their_options(timing: Any, plain: str) -> None:
-    assert stored(replace(BARE, timing=timing))["timing"] == plain
-
-
-@pytest.mark.parametrize(
     ("part", "text", "complaint"),
     [
         ("timing", '"@daily"', "timing: must have exactly one of cron, every_s, at, beat"),
         ("timing", '{"cron": "@daily", "at": "x"}', "timing: must have exactly one"),
         ("timing", '{"every_s": 5, "zone": "UTC"}', "timing.zone: is not known"),
         ("timing", '{"every_s": "5"}', "timing.every_s: must be a number"),
-        ("timing", '{"every_s": true}', "timing.every_s: must be a number"),
         ("timing", '{"cron": 5}', "timing.cron"),
         ("timing", '{"at": "tomorrow"}', "timing.at"),
-        ("timing", '{"at": "2026-11-22T10:00:00"}', "timing.at"),
         ("timing", '{"beat": false}', "timing.beat: "),
         ("job", "{}", "job.task: is missing"),
-        ("job", "[]", "job: "),
         ("job", '{"task": "t", "name": "x"}', "job.name: "),
         ("job", '{"task": "t", "args": "abc"}', "job.args: must be a list"),
         ("job", '{"task": "t", "kwargs": []}', "job.kwargs: must be a mapping"),
@@ -76,7 +53,6 @@ def test_timings_are_told_apart_by_their_options(timing: Any, plain: str) -> Non
         ("policy", '{"paused": "yes"}', "policy.paused: must be true or false"),
         ("policy", '{"start_at": "2026-11-22T10:00:00"}', "policy.start_at: "),
         ("policy", '{"jitter": 5}', "policy.jitter: is not known"),
-        ("policy", "[]", "policy: "),
     ],
 )
 def test_what_has_another_shape_is_refused_by_option(part: str, text: str, complaint: str) -> None:

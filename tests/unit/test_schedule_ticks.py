@@ -137,21 +137,6 @@ def test_the_next_free_day_is_the_first_that_none_of_the_ranges_has(
     assert first_free(tuple(f"{first}..{last}" for first, last in ranges), day) == free
 
 
-def test_no_tick_falls_on_a_day_that_is_left_out() -> None:
-    spec = without(Cron("0 9 * * *"), "2026-12-24..2026-12-26", "2026-12-31")
-    assert fired(spec, 7) == [
-        *("12-22 09:00", "12-23 09:00", "12-27 09:00", "12-28 09:00", "12-29 09:00", "12-30 09:00"),
-        "01-01 09:00",
-    ]
-
-
-def test_a_day_is_one_on_the_clock_of_the_zone() -> None:
-    spec = without(Every(6 * 3600), "2026-12-24", zone="Europe/Berlin")
-    assert fired(spec, 4, after=EVE + timedelta(hours=13)) == [
-        *("12-23 18:00", "12-25 00:00", "12-25 06:00", "12-25 12:00"),
-    ]
-
-
 @given(
     st.sampled_from(
         [Every(7_000.0), Cron("13 */5 * * *", "Europe/Berlin"), Cron(("0 8 * * *", "0 */8 * * *"))]

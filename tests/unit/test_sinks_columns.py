@@ -341,11 +341,6 @@ def test_a_column_gets_what_is_known_of_the_batch() -> None:
     assert fields(rows, b"{}")[3:5] == [None, None]
 
 
-def test_bytes_reach_a_bytea_column_as_they_are() -> None:
-    rows = rows_of(Target("t", "bytes", sources_of({"y": ""})))
-    assert fields(rows, b"\x00\xff\\") == ["\\x00ff5c"]
-
-
 @pytest.mark.parametrize(
     ("given_rule", "missing", "null"),
     [
