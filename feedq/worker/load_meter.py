@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from time import monotonic
-
-import psutil
+from time import monotonic, process_time
 
 from feedq.core.lease import smoothed
 from feedq.core.model import Load, Progress
+from feedq.worker.activity import resident_bytes
 
 PROBE_S = 0.5
 """Interval of the timer whose lateness is the lag of the loop."""
@@ -21,8 +20,7 @@ class LoadMeter:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._process = psutil.Process()
-        self._cpu = (monotonic(), sum(self._process.cpu_times()[:2]))
+        self._cpu = (monotonic(), process_time())
         self._lag_s = 0.0
         self._due_at = 0.0
         self._landed = self._landed_before = (0, 0)
@@ -46,7 +44,7 @@ class LoadMeter:
         self._landed = (rows, size)
 
     def load(self, *, feeds: int) -> Load:
-        at, used = monotonic(), sum(self._process.cpu_times()[:2])
+        at, used = monotonic(), process_time()
         before_at, before_used = self._cpu
         self._cpu = (at, used)
         elapsed_s = at - before_at
@@ -62,7 +60,7 @@ class LoadMeter:
         return Load(
             feeds=feeds,
             cpu=round(cpu, 3),
-            rss=self._process.memory_info().rss,
+            rss=resident_bytes(),
             loop_lag_s=round(self.lag_s, 4),
             rows_per_s=round(self._rows_per_s, 3),
             bytes_per_s=round(self._bytes_per_s, 1),

@@ -6,8 +6,6 @@ import resource
 import socket
 from collections.abc import Iterator, Sequence
 
-import psutil
-
 from feedq.core.model import WorkerView
 from feedq.verbs.diagnosis.checks import Check, not_checked, ok, warn
 from feedq.verbs.wording import counted, some
@@ -56,8 +54,8 @@ def _limit_of(pid: int) -> int | None:
     """Asks how many files a process may open; None where that cannot be told: another user's process, or not
     Linux."""
     try:
-        soft, _ = psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)
-    except (psutil.Error, AttributeError, OSError):
+        soft, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    except (AttributeError, OSError):
         return None
     return _as_count(soft)
 
