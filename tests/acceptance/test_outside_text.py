@@ -27,7 +27,7 @@ def cluster(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[Clus
     poison.install(tmp_path)
     env = {"FEEDQ_IMPORTS": "tests.jobs_under_test", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     with Cluster(tmp_path, database_url=database_url, broker_url=broker_url, env=env) as made:
-        made.sql(LANDED)
+        made.make(LANDED)
         made.add_beat("b1")
         made.add_worker("w1")
         yield made

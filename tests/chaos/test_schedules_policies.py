@@ -141,11 +141,11 @@ def check_overlaps(fleet: Cluster, seen: Seen, prefix: str, kind: str) -> None:
 
 # -- spread and priority -----------------------------------------------------------------------------
 
-RUNS_PER_SEGMENT = 10
+RUNS_PER_SEGMENT = 20
 RUNS = RUNS_PER_SEGMENT * SEGMENTS
 RUN_S = 0.03
 """Their slots are what limits the workers, not the cores of a machine that they share with its other work."""
-UNEVEN_MAX = 0.05
+UNEVEN_MAX = 0.1
 
 
 def evenly_hashed(schedule_id: int) -> list[datetime]:
