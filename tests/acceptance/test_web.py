@@ -360,7 +360,7 @@ def test_what_does_not_exist_is_said_so(flower: Flower, path: str, status: int, 
 
 
 def test_reasons_to_wait_are_said_counted_and_lead_to_the_feeds(flower: Flower) -> None:
-    assert "It is placed by the next reconcile pass" in flower.get("/feed?name=acme/orders").text
+    assert "The next reconcile pass places it" in flower.get("/feed?name=acme/orders").text
     page = html.unescape(flower.get("/feeds").text)
     (link,) = re.findall(r'Waiting for a worker:\s*<a data-live href="([^"]*)">4 new</a>', page)
     assert "status=waiting" in link
