@@ -89,7 +89,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What went wrong (RFC 9457). Programs tell errors apart by ``error``, the name of a class of `feedq.errors`."""
+    """What went wrong (RFC 9457). ``error``, by which programs tell errors apart, is a class of `feedq.errors`."""
 
     title: str
     status: int

@@ -9,13 +9,24 @@ from functools import partial
 from typing import Any
 
 from feedq.control.store.base import Feeds
-from feedq.core.model import Feed, FeedView, TargetState, Version, WorkerView
+from feedq.core.model import Feed, FeedView, TargetState, WorkerView
 from feedq.core.roles import AccessRole
 from feedq.core.selection import Selection
 from feedq.errors import FeedqError, InvalidInput, Outdated
 from feedq.verbs import actions, bulk
 from feedq.verbs.diagnosis.waiting_checks import explain
-from feedq.verbs.registry import At, Cursor, Limit, NameArgument, Page, page_of, page_place, verb
+from feedq.verbs.registry import (
+    At,
+    Cursor,
+    Expected,
+    Limit,
+    NameArgument,
+    Page,
+    etag_of,
+    page_of,
+    page_place,
+    verb,
+)
 
 ALL = Selection()
 
@@ -69,10 +80,6 @@ class Acted:
     dry_run: bool = False
 
 
-def etag_of(version: Version) -> str:
-    return f"{version[0]}.{version[1]}"
-
-
 @verb("GET /feeds")
 def list_feeds(
     at: At, *, select: Selection = ALL, text: str = "", limit: Limit = 100, cursor: Cursor = None
@@ -107,7 +114,7 @@ def act_on_feeds(
     select: Selection,
     worker: NameArgument | None = None,
     count: int | None = None,
-    expected: str | None = None,
+    expected: Expected = None,
     dry_run: bool = False,
 ) -> Acted:
     """Pause, resume, restart, move or remove feeds.

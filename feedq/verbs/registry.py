@@ -34,7 +34,8 @@ from typing import (
 import msgspec
 from msgspec import Meta
 
-from feedq.core.model import Feed, FeedView
+from feedq.control.store.base import require_version
+from feedq.core.model import Feed, FeedView, Version
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.selection import Selection
 from feedq.core.values import NAME_MAX, did_you_mean
@@ -54,6 +55,11 @@ CHOSEN_MAX: Final = 20_000
 """Feeds that one call may act on: more would hold a request for minutes."""
 PAGE_MAX: Final = 500
 
+_ETAG = re.compile(r"(\d{1,18})\.(\d{1,9})")
+
+Expected = Annotated[
+    str | None, Meta(description="The ETag of what is to be changed: refused if it has changed since.")
+]
 NameArgument = Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="How many at most.")]
 Cursor = Annotated[str | None, Meta(description="`next` of the page before; leave it out for the first.")]
@@ -65,6 +71,21 @@ class Page(Generic[T]):
 
     items: list[T]
     next: str | None = None
+
+
+def etag_of(version: Version) -> str:
+    """The ETag of a version, without its quotes."""
+    return f"{version[0]}.{version[1]}"
+
+
+def version_of(etag: str | None) -> Version | None:
+    """The version that an ETag stands for; None for any. Raises `InvalidInput`."""
+    if etag is None or etag == "*":
+        return None
+    found = _ETAG.fullmatch(etag.removeprefix("W/").strip('"'))
+    if found is None:
+        raise InvalidInput("expected: is no ETag of a declaration; give the one that an answer had, or *")
+    return int(found[1]), int(found[2])
 
 
 def page_of(found: Sequence[T], limit: int, place: Callable[[T], Sequence[str | int]]) -> Page[T]:
@@ -106,12 +127,14 @@ class At:
             raise NotFound(f"no feed {name!r}")
         return found
 
-    def own_feed(self, name: str) -> Feed:
-        """The feed of that name, to change it. Raises `NotFound`, and `Forbidden` for another tenant's."""
+    def own_feed(self, name: str, expected: str | None = None) -> Feed:
+        """The feed of that name, to change it. Raises `NotFound`, `Forbidden` for another tenant's, and `Outdated`
+        unless it is of the version that the ETag ``expected`` says."""
         found = self.store.feeds.get(name)
         self.caller.require_tenant(found.spec.tenant, f"feed {name!r}")
         if found.removed_at is not None:
             raise NotFound(f"feed {name!r} is being removed")
+        require_version(f"feed {name!r}", found.version, version_of(expected))
         return found
 
     def chosen(self, select: Selection) -> list[FeedView]:
