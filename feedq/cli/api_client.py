@@ -72,6 +72,14 @@ class ApiConnection:
         with self._answered(method, path, params=given, json=body, headers=headers) as answer:
             return self._document(answer, _read(answer))
 
+    def sent(self, method: str, address: str, body: Mapping[str, Any], params: Mapping[str, Any]) -> bytes:
+        """The text of an answer that is no error. Raises as `ask`."""
+        with self._answered(method, address.split("/"), params=params, json=body or None) as answer:
+            text = _read(answer)
+            if not answer.is_success:
+                self._document(answer, text)
+            return text
+
     def events(self, *path: str, **arguments: Any) -> Generator[dict[str, Any], None, None]:
         """The documents of a stream of events, as they come. Raises as `ask`. Close it."""
         with self._answered("GET", path, params=arguments) as answer:

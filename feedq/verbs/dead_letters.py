@@ -100,15 +100,17 @@ def replay_dead_letters(
     Each lands once, however often this is repeated; what is refused again stays.
     """
     feed, outcome = at.own_feed(name, expected), ReplayOutcome()
+
+    def tried(so_far: int) -> None:
+        at.told(so_far, None)
+
     with sink_of(at, feed) as sink:
         chosen = parts(sink, name, ids, all)
         if dry_run:
             return Replayed(name, sum(map(len, chosen)), {}, 0, dry_run=True)
         judge = partial(require_still_own, at, name)
         try:
-            replay_parts(
-                feed.spec, sink, chosen, judge, outcome, on_progress=lambda tried: at.told(tried, None)
-            )
+            replay_parts(feed.spec, sink, chosen, judge, outcome, on_progress=tried)
         finally:
             # A later part may fail: the earlier ones are done.
             if outcome.landed or outcome.refused:
