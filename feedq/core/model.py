@@ -12,6 +12,8 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
+from feedq.errors import Outdated
+
 JSON: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
 """Whatever JSON can say. A cursor is one of these, opaque to everyone but its connector."""
 

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from feedq.control.store.base import require_version
-from feedq.core.model import Feed, Version
+from feedq.core.model import Feed, Version, require_version
 from feedq.core.roles import AccessRole
 from feedq.core.schedule.entries import QueueEntry, ScheduleEntry, plain_schedule
 from feedq.core.schedule.model import Beat, Queue, ScheduleSpec

@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from feedq.control.store.base import Feeds
+from feedq.control.store.feeds import Feeds
 from feedq.core.model import Feed, FeedView, TargetState, WorkerView
 from feedq.core.roles import AccessRole
 from feedq.core.selection import Selection

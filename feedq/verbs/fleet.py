@@ -15,7 +15,7 @@ from feedq.telemetry.event_names import EventKind
 from feedq.verbs.diagnosis.checks import Check, Level
 from feedq.verbs.manifest.json_schema import manifest_schema
 from feedq.verbs.registry import At, Cursor, Limit, NameArgument, Page, page_of, page_place, verb
-from feedq.verbs.report.fleet_data import FleetData, read_status
+from feedq.verbs.report.fleet_data import FleetData, read_fleet
 from feedq.verbs.report.problem_list import ListedProblem, read_problems
 
 
@@ -41,7 +41,7 @@ class Landed:
 @verb("GET /status", of_fleet=True)
 def show_status(at: At) -> FleetData:
     """The fleet at a glance, and what is wrong with it."""
-    return read_status(at.store, at.settings)
+    return read_fleet(at.store, at.settings)
 
 
 @verb("GET /problems", of_fleet=True)

@@ -34,8 +34,7 @@ from typing import (
 import msgspec
 from msgspec import Meta
 
-from feedq.control.store.base import require_version
-from feedq.core.model import Feed, FeedView, Version
+from feedq.core.model import Feed, FeedView, Version, require_version
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.selection import Selection
 from feedq.core.values import NAME_MAX, did_you_mean
