@@ -135,7 +135,7 @@ class Endpoint:
         given = {name: value for name, value in given.items() if name in verb.arguments.__struct_fields__}
         given |= in_path
         if not verb.changes:
-            return verb, given | _from_query(verb, request.query)
+            return verb, given | arguments_in(verb, request.query)
         if request.body:
             given |= _from_body(request.body)
         return verb, given
@@ -197,8 +197,11 @@ def _matched(template: Sequence[str], parts: Sequence[str]) -> dict[str, str] | 
 # -- arguments -----------------------------------------------------------------------------------------
 
 
-def _from_query(verb: Verb, query: str) -> dict[str, Any]:
-    """Arguments out of a query string; the keys of a selection stand beside the others there."""
+def arguments_in(verb: Verb, query: str) -> dict[str, Any]:
+    """Arguments out of a query string; the keys of a selection stand beside the others there.
+
+    Raises `InvalidInput`.
+    """
     texts: dict[str, list[str]] = defaultdict(list)
     for name, text in parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX):
         texts[name].append(text)

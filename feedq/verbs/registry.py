@@ -19,6 +19,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -199,11 +200,15 @@ class Verb:
         except msgspec.ValidationError as error:
             raise InvalidInput(_in_words(error)) from None
 
+    def require(self, caller: Caller) -> None:
+        """Raises `Forbidden` unless the caller has the role; pages ask beforehand, to show what is refused."""
+        caller.require(self.role)
+        if self.of_fleet:
+            caller.require_everything()
+
     def call(self, at: At, arguments: msgspec.Struct) -> Any:
         """Do it, if the caller may. Raises `Forbidden`, and what the verb raises."""
-        at.caller.require(self.role)
-        if self.of_fleet:
-            at.caller.require_everything()
+        self.require(at.caller)
         return self.function(at, **{name: getattr(arguments, name) for name in arguments.__struct_fields__})
 
 
@@ -211,6 +216,13 @@ VERBS: dict[str, Verb] = {}
 """All verbs by name; filled as their modules are loaded, see `load`."""
 OF: dict[Callable[..., Any], Verb] = {}
 """The same by function."""
+MODULES: Final = "cursors dead_letters declarations feeds fleet schedules tokens workers".split()
+
+
+def load() -> None:
+    """Import all modules of verbs; a command imports only the one that it uses."""
+    for module in MODULES:
+        import_module(f"feedq.verbs.{module}")
 
 
 def verb(
