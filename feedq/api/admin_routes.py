@@ -10,8 +10,7 @@ from pydantic import BaseModel, Field
 
 from feedq.api.answers import answer, returns
 from feedq.api.arguments import NamePath
-from feedq.api.authentication import FleetAdmin, FleetViewer
-from feedq.api.backend import Served
+from feedq.api.callers import FleetAdmin, FleetViewer, Served
 from feedq.api.changing import AdminChange, OptionRow, Reasoned
 from feedq.control.store.tokens import DAYS_MAX
 from feedq.core.roles import AccessRole, AccessToken

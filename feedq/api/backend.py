@@ -10,9 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import Annotated, Any, Final, Self
-
-from fastapi import Depends, Request
+from typing import Any, Final, Self
 
 from feedq.control.store.postgresql import PostgresStore
 from feedq.control.store.tokens import TokenStore
@@ -73,12 +71,3 @@ class ApiBackend:
     @property
     def sink_verbs(self) -> SinkVerbs:
         return SinkVerbs(self.store, self.open_sink)
-
-
-def _of(request: Request) -> ApiBackend:
-    backend: ApiBackend = request.app.state.backend
-    return backend
-
-
-Served = Annotated[ApiBackend, Depends(_of)]
-"""An argument of an endpoint: the backend of its application."""

@@ -17,7 +17,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from feedq.api.answers import problem
+from feedq.api.responses import problem
 
 BODY_MAX: Final = 16 * 2**20
 """Bytes: a manifest of twenty thousand feeds."""

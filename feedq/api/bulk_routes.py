@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from feedq.api.answers import answer, returns
-from feedq.api.authentication import changed
+from feedq.api.callers import changed
 from feedq.api.changing import Asked, Change, Reasoned
 from feedq.api.feed_routes import Declaration
 from feedq.control.store.feeds import Feeds

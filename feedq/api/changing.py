@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from feedq.api.answers import answer
 from feedq.api.arguments import NamePath
-from feedq.api.authentication import FleetAdmin, FleetOperator, Operator, changed
-from feedq.api.backend import ApiBackend, Served
+from feedq.api.backend import ApiBackend
+from feedq.api.callers import FleetAdmin, FleetOperator, Operator, Served, changed
 from feedq.core.authorship import REASON_MAX, give_reason
 from feedq.core.model import Feed, Version, require_version
 from feedq.core.roles import Caller

@@ -16,7 +16,7 @@ A client that accepts ``text/event-stream`` hears how far a verb has come before
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -40,12 +40,18 @@ from feedq.errors import (
     Unauthenticated,
 )
 from feedq.telemetry.logs import LogEvent, log, mask_url
-from feedq.verbs.registry import VERBS, At, Verb
+from feedq.verbs.registry import At, HiddenFeed, Verb, load, write_declaration
 from feedq.verbs.wording import printable
 
 JSON_TYPE: Final = "application/json"
 PROBLEM_TYPE: Final = "application/problem+json"
 STREAM_TYPE: Final = "text/event-stream"
+STREAM_HEADERS: Final = {
+    "Content-Type": STREAM_TYPE,
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",  # a proxy in front must not keep it back until the end
+}
+PREFIX: Final = "/api/v1"
 STATUSES: Final = (
     (Unauthenticated, 401),
     (Forbidden, 403),
@@ -59,7 +65,11 @@ STATUSES: Final = (
 FROM_HEADERS: Final = {"if-match": "expected", "idempotency-key": "key"}
 """Arguments of verbs that HTTP has headers for."""
 QUERY_FIELDS_MAX: Final = 1_000
+DIGITS_MAX: Final = 20
 UNEXPECTED: Final = "an error inside feedq; the log of this process has it"
+
+Refused = Callable[[str, int], object]
+"""Hears what was asked, and the status that it was refused with."""
 
 logger = log(__name__)
 
@@ -109,36 +119,30 @@ class Progress:
 class Endpoint:
     """The verbs at one store."""
 
-    def __init__(self, at: At) -> None:
-        """``at`` has the store, settings and sinks; each request brings its caller."""
-        self._at = at
+    def __init__(self, at: At, refused: Refused = lambda asked, status: None) -> None:
+        """``at`` has the store, settings and sinks; each request brings its caller. ``refused`` writes down what
+        somebody was refused."""
+        self._at, self._refused = at, refused
 
     def answer(self, request: Request) -> Answer:
         """Do what is asked. Raises nothing: an error is an answer, too."""
         try:
-            verb, given = self._understood(request)
-            arguments = verb.parse(given, texts=not verb.changes)
-            if STREAM_TYPE in request.headers.get("accept", ""):
-                return Answer(200, self._streamed(verb, arguments, request), {"Content-Type": STREAM_TYPE})
-            return _answered(verb.call(self._at_of(request), arguments))
+            verb, in_path = self._found(request.method, request.path.strip("/").split("/"))
+            # Before the arguments are read: who may not ask is refused, whatever they are.
+            verb.require(request.caller)
+            arguments = verb.parse(_given(verb, in_path, request), texts=not verb.changes)
+            if STREAM_TYPE in request.headers.get("accept", "") and not verb.is_stream:
+                return Answer(200, self._streamed(verb, arguments, request), STREAM_HEADERS)
+            found = verb.call(self._at_of(request), arguments)
+            return Answer(200, _items(found), STREAM_HEADERS) if verb.is_stream else _answered(found)
         except Exception as error:  # noqa: BLE001 -- whatever it is, it becomes an answer, and a bug is logged
-            return _problem_answer(error)
+            problem = problem_of(error)
+            if isinstance(error, Forbidden | HiddenFeed):
+                self._refused(f"{request.method} {PREFIX}{request.path}", problem.status)
+            return problem_answer(problem)
 
     def _at_of(self, request: Request, **more: Any) -> At:
         return replace(self._at, caller=request.caller, **more)
-
-    def _understood(self, request: Request) -> tuple[Verb, dict[str, Any]]:
-        """The verb that is asked for, and its arguments as they came. Raises `NotFound`, `InvalidInput`."""
-        parts = request.path.strip("/").split("/")
-        verb, in_path = self._found(request.method, parts)
-        given = {FROM_HEADERS[name]: value for name, value in request.headers.items() if name in FROM_HEADERS}
-        given = {name: value for name, value in given.items() if name in verb.arguments.__struct_fields__}
-        given |= in_path
-        if not verb.changes:
-            return verb, given | arguments_in(verb, request.query)
-        if request.body:
-            given |= _from_body(request.body)
-        return verb, given
 
     def _found(self, method: str, parts: Sequence[str]) -> tuple[Verb, dict[str, str]]:
         methods = []
@@ -154,7 +158,7 @@ class Endpoint:
     @cached_property
     def _templates(self) -> list[tuple[list[str], Verb]]:
         """Those without names first: ``/feeds/act`` is no feed."""
-        found = [(verb.path.strip("/").split("/"), verb) for verb in VERBS.values()]
+        found = [(verb.path.strip("/").split("/"), verb) for verb in load().values()]
         return sorted(found, key=lambda one: sum(part.startswith("{") for part in one[0]))
 
     def _streamed(self, verb: Verb, arguments: msgspec.Struct, request: Request) -> Iterator[bytes]:
@@ -165,12 +169,7 @@ class Endpoint:
 
         def do() -> None:
             try:
-                found = verb.call(self._at_of(request, told=tell), arguments)
-                if isinstance(found, Iterator):
-                    for one in found:
-                        events.put(_event("item", one))
-                else:
-                    events.put(_event("answer", found))
+                events.put(_event("answer", verb.call(self._at_of(request, told=tell), arguments)))
             except Exception as error:  # noqa: BLE001 -- as in `answer`
                 events.put(_event("problem", problem_of(error)))
             finally:
@@ -197,13 +196,48 @@ def _matched(template: Sequence[str], parts: Sequence[str]) -> dict[str, str] | 
 # -- arguments -----------------------------------------------------------------------------------------
 
 
+def _given(verb: Verb, in_path: Mapping[str, str], request: Request) -> dict[str, Any]:
+    """The arguments as they came. Raises `InvalidInput`."""
+    known = verb.arguments.__struct_fields__
+    given: dict[str, Any] = {
+        argument: request.headers[header]
+        for header, argument in FROM_HEADERS.items()
+        if header in request.headers and argument in known
+    }
+    if not verb.changes:
+        given |= arguments_in(verb, request.query)
+    elif request.query:
+        raise InvalidInput("what changes something has its arguments in the body, and not in the address")
+    elif request.body:
+        given |= _from_body(request.body)
+    return given | _numbers(verb, in_path)
+
+
+def _numbers(verb: Verb, in_path: Mapping[str, str]) -> dict[str, Any]:
+    """What stands in the address, where it stands for a number."""
+    kinds = _kinds(verb.arguments)
+    return {
+        name: int(text)
+        if isinstance(kinds[name], msgspec.inspect.IntType)
+        and text.isascii()
+        and text.isdigit()
+        and len(text) < DIGITS_MAX
+        else text
+        for name, text in in_path.items()
+    }
+
+
 def arguments_in(verb: Verb, query: str) -> dict[str, Any]:
     """Arguments out of a query string; the keys of a selection stand beside the others there.
 
     Raises `InvalidInput`.
     """
     texts: dict[str, list[str]] = defaultdict(list)
-    for name, text in parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX):
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="replace")
+    except ValueError:
+        raise InvalidInput(f"an address has at most {QUERY_FIELDS_MAX} arguments") from None
+    for name, text in pairs:
         texts[name].append(text)
     kinds = _kinds(verb.arguments)
     found: dict[str, Any] = {}
@@ -253,7 +287,7 @@ def _from_body(body: bytes) -> dict[str, Any]:
 
 def encode(document: Any) -> bytes:
     """A document as JSON; the one encoder of commands and API."""
-    return msgspec.json.encode(document)
+    return msgspec.json.encode(document, enc_hook=write_declaration)
 
 
 def _answered(found: Any) -> Answer:
@@ -267,8 +301,13 @@ def _event(kind: str, document: Any) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), encode(document))
 
 
-def _problem_answer(error: Exception) -> Answer:
-    problem = problem_of(error)
+def _items(found: Iterator[dict[str, Any] | None]) -> Iterator[bytes]:
+    """What a verb finds one by one; None is a sign of life."""
+    for one in found:
+        yield b": nothing yet\n\n" if one is None else _event(one["event"], one)
+
+
+def problem_answer(problem: Problem) -> Answer:
     headers = {"Content-Type": PROBLEM_TYPE}
     if problem.status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
@@ -283,4 +322,5 @@ def problem_of(error: Exception) -> Problem:
         return Problem(status.phrase, status, UNEXPECTED, status.name)
     status = HTTPStatus(next(number for kind, number in STATUSES if isinstance(error, kind)))
     detail = "\n".join(map(printable, mask_url(str(error)).split("\n")))
-    return Problem(status.phrase, status, detail, type(error).__name__)
+    kind = NotFound if isinstance(error, HiddenFeed) else type(error)
+    return Problem(status.phrase, status, detail, kind.__name__)

@@ -14,8 +14,7 @@ from pydantic import BaseModel, Field, RootModel, WithJsonSchema
 from feedq.api import documents
 from feedq.api.answers import answer, answer_page, returns
 from feedq.api.arguments import AskedMoment, Cursor, Kinds, Limit, NamePath, place_of
-from feedq.api.authentication import LiveFeed, SeenFeed, Viewer, changed
-from feedq.api.backend import Served
+from feedq.api.callers import LiveFeed, SeenFeed, Served, Viewer, changed
 from feedq.api.changing import (
     Asked,
     AskedOfFeed,

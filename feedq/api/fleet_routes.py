@@ -11,8 +11,7 @@ from pydantic import BaseModel, RootModel
 from feedq.api import documents
 from feedq.api.answers import answer, answer_page, returns
 from feedq.api.arguments import AskedMoment, Cursor, Kinds, Limit, NamePath, place_of
-from feedq.api.authentication import FleetViewer, Viewer
-from feedq.api.backend import Served
+from feedq.api.callers import FleetViewer, Served, Viewer
 from feedq.api.changing import ChangeRow, FleetChange, Reasoned
 from feedq.connectors.base import connector_kinds, load_connector
 from feedq.control.store.event_listing import EventFilter

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import msgspec
-from pydantic import BaseModel
 
 import feedq
-from feedq.api.endpoint import JSON_TYPE, PROBLEM_TYPE, STREAM_TYPE, Problem, Progress
+from feedq.api.endpoint import JSON_TYPE, PREFIX, PROBLEM_TYPE, STREAM_TYPE, Problem, Progress
 from feedq.core.selection import Selection
-from feedq.verbs.registry import VERBS, Verb
+from feedq.core.values import Entry
+from feedq.verbs.manifest.json_schema import WithoutTitles
+from feedq.verbs.registry import Verb, load
 
-PREFIX: Final = "/api/v1"
 COMPONENTS: Final = "#/components/schemas/{name}"
 
 
 def openapi() -> dict[str, Any]:
     """Describe every verb: its address, arguments, answer, and the role that it needs."""
-    verbs = list(VERBS.values())
+    verbs = list(load().values())
     kinds = [
         *(verb.arguments for verb in verbs),
-        *(verb.answer for verb in verbs),
+        *(dict[str, Any] if verb.is_stream else verb.answer for verb in verbs),
         Problem,
         Progress,
         Selection,
     ]
-    schemas, components = msgspec.json.schema_components(kinds, ref_template=COMPONENTS, schema_hook=_schema)
+    below: dict[str, Any] = {}
+    schemas, components = msgspec.json.schema_components(
+        kinds, ref_template=COMPONENTS, schema_hook=partial(_schema, below)
+    )
     answers = dict(zip([verb.name for verb in verbs], schemas[len(verbs) :], strict=False))
     paths: dict[str, dict[str, Any]] = {}
     for verb in verbs:
@@ -40,15 +44,19 @@ def openapi() -> dict[str, Any]:
             "summary": "Long-running feeds on a fixed set of workers.",
         },
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components | below},
     }
 
 
-def _schema(kind: type) -> dict[str, Any]:
-    """Declarations are pydantic's; msgspec knows everything else."""
-    if issubclass(kind, BaseModel):
-        return kind.model_json_schema()
-    raise NotImplementedError(kind)
+def _schema(below: dict[str, Any], kind: type) -> dict[str, Any]:
+    """The schema of a declaration, which is pydantic's: msgspec knows everything else. Its parts go ``below``."""
+    if not issubclass(kind, Entry):
+        raise NotImplementedError(kind)
+    place = COMPONENTS.format(name="{model}")
+    found = kind.model_json_schema(ref_template=place, schema_generator=WithoutTitles)
+    below.update(found.pop("$defs", {}))
+    below[kind.__name__] = found
+    return {"$ref": COMPONENTS.format(name=kind.__name__)}
 
 
 def _operation(verb: Verb, answer: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from pydantic import AwareDatetime, BaseModel, Field, RootModel, WithJsonSchema
 from feedq.api import documents
 from feedq.api.answers import answer, answer_page, returns
 from feedq.api.arguments import AskedMoment, Cursor, Limit, NamePath, cursor_of, place_of
-from feedq.api.authentication import FleetViewer
-from feedq.api.backend import Served
+from feedq.api.callers import FleetViewer, Served
 from feedq.api.changing import (
     ChangeRow,
     FleetChange,

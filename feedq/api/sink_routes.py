@@ -14,8 +14,7 @@ from pydantic import BaseModel, Field
 from feedq.api import documents
 from feedq.api.answers import answer, answer_page, returns
 from feedq.api.arguments import AskedMoment, Cursor, Limit, place_of
-from feedq.api.authentication import LiveFeed, SeenFeed, Viewer
-from feedq.api.backend import Served
+from feedq.api.callers import LiveFeed, SeenFeed, Served, Viewer
 from feedq.api.changing import AskedOfFeed, FeedChange, Reasoned
 from feedq.control.store.jobs.schedules import KEY_MAX
 from feedq.errors import InvalidInput, NotFound

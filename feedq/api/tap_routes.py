@@ -13,8 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from feedq.api.answers import ERRORS
 from feedq.api.arguments import NamePath
-from feedq.api.authentication import Operator, changed
-from feedq.api.backend import Served
+from feedq.api.callers import Operator, Served, changed
 from feedq.control.store.taps import TapListener
 from feedq.core.tap import LIMIT_MAX, LOOK_S, SECONDS_MAX
 from feedq.errors import FeedqError

@@ -72,9 +72,11 @@ class ApiConnection:
         with self._answered(method, path, params=given, json=body, headers=headers) as answer:
             return self._document(answer, _read(answer))
 
-    def sent(self, method: str, address: str, body: Mapping[str, Any], params: Mapping[str, Any]) -> bytes:
+    def sent(
+        self, method: str, path: Sequence[str], body: Mapping[str, Any], params: Mapping[str, Any]
+    ) -> bytes:
         """The text of an answer that is no error. Raises as `ask`."""
-        with self._answered(method, address.split("/"), params=params, json=body or None) as answer:
+        with self._answered(method, path, params=params, json=body or None) as answer:
             text = _read(answer)
             if not answer.is_success:
                 self._document(answer, text)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
-from urllib.parse import quote
 
 import msgspec
 
-from feedq.verbs.registry import OF, At, Page, Verb
+from feedq.verbs.registry import OF, At, Page, Verb, read_declaration, write_declaration
 
 if TYPE_CHECKING:
-    from feedq.cli.api_connection import ApiConnection
+    from feedq.cli.api_client import ApiConnection
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,14 +55,14 @@ def at_server(api: ApiConnection) -> Doer:
     """Has a server do verbs, and reads its answers as the verb's own dataclass."""
 
     def ask(verb: Verb, arguments: msgspec.Struct) -> Any:
-        given = msgspec.to_builtins(arguments)
-        path = verb.path
-        for name in verb.in_path:
-            path = path.replace(f"{{{name}}}", quote(str(given.pop(name)), safe=""))
-        text = api.sent(
-            verb.method, path, given if verb.changes else {}, {} if verb.changes else _query(given)
-        )
-        return msgspec.json.decode(text, type=verb.answer)
+        given = msgspec.to_builtins(arguments, enc_hook=write_declaration)
+        path = [
+            str(given.pop(part.strip("{}"))) if part.startswith("{") else part
+            for part in verb.path.strip("/").split("/")
+        ]
+        body, query = (given, {}) if verb.changes else ({}, _query(given))
+        text = api.sent(verb.method, path, body, query)
+        return msgspec.json.decode(text, type=verb.answer, dec_hook=read_declaration)
 
     return ask
 

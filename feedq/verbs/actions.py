@@ -12,7 +12,7 @@ from uuid import UUID
 
 from feedq.control.store.feeds import Feeds
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import Feed, FeedSpec, FeedView, Reason, WorkerState, WorkerTarget, WorkerView
+from feedq.core.model import Feed, FeedSpec, FeedView, Reason, Version, WorkerState, WorkerTarget, WorkerView
 from feedq.core.placement import placing
 from feedq.core.placement.base import EligibleWorker, Rules, WaitingFeed
 from feedq.core.remedies import command
@@ -34,13 +34,15 @@ def edit_feed(store: PostgresStore, spec: FeedSpec) -> Feed:
     return store.feeds.edit(spec.name, spec)
 
 
-def carry_out(feeds: Feeds, change: Change) -> Feed:
+def carry_out(feeds: Feeds, change: Change, *, expected: Version | None = None) -> Feed:
     """One change of a plan, whose declarations have been checked; repeating a plan that broke off half way does
     what is left of it."""
     if change.action is Action.REMOVE:
-        return feeds.remove(change.name)
+        return feeds.remove(change.name, expected=expected)
     assert isinstance(change.spec, FeedSpec)
-    return feeds.add(change.spec) if change.action is Action.ADD else feeds.edit(change.name, change.spec)
+    if change.action is Action.ADD:
+        return feeds.add(change.spec)
+    return feeds.edit(change.name, change.spec, expected=expected)
 
 
 def find_worker(store: PostgresStore, name: str) -> WorkerView:

@@ -20,7 +20,7 @@ from feedq.sinks.base import Sink, parse_sink
 from feedq.sinks.checkpoints import owner_of
 from feedq.verbs import adoption, feed_cursor
 from feedq.verbs.feed_cursor import Wish
-from feedq.verbs.registry import At, Expected, NameArgument, verb
+from feedq.verbs.registry import At, Expected, Moment, NameArgument, verb
 
 
 class CursorVerb(StrEnum):
@@ -80,7 +80,7 @@ def change_cursor(
     change: CursorVerb,
     cursor: Any = None,
     records: Annotated[int, Meta(ge=1, le=2**62)] | None = None,
-    to: datetime | None = None,
+    to: Moment | None = None,
     expected: Expected = None,
     dry_run: bool = False,
 ) -> CursorChange:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import Feed, FeedSpec, StartCursor
+from feedq.core.model import Feed, FeedSpec, StartCursor, Version
 from feedq.errors import SinkUnavailable
 from feedq.sinks.base import Checkpoint
 from feedq.verbs import actions, bulk
@@ -59,14 +60,18 @@ def declare(
     changes: Sequence[Change],
     starts: Starts,
     *,
+    expected: Version | None = None,
     told: Done = lambda done: None,
 ) -> BulkResult[Change, Feed | None]:
-    """Make these changes of feeds. Raises `Unavailable`: what was done before stays done."""
+    """Make these changes of feeds; ``expected`` is the version of a single one.
+
+    Raises `Unavailable`: what was done before stays done.
+    """
     special = [c for c in changes if c.action is Action.ADD and c.name in starts]
     names = {change.name for change in special}
     plain = [change for change in changes if change.name not in names]
     result: BulkResult[Change, Feed | None] = BulkResult()
-    made = bulk.each(store.feeds, plain, actions.carry_out, told=told)
+    made = bulk.each(store.feeds, plain, partial(actions.carry_out, expected=expected), told=told)
     result.done += made.done
     result.failed += made.failed
     with Adopting(store, open_sink) as adopting:

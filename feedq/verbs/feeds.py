@@ -10,6 +10,7 @@ from typing import Any
 
 from feedq.control.store.feeds import Feeds
 from feedq.core.model import Feed, FeedView, TargetState, WorkerView
+from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
 from feedq.core.selection import Selection
 from feedq.errors import FeedqError, InvalidInput, Outdated
@@ -22,11 +23,13 @@ from feedq.verbs.registry import (
     Limit,
     NameArgument,
     Page,
+    Text,
     etag_of,
     page_of,
     page_place,
     verb,
 )
+from feedq.verbs.report.masking import masked_view
 
 ALL = Selection()
 
@@ -82,7 +85,7 @@ class Acted:
 
 @verb("GET /feeds")
 def list_feeds(
-    at: At, *, select: Selection = ALL, text: str = "", limit: Limit = 100, cursor: Cursor = None
+    at: At, *, select: Selection = ALL, text: Text = "", limit: Limit = 100, cursor: Cursor = None
 ) -> Page[FeedView]:
     """Feeds by name.
 
@@ -94,7 +97,8 @@ def list_feeds(
         select = replace(select, tenant=tenant)
     place = page_place(cursor, str, int) or ("", 0)
     found = at.store.listing.after(select, text_=text, place=place, limit=limit + 1)
-    return page_of(found, limit, lambda view: (view.feed.name, view.feed.id))
+    page = page_of(found, limit, lambda view: (view.feed.name, view.feed.id))
+    return Page(list(map(masked_view, page.items)), page.next)
 
 
 @verb("GET /feeds/{name}")
@@ -103,7 +107,7 @@ def show_feed(at: At, *, name: NameArgument) -> FeedDocument:
     view = at.store.feeds.view(at.feed(name).name)
     workers = at.store.workers.views()
     why = explain(view, workers, now=at.store.now(), rules=at.settings.rules)
-    return FeedDocument(view, why, etag_of(view.feed.version))
+    return FeedDocument(masked_view(view), why, etag_of(view.feed.version))
 
 
 @verb("POST /feeds/act", role=AccessRole.OPERATOR)
@@ -173,4 +177,4 @@ def _done(view: FeedView, outcome: Feed | WorkerView) -> Done:
 
 
 def _failed(view: FeedView, error: FeedqError) -> Failed:
-    return Failed(view.feed.name, type(error).__name__, str(error))
+    return Failed(view.feed.name, type(error).__name__, mask_url(str(error)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from feedq.connectors.base import connector_kinds, load_connector
@@ -14,8 +13,9 @@ from feedq.errors import InvalidInput
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.diagnosis.checks import Check, Level
 from feedq.verbs.manifest.json_schema import manifest_schema
-from feedq.verbs.registry import At, Cursor, Limit, NameArgument, Page, page_of, page_place, verb
+from feedq.verbs.registry import At, Cursor, Limit, Moment, NameArgument, Page, page_of, page_place, verb
 from feedq.verbs.report.fleet_data import FleetData, read_fleet
+from feedq.verbs.report.masking import masked_mapping
 from feedq.verbs.report.problem_list import ListedProblem, read_problems
 
 
@@ -69,7 +69,7 @@ def list_events(
     feed: NameArgument | None = None,
     kinds: tuple[EventKind, ...] = (),
     tenant: NameArgument | None = None,
-    since: datetime | None = None,
+    since: Moment | None = None,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Page[ListedEvent]:
@@ -80,7 +80,12 @@ def list_events(
         which = replace(which, tenant=at.caller.tenant)
     (place,) = page_place(cursor, int) or (None,)
     found = at.store.history.before(which, place=place, limit=limit + 1)
-    return page_of(found, limit, lambda listed: (listed.id,))
+    page = page_of(found, limit, lambda listed: (listed.id,))
+    return Page(list(map(_masked, page.items)), page.next)
+
+
+def _masked(listed: ListedEvent) -> ListedEvent:
+    return replace(listed, event=replace(listed.event, detail=masked_mapping(listed.event.detail)))
 
 
 @verb("GET /feeds/{name}/history")

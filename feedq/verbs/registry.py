@@ -17,8 +17,9 @@ import base64
 import binascii
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime
 from importlib import import_module
 from typing import (
     TYPE_CHECKING,
@@ -29,6 +30,7 @@ from typing import (
     Generic,
     ParamSpec,
     TypeVar,
+    get_origin,
     get_type_hints,
 )
 
@@ -38,7 +40,7 @@ from msgspec import Meta
 from feedq.core.model import Feed, FeedView, Version, require_version
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.selection import Selection
-from feedq.core.values import NAME_MAX, did_you_mean
+from feedq.core.values import NAME_MAX, YEARS, Entry, did_you_mean, shown_path
 from feedq.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -54,15 +56,36 @@ Told = Callable[[int, int | None], object]
 CHOSEN_MAX: Final = 20_000
 """Feeds that one call may act on: more would hold a request for minutes."""
 PAGE_MAX: Final = 500
+TEXT_MAX: Final = 1_000
+MODULES: Final = (
+    *("feeds", "declarations", "drift", "cursors", "backfills", "dead_letters", "tap"),
+    *("schedules", "workers", "fleet", "tokens", "catalog_syncs"),
+)
+"""The modules of `feedq.verbs` that hold verbs."""
 
 _ETAG = re.compile(r"(\d{1,18})\.(\d{1,9})")
 
-Expected = Annotated[
-    str | None, Meta(description="The ETag of what is to be changed: refused if it has changed since.")
-]
+Expected = (
+    Annotated[
+        str,
+        Meta(
+            max_length=100, description="The ETag of what is to be changed: refused if it has changed since."
+        ),
+    ]
+    | None
+)
 NameArgument = Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+Names = Annotated[tuple[NameArgument, ...], Meta(max_length=CHOSEN_MAX)]
+Moment = Annotated[datetime, Meta(tz=True)]
+Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="How many at most.")]
-Cursor = Annotated[str | None, Meta(description="`next` of the page before; leave it out for the first.")]
+Cursor = (
+    Annotated[
+        str,
+        Meta(max_length=2_000, description="`next` of the page before; leave it out for the first."),
+    ]
+    | None
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +133,10 @@ def page_place(cursor: str | None, *kinds: type) -> tuple[Any, ...] | None:
     return tuple(found)
 
 
+class HiddenFeed(NotFound):
+    """A feed of another tenant, which is answered as one that there is not. Programs are told `NotFound`."""
+
+
 @dataclass(frozen=True, slots=True)
 class At:
     """Where a verb acts, and for whom."""
@@ -124,16 +151,20 @@ class At:
         """The feed of that name, even while it is being removed. Raises `NotFound`, also for another tenant's."""
         found = self.store.feeds.get(name)
         if not self.caller.sees(found.spec.tenant):
-            raise NotFound(f"no feed {name!r}")
+            from feedq.control.store.feeds import no_feed  # loads SQLAlchemy, which a command may do without
+
+            raise HiddenFeed(str(no_feed(name)))
         return found
+
+    def live_feed(self, name: str) -> Feed:
+        """The feed of that name, which is not being removed. Raises `NotFound`."""
+        return _live(self.feed(name))
 
     def own_feed(self, name: str, expected: str | None = None) -> Feed:
         """The feed of that name, to change it. Raises `NotFound`, `Forbidden` for another tenant's, and `Outdated`
         unless it is of the version that the ETag ``expected`` says."""
-        found = self.store.feeds.get(name)
+        found = _live(self.store.feeds.get(name))
         self.caller.require_tenant(found.spec.tenant, f"feed {name!r}")
-        if found.removed_at is not None:
-            raise NotFound(f"feed {name!r} is being removed")
         require_version(f"feed {name!r}", found.version, version_of(expected))
         return found
 
@@ -159,6 +190,12 @@ class At:
         return found
 
 
+def _live(feed: Feed) -> Feed:
+    if feed.removed_at is not None:
+        raise NotFound(f"feed {feed.name!r} is being removed")
+    return feed
+
+
 @dataclass(frozen=True, slots=True)
 class Verb:
     """A registered verb: the function, and what its faces are made of."""
@@ -182,6 +219,11 @@ class Verb:
         return self.method != "GET"
 
     @property
+    def is_stream(self) -> bool:
+        """Whether it answers one thing after another, and not all at once."""
+        return get_origin(self.answer) is Iterator
+
+    @property
     def in_path(self) -> Sequence[str]:
         return re.findall(r"{(\w+)}", self.path)
 
@@ -191,14 +233,19 @@ class Verb:
         Raises `InvalidInput` that names the argument.
         """
         known = self.arguments.__struct_fields__
-        for name in given:
-            if name not in known:
-                hint = did_you_mean(name, known) or f"; known are: {', '.join(known) or 'none'}"
-                raise InvalidInput(f"unknown argument {name!r}{hint}")
+        _check_names("", given, known)
+        for name, kind in get_type_hints(self.arguments).items():
+            if is_dataclass(kind) and isinstance(below := given.get(name), Mapping):
+                _check_names(f"{name}.", below, [field.name for field in fields(kind)])
         try:
-            return msgspec.convert(given, self.arguments, strict=not texts, str_keys=True)
+            found = msgspec.convert(
+                given, self.arguments, strict=not texts, str_keys=True, dec_hook=read_declaration
+            )
         except msgspec.ValidationError as error:
             raise InvalidInput(_in_words(error)) from None
+        for name in known:
+            _check_value(name, getattr(found, name))
+        return found
 
     def require(self, caller: Caller) -> None:
         """Raises `Forbidden` unless the caller has the role; pages ask beforehand, to show what is refused."""
@@ -216,13 +263,6 @@ VERBS: dict[str, Verb] = {}
 """All verbs by name; filled as their modules are loaded, see `load`."""
 OF: dict[Callable[..., Any], Verb] = {}
 """The same by function."""
-MODULES: Final = "cursors dead_letters declarations feeds fleet schedules tokens workers".split()
-
-
-def load() -> None:
-    """Import all modules of verbs; a command imports only the one that it uses."""
-    for module in MODULES:
-        import_module(f"feedq.verbs.{module}")
 
 
 def verb(
@@ -260,6 +300,46 @@ def verb(
         return function
 
     return register
+
+
+def load() -> dict[str, Verb]:
+    """All verbs by name, whichever of their modules were loaded before."""
+    for module in MODULES:
+        import_module(f"feedq.verbs.{module}")
+    return VERBS
+
+
+# -- declarations in arguments and answers --------------------------------------------------------------
+
+
+def read_declaration(kind: type, given: Any) -> Any:
+    """Read a declaration for msgspec, which knows every other type. Raises `InvalidInput`."""
+    if not issubclass(kind, Entry):
+        raise NotImplementedError(kind)
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"{kind.noun}: must be a mapping with the keys of its declaration")
+    return kind.valid(given)
+
+
+def write_declaration(given: Any) -> Any:
+    """Write a declaration for msgspec: as it stands in a manifest."""
+    if isinstance(given, Entry):
+        return given.plain()
+    raise NotImplementedError(type(given))
+
+
+def _check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raises `InvalidInput` for an argument that there is not: it would do nothing, unnoticed."""
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; known are: {', '.join(known) or 'none'}"
+            raise InvalidInput(f"unknown argument {shown_path(where + name)!r}{hint}")
+
+
+def _check_value(name: str, value: Any) -> None:
+    """Raises `InvalidInput` for what PostgreSQL has no value for."""
+    if isinstance(value, datetime) and not YEARS[0] <= value < YEARS[1]:
+        raise InvalidInput(f"{name}: must lie in the years 1970 to 2999")
 
 
 def _default(parameter: inspect.Parameter) -> tuple[Any, ...]:

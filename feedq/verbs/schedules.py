@@ -13,9 +13,11 @@ from msgspec import Meta
 
 from feedq.control.store.jobs.schedules import KEY_MAX
 from feedq.core.authorship import given_reason
+from feedq.core.model import JSON
+from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
 from feedq.core.schedule.entries import job_with, plain_schedule
-from feedq.core.schedule.model import Beat, QueueDepth, Run, RunState, ScheduleState, ScheduleView
+from feedq.core.schedule.model import Beat, Queue, Run, RunState, ScheduleState, ScheduleView
 from feedq.core.schedule.ticks import past_ticks, ticks_after
 from feedq.core.values import NAME_MAX
 from feedq.errors import InvalidInput
@@ -23,6 +25,7 @@ from feedq.verbs.registry import (
     At,
     Cursor,
     Limit,
+    Moment,
     NameArgument,
     Page,
     etag_of,
@@ -70,7 +73,7 @@ class ScheduleRow:
     id: int
     name: str
     state: ScheduleState
-    paused_until: datetime | None
+    paused_until: Moment | None
     pause_reason: str | None
     unreadable: str | None
     """Why this release cannot read the declaration, if it cannot."""
@@ -89,7 +92,7 @@ class ScheduleDocument:
     """Everything about a schedule."""
 
     schedule: ScheduleRow
-    declaration: Mapping[str, Any]
+    declaration: JSON
     """As it stands in a manifest; what a name gives away as a secret is masked."""
     unserved: str | None
     """Why no worker can run it, if none can."""
@@ -98,6 +101,15 @@ class ScheduleDocument:
     created_at: datetime
     updated_at: datetime
     etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """A job queue in a list."""
+
+    limits: Queue
+    waiting: int
+    running: int
 
 
 class ScheduleAction(StrEnum):
@@ -191,7 +203,7 @@ def act_on_schedule(
     *,
     name: NameArgument,
     action: ScheduleAction,
-    until: datetime | None = None,
+    until: Moment | None = None,
     dry_run: bool = False,
 ) -> ScheduleActed:
     """Pause a schedule, for good or ``until`` a time; resume it; or cancel its waiting runs."""
@@ -218,7 +230,7 @@ def show_next_ticks(
     *,
     name: NameArgument,
     count: Annotated[int, Meta(ge=1, le=1_000)] = 20,
-    since: datetime | None = None,
+    since: Moment | None = None,
 ) -> NextTicks:
     """The next ticks of a schedule, from now or from a time on."""
     spec = at.store.jobs.schedules.get(name).spec
@@ -261,8 +273,8 @@ def trigger_schedule(
 ) -> RunDocument:
     """Run a schedule's job once now, whatever its ticks.
 
-    ``args`` and ``kwargs`` stand in for those declared. Asked again with the same ``key``, it answers with the run of
-    the first time.
+    ``args`` and ``kwargs`` stand in for those declared. Asked again with the same ``key``, it answers with the
+    run of the first time.
     """
     schedules = at.store.jobs.schedules
     is_as_declared = args is None and kwargs is None
@@ -272,7 +284,7 @@ def trigger_schedule(
 
 @verb("POST /schedules/{name}/backfill", role=AccessRole.OPERATOR, of_fleet=True)
 def backfill_schedule(
-    at: At, *, name: NameArgument, begin: datetime, end: datetime, dry_run: bool = False
+    at: At, *, name: NameArgument, begin: Moment, end: Moment, dry_run: bool = False
 ) -> PastTicks:
     """Run a schedule for each of its ticks from ``begin`` on and before ``end`` that has no run yet."""
     schedules = at.store.jobs.schedules
@@ -289,9 +301,9 @@ def cancel_run(at: At, *, id: RunId, dry_run: bool = False) -> RunDocument:
 
 
 @verb("GET /queues", of_fleet=True)
-def list_queues(at: At) -> Page[QueueDepth]:
+def list_queues(at: At) -> Page[QueueRow]:
     """Job queues that have limits or runs, with their runs in numbers."""
-    return Page(at.store.jobs.queues.listed())
+    return Page([QueueRow(*depth) for depth in at.store.jobs.queues.listed()])
 
 
 # -- documents -----------------------------------------------------------------------------------------
@@ -320,6 +332,7 @@ def run_document(run: Run) -> RunDocument:
     same = {name: getattr(run, name) for name in RunDocument.__slots__ if hasattr(run, name)}
     return RunDocument(
         **same
-        | {"correlation_id": f"{run.schedule}/{run.key}", "task": run.job.task, "queue": run.job.queue},
+        | {"correlation_id": f"{run.schedule}/{run.key}", "task": run.job.task, "queue": run.job.queue}
+        | {"reason": None if run.reason is None else mask_url(run.reason)},
         lag_s=lag_s(run),
     )
