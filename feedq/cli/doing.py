@@ -60,16 +60,17 @@ def at_server(api: ApiConnection) -> Doer:
             str(given.pop(part.strip("{}"))) if part.startswith("{") else part
             for part in verb.path.strip("/").split("/")
         ]
-        body, query = (given, {}) if verb.changes else ({}, _query(given))
+        body, query = (given, {}) if verb.changes else ({}, query_of(given))
         text = api.sent(verb.method, path, body, query)
         return msgspec.json.decode(text, type=verb.answer, dec_hook=read_declaration)
 
     return ask
 
 
-def _query(given: dict[str, Any]) -> dict[str, Any]:
+def query_of(given: dict[str, Any]) -> dict[str, Any]:
     """Arguments as a query string has them: without what is not given; a selection's keys beside the others."""
-    flat = {**given, **given.pop("select", {})}
+    flat = {**given, **given.get("select", {})}
+    flat.pop("select", None)
     found: dict[str, Any] = {}
     for name, value in flat.items():
         if value is None or value == [] or value == {}:

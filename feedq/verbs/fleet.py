@@ -76,7 +76,8 @@ def list_events(
     """History, newest first; of one feed, or of everything."""
     which = EventFilter(kinds, None if feed is None else at.feed(feed), tenant, since)
     if feed is None and at.caller.tenant is not None:
-        at.caller.require_tenant(tenant or at.caller.tenant, f"history of tenant {tenant!r}")
+        if tenant not in (None, at.caller.tenant):
+            return Page([])
         which = replace(which, tenant=at.caller.tenant)
     (place,) = page_place(cursor, int) or (None,)
     found = at.store.history.before(which, place=place, limit=limit + 1)
