@@ -40,7 +40,7 @@ from feedq.errors import (
     Unauthenticated,
 )
 from feedq.telemetry.logs import LogEvent, log, mask_url
-from feedq.verbs.registry import At, HiddenFeed, Verb, load, write_declaration
+from feedq.verbs.registry import At, HiddenFeed, Verb, check_names, load, write_declaration
 from feedq.verbs.wording import printable
 
 JSON_TYPE: Final = "application/json"
@@ -243,6 +243,7 @@ def arguments_in(verb: Verb, query: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "select" in kinds:
         of_selection = _kinds(Selection)
+        check_names("", texts, [name for name in kinds if name != "select"] + list(of_selection))
         chosen = {name: texts.pop(name) for name in list(texts) if name in of_selection}
         if chosen:
             found["select"] = {

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from feedq.control.store.feeds import Feeds
-from feedq.core.model import Feed, FeedView, TargetState, WorkerView
+from feedq.core.model import Feed, FeedView, TargetState, WorkerView, require_version
 from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
 from feedq.core.selection import Selection
@@ -28,6 +28,7 @@ from feedq.verbs.registry import (
     page_of,
     page_place,
     verb,
+    version_of,
 )
 from feedq.verbs.report.masking import masked_view
 
@@ -128,6 +129,11 @@ def act_on_feeds(
     ``expected`` is the ETag of a single feed.
     """
     views = at.chosen(select)
+    if expected is not None:
+        if len(views) != 1 or not select.names:
+            raise InvalidInput("expected: is for a single feed, by its name")
+        # Each is changed as it was chosen, or not at all.
+        require_version(f"feed {views[0].feed.name!r}", views[0].feed.version, version_of(expected))
     if dry_run:
         return Acted(len(views), [Done(view.feed.name) for view in views], [], dry_run=True)
     if not select.names and count is None:

@@ -233,10 +233,10 @@ class Verb:
         Raises `InvalidInput` that names the argument.
         """
         known = self.arguments.__struct_fields__
-        _check_names("", given, known)
+        check_names("", given, known)
         for name, kind in get_type_hints(self.arguments).items():
             if is_dataclass(kind) and isinstance(below := given.get(name), Mapping):
-                _check_names(f"{name}.", below, [field.name for field in fields(kind)])
+                check_names(f"{name}.", below, [field.name for field in fields(kind)])
         try:
             found = msgspec.convert(
                 given, self.arguments, strict=not texts, str_keys=True, dec_hook=read_declaration
@@ -328,7 +328,7 @@ def write_declaration(given: Any) -> Any:
     raise NotImplementedError(type(given))
 
 
-def _check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+def check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raises `InvalidInput` for an argument that there is not: it would do nothing, unnoticed."""
     for name in given:
         if name not in known:

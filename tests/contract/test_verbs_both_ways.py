@@ -62,17 +62,17 @@ def ways(control_database_url: str, postgres: Postgres, tmp_path: Path) -> Itera
     populate(harness, ApiBackend.of(harness.store, settings), sink_url)
     token = harness.store.tokens.add("root", AccessRole.ADMIN, tenant=None, lasts_s=600)
     harness.close()
-    urls = [_copy(postgres, url) for url in (control_database_url, sink_url)]
-    here, there = settings, settings_of(*urls, tmp_path)
+    url, other_sink = _copy(postgres, control_database_url), _copy(postgres, sink_url)
+    here, there = settings, settings_of(url, other_sink, tmp_path)
     caller = Caller("token root", AccessRole.ADMIN)
     with (
         closing(PostgresStore(control_database_url)) as store,
-        closing(PostgresStore(urls[0])) as other,
+        closing(PostgresStore(url)) as other,
         ApiClient(make_app(ApiBackend.of(other, there)), token=token) as client,
     ):
         yield Ways(At(store, here, caller, ApiBackend.of(store, here).open_sink), client)
-    for url in urls:
-        postgres.drop_database(_name(url))
+    for copy in (url, other_sink):
+        postgres.drop_database(_name(copy))
 
 
 def _copy(postgres: Postgres, url: str) -> str:
