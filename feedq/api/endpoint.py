@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from http import HTTPStatus
 from queue import SimpleQueue
 from threading import Thread
@@ -40,7 +40,7 @@ from feedq.errors import (
     Unauthenticated,
 )
 from feedq.telemetry.logs import LogEvent, log, mask_url
-from feedq.verbs.registry import At, HiddenFeed, Verb, check_names, load, write_declaration
+from feedq.verbs.registry import At, Verb, check_names, load, write_declaration
 from feedq.verbs.wording import printable
 
 JSON_TYPE: Final = "application/json"
@@ -136,13 +136,20 @@ class Endpoint:
             found = verb.call(self._at_of(request), arguments)
             return Answer(200, _items(found), STREAM_HEADERS) if verb.is_stream else _answered(found)
         except Exception as error:  # noqa: BLE001 -- whatever it is, it becomes an answer, and a bug is logged
-            problem = problem_of(error)
-            if isinstance(error, Forbidden | HiddenFeed):
-                self._refused(f"{request.method} {PREFIX}{request.path}", problem.status)
-            return problem_answer(problem)
+            return problem_answer(self._problem(request, error))
 
     def _at_of(self, request: Request, **more: Any) -> At:
-        return replace(self._at, caller=request.caller, **more)
+        hid = partial(self._refuse, request, HTTPStatus.NOT_FOUND)
+        return replace(self._at, caller=request.caller, hid=hid, **more)
+
+    def _problem(self, request: Request, error: Exception) -> Problem:
+        problem = problem_of(error)
+        if isinstance(error, Forbidden):
+            self._refuse(request, problem.status)
+        return problem
+
+    def _refuse(self, request: Request, status: int) -> None:
+        self._refused(f"{request.method} {PREFIX}{request.path}", status)
 
     def _found(self, method: str, parts: Sequence[str]) -> tuple[Verb, dict[str, str]]:
         methods = []
@@ -171,7 +178,7 @@ class Endpoint:
             try:
                 events.put(_event("answer", verb.call(self._at_of(request, told=tell), arguments)))
             except Exception as error:  # noqa: BLE001 -- as in `answer`
-                events.put(_event("problem", problem_of(error)))
+                events.put(_event("problem", self._problem(request, error)))
             finally:
                 events.put(None)
 
@@ -323,5 +330,4 @@ def problem_of(error: Exception) -> Problem:
         return Problem(status.phrase, status, UNEXPECTED, status.name)
     status = HTTPStatus(next(number for kind, number in STATUSES if isinstance(error, kind)))
     detail = "\n".join(map(printable, mask_url(str(error)).split("\n")))
-    kind = NotFound if isinstance(error, HiddenFeed) else type(error)
-    return Problem(status.phrase, status, detail, kind.__name__)
+    return Problem(status.phrase, status, detail, type(error).__name__)

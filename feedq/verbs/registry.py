@@ -133,10 +133,6 @@ def page_place(cursor: str | None, *kinds: type) -> tuple[Any, ...] | None:
     return tuple(found)
 
 
-class HiddenFeed(NotFound):
-    """A feed of another tenant, which is answered as one that there is not. Programs are told `NotFound`."""
-
-
 @dataclass(frozen=True, slots=True)
 class At:
     """Where a verb acts, and for whom."""
@@ -146,6 +142,8 @@ class At:
     caller: Caller
     open_sink: OpenSink
     told: Told = lambda done, total: None
+    hid: Callable[[], object] = lambda: None
+    """Hears that another tenant's feed was asked for, which is answered as one that there is not."""
 
     def feed(self, name: str) -> Feed:
         """The feed of that name, even while it is being removed. Raises `NotFound`, also for another tenant's."""
@@ -153,7 +151,8 @@ class At:
         if not self.caller.sees(found.spec.tenant):
             from feedq.control.store.feeds import no_feed  # loads SQLAlchemy, which a command may do without
 
-            raise HiddenFeed(str(no_feed(name)))
+            self.hid()
+            raise no_feed(name)
         return found
 
     def live_feed(self, name: str) -> Feed:

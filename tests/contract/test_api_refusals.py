@@ -208,6 +208,15 @@ def test_who_may_not_ask_is_refused_whatever_the_arguments_are(stage: Stage) -> 
         assert stage.ask(example, token, unknown=1).status_code == 403, str(example)
 
 
+def test_a_refusal_in_the_middle_of_a_stream_is_written_down(stage: Stage) -> None:
+    token = stage.token("beta", AccessRole.OPERATOR, "beta")
+    headers = {"Authorization": f"Bearer {token}", "Accept": "text/event-stream"}
+    asked = {"action": "pause", "select": {"names": [MINE]}}
+    answer = stage.api.ask("POST", "/feeds/act", json=asked, headers=headers)
+    assert answer.text.startswith("event: problem")
+    assert [one["status"] for one in refusals(stage.backend.store)] == [403]
+
+
 def test_a_verb_that_looks_is_done_for_whoever_may_look(stage: Stage) -> None:
     for asker in stage.askers():
         for example in EXAMPLES:
