@@ -27,6 +27,7 @@ MINE_ONLY: Final = {"names": [MINE]}
 ARGUMENTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("list_feeds", {"select": {"statuses": ["waiting", "paused"]}, "limit": 2}),
     ("list_feeds", {"text": "acme"}),
+    ("list_feeds", {"text": "acme", "order": "rows", "limit": 1}),
     ("show_feed", {"name": MINE}),
     ("list_declared_feeds", {"with_cursors": True}),
     ("list_declared_feeds", {"names": [KEYED, "acme/none"]}),
@@ -50,6 +51,7 @@ ARGUMENTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("show_status", {}),
     ("list_problems", {}),
     ("diagnose_fleet", {}),
+    ("try_alerts", {}),
     ("list_events", {"feed": MINE, "limit": 2}),
     ("list_events", {"tenant": "acme", "kinds": ["feed_added"]}),
     ("list_connectors", {}),

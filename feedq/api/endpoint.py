@@ -40,7 +40,7 @@ from feedq.errors import (
     Unauthenticated,
 )
 from feedq.telemetry.logs import LogEvent, log, mask_url
-from feedq.verbs.registry import At, Verb, check_names, load, write_declaration
+from feedq.verbs.registry import At, Verb, check_names, encode, load
 from feedq.verbs.wording import printable
 
 JSON_TYPE: Final = "application/json"
@@ -72,6 +72,10 @@ Refused = Callable[[str, int], object]
 """Hears what was asked, and the status that it was refused with."""
 
 logger = log(__name__)
+
+
+class NoVerb(NotFound):
+    """Nothing is at an address: whoever asks speaks of another release, perhaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,7 @@ class Endpoint:
                 methods.append(verb.method)
         if methods:
             raise InvalidInput(f"{method} does nothing at this address; {', '.join(sorted(methods))} does")
-        raise NotFound("nothing is at this address; openapi.json lists what there is")
+        raise NoVerb("nothing is at this address; openapi.json lists what there is")
 
     @cached_property
     def _templates(self) -> list[tuple[list[str], Verb]]:
@@ -291,11 +295,6 @@ def _from_body(body: bytes) -> dict[str, Any]:
 
 
 # -- answers -------------------------------------------------------------------------------------------
-
-
-def encode(document: Any) -> bytes:
-    """A document as JSON; the one encoder of commands and API."""
-    return msgspec.json.encode(document, enc_hook=write_declaration)
 
 
 def _answered(found: Any) -> Answer:

@@ -37,7 +37,7 @@ from feedq.core.selection import Selection
 from feedq.core.values import NAME_MAX
 from feedq.errors import InvalidInput, NotFound
 from feedq.sinks.base import parse_sink
-from feedq.verbs import actions, adoption, new_columns
+from feedq.verbs import actions, adoption, declaring, new_columns
 from feedq.verbs.adoption import resumes_of
 from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.manifest.changes import difference
@@ -205,10 +205,10 @@ def _add(asked: Asked, entry: FeedEntry, spec: FeedSpec) -> Response:
         return asked.done(spec.name, "added")
     backend = asked.backend
     if entry.resume is None:
-        added = actions.add_feed(backend.store, spec)
+        added = declaring.add_feed(backend.store, spec)
     else:
         with adoption.Adopting(backend.store, backend.open_sink) as adopting:
-            adopting.add(spec, entry.resume, partial(actions.add_feed, backend.store))
+            adopting.add(spec, entry.resume, partial(declaring.add_feed, backend.store))
         added = backend.store.feeds.get(spec.name)
     return asked.done(spec.name, "added", version=added.version, status=201)
 

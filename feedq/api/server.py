@@ -17,11 +17,11 @@ from starlette.types import ASGIApp
 from feedq.api.authentication import CALLER, AuthenticatedRequests
 from feedq.api.backend import ApiBackend
 from feedq.api.bounds import BoundedBodies, BoundedRequests
-from feedq.api.endpoint import JSON_TYPE, PREFIX, Endpoint, Request, encode
+from feedq.api.endpoint import JSON_TYPE, PREFIX, Endpoint, Request
 from feedq.api.openapi import openapi
 from feedq.api.responses import response
 from feedq.core.roles import AccessRole, Caller
-from feedq.verbs.registry import At
+from feedq.verbs.registry import At, encode
 
 METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 NOBODY: Final = Caller("nobody", AccessRole.VIEWER, tenant="")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from feedq.verbs.registry import OF, At, Page, Verb, read_declaration, write_declaration
+from feedq.verbs.registry import OF, PAGE_MAX, At, Page, Told, Verb, write_declaration
 
 if TYPE_CHECKING:
     from feedq.cli.api_client import ApiConnection
@@ -15,54 +16,73 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+PROGRESS: Final = "progress"
+ANSWER: Final = "answer"
+
 
 class Doer(Protocol):
-    """Does a verb with its arguments."""
+    """Does a verb with its arguments; ``told`` hears how far it has come, if somebody wants to know."""
 
-    def __call__(self, verb: Verb, arguments: msgspec.Struct) -> Any: ...
+    def __call__(self, verb: Verb, arguments: msgspec.Struct, told: Told | None) -> Any: ...
 
 
+@dataclass(slots=True)
 class Doing:
     """Does verbs, wherever that is done."""
 
-    def __init__(self, doer: Doer) -> None:
-        self._doer = doer
+    doer: Doer
+    told: Told | None = None
 
     def do(self, function: Callable[Concatenate[At, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a verb. Raises what the verb raises, and `Unavailable` when the server cannot be asked."""
         verb = OF[function]
-        found: T = self._doer(verb, verb.arguments(**kwargs))
+        found: T = self.doer(verb, verb.arguments(**kwargs), self.told)
         return found
 
     def pages(
-        self, function: Callable[Concatenate[At, P], Page[T]], *args: P.args, **kwargs: P.kwargs
+        self,
+        most: int | None,
+        function: Callable[Concatenate[At, P], Page[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> Iterator[T]:
-        """All items of a list, page by page."""
-        cursor = None
-        while True:
-            page = self.do(function, *args, **kwargs | {"cursor": cursor})  # type: ignore[arg-type]
+        """The first so many items of a list, or all of them, page by page. Raises as `do`."""
+        verb, cursor, left = OF[function], None, most
+        while left is None or left > 0:
+            limit = PAGE_MAX if left is None else min(left, PAGE_MAX)
+            page = self.doer(verb, verb.arguments(**kwargs, limit=limit, cursor=cursor), None)
             yield from page.items
             if (cursor := page.next) is None:
                 return
+            left = None if left is None else left - len(page.items)
 
 
-def at_database(at: At) -> Doer:
+def at_database(at: Callable[[Told | None], At]) -> Doer:
     """Does verbs right here."""
-    return lambda verb, arguments: verb.call(at, arguments)
+    return lambda verb, arguments, told: verb.call(at(told), arguments)
 
 
 def at_server(api: ApiConnection) -> Doer:
     """Has a server do verbs, and reads its answers as the verb's own dataclass."""
 
-    def ask(verb: Verb, arguments: msgspec.Struct) -> Any:
+    def ask(verb: Verb, arguments: msgspec.Struct, told: Told | None) -> Any:
         given = msgspec.to_builtins(arguments, enc_hook=write_declaration)
         path = [
             str(given.pop(part.strip("{}"))) if part.startswith("{") else part
             for part in verb.path.strip("/").split("/")
         ]
-        body, query = (given, {}) if verb.changes else ({}, query_of(given))
-        text = api.sent(verb.method, path, body, query)
-        return msgspec.json.decode(text, type=verb.answer, dec_hook=read_declaration)
+        asked: dict[str, Any] = {"json": given} if verb.changes else {"params": query_of(given)}
+        if verb.is_stream:
+            return (msgspec.json.decode(data) for _, data in api.events(verb.method, path, **asked))
+        if told is None:
+            return api.read(api.ask(verb.method, path, **asked), verb.answer)
+        for kind, data in api.events(verb.method, path, **asked):
+            if kind == PROGRESS:
+                found = msgspec.json.decode(data)
+                told(found["done"], found["total"])
+            elif kind == ANSWER:
+                return api.read(data, verb.answer)
+        raise api.broken_off()
 
     return ask
 

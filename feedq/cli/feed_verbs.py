@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from feedq.cli.choosing import (
-    act,
-    choose,
-    confirm_chosen,
-    explained,
+    described,
     fail_if_any,
+    feeds_named,
+    require_some,
     selection_of,
     selection_options,
 )
 from feedq.cli.invocation import Invocation, changes, decorated, wait_options, yes_option
-from feedq.cli.output import ProgressBar, answer, answer_done
+from feedq.cli.output import answer
 
 if TYPE_CHECKING:
-    from feedq.control.store.feeds import Feeds
-    from feedq.core.model import Feed, FeedView, Status
-    from feedq.verbs import bulk
+    from feedq.core.model import Status
+    from feedq.core.selection import Selection
+    from feedq.verbs.feeds import Acted, Done, FeedAction
 
 _of_many = decorated(click.argument("names", nargs=-1), selection_options, yes_option, wait_options, changes)
 
@@ -37,10 +36,10 @@ def pause(invocation: Invocation, **asked: Any) -> None:
       feedq feed pause acme/orders --wait
       feedq feed pause --tenant acme --yes
     """
-    from feedq.core.model import Status, TargetState
+    from feedq.core.model import Status
+    from feedq.verbs.feeds import FeedAction
 
-    target = TargetState.PAUSED
-    _do(invocation, "Pause", "paused", lambda fs, n: fs.set_target(n, target), Status.PAUSED, **asked)
+    _do(invocation, FeedAction.PAUSE, "paused", Status.PAUSED, **asked)
 
 
 @click.command()
@@ -53,10 +52,10 @@ def resume(invocation: Invocation, **asked: Any) -> None:
       feedq feed resume acme/orders
       feedq feed resume --label region=eu --status paused --yes
     """
-    from feedq.core.model import Status, TargetState
+    from feedq.core.model import Status
+    from feedq.verbs.feeds import FeedAction
 
-    target = TargetState.RUNNING
-    _do(invocation, "Resume", "resumed", lambda fs, n: fs.set_target(n, target), Status.STREAMING, **asked)
+    _do(invocation, FeedAction.RESUME, "resumed", Status.STREAMING, **asked)
 
 
 @click.command()
@@ -70,8 +69,9 @@ def restart(invocation: Invocation, **asked: Any) -> None:
       feedq feed restart --failing --yes
     """
     from feedq.core.model import Status
+    from feedq.verbs.feeds import FeedAction
 
-    _do(invocation, "Restart", "restarted", lambda fs, n: fs.restart(n), Status.STREAMING, **asked)
+    _do(invocation, FeedAction.RESTART, "restarted", Status.STREAMING, **asked)
 
 
 @click.command()
@@ -89,25 +89,24 @@ def remove(
       feedq feed remove acme/orders --yes --wait
       feedq feed remove --tenant acme
     """
-    from feedq.verbs.wording import counted, some
+    from feedq.verbs.feeds import FeedAction
 
-    live = choose(invocation, selection_of(names, **chosen))
-    what = ", ".join(names) or f"{counted(len(live), 'feed')} ({some(live, lambda view: view.feed.name)})"
+    selection = selection_of(names, **chosen)
+    tried = _tried(invocation, FeedAction.REMOVE, selection)
     invocation.confirm(
-        f"Remove {what}? Declared again, they begin where their sources begin, unless they adopt "
-        "what is left in the sink (`feedq apply --adopt`).",
+        f"Remove {described(selection, tried)}? Declared again, they begin where their sources begin, unless they "
+        "adopt what is left in the sink (`feedq apply --adopt`).",
         yes=yes,
     )
-    result = act(invocation, live, "removed", lambda feeds, name: feeds.remove(name))
+    acted = _act(invocation, FeedAction.REMOVE, selection, tried, "removed")
     if wait:
-        ids = {view.feed.id for view in live}
+        gone = [one.name for one in acted.done]
 
         def are_gone() -> bool:
-            return not any(view.feed.id in ids for view in invocation.store.feeds.views())
+            return not any(view.feed.removed_at for view in feeds_named(invocation, gone, removing=True))
 
         invocation.wait_until(are_gone, timeout_s=timeout_s, what="removal")
-    answer_done(invocation, [name for name, _ in result.done], "removed")
-    fail_if_any(result, "removed")
+    _answer(invocation, acted, "removed", lambda one: f"{one.name} removed")
 
 
 @click.command()
@@ -139,69 +138,46 @@ def move(
       feedq feed move acme/orders --to celery@host --wait
       feedq feed move --worker celery@host --tenant acme --yes
     """
+    from feedq.verbs.feeds import FeedAction
+
     selection = selection_of(names, **chosen)
-    live = choose(invocation, selection)
-    confirm_chosen(invocation, selection, live, "Move", yes=yes)
-    result = _moved(invocation, live, target)
-    arrivals = {view.feed.name: to for view, to in result.done}
+    tried = _chosen(invocation, FeedAction.MOVE, selection, yes=yes)
+    acted = _act(invocation, FeedAction.MOVE, selection, tried, "asked to move", worker=target)
     if wait:
+        arrivals = {one.name: str(one.worker) for one in acted.done}
         _await_arrival(invocation, arrivals, timeout_s=timeout_s)
     verb = "moved" if wait else "moving"
-    documents = [{"name": name, "worker": to, "result": verb} for name, to in arrivals.items()]
-    lines = [f"{one['name']} {verb} to {one['worker']}" for one in documents]
-    if documents:
-        answer(invocation, documents, "\n".join(lines))
-    fail_if_any(result, "moved")
-
-
-def _moved(
-    invocation: Invocation, live: Sequence[FeedView], target: str | None
-) -> bulk.BulkResult[FeedView, str]:
-    """Each with the name of the worker that gets it."""
-    from feedq.verbs import actions, bulk
-
-    if invocation.api is not None:
-        of = {view.feed.name: view for view in live}
-        moved = invocation.api.feeds.act_on(list(of), "move", worker=target)
-        done = [(of[name], to) for name, to in moved.done]
-        return bulk.BulkResult(done, [(of[name], error) for name, error in moved.failed])
-    store, settings = invocation.store, invocation.settings
-    with ProgressBar("feeds asked to move", len(live)) as bar:
-        if target is None:
-            result = bulk.move_elsewhere(store, live, settings, told=bar)
-        else:
-            result = bulk.one_by_one(
-                live, lambda v: actions.move_feed(store, v.feed.name, target, settings), told=bar
-            )
-    return bulk.BulkResult([(view, to.worker.name) for view, to in result.done], result.failed)
+    _answer(invocation, acted, "moved", lambda one: f"{one.name} {verb} to {one.worker}")
 
 
 def _await_arrival(invocation: Invocation, arrivals: Mapping[str, str], *, timeout_s: float) -> None:
     from feedq.core.model import Status
-    from feedq.core.selection import Selection
+    from feedq.verbs.feeds import show_feed
     from feedq.verbs.wording import counted
 
     left = list(arrivals)
 
     def have_arrived() -> bool:
-        views = invocation.store.feeds.selected(Selection(names=tuple(arrivals)))
         arrived = {
-            v.feed.name for v in views if v.worker == arrivals[v.feed.name] and v.status is Status.STREAMING
+            view.feed.name
+            for view in feeds_named(invocation, left)
+            if view.worker == arrivals[view.feed.name] and view.status is Status.STREAMING
         }
-        left[:] = [name for name in arrivals if name not in arrived]
+        left[:] = [name for name in left if name not in arrived]
         return not left
 
-    what = f"{counted(len(arrivals), 'feed')} on other workers"
     invocation.wait_until(
-        have_arrived, timeout_s=timeout_s, what=what, why=lambda: explained(invocation, left[0])[2]
+        have_arrived,
+        timeout_s=timeout_s,
+        what=f"{counted(len(arrivals), 'feed')} on other workers",
+        why=lambda: invocation.do(show_feed, name=left[0]).explanation,
     )
 
 
 def _do(
     invocation: Invocation,
-    verb: str,
+    action: FeedAction,
     done: str,
-    change: Callable[[Feeds, str], Feed],
     wanted: Status,
     *,
     names: Sequence[str],
@@ -211,20 +187,17 @@ def _do(
     **chosen: Any,
 ) -> None:
     """Does it to all that are chosen, and waits until they are as ``wanted``; those that stream anew, with the
-    declarations that they have now or later ones. Raises when it could not be done to some."""
+    declarations that they have now or later ones."""
     from feedq.core.model import Status
-    from feedq.core.selection import Selection
     from feedq.verbs.wording import counted
 
     selection = selection_of(names, **chosen)
-    live = choose(invocation, selection)
-    confirm_chosen(invocation, selection, live, verb, yes=yes)
-    result = act(invocation, live, done, change)
-    fail_if_any(result, done)
-    made = {name: feed.generation if wanted is Status.STREAMING else 0 for name, feed in result.done}
+    tried = _chosen(invocation, action, selection, yes=yes)
+    acted = _act(invocation, action, selection, tried, done)
+    made = {one.name: one.generation or 0 if wanted is Status.STREAMING else 0 for one in acted.done}
 
     def have_come() -> bool:
-        views = invocation.store.feeds.selected(Selection(names=tuple(made)))
+        views = list(feeds_named(invocation, list(made)))
         return len(views) == len(made) and all(
             view.status is wanted and view.lease.generation >= made[view.feed.name] for view in views
         )
@@ -232,4 +205,43 @@ def _do(
     if wait:
         who = ", ".join(made) if len(made) <= 5 else counted(len(made), "feed")
         invocation.wait_until(have_come, timeout_s=timeout_s, what=f"{who} {wanted}")
-    answer_done(invocation, made, done)
+    _answer(invocation, acted, done, lambda one: f"{one.name} {done}")
+
+
+def _chosen(invocation: Invocation, action: FeedAction, selection: Selection, *, yes: bool) -> Acted:
+    """What the selection chooses, which was asked about. Whoever names feeds has said so already."""
+    tried = _tried(invocation, action, selection)
+    if not selection.names:
+        invocation.confirm(f"{action.capitalize()} {described(selection, tried)}?", yes=yes)
+    return tried
+
+
+def _tried(invocation: Invocation, action: FeedAction, selection: Selection) -> Acted:
+    """Raises `NotFound` when nothing is chosen."""
+    from feedq.verbs.feeds import act_on_feeds
+
+    tried = invocation.do(act_on_feeds, action=action, select=selection, dry_run=True)
+    require_some(invocation, tried)
+    return tried
+
+
+def _act(
+    invocation: Invocation,
+    action: FeedAction,
+    selection: Selection,
+    tried: Acted,
+    what: str,
+    *,
+    worker: str | None = None,
+) -> Acted:
+    from feedq.verbs.feeds import act_on_feeds
+
+    with invocation.progress(f"feeds {what}"):
+        return invocation.do(act_on_feeds, action=action, select=selection, worker=worker, count=tried.count)
+
+
+def _answer(invocation: Invocation, acted: Acted, what: str, line: Callable[[Done], str]) -> None:
+    """Shows to which feeds it was done. Raises when it could not be done to some."""
+    if acted.done or invocation.json:
+        answer(invocation, acted, "\n".join(map(line, acted.done)))
+    fail_if_any(acted.failed, what, done=len(acted.done))

@@ -10,39 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
-from feedq.control.store.feeds import Feeds
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import Feed, FeedSpec, FeedView, Reason, Version, WorkerState, WorkerTarget, WorkerView
+from feedq.core.model import Feed, FeedView, Reason, WorkerState, WorkerTarget, WorkerView
 from feedq.core.placement import placing
 from feedq.core.placement.base import EligibleWorker, Rules, WaitingFeed
 from feedq.core.remedies import command
 from feedq.errors import Conflict, InvalidInput, NotFound
 from feedq.settings import Settings
-from feedq.verbs.manifest.changes import Action, Change
-from feedq.verbs.manifest.feed_entry import validate
-
-
-def add_feed(store: PostgresStore, spec: FeedSpec) -> Feed:
-    """Declare a new feed. Raises `InvalidInput` or `Conflict` (the name is taken)."""
-    validate(spec)
-    return store.feeds.add(spec)
-
-
-def edit_feed(store: PostgresStore, spec: FeedSpec) -> Feed:
-    """Replace the declaration of the feed of that name. Raises `InvalidInput`, `NotFound`."""
-    validate(spec)
-    return store.feeds.edit(spec.name, spec)
-
-
-def carry_out(feeds: Feeds, change: Change, *, expected: Version | None = None) -> Feed:
-    """One change of a plan, whose declarations have been checked; repeating a plan that broke off half way does
-    what is left of it."""
-    if change.action is Action.REMOVE:
-        return feeds.remove(change.name, expected=expected)
-    assert isinstance(change.spec, FeedSpec)
-    if change.action is Action.ADD:
-        return feeds.add(change.spec)
-    return feeds.edit(change.name, change.spec, expected=expected)
 
 
 def find_worker(store: PostgresStore, name: str) -> WorkerView:

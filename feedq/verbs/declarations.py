@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -76,10 +76,16 @@ class ChangeDocument:
 class Declared:
     """What was changed so that everything is as declared, or would be."""
 
-    changes: Sequence[ChangeDocument]
+    added: int
+    changed: int
+    removed: int
     unchanged: int
+    changes: Sequence[ChangeDocument]
+    """What was changed, and what could not be."""
     unasked: Sequence[str] = ()
     """Why sinks could not be asked whether they know the new feeds."""
+    unserved: Mapping[str, str] = field(default_factory=dict)
+    """Why no worker can run schedules that were changed, by name."""
     etag: str | None = None
     """Of the feed or schedule, when a single one was changed."""
     dry_run: bool = False
@@ -160,13 +166,23 @@ def declare(
     unchanged = of_feeds.unchanged + of_schedules.unchanged + of_queues.unchanged
     if dry_run:
         would = [change_document(change) for change in (*found.changes, *others)]
-        return Declared(would, unchanged, found.unasked, dry_run=True)
+        return _declared(would, unchanged, found.unasked, dry_run=True)
     result = _carried_out(at, found, others, version)
     changes = [
         *(change_document(change) for change, _ in result.done),
         *(change_document(*one) for one in result.failed),
     ]
-    return Declared(changes, unchanged, found.unasked, _etag(result))
+    schedules_there = [change.name for change, _ in result.done if isinstance(change.spec, ScheduleSpec)]
+    unserved = at.store.jobs.schedules.unserved(schedules_there) if schedules_there else {}
+    return _declared(changes, unchanged, found.unasked, unserved=unserved, etag=_etag(result))
+
+
+def _declared(
+    changes: Sequence[ChangeDocument], unchanged: int, unasked: Sequence[str], **more: Any
+) -> Declared:
+    made = Counter(change.action for change in changes if change.error is None)
+    counts = (made[Action.ADD], made[Action.CHANGE], made[Action.REMOVE])
+    return Declared(*counts, unchanged, changes, unasked, **more)
 
 
 # -- what is to be done ---------------------------------------------------------------------------------
@@ -279,7 +295,7 @@ def _names(
 
 def _require_there(noun: str, remove: Sequence[str], there: Container[str]) -> None:
     if missing := [name for name in remove if name not in there]:
-        raise NotFound(f"no {noun} {missing[0]!r}")
+        raise NotFound(f"no {noun} named {missing[0]!r}")
 
 
 def _with_removals(noun: str, planned: DeclarationChanges, remove: Sequence[str]) -> DeclarationChanges:

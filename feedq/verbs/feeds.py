@@ -12,7 +12,7 @@ from feedq.control.store.feeds import Feeds
 from feedq.core.model import Feed, FeedView, TargetState, WorkerView, require_version
 from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
-from feedq.core.selection import Selection
+from feedq.core.selection import Selection, SelectionOrder
 from feedq.errors import FeedqError, InvalidInput, Outdated
 from feedq.verbs import actions, bulk
 from feedq.verbs.diagnosis.waiting_checks import explain
@@ -52,6 +52,8 @@ class FeedDocument:
     view: FeedView
     explanation: str | None
     """Why it does not stream, and what to do about that."""
+    goes_to: str | None
+    """The name of the worker that it is moving to, if that is known."""
     etag: str
 
 
@@ -86,19 +88,31 @@ class Acted:
 
 @verb("GET /feeds")
 def list_feeds(
-    at: At, *, select: Selection = ALL, text: Text = "", limit: Limit = 100, cursor: Cursor = None
+    at: At,
+    *,
+    select: Selection = ALL,
+    text: Text = "",
+    order: SelectionOrder = SelectionOrder.NAME,
+    limit: Limit = 100,
+    cursor: Cursor = None,
 ) -> Page[FeedView]:
-    """Feeds by name.
+    """Feeds by name, or in another order.
 
-    ``text`` is looked for wherever a feed shows some.
+    ``text`` is looked for wherever a feed shows some. In an order that changes while somebody turns the pages, a
+    feed may be on two of them or on none.
     """
     if (tenant := at.caller.tenant) is not None:
         if select.tenant not in (None, tenant):
             return Page([])
         select = replace(select, tenant=tenant)
-    place = page_place(cursor, str, int) or ("", 0)
-    found = at.store.listing.after(select, text_=text, place=place, limit=limit + 1)
-    page = page_of(found, limit, lambda view: (view.feed.name, view.feed.id))
+    if order is SelectionOrder.NAME:
+        place = page_place(cursor, str, int) or ("", 0)
+        found = at.store.listing.after(select, text_=text, place=place, limit=limit + 1)
+        page = page_of(found, limit, lambda view: (view.feed.name, view.feed.id))
+    else:
+        (offset,) = page_place(cursor, int) or (0,)
+        found = at.store.listing.ordered(select, order, text_=text, offset=offset, limit=limit + 1)
+        page = page_of(found, limit, lambda view: (offset + limit,))
     return Page(list(map(masked_view, page.items)), page.next)
 
 
@@ -108,7 +122,9 @@ def show_feed(at: At, *, name: NameArgument) -> FeedDocument:
     view = at.store.feeds.view(at.feed(name).name)
     workers = at.store.workers.views()
     why = explain(view, workers, now=at.store.now(), rules=at.settings.rules)
-    return FeedDocument(masked_view(view), why, etag_of(view.feed.version))
+    names = actions.worker_names(workers)
+    goes_to = None if view.lease.promised_to is None else names.get(view.lease.promised_to)
+    return FeedDocument(masked_view(view), why, goes_to, etag_of(view.feed.version))
 
 
 @verb("POST /feeds/act", role=AccessRole.OPERATOR)

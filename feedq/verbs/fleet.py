@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from feedq.connectors.base import connector_kinds, load_connector
 from feedq.control.store.event_listing import EventFilter, ListedEvent
 from feedq.core.landed import LandedBucket, Span
+from feedq.core.roles import AccessRole
 from feedq.errors import InvalidInput
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.diagnosis.checks import Check, Level
-from feedq.verbs.manifest.json_schema import manifest_schema
 from feedq.verbs.registry import At, Cursor, Limit, Moment, NameArgument, Page, page_of, page_place, verb
 from feedq.verbs.report.fleet_data import FleetData, read_fleet
 from feedq.verbs.report.masking import masked_mapping
 from feedq.verbs.report.problem_list import ListedProblem, read_problems
+
+# What takes long to load, and `feedq status` has no use for, is imported where it is used.
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,29 @@ def list_problems(at: At) -> Page[ListedProblem]:
 @verb("GET /doctor", of_fleet=True)
 def diagnose_fleet(at: At) -> Diagnosis:
     """What is wrong, and how to mend it, from the machine of the API and with its settings."""
-    from feedq.verbs.diagnosis.rounds import diagnose  # libraries of brokers take a while to load
+    from feedq.verbs.diagnosis.rounds import diagnose
 
     store = at.store
-    checks = list(
-        diagnose(store, store.fleet_state, store.job_state, store.jobs.schedules.specs, at.settings)
-    )
+    found = diagnose(store, store.fleet_state, store.job_state, store.jobs.schedules.specs, at.settings)
+    return _diagnosis(_told(at, found))
+
+
+@verb("POST /alerts/test", role=AccessRole.OPERATOR, of_fleet=True)
+def try_alerts(at: At) -> Diagnosis:
+    """Send a message to each target of alerts that is set up where the verb is done."""
+    from feedq.verbs.diagnosis.alert_checks import check_alerts
+
+    return _diagnosis(check_alerts(at.settings, send=True))
+
+
+def _told(at: At, found: Iterable[Check]) -> Iterator[Check]:
+    for number, check in enumerate(found, 1):
+        at.told(number, None)
+        yield check
+
+
+def _diagnosis(found: Iterable[Check]) -> Diagnosis:
+    checks = list(found)
     return Diagnosis(all(check.level is not Level.FAIL for check in checks), checks)
 
 
@@ -99,6 +118,8 @@ def show_landed(at: At, *, name: NameArgument, span: Span = Span.HOUR) -> Landed
 @verb("GET /connectors")
 def list_connectors(at: At) -> dict[str, dict[str, Any]]:
     """JSON Schemas of the options of all connectors, by kind."""
+    from feedq.connectors.base import connector_kinds
+
     schemas = {}
     for kind in connector_kinds():
         # One that cannot be imported must not hide the others.
@@ -110,10 +131,14 @@ def list_connectors(at: At) -> dict[str, dict[str, Any]]:
 @verb("GET /connectors/{name}")
 def show_connector(at: At, *, name: NameArgument) -> dict[str, Any]:
     """The JSON Schema of a connector's options."""
+    from feedq.connectors.base import load_connector
+
     return load_connector(name).Options.model_json_schema()
 
 
 @verb("GET /schema")
 def show_schema(at: At) -> dict[str, Any]:
     """The JSON Schema of manifests."""
+    from feedq.verbs.manifest.json_schema import manifest_schema
+
     return manifest_schema()

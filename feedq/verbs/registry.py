@@ -177,9 +177,11 @@ class At:
             raise InvalidInput("which feeds? name them, or choose them by tenant, match or another key")
         if select.tenant is not None:
             self.caller.require_tenant(select.tenant, f"a feed of tenant {select.tenant!r}")
-        for name in select.names:
-            self.own_feed(name)
         found = self.store.feeds.selected(select, limit=CHOSEN_MAX + 1)
+        there = {view.feed.name: view.feed for view in found}
+        for name in select.names:
+            feed = there.get(name) or self.own_feed(name)
+            self.caller.require_tenant(feed.spec.tenant, f"feed {name!r}")
         # Another tenant's feeds that match as well are as if they were not there.
         found = [view for view in found if self.caller.sees(view.feed.spec.tenant)]
         if len(found) > CHOSEN_MAX:
@@ -318,6 +320,11 @@ def read_declaration(kind: type, given: Any) -> Any:
     if not isinstance(given, Mapping):
         raise InvalidInput(f"{kind.noun}: must be a mapping with the keys of its declaration")
     return kind.valid(given)
+
+
+def encode(document: Any) -> bytes:
+    """A document as JSON: the one encoder of commands, API and pages."""
+    return msgspec.json.encode(document, enc_hook=write_declaration)
 
 
 def write_declaration(given: Any) -> Any:

@@ -17,7 +17,7 @@ from feedq.core.model import JSON
 from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
 from feedq.core.schedule.entries import job_with, plain_schedule
-from feedq.core.schedule.model import Beat, Queue, Run, RunState, ScheduleState, ScheduleView
+from feedq.core.schedule.model import Beat, Queue, Run, RunKind, RunState, ScheduleState, ScheduleView
 from feedq.core.schedule.ticks import past_ticks, ticks_after
 from feedq.core.values import NAME_MAX
 from feedq.errors import InvalidInput
@@ -34,7 +34,7 @@ from feedq.verbs.registry import (
     verb,
 )
 from feedq.verbs.report.masking import shown
-from feedq.verbs.wording import lag_s
+from feedq.verbs.wording import lag_s, timing_words
 
 RUNS_SHOWN: Final = 100
 RunId = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -48,7 +48,7 @@ class RunDocument:
     schedule: str
     key: str
     correlation_id: str
-    kind: str
+    kind: RunKind
     tick_at: datetime
     ticks: int
     due_at: datetime
@@ -63,7 +63,7 @@ class RunDocument:
     task: str
     queue: str
     lag_s: float | None
-    """How long after it was due it started; of one that waits, how long it has been due."""
+    """How long after it was due it began; null until it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,9 @@ class ScheduleRow:
 
     id: int
     name: str
+    when: str
+    """Its timing in words."""
+    task: str
     state: ScheduleState
     paused_until: Moment | None
     pause_reason: str | None
@@ -137,6 +140,8 @@ class PastTicks:
     """Runs for ticks of the past."""
 
     name: str
+    first_tick_at: datetime
+    last_tick_at: datetime
     ticks: int
     made: int
     existing: int
@@ -211,9 +216,10 @@ def act_on_schedule(
     if until is not None and action is not ScheduleAction.PAUSE:
         raise InvalidInput("until: is for pause alone")
     if dry_run:
-        waiting = schedules.view(name).waiting if action is ScheduleAction.CANCEL else 0
-        schedules.view(name)
-        return ScheduleActed(name, action, waiting, dry_run=True)
+        # Read as lists read it: little that is done to a schedule needs its declaration.
+        found = [view for view in schedules.views(prefix=name, limit=1) if view.schedule.spec.name == name]
+        waiting = (found or [schedules.view(name)])[0].waiting
+        return ScheduleActed(name, action, waiting if action is ScheduleAction.CANCEL else 0, dry_run=True)
     match action:
         case ScheduleAction.PAUSE:
             schedules.pause(name, until=until, reason=given_reason())
@@ -290,7 +296,7 @@ def backfill_schedule(
     schedules = at.store.jobs.schedules
     ticks = past_ticks(schedules.get(name).spec, begin, end, now=at.store.now())
     made, existing = (len(ticks), 0) if dry_run else schedules.backfill(name, ticks)
-    return PastTicks(name, len(ticks), made, existing, dry_run)
+    return PastTicks(name, ticks[0], ticks[-1], len(ticks), made, existing, dry_run)
 
 
 @verb("POST /runs/{id}/cancel", role=AccessRole.OPERATOR, of_fleet=True)
@@ -314,6 +320,8 @@ def schedule_row(view: ScheduleView) -> ScheduleRow:
     return ScheduleRow(
         id=schedule.id,
         name=schedule.spec.name,
+        when=timing_words(schedule.spec.timing),
+        task=schedule.spec.job.task,
         state=schedule.state,
         paused_until=schedule.paused_until,
         pause_reason=schedule.pause_reason,

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from feedq.api.backend import ApiBackend
-from feedq.api.endpoint import encode
 from feedq.api.server import make_app
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.roles import AccessRole, Caller
 from feedq.local.postgres import Postgres
-from feedq.verbs.registry import At, load
+from feedq.verbs.registry import At, encode, load
 from tests.api_client import ApiClient
 from tests.api_examples import EXAMPLES, Example
 from tests.contract.api_stage import populate, query, settings_of

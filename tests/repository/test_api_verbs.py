@@ -57,7 +57,7 @@ VERBS = {
     "worker drain": "act_on_worker",
     "status": "show_status list_problems",
     "top": "show_status list_feeds",
-    "doctor": "diagnose_fleet",
+    "doctor": "diagnose_fleet try_alerts",
     "sync": "list_catalogs sync_catalog",
     "connectors": "list_connectors show_connector",
     "token add": "add_token",

@@ -244,6 +244,30 @@ class FeedListing(Aggregate):
         return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
 
     @in_transaction
+    def ordered(
+        self,
+        c: Connection,
+        selection: Selection,
+        order: SelectionOrder,
+        *,
+        text_: str = "",
+        offset: int = 0,
+        limit: int = PAGE_MAX,
+    ) -> list[FeedView]:
+        """Return so many of the chosen feeds where ``text_`` is found, in this order, without the first ones."""
+        conditions, parameters = _chosen(selection)
+        if text_:
+            condition, searched = _containing(text_)
+            conditions.append(condition)
+            parameters |= searched
+        sql = f"""
+            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM} {_filtered(conditions)}
+            ORDER BY {_SELECTION_ORDER[order]} f.name, f.id LIMIT :limit OFFSET :offset
+        """
+        parameters |= {"now": _begin(c), "limit": min(max(limit, 0), PAGE_MAX), "offset": offset}
+        return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
+
+    @in_transaction
     def tallies(self, c: Connection) -> list[StatusCount]:
         """Count all feeds by status and reason."""
         sql = f"""
