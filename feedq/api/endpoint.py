@@ -16,7 +16,7 @@ A client that accepts ``text/event-stream`` hears how far a verb has come before
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -64,6 +64,8 @@ STATUSES: Final = (
 """HTTP statuses by error; the first that fits counts."""
 FROM_HEADERS: Final = {"if-match": "expected", "idempotency-key": "key"}
 """Arguments of verbs that HTTP has headers for."""
+BODY_MAX: Final = 16 * 2**20
+"""Bytes of a request: a manifest of twenty thousand feeds."""
 QUERY_FIELDS_MAX: Final = 1_000
 DIGITS_MAX: Final = 20
 UNEXPECTED: Final = "an error inside feedq; the log of this process has it"
@@ -97,7 +99,7 @@ class Answer:
     """What to send back; a stream of events comes in parts."""
 
     status: int
-    body: bytes | Iterator[bytes]
+    body: bytes | Generator[bytes, None, None]
     headers: Mapping[str, str] = field(default_factory=lambda: {"Content-Type": JSON_TYPE})
 
 
@@ -172,7 +174,9 @@ class Endpoint:
         found = [(verb.path.strip("/").split("/"), verb) for verb in load().values()]
         return sorted(found, key=lambda one: sum(part.startswith("{") for part in one[0]))
 
-    def _streamed(self, verb: Verb, arguments: msgspec.Struct, request: Request) -> Iterator[bytes]:
+    def _streamed(
+        self, verb: Verb, arguments: msgspec.Struct, request: Request
+    ) -> Generator[bytes, None, None]:
         events: SimpleQueue[bytes | None] = SimpleQueue()
 
         def tell(done: int, total: int | None) -> None:
@@ -308,7 +312,7 @@ def _event(kind: str, document: Any) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), encode(document))
 
 
-def _items(found: Iterator[dict[str, Any] | None]) -> Iterator[bytes]:
+def _items(found: Iterator[dict[str, Any] | None]) -> Generator[bytes, None, None]:
     """What a verb finds one by one; None is a sign of life."""
     for one in found:
         yield b": nothing yet\n\n" if one is None else _event(one["event"], one)

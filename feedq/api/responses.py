@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from http import HTTPStatus
 from typing import Final
 
@@ -39,7 +39,7 @@ def response(answer: Answer) -> Response:
     return StreamingResponse(_parts(answer.body), answer.status, headers)
 
 
-async def _parts(events: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _parts(events: Generator[bytes, None, None]) -> AsyncIterator[bytes]:
     """The events, each waited for in a thread; ended as soon as whoever asked has left."""
     limiter = CapacityLimiter(1)  # of this stream alone: what waits for long keeps no other request waiting
     try:
@@ -47,9 +47,4 @@ async def _parts(events: Iterator[bytes]) -> AsyncIterator[bytes]:
             yield part
     finally:
         with anyio.CancelScope(shield=True):
-            await to_thread.run_sync(_close, events)
-
-
-def _close(events: Iterator[bytes]) -> None:
-    if (close := getattr(events, "close", None)) is not None:
-        close()
+            await to_thread.run_sync(events.close)

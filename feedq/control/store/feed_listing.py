@@ -40,6 +40,7 @@ class Sort(StrEnum):
     WORKER = "worker"
     EPOCH = "epoch"
     RECORDS = "records"
+    RATE = "rate"
     LAST_RECORD = "last_record"
     EVENT_LAG = "event_lag"
 
@@ -89,6 +90,8 @@ class StatusCount:
     records_total: int
     refused: int = 0
     """The feeds of which a record was refused within `LATELY_S`."""
+    rows_per_s: float = 0.0
+    """What those that stream land together, as their workers last said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +162,15 @@ _HAYSTACK = (
 # What is counted of a feed, and the counts of all that have a status and a reason together.
 _COUNTED = f"""
     {_STATUS} AS status, CASE WHEN l.feed_id IS NULL THEN 'new' ELSE l.reason END AS reason,
-    {_WANTED} AS wanted, l.records_total, l.dead_letter_at AS refused_at
+    {_WANTED} AS wanted, l.records_total, l.rows_per_s, l.dead_letter_at AS refused_at
 """
 _TALLIED = f"""
     SELECT status, reason, count(*) AS feeds,
         -- A failed feed wants no place: only an edit can help it.
         count(*) FILTER (WHERE wanted AND status <> 'failed') AS wanted,
         CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total,
-        count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused
+        count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused,
+        coalesce(sum(rows_per_s) FILTER (WHERE status = 'streaming'), 0) AS rows_per_s
 """
 _ORDER = {
     Sort.NAME: "f.name",
@@ -174,6 +178,7 @@ _ORDER = {
     Sort.WORKER: "w.name",
     Sort.EPOCH: "l.epoch",
     Sort.RECORDS: "l.records_total",
+    Sort.RATE: f"CASE WHEN {_STATUS} = 'streaming' THEN l.rows_per_s END",
     Sort.LAST_RECORD: "l.last_record_at",
     Sort.EVENT_LAG: "statement_timestamp() - l.event_at",
 }
