@@ -117,6 +117,7 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
       feedq doctor
       FEEDQ_ALERT_URLS='mailto://…  slack://…' feedq doctor --alerts
     """
+    from feedq.verbs.diagnosis.alert_checks import ALERTS
     from feedq.verbs.diagnosis.checks import Level
     from feedq.verbs.fleet import Diagnosis, diagnose_fleet, try_alerts
 
@@ -126,7 +127,8 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
         found = invocation.do(diagnose_fleet)
     if alerts:
         tried = invocation.do(try_alerts)
-        found = Diagnosis(found.healthy and tried.healthy, [*found.checks, *tried.checks])
+        checks = [check for check in found.checks if check.name != ALERTS]
+        found = Diagnosis(found.healthy and tried.healthy, [*checks, *tried.checks])
     counts = Counter(check.level for check in found.checks)
     numbers = (counts[level] for level in (Level.OK, Level.WARN, Level.FAIL, Level.NOT_CHECKED))
 

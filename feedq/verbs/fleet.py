@@ -65,9 +65,9 @@ def diagnose_fleet(at: At) -> Diagnosis:
 @verb("POST /alerts/test", role=AccessRole.OPERATOR, of_fleet=True)
 def try_alerts(at: At) -> Diagnosis:
     """Send a message to each target of alerts that is set up where the verb is done."""
-    from feedq.verbs.diagnosis.alert_checks import check_alerts
+    from feedq.verbs.diagnosis.alert_checks import send_tests
 
-    return _diagnosis(check_alerts(at.settings, send=True))
+    return _diagnosis(send_tests(at.settings))
 
 
 def _told(at: At, found: Iterable[Check]) -> Iterator[Check]:
