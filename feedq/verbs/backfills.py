@@ -53,7 +53,9 @@ ENDED: Final = {EventKind.BACKFILL_FINISHED: "finished", EventKind.BACKFILL_CANC
 def list_backfills(at: At, *, tenant: NameArgument | None = None) -> Page[BackfillDocument]:
     """Backfills that are under way, by name of the feed."""
     found = at.store.backfills.running(tenant=tenant or at.caller.tenant)
-    return Page([_document(view.feed, view) for view in found if at.caller.sees(view.feed.spec.tenant)])
+    return Page(
+        [backfill_document(view.feed, view) for view in found if at.caller.sees(view.feed.spec.tenant)]
+    )
 
 
 @verb("GET /feeds/{name}/backfill")
@@ -106,14 +108,14 @@ def cancel_backfill(
     view = at.store.backfills.of(feed) if dry_run else at.store.backfills.cancel(feed)
     if view is None:
         raise no_backfill(name)
-    return replace(_document(feed, view), status=ENDED[EventKind.BACKFILL_CANCELLED])
+    return replace(backfill_document(feed, view), status=ENDED[EventKind.BACKFILL_CANCELLED])
 
 
 def _of(at: At, feed: Feed) -> BackfillDocument:
     """Raises `NotFound`."""
     view = at.store.backfills.of(feed)
     if view is not None:
-        return _document(feed, view)
+        return backfill_document(feed, view)
     end = at.store.backfills.last_end(feed)
     if end is None:
         raise no_backfill(feed.name)
@@ -122,7 +124,8 @@ def _of(at: At, feed: Feed) -> BackfillDocument:
     return BackfillDocument(feed.name, feed.spec.tenant, status, **known, ended_at=end.at)
 
 
-def _document(feed: Feed, view: FeedView) -> BackfillDocument:
+def backfill_document(feed: Feed, view: FeedView) -> BackfillDocument:
+    """One that is under way, with the feed that it is of."""
     lease, wanted = view.lease, view.feed.backfill
     assert wanted is not None, "it is one"
     return BackfillDocument(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from feedq.control.store.event_listing import EventFilter, WorkerMoves
@@ -22,7 +22,7 @@ from feedq.settings import Settings
 from feedq.sinks.base import opened_sink
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.actions import worker_names
-from feedq.verbs.backfill import backfill_row
+from feedq.verbs.backfills import BackfillDocument, backfill_document
 from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.registry import At
 from feedq.verbs.report.fleet_data import FleetData, read_fleet
@@ -65,8 +65,8 @@ class FeedData:
     """What it landed, the oldest first."""
     generations: Sequence[Event]
     """What has become of its declaration, the latest first."""
-    backfill: Mapping[str, Any] | None = None
-    """Its backfill that is under way (`feedq.backfill.backfill_row`)."""
+    backfill: BackfillDocument | None = None
+    """The one that is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ class WebQueries:
 
     async def page(self, at: At, query: Query) -> FoundFeeds:
         """Reads feeds that the caller sees. Raises `Forbidden` when others are asked for."""
-        if at.caller.tenant is not None:
-            at.caller.require_tenant(query.tenant or at.caller.tenant, f"a feed of tenant {query.tenant!r}")
-            query = replace(query, tenant=at.caller.tenant)
-        return await self._reader.read(query, lambda: self.store.listing.page(query))
+        if (own := at.caller.tenant) is not None:
+            at.caller.require_tenant(query.tenant or own, f"a feed of tenant {query.tenant!r}")
+            query = replace(query, tenant=own)
+        return await self._reader.read((query, own), lambda: self.store.listing.page(query, own=own))
 
     async def landed(self, feed_ids: tuple[int, ...]) -> Mapping[int, Sequence[LandedBucket]]:
         """What each of these feeds landed in the last minutes: of so many as can be read at once."""
@@ -151,8 +151,10 @@ class WebQueries:
             one.event for one in self.store.history.before(of_declaration, limit=GENERATIONS_SHOWN)
         ]
         filling = self.store.backfills.of(view.feed)
-        row = None if filling is None or filling.feed.removed_at else backfill_row(view.feed, filling)
-        return FeedData(now, view, events, worker_names(workers), explanation, landed, generations, row)
+        backfill = None
+        if filling is not None and filling.feed.removed_at is None:
+            backfill = backfill_document(view.feed, filling)
+        return FeedData(now, view, events, worker_names(workers), explanation, landed, generations, backfill)
 
     async def schedules(self, query: ScheduleQuery) -> FoundSchedules:
         return await self._reader.read(query, lambda: self._read_part(query))

@@ -384,6 +384,7 @@ def test_who_has_a_role_of_one_tenant_sees_nothing_of_others_on_any_page(start_f
             assert flower.get(path + live, login="eve:y").status == 200, path
     for path in (page_of("feed", NASTY[0]), page_of("feed", "nowhere")):
         assert flower.get(path, login="ben:x").status == 404
+    assert "None of 2 feeds match" in flower.get("/feeds?search=nobody&live=1", login="ben:x").text
     others = flower.get("/feeds?tenant=gr%C3%B6%C3%9F&live=1", login="ben:x")
     assert (others.status, "is not of that tenant" in others.text) == (403, True)
     for kind, of in (("cordon", "name=w1"), ("pause", f"names={quote(NASTY[0], safe='')}")):

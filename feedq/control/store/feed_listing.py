@@ -188,7 +188,8 @@ class FeedListing(Aggregate):
     """Pages of feeds. Every method may raise `Unavailable`."""
 
     @in_transaction
-    def page(self, c: Connection, query: Query) -> FoundFeeds:
+    def page(self, c: Connection, query: Query, *, own: str | None = None) -> FoundFeeds:
+        """A page of feeds; for who sees only the feeds of their own tenant, no others are counted either."""
         conditions, parameters = _where(query)
         key, direction = _ORDER[query.sort], "DESC" if query.descending else "ASC"
         # Looked for once, for the rows and for the numbers, and in narrow rows: wide ones would make the sort of a
@@ -214,8 +215,8 @@ class FeedListing(Aggregate):
         tallies = [_tally(list(counted.values())) for counted in rows[0].tallies or ()]
         views = [feed_view_from(row) for row in rows if row.id is not None]
         matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
-        count = text(f"SELECT count(*) FROM feedq.feed f WHERE {_DECLARED}")
-        declared = 0 if matching else c.execute(count).scalar_one()
+        count = f"SELECT count(*) FROM feedq.feed f WHERE {_DECLARED} AND f.tenant = coalesce(:own, f.tenant)"
+        declared = 0 if matching else c.execute(text(count), {"own": own}).scalar_one()
         return FoundFeeds(now, views, tallies, matching, declared)
 
     @in_transaction
