@@ -57,11 +57,6 @@ class Dialog:
     done: str = ""
     """What was done, once it is."""
 
-    @property
-    def is_over(self) -> bool:
-        """Whether everything is done, and nothing is left to be said."""
-        return bool(self.done) and not self.lines
-
 
 def refused(ask: Ask, why: Exception) -> Dialog:
     """With why it is not done; whoever may do it at all may try again."""

@@ -58,3 +58,11 @@ def test_where_nobody_was_given_a_role_whoever_is_logged_in_may_see_to_schedules
 ) -> None:
     assert caller_of("ada", {}, ASKS[kind].verb.path).role is role
     assert caller_of("ada", {"ben": "operator"}, ASKS[kind].verb.path).role is AccessRole.VIEWER
+
+
+@pytest.mark.parametrize("kind", ASKS)
+def test_what_a_button_asks_for_are_arguments_of_its_verb(kind: str) -> None:
+    ask = ASKS[kind]
+    named = {*ask.given, *(one.name for one in ask.fields if not one.is_manifest)}
+    assert named <= set(ask.verb.arguments.__struct_fields__)
+    assert ask.verb.role is AccessRole.OPERATOR
