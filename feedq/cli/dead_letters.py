@@ -37,7 +37,7 @@ def dead_letters() -> None:
 @dead_letters.command("list")
 @click.argument("name", required=False)
 @ids_argument
-@limit_option(50, most=500)
+@limit_option(50)
 @pass_invocation
 def list_(invocation: Invocation, *, name: str | None, ids: Sequence[int], limit: int) -> None:
     """The refused records of a feed, newest first, or those with these ids, whole; without a name, the feeds that
@@ -58,7 +58,7 @@ def list_(invocation: Invocation, *, name: str | None, ids: Sequence[int], limit
     if ids:
         _show(invocation, name, ids)
         return
-    letters = invocation.do(list_dead_letters, name=name, newest=True, limit=limit).items
+    letters = list(invocation.pages(limit, list_dead_letters, name=name, newest=True))
     now = invocation.clock.now()
     columns: list[TableColumn[DeadLetterDocument]] = [
         number("ID", lambda letter: str(letter.id)),

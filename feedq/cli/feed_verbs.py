@@ -98,7 +98,7 @@ def remove(
         "adopt what is left in the sink (`feedq apply --adopt`).",
         yes=yes,
     )
-    acted = _act(invocation, FeedAction.REMOVE, selection, tried, "removed")
+    acted = _act(invocation, FeedAction.REMOVE, selection, tried.count, "removed")
     if wait:
         gone = [one.name for one in acted.done]
 
@@ -141,8 +141,8 @@ def move(
     from feedq.verbs.feeds import FeedAction
 
     selection = selection_of(names, **chosen)
-    tried = _chosen(invocation, FeedAction.MOVE, selection, yes=yes)
-    acted = _act(invocation, FeedAction.MOVE, selection, tried, "asked to move", worker=target)
+    count = _counted(invocation, FeedAction.MOVE, selection, yes=yes)
+    acted = _act(invocation, FeedAction.MOVE, selection, count, "asked to move", worker=target)
     if wait:
         arrivals = {one.name: str(one.worker) for one in acted.done}
         _await_arrival(invocation, arrivals, timeout_s=timeout_s)
@@ -192,8 +192,8 @@ def _do(
     from feedq.verbs.wording import counted
 
     selection = selection_of(names, **chosen)
-    tried = _chosen(invocation, action, selection, yes=yes)
-    acted = _act(invocation, action, selection, tried, done)
+    count = _counted(invocation, action, selection, yes=yes)
+    acted = _act(invocation, action, selection, count, done)
     made = {one.name: one.generation or 0 if wanted is Status.STREAMING else 0 for one in acted.done}
 
     def have_come() -> bool:
@@ -208,12 +208,13 @@ def _do(
     _answer(invocation, acted, done, lambda one: f"{one.name} {done}")
 
 
-def _chosen(invocation: Invocation, action: FeedAction, selection: Selection, *, yes: bool) -> Acted:
-    """What the selection chooses, which was asked about. Whoever names feeds has said so already."""
+def _counted(invocation: Invocation, action: FeedAction, selection: Selection, *, yes: bool) -> int | None:
+    """How many feeds the selection chooses, which was asked about. Whoever names feeds has said so already."""
+    if selection.names:
+        return None
     tried = _tried(invocation, action, selection)
-    if not selection.names:
-        invocation.confirm(f"{action.capitalize()} {described(selection, tried)}?", yes=yes)
-    return tried
+    invocation.confirm(f"{action.capitalize()} {described(selection, tried)}?", yes=yes)
+    return tried.count
 
 
 def _tried(invocation: Invocation, action: FeedAction, selection: Selection) -> Acted:
@@ -229,15 +230,18 @@ def _act(
     invocation: Invocation,
     action: FeedAction,
     selection: Selection,
-    tried: Acted,
+    count: int | None,
     what: str,
     *,
     worker: str | None = None,
 ) -> Acted:
+    """Raises `NotFound` when nothing is chosen."""
     from feedq.verbs.feeds import act_on_feeds
 
     with invocation.progress(f"feeds {what}"):
-        return invocation.do(act_on_feeds, action=action, select=selection, worker=worker, count=tried.count)
+        acted = invocation.do(act_on_feeds, action=action, select=selection, worker=worker, count=count)
+    require_some(invocation, acted)
+    return acted
 
 
 def _answer(invocation: Invocation, acted: Acted, what: str, line: Callable[[Done], str]) -> None:

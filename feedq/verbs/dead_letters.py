@@ -63,15 +63,13 @@ class Dropped:
 def list_dead_letters(
     at: At, *, name: NameArgument, newest: bool = False, limit: Limit = 100, cursor: Cursor = None
 ) -> Page[DeadLetterDocument]:
-    """Dead letters of a feed, oldest first.
-
-    With ``newest`` the first page begins with the latest, and is the only one.
-    """
-    (after,) = page_place(cursor, int) or (0,)
+    """Dead letters of a feed, oldest first, or ``newest`` first."""
+    (place,) = page_place(cursor, int) or (None if newest else 0,)
     with sink_of(at, at.feed(name)) as sink:
         if newest:
-            return Page(list(map(_document, sink.dead_letters(name, limit=limit))))
-        found = sink.dead_letters(name, after=after, limit=limit + 1)
+            found = sink.dead_letters(name, before=place, limit=limit + 1)
+        else:
+            found = sink.dead_letters(name, after=place, limit=limit + 1)
     return page_of(list(map(_document, found)), limit, lambda letter: (letter.id,))
 
 
@@ -81,7 +79,7 @@ def show_dead_letter(at: At, *, name: NameArgument, id: LetterId) -> DeadLetterD
     with sink_of(at, at.feed(name)) as sink:
         found = sink.dead_letters(name, ids=[id], limit=1)
     if not found:
-        raise NotFound(f"feed {name!r} has no dead letter {id}")
+        raise NotFound(f"{name} has no dead letter {id}")
     return _document(found[0])
 
 
