@@ -15,6 +15,7 @@ A client that accepts ``text/event-stream`` hears how far a verb has come before
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import copy_context
@@ -66,6 +67,7 @@ FROM_HEADERS: Final = {"if-match": "expected", "idempotency-key": "key"}
 """Arguments of verbs that HTTP has headers for."""
 BODY_MAX: Final = 16 * 2**20
 """Bytes of a request: a manifest of twenty thousand feeds."""
+LINE_ENDS: Final = re.compile(r"[\x85\u2028\u2029]")
 QUERY_FIELDS_MAX: Final = 1_000
 DIGITS_MAX: Final = 20
 UNEXPECTED: Final = "an error inside feedq; the log of this process has it"
@@ -309,7 +311,9 @@ def _answered(found: Any) -> Answer:
 
 
 def _event(kind: str, document: Any) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (kind.encode(), encode(document))
+    # JSON has these as they are, and some clients take them for the end of a line.
+    data = LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", encode(document).decode())
+    return f"event: {kind}\ndata: {data}\n\n".encode()
 
 
 def _items(found: Iterator[dict[str, Any] | None]) -> Generator[bytes, None, None]:

@@ -167,7 +167,7 @@ def test_one_wrong_declaration_keeps_all_from_being_made(api: ApiClient) -> None
         assert (refused.status_code, refused.json()["error"]) == (400, "InvalidInput")
         assert said in refused.json()["detail"]
     gone = api.ask("POST", "/declarations", json={"feeds": [DECLARED], "remove": {"feeds": ["acme/none"]}})
-    assert (gone.status_code, gone.json()["detail"]) == (404, "no feed 'acme/none'")
+    assert (gone.status_code, gone.json()["detail"]) == (404, "no feed named 'acme/none'")
     assert api.json("/feeds")["items"] == []
 
 
@@ -344,3 +344,14 @@ def test_a_client_hears_how_far_a_long_change_has_come(api: ApiClient, harness: 
     assert json.loads(events[-1][1].removeprefix("data: "))["count"] == 3
     refused = act(api, "pause", select={"tenant": "acme"}, headers={"Accept": "text/event-stream"})
     assert refused.text.startswith("event: problem\n")
+
+
+def test_an_event_of_a_stream_is_one_line_whatever_is_in_it(api: ApiClient) -> None:
+    declare(api)
+    source = {"url": "tcp://127.0.0.1:7001", "hello": "a\u2028b\x85c"}
+    headers = {"Accept": "text/event-stream"}
+    streamed = declare(api, source=source, headers=headers, asked={"dry_run": True})
+    kind, data, *rest = streamed.text.splitlines()
+    assert (kind, rest) == ("event: answer", [""])
+    (changed,) = json.loads(data.removeprefix("data: "))["changes"]
+    assert changed["options"][0]["after"] == source["hello"]
