@@ -43,11 +43,14 @@ OF_FLEET: Final = (
         "/doctor",
         "/tokens",
         "/catalogs",
+        "/alerts",
     ),
     *("/declarations/schedules", "/declarations/queues"),
 )
 """Addresses of what belongs to no tenant."""
 OF_ADMINS: Final = ("list_tokens", "add_token", "remove_token", "sync_catalog")
+SENDS: Final = ("try_alerts",)
+"""What changes nothing, and sends messages to people."""
 SHOWS_RECORDS: Final = ("tap_feed",)
 """What looks, and needs an operator all the same."""
 ROLES: Final = [(role, tenant) for role in AccessRole for tenant in (None, "acme", "beta")]
@@ -170,7 +173,7 @@ def test_a_verb_is_done_for_who_may_and_answers_as_the_document_says(stage: Stag
             operation = document["paths"][PREFIX + example.verb.path][example.verb.method.lower()]
             schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
             jsonschema.validate(answer.json(), schema | {"components": document["components"]})
-        if example.verb.changes:
+        if example.verb.changes and example.verb.name not in SENDS:
             assert answer.json().get("failed", []) == [], (str(example), answer.text)
             after = stage.everything(but="true")
             assert after != before, str(example)
