@@ -17,7 +17,6 @@ from feedq.control.store.tokens import TokenStore
 from feedq.errors import Unavailable
 from feedq.settings import Settings
 from feedq.sinks.base import Sink, opened_sink
-from feedq.verbs.sink_verbs import SinkVerbs
 from feedq.verbs.wording import cut, printable
 
 PER_MINUTE: Final = 600
@@ -67,7 +66,3 @@ class ApiBackend:
 
     def open_sink(self, name: str) -> AbstractContextManager[Sink]:
         return opened_sink(self.settings, name, role="api")
-
-    @property
-    def sink_verbs(self) -> SinkVerbs:
-        return SinkVerbs(self.store, self.open_sink)

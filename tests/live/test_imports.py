@@ -9,7 +9,7 @@ import sys
 import pytest
 
 ELSEWHERE = {
-    *("alembic", "apprise", "fastapi", "flower", "jinja2", "pygments", "rich", "sqlalchemy.orm"),
+    *("alembic", "apprise", "starlette", "flower", "jinja2", "pygments", "rich", "sqlalchemy.orm"),
     *("tornado", "uvicorn"),
 }
 """What commands, pages, the API, alerts and transactional jobs need."""
