@@ -75,6 +75,8 @@ FEEDS_SHOWN = 50
 FEEDS_MORE = 4
 """Times as many rows, whoever asks for more gets."""
 REFRESH_MS = 3000
+FIRST = "first"
+"""``live=first`` asks for what is there at once; the rest is fetched right afterwards."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -121,7 +123,7 @@ class PageHandler(BaseHandler):
 
     @property
     def is_live(self) -> bool:
-        return self.argument("live") == "1"
+        return self.argument("live") in ("1", FIRST)
 
     def argument(self, name: str) -> str | None:
         # Not Flower's get_argument, which escapes: our templates do that, once.
@@ -261,7 +263,9 @@ class FeedsPage(PageHandler):
     async def show(self) -> str:
         query = parse_query(self.argument, limit=FEEDS_SHOWN)
         page = await self.queries.page(self.at, query)
-        landed = await self.queries.landed(tuple(view.feed.id for view in page.views))
+        # Whoever has just chosen others sees them first, and their pictures as soon as they are asked for again.
+        is_first = self.argument("live") == FIRST and self.application.options.auto_refresh
+        landed = {} if is_first else await self.queries.landed(tuple(view.feed.id for view in page.views))
         counts: Counter[Status] = Counter()
         for tally in page.tallies:
             counts[tally.status] += tally.feeds

@@ -170,7 +170,7 @@ _TALLIED = f"""
         count(*) FILTER (WHERE wanted AND status <> 'failed') AS wanted,
         CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total,
         count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused,
-        coalesce(sum(rows_per_s) FILTER (WHERE status = 'streaming'), 0) AS rows_per_s
+        CASE status WHEN 'streaming' THEN sum(rows_per_s) ELSE 0 END AS rows_per_s
 """
 _ORDER = {
     Sort.NAME: "f.name",

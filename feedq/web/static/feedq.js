@@ -62,7 +62,7 @@
     const number = (asked.get(target) || 0) + 1;
     asked.set(target, number);
     const address = here(target.dataset.liveFrom || window.location.href);
-    address.searchParams.set("live", "1");
+    address.searchParams.set("live", isWanted ? "first" : "1");
     const found = await fetched(address).catch((error) => error);
     if (asked.get(target) !== number) {
       return;
@@ -75,16 +75,16 @@
     if (target === live) {
       complain(found.body ? "" : found.message);
     }
-    refreshLater(target);
+    refreshLater(target, isWanted);
   }
 
-  function refreshLater(target) {
+  function refreshLater(target, isSoon) {
     const number = asked.get(target);
     window.setTimeout(() => {
       if (refreshes && !document.hidden && asked.get(target) === number) {
         refresh(target);
       }
-    }, Number(target.dataset.liveMs));
+    }, isSoon ? 0 : Number(target.dataset.liveMs));
   }
 
   function go(address, isNewPlace) {
@@ -150,7 +150,7 @@
     const answer = found.body && found.getElementById("feedq-dialog-answer");
     if (answer && answer.dataset.done) {
       part("feedq-done").textContent = answer.dataset.done;
-      refresh(live, true);
+      refresh(live);
     }
     if (number !== sent || !dialog.open) {
       return;
