@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from feedq.cli.invocation import Invocation, OneOf, decorated
-from feedq.errors import NotFound
+from feedq.errors import NotFound, error_of
 
 if TYPE_CHECKING:
     from feedq.core.model import FeedView
@@ -95,8 +95,6 @@ def described(selection: Selection, tried: Acted) -> str:
 
 def fail_if_any(failed: Sequence[Failed], what: str, *, done: int) -> None:
     """Raises when it could not be done to some feeds, naming each."""
-    from feedq.errors import error_of
-
     if not failed:
         return
     kind = failed[0].error
