@@ -15,8 +15,8 @@ from pydantic import SecretStr
 
 from bench.report import Figure, at_most, say
 from bench.servers import started
-from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
+from feedq.api.server import make_app
 from feedq.control.store.migrate import upgrade
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.roles import AccessRole
@@ -43,9 +43,9 @@ FILL: Final = f"""
 CASES: Final[tuple[tuple[str, str, dict[str, Any], float], ...]] = (
     ("a page of 100", "/feeds", {}, PAGE_S),
     ("a page of 500", "/feeds", {"limit": 500}, PAGE_S),
-    ("filter by status (1 in 1,000)", "/feeds", {"status": "paused"}, FILTER_S),
+    ("filter by status (1 in 1,000)", "/feeds", {"statuses": "paused"}, FILTER_S),
     ("filter by tenant (1 in 300)", "/feeds", {"tenant": "tenant7"}, FILTER_S),
-    ("filter by label", "/feeds", {"label": "region=r3"}, FILTER_S),
+    ("filter by label", "/feeds", {"labels": "region=r3"}, FILTER_S),
     ("filter by text, few", "/feeds", {"text": "feed-0999"}, FILTER_S),
     ("filter by text, none", "/feeds", {"text": "nothing has this"}, FILTER_S),
     ("filter by name", "/feeds", {"match": "tenant299/*"}, FILTER_S),

@@ -72,7 +72,7 @@ def _filtered(flower: Flower, choose: Callable[[Browser, int], str]) -> Iterator
     for number in range(ROUNDS):
         with Browser(flower.base) as browser:
             browser.open("/feeds")
-            # Nobody types before the page's script runs; its first stream is open by then.
+            # Nobody types before the script of the page runs.
             browser.page.wait_for_selector(".feedq-scripted .feedq-name")
             browser.page.wait_for_load_state("load")
             began = time.perf_counter()

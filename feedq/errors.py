@@ -131,3 +131,11 @@ class SinkRewound(SinkUnavailable):
 
 class FeedMisconfigured(FeedqError):
     """The feed cannot run as it is declared; it waits for an edit."""
+
+
+def error_of(kind: str, detail: str) -> FeedqError:
+    """The error of the class of this name, as servers tell of it; the root of all where there is none."""
+    found = globals().get(kind)
+    if isinstance(found, type) and issubclass(found, FeedqError) and found is not SourceBusy:
+        return found(detail)
+    return FeedqError(detail)

@@ -1,4 +1,4 @@
-"""`ApiClient`: asks an application of `feedq.api.app` in this process, without a server."""
+"""`ApiClient`: asks an application of `feedq.api.server` in this process, without a server."""
 
 from __future__ import annotations
 

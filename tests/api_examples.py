@@ -1,88 +1,129 @@
-"""Requests that the API carries out: one for each change of its OpenAPI document.
+"""Arguments that the verbs of the registry carry out: one example of each, in an order in which all of them work.
 
-They name what a test has to put into its store.
+They name what a test has to put into its store, see `tests.contract.api_stage`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
-PREFIX = "/api/v1"
-MINE = "acme/a"
-PAUSED = "acme/paused"
+from feedq.cli.doing import query_of
+from feedq.verbs.registry import Verb, load
+
+PREFIX: Final = "/api/v1"
+MINE: Final = "acme/a"
+PAUSED: Final = "acme/paused"
 """A feed, and a schedule of that name."""
-KEYED, FILLING = "acme/keyed", "acme/filling"
+KEYED: Final = "acme/keyed"
+FILLING: Final = "acme/filling"
 """Feeds that there can be a backfill of, and is one."""
-FEED = {"connector": "tcp", "source": {"url": "tcp://127.0.0.1:1"}, "sink": {"table": "t"}}
-BODIES: dict[str, Any] = {
-    "put_feed": FEED | {"tenant": "acme"},
-    "patch_feed": {"weight": 2},
-    "act_on_feeds": {"verb": "restart", "selection": {"tenant": "acme", "match": MINE}, "count": 1},
-    "declare_feeds": {"feeds": [FEED | {"name": MINE, "tenant": "acme", "weight": 3}]},
-    "move_feed": {"worker": "w@host"},
-    "set_cursor": {"cursor": 17},
-    "rewind_cursor": {"records": 1},
-    "begin_backfill": {"from": 1, "to": 5},
-    "replay_dead_letters": {"ids": [1]},
-    "drop_dead_letters": {"all": True},
-    "put_schedule": {"task": "a.b", "every": "1h"},
-    "patch_schedule": {"priority": 5},
-    "backfill_schedule": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T00:03:00Z"},
-    "put_queue": {"concurrency": 2},
-    "add_token": {"name": "another", "role": "viewer"},
-}
-"""What is right, where little that is made up is; by operation."""
-NAMES = {
-    "feeds": MINE,
-    "workers": "w@host",
-    "schedules": "nightly",
-    "runs": "1",
-    "queues": "reports",
-    "tokens": "ci",
-    "catalogs": "crm",
-}
-"""What is changed, by the first part of the address."""
-OTHERS = {
-    "resume_feed": PAUSED,
-    "resume_schedule": PAUSED,
-    "uncordon_worker": "cordoned@host",
-    "begin_backfill": KEYED,
-    "cancel_backfill": FILLING,
-}
-"""Operations that would change nothing of those."""
+THEIRS: Final = "beta/b"
+FEED: Final = {"connector": "tcp", "source": {"url": "tcp://127.0.0.1:1"}, "sink": {"table": "t"}}
+MINE_ONLY: Final = {"names": [MINE]}
+
+ARGUMENTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
+    ("list_feeds", {"select": {"statuses": ["waiting", "paused"]}, "limit": 2}),
+    ("list_feeds", {"text": "acme"}),
+    ("list_feeds", {"text": "acme", "order": "rows", "limit": 1}),
+    ("show_feed", {"name": MINE}),
+    ("list_declared_feeds", {"with_cursors": True}),
+    ("list_declared_feeds", {"names": [KEYED, "acme/none"]}),
+    ("list_declared_schedules", {}),
+    ("list_declared_queues", {}),
+    ("show_cursor", {"name": MINE}),
+    ("show_drift", {"name": MINE}),
+    ("show_landed", {"name": MINE, "span": "day"}),
+    ("list_backfills", {}),
+    ("show_backfill", {"name": FILLING}),
+    ("list_dead_letters", {"name": MINE, "limit": 1}),
+    ("list_dead_letters", {"name": MINE, "newest": True, "limit": 1}),
+    ("show_dead_letter", {"name": MINE, "id": 1}),
+    ("list_schedules", {}),
+    ("show_schedule", {"name": "nightly"}),
+    ("show_next_ticks", {"name": "nightly", "count": 2, "since": "2026-01-01T00:00:00Z"}),
+    ("list_runs", {"states": ["waiting"]}),
+    ("show_run", {"id": 1}),
+    ("list_queues", {}),
+    ("list_workers", {}),
+    ("show_worker", {"name": "w@host"}),
+    ("show_status", {}),
+    ("list_problems", {}),
+    ("diagnose_fleet", {}),
+    ("try_alerts", {}),
+    ("list_events", {"feed": MINE, "limit": 2}),
+    ("list_events", {"tenant": "acme", "kinds": ["feed_added"]}),
+    ("list_connectors", {}),
+    ("show_connector", {"name": "tcp"}),
+    ("show_schema", {}),
+    ("list_tokens", {}),
+    ("list_catalogs", {}),
+    ("tap_feed", {"name": MINE, "seconds": 1}),
+    ("change_cursor", {"name": MINE, "change": "rewind", "records": 1}),
+    ("change_cursor", {"name": MINE, "change": "set", "cursor": {"at": 17}}),
+    ("adopt_checkpoint", {"name": MINE, "force": True}),
+    ("add_columns", {"name": MINE}),
+    ("replay_dead_letters", {"name": MINE, "ids": [1]}),
+    ("act_on_feeds", {"action": "move", "select": MINE_ONLY, "worker": "w@host"}),
+    ("act_on_feeds", {"action": "restart", "select": {"tenant": "acme", "match": MINE}, "count": 1}),
+    ("declare", {"feeds": [FEED | {"name": MINE, "tenant": "acme", "weight": 3}]}),
+    ("declare", {"schedules": [{"name": "nightly", "task": "a.b", "every": "1h"}], "prune": True}),
+    ("declare", {"queues": [{"name": "reports", "concurrency": 2}]}),
+    ("begin_backfill", {"name": KEYED, "begin": 1, "end": 5, "key": "first"}),
+    ("cancel_backfill", {"name": FILLING}),
+    ("trigger_schedule", {"name": "nightly", "kwargs": {"days": 7}, "key": "once"}),
+    ("act_on_schedule", {"name": "nightly", "action": "pause", "until": "2099-01-01T00:00:00Z"}),
+    (
+        "backfill_schedule",
+        {"name": "nightly", "begin": "2026-01-01T00:00:00Z", "end": "2026-01-01T03:00:00Z"},
+    ),
+    ("cancel_run", {"id": 1}),
+    ("act_on_worker", {"name": "w@host", "action": "cordon"}),
+    ("add_token", {"name": "another", "role": "viewer", "tenant": "acme"}),
+    ("sync_catalog", {"name": "crm"}),
+    ("drop_dead_letters", {"name": MINE, "all": True}),
+    ("act_on_feeds", {"action": "remove", "select": MINE_ONLY}),
+    ("declare", {"remove": {"queues": ["reports"], "schedules": ["nightly"]}}),
+    ("remove_token", {"name": "ci"}),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A request that changes something; ``path`` is behind the prefix."""
+    """A verb with arguments that it carries out."""
 
-    operation: str
-    method: str
-    path: str
-    needs_body: bool
+    verb: Verb
+    arguments: Mapping[str, Any]
 
-    @property
-    def body(self) -> Any:
-        return BODIES.get(self.operation)
+    def __str__(self) -> str:
+        return f"{self.verb.name} {dict(self.arguments)}"
 
     @property
-    def kind(self) -> str:
-        """The first part of the address."""
-        return self.path.split("/")[1]
+    def path(self) -> str:
+        """The address below the prefix."""
+        path = self.verb.path
+        for name in self.verb.in_path:
+            path = path.replace(f"{{{name}}}", quote(str(self.arguments[name]), safe=""))
+        return path
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """The arguments that do not stand in the address."""
+        return {name: value for name, value in self.arguments.items() if name not in self.verb.in_path}
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """How a client of HTTP sends it."""
+        return {"json": self.others} if self.verb.changes else {"params": query_of(self.others)}
+
+    @property
+    def is_of_tenant(self) -> bool:
+        """Whether an operator of the tenant may do it."""
+        jobs = self.verb.name == "declare" and "feeds" not in self.arguments
+        return not (self.verb.of_fleet or jobs)
 
 
-def examples_of(document: Mapping[str, Any]) -> Iterator[Example]:
-    """One for each operation of an OpenAPI document that changes something."""
-    for path, operations in document["paths"].items():
-        for method in operations.keys() - {"get", "parameters"}:
-            found = operations[method]
-            operation = found["operationId"]
-            kind = path.removeprefix(PREFIX).split("/")[1]
-            name = quote(OTHERS.get(operation, NAMES.get(kind, "")), safe="")
-            address = path.removeprefix(PREFIX).replace("{name}", name).replace("{run_id}", name)
-            yield Example(
-                operation, method.upper(), address, found.get("requestBody", {}).get("required", False)
-            )
+EXAMPLES: Final = tuple(Example(load()[name], arguments) for name, arguments in ARGUMENTS)
+CHANGES: Final = tuple(example for example in EXAMPLES if example.verb.changes)

@@ -1,5 +1,5 @@
-"""The HTTP API, ``/api/v1``: one ASGI application over the control database.
+"""The HTTP API, ``/api/v1``: one endpoint in front of the verbs of `feedq.verbs.registry`.
 
-The documents are those of the commands' ``--json`` (`feedq.verbs.report.rows`), the verbs those of the command
-line (`feedq.verbs.actions`, `feedq.control.store`), and an error says the same words. `feedq.api.app` makes the
-application; who runs it, `feedq api` say, gives it a store and settings."""
+An address is a verb, a document the dataclass that it answers with, and an error says the words of the command.
+Starlette reads the requests of `feedq api` (`feedq.api.server`), Tornado those inside Flower
+(`feedq.web.flower_api`)."""

@@ -1,5 +1,5 @@
 """Who asks, judged before anything of a request is read but its first line and headers; and what they have to be
-allowed: each endpoint has one of the arguments at the end, or of `feedq.api.changing`.
+allowed.
 
 - A token (``Authorization: Bearer …``) says who. It is looked up for each request, so that one that is removed
   is of no use from then on.
@@ -20,25 +20,20 @@ refused is written down as well.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Annotated, Final
+from collections.abc import Collection, Mapping
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from anyio import to_thread
-from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from feedq.api.answers import asked, problem_of
-from feedq.api.arguments import NamePath, require_known_arguments
-from feedq.api.backend import ApiBackend, Served
-from feedq.control.store.feeds import no_feed
+from feedq.api.backend import ApiBackend
+from feedq.api.responses import asked, problem_response
 from feedq.core.authorship import Author, checked_reason, set_author
-from feedq.core.model import Feed
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.values import is_loopback
 from feedq.errors import FeedqError, Unauthenticated
-from feedq.verbs import actions
 
 ANY_HOST = "*"
 
@@ -92,7 +87,7 @@ class AuthenticatedRequests:
         except FeedqError as error:
             if isinstance(error, Unauthenticated):
                 await to_thread.run_sync(self._backend.refusals.write, asked(scope), 401)
-            await problem_of(error)(scope, receive, send)
+            await problem_response(error)(scope, receive, send)
             return
         await self._app({**scope, CALLER: caller}, receive, send)
 
@@ -142,48 +137,3 @@ def _reason(headers: Headers) -> str | None:
         return None
     # Headers are read as Latin-1, whatever they were written in.
     return checked_reason(unquote(said.encode("latin-1").decode(errors="replace")))
-
-
-def _may(role: AccessRole, *, everything: bool) -> Callable[[Request], Awaitable[Caller]]:
-    async def check(request: Request) -> Caller:
-        caller: Caller = request.scope[CALLER]
-        caller.require(role)
-        if everything:
-            caller.require_everything()
-        # Only now: who may not ask is refused, and written down, whatever the arguments are.
-        require_known_arguments(request)
-        return caller
-
-    return check
-
-
-Viewer = Annotated[Caller, Depends(_may(AccessRole.VIEWER, everything=False))]
-Operator = Annotated[Caller, Depends(_may(AccessRole.OPERATOR, everything=False))]
-FleetViewer = Annotated[Caller, Depends(_may(AccessRole.VIEWER, everything=True))]
-FleetOperator = Annotated[Caller, Depends(_may(AccessRole.OPERATOR, everything=True))]
-FleetAdmin = Annotated[Caller, Depends(_may(AccessRole.ADMIN, everything=True))]
-
-
-def _seen(request: Request, backend: Served, caller: Viewer, name: NamePath) -> Feed:
-    """Raises `NotFound`, as for a feed that there is not, when it is another tenant's."""
-    feed = backend.store.feeds.get(name)
-    if not caller.sees(feed.spec.tenant):
-        backend.refusals.write(asked(request.scope), 404)
-        raise no_feed(name)
-    return feed
-
-
-SeenFeed = Annotated[Feed, Depends(_seen)]
-"""The feed that an address names, even if it is being removed."""
-
-
-def _seen_live(seen: SeenFeed) -> Feed:
-    return actions.live(seen)
-
-
-LiveFeed = Annotated[Feed, Depends(_seen_live)]
-
-
-def changed(caller: Caller, feed: Feed) -> None:
-    """Raises `Forbidden` when it is another tenant's."""
-    caller.require_tenant(feed.spec.tenant, f"feed {feed.name!r}")

@@ -10,16 +10,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import Annotated, Any, Final, Self
-
-from fastapi import Depends, Request
+from typing import Any, Final, Self
 
 from feedq.control.store.postgresql import PostgresStore
 from feedq.control.store.tokens import TokenStore
 from feedq.errors import Unavailable
 from feedq.settings import Settings
 from feedq.sinks.base import Sink, opened_sink
-from feedq.verbs.sink_verbs import SinkVerbs
 from feedq.verbs.wording import cut, printable
 
 PER_MINUTE: Final = 600
@@ -69,16 +66,3 @@ class ApiBackend:
 
     def open_sink(self, name: str) -> AbstractContextManager[Sink]:
         return opened_sink(self.settings, name, role="api")
-
-    @property
-    def sink_verbs(self) -> SinkVerbs:
-        return SinkVerbs(self.store, self.open_sink)
-
-
-def _of(request: Request) -> ApiBackend:
-    backend: ApiBackend = request.app.state.backend
-    return backend
-
-
-Served = Annotated[ApiBackend, Depends(_of)]
-"""An argument of an endpoint: the backend of its application."""

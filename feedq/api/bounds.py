@@ -17,10 +17,9 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from feedq.api.answers import problem
+from feedq.api.endpoint import BODY_MAX
+from feedq.api.responses import problem
 
-BODY_MAX: Final = 16 * 2**20
-"""Bytes: a manifest of twenty thousand feeds."""
 TIMEOUT_S: Final = 30.0
 PLACES: Final = 64
 """More wait for the connections of the pool than it would answer within the time-out."""

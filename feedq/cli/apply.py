@@ -14,23 +14,20 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from feedq.cli.choosing import declare_all, first_few
+from feedq.cli.choosing import first_few
 from feedq.cli.invocation import Invocation, changes, pass_invocation
 from feedq.cli.output import answer, write_difference, write_json
-from feedq.errors import FeedqError, InvalidInput
+from feedq.errors import FeedqError, InvalidInput, error_of
 
 if TYPE_CHECKING:
-    from feedq.control.store.postgresql import JobStore
-    from feedq.core.model import Feed
-    from feedq.core.schedule.model import Schedule
-    from feedq.verbs.declaring import Begun
-    from feedq.verbs.manifest.changes import Change, DeclarationChanges
+    from feedq.core.schedule.entries import ScheduleEntry
+    from feedq.verbs.declarations import ChangeDocument, Declared
     from feedq.verbs.manifest.reader import Manifest, ManifestProblem
 
 STDIN = "-"
@@ -39,7 +36,6 @@ SUFFIXES = (".yaml", ".yml", ".json")
 BYTES_MAX = 64 * 2**20
 """A larger file is no manifest; it is refused before it is read."""
 SIGNS = {"add": "+", "change": "~", "remove": "-"}
-DONE = {"add": "added", "change": "changed", "remove": "removed"}
 """By the actions of a change."""
 
 
@@ -95,22 +91,22 @@ def apply(
       feedq apply -f feeds.yaml --dry-run
       cat feeds/*.yaml | feedq apply -f - --prune --yes
     """
-    from feedq.verbs.manifest.changes import Action
-    from feedq.verbs.wording import counted
+    from feedq.verbs.declarations import declare
 
-    declared, planned = _planned(invocation, files, prune=prune, tenant=tenant)
-    found = _begun(invocation, declared, planned.changes, adopt=adopt)
-    changes = found.changes
-    if not invocation.json:
-        show_changes(changes)
-    removals = Counter(change.noun for change in changes if change.action is Action.REMOVE)
-    if removals and not dry_run:
-        what = " and ".join(counted(count, noun) for noun, count in removals.items())
-        invocation.confirm(f"Remove {what} that the manifests do not declare?", yes=yes)
-    _carry_out_or_warn(invocation, found, dry_run=dry_run, adopt=adopt)
-    done = ", ".join(f"{planned.count(action)} {DONE[action]}" for action in Action)
-    text = f"{done}, = {planned.unchanged} unchanged" + (" (dry run)" if dry_run else "")
-    answer(invocation, {"dry_run": dry_run} | _document(planned, changes), text)
+    with collector_paused():
+        asked = _declared(files, prune=prune, tenant=tenant) | {"adopt": adopt}
+        is_tried_first = dry_run or (prune and not yes)
+        with invocation.progress("changes"):
+            found = invocation.do(declare, **asked, dry_run=is_tried_first)
+        _show(invocation, found)
+        if is_tried_first and not dry_run:
+            _confirm_removals(invocation, found)
+            with invocation.progress("changes"):
+                found = invocation.do(declare, **asked)
+    warn_of_schedules(found, asked["schedules"] or (), now=invocation.clock.now())
+    done = f"{found.added} added, {found.changed} changed, {found.removed} removed"
+    answer(invocation, found, f"{done}, = {found.unchanged} unchanged" + (" (dry run)" if dry_run else ""))
+    fail_if_not_made(found)
 
 
 @click.command(short_help="What apply would change; the exit status says whether anything.")
@@ -127,22 +123,18 @@ def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: s
     Example:
       feedq diff -f feeds/
     """
+    from feedq.verbs.declarations import declare
+
     try:
-        _, planned = _planned(invocation, files, prune=prune, tenant=tenant)
+        with collector_paused():
+            asked = _declared(files, prune=prune, tenant=tenant)
+            found = invocation.do(declare, **asked, dry_run=True)
     except FeedqError as error:
         # All that goes wrong has one exit status here: 1 says that something differs.
         raise InvalidInput(invocation.explain(error)) from error
-    answer(invocation, _document(planned, planned.changes), lambda: show_changes(planned.changes))
-    if planned.changes:
+    answer(invocation, found, lambda: show_changes(found.changes))
+    if found.changes:
         raise SystemExit(1)
-
-
-def _document(planned: DeclarationChanges, changes: Sequence[Change]) -> dict[str, Any]:
-    from feedq.verbs.manifest.changes import Action
-    from feedq.verbs.report.rows import change_row
-
-    counts = {DONE[action]: planned.count(action) for action in Action}
-    return counts | {"unchanged": planned.unchanged, "changes": list(map(change_row, changes))}
 
 
 @click.command(short_help="Check manifests, without any server.")
@@ -179,9 +171,9 @@ def schema(invocation: Invocation) -> None:
     Example:
       feedq schema > feedq.schema.json
     """
-    from feedq.verbs.manifest.json_schema import manifest_schema
+    from feedq.verbs.fleet import show_schema
 
-    write_json(manifest_schema() if invocation.api is None else invocation.api.schema())
+    write_json(invocation.do(show_schema))
 
 
 @contextmanager
@@ -197,15 +189,22 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _planned(
-    invocation: Invocation, files: Sequence[str], *, prune: bool, tenant: str | None
-) -> tuple[Manifest, DeclarationChanges]:
-    """What the files declare, and what that would change."""
+def _declared(files: Sequence[str], *, prune: bool, tenant: str | None) -> dict[str, Any]:
+    """What the files declare, as arguments of the verb."""
     if tenant is not None and not prune:
         raise click.UsageError("--tenant limits --prune, and means nothing without it")
-    with collector_paused():
-        declared = checked(list(_manifests(files)))
-        return declared, _plan(invocation, declared, prune=prune, tenant=tenant)
+    manifest = checked(list(_manifests(files)))
+    # Kinds that the manifests say nothing about are left alone: who keeps schedules in a file of their own does
+    # not mean to lose all feeds with --prune.
+    kinds = manifest.keys or {"feeds"}
+
+    def entries(kind: str) -> tuple[Any, ...] | None:
+        return tuple(one.entry for one in getattr(manifest, kind)) if kind in kinds else None
+
+    return {kind: entries(kind) for kind in ("feeds", "schedules", "queues")} | {
+        "prune": prune,
+        "tenant": tenant,
+    }
 
 
 def _manifests(files: Sequence[str]) -> Iterator[Manifest]:
@@ -253,7 +252,7 @@ def checked(manifests: Sequence[Manifest]) -> Manifest:
     found = [*joined.problems]
     for feed in joined.feeds:
         for what in feed_entry.option_problems(feed.spec):
-            found.append(ManifestProblem(feed.where, f"feed {feed.spec.name!r}: {what}"))
+            found.append(ManifestProblem(feed.where, f"feed {feed.entry.name!r}: {what}"))
     _refuse(found)
     return joined
 
@@ -267,125 +266,52 @@ def _refuse(found: Sequence[ManifestProblem]) -> None:
         raise InvalidInput(f"{mistakes}; nothing was applied\n{lines}")
 
 
-def _plan(
-    invocation: Invocation, declared: Manifest, *, prune: bool, tenant: str | None
-) -> DeclarationChanges:
-    """Lists the changes in the order in which they are made."""
-    from feedq.verbs.manifest.changes import Action, DeclarationChanges, plan, plan_queues, plan_schedules
-
-    # Kinds that the manifests say nothing about are left alone: who keeps schedules in a file of their own does
-    # not mean to lose all feeds with --prune.
-    kinds = declared.keys or {"feeds"}
-    feeds = schedules = queues = DeclarationChanges()
-    # Of schedules and queues none belongs to a tenant.
-    prune_jobs = prune and tenant is None
-    if "feeds" in kinds:
-        feeds = plan(
-            [declaration.spec for declaration in declared.feeds],
-            [feed for page in declared_feeds(invocation) for feed in page],
-            keep_target={d.spec.name for d in declared.feeds if not d.says_target},
-            prune=prune,
-            tenant=tenant,
-        )
-    if "schedules" in kinds:
-        schedules = plan_schedules(
-            [declaration.spec for declaration in declared.schedules],
-            invocation.jobs.schedules.specs(),
-            keep_paused={d.spec.name for d in declared.schedules if not d.says_target},
-            prune=prune_jobs,
-        )
-    if "queues" in kinds:
-        limits = [declaration.spec for declaration in declared.queues]
-        queues = plan_queues(limits, invocation.jobs.queues.all(), prune=prune_jobs)
-    # Limits are there before the schedules that they are for, and go after them.
-    removed = [change for change in queues.changes if change.action is Action.REMOVE]
-    kept = [change for change in queues.changes if change.action is not Action.REMOVE]
-    changes = (*feeds.changes, *kept, *schedules.changes, *removed)
-    unchanged = sum(kind.unchanged for kind in (feeds, schedules, queues))
-    return DeclarationChanges(changes, unchanged)
-
-
-def declared_feeds(invocation: Invocation, *, tenant: str | None = None) -> Iterator[list[Feed]]:
-    """All feeds, a page at a time: the declarations of a hundred thousand do not fit into a small container."""
-    after = ""
-    while page := invocation.store.feeds.declared(tenant=tenant, after=after):
-        yield page
-        after = page[-1].name
-
-
-def _begun(invocation: Invocation, declared: Manifest, changes: Sequence[Change], *, adopt: bool) -> Begun:
-    """Notes in the changes which new feeds their sinks know, and where they begin."""
-    from feedq.verbs.declaring import begun
+def _show(invocation: Invocation, found: Declared) -> None:
     from feedq.verbs.wording import printable
 
-    resumes = {d.spec.name: d.resume for d in declared.feeds if d.resume is not None}
-    if invocation.api is None:
-        found = begun(changes, resumes, invocation.open_sink, adopt=adopt)
-    else:
-        found = invocation.api.feeds.begun(changes, resumes, adopt=adopt)
-    for note in found.unasked if not invocation.json else ():
+    if invocation.json:
+        return
+    for note in found.unasked:
         click.echo(printable(note), err=True)
-    return found
+    show_changes(found.changes)
 
 
-def show_changes(changes: Sequence[Change]) -> None:
+def show_changes(changes: Sequence[ChangeDocument]) -> None:
     from feedq.verbs.wording import printable
 
     for change in changes:
-        noun = "" if change.noun == "feed" else f"{change.noun} "
+        noun = "" if change.kind == "feed" else f"{change.kind} "
         click.echo(f"{SIGNS[change.action]} {noun}{printable(change.name)}")
         if change.note is not None:
             click.echo(f"    {printable(change.note)}")
         write_difference(change.options)
 
 
-def _carry_out_or_warn(invocation: Invocation, found: Begun, *, dry_run: bool, adopt: bool) -> None:
-    """Make the changes unless it is a dry run, and warn of schedules that never tick or that nobody can run."""
-    from feedq.cli.tables import never_ticks, warn_ended, warn_never, warn_unserved
-    from feedq.core.schedule.model import ScheduleSpec
-
-    now, specs = invocation.clock.now(), [c.spec for c in found.changes if isinstance(c.spec, ScheduleSpec)]
-    if dry_run:
-        warn_never([spec for spec in specs if never_ticks(spec, now)], now=now)
-    else:
-        warn_ended(_carry_out(invocation, found, adopt=adopt), now=now)
-        warn_unserved(invocation.jobs, [spec.name for spec in specs])
-
-
-def _carry_out(invocation: Invocation, found: Begun, *, adopt: bool) -> list[Schedule]:
-    """Returns the schedules as they are now that were added or changed."""
-    from feedq.verbs import bulk
-
-    of_feeds = [change for change in found.changes if change.noun == "feed"]
-    others = [change for change in found.changes if change.noun != "feed"]
-    feeds = declare_all(invocation, of_feeds, found.starts, adopt=adopt)
-    rest = bulk.one_by_one(others, partial(_carry_out_job, invocation.jobs)) if others else bulk.BulkResult()
-    failed = [*feeds.failed, *rest.failed]
-    if failed:
-        raise _not_made(failed, len(found.changes))
-    return [schedule for _, schedule in rest.done if schedule is not None]
-
-
-def _not_made(failed: Sequence[tuple[Change, FeedqError]], total: int) -> FeedqError:
-    lines = [f"{change.noun} {change.name!r}: {error}" for change, error in failed]
-    lines = first_few(lines, "and {:,} more")
-    lines.append(f"{total - len(failed)} of {total} changes were made; applying again makes the rest")
-    return type(failed[0][1])("\n".join(lines))
-
-
-def _carry_out_job(jobs: JobStore, change: Change) -> Schedule | None:
-    from feedq.core.schedule.model import Queue, ScheduleSpec
+def _confirm_removals(invocation: Invocation, found: Declared) -> None:
     from feedq.verbs.manifest.changes import Action
+    from feedq.verbs.wording import counted
 
-    match change.spec, change.action:
-        case Queue() as queue, _:
-            jobs.queues.set(queue)
-        case ScheduleSpec() as spec, Action.ADD:
-            return jobs.schedules.add(spec)
-        case ScheduleSpec() as spec, _:
-            return jobs.schedules.edit(change.name, spec)
-        case None, _ if change.noun == "queue":
-            jobs.queues.remove(change.name)
-        case None, _:
-            jobs.schedules.remove(change.name)
-    return None
+    removals = Counter(change.kind for change in found.changes if change.action is Action.REMOVE)
+    if removals:
+        what = " and ".join(counted(count, noun) for noun, count in removals.items())
+        invocation.confirm(f"Remove {what} that the manifests do not declare?", yes=False)
+
+
+def warn_of_schedules(found: Declared, declared: Sequence[ScheduleEntry], *, now: datetime) -> None:
+    """Warns of changed schedules that have no tick to come or that no worker can run."""
+    from feedq.cli.tables import warn_never, warn_unserved
+
+    changed = {change.name for change in found.changes if change.kind == "schedule"}
+    warn_never([entry.spec for entry in declared if entry.name in changed], now=now)
+    warn_unserved(found.unserved)
+
+
+def fail_if_not_made(found: Declared) -> None:
+    """Raises when some of the changes could not be made, naming each."""
+    failed = [change for change in found.changes if change.error is not None]
+    if not failed:
+        return
+    lines = first_few([f"{one.kind} {one.name!r}: {one.detail}" for one in failed], "and {:,} more")
+    total = len(found.changes)
+    lines.append(f"{total - len(failed)} of {total} changes were made; applying again makes the rest")
+    raise error_of(str(failed[0].error), "\n".join(lines))

@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from feedq.cli.invocation import Invocation, pass_invocation
-from feedq.cli.output import TableColumn, answer, warn, write_table
-from feedq.errors import InvalidInput
+from feedq.cli.output import TableColumn, answer, write_table
 
 
 @click.command(short_help="The installed connectors and their options.")
@@ -22,23 +21,12 @@ def connectors(invocation: Invocation, *, name: str | None) -> None:
     Example:
       feedq connectors tcp
     """
-    schemas = _installed(name) if invocation.api is None else invocation.api.connectors(name)
+    from feedq.verbs.fleet import list_connectors, show_connector
+
+    schemas = (
+        invocation.do(list_connectors) if name is None else {name: invocation.do(show_connector, name=name)}
+    )
     answer(invocation, schemas, lambda: _write(schemas))
-
-
-def _installed(name: str | None) -> Mapping[str, Mapping[str, Any]]:
-    from feedq.connectors.base import connector_kinds, load_connector
-
-    names = [name] if name else connector_kinds()
-    schemas: dict[str, Mapping[str, Any]] = {}
-    for kind in names:
-        try:
-            schemas[kind] = load_connector(kind).Options.model_json_schema()
-        except InvalidInput as error:
-            if name:
-                raise
-            warn(str(error))
-    return schemas
 
 
 def _write(schemas: Mapping[str, Mapping[str, Any]]) -> None:

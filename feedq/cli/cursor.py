@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +22,7 @@ from feedq.cli.output import answer, write_lines
 
 if TYPE_CHECKING:
     from feedq.core.model import JSON, ChangedCursor
+    from feedq.verbs.cursors import CursorVerb
 
 TWICE = "its sink has no key, so records that the source sends again will be there twice"
 
@@ -56,20 +55,21 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed cursor show acme/orders
     """
+    from feedq.verbs.cursors import show_cursor
     from feedq.verbs.report.details import detail_lines
     from feedq.verbs.wording import as_json, stamp
 
-    document = invocation.sink_verbs.cursor(name)
-    at = document["updated_at"]
+    found = invocation.do(show_cursor, name=name)
+    at = found.updated_at
     lines = detail_lines(
         [
             ("name", name),
-            ("cursor", as_json(document["cursor"]) if at else "none: it has not begun"),
-            ("records", f"{document['records']:,}"),
+            ("cursor", as_json(found.cursor) if at else "none: it has not begun"),
+            ("records", f"{found.records:,}"),
             ("updated", stamp(at) if at else "-"),
         ]
     )
-    answer(invocation, document, lambda: write_lines(lines))
+    answer(invocation, found, lambda: write_lines(lines))
 
 
 @cursor.command("set")
@@ -85,10 +85,12 @@ def set_(invocation: Invocation, *, name: str, value: str, **given: Any) -> None
       feedq feed cursor set acme/orders 4711
       feedq feed cursor set acme/ticks '{"ticks": "1764064800000-0"}'
     """
+    from feedq.verbs.cursors import CursorVerb
+
     wanted: JSON = value
     with suppress(ValueError, RecursionError):
         wanted = json.loads(value)
-    _change(invocation, name, "set", {"cursor": wanted}, **given)
+    _change(invocation, name, CursorVerb.SET, {"cursor": wanted}, **given)
 
 
 @cursor.command()
@@ -112,11 +114,12 @@ def rewind(
       feedq feed cursor rewind acme/orders --to-start
     """
     from feedq.core.values import parse_duration
+    from feedq.verbs.cursors import CursorVerb
 
     if (records is not None) + (to is not None) + to_start != 1:
         raise click.UsageError("say one of --records, --to and --to-start")
     if to_start:
-        _change(invocation, name, "reset", {}, **given)
+        _change(invocation, name, CursorVerb.RESET, {}, **given)
         return
     at = None
     if to is not None:
@@ -124,14 +127,14 @@ def rewind(
             at = invocation.clock.now() - timedelta(seconds=parse_duration(to))
         except ValueError:
             at = moment(to, "UTC", option="--to")
-    _change(invocation, name, "rewind", {"records": records, "to": at}, **given)
+    _change(invocation, name, CursorVerb.REWIND, {"records": records, "to": at}, **given)
 
 
 def _change(
     invocation: Invocation,
     name: str,
-    verb: str,
-    asked: Mapping[str, Any],
+    verb: CursorVerb,
+    asked: dict[str, Any],
     *,
     dry_run: bool,
     yes: bool,
@@ -139,29 +142,25 @@ def _change(
     timeout_s: float,
 ) -> None:
     from feedq.core.model import Status
-    from feedq.verbs.report.rows import changed_cursor_row
+    from feedq.verbs.cursors import change_cursor
+    from feedq.verbs.feeds import show_feed
 
-    store = invocation.store
-    change = partial(invocation.sink_verbs.change_cursor, name, verb, **asked)
     if dry_run or not yes:
-        found = change(dry_run=True)
+        tried = invocation.do(change_cursor, name=name, change=verb, **asked, dry_run=True)
         if dry_run:
-            document = changed_cursor_row(found) | {"name": name, "dry_run": True}
-            answer(invocation, document, _said(name, found, "would go"))
+            answer(invocation, tried, _said(name, tried.change, "would go"))
             return
-        invocation.confirm(f"{_said(name, found, 'goes on')}. Do it?", yes=yes)
-    done = change()
+        invocation.confirm(f"{_said(name, tried.change, 'goes on')}. Do it?", yes=yes)
+    done = invocation.do(change_cursor, name=name, change=verb, **asked)
     if wait:
-        generation = store.feeds.get(name).generation
+        generation = invocation.do(show_feed, name=name).view.feed.generation
 
         def has_come() -> bool:
-            view = store.feeds.view(name)
+            view = invocation.do(show_feed, name=name).view
             return view.status is Status.STREAMING and view.lease.generation >= generation
 
         invocation.wait_until(has_come, timeout_s=timeout_s, what=f"{name} streaming from its new cursor")
-    answer(
-        invocation, changed_cursor_row(done) | {"name": name, "dry_run": False}, _said(name, done, "goes on")
-    )
+    answer(invocation, done, _said(name, done.change, "goes on"))
 
 
 def _said(name: str, change: ChangedCursor, goes: str) -> str:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from feedq.cli.invocation import Invocation, changes, limit_option, pass_invocation, yes_option
-from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, write_lines
-from feedq.errors import FeedqError, NotFound
+from feedq.cli.output import TableColumn, answer, answer_list, number, write_lines
+from feedq.errors import FeedqError
 
 if TYPE_CHECKING:
     from feedq.core.model import FeedView
-    from feedq.sinks.base import DeadLetter
+    from feedq.verbs.dead_letters import DeadLetterDocument
 
 TEXT_WIDTH = 60
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -51,7 +49,7 @@ def list_(invocation: Invocation, *, name: str | None, ids: Sequence[int], limit
       feedq feed dead-letters list acme/orders --limit 10
       feedq feed dead-letters list acme/orders 17
     """
-    from feedq.verbs.report.rows import dead_letter_row
+    from feedq.verbs.dead_letters import list_dead_letters
     from feedq.verbs.wording import ago, cut, printable
 
     if name is None:
@@ -60,26 +58,24 @@ def list_(invocation: Invocation, *, name: str | None, ids: Sequence[int], limit
     if ids:
         _show(invocation, name, ids)
         return
-    letters = invocation.sink_verbs.letters(name, limit=limit)
+    letters = list(invocation.pages(limit, list_dead_letters, name=name, newest=True))
     now = invocation.clock.now()
-    columns: list[TableColumn[DeadLetter]] = [
+    columns: list[TableColumn[DeadLetterDocument]] = [
         number("ID", lambda letter: str(letter.id)),
         number("AGE", lambda letter: ago(letter.at, now=now)),
         number("EPOCH", lambda letter: str(letter.epoch)),
         TableColumn("ERROR", lambda letter: cut(printable(letter.error), TEXT_WIDTH)),
-        TableColumn("RECORD", lambda letter: cut(_text(letter.record), TEXT_WIDTH)),
+        TableColumn("RECORD", lambda letter: cut(_text(letter), TEXT_WIDTH)),
     ]
-    answer_list(invocation, letters, dead_letter_row, columns, empty=f"{name} has no dead letters")
+    answer_list(invocation, letters, columns, empty=f"{name} has no dead letters")
 
 
 def _show(invocation: Invocation, name: str, ids: Sequence[int]) -> None:
+    from feedq.verbs.dead_letters import show_dead_letter
     from feedq.verbs.report.details import detail_lines
-    from feedq.verbs.report.rows import dead_letter_row
     from feedq.verbs.wording import as_json, stamp
 
-    letters = invocation.sink_verbs.letters(name, ids=ids, limit=len(ids))
-    if missing := sorted({*ids} - {letter.id for letter in letters}):
-        raise NotFound(f"{name} has no dead letter {missing[0]}")
+    letters = [invocation.do(show_dead_letter, name=name, id=one) for one in sorted({*ids}, reverse=True)]
 
     def write() -> None:
         for position, letter in enumerate(letters):
@@ -94,20 +90,20 @@ def _show(invocation: Invocation, name: str, ids: Sequence[int]) -> None:
                         ("epoch", str(letter.epoch)),
                         ("cursor", as_json(letter.cursor)),
                         ("error", letter.error),
-                        ("record", _text(letter.record)),
+                        ("record", _text(letter)),
                     ]
                 )
             )
 
-    answer(invocation, map(dead_letter_row, letters), write)
+    answer(invocation, letters, write)
 
 
 def _list_feeds(invocation: Invocation, limit: int) -> None:
     """What the workers have told of their feeds: no sink is asked."""
-    from feedq.core.selection import Selection
+    from feedq.verbs.feeds import list_feeds
     from feedq.verbs.wording import ago, said
 
-    views = [v for v in invocation.store.feeds.selected(Selection()) if v.lease.dead_letters_total]
+    views = [view for view in invocation.pages(None, list_feeds) if view.lease.dead_letters_total]
     views.sort(key=lambda view: view.lease.dead_letter_at or LONG_AGO, reverse=True)
     now = invocation.clock.now()
     columns: list[TableColumn[FeedView]] = [
@@ -118,15 +114,7 @@ def _list_feeds(invocation: Invocation, limit: int) -> None:
             "REASON", lambda view: view.lease.dead_letter_error and said(view.lease.dead_letter_error)
         ),
     ]
-    empty = "no record of any feed was refused"
-    answer_list(invocation, views[:limit], _feed_document, columns, empty=empty)
-
-
-def _feed_document(view: FeedView) -> dict[str, Any]:
-    from feedq.verbs.report.rows import feed_row
-
-    row = feed_row(view)
-    return {key: row[key] for key in ("name", "dead_letters_total", "dead_letter_at", "dead_letter_error")}
+    answer_list(invocation, views[:limit], columns, empty="no record of any feed was refused")
 
 
 @dead_letters.command()
@@ -146,10 +134,11 @@ def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool)
       feedq feed dead-letters replay acme/orders 17 18
       feedq feed dead-letters replay acme/orders --all
     """
+    from feedq.verbs.dead_letters import replay_dead_letters
     from feedq.verbs.wording import printable
 
-    with ProgressBar("records tried", None if all_ else len(set(ids))) as bar:
-        found = invocation.sink_verbs.replay(name, ids, all_, on_progress=bar)
+    with invocation.progress("records tried"):
+        found = invocation.do(replay_dead_letters, name=name, ids=tuple(ids), all=all_)
 
     def write() -> None:
         click.echo(f"{name}: {found.landed} landed, {len(found.refused)} refused again")
@@ -160,8 +149,7 @@ def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool)
         for letter_id, error in list(found.refused.items())[:10]:
             click.echo(f"  {letter_id}: {printable(error)}")
 
-    document = {"name": name, **asdict(found)}
-    answer(invocation, document, write)
+    answer(invocation, found, write)
     if found.refused:
         raise FeedqError(f"{len(found.refused)} records are refused still; they stay where they are")
 
@@ -179,16 +167,20 @@ def drop(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool, y
     Example:
       feedq feed dead-letters drop acme/orders 17 --yes
     """
-    drop_them = partial(invocation.sink_verbs.drop, name, ids, all_)
+    from feedq.verbs.dead_letters import drop_dead_letters
+
     if not yes:
-        drop_them(dry_run=True)
-    which = "all" if all_ else str(len(set(ids)))
-    invocation.confirm(f"Delete {which} refused records of {name} for good?", yes=yes)
-    dropped = drop_them()
-    answer(invocation, {"name": name, "dropped": dropped}, f"{name}: {dropped} dropped")
+        tried = invocation.do(drop_dead_letters, name=name, ids=tuple(ids), all=all_, dry_run=True)
+        which = "all" if all_ else str(tried.dropped)
+        invocation.confirm(f"Delete {which} refused records of {name} for good?", yes=yes)
+    with invocation.progress("records dropped"):
+        found = invocation.do(drop_dead_letters, name=name, ids=tuple(ids), all=all_)
+    answer(invocation, found, f"{name}: {found.dropped} dropped")
 
 
-def _text(record: bytes) -> str:
+def _text(letter: DeadLetterDocument) -> str:
     from feedq.verbs.wording import printable
 
-    return printable(record.decode("utf-8", "backslashreplace"))
+    if letter.record is not None:
+        return printable(letter.record)
+    return printable(bytes.fromhex(letter.record_hex or "").decode("utf-8", "backslashreplace"))

@@ -9,36 +9,27 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from feedq.cli.apply import checked, read_file
-from feedq.cli.choosing import (
-    choose,
-    confirm_chosen,
-    declare_all,
-    fail_if_any,
-    selection_of,
-    selection_options,
-)
+from feedq.cli.apply import checked, fail_if_not_made, read_file, warn_of_schedules
+from feedq.cli.choosing import NAMES_AT_ONCE, require_some, selection_of, selection_options
 from feedq.cli.invocation import Invocation, changes, yes_option
 from feedq.cli.options import assigned, split_words
-from feedq.cli.output import answer_done, write_difference, write_json
-from feedq.errors import Conflict, FeedqError, InvalidInput
+from feedq.cli.output import answer, write_difference
+from feedq.errors import FeedqError, InvalidInput, NotFound, Unreadable
 
 if TYPE_CHECKING:
-    from feedq.core.model import FeedSpec
-    from feedq.core.schedule.model import ScheduleSpec
-    from feedq.verbs.manifest.changes import Change, OptionChange
-    from feedq.verbs.manifest.reader import Declaration
+    from feedq.core.schedule.entries import ScheduleEntry
+    from feedq.core.selection import Selection
+    from feedq.verbs.declarations import ChangeDocument
+    from feedq.verbs.manifest.feed_entry import FeedEntry
 
 NOTHING = "nothing to set; give KEY=VALUE, such as {}"
 HEAD = "# What you save is checked and shown before anything changes. An unchanged file changes nothing.\n"
 words_argument = click.argument("names", nargs=-1, metavar="[NAME]... KEY=VALUE...")
-Spec = TypeVar("Spec", "FeedSpec", "ScheduleSpec")
 
 
 # -- feeds -------------------------------------------------------------------------------------------
@@ -61,35 +52,45 @@ def set_feeds(invocation: Invocation, *, names: Sequence[str], yes: bool, **chos
       feedq feed set acme/orders source.url=tcp://10.0.0.7:7001 source.hello=
       feedq feed set --tenant acme weight=2 expect.max_silence=20s labels.region=eu
     """
-    from feedq.verbs.manifest import feed_entry
-    from feedq.verbs.manifest.changes import Action, Change, difference
-    from feedq.verbs.manifest.feed_entry import FeedEntry, plain_feed
+    from feedq.verbs.manifest.feed_entry import FeedEntry
+    from feedq.verbs.wording import counted, some
 
     named, assignments = split_words(names)
     if not assignments:
         raise click.UsageError(NOTHING.format("weight=2"))
     selection = selection_of(named, **chosen)
-    views = choose(invocation, selection)
-    if invocation.api is not None:
-        views = invocation.api.feeds.whole(views)
-    planned: list[Change] = []
-    for view in views:
-        before = view.feed.spec
-        entry = FeedEntry.valid(assigned(plain_feed(before), assignments, FeedEntry))
-        if entry.resume is not None:
+    entries: list[FeedEntry] = []
+    for before in _declared_feeds(invocation, selection):
+        after = FeedEntry.valid(assigned(before.plain(), assignments, FeedEntry))
+        if after.resume is not None:
             raise InvalidInput("resume: is for new feeds; `feedq feed cursor set` moves one that is there")
-        after = entry.spec
-        _check_name("feed", before, after)
-        feed_entry.validate(after)
-        planned.append(Change(Action.CHANGE, "feed", before.name, after, difference(before, after)))
-    differing = [change for change in planned if change.options]
-    if differing:
-        of = {change.name for change in differing}
-        confirm_chosen(invocation, selection, [v for v in views if v.feed.name in of], "Change", yes=yes)
-    result = declare_all(invocation, differing, {}, what="feeds changed")
-    done = {change.name for change, _ in result.done}
-    _answer(invocation, [change for change in planned if not change.options or change.name in done])
-    fail_if_any(result, "changed")
+        _check_name(before, after)
+        entries.append(after)
+
+    def confirm(changes: Sequence[ChangeDocument]) -> None:
+        if changes:
+            what = f"{counted(len(changes), 'feed')} ({some(changes, lambda one: one.name)})"
+            invocation.confirm(f"Change {what}?", yes=yes)
+
+    # Whoever names feeds has said so already.
+    _set(invocation, {"feeds": tuple(entries)}, None if selection.names or yes else confirm)
+
+
+def _declared_feeds(invocation: Invocation, selection: Selection) -> list[FeedEntry]:
+    """The declarations of the feeds that are named or chosen. Raises `InvalidInput` when nothing says which,
+    `NotFound` when one that is named does not exist or none is chosen."""
+    from feedq.verbs.declarations import list_declared_feeds
+    from feedq.verbs.feeds import FeedAction, act_on_feeds
+
+    # Any action will do: it is not done.
+    tried = invocation.do(act_on_feeds, action=FeedAction.RESTART, select=selection, dry_run=True)
+    require_some(invocation, tried)
+    found: list[FeedEntry] = []
+    for start in range(0, tried.count, NAMES_AT_ONCE):
+        part = tuple(one.name for one in tried.done[start : start + NAMES_AT_ONCE])
+        page = invocation.do(list_declared_feeds, names=part, limit=NAMES_AT_ONCE)
+        found += [one.declaration for one in page.items]
+    return found
 
 
 @click.command("edit")
@@ -102,18 +103,14 @@ def edit_feed(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed edit acme/orders
     """
-    from feedq.verbs.manifest.changes import Action, Change
-    from feedq.verbs.manifest.feed_entry import plain_feed
+    from feedq.verbs.declarations import list_declared_feeds
+    from feedq.verbs.feeds import show_feed
 
-    def current() -> FeedSpec:
-        invocation.live_feed(name)
-        return invocation.store.feeds.view(name).feed.spec
-
-    def change(spec: FeedSpec, options: Sequence[OptionChange]) -> None:
-        changing = Change(Action.CHANGE, "feed", name, spec, tuple(options))
-        fail_if_any(declare_all(invocation, [changing], {}), "changed")
-
-    _edit(invocation, "feed", current, plain_feed, change)
+    found = invocation.do(list_declared_feeds, names=(name,)).items
+    if not found:
+        invocation.do(show_feed, name=name)
+        raise NotFound(f"feed {name!r} is being removed")
+    _edit(invocation, "feed", found[0].declaration, found[0].etag)
 
 
 # -- schedules ---------------------------------------------------------------------------------------
@@ -132,25 +129,16 @@ def set_schedules(invocation: Invocation, *, names: Sequence[str]) -> None:
       feedq schedule set acme/cleanup cron="0 3 * * *" timeout=30m kwargs.days=7
       feedq schedule set acme/poll every=30s retries=3
     """
-    from feedq.cli.tables import warn_unserved
-    from feedq.core.schedule.entries import plain_schedule
-    from feedq.verbs.manifest.changes import Action, Change, plain_difference
-
     named, assignments = split_words(names)
     if not named or not assignments:
         raise click.UsageError(NOTHING.format("timeout=30m") if named else "which schedules? name them")
-    planned: list[Change] = []
+    entries: list[ScheduleEntry] = []
     for name in dict.fromkeys(named):
-        before = declared_schedule(invocation, name)
+        before, _ = declared_schedule(invocation, name)
         after = with_assignments(before, assignments)
-        _check_name("schedule", before, after)
-        options = plain_difference(plain_schedule(before), plain_schedule(after))
-        planned.append(Change(Action.CHANGE, "schedule", name, after, options))
-    for change in planned:
-        if change.options:
-            _change_schedule(invocation, change.name, change.spec)
-    _answer(invocation, planned)
-    warn_unserved(invocation.jobs, named)
+        _check_name(before, after)
+        entries.append(after)
+    _set(invocation, {"schedules": tuple(entries)})
 
 
 @click.command("edit")
@@ -163,31 +151,29 @@ def edit_schedule(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq schedule edit acme/cleanup
     """
-    from feedq.cli.tables import warn_unserved
-    from feedq.core.schedule.entries import plain_schedule
-
-    def change(spec: ScheduleSpec, _: Sequence[OptionChange]) -> None:
-        _change_schedule(invocation, name, spec)
-        warn_unserved(invocation.jobs, [name])
-
-    _edit(invocation, "schedule", lambda: declared_schedule(invocation, name), plain_schedule, change)
+    _edit(invocation, "schedule", *declared_schedule(invocation, name))
 
 
-def declared_schedule(invocation: Invocation, name: str) -> ScheduleSpec:
-    """A schedule that people declare. Raises `InvalidInput` for one that the beat's own file has."""
-    from feedq.core.schedule.model import Beat
+def declared_schedule(invocation: Invocation, name: str) -> tuple[ScheduleEntry, str]:
+    """A schedule that people declare, and its ETag. Raises `InvalidInput` for an entry of the beat's own file, and
+    `Unreadable`."""
+    from feedq.verbs.declarations import list_declared_schedules
+    from feedq.verbs.schedules import show_schedule
 
-    spec = invocation.jobs.schedules.get(name).spec
-    if isinstance(spec.timing, Beat):
+    found = invocation.do(list_declared_schedules, names=(name,)).items
+    if not found:
+        invocation.do(show_schedule, name=name)
         raise InvalidInput(f"schedule {name!r} is an entry of beat_schedule.py; edit it there")
-    return spec
+    if found[0].declaration is None:
+        raise Unreadable(str(found[0].unreadable))
+    return found[0].declaration, found[0].etag
 
 
-def with_assignments(spec: ScheduleSpec, assignments: Sequence[str]) -> ScheduleSpec:
+def with_assignments(entry: ScheduleEntry, assignments: Sequence[str]) -> ScheduleEntry:
     """The schedule with these keys set. Raises `InvalidInput` with everything that is wrong."""
-    from feedq.core.schedule.entries import TIMING_KEYS, ZONED_KEYS, ScheduleEntry, plain_schedule
+    from feedq.core.schedule.entries import TIMING_KEYS, ZONED_KEYS, ScheduleEntry
 
-    keys = plain_schedule(spec)
+    keys = entry.plain()
     given = {assignment.partition("=")[0] for assignment in assignments}
     for kind, siblings in TIMING_KEYS.items():
         if kind in given and kind not in keys:
@@ -195,73 +181,76 @@ def with_assignments(spec: ScheduleSpec, assignments: Sequence[str]) -> Schedule
             if kind == "every" and not (keys.keys() | given) & {*ZONED_KEYS}:
                 stale.add("zone")
             keys = {key: value for key, value in keys.items() if key not in stale}
-    return ScheduleEntry.valid(assigned(keys, assignments, ScheduleEntry)).spec
-
-
-def _change_schedule(invocation: Invocation, name: str, spec: Any) -> None:
-    from feedq.cli.tables import warn_ended
-
-    changed = invocation.jobs.schedules.edit(name, spec)
-    warn_ended([changed], now=invocation.clock.now())
+    return ScheduleEntry.valid(assigned(keys, assignments, ScheduleEntry))
 
 
 # -- both --------------------------------------------------------------------------------------------
 
 
-def _check_name(noun: str, before: Spec, after: Spec) -> None:
+def _check_name(before: FeedEntry | ScheduleEntry, after: FeedEntry | ScheduleEntry) -> None:
     if after.name != before.name:
         raise InvalidInput(
-            f"name: {noun} {before.name!r} keeps its name; declare another one and remove this one"
+            f"name: {before.noun} {before.name!r} keeps its name; declare another one and remove this one"
         )
 
 
-def _answer(invocation: Invocation, planned: Sequence[Change]) -> None:
-    results = {change.name: "changed" if change.options else "unchanged" for change in planned}
-    if invocation.json:
-        write_json([{"name": name, "result": result} for name, result in results.items()])
-        return
-    for change in planned:
-        write_difference(change.options)
-        answer_done(invocation, [change.name], results[change.name])
-
-
-def _edit(
+def _set(
     invocation: Invocation,
-    noun: str,
-    current: Callable[[], Spec],
-    plain: Callable[[Spec], dict[str, Any]],
-    change: Callable[[Spec, Sequence[OptionChange]], None],
+    asked: dict[str, Any],
+    confirm: Callable[[Sequence[ChangeDocument]], object] | None = None,
+    *,
+    is_shown: bool = False,
 ) -> None:
+    """Makes the declarations, confirmed if need be, and says of each whether it has changed, and how unless that
+    ``is_shown`` already."""
+    from feedq.verbs.declarations import declare
+    from feedq.verbs.wording import printable
+
+    if confirm is not None:
+        confirm(invocation.do(declare, **asked, dry_run=True).changes)
+    with invocation.progress("changes"):
+        found = invocation.do(declare, **asked)
+    warn_of_schedules(found, asked.get("schedules", ()), now=invocation.clock.now())
+    changes = {change.name: change for change in found.changes}
+
+    def write() -> None:
+        for entry in (*asked.get("feeds", ()), *asked.get("schedules", ())):
+            change = changes.get(entry.name)
+            if change is None or change.error is None:
+                write_difference(() if change is None or is_shown else change.options)
+                click.echo(printable(f"{entry.name} {'unchanged' if change is None else 'changed'}"))
+
+    answer(invocation, found, write)
+    fail_if_not_made(found)
+
+
+def _edit(invocation: Invocation, noun: str, before: FeedEntry | ScheduleEntry, etag: str) -> None:
     """Lets a person edit a declaration. What was written is kept whenever it was not applied."""
     from feedq.verbs import documents
-    from feedq.verbs.manifest.changes import plain_difference
 
-    before = current()
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidInput(
             f"an editor needs a terminal; use `feedq {noun} set {before.name} KEY=VALUE` or `feedq apply -f -`"
         )
-    text = HEAD + documents.dump({f"{noun}s": [plain(before)]})
+    text = HEAD + documents.dump({f"{noun}s": [before.plain()]})
     descriptor, path = tempfile.mkstemp(prefix="feedq-", suffix=".yaml")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     click.edit(filename=path)
     if Path(path).read_bytes() == text.encode():
         Path(path).unlink()
-        answer_done(invocation, [before.name], "unchanged")
+        click.echo(f"{before.name} unchanged")
         return
     try:
-        after = _read(path, noun, before)
-        options = plain_difference(plain(before), plain(after))
-        write_difference(options)
-        if options and not click.confirm(f"Change {noun} {before.name}?", err=True):
-            raise InvalidInput("nothing was changed")
-        if current() != before:
-            raise Conflict(
-                f"{noun} {before.name!r} was changed by somebody else meanwhile; nothing was changed"
-            )
-        if options:
-            change(after, options)
+        after = _read(path, before)
+
+        def confirm(changes: Sequence[ChangeDocument]) -> None:
+            for change in changes:
+                write_difference(change.options)
+            if changes and not click.confirm(f"Change {noun} {before.name}?", err=True):
+                raise InvalidInput("nothing was changed")
+
+        _set(invocation, {f"{noun}s": (after,), "expected": etag}, confirm, is_shown=True)
     except FeedqError as error:
         from feedq.core.remedies import command
 
@@ -269,21 +258,14 @@ def _edit(
             f"{error}\nwhat you wrote is kept in {path}: `{command('apply', '-f', path)}`"
         ) from None
     Path(path).unlink()
-    answer_done(invocation, [before.name], "changed" if options else "unchanged")
 
 
-def _read(path: str, noun: str, before: Spec) -> Spec:
-    from feedq.core.model import FeedSpec
+def _read(path: str, before: FeedEntry | ScheduleEntry) -> FeedEntry | ScheduleEntry:
     from feedq.verbs.manifest.reader import ENTRIES
 
     manifest = checked([read_file(path)])
-    found: list[Declaration[Any]] = [declaration for key in ENTRIES for declaration in getattr(manifest, key)]
-    if len(found) != 1 or not isinstance(found[0].spec, type(before)):
-        raise InvalidInput(f"the file must hold {noun} {before.name!r} and nothing else")
-    after = found[0].spec
-    _check_name(noun, before, after)
-    if found[0].says_target:
-        return after
-    if isinstance(before, FeedSpec):
-        return replace(after, target_state=before.target_state)
-    return replace(after, paused=before.paused)
+    found: list[Any] = [declaration.entry for key in ENTRIES for declaration in getattr(manifest, key)]
+    if len(found) != 1 or not isinstance(found[0], type(before)):
+        raise InvalidInput(f"the file must hold {before.noun} {before.name!r} and nothing else")
+    _check_name(before, found[0])
+    return found[0]

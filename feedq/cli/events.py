@@ -6,7 +6,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +16,7 @@ from feedq.cli.options import duration
 from feedq.cli.output import answer_list, write_json_line
 
 if TYPE_CHECKING:
-    from feedq.control.store.history import EventFilter, ListedEvent
+    from feedq.control.store.history import ListedEvent
     from feedq.telemetry.event_names import EventKind
 
 LOOK_S = 1.0
@@ -70,51 +71,40 @@ def events(
       feedq events --feed acme/orders --follow
     """
     from feedq.cli.tables import EVENT_COLUMNS, EVENT_EPOCH
-    from feedq.control.store.history import EventFilter
-    from feedq.verbs.report.rows import listed_event_row
 
     if feed is not None and tenant is not None:
         raise click.UsageError("--feed and --tenant exclude each other")
-    of = None if feed is None else invocation.store.feeds.get(feed)
     began = None
-    if since is not None or of is None:
-        began = invocation.database_now() - timedelta(seconds=duration(since or SINCE, option="--since"))
-    which = EventFilter(tuple(kinds), feed=of, tenant=tenant, since=began)
+    if since is not None or feed is None:
+        began = invocation.clock.now() - timedelta(seconds=duration(since or SINCE, option="--since"))
+    which: dict[str, Any] = {"feed": feed, "kinds": tuple(kinds), "tenant": tenant, "since": began}
     found = list(_newest(invocation, which, limit))[::-1]
     if follow_on:
         _follow(invocation, which, found)
         return
     empty = "no events" if began is None else f"nothing happened within the last {since or SINCE}"
-    answer_list(invocation, found, listed_event_row, EVENT_COLUMNS, empty=empty, wide=EVENT_EPOCH)
+    answer_list(invocation, found, EVENT_COLUMNS, empty=empty, wide=EVENT_EPOCH)
 
 
 def _newest(
-    invocation: Invocation, which: EventFilter, limit: int, *, after: int = 0
+    invocation: Invocation, which: dict[str, Any], limit: int, *, after: int = 0
 ) -> Iterator[ListedEvent]:
     """The newest of them that came after this one, newest first."""
-    from feedq.control.store.history import PAGE_MAX
+    from feedq.verbs.fleet import list_events
 
-    place = None
-    while limit > 0:
-        page = invocation.store.history.before(which, place=place, limit=min(limit, PAGE_MAX))
-        new = [listed for listed in page if listed.id > after]
-        yield from new
-        if len(new) < min(limit, PAGE_MAX):
-            return
-        place, limit = page[-1].id, limit - len(page)
+    return takewhile(lambda listed: listed.id > after, invocation.pages(limit, list_events, **which))
 
 
-def _follow(invocation: Invocation, which: EventFilter, found: list[ListedEvent]) -> None:
+def _follow(invocation: Invocation, which: dict[str, Any], found: list[ListedEvent]) -> None:
     """Shows what was found, one on a line, and then what there is more of, until Ctrl-C."""
     from feedq.cli.tables import EVENT_COLUMNS
-    from feedq.verbs.report.rows import listed_event_row
 
     last = 0
     try:
         while True:
             for listed in found:
                 if invocation.json:
-                    write_json_line(listed_event_row(listed))
+                    write_json_line(listed)
                 else:
                     click.echo("  ".join(column.show(listed) for column in EVENT_COLUMNS))
             sys.stdout.flush()

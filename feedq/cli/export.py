@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import click
 
-from feedq.cli.apply import declared_feeds
+from feedq.cli.choosing import NAMES_AT_ONCE
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import ProgressBar, write_json
 from feedq.errors import Forbidden, NotFound, Unreadable
-
-if TYPE_CHECKING:
-    from feedq.core.model import Feed, StartCursor
 
 
 @click.command(short_help="Print feeds, schedules and queues as a manifest.")
@@ -41,17 +37,15 @@ def export(invocation: Invocation, *, names: Sequence[str], tenant: str | None, 
 
     if names and tenant is not None:
         raise click.UsageError("--tenant chooses feeds; give names or --tenant")
-    named = _named(invocation, names)
-    pages = [named] if names else declared_feeds(invocation, tenant=tenant)
-    of_jobs = {} if tenant is not None else _jobs(invocation, names, [feed.name for feed in named])
-    with ProgressBar("feeds", None) as bar:
+    with ProgressBar("feeds") as bar:
         bar.may_show &= not sys.stdout.isatty()  # there the feeds themselves go by
-        lists: dict[str, Iterable[Any]] = (
-            {}
-            if names and not named
-            else {"feeds": _entries(invocation, pages, bar, with_cursors=with_cursors)}
-        )
-        lists |= of_jobs
+        feeds = _feeds(invocation, names, bar, tenant=tenant, with_cursors=with_cursors)
+        if names:
+            feeds = list(feeds)
+        named = [entry["name"] for entry in feeds] if isinstance(feeds, list) else []
+        lists: dict[str, Iterable[Any]] = {} if names and not named else {"feeds": feeds}
+        if tenant is None:
+            lists |= _jobs(invocation, names, named)
         if invocation.json:
             write_json({key: list(found) for key, found in lists.items()})
             return
@@ -59,60 +53,45 @@ def export(invocation: Invocation, *, names: Sequence[str], tenant: str | None, 
             click.echo(part, nl=False)
 
 
-def _named(invocation: Invocation, names: Sequence[str]) -> list[Feed]:
-    found: list[Feed] = []
-    for name in sorted(set(names)):
-        with suppress(NotFound):
-            invocation.live_feed(name)
-            found.append(invocation.store.feeds.view(name).feed)
-    return found
+def _feeds(
+    invocation: Invocation, names: Sequence[str], bar: ProgressBar, *, tenant: str | None, with_cursors: bool
+) -> Iterable[dict[str, Any]]:
+    from feedq.verbs.declarations import list_declared_feeds
 
-
-def _entries(
-    invocation: Invocation, pages: Iterable[list[Feed]], bar: ProgressBar, *, with_cursors: bool
-) -> Iterator[dict[str, Any]]:
+    once = tuple(dict.fromkeys(names))
+    parts = [once[start : start + NAMES_AT_ONCE] for start in range(0, len(once), NAMES_AT_ONCE)] or [()]
     done = 0
-    for feeds in pages:
-        resumes = invocation.sink_verbs.resumes(feeds) if with_cursors else {}
-        yield from (_entry(feed, resumes.get(feed.name)) for feed in feeds)
-        done += len(feeds)
-        bar(done)
-
-
-def _entry(feed: Feed, resume: StartCursor | None) -> dict[str, Any]:
-    """A feed that runs does not say so: applied again later, it would undo a pause that came between."""
-    from feedq.core.model import TargetState
-    from feedq.verbs.manifest.feed_entry import plain_feed
-
-    entry = plain_feed(feed.spec, resume)
-    if feed.spec.target_state is TargetState.RUNNING:
-        del entry["target_state"]
-    return entry
+    for part in parts:
+        for one in invocation.pages(
+            None, list_declared_feeds, names=part, tenant=tenant, with_cursors=with_cursors
+        ):
+            yield one.declaration.plain()
+            bar(done := done + 1)
 
 
 def _jobs(invocation: Invocation, names: Sequence[str], feeds: Collection[str]) -> dict[str, Iterable[Any]]:
     """The lists of schedules and queues that are not empty. Raises `NotFound` for a name that neither a feed nor a
     schedule has."""
-    from feedq.core.schedule.entries import plain_queue, plain_schedule
-    from feedq.core.schedule.model import ScheduleSpec, UnreadableSpec
+    from feedq.verbs.declarations import list_declared_queues, list_declared_schedules
 
     missing = sorted({*names} - {*feeds})
     try:
-        specs = invocation.jobs.schedules.specs()
+        found = [
+            one for one in invocation.pages(None, list_declared_schedules) if not names or one.name in names
+        ]
     except Forbidden:
         if not names or missing:
             raise
         return {}  # schedules are for those who may see everything
-    if unknown := [name for name in missing if name not in specs]:
+    there = {one.name for one in found}
+    if unknown := [name for name in missing if name not in there]:
         raise NotFound(f"no feed and no schedule named {', '.join(map(repr, unknown))}")
-    found = [spec for name, spec in specs.items() if not names or name in names]
-    if unreadable := [spec.why for spec in found if isinstance(spec, UnreadableSpec)]:
+    if unreadable := [one.unreadable for one in found if one.unreadable is not None]:
         raise Unreadable("\n".join(unreadable))
-    chosen = [spec for spec in found if isinstance(spec, ScheduleSpec)]
-    queues = [] if names else invocation.jobs.queues.all()
+    queues = [] if names else invocation.do(list_declared_queues).items
     lists: dict[str, Iterable[Any]] = {}
-    if chosen:
-        lists["schedules"] = map(plain_schedule, chosen)  # one by one: there may be a hundred thousand
+    if found:
+        lists["schedules"] = (one.declaration.plain() for one in found if one.declaration is not None)
     if queues:
-        lists["queues"] = map(plain_queue, queues)
+        lists["queues"] = [queue.plain() for queue in queues]
     return lists

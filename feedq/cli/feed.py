@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from feedq.cli.choosing import explained, none_match, selection_of, selection_options
+from feedq.cli.choosing import none_match, selection_of, selection_options
 from feedq.cli.cursor import cursor
 from feedq.cli.dead_letters import dead_letters
 from feedq.cli.declare import edit_feed, set_feeds
@@ -25,7 +24,7 @@ from feedq.cli.invocation import (
     shows,
     yes_option,
 )
-from feedq.cli.output import answer, answer_done, answer_list, write_json_line, write_lines, write_table
+from feedq.cli.output import answer, answer_list, write_json_line, write_lines, write_table
 
 if TYPE_CHECKING:
     from feedq.core.landed import Span
@@ -85,13 +84,13 @@ def list_(invocation: Invocation, *, sort: SelectionOrder, limit: int | None, **
       feedq feed list --tenant acme --sort bytes --limit 10
     """
     from feedq.cli.tables import feed_columns, wide_feed_columns
-    from feedq.verbs.report.rows import feed_row
+    from feedq.verbs.feeds import list_feeds
 
     selection = replace(selection_of(**chosen), removing=True)
-    views = invocation.store.feeds.selected(selection, order=sort, limit=limit)
+    views = list(invocation.pages(limit, list_feeds, select=selection, order=sort))
     empty = "" if views else none_match(invocation)
     now = invocation.clock.now()
-    answer_list(invocation, views, feed_row, feed_columns(now), empty=empty, wide=wide_feed_columns(now))
+    answer_list(invocation, views, feed_columns(now), empty=empty, wide=wide_feed_columns(now))
 
 
 @feed.command()
@@ -105,19 +104,23 @@ def show(invocation: Invocation, *, name: str) -> None:
       feedq feed show acme/orders
     """
     from feedq.core.model import BACKFILL_SUFFIX, known_as
-    from feedq.verbs import actions
+    from feedq.verbs.feeds import show_feed
     from feedq.verbs.report.details import declaration_lines, detail_lines, lease_lines
-    from feedq.verbs.report.rows import feed_document
 
     now = invocation.clock.now()
-    view, workers, why = explained(invocation, name)
+    found = invocation.do(show_feed, name=name)
+    view, goes_to = found.view, {}
+    if found.goes_to is not None and found.view.lease.promised_to is not None:
+        goes_to = {found.view.lease.promised_to: found.goes_to}
     of = known_as(name) if name.endswith(BACKFILL_SUFFIX) else None
     lines = [
-        *detail_lines([("name", name), ("backfill of", of), ("status", view.status), ("why", why)]),
-        *lease_lines(view, now=now, workers=actions.worker_names(workers)),
+        *detail_lines(
+            [("name", name), ("backfill of", of), ("status", view.status), ("why", found.explanation)]
+        ),
+        *lease_lines(view, now=now, workers=goes_to),
         *declaration_lines(view, now=now),
     ]
-    answer(invocation, feed_document(view, explanation=why), lambda: write_lines(lines))
+    answer(invocation, found, lambda: write_lines(lines))
 
 
 @feed.command()
@@ -138,10 +141,11 @@ def history(invocation: Invocation, *, name: str, span: Span) -> None:
       feedq feed history acme/orders --span day
     """
     from feedq.cli.tables import LANDED_COLUMNS
-    from feedq.verbs.report.rows import landed_document
+    from feedq.verbs.fleet import show_landed
     from feedq.verbs.wording import sparkline
 
-    buckets = invocation.landed(name, span)
+    found = invocation.do(show_landed, name=name, span=span)
+    buckets = found.buckets
     known = [one for one in buckets if one.rows is not None]
 
     def show() -> None:
@@ -149,7 +153,7 @@ def history(invocation: Invocation, *, name: str, span: Span) -> None:
         write_table(known, LANDED_COLUMNS)
 
     empty = "nothing is known yet: the elected beat counts once a minute"
-    answer(invocation, landed_document(span, buckets), show if known else empty)
+    answer(invocation, found, show if known else empty)
 
 
 @feed.command()
@@ -173,15 +177,13 @@ def tap(invocation: Invocation, *, name: str, limit: int) -> None:
     Example:
       feedq feed tap acme/orders --limit 10
     """
-    try:
-        with closing(invocation.tapped(name, seconds=TAP_S, limit=limit)) as rows:
-            for row in rows:
-                if invocation.json:
-                    write_json_line(row)
-                else:
-                    _say(row)
-    except KeyboardInterrupt:
-        return
+    from feedq.verbs.tap import tap_feed
+
+    say = write_json_line if invocation.json else _say
+    with suppress(KeyboardInterrupt):
+        for row in invocation.do(tap_feed, name=name, seconds=TAP_S, limit=limit):
+            if row is not None:
+                say(row)
 
 
 def _say(row: Mapping[str, Any]) -> None:
@@ -217,10 +219,13 @@ def adopt(invocation: Invocation, *, name: str, number: int | None, force: bool,
     Example:
       feedq feed adopt acme/orders
     """
-    adopt_of = partial(invocation.sink_verbs.adopt, name, number=number, force=force)
-    invocation.confirm(f"Take the checkpoint of {adopt_of(dry_run=True)}?", yes=yes)
-    adopt_of()
-    answer_done(invocation, [name], "adopted")
+    from feedq.verbs.cursors import adopt_checkpoint
+
+    if not yes:
+        tried = invocation.do(adopt_checkpoint, name=name, number=number, force=force, dry_run=True)
+        invocation.confirm(f"Take the checkpoint of {tried.owner}?", yes=yes)
+    adopted = invocation.do(adopt_checkpoint, name=name, number=number, force=force)
+    answer(invocation, adopted, f"{name} adopted")
 
 
 @feed.command()
@@ -240,30 +245,13 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
       feedq feed drift acme/orders
       feedq feed drift acme/orders --apply
     """
-    from feedq.core.notices import new_fields
-    from feedq.sinks.base import parse_sink
-    from feedq.verbs import new_columns
-    from feedq.verbs.report.rows import drift_document
+    from feedq.verbs.drift import add_columns, show_drift
     from feedq.verbs.wording import printable
 
-    invocation.live_feed(name)
-    view = invocation.store.feeds.view(name)
-    with invocation.open_sink(parse_sink(view.feed.spec.sink).name) as sink:
-        statements = new_columns.proposed(sink, view)
-        if must_apply and statements:
-            listed = "; ".join(statements)
-            invocation.confirm(f"{printable(listed)}. Do it?", yes=yes)
-            statements = new_columns.add_columns(invocation.store, sink, view)
-    fields = new_fields(view.lease.noticed)
-    lines = [*(f"{field}  {type_}" for field, type_ in sorted(fields.items())), *statements]
-    answer(
-        invocation,
-        drift_document(view, statements, applied=must_apply),
-        printable_lines(lines) or f"no worker has told of a field of {name} that no column takes",
-    )
-
-
-def printable_lines(lines: list[str]) -> str:
-    from feedq.verbs.wording import printable
-
-    return "\n".join(map(printable, lines))
+    found = invocation.do(show_drift, name=name)
+    if must_apply and found.statements:
+        invocation.confirm(f"{printable('; '.join(found.statements))}. Do it?", yes=yes)
+        found = invocation.do(add_columns, name=name)
+    lines = [*(f"{field}  {type_}" for field, type_ in sorted(found.fields.items())), *found.statements]
+    empty = f"no worker has told of a field of {name} that no column takes"
+    answer(invocation, found, "\n".join(lines) or empty)

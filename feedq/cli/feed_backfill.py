@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from feedq.cli.invocation import Invocation, changes, pass_invocation, reason_option
 from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, state, write_lines
 from feedq.errors import FeedqError
+
+if TYPE_CHECKING:
+    from feedq.verbs.backfills import BackfillDocument
 
 CURSOR_WIDTH: Final = 40
 WAIT_S: Final = 86_400.0
@@ -74,19 +76,20 @@ def begin(
       feedq feed backfill begin acme/ticks --from 2026-12-01T08:00Z --rows-per-s 500
     """
     from feedq.connectors.base import show_cursor
+    from feedq.verbs.backfills import begin_backfill
 
-    row = invocation.sink_verbs.backfills.begin(
-        name, begin=begin, end=end, rows_per_s=rows_per_s, key=key, dry_run=dry_run
+    found = invocation.do(
+        begin_backfill, name=name, begin=begin, end=end, rows_per_s=rows_per_s, key=key, dry_run=dry_run
     )
     if wait and not dry_run:
-        row = _await_end(invocation, name, timeout_s=timeout_s)
-    said = f"from {show_cursor(row['begins_after'])} to {show_cursor(row['ends_at'])}"
-    if row["limit_rows_per_s"]:
-        said += f", at most {row['limit_rows_per_s']:,g} records a second"
-    if row["status"] == "finished":
-        said += f": finished, {row['records']:,} records"
-    answer(invocation, row, f"backfill of {name} {said}{' (nothing was begun)' if dry_run else ''}")
-    if wait and row["status"] == "cancelled":
+        found = _await_end(invocation, found, timeout_s=timeout_s)
+    said = f"from {show_cursor(found.begins_after)} to {show_cursor(found.ends_at)}"
+    if found.limit_rows_per_s:
+        said += f", at most {found.limit_rows_per_s:,g} records a second"
+    if found.status == "finished":
+        said += f": finished, {found.records:,} records"
+    answer(invocation, found, f"backfill of {name} {said}{' (nothing was begun)' if dry_run else ''}")
+    if wait and found.status == "cancelled":
         from feedq.core.remedies import command
 
         raise FeedqError(f"the backfill of {name} was cancelled: see `{command('events', '--feed', name)}`")
@@ -104,49 +107,50 @@ def show(invocation: Invocation, *, name: str | None) -> None:
       feedq feed backfill show acme/orders
     """
     from feedq.connectors.base import show_cursor
+    from feedq.verbs.backfills import show_backfill
     from feedq.verbs.report.details import detail_lines
     from feedq.verbs.wording import stamp
 
     if name is None:
         _list(invocation)
         return
-    row = invocation.sink_verbs.backfills.of(name)
+    found = invocation.do(show_backfill, name=name)
     lines = detail_lines(
         [
             ("backfill of", name),
-            ("status", row["status"]),
-            ("why", row["because"]),
-            ("from", show_cursor(row["begins_after"])),
-            ("to", show_cursor(row["ends_at"])),
-            ("at", show_cursor(row["cursor"])),
-            ("done", _percent(row)),
-            ("records", _count(row["records"])),
-            ("dead letters", _count(row["dead_letters"])),
-            ("limit", f"{row['limit_rows_per_s']:,g} records a second" if row["limit_rows_per_s"] else None),
-            ("worker", row["worker"]),
-            ("begun", stamp(row["begun_at"]) if row["begun_at"] else None),
-            ("ended", stamp(row["ended_at"]) if row["ended_at"] else None),
+            ("status", found.status),
+            ("why", found.because),
+            ("from", show_cursor(found.begins_after)),
+            ("to", show_cursor(found.ends_at)),
+            ("at", show_cursor(found.cursor)),
+            ("done", _percent(found)),
+            ("records", _count(found.records)),
+            ("dead letters", _count(found.dead_letters)),
+            ("limit", f"{found.limit_rows_per_s:,g} records a second" if found.limit_rows_per_s else None),
+            ("worker", found.worker),
+            ("begun", stamp(found.begun_at) if found.begun_at else None),
+            ("ended", stamp(found.ended_at) if found.ended_at else None),
         ]
     )
-    answer(invocation, row, lambda: write_lines(lines))
+    answer(invocation, found, lambda: write_lines(lines))
 
 
 def _list(invocation: Invocation) -> None:
     from feedq.connectors.base import show_cursor
+    from feedq.verbs.backfills import list_backfills
     from feedq.verbs.wording import cut
 
-    columns: list[TableColumn[Mapping[str, Any]]] = [
-        TableColumn("FEED", lambda row: row["name"]),
-        state("STATUS", lambda row: row["status"]),
-        number("DONE", lambda row: _percent(row)),
-        number("RECORDS", lambda row: f"{row['records']:,}"),
-        number("ROWS/S", lambda row: f"{row['rows_per_s']:,.1f}"),
-        TableColumn("WORKER", lambda row: row["worker"]),
-        TableColumn("CURSOR", lambda row: cut(show_cursor(row["cursor"]), CURSOR_WIDTH)),
-        TableColumn("TO", lambda row: cut(show_cursor(row["ends_at"]), CURSOR_WIDTH)),
+    columns: list[TableColumn[BackfillDocument]] = [
+        TableColumn("FEED", lambda one: one.name),
+        state("STATUS", lambda one: one.status),
+        number("DONE", _percent),
+        number("RECORDS", lambda one: _count(one.records)),
+        number("ROWS/S", lambda one: None if one.rows_per_s is None else f"{one.rows_per_s:,.1f}"),
+        TableColumn("WORKER", lambda one: one.worker),
+        TableColumn("CURSOR", lambda one: cut(show_cursor(one.cursor), CURSOR_WIDTH)),
+        TableColumn("TO", lambda one: cut(show_cursor(one.ends_at), CURSOR_WIDTH)),
     ]
-    found: list[Mapping[str, Any]] = [*invocation.sink_verbs.backfills.running()]
-    answer_list(invocation, found, dict, columns, empty="no backfill is under way")
+    answer_list(invocation, invocation.do(list_backfills).items, columns, empty="no backfill is under way")
 
 
 @backfill.command()
@@ -159,27 +163,34 @@ def cancel(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed backfill cancel acme/orders
     """
-    row = invocation.sink_verbs.backfills.cancel(name)
-    answer(invocation, row, f"backfill of {name} cancelled; {row['records']:,} records have landed")
+    from feedq.verbs.backfills import cancel_backfill
+
+    found = invocation.do(cancel_backfill, name=name)
+    answer(invocation, found, f"backfill of {name} cancelled; {found.records:,} records have landed")
 
 
-def _await_end(invocation: Invocation, name: str, *, timeout_s: float) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    with ProgressBar(f"% of {name}", 100) as bar:
+def _await_end(invocation: Invocation, begun: BackfillDocument, *, timeout_s: float) -> BackfillDocument:
+    from feedq.verbs.backfills import show_backfill
+
+    latest = [begun]
+    with ProgressBar(f"% of {begun.name}", 100) as bar:
 
         def has_ended() -> bool:
-            row.update(invocation.sink_verbs.backfills.of(name))
-            bar(round(100 * (row["part"] or 0)))
-            return row["ended_at"] is not None
+            latest[0] = invocation.do(show_backfill, name=begun.name)
+            bar(round(100 * (latest[0].part or 0)))
+            return latest[0].ended_at is not None
 
         invocation.wait_until(
-            has_ended, timeout_s=timeout_s, what=f"backfill of {name}", why=lambda: row["because"]
+            has_ended,
+            timeout_s=timeout_s,
+            what=f"backfill of {begun.name}",
+            why=lambda: latest[0].because,
         )
-    return row
+    return latest[0]
 
 
-def _percent(row: Mapping[str, Any]) -> str | None:
-    return None if row["part"] is None else f"{100 * row['part']:.0f} %"
+def _percent(found: BackfillDocument) -> str | None:
+    return None if found.part is None else f"{100 * found.part:.0f} %"
 
 
 def _count(found: int | None) -> str | None:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from feedq.cli.choosing import (
-    act,
-    choose,
-    confirm_chosen,
-    explained,
+    described,
     fail_if_any,
+    feeds_named,
+    require_some,
     selection_of,
     selection_options,
 )
 from feedq.cli.invocation import Invocation, changes, decorated, wait_options, yes_option
-from feedq.cli.output import ProgressBar, answer, answer_done
+from feedq.cli.output import answer
 
 if TYPE_CHECKING:
-    from feedq.core.model import FeedView
-    from feedq.verbs import bulk
+    from feedq.core.model import Status
+    from feedq.core.selection import Selection
+    from feedq.verbs.feeds import Acted, Done, FeedAction
 
 _of_many = decorated(click.argument("names", nargs=-1), selection_options, yes_option, wait_options, changes)
 
@@ -36,7 +36,10 @@ def pause(invocation: Invocation, **asked: Any) -> None:
       feedq feed pause acme/orders --wait
       feedq feed pause --tenant acme --yes
     """
-    _do(invocation, "pause", **asked)
+    from feedq.core.model import Status
+    from feedq.verbs.feeds import FeedAction
+
+    _do(invocation, FeedAction.PAUSE, "paused", Status.PAUSED, **asked)
 
 
 @click.command()
@@ -49,7 +52,10 @@ def resume(invocation: Invocation, **asked: Any) -> None:
       feedq feed resume acme/orders
       feedq feed resume --label region=eu --status paused --yes
     """
-    _do(invocation, "resume", **asked)
+    from feedq.core.model import Status
+    from feedq.verbs.feeds import FeedAction
+
+    _do(invocation, FeedAction.RESUME, "resumed", Status.STREAMING, **asked)
 
 
 @click.command()
@@ -62,7 +68,10 @@ def restart(invocation: Invocation, **asked: Any) -> None:
       feedq feed restart acme/orders --wait
       feedq feed restart --failing --yes
     """
-    _do(invocation, "restart", **asked)
+    from feedq.core.model import Status
+    from feedq.verbs.feeds import FeedAction
+
+    _do(invocation, FeedAction.RESTART, "restarted", Status.STREAMING, **asked)
 
 
 @click.command()
@@ -80,25 +89,24 @@ def remove(
       feedq feed remove acme/orders --yes --wait
       feedq feed remove --tenant acme
     """
-    from feedq.verbs.wording import counted, some
+    from feedq.verbs.feeds import FeedAction
 
-    live = choose(invocation, selection_of(names, **chosen))
-    what = ", ".join(names) or f"{counted(len(live), 'feed')} ({some(live, lambda view: view.feed.name)})"
+    selection = selection_of(names, **chosen)
+    tried = _tried(invocation, FeedAction.REMOVE, selection)
     invocation.confirm(
-        f"Remove {what}? Declared again, they begin where their sources begin, unless they adopt "
-        "what is left in the sink (`feedq apply --adopt`).",
+        f"Remove {described(selection, tried)}? Declared again, they begin where their sources begin, unless they "
+        "adopt what is left in the sink (`feedq apply --adopt`).",
         yes=yes,
     )
-    result = act(invocation, live, "remove")
+    acted = _act(invocation, FeedAction.REMOVE, selection, tried.count, "removed")
     if wait:
-        ids = {view.feed.id for view in live}
+        gone = [one.name for one in acted.done]
 
         def are_gone() -> bool:
-            return not any(view.feed.id in ids for view in invocation.store.feeds.views())
+            return not any(view.feed.removed_at for view in feeds_named(invocation, gone, removing=True))
 
         invocation.wait_until(are_gone, timeout_s=timeout_s, what="removal")
-    answer_done(invocation, [name for name, _ in result.done], "removed")
-    fail_if_any(result, "removed")
+    _answer(invocation, acted, "removed", lambda one: f"{one.name} removed")
 
 
 @click.command()
@@ -130,67 +138,47 @@ def move(
       feedq feed move acme/orders --to celery@host --wait
       feedq feed move --worker celery@host --tenant acme --yes
     """
+    from feedq.verbs.feeds import FeedAction
+
     selection = selection_of(names, **chosen)
-    live = choose(invocation, selection)
-    confirm_chosen(invocation, selection, live, "Move", yes=yes)
-    result = _moved(invocation, live, target)
-    arrivals = {view.feed.name: to for view, to in result.done}
+    count = _counted(invocation, FeedAction.MOVE, selection, yes=yes)
+    acted = _act(invocation, FeedAction.MOVE, selection, count, "asked to move", worker=target)
     if wait:
+        arrivals = {one.name: str(one.worker) for one in acted.done}
         _await_arrival(invocation, arrivals, timeout_s=timeout_s)
     verb = "moved" if wait else "moving"
-    documents = [{"name": name, "worker": to, "result": verb} for name, to in arrivals.items()]
-    lines = [f"{one['name']} {verb} to {one['worker']}" for one in documents]
-    if documents:
-        answer(invocation, documents, "\n".join(lines))
-    fail_if_any(result, "moved")
-
-
-def _moved(
-    invocation: Invocation, live: Sequence[FeedView], target: str | None
-) -> bulk.BulkResult[FeedView, str]:
-    """Each with the name of the worker that gets it."""
-    from feedq.verbs import actions, bulk
-
-    if invocation.api is not None:
-        of = {view.feed.name: view for view in live}
-        moved = invocation.api.feeds.act_on(list(of), "move", worker=target)
-        done = [(of[name], to) for name, to in moved.done]
-        return bulk.BulkResult(done, [(of[name], error) for name, error in moved.failed])
-    store, settings = invocation.store, invocation.settings
-    with ProgressBar("feeds asked to move", len(live)) as bar:
-        if target is None:
-            result = bulk.move_elsewhere(store, live, settings, told=bar)
-        else:
-            result = bulk.one_by_one(
-                live, lambda v: actions.move_feed(store, v.feed.name, target, settings), told=bar
-            )
-    return bulk.BulkResult([(view, to.worker.name) for view, to in result.done], result.failed)
+    _answer(invocation, acted, "moved", lambda one: f"{one.name} {verb} to {one.worker}")
 
 
 def _await_arrival(invocation: Invocation, arrivals: Mapping[str, str], *, timeout_s: float) -> None:
     from feedq.core.model import Status
-    from feedq.core.selection import Selection
+    from feedq.verbs.feeds import show_feed
     from feedq.verbs.wording import counted
 
     left = list(arrivals)
 
     def have_arrived() -> bool:
-        views = invocation.store.feeds.selected(Selection(names=tuple(arrivals)))
         arrived = {
-            v.feed.name for v in views if v.worker == arrivals[v.feed.name] and v.status is Status.STREAMING
+            view.feed.name
+            for view in feeds_named(invocation, left)
+            if view.worker == arrivals[view.feed.name] and view.status is Status.STREAMING
         }
-        left[:] = [name for name in arrivals if name not in arrived]
+        left[:] = [name for name in left if name not in arrived]
         return not left
 
-    what = f"{counted(len(arrivals), 'feed')} on other workers"
     invocation.wait_until(
-        have_arrived, timeout_s=timeout_s, what=what, why=lambda: explained(invocation, left[0])[2]
+        have_arrived,
+        timeout_s=timeout_s,
+        what=f"{counted(len(arrivals), 'feed')} on other workers",
+        why=lambda: invocation.do(show_feed, name=left[0]).explanation,
     )
 
 
 def _do(
     invocation: Invocation,
-    verb: str,
+    action: FeedAction,
+    done: str,
+    wanted: Status,
     *,
     names: Sequence[str],
     yes: bool,
@@ -198,23 +186,18 @@ def _do(
     timeout_s: float,
     **chosen: Any,
 ) -> None:
-    """Does it to all that are chosen, and waits until they are paused, or stream with the declarations that they
-    have now or later ones. Raises when it could not be done to some."""
+    """Does it to all that are chosen, and waits until they are as ``wanted``; those that stream anew, with the
+    declarations that they have now or later ones."""
     from feedq.core.model import Status
-    from feedq.core.selection import Selection
-    from feedq.verbs.actions import DONE
     from feedq.verbs.wording import counted
 
-    wanted, done = Status.PAUSED if verb == "pause" else Status.STREAMING, DONE[verb]
     selection = selection_of(names, **chosen)
-    live = choose(invocation, selection)
-    confirm_chosen(invocation, selection, live, verb.capitalize(), yes=yes)
-    result = act(invocation, live, verb)
-    fail_if_any(result, done)
-    made = {name: feed.generation if wanted is Status.STREAMING else 0 for name, feed in result.done}
+    count = _counted(invocation, action, selection, yes=yes)
+    acted = _act(invocation, action, selection, count, done)
+    made = {one.name: one.generation or 0 if wanted is Status.STREAMING else 0 for one in acted.done}
 
     def have_come() -> bool:
-        views = invocation.store.feeds.selected(Selection(names=tuple(made)))
+        views = list(feeds_named(invocation, list(made)))
         return len(views) == len(made) and all(
             view.status is wanted and view.lease.generation >= made[view.feed.name] for view in views
         )
@@ -222,4 +205,47 @@ def _do(
     if wait:
         who = ", ".join(made) if len(made) <= 5 else counted(len(made), "feed")
         invocation.wait_until(have_come, timeout_s=timeout_s, what=f"{who} {wanted}")
-    answer_done(invocation, made, done)
+    _answer(invocation, acted, done, lambda one: f"{one.name} {done}")
+
+
+def _counted(invocation: Invocation, action: FeedAction, selection: Selection, *, yes: bool) -> int | None:
+    """How many feeds the selection chooses, which was asked about. Whoever names feeds has said so already."""
+    if selection.names:
+        return None
+    tried = _tried(invocation, action, selection)
+    invocation.confirm(f"{action.capitalize()} {described(selection, tried)}?", yes=yes)
+    return tried.count
+
+
+def _tried(invocation: Invocation, action: FeedAction, selection: Selection) -> Acted:
+    """Raises `NotFound` when nothing is chosen."""
+    from feedq.verbs.feeds import act_on_feeds
+
+    tried = invocation.do(act_on_feeds, action=action, select=selection, dry_run=True)
+    require_some(invocation, tried)
+    return tried
+
+
+def _act(
+    invocation: Invocation,
+    action: FeedAction,
+    selection: Selection,
+    count: int | None,
+    what: str,
+    *,
+    worker: str | None = None,
+) -> Acted:
+    """Raises `NotFound` when nothing is chosen."""
+    from feedq.verbs.feeds import act_on_feeds
+
+    with invocation.progress(f"feeds {what}"):
+        acted = invocation.do(act_on_feeds, action=action, select=selection, worker=worker, count=count)
+    require_some(invocation, acted)
+    return acted
+
+
+def _answer(invocation: Invocation, acted: Acted, what: str, line: Callable[[Done], str]) -> None:
+    """Shows to which feeds it was done. Raises when it could not be done to some."""
+    if acted.done or invocation.json:
+        answer(invocation, acted, "\n".join(map(line, acted.done)))
+    fail_if_any(acted.failed, what, done=len(acted.done))

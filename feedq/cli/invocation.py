@@ -1,4 +1,4 @@
-"""What a command works on: the store, the clock, and whether it speaks JSON.
+"""What a command works on: where it has verbs done, the clock, and whether it speaks JSON.
 
 One `Invocation` a call of the command travels as click's context object. Tests pass one of their own, with a store
 in memory: ``main(args, obj=…)``.
@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import click
 
@@ -25,17 +24,14 @@ from feedq.core.clock import Clock, SystemClock
 from feedq.errors import FeedqError, InvalidInput, SchemaBehind, Unavailable
 
 if TYPE_CHECKING:
-    from feedq.cli.api_store import ApiStore
-    from feedq.control.store.fleet_state import FleetState, JobState
-    from feedq.control.store.postgresql import JobStore, PostgresStore
-    from feedq.core.landed import LandedBucket, Span
-    from feedq.core.model import Feed
+    from feedq.cli.doing import Doing
+    from feedq.control.store.postgresql import PostgresStore
     from feedq.settings import Settings
     from feedq.sinks.base import Sink
-    from feedq.verbs.diagnosis.checks import Check
-    from feedq.verbs.report.fleet_data import FleetData
-    from feedq.verbs.report.problem_list import ListedProblem
-    from feedq.verbs.sink_verbs import SinkVerbs
+    from feedq.verbs.registry import At, Page, Told
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 STACK_DIR = Path(".feedq")
 """Where `feedq up` keeps what it needs, unless told otherwise."""
@@ -103,7 +99,7 @@ class Invocation:
     server: str | None = None
     """The API that is asked in the place of the database."""
     _opened: PostgresStore | None = None
-    _api: ApiStore | None = None
+    _doing: Doing | None = None
 
     @property
     def settings(self) -> Settings:
@@ -135,46 +131,62 @@ class Invocation:
             _, _, path = click.get_current_context().command_path.partition(" ")
             raise not_served(path)
 
-    @property
-    def api(self) -> ApiStore | None:
-        """The API, where one is asked."""
-        if self._api is None and self.server is not None:
-            from feedq.cli.api_client import ApiConnection, token_of
-            from feedq.cli.api_store import ApiStore
+    # -- verbs ---------------------------------------------------------------------------------------
 
-            self._api = ApiStore(ApiConnection(self.server, token_of()))
-            click.get_current_context().call_on_close(self._api.close)
-        return self._api
+    def do(self, function: Callable[Concatenate[At, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Have a verb done, at the control database or at the server. Raises what the verb raises."""
+        return self.doing.do(function, *args, **kwargs)
+
+    def pages(
+        self,
+        most: int | None,
+        function: Callable[Concatenate[At, P], Page[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Iterator[T]:
+        """The first so many items of a list, or all of them, page by page."""
+        return self.doing.pages(most, function, *args, **kwargs)
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[None]:
+        """Shows how far the verbs that are done within the block have come."""
+        from feedq.cli.output import ProgressBar
+
+        with ProgressBar(what) as bar:
+            self.doing.told = bar
+            try:
+                yield
+            finally:
+                self.doing.told = None
+
+    @property
+    def doing(self) -> Doing:
+        if self._doing is None:
+            from feedq.cli.doing import Doing, at_database, at_server
+
+            if self.server is None:
+                self._doing = Doing(at_database(self.at))
+            else:
+                from feedq.cli.api_client import ApiConnection, token_of
+
+                api = ApiConnection(self.server, token_of())
+                click.get_current_context().call_on_close(api.close)
+                self._doing = Doing(at_server(api))
+        return self._doing
+
+    def at(self, told: Told | None) -> At:
+        """Where verbs are done that are done here, by somebody who may do everything."""
+        from feedq.core.roles import AccessRole, Caller
+        from feedq.verbs.registry import At
+
+        at = At(self.store, self.settings, Caller("this command", AccessRole.ADMIN), self.open_sink)
+        return at if told is None else replace(at, told=told)
+
+    # -- what is done here ---------------------------------------------------------------------------
 
     @property
     def store(self) -> PostgresStore:
-        """The database, or what does the same over an API as far as that goes, and refuses the rest."""
-        api = self.api
-        return self._open() if api is None else cast("PostgresStore", api)
-
-    def tapped(self, name: str, *, seconds: int, limit: int) -> Generator[dict[str, Any], None, None]:
-        """Records of a running feed as they land, as documents. Close it."""
-        if self.api is not None:
-            return self.api.feeds.tapped(name, seconds=seconds, limit=limit)
-        from feedq.control.store.taps import listen
-
-        return listen(self._open().taps, self.live_feed(name).id, seconds=seconds, limit=limit)
-
-    @property
-    def jobs(self) -> JobStore:
-        """Schedules, runs and job queues."""
-        return self.store.jobs
-
-    @property
-    def sink_verbs(self) -> SinkVerbs:
-        """What people do with what feeds have in their sinks."""
-        if self.api is not None:
-            return cast("SinkVerbs", self.api.sink_verbs)
-        from feedq.verbs.sink_verbs import SinkVerbs
-
-        return SinkVerbs(self.store, self.open_sink)
-
-    def _open(self) -> PostgresStore:
+        """The control database. Raises `InvalidInput` when a server is to be asked."""
         self.require_database()
         if self._opened is None:
             self._use_stack()
@@ -199,61 +211,6 @@ class Invocation:
         self.keep_log_quiet()
         with opened_sink(self.settings, name, role="cli") as sink:
             yield sink
-
-    def status(self) -> FleetData:
-        """The fleet in numbers, and what is wrong with it."""
-        if self.api is not None:
-            return self.api.status()
-        from feedq.verbs.report.fleet_data import read_fleet
-
-        return read_fleet(self._open(), self.settings)
-
-    def problems(self) -> list[ListedProblem]:
-        """Everything that somebody has to look at."""
-        if self.api is not None:
-            return self.api.problems()
-        from feedq.verbs.report.problem_list import read_problems
-
-        return read_problems(self._open(), self.settings)
-
-    def checks(self, *, send_alerts: bool) -> Iterator[Check]:
-        """What `feedq doctor` finds, one check after the other, as each is done."""
-        if self.api is not None and send_alerts:
-            raise InvalidInput("--alerts sends from here, with the settings here; leave --server out")
-        if self.api is not None:
-            return iter(self.api.checks())
-        # Brokers' libraries take a while to load.
-        from feedq.verbs.diagnosis.rounds import diagnose
-
-        self.keep_log_quiet()
-        specs = self.jobs.schedules.specs
-        return diagnose(
-            self.store, self.fleet_state, self.job_state, specs, self.settings, send_alerts=send_alerts
-        )
-
-    def landed(self, name: str, span: Span) -> Sequence[LandedBucket]:
-        """What one feed landed."""
-        if self.api is not None:
-            return self.api.feeds.landed(name, span)
-        return self._open().landed.of_feed(self.store.feeds.get(name).id, span)
-
-    def fleet_state(self) -> FleetState:
-        return self._open().fleet_state()
-
-    def job_state(self) -> JobState:
-        return self.store.job_state()
-
-    def database_now(self) -> datetime:
-        """Reads the clock that schedules go by."""
-        if self.server is not None:
-            return self.clock.now()
-        return self._open().now()
-
-    def live_feed(self, name: str) -> Feed:
-        """Finds a feed by name. Raises `NotFound` when there is none, or it is being removed."""
-        from feedq.verbs.actions import live_feed
-
-        return live_feed(self.store, name)
 
     def explain(self, error: FeedqError) -> str:
         """Makes the line that a person sees of an error."""

@@ -80,7 +80,7 @@ def styled(word: str, *, after: str = "") -> Styled:
 
 
 def answer(invocation: Invocation, document: Any, text: str | Callable[[], object]) -> None:
-    """Prints the document with --json, else the text, or calls what prints it. An iterator becomes a list."""
+    """Prints the document with --json, else the text, or calls what prints it."""
     from feedq.verbs.wording import printable
 
     if invocation.form is Form.YAML:
@@ -96,13 +96,12 @@ def answer(invocation: Invocation, document: Any, text: str | Callable[[], objec
 def answer_list(
     invocation: Invocation,
     rows: Sequence[T],
-    document: Callable[[T], Any],
     columns: Sequence[TableColumn[T]],
     *,
     empty: str,
     wide: Sequence[TableColumn[T]] = (),
 ) -> None:
-    """Prints the rows as a list of documents with --json, else as a table, or what to say when there are none.
+    """Prints the rows as a list with --json, else as a table, or what to say when there are none.
 
     The first column is a row's name; ``wide`` are columns for those who ask for more.
     """
@@ -112,42 +111,33 @@ def answer_list(
         return
     if invocation.form is Form.WIDE:
         columns = [*columns, *wide]
-    answer(invocation, map(document, rows), (lambda: write_table(rows, columns)) if rows else empty)
-
-
-def answer_done(invocation: Invocation, names: Iterable[str], done: str) -> None:
-    """Prints what was done to the feeds or schedules of these names."""
-    from feedq.verbs.wording import printable
-
-    once = dict.fromkeys(names)
-    document = [{"name": name, "result": done} for name in once]
-    answer(invocation, document, "\n".join(printable(f"{name} {done}") for name in once))
+    answer(invocation, rows, (lambda: write_table(rows, columns)) if rows else empty)
 
 
 def write_json(document: Any) -> None:
     """Writes one document, then a newline."""
-    from feedq.verbs.wording import as_json
+    import msgspec
 
-    click.echo(as_json(list(document) if isinstance(document, map) else document, indented=True))
+    from feedq.verbs.registry import encode
+
+    click.echo(msgspec.json.format(encode(document), indent=2))
 
 
 def write_yaml(document: Any) -> None:
     """Writes one document, with the same fields as the JSON."""
-
-    import json
+    import msgspec
 
     from feedq.verbs import documents
-    from feedq.verbs.wording import as_json
+    from feedq.verbs.registry import encode
 
-    plain = json.loads(as_json(list(document) if isinstance(document, map) else document))
-    click.echo(documents.dump(plain), nl=False)
+    click.echo(documents.dump(msgspec.json.decode(encode(document))), nl=False)
 
 
 def write_json_line(document: Any) -> None:
     """Writes one document on one line, at once: for commands that go on."""
-    from feedq.verbs.wording import as_json
+    from feedq.verbs.registry import encode
 
-    click.echo(as_json(document))
+    click.echo(encode(document))
     sys.stdout.flush()
 
 
@@ -221,7 +211,7 @@ def _shown(value: Any) -> str:
     from feedq.verbs.report.masking import masked
     from feedq.verbs.wording import as_json, printable
 
-    return ABSENT if value is ABSENT else printable(as_json(masked(value)))
+    return ABSENT if value == ABSENT else printable(as_json(masked(value)))
 
 
 def styled_step(name: str, outcome: str, detail: str) -> str:
@@ -247,14 +237,15 @@ class ProgressBar:
     """Call it with how many are done; it shows itself after a second, on a terminal only. A context: it clears its
     line at the end."""
 
-    def __init__(self, what: str, total: int | None) -> None:
+    def __init__(self, what: str, total: int | None = None) -> None:
         """Without a ``total`` it counts."""
         self._what, self._total = what, total
         self._started = self._drawn = time.monotonic()
         self._is_shown = False
         self.may_show = sys.stderr.isatty()
 
-    def __call__(self, done: int) -> None:
+    def __call__(self, done: int, total: int | None = None) -> None:
+        self._total = self._total if total is None else total
         now = time.monotonic()
         if not self.may_show or now - self._started < SHOWN_AFTER_S or now - self._drawn < EVERY_S:
             return

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
-from itertools import islice
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -19,16 +18,17 @@ from feedq.cli.invocation import (
     yes_option,
 )
 from feedq.cli.options import duration, moment
-from feedq.cli.output import answer, answer_done, answer_list, write_lines, write_table
+from feedq.cli.output import answer, answer_list, write_lines, write_table
 from feedq.cli.schedule_ticks import backfill, next_, trigger, zone_of
 from feedq.core.authorship import give_reason
-from feedq.errors import InvalidInput, Unreadable
+from feedq.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from feedq.core.schedule.model import RunState, Schedule, ScheduleState, ScheduleView
+    from feedq.core.schedule.model import RunState, ScheduleState
+    from feedq.verbs.schedules import ScheduleAction
 
 PAGE = 1_000
-"""Schedules read at a time, and listed unless more are asked for."""
+"""Schedules that are listed unless more are asked for."""
 LISTED_MAX = 100_000
 RUNS_OF_ONE = 10
 """Runs below a schedule; `feedq schedule runs` has more."""
@@ -80,29 +80,17 @@ def list_(
       feedq schedule list --queues
     """
     from feedq.cli.tables import QUEUE_COLUMNS, schedule_columns
-    from feedq.verbs.report.rows import queue_row, schedule_row
+    from feedq.verbs.schedules import list_queues, list_schedules
 
     if queues:
         empty = "no queue has limits, or runs that wait or run"
-        answer_list(invocation, invocation.jobs.queues.listed(), queue_row, QUEUE_COLUMNS, empty=empty)
+        answer_list(invocation, invocation.do(list_queues).items, QUEUE_COLUMNS, empty=empty)
         return
-    found = list(islice(_views(invocation, prefix, state=state, most=limit + 1), limit + 1))
-    shown = found[:limit]
+    found = list(invocation.pages(limit + 1, list_schedules, prefix=prefix, state=state))
     empty = "no schedules; declare some with `feedq apply`"
-    answer_list(invocation, shown, schedule_row, schedule_columns(invocation.clock.now()), empty=empty)
+    answer_list(invocation, found[:limit], schedule_columns(invocation.clock.now()), empty=empty)
     if len(found) > limit:
         click.echo(f"these are the first {limit:,}; --limit shows more, --prefix others", err=True)
-
-
-def _views(
-    invocation: Invocation, prefix: str, *, state: ScheduleState | None, most: int
-) -> Iterator[ScheduleView]:
-    after, size = "", min(most, PAGE)
-    while page := invocation.jobs.schedules.views(prefix=prefix, after=after, state=state, limit=size):
-        yield from page
-        if len(page) < size:
-            return
-        after = page[-1].schedule.spec.name
 
 
 @schedule.command(short_help="Everything about one schedule, with its last runs.")
@@ -116,21 +104,15 @@ def show(invocation: Invocation, *, name: str) -> None:
       feedq schedule show acme/cleanup
     """
     from feedq.cli.tables import run_columns
-    from feedq.core.schedule.entries import plain_schedule
     from feedq.verbs import documents
-    from feedq.verbs.report.details import DetailLine, detail_lines, standing_lines
-    from feedq.verbs.report.masking import masked
-    from feedq.verbs.report.rows import schedule_document
+    from feedq.verbs.report.details import DetailLine, schedule_lines
+    from feedq.verbs.schedules import show_schedule
 
-    schedules = invocation.jobs.schedules
-    view, counts = schedules.view(name), schedules.counts(name)
-    runs = schedules.runs(name, limit=RUNS_OF_ONE)
-    now = invocation.clock.now()
-    declaration = documents.dump(masked(plain_schedule(view.schedule.spec)))
+    found = invocation.do(show_schedule, name=name)
+    now, runs = invocation.clock.now(), found.runs[:RUNS_OF_ONE]
     lines = [
-        *detail_lines([("name", name)]),
-        *standing_lines(view, counts=counts, now=now),
-        DetailLine("declaration", declaration, code=True),
+        *schedule_lines(found, now=now),
+        DetailLine("declaration", documents.dump(found.declaration), code=True),
     ]
 
     def write() -> None:
@@ -139,7 +121,7 @@ def show(invocation: Invocation, *, name: str) -> None:
             click.echo()
             write_table(runs, run_columns(now, of_one=True))
 
-    answer(invocation, schedule_document(view, counts=counts, runs=runs), write)
+    answer(invocation, found, write)
 
 
 @schedule.command(short_help="The history of one schedule, or of all.")
@@ -165,11 +147,11 @@ def runs(invocation: Invocation, *, name: str | None, states: Sequence[RunState]
       feedq schedule runs acme/cleanup --state failed --state lost
     """
     from feedq.cli.tables import run_columns
-    from feedq.verbs.report.rows import run_row
+    from feedq.verbs.schedules import list_runs
 
-    found = invocation.jobs.schedules.runs(name, states=states, limit=limit)
+    found = list(invocation.pages(limit, list_runs, schedule=name, states=tuple(states)))
     columns = run_columns(invocation.clock.now(), of_one=name is not None)
-    answer_list(invocation, found, run_row, columns, empty="no runs")
+    answer_list(invocation, found, columns, empty="no runs")
 
 
 # -- changing ----------------------------------------------------------------------------------------
@@ -200,15 +182,14 @@ def pause(
         seconds = duration(for_, option="--for")
         if seconds > PAUSE_MAX_S:
             raise InvalidInput(f"--for: {for_!r} is too long; leave it out to pause for good")
-        end = invocation.database_now() + timedelta(seconds=seconds)
+        end = invocation.clock.now() + timedelta(seconds=seconds)
 
-    def pause_one(found: Schedule) -> None:
-        zone = zone_of(found.spec.timing)
-        then = end if until is None else moment(until, zone, option="--until")
-        invocation.jobs.schedules.pause(found.spec.name, until=then, reason=reason)
+    def until_of(name: str) -> datetime | None:
+        return end if until is None else moment(until, zone_of(invocation, name), option="--until")
 
-    _each(invocation, names, pause_one)
-    answer_done(invocation, names, "paused")
+    from feedq.verbs.schedules import ScheduleAction
+
+    _each(invocation, names, ScheduleAction.PAUSE, "paused", until_of)
 
 
 @schedule.command()
@@ -223,8 +204,9 @@ def resume(invocation: Invocation, *, names: Sequence[str]) -> None:
     Example:
       feedq schedule resume acme/cleanup
     """
-    _each(invocation, names, lambda found: invocation.jobs.schedules.resume(found.spec.name))
-    answer_done(invocation, names, "resumed")
+    from feedq.verbs.schedules import ScheduleAction
+
+    _each(invocation, names, ScheduleAction.RESUME, "resumed")
 
 
 @schedule.command()
@@ -238,10 +220,13 @@ def remove(invocation: Invocation, *, names: Sequence[str], yes: bool) -> None:
     Example:
       feedq schedule remove acme/cleanup --yes
     """
-    _each(invocation, names, lambda _: None)
+    from feedq.verbs.declarations import Removals, declare
+
+    removed = Removals(schedules=tuple(dict.fromkeys(names)))
+    invocation.do(declare, remove=removed, dry_run=True)
     invocation.confirm(f"Remove {', '.join(names)}?", yes=yes)
-    _each(invocation, names, lambda found: invocation.jobs.schedules.remove(found.spec.name))
-    answer_done(invocation, names, "removed")
+    done = invocation.do(declare, remove=removed)
+    answer(invocation, done, "\n".join(f"{name} removed" for name in removed.schedules))
 
 
 @schedule.command()
@@ -261,28 +246,33 @@ def cancel(invocation: Invocation, *, name: str | None, run_id: int | None) -> N
       feedq schedule cancel acme/cleanup
       feedq schedule cancel --run 4711
     """
-    from feedq.verbs.report.rows import run_row
+    from feedq.verbs.schedules import ScheduleAction, act_on_schedule, cancel_run
     from feedq.verbs.wording import counted
 
     if (name is None) == (run_id is None):
         raise click.UsageError("say either the NAME of a schedule or --run")
     if name is not None:
-        cancelled = invocation.jobs.schedules.purge(name)
-        text = f"{name}: {counted(cancelled, 'waiting run')} cancelled"
-        answer(invocation, {"name": name, "cancelled": cancelled}, text)
+        done = invocation.do(act_on_schedule, name=name, action=ScheduleAction.CANCEL)
+        answer(invocation, done, f"{name}: {counted(done.cancelled, 'waiting run')} cancelled")
     elif run_id is not None:
-        run = invocation.jobs.schedules.cancel_run(run_id)
-        answer(invocation, run_row(run), f"run {run.id} ({run.schedule}/{run.key}) {run.state}")
+        run = invocation.do(cancel_run, id=run_id)
+        answer(invocation, run, f"run {run.id} ({run.schedule}/{run.key}) {run.state}")
 
 
-def _each(invocation: Invocation, names: Sequence[str], act: Callable[[Schedule], object]) -> None:
+def _each(
+    invocation: Invocation,
+    names: Sequence[str],
+    action: ScheduleAction,
+    done: str,
+    until_of: Callable[[str], datetime | None] = lambda name: None,
+) -> None:
     """Does something to all schedules or, if one of them does not exist, to none."""
-    for found in [_found(invocation, name) for name in dict.fromkeys(names)]:
-        act(found)
+    from feedq.verbs.schedules import act_on_schedule
 
-
-def _found(invocation: Invocation, name: str) -> Schedule:
-    try:
-        return invocation.jobs.schedules.get(name)
-    except Unreadable:  # by far not all that is done to it needs its declaration
-        return invocation.jobs.schedules.views(prefix=name, limit=1)[0].schedule
+    asked = {name: until_of(name) for name in names}
+    for dry_run in (True, False):
+        acted = [
+            invocation.do(act_on_schedule, name=name, action=action, until=until, dry_run=dry_run)
+            for name, until in asked.items()
+        ]
+    answer(invocation, acted, "\n".join(f"{one.name} {done}" for one in acted))

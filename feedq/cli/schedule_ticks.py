@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import click
@@ -18,7 +18,8 @@ from feedq.cli.options import assigned, duration, moment, split_words
 from feedq.cli.output import TableColumn, answer, write_table
 
 if TYPE_CHECKING:
-    from feedq.core.schedule.model import Job, Run, ScheduleSpec, ScheduleState, Timing
+    from feedq.core.schedule.model import ScheduleSpec, ScheduleState, Timing
+    from feedq.verbs.schedules import RunDocument
 
 TRIED = "example"
 """Name of a schedule that there is not; ``H`` in its expression is hashed from it."""
@@ -54,7 +55,7 @@ def next_(invocation: Invocation, *, names: Sequence[str], count: int, begin: st
     from feedq.verbs.wording import printable, timing_words
 
     spec, schedule_id, state = _chosen(invocation, *split_words(names))
-    zone = zone_of(spec.timing)
+    zone = timing_zone(spec.timing)
     after = invocation.clock.now() if begin is None else moment(begin, zone, option="--from")
     if begin is not None:
         # A tick at that very time is one of them.
@@ -80,6 +81,7 @@ def _chosen(
     """The schedule of this name as it is or would be, with its id and state; or a timing that is to be tried."""
     from feedq.core.schedule.entries import ScheduleEntry
     from feedq.core.schedule.model import ScheduleState
+    from feedq.verbs.schedules import show_schedule
 
     if len(names) > 1 or not (names or assignments):
         raise click.UsageError("say which: the NAME of one schedule, or a timing to try, such as cron=@daily")
@@ -87,15 +89,22 @@ def _chosen(
         keys = assigned({"name": TRIED, "task": TRIED}, assignments, ScheduleEntry)
         spec, schedule_id, state = ScheduleEntry.valid(keys).spec, 0, ScheduleState.ACTIVE
     else:
-        found = invocation.jobs.schedules.get(names[0])
-        spec, schedule_id, state = found.spec, found.id, found.state
-        if assignments:
-            spec = with_assignments(declared_schedule(invocation, names[0]), assignments)
+        row = invocation.do(show_schedule, name=names[0]).schedule
+        entry, _ = declared_schedule(invocation, names[0])
+        spec, schedule_id, state = with_assignments(entry, assignments).spec, row.id, row.state
     return spec, schedule_id, state
 
 
-def zone_of(timing: Timing) -> str:
-    """Finds the zone on whose clock people read a schedule's times."""
+def zone_of(invocation: Invocation, name: str) -> str:
+    """The zone on whose clock people read the times of a schedule; UTC for one without a readable declaration."""
+    from feedq.core.values import DEFAULT_ZONE
+    from feedq.verbs.declarations import list_declared_schedules
+
+    found = [one.declaration for one in invocation.do(list_declared_schedules, names=(name,)).items]
+    return DEFAULT_ZONE if not found or found[0] is None else timing_zone(found[0].spec.timing)
+
+
+def timing_zone(timing: Timing) -> str:
     from feedq.core.schedule.model import Cron
     from feedq.core.values import DEFAULT_ZONE
 
@@ -206,41 +215,43 @@ def trigger(
     """
     from feedq.cli.tables import warn_unserved
     from feedq.core.schedule.model import RunState
-    from feedq.verbs.report.rows import run_row
+    from feedq.verbs.schedules import show_schedule, trigger_schedule
     from feedq.verbs.wording import ERROR_WIDTH, cut, why_run
 
     timeout_s = inf if timeout is None else duration(timeout, option="--timeout")
-    job = _job_with(invocation, name, assignments) if assignments else None
-    run = invocation.jobs.schedules.trigger(name, key=key, job=job)
-    if not run.state.is_final:
-        warn_unserved(invocation.jobs, [name])
+    arguments = _arguments(invocation, name, assignments) if assignments else {}
+    run = invocation.do(trigger_schedule, name=name, key=key, **arguments)
+    if not run.state.is_final and (unserved := invocation.do(show_schedule, name=name).unserved):
+        warn_unserved({name: unserved})
     if wait and not run.state.is_final:
         run = _ended(invocation, run, timeout_s=timeout_s)
     because = cut(why_run(run), ERROR_WIDTH)
     text = f"run {run.id} ({run.schedule}/{run.key}) {run.state}" + (f": {because}" if because else "")
-    answer(invocation, run_row(run), text)
+    answer(invocation, run, text)
     refused = run.state.is_final and run.state is not RunState.SUCCEEDED
     if refused and (wait or run.state is RunState.SKIPPED_OVERLAP):
         raise SystemExit(1)
 
 
-def _job_with(invocation: Invocation, name: str, assignments: Sequence[str]) -> Job:
-    from feedq.core.schedule.entries import ScheduleEntry, job_with
+def _arguments(invocation: Invocation, name: str, assignments: Sequence[str]) -> dict[str, Any]:
+    """The arguments of a job that are declared, with these put into them."""
+    from feedq.core.schedule.entries import ScheduleEntry
 
     if others := [one for one in assignments if not one.startswith(("args=", "kwargs=", "kwargs."))]:
         raise click.UsageError(
             f"{others[0].partition('=')[0]}: only args and kwargs can be given for one run"
         )
-    spec = invocation.jobs.schedules.get(name).spec
-    declared = {"args": list(spec.job.args), "kwargs": dict(spec.job.kwargs)}
-    return job_with(spec, **assigned(declared, assignments, ScheduleEntry))
+    job = declared_schedule(invocation, name)[0].spec.job
+    return assigned({"args": list(job.args), "kwargs": dict(job.kwargs)}, assignments, ScheduleEntry)
 
 
-def _ended(invocation: Invocation, run: Run, *, timeout_s: float) -> Run:
+def _ended(invocation: Invocation, run: RunDocument, *, timeout_s: float) -> RunDocument:
+    from feedq.verbs.schedules import show_run
+
     latest = [run]
 
     def has_ended() -> bool:
-        latest[0] = invocation.jobs.schedules.run(run.id)
+        latest[0] = invocation.do(show_run, id=run.id)
         return latest[0].state.is_final
 
     invocation.wait_until(
@@ -269,16 +280,15 @@ def backfill(invocation: Invocation, *, name: str, begin: str, end: str, yes: bo
     Example:
       feedq schedule backfill acme/cleanup --from 2026-11-01 --to 2026-11-08 --yes
     """
-    from feedq.core.schedule.ticks import past_ticks
     from feedq.core.values import instant
+    from feedq.verbs.schedules import backfill_schedule
     from feedq.verbs.wording import counted
 
-    spec = invocation.jobs.schedules.get(name).spec
-    zone = zone_of(spec.timing)
+    zone = zone_of(invocation, name)
     first, last = moment(begin, zone, option="--from"), moment(end, zone, option="--to")
-    ticks = past_ticks(spec, first, last, now=invocation.database_now(), option="--")
-    runs, period = counted(len(ticks), "run"), f"{instant(ticks[0])} to {instant(ticks[-1])}"
-    invocation.confirm(f"Make {runs} of {name}, for the ticks {period}?", yes=yes)
-    made, existing = invocation.jobs.schedules.backfill(name, ticks)
-    document = {"name": name, "ticks": len(ticks), "made": made, "existing": existing}
-    answer(invocation, document, f"{name}: {made} made, {existing} there already")
+    if not yes:
+        tried = invocation.do(backfill_schedule, name=name, begin=first, end=last, dry_run=True)
+        period = f"{instant(tried.first_tick_at)} to {instant(tried.last_tick_at)}"
+        invocation.confirm(f"Make {counted(tried.ticks, 'run')} of {name}, for the ticks {period}?", yes=yes)
+    done = invocation.do(backfill_schedule, name=name, begin=first, end=last)
+    answer(invocation, done, f"{name}: {done.made} made, {done.existing} there already")

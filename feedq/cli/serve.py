@@ -35,8 +35,9 @@ def serve(invocation: Invocation, *, host: str, port: int) -> None:
     """
     import uvicorn
 
-    from feedq.api.app import PREFIX, make_app
     from feedq.api.backend import ApiBackend
+    from feedq.api.endpoint import PREFIX
+    from feedq.api.server import make_app
     from feedq.cli.output import answer
     from feedq.control.store.postgresql import PostgresStore
     from feedq.telemetry.logs import configure_logging

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -46,13 +45,13 @@ def status(invocation: Invocation, *, problems: bool) -> None:
       feedq status --problems
     """
     from feedq.cli.tables import all_worker_columns
-    from feedq.verbs.report.rows import status_document
+    from feedq.verbs.fleet import show_status
     from feedq.verbs.wording import printable
 
     if problems:
         _answer_problems(invocation)
         return
-    found = invocation.status()
+    found = invocation.do(show_status)
     numbers, workers, state, jobs = found.numbers, found.workers, found.state, found.jobs
 
     def write() -> None:
@@ -65,7 +64,7 @@ def status(invocation: Invocation, *, problems: bool) -> None:
         for check in found.warnings:
             click.echo(f"{check.level}: {check.name}: {printable(check.detail)}\n      -> {check.advice}")
 
-    answer(invocation, status_document(found), write)
+    answer(invocation, found, write)
 
 
 def _numbers(numbers: Overview, state: FleetState, jobs: JobState) -> list[DetailLine]:
@@ -108,7 +107,7 @@ def _numbers(numbers: Overview, state: FleetState, jobs: JobState) -> list[Detai
 @click.option("--alerts", is_flag=True, help="Also send a message to each alert target that is set up here.")
 @pass_invocation
 def doctor(invocation: Invocation, *, alerts: bool) -> None:
-    """Check everything that feedq stands on, from this machine and with its settings.
+    """Check everything that feedq stands on, from this machine and with its settings, or from the server's.
 
     One line a check: ok, warn, FAIL, or not checked where nobody could look; and below it what to mend, or to
     do so that it can be checked. Exit status 1 when a check fails; nothing else counts.
@@ -118,24 +117,32 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
       feedq doctor
       FEEDQ_ALERT_URLS='mailto://…  slack://…' feedq doctor --alerts
     """
+    from feedq.verbs.diagnosis.alert_checks import ALERTS
     from feedq.verbs.diagnosis.checks import Level
-    from feedq.verbs.report.rows import check_row
+    from feedq.verbs.fleet import Diagnosis, diagnose_fleet, try_alerts
 
-    found: list[Check] = []
-    for check in invocation.checks(send_alerts=alerts):
-        found.append(check)
-        if not invocation.json:
-            _write_check(check)
-    counts = Counter(check.level for check in found)
+    if invocation.server is None:
+        invocation.keep_log_quiet()
+    with invocation.progress("checks"):
+        found = invocation.do(diagnose_fleet)
+    if alerts:
+        tried = invocation.do(try_alerts)
+        checks = [check for check in found.checks if check.name != ALERTS]
+        found = Diagnosis(found.healthy and tried.healthy, [*checks, *tried.checks])
+    counts = Counter(check.level for check in found.checks)
     numbers = (counts[level] for level in (Level.OK, Level.WARN, Level.FAIL, Level.NOT_CHECKED))
-    text = "{} ok, {} warnings, {} failed, {} not checked".format(*numbers)
-    answer(invocation, {"healthy": not counts[Level.FAIL], "checks": list(map(check_row, found))}, text)
-    if counts[Level.FAIL]:
+
+    def write() -> None:
+        for check in found.checks:
+            _write_check(check)
+        click.echo("{} ok, {} warnings, {} failed, {} not checked".format(*numbers))
+
+    answer(invocation, found, write)
+    if not found.healthy:
         raise SystemExit(1)
 
 
 def _write_check(check: Check) -> None:
-    """Prints a check at once: some take seconds, and people want to see which."""
     from feedq.verbs.wording import printable
 
     level, what = check.level.value.ljust(LEVEL_WIDTH), check.name.ljust(NAME_WIDTH) + printable(check.detail)
@@ -143,15 +150,14 @@ def _write_check(check: Check) -> None:
     click.echo(click.style(level, **STYLES[check.level]) + what)
     if advice:
         click.echo(advice)
-    sys.stdout.flush()
 
 
 def _answer_problems(invocation: Invocation) -> None:
-    from feedq.verbs.report.rows import problem_row
+    from feedq.verbs.fleet import list_problems
 
-    found = invocation.problems()
+    found = invocation.do(list_problems).items
     lines = [line for one in found for line in _lines(one)] or ["nothing needs a look"]
-    answer(invocation, {"problems": list(map(problem_row, found))}, "\n".join(lines))
+    answer(invocation, found, "\n".join(lines))
 
 
 def _lines(one: ListedProblem) -> list[str]:

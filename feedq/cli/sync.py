@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -11,11 +10,11 @@ import click
 from feedq.cli.apply import collector_paused, show_changes
 from feedq.cli.choosing import first_few
 from feedq.cli.invocation import Invocation, pass_invocation
-from feedq.cli.output import ProgressBar, answer, warn
+from feedq.cli.output import answer, warn
 from feedq.errors import FeedqError, InvalidInput
 
 if TYPE_CHECKING:
-    from feedq.verbs.catalogs.syncing import SyncReport
+    from feedq.verbs.catalog_syncs import Synced
 
 CHANGES_SHOWN_MAX = 100
 """Changes that are listed of a sync that makes them; a dry run and --json list all."""
@@ -55,73 +54,60 @@ def sync(
       FEEDQ_CATALOGS__CRM__KIND=directory FEEDQ_CATALOGS__CRM__PATH=feeds feedq sync crm --dry-run
       feedq sync
     """
-    from feedq.verbs.report.rows import sync_row
+    from feedq.verbs.catalog_syncs import list_catalogs, sync_catalog
 
-    chosen = [name.lower() for name in names] or _all_catalogs(invocation)
+    chosen = [name.lower() for name in names] or invocation.do(list_catalogs).items
     if not chosen:
         raise InvalidInput("no catalog is set up here: set FEEDQ_CATALOGS__<NAME>__KIND and its options")
     if remove_up_to is not None and len(chosen) != 1:
         raise click.UsageError("--remove-up-to is for one catalog; name it")
-    reports: list[SyncReport] = []
+    made: list[Synced] = []
     failed: list[FeedqError] = []
-    for make in _opened(invocation, chosen):
+    for name in chosen:
         try:
-            with collector_paused():
-                report = make(dry_run=dry_run, remove_up_to=remove_up_to, take_over=take_over)
+            with collector_paused(), invocation.progress("changes"):
+                made.append(
+                    invocation.do(
+                        sync_catalog,
+                        name=name,
+                        remove_up_to=remove_up_to,
+                        take_over=take_over,
+                        dry_run=dry_run,
+                    )
+                )
         except FeedqError as error:
             # What is wrong with one catalog does not keep the others from being synced.
             failed.append(error)
             continue
-        reports.append(report)
         if not invocation.json:
-            _show(report, dry_run=dry_run)
+            _show(made[-1])
     if invocation.json:
-        answer(invocation, {"dry_run": dry_run, "catalogs": list(map(sync_row, reports))}, "")
-    _raise(failed, reports)
+        answer(invocation, made, "")
+    _raise(failed, made)
 
 
-def _all_catalogs(invocation: Invocation) -> list[str]:
-    return sorted(invocation.settings.catalogs) if invocation.api is None else invocation.api.catalogs()
-
-
-def _opened(invocation: Invocation, chosen: Sequence[str]) -> list[Callable[..., SyncReport]]:
-    """What syncs each. Raises `InvalidInput` when one is not set up as it must be."""
-    from feedq.verbs.catalogs.base import open_catalog
-    from feedq.verbs.catalogs.syncing import sync as sync_catalog
-
-    if invocation.api is not None:
-        return [partial(invocation.api.sync, name) for name in chosen]
-    catalogs = [open_catalog(name, invocation.settings) for name in chosen]
-    bar = partial(ProgressBar, "changes")
-    return [partial(sync_catalog, invocation.store.catalogs, one, progress=bar) for one in catalogs]
-
-
-def _show(report: SyncReport, *, dry_run: bool) -> None:
-    shown = report.changes if dry_run else report.changes[:CHANGES_SHOWN_MAX]
+def _show(found: Synced) -> None:
+    shown = found.changes if found.dry_run else found.changes[:CHANGES_SHOWN_MAX]
     show_changes(shown)
-    if len(shown) < len(report.changes):
-        click.echo(f"... and {len(report.changes) - len(shown):,} more")
-    for line in first_few(list(map(str, report.left_out)), "and {:,} more"):
+    if len(shown) < len(found.changes):
+        click.echo(f"... and {len(found.changes) - len(shown):,} more")
+    for line in first_few(list(map(str, found.left_out)), "and {:,} more"):
         warn(line)
-    if report.kept:
+    if found.kept:
         warn(
-            f"{report.kept:,} feeds are in {report.catalog!r} no more; they stay while an entry has no name, "
+            f"{found.kept:,} feeds are in {found.name!r} no more; they stay while an entry has no name, "
             "as it may be theirs"
         )
-    counts = report.counts
-    done = ", ".join(f"{counts[word]:,} {word}" for word in ("added", "changed", "removed"))
-    if report.taken_over:
-        done += f", {report.taken_over:,} taken over"
-    same = "; as at the last sync" if report.is_same else " (dry run)" if dry_run else ""
-    click.echo(f"{report.catalog}: {done}, = {counts['unchanged']:,} unchanged{same}")
+    done = f"{found.added:,} added, {found.changed:,} changed, {found.removed:,} removed"
+    if found.taken_over:
+        done += f", {found.taken_over:,} taken over"
+    same = "; as at the last sync" if found.is_same else " (dry run)" if found.dry_run else ""
+    click.echo(f"{found.name}: {done}, = {found.unchanged:,} unchanged{same}")
 
 
-def _raise(failed: Sequence[FeedqError], reports: Sequence[SyncReport]) -> None:
+def _raise(failed: Sequence[FeedqError], made: Sequence[Synced]) -> None:
     """Raises what went wrong, of all catalogs together."""
-    said = [str(error) for error in failed]
-    for report in reports:
-        if report.left_out:
-            said.append(report.complaint)
+    said = [*map(str, failed), *(found.complaint for found in made if found.left_out)]
     if said:
         kind = type(failed[0]) if failed else FeedqError
         raise kind("\n".join(said))

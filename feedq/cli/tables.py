@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from feedq.cli.output import Styled, TableColumn, number, state, styled, warn
 from feedq.core.landed import LandedBucket
 from feedq.core.model import Event, FeedView, WorkerView
-from feedq.core.schedule.model import (
-    Beat,
-    Once,
-    QueueDepth,
-    Run,
-    RunKind,
-    Schedule,
-    ScheduleSpec,
-    ScheduleState,
-    ScheduleView,
-)
+from feedq.core.schedule.model import Beat, Once, RunKind, ScheduleSpec, ScheduleState
+from feedq.core.schedule.ticks import next_tick
 from feedq.core.values import instant
 from feedq.verbs.report.details import event_detail
 from feedq.verbs.wording import (
@@ -28,13 +19,11 @@ from feedq.verbs.wording import (
     cut,
     distance,
     duration,
-    lag_s,
     pairs,
     percent,
     seconds,
     size,
     stamp,
-    timing_words,
     took_s,
     until,
     why,
@@ -44,7 +33,7 @@ from feedq.verbs.wording import (
 
 if TYPE_CHECKING:
     from feedq.control.store.history import ListedEvent
-    from feedq.control.store.postgresql import JobStore
+    from feedq.verbs.schedules import QueueRow, RunDocument, ScheduleRow
 
 WARNINGS_MAX = 10
 NO_FEEDS = "no feeds; declare some with `feedq apply`"
@@ -161,50 +150,50 @@ EVENT_EPOCH: list[TableColumn[ListedEvent]] = [
 # -- schedules and runs ------------------------------------------------------------------------------
 
 
-def schedule_columns(now: datetime) -> list[TableColumn[ScheduleView]]:
+def schedule_columns(now: datetime) -> list[TableColumn[ScheduleRow]]:
     return [
-        TableColumn("NAME", lambda view: view.schedule.spec.name),
-        state("STATE", lambda view: view.schedule.state),
-        TableColumn("WHEN", lambda view: timing_words(view.schedule.spec.timing).removeprefix("cron ")),
-        TableColumn("TASK", lambda view: view.schedule.spec.job.task),
-        number("NEXT", lambda view: until(view.schedule.next_fire_at, now=now)),
-        number("LAST", lambda view: _last(view, now)),
+        TableColumn("NAME", lambda row: row.name),
+        state("STATE", lambda row: row.state),
+        TableColumn("WHEN", lambda row: row.when.removeprefix("cron ")),
+        TableColumn("TASK", lambda row: row.task),
+        number("NEXT", lambda row: until(row.next_fire_at, now=now)),
+        number("LAST", lambda row: _last(row, now)),
         TableColumn("RESULT", _result),
-        number("WAIT", lambda view: str(view.waiting)),
-        number("RUN", lambda view: str(view.running)),
+        number("WAIT", lambda row: str(row.waiting)),
+        number("RUN", lambda row: str(row.running)),
     ]
 
 
-def urgent_columns(now: datetime) -> list[TableColumn[ScheduleView]]:
+def urgent_columns(now: datetime) -> list[TableColumn[ScheduleRow]]:
     """Makes few columns of schedules, for a view that has other tables beside them."""
     return [
-        TableColumn("SCHEDULE", lambda view: view.schedule.spec.name),
-        state("STATE", lambda view: view.schedule.state),
-        number("NEXT", lambda view: _next(view.schedule, now)),
+        TableColumn("SCHEDULE", lambda row: row.name),
+        state("STATE", lambda row: row.state),
+        number("NEXT", lambda row: _next(row, now)),
         TableColumn("LAST", _result),
-        number("AGO", lambda view: _last(view, now)),
-        number("RUN", lambda view: str(view.running)),
-        number("WAIT", lambda view: str(view.waiting)),
+        number("AGO", lambda row: _last(row, now)),
+        number("RUN", lambda row: str(row.running)),
+        number("WAIT", lambda row: str(row.waiting)),
     ]
 
 
-def _last(view: ScheduleView, now: datetime) -> str | None:
-    return None if view.last is None else ago(view.last.ended_at or view.last.started_at, now=now)
+def _last(row: ScheduleRow, now: datetime) -> str | None:
+    return None if row.last is None else ago(row.last.ended_at or row.last.started_at, now=now)
 
 
-def _result(view: ScheduleView) -> Styled | None:
-    return None if view.last is None else styled(view.last.state)
+def _result(row: ScheduleRow) -> Styled | None:
+    return None if row.last is None else styled(row.last.state)
 
 
-def _next(schedule: Schedule, now: datetime) -> Styled:
+def _next(row: ScheduleRow, now: datetime) -> Styled:
     """Says how long it is until a schedule fires; one that is paused does not."""
-    at = None if schedule.state is ScheduleState.PAUSED else schedule.next_fire_at
+    at = None if row.state is ScheduleState.PAUSED else row.next_fire_at
     return Styled(until(at, now=now), "yellow" if at is not None and at < now else "")
 
 
-def run_columns(now: datetime, *, of_one: bool) -> list[TableColumn[Run]]:
+def run_columns(now: datetime, *, of_one: bool) -> list[TableColumn[RunDocument]]:
     """Makes the columns of runs; ``of_one``: all are of one schedule, whose name need not be repeated."""
-    key: TableColumn[Run] = TableColumn("RUN", lambda run: f"{run.schedule}/{run.key}")
+    key: TableColumn[RunDocument] = TableColumn("RUN", lambda run: f"{run.schedule}/{run.key}")
     return [
         number("ID", lambda run: str(run.id)),
         TableColumn("KEY", lambda run: run.key) if of_one else key,
@@ -214,54 +203,47 @@ def run_columns(now: datetime, *, of_one: bool) -> list[TableColumn[Run]]:
         TableColumn("WORKER", lambda run: run.worker),
         # Of a retry that waits for its time, how long until then.
         number("DUE", lambda run: distance(run.due_at, now=now).removesuffix(" ago")),
-        number("LAG", lambda run: seconds(lag_s(run))),
+        number("LAG", lambda run: seconds(run.lag_s)),
         number("TOOK", lambda run: seconds(took_s(run, now=now))),
         TableColumn("NOTE", _note),
     ]
 
 
-def _note(run: Run) -> str:
+def _note(run: RunDocument) -> str:
     """Says what kind of run it is unless a tick, which attempt unless the first, and the reason."""
     kind = "" if run.kind is RunKind.TICK else run.kind.value
     attempt = "" if run.attempt == 1 else f"attempt {run.attempt}"
     return "; ".join(filter(None, (kind, attempt, cut(why_run(run), ERROR_WIDTH))))
 
 
-QUEUE_COLUMNS: list[TableColumn[QueueDepth]] = [
-    TableColumn("QUEUE", lambda row: row[0].name),
-    number("RATE/S", lambda row: None if row[0].rate_per_s is None else f"{row[0].rate_per_s:g}"),
-    number("BURST", lambda row: None if row[0].rate_per_s is None else f"{row[0].burst:g}"),
-    number("CONCURRENCY", lambda row: None if row[0].concurrency is None else str(row[0].concurrency)),
-    number("WAITING", lambda row: str(row[1])),
-    number("RUNNING", lambda row: str(row[2])),
+QUEUE_COLUMNS: list[TableColumn[QueueRow]] = [
+    TableColumn("QUEUE", lambda row: row.limits.name),
+    number("RATE/S", lambda row: _said(row.limits.rate_per_s)),
+    number("BURST", lambda row: None if row.limits.rate_per_s is None else f"{row.limits.burst:g}"),
+    number("CONCURRENCY", lambda row: _said(row.limits.concurrency)),
+    number("WAITING", lambda row: str(row.waiting)),
+    number("RUNNING", lambda row: str(row.running)),
 ]
+
+
+def _said(limit: float | None) -> str | None:
+    return None if limit is None else f"{limit:g}"
 
 
 # -- warnings beside schedules -----------------------------------------------------------------------
 
 
-def warn_unserved(jobs: JobStore, names: Collection[str]) -> None:
-    """Says of which of these schedules no worker knows the task, or has the labels; the first few."""
-    found = jobs.schedules.unserved(names) if names else {}
-    _warn_few([f"schedule {name}: {found[name]}" for name in sorted(found)], "; see feedq doctor")
+def warn_unserved(unserved: Mapping[str, str]) -> None:
+    """Says of these schedules why no worker can run them; the first few."""
+    _warn_few([f"schedule {name}: {unserved[name]}" for name in sorted(unserved)], "; see feedq doctor")
 
 
-def warn_ended(schedules: Iterable[Schedule], *, now: datetime) -> None:
+def warn_never(specs: Iterable[ScheduleSpec], *, now: datetime) -> None:
     """Says which of these schedules have no tick to come, and why; the first few."""
-    ended = [one for one in schedules if one.next_tick_at is None and not isinstance(one.spec.timing, Beat)]
-    warn_never([schedule.spec for schedule in ended], now=now)
-
-
-def never_ticks(spec: ScheduleSpec, now: datetime) -> bool:
-    """Says whether a declaration has no tick to come."""
-    from feedq.core.schedule.ticks import next_tick
-
-    return not isinstance(spec.timing, Beat) and next_tick(spec, after=now) is None
-
-
-def warn_never(specs: Sequence[ScheduleSpec], *, now: datetime) -> None:
-    """Says of these, which have no tick to come, why; the first few."""
-    said = [f"schedule {spec.name}: has no tick to come: {_why_ended(spec, now)}" for spec in specs]
+    ended = [
+        spec for spec in specs if not isinstance(spec.timing, Beat) and next_tick(spec, after=now) is None
+    ]
+    said = [f"schedule {spec.name}: has no tick to come: {_why_ended(spec, now)}" for spec in ended]
     _warn_few(said, " have no tick to come")
 
 

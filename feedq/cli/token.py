@@ -8,7 +8,7 @@ import click
 
 from feedq.cli.invocation import Invocation, OneOf, changes, pass_invocation
 from feedq.cli.options import duration
-from feedq.cli.output import TableColumn, answer, answer_done, answer_list
+from feedq.cli.output import TableColumn, answer, answer_list
 from feedq.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -48,17 +48,13 @@ def add(invocation: Invocation, *, name: str, role: AccessRole, tenant: str | No
       feedq token add acme-ci --role operator --tenant acme --for 30d
     """
     from feedq.control.store.tokens import DAYS_MAX
-    from feedq.core.values import check_name
+    from feedq.verbs.tokens import add_token
 
-    lasts_s = duration(for_, option="--for")
-    if not 0 < lasts_s <= DAYS_MAX * DAY_S:
+    days = duration(for_, option="--for") / DAY_S
+    if not 0 < days <= DAYS_MAX:
         raise InvalidInput(f"--for: {for_!r} must be longer than nothing, and at most {DAYS_MAX}d")
-    try:
-        check_name(name)
-    except ValueError as error:
-        raise InvalidInput(f"name: {error}") from None
-    made = invocation.store.tokens.add(name, role, tenant=tenant, lasts_s=lasts_s)
-    answer(invocation, {"name": name, "token": made}, made)
+    made = invocation.do(add_token, name=name, role=role, tenant=tenant, days=days)
+    answer(invocation, made, made.token)
 
 
 @token.command("list")
@@ -70,7 +66,7 @@ def list_(invocation: Invocation) -> None:
     Example:
       feedq token list
     """
-    from feedq.verbs.report.rows import token_row
+    from feedq.verbs.tokens import list_tokens
     from feedq.verbs.wording import stamp
 
     columns: list[TableColumn[AccessToken]] = [
@@ -81,7 +77,7 @@ def list_(invocation: Invocation) -> None:
         TableColumn("ENDS", lambda one: stamp(one.expires_at)),
     ]
     empty = "no tokens; `feedq token add` makes one"
-    answer_list(invocation, invocation.store.tokens.all(), token_row, columns, empty=empty)
+    answer_list(invocation, invocation.do(list_tokens).items, columns, empty=empty)
 
 
 @token.command()
@@ -94,6 +90,7 @@ def remove(invocation: Invocation, *, names: tuple[str, ...]) -> None:
     Example:
       feedq token remove acme-ci
     """
-    for name in dict.fromkeys(names):
-        invocation.store.tokens.remove(name)
-    answer_done(invocation, names, "removed")
+    from feedq.verbs.tokens import remove_token
+
+    removed = [invocation.do(remove_token, name=name) for name in dict.fromkeys(names)]
+    answer(invocation, removed, "\n".join(f"{one.name} removed" for one in removed))

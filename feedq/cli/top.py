@@ -15,7 +15,7 @@ import tty
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from feedq.control.store.fleet_state import JobState
     from feedq.core.model import FeedView, WorkerView
-    from feedq.core.schedule.model import ScheduleView
+    from feedq.verbs.schedules import ScheduleRow
 
 RATE_WINDOW_S = 5.0
 """Rates are over this long: workers report their progress every heartbeat, and not between."""
@@ -52,7 +52,7 @@ class Frame:
     rates: dict[int, float]
     """Records a second, by feed id; none in the first frame."""
     jobs: JobState
-    schedules: Sequence[ScheduleView] = ()
+    schedules: Sequence[ScheduleRow] = ()
     """Those to look at first, a few of all."""
 
     @property
@@ -110,9 +110,15 @@ class FleetWatch:
 
     def look(self) -> Frame:
         """Raises `Unavailable`; the next look may succeed."""
+        from feedq.core.selection import Selection
+        from feedq.verbs.feeds import list_feeds
+        from feedq.verbs.fleet import show_status
+        from feedq.verbs.schedules import list_schedules
+
         invocation, past = self._invocation, self._past
-        feeds = invocation.store.feeds.views(tenant=self._tenant)
-        workers = invocation.store.workers.views()
+        select = Selection(tenant=self._tenant, removing=True)
+        feeds = list(invocation.pages(None, list_feeds, select=select))
+        fleet = invocation.do(show_status)
         now = invocation.clock.monotonic()
         totals = {view.feed.id: view.lease.records_total for view in feeds}
         while len(past) > 1 and now - past[1][0] >= RATE_WINDOW_S:
@@ -121,11 +127,10 @@ class FleetWatch:
         passed_s = max(now - then, 0.001)
         rates = {i: (total - before[i]) / passed_s for i, total in totals.items() if i in before}
         past.append((now, totals))
-        jobs, schedules = invocation.job_state(), invocation.jobs.schedules
-        urgent: Sequence[ScheduleView] = ()
-        if jobs.schedules:
-            urgent = schedules.urgent(failing=jobs.tripped[:SCHEDULES_SHOWN], limit=SCHEDULES_SHOWN)
-        return Frame(invocation.clock.now(), feeds, workers, rates, jobs, urgent)
+        urgent: Sequence[ScheduleRow] = ()
+        if fleet.jobs.schedules:
+            urgent = invocation.do(list_schedules, urgent=True, limit=SCHEDULES_SHOWN).items
+        return Frame(invocation.clock.now(), feeds, fleet.workers, rates, fleet.jobs, urgent)
 
 
 # -- without a terminal ------------------------------------------------------------------------------
@@ -137,25 +142,7 @@ def _write_line(frame: Frame) -> None:
 
 
 def _write_document(frame: Frame) -> None:
-    from feedq.verbs.report.rows import feed_row, schedule_row, worker_row
-
-    write_json_line(
-        {
-            "at": frame.at,
-            "records_per_s": round(frame.rate, 3),
-            "feeds": [
-                feed_row(view) | {"records_per_s": round(frame.rates.get(view.feed.id, 0.0), 3)}
-                for view in frame.feeds
-            ],
-            "workers": [worker_row(view) for view in frame.workers],
-            "runs": {
-                "running": frame.jobs.running,
-                "waiting": frame.jobs.waiting,
-                "slots": frame.jobs.slots,
-            },
-            "schedules": [schedule_row(view) for view in frame.schedules],
-        }
-    )
+    write_json_line(replace(frame, rates={key: round(rate, 3) for key, rate in frame.rates.items()}))
 
 
 def summary(frame: Frame) -> str:

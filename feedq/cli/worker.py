@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from feedq.cli.invocation import Invocation, changes, pass_invocation, wait_options
 from feedq.cli.output import ProgressBar, answer, answer_list, write_lines, write_table
+from feedq.errors import NotFound
 
 if TYPE_CHECKING:
-    from feedq.core.model import FeedView, Worker, WorkerView
+    from feedq.core.model import WorkerView
 
 PATIENCE_S = 3.0
 """Without progress for so long, it is asked what holds it up: a move takes a second or less."""
@@ -39,11 +41,10 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
     """
     from feedq.cli.tables import NO_WORKERS, all_worker_columns
     from feedq.verbs.diagnosis.placement_checks import serves
-    from feedq.verbs.report.rows import worker_row
+    from feedq.verbs.workers import list_workers
 
-    views = invocation.store.workers.views(gone=gone)
-    columns = all_worker_columns(invocation.clock.now())
-    answer_list(invocation, views, worker_row, columns, empty=NO_WORKERS)
+    views = invocation.do(list_workers, gone=gone).items
+    answer_list(invocation, views, all_worker_columns(invocation.clock.now()), empty=NO_WORKERS)
     held = [view.leases for view in views if serves(view)]
     if len(held) > 1 and not invocation.json:
         click.echo(f"spread: {min(held)} to {max(held)} feeds on a worker that serves")
@@ -60,25 +61,18 @@ def show(invocation: Invocation, *, name: str) -> None:
       feedq worker show celery@host
     """
     from feedq.cli.tables import feed_columns
-    from feedq.verbs import actions
     from feedq.verbs.report.details import worker_lines
-    from feedq.verbs.report.rows import feed_row, worker_row
+    from feedq.verbs.workers import show_worker
 
-    view = actions.find_worker(invocation.store, name)
-    held, now = _held_by(invocation, view.worker), invocation.clock.now()
+    found, now = invocation.do(show_worker, name=name), invocation.clock.now()
 
     def write() -> None:
-        write_lines(worker_lines(view, now=now))
-        if held:
+        write_lines(worker_lines(found.view, now=now))
+        if found.held:
             click.echo()
-            write_table(held, feed_columns(now))
+            write_table(found.held, feed_columns(now))
 
-    answer(invocation, worker_row(view) | {"held": [feed_row(feed) for feed in held]}, write)
-
-
-def _held_by(invocation: Invocation, worker: Worker) -> list[FeedView]:
-    views = invocation.store.feeds.views(worker=worker.name)
-    return [view for view in views if view.lease.worker_id == worker.id]
+    answer(invocation, found, write)
 
 
 @worker.command()
@@ -91,11 +85,9 @@ def cordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker cordon celery@host
     """
-    from feedq.core.model import WorkerTarget
-    from feedq.verbs import actions
+    from feedq.verbs.workers import WorkerAction, act_on_worker
 
-    view = actions.set_worker_target(invocation.store, name, WorkerTarget.CORDONED)
-    _answer(invocation, view, "cordoned")
+    _answer(invocation, invocation.do(act_on_worker, name=name, action=WorkerAction.CORDON), "cordoned")
 
 
 @worker.command()
@@ -108,11 +100,9 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker uncordon celery@host
     """
-    from feedq.core.model import WorkerTarget
-    from feedq.verbs import actions
+    from feedq.verbs.workers import WorkerAction, act_on_worker
 
-    view = actions.set_worker_target(invocation.store, name, WorkerTarget.SERVING)
-    _answer(invocation, view, "serving")
+    _answer(invocation, invocation.do(act_on_worker, name=name, action=WorkerAction.UNCORDON), "serving")
 
 
 @worker.command()
@@ -129,11 +119,10 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     Example:
       feedq worker drain celery@host --wait --timeout 120
     """
-    from feedq.core.model import WorkerTarget
-    from feedq.verbs import actions
     from feedq.verbs.wording import counted
+    from feedq.verbs.workers import WorkerAction, act_on_worker
 
-    view = actions.set_worker_target(invocation.store, name, WorkerTarget.DRAINED)
+    view = invocation.do(act_on_worker, name=name, action=WorkerAction.DRAIN)
     if wait:
         with ProgressBar("feeds handed over", view.leases) as bar:
             handover = Handover(invocation, view, bar)
@@ -147,8 +136,7 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
 
 
 def _answer(invocation: Invocation, view: WorkerView, result: str) -> None:
-    document = {"id": view.worker.id, "name": view.worker.name, "result": result}
-    answer(invocation, document, f"{view.worker.name} {result}")
+    answer(invocation, view, f"{view.worker.name} {result}")
 
 
 class Handover:
@@ -167,9 +155,10 @@ class Handover:
 
     def is_over(self) -> bool:
         from feedq.verbs.wording import counted
+        from feedq.verbs.workers import list_workers
 
         # A worker that has left holds nothing.
-        views = self._invocation.store.workers.views()
+        views = self._invocation.do(list_workers).items
         left = sum(view.leases for view in views if view.worker.id == self._worker.id)
         now = self._invocation.clock.monotonic()
         self._bar(max(0, self._held - left))
@@ -186,14 +175,11 @@ class Handover:
 
     def obstacle(self) -> str | None:
         """Says why the handover gets no further; None when nothing is in the way but time."""
-        from feedq.verbs.diagnosis.waiting_checks import explain_staying
+        from feedq.verbs.workers import show_worker
 
-        if self._invocation.server is not None:
-            return None  # what keeps a feed from going elsewhere depends on the settings of the server
-        store = self._invocation.store
-        held = _held_by(self._invocation, self._worker)
-        others = [view for view in store.workers.views() if view.worker.id != self._worker.id]
-        return explain_staying(held, others, rules=self._invocation.settings.rules)
+        with suppress(NotFound):
+            return self._invocation.do(show_worker, name=str(self._worker.id)).obstacle
+        return None
 
     def _tell(self, text: str) -> None:
         from feedq.verbs.wording import printable

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from feedq.errors import Outdated
 
-JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
+JSON: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
 """Whatever JSON can say. A cursor is one of these, opaque to everyone but its connector."""
 
 FeedKey: TypeAlias = tuple[int, int]

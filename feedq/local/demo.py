@@ -16,7 +16,7 @@ from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Feed, FeedSpec, TargetState
 from feedq.errors import Unavailable
 from feedq.local.demo_source import RATES
-from feedq.verbs import actions
+from feedq.verbs import declaring
 
 TABLE = "feedq_demo_ais"
 LABELS = {"demo": "ais"}
@@ -116,6 +116,6 @@ def declare(store: PostgresStore, *, sink_url: str, port: int) -> None:
         cursor.execute(f"DELETE FROM {TABLE} WHERE feed = ANY(%s)", (fresh,))  # noqa: S608 - a constant
     for spec in specs(port):
         if spec.name in known:
-            actions.edit_feed(store, spec)
+            declaring.edit_feed(store, spec)
         else:
-            actions.add_feed(store, spec)
+            declaring.add_feed(store, spec)

@@ -76,10 +76,11 @@ class Postgres(Server):
                 cursor.execute(f"CREATE DATABASE {DATABASE} OWNER {OWNER}")
         return f"postgresql://{OWNER}:{password}@127.0.0.1:{self.port}/{DATABASE}"
 
-    def create_database(self, name: str) -> str:
-        """Make an empty database; returns its URL."""
+    def create_database(self, name: str, *, template: str = "template1") -> str:
+        """Make a database, which is empty or a copy of ``template``; returns its URL."""
         with self._maintenance() as cursor:
-            cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+            names = sql.Identifier(name), sql.Identifier(template)
+            cursor.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(*names))
         return self.url(name)
 
     def drop_database(self, name: str) -> None:

@@ -341,11 +341,13 @@ class Sink(Protocol):
         *,
         ids: Collection[int] = (),
         after: int | None = None,
+        before: int | None = None,
         limit: int = 50,
     ) -> list[DeadLetter]:
         """Refused records, newest first: of one feed or of all, or just these. Raises `SinkUnavailable`.
 
-        With ``after``, oldest first, and only those whose ids are larger: for going through all of them.
+        With ``after``, oldest first, and only those whose ids are larger: for going through all of them. With
+        ``before``, only those whose ids are smaller.
         """
 
     def replay(self, ids: Collection[int], target: Target, *, judge: Judge = anybody) -> Replayed:

@@ -192,9 +192,12 @@ class TransactionalSink(ABC):
         *,
         ids: Collection[int] = (),
         after: int | None = None,
+        before: int | None = None,
         limit: int = 50,
     ) -> list[DeadLetter]:
-        return self._do(lambda session, _: dead_letters(session, feed, ids=ids, after=after, limit=limit))
+        return self._do(
+            lambda session, _: dead_letters(session, feed, ids=ids, after=after, before=before, limit=limit)
+        )
 
     def replay(self, ids: Collection[int], target: Target, *, judge: Judge = anybody) -> Replayed:
         return self._do(lambda session, catalog: replay(session, catalog.inspect(target), ids, judge))

@@ -43,14 +43,17 @@ def dead_letters(
     *,
     ids: Collection[int],
     after: int | None,
+    before: int | None,
     limit: int,
 ) -> list[DeadLetter]:
-    """Newest first, or oldest first ``after`` an id."""
+    """Newest first, those ``before`` an id if one is given, or oldest first ``after`` an id."""
     wanted: list[ColumnElement[bool]] = []
     if feed is not None:
         wanted.append(d.feed == feed)
     if after is not None:
         wanted.append(d.id > after)
+    if before is not None:
+        wanted.append(d.id < before)
     statement = _select_dead_letters(session, *wanted).order_by(d.id.desc() if after is None else d.id)
     if not ids:
         return _read(session, statement.limit(limit))

@@ -8,59 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 from uuid import UUID
 
-from feedq.control.store.feeds import Feeds
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import (
-    Feed,
-    FeedSpec,
-    FeedView,
-    Reason,
-    TargetState,
-    Version,
-    WorkerState,
-    WorkerTarget,
-    WorkerView,
-)
+from feedq.core.model import Feed, FeedView, Reason, WorkerState, WorkerTarget, WorkerView
 from feedq.core.placement import placing
 from feedq.core.placement.base import EligibleWorker, Rules, WaitingFeed
 from feedq.core.remedies import command
 from feedq.errors import Conflict, InvalidInput, NotFound
 from feedq.settings import Settings
-from feedq.verbs.manifest.changes import Action, Change
-from feedq.verbs.manifest.feed_entry import validate
-
-DONE: Final = {
-    "pause": "paused",
-    "resume": "resumed",
-    "restart": "restarted",
-    "move": "moving",
-    "remove": "removed",
-}
-"""What is said of a feed to which a verb was done."""
-
-
-def add_feed(store: PostgresStore, spec: FeedSpec) -> Feed:
-    """Declare a new feed. Raises `InvalidInput` or `Conflict` (the name is taken)."""
-    validate(spec)
-    return store.feeds.add(spec)
-
-
-def edit_feed(store: PostgresStore, spec: FeedSpec) -> Feed:
-    """Replace the declaration of the feed of that name. Raises `InvalidInput`, `NotFound`."""
-    validate(spec)
-    return store.feeds.edit(spec.name, spec)
-
-
-def carry_out(feeds: Feeds, change: Change) -> Feed:
-    """One change of a plan, whose declarations have been checked; repeating a plan that broke off half way does
-    what is left of it."""
-    if change.action is Action.REMOVE:
-        return feeds.remove(change.name)
-    assert isinstance(change.spec, FeedSpec)
-    return feeds.add(change.spec) if change.action is Action.ADD else feeds.edit(change.name, change.spec)
 
 
 def find_worker(store: PostgresStore, name: str) -> WorkerView:
@@ -109,18 +65,6 @@ def live(feed: Feed) -> Feed:
     if feed.removed_at is not None:
         raise NotFound(f"feed {feed.name!r} is being removed")
     return feed
-
-
-def act(feeds: Feeds, verb: str, name: str, *, expected: Version | None = None) -> Feed:
-    """Pause, resume, restart or remove a feed. Raises `NotFound`, `Forbidden`, and `Outdated` unless the feed
-    is of the version that is ``expected``."""
-    match verb:
-        case "restart":
-            return feeds.restart(name, expected=expected)
-        case "remove":
-            return feeds.remove(name, expected=expected)
-    target = {"pause": TargetState.PAUSED, "resume": TargetState.RUNNING}[verb]
-    return feeds.set_target(name, target, expected=expected)
 
 
 def move_feed(

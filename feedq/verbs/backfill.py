@@ -9,21 +9,16 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
 from feedq.connectors.record_options import CursorOptions
-from feedq.control.store.feeds import no_backfill
-from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import BACKFILL_SUFFIX, JSON, Feed, FeedBackfill, FeedSpec, FeedView, known_as
 from feedq.core.values import parse_duration
 from feedq.errors import InvalidInput
 from feedq.sinks.base import Sink, parse_sink
 from feedq.sinks.checkpoints import check_cursor
-from feedq.telemetry.event_names import EventKind
 from feedq.verbs import feed_cursor
-from feedq.verbs.actions import live_feed
-from feedq.verbs.adoption import OpenSink
 
 ROWS_PER_S: Final = 10_000.0
 """Unless said otherwise: a tenth of what a worker lands, so that the feeds beside it notice little."""
@@ -162,84 +157,3 @@ def part_done(view: FeedView) -> float | None:
     except (InvalidInput, ValueError):
         return None
     return min(max((at - first) / max(last - first, 1), 0.0), 1.0)
-
-
-class FeedBackfills:
-    """The verbs for backfills, as commands and the API carry them out. Each gives back rows for show."""
-
-    def __init__(self, store: PostgresStore, open_sink: OpenSink) -> None:
-        self._store, self._open_sink = store, open_sink
-
-    def begin(
-        self, name: str, *, begin: JSON, end: JSON, rows_per_s: float | None, key: str | None, dry_run: bool
-    ) -> dict[str, Any]:
-        """Begin one, unless there was one with this key already.
-
-        Raises `InvalidInput`, `NotFound`, `Forbidden`, `Conflict`, `SinkUnavailable`.
-        """
-        feed = live_feed(self._store, name)
-        with self._open_sink(parse_sink(feed.spec.sink).name) as sink:
-            wanted = plan(
-                sink, feed, begin=begin, end=end, now=self._store.now(), rows_per_s=rows_per_s, key=key
-            )
-        if dry_run:
-            bounds = {"begins_after": wanted.backfill.begins_after, "ends_at": wanted.backfill.ends_at}
-            limit = wanted.spec.source["limits"]["rows_per_s"]
-            return backfill_row(feed) | bounds | {"status": "planned", "limit_rows_per_s": limit}
-        self._store.backfills.begin(feed, wanted.spec, wanted.backfill)
-        return self.of(name)
-
-    def of(self, name: str) -> dict[str, Any]:
-        """The one of a feed, or how the last one ended. Raises `NotFound`."""
-        feed = self._store.feeds.get(name)
-        view = self._store.backfills.of(feed)
-        if view is not None:
-            return backfill_row(feed, view)
-        end = self._store.backfills.last_end(feed)
-        if end is None:
-            raise no_backfill(name)
-        known = {key: value for key, value in end.detail.items() if key in ROW_KEYS}
-        return backfill_row(feed) | known | {"status": ENDED[EventKind(end.kind)], "ended_at": end.at}
-
-    def running(self, *, tenant: str | None = None) -> list[dict[str, Any]]:
-        """All there are."""
-        return [backfill_row(view.feed, view) for view in self._store.backfills.running(tenant=tenant)]
-
-    def cancel(self, name: str, *, dry_run: bool = False) -> dict[str, Any]:
-        """End the one of a feed; what it has landed stays. Raises `NotFound`, `Forbidden`."""
-        feed = live_feed(self._store, name)
-        view = self._store.backfills.of(feed) if dry_run else self._store.backfills.cancel(feed)
-        if view is None:
-            raise no_backfill(name)
-        return backfill_row(feed, view) | {"status": ENDED[EventKind.BACKFILL_CANCELLED]}
-
-
-ROW_KEYS: Final = ("begins_after", "ends_at", "cursor", "records", "dead_letters", "took_s")
-"""What history keeps of a backfill that has ended, under the names of its row."""
-ENDED: Final = {EventKind.BACKFILL_FINISHED: "finished", EventKind.BACKFILL_CANCELLED: "cancelled"}
-
-
-def backfill_row(feed: Feed, view: FeedView | None = None) -> dict[str, Any]:
-    """One line of `feedq feed backfill show --json`."""
-    row = dict.fromkeys(
-        ("worker", "because", "part", "rows_per_s", "limit_rows_per_s", "begun_at", "ended_at")
-    )
-    row |= {"name": known_as(feed.name), "tenant": feed.spec.tenant, "status": "", **dict.fromkeys(ROW_KEYS)}
-    if view is None:
-        return row
-    lease, backfill = view.lease, view.feed.backfill
-    assert backfill is not None, "it is one"
-    return row | {
-        "status": view.status.value,
-        "because": view.because,
-        "worker": view.worker,
-        "begins_after": backfill.begins_after,
-        "ends_at": backfill.ends_at,
-        "cursor": lease.cursor,
-        "part": part_done(view),
-        "records": lease.records_total,
-        "dead_letters": lease.dead_letters_total,
-        "rows_per_s": lease.rows_per_s,
-        "limit_rows_per_s": view.feed.spec.source.get("limits", {}).get("rows_per_s"),
-        "begun_at": view.feed.created_at,
-    }

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from feedq.control.store.feeds import Feeds
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import Feed, FeedSpec, StartCursor
+from feedq.core.model import Feed, FeedSpec, StartCursor, Version
 from feedq.errors import SinkUnavailable
 from feedq.sinks.base import Checkpoint
-from feedq.verbs import actions, bulk
+from feedq.verbs import bulk
 from feedq.verbs.adoption import Adopting, Newcomer, OpenSink, known_newcomers
 from feedq.verbs.bulk import BulkResult, Done
 from feedq.verbs.manifest.changes import Action, Change
+from feedq.verbs.manifest.feed_entry import validate
 
 Starts = Mapping[str, Checkpoint | StartCursor]
 
@@ -59,14 +62,18 @@ def declare(
     changes: Sequence[Change],
     starts: Starts,
     *,
+    expected: Version | None = None,
     told: Done = lambda done: None,
 ) -> BulkResult[Change, Feed | None]:
-    """Make these changes of feeds. Raises `Unavailable`: what was done before stays done."""
+    """Make these changes of feeds; ``expected`` is the version of a single one.
+
+    Raises `Unavailable`: what was done before stays done.
+    """
     special = [c for c in changes if c.action is Action.ADD and c.name in starts]
     names = {change.name for change in special}
     plain = [change for change in changes if change.name not in names]
     result: BulkResult[Change, Feed | None] = BulkResult()
-    made = bulk.each(store.feeds, plain, actions.carry_out, told=told)
+    made = bulk.each(store.feeds, plain, partial(carry_out, expected=expected), told=told)
     result.done += made.done
     result.failed += made.failed
     with Adopting(store, open_sink) as adopting:
@@ -76,3 +83,26 @@ def declare(
             adopting.add(change.spec, starts[change.name], store.feeds.add)
 
         return bulk.one_by_one(special, begin, result, told=lambda done: told(len(plain) + done))
+
+
+def add_feed(store: PostgresStore, spec: FeedSpec) -> Feed:
+    """Declare a new feed. Raises `InvalidInput` or `Conflict` (the name is taken)."""
+    validate(spec)
+    return store.feeds.add(spec)
+
+
+def edit_feed(store: PostgresStore, spec: FeedSpec) -> Feed:
+    """Replace the declaration of the feed of that name. Raises `InvalidInput`, `NotFound`."""
+    validate(spec)
+    return store.feeds.edit(spec.name, spec)
+
+
+def carry_out(feeds: Feeds, change: Change, *, expected: Version | None = None) -> Feed:
+    """One change of a plan, whose declarations have been checked; repeating a plan that broke off half way does
+    what is left of it."""
+    if change.action is Action.REMOVE:
+        return feeds.remove(change.name, expected=expected)
+    assert isinstance(change.spec, FeedSpec)
+    if change.action is Action.ADD:
+        return feeds.add(change.spec)
+    return feeds.edit(change.name, change.spec, expected=expected)

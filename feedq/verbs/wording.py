@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
@@ -14,6 +14,9 @@ from feedq.core.model import FeedView, Reason, Status, WorkerView
 from feedq.core.passwords import mask_url
 from feedq.core.schedule.model import Beat, Cron, Every, Once, Run, RunKind, RunState, Timing
 from feedq.core.values import instant
+
+if TYPE_CHECKING:
+    from feedq.verbs.schedules import RunDocument
 
 T = TypeVar("T")
 
@@ -166,7 +169,7 @@ def lag_s(run: Run) -> float | None:
     return max(0.0, (run.started_at - run.due_at).total_seconds())
 
 
-def took_s(run: Run, *, now: datetime) -> float | None:
+def took_s(run: Run | RunDocument, *, now: datetime) -> float | None:
     """Seconds that its last attempt has run for; None when there is none, or another is to come."""
     if run.started_at is None or run.state is RunState.WAITING:
         return None
@@ -193,7 +196,7 @@ def next_at(at: datetime | None, *, now: datetime) -> str:
     return "-" if at is None else f"{'due ' if at < now else ''}{distance(at, now=now)}"
 
 
-def why_run(run: Run) -> str:
+def why_run(run: Run | RunDocument) -> str:
     """Why a run ended as it did, on one line."""
     return "" if run.reason is None else said(run.reason)
 

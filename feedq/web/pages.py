@@ -1,40 +1,42 @@
 """The pages: *Feeds*, one feed, *Fleet*, *Schedules*, and one schedule with its runs.
 
-Each is a frame around a live part, and a script listens to a stream of events (``live=stream``) that has the part
-whenever it has changed; with ``live=1`` it comes once, and an error comes as JSON. All text is escaped by the
-templates, and a content security policy forbids scripts and styles that are not files of ours or Flower's: names,
-errors and cursors come from elsewhere.
+Each is a frame around a live part, which a script fetches again every few seconds (``live=1``). Who may see a page
+is who may call the verb that answers with the same. All text is escaped by the templates, and a content security
+policy forbids scripts and styles that are not files of ours or Flower's: names, errors and cursors come from
+elsewhere.
 """
 
 from __future__ import annotations
 
-import asyncio
 import traceback
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import orjson
 from flower.views import BaseHandler
 from tornado import web
-from tornado.iostream import StreamClosedError
 
 from feedq import __version__
-from feedq.api.answers import status_of
+from feedq.api.endpoint import BODY_MAX, problem_of
 from feedq.connectors.base import show_cursor
 from feedq.control.store.feed_listing import PAGE_MAX, Query, Sort, StatusCount
+from feedq.core.authorship import acting
 from feedq.core.landed import Span
 from feedq.core.lease import stillness_of
-from feedq.core.model import FeedView, Status, WorkerView, known_as
+from feedq.core.model import Status, WorkerView, known_as
+from feedq.core.roles import Caller
 from feedq.core.schedule.model import RunState, ScheduleState, ScheduleView
-from feedq.errors import FeedqError, InvalidInput
+from feedq.errors import FeedqError, Forbidden, InvalidInput
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.verbs import wording
 from feedq.verbs.diagnosis.placement_checks import serves
+from feedq.verbs.feeds import list_feeds, show_feed
+from feedq.verbs.fleet import list_problems, show_status
+from feedq.verbs.registry import OF, At, Verb
 from feedq.verbs.report.details import (
     author_of,
     changes_of,
@@ -44,24 +46,27 @@ from feedq.verbs.report.details import (
     schedule_declaration_lines,
     standing_lines,
 )
+from feedq.verbs.schedules import list_schedules, show_schedule
+from feedq.verbs.tap import tap_feed
 from feedq.verbs.troubles import TONES, TROUBLED, Tone
 from feedq.verbs.wording import timing_words
+from feedq.web import dialogs
 from feedq.web.buttons import (
-    PageAction,
-    backfill_actions,
-    bulk_actions,
-    cancel_action,
-    cursor_actions,
-    dead_letter_actions,
-    edit_action,
-    feed_actions,
+    ASKS,
+    Ask,
+    Button,
+    bulk_buttons,
+    cancel_button,
+    feed_buttons,
+    page_buttons,
     remedies,
-    schedule_actions,
-    worker_actions,
+    schedule_buttons,
+    worker_buttons,
 )
 from feedq.web.charts import landed_charts, owner_chart, sparkline
+from feedq.web.dialogs import Dialog
+from feedq.web.flower_api import asker_of, caller_of, user_of
 from feedq.web.guard import refusal
-from feedq.web.mounted_api import caller_of, user_of
 from feedq.web.params import address, parse_query, parse_schedules, parse_span, parse_states
 from feedq.web.queries import WebQueries
 
@@ -70,6 +75,8 @@ FEEDS_SHOWN = 50
 FEEDS_MORE = 4
 """Times as many rows, whoever asks for more gets."""
 REFRESH_MS = 3000
+FIRST = "first"
+"""``live=first`` asks for what is there at once; the rest is fetched right afterwards."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -90,10 +97,6 @@ SCHEDULES_SHOWN = 50
 HOT = 1.25
 """Times the mean load, from which on a worker is named as a hot spot: placement lets them differ by a tenth."""
 
-STREAMS_MAX = 200
-"""Pages that are kept live at a time: each asks the control database at most once in `REFRESH_MS`."""
-STREAM_S = 600.0
-"""A stream ends after this, and the browser begins another: one that nobody reads any more ends, too."""
 FAILED = "This page failed; the log of Flower says why."
 
 logger = log(__name__)
@@ -105,11 +108,12 @@ class PageHandler(BaseHandler):
     title = ""
     tab = ""
     frame = "feedq_page.html"
+    verb: Verb
+    """The verb that answers with the same: who may not call it may not see the page."""
     queries: WebQueries
 
     def initialize(self, queries: WebQueries) -> None:
         self.queries = queries
-        self._is_gone = False
 
     def set_default_headers(self) -> None:
         super().set_default_headers()
@@ -119,7 +123,7 @@ class PageHandler(BaseHandler):
 
     @property
     def is_live(self) -> bool:
-        return self.argument("live") == "1"
+        return self.argument("live") in ("1", FIRST)
 
     def argument(self, name: str) -> str | None:
         # Not Flower's get_argument, which escapes: our templates do that, once.
@@ -130,67 +134,32 @@ class PageHandler(BaseHandler):
     async def show(self) -> str:
         """Renders the live part."""
 
+    def caller(self, verb: Verb) -> Caller:
+        return caller_of(user_of(self), settings().flower_roles, verb.path)
+
+    @property
+    def at(self) -> At:
+        return self.queries.at(self.caller(self.verb))
+
     @web.authenticated
-    async def get(self) -> None:
-        if self.argument("live") == "stream":
-            await self._stream()
-            return
+    async def get(self, *_: str) -> None:
         try:
+            self.verb.require(self.at.caller)
             live = await self.show()
         except FeedqError as error:
-            self.fail(status_of(error), str(error))
+            problem = problem_of(error)
+            self.fail(problem.status, problem.detail)
         else:
             if self.is_live:
                 self.finish(live)
             else:
                 self.frame_with(live=live, trouble="")
 
-    async def _stream(self) -> None:
-        """Sends the live part whenever it has changed, until the browser goes away or `STREAM_S` are over."""
-        self.set_header("Content-Type", "text/event-stream; charset=utf-8")
-        # A proxy in front must not keep it back until the end.
-        self.set_header("X-Accel-Buffering", "no")
-        if len(_streams) >= STREAMS_MAX:
-            self.finish(_event("trouble", f"{STREAMS_MAX} pages are live already; trying again."))
-            return
-        _streams.add(self)
-        loop, sent = asyncio.get_running_loop(), ""
-        until = loop.time() + STREAM_S
-        try:
-            while not self._is_gone and loop.time() < until:
-                found = await self._part_now()
-                # The comment shows both sides that the other one is there.
-                self.write(found if found != sent else ": unchanged\n\n")
-                sent = found
-                await self.flush()
-                await asyncio.sleep(REFRESH_MS / 1000)
-            self.write(_event("end", ""))
-        except StreamClosedError:
-            pass
-        finally:
-            _streams.discard(self)
-
-    async def _part_now(self) -> str:
-        try:
-            return _event("part", await self.show())
-        except FeedqError as error:
-            return _event("trouble", mask_url(str(error)))
-        except Exception:  # noqa: BLE001 -- the stream outlives it; the log has it
-            trace = mask_url(traceback.format_exc())
-            logger.error(LogEvent.UNEXPECTED, where=self.request.path, traceback=trace)
-            return _event("trouble", FAILED)
-
-    def on_connection_close(self) -> None:
-        super().on_connection_close()
-        self._is_gone = True
-
     def fail(self, status: int, trouble: str) -> None:
         """Says what is wrong; the script goes on asking, so that the page comes back by itself."""
-        trouble = mask_url(trouble)
         self.set_status(status)
         if self.is_live:
-            self.set_header("Content-Type", "application/json")
-            self.finish(orjson.dumps({"error": trouble}))
+            self.finish(self.render_string("trouble.html", trouble=trouble))
         else:
             self.frame_with(live="", trouble=trouble)
 
@@ -208,14 +177,25 @@ class PageHandler(BaseHandler):
             quoted=partial(quote, safe=""),
             Status=Status,
             api=self.reverse_url("feedq_api", "/"),
+            why_no_tap=self.why_refused(OF[tap_feed]),
         )
 
-    def button(self, action: PageAction) -> str:
-        """Renders the button of a change; refused, it says why (`feedq.web.buttons`)."""
-        caller = caller_of(user_of(self), settings().flower_roles, action.path)
-        refused = refusal(self.application.options, is_open=self.unauthenticated_api)
-        refused = refused or action.why_refused(caller)
-        rendered: bytes = self.render_string("action_button.html", action=action, refused=refused)
+    def why_refused(self, verb: Verb) -> str:
+        """Say why whoever is logged in may not call a verb here; empty when they may."""
+        if verb.changes and (why := refusal(self.application.options, is_open=self.unauthenticated_api)):
+            return why
+        try:
+            verb.require(self.caller(verb))
+        except Forbidden as error:
+            return str(error)
+        return ""
+
+    def button(self, button: Button) -> str:
+        """Renders a button; refused, it says why, as its dialog does."""
+        refused = self.why_refused(button.ask.verb) or button.refused
+        asked = urlencode({"refused": refused} if refused else button.arguments, doseq=True)
+        address = f"{self.reverse_url('feedq_ask', button.kind)}?{asked}"
+        rendered: bytes = self.render_string("button.html", button=button, address=address, refused=refused)
         return rendered.decode().strip()
 
     def part(self, template: str, **names: Any) -> str:
@@ -272,26 +252,19 @@ class PageHandler(BaseHandler):
             super().write_error(status_code, **kwargs)
 
 
-_streams: set[PageHandler] = set()
-
-
-def _event(kind: str, text: str) -> str:
-    # JSON has no line breaks, whatever is in the text.
-    return f"event: {kind}\ndata: {orjson.dumps(text).decode()}\n\n"
-
-
 class FeedsPage(PageHandler):
     """Shows all feeds, a page at a time."""
 
     title = "Feeds"
     tab = "feeds"
     frame = "feeds.html"
+    verb = OF[list_feeds]
 
     async def show(self) -> str:
         query = parse_query(self.argument, limit=FEEDS_SHOWN)
-        page = await self.queries.page(query)
-        # Whoever has just chosen others sees them first; their pictures come with the stream that follows.
-        is_first = self.is_live and self.application.options.auto_refresh
+        page = await self.queries.page(self.at, query)
+        # Whoever has just chosen others sees them first, and their pictures as soon as they are asked for again.
+        is_first = self.argument("live") == FIRST and self.application.options.auto_refresh
         landed = {} if is_first else await self.queries.landed(tuple(view.feed.id for view in page.views))
         counts: Counter[Status] = Counter()
         for tally in page.tallies:
@@ -304,11 +277,12 @@ class FeedsPage(PageHandler):
             waiting=reasons(page.tallies),
             found=counts.total(),
             records=sum(t.records_total for t in page.tallies if query.status in (None, t.status)),
+            rows_per_s=sum(t.rows_per_s for t in page.tallies if query.status in (None, t.status)),
             link=lambda **changes: address(query, usual_limit=FEEDS_SHOWN, **changes),
             Sort=Sort,
             more=min(FEEDS_MORE * query.limit, PAGE_MAX),
             sparks={feed_id: sparkline(buckets) for feed_id, buckets in landed.items()},
-            actions=bulk_actions(query, page.matching),
+            buttons=bulk_buttons(query, page.matching),
         )
 
 
@@ -318,6 +292,7 @@ class FeedPage(PageHandler):
     title = "Feed"
     tab = "feeds"
     frame = "feed.html"
+    verb = OF[show_feed]
 
     async def show(self) -> str:
         name = self.argument("name")
@@ -325,7 +300,7 @@ class FeedPage(PageHandler):
             raise InvalidInput("name: say which feed, as in ?name=acme/orders")
         self.title = name
         span = parse_span(self.argument("span"))
-        data = await self.queries.feed(name, span)
+        data = await self.queries.feed(self.at, name, span)
         return self.part(
             "feed_live.html",
             data=data,
@@ -337,7 +312,7 @@ class FeedPage(PageHandler):
             },
             show_cursor=show_cursor,
             parent=None if data.view.feed.backfill is None else known_as(name),
-            actions=actions_of(data.view, is_filling=data.backfill is not None),
+            buttons=page_buttons(data.view, is_filling=data.backfill is not None),
             detail=event_detail,
             changes_of=changes_of,
             author_of=author_of,
@@ -349,20 +324,12 @@ class FeedPage(PageHandler):
         )
 
 
-def actions_of(view: FeedView, *, is_filling: bool) -> list[PageAction]:
-    """All buttons of a feed's own page. A backfill has none: it follows its feed."""
-    if view.feed.removed_at is not None or view.feed.backfill is not None:
-        return []
-    letters = dead_letter_actions(view) if view.lease.dead_letters_total else []
-    backfill = backfill_actions(view, is_running=is_filling)
-    return [*feed_actions(view), edit_action(view), *cursor_actions(view), *backfill, *letters]
-
-
 class FleetPage(PageHandler):
     """Shows workers, the elected beat, reconcile, and what is wrong with them."""
 
     title = "Fleet"
     tab = "fleet"
+    verb = OF[show_status]
 
     async def show(self) -> str:
         data = await self.queries.fleet()
@@ -370,7 +337,7 @@ class FleetPage(PageHandler):
         aside = [("cordoned", numbers.cordoned), ("drained", numbers.drained), ("draining", numbers.draining)]
         return self.part(
             "fleet_live.html",
-            actions_of=worker_actions,
+            buttons_of=worker_buttons,
             data=data,
             moves=await self.queries.moves(),
             hot=hot_spot(data.workers),
@@ -398,11 +365,25 @@ class ProblemsPage(PageHandler):
 
     title = "Problems"
     tab = "problems"
+    verb = OF[list_problems]
+
+    @property
+    def is_count(self) -> bool:
+        """Whether this is for the tab alone, which says nothing where the page is refused or fails."""
+        return self.argument("part") == "count"
+
+    def fail(self, status: int, trouble: str) -> None:
+        if self.is_count:
+            self.finish("")
+        else:
+            super().fail(status, trouble)
 
     async def show(self) -> str:
         found, views, data = await self.queries.problems()
+        if self.is_count:
+            return f"({len(found):,})" if found else ""
         # A feed may be listed twice, and has its buttons once.
-        buttons: dict[int, list[PageAction]] = {}
+        buttons: dict[int, list[Button]] = {}
         seen: set[str] = set()
         pressed: set[str] = set()
         for place, one in enumerate(found):
@@ -412,7 +393,7 @@ class ProblemsPage(PageHandler):
                 buttons |= {place: acts} if acts else {}
             elif one.feed not in seen:
                 seen.add(one.feed)
-                buttons[place] = feed_actions(views[one.feed])[:2]
+                buttons[place] = feed_buttons(views[one.feed])[:2]
         return self.part("problems_live.html", found=found, buttons=buttons, TROUBLED=TROUBLED)
 
 
@@ -431,6 +412,7 @@ class SchedulesPage(PageHandler):
     title = "Schedules"
     tab = "schedules"
     frame = "schedules.html"
+    verb = OF[list_schedules]
 
     async def show(self) -> str:
         query = parse_schedules(self.argument, limit=SCHEDULES_SHOWN)
@@ -440,14 +422,14 @@ class SchedulesPage(PageHandler):
             "schedules_live.html",
             query=query,
             part=part,
-            actions_of=actions_of_schedule,
+            buttons_of=buttons_of_schedule,
             first_page=here,
             next_page=query.address(usual_limit=SCHEDULES_SHOWN, after=part.next_after or ""),
         )
 
 
-def actions_of_schedule(view: ScheduleView) -> list[PageAction]:
-    return schedule_actions(view.schedule.spec.name, is_paused=view.schedule.state is ScheduleState.PAUSED)
+def buttons_of_schedule(view: ScheduleView) -> list[Button]:
+    return schedule_buttons(view.schedule.spec.name, is_paused=view.schedule.state is ScheduleState.PAUSED)
 
 
 class SchedulePage(PageHandler):
@@ -455,6 +437,7 @@ class SchedulePage(PageHandler):
 
     title = "Schedule"
     tab = "schedules"
+    verb = OF[show_schedule]
 
     async def show(self) -> str:
         name, states = self.argument("name"), parse_states(self.argument("state"))
@@ -466,11 +449,56 @@ class SchedulePage(PageHandler):
             "schedule_live.html",
             data=data,
             view=data.view,
-            actions=actions_of_schedule(data.view),
-            cancel_action=cancel_action,
+            buttons=buttons_of_schedule(data.view),
+            cancel_button=cancel_button,
             states=states,
             cards={
                 "Now": standing_lines(data.view, counts=data.counts, now=data.now),
                 "Declaration": schedule_declaration_lines(data.view.schedule.spec),
             },
         )
+
+
+# -- dialogs -----------------------------------------------------------------------------------------
+
+
+class DialogPage(PageHandler):
+    """Shows the dialog of a button (`feedq.web.dialogs`), and does what it asks for."""
+
+    is_live = True
+
+    @web.authenticated
+    async def get(self, kind: str) -> None:
+        self._show(await self._after(kind, dialogs.opened))
+
+    @web.authenticated
+    async def post(self, kind: str) -> None:
+        if len(self.request.body) > BODY_MAX:
+            raise web.HTTPError(413)
+        given = self.request.body_arguments
+        typed = {name: values[-1].decode(errors="replace") for name, values in given.items()}
+        reason = typed.pop("reason", "")
+        if typed.pop(dialogs.DRY_RUN, ""):
+            self._show(await self._after(kind, partial(dialogs.rehearsed, typed=typed)))
+            return
+        dialog = await self._after(kind, partial(dialogs.sent, typed=typed), reason)
+        self.queries.forget()
+        if dialog.problem is not None:
+            self.set_status(dialog.problem.status)
+        self._show(dialog)
+
+    async def _after(self, kind: str, step: Callable[[At, Ask, str], Dialog], reason: str = "") -> Dialog:
+        if kind not in ASKS:
+            raise web.HTTPError(404)
+        ask = ASKS[kind]
+        at = self.queries.at(self.caller(ask.verb))
+        try:
+            if why := self.why_refused(ask.verb) or self.argument("refused"):
+                raise Forbidden(why)
+            with acting(asker_of(self, at.caller, reason)):
+                return await self.queries.calls.call(partial(step, at, ask, self.request.query))
+        except FeedqError as error:
+            return dialogs.refused(ask, error)
+
+    def _show(self, dialog: Dialog) -> None:
+        self.finish(self.render_string("dialog.html", dialog=dialog, address=self.request.uri))

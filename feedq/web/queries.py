@@ -1,12 +1,13 @@
-"""What the pages and the API show, as values read from the control tables in one go each."""
+"""What the pages show, as values read from the control tables in one go each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from feedq.control.store.feed_listing import FoundFeeds, Query
@@ -14,16 +15,19 @@ from feedq.control.store.history import EventFilter, WorkerMoves
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.landed import LandedBucket, Span
 from feedq.core.model import Event, FeedView
+from feedq.core.roles import Caller
 from feedq.core.schedule.model import Run, RunState, ScheduleState, ScheduleView
 from feedq.core.schedule.ticks import ticks_after
 from feedq.settings import Settings
+from feedq.sinks.base import opened_sink
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.actions import worker_names
-from feedq.verbs.backfill import backfill_row
+from feedq.verbs.backfills import BackfillDocument, backfill_document
 from feedq.verbs.diagnosis.waiting_checks import explain
+from feedq.verbs.registry import At
 from feedq.verbs.report.fleet_data import FleetData, read_fleet
 from feedq.verbs.report.problem_list import ListedProblem, read_problems_and_feeds
-from feedq.web.feed_reader import Reader
+from feedq.web.feed_reader import Calls, Reader
 from feedq.web.params import ScheduleQuery
 
 T = TypeVar("T")
@@ -61,8 +65,8 @@ class FeedData:
     """What it landed, the oldest first."""
     generations: Sequence[Event]
     """What has become of its declaration, the latest first."""
-    backfill: Mapping[str, Any] | None = None
-    """Its backfill that is under way (`feedq.backfill.backfill_row`)."""
+    backfill: BackfillDocument | None = None
+    """The one that is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +101,31 @@ class WebQueries:
         url = settings.database_url.get_secret_value()
         self.store = PostgresStore(url, application_name="feedq-web")
         self._reader = Reader(url)
+        self.calls = Calls()
+
+    def at(self, caller: Caller) -> At:
+        """Where verbs act for a caller."""
+        return At(self.store, self._settings, caller, partial(opened_sink, self._settings, role="api"))
 
     def forget(self) -> None:
         """Something may have been changed: whoever did it sees so on the next page."""
         self._reader.forget()
 
-    async def page(self, query: Query) -> FoundFeeds:
-        return await self._reader.read(query, lambda: self.store.listing.page(query))
+    async def page(self, at: At, query: Query) -> FoundFeeds:
+        """Reads feeds that the caller sees. Raises `Forbidden` when others are asked for."""
+        if (own := at.caller.tenant) is not None:
+            at.caller.require_tenant(query.tenant or own, f"a feed of tenant {query.tenant!r}")
+            query = replace(query, tenant=own)
+        return await self._reader.read((query, own), lambda: self.store.listing.page(query, own=own))
 
     async def landed(self, feed_ids: tuple[int, ...]) -> Mapping[int, Sequence[LandedBucket]]:
         """What each of these feeds landed in the last minutes: of so many as can be read at once."""
         return await self._reader.read(("landed", feed_ids), lambda: self.store.landed.of_feeds(feed_ids))
 
-    async def feed(self, name: str, span: Span = Span.HOUR) -> FeedData:
-        """Reads one feed. Raises `NotFound` as well."""
-        return await self._reader.read(("feed", name, span), lambda: self._read_feed(name, span))
+    async def feed(self, at: At, name: str, span: Span = Span.HOUR) -> FeedData:
+        """Reads one feed. Raises `NotFound` as well, also for another tenant's."""
+        question = ("feed", name, span, at.caller.tenant)
+        return await self._reader.read(question, lambda: self._read_feed(at, name, span))
 
     async def moves(self) -> Sequence[WorkerMoves]:
         return await self._reader.read("moves", self.store.history.moves)
@@ -125,8 +139,8 @@ class WebQueries:
             "problems", lambda: read_problems_and_feeds(self.store, self._settings)
         )
 
-    def _read_feed(self, name: str, span: Span) -> FeedData:
-        view = self.store.feeds.view(name)
+    def _read_feed(self, at: At, name: str, span: Span) -> FeedData:
+        view = self.store.feeds.view(at.feed(name).name)
         events = self.store.feeds.events(name, limit=EVENTS_SHOWN)
         workers = self.store.workers.views()
         now = self.store.now()
@@ -137,8 +151,10 @@ class WebQueries:
             one.event for one in self.store.history.before(of_declaration, limit=GENERATIONS_SHOWN)
         ]
         filling = self.store.backfills.of(view.feed)
-        row = None if filling is None or filling.feed.removed_at else backfill_row(view.feed, filling)
-        return FeedData(now, view, events, worker_names(workers), explanation, landed, generations, row)
+        backfill = None
+        if filling is not None and filling.feed.removed_at is None:
+            backfill = backfill_document(view.feed, filling)
+        return FeedData(now, view, events, worker_names(workers), explanation, landed, generations, backfill)
 
     async def schedules(self, query: ScheduleQuery) -> FoundSchedules:
         return await self._reader.read(query, lambda: self._read_part(query))

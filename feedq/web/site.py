@@ -5,17 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from starlette.types import ASGIApp
 from tornado.template import Loader, Template
 from tornado.web import StaticFileHandler, url
 
-from feedq.api.app import make_app
-from feedq.api.backend import ApiBackend
+from feedq.api.backend import RefusalLog
+from feedq.api.endpoint import Endpoint
+from feedq.core.roles import AccessRole, Caller
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log
+from feedq.verbs import registry
+from feedq.web.flower_api import FlowerApi
 from feedq.web.guard import TASKS_KEPT, GuardedFlower
-from feedq.web.mounted_api import MountedApi
-from feedq.web.pages import FeedPage, FeedsPage, FleetPage, ProblemsPage, SchedulePage, SchedulesPage
+from feedq.web.pages import (
+    DialogPage,
+    FeedPage,
+    FeedsPage,
+    FleetPage,
+    ProblemsPage,
+    SchedulePage,
+    SchedulesPage,
+)
 from feedq.web.queries import WebQueries
 
 STATIC = Path(__file__).with_name("static")
@@ -49,16 +58,20 @@ class OverlayLoader(Loader):
         return before + begin + (OWN_TEMPLATES / TABS).read_bytes() + after
 
 
-def addresses(queries: WebQueries, api: ASGIApp) -> list[Any]:
+def addresses(queries: WebQueries) -> list[Any]:
     """Lists the addresses, each as `url`, never as a tuple: with ``--url-prefix`` Flower drops what else a tuple
     holds."""
     shared: dict[str, Any] = {"queries": queries}
+    # Each request brings a caller of its own.
+    nobody = Caller("nobody", AccessRole.VIEWER, tenant="")
+    endpoint = Endpoint(queries.at(nobody), RefusalLog(queries.store.tokens).write)
     return [
         url(r"/feeds", FeedsPage, shared, name="feeds"),
         url(r"/feed", FeedPage, shared, name="feed"),
         url(r"/fleet", FleetPage, shared, name="fleet"),
         url(r"/problems", ProblemsPage, shared, name="problems"),
-        url(r"/api/v1(/.*)", MountedApi, shared | {"app": api}, name="feedq_api"),
+        url(r"/api/v1(/.*)", FlowerApi, shared | {"endpoint": endpoint}, name="feedq_api"),
+        url(r"/feedq/ask/([a-z-]+)", DialogPage, shared, name="feedq_ask"),
         url(r"/schedules", SchedulesPage, shared, name="schedules"),
         url(r"/schedule", SchedulePage, shared, name="schedule"),
         url(r"/feedq/static/(.*)", StaticFileHandler, {"path": str(STATIC)}, name="feedq_static"),
@@ -72,9 +85,9 @@ def install() -> None:
 
     if isinstance(urls.settings.get("template_loader"), OverlayLoader):
         return
-    queries = WebQueries(settings())
+    registry.load()
     # In front: Flower's last address matches everything.
-    urls.handlers[:0] = addresses(queries, make_app(ApiBackend.of(queries.store, settings())))
+    urls.handlers[:0] = addresses(WebQueries(settings()))
     urls.settings["template_loader"] = OverlayLoader(urls.settings["template_path"])
     command.Flower = GuardedFlower
     # Before the command reads its options: whatever is said there counts.

@@ -65,7 +65,7 @@ def test_the_process_answers_in_its_role_and_ends_when_it_is_told(cluster: Clust
     store.close()
     served = Served(cluster)
     assert served.get("/feeds")[0] == 401
-    assert served.get("/feeds", token) == (200, {"feeds": [], "next": None})
+    assert served.get("/feeds", token) == (200, {"items": [], "next": None})
     assert served.get("/status", token)[0] == 200
     served.node.signal(signal.SIGTERM)
     assert served.node.wait(10) == 0

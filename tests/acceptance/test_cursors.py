@@ -87,7 +87,7 @@ def bench(place: Place) -> Iterator[Bench]:
 
 def test_a_feed_that_is_rewound_under_load_lands_the_same_records_once(bench: Bench) -> None:
     bench.wait_landed(KEYED, 2 * BACK)
-    done = bench.ask("rewind", KEYED, "--records", str(BACK), "--yes", "--wait")
+    done = bench.ask("rewind", KEYED, "--records", str(BACK), "--yes", "--wait")["change"]
     assert done["before"] - done["after"] == BACK
     bench.wait_landed(KEYED, done["before"] + BACK)
     # What was under way at that moment has not landed: the source was asked for all of it again.
@@ -101,7 +101,7 @@ def test_a_feed_that_is_rewound_under_load_lands_the_same_records_once(bench: Be
 def test_without_a_key_records_are_there_twice_as_was_said_and_other_feeds_go_on(bench: Bench) -> None:
     bench.wait_landed(PLAIN, 2 * BACK)
     epochs = bench.cluster.epochs([BESIDE])
-    done = bench.ask("rewind", PLAIN, "--records", str(BACK), "--yes", "--wait")
+    done = bench.ask("rewind", PLAIN, "--records", str(BACK), "--yes", "--wait")["change"]
     assert done["duplicates"] is True
     bench.wait_landed(PLAIN, done["before"] + BACK)
     rows, different, _, last = bench.landed(PLAIN)
@@ -155,7 +155,7 @@ def test_a_worker_that_is_killed_at_once_leaves_the_new_cursor_to_its_successor(
     bench.wait_landed(KEYED, 2 * BACK)
     lease = bench.cluster.leases()[KEYED]
     assert lease.worker is not None
-    done = bench.ask("rewind", KEYED, "--records", str(BACK), "--yes")
+    done = bench.ask("rewind", KEYED, "--records", str(BACK), "--yes")["change"]
     bench.cluster.workers[lease.worker.partition("@")[0]].kill("SIGKILL")
     bench.wait_landed(KEYED, done["before"] + BACK)
     bench.check(KEYED)
@@ -165,7 +165,7 @@ def test_a_worker_that_is_killed_at_once_leaves_the_new_cursor_to_its_successor(
 def test_a_paused_feed_is_reset_and_begins_where_its_source_begins(bench: Bench) -> None:
     bench.wait_landed(BESIDE, BACK)
     bench.cluster.feedq("feed", "pause", BESIDE, "--wait")
-    assert bench.ask("rewind", BESIDE, "--to-start", "--yes")["after"] is None
+    assert bench.ask("rewind", BESIDE, "--to-start", "--yes")["change"]["after"] is None
     assert bench.ask("show", BESIDE)["cursor"] is None
     bench.cluster.sql("DELETE FROM landed WHERE feed = %s", (BESIDE,))
     bench.cluster.feedq("feed", "resume", BESIDE)

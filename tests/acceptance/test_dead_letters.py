@@ -70,10 +70,7 @@ def test_a_replay_lands_what_the_mended_table_takes_and_keeps_the_rest(bench: Be
     assert bench.sequence("typed") == []
 
     bench.cluster.sql("ALTER TABLE typed ALTER COLUMN pad TYPE text")
-    assert bench.ask("dead-letters", "drop", NAME, str(second), "--yes") == {
-        "name": NAME,
-        "dropped": 1,
-    }
+    assert bench.ask("dead-letters", "drop", NAME, str(second), "--yes")["dropped"] == 1
     # Two at once: between them each record lands once.
     with ThreadPoolExecutor(2) as both:
         done = list(both.map(lambda _: bench.ask("dead-letters", "replay", NAME, "--all"), range(2)))

@@ -28,7 +28,7 @@ class Operator:
         return json.loads(self.cluster.feedq(*arguments, "--json"))
 
     def feeds(self) -> dict[str, dict[str, Any]]:
-        return {row["name"]: row for row in self.ask("feed", "list")}
+        return {row["feed"]["spec"]["name"]: row for row in self.ask("feed", "list")}
 
 
 @pytest.fixture(scope="module")

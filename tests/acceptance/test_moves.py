@@ -30,7 +30,9 @@ class Fleet:
     def name(self, node: str) -> str:
         """Under which a worker is known to feedq."""
         pid = self.cluster.workers[node].pid
-        found: str = next(row["name"] for row in self.ask("worker", "list") if row["pid"] == pid)
+        found: str = next(
+            row["worker"]["name"] for row in self.ask("worker", "list") if row["worker"]["pid"] == pid
+        )
         return found
 
     def feeds_of(self, node: str) -> list[str]:
@@ -61,7 +63,7 @@ def test_a_drain_empties_a_worker_and_an_uncordon_fills_it_again(fleet: Fleet) -
     mine = fleet.feeds_of("w1")
     others = fleet.cluster.epochs([feed_name for feed_name in FEEDS if feed_name not in mine])
     before = mark(fleet.source)
-    assert fleet.ask("worker", "drain", name, "--wait")["result"] == "drained"
+    assert fleet.ask("worker", "drain", name, "--wait")["worker"]["target_state"] == "drained"
     wait_resumed(fleet.source, mine, after=before, limit_s=20)
     assert fleet.feeds_of("w1") == []
     fleet.check(untouched=others)
@@ -77,7 +79,7 @@ def test_a_worker_with_the_only_place_keeps_its_feeds_and_the_drain_says_why(fle
     ran = fleet.cluster.run("worker", "drain", fleet.name("w1"), "--wait", "--timeout", "2")
     assert ran.returncode == 1
     assert "No other worker serves: start one, or feedq worker uncordon NAME" in ran.stderr
-    assert fleet.ask("status")["workers"]["serving"] == 0
+    assert fleet.ask("status")["numbers"]["serving"] == 0
     for node in ("w1", "w2"):
         fleet.cluster.feedq("worker", "uncordon", fleet.name(node))
     fleet.check(untouched=epochs)
@@ -87,7 +89,7 @@ def test_a_feed_is_moved_by_hand_and_no_other_is_touched(fleet: Fleet) -> None:
     chosen = fleet.feeds_of("w1")[0]
     others = fleet.cluster.epochs([name for name in FEEDS if name != chosen])
     fleet.ask("feed", "move", chosen, "--to", fleet.name("w2"), "--wait")
-    kinds = [event["kind"] for event in fleet.ask("events", "--feed", chosen)]
+    kinds = [listed["event"]["kind"] for listed in fleet.ask("events", "--feed", chosen)]
     assert kinds[-4:] == ["stop_requested", "lease_released", "lease_assigned", "lease_claimed"]
     fleet.check(untouched=others)
     assert chosen in fleet.feeds_of("w2")
@@ -101,7 +103,7 @@ def test_a_selector_takes_a_feed_to_where_its_labels_are_and_without_any_it_wait
     assert chosen in fleet.feeds_of("w2")
     fleet.cluster.feedq("feed", "set", chosen, "selector.required.region=mars")
     wait_until(
-        lambda: fleet.ask("feed", "show", chosen)["reason"] == "no_match",
+        lambda: fleet.ask("feed", "show", chosen)["view"]["lease"]["reason"] == "no_match",
         limit_s=20,
         interval_s=0.2,
         what="the feed waits for a worker with its label",

@@ -24,7 +24,7 @@ NEIGHBOURS = ["f/1", "f/2"]
 
 def statuses(cluster: Cluster) -> dict[str, tuple[str, str | None]]:
     rows: list[dict[str, Any]] = json.loads(cluster.feedq("feed", "list", "--json"))
-    return {row["name"]: (row["status"], row["because"]) for row in rows}
+    return {row["feed"]["spec"]["name"]: (row["status"], row["because"]) for row in rows}
 
 
 def wait_for(cluster: Cluster, wanted: dict[str, str]) -> None:

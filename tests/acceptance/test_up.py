@@ -223,7 +223,7 @@ def test_the_settings_of_the_running_stack_work_for_other_commands(demo: Up) -> 
     assert {"FEEDQ_DATABASE_URL", "FEEDQ_BROKER_URL"} <= set(lines)
     listed = run_feedq("feed", "list", "--json", env={**plain_env(), **lines})
     assert listed.returncode == 0, listed.stderr
-    assert {feed["name"] for feed in json.loads(listed.stdout)} == set(RATES)
+    assert {row["feed"]["spec"]["name"] for row in json.loads(listed.stdout)} == set(RATES)
 
 
 def test_a_table_that_a_person_makes_takes_a_feed_whatever_numbers_its_rows(demo: Up) -> None:

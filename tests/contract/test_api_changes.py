@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,8 +11,8 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
+from feedq.api.server import make_app
 from feedq.control.store.history import EventFilter
 from feedq.core.model import TargetState
 from feedq.core.roles import AccessRole
@@ -22,15 +23,16 @@ from tests.contract.jobs_harness import JobsHarness
 
 pytestmark = pytest.mark.servers
 
-NAME = "/feeds/acme%2Forders"
+NAME = "acme/orders"
 DECLARED = {
+    "name": NAME,
     "tenant": "acme",
     "connector": "tcp",
     "source": {"url": "tcp://127.0.0.1:7001"},
     "sink": {"table": "orders"},
 }
-SCHEDULE = {"task": "acme.jobs.cleanup", "every": "1h"}
-PUTS = 100
+SCHEDULE = {"name": "acme/nightly", "task": "acme.jobs.cleanup", "every": "1h"}
+TIMES = 100
 
 
 @pytest.fixture
@@ -68,114 +70,177 @@ def api(client_of: MakeClient) -> ApiClient:
     return client_of("operator")
 
 
-def put(api: ApiClient, *, headers: Any = None, query: str = "", **changes: Any) -> httpx.Response:
-    return api.ask("PUT", NAME + query, json=DECLARED | changes, headers=headers)
+def declare(api: ApiClient, *, headers: Any = None, asked: Any = None, **changes: Any) -> httpx.Response:
+    return api.ask(
+        "POST", "/declarations", json={"feeds": [DECLARED | changes], **(asked or {})}, headers=headers
+    )
+
+
+def changes_of(answer: httpx.Response) -> list[tuple[str, str, str]]:
+    """What was changed, and the error if it could not be."""
+    assert answer.status_code == 200, answer.text
+    return [(one["kind"], one["action"], one["error"] or "") for one in answer.json()["changes"]]
+
+
+def act(
+    api: ApiClient, action: str, *, select: Any = None, headers: Any = None, **more: Any
+) -> httpx.Response:
+    asked = {"action": action, "select": select or {"names": [NAME]}, **more}
+    return api.ask("POST", "/feeds/act", json=asked, headers=headers)
 
 
 # -- declaring ---------------------------------------------------------------------------------------
 
 
-def test_a_put_adds_edits_or_leaves_alone(api: ApiClient) -> None:
-    added = put(api)
-    assert (added.status_code, added.json()["result"], added.json()["generation"]) == (201, "added", 1)
-    again = put(api)
-    assert (again.status_code, again.json()["result"]) == (200, "unchanged")
-    assert again.headers["ETag"] == added.headers["ETag"]
-    edited = put(api, weight=2)
-    assert (edited.json()["result"], edited.json()["generation"]) == ("edited", 2)
-    assert edited.json()["changes"] == [{"option": "weight", "before": 1.0, "after": 2.0}]
-    shown = api.get(f"{NAME}/declaration")
-    assert (shown.headers["ETag"], shown.json()["weight"]) == (edited.headers["ETag"], 2.0)
+def test_what_is_declared_is_added_changed_or_left_alone(api: ApiClient) -> None:
+    added = declare(api)
+    assert changes_of(added) == [("feed", "add", "")]
+    again = declare(api)
+    assert (changes_of(again), again.json()["unchanged"]) == ([], 1)
+    changed = declare(api, weight=2)
+    assert changed.json()["changes"][0]["options"] == [{"option": "weight", "before": 1.0, "after": 2.0}]
+    (shown,) = api.json("/declarations/feeds", params={"names": NAME})["items"]
+    assert changed.headers["ETag"] == f'"{shown["etag"]}"' != added.headers["ETag"]
+    assert shown["declaration"] == DECLARED | {"weight": 2.0}
 
 
-def test_a_put_keeps_a_pause_unless_it_says_otherwise(api: ApiClient, harness: JobsHarness) -> None:
-    put(api)
-    harness.store.feeds.set_target("acme/orders", TargetState.PAUSED)
-    assert put(api).json()["result"] == "unchanged"
-    assert put(api, target_state="running").json()["result"] == "edited"
+def test_a_declaration_keeps_a_pause_unless_it_says_otherwise(api: ApiClient, harness: JobsHarness) -> None:
+    declare(api)
+    harness.store.feeds.set_target(NAME, TargetState.PAUSED)
+    assert declare(api).json()["unchanged"] == 1
+    assert changes_of(declare(api, target_state="running")) == [("feed", "change", "")]
 
 
-def test_preconditions_are_those_of_http(api: ApiClient, harness: JobsHarness) -> None:
-    assert put(api, headers={"If-Match": "*"}).status_code == 412
-    first = put(api, headers={"If-None-Match": "*"})
-    assert first.status_code == 201
-    assert put(api, headers={"If-None-Match": "*"}).status_code == 412
-    etag = first.headers["ETag"]
-    assert put(api, headers={"If-Match": etag}, weight=2).status_code == 200
-    late = put(api, headers={"If-Match": etag}, weight=3)
-    assert late.status_code == 412
-    assert "is of generation 2 by now, and not of 1" in late.json()["detail"]
-    for method, path in (("DELETE", NAME), ("POST", f"{NAME}/pause"), ("POST", f"{NAME}/restart")):
-        assert api.ask(method, path, headers={"If-Match": etag}).status_code == 412
-    assert api.ask("DELETE", NAME, headers={"If-Match": "17"}).status_code == 400
-    harness.store.feeds.remove("acme/orders")
-    anew = put(api)
-    assert "removed and declared anew" in put(api, headers={"If-Match": etag}, weight=9).json()["detail"]
+def test_what_is_to_be_changed_may_be_expected_to_be_of_a_version(
+    api: ApiClient, harness: JobsHarness
+) -> None:
+    assert declare(api, headers={"If-Match": "*"}).status_code == 412
+    etag = declare(api).headers["ETag"]
+    assert declare(api, headers={"If-Match": etag}, weight=2).status_code == 200
+    for dry_run in (True, False):
+        late = declare(api, headers={"If-Match": etag}, weight=3, asked={"dry_run": dry_run})
+        assert late.status_code == 412
+        assert "is of generation 2 by now, and not of 1" in late.json()["detail"]
+        for action in ("remove", "pause", "restart"):
+            assert act(api, action, headers={"If-Match": etag}, dry_run=dry_run).status_code == 412
+    assert declare(api, headers={"If-Match": "17"}).status_code == 400
+    other = [DECLARED, DECLARED | {"name": "acme/other"}]
+    several = api.ask("POST", "/declarations", json={"feeds": other}, headers={"If-Match": etag})
+    assert (several.status_code, several.json()["error"]) == (400, "InvalidInput")
+    harness.store.feeds.remove(NAME)
+    anew = declare(api)
+    assert "removed and declared anew" in declare(api, headers={"If-Match": etag}, weight=9).json()["detail"]
     assert anew.headers["ETag"] != etag
 
 
 def test_of_a_hundred_edits_of_one_version_one_is_made(api: ApiClient, harness: JobsHarness) -> None:
-    etag = put(api).headers["ETag"]
+    etag = declare(api).headers["ETag"]
     with ThreadPoolExecutor(16) as threads:
-        answers = list(threads.map(lambda n: put(api, headers={"If-Match": etag}, weight=n + 2), range(PUTS)))
-    statuses = sorted(answer.status_code for answer in answers)
-    assert statuses == [200, *[412] * (PUTS - 1)]
-    assert harness.store.feeds.get("acme/orders").generation == 2
+        answers = list(
+            threads.map(lambda n: declare(api, headers={"If-Match": etag}, weight=n + 2), range(TIMES))
+        )
+    made = [one for one in answers if one.status_code == 200 and changes_of(one) == [("feed", "change", "")]]
+    assert len(made) == 1
+    assert harness.store.feeds.get(NAME).generation == 2
 
 
 def test_a_hundred_equal_declarations_at_once_make_one_generation(
     api: ApiClient, harness: JobsHarness
 ) -> None:
     with ThreadPoolExecutor(16) as threads:
-        answers = list(threads.map(lambda _: put(api), range(PUTS)))
-    assert sorted({answer.status_code for answer in answers}) == [200, 201]
-    assert [answer.json()["result"] for answer in answers].count("added") == 1
-    assert harness.store.feeds.get("acme/orders").generation == 1
+        answers = list(threads.map(lambda _: declare(api), range(TIMES)))
+    changes = [change for answer in answers for change in changes_of(answer)]
+    assert changes.count(("feed", "add", "")) == 1
+    assert set(changes) <= {("feed", "add", ""), ("feed", "add", "Conflict")}
+    assert harness.store.feeds.get(NAME).generation == 1
 
 
-def test_a_patch_changes_what_it_names(api: ApiClient) -> None:
-    put(api, labels={"a": "1", "b": "2"})
-    patched = api.ask("PATCH", NAME, json={"labels": {"a": None, "c": "3"}, "weight": 4})
-    assert patched.json()["result"] == "edited"
-    declared = api.json(f"{NAME}/declaration")
-    assert (declared["labels"], declared["weight"]) == ({"b": "2", "c": "3"}, 4.0)
-    refused = api.ask("PATCH", NAME, json={"name": "acme/other"})
-    assert (refused.status_code, refused.json()["error"]) == (400, "InvalidInput")
-    assert api.ask("PATCH", NAME, json={"connector": "nats"}).status_code == 400
+def test_one_wrong_declaration_keeps_all_from_being_made(api: ApiClient) -> None:
+    wrong = DECLARED | {"name": "acme/wrong", "connector": "nats"}
+    for feeds, said in (
+        ([DECLARED, wrong], "feed 'acme/wrong': "),
+        ([DECLARED, DECLARED], f"feed '{NAME}': is declared or removed more than once"),
+        ([DECLARED, {"name": "acme/other"}], "feed 'acme/other': connector: "),
+        ([DECLARED, "acme/other"], "feed: must be a mapping"),
+    ):
+        refused = api.ask("POST", "/declarations", json={"feeds": feeds})
+        assert (refused.status_code, refused.json()["error"]) == (400, "InvalidInput")
+        assert said in refused.json()["detail"]
+    gone = api.ask("POST", "/declarations", json={"feeds": [DECLARED], "remove": {"feeds": ["acme/none"]}})
+    assert (gone.status_code, gone.json()["detail"]) == (404, "no feed named 'acme/none'")
+    assert api.json("/feeds")["items"] == []
+
+
+def test_a_misspelt_key_is_refused_wherever_it_stands(api: ApiClient) -> None:
+    declare(api)
+    for asked, said in (
+        (
+            {"action": "remove", "select": {"name": [NAME]}},
+            "unknown argument 'select.name'; did you mean names?",
+        ),
+        ({"action": "pause", "selection": {}}, "unknown argument 'selection'; did you mean select?"),
+    ):
+        refused = api.ask("POST", "/feeds/act", json=asked)
+        assert (refused.status_code, refused.json()["detail"]) == (400, said)
+    pruned = api.ask("POST", "/declarations", json={"remove": {"feed": [NAME]}})
+    assert pruned.json()["detail"] == "unknown argument 'remove.feed'; did you mean feeds?"
+
+
+def test_what_is_not_declared_is_pruned_within_one_tenant(
+    client_of: MakeClient, harness: JobsHarness
+) -> None:
+    for name in ("acme/old", "beta/x"):
+        harness.feed(name, tenant=name[:4])
+    acme = client_of("operator", "acme")
+    would = declare(acme, asked={"prune": True, "dry_run": True})
+    assert [(one["action"], one["name"]) for one in would.json()["changes"]] == [
+        ("add", NAME),
+        ("remove", "acme/old"),
+    ]
+    assert declare(acme, asked={"prune": True, "tenant": "beta"}).status_code == 403
+    assert declare(acme, asked={"prune": True}).status_code == 200
+    assert harness.store.feeds.get("acme/old").removed_at is not None
+    assert harness.store.feeds.get("beta/x").removed_at is None
+
+
+def test_nobody_declares_a_feed_into_or_out_of_another_tenant(
+    client_of: MakeClient, harness: JobsHarness
+) -> None:
+    harness.feed("beta/x", tenant="beta")
+    acme = client_of("operator", "acme")
+    for declared in (DECLARED | {"tenant": "beta"}, DECLARED | {"name": "beta/x"}):
+        for dry_run in (True, False):
+            asked = {"feeds": [declared], "dry_run": dry_run}
+            assert acme.ask("POST", "/declarations", json=asked).status_code == 403
+    gone = {"remove": {"feeds": ["beta/x"]}}
+    assert acme.ask("POST", "/declarations", json=gone).status_code == 403
+    assert harness.store.feeds.get("beta/x").version[1] == 1
 
 
 def test_a_dry_run_says_what_would_be_and_does_nothing(api: ApiClient, harness: JobsHarness) -> None:
-    assert put(api, query="?dry_run=true").json() | {"changes": []} == {
-        "note": None,
-        "name": "acme/orders",
-        "result": "added",
-        "dry_run": True,
-        "generation": None,
-        "changes": [],
-    }
-    assert api.get(NAME).status_code == 404
-    put(api)
-    assert put(api, query="?dry_run=true", weight=3).json()["result"] == "edited"
-    for verb in ("pause", "restart"):
-        assert api.ask("POST", f"{NAME}/{verb}?dry_run=true").json()["dry_run"] is True
-    assert api.ask("DELETE", f"{NAME}?dry_run=true").json()["result"] == "removed"
-    assert harness.store.feeds.get("acme/orders").generation == 1
+    assert changes_of(declare(api, asked={"dry_run": True})) == [("feed", "add", "")]
+    assert api.get("/feeds/acme%2Forders").status_code == 404
+    declare(api)
+    assert changes_of(declare(api, asked={"dry_run": True}, weight=3)) == [("feed", "change", "")]
+    for action in ("pause", "restart", "remove"):
+        assert act(api, action, dry_run=True).json()["dry_run"] is True
+    assert harness.store.feeds.get(NAME).generation == 1
 
 
 # -- verbs -------------------------------------------------------------------------------------------
 
 
 def test_feeds_are_paused_resumed_restarted_moved_and_removed(api: ApiClient, harness: JobsHarness) -> None:
-    put(api)
+    declare(api)
     worker = harness.worker("w@host")
-    told = api.ask("POST", f"{NAME}/pause", json={"reason": "maintenance"})
-    assert (told.status_code, told.json()["result"]) == (200, "paused")
-    assert harness.store.feeds.get("acme/orders").spec.target_state is TargetState.PAUSED
-    assert api.ask("POST", f"{NAME}/resume").json()["result"] == "resumed"
-    assert api.ask("POST", f"{NAME}/restart").json()["generation"] == 4
-    assert api.ask("POST", f"{NAME}/move", json={"worker": "w"}).json()["result"] == "moving to w@host"
-    assert harness.lease(harness.store.feeds.get("acme/orders")).promised_to == worker.id
-    assert api.ask("DELETE", NAME, headers={"Feedq-Reason": "gone"}).status_code == 200
+    told = act(api, "pause", headers={"Feedq-Reason": "maintenance"})
+    assert (told.status_code, told.json()["done"][0]["generation"]) == (200, 2)
+    assert harness.store.feeds.get(NAME).spec.target_state is TargetState.PAUSED
+    act(api, "resume")
+    assert act(api, "restart").json()["done"][0]["generation"] == 4
+    assert act(api, "move", worker="w").json()["done"][0]["worker"] == "w@host"
+    assert harness.lease(harness.store.feeds.get(NAME)).promised_to == worker.id
+    assert act(api, "remove", headers={"Feedq-Reason": "gone"}).status_code == 200
     events = [listed.event for listed in harness.store.history.before(EventFilter(tenant="acme"))]
     kinds = ["feed_removed", "feed_moved", "feed_restarted", "feed_resumed", "feed_paused", "feed_added"]
     assert [event.kind for event in events] == kinds
@@ -186,28 +251,34 @@ def test_feeds_are_paused_resumed_restarted_moved_and_removed(api: ApiClient, ha
 def test_schedules_are_declared_triggered_once_a_key_and_removed(
     api: ApiClient, harness: JobsHarness
 ) -> None:
+    def declared(headers: Any = None, **changes: Any) -> httpx.Response:
+        return api.ask("POST", "/declarations", json={"schedules": [SCHEDULE | changes]}, headers=headers)
+
     path = "/schedules/acme%2Fnightly"
-    added = api.ask("PUT", path, json=SCHEDULE)
-    assert (added.status_code, added.json()["result"]) == (201, "added")
-    assert api.ask("PUT", path, json=SCHEDULE).json()["result"] == "unchanged"
+    added = declared()
+    assert changes_of(added) == [("schedule", "add", "")]
+    assert declared().json()["unchanged"] == 1
     stale = added.headers["ETag"]
-    assert api.ask("PATCH", path, json={"priority": 5}).json()["result"] == "edited"
-    assert api.ask("PUT", path, json=SCHEDULE, headers={"If-Match": stale}).status_code == 412
+    assert changes_of(declared(priority=5)) == [("schedule", "change", "")]
+    assert declared(headers={"If-Match": stale}).status_code == 412
     keyed = {"Idempotency-Key": "invoice-4711"}
     runs = [api.ask("POST", f"{path}/trigger", headers=keyed, json={"kwargs": {"days": 7}}) for _ in range(2)]
-    assert runs[0].json() == runs[1].json()
+    assert runs[0].json()["id"] == runs[1].json()["id"]
     assert runs[0].json()["key"] == "trigger:invoice-4711"
-    assert api.ask("POST", f"{path}/pause", json={"reason": "why not"}).json()["result"] == "paused"
-    assert api.json(path)["pause_reason"] == "why not"
-    assert api.ask("POST", f"{path}/resume").status_code == 200
+    why = {"Feedq-Reason": "why not"}
+    assert api.ask("POST", f"{path}/act", json={"action": "pause"}, headers=why).status_code == 200
+    assert api.json(path)["schedule"]["pause_reason"] == "why not"
+    assert api.ask("POST", f"{path}/act", json={"action": "resume"}).status_code == 200
     assert len(api.json(f"{path}/next", params={"count": 3})["ticks"]) == 3
     cancelled = api.ask("POST", f"/runs/{runs[0].json()['id']}/cancel")
     assert cancelled.json()["state"] == RunState.CANCELLED
-    past = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T03:00:00Z"}
+    past = {"begin": "2026-01-01T00:00:00Z", "end": "2026-01-01T03:00:00Z"}
     assert api.ask("POST", f"{path}/backfill", json=past).json()["made"] == 3
     assert api.ask("POST", f"{path}/backfill", json=past).json()["existing"] == 3
-    assert api.ask("POST", f"{path}/purge").json()["cancelled"] == 3
-    assert api.ask("DELETE", path).json()["result"] == "removed"
+    assert api.ask("POST", f"{path}/act", json={"action": "cancel"}).json()["cancelled"] == 3
+    gone = api.ask("POST", "/declarations", json={"remove": {"schedules": ["acme/nightly"]}})
+    assert changes_of(gone) == [("schedule", "remove", "")]
+    assert api.get(path).status_code == 404
 
 
 def test_tokens_are_given_out_by_admins_alone(client_of: MakeClient, backend: ApiBackend) -> None:
@@ -215,23 +286,14 @@ def test_tokens_are_given_out_by_admins_alone(client_of: MakeClient, backend: Ap
     asked = {"name": "ci", "role": "viewer", "days": 1}
     assert operator.ask("POST", "/tokens", json=asked).status_code == 403
     made = admin.ask("POST", "/tokens", json=asked)
-    assert made.status_code == 201
     with ApiClient(make_app(backend), token=made.json()["token"]) as ci:
         assert ci.get("/feeds").status_code == 200
-        assert [t["name"] for t in admin.json("/tokens")["tokens"]] == ["admin-None", "ci", "operator-None"]
+        assert [t["name"] for t in admin.json("/tokens")["items"]] == ["admin-None", "ci", "operator-None"]
         assert admin.ask("DELETE", "/tokens/ci").status_code == 200
         assert ci.get("/feeds").status_code == 401
 
 
-# -- whose it is -------------------------------------------------------------------------------------
-
-
 # -- many of them ------------------------------------------------------------------------------------
-
-
-def bulk(api: ApiClient, verb: str, selection: Any, *, dry_run: bool = False, **given: Any) -> httpx.Response:
-    asked = {"verb": verb, "selection": selection, **given}
-    return api.ask("POST", f"/bulk/feeds?dry_run={dry_run}", json=asked)
 
 
 def test_what_is_done_to_many_is_said_first_and_reported_for_each(
@@ -241,19 +303,19 @@ def test_what_is_done_to_many_is_said_first_and_reported_for_each(
         harness.feed(f"acme/{number}", tenant="acme")
     harness.feed("beta/x", tenant="beta")
     mine = {"tenant": "acme"}
-    would = bulk(api, "pause", mine, dry_run=True).json()
+    would = act(api, "pause", select=mine, dry_run=True).json()
     assert (would["count"], len(would["done"]), would["dry_run"]) == (5, 5, True)
-    assert "is missing" in bulk(api, "pause", mine).json()["detail"]
-    assert bulk(api, "pause", mine, count=4).status_code == 412
+    assert "is missing" in act(api, "pause", select=mine).json()["detail"]
+    assert act(api, "pause", select=mine, count=4).status_code == 412
     assert harness.store.feeds.get("acme/0").generation == 1
-    done = bulk(api, "pause", mine, count=5, reason="maintenance").json()
+    done = act(api, "pause", select=mine, count=5).json()
     assert [row["name"] for row in done["done"]] == [f"acme/{n}" for n in range(5)]
-    paused = bulk(api, "resume", {"statuses": ["paused"]}, dry_run=True).json()
-    assert paused["count"] == 5
-    refused = bulk(api, "move", mine, count=5).json()
+    assert act(api, "resume", select={"statuses": ["paused"]}, dry_run=True).json()["count"] == 5
+    refused = act(api, "move", select=mine, count=5).json()
     assert [row["error"] for row in refused["failed"]] == ["Conflict"] * 5
-    assert bulk(api, "remove", {"match": "beta/*"}, count=1).json()["done"][0]["name"] == "beta/x"
-    assert bulk(api, "remove", {}, count=0).status_code == 400
+    gone = act(api, "remove", select={"match": "beta/*"}, count=1).json()
+    assert gone["done"][0]["name"] == "beta/x"
+    assert act(api, "remove", select={"failing": False}, count=0).status_code == 400
 
 
 def test_many_are_those_of_ones_own_tenant(client_of: MakeClient, harness: JobsHarness) -> None:
@@ -262,10 +324,34 @@ def test_many_are_those_of_ones_own_tenant(client_of: MakeClient, harness: JobsH
     acme = client_of("operator", "acme")
     for named in ({"tenant": "beta"}, {"names": ["acme/a", "beta/b"]}):
         for dry_run in (True, False):
-            refused = bulk(acme, "remove", named, dry_run=dry_run, count=1)
+            refused = act(acme, "remove", select=named, dry_run=dry_run, count=1)
             assert (refused.status_code, refused.json()["error"]) == (403, "Forbidden")
-    assert bulk(acme, "remove", {"match": "beta/*"}, count=1).status_code == 412
-    would = bulk(acme, "remove", {"match": "*"}, dry_run=True).json()
+    assert act(acme, "remove", select={"match": "beta/*"}, count=1).status_code == 412
+    would = act(acme, "remove", select={"match": "*"}, dry_run=True).json()
     assert [row["name"] for row in would["done"]] == ["acme/a"]
-    assert bulk(acme, "remove", {"match": "*"}, count=1).status_code == 200
+    assert act(acme, "remove", select={"match": "*"}, count=1).status_code == 200
     assert harness.store.feeds.get("beta/b").removed_at is None
+
+
+def test_a_client_hears_how_far_a_long_change_has_come(api: ApiClient, harness: JobsHarness) -> None:
+    for number in range(3):
+        harness.feed(f"acme/{number}", tenant="acme")
+    streamed = act(api, "pause", select={"tenant": "acme"}, count=3, headers={"Accept": "text/event-stream"})
+    assert streamed.headers["Content-Type"].startswith("text/event-stream")
+    events = [event.split("\n") for event in streamed.text.strip().split("\n\n")]
+    assert events[0] == ["event: progress", 'data: {"done":3,"total":3}']
+    assert events[-1][0] == "event: answer"
+    assert json.loads(events[-1][1].removeprefix("data: "))["count"] == 3
+    refused = act(api, "pause", select={"tenant": "acme"}, headers={"Accept": "text/event-stream"})
+    assert refused.text.startswith("event: problem\n")
+
+
+def test_an_event_of_a_stream_is_one_line_whatever_is_in_it(api: ApiClient) -> None:
+    declare(api)
+    source = {"url": "tcp://127.0.0.1:7001", "hello": "a\u2028b\x85c"}
+    headers = {"Accept": "text/event-stream"}
+    streamed = declare(api, source=source, headers=headers, asked={"dry_run": True})
+    kind, data, *rest = streamed.text.splitlines()
+    assert (kind, rest) == ("event: answer", [""])
+    (changed,) = json.loads(data.removeprefix("data: "))["changes"]
+    assert changed["options"][0]["after"] == source["hello"]

@@ -24,12 +24,13 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import load_all_checks
 from schemathesis.core.result import Ok
 
-from feedq.api.app import document_of, make_app
 from feedq.api.backend import ApiBackend
+from feedq.api.openapi import openapi
+from feedq.api.server import make_app
 from feedq.core.roles import AccessRole
 from feedq.local.process import free_port
 from feedq.settings import Settings
-from tests.api_examples import BODIES, MINE
+from tests.api_examples import CHANGES, MINE
 from tests.contract.harness import spec
 from tests.contract.jobs_harness import JobsHarness, schedule_spec
 
@@ -55,9 +56,15 @@ FLEET = (
     "/problems",
     "/doctor",
     "/tokens",
+    "/catalogs",
+    "/declarations/schedules",
+    "/declarations/queues",
 )
 """What no token over one tenant reaches."""
 SLOW = ("/doctor", "/tap")
+BODIES = {example.verb.name: example.others for example in CHANGES}
+ADDRESS_MAX = 10_000
+"""Characters of a query; percent-encoded, they are several times as many."""
 STREAM = "/tap"
 """What goes on for as long as it is asked to."""
 CHECKS = (
@@ -123,6 +130,8 @@ class Stranger:
             case.query = {}
         if case.path.endswith(STREAM):
             case.query = {"seconds": 1}
+        if len(str(case.query)) > ADDRESS_MAX:
+            return  # the server refuses it before the API hears of it
         answer = case.call(base_url=self.served.url, session=self.session, headers=self.headers, timeout=30)
         case.validate_response(answer, checks=self.checks)
         self.answered[answer.status_code] += 1
@@ -143,7 +152,7 @@ def test_no_request_finds_a_bug_or_a_way_past_the_role(
     populate(served.harness)
     before = served.harness.store.feeds.get(THEIRS)
     stranger = Stranger(served, role, tenant)
-    schema = schemathesis.openapi.from_dict(document_of())
+    schema = schemathesis.openapi.from_dict(openapi())
     for found in schema.get_all_operations():
         assert isinstance(found, Ok), found
         operation = found.ok()
@@ -168,6 +177,6 @@ def test_no_request_finds_a_bug_or_a_way_past_the_role(
 
         ask()
     assert stranger.answered[200] > 10
-    assert stranger.answered[403 if role != "admin" else 201] > 0
+    assert stranger.answered[403 if role != "admin" else 404] > 0
     if role != "admin":
         assert served.harness.store.feeds.get(THEIRS).version == before.version

@@ -107,8 +107,7 @@ def test_a_dry_run_shows_the_difference_and_changes_nothing(
     catalog(feed("a"))
     shell.ok("sync")
     catalog(feed("b"))
-    document = shell.json("sync", "--dry-run", "--remove-up-to", "1", "crm")
-    (report,) = document["catalogs"]
+    (report,) = shell.json("sync", "--dry-run", "--remove-up-to", "1", "crm")
     assert [(change["action"], change["name"]) for change in report["changes"]] == [
         ("add", "b"),
         ("remove", "a"),

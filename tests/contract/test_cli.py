@@ -85,26 +85,29 @@ def test_a_database_is_migrated_and_feeds_are_declared_shown_and_removed(shell: 
 
     assert shell.json("apply", "-f", "-", given=MANIFEST)["added"] == 1
     (row,) = shell.json("feed", "list")
-    assert (row["name"], row["status"], row["epoch"], row["weight"]) == ("acme/orders", "waiting", 0, 2.0)
-    assert shell.json("feed", "set", "acme/orders", "weight=3")[0]["result"] == "changed"
-    shown = shell.json("feed", "show", "acme/orders")
-    assert (shown["weight"], shown["generation"]) == (3.0, 2)
-    assert shown["selector"] == {"required": {"region": "eu"}, "preferred": {"disk": "ssd"}}
+    spec = row["feed"]["spec"]
+    assert (spec["name"], row["status"], row["lease"]["epoch"]) == ("acme/orders", "waiting", 0)
+    assert spec["weight"] == 2.0
+    assert shell.json("feed", "set", "acme/orders", "weight=3")["changed"] == 1
+    feed = shell.json("feed", "show", "acme/orders")["view"]["feed"]
+    assert (feed["spec"]["weight"], feed["generation"]) == (3.0, 2)
+    assert feed["spec"]["selector"] == {"required": {"region": "eu"}, "preferred": {"disk": "ssd"}}
     shell.json("feed", "set", "acme/orders", "selector.required.region=us", "selector.preferred=")
-    shown = shell.json("feed", "show", "acme/orders")
-    assert (shown["selector"], shown["generation"]) == ({"required": {"region": "us"}, "preferred": {}}, 3)
+    feed = shell.json("feed", "show", "acme/orders")["view"]["feed"]
+    assert feed["spec"]["selector"] == {"required": {"region": "us"}, "preferred": {}}
+    assert feed["generation"] == 3
     landed = shell.json("feed", "history", "acme/orders", "--span", "day")
     assert (landed["span"], len(landed["buckets"])) == ("day", 96)
-    kinds = [event["kind"] for event in shell.json("events", "--feed", "acme/orders")]
+    kinds = [one["event"]["kind"] for one in shell.json("events", "--feed", "acme/orders")]
     assert kinds == ["feed_added", "feed_edited", "feed_edited"]
     exported = shell.ok("export")
     assert shell.json("apply", "-f", "-", "--prune", given=exported)["changes"] == []
     status = shell.json("status")
-    assert (status["feeds"]["total"], status["beat"]) == (1, None)
-    problems = shell.json("status", "--problems")["problems"]
+    assert (status["numbers"]["feeds"], status["state"]["leader"]) == (1, None)
+    problems = shell.json("status", "--problems")
     assert [one["feed"] for one in problems if one["name"] == "waiting"] == ["acme/orders"]
     assert "FAIL: workers: no active worker" in shell.ok("status", "--problems")
-    assert shell.json("feed", "remove", "acme/orders", "--yes")[0]["result"] == "removed"
+    assert shell.json("feed", "remove", "acme/orders", "--yes")["count"] == 1
 
 
 def test_what_happened_to_everything_is_told_oldest_first(shell: Shell) -> None:
@@ -112,7 +115,7 @@ def test_what_happened_to_everything_is_told_oldest_first(shell: Shell) -> None:
     shell.json("apply", "-f", "-", given=MANIFEST)
     shell.json("feed", "pause", "acme/orders")
     told = shell.json("events", "--since", "1h")
-    assert [(one["feed"], one["kind"]) for one in told] == [
+    assert [(one["feed"], one["event"]["kind"]) for one in told] == [
         ("acme/orders", "feed_added"),
         ("acme/orders", "feed_paused"),
     ]
@@ -323,6 +326,7 @@ def test_history_says_who_asked_from_where_and_why(shell: Shell) -> None:
     shell.ok("apply", "-f", "-", given=MANIFEST)
     shell.ok("feed", "pause", "acme/orders", "--reason", "maintenance of the warehouse")
     added, paused = shell.json("events", "--feed", "acme/orders")
+    added, paused = added["event"], paused["event"]
     me = {"who": getpass.getuser(), "from": socket.gethostname()}
     assert (added["detail"]["by"], paused["detail"]["by"]) == (
         me,
@@ -342,5 +346,5 @@ def test_a_token_is_shown_once_listed_and_removed(shell: Shell) -> None:
     assert made not in shell.ok("token", "list")
     assert shell.run("token", "add", "ci", "--role", "viewer").exit_code == 1
     assert shell.run("token", "add", "x", "--role", "viewer", "--for", "0s").exit_code == 2
-    assert shell.json("token", "remove", "ci")[0]["result"] == "removed"
+    assert shell.json("token", "remove", "ci") == [{"name": "ci"}]
     assert shell.run("token", "remove", "ci").exit_code == 2

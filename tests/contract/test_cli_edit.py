@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,9 @@ class Terminal:
         os.close(main)
         return process.wait(60), shown.decode().replace("\r\n", "\n")
 
+    def feed(self) -> Any:
+        return self.shell.json("feed", "show", "acme/orders")["view"]["feed"]
+
     def kept(self) -> list[Path]:
         return list(self.directory.glob("feedq-*.yaml"))
 
@@ -70,11 +74,15 @@ def test_what_was_edited_is_shown_asked_about_and_made(terminal: Terminal) -> No
     status, shown = terminal.edit("feed", "acme/orders", editor="sed -i 's/table: t/table: u/'", answer="y")
     assert (status, '    sink.table: "t" -> "u"\nChange feed acme/orders? [y/N]: ' in shown) == (0, True)
     assert shown.endswith("acme/orders changed\n")
-    row = terminal.shell.json("feed", "show", "acme/orders")
-    assert (row["sink"]["table"], row["target_state"], row["generation"]) == ("u", "paused", 2)
+    feed = terminal.feed()
+    assert (feed["spec"]["sink"]["table"], feed["spec"]["target_state"], feed["generation"]) == (
+        "u",
+        "paused",
+        2,
+    )
     status, shown = terminal.edit("schedule", "acme/poll", editor="sed -i 's/1h/2h/'", answer="y")
     assert (status, '    every: "1h" -> "2h"\n' in shown) == (0, True)
-    assert terminal.shell.json("schedule", "show", "acme/poll")["timing"] == {"every_s": 7200.0}
+    assert terminal.shell.json("schedule", "show", "acme/poll")["declaration"]["every"] == "2h"
     dropped = terminal.edit("feed", "acme/orders", editor="sed -i /target_state/d", answer="y")
     assert dropped[1].endswith("acme/orders unchanged\n"), "a pause outlives an edit that says nothing of it"
     assert terminal.edit("feed", "acme/orders", editor="true")[1].endswith("acme/orders unchanged\n")
@@ -100,7 +108,7 @@ def test_what_was_not_applied_is_kept_and_said_where(
     (kept,) = terminal.kept()
     assert f"what you wrote is kept in {kept}: `feedq apply -f {kept}`" in shown
     assert kept.stat().st_mode & 0o077 == 0
-    assert terminal.shell.json("feed", "show", "acme/orders")["generation"] == 1
+    assert terminal.feed()["generation"] == 1
 
 
 def test_an_edit_does_not_undo_what_somebody_else_has_changed_meanwhile(terminal: Terminal) -> None:
@@ -111,9 +119,9 @@ def test_an_edit_does_not_undo_what_somebody_else_has_changed_meanwhile(terminal
     )
     meanwhile.chmod(0o755)
     status, shown = terminal.edit("feed", "acme/orders", editor=str(meanwhile), answer="y")
-    assert (status, "was changed by somebody else meanwhile" in shown) == (1, True), shown
-    row = terminal.shell.json("feed", "show", "acme/orders")
-    assert (row["weight"], row["sink"]["table"]) == (2.0, "t")
+    assert (status, "is of generation 2 by now" in shown) == (1, True), shown
+    spec = terminal.feed()["spec"]
+    assert (spec["weight"], spec["sink"]["table"]) == (2.0, "t")
     assert re.search(r"table: u", terminal.kept()[0].read_text())
 
 

@@ -113,17 +113,17 @@ def test_a_schedule_is_set_shown_and_removed(shell: Shell, harness: JobsHarness)
         "    kwargs.days: (unset) -> 7",
         "acme/poll changed",
     ]
-    assert shell.json("schedule", "set", POLL, "every=600", "jitter=5")[0]["result"] == "unchanged"
+    assert shell.json("schedule", "set", POLL, "every=600", "jitter=5")["unchanged"] == 1
     shown = shell.json("schedule", "show", POLL)
-    assert (shown["generation"], shown["timing"]) == (2, {"every_s": 600.0})
-    assert (shown["job"]["kwargs"], shown["policy"]) == ({"days": 7}, {"jitter_s": 5.0})
+    declaration, shown = shown["declaration"], shown["schedule"]
+    assert (declaration["every"], declaration["kwargs"], declaration["jitter"]) == ("10m", {"days": 7}, "5s")
     (tick,) = shell.json("schedule", "next", POLL, "--count", "1")["ticks"]
     assert datetime.fromisoformat(tick["tick_at"]) == datetime.fromisoformat(shown["next_tick_at"])
     assert datetime.fromisoformat(tick["fire_at"]) == datetime.fromisoformat(shown["next_fire_at"])
     assert shown["next_fire_at"] != shown["next_tick_at"]
     (tried,) = shell.json("schedule", "next", POLL, "cron=0 3 1 1 *", "--count", "1")["ticks"]
     assert tried["tick_at"][5:16] == "01-01T03:00", "what it would be"
-    assert shell.json("schedule", "show", POLL)["timing"] == {"every_s": 600.0}, "and is not"
+    assert shell.json("schedule", "show", POLL)["declaration"]["every"] == "10m", "and is not"
     for words, why in (
         (("set", POLL), "nothing to set; give KEY=VALUE"),
         (("set", "priority=2"), "which schedules? name them"),
@@ -238,17 +238,20 @@ def test_a_trigger_is_run_and_waited_for(shell: Shell, harness: JobsHarness) -> 
 
 def test_a_backfill_makes_what_is_not_there(shell: Shell, harness: JobsHarness) -> None:
     arguments = ("schedule", "backfill", POLL, "--from", "2026-01-01", "--to", "2026-01-02", "--yes")
-    assert shell.json(*arguments) == {"name": POLL, "ticks": 24, "made": 24, "existing": 0}
+    made = shell.json(*arguments)
+    assert (made["ticks"], made["made"], made["existing"]) == (24, 24, 0)
     assert shell.json(*arguments)["existing"] == 24
     (newest,) = shell.json("schedule", "runs", POLL, "--limit", "1")
     assert (newest["key"], newest["kind"]) == ("2026-01-01T23:00:00Z", "backfill")
-    depths = {queue["name"]: queue["waiting"] for queue in shell.json("schedule", "list", "--queues")}
+    depths = {
+        queue["limits"]["name"]: queue["waiting"] for queue in shell.json("schedule", "list", "--queues")
+    }
     assert depths == {"default": 24, "reports": 0}
     asked = shell.run(*arguments[:-1]).stderr
     assert "Make 24 runs of acme/poll, for the ticks 2026-01-01T00:00:00Z to 2026-01-01T23:00:00Z?" in asked
     for begin, end, why in (
-        ("2025-12-31", "2025-12-31", "--to: must be later than --from"),
-        ("2025-12-31", "2999-01-01", "--to: lies in the future"),
+        ("2025-12-31", "2025-12-31", "the end must be later than the beginning"),
+        ("2025-12-31", "2999-01-01", "the end lies in the future"),
         ("soon", "2025-01-01", "--from: 'soon' is no time"),
     ):
         asked = shell.run("schedule", "backfill", POLL, "--from", begin, "--to", end, "--yes").stderr
@@ -325,14 +328,8 @@ def test_status_counts_schedules_runs_and_slots(shell: Shell, harness: JobsHarne
     harness.start(run, worker)
     shell.ok("schedule", "trigger", "acme/once")
     status = shell.json("status")
-    assert status["schedules"] == {
-        "total": 3,
-        "active": 2,
-        "paused": 1,
-        "paused_by_failures": [],
-        "overdue_s": None,
-    }
-    runs = status["runs"]
+    runs = status["jobs"]
+    assert (runs["active"], runs["paused"], runs["tripped"], runs["overdue_s"]) == (2, 1, [], None)
     assert (runs["running"], runs["waiting"], runs["due"]) == (1, 1, 1)
     assert (runs["workers"], runs["slots"]) == (1, 3)
     assert runs["oldest_due_s"] >= 0

@@ -7,8 +7,8 @@ import json
 import pytest
 from pydantic import SecretStr
 
-from feedq.api.app import make_app
 from feedq.api.backend import ApiBackend
+from feedq.api.server import make_app
 from feedq.control.store.history import EventFilter
 from feedq.core.model import FeedSpec, LeaseState
 from feedq.core.notices import notice_sentences
@@ -82,7 +82,7 @@ def test_the_api_adds_columns_for_an_operator_of_the_tenant(stage: Stage) -> Non
     with ApiClient(make_app(backend), token=token) as api:
         shown = api.json("/feeds/a/drift")
         assert (shown["fields"], shown["drift"]) == ({"price": "numeric"}, "add")
-        assert api.ask("POST", "/feeds/a/drift?dry_run=true").json() == shown
+        assert api.ask("POST", "/feeds/a/drift", json={"dry_run": True}).json() == shown
         done = api.ask("POST", "/feeds/a/drift").json()
         assert (done["statements"], done["applied"]) == (shown["statements"], True)
         assert api.json("/feeds/a/drift")["statements"] == []

@@ -24,7 +24,7 @@ from feedq.local.binaries import postgres_binaries, valkey_binary
 from feedq.settings import Settings
 from feedq.telemetry import traces
 from feedq.verbs.catalogs.base import load_catalog
-from feedq.verbs.diagnosis.alert_checks import check_alerts
+from feedq.verbs.diagnosis.alert_checks import send_tests
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +49,7 @@ def traced() -> str:
 
 
 def alerting() -> str:
-    (check,) = check_alerts(Settings(), send=True)
+    (check,) = send_tests(Settings())
     return check.detail
 
 

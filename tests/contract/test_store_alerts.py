@@ -13,7 +13,7 @@ from feedq.errors import FeedqError, InvalidInput
 from feedq.settings import Settings
 from feedq.verbs import alert_sending
 from feedq.verbs.alerts import LINES_MAX, AlertSender, AlertTarget, message_of, targets_of
-from feedq.verbs.diagnosis.alert_checks import check_alerts
+from feedq.verbs.diagnosis.alert_checks import check_alerts, send_tests
 from feedq.verbs.diagnosis.checks import Level
 from tests.alert_receiver import AlertReceiver
 from tests.cluster import wait_until
@@ -151,15 +151,15 @@ def test_a_message_that_is_refused_or_has_no_address_is_an_error() -> None:
 def test_the_doctor_sends_each_target_a_message_only_when_it_is_asked_to() -> None:
     with AlertReceiver() as receiver:
         s = settings(alert_urls=f"{receiver.url} nowhere://s3cret")
-        (asked,) = check_alerts(s, send=False)
+        (asked,) = check_alerts(s)
         assert (asked.level, asked.detail) == (Level.NOT_CHECKED, "2 targets")
         assert receiver.take() == []
-        taken, unreadable = check_alerts(s, send=True)
+        taken, unreadable = send_tests(s)
         assert receiver.take() == [("feedq: a test", "Alerts arrive here.")]
     assert (taken.level, unreadable.level) == (Level.OK, Level.FAIL)
     assert "apprise cannot read this address" in unreadable.detail
-    assert list(check_alerts(settings(), send=False)) == []
-    assert [check.level for check in check_alerts(settings(), send=True)] == [Level.FAIL]
+    assert list(check_alerts(settings())) == []
+    assert [check.level for check in send_tests(settings())] == [Level.FAIL]
 
 
 @pytest.fixture

@@ -44,9 +44,9 @@ def _step(token: str) -> Pointer:
 
     def step(value: JSON) -> Found:
         if type(value) is dict:
-            return value.get(token, MISSING)
+            return value.get(token, MISSING)  # type: ignore[no-any-return] # JSON holds JSON
         if index is not None and type(value) is list and index < len(value):
-            return value[index]
+            return value[index]  # type: ignore[no-any-return] # JSON holds JSON
         return MISSING
 
     return step

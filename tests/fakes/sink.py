@@ -219,6 +219,7 @@ class MemorySink:
         *,
         ids: Collection[int] = (),
         after: int | None = None,
+        before: int | None = None,
         limit: int = 50,
     ) -> list[DeadLetter]:
         with self.tables.lock:
@@ -227,6 +228,7 @@ class MemorySink:
                 letter
                 for letter in self.tables.dead
                 if feed in (None, letter.feed)
+                and (before is None or letter.id < before)
                 and (not ids or letter.id in ids)
                 and (after is None or letter.id > after)
             ]

@@ -9,7 +9,8 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from feedq.api.bounds import BODY_MAX, BoundedBodies, BoundedRequests
+from feedq.api.bounds import BoundedBodies, BoundedRequests
+from feedq.api.endpoint import BODY_MAX
 
 
 class Waiting:

@@ -50,7 +50,8 @@ def where(command: Command) -> dict[str, str | None]:
 
 
 def target_states(command: Command) -> dict[str, str]:
-    return {row["name"]: row["target_state"] for row in command.json("worker", "list")}
+    workers = [row["worker"] for row in command.json("worker", "list")]
+    return {worker["name"]: worker["target_state"] for worker in workers}
 
 
 # -- cordon and drain --------------------------------------------------------------------------------
@@ -65,7 +66,7 @@ def test_a_cordoned_worker_keeps_its_feeds_and_is_given_no_more(command: Command
     assert set(where(command).values()) == {"two"}
     assert target_states(command) == {"one": "cordoned", "two": "serving"}
     assert command.ok("worker", "list").splitlines()[1].split()[:3] == ["one", "active", "cordoned"]
-    assert command.json("worker", "uncordon", "one")["result"] == "serving"
+    assert command.json("worker", "uncordon", "one")["worker"]["target_state"] == "serving"
     command.feed("d")
     command.stream()
     assert where(command)["d"] == "one"
@@ -118,7 +119,9 @@ def test_a_feed_is_moved_and_shows_where_to_meanwhile(command: Command) -> None:
     two = next(v.worker for v in command.store.workers.views() if v.worker.name == "two")
     assert command.ok("feed", "move", "a", "--to", "two") == "a moving to two\n"
     shown = command.json("feed", "show", "a")
-    assert (shown["status"], shown["reason"], shown["promised_to"]) == ("stopping", "moved", str(two.id))
+    lease = shown["view"]["lease"]
+    assert (lease["state"], lease["reason"], lease["promised_to"]) == ("stopping", "moved", str(two.id))
+    assert (shown["view"]["status"], shown["goes_to"]) == ("stopping", "two")
     assert shown["explanation"].startswith("it is being moved to two; its owner has until ")
     assert "why" in command.ok("feed", "show", "a")
     status = command.ok("status")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 ELSEWHERE = {
-    *("alembic", "apprise", "fastapi", "flower", "jinja2", "pygments", "rich", "sqlalchemy.orm"),
+    *("alembic", "apprise", "flower", "jinja2", "pygments", "rich", "sqlalchemy.orm", "starlette"),
     *("opentelemetry.sdk", "tornado", "uvicorn"),
 }
 """What commands, pages, the API, alerts, traces and transactional jobs need."""

@@ -15,7 +15,7 @@ from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey
 from tests.cluster import wait_until
 from tests.peers.browser import LOOKS, PHONE_DARK, Browser, Look
-from tests.peers.control_room import OPERATOR, ControlRoom
+from tests.peers.control_room import OPERATOR, VIEWER, ControlRoom
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -31,6 +31,18 @@ PAGES = {
     "schedules": "/schedules",
     "schedule": "/schedule?name=acme/rollup",
 }
+
+DIALOGS = {
+    "move": ("/feeds?match=acme/*", "move"),
+    "edit": ("/feed?name=acme/orders", "edit"),
+    "rewind": ("/feed?name=acme/orders", "rewind"),
+    "reset": ("/feed?name=acme/orders", "reset"),
+    "drain": ("/fleet", "drain"),
+    "trigger": ("/schedules", "trigger"),
+    "backfill": ("/schedule?name=acme/rollup", "backfill-schedule"),
+    "cancel": ("/schedule?name=acme/rollup", "cancel-run"),
+}
+"""Pages, and the button that is pressed there."""
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +102,20 @@ def test_pages_are_accessible_and_fit_whatever_they_are_looked_at_with(room: Con
             browser.check_accessible()
 
 
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.name)
+def test_dialogs_are_accessible_and_fit(room: ControlRoom, look: Look) -> None:
+    for login, dialogs in ((OPERATOR, DIALOGS), (VIEWER, {"refused": DIALOGS["move"]})):
+        with Browser(room.base, login=login, look=look) as browser:
+            for name, (path, button) in dialogs.items():
+                browser.open(path)
+                browser.page.focus(f"[id^=feedq-{button}-] >> nth=0")
+                browser.press("Enter")
+                browser.page.wait_for_selector("#feedq-dialog[open]")
+                browser.keep_picture(f"dialog-{name}")
+                browser.check_width()
+                browser.check_accessible()
+
+
 def test_every_button_is_reached_and_opened_by_keyboard_and_gets_the_focus_back(room: ControlRoom) -> None:
     keys = cycle(("Enter", "Space"))
     with Browser(room.base, login=OPERATOR) as browser:
@@ -105,7 +131,7 @@ def test_every_button_is_reached_and_opened_by_keyboard_and_gets_the_focus_back(
                 if focused not in left:
                     continue
                 left.remove(focused)
-                if browser.has_focus("[data-action]"):
+                if browser.has_focus("[data-ask]"):
                     browser.press(next(keys))
                     browser.page.wait_for_selector("#feedq-dialog[open]")
                     assert browser.has_focus("#feedq-dialog :focus")

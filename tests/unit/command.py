@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
 from feedq.control import reconcile as control
+from feedq.control.store.feed_listing import StatusCount
 from feedq.control.store.fleet_state import FleetState, JobState, Leader
 from feedq.control.store.jobs.queues import QueueStore
 from feedq.control.store.jobs.schedules import ScheduleStore
@@ -29,13 +31,23 @@ from feedq.core.model import (
     Progress,
     Reason,
     Release,
+    Status,
     Worker,
 )
-from feedq.core.schedule.model import Queue, ScheduleSpec, ScheduleState, ScheduleView, UnreadableSpec
+from feedq.core.roles import AccessRole, Caller
+from feedq.core.schedule.model import (
+    Queue,
+    Schedule,
+    ScheduleSpec,
+    ScheduleState,
+    ScheduleView,
+    UnreadableSpec,
+)
+from feedq.core.selection import Selection, SelectionOrder
 from feedq.settings import Settings
 from feedq.sinks.base import Sink
 from feedq.verbs.diagnosis.fleet_checks import tallies_of
-from feedq.verbs.report.fleet_data import FleetData, read_fleet
+from feedq.verbs.registry import At, Told
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink
 
@@ -80,9 +92,17 @@ class MemorySchedules(ScheduleStore):
         self.asked.append("views")
         return self.found[:limit]
 
-    def specs(self) -> dict[str, ScheduleSpec | UnreadableSpec]:
+    def declared(
+        self, *, names: Sequence[str] | None = None, after: str = "", limit: int = 1_000
+    ) -> list[Schedule]:
+        found = [view.schedule for view in self.found]
+        return [one for one in found if one.spec.name > after and (names is None or one.spec.name in names)]
+
+    def specs(self, names: Sequence[str] | None = None) -> dict[str, ScheduleSpec | UnreadableSpec]:
         self.asked.append("specs")
-        schedules = [view.schedule for view in self.found]
+        schedules = [
+            view.schedule for view in self.found if names is None or view.schedule.spec.name in names
+        ]
         return {
             s.spec.name: s.spec if s.unreadable is None else UnreadableSpec(s.unreadable, s.spec.paused)
             for s in schedules
@@ -132,36 +152,50 @@ class FakeInvocation(Invocation):
     def store(self) -> PostgresStore:
         return self._store
 
-    @property
-    def jobs(self) -> JobStore:
-        return self._jobs
-
     @contextmanager
     def open_sink(self, name: str) -> Iterator[Sink]:
         empty = MemorySink("memory://", environment="default", worker_id=uuid4(), role="cli")
         yield empty if self._sinks is None else self._sinks[name]
 
-    def status(self) -> FleetData:
-        views = self.store.feeds.views()
-        listing = SimpleNamespace(tallies=lambda: tallies_of(views), notable=lambda _, each: views)
+    def at(self, told: Told | None) -> At:
         there = SimpleNamespace(
-            feeds=self.store.feeds,
-            workers=self.store.workers,
-            jobs=self.jobs,
-            listing=listing,
-            fleet_state=self.fleet_state,
-            job_state=self.job_state,
+            feeds=self._store.feeds,
+            workers=self._store.workers,
+            jobs=self._jobs,
+            listing=MemoryListing(self._store),
+            fleet_state=lambda: self._fleet or led(self.clock),
+            job_state=lambda: self._job_state,
+            now=self.clock.now,
         )
-        return read_fleet(cast("PostgresStore", there), self.settings)
+        caller = Caller("a test", AccessRole.ADMIN)
+        at = At(cast("PostgresStore", there), self.settings, caller, self.open_sink)
+        return at if told is None else replace(at, told=told)
 
-    def fleet_state(self) -> FleetState:
-        return self._fleet or led(self.clock)
 
-    def job_state(self) -> JobState:
-        return self._job_state
+class MemoryListing:
+    """Lists of feeds, as the database makes them."""
 
-    def database_now(self) -> datetime:
-        return self.clock.now()
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+
+    def after(
+        self, selection: Selection, *, text_: str = "", place: tuple[str, int] = ("", 0), limit: int
+    ) -> list[FeedView]:
+        assert not text_, "which the database looks for"
+        found = self._store.feeds.selected(selection)
+        return [view for view in found if (view.feed.name, view.feed.id) > place][:limit]
+
+    def ordered(
+        self, selection: Selection, order: SelectionOrder, *, text_: str = "", offset: int = 0, limit: int
+    ) -> list[FeedView]:
+        assert not text_, "which the database looks for"
+        return self._store.feeds.selected(selection, order=order)[offset : offset + limit]
+
+    def tallies(self) -> list[StatusCount]:
+        return tallies_of(self._store.feeds.views())
+
+    def notable(self, statuses: Collection[Status], *, each: int) -> list[FeedView]:
+        return self._store.feeds.views()
 
 
 class Command:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from feedq.core.model import Feed, FeedSpec, TargetState
+from feedq.core.model import Feed, FeedSpec, FeedView, TargetState
 from feedq.verbs import bulk
 from tests.unit.command import URL, Command
 
@@ -61,15 +61,15 @@ def test_applying_does_not_wake_what_a_person_paused(command: Command) -> None:
 def test_a_feed_that_somebody_else_declares_meanwhile_is_named_and_the_others_are_added(
     command: Command,
 ) -> None:
-    declared = command.store.feeds.declared
+    selected = command.store.feeds.selected
 
-    def taken_after_looking(**chosen: Any) -> list[Feed]:
-        found = declared(**chosen)
-        command.store.feeds.declared = declared  # type: ignore[method-assign]
+    def taken_after_looking(*chosen: Any, **more: Any) -> list[FeedView]:
+        found = selected(*chosen, **more)
+        command.store.feeds.selected = selected  # type: ignore[method-assign]
         command.feed("b")
         return found
 
-    command.store.feeds.declared = taken_after_looking  # type: ignore[method-assign] # what happens meanwhile
+    command.store.feeds.selected = taken_after_looking  # type: ignore[method-assign] # what happens meanwhile
     error = command.run("apply", "-f", "-", given=feeds("a", "b", "c")).stderr
     assert "feed 'b': feed 'b' exists already" in error
     assert "2 of 3 changes were made; applying again makes the rest" in error

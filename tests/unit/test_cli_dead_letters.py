@@ -95,6 +95,7 @@ def test_a_replay_of_all_ends_although_the_feed_goes_on_being_refused(bench: Ben
         "landed": 25,
         "refused": {},
         "passed_over": 0,
+        "dry_run": False,
     }
     assert len(bench.left) == len(bench.sink.parts)
 
@@ -109,7 +110,7 @@ def test_a_drop_of_all_leaves_what_was_refused_since(bench: Bench) -> None:
         return found
 
     bench.sink.dead_letters = dead_letters  # type: ignore[method-assign] # refused whenever somebody looks
-    assert bench.json("drop", "--all", "--yes") == {"name": NAME, "dropped": 25}
+    assert bench.json("drop", "--all", "--yes") == {"name": NAME, "dropped": 25, "dry_run": False}
     assert min(bench.left) > 25
 
 
@@ -141,6 +142,7 @@ def test_letters_are_named_by_id_and_those_of_another_feed_are_none_of_its(bench
         "landed": 2,
         "refused": {},
         "passed_over": 0,
+        "dry_run": False,
     }
     assert bench.left == [3, 4]
 

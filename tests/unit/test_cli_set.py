@@ -12,7 +12,7 @@ import pytest
 from feedq.cli.declare import with_assignments
 from feedq.cli.options import assigned
 from feedq.core.model import Selector
-from feedq.core.schedule.entries import ScheduleEntry
+from feedq.core.schedule.entries import ScheduleEntry, schedule_entry
 from feedq.core.schedule.model import Cron, Every, Exclusion, Job, Once, Retries, ScheduleSpec
 from feedq.errors import InvalidInput
 from feedq.verbs.documents import DocumentError, read_value
@@ -20,6 +20,10 @@ from feedq.verbs.manifest.feed_entry import FeedEntry
 from tests.unit.command import URL, Command
 
 DAILY = ScheduleSpec("s", Cron("@daily", "Europe/Berlin"), Job("t", kwargs={"a": 1, "b": 2}))
+
+
+def changed(spec: ScheduleSpec, assignments: list[str]) -> ScheduleSpec:
+    return with_assignments(schedule_entry(spec), assignments).spec
 
 
 @pytest.fixture
@@ -101,28 +105,26 @@ def test_a_shorthand_becomes_a_mapping_when_a_key_is_put_into_it() -> None:
 
 
 def test_another_kind_of_timing_takes_the_place_of_the_one_before() -> None:
-    assert with_assignments(DAILY, ["cron=0 3 * * *"]).timing == Cron("0 3 * * *", "Europe/Berlin")
-    hourly = with_assignments(DAILY, ["every=1h", "anchor=2026-01-01T00:15"])
+    assert changed(DAILY, ["cron=0 3 * * *"]).timing == Cron("0 3 * * *", "Europe/Berlin")
+    hourly = changed(DAILY, ["every=1h", "anchor=2026-01-01T00:15"])
     assert hourly.timing == Every(3600.0, datetime(2025, 12, 31, 23, 15, tzinfo=UTC)), "in the zone it had"
-    again = with_assignments(hourly, ["every=2h"])
+    again = changed(hourly, ["every=2h"])
     assert again.timing == replace(hourly.timing, every_s=7200.0)
-    assert with_assignments(hourly, ["cron=@daily"]).timing == Cron("@daily")
-    once = with_assignments(DAILY, ["at=2026-12-01T08:00"])
+    assert changed(hourly, ["cron=@daily"]).timing == Cron("@daily")
+    once = changed(DAILY, ["at=2026-12-01T08:00"])
     assert once.timing == Once(datetime(2026, 12, 1, 7, tzinfo=UTC))
-    excluded = with_assignments(DAILY, ["exclude=[2026-12-25, 2026-12-31]"])
-    assert with_assignments(excluded, ["every=1h"]).exclude == Exclusion(
-        ("2026-12-25", "2026-12-31"), "Europe/Berlin"
-    )
+    excluded = changed(DAILY, ["exclude=[2026-12-25, 2026-12-31]"])
+    assert changed(excluded, ["every=1h"]).exclude == Exclusion(("2026-12-25", "2026-12-31"), "Europe/Berlin")
     with pytest.raises(InvalidInput, match="cron and every exclude each other"):
-        with_assignments(DAILY, ["cron=@daily", "every=1h"])
+        changed(DAILY, ["cron=@daily", "every=1h"])
 
 
 def test_what_is_not_set_is_kept() -> None:
-    found = with_assignments(DAILY, ["kwargs.b=3", "retries=3", "retries.first=5s", "timeout=none"])
+    found = changed(DAILY, ["kwargs.b=3", "retries=3", "retries.first=5s", "timeout=none"])
     assert found.job.kwargs == {"a": 1, "b": 3}
     assert found.job.retries == Retries(3, 5.0)
     assert (found.timing, found.job.timeout_s) == (DAILY.timing, None)
-    assert with_assignments(found, ["timeout=", "retries="]).job == Job("t", kwargs={"a": 1, "b": 3})
+    assert changed(found, ["timeout=", "retries="]).job == Job("t", kwargs={"a": 1, "b": 3})
 
 
 # -- feeds -------------------------------------------------------------------------------------------

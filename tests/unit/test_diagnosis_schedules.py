@@ -35,6 +35,7 @@ from feedq.verbs.diagnosis.schedule_checks import (
     described_schedules,
     job_checks,
 )
+from feedq.verbs.schedules import schedule_row
 from tests.unit.command import NO_JOBS, Command
 
 EVERY, JOB = Every(3_600.0), Job("t")
@@ -160,7 +161,7 @@ def command() -> Command:
 def test_status_shows_schedules_and_runs(command: Command) -> None:
     command.worker("one")
     assert "schedules" not in command.ok("status")
-    assert command.json("status")["schedules"]["total"] == 0
+    assert command.json("status")["jobs"]["active"] == 0
     command.job_state = replace(WELL, tripped=("acme/x",))
     out = command.ok("status")
     assert "schedules  12: 10 active, 2 paused (1 by failures)" in out
@@ -168,14 +169,9 @@ def test_status_shows_schedules_and_runs(command: Command) -> None:
     assert "job slots  8 on 2 workers" in out
     assert "warn: paused: 1 schedule paused by failures: acme/x" in out
     document = command.json("status")
-    assert document["schedules"] == {
-        "total": 12,
-        "active": 10,
-        "paused": 2,
-        "paused_by_failures": ["acme/x"],
-        "overdue_s": None,
-    }
-    assert document["runs"]["oldest_due_s"] == 12.0
+    jobs = document["jobs"]
+    assert (jobs["active"], jobs["paused"], jobs["tripped"]) == (10, 2, ["acme/x"])
+    assert jobs["oldest_due_s"] == 12.0
     assert "paused" in {warning["name"] for warning in document["warnings"]}
 
 
@@ -195,7 +191,7 @@ def test_top_has_them_on_its_line(command: Command) -> None:
     line = command.ok("top", "--count", "1")
     assert line.rstrip().endswith("runs: 3 running, 5 waiting, the oldest due for 12s")
     document = orjson.loads(command.ok("top", "--count", "1", "--json"))
-    assert document["runs"] == {"running": 3, "waiting": 5, "slots": 8}
+    assert (document["jobs"]["running"], document["jobs"]["waiting"], document["jobs"]["slots"]) == (3, 5, 8)
 
 
 # -- the table of `feedq top` ------------------------------------------------------------------------
@@ -205,7 +201,12 @@ def drawn(command: Command, views: Sequence[ScheduleView], *, width: int = 80, h
     """The lines of the live view in a terminal of this size."""
     console = Console(width=width, height=height, file=StringIO(), force_terminal=False)
     frame = Frame(
-        command.clock.now(), command.store.feeds.views(), command.store.workers.views(), {}, WELL, views
+        command.clock.now(),
+        command.store.feeds.views(),
+        command.store.workers.views(),
+        {},
+        WELL,
+        list(map(schedule_row, views)),
     )
     console.print(render(frame, console))
     assert isinstance(console.file, StringIO)

@@ -130,10 +130,10 @@ def test_a_cursor_is_set_and_rewound_and_history_has_what_it_takes_to_go_back(be
     assert bench.json("show")["cursor"] is None
     generation = bench.feed.generation
     exact = '{"c": "\\u00fc", "n": 17.5}'
-    assert bench.json("set", exact, "--yes")["before"] is None
-    assert bench.json("set", "5000", "--yes")["after"] == 5_000
-    assert bench.json("rewind", "--records", "1000", "--yes")["after"] == 4_000
-    assert bench.json("rewind", "--to-start", "--yes")["after"] is None
+    assert bench.json("set", exact, "--yes")["change"]["before"] is None
+    assert bench.json("set", "5000", "--yes")["change"]["after"] == 5_000
+    assert bench.json("rewind", "--records", "1000", "--yes")["change"]["after"] == 4_000
+    assert bench.json("rewind", "--to-start", "--yes")["change"]["after"] is None
     assert bench.store.feeds.get(NAME).generation == generation + 4
     events = [event for event in bench.store.feeds.events(NAME) if event.kind == "cursor_changed"]
     assert [event.detail["verb"] for event in events] == ["reset", "rewind", "set", "set"]
@@ -152,8 +152,8 @@ def test_a_sink_without_a_key_is_told_what_comes_twice(bench: Bench) -> None:
 
 
 def test_a_text_that_is_no_json_is_a_cursor_too(bench: Bench) -> None:
-    assert bench.json("set", "2026-11-24T08:00Z", "--yes")["after"] == "2026-11-24T08:00Z"
-    assert bench.json("set", '"7"', "--yes")["after"] == "7"
+    assert bench.json("set", "2026-11-24T08:00Z", "--yes")["change"]["after"] == "2026-11-24T08:00Z"
+    assert bench.json("set", '"7"', "--yes")["change"]["after"] == "7"
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,10 @@ def test_what_is_left_out_has_its_default() -> None:
 
 def test_a_declaration_knows_its_line_and_whether_it_says_target_state() -> None:
     found = reader.parse(DESIGN, origin="f.yaml").feeds
-    assert [(d.where, d.says_target) for d in found] == [("f.yaml:3", False), ("f.yaml:9", True)]
+    assert [(d.where, d.entry.target_state) for d in found] == [
+        ("f.yaml:3", None),
+        ("f.yaml:9", TargetState.PAUSED),
+    ]
 
 
 def test_a_selector_says_which_labels_a_worker_must_and_should_have() -> None:

@@ -126,7 +126,7 @@ def test_what_is_left_out_has_its_default() -> None:
 
 def test_a_declaration_knows_its_line_and_whether_it_says_paused() -> None:
     found = read(EVERY + "  - {name: b, task: t, every: 1m, paused: false}\n").schedules
-    assert [(d.where, d.says_target) for d in found] == [("f.yaml:2", False), ("f.yaml:3", True)]
+    assert [(d.where, d.entry.paused) for d in found] == [("f.yaml:2", None), ("f.yaml:3", False)]
 
 
 def test_a_word_stands_for_the_mapping_that_it_is_the_heart_of() -> None:

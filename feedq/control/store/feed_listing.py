@@ -40,6 +40,7 @@ class Sort(StrEnum):
     WORKER = "worker"
     EPOCH = "epoch"
     RECORDS = "records"
+    RATE = "rate"
     LAST_RECORD = "last_record"
     EVENT_LAG = "event_lag"
 
@@ -89,6 +90,8 @@ class StatusCount:
     records_total: int
     refused: int = 0
     """The feeds of which a record was refused within `LATELY_S`."""
+    rows_per_s: float = 0.0
+    """What those that stream land together, as their workers last said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +162,15 @@ _HAYSTACK = (
 # What is counted of a feed, and the counts of all that have a status and a reason together.
 _COUNTED = f"""
     {_STATUS} AS status, CASE WHEN l.feed_id IS NULL THEN 'new' ELSE l.reason END AS reason,
-    {_WANTED} AS wanted, l.records_total, l.dead_letter_at AS refused_at
+    {_WANTED} AS wanted, l.records_total, l.rows_per_s, l.dead_letter_at AS refused_at
 """
 _TALLIED = f"""
     SELECT status, reason, count(*) AS feeds,
         -- A failed feed wants no place: only an edit can help it.
         count(*) FILTER (WHERE wanted AND status <> 'failed') AS wanted,
         CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total,
-        count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused
+        count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused,
+        CASE status WHEN 'streaming' THEN sum(rows_per_s) ELSE 0 END AS rows_per_s
 """
 _ORDER = {
     Sort.NAME: "f.name",
@@ -174,6 +178,7 @@ _ORDER = {
     Sort.WORKER: "w.name",
     Sort.EPOCH: "l.epoch",
     Sort.RECORDS: "l.records_total",
+    Sort.RATE: f"CASE WHEN {_STATUS} = 'streaming' THEN l.rows_per_s END",
     Sort.LAST_RECORD: "l.last_record_at",
     Sort.EVENT_LAG: "statement_timestamp() - l.event_at",
 }
@@ -183,7 +188,8 @@ class FeedListing(Aggregate):
     """Pages of feeds. Every method may raise `Unavailable`."""
 
     @in_transaction
-    def page(self, c: Connection, query: Query) -> FoundFeeds:
+    def page(self, c: Connection, query: Query, *, own: str | None = None) -> FoundFeeds:
+        """A page of feeds; for who sees only the feeds of their own tenant, no others are counted either."""
         conditions, parameters = _where(query)
         key, direction = _ORDER[query.sort], "DESC" if query.descending else "ASC"
         # Looked for once, for the rows and for the numbers, and in narrow rows: wide ones would make the sort of a
@@ -209,8 +215,8 @@ class FeedListing(Aggregate):
         tallies = [_tally(list(counted.values())) for counted in rows[0].tallies or ()]
         views = [feed_view_from(row) for row in rows if row.id is not None]
         matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
-        count = text(f"SELECT count(*) FROM feedq.feed f WHERE {_DECLARED}")
-        declared = 0 if matching else c.execute(count).scalar_one()
+        count = f"SELECT count(*) FROM feedq.feed f WHERE {_DECLARED} AND f.tenant = coalesce(:own, f.tenant)"
+        declared = 0 if matching else c.execute(text(count), {"own": own}).scalar_one()
         return FoundFeeds(now, views, tallies, matching, declared)
 
     @in_transaction
@@ -241,6 +247,30 @@ class FeedListing(Aggregate):
             sql = f"{wide} WHERE f.id IN ({ids}) ORDER BY f.name, f.id"
         parameters |= {"now": _begin(c), "limit": min(max(limit, 0), PAGE_MAX)}
         parameters |= dict(zip(("name", "id"), place, strict=True))
+        return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
+
+    @in_transaction
+    def ordered(
+        self,
+        c: Connection,
+        selection: Selection,
+        order: SelectionOrder,
+        *,
+        text_: str = "",
+        offset: int = 0,
+        limit: int = PAGE_MAX,
+    ) -> list[FeedView]:
+        """Return so many of the chosen feeds where ``text_`` is found, in this order, without the first ones."""
+        conditions, parameters = _chosen(selection)
+        if text_:
+            condition, searched = _containing(text_)
+            conditions.append(condition)
+            parameters |= searched
+        sql = f"""
+            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM} {_filtered(conditions)}
+            ORDER BY {_SELECTION_ORDER[order]} f.name, f.id LIMIT :limit OFFSET :offset
+        """
+        parameters |= {"now": _begin(c), "limit": min(max(limit, 0), PAGE_MAX), "offset": offset}
         return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
 
     @in_transaction

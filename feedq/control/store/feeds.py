@@ -10,7 +10,7 @@ removed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from types import MappingProxyType
@@ -284,7 +284,13 @@ class Feeds(Aggregate):
 
     @in_statement
     def declared(
-        self, c: Connection, *, tenant: str | None = None, after: str = "", limit: int = 1_000
+        self,
+        c: Connection,
+        *,
+        tenant: str | None = None,
+        names: Sequence[str] | None = None,
+        after: str = "",
+        limit: int = 1_000,
     ) -> list[Feed]:
         """A page of feeds by name, from the first one after this name on, without the ones being removed: for
         whoever wants a hundred thousand."""
@@ -292,9 +298,11 @@ class Feeds(Aggregate):
             SELECT {FEED_COLUMNS} FROM feedq.feed f
             WHERE f.removed_at IS NULL AND f.parent IS NULL AND f.name > :after
               AND (CAST(:tenant AS text) IS NULL OR f.tenant = :tenant)
+              AND (CAST(:names AS text[]) IS NULL OR f.name = ANY(:names))
             ORDER BY f.name LIMIT :limit
         """
-        rows = c.execute(text(sql), {"tenant": tenant, "after": after, "limit": limit})
+        given = {"tenant": tenant, "after": after, "limit": limit}
+        rows = c.execute(text(sql), given | {"names": None if names is None else list(names)})
         return [feed_from(row) for row in rows]
 
     def events(self, name: str, *, limit: int = 50) -> list[Event]:

@@ -319,12 +319,17 @@ class ScheduleEntry(Entry):
         return Every(self.every, self.anchor)
 
 
-def plain_schedule(spec: ScheduleSpec) -> dict[str, Any]:
-    """A schedule as it stands in a manifest; what is at its default is left out."""
+def schedule_entry(spec: ScheduleSpec) -> ScheduleEntry:
+    """The entry that declares a schedule."""
     zone = spec.exclude.zone if spec.exclude else DEFAULT_ZONE
     keys = {"name": spec.name, "zone": zone, "exclude": spec.exclude.dates, "paused": spec.paused or None}
     keys |= _plain_timing(spec.timing) | _plain_job(spec.job) | _said(spec, _POLICIES)
-    return ScheduleEntry.of(keys).plain()
+    return ScheduleEntry.of(keys)
+
+
+def plain_schedule(spec: ScheduleSpec) -> dict[str, Any]:
+    """A schedule as it stands in a manifest; what is at its default is left out."""
+    return schedule_entry(spec).plain()
 
 
 def job_problems(job: Job, *, name: str = "job") -> list[str]:
@@ -412,5 +417,9 @@ class QueueEntry(Entry):
         return Queue(**dict(self))
 
 
+def queue_entry(queue: Queue) -> QueueEntry:
+    return QueueEntry.of(asdict(queue))
+
+
 def plain_queue(queue: Queue) -> dict[str, Any]:
-    return QueueEntry.of(asdict(queue)).plain()
+    return queue_entry(queue).plain()

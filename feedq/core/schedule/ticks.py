@@ -168,15 +168,12 @@ def delayed(spec: ScheduleSpec, *, schedule_id: int, tick: datetime, following: 
     return tick + (hashed * (span // MICROSECOND) >> 64) * MICROSECOND
 
 
-def past_ticks(
-    spec: ScheduleSpec, begin: datetime, end: datetime, *, now: datetime, option: str = ""
-) -> list[datetime]:
-    """The ticks from one time on and before the other: there are some. Raises `InvalidInput`; ``option`` is how
-    the names of both begin where people write them."""
+def past_ticks(spec: ScheduleSpec, begin: datetime, end: datetime, *, now: datetime) -> list[datetime]:
+    """The ticks from one time on and before the other: there are some. Raises `InvalidInput`."""
     if begin >= end:
-        raise InvalidInput(f"{option}to: must be later than {option}from")
+        raise InvalidInput("the end must be later than the beginning")
     if end > now:
-        raise InvalidInput(f"{option}to: lies in the future, whose ticks are fired when they fall due")
+        raise InvalidInput("the end lies in the future, whose ticks are fired when they fall due")
     later = ticks_after(spec, after=begin - MICROSECOND)
     ticks = list(islice(takewhile(lambda tick: tick < end, later), BACKFILL_MAX + 1))
     if len(ticks) > BACKFILL_MAX:

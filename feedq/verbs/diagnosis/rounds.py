@@ -27,8 +27,6 @@ def diagnose(
     job_state: Callable[[], JobState],
     declared: Callable[[], Mapping[str, ScheduleSpec | UnreadableSpec]],
     settings: Settings,
-    *,
-    send_alerts: bool = False,
 ) -> Iterator[Check]:
     """One check after the other, each as soon as it is done; every one of them is bounded in time."""
     feeds: list[FeedView] = []
@@ -50,7 +48,7 @@ def diagnose(
     yield from database
     yield from check_broker(settings.broker_url.get_secret_value())
     yield from check_sinks(settings, [view.feed for view in feeds if view.feed.removed_at is None])
-    yield from check_alerts(settings, send=send_alerts)
+    yield from check_alerts(settings)
     if unreadable is None:
         yield from check_open_files(workers)
         yield from of_tables

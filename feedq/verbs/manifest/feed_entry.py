@@ -185,11 +185,16 @@ class FeedEntry(Entry):
         return FeedSpec(**keys, selector=Selector(self.selector.required, self.selector.preferred))
 
 
-def plain_feed(spec: FeedSpec, resume: StartCursor | None = None) -> dict[str, Any]:
-    """One feed as it stands in a manifest; what is at its default is left out, but whether it runs."""
+def feed_entry(spec: FeedSpec, resume: StartCursor | None = None) -> FeedEntry:
+    """The entry that declares a feed."""
     selector = {"required": dict(spec.selector.required), "preferred": dict(spec.selector.preferred)}
     keys = {name: getattr(spec, name) for name in _SAME} | {"selector": selector, "resume": resume}
-    return FeedEntry.of(keys).plain()
+    return FeedEntry.of(keys)
+
+
+def plain_feed(spec: FeedSpec, resume: StartCursor | None = None) -> dict[str, Any]:
+    """One feed as it stands in a manifest; what is at its default is left out, but whether it runs."""
+    return feed_entry(spec, resume).plain()
 
 
 # -- what may be wrong ---------------------------------------------------------------------------------

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from feedq.core.model import FeedSpec, StartCursor
+from feedq.core.model import FeedSpec
 from feedq.core.schedule.entries import (
     QueueEntry,
     ScheduleEntry,
 )
-from feedq.core.schedule.model import Queue, ScheduleSpec
 from feedq.core.values import did_you_mean, read
 from feedq.errors import InvalidInput
 from feedq.verbs import documents
@@ -33,21 +32,20 @@ _SHAPES = {
     "queues": "name, and rate_per_s or concurrency",
 }
 
-Spec = TypeVar("Spec", FeedSpec, ScheduleSpec, Queue)
+E = TypeVar("E", FeedEntry, ScheduleEntry, QueueEntry)
 
 
 @dataclass(frozen=True, slots=True)
-class Declaration(Generic[Spec]):
+class Declaration(Generic[E]):
     """One feed, schedule or queue as declared, and where."""
 
-    spec: Spec
+    entry: E
     where: str
     """Such as ``feeds.yaml:12``."""
-    says_target: bool
-    """Whether ``target_state`` or, of a schedule, ``paused`` was given; if not, one that is there already keeps
-    its own."""
-    resume: StartCursor | None = None
-    """Of a feed."""
+
+    @property
+    def spec(self) -> Any:
+        return self.entry.spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +63,9 @@ class ManifestProblem:
 class Manifest:
     """What a manifest declares, and all that is wrong with it."""
 
-    feeds: tuple[Declaration[FeedSpec], ...] = ()
-    schedules: tuple[Declaration[ScheduleSpec], ...] = ()
-    queues: tuple[Declaration[Queue], ...] = ()
+    feeds: tuple[Declaration[FeedEntry], ...] = ()
+    schedules: tuple[Declaration[ScheduleEntry], ...] = ()
+    queues: tuple[Declaration[QueueEntry], ...] = ()
     problems: tuple[ManifestProblem, ...] = ()
     keys: frozenset[str] = frozenset()
     """Which keys of `ENTRIES` it has, empty lists included."""
@@ -110,7 +108,7 @@ def _unique(
     """Keeps what was not declared before; the others, and too many of them, become problems."""
     first: dict[str, Declaration[Any]] = {}
     for declaration in declared:
-        name = declaration.spec.name
+        name = declaration.entry.name
         if name in first:
             what = f"{noun} {name!r} was declared before, at {first[name].where}"
             problems.append(ManifestProblem(declaration.where, what))
@@ -160,9 +158,7 @@ class _Reader:
             return
         found = read(ENTRIES[key], given)
         if not isinstance(found, list):
-            target = getattr(found, "target_state", getattr(found, "paused", None))
-            resume = getattr(found, "resume", None) if key == "feeds" else None
-            self.found[key].append(Declaration(found.spec, at, target is not None, resume))
+            self.found[key].append(Declaration(found, at))
             return
         name = given.get("name")
         who = f"{noun} {name!r}: " if isinstance(name, str) else f"{noun}: "

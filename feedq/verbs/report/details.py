@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from feedq.core.authorship import BY
@@ -18,6 +18,9 @@ from feedq.core.values import instant
 from feedq.verbs import wording
 from feedq.verbs.report.masking import masked, shown
 from feedq.verbs.wording import as_json, counted, duration, pairs, percent, printable, size, timing_words
+
+if TYPE_CHECKING:
+    from feedq.verbs.schedules import ScheduleDocument
 
 CHANGES = "changes"
 """Key of what an edit has changed, in the detail of its event."""
@@ -238,6 +241,32 @@ def standing_lines(view: ScheduleView, *, counts: Mapping[RunState, int], now: d
             ("generation", str(schedule.generation)),
             ("created", _moment(schedule.created_at, now)),
             ("updated", _moment(schedule.updated_at, now)),
+        ]
+    )
+
+
+def schedule_lines(found: ScheduleDocument, *, now: datetime) -> list[DetailLine]:
+    """Tells where a schedule stands."""
+    row = found.schedule
+    is_jittered = row.next_fire_at is not None and row.next_fire_at != row.next_tick_at
+    runs = ", ".join(f"{found.counts[state]:,} {state}" for state in RunState if found.counts.get(state))
+    return detail_lines(
+        [
+            ("name", row.name),
+            ("state", row.state),
+            ("paused because", row.pause_reason),
+            ("paused until", _moment(row.paused_until, now)),
+            ("cannot run", found.unserved),
+            ("when", row.when),
+            ("next tick", _moment(row.next_tick_at, now)),
+            ("fires", f"{_moment(row.next_fire_at, now)}, with its jitter" if is_jittered else None),
+            ("waiting", f"{row.waiting:,}"),
+            ("running", f"{row.running:,}"),
+            ("runs", runs or "none"),
+            ("failures", f"{row.failures:,} in a row" if row.failures else None),
+            ("generation", found.etag.partition(".")[2]),
+            ("created", _moment(found.created_at, now)),
+            ("updated", _moment(found.updated_at, now)),
         ]
     )
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from feedq.core.model import JSON
+from feedq.core.model import JSON, FeedView
 from feedq.core.passwords import mask_url
 from feedq.core.schedule.arguments import is_secret
 
 MASK = "***"
+LEASE_TEXTS = ("dead_letter_error", "last_error", "sink_error", "blame", "event_fault")
+"""What a lease has of others' words."""
 
 
 def masked(value: Any) -> JSON:
@@ -22,6 +25,25 @@ def masked(value: Any) -> JSON:
         return [masked(inner) for inner in value]
     plain: JSON = value
     return plain
+
+
+def masked_mapping(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: masked(inner) for key, inner in given.items()}
+
+
+def masked_view(view: FeedView) -> FeedView:
+    """A feed as people may see it: in its declaration, and in what others have written about it."""
+    feed, lease = view.feed, view.lease
+    spec = replace(feed.spec, source=masked_mapping(feed.spec.source), sink=masked_mapping(feed.spec.sink))
+    said: dict[str, Any] = {
+        name: mask_url(text) for name in LEASE_TEXTS if (text := getattr(lease, name)) is not None
+    }
+    return replace(
+        view,
+        feed=replace(feed, spec=spec),
+        lease=replace(lease, **said) if said else lease,
+        because=None if view.because is None else mask_url(view.because),
+    )
 
 
 def shown(value: Any) -> JSON:

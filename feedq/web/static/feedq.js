@@ -1,339 +1,250 @@
-/* Keeps the live part of a page fresh: listens to a stream that has it whenever it has changed, and puts it in the
-   place of the old one. The server renders and escapes; this script makes no markup. Rates are counted here, from the totals of the
-   last few answers. Without it the pages work all the same, one load at a time. */
-(function () {
+/* Keeps the live parts of a page fresh and shows the dialogs of its buttons. The server renders and escapes everything;
+   this script makes no markup. Without it the pages still show everything, one load at a time.
+
+     <div data-live-ms="3000">                  is fetched again this often while the page is visible,
+     <span data-live-ms data-live-from="…">     from elsewhere than the address of the page
+     <a data-live href>                         changes the address, and fetches the part instead of the page
+     <button data-ask="…">                      opens the dialog that is found there
+     <section id="feedq-tap" data-address="…">  shows what is sent from there */
+(() => {
   "use strict";
 
-  var live = document.getElementById("feedq-live");
-  var trouble = document.getElementById("feedq-trouble");
-  var dot = document.getElementById("feedq-dot");
-  var refreshed = document.getElementById("feedq-refreshed");
-  var form = document.getElementById("feedq-filter");
-  if (!live) {
-    return;
+  const part = (id) => document.getElementById(id);
+  const live = part("feedq-live");
+  const form = part("feedq-filter"), dialog = part("feedq-dialog"), copy = part("feedq-copy");
+  const refreshes = Number(live.dataset.liveMs) > 0;
+  const TIMEOUT_MS = 40000; // longer than Flower takes at most
+  const TAPPED_MAX = 200; // records that are shown
+  const asked = new Map(); // part → how often it was fetched: a late answer to an old question is not shown
+
+  function here(address) {
+    const where = new URL(address, window.location.href);
+    // The link of `feedq up` holds the login. The browser knows it by now, and fetches no address that holds one.
+    where.username = where.password = "";
+    return where;
   }
 
-  var PILLS = ["worker", "tenant", "label", "connector", "match", "failing"]; // filters that are shown when given
-  var FILTERS = ["search", "status", "prefix"]; // what a form of filters may show
-  var RATE_WINDOW_S = 12; // Workers report every two seconds: shorter windows would jitter.
-  var TIMEOUT_MS = 20000;
-  var TYPING_MS = 20; // keys that come together, as when a text is pasted, are one question
-  var COPIED_MS = 2000;
-  var COUNT_MS = 3000; // problems are counted after what was asked for is there, and again each minute
-  var refreshMs = Number(live.dataset.refreshMs);
-  var samples = new Map(); // key → [[seconds, records], …], the oldest first
-  var byRate = 0; // 1: rows with the highest rate first, -1: with the lowest
-  var timer = null;
-  var asking = null;
-  var source = null; // the stream of events that keeps the page live
-
-  document.documentElement.classList.add("feedq-scripted");
-
-  // -- rates ---------------------------------------------------------------------------------------
-
-  function rateOf(key, now, records) {
-    var seen = samples.get(key) || [];
-    if (seen.length && (records < seen[seen.length - 1][1] || now < seen[seen.length - 1][0])) {
-      seen = [];
+  async function fetched(address, more) {
+    const wanted = {cache: "no-store", redirect: "error", signal: AbortSignal.timeout(TIMEOUT_MS)};
+    const answer = await fetch(here(address), {...wanted, ...more}).catch(() => {
+      throw new Error("Flower does not answer.");
+    });
+    const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+    if (!answer.ok && !found.getElementById("feedq-dialog-answer")) {
+      throw new Error(found.getElementById("feedq-said-trouble")?.textContent || "Flower answered " + answer.status + ".");
     }
-    if (!seen.length || now > seen[seen.length - 1][0]) {
-      seen.push([now, records]);
-    }
-    while (seen.length > 2 && now - seen[1][0] >= RATE_WINDOW_S) {
-      seen.shift();
-    }
-    samples.set(key, seen);
-    var first = seen[0], last = seen[seen.length - 1];
-    return last[0] > first[0] ? (last[1] - first[1]) / (last[0] - first[0]) : null;
+    return found;
   }
 
-  function showRates() {
-    var root = live.querySelector("[data-now]");
-    var kept = new Set();
-    if (!root) {
-      return;
+  function put(target, source) {
+    // Whoever is at a button or link stays there, if there is still one of the same id or address.
+    const focused = target.contains(document.activeElement) ? document.activeElement : null;
+    const scrolled = Array.from(target.querySelectorAll("section"), (one) => one.scrollLeft);
+    target.replaceChildren(...source.childNodes);
+    target.querySelectorAll("section").forEach((one, place) => { one.scrollLeft = scrolled[place] || 0; });
+    if (focused) {
+      const href = focused.getAttribute("href");
+      const links = Array.from(target.querySelectorAll("a"));
+      const again = focused.id ? part(focused.id) : links.find((link) => link.getAttribute("href") === href);
+      (again || dialog).focus({preventScroll: true});
     }
-    live.querySelectorAll("[data-records]").forEach(function (element) {
-      var key = element.dataset.key;
-      var rate = rateOf(key, Number(root.dataset.now), Number(element.dataset.records));
-      var cell = element.querySelector("[data-rate]");
-      kept.add(key);
-      element.dataset.rate = rate === null ? -1 : rate;
-      if (cell && rate !== null) {
-        cell.textContent = (rate > 0 && rate < 10 ? rate.toFixed(1) : Math.round(rate).toLocaleString("en")) + "/s";
-      }
-    });
-    Array.from(samples.keys()).forEach(function (key) {
-      if (!kept.has(key)) {
-        samples.delete(key);
-      }
-    });
-  }
-
-  function orderByRate() {
-    var button = document.getElementById("feedq-by-rate");
-    if (!button) {
-      return;
-    }
-    button.hidden = false;
-    button.nextElementSibling.hidden = true;
-    if (!byRate) {
-      return;
-    }
-    live.querySelectorAll("[aria-sort]").forEach(function (heading) {
-      heading.removeAttribute("aria-sort");
-    });
-    button.parentElement.setAttribute("aria-sort", byRate > 0 ? "descending" : "ascending");
-    var body = live.querySelector("tbody");
-    Array.from(body.querySelectorAll("tr[data-rate]")).sort(function (a, b) {
-      return byRate * (Number(b.dataset.rate) - Number(a.dataset.rate));
-    }).forEach(function (row) {
-      body.appendChild(row);
-    });
-  }
-
-  // -- asking --------------------------------------------------------------------------------------
-
-  function say(text, state) {
-    refreshed.textContent = text;
-    dot.className = "status-dot" + (state ? " status-dot-" + state : "");
   }
 
   function complain(text) {
-    trouble.textContent = text;
-    trouble.hidden = false;
-    live.classList.add("feedq-outdated");
-    say("Trying again", "error");
+    part("feedq-trouble").textContent = text;
+    part("feedq-trouble").hidden = !text;
+    live.classList.toggle("feedq-outdated", Boolean(text));
+    part("feedq-refreshed").textContent = text ? "Trying again" : refreshes ? "Live" : "Not refreshing";
+    part("feedq-dot").className = "status-dot" + (text ? " status-dot-error" : refreshes ? " status-dot-live" : "");
   }
 
-  function isBeingRead() {
-    // Whoever is selecting text must not lose the selection.
-    var selection = window.getSelection();
-    return selection && !selection.isCollapsed && live.contains(selection.anchorNode);
-  }
-
-  function put(html) {
-    var focused = live.contains(document.activeElement) ? document.activeElement : null;
-    var href = focused && focused.getAttribute("href");
-    var id = focused && focused.id;
-    var parsed = new DOMParser().parseFromString(html, "text/html");
-    live.replaceChildren.apply(live, Array.from(parsed.body.childNodes));
-    showRates();
-    orderByRate();
-    if (focused) {
-      var again = (id && document.getElementById(id)) || Array.from(live.querySelectorAll("a")).find(function (link) {
-        return link.getAttribute("href") === href;
-      });
-      if (again) {
-        again.focus({preventScroll: true});
-      }
-    }
-  }
-
-  function ask(asked) {
-    var address = new URL(window.location.href);
-    // The link of `feedq up` holds the login. The browser knows it by now, and fetches no address that holds one.
-    address.username = address.password = "";
-    var patience = window.setTimeout(function () { asked.abort(); }, TIMEOUT_MS);
-    var wanted = {signal: asked.signal, cache: "no-store", credentials: "same-origin", redirect: "error"};
-    address.searchParams.set("live", "1");
-    return fetch(address, wanted)
-      .then(function (answer) {
-        return answer.text().then(function (text) {
-          if (answer.ok) {
-            return text;
-          }
-          if ((answer.headers.get("Content-Type") || "").startsWith("application/json")) {
-            throw new Error(JSON.parse(text).error);
-          }
-          throw new Error("Flower answered " + answer.status + (answer.status === 401 ? ": load the page again to log in." : "."));
-        });
-      })
-      .finally(function () { window.clearTimeout(patience); });
-  }
-
-  function refresh(isWanted) {
-    if (asking) {
-      asking.abort();
-    }
-    quiet();
-    var asked = asking = new AbortController();
-    ask(asked).then(function (html) {
-      if (asking !== asked) {
-        return;
-      }
-      arrive(html, isWanted);
-    }).catch(function (error) {
-      if (asking === asked) {
-        complain(error.name === "TypeError" || error.name === "AbortError" ? "Flower does not answer." : error.message);
-      }
-    }).finally(function () {
-      if (asking === asked) {
-        asking = null;
-        listen();
-      }
-    });
-  }
-
-  function arrive(html, isWanted) {
-    trouble.hidden = true;
-    live.classList.remove("feedq-outdated");
-    say(refreshMs ? "Live" : "Not refreshing", refreshMs ? "live" : "");
-    if (isWanted || !isBeingRead()) {
-      put(html);
-    }
-  }
-
-  function quiet() {
-    window.clearTimeout(timer);
-    if (source) {
-      source.close();
-      source = null;
-    }
-  }
-
-  function listen() {
-    quiet();
-    if (!refreshMs || document.hidden) {
+  async function refresh(target, isWanted) {
+    const number = (asked.get(target) || 0) + 1;
+    asked.set(target, number);
+    const address = here(target.dataset.liveFrom || window.location.href);
+    address.searchParams.set("live", isWanted ? "first" : "1");
+    const found = await fetched(address).catch((error) => error);
+    if (asked.get(target) !== number) {
       return;
     }
-    var address = new URL(window.location.href);
-    address.username = address.password = "";
-    address.searchParams.set("live", "stream");
-    source = new EventSource(address);
-    source.addEventListener("part", function (event) { arrive(JSON.parse(event.data), false); });
-    source.addEventListener("trouble", function (event) { complain(JSON.parse(event.data)); });
-    source.addEventListener("end", listen);
-    source.addEventListener("error", function () {
-      if (trouble.hidden) {
-        complain("Flower does not answer.");
-      }
-      // A stream that broke off begins again by itself; one that was refused does not.
-      if (source.readyState === EventSource.CLOSED) {
-        timer = window.setTimeout(listen, refreshMs);
-      }
-    });
+    const selection = window.getSelection(); // text that somebody is selecting stays
+    const isBeingRead = !selection.isCollapsed && target.contains(selection.anchorNode);
+    if (found.body && (isWanted || !isBeingRead)) {
+      put(target, found.body);
+    }
+    if (target === live) {
+      complain(found.body ? "" : found.message);
+    }
+    refreshLater(target, isWanted);
   }
 
-  // -- what people do ------------------------------------------------------------------------------
+  function refreshLater(target, isSoon) {
+    const number = asked.get(target);
+    window.setTimeout(() => {
+      if (refreshes && !document.hidden && asked.get(target) === number) {
+        refresh(target);
+      }
+    }, isSoon ? 0 : Number(target.dataset.liveMs));
+  }
 
   function go(address, isNewPlace) {
     window.history[isNewPlace ? "pushState" : "replaceState"](null, "", address);
-    refresh(true);
+    refresh(live, true);
   }
 
-  live.addEventListener("click", function (event) {
-    var link = event.target.closest("a[data-live]");
-    if (event.target.closest("#feedq-by-rate")) {
-      byRate = byRate === 1 ? -1 : 1;
-      orderByRate();
-    } else if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey && event.button === 0) {
-      event.preventDefault();
-      if (link.closest("thead")) {
-        byRate = 0;
-      }
-      go(link.href, true);
-      fillForm();
-    }
-  });
+  function submit(event) {
+    event.preventDefault();
+    const address = here(form.getAttribute("action"));
+    new FormData(form).forEach((value, name) => value && address.searchParams.set(name, value));
+    go(address, false);
+  }
 
-  function fillForm() {
-    var given = new URL(window.location.href).searchParams;
-    if (form && PILLS.some(function (name) { return given.get(name); })) {
-      // The form has to show one filter more or less: only the server knows how.
-      window.location.reload();
-    } else if (form) {
-      FILTERS.forEach(function (name) {
-        if (form.elements[name]) {
-          form.elements[name].value = given.get(name) || "";
-        }
+  live.addEventListener("click", (event) => {
+    const link = event.target.closest("a[data-live]");
+    if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey && event.button === 0) {
+      event.preventDefault();
+      go(here(link.href), true);
+      const fields = Array.from(form ? form.elements : []);
+      fields.filter((one) => one.name && one.type !== "checkbox").forEach((one) => {
+        one.value = here(link.href).searchParams.get(one.name) || "";
       });
     }
-  }
+  });
 
   if (form) {
-    var typing = null;
-    var submit = function () {
-      // The order may have changed since the form was made: only what it shows comes from it.
-      var address = new URL(window.location.href);
-      FILTERS.concat(PILLS, "offset", "after").forEach(function (name) {
-        address.searchParams.delete(name);
-      });
-      new FormData(form).forEach(function (value, name) {
-        if (value && form.elements[name].type !== "hidden") {
-          address.searchParams.set(name, value);
-        }
-      });
-      go(address, false);
-    };
-    form.addEventListener("submit", function (event) {
-      event.preventDefault();
-      submit();
+    form.addEventListener("submit", submit);
+    form.addEventListener("input", submit);
+  }
+
+  if (copy && navigator.clipboard) { // which pages have that came over TLS, or from this machine
+    copy.hidden = false;
+    copy.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(here(window.location.href).href);
+      copy.textContent = "Copied";
     });
-    form.addEventListener("input", function () {
-      window.clearTimeout(typing);
-      typing = window.setTimeout(submit, TYPING_MS);
-    });
-    var copy = document.getElementById("feedq-copy");
-    if (copy) {
-      copy.hidden = false;
-      copy.addEventListener("click", function () { copyLink(copy); });
+  }
+
+  let pressed = "", sent = 0;
+
+  async function open(button) {
+    button.setAttribute("aria-busy", "true");
+    const found = await fetched(button.dataset.ask).catch((error) => error);
+    button.removeAttribute("aria-busy");
+    if (!found.body) {
+      complain(found.message);
+    } else if (!dialog.open) {
+      put(dialog, found.body);
+      pressed = button.id;
+      dialog.showModal();
+      dialog.querySelector("textarea, input:not([type=hidden]), button").focus();
     }
-    window.addEventListener("popstate", function () {
-      window.location.reload();
-    });
   }
 
-  function copyLink(button) {
-    var address = new URL(window.location.href);
-    address.username = address.password = "";
-    // Only pages that came over TLS, or from this machine, may write into the clipboard.
-    var copied = navigator.clipboard ? navigator.clipboard.writeText(address.href) : Promise.reject();
-    copied.then(function () {
-      button.textContent = "Copied";
-    }).catch(function () {
-      window.prompt("Copy this link:", address.href);
-    }).finally(function () {
-      window.setTimeout(function () { button.textContent = "Copy link"; }, COPIED_MS);
-    });
-  }
-
-  function countProblems() {
-    var tab = document.querySelector("[data-tab='problems']");
-    if (!tab || !refreshMs || document.hidden) {
+  async function send(isDry) {
+    const wanted = dialog.querySelector("form"), number = ++sent, body = new URLSearchParams(new FormData(wanted));
+    if (isDry) {
+      body.set("dry_run", "true");
+    }
+    part("feedq-dialog-go").disabled = !isDry;
+    const found = await fetched(wanted.action, {method: "POST", body: body}).catch((error) => error);
+    const answer = found.body && found.getElementById("feedq-dialog-answer");
+    if (answer && answer.dataset.done) {
+      part("feedq-done").textContent = answer.dataset.done;
+      refresh(live);
+    }
+    if (number !== sent || !dialog.open) {
       return;
     }
-    var address = new URL(tab.href);
-    address.username = address.password = "";
-    address.searchParams.set("live", "1");
-    fetch(address, {cache: "no-store", credentials: "same-origin", redirect: "error"}).then(function (answer) {
-      return answer.ok ? answer.text() : Promise.reject();
-    }).then(function (html) {
-      var count = new DOMParser().parseFromString(html, "text/html").querySelectorAll(".feedq-problem").length;
-      tab.textContent = "Problems" + (count ? " (" + count.toLocaleString("en") + ")" : "");
-    }).catch(function () {
-      tab.textContent = "Problems"; // what was counted may be wrong by now
-    });
+    if (!answer) {
+      const advice = isDry ? "" : " Look whether it was done before you try again.";
+      part("feedq-dialog-trouble").textContent = found.message + advice;
+      part("feedq-dialog-trouble").hidden = part("feedq-dialog-go").disabled = false;
+    } else if (answer.dataset.done && !answer.dataset.more) {
+      dialog.close();
+    } else {
+      put(part("feedq-dialog-answer"), answer);
+    }
   }
 
-  document.addEventListener("feedq:changed", function () { refresh(true); });
-
-  document.addEventListener("visibilitychange", function () {
-    if (document.hidden) {
-      quiet();
-    } else {
-      refresh();
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-ask]");
+    if (button) {
+      open(button);
     }
   });
 
-  showRates();
-  orderByRate();
-  if (trouble.hidden) {
-    say(refreshMs ? "Live" : "Not refreshing", refreshMs ? "live" : "");
-  } else {
-    say("Trying again", "error");
+  dialog.addEventListener("submit", (event) => {
+    if (event.submitter.id === "feedq-dialog-go") {
+      event.preventDefault();
+      send(false);
+    }
+  });
+
+  dialog.addEventListener("change", (event) => event.target.name === "reason" || send(true));
+
+  dialog.addEventListener("close", () => {
+    // The browser has given the focus back already, unless the button was replaced meanwhile.
+    if (!dialog.open && (document.activeElement === document.body || dialog.contains(document.activeElement))) {
+      (part(pressed) || part("main-content")).focus();
+    }
+  });
+
+  function tapOn(tap) {
+    // Records of the feed as they land, which the API sends as a stream of events.
+    const button = tap.querySelector("button");
+    const status = tap.querySelector("[role=status]"), list = tap.querySelector("[role=log]");
+    let source = null, unseen = 0;
+
+    function stop(text) {
+      source.close();
+      source = null;
+      button.textContent = "Tap";
+      button.setAttribute("aria-pressed", "false");
+      status.textContent = text;
+    }
+
+    const shown = {
+      record: (found) => {
+        const line = document.createElement("p"), at = document.createElement("time");
+        at.dateTime = found.at;
+        at.textContent = found.at.slice(11, 23);
+        line.append(at, " " + found.record + (found.cut ? " … (cut: " + found.bytes.toLocaleString("en") + " bytes)" : ""));
+        list.prepend(line);
+        Array.from(list.children).slice(TAPPED_MAX).forEach((old) => old.remove());
+      },
+      left_out: (found) => {
+        unseen += found.records;
+        status.textContent = "Live; " + unseen.toLocaleString("en") + " more landed that are not shown.";
+      },
+      end: (found) => stop("Ended: " + found.why + "."),
+    };
+
+    button.addEventListener("click", () => {
+      if (source) {
+        stop("Stopped.");
+        return;
+      }
+      unseen = 0;
+      list.replaceChildren();
+      list.hidden = false;
+      button.textContent = "Stop tapping";
+      button.setAttribute("aria-pressed", "true");
+      status.textContent = "Waiting for records; it takes a few seconds.";
+      source = new EventSource(new URL(tap.dataset.address, window.location.origin));
+      Object.entries(shown).forEach(([kind, show]) => {
+        source.addEventListener(kind, (event) => source && show(JSON.parse(event.data)));
+      });
+      source.addEventListener("error", () => stop("It was refused, or broke off."));
+    });
   }
-  window.setTimeout(countProblems, COUNT_MS);
-  window.setInterval(countProblems, 20 * COUNT_MS);
-  listen();
-}());
+
+  document.documentElement.classList.add("feedq-scripted");
+  document.querySelectorAll("#feedq-tap").forEach(tapOn);
+  complain(part("feedq-trouble").textContent);
+  const parts = document.querySelectorAll("[data-live-ms]");
+  parts.forEach((target) => (refreshes && !target.hasChildNodes() ? refresh(target) : refreshLater(target)));
+  document.addEventListener("visibilitychange", () => {
+    parts.forEach((target) => refreshes && !document.hidden && refresh(target));
+  });
+  window.addEventListener("popstate", () => window.location.reload());
+})();

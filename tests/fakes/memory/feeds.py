@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -158,11 +158,19 @@ class MemoryFeeds(Feeds):
         return len(self._db.tables.names)
 
     @statement
-    def declared(self, *, tenant: str | None = None, after: str = "", limit: int = 1_000) -> list[Feed]:
+    def declared(
+        self,
+        *,
+        tenant: str | None = None,
+        names: Sequence[str] | None = None,
+        after: str = "",
+        limit: int = 1_000,
+    ) -> list[Feed]:
         chosen = [
             feed
             for feed in self._db.tables.feeds.values()
             if feed.removed_at is None and feed.name > after and tenant in (None, feed.spec.tenant)
+            if names is None or feed.name in names
         ]
         return sorted(chosen, key=lambda f: f.name)[:limit]
 

@@ -22,6 +22,7 @@ from feedq.control.store.jobs.rows import (
     no_schedule,
     run_from,
     schedule_from,
+    shown_schedule_from,
     view_from,
 )
 from feedq.core.schedule.model import (
@@ -238,16 +239,33 @@ class ScheduleListing(Aggregate):
         worker."""
         return _unserved(c, names)
 
-    def specs(self) -> Mapping[str, ScheduleSpec | UnreadableSpec]:
-        """All declared schedules by name, for `feedq apply`; without those behind beat entries."""
+    def specs(self, names: Sequence[str] | None = None) -> Mapping[str, ScheduleSpec | UnreadableSpec]:
+        """All declared schedules by name, or those of these names; without those behind beat entries."""
         sql = f"""
             SELECT {SPEC_COLUMNS}, s.pause_reason FROM feedq.schedule s
-            WHERE removed_at IS NULL AND NOT jsonb_exists(s.timing, 'beat') ORDER BY s.name
+            WHERE removed_at IS NULL AND NOT jsonb_exists(s.timing, 'beat')
+              AND (CAST(:names AS text[]) IS NULL OR s.name = ANY(:names))
+            ORDER BY s.name
         """
         # A hundred thousand of them must not be read with the transaction waiting for it.
         with self._database.transaction() as c:
-            rows = c.execute(text(sql)).all()
+            rows = c.execute(text(sql), {"names": None if names is None else list(names)}).all()
         return {row.name: declared_from(row) for row in rows}
+
+    @in_transaction
+    def declared(
+        self, c: Connection, *, names: Sequence[str] | None = None, after: str = "", limit: int = PAGE_MAX
+    ) -> list[Schedule]:
+        """A page of the schedules that `specs` has, by name. One that this release cannot read is marked as
+        `unreadable`."""
+        sql = f"""
+            SELECT {SCHEDULE_COLUMNS} FROM feedq.schedule s
+            WHERE removed_at IS NULL AND NOT jsonb_exists(s.timing, 'beat') AND s.name > :after
+              AND (CAST(:names AS text[]) IS NULL OR s.name = ANY(:names))
+            ORDER BY s.name LIMIT :limit
+        """
+        given = {"names": None if names is None else list(names), "after": after, "limit": limit}
+        return [shown_schedule_from(row) for row in c.execute(text(sql), given)]
 
     @in_transaction
     def runs(

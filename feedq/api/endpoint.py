@@ -1,0 +1,340 @@
+"""Answers requests with verbs, whatever server they came through.
+
+`feedq api` reads requests with Starlette, Flower with Tornado. Both know the caller, and call `Endpoint.answer` in
+a thread. Everything in between is here: from an address to a verb, from texts and JSON to its arguments, from its
+answer or error to JSON.
+
+A client that accepts ``text/event-stream`` hears how far a verb has come before it gets the answer::
+
+    event: progress
+    data: {"done": 500, "total": 3000}
+
+    event: answer
+    data: {"count": 3000, ...}
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from http import HTTPStatus
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from feedq.core.roles import Caller
+from feedq.core.selection import Selection
+from feedq.errors import (
+    Conflict,
+    FeedqError,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    Outdated,
+    Unauthenticated,
+)
+from feedq.telemetry.logs import LogEvent, log, mask_url
+from feedq.verbs.registry import At, Verb, check_names, encode, load
+from feedq.verbs.wording import printable
+
+JSON_TYPE: Final = "application/json"
+PROBLEM_TYPE: Final = "application/problem+json"
+STREAM_TYPE: Final = "text/event-stream"
+STREAM_HEADERS: Final = {
+    "Content-Type": STREAM_TYPE,
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",  # a proxy in front must not keep it back until the end
+}
+PREFIX: Final = "/api/v1"
+STATUSES: Final = (
+    (Unauthenticated, 401),
+    (Forbidden, 403),
+    (NotFound, 404),
+    (InvalidInput, 400),
+    (Outdated, 412),
+    (Conflict, 409),
+    (FeedqError, 503),
+)
+"""HTTP statuses by error; the first that fits counts."""
+FROM_HEADERS: Final = {"if-match": "expected", "idempotency-key": "key"}
+"""Arguments of verbs that HTTP has headers for."""
+BODY_MAX: Final = 16 * 2**20
+"""Bytes of a request: a manifest of twenty thousand feeds."""
+LINE_ENDS: Final = re.compile(r"[\x85\u2028\u2029]")
+QUERY_FIELDS_MAX: Final = 1_000
+DIGITS_MAX: Final = 20
+UNEXPECTED: Final = "an error inside feedq; the log of this process has it"
+
+Refused = Callable[[str, int], object]
+"""Hears what was asked, and the status that it was refused with."""
+
+logger = log(__name__)
+
+
+class NoVerb(NotFound):
+    """Nothing is at an address: whoever asks speaks of another release, perhaps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request whose caller is known."""
+
+    method: str
+    path: str
+    """As it was sent, below the prefix: a slash within a name is ``%2F``."""
+    caller: Caller
+    query: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """With names in small letters."""
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What to send back; a stream of events comes in parts."""
+
+    status: int
+    body: bytes | Generator[bytes, None, None]
+    headers: Mapping[str, str] = field(default_factory=lambda: {"Content-Type": JSON_TYPE})
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What went wrong (RFC 9457). ``error``, by which programs tell errors apart, is a class of `feedq.errors`."""
+
+    title: str
+    status: int
+    detail: str
+    error: str
+    type: str = "about:blank"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a verb has come."""
+
+    done: int
+    total: int | None
+
+
+class Endpoint:
+    """The verbs at one store."""
+
+    def __init__(self, at: At, refused: Refused = lambda asked, status: None) -> None:
+        """``at`` has the store, settings and sinks; each request brings its caller. ``refused`` writes down what
+        somebody was refused."""
+        self._at, self._refused = at, refused
+
+    def answer(self, request: Request) -> Answer:
+        """Do what is asked. Raises nothing: an error is an answer, too."""
+        try:
+            verb, in_path = self._found(request.method, request.path.strip("/").split("/"))
+            # Before the arguments are read: who may not ask is refused, whatever they are.
+            verb.require(request.caller)
+            arguments = verb.parse(_given(verb, in_path, request), texts=not verb.changes)
+            if STREAM_TYPE in request.headers.get("accept", "") and not verb.is_stream:
+                return Answer(200, self._streamed(verb, arguments, request), STREAM_HEADERS)
+            found = verb.call(self._at_of(request), arguments)
+            return Answer(200, _items(found), STREAM_HEADERS) if verb.is_stream else _answered(found)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, it becomes an answer, and a bug is logged
+            return problem_answer(self._problem(request, error))
+
+    def _at_of(self, request: Request, **more: Any) -> At:
+        hid = partial(self._refuse, request, HTTPStatus.NOT_FOUND)
+        return replace(self._at, caller=request.caller, hid=hid, **more)
+
+    def _problem(self, request: Request, error: Exception) -> Problem:
+        problem = problem_of(error)
+        if isinstance(error, Forbidden):
+            self._refuse(request, problem.status)
+        return problem
+
+    def _refuse(self, request: Request, status: int) -> None:
+        self._refused(f"{request.method} {PREFIX}{request.path}", status)
+
+    def _found(self, method: str, parts: Sequence[str]) -> tuple[Verb, dict[str, str]]:
+        methods = []
+        for template, verb in self._templates:
+            if (in_path := _matched(template, parts)) is not None:
+                if verb.method == method:
+                    return verb, in_path
+                methods.append(verb.method)
+        if methods:
+            raise InvalidInput(f"{method} does nothing at this address; {', '.join(sorted(methods))} does")
+        raise NoVerb("nothing is at this address; openapi.json lists what there is")
+
+    @cached_property
+    def _templates(self) -> list[tuple[list[str], Verb]]:
+        """Those without names first: ``/feeds/act`` is no feed."""
+        found = [(verb.path.strip("/").split("/"), verb) for verb in load().values()]
+        return sorted(found, key=lambda one: sum(part.startswith("{") for part in one[0]))
+
+    def _streamed(
+        self, verb: Verb, arguments: msgspec.Struct, request: Request
+    ) -> Generator[bytes, None, None]:
+        events: SimpleQueue[bytes | None] = SimpleQueue()
+
+        def tell(done: int, total: int | None) -> None:
+            events.put(_event("progress", Progress(done, total)))
+
+        def do() -> None:
+            try:
+                events.put(_event("answer", verb.call(self._at_of(request, told=tell), arguments)))
+            except Exception as error:  # noqa: BLE001 -- as in `answer`
+                events.put(_event("problem", self._problem(request, error)))
+            finally:
+                events.put(None)
+
+        # With the author of the request: history says who asked for what is done.
+        Thread(target=copy_context().run, args=(do,), name="feedq-streamed-verb", daemon=True).start()
+        while (event := events.get()) is not None:
+            yield event
+
+
+def _matched(template: Sequence[str], parts: Sequence[str]) -> dict[str, str] | None:
+    if len(template) != len(parts):
+        return None
+    found = {}
+    for wanted, part in zip(template, parts, strict=True):
+        if wanted.startswith("{"):
+            found[wanted.strip("{}")] = unquote(part, errors="replace")
+        elif wanted != part:
+            return None
+    return found
+
+
+# -- arguments -----------------------------------------------------------------------------------------
+
+
+def _given(verb: Verb, in_path: Mapping[str, str], request: Request) -> dict[str, Any]:
+    """The arguments as they came. Raises `InvalidInput`."""
+    known = verb.arguments.__struct_fields__
+    given: dict[str, Any] = {
+        argument: request.headers[header]
+        for header, argument in FROM_HEADERS.items()
+        if header in request.headers and argument in known
+    }
+    if not verb.changes:
+        given |= arguments_in(verb, request.query)
+    elif request.query:
+        raise InvalidInput("what changes something has its arguments in the body, and not in the address")
+    elif request.body:
+        given |= _from_body(request.body)
+    return given | _numbers(verb, in_path)
+
+
+def _numbers(verb: Verb, in_path: Mapping[str, str]) -> dict[str, Any]:
+    """What stands in the address, where it stands for a number."""
+    kinds = _kinds(verb.arguments)
+    return {
+        name: int(text)
+        if isinstance(kinds[name], msgspec.inspect.IntType)
+        and text.isascii()
+        and text.isdigit()
+        and len(text) < DIGITS_MAX
+        else text
+        for name, text in in_path.items()
+    }
+
+
+def arguments_in(verb: Verb, query: str) -> dict[str, Any]:
+    """Arguments out of a query string; the keys of a selection stand beside the others there.
+
+    Raises `InvalidInput`.
+    """
+    texts: dict[str, list[str]] = defaultdict(list)
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="replace")
+    except ValueError:
+        raise InvalidInput(f"an address has at most {QUERY_FIELDS_MAX} arguments") from None
+    for name, text in pairs:
+        texts[name].append(text)
+    kinds = _kinds(verb.arguments)
+    found: dict[str, Any] = {}
+    if "select" in kinds:
+        of_selection = _kinds(Selection)
+        check_names("", texts, [name for name in kinds if name != "select"] + list(of_selection))
+        chosen = {name: texts.pop(name) for name in list(texts) if name in of_selection}
+        if chosen:
+            found["select"] = {
+                name: _shaped(name, of_selection[name], given) for name, given in chosen.items()
+            }
+    return found | {name: _shaped(name, kinds.get(name), given) for name, given in texts.items()}
+
+
+def _kinds(of: type) -> dict[str, Any]:
+    described: Any = msgspec.inspect.type_info(of)
+    return {one.name: one.type for one in described.fields}
+
+
+def _shaped(name: str, kind: Any, texts: list[str]) -> Any:
+    """Texts as a list, a mapping or one value, as the argument wants it. Raises `InvalidInput`."""
+    if isinstance(kind, msgspec.inspect.CollectionType):
+        return texts
+    if isinstance(kind, msgspec.inspect.DictType):
+        pairs = [text.partition("=") for text in texts]
+        for text, (key, equals, _) in zip(texts, pairs, strict=True):
+            if not key or not equals:
+                raise InvalidInput(f"{name}: {text!r} must be written as key=value")
+        return {key: value for key, _, value in pairs}
+    if len(texts) > 1:
+        raise InvalidInput(f"{name}: is there {len(texts)} times; give it once")
+    return texts[0]
+
+
+def _from_body(body: bytes) -> dict[str, Any]:
+    """Raises `InvalidInput`, which quotes nothing: a body may hold secrets."""
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidInput("the body is no valid JSON") from None
+    if not isinstance(found, dict):
+        raise InvalidInput("the body must be a JSON object with the arguments")
+    return found
+
+
+# -- answers -------------------------------------------------------------------------------------------
+
+
+def _answered(found: Any) -> Answer:
+    headers = {"Content-Type": JSON_TYPE}
+    if (etag := getattr(found, "etag", None)) is not None:
+        headers["ETag"] = f'"{etag}"'
+    return Answer(200, encode(found), headers)
+
+
+def _event(kind: str, document: Any) -> bytes:
+    # JSON has these as they are, and some clients take them for the end of a line.
+    data = LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", encode(document).decode())
+    return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+def _items(found: Iterator[dict[str, Any] | None]) -> Generator[bytes, None, None]:
+    """What a verb finds one by one; None is a sign of life."""
+    for one in found:
+        yield b": nothing yet\n\n" if one is None else _event(one["event"], one)
+
+
+def problem_answer(problem: Problem) -> Answer:
+    headers = {"Content-Type": PROBLEM_TYPE}
+    if problem.status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Answer(problem.status, encode(problem), headers)
+
+
+def problem_of(error: Exception) -> Problem:
+    """An error as it is told. A bug is told without its insides; those are in the log."""
+    if not isinstance(error, FeedqError):
+        logger.error(LogEvent.UNEXPECTED, exc_info=error)
+        status = HTTPStatus.INTERNAL_SERVER_ERROR
+        return Problem(status.phrase, status, UNEXPECTED, status.name)
+    status = HTTPStatus(next(number for kind, number in STATUSES if isinstance(error, kind)))
+    detail = "\n".join(map(printable, mask_url(str(error)).split("\n")))
+    return Problem(status.phrase, status, detail, type(error).__name__)

@@ -1,0 +1,414 @@
+"""Declarations of feeds, schedules and queues: to make everything as declared, and to print what is declared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+
+from feedq.control.store.postgresql import JobStore
+from feedq.core.model import Feed, FeedSpec, StartCursor, TargetState, Version, require_version
+from feedq.core.passwords import mask_url
+from feedq.core.roles import AccessRole
+from feedq.core.schedule.entries import QueueEntry, ScheduleEntry, queue_entry, schedule_entry
+from feedq.core.schedule.model import Queue, Schedule, ScheduleSpec
+from feedq.core.selection import Selection
+from feedq.errors import FeedqError, InvalidInput, NotFound, Outdated
+from feedq.verbs import bulk, declaring
+from feedq.verbs.adoption import resumes_of
+from feedq.verbs.bulk import BulkResult
+from feedq.verbs.manifest.changes import (
+    Action,
+    Change,
+    DeclarationChanges,
+    OptionChange,
+    plan,
+    plan_queues,
+    plan_schedules,
+)
+from feedq.verbs.manifest.feed_entry import FeedEntry, feed_entry, validate
+from feedq.verbs.registry import (
+    At,
+    Cursor,
+    Expected,
+    Limit,
+    NameArgument,
+    Names,
+    Page,
+    etag_of,
+    page_of,
+    page_place,
+    verb,
+    version_of,
+)
+from feedq.verbs.report.masking import masked
+
+DECLARED_MAX: Final = 20_000
+"""Declarations of one call."""
+FEEDS_AT_ONCE: Final = 1_000
+"""Feeds that are read together."""
+
+Many = Meta(max_length=DECLARED_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeDocument:
+    """A feed, schedule or queue that is not as declared."""
+
+    kind: str
+    name: str
+    action: Action
+    options: Sequence[OptionChange] = ()
+    """What differs; passwords in URLs are masked."""
+    note: str | None = None
+    """What else to know about it."""
+    error: str | None = None
+    """The class of the error, if it could not be changed."""
+    detail: str | None = None
+    """What the error says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What was changed so that everything is as declared, or would be."""
+
+    added: int
+    changed: int
+    removed: int
+    unchanged: int
+    changes: Sequence[ChangeDocument]
+    """What was changed, and what could not be."""
+    unasked: Sequence[str] = ()
+    """Why sinks could not be asked whether they know the new feeds."""
+    unserved: Mapping[str, str] = field(default_factory=dict)
+    """Why no worker can run schedules that were changed, by name."""
+    etag: str | None = None
+    """Of the feed or schedule, when a single one was changed."""
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Removals:
+    """What to remove, by name."""
+
+    feeds: Names = ()
+    schedules: Names = ()
+    queues: Names = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FeedDeclaration:
+    """A feed as it stands in a manifest."""
+
+    declaration: FeedEntry
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleDeclaration:
+    """A schedule as it stands in a manifest; or why this release cannot read it."""
+
+    name: str
+    declaration: ScheduleEntry | None
+    unreadable: str | None
+    etag: str
+
+
+NOTHING: Final = Removals()
+UNPLANNED: Final = DeclarationChanges()
+
+
+@verb("POST /declarations", role=AccessRole.OPERATOR)
+def declare(
+    at: At,
+    *,
+    feeds: Annotated[tuple[FeedEntry, ...], Many] | None = None,
+    schedules: Annotated[tuple[ScheduleEntry, ...], Many] | None = None,
+    queues: Annotated[tuple[QueueEntry, ...], Many] | None = None,
+    remove: Removals = NOTHING,
+    prune: bool = False,
+    tenant: NameArgument | None = None,
+    adopt: bool = False,
+    expected: Expected = None,
+    dry_run: bool = False,
+) -> Declared:
+    """Make feeds, schedules and queues as they are declared.
+
+    What is there already is changed, what is not is added, and what is as declared is left alone. All
+    declarations are checked first; if one is wrong, nothing is changed. ``prune`` also removes what is not
+    declared, of each kind that is given, or only feeds of one ``tenant``. With ``adopt``, new feeds go on from the
+    checkpoints that feeds of their names have left in their sinks. ``expected`` is for a single feed or schedule
+    that is there.
+    """
+    if tenant is not None:
+        at.caller.require_tenant(tenant, f"a feed of tenant {tenant!r}")
+        if not prune:
+            raise InvalidInput("tenant: limits prune, and means nothing without it")
+    if schedules is not None or queues is not None or remove.schedules or remove.queues:
+        at.caller.require_everything()
+    version = version_of(expected)
+    if expected is not None:
+        _require_expected(at, feeds or (), schedules or (), remove, version, alone=not (queues or prune))
+    prunes_jobs = prune and tenant is None
+    of_feeds = _feeds_planned(at, feeds, remove.feeds, prune=prune, tenant=tenant)
+    of_schedules = _schedules_planned(at, schedules, remove.schedules, prune=prunes_jobs)
+    of_queues = _queues_planned(at, queues, remove.queues, prune=prunes_jobs)
+    resumes = {entry.name: entry.resume for entry in feeds or () if entry.resume is not None}
+    found = declaring.begun(of_feeds.changes, resumes, at.open_sink, adopt=adopt)
+    # Limits are there before the schedules that they are for, and go after them.
+    lifted = [change for change in of_queues.changes if change.action is Action.REMOVE]
+    limits = [change for change in of_queues.changes if change.action is not Action.REMOVE]
+    others = [*limits, *of_schedules.changes, *lifted]
+    unchanged = of_feeds.unchanged + of_schedules.unchanged + of_queues.unchanged
+    if dry_run:
+        would = [change_document(change) for change in (*found.changes, *others)]
+        return _declared(would, unchanged, found.unasked, dry_run=True)
+    result = _carried_out(at, found, others, version)
+    changes = [
+        *(change_document(change) for change, _ in result.done),
+        *(change_document(*one) for one in result.failed),
+    ]
+    schedules_there = [change.name for change, _ in result.done if isinstance(change.spec, ScheduleSpec)]
+    unserved = at.store.jobs.schedules.unserved(schedules_there) if schedules_there else {}
+    return _declared(changes, unchanged, found.unasked, unserved=unserved, etag=_etag(result))
+
+
+def _declared(
+    changes: Sequence[ChangeDocument], unchanged: int, unasked: Sequence[str], **more: Any
+) -> Declared:
+    made = Counter(change.action for change in changes if change.error is None)
+    counts = (made[Action.ADD], made[Action.CHANGE], made[Action.REMOVE])
+    return Declared(*counts, unchanged, changes, unasked, **more)
+
+
+# -- what is to be done ---------------------------------------------------------------------------------
+
+
+def _require_expected(
+    at: At,
+    feeds: Sequence[FeedEntry],
+    schedules: Sequence[ScheduleEntry],
+    remove: Removals,
+    version: Version | None,
+    *,
+    alone: bool,
+) -> None:
+    """Raises `Outdated` unless the only feed or schedule that is declared or removed is there in this version.
+
+    The store compares again in the transaction that makes the change.
+    """
+    of_feeds = [*(entry.name for entry in feeds), *remove.feeds]
+    of_schedules = [*(entry.name for entry in schedules), *remove.schedules]
+    if len(of_feeds) + len(of_schedules) != 1 or not alone or remove.queues:
+        raise InvalidInput("expected: is for a single feed or schedule, and means nothing for several")
+    try:
+        if of_feeds:
+            found = at.own_feed(of_feeds[0]).version
+        else:
+            found = at.store.jobs.schedules.view(of_schedules[0]).schedule.version
+    except NotFound as error:
+        raise Outdated(f"{error}, and expected says that there is") from None
+    require_version("what is declared", found, version)
+
+
+def _feeds_planned(
+    at: At,
+    declared: Sequence[FeedEntry] | None,
+    remove: Sequence[str],
+    *,
+    prune: bool,
+    tenant: str | None,
+) -> DeclarationChanges:
+    """Raises `InvalidInput`, `NotFound`, `Forbidden` when one is or would be of another tenant."""
+    entries = declared or ()
+    names = _names("feed", entries, remove)
+    for entry in entries:
+        at.caller.require_tenant(entry.tenant, f"a feed of tenant {entry.tenant!r}")
+    there = (
+        {view.feed.name: view.feed for view in at.store.feeds.selected(Selection(names=names))}
+        if names
+        else {}
+    )
+    for feed in there.values():
+        at.caller.require_tenant(feed.spec.tenant, f"feed {feed.name!r}")
+    _require_there("feed", remove, there)
+    prunes = prune and declared is not None
+    whose = tenant if at.caller.tenant is None else at.caller.tenant
+    if prunes:
+        there |= {feed.name: feed for page in _feed_pages(at, whose) for feed in page}
+    unsaid = {entry.name for entry in entries if entry.target_state is None}
+    specs = [entry.spec for entry in entries]
+    planned = plan(specs, list(there.values()), keep_target=unsaid, prune=prunes, tenant=whose)
+    # What is stored has been checked before.
+    for change in planned.changes:
+        if change.action is not Action.REMOVE:
+            assert isinstance(change.spec, FeedSpec)
+            validate(change.spec)
+    return _with_removals("feed", planned, remove)
+
+
+def _feed_pages(at: At, tenant: str | None) -> Iterator[list[Feed]]:
+    after = ""
+    while page := at.store.feeds.declared(tenant=tenant, after=after, limit=FEEDS_AT_ONCE):
+        yield page
+        after = page[-1].name
+
+
+def _schedules_planned(
+    at: At, declared: Sequence[ScheduleEntry] | None, remove: Sequence[str], *, prune: bool
+) -> DeclarationChanges:
+    entries = declared or ()
+    names = _names("schedule", entries, remove)
+    prunes = prune and declared is not None
+    there = at.store.jobs.schedules.specs(None if prunes else names) if names or prunes else {}
+    _require_there("schedule", remove, there)
+    unsaid = {entry.name for entry in entries if entry.paused is None}
+    planned = plan_schedules([entry.spec for entry in entries], there, keep_paused=unsaid, prune=prunes)
+    return _with_removals("schedule", planned, remove)
+
+
+def _queues_planned(
+    at: At, declared: Sequence[QueueEntry] | None, remove: Sequence[str], *, prune: bool
+) -> DeclarationChanges:
+    entries = declared or ()
+    if not _names("queue", entries, remove) and not (prune and declared is not None):
+        return UNPLANNED
+    there = at.store.jobs.queues.all()
+    _require_there("queue", remove, {queue.name for queue in there})
+    planned = plan_queues([entry.spec for entry in entries], there, prune=prune and declared is not None)
+    return _with_removals("queue", planned, remove)
+
+
+def _names(
+    noun: str, entries: Iterable[FeedEntry | ScheduleEntry | QueueEntry], remove: Sequence[str]
+) -> tuple[str, ...]:
+    """The names of what is declared or to be removed. Raises `InvalidInput` for one that is there twice."""
+    names = (*(entry.name for entry in entries), *remove)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise InvalidInput(f"{noun} {twice[0]!r}: is declared or removed more than once")
+    return names
+
+
+def _require_there(noun: str, remove: Sequence[str], there: Container[str]) -> None:
+    if missing := [name for name in remove if name not in there]:
+        raise NotFound(f"no {noun} named {missing[0]!r}")
+
+
+def _with_removals(noun: str, planned: DeclarationChanges, remove: Sequence[str]) -> DeclarationChanges:
+    pruned = {change.name for change in planned.changes if change.action is Action.REMOVE}
+    more = [Change(Action.REMOVE, noun, name) for name in remove if name not in pruned]
+    return replace(planned, changes=(*planned.changes, *more))
+
+
+# -- doing it -------------------------------------------------------------------------------------------
+
+
+def _carried_out(
+    at: At, found: declaring.Begun, others: Sequence[Change], expected: Version | None
+) -> BulkResult[Change, Any]:
+    """Feeds, some hundred of them in a transaction, and then everything else one by one."""
+    of_feeds, total = len(found.changes), len(found.changes) + len(others)
+    feeds = declaring.declare(
+        at.store,
+        at.open_sink,
+        found.changes,
+        found.starts,
+        expected=expected,
+        told=lambda done: at.told(done, total),
+    )
+    rest = bulk.one_by_one(
+        others,
+        partial(_carry_out, at.store.jobs, expected),
+        told=lambda done: at.told(of_feeds + done, total),
+    )
+    return BulkResult([*feeds.done, *rest.done], [*feeds.failed, *rest.failed])
+
+
+def _carry_out(jobs: JobStore, expected: Version | None, change: Change) -> Schedule | None:
+    match change.spec:
+        case Queue() as queue:
+            jobs.queues.set(queue)
+        case ScheduleSpec() as spec if change.action is Action.ADD:
+            return jobs.schedules.add(spec)
+        case ScheduleSpec() as spec:
+            return jobs.schedules.edit(change.name, spec, expected=expected)
+        case _ if change.noun == "queue":
+            jobs.queues.remove(change.name)
+        case _:
+            jobs.schedules.remove(change.name, expected=expected)
+    return None
+
+
+def change_document(change: Change, error: FeedqError | None = None) -> ChangeDocument:
+    options = [OptionChange(one.option, masked(one.before), masked(one.after)) for one in change.options]
+    failed = () if error is None else (type(error).__name__, mask_url(str(error)))
+    return ChangeDocument(change.noun, change.name, change.action, options, change.note, *failed)
+
+
+def _etag(result: BulkResult[Change, Any]) -> str | None:
+    if len(result.done) != 1 or not isinstance(made := result.done[0][1], Feed | Schedule):
+        return None
+    return etag_of(made.version)
+
+
+# -- what is declared -----------------------------------------------------------------------------------
+
+
+@verb("GET /declarations/feeds")
+def list_declared_feeds(
+    at: At,
+    *,
+    names: Names = (),
+    tenant: NameArgument | None = None,
+    with_cursors: bool = False,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Page[FeedDeclaration]:
+    """Feeds as manifests have them, by name.
+
+    All of them, or those of these ``names`` that there are. ``with_cursors`` adds where each stands in its sink:
+    declared as new, it goes on from there.
+    """
+    (after,) = page_place(cursor, str) or ("",)
+    if not at.caller.sees(tenant or at.caller.tenant or ""):
+        return Page([])
+    whose = tenant or at.caller.tenant
+    found = at.store.feeds.declared(tenant=whose, names=names or None, after=after, limit=limit + 1)
+    resumes = resumes_of(found[:limit], at.open_sink) if with_cursors else {}
+    page = page_of(found, limit, lambda feed: (feed.name,))
+    return Page([_feed_declaration(feed, resumes.get(feed.name)) for feed in page.items], page.next)
+
+
+def _feed_declaration(feed: Feed, resume: StartCursor | None) -> FeedDeclaration:
+    """A feed that runs does not say so: declared again later, it would undo a pause that came between."""
+    entry = feed_entry(feed.spec, resume)
+    if feed.spec.target_state is TargetState.RUNNING:
+        entry = entry.model_copy(update={"target_state": None})
+    return FeedDeclaration(entry, etag_of(feed.version))
+
+
+@verb("GET /declarations/schedules", of_fleet=True)
+def list_declared_schedules(
+    at: At, *, names: Names = (), limit: Limit = 100, cursor: Cursor = None
+) -> Page[ScheduleDeclaration]:
+    """Schedules as manifests have them, by name: all of them, or those of these ``names`` that there are."""
+    (after,) = page_place(cursor, str) or ("",)
+    found = at.store.jobs.schedules.declared(names=names or None, after=after, limit=limit + 1)
+    page = page_of(found, limit, lambda schedule: (schedule.spec.name,))
+    return Page(list(map(_schedule_declaration, page.items)), page.next)
+
+
+def _schedule_declaration(schedule: Schedule) -> ScheduleDeclaration:
+    is_readable = schedule.unreadable is None
+    entry = schedule_entry(schedule.spec) if is_readable else None
+    return ScheduleDeclaration(schedule.spec.name, entry, schedule.unreadable, etag_of(schedule.version))
+
+
+@verb("GET /declarations/queues", of_fleet=True)
+def list_declared_queues(at: At) -> Page[QueueEntry]:
+    """Limits of job queues as manifests have them, by name."""
+    return Page(list(map(queue_entry, at.store.jobs.queues.all())))

@@ -1,0 +1,202 @@
+"""Feeds: to list, show and act on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from feedq.control.store.feeds import Feeds
+from feedq.core.model import Feed, FeedView, TargetState, WorkerView, require_version
+from feedq.core.passwords import mask_url
+from feedq.core.roles import AccessRole
+from feedq.core.selection import Selection, SelectionOrder
+from feedq.errors import FeedqError, InvalidInput, Outdated
+from feedq.verbs import actions, bulk
+from feedq.verbs.diagnosis.waiting_checks import explain
+from feedq.verbs.registry import (
+    At,
+    Cursor,
+    Expected,
+    Limit,
+    NameArgument,
+    Page,
+    Text,
+    etag_of,
+    page_of,
+    page_place,
+    verb,
+    version_of,
+)
+from feedq.verbs.report.masking import masked_view
+
+ALL = Selection()
+
+
+class FeedAction(StrEnum):
+    """What can be done to feeds."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    RESTART = "restart"
+    MOVE = "move"
+    REMOVE = "remove"
+
+
+@dataclass(frozen=True, slots=True)
+class FeedDocument:
+    """Everything about a feed."""
+
+    view: FeedView
+    explanation: str | None
+    """Why it does not stream, and what to do about that."""
+    goes_to: str | None
+    """The name of the worker that it is moving to, if that is known."""
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A feed to which it was done, or would be."""
+
+    name: str
+    generation: int | None = None
+    worker: str | None = None
+    """The worker that it moves to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A feed to which it could not be done, and why."""
+
+    name: str
+    error: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acted:
+    """What became of each feed of a selection; of a dry run, what would."""
+
+    count: int
+    done: list[Done]
+    failed: list[Failed]
+    dry_run: bool = False
+
+
+@verb("GET /feeds")
+def list_feeds(
+    at: At,
+    *,
+    select: Selection = ALL,
+    text: Text = "",
+    order: SelectionOrder = SelectionOrder.NAME,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Page[FeedView]:
+    """Feeds by name, or in another order.
+
+    ``text`` is looked for wherever a feed shows some. In an order that changes while somebody turns the pages, a
+    feed may be on two of them or on none.
+    """
+    if (tenant := at.caller.tenant) is not None:
+        if select.tenant not in (None, tenant):
+            return Page([])
+        select = replace(select, tenant=tenant)
+    if order is SelectionOrder.NAME:
+        place = page_place(cursor, str, int) or ("", 0)
+        found = at.store.listing.after(select, text_=text, place=place, limit=limit + 1)
+        page = page_of(found, limit, lambda view: (view.feed.name, view.feed.id))
+    else:
+        (offset,) = page_place(cursor, int) or (0,)
+        found = at.store.listing.ordered(select, order, text_=text, offset=offset, limit=limit + 1)
+        page = page_of(found, limit, lambda view: (offset + limit,))
+    return Page(list(map(masked_view, page.items)), page.next)
+
+
+@verb("GET /feeds/{name}")
+def show_feed(at: At, *, name: NameArgument) -> FeedDocument:
+    """Everything about one feed."""
+    view = at.store.feeds.view(at.feed(name).name)
+    workers = at.store.workers.views()
+    why = explain(view, workers, now=at.store.now(), rules=at.settings.rules)
+    names = actions.worker_names(workers)
+    goes_to = None if view.lease.promised_to is None else names.get(view.lease.promised_to)
+    return FeedDocument(masked_view(view), why, goes_to, etag_of(view.feed.version))
+
+
+@verb("POST /feeds/act", role=AccessRole.OPERATOR)
+def act_on_feeds(
+    at: At,
+    *,
+    action: FeedAction,
+    select: Selection,
+    worker: NameArgument | None = None,
+    count: int | None = None,
+    expected: Expected = None,
+    dry_run: bool = False,
+) -> Acted:
+    """Pause, resume, restart, move or remove feeds.
+
+    ``worker`` is where they are to move; left out, placement chooses for each. A selection that names no feeds is
+    first tried with ``dry_run``; to go through with it, give the ``count`` that it found, which must still hold.
+    ``expected`` is the ETag of a single feed.
+    """
+    views = at.chosen(select)
+    if expected is not None:
+        if len(views) != 1 or not select.names:
+            raise InvalidInput("expected: is for a single feed, by its name")
+        # Each is changed as it was chosen, or not at all.
+        require_version(f"feed {views[0].feed.name!r}", views[0].feed.version, version_of(expected))
+    if dry_run:
+        return Acted(len(views), [Done(view.feed.name) for view in views], [], dry_run=True)
+    if not select.names and count is None:
+        raise InvalidInput(f"count: is missing; {len(views)} feeds match, ask with dry_run first")
+    if count is not None and count != len(views):
+        raise Outdated(f"count: {len(views)} feeds match by now, not {count}; nothing was done")
+
+    def told(done: int) -> None:
+        at.told(done, len(views))
+
+    result: bulk.BulkResult[FeedView, Any]
+    if action is not FeedAction.MOVE:
+        result = bulk.each(at.store.feeds, views, _ACTS[action], told=told)
+    elif worker is None:
+        result = bulk.move_elsewhere(at.store, views, at.settings, told=told)
+    else:
+        move = partial(_move, at, worker)
+        result = bulk.one_by_one(views, move, told=told)
+    return Acted(
+        len(views),
+        [_done(view, outcome) for view, outcome in result.done],
+        [_failed(view, error) for view, error in result.failed],
+    )
+
+
+def _move(at: At, worker: str, view: FeedView) -> WorkerView:
+    return actions.move_feed(at.store, view.feed.name, worker, at.settings)
+
+
+def _target(target: TargetState, feeds: Feeds, view: FeedView) -> Feed:
+    return feeds.set_target(view.feed.name, target, expected=view.feed.version)
+
+
+_ACTS: dict[FeedAction, Callable[[Feeds, FeedView], Feed]] = {
+    # Each as it was when it was chosen: what somebody else has changed meanwhile is left alone.
+    FeedAction.PAUSE: partial(_target, TargetState.PAUSED),
+    FeedAction.RESUME: partial(_target, TargetState.RUNNING),
+    FeedAction.RESTART: lambda feeds, view: feeds.restart(view.feed.name, expected=view.feed.version),
+    FeedAction.REMOVE: lambda feeds, view: feeds.remove(view.feed.name, expected=view.feed.version),
+}
+
+
+def _done(view: FeedView, outcome: Feed | WorkerView) -> Done:
+    if isinstance(outcome, WorkerView):
+        return Done(view.feed.name, worker=outcome.worker.name)
+    return Done(view.feed.name, generation=outcome.generation)
+
+
+def _failed(view: FeedView, error: FeedqError) -> Failed:
+    return Failed(view.feed.name, type(error).__name__, mask_url(str(error)))

@@ -1,0 +1,144 @@
+"""The fleet as a whole: at a glance, its problems, its checks, its history, and what feeds can be made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from feedq.control.store.history import EventFilter, ListedEvent
+from feedq.core.landed import LandedBucket, Span
+from feedq.core.roles import AccessRole
+from feedq.errors import InvalidInput
+from feedq.telemetry.event_names import EventKind
+from feedq.verbs.diagnosis.checks import Check, Level
+from feedq.verbs.registry import At, Cursor, Limit, Moment, NameArgument, Page, page_of, page_place, verb
+from feedq.verbs.report.fleet_data import FleetData, read_fleet
+from feedq.verbs.report.masking import masked_mapping
+from feedq.verbs.report.problem_list import ListedProblem, read_problems
+
+# What takes long to load, and `feedq status` has no use for, is imported where it is used.
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What `feedq doctor` found."""
+
+    healthy: bool
+    """Whether no check has failed."""
+    checks: list[Check]
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What a feed landed, in buckets of equal length, the oldest first."""
+
+    name: str
+    span: Span
+    bucket_s: int
+    buckets: list[LandedBucket]
+
+
+@verb("GET /status", of_fleet=True)
+def show_status(at: At) -> FleetData:
+    """The fleet at a glance, and what is wrong with it."""
+    return read_fleet(at.store, at.settings)
+
+
+@verb("GET /problems", of_fleet=True)
+def list_problems(at: At) -> Page[ListedProblem]:
+    """Everything that somebody has to look at, worst first."""
+    return Page(read_problems(at.store, at.settings))
+
+
+@verb("GET /doctor", of_fleet=True)
+def diagnose_fleet(at: At) -> Diagnosis:
+    """What is wrong, and how to mend it, from the machine of the API and with its settings."""
+    from feedq.verbs.diagnosis.rounds import diagnose
+
+    store = at.store
+    found = diagnose(store, store.fleet_state, store.job_state, store.jobs.schedules.specs, at.settings)
+    return _diagnosis(_told(at, found))
+
+
+@verb("POST /alerts/test", role=AccessRole.OPERATOR, of_fleet=True)
+def try_alerts(at: At) -> Diagnosis:
+    """Send a message to each target of alerts that is set up where the verb is done."""
+    from feedq.verbs.diagnosis.alert_checks import send_tests
+
+    return _diagnosis(send_tests(at.settings))
+
+
+def _told(at: At, found: Iterable[Check]) -> Iterator[Check]:
+    for number, check in enumerate(found, 1):
+        at.told(number, None)
+        yield check
+
+
+def _diagnosis(found: Iterable[Check]) -> Diagnosis:
+    checks = list(found)
+    return Diagnosis(all(check.level is not Level.FAIL for check in checks), checks)
+
+
+@verb("GET /events")
+def list_events(
+    at: At,
+    *,
+    feed: NameArgument | None = None,
+    kinds: tuple[EventKind, ...] = (),
+    tenant: NameArgument | None = None,
+    since: Moment | None = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Page[ListedEvent]:
+    """History, newest first; of one feed, or of everything."""
+    which = EventFilter(kinds, None if feed is None else at.feed(feed), tenant, since)
+    if feed is None and at.caller.tenant is not None:
+        if tenant not in (None, at.caller.tenant):
+            return Page([])
+        which = replace(which, tenant=at.caller.tenant)
+    (place,) = page_place(cursor, int) or (None,)
+    found = at.store.history.before(which, place=place, limit=limit + 1)
+    page = page_of(found, limit, lambda listed: (listed.id,))
+    return Page(list(map(_masked, page.items)), page.next)
+
+
+def _masked(listed: ListedEvent) -> ListedEvent:
+    return replace(listed, event=replace(listed.event, detail=masked_mapping(listed.event.detail)))
+
+
+@verb("GET /feeds/{name}/history")
+def show_landed(at: At, *, name: NameArgument, span: Span = Span.HOUR) -> Landed:
+    """What a feed landed in the last hour, by minutes, or in the last day, by quarters of an hour."""
+    buckets = at.store.landed.of_feed(at.feed(name).id, span)
+    return Landed(name, span, span.bucket_s, list(buckets))
+
+
+@verb("GET /connectors")
+def list_connectors(at: At) -> dict[str, dict[str, Any]]:
+    """JSON Schemas of the options of all connectors, by kind."""
+    from feedq.connectors.base import connector_kinds
+
+    schemas = {}
+    for kind in connector_kinds():
+        # One that cannot be imported must not hide the others.
+        with suppress(InvalidInput):
+            schemas[kind] = show_connector(at, name=kind)
+    return schemas
+
+
+@verb("GET /connectors/{name}")
+def show_connector(at: At, *, name: NameArgument) -> dict[str, Any]:
+    """The JSON Schema of a connector's options."""
+    from feedq.connectors.base import load_connector
+
+    return load_connector(name).Options.model_json_schema()
+
+
+@verb("GET /schema")
+def show_schema(at: At) -> dict[str, Any]:
+    """The JSON Schema of manifests."""
+    from feedq.verbs.manifest.json_schema import manifest_schema
+
+    return manifest_schema()

@@ -1,0 +1,346 @@
+"""Schedules and their runs: to list, show, pause, trigger, backfill and cancel them; and job queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from itertools import islice
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+
+from feedq.control.store.jobs.schedules import KEY_MAX
+from feedq.core.authorship import given_reason
+from feedq.core.model import JSON
+from feedq.core.passwords import mask_url
+from feedq.core.roles import AccessRole
+from feedq.core.schedule.entries import job_with, plain_schedule
+from feedq.core.schedule.model import Beat, Queue, Run, RunKind, RunState, ScheduleState, ScheduleView
+from feedq.core.schedule.ticks import past_ticks, ticks_after
+from feedq.core.values import NAME_MAX
+from feedq.errors import InvalidInput
+from feedq.verbs.registry import (
+    At,
+    Cursor,
+    Limit,
+    Moment,
+    NameArgument,
+    Page,
+    etag_of,
+    page_of,
+    page_place,
+    verb,
+)
+from feedq.verbs.report.masking import shown
+from feedq.verbs.wording import lag_s, timing_words
+
+RUNS_SHOWN: Final = 100
+RunId = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunDocument:
+    """A run, without the arguments of its job."""
+
+    id: int
+    schedule: str
+    key: str
+    correlation_id: str
+    kind: RunKind
+    tick_at: datetime
+    ticks: int
+    due_at: datetime
+    state: RunState
+    reason: str | None
+    attempt: int
+    fence: int
+    worker: str | None
+    started_at: datetime | None
+    deadline_at: datetime | None
+    ended_at: datetime | None
+    task: str
+    queue: str
+    lag_s: float | None
+    """How long after it was due it began; null until it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRow:
+    """A schedule in a list."""
+
+    id: int
+    name: str
+    when: str
+    """Its timing in words."""
+    task: str
+    state: ScheduleState
+    paused_until: Moment | None
+    pause_reason: str | None
+    unreadable: str | None
+    """Why this release cannot read the declaration, if it cannot."""
+    next_tick_at: datetime | None
+    next_fire_at: datetime | None
+    failures: int
+    """In a row."""
+    etag: str
+    waiting: int
+    running: int
+    last: RunDocument | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleDocument:
+    """Everything about a schedule."""
+
+    schedule: ScheduleRow
+    declaration: JSON
+    """As it stands in a manifest; what a name gives away as a secret is masked."""
+    unserved: str | None
+    """Why no worker can run it, if none can."""
+    counts: Mapping[RunState, int]
+    runs: Sequence[RunDocument]
+    created_at: datetime
+    updated_at: datetime
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """A job queue in a list."""
+
+    limits: Queue
+    waiting: int
+    running: int
+
+
+class ScheduleAction(StrEnum):
+    """What can be done to a schedule."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+    """Cancels its waiting runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleActed:
+    """What was done to a schedule, or would be."""
+
+    name: str
+    action: ScheduleAction
+    cancelled: int = 0
+    """Waiting runs that were cancelled."""
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PastTicks:
+    """Runs for ticks of the past."""
+
+    name: str
+    first_tick_at: datetime
+    last_tick_at: datetime
+    ticks: int
+    made: int
+    existing: int
+    """Ticks that had a run already."""
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NextTicks:
+    """Ticks to come, in UTC."""
+
+    name: str
+    ticks: Sequence[datetime]
+
+
+# -- schedules -----------------------------------------------------------------------------------------
+
+
+@verb("GET /schedules", of_fleet=True)
+def list_schedules(
+    at: At,
+    *,
+    prefix: Annotated[str, Meta(max_length=NAME_MAX)] = "",
+    state: ScheduleState | None = None,
+    urgent: bool = False,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Page[ScheduleRow]:
+    """Schedules by name.
+
+    With ``urgent``, those to look at first instead; they are one page.
+    """
+    schedules = at.store.jobs.schedules
+    if urgent:
+        first = schedules.urgent(failing=at.store.job_state().tripped[:limit], limit=limit)
+        return Page(list(map(schedule_row, first)))
+    (after,) = page_place(cursor, str) or ("",)
+    found = schedules.views(prefix=prefix, after=after, state=state, limit=limit + 1)
+    return page_of(list(map(schedule_row, found)), limit, lambda row: (row.name,))
+
+
+@verb("GET /schedules/{name}", of_fleet=True)
+def show_schedule(at: At, *, name: NameArgument) -> ScheduleDocument:
+    """Everything about one schedule."""
+    schedules = at.store.jobs.schedules
+    view, counts, runs = schedules.view(name), schedules.counts(name), schedules.runs(name, limit=RUNS_SHOWN)
+    schedule = view.schedule
+    is_declared = not isinstance(schedule.spec.timing, Beat) and schedule.unreadable is None
+    return ScheduleDocument(
+        schedule_row(view),
+        shown(plain_schedule(schedule.spec)) if is_declared else {},
+        view.unserved,
+        counts,
+        list(map(run_document, runs)),
+        schedule.created_at,
+        schedule.updated_at,
+        etag_of(schedule.version),
+    )
+
+
+@verb("POST /schedules/{name}/act", role=AccessRole.OPERATOR, of_fleet=True)
+def act_on_schedule(
+    at: At,
+    *,
+    name: NameArgument,
+    action: ScheduleAction,
+    until: Moment | None = None,
+    dry_run: bool = False,
+) -> ScheduleActed:
+    """Pause a schedule, for good or ``until`` a time; resume it; or cancel its waiting runs."""
+    schedules = at.store.jobs.schedules
+    if until is not None and action is not ScheduleAction.PAUSE:
+        raise InvalidInput("until: is for pause alone")
+    if dry_run:
+        # Read as lists read it: little that is done to a schedule needs its declaration.
+        found = [view for view in schedules.views(prefix=name, limit=1) if view.schedule.spec.name == name]
+        waiting = (found or [schedules.view(name)])[0].waiting
+        return ScheduleActed(name, action, waiting if action is ScheduleAction.CANCEL else 0, dry_run=True)
+    match action:
+        case ScheduleAction.PAUSE:
+            schedules.pause(name, until=until, reason=given_reason())
+        case ScheduleAction.RESUME:
+            schedules.resume(name)
+        case ScheduleAction.CANCEL:
+            return ScheduleActed(name, action, schedules.purge(name))
+    return ScheduleActed(name, action)
+
+
+@verb("GET /schedules/{name}/next", of_fleet=True)
+def show_next_ticks(
+    at: At,
+    *,
+    name: NameArgument,
+    count: Annotated[int, Meta(ge=1, le=1_000)] = 20,
+    since: Moment | None = None,
+) -> NextTicks:
+    """The next ticks of a schedule, from now or from a time on."""
+    spec = at.store.jobs.schedules.get(name).spec
+    after = at.store.now() if since is None else since - timedelta(microseconds=1)
+    return NextTicks(name, list(islice(ticks_after(spec, after=after), count)))
+
+
+# -- runs ----------------------------------------------------------------------------------------------
+
+
+@verb("GET /runs", of_fleet=True)
+def list_runs(
+    at: At,
+    *,
+    schedule: NameArgument | None = None,
+    states: tuple[RunState, ...] = (),
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Page[RunDocument]:
+    """Runs, newest first."""
+    (before,) = page_place(cursor, int) or (None,)
+    found = at.store.jobs.schedules.runs(schedule, states=states, before=before, limit=limit + 1)
+    return page_of(list(map(run_document, found)), limit, lambda run: (run.id,))
+
+
+@verb("GET /runs/{id}", of_fleet=True)
+def show_run(at: At, *, id: RunId) -> RunDocument:
+    """One run."""
+    return run_document(at.store.jobs.schedules.run(id))
+
+
+@verb("POST /schedules/{name}/trigger", role=AccessRole.OPERATOR, of_fleet=True)
+def trigger_schedule(
+    at: At,
+    *,
+    name: NameArgument,
+    args: list[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    key: Annotated[str, Meta(max_length=KEY_MAX)] | None = None,
+) -> RunDocument:
+    """Run a schedule's job once now, whatever its ticks.
+
+    ``args`` and ``kwargs`` stand in for those declared. Asked again with the same ``key``, it answers with the
+    run of the first time.
+    """
+    schedules = at.store.jobs.schedules
+    is_as_declared = args is None and kwargs is None
+    job = None if is_as_declared else job_with(schedules.get(name).spec, args=args, kwargs=kwargs)
+    return run_document(schedules.trigger(name, key=key, job=job))
+
+
+@verb("POST /schedules/{name}/backfill", role=AccessRole.OPERATOR, of_fleet=True)
+def backfill_schedule(
+    at: At, *, name: NameArgument, begin: Moment, end: Moment, dry_run: bool = False
+) -> PastTicks:
+    """Run a schedule for each of its ticks from ``begin`` on and before ``end`` that has no run yet."""
+    schedules = at.store.jobs.schedules
+    ticks = past_ticks(schedules.get(name).spec, begin, end, now=at.store.now())
+    made, existing = (len(ticks), 0) if dry_run else schedules.backfill(name, ticks)
+    return PastTicks(name, ticks[0], ticks[-1], len(ticks), made, existing, dry_run)
+
+
+@verb("POST /runs/{id}/cancel", role=AccessRole.OPERATOR, of_fleet=True)
+def cancel_run(at: At, *, id: RunId, dry_run: bool = False) -> RunDocument:
+    """Cancel a run: one that waits is not started, one that runs is told to stop."""
+    schedules = at.store.jobs.schedules
+    return run_document(schedules.run(id) if dry_run else schedules.cancel_run(id))
+
+
+@verb("GET /queues", of_fleet=True)
+def list_queues(at: At) -> Page[QueueRow]:
+    """Job queues that have limits or runs, with their runs in numbers."""
+    return Page([QueueRow(*depth) for depth in at.store.jobs.queues.listed()])
+
+
+# -- documents -----------------------------------------------------------------------------------------
+
+
+def schedule_row(view: ScheduleView) -> ScheduleRow:
+    schedule = view.schedule
+    return ScheduleRow(
+        id=schedule.id,
+        name=schedule.spec.name,
+        when=timing_words(schedule.spec.timing),
+        task=schedule.spec.job.task,
+        state=schedule.state,
+        paused_until=schedule.paused_until,
+        pause_reason=schedule.pause_reason,
+        unreadable=schedule.unreadable,
+        next_tick_at=schedule.next_tick_at,
+        next_fire_at=schedule.next_fire_at,
+        failures=schedule.failures,
+        etag=etag_of(schedule.version),
+        waiting=view.waiting,
+        running=view.running,
+        last=None if view.last is None else run_document(view.last),
+    )
+
+
+def run_document(run: Run) -> RunDocument:
+    same = {name: getattr(run, name) for name in RunDocument.__slots__ if hasattr(run, name)}
+    return RunDocument(
+        **same
+        | {"correlation_id": f"{run.schedule}/{run.key}", "task": run.job.task, "queue": run.job.queue}
+        | {"reason": None if run.reason is None else mask_url(run.reason)},
+        lag_s=lag_s(run),
+    )
