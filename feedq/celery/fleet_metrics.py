@@ -138,7 +138,7 @@ def fleet_families(reading: FleetReading) -> Iterator[Metric]:
     yield _unmet(reading)
     yield _gauge(
         "feedq_feeds_dead_lettering",
-        "Feeds of which a record was refused within a day",
+        "Feeds with dead letters, the latest of them refused within a day",
         sum(tally.refused for tally in reading.tallies),
     )
     yield from _workers(numbers, reading.workers)

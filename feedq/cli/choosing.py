@@ -43,6 +43,8 @@ selection_options = decorated(
     click.option("--connector", help="Only feeds with this connector."),
     click.option("--match", metavar="GLOB", help="Only feeds whose name is like this, such as 'acme/*'."),
     click.option("--failing", is_flag=True, help="Only feeds in trouble, which somebody has to look at."),
+    click.option("--unmet", is_flag=True, help="Only feeds that are not as expected."),
+    click.option("--dead-letters", is_flag=True, help="Only feeds that have dead letters."),
 )
 """The options of a selection; hand them to `selection_of`."""
 

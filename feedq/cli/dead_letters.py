@@ -100,21 +100,22 @@ def _show(invocation: Invocation, name: str, ids: Sequence[int]) -> None:
 
 def _list_feeds(invocation: Invocation, limit: int) -> None:
     """What the workers have told of their feeds: no sink is asked."""
+    from feedq.core.selection import Selection
     from feedq.verbs.feeds import list_feeds
     from feedq.verbs.wording import ago, said
 
-    views = [view for view in invocation.pages(None, list_feeds) if view.lease.dead_letters_total]
+    views = list(invocation.pages(None, list_feeds, select=Selection(dead_letters=True)))
     views.sort(key=lambda view: view.lease.dead_letter_at or LONG_AGO, reverse=True)
     now = invocation.clock.now()
     columns: list[TableColumn[FeedView]] = [
         TableColumn("NAME", lambda view: view.feed.name),
-        number("REFUSED", lambda view: f"{view.lease.dead_letters_total:,}"),
+        number("REFUSED", lambda view: f"{view.lease.dead_letters:,}"),
         number("LATEST", lambda view: ago(view.lease.dead_letter_at, now=now)),
         TableColumn(
             "REASON", lambda view: view.lease.dead_letter_error and said(view.lease.dead_letter_error)
         ),
     ]
-    answer_list(invocation, views[:limit], columns, empty="no record of any feed was refused")
+    answer_list(invocation, views[:limit], columns, empty="no feed has dead letters")
 
 
 @dead_letters.command()

@@ -252,6 +252,8 @@ class Lease:
     records_total: int = 0
     bytes_total: int = 0
     dead_letters_total: int = 0
+    dead_letters: int = 0
+    """Those of them that are still there: neither replayed nor dropped."""
     last_record_at: datetime | None = None
     cursor: JSON = None
     promised_to: UUID | None = None

@@ -47,6 +47,10 @@ class Selection:
     """A pattern of names: ``*`` stands for anything, ``?`` for one character."""
     failing: bool = False
     """Only those in trouble, see `TROUBLED`."""
+    unmet: bool = False
+    """Only those that are not as expected."""
+    dead_letters: bool = False
+    """Only those that have dead letters."""
     removing: bool = False
     """Also those that are being removed."""
 
@@ -68,6 +72,8 @@ class Selection:
                 self.match is None or re.fullmatch(_expression(self.match), spec.name, re.DOTALL) is not None
             )
             and (not self.failing or view.status in TROUBLED)
+            and (not self.unmet or bool(view.unmet))
+            and (not self.dead_letters or view.lease.dead_letters > 0)
             and (self.removing or view.feed.removed_at is None)
         )
 

@@ -106,14 +106,16 @@ def replay_dead_letters(
         chosen = parts(sink, name, ids, all)
         if dry_run:
             return Replayed(name, sum(map(len, chosen)), {}, 0, dry_run=True)
-        judge = partial(require_still_own, at, name)
+        judge, are_left = partial(require_still_own, at, name), True
         try:
             replay_parts(feed.spec, sink, chosen, judge, outcome, on_progress=tried)
+            are_left = bool(sink.dead_letters(name, limit=1))
         finally:
             # A later part may fail: the earlier ones are done.
-            if outcome.landed or outcome.refused:
-                told = {"landed": outcome.landed, "refused": len(outcome.refused)}
-                at.store.feeds.tell(name, EventKind.DEAD_LETTERS_REPLAYED, told)
+            told = {"landed": outcome.landed, "refused": len(outcome.refused)}
+            at.store.feeds.dead_letters_gone(
+                name, EventKind.DEAD_LETTERS_REPLAYED, told, gone=outcome.landed, are_left=are_left
+            )
     return Replayed(name, outcome.landed, outcome.refused, outcome.passed_over, dry_run=False)
 
 
@@ -128,7 +130,7 @@ def drop_dead_letters(
     dry_run: bool = False,
 ) -> Dropped:
     """Delete dead letters for good: those with these ids, or all."""
-    feed, dropped = at.own_feed(name, expected), 0
+    feed, dropped, are_left = at.own_feed(name, expected), 0, True
     judge = partial(require_still_own, at, name)
     with sink_of(at, feed) as sink:
         chosen = parts(sink, name, ids, all)
@@ -138,9 +140,11 @@ def drop_dead_letters(
             for part in chosen:
                 dropped += sink.drop(part, judge=judge)
                 at.told(dropped, None)
+            are_left = bool(sink.dead_letters(name, limit=1))
         finally:
-            if dropped:
-                at.store.feeds.tell(name, EventKind.DEAD_LETTERS_DROPPED, {"dropped": dropped})
+            at.store.feeds.dead_letters_gone(
+                name, EventKind.DEAD_LETTERS_DROPPED, {"dropped": dropped}, gone=dropped, are_left=are_left
+            )
     return Dropped(name, dropped, dry_run=False)
 
 

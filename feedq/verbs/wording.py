@@ -142,9 +142,9 @@ def why(view: FeedView, *, now: datetime, width: int = ERROR_WIDTH) -> str:
     if view.unmet:
         because = "; ".join(filter(None, [because, *(one.said for one in view.unmet)]))
     lease = view.lease
-    if not lease.dead_letters_total:
+    if not lease.dead_letters:
         return because or ""
-    refused = counted(lease.dead_letters_total, "dead letter")
+    refused = counted(lease.dead_letters, "dead letter")
     if lease.dead_letter_at is not None:
         refused += f", the latest {ago(lease.dead_letter_at, now=now)} ago"
     if because is not None:

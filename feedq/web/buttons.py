@@ -184,7 +184,7 @@ def page_buttons(view: FeedView, *, is_filling: bool) -> list[Button]:
     """All buttons of a feed's own page. A backfill has none: it follows its feed."""
     if view.feed.removed_at is not None or view.feed.backfill is not None:
         return []
-    letters = ["replay", "drop"] if view.lease.dead_letters_total else []
+    letters = ["replay", "drop"] if view.lease.dead_letters else []
     more = ["edit", "rewind", "reset", "cancel-backfill" if is_filling else "backfill", *letters]
     return feed_buttons(view) + [Button(kind, str(view.feed.id), {"name": view.feed.name}) for kind in more]
 

@@ -92,6 +92,8 @@ def test_a_page_goes_on_behind_the_last_whatever_was_added_and_removed_since(
         ({"connector": "mqtt"}, []),
         ({"match": "beta/*"}, ["beta/größe%2F?", "beta/x"]),
         ({"failing": "true"}, []),
+        ({"unmet": "true"}, []),
+        ({"dead_letters": "true"}, []),
         ({"worker": "w@host"}, ["acme/a"]),
         ({"tenant": "acme", "statuses": "waiting"}, []),
     ],

@@ -154,6 +154,8 @@ feed list --match acme/* --sort bytes --limit 1 -o name
 feed list --worker w@host --json
 feed list --connector http
 feed list --failing
+feed list --unmet
+feed list --dead-letters
 feed show acme/1 --json
 feed show acme/1
 feed show beta/2

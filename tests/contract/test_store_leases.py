@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -224,6 +225,31 @@ def test_reports_add_up_and_show_the_newest_state(harness: Harness) -> None:
     assert (lease.records_total, lease.bytes_total, lease.dead_letters_total) == (15, 150, 1)
     assert lease.cursor == [15, "ü", None]
     assert (lease.connected, lease.stalled, lease.attempts) == (False, True, 0)
+
+
+def test_dead_letters_are_counted_as_long_as_they_are_there(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    gone = partial(harness.store.feeds.dead_letters_gone, feed.name, EventKind.DEAD_LETTERS_REPLAYED)
+
+    def there() -> tuple[int, int]:
+        lease = harness.lease(feed)
+        return lease.dead_letters, lease.dead_letters_total
+
+    harness.store.leases.report(worker.id, [progress(key, dead_letters=20)])
+    gone({"landed": 19}, gone=19, are_left=True)
+    assert there() == (1, 20)
+    # Three of these were not reported yet.
+    gone({"landed": 4}, gone=4, are_left=False)
+    assert there()[1] == 20
+    harness.store.leases.report(worker.id, [progress(key, dead_letters=3)])
+    assert there() == (0, 23)
+    harness.store.leases.report(worker.id, [progress(key, dead_letters=5)])
+    # Somebody has deleted rows of the table.
+    gone({"landed": 0}, gone=0, are_left=False)
+    assert there() == (0, 28)
+    told = [e for e in harness.store.feeds.events(feed.name) if e.kind == EventKind.DEAD_LETTERS_REPLAYED]
+    assert sum(event.detail["landed"] * event.count for event in told) == 23
 
 
 def test_the_time_of_the_last_record_is_on_the_databases_clock(harness: Harness) -> None:

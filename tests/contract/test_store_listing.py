@@ -260,6 +260,8 @@ SELECTIONS = (
     Selection(match="f_1"),
     Selection(failing=True),
     Selection(failing=True, match="f*1", tenant="acme"),
+    Selection(unmet=True),
+    Selection(dead_letters=True),
 )
 
 
@@ -269,13 +271,18 @@ def test_the_database_chooses_what_a_selection_does(everything: PostgresHarness)
         for view in feeds.selected(Selection())[::3]:
             labels = {"region": "eu"} | ({"plan": "gold"} if view.feed.id % 2 else {})
             several.edit(view.feed.name, replace(view.feed.spec, tenant="acme", labels=labels))
+    everything.execute(
+        "INSERT INTO feedq.unmet (feed_id, kind, since, bound, found) "
+        "SELECT id, 'max_silence', now(), '20', 30 FROM feedq.feed WHERE mod(id, 3) = 0"
+    )
+    everything.execute("UPDATE feedq.lease SET dead_letters = mod(feed_id, 4) - 1")
     views = feeds.views()
     for selection, order in product(SELECTIONS, SelectionOrder):
         chosen = [v.feed.id for v in sorted(filter(selection.chooses, views), key=ORDER_KEYS[order])]
         found = feeds.selected(selection, order=order)
         assert [view.feed.id for view in found] == chosen, (selection, order)
         assert [view.feed.id for view in feeds.selected(selection, order=order, limit=2)] == chosen[:2]
-    assert all(any(map(one.chooses, views)) for one in SELECTIONS[3:6])
+    assert all(any(map(one.chooses, views)) for one in (*SELECTIONS[3:6], *SELECTIONS[-2:]))
 
 
 def test_the_status_says_the_same_of_the_notable_feeds_as_of_all(

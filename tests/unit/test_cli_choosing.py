@@ -64,7 +64,7 @@ def test_dead_letters_of_all_feeds_are_listed_with_the_latest_reason(command: Co
         view.lease.worker_id, view.feed.id, view.lease.epoch, dead_letters=3, dead_letter_error="not a number"
     )
     (row,) = command.json("feed", "dead-letters", "list")
-    assert (row["feed"]["spec"]["name"], row["lease"]["dead_letters_total"]) == ("acme/b", 3)
+    assert (row["feed"]["spec"]["name"], row["lease"]["dead_letters"]) == ("acme/b", 3)
     assert row["lease"]["dead_letter_error"] == "not a number"
     header, line = command.ok("feed", "dead-letters", "list").splitlines()
     assert header.split() == ["NAME", "REFUSED", "LATEST", "REASON"]

@@ -313,7 +313,7 @@ def test_what_nobody_could_look_at_is_not_called_well(monkeypatch: pytest.Monkey
 
 
 REFUSED_LATELY = {
-    "dead_letters_total": 3_369,
+    "dead_letters": 3_369,
     "dead_letter_at": NOW - timedelta(seconds=5),
     "dead_letter_error": 'column "n" is of type integer',
 }

@@ -74,14 +74,14 @@ def test_the_reason_does_not_repeat_the_status() -> None:
 
 def test_dead_letters_stand_beside_what_holds_a_feed_up_with_their_reason_when_nothing_does() -> None:
     refused: dict[str, Any] = {
-        "dead_letters_total": 1_234,
+        "dead_letters": 1_234,
         "dead_letter_at": NOW - timedelta(seconds=3),
         "dead_letter_error": "too long: \u202epostgresql://u:pw@db/x",
     }
     streams = Lease(1, state=LeaseState.RUNNING, connected=True, **refused)
     latest = "1,234 dead letters, the latest 3.0s ago"
     assert why(view(streams), now=NOW) == f"{latest}: too long: \\u202epostgresql://u:***@db/x"
-    silent = replace(streams, stalled=True, last_error="silent for 60 s", dead_letters_total=1)
+    silent = replace(streams, stalled=True, last_error="silent for 60 s", dead_letters=1)
     assert why(view(silent), now=NOW) == "silent for 60 s; 1 dead letter, the latest 3.0s ago"
     assert why(view(Lease(1, state=LeaseState.RUNNING, connected=True)), now=NOW) == ""
 
@@ -91,6 +91,7 @@ def test_what_a_source_sent_cannot_steer_the_page() -> None:
     lease = Lease(
         *(1, 4, LeaseState.RUNNING, None, uuid4()),
         last_error=nasty,
+        dead_letters=1,
         dead_letter_error=nasty,
         sink_error=nasty,
         blame=nasty,

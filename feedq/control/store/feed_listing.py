@@ -89,7 +89,7 @@ class StatusCount:
     """The feeds that ask for a place on a worker: neither paused nor failed nor being removed."""
     records_total: int
     refused: int = 0
-    """The feeds of which a record was refused within `LATELY_S`."""
+    """The feeds with dead letters, the latest of which was refused within `LATELY_S`."""
     rows_per_s: float = 0.0
     """What those that stream land together, as their workers last said."""
 
@@ -162,7 +162,8 @@ _HAYSTACK = (
 # What is counted of a feed, and the counts of all that have a status and a reason together.
 _COUNTED = f"""
     {_STATUS} AS status, CASE WHEN l.feed_id IS NULL THEN 'new' ELSE l.reason END AS reason,
-    {_WANTED} AS wanted, l.records_total, l.rows_per_s, l.dead_letter_at AS refused_at
+    {_WANTED} AS wanted, l.records_total, l.rows_per_s,
+    CASE WHEN l.dead_letters > 0 THEN l.dead_letter_at END AS refused_at
 """
 _TALLIED = f"""
     SELECT status, reason, count(*) AS feeds,
@@ -240,7 +241,7 @@ class FeedListing(Aggregate):
         conditions.append("(f.name, f.id) > (:name, :id)")
         wide = f"SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM}"
         sql = f"{wide} {_filtered(conditions)} ORDER BY f.name, f.id LIMIT :limit"
-        if text_ or selection.statuses or selection.failing:
+        if text_ or selection.statuses or selection.failing or selection.unmet or selection.dead_letters:
             # Few may be found: the ids first, of all feeds at once, as `page` reads them.
             narrow = f"SELECT f.id, f.name {_FROM} {_filtered(conditions)} OFFSET 0"
             ids = f"SELECT id FROM ({narrow}) found ORDER BY name, id LIMIT :limit"
@@ -302,7 +303,8 @@ class FeedListing(Aggregate):
                 ) ranked WHERE place <= :each
                 UNION ALL
                 SELECT feed_id FROM feedq.lease
-                WHERE blamed > 0 OR dead_letter_at > :now - make_interval(secs => {LATELY_S})
+                WHERE blamed > 0
+                    OR dead_letters > 0 AND dead_letter_at > :now - make_interval(secs => {LATELY_S})
                 UNION ALL
                 SELECT feed_id FROM feedq.unmet
             ) ORDER BY f.name, f.id
@@ -366,6 +368,8 @@ _CHOSEN_BY = {
     "connector": "f.connector = :connector",
     "match": "f.name LIKE :match",
     "failing": f"{_STATUS} = ANY(:failing)",
+    "unmet": "f.id IN (SELECT feed_id FROM feedq.unmet)",
+    "dead_letters": "l.dead_letters > 0",
 }
 _SELECTION_ORDER = {
     SelectionOrder.NAME: "",
@@ -400,6 +404,8 @@ def _chosen(selection: Selection) -> tuple[list[str], dict[str, Any]]:
         "connector": selection.connector,
         "match": None if selection.match is None else like(selection.match),
         "failing": sorted(status.value for status in TROUBLED) if selection.failing else None,
+        "unmet": selection.unmet or None,
+        "dead_letters": selection.dead_letters or None,
     }
     given = {name: value for name, value in asked.items() if value is not None and value != []}
     conditions = [_DECLARED, *(_CHOSEN_BY[name] for name in given)]

@@ -52,7 +52,9 @@ FEED_COLUMNS = (
 _MAPPINGS = ("source", "sink", "labels", "selector", "expect")
 JSON_COLUMNS = (*_MAPPINGS, "initial_cursor")
 """Columns of a declaration that are ``jsonb``."""
-LEASE_COLUMNS = ", ".join(f"l.{name}" for name in _LEASE_FIELDS)
+LEASE_COLUMNS = ", ".join(f"l.{name}" for name in _LEASE_FIELDS).replace(
+    "l.dead_letters,", "greatest(l.dead_letters, 0) AS dead_letters,"
+)
 WORKER_COLUMNS = ", ".join(f"w.{name}" for name in (*_WORKER_FIELDS, *LOAD_FIELDS))
 OWNER_COLUMNS = (
     "w.name AS worker_name, w.loop_lag_s, w.heartbeat_at, w.expires_at, "

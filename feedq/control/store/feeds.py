@@ -232,6 +232,30 @@ class Feeds(Aggregate):
         feed = _locked(c, name) if before is None else locked_to_change(c, name, before)
         record(c, kind, feed_id=feed.id, detail=detail)
 
+    @in_transaction
+    def dead_letters_gone(
+        self,
+        c: Connection,
+        name: str,
+        kind: EventKind,
+        detail: Mapping[str, int],
+        *,
+        gone: int,
+        are_left: bool,
+    ) -> None:
+        """Write down that so many dead letters of a feed were replayed or dropped, and whether there are
+        others. Raises `NotFound`."""
+        feed = _locked(c, name)
+        # Without any left the number is right, even where somebody has deleted rows by hand.
+        sql = """
+            UPDATE feedq.lease SET dead_letters = CASE WHEN :are_left THEN dead_letters - :gone
+                ELSE least(dead_letters - :gone, 0) END
+            WHERE feed_id = :id
+        """
+        c.execute(text(sql), {"id": feed.id, "gone": gone, "are_left": are_left})
+        if any(detail.values()):
+            record(c, kind, feed_id=feed.id, detail=detail)
+
     def _record(self, c: Connection, kind: EventKind, feed: Feed, **detail: Any) -> None:
         record(c, kind, feed_id=feed.id, detail={"generation": feed.generation, **detail})
         if self._wakes:

@@ -245,6 +245,8 @@ _REPORT = f"""
         records_total = l.records_total + held.records,
         bytes_total = l.bytes_total + held.bytes,
         dead_letters_total = l.dead_letters_total + held.dead_letters,
+        -- Below zero while letters were replayed that no report has counted yet: this one has.
+        dead_letters = greatest(l.dead_letters + held.dead_letters, 0),
         -- Never earlier: a report that was held up dates it too late, and the next one must not take that back.
         last_record_at = greatest(
             clock_timestamp() - make_interval(secs => held.last_record_ago_s), l.last_record_at),

@@ -322,14 +322,16 @@ def _dead_letters(feeds: Sequence[FeedView], *, now: datetime) -> Check:
     refused = [
         (view.lease.dead_letter_at, view)
         for view in feeds
-        if view.lease.dead_letter_at is not None and _is_of_late(view.lease.dead_letter_at, now)
+        if view.lease.dead_letters
+        and view.lease.dead_letter_at is not None
+        and _is_of_late(view.lease.dead_letter_at, now)
     ]
     if not refused:
         return ok(DEAD_LETTERS, f"none within the last {duration(LATELY_S)}")
 
     def name(found: tuple[datetime, FeedView]) -> str:
         at, view = found
-        total, said = view.lease.dead_letters_total, _quoted(view.lease.dead_letter_error)
+        total, said = view.lease.dead_letters, _quoted(view.lease.dead_letter_error)
         return f"{view.feed.name} ({total:,}, {ago(at, now=now)} ago {said})"
 
     named = some(sorted(refused, key=lambda found: found[0], reverse=True), name)

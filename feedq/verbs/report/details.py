@@ -101,8 +101,11 @@ def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -
             ("running since", _moment(lease.running_since, now)),
             ("records", f"{lease.records_total:,} ({size(lease.bytes_total)})"),
             ("landing", f"{lease.rows_per_s:,.1f} rows/s, {size(lease.bytes_per_s)}/s"),
-            ("dead letters", f"{lease.dead_letters_total:,}" if lease.dead_letters_total else None),
-            ("latest refused", _said(lease.dead_letter_error, lease.dead_letter_at, now)),
+            ("dead letters", f"{lease.dead_letters:,}" if lease.dead_letters else None),
+            (
+                "latest refused",
+                _said(lease.dead_letter_error, lease.dead_letter_at, now) if lease.dead_letters else None,
+            ),
             ("last record", _moment(lease.last_record_at, now)),
             ("event time", _moment(lease.event_at, now)),
             ("no event time", _said(lease.event_fault)),

@@ -128,6 +128,18 @@ class MemoryFeeds(Feeds):
         self._db.record(kind, feed_id=self._live(name, before).id, **detail)
 
     @statement
+    def dead_letters_gone(
+        self, name: str, kind: EventKind, detail: Mapping[str, Any], *, gone: int, are_left: bool
+    ) -> None:
+        feed = self._live(name)
+        lease = self._db.tables.leases[feed.id]
+        there = lease.dead_letters - gone
+        there = there if are_left else min(there, 0)
+        self._db.tables.leases[feed.id] = replace(lease, dead_letters=there)
+        if any(detail.values()):
+            self._db.record(kind, feed_id=feed.id, **detail)
+
+    @statement
     def get(self, name: str) -> Feed:
         return self._named(name)
 

@@ -151,6 +151,7 @@ class MemoryLeases(Leases):
                 records_total=lease.records_total + p.records,
                 bytes_total=lease.bytes_total + p.bytes,
                 dead_letters_total=lease.dead_letters_total + p.dead_letters,
+                dead_letters=max(lease.dead_letters + p.dead_letters, 0),
                 last_record_at=max(filter(None, (heard_at, lease.last_record_at)), default=None),
                 rows_per_s=smoothed(
                     lease.rows_per_s, count=p.records, elapsed_s=elapsed_s, is_first=is_first

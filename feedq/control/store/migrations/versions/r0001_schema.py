@@ -156,6 +156,7 @@ WORKERS_AND_LEASES = """
         records_total bigint NOT NULL DEFAULT 0,
         bytes_total bigint NOT NULL DEFAULT 0,
         dead_letters_total bigint NOT NULL DEFAULT 0,
+        dead_letters bigint NOT NULL DEFAULT 0,
         last_record_at timestamptz,
         cursor jsonb,
         weight double precision NOT NULL DEFAULT 1,
