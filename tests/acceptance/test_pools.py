@@ -22,7 +22,7 @@ from tests import forged
 from tests.cluster import Cluster, feed, wait_until
 from tests.source_process import Source
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
 
 TASKS = """
 import os
@@ -35,6 +35,7 @@ def touch(path):
 """
 
 
+LIMIT_S = 60.0
 FORGED = 300
 
 
@@ -73,7 +74,7 @@ def test_a_pool_of_celerys_own_runs_ordinary_tasks_and_nothing_of_feedq(
 
         forge(broker_url)
         sender.send_task("tests.touch", (str(done),), queue=DEFAULT_QUEUE)
-        wait_until(lambda: done.exists() and done.read_text(), limit_s=30, what=worker.text)
+        wait_until(lambda: done.exists() and done.read_text(), limit_s=LIMIT_S, what=worker.text)
         assert (int(done.read_text()) == worker.pid) is (pool != "prefork")
         (said,) = worker.events(LogEvent.TASKS_ONLY)
         assert said["pool"] == {"prefork": "prefork", "threads": "thread", "solo": "solo"}[pool]
@@ -81,7 +82,7 @@ def test_a_pool_of_celerys_own_runs_ordinary_tasks_and_nothing_of_feedq(
         # It makes passes, as any worker of that queue does, and gives itself nothing.
         wait_until(
             lambda: cluster.sql("SELECT 1 FROM feedq.fleet WHERE pass_at IS NOT NULL"),
-            limit_s=20,
+            limit_s=LIMIT_S,
             what="a pass was made",
         )
         assert cluster.sql("SELECT 1 FROM feedq.worker") == []
@@ -90,5 +91,5 @@ def test_a_pool_of_celerys_own_runs_ordinary_tasks_and_nothing_of_feedq(
         assert source.live() == {}
 
         worker.signal(signal.SIGTERM)
-        assert worker.wait(15) == 0, worker.text()[-4000:]
+        assert worker.wait(LIMIT_S) == 0, worker.text()[-4000:]
     store.close()

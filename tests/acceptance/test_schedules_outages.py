@@ -45,12 +45,16 @@ def cluster(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[Clus
 @pytest.fixture
 def schedules(cluster: Cluster) -> Iterator[ScheduleStore]:
     store = PostgresStore(cluster.database_url)
-    never = Every(86_400.0, anchor=datetime.now(UTC) + timedelta(hours=12))
-    for semantics in Semantics:
-        job = Job("tests.pause", (TAKES_S,), semantics=semantics, timeout_s=TIMEOUT_S)
-        store.jobs.schedules.add(ScheduleSpec(semantics, never, job))
     yield store.jobs.schedules
     store.close()
+
+
+def declare(schedules: ScheduleStore, *, timeout_s: float) -> None:
+    """One schedule of each semantics, which runs when it is triggered only."""
+    never = Every(86_400.0, anchor=datetime.now(UTC) + timedelta(hours=12))
+    for semantics in Semantics:
+        job = Job("tests.pause", (TAKES_S,), semantics=semantics, timeout_s=timeout_s)
+        schedules.add(ScheduleSpec(semantics, never, job))
 
 
 def begin(cluster: Cluster, schedules: ScheduleStore) -> None:
@@ -85,6 +89,7 @@ def ends(cluster: Cluster) -> dict[str, tuple[Any, ...]]:
 
 
 def test_only_its_owner_ends_a_run(cluster: Cluster, schedules: ScheduleStore, postgres: Postgres) -> None:
+    declare(schedules, timeout_s=TIMEOUT_S)
     cluster.add_beat("beat")
     cluster.add_worker("w1", "-Q", "jobs", capacity=8)
     for away_s, cut in ((1.0, False), (TIMEOUT_S + 2 * TTL_S, True)):
@@ -107,7 +112,8 @@ def test_only_its_owner_ends_a_run(cluster: Cluster, schedules: ScheduleStore, p
 
 
 def have_declared_gone(cluster: Cluster) -> None:
-    """End every session that workers have with PostgreSQL, while they stand still until the beat has noticed."""
+    """End every session that workers have with PostgreSQL, while they stand still until the beat has noticed. Then
+    let them go on; their grace lasts until they have taken their runs over, however slow the machine."""
     nodes = cluster.workers.values()
     ports = [c.laddr.port for node in nodes for c in psutil.Process(node.pid).net_connections() if c.raddr]
     for node in nodes:
@@ -124,10 +130,20 @@ def have_declared_gone(cluster: Cluster) -> None:
     for node in nodes:
         node.thaw()
 
+    def have_taken_over() -> bool:
+        cluster.sql("UPDATE feedq.worker SET suspected_at = clock_timestamp() WHERE state = 'gone'")
+        return not cluster.sql(
+            "SELECT 1 FROM feedq.run r JOIN feedq.worker w ON w.id = r.worker_id "
+            "WHERE r.state = 'running' AND w.state = 'gone'"
+        )
+
+    wait_until(have_taken_over, limit_s=LIMIT_S, interval_s=0.1, what="their runs are theirs again")
+
 
 def test_a_living_worker_that_is_declared_gone_goes_on_with_its_runs(
     cluster: Cluster, schedules: ScheduleStore
 ) -> None:
+    declare(schedules, timeout_s=LIMIT_S)
     cluster.add_beat("beat")
     for name in ("w1", "w2"):
         cluster.add_worker(name, "-Q", "jobs", capacity=8)

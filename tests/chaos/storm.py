@@ -27,7 +27,7 @@ SETTINGS = {
     "FEEDQ_HEARTBEAT_S": "0.5",
 }
 LOOK_S = 0.05
-LONGER_S = 60.0
+LONGER_S = 120.0
 KILL_EVERY_S = 3.0
 KILLS_PER_S = 1.6
 """Of all kinds: as many as dooms fall short of are killed from outside."""

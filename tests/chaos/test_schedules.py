@@ -24,7 +24,7 @@ from tests.chaos.storm import Losses, Storm, is_stopped
 from tests.cluster import Cluster, wait_until
 from tests.node import Node
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(360)]
 Measured = Callable[[str, object], None]
 
 STORM_S = 45.0
