@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, quote_plus
 
-import orjson
+import msgspec
 
 from feedq.core.permission import DEFAULT, Permissions
 from feedq.errors import FeedMisconfigured
@@ -156,8 +156,8 @@ def _spellings(value: str) -> Iterable[str]:
         yield _ENCODED.sub(lambda match: match[0].lower(), percent)
     yield json.dumps(value)[1:-1]
     try:
-        yield orjson.dumps(value).decode()[1:-1]
-    except TypeError:  # not Unicode, so never part of JSON
+        yield msgspec.json.encode(value).decode()[1:-1]
+    except UnicodeEncodeError:  # not Unicode, so never part of JSON
         return
 
 

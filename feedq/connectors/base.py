@@ -28,7 +28,7 @@ from importlib.metadata import entry_points
 from threading import Event
 from typing import Annotated, Any, ClassVar, Final, Protocol, TypeVar, cast
 
-import orjson
+import msgspec
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from feedq.core.clock import Clock
@@ -242,7 +242,7 @@ class Connector(Protocol):
 
 def show_cursor(cursor: JSON, *, width: int = 200) -> str:
     """A cursor for a message."""
-    text = orjson.dumps(cursor).decode()
+    text = msgspec.json.encode(cursor).decode()
     return text if len(text) <= width else text[: width - 1] + "…"
 
 

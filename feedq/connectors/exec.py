@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Annotated, ClassVar
 
-import orjson
+import msgspec
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors import leash
@@ -302,7 +302,7 @@ class ExecConnector:
             case str():
                 text = cursor.encode()
             case _:
-                text = orjson.dumps(cursor)
+                text = msgspec.json.encode(cursor)
         return {CURSOR: text, NAME: known_as(self._context.feed).encode()}
 
     def _receive(self, child: Child) -> bytes:

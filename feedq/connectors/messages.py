@@ -19,7 +19,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Annotated, Generic, TypeVar
 
-import orjson
+import msgspec
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import Context, needs_json, show_cursor
@@ -91,16 +91,16 @@ def credential(template: str | None, context: Context) -> str | None:
 
 def enclose(about: Mapping[str, JSON], payload: bytes) -> bytes:
     """A message with its envelope."""
-    return orjson.dumps({**about, **payload_member(payload)})
+    return msgspec.json.encode({**about, **payload_member(payload)})
 
 
-def payload_member(payload: bytes) -> dict[str, orjson.Fragment | str]:
+def payload_member(payload: bytes) -> dict[str, msgspec.Raw | str]:
     """``data`` or ``data_base64`` of an envelope."""
     # It must be one value: text that goes on behind it could forge the envelope.
-    return {"data": orjson.Fragment(payload)} if is_json(payload) else text_member("data", payload)
+    return {"data": msgspec.Raw(payload)} if is_json(payload) else text_member("data", payload)
 
 
-def text_member(name: str, value: bytes) -> dict[str, orjson.Fragment | str]:
+def text_member(name: str, value: bytes) -> dict[str, msgspec.Raw | str]:
     """A value that may be text or not, as a member of a JSON object."""
     try:
         return {name: value.decode()}

@@ -21,7 +21,7 @@ from contextlib import aclosing
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
-import orjson
+import msgspec
 from pydantic import Field, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, log_gap, show_cursor
@@ -386,9 +386,9 @@ class RedisConnector:
         stream, entry_id, values, _ = entry
         value = values[1] if values and values[0] == self._field else None
         if not self._options.envelope:
-            return orjson.dumps(_object(values)) if value is None else value
+            return msgspec.json.encode(_object(values)) if value is None else value
         data = {"data": _object(values)} if value is None else payload_member(value)
-        return orjson.dumps({"stream": stream.decode(), "id": entry_id.decode(), **data})
+        return msgspec.json.encode({"stream": stream.decode(), "id": entry_id.decode(), **data})
 
     def _explain(self, error: RedisRefusal | BrokenAnswer) -> SourceUnavailable | FeedMisconfigured:
         said = str(error)[:SAID_CHARACTERS_MAX]

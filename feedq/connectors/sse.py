@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, ClassVar, Final
 
-import orjson
+import msgspec
 from pydantic import Field, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, needs_json, show_cursor
@@ -139,7 +139,7 @@ class SseConnector:
         cursor = self._cursor
         if cursor is None or self._reader is not None:
             return ""
-        return cursor if isinstance(cursor, str) else orjson.dumps(cursor).decode()
+        return cursor if isinstance(cursor, str) else msgspec.json.encode(cursor).decode()
 
     def _checked(self, last_id: str) -> str:
         """Raises `FeedMisconfigured` for an id that could not go back to the source."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import ClassVar, Literal
 
-import orjson
+import msgspec
 from pydantic import ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, check_format, show_cursor
@@ -103,7 +103,7 @@ def _scalar(text: bytes | Missing) -> object:
     """What a text of JSON stands for if that may be a scalar."""
     if text is MISSING or len(text) > VALUE_BYTES_MAX or text[:1] in (b"{", b"["):
         return MISSING
-    return orjson.loads(text)
+    return msgspec.json.decode(text)
 
 
 def _is(found: object, value: JSON) -> bool:

@@ -19,6 +19,7 @@ from sys import float_info
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 from zoneinfo import ZoneInfo, available_timezones
 
+import msgspec
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -48,7 +49,7 @@ JSON_DEPTH_MAX = 32
 JSON_SIZE_MAX = 64 * 1024
 """Values and characters of options or arguments, counted together: a copy travels with every claim and run."""
 INTEGER_BITS = 64
-"""JSON of the control database is written and read with 64-bit integers."""
+"""Sinks and programs that read what is declared may know no larger integers."""
 SAID_CHARS_MAX = 2_000
 """Longer texts from outside are cut: a source's error page or a traceback must not fill a table."""
 PATH_MAX = 200
@@ -552,6 +553,14 @@ def text_problem(text: str) -> str | None:
     except UnicodeEncodeError:
         return "contains half of a surrogate pair, which is no Unicode text"
     return None
+
+
+def read_json(text: bytes | str) -> Any:
+    """What a text that somebody else wrote says in JSON. Raises `ValueError`."""
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def storable(said: str, chars_max: int = SAID_CHARS_MAX) -> str:

@@ -24,7 +24,7 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-import orjson
+import msgspec
 
 RATES: Mapping[str, float] = {
     f"coastguard/ais-{number:02}": rate
@@ -63,12 +63,12 @@ def record(feed: str, seq: int, *, due_at: datetime) -> bytes:
     # Each feed begins elsewhere in the sample, so that no two tell the same at the same time.
     nmea = sample()[(seq + 73 * sorted(RATES).index(feed)) % len(sample())]
     at = due_at.isoformat(timespec="milliseconds")
-    return orjson.dumps({"feed": feed, "seq": seq, "at": at, "nmea": nmea}) + b"\n"
+    return msgspec.json.encode({"feed": feed, "seq": seq, "at": at, "nmea": nmea}) + b"\n"
 
 
 def parse_hello(line: bytes) -> tuple[str, int]:
     """The feed and the last record it has. Raises `ValueError`."""
-    hello = orjson.loads(line)
+    hello = msgspec.json.decode(line)
     if not isinstance(hello, dict) or hello.get("feed") not in RATES:
         raise ValueError("a hello names one of the feeds, in 'feed'")
     cursor = hello.get("from")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Annotated
 
-import orjson
+import msgspec
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.core.values import StrictModel
@@ -187,6 +187,6 @@ def field_finder(pointer: str, csv_format: CsvFormat) -> Callable[[bytes], bytes
         field = reader.read(record)[place]
         if field is None:
             return MISSING
-        return field if _INTEGER.fullmatch(field) else orjson.dumps(field.decode())
+        return field if _INTEGER.fullmatch(field) else msgspec.json.encode(field.decode())
 
     return find

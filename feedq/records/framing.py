@@ -34,9 +34,10 @@ from struct import Struct
 from time import perf_counter
 from typing import Final, Literal, Protocol, TypeAlias, TypeVar
 
-import orjson
+import msgspec
 
 from feedq.core.model import JSON, Batch
+from feedq.core.values import read_json
 from feedq.errors import FeedMisconfigured
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine, field_finder
 from feedq.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer
@@ -66,7 +67,6 @@ _TEXT_BYTES_MAX = 8 * CURSOR_BYTES_MAX
 """A longer text is no cursor, however much of it may be blanks and escapes."""
 SMALL_BYTES = 4 * 1024
 """What is parsed as a whole takes a hundredth of a millisecond at most."""
-_EXACT_BELOW = 2.0**63
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 """NUL as JSON text escapes it: after an even number of backslashes."""
 
@@ -415,8 +415,8 @@ class CursorReader:
         if len(record) > SMALL_BYTES:
             return None
         try:
-            found: JSON = orjson.loads(record)
-        except orjson.JSONDecodeError:
+            found: JSON = read_json(record)
+        except ValueError:
             return None
         for token in self._tokens:
             if type(found) is dict:
@@ -444,7 +444,7 @@ class CursorReader:
             text = self._find(record)
             if text is MISSING:
                 return None
-            found: JSON = orjson.loads(text) if len(text) <= _TEXT_BYTES_MAX else None
+            found: JSON = read_json(text) if len(text) <= _TEXT_BYTES_MAX else None
         except ValueError:  # a record that is not of its format
             return None
         if len(text) > _TEXT_BYTES_MAX:
@@ -454,14 +454,9 @@ class CursorReader:
     def _checked(self, cursor: JSON) -> JSON:
         if type(cursor) is int or cursor is None:
             return cursor
-        if isinstance(cursor, float) and abs(cursor) >= _EXACT_BELOW and cursor.is_integer():
-            raise FeedMisconfigured(
-                f"{self._where}: a number beyond 64 bits ({cursor!r}) cannot be kept exactly; "
-                "have the source send it as a string"
-            )
         try:
-            text = orjson.dumps(cursor)
-        except orjson.JSONEncodeError:
+            text = msgspec.json.encode(cursor)
+        except RecursionError:
             raise FeedMisconfigured(
                 f"{self._where}: nested deeper than can be kept; point it at a smaller part of the record"
             ) from None

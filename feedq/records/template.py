@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-import orjson
+import msgspec
 
 from feedq.core.model import JSON, known_as
 
@@ -93,7 +93,7 @@ def unescape(text: str) -> bytes:
 def fill_in(text: str, *, feed: str, cursor: JSON, secrets: Mapping[str, str]) -> bytes:
     """A template filled in for a socket. Raises what `compile_template` does."""
     values = {name: _encode(value) for name, value in secrets.items()}
-    values |= {NAME: orjson.dumps(known_as(feed)), CURSOR: orjson.dumps(cursor)}
+    values |= {NAME: msgspec.json.encode(known_as(feed)), CURSOR: msgspec.json.encode(cursor)}
     return compile_template(text, secrets=secrets).render(values)
 
 

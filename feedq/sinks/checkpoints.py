@@ -24,7 +24,7 @@ from feedq.errors import Conflict, InvalidInput
 from feedq.records.framing import CURSOR_BYTES_MAX
 from feedq.sinks.base import Checkpoint, CheckpointChange, CommitUnknown, FenceRequest, Written
 
-# The standard library and not orjson: a cursor may be an integer of more than 64 bits.
+# The standard library and not msgspec, which writes NaN as null.
 _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 # Escaped down to ASCII: whatever JSON can say comes back as it was, from a text column of any character set.
 _encode_ascii: Final = json.JSONEncoder(allow_nan=False).encode

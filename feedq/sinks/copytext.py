@@ -23,7 +23,6 @@ from itertools import repeat
 from typing import Any, Final
 
 import msgspec
-import orjson
 from msgspec import Raw
 from msgspec.structs import astuple
 
@@ -71,7 +70,7 @@ def check(record: bytes) -> None:
 
 def unquote(string: bytes) -> str:
     """What a JSON string says."""
-    said: str = orjson.loads(string)
+    said: str = msgspec.json.decode(string)
     return said
 
 
@@ -194,7 +193,7 @@ class Cell:
         return self.default if rule is Otherwise.DEFAULT else None
 
     def _text_of_value(self, value: str) -> str:
-        return orjson.dumps(value).decode() if self.kind is Kind.JSON else value
+        return msgspec.json.encode(value).decode() if self.kind is Kind.JSON else value
 
     def _text_of_cursor(self, cursor: JSON) -> str | None:
         try:

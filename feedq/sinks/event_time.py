@@ -14,9 +14,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-import orjson
-
 from feedq.core.model import Batch
+from feedq.core.values import read_json
 from feedq.records.csvtext import field_finder
 from feedq.records.pointer import MISSING, Missing, TextPointers
 from feedq.sinks.base import Target
@@ -73,7 +72,7 @@ class EventTimeReader:
         found = self._find(record)
         if found is MISSING or found == b"null":
             raise ValueError(f"the last record has nothing at {self._at}")
-        seconds = _seconds(orjson.loads(found)) if len(found) <= TEXT_MAX else None
+        seconds = _seconds(read_json(found)) if len(found) <= TEXT_MAX else None
         if seconds is None or seconds < 0:
             raise ValueError(f"the last record has {_cut(found)} at {self._at}, which is no time")
         if seconds > received_at.timestamp() + AHEAD_MAX_S:

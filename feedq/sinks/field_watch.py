@@ -12,10 +12,10 @@ from time import monotonic
 from typing import Any, Final
 
 import msgspec
-import orjson
 
 from feedq.core.model import Batch
 from feedq.core.notices import ADDED, FIELD
+from feedq.core.values import read_json
 from feedq.sinks.mapping import ColumnType, type_of
 
 FIELDS_MAX: Final = 50
@@ -128,7 +128,7 @@ def _decoder(known: frozenset[str]) -> msgspec.json.Decoder[Any] | None:
 
 def _members(record: bytes) -> Mapping[str, Any]:
     try:
-        found = orjson.loads(record)
-    except (orjson.JSONDecodeError, RecursionError):
+        found = read_json(record)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

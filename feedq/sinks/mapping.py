@@ -24,7 +24,7 @@ from enum import StrEnum
 from itertools import combinations, pairwise
 from typing import Any, Final
 
-import orjson
+import msgspec
 from pydantic import model_validator
 
 from feedq.core.values import StrictModel
@@ -198,14 +198,14 @@ def _source(column: str, given: str | ColumnRule) -> ColumnSource:
             return ColumnSource(column, Origin(given))
         return ColumnSource(column, Origin.POINTER if given else Origin.RECORD, given)
     if given.pointer is None:
-        return ColumnSource(column, Origin.CONSTANT, constant=orjson.dumps(given.value).decode())
+        return ColumnSource(column, Origin.CONSTANT, constant=msgspec.json.encode(given.value).decode())
     return ColumnSource(
         column,
         Origin.POINTER if given.pointer else Origin.RECORD,
         given.pointer,
         missing=given.missing,
         null=given.null,
-        default=orjson.dumps(given.default).decode(),
+        default=msgspec.json.encode(given.default).decode(),
     )
 
 

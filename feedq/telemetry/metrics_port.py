@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import BoundedSemaphore, Thread
 from typing import Any
 
-import orjson
+import msgspec
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -164,7 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
                 said = "; ".join(f"thread {name} has ended: {why}" for name, why in _ended.items())
                 verdict = Verdict(False, said)
             document = {"status": "ok" if verdict.well else "unavailable", "reason": verdict.reason}
-            self._answer(200 if verdict.well else 503, orjson.dumps(document), "application/json")
+            self._answer(200 if verdict.well else 503, msgspec.json.encode(document), "application/json")
         else:
             self._answer(404, b"/metrics, /healthz and /readyz are here\n", "text/plain")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-import orjson
+import msgspec
 
 from feedq.connectors.base import Connector, Context, open_stream
 from feedq.core.clock import SystemClock
@@ -118,7 +118,7 @@ class ConnectorDriver:
 
     def commit(self, batch: Batch) -> None:
         """What happens once the sink has committed a batch: its cursor is kept as JSON, and the batch is told."""
-        self.cursor = orjson.loads(orjson.dumps(batch.cursor))
+        self.cursor = msgspec.json.decode(msgspec.json.encode(batch.cursor))
         if batch.on_committed is not None:
             batch.on_committed()
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import orjson
+import msgspec
 
 from feedq.core.lease import stillness_of
 from feedq.core.model import FeedView, Reason, Status, WorkerView
@@ -46,14 +45,9 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def as_json(value: Any, *, indented: bool = False) -> str:
-    """JSON, on one line unless ``indented``."""
-    option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indented else 0)
-    try:
-        return orjson.dumps(value, default=str, option=option).decode()
-    except TypeError:
-        # A cursor may hold an integer beyond 64 bits, which orjson refuses.
-        return json.dumps(value, default=str, indent=2 if indented else None)
+def as_json(value: Any) -> str:
+    """JSON on one line."""
+    return msgspec.json.encode(value, enc_hook=str).decode()
 
 
 def counted(number: int, noun: str) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Self
 
-import orjson
+import msgspec
 
 from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
 from feedq.core.model import JSON, Batch, Feed
@@ -40,7 +40,7 @@ class Declared:
 def declared(feed: Feed) -> Declared:
     """Raises `InvalidInput`."""
     spec = feed.spec
-    return _parse(spec.connector, orjson.dumps(spec.source), orjson.dumps(spec.sink))
+    return _parse(spec.connector, msgspec.json.encode(spec.source), msgspec.json.encode(spec.sink))
 
 
 def lean(feed: Feed) -> Feed:
@@ -51,18 +51,19 @@ def lean(feed: Feed) -> Feed:
 
 
 def _shared(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _decode(orjson.dumps(options))
+    return _decode(msgspec.json.encode(options))
 
 
 @lru_cache(DECLARATIONS_MAX)
 def _decode(options: bytes) -> Mapping[str, Any]:
-    decoded: dict[str, Any] = orjson.loads(options)
+    decoded: dict[str, Any] = msgspec.json.decode(options)
     return decoded
 
 
 @lru_cache(DECLARATIONS_MAX)
 def _parse(connector: str, source: bytes, sink: bytes) -> Declared:
-    options, sink_options = parse_options(connector, orjson.loads(source)), parse_sink(orjson.loads(sink))
+    options = parse_options(connector, msgspec.json.decode(source))
+    sink_options = parse_sink(msgspec.json.decode(sink))
     return Declared(options, sink_options.name, target_of(sink_options, options))
 
 

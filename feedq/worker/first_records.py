@@ -21,11 +21,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import orjson
-
 from feedq.connectors.base import ConnectorOptions, load_connector
 from feedq.core.model import Batch, FeedSpec
-from feedq.core.values import did_you_mean
+from feedq.core.values import did_you_mean, read_json
 from feedq.errors import InvalidInput
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
 from feedq.records.pointer import array_index, parse_pointer
@@ -72,8 +70,8 @@ def proposed(spec: FeedSpec, records: Sequence[bytes]) -> FeedSpec:
 
 def json_documents(records: Sequence[bytes]) -> Iterator[Any]:
     for record in records:
-        with suppress(orjson.JSONDecodeError):
-            yield orjson.loads(record)
+        with suppress(ValueError):
+            yield read_json(record)
 
 
 def _cut_up(spec: FeedSpec, documents: Sequence[Any]) -> tuple[dict[str, Any], list[Any]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import orjson
+import msgspec
 
 from feedq.core.model import JSON
 from feedq.testing.loopback import PATIENCE_S
@@ -98,7 +98,7 @@ def url(port: int, target: str = "/orders") -> str:
 
 
 def items(*numbers: int, **more: JSON) -> bytes:
-    return orjson.dumps({"items": [{"seq": number} for number in numbers], **more})
+    return msgspec.json.encode({"items": [{"seq": number} for number in numbers], **more})
 
 
 def seqs(records: Sequence[bytes]) -> list[int]:

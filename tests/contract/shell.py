@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import orjson
+import msgspec
 import structlog
 from click.testing import CliRunner, Result
 
@@ -34,7 +34,7 @@ class Shell:
     def json(self, *arguments: str, status: int = 0, given: str = "") -> Any:
         done = self.run(*arguments, "--json", given=given)
         assert done.exit_code == status, done.output
-        return orjson.loads(done.stdout)
+        return msgspec.json.decode(done.stdout)
 
 
 @contextmanager

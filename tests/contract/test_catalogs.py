@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
+import msgspec
 import pytest
 
 from feedq.celery import tasks
@@ -51,7 +51,7 @@ def catalog(tmp_path: Path) -> Feeds:
     """Writes what the catalog has."""
 
     def write(*feeds: Mapping[str, Any]) -> None:
-        (tmp_path / "feeds.json").write_bytes(orjson.dumps({"feeds": feeds}))
+        (tmp_path / "feeds.json").write_bytes(msgspec.json.encode({"feeds": feeds}))
 
     return write
 
@@ -242,7 +242,9 @@ def test_apply_with_prune_leaves_the_feeds_of_catalogs(
 ) -> None:
     catalog(feed("a"))
     shell.ok("sync")
-    shell.ok("apply", "-f", "-", "--prune", "--yes", given=orjson.dumps({"feeds": [feed("mine")]}).decode())
+    shell.ok(
+        "apply", "-f", "-", "--prune", "--yes", given=msgspec.json.encode({"feeds": [feed("mine")]}).decode()
+    )
     assert names(stored) == ["a", "mine"]
     shell.ok("apply", "-f", "-", "--prune", "--yes", given='{"feeds": []}')
     assert names(stored) == ["a"]

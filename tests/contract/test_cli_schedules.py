@@ -8,7 +8,7 @@ from threading import Thread
 from time import monotonic, sleep
 from typing import Any
 
-import orjson
+import msgspec
 import pytest
 import yaml
 
@@ -312,7 +312,7 @@ def test_status_and_doctor_name_a_schedule_of_a_later_release(
     warnings = {warning["name"]: warning["detail"] for warning in shell.json("status")["warnings"]}
     said = "2 schedules that this release of feedq cannot read: acme/cleanup, acme/poll"
     assert warnings["declarations"] == said
-    checks = orjson.loads(shell.run("doctor", "--json").stdout)["checks"]
+    checks = msgspec.json.decode(shell.run("doctor", "--json").stdout)["checks"]
     assert [check["detail"] for check in checks if check["name"] == "declarations"] == [said]
     assert "None" not in str([check["detail"] for check in checks if check["name"] == "tasks"])
 

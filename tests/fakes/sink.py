@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
-import orjson
+import msgspec
 
 from feedq.core.model import JSON, Batch, FeedKey, Identity
 from feedq.errors import InvalidInput, SinkUnavailable
@@ -357,8 +357,8 @@ class MemorySink:
         if self.tables.unreadable:
             try:
                 if write.target.format == "json":
-                    orjson.loads(record)
-            except orjson.JSONDecodeError as error:
+                    msgspec.json.decode(record)
+            except msgspec.DecodeError as error:
                 return f"invalid JSON: {error}"
         return None
 

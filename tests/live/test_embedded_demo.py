@@ -53,7 +53,7 @@ def test_a_record_is_the_same_whenever_it_is_sent() -> None:
     ],
 )
 def test_a_wrong_hello_is_refused(line: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - orjson says it in its own words
+    with pytest.raises(ValueError):  # noqa: PT011 - msgspec says it in its own words
         parse_hello(line)
 
 

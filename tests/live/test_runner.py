@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 from uuid import uuid4
 
-import orjson
+import msgspec
 import pytest
 
 from feedq.connectors.base import load_connector
@@ -50,7 +50,7 @@ class NumberedSource:
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         try:
-            hello = orjson.loads(await reader.readline())
+            hello = msgspec.json.decode(await reader.readline())
             self.hellos.append(hello)
             n = hello["from"] or 0
             for _ in range(self.count):
@@ -63,7 +63,7 @@ class NumberedSource:
                 if n == self.last:
                     await reader.read()
                 await asyncio.sleep(0.001)
-        except (ConnectionError, orjson.JSONDecodeError):
+        except (ConnectionError, msgspec.DecodeError):
             pass
         finally:
             self.open -= 1
@@ -156,7 +156,7 @@ class Bench:
     @property
     def landed(self) -> list[int]:
         rows = self.path.tables.rows.get("acme/orders", [])
-        return [orjson.loads(row)["seq"] for row in rows]
+        return [msgspec.json.decode(row)["seq"] for row in rows]
 
     async def landed_at_least(self, count: int) -> None:
         await until(lambda: len(self.landed) >= count, f"{count} landed")

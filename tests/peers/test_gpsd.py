@@ -9,7 +9,7 @@ from functools import reduce
 from operator import xor
 from pathlib import Path
 
-import orjson
+import msgspec
 
 from feedq.connectors.tcp import TcpConnector
 from feedq.testing.driver import ConnectorDriver, pull
@@ -66,7 +66,7 @@ async def test_reports_of_gpsd_land_as_json(peer_dir: Path) -> None:
         driver = driver_of(server)
         async with aclosing(driver.open()) as stream:
             await pull_until(driver, lambda: pull(driver, stream, count=len(driver.records) + 1))
-    reports = [orjson.loads(record) for record in driver.records]
+    reports = [msgspec.json.decode(record) for record in driver.records]
     # It introduces itself, and says what it was asked for, before the first report.
     assert reports[0]["class"] == "VERSION"
     assert "WATCH" in {report["class"] for report in reports}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
-import orjson
+import msgspec
 from click.testing import CliRunner, Result
 
 from feedq.cli import main
@@ -221,7 +221,7 @@ class Command:
         return result.stdout
 
     def json(self, *arguments: str, given: str | None = None) -> Any:
-        return orjson.loads(self.ok(*arguments, "--json", given=given))
+        return msgspec.json.decode(self.ok(*arguments, "--json", given=given))
 
     def refused(self, *arguments: str, given: str | bytes | None = None, status: int = 2) -> str:
         """Standard error of a command that must fail with a message and nothing on standard output."""

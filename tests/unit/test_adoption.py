@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
-import orjson
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -37,7 +37,7 @@ class Site:
             for n in manifest or []
         ]
         invocation = FakeInvocation(self.store, sinks={"default": self.sink})
-        given = orjson.dumps({"feeds": feeds}) if manifest is not None else None
+        given = msgspec.json.encode({"feeds": feeds}) if manifest is not None else None
         return CliRunner().invoke(main, arguments, input=given, obj=invocation)
 
     def apply(self, *names: str, options: tuple[str, ...] = ()) -> str:

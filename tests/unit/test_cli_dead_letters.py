@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 from uuid import uuid4
 
-import orjson
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -70,7 +70,7 @@ class Bench:
         return CliRunner().invoke(main, ["feed", "dead-letters", verb, NAME, *arguments], obj=invocation)
 
     def json(self, verb: str, *arguments: str) -> Any:
-        return orjson.loads(self.run(verb, *arguments, "--json").stdout)
+        return msgspec.json.decode(self.run(verb, *arguments, "--json").stdout)
 
     def told(self, kind: EventKind) -> list[Any]:
         told = (event.detail for event in self.store.feeds.events(NAME) if event.kind == kind)

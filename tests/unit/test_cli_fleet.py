@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
+import msgspec
 import pytest
 
 from feedq.control.store.fleet_state import FleetState
@@ -111,9 +111,9 @@ def test_top_counts_records_a_second(command: Command) -> None:
 
     command.during_waits(pass_five_seconds)
     first, second = command.ok("top", "--count", "2", "--interval", "0.1", "--json").splitlines()
-    assert orjson.loads(first)["rates"] == {}
-    assert orjson.loads(second)["rates"] == {"1": 10}
-    assert orjson.loads(second)["feeds"][0]["feed"]["spec"]["name"] == "a"
+    assert msgspec.json.decode(first)["rates"] == {}
+    assert msgspec.json.decode(second)["rates"] == {"1": 10}
+    assert msgspec.json.decode(second)["feeds"][0]["feed"]["spec"]["name"] == "a"
 
 
 def test_top_evens_out_reports_that_come_in_bursts(command: Command) -> None:
@@ -130,7 +130,7 @@ def test_top_evens_out_reports_that_come_in_bursts(command: Command) -> None:
 
     command.during_waits(report_every_other_second)
     lines = command.ok("top", "--count", "8", "--interval", "0.1", "--json").splitlines()
-    rates = [orjson.loads(line)["rates"].get("1", 0.0) for line in lines]
+    rates = [msgspec.json.decode(line)["rates"].get("1", 0.0) for line in lines]
     assert all(6 <= rate <= 14 for rate in rates[5:]), rates
 
 

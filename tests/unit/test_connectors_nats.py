@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
+import msgspec
 import pytest
 
 from feedq.connectors.base import parse_options
@@ -119,7 +119,7 @@ class Asked:
 
     def publish(self, subject: str, body: bytes, reply: str) -> None:
         assert subject == "NEXT"
-        self.requests.append((reply, orjson.loads(body)))
+        self.requests.append((reply, msgspec.json.decode(body)))
 
     @property
     def batches(self) -> list[int]:

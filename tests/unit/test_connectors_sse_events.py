@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
-import orjson
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -114,12 +114,12 @@ MARK = BYTE_ORDER_MARK
 def test_examples_of_the_standard(stream: bytes, events: list[tuple[str, str]]) -> None:
     assert [(event_id.decode(), data.decode()) for event_id, _, data in read(stream).events] == events
     framer = EventFramer(max_record_bytes=MAX, envelope=True)
-    records = map(orjson.loads, records_of(framer, [stream])[0])
+    records = map(msgspec.json.decode, records_of(framer, [stream])[0])
     assert [(record["id"] or "", _text(record["data"])) for record in records] == events
 
 
 def _text(data: object) -> str:
-    return data if isinstance(data, str) else orjson.dumps(data).decode()
+    return data if isinstance(data, str) else msgspec.json.encode(data).decode()
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_stream_is_read_as_the_standard_says_whatever_the_bytes_and_the_cuts(
     framer = EventFramer(max_record_bytes=MAX, types=types, envelope=envelope)
     records, oversize = records_of(framer, cut(stream, places))
     if envelope:
-        assert [orjson.loads(record)["event"] for record in records] == [kind for kind, _ in wanted]
+        assert [msgspec.json.decode(record)["event"] for record in records] == [kind for kind, _ in wanted]
     else:
         assert records == [data for _, data in wanted if data]
     assert oversize == reference.is_oversize

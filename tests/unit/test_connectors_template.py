@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import orjson
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from feedq.core.model import JSON
 from feedq.records.template import compile_template, fill_in, unescape
 
+texts = st.text(st.characters(codec="utf-8"))
 HELLO = r'{"feed": {name}, "from": {cursor}}\n'
 
 
@@ -17,15 +18,11 @@ def render(text: str, *, feed: str = "acme/orders", cursor: JSON = None, **secre
     return fill_in(text, feed=feed, cursor=cursor, secrets=secrets)
 
 
-@given(st.text(), st.integers() | st.text() | st.none())
+@given(texts, st.integers() | texts | st.none())
 def test_a_json_hello_stays_json_whatever_fills_it(feed: str, cursor: int | str | None) -> None:
-    try:
-        orjson.dumps([feed, cursor])
-    except TypeError:  # beyond 64 bits or not Unicode: such never become a name or a cursor
-        return
     # A backfill asks in the name of its feed.
     asked = feed.removesuffix("~backfill")
-    assert orjson.loads(render(HELLO, feed=feed, cursor=cursor)) == {"feed": asked, "from": cursor}
+    assert msgspec.json.decode(render(HELLO, feed=feed, cursor=cursor)) == {"feed": asked, "from": cursor}
 
 
 def test_secrets_are_inserted_as_they_stand() -> None:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from io import StringIO
 from typing import Any
 
-import orjson
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -190,7 +190,7 @@ def test_top_has_them_on_its_line(command: Command) -> None:
     command.job_state = WELL
     line = command.ok("top", "--count", "1")
     assert line.rstrip().endswith("runs: 3 running, 5 waiting, the oldest due for 12s")
-    document = orjson.loads(command.ok("top", "--count", "1", "--json"))
+    document = msgspec.json.decode(command.ok("top", "--count", "1", "--json"))
     assert (document["jobs"]["running"], document["jobs"]["waiting"], document["jobs"]["slots"]) == (3, 5, 8)
 
 
@@ -272,6 +272,6 @@ def test_schedules_take_their_lines_from_feeds(command: Command, height: int, sh
 def test_top_asks_for_a_few_and_names_those_that_failures_have_paused(command: Command) -> None:
     command.job_state = replace(WELL, tripped=tuple(f"acme/s{n}" for n in range(9)))
     command.jobs.schedules.found = [scheduled(command, f"acme/s{n}") for n in range(9)]
-    document = orjson.loads(command.ok("top", "--count", "1", "--json"))
+    document = msgspec.json.decode(command.ok("top", "--count", "1", "--json"))
     assert [schedule["name"] for schedule in document["schedules"]] == [f"acme/s{n}" for n in range(5)]
     assert command.jobs.schedules.asked[-1] == "urgent"

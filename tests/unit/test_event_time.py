@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import orjson
+import msgspec
 import pytest
 
 from feedq.core.model import Batch
@@ -19,7 +19,7 @@ JSON = Target("t", "json")
 
 
 def read(*records: object, at: str = "/ts", target: Target = JSON) -> EventTime:
-    made = [one if isinstance(one, bytes) else orjson.dumps(one) for one in records]
+    made = [one if isinstance(one, bytes) else msgspec.json.encode(one) for one in records]
     by_record = Batch.of_records(made, cursor=None, received_at=AT)
     by_line = Batch.of_lines(b"".join(one + b"\n" for one in made), cursor=None, received_at=AT)
     reader = event_time_reader(at, target)

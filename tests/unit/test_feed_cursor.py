@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-import orjson
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -118,7 +118,7 @@ class Bench:
     def json(self, verb: str, *arguments: str) -> Any:
         ran = self.run(verb, *arguments, "--json")
         assert ran.exit_code == 0, ran.output
-        return orjson.loads(ran.stdout)
+        return msgspec.json.decode(ran.stdout)
 
 
 @pytest.fixture

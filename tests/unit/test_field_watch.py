@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import orjson
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ def batches(records: list[bytes]) -> list[Batch]:
 
 @given(documents=st.lists(DOCUMENTS, min_size=1, max_size=6), taken=st.frozensets(NAMES))
 def test_a_new_field_is_found_wherever_it_is(documents: list[object], taken: frozenset[str]) -> None:
-    records = [orjson.dumps(document) for document in documents] + [b"{no json", b"\xff"]
+    records = [msgspec.json.encode(document) for document in documents] + [b"{no json", b"\xff"]
     expected = {
         place: set(document) - taken
         for place, document in enumerate(documents)
@@ -53,7 +53,7 @@ def test_records_without_a_new_field_cost_one_call() -> None:
 def test_names_without_end_are_told_up_to_a_bound() -> None:
     watch = FieldWatch()
     for n in range(3):
-        record = orjson.dumps({f"f{n}_{m}": m for m in range(FIELDS_MAX)})
+        record = msgspec.json.encode({f"f{n}_{m}": m for m in range(FIELDS_MAX)})
         watch.look(batches([record])[:1], frozenset())
     assert len(watch.news()) == FIELDS_MAX
 

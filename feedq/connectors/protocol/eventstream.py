@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-import orjson
+import msgspec
 
 from feedq.records.framing import BYTE_ORDER_MARK, CR, LF, Framed, as_lines
 from feedq.records.pointer import is_json
@@ -233,10 +233,10 @@ def _shape(skeleton: bytes) -> EventShape:
 def _enveloped(event_id: bytes, kind: bytes, data: bytes) -> bytes:
     """Writes an event as one line of JSON. Data that is JSON stands there as it is, any other as a string."""
     # Between tokens of JSON a newline is as good as a space, and inside of them there is none.
-    data = data.replace(LF, b" ") if is_json(data) else orjson.dumps(_text(data))
+    data = data.replace(LF, b" ") if is_json(data) else msgspec.json.encode(_text(data))
     return b'{"id":%b,"event":%b,"data":%b}' % (
-        orjson.dumps(_text(event_id)) if event_id else b"null",
-        orjson.dumps(_text(kind)),
+        msgspec.json.encode(_text(event_id)) if event_id else b"null",
+        msgspec.json.encode(_text(kind)),
         data,
     )
 

@@ -28,7 +28,6 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import orjson
 
 from feedq.connectors.base import Context
 from feedq.connectors.protocol.http_client import NO_CONTENT, Answer, HttpClient
@@ -505,7 +504,7 @@ class Poller:
         try:
             (text,) = TextPointers([pointer]).find(body)
             is_link = text is not MISSING and text[:1] == b'"' and len(text) <= LINK_BYTES_MAX
-            return str(orjson.loads(text)) if is_link else ""  # type: ignore[arg-type] # it is no `MISSING` here
+            return str(msgspec.json.decode(text)) if is_link else ""  # type: ignore[arg-type] # it is no `MISSING` here
         except ValueError:
             raise _no_json(answer) from None
 

@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
-import orjson
+import msgspec
 from nkeys import NkeysError, from_seed
 
 from feedq import __version__
 from feedq.connectors.messages import Inbox
 from feedq.connectors.wire.connection import Connection
 from feedq.core.model import JSON
+from feedq.core.values import read_json
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.records.framing import slices
 
@@ -247,12 +248,12 @@ class NatsClient:
             raise self.inbox.failure
         self._asked += 1
         self._answer = asyncio.get_running_loop().create_future()
-        content = b"" if body is None else orjson.dumps(body)
+        content = b"" if body is None else msgspec.json.encode(body)
         self.publish(subject, content, self._reply_to)
         message = await self._answer
         if not message.payload and message.headers.get(STATUS) == NO_RESPONDERS:
             raise JetStreamRefusal(int(NO_RESPONDERS), None, "nobody answers")
-        answer = orjson.loads(message.payload)
+        answer = read_json(message.payload)
         if not isinstance(answer, dict):
             raise ValueError("no JSON object")
         match answer.get("error"):
@@ -353,7 +354,7 @@ class NatsClient:
             said["auth_token"] = login.token
         self.version = info["version"]
         self.max_payload = info["max_payload"]
-        self._send(b"CONNECT %b\r\nPING\r\n" % orjson.dumps(said))
+        self._send(b"CONNECT %b\r\nPING\r\n" % msgspec.json.encode(said))
 
     def _refused(self, said: str) -> SourceUnavailable | FeedMisconfigured:
         if "authorization" in said or "authentication" in said:
@@ -421,8 +422,8 @@ class NatsClient:
 def _checked_info(line: bytes) -> dict[str, Any]:
     """The server's description of itself; its version as numbers."""
     try:
-        info = orjson.loads(line.removeprefix(b"INFO"))
-    except orjson.JSONDecodeError:
+        info = read_json(line.removeprefix(b"INFO"))
+    except ValueError:
         info = None
     if not line.startswith(b"INFO") or not isinstance(info, dict):
         raise ValueError("an INFO that is no JSON")

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple
 
-import orjson
+import msgspec
 
 from feedq.connectors.base import Context, log_gap
 from feedq.connectors.messages import (
@@ -317,7 +317,7 @@ class Pulls:
             wanted = self._messages - self.asked
             self._left[reply] = wanted
             self._untouched.add(reply)
-            self._publish(self._subject, orjson.dumps({**self._template, "batch": wanted}), reply)
+            self._publish(self._subject, msgspec.json.encode({**self._template, "batch": wanted}), reply)
 
     def arrived(self) -> None:
         """A message came; the oldest request is served first."""

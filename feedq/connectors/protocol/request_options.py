@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Annotated, ClassVar, Final
 from urllib.parse import quote
 
-import orjson
+import msgspec
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq import __version__
@@ -124,7 +124,7 @@ class RequestOptions(ConnectedOptions):
         values[NAME] = known_as(context.feed).encode()
         cursor = self.resumed_after(cursor)
         if cursor is not None:
-            values[CURSOR] = cursor.encode() if isinstance(cursor, str) else orjson.dumps(cursor)
+            values[CURSOR] = cursor.encode() if isinstance(cursor, str) else msgspec.json.encode(cursor)
         return values
 
     def _render(self, text: str, values: dict[str, bytes], context: Context) -> bytes | None:

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from typing import Any, Final
 
-import orjson
+import msgspec
 import psycopg2
 from sqlalchemy import Connection, text
 
@@ -176,7 +176,7 @@ class CatalogStore(Aggregate):
             SELECT name FROM edited
         """
         rows = [
-            (*declared_columns(spec).values(), orjson.dumps(list(changed)).decode())
+            (*declared_columns(spec).values(), msgspec.json.encode(list(changed)).decode())
             for spec, changed in changes
         ]
         names = [spec.name for spec, _ in changes]

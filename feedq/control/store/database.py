@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -11,7 +10,7 @@ from math import ceil
 from time import monotonic
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-import orjson
+import msgspec
 import psycopg2
 from psycopg2.extensions import connection as Session  # noqa: N812 -- a class, named as the others are
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -216,8 +215,8 @@ def _engine(url: str, options: dict[str, Any], **pool: Any) -> Engine:
     return create_engine(
         _psycopg2_url(url),
         connect_args=options,
-        json_serializer=lambda value: orjson.dumps(value).decode(),
-        json_deserializer=json.loads,
+        json_serializer=lambda value: msgspec.json.encode(value).decode(),
+        json_deserializer=msgspec.json.decode,
         **pool,
     )
 
@@ -332,14 +331,17 @@ def storable_json(value: object) -> str:
 
     What JSON does not know is shown as Python shows it.
     """
-    with suppress(TypeError):  # half a surrogate pair, an integer beyond 64 bits, nested deep
-        encoded = orjson.dumps(value).decode()
-        if "\\u0000" not in encoded:
-            return encoded
+    with suppress(UnicodeEncodeError, TypeError, RecursionError):
+        encoded = _written(value)
+        return encoded if "\\u0000" not in encoded else _written(_replaced(value))
     try:
-        return json.dumps(_replaced(value), default=repr, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return json.dumps(storable(repr(value)))
+        return _written(_replaced(value))
+    except (TypeError, RecursionError):  # a key that is no text, nested deep
+        return _written(storable(repr(value)))
+
+
+def _written(value: object) -> str:
+    return msgspec.json.encode(value, enc_hook=repr).decode()
 
 
 def _replaced(value: object) -> object:

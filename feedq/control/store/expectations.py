@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-import orjson
+import msgspec
 from sqlalchemy import Connection, text
 
 from feedq.control.store.database import Aggregate, in_statement, in_transaction
@@ -184,8 +184,8 @@ class ExpectationStore(Aggregate):
         if not free:
             return Judged()
         given: dict[str, Any] = {
-            "everything": orjson.dumps(dict(everything)).decode(),
-            "tenants": orjson.dumps({name: dict(one) for name, one in tenants.items()}).decode(),
+            "everything": msgspec.json.encode(dict(everything)).decode(),
+            "tenants": msgspec.json.encode({name: dict(one) for name, one in tenants.items()}).decode(),
             "tenant_names": list(tenants),
             "for_all": bool(everything),
         }

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
-from json import dumps
 from operator import attrgetter
 from typing import Any
 
-import orjson
+import msgspec
 
 from feedq.core import lease as policy
 from feedq.core.expectations import unmet_said
@@ -79,9 +78,8 @@ def declared_columns(spec: FeedSpec) -> dict[str, Any]:
     """Writes a declaration as its columns hold it, in the order of the fields of `FeedSpec`."""
     values = {field.name: getattr(spec, field.name) for field in fields(FeedSpec)}
     values["selector"] = stored_selector(spec.selector)
-    json = {column: orjson.dumps(dict(values[column])).decode() for column in _MAPPINGS}
-    # The standard library: a cursor may be an integer of more than 64 bits.
-    json["initial_cursor"] = dumps(spec.initial_cursor)
+    json = {column: msgspec.json.encode(dict(values[column])).decode() for column in _MAPPINGS}
+    json["initial_cursor"] = msgspec.json.encode(spec.initial_cursor).decode()
     return {**values, **json, "target_state": spec.target_state.value}
 
 

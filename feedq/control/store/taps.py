@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
 
-import orjson
+import msgspec
 from pydantic import TypeAdapter
 from sqlalchemy import Connection, text
 
@@ -68,7 +68,13 @@ class TapStore(Aggregate):
     def put(self, c: Connection, worker_id: UUID, parts: Sequence[TapPart]) -> None:
         """Show what this worker has landed; what nobody listens to is dropped."""
         rows = [
-            (part.feed_id, part.epoch, orjson.dumps(part.records).decode(), part.left_out, part.refused)
+            (
+                part.feed_id,
+                part.epoch,
+                msgspec.json.encode(part.records).decode(),
+                part.left_out,
+                part.refused,
+            )
             for part in parts
         ]
         c.execute(text(_PUT), {"worker_id": worker_id, **_PARTS.of(rows)})

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 from uuid import UUID
 
-import orjson
+import msgspec
 from sqlalchemy import Connection, text
 
 from feedq.control.store.channels import wake_reconcile
@@ -148,7 +148,7 @@ class Workers(Aggregate):
             RETURNING {WORKER_COLUMNS}
         """
         parameters = {field.name: getattr(new, field.name) for field in fields(new) if field.name != "tasks"}
-        parameters["labels"] = orjson.dumps(dict(new.labels)).decode()
+        parameters["labels"] = msgspec.json.encode(dict(new.labels)).decode()
         parameters["task_set_id"] = None if new.tasks is None else _task_set(c, new.tasks)
         parameters["ttl_s"] = ttl_s
         worker = worker_from(c.execute(text(sql), parameters).one())
@@ -275,7 +275,7 @@ def _task_set(c: Connection, tasks: Collection[str]) -> int:
         INSERT INTO feedq.task_set (digest, tasks) VALUES (:digest, CAST(:tasks AS text[]))
         ON CONFLICT (digest) DO UPDATE SET used_at = clock_timestamp() RETURNING id
     """
-    digest = hashlib.sha256(orjson.dumps(ordered)).hexdigest()
+    digest = hashlib.sha256(msgspec.json.encode(ordered)).hexdigest()
     found: int = c.execute(text(sql), {"digest": digest, "tasks": ordered}).scalar_one()
     return found
 

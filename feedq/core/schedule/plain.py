@@ -21,7 +21,7 @@ from dataclasses import fields, replace
 from functools import cache
 from typing import Any, get_type_hints
 
-import orjson
+import msgspec
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from feedq.core.schedule.model import STRICT, Beat, Cron, Every, Job, Once, ScheduleSpec, Timing
@@ -52,7 +52,7 @@ def spec_from_json(name: str, *, timing: str | bytes, job: str | bytes, policy: 
 
 
 def timing_from_json(text: str | bytes) -> Timing:
-    keys = orjson.loads(text)
+    keys = msgspec.json.decode(text)
     kinds = [kind for key, kind in _TIMINGS.items() if isinstance(keys, dict) and key in keys]
     if len(kinds) != 1:
         raise InvalidInput(f"timing: must have exactly one of {', '.join(_TIMINGS)}")

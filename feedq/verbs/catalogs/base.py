@@ -10,18 +10,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, time
 from decimal import Decimal
 from functools import singledispatch
 from time import monotonic
+from types import NoneType
 from typing import Annotated, Any, ClassVar, Final, Protocol, TypeAlias
+from uuid import UUID
 
-import orjson
+import msgspec
 from pydantic import BeforeValidator, Field
 
 from feedq.connectors.base import installed, load_installed, valid_options
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import driver_text, with_remedy
-from feedq.core.values import StrictModel
+from feedq.core.values import StrictModel, read_json
 from feedq.errors import CatalogUnavailable, InvalidInput, NotFound
 from feedq.settings import Settings
 from feedq.verbs import documents
@@ -39,8 +42,8 @@ no feed."""
 def from_text(given: Any) -> Any:
     """Settings give an option of a catalog as text."""
     try:
-        return orjson.loads(given) if isinstance(given, str) else given
-    except orjson.JSONDecodeError:
+        return read_json(given) if isinstance(given, str) else given
+    except ValueError:
         raise ValueError("must be JSON") from None
 
 
@@ -131,7 +134,7 @@ class OpenCatalog:
             if isinstance(content, bytes):
                 _read_text(raw, where, entries, problems)
             elif not _is_wrong(content):
-                entries.append(CatalogEntry(where, orjson.loads(raw)))
+                entries.append(CatalogEntry(where, msgspec.json.decode(raw)))
         if len(entries) > ENTRIES_MAX:
             raise self._too_large()
         return CatalogReading(entries, version, problems)
@@ -194,14 +197,31 @@ def digest(*parts: bytes) -> str:
 
 
 @singledispatch
-def plainer(value: Any) -> Any:
-    """What JSON has for a value of a type that it does not have. Kinds of catalogs register their types."""
+def plain(value: Any) -> Any:
+    """What JSON has for a value of a database. Kinds of catalogs register their types. Raises `TypeError`."""
     raise TypeError(f"is of the type {type(value).__name__}, which JSON does not have")
 
 
-@plainer.register
+for _plain_already in (NoneType, bool, float, date, time, UUID):
+    plain.register(_plain_already, lambda value: value)
+plain.register(str, str)  # and int: drivers have subclasses of both
+plain.register(int, int)
+
+
+@plain.register
 def _(number: Decimal) -> int | float:
     return int(number) if number == number.to_integral_value() else float(number)
+
+
+@plain.register(dict)
+def _(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: plain(value) for key, value in values.items()}
+
+
+@plain.register(list)
+@plain.register(tuple)
+def _(values: Sequence[Any]) -> list[Any]:
+    return [plain(value) for value in values]
 
 
 def _is_wrong(content: Content) -> bool:
@@ -223,12 +243,12 @@ def _row(row: Mapping[str, Any]) -> bytes:
     entry: dict[str, Any] = {}
     for key, value in row.items():
         try:
-            raw = orjson.dumps(value, default=plainer, option=orjson.OPT_NON_STR_KEYS)
-        except TypeError as error:
-            raise ValueError(f"{key}: {error.__cause__ or error}") from None
+            raw = msgspec.json.encode(plain(value))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{key}: {error}") from None
         if value is not None:
-            put_at(entry, key.split("."), orjson.loads(raw))
-    return orjson.dumps(entry, option=orjson.OPT_SORT_KEYS)
+            put_at(entry, key.split("."), msgspec.json.decode(raw))
+    return msgspec.json.encode(entry, order="sorted")
 
 
 def put_at(entry: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -20,13 +20,13 @@ from pydantic import Field, field_validator
 from feedq.core.values import is_loopback
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import CatalogOptions, Content, Mapped, plainer
+from feedq.verbs.catalogs.base import CatalogOptions, Content, Mapped, plain
 
 CONNECT_S: Final = 10.0
 TRIES: Final = 4
 """Of each page: a table that is short of read capacity refuses some."""
 
-plainer.register(set, sorted)
+plain.register(set, lambda values: plain(sorted(values)))
 
 
 class DynamoOptions(CatalogOptions):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
-import orjson
+import msgspec
 import pymongo
 from bson import json_util
 from bson.decimal128 import Decimal128
@@ -14,10 +14,10 @@ from pydantic import BeforeValidator, Field, SecretStr
 from pymongo.errors import PyMongoError
 
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import CatalogOptions, Content, from_text, plainer
+from feedq.verbs.catalogs.base import CatalogOptions, Content, from_text, plain
 
-plainer.register(ObjectId, str)
-plainer.register(Decimal128, lambda number: number.to_decimal())
+plain.register(ObjectId, str)
+plain.register(Decimal128, lambda number: plain(number.to_decimal()))
 
 
 class MongoOptions(CatalogOptions):
@@ -42,7 +42,7 @@ class MongoCatalog:
 
     def __init__(self, options: MongoOptions, _: Settings) -> None:
         self._options = options
-        self._pipeline = json_util.loads(orjson.dumps(options.pipeline).decode())
+        self._pipeline = json_util.loads(msgspec.json.encode(options.pipeline).decode())
         self.where = f"collection {options.database}.{options.collection}"
 
     def contents(self) -> Iterator[tuple[str, Content]]:

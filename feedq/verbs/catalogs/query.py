@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final
 
-import orjson
 from pydantic import SecretStr
 from sqlalchemy import Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from feedq.core.passwords import mask_url
+from feedq.core.values import read_json
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
 from feedq.verbs.catalogs.base import CatalogOptions, Content
@@ -83,8 +83,8 @@ def _content(row: dict[str, Any]) -> Content:
 
 def _json(column: str, value: Any) -> Any:
     try:
-        return orjson.loads(value) if isinstance(value, str | bytes) else value
-    except orjson.JSONDecodeError:
+        return read_json(value) if isinstance(value, str | bytes) else value
+    except ValueError:
         raise ValueError(f"{column}: is no JSON") from None
 
 

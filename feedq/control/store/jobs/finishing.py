@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-import orjson
+import msgspec
 from sqlalchemy import Connection, text
 
 from feedq.control.store.database import GivenRows
@@ -282,7 +282,7 @@ def _ended(row: Any, decision: Ends | RetryIn, reason: str | None, *, is_lost: b
 def _job_of(row: Any) -> Job | None:
     """Reads the job of a run; None for one of another release, as how often it may be run cannot be known here."""
     try:
-        return job_from_json(orjson.dumps(row.job))
+        return job_from_json(msgspec.json.encode(row.job))
     except (InvalidInput, ValueError):
         return None
 

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
 
-import orjson
+import msgspec
 from sqlalchemy import Connection, text
 
 from feedq.control.store import history
@@ -110,7 +110,7 @@ _CANCEL = text(f"""
 
 
 def stored_job(job: Job) -> str:
-    return orjson.dumps(job_to_plain(job)).decode()
+    return msgspec.json.encode(job_to_plain(job)).decode()
 
 
 def stored(spec: ScheduleSpec) -> dict[str, str]:
@@ -118,8 +118,8 @@ def stored(spec: ScheduleSpec) -> dict[str, str]:
     return {
         "name": spec.name,
         "job": stored_job(spec.job),
-        "timing": orjson.dumps(timing_to_plain(spec.timing)).decode(),
-        "policy": orjson.dumps(policy_to_plain(spec)).decode(),
+        "timing": msgspec.json.encode(timing_to_plain(spec.timing)).decode(),
+        "policy": msgspec.json.encode(policy_to_plain(spec)).decode(),
     }
 
 
