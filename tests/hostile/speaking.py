@@ -20,10 +20,12 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 MEBIBYTE: Final = 2**20
 PIECE_BYTES: Final = 2**18
 BLAST_S: Final = 3.0
-"""So long an attack without an end goes on: what is bounded shows it in less, what is not has taken a gigabyte."""
+"""How long an attack without an end lasts: a bound shows sooner, and without one a gigabyte is taken by then."""
+ENDLESS_BYTES: Final = 2**31
+"""More than is sent in that time. An attack that breaks no rule sends less: its source just ends."""
 
 
-async def blast(writer: asyncio.StreamWriter, data: bytes, *, bytes_max: int = 2**31) -> None:
+async def blast(writer: asyncio.StreamWriter, data: bytes, *, bytes_max: int = ENDLESS_BYTES) -> None:
     """Send it again and again, as fast as it is read."""
     end = time.monotonic() + BLAST_S
     data *= max(1, PIECE_BYTES // len(data))
@@ -35,7 +37,7 @@ async def blast(writer: asyncio.StreamWriter, data: bytes, *, bytes_max: int = 2
         sent += len(data)
 
 
-def says(before: bytes, without_end: bytes = b"", *, then: bytes = b"", bytes_max: int = 2**31) -> Script:
+def says(before: bytes, without_end: bytes = b"", *, then: bytes = b"", bytes_max: int = ENDLESS_BYTES) -> Script:
     """Says something and goes on without an end, whatever it hears."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -103,12 +105,12 @@ def answers(raw: bytes, without_end: bytes = b"") -> Script:
     return script
 
 
-def websocket(raw: bytes, without_end: bytes = b"") -> Script:
+def websocket(raw: bytes, without_end: bytes = b"", *, bytes_max: int = ENDLESS_BYTES) -> Script:
     """Shakes hands, and sends frames."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await accept(reader, writer)
-        await says(raw, without_end)(reader, writer)
+        await says(raw, without_end, bytes_max=bytes_max)(reader, writer)
 
     return script
 
@@ -170,7 +172,9 @@ def entries(*entries: tuple[bytes, bytes], stream: bytes = b"s") -> bytes:
 # -- MQTT --------------------------------------------------------------------------------------------------
 
 
-def mqtt(raw: bytes, without_end: bytes = b"", *, suback: bytes = b"\x01") -> Script:
+def mqtt(
+    raw: bytes, without_end: bytes = b"", *, suback: bytes = b"\x01", bytes_max: int = ENDLESS_BYTES
+) -> Script:
     """Accepts a login and a subscription, and then sends this; version 5."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -181,7 +185,7 @@ def mqtt(raw: bytes, without_end: bytes = b"", *, suback: bytes = b"\x01") -> Sc
         if not raw and not without_end:
             await writer.drain()
             await reader.read()  # it is for the other side to end this
-        await says(raw, without_end)(reader, writer)
+        await says(raw, without_end, bytes_max=bytes_max)(reader, writer)
 
     return script
 
