@@ -263,11 +263,11 @@ class PostgresHarness(Harness):
         self.execute(EMPTY)
 
     def close(self) -> None:
-        super().close()
-        self.end_session()
+        self.end_sessions()
 
-    def end_session(self) -> None:
-        """A session tells the server's counters what it has read when it ends."""
+    def end_sessions(self) -> None:
+        """Whoever asks again opens new ones."""
+        super().close()
         if self._connection is not None:
             self._connection.close()
 
@@ -356,6 +356,34 @@ class PostgresHarness(Harness):
             return election.check_liveness()
         finally:
             election.close()
+
+    def rows_read_by(self, work: Callable[[], object], *, entries: bool = False) -> int:
+        """Rows of feeds, leases, schedules and runs that this reads; with their index entries if they count."""
+        before = self._rows_read(entries=entries)
+        work()
+        return self._rows_read(entries=entries) - before
+
+    def _rows_read(self, *, entries: bool) -> int:
+        self.end_sessions()
+        others = (
+            "SELECT application_name, query FROM pg_stat_activity WHERE datname = current_database() "
+            "AND pid <> pg_backend_pid() AND backend_type IN ('client backend', 'parallel worker')"
+        )
+        # A backend adds to the counters as it ends, and is listed until it has.
+        deadline = time.monotonic() + 10
+        while left := self.execute(others):
+            assert time.monotonic() < deadline, f"sessions that did not end in ten seconds: {left}"
+            time.sleep(0.005)
+        ((count,),) = self.execute(
+            """
+            SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0) + CASE WHEN %s THEN (
+                SELECT coalesce(sum(idx_tup_read), 0) FROM pg_stat_user_indexes i WHERE i.relid = t.relid
+            ) ELSE 0 END)::bigint FROM pg_stat_user_tables t
+            WHERE schemaname = 'feedq' AND relname IN ('feed', 'lease', 'schedule', 'run')
+            """,
+            entries,
+        )
+        return int(str(count))
 
     def delete_lease(self, feed_id: int) -> None:
         self.execute("DELETE FROM feedq.lease WHERE feed_id = %s", feed_id)

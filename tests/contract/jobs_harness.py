@@ -41,9 +41,9 @@ class JobsHarness(PostgresHarness):
         self.schedules = ScheduleStore(self.database)
         self.queues = QueueStore(self.database)
 
-    def close(self) -> None:
+    def end_sessions(self) -> None:
         self.database.close()
-        super().close()
+        super().end_sessions()
 
     # -- time ----------------------------------------------------------------------------------------
 

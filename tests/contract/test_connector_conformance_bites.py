@@ -90,7 +90,7 @@ class SoundConnector:
             return
         if "lets nobody have a turn" in self.faults:
             # The fault itself: whoever blocks the loop.
-            time.sleep(2.5)
+            time.sleep(0.6)
         if "raises what it likes" in self.faults:
             raise ValueError("too much")
         said = rest.decode("latin-1") if "quotes what has no end" in self.faults else ""
@@ -271,7 +271,8 @@ FAULTS = {
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault often shows by something that never happens."""
     for module in (loopback, driver, connector_conformance):
-        monkeypatch.setattr(module, "PATIENCE_S", 2.0)
+        monkeypatch.setattr(module, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(connector_conformance, "STANDS_STILL_S", 0.5)
 
 
 @pytest.mark.usefixtures("impatience")

@@ -40,10 +40,20 @@ TOKEN = {"secrets": {"token": "${env:ACME_TOKEN}"}}
 BEARER = {"headers": {"Authorization": "Bearer {token}"}, **TOKEN}
 
 
+class ConformanceInSteps(ConnectorConformance):
+    """Resets at every third byte: that of each connector at every byte would take a minute.
+
+    What is sent of a record has no multiple of three bytes, so that the four records together are cut everywhere.
+    """
+
+    def cuts(self, down_bytes: int) -> Sequence[int]:
+        return range(0, down_bytes + 1, 3)
+
+
 # -- tcp -----------------------------------------------------------------------------------------------
 
 
-class TestTcp(ConnectorConformance):
+class TestTcp(ConformanceInSteps):
     """With a source that sends what comes after the cursor in its hello."""
 
     kind = TcpConnector
@@ -83,7 +93,7 @@ class TestTcpThatBeginsAnew(ConnectorConformance):
 # -- http and sse --------------------------------------------------------------------------------------
 
 
-class TestHttpStream(ConnectorConformance):
+class TestHttpStream(ConformanceInSteps):
     """An answer of NDJSON that never ends, in chunks, to a request that holds the cursor."""
 
     kind = HttpConnector
@@ -99,7 +109,7 @@ class TestHttpStream(ConnectorConformance):
         return {"url": f"http://{where}/orders?after={{cursor}}&key={{token}}", "cursor": "/seq", **BEARER}
 
 
-class TestHttpPoll(ConnectorConformance):
+class TestHttpPoll(ConformanceInSteps):
     """Pages with the cursor of the next one, from a source that answers once it has something."""
 
     kind = HttpConnector
@@ -122,7 +132,7 @@ class TestHttpPoll(ConnectorConformance):
         return {"url": f"http://{where}/orders?after={{cursor}}&key={{token}}", **poll, **BEARER}
 
 
-class TestSse(ConnectorConformance):
+class TestSse(ConformanceInSteps):
     """Events with ids, from a source that resumes after the last one."""
 
     kind = SseConnector
@@ -141,7 +151,7 @@ class TestSse(ConnectorConformance):
         return {"url": f"http://{where}/events?key={{token}}", **BEARER}
 
 
-class TestSseByCursor(ConnectorConformance):
+class TestSseByCursor(ConformanceInSteps):
     """Events with CRLF whose data says where they stand, in envelopes, for which a POST asks."""
 
     kind = SseConnector
@@ -168,7 +178,7 @@ class TestSseByCursor(ConnectorConformance):
 # -- websocket -----------------------------------------------------------------------------------------
 
 
-class TestWebsocket(ConnectorConformance):
+class TestWebsocket(ConformanceInSteps):
     """With the cursor in a subscription, and a frame a record, as nearly every server has it."""
 
     kind = WebsocketConnector
@@ -188,7 +198,7 @@ class TestWebsocket(ConnectorConformance):
         return {"url": url, "subscribe": subscribe, "cursor": "/seq", **TOKEN}
 
 
-class TestWebsocketInFragments(ConnectorConformance):
+class TestWebsocketInFragments(ConformanceInSteps):
     """With the cursor in the URL, line breaks in the records, fragments, and pings between these."""
 
     kind = WebsocketConnector
@@ -214,7 +224,7 @@ class TestWebsocketInFragments(ConnectorConformance):
 # -- file and exec -------------------------------------------------------------------------------------
 
 
-class TestFile(ConnectorConformance):
+class TestFile(ConformanceInSteps):
     """Against a file that somebody appends to."""
 
     kind: ClassVar[Any] = FileConnector
@@ -271,7 +281,7 @@ class TestExec(TestFile):
 DATABASE = 7
 
 
-class TestRedisField(ConnectorConformance):
+class TestRedisField(ConformanceInSteps):
     """A record is the value of one field; with a stream of its own for each test, on the server of the session."""
 
     kind = RedisConnector
@@ -322,7 +332,7 @@ class TestRedisEntry(TestRedisField):
         return b"%06d" % seq + b"x" * (size - around - 6)
 
 
-class TestMqtt5(ConnectorConformance):
+class TestMqtt5(ConformanceInSteps):
     """With one session, in which the messages wait for the feed; `tests/peers` has a real broker."""
 
     kind = MqttConnector
@@ -421,7 +431,7 @@ class SpoolConnector:
                 )
 
 
-class TestBlockingWithoutSocket(ConnectorConformance):
+class TestBlockingWithoutSocket(ConformanceInSteps):
     kind = SpoolConnector
     dials = False
     limits_records = False

@@ -13,7 +13,6 @@ from feedq.control.store.channels import LEADER_LOCK_CLASS, WAKE
 from feedq.control.store.database import PreparedStatement
 from feedq.control.store.election import BEAT_ELECTION, Election
 from feedq.control.store.worker_session import Listener
-from feedq.core.model import NewWorker
 from tests.contract.harness import TTL_S, PostgresHarness
 
 pytestmark = pytest.mark.servers
@@ -83,10 +82,11 @@ def test_a_thousand_workers_are_looked_over_though_it_was_planned_for_none(
 ) -> None:
     harness = postgres_harness
     elected.check_liveness()
-    for n in range(1_000):
-        new = NewWorker(uuid4(), f"w{n}", "queue", 1, "host", 1, "0")
-        harness.store.workers.register(new, ttl_s=TTL_S)
-    harness.execute("UPDATE feedq.worker SET session_locks = true")
+    harness.execute(
+        "INSERT INTO feedq.worker (id, name, queue, capacity, host, pid, version, session_locks, expires_at) "
+        "SELECT gen_random_uuid(), 'w' || n, 'queue', 1, 'host', 1, '0', true, now() + interval '1 h' "
+        "FROM generate_series(1, 1000) n"
+    )
     assert elected.check_liveness().suspected == 1_000
     assert elected.check_liveness().crashed == 1_000
 

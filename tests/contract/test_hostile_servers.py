@@ -1,7 +1,7 @@
 """Hostile sources for every connector: memory stays bounded, the loop turns, and one error says what is wrong.
 
-The sources are read in a process of their own (`tests.hostile.victim`), one after the other. Clocks on a busy machine
-prove little: the bound on a stall is generous here, and in processor time. The figures come from
+The sources are read in a process of their own (`tests.hostile.victim`), one after the other. Clocks on a busy
+machine prove little: the bound on a stall is generous here, and in processor time. The figures come from
 `make bench ARGS=hostile`.
 """
 
@@ -26,7 +26,7 @@ TIMEOUT_S = 240
 
 @cache
 def harms(*options: str) -> dict[str, Harm]:
-    """What each source did; all are read in one process, because most take less time than it takes to start one."""
+    """What each source did. One process reads all: most take less time than it takes to start one."""
     command = [sys.executable, "-m", "tests.hostile.victim", *options]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert not done.stderr, done.stderr

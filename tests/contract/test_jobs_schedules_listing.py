@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -17,7 +16,7 @@ from tests.contract.jobs_stage import claim_one, ended, finish
 
 SOME_TICK = datetime(2026, 3, 1, 10, tzinfo=UTC)
 SCHEDULES = 2_000
-RUNS = 10
+RUNS = 4
 """Of each of them."""
 PLANNER_ROWS = 60
 """The planner reads the first and the last row of an index now and then, however many there are."""
@@ -235,37 +234,6 @@ def many(jobs: JobsHarness) -> None:
     )
 
 
-SETTLED = 5
-"""Readings of the counters that agree, when all have been told."""
-
-
-def read_by(jobs: JobsHarness, work: Callable[[], object]) -> int:
-    """Rows of schedules and runs that this reads, by whatever way."""
-    sql = """
-        SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint
-        FROM pg_stat_user_tables WHERE schemaname = 'feedq' AND relname IN ('schedule', 'run')
-    """
-
-    def count() -> int:
-        jobs.end_session()
-        ((rows,),) = jobs.execute(sql)
-        return int(str(rows))
-
-    def settled() -> int:
-        """A backend tells its counters when it ends, in its own time; the pool's would keep theirs for a while."""
-        jobs.database.close()
-        counts = [count()]
-        while counts.count(counts[-1]) < SETTLED:  # counters only grow
-            assert len(counts) < 100 * SETTLED
-            time.sleep(0.03)
-            counts.append(count())
-        return counts[-1]
-
-    before = settled()
-    work()
-    return settled() - before
-
-
 @pytest.mark.parametrize("is_analyzed", [True, False], ids=["with statistics", "without statistics"])
 def test_what_is_read_does_not_grow_with_what_there_is(jobs: JobsHarness, is_analyzed: bool) -> None:
     many(jobs)
@@ -291,9 +259,9 @@ def test_what_is_read_does_not_grow_with_what_there_is(jobs: JobsHarness, is_ana
         ("retention", 60, partial(trimmed, jobs)),
     ]
     for what, most, act in acts:
-        read = read_by(jobs, act)
+        read = jobs.rows_read_by(act)
         assert read <= most + PLANNER_ROWS, what
-    assert read_by(jobs, schedules.specs) >= SCHEDULES - 1, "the counters work"
+    assert jobs.rows_read_by(schedules.specs) >= SCHEDULES - 1, "the counters work"
 
 
 @pytest.mark.parametrize("is_analyzed", [True, False], ids=["with statistics", "without statistics"])
@@ -313,4 +281,4 @@ def test_however_many_are_urgent_a_few_are_looked_at(jobs: JobsHarness, is_analy
     limit = 5
     # Three kinds of runs, the schedules of each, the next to fire; and the few that are shown.
     most = 3 * 2 * SCANNED + limit + 6 * limit
-    assert read_by(jobs, lambda: jobs.schedules.urgent(limit=limit)) <= most + PLANNER_ROWS
+    assert jobs.rows_read_by(lambda: jobs.schedules.urgent(limit=limit)) <= most + PLANNER_ROWS

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import pytest
 
 from feedq.control.store.jobs.claiming import CROWD
@@ -24,35 +21,6 @@ def many(jobs: JobsHarness, sql: str, *, analyzed: bool) -> None:
     jobs.execute(f"INSERT INTO feedq.run ({columns}) {sql}", RUNS)
     if analyzed:
         jobs.execute("ANALYZE feedq.run")
-
-
-def rows_read(jobs: JobsHarness) -> int:
-    """Rows and entries of indexes of schedules and runs that anybody has read so far."""
-    jobs.end_session()
-    ((rows,),) = jobs.execute(
-        "SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint "
-        "FROM pg_stat_user_tables WHERE schemaname = 'feedq' AND relname IN ('run', 'schedule')"
-    )
-    ((entries,),) = jobs.execute(
-        "SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes "
-        "WHERE schemaname = 'feedq' AND relname IN ('run', 'schedule')"
-    )
-    return int(str(rows)) + int(str(entries))
-
-
-def read_by(jobs: JobsHarness, work: Callable[[], object]) -> int:
-    before = rows_read(jobs)
-    work()
-    # A backend tells its counters when it ends, and the pool's would keep theirs for a while.
-    jobs.store._database._engine.dispose()
-    return rows_read(jobs) - before
-
-
-def settle(jobs: JobsHarness) -> None:
-    """Until what was read before has all been told."""
-    jobs.store._database._engine.dispose()
-    while read_by(jobs, lambda: time.sleep(0.05)):
-        pass
 
 
 PLAIN = """
@@ -83,13 +51,11 @@ def test_a_claim_reads_a_few_of_those_that_wait(jobs: JobsHarness, sql: str, ana
     claim_one(jobs, worker)
     many(jobs, sql, analyzed=analyzed)
     jobs.schedules.trigger("open")
-    settle(jobs)
     taken: list[object] = []
-    assert read_by(jobs, lambda: taken.extend(claim(jobs, worker))) <= FEW
+    assert jobs.rows_read_by(lambda: taken.extend(claim(jobs, worker)), entries=True) <= FEW
     assert len(taken) == {PLAIN: 8, IN_A_FULL_QUEUE: 1, BACKFILL: 2}[sql]
-    assert read_by(jobs, lambda: jobs.execute("SELECT count(job) FROM feedq.run")) >= RUNS, (
-        "the counters work"
-    )
+    counted = jobs.rows_read_by(lambda: jobs.execute("SELECT count(job) FROM feedq.run"))
+    assert counted >= RUNS, "the counters work"
 
 
 def test_an_idle_look_at_many_schedules_reads_one_or_two(jobs: JobsHarness) -> None:
@@ -99,8 +65,7 @@ def test_an_idle_look_at_many_schedules_reads_one_or_two(jobs: JobsHarness) -> N
         "FROM generate_series(1, %s) n",
         RUNS,
     )
-    settle(jobs)
-    assert read_by(jobs, lambda: jobs.store.jobs.runs.fire_due(limit=100)) <= 10
+    assert jobs.rows_read_by(lambda: jobs.store.jobs.runs.fire_due(limit=100), entries=True) <= 10
 
 
 def test_a_higher_priority_is_found_behind_however_many_fell_due_before(jobs: JobsHarness) -> None:

@@ -4,7 +4,6 @@ sweeps in pages."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -54,44 +53,16 @@ def held(h: PostgresHarness) -> dict[str, tuple[int, float]]:
     return counted
 
 
-def rows_read(h: PostgresHarness) -> int:
-    """Rows of feeds and leases that anybody has read so far, by whatever way."""
-    sql = """
-        SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint
-        FROM pg_stat_user_tables WHERE schemaname = 'feedq' AND relname IN ('feed', 'lease')
-    """
-    h.end_session()
-    ((count,),) = h.execute(sql)
-    return int(str(count))
-
-
-def read_by(h: PostgresHarness, work: Callable[[], object]) -> int:
-    """Rows of feeds and leases that this reads."""
-    before = rows_read(h)
-    work()
-    # A backend tells its counters when it ends, and the pool's would keep theirs for a while.
-    h.store._database._engine.dispose()
-    return rows_read(h) - before
-
-
-def settle(h: PostgresHarness) -> None:
-    """Until what was read before has all been told."""
-    h.store._database._engine.dispose()
-    while read_by(h, lambda: time.sleep(0.05)):
-        pass
-
-
 def test_an_idle_pass_reads_no_row_of_any_feed(postgres_harness: PostgresHarness) -> None:
     h = postgres_harness
     workers = [h.worker(name, capacity=FEEDS, ttl_s=999) for name in "abc"]
     many_running(h, workers, FEEDS)
     h.reconcile()
     h.reconcile()
-    settle(h)
     beat = partial(h.store.workers.heartbeat, workers[0].id, Load(), ttl_s=999)
     for work in (h.reconcile, h.check_liveness, beat, h.store.workers.views):
-        assert read_by(h, work) <= PLANNER_ROWS
-    assert read_by(h, h.store.feeds.views) >= FEEDS, "the counters work"
+        assert h.rows_read_by(work) <= PLANNER_ROWS
+    assert h.rows_read_by(h.store.feeds.views) >= FEEDS, "the counters work"
 
 
 def test_what_is_freed_is_looked_up_even_if_the_planner_takes_every_feed_for_dirty(
@@ -103,8 +74,7 @@ def test_what_is_freed_is_looked_up_even_if_the_planner_takes_every_feed_for_dir
     h.execute("UPDATE feedq.feed SET dirty = true")
     h.execute("ANALYZE feedq.feed")
     h.execute("UPDATE feedq.feed SET dirty = false")
-    settle(h)
-    assert read_by(h, lambda: h.expire_workers(workers[0])) <= FEEDS / 2
+    assert h.rows_read_by(lambda: h.expire_workers(workers[0])) <= FEEDS / 2
 
 
 def test_feeds_are_looked_up_to_be_assigned_even_if_the_planner_takes_none_for_idle(
@@ -115,14 +85,13 @@ def test_feeds_are_looked_up_to_be_assigned_even_if_the_planner_takes_none_for_i
     many_running(h, [worker], FEEDS)
     h.execute("UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = 'new'")
     some = [feed_id for (feed_id,) in h.execute("SELECT feed_id FROM feedq.lease LIMIT 50")]
-    settle(h)
 
     def decide() -> None:
         with h.in_a_pass() as p:
             assert len(p.assign([(int(str(feed_id)), worker.id) for feed_id in some[:25]])) == 25
             p.explain([(int(str(feed_id)), Reason.NO_CAPACITY) for feed_id in some[25:]])
 
-    assert read_by(h, decide) <= FEEDS / 2
+    assert h.rows_read_by(decide) <= FEEDS / 2
 
 
 def test_the_counters_tell_what_workers_hold_whatever_happens(postgres_harness: PostgresHarness) -> None:

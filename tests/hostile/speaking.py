@@ -37,7 +37,9 @@ async def blast(writer: asyncio.StreamWriter, data: bytes, *, bytes_max: int = E
         sent += len(data)
 
 
-def says(before: bytes, without_end: bytes = b"", *, then: bytes = b"", bytes_max: int = ENDLESS_BYTES) -> Script:
+def says(
+    before: bytes, without_end: bytes = b"", *, then: bytes = b"", bytes_max: int = ENDLESS_BYTES
+) -> Script:
     """Says something and goes on without an end, whatever it hears."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
