@@ -28,6 +28,7 @@ ARGUMENTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("list_feeds", {"select": {"statuses": ["waiting", "paused"]}, "limit": 2}),
     ("list_feeds", {"text": "acme"}),
     ("list_feeds", {"text": "acme", "order": "rows", "limit": 1}),
+    ("count_feeds", {"select": {"tenant": "acme"}, "text": "acme"}),
     ("show_feed", {"name": MINE}),
     ("list_declared_feeds", {"with_cursors": True}),
     ("list_declared_feeds", {"names": [KEYED, "acme/none"]}),

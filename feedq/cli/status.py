@@ -161,8 +161,11 @@ def _answer_problems(invocation: Invocation) -> None:
 
 
 def _lines(one: ListedProblem) -> list[str]:
-    from feedq.verbs.wording import printable, stamp
+    from feedq.verbs.wording import counted, printable, stamp
 
-    whose = "" if one.feed is None else f" {one.feed}"
+    whose = ""
+    if one.feeds:
+        of = f" of {one.tenant}" if one.tenant else ""
+        whose = f" {one.feed or counted(one.feeds, 'feed') + of}"
     since = "" if one.since is None else f", since {stamp(one.since)}"
     return [f"{one.level}: {one.name}{whose}{since}: {printable(one.detail)}", f"      -> {one.advice}"]

@@ -146,11 +146,13 @@ def _write_document(frame: Frame) -> None:
 
 
 def summary(frame: Frame) -> str:
+    from feedq.control.store.feed_listing import StatusCount
     from feedq.core.model import Status
-    from feedq.verbs.diagnosis.fleet_checks import described, overview
+    from feedq.verbs.diagnosis import fleet_checks
     from feedq.verbs.diagnosis.schedule_checks import described_runs
 
-    numbers, jobs = overview(frame.feeds, frame.workers), frame.jobs
+    counts_of_one = [StatusCount(view.status, view.lease.reason, 1, 0, 0) for view in frame.feeds]
+    numbers, jobs = fleet_checks.summary(counts_of_one, frame.workers), frame.jobs
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(numbers.waiting.items()))
     counts = ", ".join(
         f"{numbers.by_status[s]} {s}" + (f": {reasons}" if s is Status.WAITING else "")
@@ -159,7 +161,7 @@ def summary(frame: Frame) -> str:
     )
     moving = f", {numbers.moving} moving" if numbers.moving else ""
     return (
-        f"{numbers.feeds} feeds ({counts or 'none'}{moving}), workers: {described(numbers)} "
+        f"{numbers.feeds} feeds ({counts or 'none'}{moving}), workers: {fleet_checks.described(numbers)} "
         f"({numbers.held}/{numbers.capacity}), {frame.rate:,.0f} records/s"
         + (f", runs: {described_runs(jobs)}" if jobs.are_used else "")
     )
@@ -219,7 +221,7 @@ def render(
     unlimited = console.options.update(height=None)
     taken = len(console.render_lines(Group(title, workers, *below), unlimited))
     room = max(height - LINES_BESIDE_FEEDS - taken, 1)
-    worst = [*dict.fromkeys(str(trouble.status) for trouble in TROUBLES), "connecting"]
+    worst = [*dict.fromkeys(str(trouble.cause) for trouble in TROUBLES), "connecting"]
     ranked = sorted(frame.feeds, key=lambda view: _rank(view, frame, worst))
     columns = [*feed_columns(frame.at, title="FEED", rates=frame.rates, width=60), *extra]
     feeds = rich_table(ranked[:room], columns)

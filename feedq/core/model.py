@@ -119,6 +119,16 @@ class Status(StrEnum):
     REMOVING = "removing"
 
 
+class Concern(StrEnum):
+    """What can be wrong with a feed whatever its status."""
+
+    EXPECTATION = "expectation"
+    DEAD_LETTERS = "dead_letters"
+    """It has some, the latest was refused of late, and it is not `refusing`."""
+    LOST_WORKERS = "lost_workers"
+    """A worker was lost to it of late, and it is not in quarantine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selector:
     """Which workers may have a feed, by their labels."""

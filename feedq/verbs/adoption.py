@@ -6,7 +6,7 @@ are declared anew, and find in the sink what their namesakes have left there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -141,17 +141,3 @@ class Adopting(ExitStack):
         if name not in self._sinks:
             self._sinks[name] = self.enter_context(self._open_sink(name))
         return self._sinks[name]
-
-
-def left_behind(
-    known: Iterable[Checkpoint], feeds: Collection[Feed]
-) -> tuple[list[Checkpoint], list[Checkpoint]]:
-    """Of a sink's checkpoints those of other installations, and those that no feed of this one has any more."""
-    uuids = {feed.identity.feed for feed in feeds}
-    here = {feed.identity.installation for feed in feeds}
-    strangers: list[Checkpoint] = []
-    orphans: list[Checkpoint] = []
-    for one in known:
-        if one.feed_uuid not in uuids:
-            (orphans if one.installation in here else strangers).append(one)
-    return strangers, orphans

@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
+from feedq.control.store.feed_listing import StatusCount
 from feedq.control.store.feeds import Feeds
 from feedq.core.model import Feed, FeedView, TargetState, WorkerView, require_version
 from feedq.core.passwords import mask_url
@@ -86,6 +87,13 @@ class Acted:
     dry_run: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class FeedCounts:
+    """Feeds by status and reason, counted."""
+
+    counts: list[StatusCount]
+
+
 @verb("GET /feeds")
 def list_feeds(
     at: At,
@@ -114,6 +122,16 @@ def list_feeds(
         found = at.store.listing.ordered(select, order, text_=text, offset=offset, limit=limit + 1)
         page = page_of(found, limit, lambda view: (offset + limit,))
     return Page(list(map(masked_view, page.items)), page.next)
+
+
+@verb("GET /counts")
+def count_feeds(at: At, *, select: Selection = ALL, text: Text = "") -> FeedCounts:
+    """How many feeds there are of each status, and of each reason to wait."""
+    if (tenant := at.caller.tenant) is not None:
+        if select.tenant not in (None, tenant):
+            return FeedCounts([])
+        select = replace(select, tenant=tenant)
+    return FeedCounts(at.store.listing.tallies(select, text_=text))
 
 
 @verb("GET /feeds/{name}")

@@ -16,7 +16,7 @@ from feedq.verbs.diagnosis.checks import Check, Level
 from feedq.verbs.registry import At, Cursor, Limit, Moment, NameArgument, Page, page_of, page_place, verb
 from feedq.verbs.report.fleet_data import FleetData, read_fleet
 from feedq.verbs.report.masking import masked_mapping
-from feedq.verbs.report.problem_list import ListedProblem, read_problems
+from feedq.verbs.report.problem_list import ListedProblem, problems
 
 # What takes long to load, and `feedq status` has no use for, is imported where it is used.
 
@@ -48,8 +48,12 @@ def show_status(at: At) -> FleetData:
 
 @verb("GET /problems", of_fleet=True)
 def list_problems(at: At) -> Page[ListedProblem]:
-    """Everything that somebody has to look at, worst first."""
-    return Page(read_problems(at.store, at.settings))
+    """Everything that the control tables tell somebody to look at, worst first.
+
+    It is all that the status and the doctor warn of, but for what the doctor tries from its own machine. Feeds are
+    grouped by what is wrong with them and by tenant.
+    """
+    return Page(problems(read_fleet(at.store, at.settings).warnings))
 
 
 @verb("GET /doctor", of_fleet=True)
@@ -57,9 +61,7 @@ def diagnose_fleet(at: At) -> Diagnosis:
     """What is wrong, and how to mend it, from the machine of the API and with its settings."""
     from feedq.verbs.diagnosis.rounds import diagnose
 
-    store = at.store
-    found = diagnose(store, store.fleet_state, store.job_state, store.jobs.schedules.specs, at.settings)
-    return _diagnosis(_told(at, found))
+    return _diagnosis(_told(at, diagnose(at.store, at.settings)))
 
 
 @verb("POST /alerts/test", role=AccessRole.OPERATOR, of_fleet=True)

@@ -1,6 +1,6 @@
 """What a feed can be in trouble with: how bad it is, what it means and what to do, in one table.
 
-`feedq doctor` and `feedq status` count feeds by it, `feedq status --problems` and *Problems* sort by it. `feedq
+`feedq doctor` and `feedq status` count feeds by it, `feedq status --problems` and *Problems* group by it. `feedq
 feed show` and the page of a feed quote it, with the times and numbers of that feed: see
 `feedq.verbs.diagnosis.waiting_checks`. The table in ``docs/howto/recover.md`` is a copy, which a test compares.
 """
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from feedq.core.model import Reason, Status, WorkerState, WorkerTarget
+from feedq.core.model import Concern, Reason, Status, WorkerState, WorkerTarget
 from feedq.core.schedule.model import RunState
+from feedq.core.selection import Selection
 
 
 class Tone(StrEnum):
@@ -28,8 +29,6 @@ class Tone(StrEnum):
     ASIDE = "aside"
 
 
-EXPECTATION: Final = "expectation"
-"""The trouble of a feed that is not as it is expected to be, whatever its status."""
 NAME: Final = "NAME"
 """Stands for the feed in a remedy."""
 
@@ -38,7 +37,7 @@ NAME: Final = "NAME"
 class Trouble:
     """A row of the table. Sentence and remedy are of one feed, and have no full stop."""
 
-    status: Status | str
+    cause: Status | Concern
     tone: Tone
     sentence: str
     remedy: str
@@ -94,10 +93,22 @@ TROUBLES: Final[Sequence[Trouble]] = (
         "check the source, or that worker",
     ),
     Trouble(
-        EXPECTATION,
+        Concern.EXPECTATION,
         Tone.ODD,
         "it does not meet an expectation",
         "check its source; `feedq feed show NAME` shows how it is doing",
+    ),
+    Trouble(
+        Concern.DEAD_LETTERS,
+        Tone.ODD,
+        "its sink refused records, which are kept as dead letters",
+        "fix the table or the feed, then `feedq feed dead-letters replay NAME --all`, or drop them",
+    ),
+    Trouble(
+        Concern.LOST_WORKERS,
+        Tone.ODD,
+        "a worker died while it held it; if that happens again, it is quarantined",
+        "see `feedq events --feed NAME`, and the log of the worker that died",
     ),
     Trouble(
         Status.BACKOFF,
@@ -140,12 +151,11 @@ TROUBLES: Final[Sequence[Trouble]] = (
         Reason.HELD,
     ),
 )
-_BY_CAUSE: Final = {(one.status, one.reason): one for one in TROUBLES}
-TROUBLED: Final = tuple(dict.fromkeys(one.status for one in TROUBLES if isinstance(one.status, Status)))
+_BY_CAUSE: Final = {(one.cause, one.reason): one for one in TROUBLES}
+TROUBLED: Final = tuple(dict.fromkeys(one.cause for one in TROUBLES if isinstance(one.cause, Status)))
 """The statuses that are trouble, the worst first."""
-RANKS: Final[Mapping[str, int]] = {
-    status: rank for rank, status in enumerate(dict.fromkeys(one.status for one in TROUBLES))
-}
+REASONS: Final = tuple(one.reason for one in TROUBLES if one.reason is not None)
+"""What a feed waits for, where that makes a difference."""
 
 _WORDS: Mapping[Tone, Sequence[str]] = {
     # `active` is a state of schedules, too, and `failed` one of runs.
@@ -160,12 +170,40 @@ _WORDS: Mapping[Tone, Sequence[str]] = {
 }
 TONES: Mapping[str, Tone] = {
     **{word: tone for tone, words in _WORDS.items() for word in words},
-    **{one.status: one.tone for one in TROUBLES},
+    **{one.cause: one.tone for one in TROUBLES},
 }
 """The tone of each word for a status or state that has one."""
 
 
-def trouble_of(status: Status | str, reason: Reason | None = None) -> Trouble | None:
-    """The row of a status; None for one that is no trouble. Only of feeds that wait does the reason matter: for
-    the others it repeats the status."""
-    return _BY_CAUSE.get((status, reason)) or _BY_CAUSE.get((status, None))
+def trouble_of(cause: Status | Concern, reason: Reason | None = None) -> Trouble | None:
+    """The row of a status, or of what else is wrong; None for one that is no trouble.
+
+    Only of feeds that wait does the reason matter: for the others it repeats the status.
+    """
+    return _BY_CAUSE.get((cause, reason)) or _BY_CAUSE.get((cause, None))
+
+
+def choice_of(cause: str) -> Selection | None:
+    """The selection of all feeds with which this is wrong; None where there is none."""
+    match cause:
+        case Concern.EXPECTATION:
+            return Selection(unmet=True)
+        case Concern.DEAD_LETTERS:
+            return Selection(dead_letters=True)
+        case Concern.LOST_WORKERS:
+            return None
+        case status:
+            return Selection(statuses=(Status(status),))
+
+
+def options_of(cause: str) -> Sequence[str]:
+    """The same as options of `feedq feed list`."""
+    match cause:
+        case Concern.EXPECTATION:
+            return ("--unmet",)
+        case Concern.DEAD_LETTERS:
+            return ("--dead-letters",)
+        case Concern.LOST_WORKERS:
+            return ()
+        case status:
+            return ("--status", status)

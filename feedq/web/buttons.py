@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from feedq.control.store.feed_listing import Query
 from feedq.core.lease import stillness_of
-from feedq.core.model import FeedView, TargetState, WorkerTarget, WorkerView
+from feedq.core.model import Concern, FeedView, TargetState, WorkerTarget, WorkerView
+from feedq.core.selection import Selection
 from feedq.verbs.backfills import begin_backfill, cancel_backfill
 from feedq.verbs.cursors import change_cursor
 from feedq.verbs.dead_letters import drop_dead_letters, replay_dead_letters
@@ -21,6 +22,7 @@ from feedq.verbs.declarations import declare
 from feedq.verbs.feeds import act_on_feeds
 from feedq.verbs.registry import OF, Verb
 from feedq.verbs.report.fleet_data import FleetData
+from feedq.verbs.report.problem_list import ListedProblem
 from feedq.verbs.schedules import act_on_schedule, backfill_schedule, cancel_run, trigger_schedule
 from feedq.verbs.workers import act_on_worker
 
@@ -211,10 +213,25 @@ def cancel_button(run_id: int) -> Button:
     return Button("cancel-run", str(run_id), {"id": run_id})
 
 
-def remedies(problem: str, data: FleetData) -> list[Button]:
+def problem_buttons(problem: ListedProblem, data: FleetData) -> list[Button]:
+    """The buttons that help against a problem."""
+    if not problem.feeds:
+        return _remedies(problem.name, data)
+    kinds, arguments = ("restart", "pause"), chosen(problem.select) if problem.select else {}
+    if problem.feed is not None:
+        arguments = {"names": problem.feed}
+        if problem.name == Concern.DEAD_LETTERS:
+            kinds, arguments = ("replay", "drop"), {"name": problem.feed}
+    elif problem.name == Concern.DEAD_LETTERS:
+        return []
+    of = f"{problem.name} {problem.feed or problem.tenant or ''}"
+    return [Button(kind, of, arguments) for kind in kinds] if arguments else []
+
+
+def _remedies(check: str, data: FleetData) -> list[Button]:
     """The buttons that help against what a check of the whole fleet has found."""
     workers = data.workers
-    match problem:
+    match check:
         case "loops":
             found = [one for view in workers if stillness_of(view) for one in worker_buttons(view)]
         case "sinks of workers":
@@ -224,23 +241,30 @@ def remedies(problem: str, data: FleetData) -> list[Button]:
             found = [worker_buttons(view)[0] for view in aside]
         case "paused":
             found = [one for name in data.jobs.tripped for one in schedule_buttons(name, is_paused=True)[:2]]
+        case "failed runs":
+            found = [schedule_buttons(name, is_paused=False)[0] for name in data.jobs.failing_names]
         case _:
             found = []
     return found[:REMEDIES_MAX]
 
 
+def chosen(select: Selection) -> dict[str, Any]:
+    """A selection as arguments of a verb."""
+    given = {
+        "tenant": select.tenant,
+        "labels": [f"{name}={value}" for name, value in select.labels.items()],
+        "worker": select.worker,
+        "statuses": list(select.statuses),
+        "connector": select.connector,
+        "match": select.match,
+        **{name: "true" for name in ("failing", "unmet", "dead_letters") if getattr(select, name)},
+    }
+    return {name: value for name, value in given.items() if value}
+
+
 def bulk_buttons(query: Query, count: int) -> list[Button]:
     """The buttons for all feeds that a filter finds."""
-    selection = {
-        "tenant": query.tenant,
-        "labels": [f"{name}={value}" for name, value in query.labels],
-        "worker": query.worker,
-        "statuses": query.status,
-        "connector": query.connector,
-        "match": query.match,
-        "failing": "true" if query.failing else None,
-    }
-    arguments = {name: value for name, value in selection.items() if value}
+    arguments = chosen(query.selection) | ({"statuses": query.status} if query.status else {})
     refused = ""
     if query.search:
         refused = "A text may be found anywhere in a feed; choose by status, label, match or another filter."

@@ -29,6 +29,7 @@ from feedq.core.lease import stillness_of
 from feedq.core.model import Status, WorkerView, known_as
 from feedq.core.roles import Caller
 from feedq.core.schedule.model import RunState, ScheduleState, ScheduleView
+from feedq.core.selection import Selection
 from feedq.errors import FeedqError, Forbidden, InvalidInput
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log, mask_url
@@ -46,9 +47,10 @@ from feedq.verbs.report.details import (
     schedule_declaration_lines,
     standing_lines,
 )
+from feedq.verbs.report.problem_list import problems
 from feedq.verbs.schedules import list_schedules, show_schedule
 from feedq.verbs.tap import tap_feed
-from feedq.verbs.troubles import TONES, TROUBLED, Tone
+from feedq.verbs.troubles import TONES, Tone, choice_of
 from feedq.verbs.wording import timing_words
 from feedq.web import dialogs
 from feedq.web.buttons import (
@@ -57,9 +59,8 @@ from feedq.web.buttons import (
     Button,
     bulk_buttons,
     cancel_button,
-    feed_buttons,
     page_buttons,
-    remedies,
+    problem_buttons,
     schedule_buttons,
     worker_buttons,
 )
@@ -235,6 +236,13 @@ class PageHandler(BaseHandler):
         usual = Query(limit=FEEDS_SHOWN)
         return f"{self.reverse_url('feeds')}{address(usual, usual_limit=FEEDS_SHOWN, **changes)}"
 
+    def select_url(self, select: Selection) -> str:
+        """Makes the address of the page that lists the feeds of a problem."""
+        status = select.statuses[0] if select.statuses else None
+        return self.feeds_url(
+            tenant=select.tenant, status=status, unmet=select.unmet, dead_letters=select.dead_letters
+        )
+
     def schedule_url(self, name: str, *, state: RunState | None = None) -> str:
         chosen = "" if state is None else "&" + urlencode({"state": state})
         return f"{self.reverse_url('schedule')}?name={quote(name, safe='')}{chosen}"
@@ -339,6 +347,8 @@ class FleetPage(PageHandler):
             "fleet_live.html",
             buttons_of=worker_buttons,
             data=data,
+            select_url=self.select_url,
+            choice_of=choice_of,
             moves=await self.queries.moves(),
             hot=hot_spot(data.workers),
             aside=[f"{count} {what}" for what, count in aside if count],
@@ -379,22 +389,12 @@ class ProblemsPage(PageHandler):
             super().fail(status, trouble)
 
     async def show(self) -> str:
-        found, views, data = await self.queries.problems()
+        data = await self.queries.fleet()
+        found = problems(data.warnings)
         if self.is_count:
             return f"({len(found):,})" if found else ""
-        # A feed may be listed twice, and has its buttons once.
-        buttons: dict[int, list[Button]] = {}
-        seen: set[str] = set()
-        pressed: set[str] = set()
-        for place, one in enumerate(found):
-            if one.feed is None:
-                acts = [act for act in remedies(one.name, data) if act.id not in pressed]
-                pressed |= {act.id for act in acts}
-                buttons |= {place: acts} if acts else {}
-            elif one.feed not in seen:
-                seen.add(one.feed)
-                buttons[place] = feed_buttons(views[one.feed])[:2]
-        return self.part("problems_live.html", found=found, buttons=buttons, TROUBLED=TROUBLED)
+        listed = [(one, problem_buttons(one, data)) for one in found]
+        return self.part("problems_live.html", listed=listed, select_url=self.select_url)
 
 
 def reasons(tallies: Iterable[StatusCount]) -> list[tuple[str, int]]:

@@ -26,7 +26,6 @@ from feedq.verbs.backfills import BackfillDocument, backfill_document
 from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.registry import At
 from feedq.verbs.report.fleet_data import FleetData, read_fleet
-from feedq.verbs.report.problem_list import ListedProblem, read_problems_and_feeds
 from feedq.web.feed_reader import Calls, Reader
 from feedq.web.params import ScheduleQuery
 
@@ -132,12 +131,6 @@ class WebQueries:
 
     async def fleet(self) -> FleetData:
         return await self._reader.read("fleet", lambda: read_fleet(self.store, self._settings))
-
-    async def problems(self) -> tuple[list[ListedProblem], dict[str, FeedView], FleetData]:
-        """Read what needs a look, the feeds that it is about, by name, and the fleet."""
-        return await self._reader.read(
-            "problems", lambda: read_problems_and_feeds(self.store, self._settings)
-        )
 
     def _read_feed(self, at: At, name: str, span: Span) -> FeedData:
         view = self.store.feeds.view(at.feed(name).name)

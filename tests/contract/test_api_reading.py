@@ -12,8 +12,9 @@ from pydantic import SecretStr
 from feedq.api.backend import ApiBackend
 from feedq.api.server import make_app
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import TargetState
+from feedq.core.model import Selector, TargetState
 from feedq.core.roles import AccessRole
+from feedq.core.schedule.model import Finish, Offer, RunState
 from feedq.settings import Settings
 from tests.api_client import ApiClient
 from tests.contract.jobs_harness import JobsHarness
@@ -58,6 +59,49 @@ def pages(api: ApiClient, path: str, **params: Any) -> Iterator[Any]:
         cursor = page["next"]
         if cursor is None:
             return
+
+
+# -- problems ----------------------------------------------------------------------------------------
+
+OF_A_MACHINE = re.compile(
+    "database|migrations|clock|connections|notifications|session locks|messages|alerts|open files"
+    "|broker.*|sink .*|.* on .*|inside .*"
+)
+"""Checks of the doctor that try something from where it runs."""
+
+
+def test_problems_are_all_that_the_tables_tell_and_group_feeds_by_cause_and_tenant(
+    api: ApiClient, harness: JobsHarness
+) -> None:
+    for n in range(50):
+        harness.feed(f"acme/{n:02}", tenant="acme")
+    harness.feed("beta/x", tenant="beta", selector=Selector(required={"region": "eu"}))
+    harness.execute(
+        "INSERT INTO feedq.unmet (feed_id, kind, since, bound, found) "
+        "SELECT id, 'max_silence', now(), '20', 30 FROM feedq.feed"
+    )
+    harness.worker("w@host")
+    harness.schedule("nightly")
+    harness.schedules.trigger("nightly")
+    worker = harness.job_worker()
+    (run,) = harness.store.jobs.runs.claim(Offer(worker.id, 1, (), 0.0)).runs
+    harness.store.jobs.runs.finish(worker.id, [Finish(run.id, run.fence, RunState.FAILED, "boom")])
+
+    warned = [one for one in api.json("/doctor")["checks"] if one["level"] in ("warn", "FAIL")]
+    warned = [one for one in warned if not OF_A_MACHINE.fullmatch(one["name"])]
+    assert warned == api.json("/status")["warnings"]
+    problems = api.json("/problems")["items"]
+    assert {one["name"] for one in problems} == {one["cause"] or one["name"] for one in warned}
+    assert {"failed runs", "labels", "expectation", "waiting"} <= {one["name"] for one in problems}
+    (failed,) = (one["detail"] for one in problems if one["name"] == "failed runs")
+    assert failed == "the last run of 1 schedule did not succeed: nightly"
+    silent = [one for one in problems if one["name"] == "expectation"]
+    assert [(one["tenant"], one["feeds"], one["feed"]) for one in silent] == [
+        ("acme", 50, None),
+        ("beta", 1, "beta/x"),
+    ]
+    found = api.json("/feeds", params={"tenant": silent[0]["select"]["tenant"], "unmet": "true"})
+    assert len(found["items"]) == 50
 
 
 # -- lists -------------------------------------------------------------------------------------------

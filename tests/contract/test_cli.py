@@ -226,7 +226,7 @@ def test_doctor_warns_when_connections_run_short(migrated_url: str) -> None:
 
 def test_doctor_says_which_grant_a_sink_lacks(migrated_url: str, plain_role_url: str) -> None:
     here = Settings(database_url=migrated_url, sinks={"other": plain_role_url})
-    found = by_name(check_sinks(here, []))
+    found = by_name(check_sinks(here))
     assert found["sink default"].level is Level.OK
     assert found["sink other"].level is Level.FAIL
     assert "may not create feedq_checkpoint, feedq_dead_letter" in found["sink other"].detail
@@ -235,11 +235,11 @@ def test_doctor_says_which_grant_a_sink_lacks(migrated_url: str, plain_role_url:
         for table in ("feedq_checkpoint", "feedq_dead_letter"):
             cursor.execute(f"CREATE TABLE public.{table} (feed_id bigint)")
         for _ in ("feedq_checkpoint", "feedq_dead_letter"):
-            check = by_name(check_sinks(here, []))["sink other"]
+            check = by_name(check_sinks(here))["sink other"]
             grant = re.fullmatch(r"have \w+ run (GRANT SELECT, INSERT, UPDATE, DELETE ON .*)", check.advice)
             assert grant, check
             cursor.execute(grant[1])
-    check = by_name(check_sinks(here, []))["sink other"]
+    check = by_name(check_sinks(here))["sink other"]
     assert (check.level, "target tables must exist" in check.detail) == (Level.OK, True)
 
 
@@ -254,7 +254,7 @@ def test_doctor_says_which_grant_a_sink_lacks(migrated_url: str, plain_role_url:
 )
 def test_doctor_says_what_is_wrong_with_the_url_of_a_sink(migrated_url: str, url: str) -> None:
     here = Settings(database_url=migrated_url, sinks={"other": url})
-    check = by_name(check_sinks(here, []))["sink other"]
+    check = by_name(check_sinks(here))["sink other"]
     assert check.level is Level.FAIL
     assert "hunter2" not in repr(check)
 
@@ -310,7 +310,14 @@ def test_what_was_not_checked_is_no_failure(shell: Shell, monkeypatch: pytest.Mo
     assert shell.json("doctor") == {
         "healthy": True,
         "checks": [
-            {"name": "alerts", "level": "not checked", "detail": "1 target", "advice": "try", "status": None}
+            {
+                "name": "alerts",
+                "level": "not checked",
+                "detail": "1 target",
+                "advice": "try",
+                "cause": None,
+                "groups": [],
+            }
         ],
     }
 

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 from pydantic import SecretStr
 
+from feedq.control.store.feed_listing import SinkUse
 from feedq.core.model import Feed, FeedSpec, Identity
 from feedq.settings import Settings
 from feedq.sinks.base import FenceRequest
@@ -27,6 +28,11 @@ def feed(number: int, installation: UUID = OURS) -> Feed:
     return Feed(number, spec, 1, AT, AT, Identity(uuid4(), installation))
 
 
+def ours_of(*feeds: Feed) -> tuple[list[SinkUse], tuple[UUID, set[UUID]]]:
+    """What `check_sinks` is told of the feeds of this installation."""
+    return [SinkUse("own", len(feeds), feeds)], (OURS, {one.identity.feed for one in feeds})
+
+
 def land(url: str, *feeds: Feed) -> None:
     sink = SqlSink(url, environment="default", worker_id=uuid4(), role="fencer")
     requests = [FenceRequest(one.id, one.name, 1, RAW, one.identity) for one in feeds]
@@ -43,7 +49,7 @@ def test_doctor_finds_strangers_orphans_and_another_installation(tmp_path: Path,
         before = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%d %H:%M:%S.%f")
         harness.query("UPDATE feedq_checkpoint SET updated_at = ?", [before])
     settings = Settings(sinks={"own": SecretStr(harness.url)})
-    found = {check.name: check for check in check_sinks(settings, [ours]) if "own" in check.name}
+    found = {check.name: check for check in check_sinks(settings, *ours_of(ours)) if "own" in check.name}
     assert found["sink own"].level is Level.OK
     other = found["others on own" if lately else "strangers on own"]
     assert other.level is Level.WARN
@@ -60,5 +66,5 @@ def test_doctor_says_nothing_of_a_sink_that_is_all_our_own(tmp_path: Path) -> No
     ours = feed(1)
     land(harness.url, ours)
     settings = Settings(sinks={"own": SecretStr(harness.url)})
-    assert [c.name for c in check_sinks(settings, [ours]) if "own" in c.name] == ["sink own"]
+    assert [c.name for c in check_sinks(settings, *ours_of(ours)) if "own" in c.name] == ["sink own"]
     harness.close()

@@ -174,7 +174,7 @@ def test_remedies_of_a_control_database_fit_the_cause(refused: tuple[str, str]) 
 def test_remedies_of_a_sink_fit_the_cause(refused: tuple[str, str], plain_url: str) -> None:
     url, remedy = refused
     settings = Settings(database_url=plain_url, sinks={"other": url})
-    (check,) = (one for one in check_sinks(settings, []) if one.name == "sink other")
+    (check,) = (one for one in check_sinks(settings) if one.name == "sink other")
     assert (check.level, remedy in check.advice) == (Level.FAIL, True)
     assert "FEEDQ_DATABASE_URL" not in check.advice
     with (

@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 from pydantic import SecretStr
 
+from feedq.control.store.feed_listing import SinkUse
 from feedq.core.model import Feed, FeedSpec, Identity
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.local.postgres import Postgres
@@ -274,10 +275,11 @@ def test_doctor_says_the_same_before_the_feed_runs(
         "a/b", "tcp", {"url": "tcp://127.0.0.1:1"}, {"table": "orders", "columns": {"seq": "/seq"}}
     )
     now = datetime.now(UTC)
-    feeds = [Feed(1, spec, 1, now, now, Identity(uuid4(), uuid4()))]
+    feed = Feed(1, spec, 1, now, now, Identity(uuid4(), uuid4()))
+    uses, ours = [SinkUse("default", 1, [feed])], (feed.identity.installation, {feed.identity.feed})
 
     def tables() -> str | None:
-        found = {check.name: check for check in check_sinks(settings, feeds)}
+        found = {check.name: check for check in check_sinks(settings, uses, ours)}
         assert found["sink default"].level is Level.OK
         return found["tables on default"].detail if "tables on default" in found else None
 

@@ -15,13 +15,13 @@ import psycopg2
 import pytest
 from psycopg2.extras import execute_values
 
-from feedq.control.store.feed_listing import FeedListing, Query, Sort
-from feedq.core.model import LeaseState, Load, NewWorker, Reason, Selector, Status
+from feedq.control.store.feed_listing import FeedListing, Query, Sort, TroubledFeeds
+from feedq.core.model import Concern, LeaseState, Load, NewWorker, Reason, Selector, Status
 from feedq.core.selection import ORDER_KEYS, Selection, SelectionOrder
-from feedq.verbs.diagnosis.fleet_checks import fleet_checks, overview, summary
-from feedq.verbs.troubles import TROUBLED
-from feedq.verbs.wording import NAMED_MAX
+from feedq.verbs.diagnosis.fleet_checks import summary
+from feedq.verbs.troubles import REASONS, TROUBLED
 from tests.contract.harness import TTL_S, Harness, PostgresHarness, progress, spec
+from tests.fakes.memory.listing import required_by, tallies_of, troubles_of, wanted_of_tenants
 
 WANTED = [("running", False), ("paused", False), ("running", True)]
 """Of a feed: what people want of it, and whether it is being removed."""
@@ -165,7 +165,7 @@ def test_the_numbers_are_those_of_counting_every_feed(
     views, workers = everything.store.feeds.views(), everything.store.workers.views()
     counted = {(t.status, t.reason): t.feeds for t in listing.tallies()}
     assert counted == Counter((view.status, view.lease.reason) for view in views)
-    assert summary(listing.tallies(), workers) == overview(views, workers)
+    assert summary(listing.tallies(), workers) == summary(tallies_of(views), workers)
 
 
 def test_pages_follow_each_other_in_any_order(everything: PostgresHarness, listing: FeedListing) -> None:
@@ -285,16 +285,34 @@ def test_the_database_chooses_what_a_selection_does(everything: PostgresHarness)
     assert all(any(map(one.chooses, views)) for one in (*SELECTIONS[3:6], *SELECTIONS[-2:]))
 
 
-def test_the_status_says_the_same_of_the_notable_feeds_as_of_all(
+def test_the_database_counts_what_is_wrong_with_feeds_and_what_they_want(
     everything: PostgresHarness, listing: FeedListing
 ) -> None:
     feeds = everything.store.feeds
-    for view in feeds.selected(Selection()):
-        selector = Selector(required={"region": "eu"})
+    for view in feeds.selected(Selection())[::2]:
+        selector = Selector(required={"region": "eu" if view.feed.id % 3 else "us"})
         feeds.edit(view.feed.name, replace(view.feed.spec, selector=selector))
-    views, workers = feeds.views(), everything.store.workers.views()
-    state = everything.store.fleet_state()
-    checks = partial(fleet_checks, workers=workers, state=state, reconcile_interval_s=5.0)
-    notable = listing.notable(TROUBLED, each=NAMED_MAX)
-    assert len(notable) < len(views)
-    assert list(checks(notable, tallies=listing.tallies())) == list(checks(views))
+    everything.execute(
+        "INSERT INTO feedq.unmet (feed_id, kind, since, bound, found) "
+        "SELECT id, 'max_silence', now() - make_interval(secs => id), '20', 30 FROM feedq.feed "
+        "WHERE mod(id, 3) = 0"
+    )
+    everything.execute(
+        "UPDATE feedq.lease SET dead_letters = mod(feed_id, 4) - 1, blamed = mod(feed_id, 5), "
+        "blamed_at = now() - make_interval(days => CAST(mod(feed_id, 3) AS int))"
+    )
+    views, now = feeds.views(), everything.store.now()
+    asked = {"each": 2, "tenants": 2}
+    found = listing.troubles(TROUBLED, REASONS, **asked)
+    expected = troubles_of(views, TROUBLED, REASONS, **asked, now=now)
+    assert [(replace(one, views=()), names(one)) for one in found] == [
+        (replace(one, views=()), names(one)) for one in expected
+    ]
+    assert {one.cause for one in found} == {*TROUBLED, *Concern}
+    by_labels = partial(sorted, key=lambda one: sorted(one.required.items()))
+    assert by_labels(listing.placing(each=3)) == by_labels(required_by(views, each=3))
+    assert listing.wanted_of_tenants() == wanted_of_tenants(views)
+
+
+def names(group: TroubledFeeds) -> list[str]:
+    return [view.feed.name for view in group.views]

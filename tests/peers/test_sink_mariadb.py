@@ -181,5 +181,5 @@ def test_remedies_fit_what_the_server_refuses(
     mariadb: MariaDb, user: str, database: str, remedy: str
 ) -> None:
     settings = Settings(sinks={"other": mariadb.url(database, user=user)})
-    (check,) = (one for one in check_sinks(settings, []) if one.name == "sink other")
+    (check,) = (one for one in check_sinks(settings) if one.name == "sink other")
     assert remedy in check.advice

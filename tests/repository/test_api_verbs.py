@@ -65,6 +65,8 @@ VERBS = {
     "token remove": "remove_token",
 }
 """Commands, and the verbs that do what they do."""
+OF_PAGES = {"count_feeds"}
+"""Verbs that pages alone ask."""
 
 
 def test_no_verb_of_the_command_line_is_missing() -> None:
@@ -74,7 +76,7 @@ def test_no_verb_of_the_command_line_is_missing() -> None:
 
 
 def test_the_verbs_that_stand_for_commands_exist_and_there_are_no_others() -> None:
-    assert {verb for verbs in VERBS.values() for verb in verbs.split()} == load().keys()
+    assert {verb for verbs in VERBS.values() for verb in verbs.split()} | OF_PAGES == load().keys()
 
 
 def test_each_address_is_documented() -> None:

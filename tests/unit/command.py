@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -16,7 +16,6 @@ from click.testing import CliRunner, Result
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
 from feedq.control import reconcile as control
-from feedq.control.store.feed_listing import StatusCount
 from feedq.control.store.fleet_state import FleetState, JobState, Leader
 from feedq.control.store.jobs.queues import QueueStore
 from feedq.control.store.jobs.schedules import ScheduleStore
@@ -31,7 +30,6 @@ from feedq.core.model import (
     Progress,
     Reason,
     Release,
-    Status,
     Worker,
 )
 from feedq.core.roles import AccessRole, Caller
@@ -43,12 +41,11 @@ from feedq.core.schedule.model import (
     ScheduleView,
     UnreadableSpec,
 )
-from feedq.core.selection import Selection, SelectionOrder
 from feedq.settings import Settings
 from feedq.sinks.base import Sink
-from feedq.verbs.diagnosis.fleet_checks import tallies_of
 from feedq.verbs.registry import At, Told
 from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.memory.listing import MemoryListing
 from tests.fakes.sink import MemorySink
 
 URL = "tcp://127.0.0.1:7001"
@@ -162,40 +159,15 @@ class FakeInvocation(Invocation):
             feeds=self._store.feeds,
             workers=self._store.workers,
             jobs=self._jobs,
-            listing=MemoryListing(self._store),
+            listing=MemoryListing(self._store, self.clock.now),
             fleet_state=lambda: self._fleet or led(self.clock),
             job_state=lambda: self._job_state,
+            scheduled_tasks=list,
             now=self.clock.now,
         )
         caller = Caller("a test", AccessRole.ADMIN)
         at = At(cast("PostgresStore", there), self.settings, caller, self.open_sink)
         return at if told is None else replace(at, told=told)
-
-
-class MemoryListing:
-    """Lists of feeds, as the database makes them."""
-
-    def __init__(self, store: PostgresStore) -> None:
-        self._store = store
-
-    def after(
-        self, selection: Selection, *, text_: str = "", place: tuple[str, int] = ("", 0), limit: int
-    ) -> list[FeedView]:
-        assert not text_, "which the database looks for"
-        found = self._store.feeds.selected(selection)
-        return [view for view in found if (view.feed.name, view.feed.id) > place][:limit]
-
-    def ordered(
-        self, selection: Selection, order: SelectionOrder, *, text_: str = "", offset: int = 0, limit: int
-    ) -> list[FeedView]:
-        assert not text_, "which the database looks for"
-        return self._store.feeds.selected(selection, order=order)[offset : offset + limit]
-
-    def tallies(self) -> list[StatusCount]:
-        return tallies_of(self._store.feeds.views())
-
-    def notable(self, statuses: Collection[Status], *, each: int) -> list[FeedView]:
-        return self._store.feeds.views()
 
 
 class Command:

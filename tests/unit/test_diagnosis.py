@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -29,10 +30,14 @@ from feedq.core.model import (
 )
 from feedq.core.placement.base import Rules
 from feedq.verbs.diagnosis.checks import Check, Level
-from feedq.verbs.diagnosis.fleet_checks import Overview, fleet_checks, overview
+from feedq.verbs.diagnosis.feed_checks import feed_checks
+from feedq.verbs.diagnosis.fleet_checks import Overview, fleet_checks, summary
 from feedq.verbs.diagnosis.host import check_open_files
 from feedq.verbs.diagnosis.placement_checks import placing_checks
 from feedq.verbs.diagnosis.waiting_checks import explain, explain_staying
+from feedq.verbs.troubles import REASONS, TROUBLED
+from feedq.verbs.wording import NAMED_MAX
+from tests.fakes.memory.listing import required_by, tallies_of, troubles_of, wanted_of_tenants
 from tests.fakes.sink import IDENTITY
 
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
@@ -200,7 +205,7 @@ def test_a_drain_says_what_keeps_feeds_where_they_are(
 
 
 def numbers(feeds: int, *workers: WorkerView) -> Overview:
-    return overview([feed(f"f{i}") for i in range(feeds)], workers)
+    return summary(tallies_of([feed(f"f{i}") for i in range(feeds)]), workers)
 
 
 def test_only_workers_that_serve_have_places_and_a_spread() -> None:
@@ -229,7 +234,8 @@ def test_what_a_cordoned_worker_keeps_needs_no_other_place_until_it_dies() -> No
 
 
 def checks(views: list[FeedView], workers: list[WorkerView], rules: Rules = RULES) -> dict[str, str]:
-    return {c.name: c.detail for c in placing_checks([view.feed for view in views], workers, rules)}
+    required, tenants = required_by(views, each=NAMED_MAX), wanted_of_tenants(views)
+    return {c.name: c.detail for c in placing_checks(required, tenants, workers, rules)}
 
 
 def test_a_fleet_without_labels_or_caps_has_nothing_to_say() -> None:
@@ -269,9 +275,18 @@ def test_a_tenant_whose_cap_makes_feeds_wait_is_warned_of() -> None:
 
 
 def found(views: list[FeedView], workers: list[WorkerView]) -> dict[str, Check]:
-    """The check of each name; of several the last."""
+    """The check of each name, and of each cause; of several the last."""
+    numbers = summary(tallies_of(views), workers)
     state = FleetState(NOW, NOW, 0.5, None)
-    return {c.name: c for c in fleet_checks(views, workers, state, reconcile_interval_s=5.0)}
+    of_fleet = fleet_checks(numbers, workers, state, reconcile_interval_s=5.0)
+    return {check.cause or check.name: check for check in (*of_fleet, *warnings(views))}
+
+
+def warnings(views: list[FeedView]) -> list[Check]:
+    """What is said of feeds."""
+    troubles = troubles_of(views, TROUBLED, REASONS, each=NAMED_MAX, tenants=3, now=NOW)
+    explained = partial(explain, workers=[], now=NOW, rules=RULES)
+    return list(feed_checks(troubles, summary(tallies_of(views), []), now=NOW, explained=explained))
 
 
 def test_a_worker_that_stands_still_fails_the_checks_with_its_name_and_its_process() -> None:
@@ -321,13 +336,15 @@ REFUSED_LATELY = {
 
 def test_dead_letters_of_late_are_warned_of_with_the_latest_reason() -> None:
     views = [running("a", uuid4(), **REFUSED_LATELY), running("b", uuid4())]
-    check = found(views, [worker("one")])["dead letters"]
+    check = found(views, [worker("one")])["dead_letters"]
     assert (check.level, check.detail) == (
         Level.WARN,
-        'records of 1 feed were refused: a (3,369, 5.0s ago column "n" is of type integer)',
+        '1 dead_letters: a (3,369 dead letters, the latest 5.0s ago: column "n" is of type integer)',
     )
     long_ago = {**REFUSED_LATELY, "dead_letter_at": NOW - timedelta(days=1)}
-    assert found([running("a", uuid4(), **long_ago)], [worker("one")])["dead letters"].level is Level.OK
+    assert [check.level for check in warnings([running("a", uuid4(), **long_ago)])] == [Level.OK]
+    gone = {**REFUSED_LATELY, "dead_letters": 0}
+    assert [check.level for check in warnings([running("a", uuid4(), **gone)])] == [Level.OK]
 
 
 @pytest.mark.parametrize(
@@ -351,7 +368,7 @@ def test_dead_letters_of_late_are_warned_of_with_the_latest_reason() -> None:
 )
 def test_a_feed_in_trouble_is_named_with_its_reason(lease: dict[str, Any], said: str) -> None:
     view = feed("odd", **{"state": LeaseState.RUNNING, "worker_id": uuid4(), "connected": True, **lease})
-    check = found([view], [worker("one")])["feeds"]
+    (check,) = warnings([view])
     assert (check.level, check.detail) == (Level.WARN, said)
     assert check.advice
     assert len(explain(view, [], now=NOW, rules=RULES) or "") > 20
@@ -359,13 +376,13 @@ def test_a_feed_in_trouble_is_named_with_its_reason(lease: dict[str, Any], said:
 
 def test_a_feed_that_a_worker_was_lost_to_is_named_although_it_is_not_in_quarantine() -> None:
     view = running("odd", uuid4(), blamed=1, blame="killed: by a signal, or by its own code", blamed_at=NOW)
-    check = found([view], [worker("one")])["lost workers"]
+    (check,) = warnings([view])
     assert (check.level, check.detail) == (
         Level.WARN,
-        "1 feed had a worker die under it: odd (killed: by a signal, or by its own code)",
+        "1 lost_workers: odd (killed: by a signal, or by its own code)",
     )
     long_ago = replace(view, lease=replace(view.lease, blamed_at=NOW - timedelta(days=1)))
-    assert found([long_ago], [worker("one")])["lost workers"].level is Level.OK
+    assert [check.level for check in warnings([long_ago])] == [Level.OK]
 
 
 def test_a_feed_on_a_worker_that_stands_still_is_not_told_to_look_at_its_source() -> None:

@@ -9,8 +9,9 @@ import pytest
 from feedq.control import reconcile as control
 from feedq.core.model import FeedSpec, NewWorker, Worker, WorkerTarget
 from feedq.settings import Settings
-from feedq.verbs.diagnosis.fleet_checks import overview
+from feedq.verbs.diagnosis.fleet_checks import summary
 from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.memory.listing import tallies_of
 
 SETTINGS = Settings.model_construct(settle_s=0.0)
 
@@ -37,7 +38,7 @@ def test_with_jobs_workers_alone_there_is_no_place_and_no_division_by_zero(store
     worker = add_worker(store, "jobs", 0)
     store.feeds.add(FeedSpec("f", "tcp", {}, {"table": "t"}))
     assert list(reconcile(store).unplaced.values()) == [1]
-    numbers = overview(store.feeds.views(), store.workers.views())
+    numbers = summary(tallies_of(store.feeds.views()), store.workers.views())
     assert (numbers.serving, numbers.utilisation, numbers.lacking) == (0, None, 1)
     store.workers.set_target(worker.id, WorkerTarget.DRAINED)
     reconcile(store)

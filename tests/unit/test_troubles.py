@@ -17,7 +17,7 @@ from feedq.verbs.catalogs.syncing import check_removals
 from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.report.problem_list import problems
 from feedq.verbs.troubles import TROUBLED, TROUBLES
-from tests.unit.test_diagnosis import NOW, RULES, feed, worker
+from tests.unit.test_diagnosis import NOW, RULES, feed, warnings, worker
 
 ROOT = Path(__file__).parents[2]
 EVIL = """a;rm -rf $HOME "x" `'y'"""
@@ -36,7 +36,7 @@ def commands(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("status", TROUBLED)
 def test_commands_against_each_trouble_can_be_pasted(status: Status) -> None:
     view = replace(feed(EVIL), status=status)
-    for text in (explain(view, [], now=NOW, rules=RULES), problems([view], (), (), {EVIL: None})[0].advice):
+    for text in (explain(view, [], now=NOW, rules=RULES), problems(warnings([view]))[0].advice):
         assert text is not None
         for words in commands(text):
             assert words[0] == "feedq"
@@ -47,7 +47,7 @@ def test_commands_for_feeds_workers_and_catalogs_can_be_pasted() -> None:
     unexpected = replace(
         feed(EVIL, state=LeaseState.RUNNING, connected=True), unmet=(Unmet("max_silence", NOW, "silent"),)
     )
-    (listed,) = problems([unexpected], (), (), {EVIL: None})
+    (listed,) = problems(warnings([unexpected]))
     assert commands(listed.advice) == [["feedq", "feed", "show", EVIL]]
 
     waiting = feed(reason=Reason.NO_MATCH, required={"region": "eu"})
@@ -83,7 +83,7 @@ def test_a_command_reads_as_its_words() -> None:
 
 
 def test_every_status_that_is_trouble_and_every_reason_to_wait_has_one_row() -> None:
-    rows = [(one.status, one.reason) for one in TROUBLES]
+    rows = [(one.cause, one.reason) for one in TROUBLES]
     assert len(set(rows)) == len(rows)
     well = {
         Status.STREAMING,
@@ -99,7 +99,7 @@ def test_every_status_that_is_trouble_and_every_reason_to_wait_has_one_row() -> 
 def test_recover_has_the_table() -> None:
     page = (ROOT / "docs/howto/recover.md").read_text()
     rows = [
-        f"| `{one.status}`{f', `{one.reason}`' if one.reason else ''} | {one.sentence} | {one.remedy} |\n"
+        f"| `{one.cause}`{f', `{one.reason}`' if one.reason else ''} | {one.sentence} | {one.remedy} |\n"
         for one in TROUBLES
     ]
     assert "".join(rows) in page

@@ -8,18 +8,25 @@ only, one transaction a call.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Connection, text
 
 from feedq.control.store.database import Aggregate, in_transaction
-from feedq.control.store.feed_rows import FEED_COLUMNS, LEASE_COLUMNS, OWNER_COLUMNS, feed_view_from
+from feedq.control.store.feed_rows import (
+    FEED_COLUMNS,
+    LEASE_COLUMNS,
+    OWNER_COLUMNS,
+    feed_from,
+    feed_view_from,
+)
 from feedq.core.lease import FAILING_FROM, LAGS_S, REFUSING_S, SILENT_AFTER, WAITS_ANEW
-from feedq.core.model import FeedView, Reason, Status
+from feedq.core.model import Concern, Feed, FeedView, Reason, Status
 from feedq.core.selection import TROUBLED, Selection, SelectionOrder, like
 
 PAGE_MAX = 1000
@@ -28,6 +35,9 @@ OFFSET_MAX = 100_000_000
 """The largest offset: beyond any table, and within what the database takes."""
 LATELY_S = 86_400.0
 """Dead letters are warned of for this long: until somebody has had a working day to look at them."""
+GROUPS_MAX = 500
+"""Different labels that feeds may require, in one answer."""
+EVERY = Selection(removing=True)
 STATEMENT_TIMEOUT_S = 30
 """A page that nobody waits for any more must not keep the control database busy."""
 
@@ -59,6 +69,8 @@ class Query:
     match: str | None = None
     """A pattern of names, as `feedq.core.selection.Selection` has it."""
     failing: bool = False
+    unmet: bool = False
+    dead_letters: bool = False
     sort: Sort = Sort.NAME
     descending: bool = False
     limit: int = PAGE_MAX
@@ -74,6 +86,8 @@ class Query:
             connector=self.connector,
             match=self.match,
             failing=self.failing,
+            unmet=self.unmet,
+            dead_letters=self.dead_letters,
             removing=True,
         )
 
@@ -106,6 +120,42 @@ class FoundFeeds:
     """Feeds on all pages together."""
     declared: int = 0
     """All feeds there are; counted only when none matches."""
+
+
+@dataclass(frozen=True, slots=True)
+class TroubledFeeds:
+    """Feeds of one tenant with which the same is wrong."""
+
+    cause: Status | Concern
+    reason: Reason | None
+    tenant: str
+    feeds: int
+    of: int
+    """Feeds of all tenants with which this is wrong."""
+    since: datetime | None
+    """Since when the first of them; None when nobody knows."""
+    views: Sequence[FeedView]
+    """The first few."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredLabels:
+    """Feeds that ask for a place on a worker with these labels."""
+
+    required: Mapping[str, str]
+    feeds: int
+    names: Sequence[str]
+    """The first few."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkUse:
+    """Feeds that name the same sink."""
+
+    name: str
+    feeds: int
+    examples: Sequence[Feed]
+    """One for each of the first tables."""
 
 
 # The same decision as `feedq.lease.standing`; a feed without a lease row counts as idle.
@@ -185,6 +235,54 @@ _ORDER = {
 }
 
 
+# What is wrong with each feed, which may be more than one thing; of a backfill it is said at its feed.
+_TROUBLES = f"""
+    WITH found AS MATERIALIZED (
+        SELECT f.id, f.tenant, {_STATUS} AS status, l.reason, l.blamed, l.blamed_at,
+            CASE WHEN l.dead_letters > 0 THEN l.dead_letter_at END AS refused_at
+        {_FROM} WHERE {_DECLARED}
+    ), causes (id, tenant, cause, reason, since) AS (
+        SELECT id, tenant, status, CASE WHEN status = 'waiting' AND reason = ANY(:reasons) THEN reason END,
+            CASE status WHEN 'quarantined' THEN blamed_at END
+        FROM found WHERE status = ANY(:statuses)
+        UNION ALL
+        SELECT id, tenant, '{Concern.EXPECTATION}', NULL, min(u.since)
+        FROM found JOIN feedq.unmet u ON u.feed_id = id GROUP BY id, tenant
+        UNION ALL
+        SELECT id, tenant, '{Concern.DEAD_LETTERS}', NULL, NULL
+        FROM found WHERE refused_at > :now - make_interval(secs => {LATELY_S}) AND status <> 'refusing'
+        UNION ALL
+        SELECT id, tenant, '{Concern.LOST_WORKERS}', NULL, blamed_at FROM found
+        WHERE blamed > 0 AND status <> 'quarantined'
+            AND coalesce(blamed_at > :now - make_interval(secs => {LATELY_S}), true)
+    ), groups AS (
+        SELECT cause, reason, tenant, count(*) AS feeds, min(since) AS since,
+            (array_agg(id ORDER BY since, id))[1:CAST(:each AS int)] AS ids,
+            CAST(sum(count(*)) OVER same AS bigint) AS of,
+            row_number() OVER (same ORDER BY count(*) DESC, tenant) AS place
+        FROM causes GROUP BY cause, reason, tenant WINDOW same AS (PARTITION BY cause, reason)
+    )
+    SELECT * FROM groups WHERE place <= :tenants ORDER BY cause, reason, place
+"""
+_CONCERNS = frozenset(Concern)
+_WANTS_PLACE = f"{_DECLARED} AND {_WANTED} AND {_STATUS} <> 'failed'"
+_REQUIRED = f"""
+    SELECT f.selector -> 'required' AS required, count(*) AS feeds,
+        (array_agg(f.name ORDER BY f.id))[1:CAST(:each AS int)] AS names
+    {_FROM} WHERE {_WANTS_PLACE} AND f.selector -> 'required' <> '{{}}'
+    GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT :limit
+"""
+_SINK = "lower(coalesce(f.sink ->> 'name', 'default'))"
+_SINKS = f"""
+    SELECT * FROM (
+        SELECT {_SINK} AS sink, min(f.id) AS id, CAST(sum(count(*)) OVER same AS bigint) AS of,
+            row_number() OVER (same ORDER BY min(f.id)) AS place
+        FROM feedq.feed f WHERE {_DECLARED} AND f.removed_at IS NULL
+        GROUP BY {_SINK}, f.sink, f.source ->> 'format' WINDOW same AS (PARTITION BY {_SINK})
+    ) found WHERE place <= :each
+"""
+
+
 class FeedListing(Aggregate):
     """Pages of feeds. Every method may raise `Unavailable`."""
 
@@ -233,11 +331,7 @@ class FeedListing(Aggregate):
         """Return the chosen feeds by name and id, from behind ``place`` on, those where ``text_`` is found. A page
         costs what it shows, and what it leaves out on the way: for programs that go through all of them, while
         others are added and removed."""
-        conditions, parameters = _chosen(selection)
-        if text_:
-            condition, searched = _containing(text_)
-            conditions.append(condition)
-            parameters |= searched
+        conditions, parameters = _chosen_with(selection, text_)
         conditions.append("(f.name, f.id) > (:name, :id)")
         wide = f"SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM}"
         sql = f"{wide} {_filtered(conditions)} ORDER BY f.name, f.id LIMIT :limit"
@@ -262,11 +356,7 @@ class FeedListing(Aggregate):
         limit: int = PAGE_MAX,
     ) -> list[FeedView]:
         """Return so many of the chosen feeds where ``text_`` is found, in this order, without the first ones."""
-        conditions, parameters = _chosen(selection)
-        if text_:
-            condition, searched = _containing(text_)
-            conditions.append(condition)
-            parameters |= searched
+        conditions, parameters = _chosen_with(selection, text_)
         sql = f"""
             SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM} {_filtered(conditions)}
             ORDER BY {_SELECTION_ORDER[order]} f.name, f.id LIMIT :limit OFFSET :offset
@@ -275,56 +365,108 @@ class FeedListing(Aggregate):
         return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
 
     @in_transaction
-    def tallies(self, c: Connection) -> list[StatusCount]:
-        """Count all feeds by status and reason."""
+    def tallies(self, c: Connection, selection: Selection = EVERY, *, text_: str = "") -> list[StatusCount]:
+        """Count feeds by status and reason: all, or those chosen where ``text_`` is found."""
+        conditions, parameters = _chosen_with(selection, text_)
         sql = f"""
-            {_TALLIED} FROM (SELECT f.name, {_COUNTED} {_FROM} WHERE {_DECLARED}) found
+            {_TALLIED} FROM (SELECT f.name, {_COUNTED} {_FROM} {_filtered(conditions)}) found
             GROUP BY status, reason ORDER BY status, reason
         """
-        return [_tally(row) for row in c.execute(text(sql), {"now": _begin(c)})]
+        return [_tally(row) for row in c.execute(text(sql), {**parameters, "now": _begin(c)})]
 
     @in_transaction
-    def notable(self, c: Connection, statuses: Collection[Status], *, each: int) -> list[FeedView]:
-        """Read the feeds that there is something to say about, by name.
+    def troubles(
+        self,
+        c: Connection,
+        statuses: Collection[Status],
+        reasons: Collection[Reason],
+        *,
+        each: int,
+        tenants: int,
+    ) -> list[TroubledFeeds]:
+        """Count the feeds that somebody has to look at, by what is wrong with them and by tenant.
 
-        These are the first so many of each of these statuses, and of each reason to wait; those that a worker was
-        lost to or whose records were refused of late; and those that are not as expected.
+        Of what is wrong with feeds of many tenants, the first so many are found, those with the most feeds. What a
+        feed waits for matters where it is one of ``reasons``.
         """
-        sql = f"""
-            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM}
-            WHERE f.id IN (
-                SELECT id FROM (
-                    SELECT id, row_number() OVER (PARTITION BY status, reason ORDER BY name, id) AS place
-                    FROM (
-                        SELECT f.id, f.name, {_STATUS} AS status,
-                            CASE WHEN {_STATUS} = 'waiting' THEN l.reason END AS reason
-                        {_FROM} OFFSET 0
-                    ) found WHERE status = ANY(:statuses)
-                ) ranked WHERE place <= :each
-                UNION ALL
-                SELECT feed_id FROM feedq.lease
-                WHERE blamed > 0
-                    OR dead_letters > 0 AND dead_letter_at > :now - make_interval(secs => {LATELY_S})
-                UNION ALL
-                SELECT feed_id FROM feedq.unmet
-            ) ORDER BY f.name, f.id
-        """
-        parameters = {"now": _begin(c), "statuses": [status.value for status in statuses], "each": each}
-        return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
+        groups = c.execute(
+            text(_TROUBLES),
+            {
+                "now": (now := _begin(c)),
+                "statuses": [status.value for status in statuses],
+                "reasons": [reason.value for reason in reasons],
+                "each": each,
+                "tenants": tenants,
+            },
+        ).all()
+        wide = f"SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM}"
+        ids = sorted({id_ for group in groups for id_ in group.ids})
+        views = {
+            row.id: feed_view_from(row)
+            for row in c.execute(text(f"{wide} WHERE f.id = ANY(:ids)"), {"now": now, "ids": ids})
+        }
+        return [
+            TroubledFeeds(
+                Concern(group.cause) if group.cause in _CONCERNS else Status(group.cause),
+                None if group.reason is None else Reason(group.reason),
+                *(group.tenant, group.feeds, group.of, group.since),
+                [views[id_] for id_ in group.ids],
+            )
+            for group in groups
+        ]
+
+    @in_transaction
+    def placing(self, c: Connection, *, each: int) -> list[RequiredLabels]:
+        """Count the feeds that ask for a place, by the labels that they require; the most frequent first."""
+        found = c.execute(text(_REQUIRED), {"each": each, "limit": GROUPS_MAX, "now": _begin(c)})
+        return [RequiredLabels(row.required, row.feeds, row.names) for row in found]
+
+    @in_transaction
+    def wanted_of_tenants(self, c: Connection) -> dict[str, int]:
+        """Count the feeds that ask for a place, by tenant."""
+        sql = f"SELECT f.tenant, count(*) AS feeds {_FROM} WHERE {_WANTS_PLACE} GROUP BY f.tenant"
+        found = c.execute(text(sql), {"now": _begin(c)})
+        return {row.tenant: row.feeds for row in found}
+
+    @in_transaction
+    def sinks(self, c: Connection, *, each: int) -> list[SinkUse]:
+        """Count the feeds that name each sink, with one feed of each of the first so many tables."""
+        found = c.execute(text(_SINKS), {"each": each, "now": _begin(c)}).all()
+        sql = f"SELECT {FEED_COLUMNS} FROM feedq.feed f WHERE f.id = ANY(:ids) ORDER BY f.name"
+        feeds = [feed_from(row) for row in c.execute(text(sql), {"ids": [row.id for row in found]})]
+        of = {row.id: row.sink for row in found}
+        counts = {row.sink: row.of for row in found}
+        return [
+            SinkUse(sink, count, [one for one in feeds if of[one.id] == sink])
+            for sink, count in sorted(counts.items())
+        ]
+
+    @in_transaction
+    def identities(self, c: Connection) -> tuple[UUID, set[UUID]]:
+        """Read the installation, and which feeds it has."""
+        feeds = c.execute(
+            text("SELECT array_agg(uuid) FROM feedq.feed WHERE removed_at IS NULL")
+        ).scalar_one()
+        return c.execute(text("SELECT id FROM feedq.installation")).scalar_one(), set(feeds or ())
 
 
 def _where(query: Query) -> tuple[list[str], dict[str, Any]]:
-    conditions, given = _chosen(query.selection)
-    if query.search:
-        condition, searched = _containing(query.search)
-        conditions.append(condition)
-        given |= searched
+    conditions, given = _chosen_with(query.selection, query.search)
     parameters = given | {
         "status": None if query.status is None else query.status.value,
         "limit": min(max(query.limit, 0), PAGE_MAX),
         "offset": min(max(query.offset, 0), OFFSET_MAX),
     }
     return conditions, parameters
+
+
+def _chosen_with(selection: Selection, searched: str) -> tuple[list[str], dict[str, Any]]:
+    """Return the conditions that a feed is chosen and shows this text, and their parameters."""
+    conditions, parameters = _chosen(selection)
+    if not searched:
+        return conditions, parameters
+    condition, given = _containing(searched)
+    return [*conditions, condition], parameters | given
 
 
 def _containing(searched: str) -> tuple[str, dict[str, Any]]:

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, text
-
-from feedq.control.store.database import connect_once
-
-if TYPE_CHECKING:
-    from feedq.control.store.jobs.listing import ScheduledTask
 
 _STATE = """
     SELECT clock_timestamp() AS now, t.pass_at,
@@ -28,6 +22,9 @@ _JOBS = """
             coalesce(array_agg(name ORDER BY name) FILTER (WHERE state = 'paused' AND failures >=
                 CASE WHEN jsonb_typeof(policy -> 'pause_on_failure') = 'number'
                      THEN (policy ->> 'pause_on_failure')::numeric END), '{}') AS tripped,
+            count(*) FILTER (WHERE state = 'active' AND failures > 0)::int AS failing,
+            coalesce((array_agg(name ORDER BY name) FILTER (WHERE state = 'active' AND failures > 0))[1:5], '{}')
+                AS failing_names,
             extract(epoch FROM clock_timestamp() - min(next_fire_at) FILTER (
                 WHERE state = 'active' AND next_fire_at <= clock_timestamp()))::float8 AS overdue_s
         FROM feedq.schedule WHERE removed_at IS NULL
@@ -88,6 +85,10 @@ class JobState:
     """Workers that run jobs."""
     slots: int
     """Runs that they can run at a time."""
+    failing: int = 0
+    """Active schedules whose last run did not succeed, in all its attempts."""
+    failing_names: tuple[str, ...] = ()
+    """The first few of them."""
 
     @property
     def schedules(self) -> int:
@@ -109,12 +110,4 @@ def fleet_state(c: Connection) -> FleetState:
 
 def job_state(c: Connection) -> JobState:
     found = c.execute(text(_JOBS)).one()._asdict()
-    return JobState(**{**found, "tripped": tuple(found["tripped"])})
-
-
-def scheduled_tasks(url: str) -> list[ScheduledTask]:
-    """Raises `Unavailable`."""
-    from feedq.control.store.jobs import listing  # which `feedq status` has no use for
-
-    with connect_once(url) as c:
-        return listing.scheduled_tasks(c)
+    return JobState(**{**found, **{name: tuple(found[name]) for name in ("tripped", "failing_names")}})

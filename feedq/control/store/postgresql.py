@@ -8,6 +8,7 @@ runs over both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from feedq.control.store.workers import Workers
 from feedq.core.model import Worker
 
 if TYPE_CHECKING:
+    from feedq.control.store.jobs.listing import ScheduledTask
     from feedq.control.store.jobs.queues import QueueStore
     from feedq.control.store.jobs.runs import RunStore
     from feedq.control.store.jobs.schedules import ScheduleStore
@@ -117,6 +119,13 @@ class PostgresStore:
         """Schedules and runs in numbers."""
         with self._database.statement() as c:
             return job_state(c)
+
+    def scheduled_tasks(self) -> Sequence[ScheduledTask]:
+        """The tasks of active schedules, and whether workers can run them."""
+        from feedq.control.store.jobs.listing import scheduled_tasks
+
+        with self._database.transaction() as c:
+            return scheduled_tasks(c)
 
     def session(self, worker: Worker, *, ttl_s: float) -> WorkerSession:
         """Open the lease keeper's session. Raises `Unavailable`."""

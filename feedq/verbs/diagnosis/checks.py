@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from feedq.core.passwords import mask_url
@@ -20,6 +22,21 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class FeedGroup:
+    """Feeds of one tenant with which the same is wrong."""
+
+    feeds: int
+    tenant: str | None
+    """None: what is left of several tenants."""
+    name: str | None
+    """Of the feed, if it is a single one."""
+    since: datetime | None
+    """Since when the first of them; None when nobody knows."""
+    detail: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """What was looked at, how it is, and what to do if it is not well or could not be looked at."""
 
@@ -27,16 +44,18 @@ class Check:
     level: Level
     detail: str
     advice: str = ""
-    status: str | None = None
-    """Of the feeds that it counts, if they have one."""
+    cause: str | None = None
+    """What is wrong with the feeds that it counts, see `feedq.verbs.troubles`."""
+    groups: Sequence[FeedGroup] = ()
+    """These feeds."""
 
 
 def ok(name: str, detail: str) -> Check:
     return Check(name, Level.OK, detail)
 
 
-def warn(name: str, detail: str, advice: str, *, status: str | None = None) -> Check:
-    return Check(name, Level.WARN, detail, advice, status)
+def warn(name: str, detail: str, advice: str) -> Check:
+    return Check(name, Level.WARN, detail, advice)
 
 
 def fail(name: str, detail: str, advice: str) -> Check:

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 
-from feedq.control.store.feed_listing import LATELY_S, StatusCount
+from feedq.control.store.feed_listing import StatusCount
 from feedq.control.store.fleet_state import FleetState
 from feedq.core.lease import stillness_of
-from feedq.core.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerTarget, WorkerView
-from feedq.core.passwords import mask_url
+from feedq.core.model import Reason, Status, WorkerState, WorkerTarget, WorkerView
 from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, warn
 from feedq.verbs.diagnosis.placement_checks import serves
-from feedq.verbs.troubles import TROUBLES, Trouble, trouble_of
-from feedq.verbs.wording import ago, counted, duration, some
+from feedq.verbs.wording import counted, some
 
-QUOTED_MAX = 160
-"""Characters of what a feed says in a warning."""
 MOVING = (Reason.MOVED, Reason.DRAINED)
 """Why an owner lets go of a feed that is to go on elsewhere."""
 PASS_OVERDUE = 3
@@ -67,12 +62,8 @@ class Overview:
         return self.held / self.capacity if self.capacity else None
 
 
-def overview(feeds: Sequence[FeedView], workers: Sequence[WorkerView]) -> Overview:
-    return summary(tallies_of(feeds), workers)
-
-
 def summary(tallies: Sequence[StatusCount], workers: Sequence[WorkerView]) -> Overview:
-    """`overview` of feeds that were counted where they are, in the database."""
+    """The fleet in numbers, of feeds that were counted where they are, in the database."""
     by_status: Counter[Status] = Counter()
     waiting: Counter[Reason] = Counter()
     for tally in tallies:
@@ -111,47 +102,10 @@ def summary(tallies: Sequence[StatusCount], workers: Sequence[WorkerView]) -> Ov
     )
 
 
-def tallies_of(feeds: Sequence[FeedView]) -> list[StatusCount]:
-    groups: dict[tuple[Status, Reason | None], list[FeedView]] = {}
-    for view in feeds:
-        groups.setdefault((view.status, view.lease.reason), []).append(view)
-    return [
-        StatusCount(
-            status=status,
-            reason=reason,
-            feeds=len(views),
-            wanted=sum(map(wants_place, views)),
-            records_total=sum(view.lease.records_total for view in views),
-        )
-        for (status, reason), views in groups.items()
-    ]
-
-
-def wants_place(view: FeedView) -> bool:
-    """Whether the feed asks for a place on a worker."""
-    return (
-        view.feed.removed_at is None
-        and view.feed.spec.target_state is TargetState.RUNNING
-        and view.status is not Status.FAILED
-    )
-
-
 def fleet_checks(
-    feeds: Sequence[FeedView],
-    workers: Sequence[WorkerView],
-    state: FleetState,
-    *,
-    reconcile_interval_s: float,
-    tallies: Sequence[StatusCount] | None = None,
+    numbers: Overview, workers: Sequence[WorkerView], state: FleetState, *, reconcile_interval_s: float
 ) -> Iterator[Check]:
-    """Workers, capacity, beat, reconcile, and each kind of trouble that feeds are in.
-
-    With ``tallies`` of all feeds, ``feeds`` need only be those that there is something to say about:
-    `feedq.control.store.feed_listing.FeedListing.notable` of `TROUBLED`.
-    """
-    if tallies is None:
-        tallies = tallies_of(feeds)
-    numbers = summary(tallies, workers)
+    """Workers, capacity, beat and reconcile."""
     yield _workers(numbers)
     if numbers.active:
         yield from _loops(workers)
@@ -160,28 +114,6 @@ def fleet_checks(
         yield _capacity(numbers)
     yield _beat(state)
     yield _reconcile(state, reconcile_interval_s)
-    troubles = list(_troubles(feeds, tallies))
-    yield from troubles
-    if not troubles:
-        counts = ", ".join(f"{count} {status}" for status, count in sorted(numbers.by_status.items()))
-        yield ok("feeds", f"{numbers.feeds}: {counts}" if numbers.feeds else "none declared")
-    yield _unmet(feeds, now=state.now)
-    yield _blamed(feeds, now=state.now)
-    yield _dead_letters(feeds, now=state.now)
-
-
-def _unmet(feeds: Sequence[FeedView], *, now: datetime) -> Check:
-    """Whether feeds are as expected."""
-    missing = [(one.since, view.feed.name, one.said) for view in feeds for one in view.unmet]
-    if not missing:
-        return ok("expectations", "no feed misses an expectation")
-    since, name, said = min(missing)
-    number = counted(len({name for _, name, _ in missing}), "feed")
-    return warn(
-        "expectations",
-        f"{number} not as expected; longest {name}, {ago(since, now=now)}: {said}",
-        "feedq feed list shows all; feedq feed show NAME says why a feed does not stream",
-    )
 
 
 def _workers(numbers: Overview) -> Check:
@@ -291,79 +223,3 @@ def _sinks(workers: Sequence[WorkerView]) -> Iterator[Check]:
             "no worker has written to a sink lately",
             "this is known once a feed lands records",
         )
-
-
-def _is_of_late(at: datetime | None, now: datetime) -> bool:
-    return at is None or now - at < timedelta(seconds=LATELY_S)
-
-
-def _blamed(feeds: Sequence[FeedView], *, now: datetime) -> Check:
-    """Feeds that workers were lost to of late, and that are not in quarantine."""
-    blamed = [
-        view
-        for view in feeds
-        if view.lease.blamed
-        and view.status is not Status.QUARANTINED
-        and _is_of_late(view.lease.blamed_at, now)
-    ]
-    if not blamed:
-        lately = f"no feed outside quarantine crashed one within the last {duration(LATELY_S)}"
-        return ok("lost workers", lately)
-    named = some(blamed, lambda view: f"{view.feed.name} ({_quoted(view.lease.blame)})")
-    return warn(
-        "lost workers",
-        f"{counted(len(blamed), 'feed')} had a worker die under it: {named}",
-        "one that does it again is put in quarantine; see its events, and the log of the worker that died",
-    )
-
-
-def _dead_letters(feeds: Sequence[FeedView], *, now: datetime) -> Check:
-    """Feeds of which a record was refused of late."""
-    refused = [
-        (view.lease.dead_letter_at, view)
-        for view in feeds
-        if view.lease.dead_letters
-        and view.lease.dead_letter_at is not None
-        and _is_of_late(view.lease.dead_letter_at, now)
-    ]
-    if not refused:
-        return ok(DEAD_LETTERS, f"none within the last {duration(LATELY_S)}")
-
-    def name(found: tuple[datetime, FeedView]) -> str:
-        at, view = found
-        total, said = view.lease.dead_letters, _quoted(view.lease.dead_letter_error)
-        return f"{view.feed.name} ({total:,}, {ago(at, now=now)} ago {said})"
-
-    named = some(sorted(refused, key=lambda found: found[0], reverse=True), name)
-    lately = f"records of {counted(len(refused), 'feed')} were refused: {named}"
-    return warn(DEAD_LETTERS, lately, _DEAD_LETTERS_ADVICE)
-
-
-DEAD_LETTERS = "dead letters"
-_DEAD_LETTERS_ADVICE = (
-    "they are kept: feedq feed dead-letters list NAME; mend the table or the feed, then replay or drop them"
-)
-
-
-def _troubles(feeds: Sequence[FeedView], tallies: Sequence[StatusCount]) -> Iterator[Check]:
-    """A warning for each trouble, of so many feeds and some names."""
-    groups: dict[Trouble | None, list[FeedView]] = {}
-    for view in feeds:
-        groups.setdefault(trouble_of(view.status, view.lease.reason), []).append(view)
-    counts: Counter[Trouble | None] = Counter()
-    for tally in tallies:
-        counts[trouble_of(tally.status, tally.reason)] += tally.feeds
-    for trouble in filter(counts.__contains__, TROUBLES):
-        what = trouble.status if trouble.reason is None else f"{trouble.status} ({trouble.reason})"
-        named = some(groups.get(trouble, []), _named, of=counts[trouble])
-        yield warn("feeds", f"{counts[trouble]} {what}: {named}", trouble.advice, status=trouble.status)
-
-
-def _named(view: FeedView) -> str:
-    if view.because is None or view.status is Status.WAITING:
-        return view.feed.name
-    return f"{view.feed.name} ({_quoted(view.because)})"
-
-
-def _quoted(said: str | None) -> str:
-    return "nobody knows why" if said is None else mask_url(said)[:QUOTED_MAX]

@@ -6,10 +6,10 @@ mistake that nobody else can see.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from feedq.core.model import Feed, WorkerState, WorkerTarget, WorkerView
+from feedq.control.store.feed_listing import RequiredLabels
+from feedq.core.model import WorkerState, WorkerTarget, WorkerView
 from feedq.core.placement.base import Rules
 from feedq.verbs.diagnosis.checks import Check, warn
 from feedq.verbs.wording import counted, pairs, some
@@ -26,12 +26,17 @@ def has_labels(view: WorkerView, required: Mapping[str, str]) -> bool:
     return required.items() <= view.worker.labels.items()
 
 
-def placing_checks(feeds: Sequence[Feed], workers: Sequence[WorkerView], rules: Rules) -> Iterator[Check]:
-    """``feeds`` are those that want a place. Yields nothing while all is well."""
+def placing_checks(
+    required: Sequence[RequiredLabels],
+    tenants: Mapping[str, int],
+    workers: Sequence[WorkerView],
+    rules: Rules,
+) -> Iterator[Check]:
+    """``required`` and ``tenants`` count the feeds that want a place. Yields nothing while all is well."""
     serving = [view for view in workers if serves(view)]
     if serving:
-        yield from _labels(feeds, serving)
-        yield from _tenants(feeds, serving, rules)
+        yield from _labels(required, serving)
+        yield from _tenants(tenants, serving, rules)
     if rules.moves == 0:
         yield warn(
             "moves",
@@ -41,24 +46,19 @@ def placing_checks(feeds: Sequence[Feed], workers: Sequence[WorkerView], rules: 
         )
 
 
-def _labels(feeds: Sequence[Feed], serving: Sequence[WorkerView]) -> Iterator[Check]:
-    """Feeds that require labels, grouped: whether workers have these, and places enough."""
-    groups: dict[tuple[tuple[str, str], ...], list[Feed]] = {}
-    for feed in feeds:
-        if feed.spec.selector.required:
-            groups.setdefault(tuple(sorted(feed.spec.selector.required.items())), []).append(feed)
-    for key, group in sorted(groups.items()):
-        required = dict(key)
-        places = [view.worker.capacity for view in serving if has_labels(view, required)]
-        named = some(group, lambda feed: feed.name)
-        who = f"{counted(len(group), 'feed')} with selector.required {pairs(required)} ({named})"
+def _labels(groups: Sequence[RequiredLabels], serving: Sequence[WorkerView]) -> Iterator[Check]:
+    """Whether workers have the labels that feeds require, and places enough."""
+    for group in groups:
+        places = [view.worker.capacity for view in serving if has_labels(view, group.required)]
+        named = some(group.names, of=group.feeds)
+        who = f"{counted(group.feeds, 'feed')} with selector.required {pairs(group.required)} ({named})"
         if not places:
             yield warn(
                 "labels",
                 f"no worker that serves has the labels for {who}",
                 "start one with FEEDQ_WORKER_LABELS, uncordon the one that has them, or edit the selector",
             )
-        elif len(group) > sum(places) - max(places):
+        elif group.feeds > sum(places) - max(places):
             left = sum(places) - max(places)
             yield warn(
                 "labels",
@@ -68,8 +68,8 @@ def _labels(feeds: Sequence[Feed], serving: Sequence[WorkerView]) -> Iterator[Ch
             )
 
 
-def _tenants(feeds: Sequence[Feed], serving: Sequence[WorkerView], rules: Rules) -> Iterator[Check]:
-    for tenant, wanted in sorted(Counter(feed.spec.tenant for feed in feeds).items()):
+def _tenants(tenants: Mapping[str, int], serving: Sequence[WorkerView], rules: Rules) -> Iterator[Check]:
+    for tenant, wanted in sorted(tenants.items()):
         cap = rules.cap_of(tenant)
         if cap is not None and wanted > cap * len(serving):
             yield warn(

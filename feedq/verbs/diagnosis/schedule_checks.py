@@ -51,6 +51,13 @@ def job_checks(state: JobState) -> Iterator[Check]:
             f"{counted(len(state.tripped), 'schedule')} paused by failures: {some(state.tripped)}",
             "feedq schedule runs NAME --state failed says why; then feedq schedule resume NAME",
         )
+    if state.failing:
+        yield warn(
+            "failed runs",
+            f"the last run of {counted(state.failing, 'schedule')} did not succeed: "
+            f"{some(state.failing_names, of=state.failing)}",
+            "feedq schedule runs NAME --state failed says why; feedq schedule trigger NAME runs it again",
+        )
     if state.slots and state.oldest_due_s is not None and state.oldest_due_s > WAITING_S:
         yield _waiting(state)
 

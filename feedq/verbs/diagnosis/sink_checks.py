@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg2
 
 from feedq.control.store.database import SETTING as CONTROL_DATABASE
 from feedq.control.store.database import driver_options, psycopg2_dsn
+from feedq.control.store.feed_listing import SinkUse
 from feedq.core.model import Feed
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import driver_text
 from feedq.errors import FeedqError, InvalidInput
 from feedq.settings import Settings
-from feedq.sinks.base import Checkpoint, Target, load_sink, opened_sink, parse_sink, target_of_feed
+from feedq.sinks.base import Checkpoint, Target, load_sink, opened_sink, target_of_feed
 from feedq.sinks.checkpoints import owner_of
 from feedq.sinks.target_table import quoted
-from feedq.verbs.adoption import left_behind
 from feedq.verbs.diagnosis.checks import Check, Level, fail, ok, unreachable, warn
 from feedq.verbs.diagnosis.database_checks import too_old
 from feedq.verbs.wording import NAMED_MAX, counted, some
@@ -45,35 +45,44 @@ _PERMISSIONS = """
 """
 
 
-def check_sinks(settings: Settings, feeds: Sequence[Feed]) -> Iterator[Check]:
-    """Each sink that is set up here, and the sinks that feeds name and that are not."""
-    used = _used(feeds)
+def check_sinks(
+    settings: Settings,
+    uses: Sequence[SinkUse] = (),
+    identities: tuple[UUID, Collection[UUID]] = (UUID(int=0), ()),
+) -> Iterator[Check]:
+    """Each sink that is set up here, and the sinks that feeds name and that are not. ``identities`` are those of
+    the installation and of its feeds."""
+    used = {one.name: one for one in uses}
     for name in settings.sink_names:
-        landing = used.pop(name, [])
-        check = _check_sink(name, settings, feeds=len(landing))
+        use = used.pop(name, SinkUse(name, 0, ()))
+        check = _check_sink(name, settings, feeds=use.feeds)
         yield check
-        if check.level is not Level.FAIL and feeds:
-            yield from _look_into(name, settings, feeds, landing)
-    for name, named in sorted(used.items()):
+        if check.level is not Level.FAIL and identities[1]:
+            yield from _look_into(settings, use, *identities)
+    for name, use in sorted(used.items()):
+        named = some(use.examples, lambda one: one.name, of=use.feeds)
         yield warn(
             f"sink {name}",
-            f"not set up here, but named by {counted(len(named), 'feed')}: {some(named, lambda one: one.name)}",
+            f"not set up here, but named by {counted(use.feeds, 'feed')}: {named}",
             f"set FEEDQ_SINKS__{name.upper()} here and on every worker",
         )
 
 
 def _look_into(
-    name: str, settings: Settings, feeds: Sequence[Feed], landing: Sequence[Feed]
+    settings: Settings, use: SinkUse, installation: UUID, feeds: Collection[UUID]
 ) -> Iterator[Check]:
-    """Tells of tables in a sink that the feeds ``landing`` there cannot write, of checkpoints that others have,
-    and of those that nobody has any more."""
+    """Tells of tables in a sink that feeds cannot write, of checkpoints that others have, and of those that nobody
+    has any more. ``feeds`` are all of this installation."""
+    name = use.name
     try:
         with opened_sink(settings, name, role="doctor") as sink:
-            wrong = [why for target in _targets(landing) if (why := sink.check(target)) is not None]
-            strangers, orphans = left_behind(sink.checkpoints(), feeds)
+            wrong = [why for target in _targets(use.examples) if (why := sink.check(target)) is not None]
+            unknown = [one for one in sink.checkpoints() if one.feed_uuid not in feeds]
     except FeedqError as error:
         yield warn(f"inside {name}", mask_url(driver_text(error)), "see the check above")
         return
+    strangers = [one for one in unknown if one.installation != installation]
+    orphans = [one for one in unknown if one.installation == installation]
     if wrong:
         detail = f"feeds cannot write {counted(len(wrong), 'table')}: " + "; ".join(wrong[:NAMED_MAX])
         yield warn(f"tables on {name}", detail, "`feedq feed test NAME` says the same of one feed")
@@ -105,22 +114,13 @@ def _counted_owners(checkpoints: Sequence[Checkpoint]) -> str:
     return f"installation {owners[0]}" if len(owners) == 1 else f"{len(owners)} installations"
 
 
-def _used(feeds: Sequence[Feed]) -> dict[str, list[Feed]]:
-    """Feeds by the sink that they name; what cannot be parsed shows as a failed feed elsewhere."""
-    used: dict[str, list[Feed]] = {}
-    for feed in feeds:
-        with suppress(InvalidInput):
-            used.setdefault(parse_sink(feed.spec.sink).name.lower(), []).append(feed)
-    return used
-
-
-def _targets(feeds: Sequence[Feed]) -> Iterable[Target]:
+def _targets(feeds: Sequence[Feed]) -> list[Target]:
+    """What cannot be parsed shows as a failed feed elsewhere."""
     found: dict[Target, None] = {}
     for feed in feeds:
-        if len(found) < TARGETS_MAX:
-            with suppress(InvalidInput):
-                found[target_of_feed(feed.spec)] = None
-    return found
+        with suppress(InvalidInput):
+            found[target_of_feed(feed.spec)] = None
+    return list(found)
 
 
 def _check_sink(name: str, settings: Settings, *, feeds: int) -> Check:

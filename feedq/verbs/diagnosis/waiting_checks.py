@@ -27,7 +27,7 @@ def explain(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rul
     if (trouble := trouble_of(view.status, lease.reason)) is None:
         return None
     sentence, remedy = trouble.sentence, trouble.remedy_of(view.feed.name)
-    if trouble.status is Status.WAITING and lease.promised_to is not None:
+    if trouble.cause is Status.WAITING and lease.promised_to is not None:
         return f"it goes to {_name_of(view, workers)} with the next reconcile pass"
     match trouble.reason:
         case Reason.NO_MATCH:

@@ -1,30 +1,18 @@
-"""Everything that somebody has to look at, worst first: feeds one by one, and what is wrong with all of them.
+"""Everything that somebody has to look at, worst first.
 
-The words are those of `feedq status` and of the page of a feed: `feedq.verbs.diagnosis` makes both.
+It is all that `feedq status` warns of, and `feedq doctor` by the tables: a check of feeds as its groups, any other
+as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
 
-from feedq.control.store.feed_listing import StatusCount
-from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import FeedView, Status
-from feedq.core.remedies import command
-from feedq.settings import Settings
+from feedq.core.selection import Selection
 from feedq.verbs.diagnosis.checks import Check, Level
-from feedq.verbs.diagnosis.waiting_checks import explain
-from feedq.verbs.report.fleet_data import FleetData, read_fleet
-from feedq.verbs.troubles import EXPECTATION, RANKS, TROUBLED, Tone, trouble_of
-from feedq.verbs.wording import said
-
-EACH_MAX: Final = 50
-"""Feeds of each status, and of each reason to wait, that are listed one by one."""
-OF_FEEDS: Final = ("feeds", "expectations")
-"""Checks that count what is listed here one by one."""
+from feedq.verbs.troubles import TONES, Tone, choice_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,83 +21,47 @@ class ListedProblem:
 
     level: Level
     name: str
-    """What is wrong: the status of a feed, or the name of a check."""
-    feed: str | None
-    """None: it concerns more than one feed."""
-    since: datetime | None
-    """None when nobody knows."""
+    """What is wrong: the status of feeds, what else is wrong with them, or the name of a check."""
     detail: str
     advice: str
+    feeds: int = 0
+    """How many feeds it is about; none if it concerns the whole fleet."""
+    tenant: str | None = None
+    """Whose they are."""
+    feed: str | None = None
+    """The name of a single one."""
+    since: datetime | None = None
+    """None when nobody knows."""
+    select: Selection | None = None
+    """What chooses these feeds, where there are several."""
 
 
-def read_problems(store: PostgresStore, settings: Settings) -> list[ListedProblem]:
-    """Raises `Unavailable`."""
-    return read_problems_and_feeds(store, settings)[0]
+def problems(warnings: Iterable[Check]) -> list[ListedProblem]:
+    """What these checks warn of. Pure."""
+    of_fleet = [check for check in warnings if not check.groups]
+    failed = [_of_fleet(check) for check in of_fleet if check.level is Level.FAIL]
+    warned = [_of_fleet(check) for check in of_fleet if check.level is Level.WARN]
+    return [*failed, *(one for check in warnings for one in _of_feeds(check)), *warned]
 
 
-def read_problems_and_feeds(
-    store: PostgresStore, settings: Settings
-) -> tuple[list[ListedProblem], dict[str, FeedView], FleetData]:
-    """Read the feeds by name, and the fleet, too. Raises `Unavailable`."""
-    data = read_fleet(store, settings)
-    views = store.listing.notable(TROUBLED, each=EACH_MAX)
-
-    def explained(view: FeedView) -> str | None:
-        return explain(view, data.workers, now=data.state.now, rules=settings.rules)
-
-    advice = {view.feed.name: explained(view) for view in views}
-    found = problems(views, data.warnings, data.tallies, advice)
-    return found, {view.feed.name: view for view in views}, data
+def _of_fleet(check: Check) -> ListedProblem:
+    return ListedProblem(check.level, check.name, check.detail, check.advice)
 
 
-def problems(
-    views: Sequence[FeedView],
-    warnings: Sequence[Check],
-    tallies: Sequence[StatusCount],
-    advice: dict[str, str | None],
-) -> list[ListedProblem]:
-    """Put them in order. Pure."""
-    fleet = [check for check in warnings if check.name not in OF_FEEDS]
-    failed = [_of_check(check) for check in fleet if check.level is Level.FAIL]
-    warned = [_of_check(check) for check in fleet if check.level is Level.WARN]
-    found = [one for view in views for one in _of_feed(view, advice[view.feed.name])]
-    found.sort(key=lambda item: (item[0], item[1].feed or ""))
-    return [*failed, *(one for _, one in found), *warned, *_left_out(views, tallies)]
-
-
-def _of_check(check: Check) -> ListedProblem:
-    return ListedProblem(check.level, check.name, None, None, check.detail, check.advice)
-
-
-def _of_feed(view: FeedView, advice: str | None) -> Iterator[tuple[int, ListedProblem]]:
-    """What is wrong with a feed, each with its rank."""
-    name, lease = view.feed.name, view.lease
-    rank = RANKS.get(view.status, len(RANKS))
-    if (trouble := trouble_of(view.status, lease.reason)) is not None:
-        level = Level.FAIL if trouble.tone is Tone.WORST else Level.WARN
-        since = lease.blamed_at if view.status is Status.QUARANTINED else None
-        because = said(view.because or "nobody knows why")
-        yield (
-            rank,
-            ListedProblem(level, view.status, name, since, because, advice or trouble.remedy_of(name)),
+def _of_feeds(check: Check) -> Iterator[ListedProblem]:
+    if check.cause is None:
+        return
+    level = Level.FAIL if TONES[check.cause] is Tone.WORST else Level.WARN
+    choice = choice_of(check.cause)
+    for group in check.groups:
+        yield ListedProblem(
+            level,
+            check.cause,
+            group.detail,
+            group.advice,
+            group.feeds,
+            group.tenant,
+            group.name,
+            group.since,
+            None if group.name or choice is None else replace(choice, tenant=group.tenant),
         )
-    unexpected = trouble_of(EXPECTATION)
-    assert unexpected is not None
-    for unmet in view.unmet:
-        yield (
-            min(rank, RANKS[EXPECTATION]),
-            ListedProblem(
-                Level.WARN, EXPECTATION, name, unmet.since, unmet.said, advice or unexpected.remedy_of(name)
-            ),
-        )
-
-
-def _left_out(views: Sequence[FeedView], tallies: Sequence[StatusCount]) -> Iterator[ListedProblem]:
-    """Say how many more there are of each trouble."""
-    for status in TROUBLED:
-        more = sum(tally.feeds for tally in tallies if tally.status is status) - sum(
-            view.status is status for view in views
-        )
-        if more > 0:
-            listed = f"`{command('feed', 'list', '--status', status)}` lists them"
-            yield ListedProblem(Level.WARN, status, None, None, f"{more:,} more feeds are {status}", listed)

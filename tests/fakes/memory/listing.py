@@ -1,0 +1,143 @@
+"""Lists and counts of feeds as the database makes them, by the policies that it must agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from feedq.control.store.feed_listing import (
+    EVERY,
+    LATELY_S,
+    RequiredLabels,
+    StatusCount,
+    TroubledFeeds,
+)
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import Concern, FeedView, Reason, Status, TargetState
+from feedq.core.selection import Selection, SelectionOrder
+
+Cause = tuple[Status | Concern, Reason | None]
+
+
+class MemoryListing:
+    """Lists of feeds, as the database makes them."""
+
+    def __init__(self, store: PostgresStore, now: Callable[[], datetime]) -> None:
+        self._store, self._now = store, now
+
+    def after(
+        self, selection: Selection, *, text_: str = "", place: tuple[str, int] = ("", 0), limit: int
+    ) -> list[FeedView]:
+        assert not text_, "which the database looks for"
+        found = self._store.feeds.selected(selection)
+        return [view for view in found if (view.feed.name, view.feed.id) > place][:limit]
+
+    def ordered(
+        self, selection: Selection, order: SelectionOrder, *, text_: str = "", offset: int = 0, limit: int
+    ) -> list[FeedView]:
+        assert not text_, "which the database looks for"
+        return self._store.feeds.selected(selection, order=order)[offset : offset + limit]
+
+    def tallies(self, selection: Selection = EVERY, *, text_: str = "") -> list[StatusCount]:
+        assert not text_, "which the database looks for"
+        return tallies_of(list(filter(selection.chooses, self._store.feeds.views())))
+
+    def troubles(
+        self, statuses: Collection[Status], reasons: Collection[Reason], *, each: int, tenants: int
+    ) -> list[TroubledFeeds]:
+        views, now = self._store.feeds.views(), self._now()
+        return troubles_of(views, statuses, reasons, each=each, tenants=tenants, now=now)
+
+    def placing(self, *, each: int) -> list[RequiredLabels]:
+        return required_by(self._store.feeds.views(), each=each)
+
+    def wanted_of_tenants(self) -> dict[str, int]:
+        return wanted_of_tenants(self._store.feeds.views())
+
+
+def tallies_of(feeds: Sequence[FeedView]) -> list[StatusCount]:
+    """Feeds by status and reason, counted."""
+    groups: dict[tuple[Status, Reason | None], list[FeedView]] = {}
+    for view in feeds:
+        groups.setdefault((view.status, view.lease.reason), []).append(view)
+    return [
+        StatusCount(
+            status=status,
+            reason=reason,
+            feeds=len(views),
+            wanted=sum(map(wants_place, views)),
+            records_total=sum(view.lease.records_total for view in views),
+        )
+        for (status, reason), views in groups.items()
+    ]
+
+
+def wants_place(view: FeedView) -> bool:
+    """Whether the feed asks for a place on a worker."""
+    return (
+        view.feed.removed_at is None
+        and view.feed.spec.target_state is TargetState.RUNNING
+        and view.status is not Status.FAILED
+    )
+
+
+def troubles_of(
+    views: Sequence[FeedView],
+    statuses: Collection[Status],
+    reasons: Collection[Reason],
+    *,
+    each: int,
+    tenants: int,
+    now: datetime,
+) -> list[TroubledFeeds]:
+    """Feeds by what is wrong with them and by tenant."""
+    groups: dict[Cause, dict[str, list[tuple[datetime | None, FeedView]]]] = {}
+    for view in views:
+        for cause, since in _causes(view, statuses, reasons, now):
+            groups.setdefault(cause, {}).setdefault(view.feed.spec.tenant, []).append((since, view))
+    found = []
+    for (what, reason), by_tenant in sorted(groups.items(), key=lambda one: (one[0][0], one[0][1] or "~")):
+        of = sum(map(len, by_tenant.values()))
+        for tenant, group in sorted(by_tenant.items(), key=lambda one: (-len(one[1]), one[0]))[:tenants]:
+            ordered = sorted(group, key=lambda one: (one[0] is None, one[0] or now, one[1].feed.id))
+            first = [view for _, view in ordered[:each]]
+            found.append(TroubledFeeds(what, reason, tenant, len(group), of, ordered[0][0], first))
+    return found
+
+
+def _causes(
+    view: FeedView, statuses: Collection[Status], reasons: Collection[Reason], now: datetime
+) -> Iterator[tuple[Cause, datetime | None]]:
+    lease = view.lease
+
+    def is_of_late(at: datetime | None) -> bool:
+        return at is None or now - at < timedelta(seconds=LATELY_S)
+
+    if view.status in statuses:
+        waits_for = lease.reason if view.status is Status.WAITING and lease.reason in reasons else None
+        yield (view.status, waits_for), lease.blamed_at if view.status is Status.QUARANTINED else None
+    if view.unmet:
+        yield (Concern.EXPECTATION, None), min(one.since for one in view.unmet)
+    has_some = lease.dead_letters > 0 and view.status is not Status.REFUSING
+    if has_some and lease.dead_letter_at is not None and is_of_late(lease.dead_letter_at):
+        yield (Concern.DEAD_LETTERS, None), None
+    if lease.blamed and view.status is not Status.QUARANTINED and is_of_late(lease.blamed_at):
+        yield (Concern.LOST_WORKERS, None), lease.blamed_at
+
+
+def required_by(views: Sequence[FeedView], *, each: int) -> list[RequiredLabels]:
+    """Feeds that ask for a place, by the labels that they require."""
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for view in views:
+        required = view.feed.spec.selector.required
+        if required and wants_place(view):
+            groups.setdefault(tuple(sorted(required.items())), []).append(view.feed.name)
+    return [RequiredLabels(dict(key), len(names), names[:each]) for key, names in groups.items()]
+
+
+def wanted_of_tenants(views: Sequence[FeedView]) -> dict[str, int]:
+    """Feeds that ask for a place, by tenant."""
+    found: dict[str, int] = {}
+    for view in filter(wants_place, views):
+        found[view.feed.spec.tenant] = found.get(view.feed.spec.tenant, 0) + 1
+    return found
