@@ -17,20 +17,20 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
 from bench.report import Figure, at_most, say
 from bench.servers import running
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.schedule.model import Every, Job, ScheduleSpec, Semantics
+from feedq.core.schedule.spec import Semantics
 from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey
 from tests.chaos import effects, storm, ticking
 from tests.cluster import Cluster, wait_until
 from tests.faults import frozen_database
 from tests.nursery import Nursery
+from tests.schedules import Keys, never
 
 KILLS: Final = 40
 KILL_EVERY_S: Final = 2.5
@@ -103,10 +103,14 @@ def outages(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Fig
         cluster.add_beat("beat")
         for n in range(2):
             cluster.add_worker(f"w{n}", "-Q", "jobs", capacity=8)
-        never = Every(86_400.0, anchor=datetime.now(UTC) + timedelta(hours=12))
         for semantics in Semantics:
-            job = Job("tests.pause", (TAKES_S,), semantics=semantics, timeout_s=TIMEOUT_S)
-            store.jobs.schedules.add(ScheduleSpec(semantics, never, job))
+            job: Keys = {
+                "task": "tests.pause",
+                "args": [TAKES_S],
+                "semantics": semantics,
+                "timeout": TIMEOUT_S,
+            }
+            store.jobs.schedules.add(never(semantics, **job))
         for away_s in OUTAGES_S:
             for cut in (False, True):
                 wrong = _outage(cluster, store, postgres, away_s=away_s, cut=cut)

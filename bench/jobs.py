@@ -21,13 +21,14 @@ from bench.report import Figure, at_least, at_most, say
 from bench.servers import running
 from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.schedule.model import Every, Job, Once, Overlap, ScheduleSpec
+from feedq.core.schedule.spec import Overlap
 from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey
 from tests.cluster import Cluster, wait_until
+from tests.schedules import Keys, schedule_spec
 
 IMPORTS: Final = {"FEEDQ_IMPORTS": "bench.job_tasks"}
-NOTHING: Final = Job("bench.nothing")
+NOTHING: Final[Keys] = {"task": "bench.nothing"}
 SLOTS: Final = 8
 LIMIT_S: Final = 120.0
 
@@ -99,7 +100,7 @@ def throughput(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[
 
 def _runs_per_s(cluster: Cluster, schedules: ScheduleStore, name: str) -> float:
     """From the first start to the last end of a backlog that waits before the worker starts."""
-    schedules.add(ScheduleSpec(name, Every(60.0), NOTHING, overlap=Overlap.ALLOW_ALL, paused=True))
+    schedules.add(schedule_spec(name, every=60.0, **NOTHING, overlap=Overlap.ALLOW_ALL, paused=True))
     first = datetime(2020, 1, 1, tzinfo=UTC)
     made, _ = schedules.backfill(name, [first + timedelta(minutes=n) for n in range(BACKLOG)])
     assert made == BACKLOG
@@ -131,7 +132,7 @@ def lag(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figure]
         for name in ("w1", "w2"):
             cluster.add_worker(name, "-Q", "jobs", capacity=SLOTS)
         for n in range(TICKING):
-            schedules.add(ScheduleSpec(f"tick-{n}", Every(1.0), NOTHING))
+            schedules.add(schedule_spec(f"tick-{n}", every=1.0, **NOTHING))
         time.sleep(SETTLE_S + WINDOW_S + LAST_S)
         for n in range(TICKING):
             schedules.pause(f"tick-{n}")
@@ -170,7 +171,7 @@ def at_once(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Fig
         for n in range(AT_ONCE_WORKERS):
             cluster.add_worker(f"w{n}", "-Q", "jobs", capacity=SLOTS)
         (row,) = cluster.sql("SELECT clock_timestamp() + make_interval(secs => 3600) AS at")
-        schedules.add(ScheduleSpec("once-0", Once(row["at"]), NOTHING))
+        schedules.add(schedule_spec("once-0", at=(row["at"],), **NOTHING))
         # One is declared; the others are copies of its row, which takes a second instead of a minute.
         cluster.sql(
             "INSERT INTO feedq.schedule (name, job, timing, policy, next_tick_at, next_fire_at) "
@@ -210,10 +211,10 @@ def kills(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figur
     with _cluster(directory, postgres, valkey, "kills") as (cluster, schedules):
         cluster.add_beat("beat")
         schedules.add(
-            ScheduleSpec("busy", Every(86_400.0), Job("bench.busy", (BUSY_S,)), overlap=Overlap.ALLOW_ALL)
+            schedule_spec("busy", every=86_400.0, task="bench.busy", args=[BUSY_S], overlap=Overlap.ALLOW_ALL)
         )
         for n in range(TICKING):
-            schedules.add(ScheduleSpec(f"tick-{n}", Every(1.0), NOTHING))
+            schedules.add(schedule_spec(f"tick-{n}", every=1.0, **NOTHING))
         for number in range(KILLS):
             waits = _kill_one(cluster, schedules, number)
             worst.append(max(waits))
@@ -282,7 +283,7 @@ def spread(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figu
             cluster.add_worker(f"w{n}", "-Q", "jobs", capacity=SLOTS)
         time.sleep(SETTLE_S)
         for n in range(SPREAD_SCHEDULES):
-            schedules.add(ScheduleSpec(f"tick-{n}", Every(1.0), NOTHING, jitter_s=1.0))
+            schedules.add(schedule_spec(f"tick-{n}", every=1.0, **NOTHING, jitter=1.0))
         wait_until(
             lambda: _ended(cluster) >= SPREAD_RUNS,
             limit_s=LIMIT_S,

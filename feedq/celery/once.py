@@ -28,7 +28,7 @@ from celery import Celery
 from celery.schedules import crontab, maybe_schedule, schedule
 
 from feedq.celery.tasks import store
-from feedq.core.schedule.model import BEAT_PREFIX, Job
+from feedq.core.schedule.spec import BEAT_PREFIX, ScheduleSpec, checked_job, job_of
 from feedq.core.values import instant
 from feedq.errors import InvalidInput, Unavailable
 from feedq.telemetry.logs import LogEvent, log
@@ -74,17 +74,12 @@ def _prepared(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
             f"beat entry {name!r}: with {OPTION} no message is sent, so that {', '.join(others)} would be "
             "ignored; remove it, or declare a schedule with `feedq apply`, which has start deadlines and queues"
         )
-    job = _job(entry["task"], entry.get("args"), entry.get("kwargs"))
-    # Here alone: a worker has no need of what people declare.
-    from feedq.core.schedule.entries import job_problems
-
-    if wrong := job_problems(job, name=BEAT_PREFIX + name):
-        raise InvalidInput(f"schedule {BEAT_PREFIX + name!r}: {'; '.join(wrong)}")
+    checked_job(_job(name, entry["task"], entry.get("args"), entry.get("kwargs")))
     return {**entry, "options": {OPTION: name}}
 
 
-def _job(task: str, args: Any, kwargs: Any) -> Job:
-    return Job(task, tuple(args or ()), dict(kwargs or {}))
+def _job(entry: str, task: str, args: Any, kwargs: Any) -> ScheduleSpec:
+    return job_of(BEAT_PREFIX + entry, task, args or (), kwargs)
 
 
 class OnceCelery(Celery):
@@ -99,7 +94,7 @@ class OnceCelery(Celery):
         declared = self.conf.beat_schedule.get(entry)
         if declared is None or declared["options"].get(OPTION) != entry:
             raise InvalidInput(f"{OPTION}: {entry!r} is no entry of beat_schedule.py; it is for these alone")
-        _enqueue(entry, maybe_schedule(declared["schedule"]), _job(name, args, kwargs))
+        _enqueue(entry, maybe_schedule(declared["schedule"]), _job(entry, name, args, kwargs))
         return None
 
 
@@ -107,12 +102,12 @@ _sent: dict[str, datetime] = {}
 """The tick that this process enqueued last, by entry."""
 
 
-def _enqueue(entry: str, timing: schedule | crontab, job: Job) -> None:
+def _enqueue(entry: str, timing: schedule | crontab, job: ScheduleSpec) -> None:
     give_up_at = monotonic() + AWAY_MAX_S
     while True:
         try:
             tick = tick_of(timing, now=store().now(), sent=_sent.get(entry))
-            store().jobs.schedules.once(entry, instant(tick), tick, job)
+            store().jobs.schedules.once(job, instant(tick), tick)
         except Unavailable as error:
             logger.warning(LogEvent.BEAT_ONCE_FAILED, entry=entry, error=str(error))
             if monotonic() >= give_up_at:

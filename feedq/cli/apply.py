@@ -26,7 +26,7 @@ from feedq.cli.output import answer, write_difference, write_json
 from feedq.errors import FeedqError, InvalidInput, error_of
 
 if TYPE_CHECKING:
-    from feedq.core.schedule.entries import ScheduleEntry
+    from feedq.core.schedule.spec import ScheduleSpec
     from feedq.verbs.declarations import ChangeDocument, Declared
     from feedq.verbs.manifest.reader import Manifest, ManifestProblem
 
@@ -297,12 +297,12 @@ def _confirm_removals(invocation: Invocation, found: Declared) -> None:
         invocation.confirm(f"Remove {what} that the manifests do not declare?", yes=False)
 
 
-def warn_of_schedules(found: Declared, declared: Sequence[ScheduleEntry], *, now: datetime) -> None:
+def warn_of_schedules(found: Declared, declared: Sequence[ScheduleSpec], *, now: datetime) -> None:
     """Warns of changed schedules that have no tick to come or that no worker can run."""
     from feedq.cli.tables import warn_never, warn_unserved
 
     changed = {change.name for change in found.changes if change.kind == "schedule"}
-    warn_never([entry.spec for entry in declared if entry.name in changed], now=now)
+    warn_never([spec for spec in declared if spec.name in changed], now=now)
     warn_unserved(found.unserved)
 
 

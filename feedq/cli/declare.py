@@ -22,7 +22,7 @@ from feedq.cli.output import answer, write_difference
 from feedq.errors import FeedqError, InvalidInput, NotFound, Unreadable
 
 if TYPE_CHECKING:
-    from feedq.core.schedule.entries import ScheduleEntry
+    from feedq.core.schedule.spec import ScheduleSpec
     from feedq.core.selection import Selection
     from feedq.verbs.declarations import ChangeDocument
     from feedq.verbs.manifest.feed_entry import FeedEntry
@@ -132,7 +132,7 @@ def set_schedules(invocation: Invocation, *, names: Sequence[str]) -> None:
     named, assignments = split_words(names)
     if not named or not assignments:
         raise click.UsageError(NOTHING.format("timeout=30m") if named else "which schedules? name them")
-    entries: list[ScheduleEntry] = []
+    entries: list[ScheduleSpec] = []
     for name in dict.fromkeys(named):
         before, _ = declared_schedule(invocation, name)
         after = with_assignments(before, assignments)
@@ -154,7 +154,7 @@ def edit_schedule(invocation: Invocation, *, name: str) -> None:
     _edit(invocation, "schedule", *declared_schedule(invocation, name))
 
 
-def declared_schedule(invocation: Invocation, name: str) -> tuple[ScheduleEntry, str]:
+def declared_schedule(invocation: Invocation, name: str) -> tuple[ScheduleSpec, str]:
     """A schedule that people declare, and its ETag. Raises `InvalidInput` for an entry of the beat's own file, and
     `Unreadable`."""
     from feedq.verbs.declarations import list_declared_schedules
@@ -169,9 +169,9 @@ def declared_schedule(invocation: Invocation, name: str) -> tuple[ScheduleEntry,
     return found[0].declaration, found[0].etag
 
 
-def with_assignments(entry: ScheduleEntry, assignments: Sequence[str]) -> ScheduleEntry:
+def with_assignments(entry: ScheduleSpec, assignments: Sequence[str]) -> ScheduleSpec:
     """The schedule with these keys set. Raises `InvalidInput` with everything that is wrong."""
-    from feedq.core.schedule.entries import TIMING_KEYS, ZONED_KEYS, ScheduleEntry
+    from feedq.core.schedule.spec import TIMING_KEYS, ZONED_KEYS, ScheduleSpec
 
     keys = entry.plain()
     given = {assignment.partition("=")[0] for assignment in assignments}
@@ -181,13 +181,13 @@ def with_assignments(entry: ScheduleEntry, assignments: Sequence[str]) -> Schedu
             if kind == "every" and not (keys.keys() | given) & {*ZONED_KEYS}:
                 stale.add("zone")
             keys = {key: value for key, value in keys.items() if key not in stale}
-    return ScheduleEntry.valid(assigned(keys, assignments, ScheduleEntry))
+    return ScheduleSpec.valid(assigned(keys, assignments, ScheduleSpec))
 
 
 # -- both --------------------------------------------------------------------------------------------
 
 
-def _check_name(before: FeedEntry | ScheduleEntry, after: FeedEntry | ScheduleEntry) -> None:
+def _check_name(before: FeedEntry | ScheduleSpec, after: FeedEntry | ScheduleSpec) -> None:
     if after.name != before.name:
         raise InvalidInput(
             f"name: {before.noun} {before.name!r} keeps its name; declare another one and remove this one"
@@ -224,7 +224,7 @@ def _set(
     fail_if_not_made(found)
 
 
-def _edit(invocation: Invocation, noun: str, before: FeedEntry | ScheduleEntry, etag: str) -> None:
+def _edit(invocation: Invocation, noun: str, before: FeedEntry | ScheduleSpec, etag: str) -> None:
     """Lets a person edit a declaration. What was written is kept whenever it was not applied."""
     from feedq.verbs import documents
 
@@ -260,7 +260,7 @@ def _edit(invocation: Invocation, noun: str, before: FeedEntry | ScheduleEntry, 
     Path(path).unlink()
 
 
-def _read(path: str, before: FeedEntry | ScheduleEntry) -> FeedEntry | ScheduleEntry:
+def _read(path: str, before: FeedEntry | ScheduleSpec) -> FeedEntry | ScheduleSpec:
     from feedq.verbs.manifest.reader import ENTRIES
 
     manifest = checked([read_file(path)])

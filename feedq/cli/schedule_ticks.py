@@ -18,7 +18,8 @@ from feedq.cli.options import assigned, duration, moment, split_words
 from feedq.cli.output import TableColumn, answer, write_table
 
 if TYPE_CHECKING:
-    from feedq.core.schedule.model import ScheduleSpec, ScheduleState, Timing
+    from feedq.core.schedule.model import ScheduleState
+    from feedq.core.schedule.spec import ScheduleSpec
     from feedq.verbs.schedules import RunDocument
 
 TRIED = "example"
@@ -55,7 +56,7 @@ def next_(invocation: Invocation, *, names: Sequence[str], count: int, begin: st
     from feedq.verbs.wording import printable, timing_words
 
     spec, schedule_id, state = _chosen(invocation, *split_words(names))
-    zone = timing_zone(spec.timing)
+    zone = timing_zone(spec)
     after = invocation.clock.now() if begin is None else moment(begin, zone, option="--from")
     if begin is not None:
         # A tick at that very time is one of them.
@@ -66,9 +67,9 @@ def next_(invocation: Invocation, *, names: Sequence[str], count: int, begin: st
         aside = (
             "" if state is ScheduleState.ACTIVE else " (paused: none of these is fired until it is resumed)"
         )
-        click.echo(printable(f"{spec.name}: {timing_words(spec.timing)}") + aside)
+        click.echo(printable(f"{spec.name}: {timing_words(spec)}") + aside)
         if found:
-            write_table(found, _columns(zone, jittered=spec.jitter_s > 0))
+            write_table(found, _columns(zone, jittered=spec.jitter > 0))
         else:
             click.echo("no tick is left")
 
@@ -79,19 +80,19 @@ def _chosen(
     invocation: Invocation, names: Sequence[str], assignments: Sequence[str]
 ) -> tuple[ScheduleSpec, int, ScheduleState]:
     """The schedule of this name as it is or would be, with its id and state; or a timing that is to be tried."""
-    from feedq.core.schedule.entries import ScheduleEntry
     from feedq.core.schedule.model import ScheduleState
+    from feedq.core.schedule.spec import ScheduleSpec
     from feedq.verbs.schedules import show_schedule
 
     if len(names) > 1 or not (names or assignments):
         raise click.UsageError("say which: the NAME of one schedule, or a timing to try, such as cron=@daily")
     if not names:
-        keys = assigned({"name": TRIED, "task": TRIED}, assignments, ScheduleEntry)
-        spec, schedule_id, state = ScheduleEntry.valid(keys).spec, 0, ScheduleState.ACTIVE
+        keys = assigned({"name": TRIED, "task": TRIED}, assignments, ScheduleSpec)
+        spec, schedule_id, state = ScheduleSpec.valid(keys), 0, ScheduleState.ACTIVE
     else:
         row = invocation.do(show_schedule, name=names[0]).schedule
         entry, _ = declared_schedule(invocation, names[0])
-        spec, schedule_id, state = with_assignments(entry, assignments).spec, row.id, row.state
+        spec, schedule_id, state = with_assignments(entry, assignments), row.id, row.state
     return spec, schedule_id, state
 
 
@@ -101,14 +102,13 @@ def zone_of(invocation: Invocation, name: str) -> str:
     from feedq.verbs.declarations import list_declared_schedules
 
     found = [one.declaration for one in invocation.do(list_declared_schedules, names=(name,)).items]
-    return DEFAULT_ZONE if not found or found[0] is None else timing_zone(found[0].spec.timing)
+    return DEFAULT_ZONE if not found or found[0] is None else timing_zone(found[0])
 
 
-def timing_zone(timing: Timing) -> str:
-    from feedq.core.schedule.model import Cron
+def timing_zone(spec: ScheduleSpec) -> str:
     from feedq.core.values import DEFAULT_ZONE
 
-    return timing.zone if isinstance(timing, Cron) else DEFAULT_ZONE
+    return spec.zone if spec.cron else DEFAULT_ZONE
 
 
 def previews(spec: ScheduleSpec, *, schedule_id: int, after: datetime, zone: str) -> Iterator[TickPreview]:
@@ -171,7 +171,7 @@ def _document(
 
     return {
         "name": spec.name,
-        "when": timing_words(spec.timing),
+        "when": timing_words(spec),
         "zone": zone,
         "state": state.value,
         "ticks": [
@@ -235,14 +235,14 @@ def trigger(
 
 def _arguments(invocation: Invocation, name: str, assignments: Sequence[str]) -> dict[str, Any]:
     """The arguments of a job that are declared, with these put into them."""
-    from feedq.core.schedule.entries import ScheduleEntry
+    from feedq.core.schedule.spec import ScheduleSpec
 
     if others := [one for one in assignments if not one.startswith(("args=", "kwargs=", "kwargs."))]:
         raise click.UsageError(
             f"{others[0].partition('=')[0]}: only args and kwargs can be given for one run"
         )
-    job = declared_schedule(invocation, name)[0].spec.job
-    return assigned({"args": list(job.args), "kwargs": dict(job.kwargs)}, assignments, ScheduleEntry)
+    job = declared_schedule(invocation, name)[0]
+    return assigned({"args": job.args, "kwargs": job.kwargs}, assignments, ScheduleSpec)
 
 
 def _ended(invocation: Invocation, run: RunDocument, *, timeout_s: float) -> RunDocument:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from feedq.cli.output import Styled, TableColumn, number, state, styled, warn
 from feedq.core.landed import LandedBucket
 from feedq.core.model import Event, FeedView, WorkerView
-from feedq.core.schedule.model import Beat, Once, RunKind, ScheduleSpec, ScheduleState
+from feedq.core.schedule.model import RunKind, ScheduleState
+from feedq.core.schedule.spec import Queue, ScheduleSpec
 from feedq.core.schedule.ticks import next_tick
 from feedq.core.values import instant
 from feedq.verbs.report.details import event_detail
@@ -217,16 +218,17 @@ def _note(run: RunDocument) -> str:
 
 
 QUEUE_COLUMNS: list[TableColumn[QueueRow]] = [
-    TableColumn("QUEUE", lambda row: row.limits.name),
-    number("RATE/S", lambda row: _said(row.limits.rate_per_s)),
-    number("BURST", lambda row: None if row.limits.rate_per_s is None else f"{row.limits.burst:g}"),
-    number("CONCURRENCY", lambda row: _said(row.limits.concurrency)),
+    TableColumn("QUEUE", lambda row: row.name),
+    number("RATE/S", lambda row: _said(row.limits, "rate_per_s")),
+    number("BURST", lambda row: _said(row.limits, "burst") if row.limits and row.limits.rate_per_s else None),
+    number("CONCURRENCY", lambda row: _said(row.limits, "concurrency")),
     number("WAITING", lambda row: str(row.waiting)),
     number("RUNNING", lambda row: str(row.running)),
 ]
 
 
-def _said(limit: float | None) -> str | None:
+def _said(limits: Queue | None, key: str) -> str | None:
+    limit = getattr(limits, key, None)
     return None if limit is None else f"{limit:g}"
 
 
@@ -240,9 +242,7 @@ def warn_unserved(unserved: Mapping[str, str]) -> None:
 
 def warn_never(specs: Iterable[ScheduleSpec], *, now: datetime) -> None:
     """Says which of these schedules have no tick to come, and why; the first few."""
-    ended = [
-        spec for spec in specs if not isinstance(spec.timing, Beat) and next_tick(spec, after=now) is None
-    ]
+    ended = [spec for spec in specs if not spec.is_of_beat and next_tick(spec, after=now) is None]
     said = [f"schedule {spec.name}: has no tick to come: {_why_ended(spec, now)}" for spec in ended]
     _warn_few(said, " have no tick to come")
 
@@ -255,8 +255,8 @@ def _warn_few(said: Sequence[str], of_others: str) -> None:
 
 
 def _why_ended(spec: ScheduleSpec, now: datetime) -> str:
-    if isinstance(spec.timing, Once) and all(at <= now for at in spec.timing.moments):
-        return f"at ({instant(max(spec.timing.moments))}) is in the past"
-    if spec.end_at is not None and spec.end_at <= now:
-        return f"its end ({instant(spec.end_at)}) is in the past"
+    if spec.at and all(at <= now for at in spec.at):
+        return f"at ({instant(max(spec.at))}) is in the past"
+    if spec.end is not None and spec.end <= now:
+        return f"its end ({instant(spec.end)}) is in the past"
     return "its start, its end and the days that it leaves out leave none"

@@ -28,6 +28,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     PlainSerializer,
     PlainValidator,
+    SerializationInfo,
     Strict,
     ValidationError,
     ValidationInfo,
@@ -147,6 +148,19 @@ class Entry(StrictModel):
     def plain(self) -> dict[str, Any]:
         """Write it as it stands in a manifest; what is at its default is left out."""
         return self.model_dump(exclude_defaults=True, warnings=False)
+
+    def to_json(self) -> str:
+        """Write it as the database holds it: as in a manifest, but with durations as numbers of seconds. An option
+        of a later release has its default in what was stored before."""
+        return self.model_dump_json(exclude_defaults=True, warnings=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` has written. Raises `InvalidInput` when a later release has written it."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise InvalidInput("; ".join(what for _, what in _explained(cls, error))) from None
 
 
 for _base in (StrictModel, Entry):
@@ -328,7 +342,7 @@ class Number:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         is_whole = source is int or int in get_args(source)
-        write = core_schema.plain_serializer_function_ser_schema(self.written)
+        write = core_schema.plain_serializer_function_ser_schema(self._serialized, info_arg=True)
         read = self._whole if is_whole else self._number
         return core_schema.no_info_plain_validator_function(
             read, serialization=write, metadata={"whole": is_whole}
@@ -369,6 +383,10 @@ class Number:
             f" {'and at most' if self.over else 'to'} {self.high:.10g}" if self.high < float_info.max else ""
         )
         return low + high + (f", or {NONE}" if self.or_none else "")
+
+    def _serialized(self, value: float | None, info: SerializationInfo) -> Any:
+        # The database compares numbers; people read durations.
+        return value if value is not None and info.mode_is_json() else self.written(value)
 
     def written(self, value: float | None) -> Any:
         return NONE if value is None else value

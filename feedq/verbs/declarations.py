@@ -14,8 +14,8 @@ from feedq.control.store.postgresql import JobStore
 from feedq.core.model import Feed, FeedSpec, StartCursor, TargetState, Version, require_version
 from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
-from feedq.core.schedule.entries import QueueEntry, ScheduleEntry, queue_entry, schedule_entry
-from feedq.core.schedule.model import Queue, Schedule, ScheduleSpec
+from feedq.core.schedule.model import Schedule
+from feedq.core.schedule.spec import Queue, ScheduleSpec
 from feedq.core.selection import Selection
 from feedq.errors import FeedqError, InvalidInput, NotFound, Outdated
 from feedq.verbs import bulk, declaring
@@ -113,7 +113,7 @@ class ScheduleDeclaration:
     """A schedule as it stands in a manifest; or why this release cannot read it."""
 
     name: str
-    declaration: ScheduleEntry | None
+    declaration: ScheduleSpec | None
     unreadable: str | None
     etag: str
 
@@ -127,8 +127,8 @@ def declare(
     at: At,
     *,
     feeds: Annotated[tuple[FeedEntry, ...], Many] | None = None,
-    schedules: Annotated[tuple[ScheduleEntry, ...], Many] | None = None,
-    queues: Annotated[tuple[QueueEntry, ...], Many] | None = None,
+    schedules: Annotated[tuple[ScheduleSpec, ...], Many] | None = None,
+    queues: Annotated[tuple[Queue, ...], Many] | None = None,
     remove: Removals = NOTHING,
     prune: bool = False,
     tenant: NameArgument | None = None,
@@ -191,7 +191,7 @@ def _declared(
 def _require_expected(
     at: At,
     feeds: Sequence[FeedEntry],
-    schedules: Sequence[ScheduleEntry],
+    schedules: Sequence[ScheduleSpec],
     remove: Removals,
     version: Version | None,
     *,
@@ -259,32 +259,31 @@ def _feed_pages(at: At, tenant: str | None) -> Iterator[list[Feed]]:
 
 
 def _schedules_planned(
-    at: At, declared: Sequence[ScheduleEntry] | None, remove: Sequence[str], *, prune: bool
+    at: At, declared: Sequence[ScheduleSpec] | None, remove: Sequence[str], *, prune: bool
 ) -> DeclarationChanges:
     entries = declared or ()
     names = _names("schedule", entries, remove)
     prunes = prune and declared is not None
-    there = at.store.jobs.schedules.specs(None if prunes else names) if names or prunes else {}
-    _require_there("schedule", remove, there)
-    unsaid = {entry.name for entry in entries if entry.paused is None}
-    planned = plan_schedules([entry.spec for entry in entries], there, keep_paused=unsaid, prune=prunes)
+    there = list(at.store.jobs.schedules.all(None if prunes else names)) if names or prunes else []
+    _require_there("schedule", remove, {schedule.spec.name for schedule in there})
+    planned = plan_schedules(entries, there, prune=prunes)
     return _with_removals("schedule", planned, remove)
 
 
 def _queues_planned(
-    at: At, declared: Sequence[QueueEntry] | None, remove: Sequence[str], *, prune: bool
+    at: At, declared: Sequence[Queue] | None, remove: Sequence[str], *, prune: bool
 ) -> DeclarationChanges:
     entries = declared or ()
     if not _names("queue", entries, remove) and not (prune and declared is not None):
         return UNPLANNED
     there = at.store.jobs.queues.all()
     _require_there("queue", remove, {queue.name for queue in there})
-    planned = plan_queues([entry.spec for entry in entries], there, prune=prune and declared is not None)
+    planned = plan_queues(entries, there, prune=prune and declared is not None)
     return _with_removals("queue", planned, remove)
 
 
 def _names(
-    noun: str, entries: Iterable[FeedEntry | ScheduleEntry | QueueEntry], remove: Sequence[str]
+    noun: str, entries: Iterable[FeedEntry | ScheduleSpec | Queue], remove: Sequence[str]
 ) -> tuple[str, ...]:
     """The names of what is declared or to be removed. Raises `InvalidInput` for one that is there twice."""
     names = (*(entry.name for entry in entries), *remove)
@@ -404,11 +403,11 @@ def list_declared_schedules(
 
 def _schedule_declaration(schedule: Schedule) -> ScheduleDeclaration:
     is_readable = schedule.unreadable is None
-    entry = schedule_entry(schedule.spec) if is_readable else None
-    return ScheduleDeclaration(schedule.spec.name, entry, schedule.unreadable, etag_of(schedule.version))
+    spec = schedule.spec if is_readable else None
+    return ScheduleDeclaration(schedule.spec.name, spec, schedule.unreadable, etag_of(schedule.version))
 
 
 @verb("GET /declarations/queues", of_fleet=True)
-def list_declared_queues(at: At) -> Page[QueueEntry]:
+def list_declared_queues(at: At) -> Page[Queue]:
     """Limits of job queues as manifests have them, by name."""
-    return Page(list(map(queue_entry, at.store.jobs.queues.all())))
+    return Page(at.store.jobs.queues.all())

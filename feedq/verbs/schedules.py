@@ -16,8 +16,8 @@ from feedq.core.authorship import given_reason
 from feedq.core.model import JSON
 from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
-from feedq.core.schedule.entries import job_with, plain_schedule
-from feedq.core.schedule.model import Beat, Queue, Run, RunKind, RunState, ScheduleState, ScheduleView
+from feedq.core.schedule.model import Run, RunKind, RunState, ScheduleState, ScheduleView
+from feedq.core.schedule.spec import Queue, checked_job
 from feedq.core.schedule.ticks import past_ticks, ticks_after
 from feedq.core.values import NAME_MAX
 from feedq.errors import InvalidInput
@@ -110,7 +110,8 @@ class ScheduleDocument:
 class QueueRow:
     """A job queue in a list."""
 
-    limits: Queue
+    name: str
+    limits: Queue | None
     waiting: int
     running: int
 
@@ -189,10 +190,10 @@ def show_schedule(at: At, *, name: NameArgument) -> ScheduleDocument:
     schedules = at.store.jobs.schedules
     view, counts, runs = schedules.view(name), schedules.counts(name), schedules.runs(name, limit=RUNS_SHOWN)
     schedule = view.schedule
-    is_declared = not isinstance(schedule.spec.timing, Beat) and schedule.unreadable is None
+    is_declared = not schedule.spec.is_of_beat and schedule.unreadable is None
     return ScheduleDocument(
         schedule_row(view),
-        shown(plain_schedule(schedule.spec)) if is_declared else {},
+        shown(schedule.spec.plain()) if is_declared else {},
         view.unserved,
         counts,
         list(map(run_document, runs)),
@@ -283,8 +284,8 @@ def trigger_schedule(
     run of the first time.
     """
     schedules = at.store.jobs.schedules
-    is_as_declared = args is None and kwargs is None
-    job = None if is_as_declared else job_with(schedules.get(name).spec, args=args, kwargs=kwargs)
+    given = {key: value for key, value in (("args", args), ("kwargs", kwargs)) if value is not None}
+    job = checked_job(schedules.get(name).spec.model_copy(update=given)) if given else None
     return run_document(schedules.trigger(name, key=key, job=job))
 
 
@@ -320,8 +321,8 @@ def schedule_row(view: ScheduleView) -> ScheduleRow:
     return ScheduleRow(
         id=schedule.id,
         name=schedule.spec.name,
-        when=timing_words(schedule.spec.timing),
-        task=schedule.spec.job.task,
+        when=timing_words(schedule.spec),
+        task=schedule.spec.task,
         state=schedule.state,
         paused_until=schedule.paused_until,
         pause_reason=schedule.pause_reason,

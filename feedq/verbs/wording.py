@@ -11,7 +11,8 @@ import msgspec
 from feedq.core.lease import stillness_of
 from feedq.core.model import FeedView, Reason, Status, WorkerView
 from feedq.core.passwords import mask_url
-from feedq.core.schedule.model import Beat, Cron, Every, Once, Run, RunKind, RunState, Timing
+from feedq.core.schedule.model import Run, RunKind, RunState
+from feedq.core.schedule.spec import ScheduleSpec
 from feedq.core.values import instant
 
 if TYPE_CHECKING:
@@ -209,18 +210,16 @@ def _bar(value: float, most: float) -> int:
 # -- schedules ---------------------------------------------------------------------------------------
 
 
-def timing_words(timing: Timing) -> str:
-    """Says a timing in words for lists: ``cron 0 2 * * * Europe/Berlin``, ``every 30 s``, ``once at
+def timing_words(spec: ScheduleSpec) -> str:
+    """Says in words for lists when a schedule is run: ``cron 0 2 * * * Europe/Berlin``, ``every 30 s``, ``once at
     2026-11-22T10:00:00Z``."""
-    match timing:
-        case Cron(_, zone) as cron:
-            return f"cron {_listed([' '.join(text.split()) for text in cron.expressions], '; ')} {zone}"
-        case Every(every_s):
-            return f"every {_interval(every_s)}"
-        case Once() as once:
-            return f"once at {_listed([instant(at) for at in sorted(once.moments)], ', ')}"
-        case Beat():
-            return "entry of the beat"
+    if spec.cron:
+        return f"cron {_listed([' '.join(text.split()) for text in spec.cron], '; ')} {spec.zone}"
+    if spec.every is not None:
+        return f"every {_interval(spec.every)}"
+    if spec.at:
+        return f"once at {_listed([instant(at) for at in sorted(spec.at)], ', ')}"
+    return "entry of the beat" if spec.is_of_beat else "?"
 
 
 def _listed(texts: Sequence[str], separator: str) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.schedule.model import Every, Job, ScheduleSpec
 from tests import poison
 from tests.cluster import ROOT, Cluster, wait_until
 from tests.isolation import LANDED, declared
+from tests.schedules import never
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
@@ -35,9 +34,8 @@ def cluster(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[Clus
 
 def test_a_job_that_raises_what_cannot_be_stored_has_failed_and_says_so(cluster: Cluster) -> None:
     store = PostgresStore(cluster.database_url)
-    never = Every(86_400.0, anchor=datetime.now(UTC) + timedelta(hours=12))
     for name, task in (("fine", "tests.fail"), ("garbled", "tests.garble")):
-        store.jobs.schedules.add(ScheduleSpec(name, never, Job(task)))
+        store.jobs.schedules.add(never(name, task=task))
         store.jobs.schedules.trigger(name)
     store.close()
     wait_until(

@@ -16,10 +16,10 @@ from celery import Celery
 from feedq.celery.application import DEFAULT_QUEUE
 from feedq.celery.tasks import STREAM_FEED
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.schedule.model import Every, Job, ScheduleSpec
 from feedq.telemetry.logs import LogEvent
 from tests import forged
 from tests.cluster import Cluster, feed, wait_until
+from tests.schedules import schedule_spec
 from tests.source_process import Source
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
@@ -68,7 +68,7 @@ def test_a_pool_of_celerys_own_runs_ordinary_tasks_and_nothing_of_feedq(
         cluster.apply([feed("one", source.url)])
         later = datetime.now(UTC) + timedelta(hours=1)
         store.jobs.schedules.add(
-            ScheduleSpec("never", Every(86_400.0, anchor=later), Job("tests.touch", ("x",)))
+            schedule_spec("never", every=86_400.0, anchor=later, task="tests.touch", args=["x"])
         )
         store.jobs.schedules.trigger("never")
 

@@ -8,7 +8,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,12 @@ import pytest
 from feedq.control.store.grants import Role
 from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.schedule.model import Every, Job, Overlap, RunState, ScheduleSpec, Semantics
+from feedq.core.schedule.model import RunState
+from feedq.core.schedule.spec import Overlap, Semantics
 from tests import jobs_under_test
 from tests.cluster import Cluster, wait_until
 from tests.node import Node
+from tests.schedules import never
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(150)]
 
@@ -40,13 +41,6 @@ def schedules(cluster: Cluster) -> Iterator[ScheduleStore]:
     store = PostgresStore(cluster.database_url)
     yield store.jobs.schedules
     store.close()
-
-
-def never(name: str, job: Job, **policies: Any) -> ScheduleSpec:
-    """A schedule that runs when it is triggered only."""
-    return ScheduleSpec(
-        name, Every(86_400.0, anchor=datetime.now(UTC) + timedelta(hours=12)), job, **policies
-    )
 
 
 def effects(cluster: Cluster, schedule: str, what: str | None = None) -> list[dict[str, Any]]:
@@ -86,7 +80,7 @@ def logs(cluster: Cluster) -> str:
 
 def test_a_cancelled_run_ends_at_once_and_its_job_is_told(cluster: Cluster, schedules: ScheduleStore) -> None:
     cluster.add_worker("w1")
-    schedules.add(never("slow", Job("tests.slow", (60.0,))))
+    schedules.add(never("slow", task="tests.slow", args=[60.0]))
     run = schedules.trigger("slow")
     wait_effect(cluster, "slow", "begun")
     schedules.cancel_run(run.id)
@@ -99,8 +93,8 @@ def test_a_run_past_its_time_out_is_over_whatever_its_job_does(
     cluster: Cluster, schedules: ScheduleStore
 ) -> None:
     cluster.add_worker("w1", env={"FEEDQ_JOB_SLOTS": "1"})
-    schedules.add(never("deaf", Job("tests.deaf", (5.0,), timeout_s=1.0)))
-    schedules.add(never("next", Job("tests.note")))
+    schedules.add(never("deaf", task="tests.deaf", args=[5.0], timeout=1.0))
+    schedules.add(never("next", task="tests.note"))
     schedules.trigger("deaf")
     wait_effect(cluster, "deaf", "begun")
     run = wait_state(cluster, "deaf", RunState.TIMED_OUT)
@@ -115,8 +109,8 @@ def test_a_run_past_its_time_out_is_over_whatever_its_job_does(
 
 def test_a_worker_that_is_told_to_stop_lets_its_job_end(cluster: Cluster, schedules: ScheduleStore) -> None:
     node = cluster.add_worker("w1")
-    schedules.add(never("slow", Job("tests.slow", (4.0,))))
-    schedules.add(never("later", Job("tests.note")))
+    schedules.add(never("slow", task="tests.slow", args=[4.0]))
+    schedules.add(never("later", task="tests.note"))
     schedules.trigger("slow")
     wait_effect(cluster, "slow", "begun")
     node.signal(signal.SIGTERM)
@@ -139,7 +133,7 @@ def test_a_job_that_does_not_end_in_time_ends_with_its_worker(
     cluster: Cluster, schedules: ScheduleStore, semantics: Semantics, state: str
 ) -> None:
     node = cluster.add_worker("w1", env={"FEEDQ_JOB_DRAIN_S": "1"})
-    schedules.add(never("slow", Job("tests.slow", (6.0,), semantics=semantics)))
+    schedules.add(never("slow", task="tests.slow", args=[6.0], semantics=semantics))
     schedules.trigger("slow")
     wait_effect(cluster, "slow", "begun")
     began = node.signal(signal.SIGTERM)
@@ -157,7 +151,7 @@ def test_a_worker_of_the_queue_jobs_runs_jobs_and_holds_no_feeds(
     cluster.add_worker("w1", "-Q", "jobs", capacity=3)
     (row,) = cluster.sql("SELECT capacity, job_slots FROM feedq.worker WHERE state = 'active'")
     assert row == {"capacity": 0, "job_slots": 3}
-    schedules.add(never("slow", Job("tests.slow", (2.0,)), overlap=Overlap.ALLOW_ALL))
+    schedules.add(never("slow", task="tests.slow", args=[2.0], overlap=Overlap.ALLOW_ALL))
     for _ in range(4):
         schedules.trigger("slow")
     wait_until(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ import pytest
 
 from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.schedule.model import Every, Job, ScheduleSpec, Semantics
+from feedq.core.schedule.spec import Semantics
 from feedq.local.postgres import Postgres
 from tests import jobs_under_test
 from tests.cluster import Cluster, wait_until
 from tests.faults import frozen_database
+from tests.schedules import Keys, never
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(150)]
 
@@ -51,10 +51,9 @@ def schedules(cluster: Cluster) -> Iterator[ScheduleStore]:
 
 def declare(schedules: ScheduleStore, *, timeout_s: float) -> None:
     """One schedule of each semantics, which runs when it is triggered only."""
-    never = Every(86_400.0, anchor=datetime.now(UTC) + timedelta(hours=12))
+    job: Keys = {"task": "tests.pause", "args": [TAKES_S], "timeout": timeout_s}
     for semantics in Semantics:
-        job = Job("tests.pause", (TAKES_S,), semantics=semantics, timeout_s=timeout_s)
-        schedules.add(ScheduleSpec(semantics, never, job))
+        schedules.add(never(semantics, semantics=semantics, **job))
 
 
 def begin(cluster: Cluster, schedules: ScheduleStore) -> None:

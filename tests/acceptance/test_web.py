@@ -23,22 +23,14 @@ import pytest
 from feedq.control.store import migrate
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import FeedBackfill, FeedSpec, NewWorker, Selector, TargetState, WorkerTarget
-from feedq.core.schedule.model import (
-    ClaimedRun,
-    Cron,
-    Every,
-    Finish,
-    Job,
-    Offer,
-    Overlap,
-    RunState,
-    ScheduleSpec,
-)
+from feedq.core.schedule.model import ClaimedRun, Finish, Offer, RunState
+from feedq.core.schedule.spec import Overlap
 from feedq.core.tap import TapPart, TappedRecord
 from feedq.local.postgres import Postgres
 from tests.cluster import ROOT, wait_until
 from tests.flower import Answer, Flower, StartFlower
 from tests.proxy import Fault, PostgresProxy
+from tests.schedules import Keys, schedule_spec
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
@@ -101,11 +93,13 @@ def control_url(postgres: Postgres) -> Iterator[str]:
 
 
 def schedule(store: PostgresStore, worker_id: UUID) -> None:
-    job = Job("acme.roll_up", kwargs={"day": "<b>yesterday</b>", "token": "${JOB_TOKEN}"})
+    job: Keys = {"task": "acme.roll_up", "kwargs": {"day": "<b>yesterday</b>", "token": "${JOB_TOKEN}"}}
     for name in SCHEDULES:
-        timing = Cron("0 2 * * *", "Europe/Berlin") if name != BUTTONS else Every(86_400)
+        timing: Keys = (
+            {"cron": ("0 2 * * *",), "zone": "Europe/Berlin"} if name != BUTTONS else {"every": 86_400}
+        )
         overlap = Overlap.ALLOW_ALL if name == ROLLUP else Overlap.SKIP
-        store.jobs.schedules.add(ScheduleSpec(name, timing, job, overlap=overlap))
+        store.jobs.schedules.add(schedule_spec(name, **timing, **job, overlap=overlap))
     claimed: list[ClaimedRun] = []
     for key in ("k-done", "k-bad", "k-running"):
         store.jobs.schedules.trigger(ROLLUP, key=key)
@@ -309,9 +303,11 @@ def test_arguments_of_jobs_are_on_the_schedules_own_page_only(flower: Flower) ->
 def test_a_schedule_of_a_later_release_is_listed_with_why_it_cannot_be_read(
     flower: Flower, store: PostgresStore, control_url: str
 ) -> None:
-    store.jobs.schedules.add(ScheduleSpec("later", Every(86_400), Job("acme.later")))
+    store.jobs.schedules.add(schedule_spec("later", every=86_400, task="acme.later"))
     with closing(psycopg2.connect(control_url)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("""UPDATE feedq.schedule SET policy = '{"warp": 9}' WHERE name = 'later'""")
+        cursor.execute(
+            """UPDATE feedq.schedule SET declaration = declaration || '{"warp": 9}' WHERE name = 'later'"""
+        )
     page = html.unescape(flower.get("/schedules?live=1&prefix=later").text)
     (row,) = flower.get("/api/v1/schedules?prefix=later").json["items"]
     assert ">(cannot be read)<" in page

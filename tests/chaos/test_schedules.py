@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from random import Random, SystemRandom
 from typing import Any
 from uuid import UUID
@@ -17,12 +17,14 @@ import pytest
 
 from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.schedule.model import Every, Finish, Job, Retries, RunState, ScheduleSpec, Semantics
+from feedq.core.schedule.model import Finish, RunState
+from feedq.core.schedule.spec import Semantics
 from feedq.telemetry.logs import LogEvent
 from tests.chaos import storm, ticking
 from tests.chaos.storm import Losses, Storm, is_stopped
 from tests.cluster import Cluster, wait_until
 from tests.node import Node
+from tests.schedules import never
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(360)]
 Measured = Callable[[str, object], None]
@@ -95,13 +97,6 @@ def test_a_watermark_that_commits_before_its_runs_is_found_out(
 # -- zombies -----------------------------------------------------------------------------------------
 
 
-def never(name: str, job: Job, **policies: Any) -> ScheduleSpec:
-    """A schedule that runs when it is triggered only."""
-    return ScheduleSpec(
-        name, Every(86_400.0, anchor=datetime.now(UTC) + timedelta(hours=12)), job, **policies
-    )
-
-
 def wait_run(fleet: Cluster, run_id: int, *states: str) -> dict[str, Any]:
     def found() -> dict[str, Any]:
         return fleet.sql("SELECT * FROM feedq.run WHERE id = %s", (run_id,))[0]
@@ -130,7 +125,7 @@ def test_the_end_of_an_attempt_that_was_taken_away_is_rejected_and_written_down(
 ) -> None:
     fleet.add_beat("b1")
     zombie = fleet.add_worker("w0", env={"FEEDQ_TEST_DOOM": "finish:entry:stop:1"})
-    schedules.add(never("noted", Job("effects.noted", (0.0,), semantics=Semantics.AT_LEAST_ONCE)))
+    schedules.add(never("noted", task="effects.noted", args=[0.0], semantics=Semantics.AT_LEAST_ONCE))
     run = schedules.trigger("noted")
     wait_until(lambda: is_stopped(zombie), limit_s=LIMIT_S, what=lambda: zombie.text()[-3000:])
     fleet.add_worker("w1")
@@ -167,7 +162,14 @@ def test_what_a_transactional_job_wrote_is_rolled_back_when_its_worker_wakes_too
 ) -> None:
     fleet.add_beat("b1")
     zombie = fleet.add_worker("w0", env={"FEEDQ_TEST_DOOM": "complete:entry:stop:1"})
-    schedules.add(never("transferred", Job("effects.transferred", (0.1,), semantics=Semantics.TRANSACTIONAL)))
+    schedules.add(
+        never(
+            "transferred",
+            task="effects.transferred",
+            args=[0.1],
+            semantics=Semantics.TRANSACTIONAL,
+        )
+    )
     run = schedules.trigger("transferred")
     wait_until(lambda: is_stopped(zombie), limit_s=LIMIT_S, what=lambda: zombie.text()[-3000:])
     assert effects_of(fleet, "transferred") == []
@@ -195,7 +197,7 @@ def test_a_run_that_may_be_started_once_only_is_lost_with_a_frozen_worker(
     fleet.add_beat("b1")
     fleet.add_worker("w0")
     fleet.add_worker("w1")
-    schedules.add(never("spanned", Job("effects.spanned", (60.0,), retries=Retries(limit=3))))
+    schedules.add(never("spanned", task="effects.spanned", args=[60.0], retries={"limit": 3}))
     run = schedules.trigger("spanned")
     wait_until(lambda: effects_of(fleet, "spanned"), limit_s=LIMIT_S, what="it has begun")
     pid = effects_of(fleet, "spanned")[0]["pid"]

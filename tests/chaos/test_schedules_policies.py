@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from feedq.control.store.jobs.schedules import ScheduleStore
-from feedq.core.schedule.model import Every, Job, Overlap, ScheduleSpec
+from feedq.core.schedule.spec import Overlap
 from feedq.core.schedule.spread import SEGMENTS, segment_of
 from feedq.core.values import instant
 from tests.chaos import ticking
-from tests.chaos.test_schedules import never
 from tests.cluster import Cluster, wait_until
+from tests.schedules import Keys, never, schedule_spec
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 Measured = Callable[[str, object], None]
@@ -77,13 +77,22 @@ def test_no_two_runs_of_a_schedule_overlap_that_must_not_whoever_starts_them(
     fleet.add_beat("b1")
     for n in range(4):
         fleet.add_worker(f"w{n}")
-    job = Job("effects.spanned", (WORK_S,))
+    job: Keys = {"task": "effects.spanned", "args": [WORK_S]}
     specs = [
-        ScheduleSpec(overlap.value, Every(1.0), job, overlap=overlap, buffer_max=BUFFER)
+        schedule_spec(
+            overlap.value,
+            every=1.0,
+            task="effects.spanned",
+            args=[WORK_S],
+            overlap=overlap,
+            buffer_max=BUFFER,
+        )
         for overlap in Overlap
     ]
     first = ticking.begin(schedules, specs)
-    triggered = [never(f"trigger-{overlap}", job, overlap=overlap, buffer_max=BUFFER) for overlap in Overlap]
+    triggered = [
+        never(f"trigger-{overlap}", **job, overlap=overlap, buffer_max=BUFFER) for overlap in Overlap
+    ]
     ticking.begin(schedules, triggered)
     begin = threading.Barrier(THREADS)
 
@@ -168,7 +177,7 @@ def test_thousands_of_short_runs_are_spread_evenly_over_equal_workers(
     fleet.add_beat("b1")
     for n in range(4):
         fleet.add_worker(f"w{n}")
-    short = schedules.add(never("short", Job("effects.nothing", (RUN_S,)), overlap=Overlap.ALLOW_ALL))
+    short = schedules.add(never("short", task="effects.nothing", args=[RUN_S], overlap=Overlap.ALLOW_ALL))
     made, _ = schedules.backfill("short", evenly_hashed(short.id))
     assert made == RUNS
     wait_until(

@@ -12,7 +12,7 @@ from datetime import datetime
 import pytest
 
 from feedq.control.store.jobs.schedules import ScheduleStore
-from feedq.core.schedule.model import Overlap
+from feedq.core.schedule.spec import Overlap
 from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey
 from tests.chaos import ticking

@@ -13,9 +13,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from feedq.control.store.jobs.schedules import ScheduleStore
-from feedq.core.schedule.model import CatchUp, Every, Job, Overlap, Retries, ScheduleSpec, Semantics
+from feedq.core.schedule.spec import CatchUp, Overlap, ScheduleSpec, Semantics
 from feedq.core.schedule.ticks import EPOCH
 from tests.cluster import Cluster, wait_until
+from tests.schedules import schedule_spec
 
 PERIOD_S = 1.0
 MOMENTS = 4
@@ -37,9 +38,9 @@ TASKS = {
 }
 RETRIES = {
     # Of a job that failed nobody knows whether it had its effect.
-    Semantics.AT_MOST_ONCE: Retries(),
-    Semantics.AT_LEAST_ONCE: Retries(limit=100, first_s=0.2, factor=1.0),
-    Semantics.TRANSACTIONAL: Retries(limit=100, first_s=0.2, factor=1.0),
+    Semantics.AT_MOST_ONCE: {},
+    Semantics.AT_LEAST_ONCE: {"limit": 100, "first": 0.2, "factor": 1.0},
+    Semantics.TRANSACTIONAL: {"limit": 100, "first": 0.2, "factor": 1.0},
 }
 
 
@@ -71,12 +72,17 @@ def ticking(
     *, each: int = 10, most_s: float = 0.3, overlaps: Sequence[Overlap] = OVERLAPS, **policies: Any
 ) -> list[ScheduleSpec]:
     """So many schedules of each semantics that tick every second."""
-    policies = {"catch_up": CatchUp.ALL, **policies}
+    policies = {"catch_up": {"policy": CatchUp.ALL}, **policies}
     return [
-        ScheduleSpec(
+        schedule_spec(
             f"{semantics}/{n}",
-            Every(PERIOD_S, anchor=EPOCH + n % MOMENTS * timedelta(seconds=PERIOD_S / MOMENTS)),
-            Job(task, (most_s,), semantics=semantics, timeout_s=20.0, retries=RETRIES[semantics]),
+            every=PERIOD_S,
+            anchor=EPOCH + n % MOMENTS * timedelta(seconds=PERIOD_S / MOMENTS),
+            task=task,
+            args=[most_s],
+            semantics=semantics,
+            timeout=20.0,
+            retries=RETRIES[semantics],
             overlap=overlaps[n % len(overlaps)],
             **policies,
         )

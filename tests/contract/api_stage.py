@@ -17,7 +17,7 @@ from feedq.control.store.history import EventFilter
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Feed, FeedBackfill, Identity, StartCursor, TargetState, WorkerTarget
 from feedq.core.roles import AccessRole
-from feedq.core.schedule.model import Queue
+from feedq.core.schedule.spec import Queue
 from feedq.settings import Settings
 from feedq.sinks.base import CheckpointChange
 from feedq.telemetry.logs import EventKind
@@ -54,7 +54,7 @@ def populate(harness: JobsHarness, backend: ApiBackend, sink_url: str) -> None:
     harness.schedules.trigger("nightly")
     harness.worker("w@host")
     harness.store.workers.set_target(harness.worker("cordoned@host").id, WorkerTarget.CORDONED)
-    harness.queues.set(Queue("reports", concurrency=9))
+    harness.queues.set(Queue(name="reports", concurrency=9))
     harness.store.tokens.add("ci", AccessRole.VIEWER, tenant=None, lasts_s=600)
     _land(harness, backend, sink_url, harness.store.feeds.get(MINE))
 

@@ -5,6 +5,7 @@ Rows to start from in as few words as possible, and a clock that can be moved on
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import datetime
@@ -19,17 +20,11 @@ from feedq.control.store.database import Database
 from feedq.control.store.jobs.queues import QueueStore
 from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.core.model import NewWorker, Worker
-from feedq.core.schedule.model import Every, Job, Run, RunState, Schedule, ScheduleSpec
+from feedq.core.schedule.model import Run, RunState, Schedule
+from feedq.core.schedule.spec import ScheduleSpec
 from tests.cluster import wait_until
 from tests.contract.harness import TTL_S, PostgresHarness
-
-INTERVAL_S = 60.0
-"""Of schedules that do not say."""
-
-
-def schedule_spec(name: str = "nightly", **changes: object) -> ScheduleSpec:
-    plain = ScheduleSpec(name=name, timing=Every(INTERVAL_S), job=Job("tasks.report"))
-    return ScheduleSpec(**{**{f: getattr(plain, f) for f in plain.__slots__}, **changes})
+from tests.schedules import Keys, schedule_spec
 
 
 class JobsHarness(PostgresHarness):
@@ -91,6 +86,15 @@ class JobsHarness(PostgresHarness):
 
     def schedule(self, name: str = "nightly", **changes: object) -> Schedule:
         return self.schedules.add(schedule_spec(name, **changes))
+
+    def damage(self, name: str, keys: Keys) -> None:
+        """Put keys into a stored declaration, as a later release might."""
+        sql = "UPDATE feedq.schedule SET declaration = declaration || %s WHERE name = %s"
+        self.execute(sql, json.dumps(keys), name)
+
+    def declared(self) -> dict[str, ScheduleSpec]:
+        """All declared schedules by name."""
+        return {schedule.spec.name: schedule.spec for schedule in self.schedules.all()}
 
     # -- what other parts do, in one statement each ---------------------------------------------------
 

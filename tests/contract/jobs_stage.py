@@ -7,12 +7,12 @@ from datetime import timedelta
 from typing import Any
 
 from feedq.core.model import Worker
-from feedq.core.schedule.model import ClaimedRun, Finish, Granted, Job, Offer, Run, RunState
+from feedq.core.schedule.model import ClaimedRun, Finish, Granted, Offer, Run, RunState
 from feedq.core.schedule.spread import SEGMENTS
-from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
+from tests.contract.jobs_harness import JobsHarness
+from tests.schedules import INTERVAL_S
 
 ALL = range(SEGMENTS)
-JOB = Job("tasks.report")
 
 
 def offer(

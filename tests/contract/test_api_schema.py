@@ -32,7 +32,8 @@ from feedq.local.process import free_port
 from feedq.settings import Settings
 from tests.api_examples import CHANGES, MINE
 from tests.contract.harness import spec
-from tests.contract.jobs_harness import JobsHarness, schedule_spec
+from tests.contract.jobs_harness import JobsHarness
+from tests.schedules import schedule_spec
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1_800)]
 

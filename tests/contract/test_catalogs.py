@@ -13,7 +13,6 @@ from feedq.celery import tasks
 from feedq.control.store.catalog_feeds import CatalogStore
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import LeaseState, Reason
-from feedq.core.schedule.model import Every, ScheduleSpec
 from feedq.errors import FeedqError
 from feedq.settings import settings
 from feedq.telemetry.logs import EventKind
@@ -286,9 +285,8 @@ def test_a_schedule_syncs_a_catalog_and_its_run_says_what_was_left_out(
 ) -> None:
     given = "schedules: [{name: sync/crm, task: feedq.sync, kwargs: {catalog: crm}, every: 10m}]"
     shell.ok("apply", "-f", "-", given=given)
-    spec = stored.jobs.schedules.specs()["sync/crm"]
-    assert isinstance(spec, ScheduleSpec)
-    assert (spec.timing, spec.job.task, dict(spec.job.kwargs)) == (Every(600), tasks.SYNC, {"catalog": "crm"})
+    spec = stored.jobs.schedules.get("sync/crm").spec
+    assert (spec.every, spec.task, spec.kwargs) == (600, tasks.SYNC, {"catalog": "crm"})
     assert names(stored) == []
     for name, value in shell.environment.items():
         monkeypatch.setenv(name, value)
@@ -296,11 +294,11 @@ def test_a_schedule_syncs_a_catalog_and_its_run_says_what_was_left_out(
     settings.cache_clear()
     catalog(feed("a"), feed("b", weight="heavy"))
     with pytest.raises(FeedqError, match=r"catalog 'crm': 1 left out, such as .*feed 'b': weight: must be"):
-        tasks.sync(**spec.job.kwargs)
+        tasks.sync(**spec.kwargs)
     # Where this process may not declare feeds.
     monkeypatch.setenv("FEEDQ_SYNC_DATABASE_URL", shell.environment["FEEDQ_DATABASE_URL"])
     monkeypatch.delattr(tasks, "store")
     settings.cache_clear()
     catalog(feed("a"), feed("b"))
-    tasks.sync(**spec.job.kwargs)
+    tasks.sync(**spec.kwargs)
     assert names(stored) == ["a", "b"]

@@ -20,7 +20,7 @@ from feedq.api.backend import ApiBackend
 from feedq.api.server import make_app
 from feedq.core.model import FeedBackfill, Identity, StartCursor, TargetState
 from feedq.core.roles import AccessRole
-from feedq.core.schedule.model import Cron, Every, Exclusion, Queue
+from feedq.core.schedule.spec import Queue
 from feedq.core.tap import TapPart, TappedRecord
 from feedq.local.process import free_port
 from feedq.settings import Settings
@@ -29,6 +29,7 @@ from feedq.verbs import feed_cursor
 from tests.cluster import wait_until
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
+from tests.schedules import Keys
 
 pytestmark = pytest.mark.servers
 
@@ -135,10 +136,10 @@ def _land(harness: JobsHarness, backend: ApiBackend) -> None:
 
 
 def _schedule(harness: JobsHarness) -> None:
-    harness.queues.set(Queue("reports", concurrency=2))
-    excluded = Exclusion(("2026-12-25",), "Europe/Berlin")
-    harness.schedule("acme/nightly", timing=Cron("30 2 * * *", "Europe/Berlin"), exclude=excluded)
-    harness.schedule("acme/poll", timing=Every(3600.0))
+    harness.queues.set(Queue(name="reports", concurrency=2))
+    timing: Keys = {"cron": ("30 2 * * *",), "zone": "Europe/Berlin", "exclude": ("2026-12-25",)}
+    harness.schedule("acme/nightly", **timing)
+    harness.schedule("acme/poll", every=3600.0)
     harness.schedules.pause("acme/poll", reason="not now")
     harness.schedules.trigger("acme/nightly", key="once")
 
@@ -415,7 +416,7 @@ def everything(sides: Sides) -> list[Any]:
         for table, columns in (
             ("feedq.feed", "name, target_state, tenant, sink, source"),
             ("feedq.worker", "name, target_state"),
-            ("feedq.schedule WHERE removed_at IS NULL", "name, state, timing::text, policy::text"),
+            ("feedq.schedule WHERE removed_at IS NULL", "name, state, declaration::text"),
             ("feedq.job_queue", "name, rate_per_s"),
             ("(SELECT feed AS name, cursor::text FROM feedq_checkpoint) c", "name, cursor"),
         )

@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from feedq.control.store import migrate
-from feedq.core.schedule.model import Beat, Finish, Job, Offer, RunState, ScheduleSpec
+from feedq.core.schedule.model import Finish, Offer, RunState
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
+from tests.schedules import job_spec
 
 pytestmark = pytest.mark.servers
 
@@ -144,7 +145,7 @@ def test_a_schedule_is_set_shown_and_removed(shell: Shell, harness: JobsHarness)
 
 
 def test_an_entry_of_the_beat_is_changed_in_its_file_alone(shell: Shell, harness: JobsHarness) -> None:
-    harness.schedules.add(ScheduleSpec("beat:report", Beat(), Job("t")))
+    harness.schedules.add(job_spec("beat:report"))
     assert "edit it there" in shell.run("schedule", "set", "beat:report", "every=1m").stderr
     assert "beat:" not in shell.ok("export")
 
@@ -243,9 +244,7 @@ def test_a_backfill_makes_what_is_not_there(shell: Shell, harness: JobsHarness) 
     assert shell.json(*arguments)["existing"] == 24
     (newest,) = shell.json("schedule", "runs", POLL, "--limit", "1")
     assert (newest["key"], newest["kind"]) == ("2026-01-01T23:00:00Z", "backfill")
-    depths = {
-        queue["limits"]["name"]: queue["waiting"] for queue in shell.json("schedule", "list", "--queues")
-    }
+    depths = {queue["name"]: queue["waiting"] for queue in shell.json("schedule", "list", "--queues")}
     assert depths == {"default": 24, "reports": 0}
     asked = shell.run(*arguments[:-1]).stderr
     assert "Make 24 runs of acme/poll, for the ticks 2026-01-01T00:00:00Z to 2026-01-01T23:00:00Z?" in asked
@@ -261,7 +260,7 @@ def test_a_backfill_makes_what_is_not_there(shell: Shell, harness: JobsHarness) 
 def test_a_schedule_of_a_later_release_is_shown_paused_declared_anew_and_stops_no_other(
     shell: Shell, harness: JobsHarness
 ) -> None:
-    harness.execute("UPDATE feedq.schedule SET policy = %s WHERE name = %s", '{"warp": 9}', POLL)
+    harness.damage(POLL, {"warp": 9})
     assert (row(shell, POLL)["task"], row(shell, POLL)["pause_reason"]) == ("(cannot be read)", None)
     assert "cannot read" in row(shell, POLL)["unreadable"]
     assert row(shell, "acme/cleanup")["unreadable"] is None
@@ -276,12 +275,13 @@ def test_a_schedule_of_a_later_release_is_shown_paused_declared_anew_and_stops_n
     assert row(shell, POLL)["state"] == "paused", "somebody wanted it so"
     shell.ok("schedule", "resume", POLL)
     assert (row(shell, POLL)["state"], row(shell, POLL)["pause_reason"]) == ("active", None)
-    harness.execute("UPDATE feedq.schedule SET policy = %s WHERE name = %s", '{"warp": 9}', POLL)
+    harness.damage(POLL, {"warp": 9})
     shell.ok("schedule", "remove", POLL, "--yes")
 
 
 def test_a_manifest_declares_schedules_of_a_later_release_anew(shell: Shell, harness: JobsHarness) -> None:
-    harness.execute("UPDATE feedq.schedule SET policy = %s", '{"warp": 9}')
+    for name in harness.declared():
+        harness.damage(name, {"warp": 9})
     harness.elapse(3_600)
     harness.store.jobs.runs.fire_due(limit=9)
     assert row(shell, POLL)["state"] == "paused", "it cannot be fired"
@@ -298,17 +298,14 @@ def test_a_manifest_declares_schedules_of_a_later_release_anew(shell: Shell, har
     assert shell.json("apply", "-f", "-", given=given)["unchanged"] == 4
 
 
-@pytest.mark.parametrize(
-    ("column", "stored"),
-    [("policy", '{"pause_on_failure": {"most": 3}}'), ("job", '{"task": {"name": "t"}}'), ("job", "{}")],
-)
+@pytest.mark.parametrize("keys", [{"pause_on_failure": {"most": 3}}, {"task": {"name": "t"}}, {"task": None}])
 def test_status_and_doctor_name_a_schedule_of_a_later_release(
-    shell: Shell, harness: JobsHarness, column: str, stored: str
+    shell: Shell, harness: JobsHarness, keys: dict[str, Any]
 ) -> None:
     harness.job_worker(ttl_s=1e6)
     shell.ok("schedule", "pause", POLL)
-    harness.execute(f"UPDATE feedq.schedule SET {column} = %s WHERE name = %s", stored, POLL)
-    harness.execute(f"UPDATE feedq.schedule SET {column} = %s WHERE name = %s", stored, "acme/cleanup")
+    for name in (POLL, "acme/cleanup"):
+        harness.damage(name, keys)
     warnings = {warning["name"]: warning["detail"] for warning in shell.json("status")["warnings"]}
     said = "2 schedules that this release of feedq cannot read: acme/cleanup, acme/poll"
     assert warnings["declarations"] == said

@@ -19,7 +19,8 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from feedq.core.schedule.model import ClaimedRun, Job, RunKind, ScheduleSpec, Semantics
+from feedq.core.schedule.model import ClaimedRun, RunKind
+from feedq.core.schedule.spec import ScheduleSpec, Semantics
 from feedq.verbs.manifest import reader
 from feedq.worker.jobs.calling import import_jobs
 from feedq.worker.jobs.context import RunContext
@@ -52,13 +53,13 @@ def jobs(module: ModuleType) -> dict[str, Any]:
 
 
 def context(name: str, *, remaining_s: float = 30) -> RunContext:
-    job = declared()[name].job
+    job = declared()[name]
     key = TICK.isoformat().replace("+00:00", "Z")
     claimed = ClaimedRun(1, 9, 1, name, key, RunKind.TICK, TICK, TICK, job, remaining_s)
     return RunContext(claimed)
 
 
-def call(module: ModuleType, job: Job) -> None:
+def call(module: ModuleType, job: ScheduleSpec) -> None:
     jobs(module)[job.task].run(*job.args, **job.kwargs)
 
 
@@ -124,15 +125,15 @@ def rows(url: str, query: str) -> list[tuple[Any, ...]]:
 
 
 def test_the_schedules_are_valid_and_there_is_one_for_each_semantics() -> None:
-    assert {spec.job.semantics for spec in declared().values()} == set(Semantics)
+    assert {spec.semantics for spec in declared().values()} == set(Semantics)
     assert len(declared()) == 3
 
 
 def test_each_schedule_names_a_task_that_takes_its_arguments(harbour: ModuleType) -> None:
     for spec in declared().values():
-        task = jobs(harbour)[spec.job.task]
-        inspect.signature(task.run).bind(*spec.job.args, **spec.job.kwargs)
-    assert {spec.job.task for spec in declared().values()} == set(jobs(harbour))
+        task = jobs(harbour)[spec.task]
+        inspect.signature(task.run).bind(*spec.args, **spec.kwargs)
+    assert {spec.task for spec in declared().values()} == set(jobs(harbour))
 
 
 def test_the_announcement_names_the_day_of_its_tick(
@@ -141,7 +142,7 @@ def test_the_announcement_names_the_day_of_its_tick(
     monkeypatch.setenv("HARBOUR_WEBHOOK", neighbour)
     run = context("harbour/announce")
     with run.entered():
-        call(harbour, declared()["harbour/announce"].job)
+        call(harbour, declared()["harbour/announce"])
     (note,) = Neighbour.said
     assert note["text"] == "Berth plan of 2026-11-22 is out."
     assert note["id"] == run.correlation_id == "harbour/announce/2026-11-22T10:00:00Z"
@@ -163,7 +164,7 @@ def test_ships_are_counted_for_the_hour_before_the_tick_in_the_runs_own_transact
     engine = create_engine(tables.replace("postgresql:", "postgresql+psycopg2:", 1))
     run = context("harbour/ships")
     with Session(engine) as session, run.entered(), run.within(session):
-        call(harbour, declared()["harbour/ships"].job)
+        call(harbour, declared()["harbour/ships"])
         assert rows(tables, "SELECT * FROM ais_hourly") == [], "committed by the job itself"
         session.commit()
     engine.dispose()

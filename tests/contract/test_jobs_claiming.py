@@ -7,7 +7,8 @@ from contextlib import closing
 import pytest
 
 from feedq.core.model import WorkerTarget
-from feedq.core.schedule.model import Job, Overlap, Queue, RunKind, RunState, Semantics
+from feedq.core.schedule.model import RunKind, RunState
+from feedq.core.schedule.spec import Overlap, Queue, Semantics
 from feedq.core.schedule.spread import segment_of
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import (
@@ -21,6 +22,7 @@ from tests.contract.jobs_stage import (
     finish,
     runs_of,
 )
+from tests.schedules import Keys, job_spec
 
 
 def not_segment(run_id: int, jobs: JobsHarness) -> tuple[int, ...]:
@@ -31,10 +33,14 @@ def not_segment(run_id: int, jobs: JobsHarness) -> tuple[int, ...]:
 
 def test_a_claimed_run_is_running_under_a_new_fence(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
-    job = Job(
-        "tasks.report", args=(1, "two"), kwargs={"day": "x"}, timeout_s=90, semantics=Semantics.TRANSACTIONAL
-    )
-    jobs.schedule(job=job)
+    job: Keys = {
+        "task": "tasks.report",
+        "args": [1, "two"],
+        "kwargs": {"day": "x"},
+        "timeout": 90,
+        "semantics": Semantics.TRANSACTIONAL,
+    }
+    jobs.schedule(**job)
     (run_id,) = fall_due(jobs)
     claimed = claim_one(jobs, worker)
     (run,) = runs_of(jobs)
@@ -44,7 +50,7 @@ def test_a_claimed_run_is_running_under_a_new_fence(jobs: JobsHarness) -> None:
         worker.id,
         claimed.fence,
     )
-    assert (claimed.job, claimed.attempt, claimed.kind) == (job, 1, RunKind.TICK)
+    assert (claimed.job, claimed.attempt, claimed.kind) == (job_spec(**job), 1, RunKind.TICK)
     assert claimed.correlation_id == f"nightly/{run.key}"
     assert claimed.remaining_s == pytest.approx(90, abs=5)
     assert run.started_at is not None
@@ -67,7 +73,7 @@ def test_fences_grow_from_attempt_to_attempt(jobs: JobsHarness) -> None:
 
 def test_without_a_time_out_there_is_no_deadline_and_without_a_word_the_default(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
-    jobs.schedule("endless", job=Job("tasks.report", timeout_s=None))
+    jobs.schedule("endless", task="tasks.report", timeout=None)
     jobs.schedule("plain")
     fall_due(jobs)
     remaining = {run.schedule: run.remaining_s for run in claim(jobs, worker)}
@@ -132,7 +138,7 @@ def test_a_trigger_is_taken_by_whoever_asks_first(jobs: JobsHarness) -> None:
 def test_higher_priorities_go_first_and_waiting_makes_up_for_priority(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     for name, priority in (("low", -50), ("plain", 0), ("high", 50)):
-        jobs.schedule(name, job=Job("tasks.report", priority=priority))
+        jobs.schedule(name, task="tasks.report", priority=priority)
     low = jobs.schedules.trigger("low")
     jobs.schedules.trigger("plain")
     jobs.schedules.trigger("high")
@@ -147,9 +153,9 @@ def test_higher_priorities_go_first_and_waiting_makes_up_for_priority(jobs: Jobs
 def test_the_only_place_in_a_queue_goes_to_the_highest_priority(jobs: JobsHarness) -> None:
     """Not to the run that was made first, nor to the one that fell due first."""
     worker = jobs.job_worker()
-    jobs.queues.set(Queue("narrow", concurrency=1))
+    jobs.queues.set(Queue(name="narrow", concurrency=1))
     for name, priority in (("low", -50), ("plain", 0), ("high", 50)):
-        jobs.schedule(name, job=Job("tasks.report", priority=priority, queue="narrow"))
+        jobs.schedule(name, task="tasks.report", priority=priority, queue="narrow")
         jobs.schedules.trigger(name)
     for name in ("high", "plain", "low"):
         run = claim_one(jobs, worker)
@@ -200,7 +206,7 @@ def test_backfills_are_run_one_after_another_by_tick(jobs: JobsHarness) -> None:
 
 def test_a_run_that_missed_its_start_deadline_is_not_started_any_more(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
-    jobs.schedule(start_deadline_s=30)
+    jobs.schedule(start_deadline=30)
     run = jobs.schedules.trigger("nightly")
     jobs.elapse(60)
     granted = ask(jobs, worker)

@@ -7,10 +7,12 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from feedq.core.schedule.model import Every, Job, Overlap, Queue, Retries, RunState, Schedule
+from feedq.core.schedule.model import RunState, Schedule
+from feedq.core.schedule.spec import Overlap, Queue
 from feedq.core.schedule.ticks import next_tick
-from tests.contract.jobs_harness import INTERVAL_S, JobsHarness, schedule_spec
+from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import ask, claim, claim_one, ended, fall_due, finish, fire, runs_of
+from tests.schedules import INTERVAL_S, schedule_spec
 
 WRONG_BY = timedelta(days=1)
 """More than anything here lasts, and no more than what is made up for."""
@@ -60,7 +62,7 @@ def test_a_schedule_begins_goes_on_and_is_fired_by_the_databases_clock(jobs: Job
     assert abs(run.due_at - jobs.now()) <= timedelta(seconds=2 * INTERVAL_S)
     assert_begins_now(jobs, jobs.schedules.get("nightly"), run.tick_at)
     before = jobs.now()
-    assert_begins_now(jobs, jobs.schedules.edit("nightly", schedule_spec(timing=Every(7.0))), before)
+    assert_begins_now(jobs, jobs.schedules.edit("nightly", schedule_spec(every=7.0)), before)
     jobs.schedules.pause("nightly")
     jobs.elapse(INTERVAL_S)
     before = jobs.now()
@@ -79,10 +81,10 @@ def test_a_pause_ends_by_the_databases_clock(jobs: JobsHarness) -> None:
 
 def test_a_run_is_claimed_timed_out_and_repeated_by_the_databases_clock(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
-    jobs.queues.set(Queue("calm", rate_per_s=0.001, burst=1))
-    retries = Retries(limit=1, first_s=20.0)
-    jobs.schedule(job=Job("tasks.report", timeout_s=30.0, retries=retries), start_deadline_s=600.0)
-    jobs.schedule("calm", job=Job("tasks.report", queue="calm"), overlap=Overlap.ALLOW_ALL)
+    jobs.queues.set(Queue(name="calm", rate_per_s=0.001, burst=1))
+    retries = {"limit": 1, "first": 20.0}
+    jobs.schedule(task="tasks.report", timeout=30.0, retries=retries, start_deadline=600.0)
+    jobs.schedule("calm", task="tasks.report", queue="calm", overlap=Overlap.ALLOW_ALL)
     fall_due(jobs)
     first, other = sorted(claim(jobs, worker), key=lambda run: run.schedule, reverse=True)
     assert first.remaining_s == pytest.approx(30, abs=5)

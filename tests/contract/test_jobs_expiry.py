@@ -10,16 +10,18 @@ import pytest
 from feedq.control.store.jobs import finishing
 from feedq.control.store.jobs.finishing import ScheduleStanding, standing_from
 from feedq.core.model import Worker
-from feedq.core.schedule.model import ClaimedRun, Job, Retries, RunState, Semantics
+from feedq.core.schedule.model import ClaimedRun, RunState
 from feedq.core.schedule.outcome import LOSSES_MAX
+from feedq.core.schedule.spec import Semantics
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish
+from tests.schedules import Keys
 
 S = RunState
 
 
-def job(semantics: Semantics = Semantics.AT_MOST_ONCE, **changes: Any) -> Job:
-    return Job("tasks.report", semantics=semantics, **changes)
+def job(semantics: Semantics = Semantics.AT_MOST_ONCE, **changes: Any) -> Keys:
+    return {"task": "tasks.report", "semantics": semantics, **changes}
 
 
 AGAIN = job(Semantics.AT_LEAST_ONCE)
@@ -37,7 +39,7 @@ def expire(jobs: JobsHarness, *, limit: int = 100) -> int:
 
 
 def test_an_at_most_once_run_is_lost_with_its_worker(jobs: JobsHarness) -> None:
-    worker, run = started(jobs, job=job(retries=Retries(limit=5)))
+    worker, run = started(jobs, **job(retries={"limit": 5}))
     jobs.expire_workers(worker)
     assert expire(jobs) == 1
     row = jobs.schedules.run(run.id)
@@ -60,7 +62,7 @@ def take_over(jobs: JobsHarness, worker: Worker, was: Worker, *runs: ClaimedRun)
 
 
 def test_what_a_crashed_worker_runs_is_left_alone_for_a_moment(jobs: JobsHarness) -> None:
-    worker, run = started(jobs, job=AGAIN)
+    worker, run = started(jobs, **AGAIN)
     crash(jobs, worker)
     assert expire(jobs) == 0
     jobs.elapse(finishing.GRACE_S)
@@ -90,7 +92,7 @@ def test_a_worker_that_lives_takes_its_runs_over_in_its_next_session(jobs: JobsH
 
 
 def test_nothing_is_taken_over_that_was_taken_away_or_is_not_its_own(jobs: JobsHarness) -> None:
-    was, run = started(jobs, job=AGAIN)
+    was, run = started(jobs, **AGAIN)
     other, others = started(jobs, "other")
     crash(jobs, was)
     jobs.elapse(finishing.GRACE_S)
@@ -106,7 +108,7 @@ def test_nothing_is_taken_over_that_was_taken_away_or_is_not_its_own(jobs: JobsH
 
 @pytest.mark.parametrize("semantics", [Semantics.AT_LEAST_ONCE, Semantics.TRANSACTIONAL])
 def test_other_runs_are_run_again_at_once(jobs: JobsHarness, semantics: Semantics) -> None:
-    worker, run = started(jobs, job=job(semantics), start_deadline_s=1.0)
+    worker, run = started(jobs, **job(semantics), start_deadline=1.0)
     jobs.elapse(60)
     jobs.expire_workers(worker)
     assert expire(jobs) == 1
@@ -119,7 +121,7 @@ def test_other_runs_are_run_again_at_once(jobs: JobsHarness, semantics: Semantic
 
 
 def test_the_zombie_cannot_finish_what_was_taken_from_it(jobs: JobsHarness) -> None:
-    worker, run = started(jobs, job=AGAIN)
+    worker, run = started(jobs, **AGAIN)
     jobs.expire_workers(worker)
     expire(jobs)
     assert finish(jobs, worker, ended(run)) == [], "waiting for another"
@@ -133,7 +135,7 @@ def test_the_zombie_cannot_finish_what_was_taken_from_it(jobs: JobsHarness) -> N
 
 
 def test_a_job_that_kills_its_workers_ends_some_day(jobs: JobsHarness) -> None:
-    jobs.schedule(job=AGAIN)
+    jobs.schedule(**AGAIN)
     run = jobs.schedules.trigger("nightly")
     for attempt in range(1, LOSSES_MAX + 1):
         worker = jobs.job_worker(f"w{attempt}")
@@ -144,7 +146,7 @@ def test_a_job_that_kills_its_workers_ends_some_day(jobs: JobsHarness) -> None:
 
 
 def test_lost_attempts_use_up_no_retries(jobs: JobsHarness) -> None:
-    worker, _ = started(jobs, job=job(Semantics.AT_LEAST_ONCE, retries=Retries(limit=1, first_s=0.0)))
+    worker, _ = started(jobs, **job(Semantics.AT_LEAST_ONCE, retries={"limit": 1, "first": 0.0}))
     jobs.expire_workers(worker)
     expire(jobs)
     other = jobs.job_worker("b")
@@ -171,7 +173,7 @@ def test_nobody_else_ends_a_run_past_its_deadline_while_its_worker_lives(
     jobs: JobsHarness, semantics: Semantics
 ) -> None:
     """Its worker may have ended it in time, and wait for the database to say so."""
-    worker, run = started(jobs, job=job(semantics, timeout_s=30))
+    worker, run = started(jobs, **job(semantics, timeout=30))
     jobs.elapse(3_600)
     assert expire(jobs) == 0
     assert finish(jobs, worker, ended(run)) == [run.id]
@@ -185,7 +187,7 @@ def test_a_run_past_its_deadline_is_judged_by_its_semantics_when_its_worker_is_g
     jobs: JobsHarness, semantics: Semantics
 ) -> None:
     """All workers were down for longer than it may take: of how far it came its deadline says nothing."""
-    worker, run = started(jobs, job=job(semantics, timeout_s=30))
+    worker, run = started(jobs, **job(semantics, timeout=30))
     jobs.elapse(3_600)
     jobs.expire_workers(worker)
     assert expire(jobs) == 1
@@ -199,7 +201,7 @@ def test_a_run_past_its_deadline_is_judged_by_its_semantics_when_its_worker_is_g
 
 
 def test_where_nobody_claims_start_deadlines_are_missed_all_the_same(jobs: JobsHarness) -> None:
-    jobs.schedule(start_deadline_s=30)
+    jobs.schedule(start_deadline=30)
     run = jobs.schedules.trigger("nightly")
     jobs.elapse(30)
     expire(jobs)
@@ -243,7 +245,7 @@ def test_a_run_that_somebody_else_has_by_then_is_not_taken_away(
 def test_killed_before_the_commit_the_run_is_as_it_was(
     jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker, run = started(jobs, job=AGAIN)
+    worker, run = started(jobs, **AGAIN)
     jobs.expire_workers(worker)
 
     def killed(*args: object) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from feedq.core.model import Worker
-from feedq.core.schedule.model import ClaimedRun, Job, Overlap, Retries, RunState, ScheduleState
+from feedq.core.schedule.model import ClaimedRun, RunState, ScheduleState
+from feedq.core.schedule.spec import Overlap
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import ask, claim, claim_one, ended, finish
+from tests.schedules import Keys
 
 S = RunState
-RETRIED = Job("tasks.report", retries=Retries(limit=2, first_s=20.0, factor=3.0))
+RETRIED: Keys = {"task": "tasks.report", "retries": {"limit": 2, "first": 20.0, "factor": 3.0}}
 
 
 def started(jobs: JobsHarness, name: str = "nightly", **changes: object) -> tuple[Worker, ClaimedRun]:
@@ -105,7 +107,7 @@ def test_a_stale_fence_cannot_finish_it(jobs: JobsHarness) -> None:
 
 
 def test_a_failed_attempt_waits_for_the_next_longer_each_time(jobs: JobsHarness) -> None:
-    worker, run = started(jobs, job=RETRIED)
+    worker, run = started(jobs, **RETRIED)
     for attempt, wait_s in ((1, 20.0), (2, 60.0)):
         assert run.attempt == attempt
         assert finish(jobs, worker, ended(run, S.FAILED, "no luck")) == [run.id]
@@ -127,7 +129,7 @@ def test_a_failed_attempt_waits_for_the_next_longer_each_time(jobs: JobsHarness)
 
 
 def test_a_retry_has_its_start_deadline_anew_and_ranks_by_when_it_is_due(jobs: JobsHarness) -> None:
-    worker, run = started(jobs, job=RETRIED, start_deadline_s=5.0)
+    worker, run = started(jobs, **RETRIED, start_deadline=5.0)
     ((due, rank, start_by),) = jobs.execute("SELECT due_at, rank_at, start_by FROM feedq.run")
     finish(jobs, worker, ended(run, S.FAILED))
     (row,) = jobs.execute(
@@ -141,7 +143,7 @@ def test_a_retry_has_its_start_deadline_anew_and_ranks_by_when_it_is_due(jobs: J
 
 
 def test_a_retry_of_a_removed_schedule_is_not_made(jobs: JobsHarness) -> None:
-    worker, run = started(jobs, job=RETRIED)
+    worker, run = started(jobs, **RETRIED)
     jobs.schedules.remove("nightly")
     assert finish(jobs, worker, ended(run, S.FAILED)) == [run.id]
     assert jobs.schedules.run(run.id).state is S.FAILED
@@ -208,7 +210,7 @@ def test_failures_of_one_batch_are_counted_in_the_order_they_are_told(jobs: Jobs
 
 def test_a_declaration_that_cannot_be_read_keeps_no_run_from_ending(jobs: JobsHarness) -> None:
     worker, run = started(jobs)
-    jobs.execute("""UPDATE feedq.schedule SET policy = '{"warp": 9, "pause_on_failure": 1}', timing = '7'""")
+    jobs.damage("nightly", {"warp": 9, "pause_on_failure": 1})
     assert finish(jobs, worker, ended(run, S.FAILED)) == [run.id]
     assert jobs.execute("SELECT state, failures FROM feedq.schedule") == [("paused", 1)]
 

@@ -11,21 +11,13 @@ import pytest
 from sqlalchemy import Connection
 
 from feedq.control.store.jobs import firing
-from feedq.core.schedule.model import (
-    CatchUp,
-    Every,
-    Job,
-    Overlap,
-    ResumePolicy,
-    RunKind,
-    RunState,
-    Schedule,
-    ScheduleState,
-)
+from feedq.core.schedule.model import RunKind, RunState, Schedule, ScheduleState
+from feedq.core.schedule.spec import CatchUp, Overlap, ResumePolicy
 from feedq.core.schedule.spread import segment_of
 from feedq.core.schedule.ticks import Firing
-from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
+from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish, fire, runs_of, states
+from tests.schedules import INTERVAL_S, Keys, job_of
 
 S = RunState
 
@@ -35,7 +27,7 @@ class FiringHarness(JobsHarness):
 
     def schedule(self, name: str = "nightly", **changes: object) -> Schedule:
         began = self.now() - timedelta(days=1)
-        return super().schedule(name, **{"timing": Every(INTERVAL_S, began), **changes})
+        return super().schedule(name, **{"timing": {"every": INTERVAL_S, "anchor": began}, **changes})
 
 
 @pytest.fixture
@@ -51,7 +43,7 @@ def watermark(jobs: JobsHarness, name: str = "nightly") -> datetime:
 
 
 def test_a_second_a_tick_that_is_left_out_all_day_is_one_row(jobs: JobsHarness) -> None:
-    jobs.schedule(timing=Every(1.0), misfire_after_s=9e6)
+    jobs.schedule(every=1.0, misfire_after=9e6)
     jobs.elapse(1)
     fire(jobs)
     claim_one(jobs, jobs.job_worker())
@@ -72,7 +64,7 @@ def test_a_second_a_tick_that_is_left_out_all_day_is_one_row(jobs: JobsHarness) 
 
 
 def test_a_tick_that_a_row_stands_for_already_is_not_counted_again(jobs: JobsHarness) -> None:
-    jobs.schedule(catch_up=CatchUp.SKIP, misfire_after_s=0.0)
+    jobs.schedule(misfire_after=0.0, catch_up={"policy": CatchUp.SKIP})
     jobs.elapse(10 * INTERVAL_S)
     before = watermark(jobs)
     fire(jobs)
@@ -101,8 +93,7 @@ def test_while_a_run_waits_or_runs_nobody_is_idle_though_no_tick_comes(jobs: Job
 
 
 def test_a_tick_becomes_a_run_and_the_watermark_moves_on(jobs: JobsHarness) -> None:
-    job = Job("tasks.report", args=("x",), queue="reports", priority=7)
-    schedule = jobs.schedule(job=job, start_deadline_s=600)
+    schedule = jobs.schedule(args=["x"], queue="reports", priority=7, start_deadline=600)
     jobs.elapse(INTERVAL_S)
     tick = watermark(jobs)
     fired = jobs.store.jobs.runs.fire_due(limit=100)
@@ -116,7 +107,7 @@ def test_a_tick_becomes_a_run_and_the_watermark_moves_on(jobs: JobsHarness) -> N
     )
     assert run.key == tick.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S") + run.key[19:]
     assert run.key.endswith("Z")
-    assert run.job == job
+    assert run.job == job_of(schedule.spec)
     assert fired.segments == [segment_of(schedule.id, run.key)]
     ((ahead, start_by, queue),) = jobs.execute("SELECT due_at - rank_at, start_by, queue FROM feedq.run")
     assert (ahead, queue) == (timedelta(seconds=7), "reports")
@@ -201,7 +192,7 @@ def test_cancel_other_cancels_what_runs_and_tells_its_worker(jobs: JobsHarness) 
 
 @pytest.mark.parametrize("resume", ResumePolicy)
 def test_a_pause_with_an_end_ends_by_itself(jobs: JobsHarness, resume: ResumePolicy) -> None:
-    jobs.schedule(resume=resume, catch_up=CatchUp.ALL, overlap=Overlap.ALLOW_ALL)
+    jobs.schedule(resume=resume, overlap=Overlap.ALLOW_ALL, catch_up={"policy": CatchUp.ALL})
     jobs.schedules.pause("nightly", until=jobs.now() + timedelta(seconds=5 * INTERVAL_S), reason="works")
     fired = jobs.store.jobs.runs.fire_due(limit=100)
     assert fired.next_in_s == pytest.approx(5 * INTERVAL_S, abs=10)
@@ -240,19 +231,21 @@ def test_what_is_due_and_paused_or_removed_is_left_alone_when_others_are_fired(j
 @pytest.mark.parametrize(
     "damage",
     [
-        """timing = '{"cron": "61 * * * *"}'""",
-        """timing = '{"cron": "* * * * *", "zone": "Mars/Olympus"}'""",
-        """timing = '{"moon": "full"}'""",
-        """policy = '{"overlap": "wrestle"}'""",
-        """job = '{"task": 7}'""",
-        """job = '{"task": "t", "priority": "high"}'""",
+        {"cron": "61 * * * *"},
+        {"cron": "* * * * *", "zone": "Mars/Olympus"},
+        {"moon": "full"},
+        {"overlap": "wrestle"},
+        {"task": 7},
+        {"priority": "high"},
     ],
 )
-def test_a_schedule_that_cannot_be_fired_is_paused_and_stops_no_other(jobs: JobsHarness, damage: str) -> None:
+def test_a_schedule_that_cannot_be_fired_is_paused_and_stops_no_other(
+    jobs: JobsHarness, damage: Keys
+) -> None:
     jobs.schedule("bad")
     jobs.schedule("good")
     jobs.elapse(INTERVAL_S)
-    jobs.execute(f"UPDATE feedq.schedule SET {damage} WHERE name = 'bad'")
+    jobs.damage("bad", damage)
     assert len(fire(jobs)) == 1
     assert states(jobs, "good") == {S.WAITING: 1}
     ((state, reason),) = jobs.execute("SELECT state, pause_reason FROM feedq.schedule WHERE name = 'bad'")

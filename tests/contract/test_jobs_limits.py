@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.core.schedule.model import Job, Overlap, Queue
+from feedq.core.schedule.spec import Overlap, Queue
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import (
     ask,
@@ -16,14 +16,14 @@ from tests.contract.jobs_stage import (
 
 
 def waiting_in(jobs: JobsHarness, queue: str, runs: int) -> None:
-    jobs.schedule(queue, job=Job("tasks.report", queue=queue), overlap=Overlap.ALLOW_ALL)
+    jobs.schedule(queue, task="tasks.report", queue=queue, overlap=Overlap.ALLOW_ALL)
     for n in range(runs):
         jobs.schedules.trigger(queue, key=str(n))
 
 
 def test_a_queue_runs_as_many_at_a_time_as_it_may(jobs: JobsHarness) -> None:
     a, b = jobs.job_worker("a"), jobs.job_worker("b")
-    jobs.queues.set(Queue("slow", concurrency=3))
+    jobs.queues.set(Queue(name="slow", concurrency=3))
     waiting_in(jobs, "slow", 6)
     first = claim(jobs, a, limit=2)
     second = claim(jobs, b)
@@ -35,7 +35,7 @@ def test_a_queue_runs_as_many_at_a_time_as_it_may(jobs: JobsHarness) -> None:
 
 def test_a_bucket_gives_out_its_tokens_and_fills_up_again(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
-    jobs.queues.set(Queue("calm", rate_per_s=0.1, burst=2))
+    jobs.queues.set(Queue(name="calm", rate_per_s=0.1, burst=2))
     waiting_in(jobs, "calm", 6)
     assert len(claim(jobs, worker)) == 2
     granted = ask(jobs, worker)
@@ -49,7 +49,7 @@ def test_a_bucket_gives_out_its_tokens_and_fills_up_again(jobs: JobsHarness) -> 
 
 def test_a_full_queue_keeps_no_other_waiting(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
-    jobs.queues.set(Queue("full", concurrency=1))
+    jobs.queues.set(Queue(name="full", concurrency=1))
     waiting_in(jobs, "full", 1)
     claim_one(jobs, worker)
     jobs.execute(
@@ -63,7 +63,7 @@ def test_a_full_queue_keeps_no_other_waiting(jobs: JobsHarness) -> None:
 
 def test_a_limited_queue_is_not_starved_by_one_without_limits(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
-    jobs.queues.set(Queue("limited", concurrency=1))
+    jobs.queues.set(Queue(name="limited", concurrency=1))
     waiting_in(jobs, "limited", 2)
     waiting_in(jobs, "open", 20)
     taken = claim(jobs, worker, limit=4)

@@ -7,7 +7,8 @@ import pytest
 from feedq.control.store.database import PreparedStatement
 from feedq.control.store.jobs import prepared
 from feedq.control.store.jobs.prepared import PreparedRuns
-from feedq.core.schedule.model import Overlap, RunState
+from feedq.core.schedule.model import RunState
+from feedq.core.schedule.spec import Overlap
 from feedq.errors import Unavailable
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish, offer
@@ -56,7 +57,7 @@ def test_plans_that_were_made_when_nothing_waited_are_right_when_many_do(jobs: J
     before = {s: plan(jobs, s) for s in (prepared._DUE_SCAN, prepared._CLAIM, prepared._SUCCEED)}
     jobs.execute(
         "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job, exclusive) "
-        "SELECT %s, 'x' || n, now(), now(), now(), '{\"task\": \"tasks.report\"}', false "
+        'SELECT %s, \'x\' || n, now(), now(), now(), \'{"name": "nightly", "task": "tasks.report"}\', false '
         "FROM generate_series(1, %s) n",
         schedule.id,
         MANY,

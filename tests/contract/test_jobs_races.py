@@ -19,10 +19,12 @@ from feedq.control.store.database import PreparedStatement
 from feedq.control.store.jobs import claiming, prepared
 from feedq.control.store.jobs.prepared import PreparedRuns
 from feedq.core.model import Worker
-from feedq.core.schedule.model import Every, Finish, Job, Offer, Overlap, Queue, Retries, RunState, Semantics
+from feedq.core.schedule.model import Finish, Offer, RunState
+from feedq.core.schedule.spec import Overlap, Queue, Semantics
 from feedq.errors import Conflict, NotFound
-from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
+from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import ALL, claim, claim_one, ended, finish, fire, offer, runs_of, states
+from tests.schedules import INTERVAL_S
 
 S = RunState
 SOME_TICK = datetime(2026, 3, 1, 10, tzinfo=UTC)
@@ -50,7 +52,7 @@ def test_of_many_nodes_that_fire_at_once_each_tick_is_fired_by_one(
     jobs: JobsHarness, threads: ThreadPoolExecutor
 ) -> None:
     for n in range(200):
-        jobs.schedule(f"s{n:03}", timing=Every(1.0), overlap=Overlap.ALLOW_ALL, misfire_after_s=600.0)
+        jobs.schedule(f"s{n:03}", every=1.0, overlap=Overlap.ALLOW_ALL, misfire_after=600.0)
     made: list[int] = []
     for _ in range(3):
         jobs.elapse(4)
@@ -111,7 +113,7 @@ def test_a_run_that_was_claimed_while_another_looked_is_not_claimed_again(
     """The slow one has seen it waiting; when it comes to lock the row, that is running, and nobody holds it. Or it
     waits again, for a retry that is not due."""
     fast, slow = jobs.job_worker("fast"), jobs.job_worker("slow")
-    jobs.schedule(overlap=Overlap.ALLOW_ALL, job=Job("tasks.report", retries=Retries(limit=1, first_s=60.0)))
+    jobs.schedule(overlap=Overlap.ALLOW_ALL, task="tasks.report", retries={"limit": 1, "first": 60.0})
     run = jobs.schedules.trigger("nightly")
     slowly = claiming.CLAIM.replace(
         "SELECT * FROM candidate ORDER", "SELECT *, pg_sleep(1) FROM candidate ORDER"
@@ -228,10 +230,10 @@ def test_a_claim_does_not_wait_for_one_that_takes_another_run_of_the_schedule(jo
 
 
 def test_limits_of_queues_hold_whoever_claims_at_once(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
-    jobs.queues.set(Queue("narrow", concurrency=5))
-    jobs.queues.set(Queue("slow", rate_per_s=0.001, burst=7))
+    jobs.queues.set(Queue(name="narrow", concurrency=5))
+    jobs.queues.set(Queue(name="slow", rate_per_s=0.001, burst=7))
     for queue in ("narrow", "slow", "open"):
-        jobs.schedule(queue, job=Job("tasks.report", queue=queue), overlap=Overlap.ALLOW_ALL)
+        jobs.schedule(queue, task="tasks.report", queue=queue, overlap=Overlap.ALLOW_ALL)
         for n in range(20):
             jobs.schedules.trigger(queue, key=str(n))
     workers = [jobs.job_worker(str(n)) for n in range(6)]
@@ -250,7 +252,7 @@ def test_a_finish_and_an_expiry_at_once_end_a_run_once(
 ) -> None:
     for round_ in range(10):
         name = f"s{round_}"
-        jobs.schedule(name, job=Job("tasks.report", semantics=Semantics.AT_LEAST_ONCE))
+        jobs.schedule(name, task="tasks.report", semantics=Semantics.AT_LEAST_ONCE)
         jobs.schedules.trigger(name)
         worker = jobs.job_worker(name)
         run = claim_one(jobs, worker)
@@ -351,16 +353,16 @@ def test_everything_at_once_never_deadlocks_and_every_run_ends_once(
 ) -> None:
     """A deadlock would surface as `Unavailable`, a run that is in two places as an error of an index."""
     for n, overlap in enumerate([*Overlap] * 2):
-        job = Job(
-            "tasks.report",
-            semantics=list(Semantics)[n % 3],
-            retries=Retries(limit=2, first_s=0.05),
-            timeout_s=0.5,
-            queue="limited" if n % 4 == 0 else "default",
-            priority=n - 5,
-        )
-        jobs.schedule(f"s{n}", timing=Every(0.2), overlap=overlap, job=job, pause_on_failure=20)
-    jobs.queues.set(Queue("limited", rate_per_s=100, burst=5, concurrency=3))
+        job = {
+            "task": "tasks.report",
+            "semantics": list(Semantics)[n % 3],
+            "retries": {"limit": 2, "first": 0.05},
+            "timeout": 0.5,
+            "queue": "limited" if n % 4 == 0 else "default",
+            "priority": n - 5,
+        }
+        jobs.schedule(f"s{n}", every=0.2, overlap=overlap, **job, pause_on_failure=20)
+    jobs.queues.set(Queue(name="limited", rate_per_s=100, burst=5, concurrency=3))
     fleet = Fleet(jobs, 4)
     works: list[Callable[[Random], object]] = [
         *[partial(fleet.run, n) for n in range(4)],

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from feedq.control.store.jobs import runs
-from feedq.core.schedule.model import Job, Overlap
+from feedq.core.schedule.spec import Overlap
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import runs_of
+from tests.schedules import Keys
 
 
-def history(jobs: JobsHarness, name: str, ages_d: list[float], **keep: int) -> None:
+def history(jobs: JobsHarness, name: str, ages_d: list[float], **keep: Keys) -> None:
     """A schedule with runs that ended so many days ago, the first first."""
-    jobs.schedule(name, overlap=Overlap.ALLOW_ALL, job=Job("t"), **keep)
+    jobs.schedule(name, overlap=Overlap.ALLOW_ALL, task="t", **keep)
     for n, age in enumerate(ages_d):
         run = jobs.schedules.trigger(name, key=f"{n}")
         jobs.end(run)
@@ -29,7 +30,7 @@ def kept(jobs: JobsHarness, name: str) -> list[str]:
 
 
 def test_a_schedule_keeps_so_many_runs_and_others_keep_theirs(jobs: JobsHarness) -> None:
-    history(jobs, "few", [0.0] * 6, keep_runs=2)
+    history(jobs, "few", [0.0] * 6, keep={"runs": 2})
     history(jobs, "all", [0.0] * 6)
     assert trim(jobs) == 4
     assert (kept(jobs, "few"), len(kept(jobs, "all"))) == (["4", "5"], 6)
@@ -38,18 +39,18 @@ def test_a_schedule_keeps_so_many_runs_and_others_keep_theirs(jobs: JobsHarness)
 
 def test_a_schedule_keeps_its_history_shorter_or_longer_than_all_others(jobs: JobsHarness) -> None:
     ages = [40.0, 20.0, 5.0, 0.0]
-    history(jobs, "short", ages, keep_days=10)
-    history(jobs, "long", ages, keep_days=90)
+    history(jobs, "short", ages, keep={"days": 10})
+    history(jobs, "long", ages, keep={"days": 90})
     history(jobs, "usual", ages)
     trim(jobs)
     assert [len(kept(jobs, name)) for name in ("short", "long", "usual")] == [2, 4, 3]
-    history(jobs, "both", ages, keep_days=30, keep_runs=1)
+    history(jobs, "both", ages, keep={"days": 30, "runs": 1})
     trim(jobs)
     assert kept(jobs, "both") == ["3"]
 
 
 def test_what_has_not_ended_is_kept_however_many_there_are(jobs: JobsHarness) -> None:
-    jobs.schedule("few", overlap=Overlap.ALLOW_ALL, keep_runs=1)
+    jobs.schedule("few", overlap=Overlap.ALLOW_ALL, keep={"runs": 1})
     first, *_ = [jobs.schedules.trigger("few", key=str(n)) for n in range(4)]
     assert trim(jobs) == 0
     jobs.end(first)
@@ -62,13 +63,13 @@ def test_much_is_deleted_a_page_at_a_time_of_a_few_schedules_at_a_time(
 ) -> None:
     monkeypatch.setattr(runs, "SCHEDULES_PER_SCAN", 2)
     for name in "abc":
-        history(jobs, name, [0.0] * 4, keep_runs=1)
+        history(jobs, name, [0.0] * 4, keep={"runs": 1})
     assert [trim(jobs, limit=4) for _ in range(5)] == [4, 2, 3, 0, 0]
     assert [kept(jobs, name) for name in "abc"] == [["3"], ["3"], ["3"]]
 
 
 def test_a_removed_schedule_keeps_its_history_as_it_did(jobs: JobsHarness) -> None:
-    history(jobs, "few", [0.0] * 3, keep_runs=2)
+    history(jobs, "few", [0.0] * 3, keep={"runs": 2})
     jobs.schedules.remove("few")
     assert trim(jobs) == 1
     assert jobs.execute("SELECT count(*) FROM feedq.run") == [(2,)]

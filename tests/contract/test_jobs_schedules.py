@@ -2,61 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from feedq.core.schedule.model import (
-    Beat,
-    CatchUp,
-    Cron,
-    Every,
-    Exclusion,
-    Job,
-    Once,
-    Overlap,
-    ResumePolicy,
-    Retries,
-    RunState,
-    ScheduleSpec,
-    ScheduleState,
-    Semantics,
-)
+from feedq.core.schedule.model import RunState, ScheduleState
+from feedq.core.schedule.spec import CatchUp, Overlap, ResumePolicy, ScheduleSpec, Semantics
 from feedq.core.schedule.ticks import next_tick
 from feedq.errors import Conflict, InvalidInput, NotFound
-from tests.contract.jobs_harness import JobsHarness, schedule_spec
+from tests.contract.jobs_harness import JobsHarness
+from tests.schedules import Keys, job_spec, schedule_spec
 
-EVERYTHING = ScheduleSpec(
-    name="acme/report-ä",
-    timing=Cron("H 2 * * 1-5", "Europe/Berlin"),
-    job=Job(
-        "tasks.report",
-        ("a", 1, [2.5, None]),
-        {"day": "yesterday", "deep": {"er": [True]}},
-        Semantics.TRANSACTIONAL,
-        None,
-        Retries(3, 0.5, 3.0, 60.0),
-        "reports",
-        -7,
-    ),
-    jitter_s=30.0,
-    start_deadline_s=0.5,
+EVERYTHING = schedule_spec(
+    "acme/report-ä",
+    cron=("H 2 * * 1-5",),
+    zone="Europe/Berlin",
+    task="tasks.report",
+    args=["a", 1, [2.5, None]],
+    kwargs={"day": "yesterday", "deep": {"er": [True]}},
+    semantics=Semantics.TRANSACTIONAL,
+    timeout=None,
+    retries={"limit": 3, "first": 0.5, "factor": 3.0, "max": 60.0},
+    queue="reports",
+    priority=-7,
+    jitter=30.0,
+    start_deadline=0.5,
     overlap=Overlap.BUFFER_ALL,
     buffer_max=7,
-    catch_up=CatchUp.ALL,
-    catch_up_window_s=0.0,
-    catch_up_max=3,
-    misfire_after_s=0.0,
+    misfire_after=0.0,
     resume=ResumePolicy.CATCH_UP,
     pause_on_failure=1,
     paused=True,
-    start_at=datetime(2026, 1, 1, tzinfo=UTC),
-    end_at=datetime(2999, 1, 1, tzinfo=UTC),
-    exclude=Exclusion(("2026-12-25", "2026-12-31..2027-01-02"), "Europe/Berlin"),
-    keep_runs=1_000,
-    keep_days=30,
+    start=datetime(2026, 1, 1, tzinfo=UTC),
+    end=datetime(2999, 1, 1, tzinfo=UTC),
+    exclude=("2026-12-25", "2026-12-31..2027-01-02"),
+    catch_up={"policy": CatchUp.ALL, "window": 0.0, "max": 3},
+    keep={"runs": 1_000, "days": 30},
 )
 """Nothing in it is as it would be by default."""
 
@@ -68,10 +50,10 @@ EVERYTHING = ScheduleSpec(
     "spec",
     [
         EVERYTHING,
-        schedule_spec(timing=Every(0.25, datetime(2026, 1, 1, tzinfo=UTC))),
-        schedule_spec(timing=Once(datetime(2999, 1, 1, tzinfo=UTC))),
-        schedule_spec(timing=Once((datetime(2998, 1, 1, tzinfo=UTC), datetime(2999, 1, 1, tzinfo=UTC)))),
-        schedule_spec(timing=Cron(("@daily", "@hourly"))),
+        schedule_spec(every=0.25, anchor=datetime(2026, 1, 1, tzinfo=UTC)),
+        schedule_spec(at=(datetime(2999, 1, 1, tzinfo=UTC),)),
+        schedule_spec(at=(datetime(2998, 1, 1, tzinfo=UTC), datetime(2999, 1, 1, tzinfo=UTC))),
+        schedule_spec(cron=("@daily", "@hourly")),
     ],
     ids=["everything", "every", "once", "twice", "two crons"],
 )
@@ -79,7 +61,7 @@ def test_a_schedule_is_read_as_it_was_declared(jobs: JobsHarness, spec: Schedule
     added = jobs.schedules.add(spec)
     assert added.spec == spec
     assert jobs.schedules.get(spec.name) == added
-    assert jobs.schedules.specs() == {spec.name: spec}
+    assert jobs.declared() == {spec.name: spec}
 
 
 def test_its_first_tick_is_the_first_after_now(jobs: JobsHarness) -> None:
@@ -95,7 +77,7 @@ def test_its_first_tick_is_the_first_after_now(jobs: JobsHarness) -> None:
 def test_a_name_is_given_once(jobs: JobsHarness) -> None:
     first = jobs.schedule("nightly")
     with pytest.raises(Conflict, match="'nightly' exists already"):
-        jobs.schedule("nightly", timing=Every(5))
+        jobs.schedule("nightly", every=5)
     assert jobs.schedules.get("nightly") == first
 
 
@@ -123,9 +105,9 @@ def overdue(jobs: JobsHarness, **changes: Any) -> datetime:
 
 def test_an_edit_that_changes_nothing_changes_nothing(jobs: JobsHarness) -> None:
     # As a person writes it and as JSON has it are the same declaration.
-    before = jobs.schedule(job=Job("t", ("a", ["b"]), {"n": 1}), jitter_s=2.0)
+    before = jobs.schedule(task="t", args=["a", ["b"]], kwargs={"n": 1}, jitter=2.0)
     jobs.execute("DELETE FROM feedq.event")
-    spec = schedule_spec(job=Job("t", ("a", ("b",)), {"n": 1}), jitter_s=2)
+    spec = schedule_spec(task="t", args=["a", ["b"]], kwargs={"n": 1}, jitter=2)
     assert jobs.schedules.edit("nightly", spec) == before
     assert jobs.schedules.get("nightly") == before
     assert jobs.events("schedule_edited") == []
@@ -133,15 +115,15 @@ def test_an_edit_that_changes_nothing_changes_nothing(jobs: JobsHarness) -> None
 
 def test_an_edit_with_the_same_timing_keeps_the_watermark(jobs: JobsHarness) -> None:
     tick = overdue(jobs)
-    edited = jobs.schedules.edit("nightly", schedule_spec(job=Job("tasks.other")))
+    edited = jobs.schedules.edit("nightly", schedule_spec(task="tasks.other"))
     assert (edited.next_tick_at, edited.next_fire_at) == (tick, tick)
-    assert (edited.generation, edited.spec.job.task) == (2, "tasks.other")
+    assert (edited.generation, edited.spec.task) == (2, "tasks.other")
     assert jobs.schedules.get("nightly") == edited
 
 
 def test_an_edit_with_another_timing_begins_at_the_first_tick_after_now(jobs: JobsHarness) -> None:
     overdue(jobs)
-    spec = schedule_spec(timing=Every(7.0))
+    spec = schedule_spec(every=7.0)
     before = jobs.now()
     edited = jobs.schedules.edit("nightly", spec)
     assert edited.next_tick_at in {next_tick(spec, after=at) for at in (before, jobs.now())}
@@ -150,17 +132,17 @@ def test_an_edit_with_another_timing_begins_at_the_first_tick_after_now(jobs: Jo
 @pytest.mark.parametrize(
     "bound",
     [
-        {"start_at": datetime(2998, 1, 1, tzinfo=UTC)},
-        {"end_at": datetime(2998, 1, 1, tzinfo=UTC)},
-        {"exclude": Exclusion(("2026-01-01..2998-12-31",))},
+        {"start": datetime(2998, 1, 1, tzinfo=UTC)},
+        {"end": datetime(2998, 1, 1, tzinfo=UTC)},
+        {"exclude": ("2026-01-01..2998-12-31",)},
     ],
     ids=["start", "end", "exclude"],
 )
 def test_an_edit_of_what_bounds_its_ticks_begins_at_the_first_of_them_after_now(
     jobs: JobsHarness, bound: dict[str, Any]
 ) -> None:
-    spec = jobs.schedule(timing=Every(3600)).spec
-    edited = jobs.schedules.edit(spec.name, replace(spec, **bound))
+    spec = jobs.schedule(every=3600).spec
+    edited = jobs.schedules.edit(spec.name, spec.model_copy(update=bound))
     assert edited.next_tick_at == next_tick(edited.spec, after=jobs.now())
     assert edited.next_fire_at == edited.next_tick_at
 
@@ -168,7 +150,7 @@ def test_an_edit_of_what_bounds_its_ticks_begins_at_the_first_of_them_after_now(
 def test_runs_that_wait_keep_the_job_they_were_made_with(jobs: JobsHarness) -> None:
     jobs.schedule()
     waiting = jobs.schedules.trigger("nightly")
-    jobs.schedules.edit("nightly", schedule_spec(job=Job("tasks.other", queue="other", priority=9)))
+    jobs.schedules.edit("nightly", schedule_spec(task="tasks.other", queue="other", priority=9))
     assert jobs.schedules.run(waiting.id) == waiting
     assert waiting.job.task == "tasks.report"
 
@@ -179,19 +161,19 @@ def test_an_edit_may_rename(jobs: JobsHarness) -> None:
     with pytest.raises(Conflict, match="'taken' exists already"):
         jobs.schedules.edit("nightly", schedule_spec("taken"))
     assert jobs.schedules.edit("nightly", schedule_spec("daily")).id == first.id
-    assert set(jobs.schedules.specs()) == {"daily", "taken"}
+    assert set(jobs.declared()) == {"daily", "taken"}
 
 
 def test_a_new_name_brings_other_hashed_ticks_and_the_first_of_them_is_not_left_out(
     jobs: JobsHarness,
 ) -> None:
     # Once a month, on a day that is hashed from the name.
-    hashed = Cron("H H H * *")
-    jobs.schedule("nightly", timing=hashed)
+    hashed: Keys = {"cron": ("H H H * *",)}
+    jobs.schedule("nightly", **hashed)
     for name in ("daily", "weekly", "monthly", "yearly"):
         before = jobs.now()
-        (current,) = jobs.schedules.specs()
-        renamed = jobs.schedules.edit(current, schedule_spec(name, timing=hashed))
+        (current,) = jobs.declared()
+        renamed = jobs.schedules.edit(current, schedule_spec(name, **hashed))
         assert renamed.next_tick_at in {next_tick(renamed.spec, after=at) for at in (before, jobs.now())}
         assert renamed.next_fire_at == renamed.next_tick_at
 
@@ -215,13 +197,13 @@ def test_an_edit_can_pause_and_end_that_pause(jobs: JobsHarness) -> None:
 def test_an_edit_ends_no_pause_by_hand(jobs: JobsHarness, declared: bool) -> None:
     jobs.schedule(paused=declared)
     jobs.schedules.pause("nightly", reason="the server moves")
-    edited = jobs.schedules.edit("nightly", schedule_spec(paused=False, jitter_s=1.0))
+    edited = jobs.schedules.edit("nightly", schedule_spec(jitter=1.0))
     assert (edited.state, edited.pause_reason) == (ScheduleState.PAUSED, "the server moves")
 
 
 def test_what_was_resumed_by_hand_is_paused_by_declaring_it_so_once_more(jobs: JobsHarness) -> None:
     jobs.schedule(paused=True)
-    assert jobs.schedules.resume("nightly").spec.paused is False
+    assert not jobs.schedules.resume("nightly").spec.paused
     assert jobs.schedules.edit("nightly", schedule_spec(paused=True)).state is ScheduleState.PAUSED
 
 
@@ -292,7 +274,7 @@ def test_removing_cancels_what_waits_and_lets_run_what_runs(jobs: JobsHarness) -
     cancelled = jobs.schedules.run(waiting.id)
     assert (cancelled.state, cancelled.reason) == (RunState.CANCELLED, "its schedule was removed")
     assert cancelled.ended_at is not None
-    assert jobs.schedules.specs() == {}
+    assert jobs.declared() == {}
     assert jobs.schedules.views() == []
     with pytest.raises(NotFound):
         jobs.schedules.get("nightly")
@@ -319,14 +301,14 @@ def test_one_declared_anew_is_another_schedule_and_fires_nothing_past(jobs: Jobs
 
 def test_each_verb_is_a_line_of_history(jobs: JobsHarness) -> None:
     jobs.schedule()
-    jobs.schedules.edit("nightly", schedule_spec(jitter_s=1.0, timing=Every(5)))
+    jobs.schedules.edit("nightly", schedule_spec(jitter=1.0, every=5))
     jobs.schedules.pause("nightly", until=datetime(2999, 1, 1, tzinfo=UTC), reason="why")
     jobs.schedules.resume("nightly")
     jobs.schedules.trigger("nightly")
     jobs.schedules.remove("nightly")
     assert jobs.execute("SELECT kind, detail FROM feedq.event WHERE kind LIKE 'schedule%%' ORDER BY id") == [
         ("schedule_added", {"schedule": "nightly", "generation": 1}),
-        ("schedule_edited", {"schedule": "nightly", "generation": 2, "changed": ["timing", "jitter_s"]}),
+        ("schedule_edited", {"schedule": "nightly", "generation": 2, "changed": ["every", "jitter"]}),
         ("schedule_paused", {"schedule": "nightly", "reason": "why", "until": "2999-01-01T00:00:00+00:00"}),
         ("schedule_resumed", {"schedule": "nightly"}),
         ("schedule_removed", {"schedule": "nightly", "cancelled": 1}),
@@ -334,12 +316,12 @@ def test_each_verb_is_a_line_of_history(jobs: JobsHarness) -> None:
 
 
 def test_a_schedule_of_beat_is_edited_in_its_file(jobs: JobsHarness) -> None:
-    jobs.schedules.once("clean", "k", jobs.now(), Job("tasks.clean"))
+    jobs.schedules.once(job_spec("beat:clean", task="tasks.clean"), "k", jobs.now())
     with pytest.raises(Conflict, match="edit it there"):
         jobs.schedules.edit("beat:clean", schedule_spec("beat:clean"))
     jobs.schedule()
     with pytest.raises(Conflict, match="edit it there"):
-        jobs.schedules.edit("nightly", schedule_spec("nightly", timing=Beat()))
+        jobs.schedules.edit("nightly", schedule_spec("beat:nightly"))
 
 
 # -- the bell ----------------------------------------------------------------------------------------
@@ -349,21 +331,23 @@ def test_a_tick_that_comes_soon_is_told_to_one_worker(jobs: JobsHarness) -> None
     """Nobody may look before it falls due; of all others somebody knows in time."""
     worker, cordoned = jobs.job_worker(), jobs.job_worker("b")
     jobs.execute("UPDATE feedq.worker SET target_state = 'cordoned' WHERE id = %s", cordoned.id)
-    far = Every(86_400.0, anchor=datetime.now(UTC) + timedelta(hours=12))
+    far: Keys = {"every": 86_400.0, "anchor": datetime.now(UTC) + timedelta(hours=12)}
     soon, later, asleep = (
-        schedule_spec("soon", timing=Every(0.9)),
-        schedule_spec("later", timing=far),
-        schedule_spec("asleep", timing=Every(0.9), paused=True),
+        schedule_spec("soon", every=0.9),
+        schedule_spec("later", **far),
+        schedule_spec("asleep", every=0.9, paused=True),
     )
     changes = {
         "add soon": lambda: jobs.schedules.add(soon),
         "add later": lambda: jobs.schedules.add(later),
         "add asleep": lambda: jobs.schedules.add(asleep),
-        "make it sooner": lambda: jobs.schedules.edit("later", replace(later, timing=Every(0.9))),
+        "make it sooner": lambda: jobs.schedules.edit(
+            "later", later.model_copy(update={"every": 0.9, "anchor": None})
+        ),
         "make it later": lambda: jobs.schedules.edit("later", later),
         "pause": lambda: jobs.schedules.pause("soon"),
         "resume": lambda: jobs.schedules.resume("soon"),
-        "declare as awake": lambda: jobs.schedules.edit("asleep", replace(asleep, paused=False)),
+        "declare as awake": lambda: jobs.schedules.edit("asleep", asleep.model_copy(update={"paused": None})),
     }
     notified = {what: jobs.notified(act, worker, cordoned) for what, act in changes.items()}
     assert [what for what, names in notified.items() if names] == [

@@ -8,20 +8,13 @@ from typing import Any
 import pytest
 
 from feedq.core.model import Worker, WorkerTarget
-from feedq.core.schedule.model import (
-    BACKFILL_MAX,
-    Beat,
-    Job,
-    Overlap,
-    Run,
-    RunKind,
-    RunState,
-    ScheduleState,
-)
+from feedq.core.schedule.model import BACKFILL_MAX, Run, RunKind, RunState, ScheduleState
+from feedq.core.schedule.spec import Overlap
 from feedq.core.values import instant
 from feedq.errors import Conflict, InvalidInput, NotFound
-from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
+from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import fire
+from tests.schedules import INTERVAL_S, job_of, job_spec
 
 SOME_TICK = datetime(2026, 3, 1, 10, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -42,12 +35,12 @@ def columns(jobs: JobsHarness, run: Run, *names: str) -> tuple[Any, ...]:
 
 
 def test_a_trigger_is_a_run_that_is_due_now(jobs: JobsHarness) -> None:
-    schedule = jobs.schedule(job=Job("tasks.report", queue="reports", priority=5), start_deadline_s=30.0)
+    schedule = jobs.schedule(task="tasks.report", queue="reports", priority=5, start_deadline=30.0)
     before = jobs.now()
     run = jobs.schedules.trigger("nightly")
     assert before <= run.due_at <= jobs.now()
     assert (run.schedule, run.kind, run.state) == ("nightly", RunKind.TRIGGER, RunState.WAITING)
-    assert (run.tick_at, run.job, run.attempt, run.fence) == (run.due_at, schedule.spec.job, 1, 0)
+    assert (run.tick_at, run.job, run.attempt, run.fence) == (run.due_at, job_of(schedule.spec), 1, 0)
     queue, segment, exclusive, start_by, rank_at = columns(
         jobs, run, "queue", "segment", "exclusive", "start_by", "rank_at"
     )
@@ -86,11 +79,11 @@ def test_no_trigger_takes_the_place_of_a_tick(jobs: JobsHarness) -> None:
 
 def test_a_trigger_may_bring_a_job_of_its_own(jobs: JobsHarness) -> None:
     jobs.schedule()
-    job = Job("tasks.report", ("once",), queue="slow")
+    job = job_spec(args=["once"], queue="slow")
     run = jobs.schedules.trigger("nightly", job=job)
     assert run.job == job
     assert columns(jobs, run, "queue") == ("slow",)
-    assert jobs.schedules.get("nightly").spec.job != job
+    assert jobs.schedules.get("nightly").spec.args == []
 
 
 @pytest.mark.parametrize("key", ["", "a\nb", "x" * 201, "a\0"])
@@ -184,7 +177,7 @@ def test_a_key_that_was_used_cancels_nothing(jobs: JobsHarness) -> None:
 
 
 def test_a_backfill_makes_runs_in_the_order_of_their_ticks(jobs: JobsHarness, worker: Worker) -> None:
-    jobs.schedule(job=Job("tasks.report", priority=3), start_deadline_s=1.0)
+    jobs.schedule(task="tasks.report", priority=3, start_deadline=1.0)
     ticks = [SOME_TICK + n * HOUR for n in (2, 0, 1, 0)]
     made: list[tuple[int, int]] = []
     assert jobs.notified(lambda: made.append(jobs.schedules.backfill("nightly", ticks)), worker) == {"a"}
@@ -295,11 +288,11 @@ def test_what_has_ended_or_never_was_cannot_be_cancelled(jobs: JobsHarness) -> N
 
 
 def test_an_entry_of_beat_is_enqueued_once_a_tick(jobs: JobsHarness, worker: Worker) -> None:
-    job = Job("tasks.clean", (1,))
-    assert jobs.notified(lambda: jobs.schedules.once("clean", "k1", SOME_TICK, job), worker) == {"a"}
-    assert jobs.notified(lambda: jobs.schedules.once("clean", "k1", SOME_TICK, job), worker) == set()
-    assert jobs.schedules.once("clean", "k1", SOME_TICK, job) is False
-    assert jobs.schedules.once("clean", "k2", SOME_TICK, job) is True
+    job = job_spec("beat:clean", args=[1])
+    assert jobs.notified(lambda: jobs.schedules.once(job, "k1", SOME_TICK), worker) == {"a"}
+    assert jobs.notified(lambda: jobs.schedules.once(job, "k1", SOME_TICK), worker) == set()
+    assert jobs.schedules.once(job, "k1", SOME_TICK) is False
+    assert jobs.schedules.once(job, "k2", SOME_TICK) is True
     first = jobs.schedules.runs("beat:clean")[-1]
     assert (first.kind, first.state, first.key) == (RunKind.BEAT, RunState.WAITING, "k1")
     assert (first.tick_at, first.job) == (SOME_TICK, job)
@@ -308,28 +301,27 @@ def test_an_entry_of_beat_is_enqueued_once_a_tick(jobs: JobsHarness, worker: Wor
 
 def test_the_schedule_behind_an_entry_is_shown_and_never_fires(jobs: JobsHarness) -> None:
     for key in ("k0", "k1"):
-        jobs.schedules.once("clean", key, SOME_TICK, Job("tasks.clean"))
+        jobs.schedules.once(job_spec("beat:clean", task="tasks.clean"), key, SOME_TICK)
     schedule = jobs.schedules.get("beat:clean")
-    assert schedule.spec.timing == Beat()
     assert (schedule.next_tick_at, schedule.next_fire_at, schedule.generation) == (None, None, 1)
     assert [view.schedule.spec.name for view in jobs.schedules.views()] == ["beat:clean"]
-    assert jobs.schedules.specs() == {}, "nobody declared it in a manifest"
-    jobs.schedules.once("clean", "k2", SOME_TICK, Job("tasks.sweep"))
+    assert jobs.declared() == {}, "nobody declared it in a manifest"
+    jobs.schedules.once(job_spec("beat:clean", task="tasks.sweep"), "k2", SOME_TICK)
     schedule = jobs.schedules.get("beat:clean")
-    assert (schedule.spec.job.task, schedule.generation) == ("tasks.sweep", 2)
+    assert (schedule.spec.task, schedule.generation) == ("tasks.sweep", 2)
     tasks = [run.job.task for run in jobs.schedules.runs("beat:clean")]
     assert tasks == ["tasks.sweep", "tasks.clean", "tasks.clean"]
 
 
 def test_a_paused_entry_is_not_enqueued(jobs: JobsHarness) -> None:
-    jobs.schedules.once("clean", "k1", SOME_TICK, Job("tasks.clean"))
+    jobs.schedules.once(job_spec("beat:clean", task="tasks.clean"), "k1", SOME_TICK)
     jobs.schedules.pause("beat:clean")
-    assert jobs.schedules.once("clean", "k2", SOME_TICK, Job("tasks.clean")) is False
+    assert jobs.schedules.once(job_spec("beat:clean", task="tasks.clean"), "k2", SOME_TICK) is False
     assert jobs.schedules.resume("beat:clean").state is ScheduleState.ACTIVE
-    assert jobs.schedules.once("clean", "k2", SOME_TICK, Job("tasks.clean")) is True
+    assert jobs.schedules.once(job_spec("beat:clean", task="tasks.clean"), "k2", SOME_TICK) is True
 
 
 def test_an_entry_that_was_removed_begins_anew(jobs: JobsHarness) -> None:
-    jobs.schedules.once("clean", "k1", SOME_TICK, Job("tasks.clean"))
+    jobs.schedules.once(job_spec("beat:clean", task="tasks.clean"), "k1", SOME_TICK)
     jobs.schedules.remove("beat:clean")
-    assert jobs.schedules.once("clean", "k1", SOME_TICK, Job("tasks.clean")) is True
+    assert jobs.schedules.once(job_spec("beat:clean", task="tasks.clean"), "k1", SOME_TICK) is True

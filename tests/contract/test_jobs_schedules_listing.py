@@ -10,7 +10,8 @@ import pytest
 
 from feedq.control.store.jobs.listing import SCANNED
 from feedq.core.model import Worker
-from feedq.core.schedule.model import Every, Overlap, RunState, ScheduleState
+from feedq.core.schedule.model import RunState, ScheduleState
+from feedq.core.schedule.spec import Overlap
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish
 
@@ -122,42 +123,42 @@ def end_one(jobs: JobsHarness, worker: Worker, name: str, state: RunState = RunS
 
 def test_those_come_first_that_need_somebody(jobs: JobsHarness) -> None:
     worker = jobs.job_worker(ttl_s=1e6)
-    daily = Every(86_400)
-    for name in ("b failed last", "a failed before", "c is paused by failures", "d has recovered"):
-        jobs.schedule(name, timing=daily, pause_on_failure=1 if name.startswith("c") else None)
+    daily = {"every": 86_400}
+    for name in ("b-failed-last", "a-failed-before", "c-is-paused-by-failures", "d-has-recovered"):
+        jobs.schedule(name, **daily, pause_on_failure=1 if name.startswith("c") else None)
         end_one(jobs, worker, name)
-    end_one(jobs, worker, "b failed last")
-    end_one(jobs, worker, "d has recovered", RunState.SUCCEEDED)
-    for name in ("e is late", "f has waited", "g runs", "h has just fallen due"):
-        jobs.schedule(name, timing=daily)
+    end_one(jobs, worker, "b-failed-last")
+    end_one(jobs, worker, "d-has-recovered", RunState.SUCCEEDED)
+    for name in ("e-is-late", "f-has-waited", "g-runs", "h-has-just-fallen-due"):
+        jobs.schedule(name, **daily)
     sql = "UPDATE feedq.schedule SET next_tick_at = now() - %s * interval '1 s' WHERE name = %s"
-    jobs.execute(sql, 9, "e is late")
-    jobs.execute(sql, 1, "h has just fallen due")
+    jobs.execute(sql, 9, "e-is-late")
+    jobs.execute(sql, 1, "h-has-just-fallen-due")
     jobs.execute("UPDATE feedq.schedule SET next_fire_at = next_tick_at")
-    waiting = jobs.schedules.trigger("f has waited")
+    waiting = jobs.schedules.trigger("f-has-waited")
     jobs.execute("UPDATE feedq.run SET due_at = now() - interval '8 s' WHERE id = %s", waiting.id)
-    jobs.start(jobs.schedules.trigger("g runs"), worker)
-    jobs.schedule("i was removed", timing=daily)
-    jobs.schedules.remove("i was removed")
-    jobs.schedule("j is paused by hand", timing=daily)
-    jobs.schedules.pause("j is paused by hand")
+    jobs.start(jobs.schedules.trigger("g-runs"), worker)
+    jobs.schedule("i-was-removed", **daily)
+    jobs.schedules.remove("i-was-removed")
+    jobs.schedule("j-is-paused-by-hand", **daily)
+    jobs.schedules.pause("j-is-paused-by-hand")
     needy = [
-        "b failed last",
-        "a failed before",
-        "c is paused by failures",
-        "e is late",
-        "f has waited",
-        "g runs",
+        "b-failed-last",
+        "a-failed-before",
+        "c-is-paused-by-failures",
+        "e-is-late",
+        "f-has-waited",
+        "g-runs",
     ]
-    assert urgent(jobs) == [*needy, "h has just fallen due", "d has recovered"]
+    assert urgent(jobs) == [*needy, "h-has-just-fallen-due", "d-has-recovered"]
     assert [urgent(jobs, limit) for limit in (0, 2)] == [[], needy[:2]]
 
 
 def test_a_failure_long_before_others_is_seen_of_those_that_are_named(jobs: JobsHarness) -> None:
     worker = jobs.job_worker(ttl_s=1e6)
-    jobs.schedule("bad", timing=Every(86_400), pause_on_failure=1)
+    jobs.schedule("bad", every=86_400, pause_on_failure=1)
     end_one(jobs, worker, "bad")
-    busy = jobs.schedule("busy", timing=Every(86_400))
+    busy = jobs.schedule("busy", every=86_400)
     jobs.execute(
         "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, state, ended_at, job) SELECT %s, n, "
         "now(), now(), now(), 'skipped_overlap', now(), '{}' FROM generate_series(1, %s) n",
@@ -214,19 +215,21 @@ def test_a_removed_schedule_goes_with_the_last_of_its_history(jobs: JobsHarness)
 def many(jobs: JobsHarness) -> None:
     """Schedules ``s0000`` and so on, each with runs that ended, and ten of them with one that waits."""
     jobs.execute(
-        "INSERT INTO feedq.schedule (name, job, timing) SELECT 's' || lpad(n::text, 4, '0'), "
-        """'{"task": "t"}', '{"every_s": 60}' FROM generate_series(0, %s) n""",
+        "INSERT INTO feedq.schedule (name, declaration) SELECT s.name, "
+        "jsonb_build_object('name', s.name, 'task', 't', 'every', 60) "
+        "FROM generate_series(0, %s) n, lpad(n::text, 4, '0') AS digits, concat('s', digits) AS s (name)",
         SCHEDULES - 1,
     )
     jobs.execute(
         "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, state, ended_at, job) "
-        """SELECT id, n::text, now(), now(), now(), 'succeeded', now(), '{"task": "t"}' """
+        """SELECT id, n::text, now(), now(), now(), 'succeeded', now(), '{"name": "s", "task": "t"}' """
         "FROM generate_series(1, %s) n, feedq.schedule",
         RUNS,
     )
     jobs.execute(
         "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job) "
-        """SELECT id, 'w', now(), now(), now(), '{"task": "t"}' FROM feedq.schedule ORDER BY id LIMIT 10"""
+        """SELECT id, 'w', now(), now(), now(), '{"name": "s", "task": "t"}' """
+        "FROM feedq.schedule ORDER BY id LIMIT 10"
     )
     jobs.execute(
         "UPDATE feedq.run SET state = 'failed', ended_at = now() - interval '99 days' "
@@ -261,7 +264,7 @@ def test_what_is_read_does_not_grow_with_what_there_is(jobs: JobsHarness, is_ana
     for what, most, act in acts:
         read = jobs.rows_read_by(act)
         assert read <= most + PLANNER_ROWS, what
-    assert jobs.rows_read_by(schedules.specs) >= SCHEDULES - 1, "the counters work"
+    assert jobs.rows_read_by(jobs.declared) >= SCHEDULES - 1, "the counters work"
 
 
 @pytest.mark.parametrize("is_analyzed", [True, False], ids=["with statistics", "without statistics"])

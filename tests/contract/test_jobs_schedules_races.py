@@ -17,10 +17,12 @@ import pytest
 
 from feedq.control.store.database import Database
 from feedq.control.store.jobs.schedules import ScheduleStore
-from feedq.core.schedule.model import Every, Job, Overlap, Run, RunState
+from feedq.core.schedule.model import Run, RunState
+from feedq.core.schedule.spec import Overlap
 from feedq.errors import Conflict, NotFound
-from tests.contract.jobs_harness import JobsHarness, schedule_spec
+from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim
+from tests.schedules import job_spec, schedule_spec
 
 SOME_TICK = datetime(2026, 3, 1, 10, tzinfo=UTC)
 THREADS = 6
@@ -59,7 +61,7 @@ def wait_until_blocked(jobs: JobsHarness, blocked: Future[Any]) -> None:
 
 
 FIRING = """
-    WITH due AS (SELECT id, job FROM feedq.schedule WHERE name = 'nightly' FOR NO KEY UPDATE)
+    WITH due AS (SELECT id, declaration AS job FROM feedq.schedule WHERE name = 'nightly' FOR NO KEY UPDATE)
     INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job)
     SELECT id, 'fired', clock_timestamp(), clock_timestamp(), clock_timestamp(), job FROM due
 """
@@ -102,7 +104,7 @@ def test_of_beats_at_the_same_moment_one_enqueues(jobs: JobsHarness, threads: Th
     for number in range(ROUNDS):
         # The first time there is no schedule behind the entry yet.
         entry = f"e{number % 2}"
-        act = partial(jobs.schedules.once, entry, f"k{number}", SOME_TICK, Job("tasks.clean"))
+        act = partial(jobs.schedules.once, job_spec(f"beat:{entry}"), f"k{number}", SOME_TICK)
         assert Counter(at_once(threads, act)) == {True: 1, False: THREADS - 1}
     assert len(jobs.schedules.runs()) == ROUNDS
     assert len(jobs.schedules.views()) == 2
@@ -148,7 +150,7 @@ def test_the_watermark_is_not_put_back_behind_what_is_fired_meanwhile(
     jobs: JobsHarness, threads: ThreadPoolExecutor, verb: str
 ) -> None:
     before = jobs.schedule()
-    arguments = [schedule_spec(jitter_s=5.0)] if verb == "edit" else []
+    arguments = [schedule_spec(jitter=5.0)] if verb == "edit" else []
     with jobs.transaction() as firing:
         firing.execute(FIRING)
         firing.execute(ADVANCE)
@@ -190,7 +192,7 @@ def test_pages_wait_for_nobody(jobs: JobsHarness, threads: ThreadPoolExecutor) -
             partial(schedules.get, "nightly"),
             partial(schedules.view, "nightly"),
             schedules.views,
-            schedules.specs,
+            schedules.declared,
             schedules.runs,
             partial(schedules.run, run.id),
             partial(schedules.counts, "nightly"),
@@ -221,8 +223,8 @@ def test_everything_at_once_never_deadlocks(jobs: JobsHarness, threads: ThreadPo
 
     def declare(rng: Random) -> None:
         name = rng.choice(names)
-        spec = schedule_spec(name, timing=Every(rng.randrange(5, 99)), overlap=rng.choice(list(Overlap)))
-        schedules.edit(name, spec) if name in schedules.specs() else schedules.add(spec)
+        spec = schedule_spec(name, every=rng.randrange(5, 99), overlap=rng.choice(list(Overlap)))
+        schedules.edit(name, spec) if name in jobs.declared() else schedules.add(spec)
         rng.choice([schedules.pause, schedules.resume, schedules.remove])(name)
 
     def end(rng: Random) -> None:
@@ -241,7 +243,7 @@ def test_everything_at_once_never_deadlocks(jobs: JobsHarness, threads: ThreadPo
         )
 
     def beat(rng: Random) -> None:
-        beats.once("clean", f"k{rng.randrange(99)}", SOME_TICK, Job("tasks.clean"))
+        beats.once(job_spec("beat:clean"), f"k{rng.randrange(99)}", SOME_TICK)
 
     # With connections of its own, as another process has: those of a pool go to whoever is quickest.
     with closing(Database(jobs.url, application_name="feedq-beat")) as database:

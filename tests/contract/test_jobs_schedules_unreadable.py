@@ -8,31 +8,27 @@ import pytest
 
 from feedq.control.store.jobs.rows import UNREADABLE
 from feedq.control.store.jobs.schedules import ScheduleStore
-from feedq.core.schedule.model import Every, Overlap, RunState, ScheduleState, UnreadableSpec
+from feedq.core.schedule.model import RunState, ScheduleState
+from feedq.core.schedule.spec import Overlap
 from feedq.errors import Unreadable
-from tests.contract.jobs_harness import INTERVAL_S, JobsHarness, schedule_spec
-
-DAMAGES = (
-    """policy = '{"warp": 9}'""",
-    """timing = '{"moon": "full"}'""",
-    """job = '{"task": "t", "warp": 9}'""",
-)
+from tests.contract.jobs_harness import JobsHarness
+from tests.schedules import INTERVAL_S, schedule_spec
 
 
-@pytest.fixture(params=DAMAGES, ids=["policy", "timing", "job"])
+@pytest.fixture(params=[{"moon": "full"}, {"task": {"name": "t"}}], ids=["another key", "another value"])
 def damaged(jobs: JobsHarness, request: pytest.FixtureRequest) -> JobsHarness:
     """Of three schedules the second cannot be read."""
     for name in ("a", "bad", "c"):
         jobs.schedule(name)
         jobs.schedules.trigger(name)
-    jobs.execute(f"UPDATE feedq.schedule SET {request.param} WHERE name = 'bad'")
+    jobs.damage("bad", request.param)
     return jobs
 
 
 def test_lists_go_on_and_show_it_with_an_explanation(damaged: JobsHarness) -> None:
     a, bad, c = damaged.schedules.views()
     assert [view.schedule.spec.name for view in (a, bad, c)] == ["a", "bad", "c"]
-    assert (bad.schedule.state, bad.waiting, bad.schedule.spec.job.task) == ("active", 1, UNREADABLE)
+    assert (bad.schedule.state, bad.waiting, bad.schedule.spec.task) == ("active", 1, UNREADABLE)
     assert "this release of feedq cannot read" in (bad.schedule.unreadable or "")
     assert (bad.schedule.pause_reason, a.schedule.unreadable) == (None, None)
     assert a.schedule == damaged.schedules.get("a")
@@ -41,7 +37,7 @@ def test_lists_go_on_and_show_it_with_an_explanation(damaged: JobsHarness) -> No
 def test_a_run_whose_job_cannot_be_read_is_listed(jobs: JobsHarness) -> None:
     jobs.schedule()
     jobs.schedules.trigger("nightly")
-    jobs.execute("""UPDATE feedq.run SET job = '{"task": "t", "warp": 9}'""")
+    jobs.execute("""UPDATE feedq.run SET job = job || '{"warp": 9}'""")
     assert [run.job.task for run in jobs.schedules.runs()] == [UNREADABLE]
 
 
@@ -63,28 +59,26 @@ def test_what_needs_the_declaration_names_it_and_says_what_to_do(
 
 
 def test_among_all_that_are_declared_it_is_marked(damaged: JobsHarness) -> None:
-    specs = damaged.schedules.specs()
-    assert (specs["a"], specs["c"]) == (schedule_spec("a"), schedule_spec("c"))
-    bad = specs["bad"]
-    assert isinstance(bad, UnreadableSpec)
-    assert bad.why.startswith("schedule 'bad' is stored in a way that this release")
-    assert not bad.paused
+    a, bad, c = damaged.schedules.all()
+    assert (a.spec, c.spec) == (schedule_spec("a"), schedule_spec("c"))
+    assert str(bad.unreadable).startswith("schedule 'bad' is stored in a way that this release")
+    assert not bad.spec.paused
 
 
 def test_it_is_paused_purged_and_removed_all_the_same(damaged: JobsHarness) -> None:
-    before = damaged.execute("SELECT job, timing, policy FROM feedq.schedule WHERE name = 'bad'")
+    before = damaged.execute("SELECT declaration FROM feedq.schedule WHERE name = 'bad'")
     paused = damaged.schedules.pause("bad", reason="why")
     assert paused.state is ScheduleState.PAUSED
     assert paused.pause_reason == "why"
     assert paused.unreadable is not None
-    assert damaged.execute("SELECT job, timing, policy FROM feedq.schedule WHERE name = 'bad'") == before
+    assert damaged.execute("SELECT declaration FROM feedq.schedule WHERE name = 'bad'") == before
     assert damaged.schedules.purge("bad") == 1
     damaged.schedules.remove("bad")
-    assert list(damaged.schedules.specs()) == ["a", "c"]
+    assert list(damaged.declared()) == ["a", "c"]
 
 
 def test_an_edit_declares_it_anew(damaged: JobsHarness) -> None:
-    spec = schedule_spec("bad", timing=Every(3600))
+    spec = schedule_spec("bad", every=3600)
     at = damaged.now()
     edited = damaged.schedules.edit("bad", spec)
     assert edited == damaged.schedules.get("bad")

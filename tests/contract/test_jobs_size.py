@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feedq.control.store.jobs.claiming import CROWD
-from feedq.core.schedule.model import Job, Overlap, Queue
+from feedq.core.schedule.spec import Overlap, Queue
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one
 
@@ -24,12 +24,14 @@ def many(jobs: JobsHarness, sql: str, *, analyzed: bool) -> None:
 
 
 PLAIN = """
-    SELECT s.id, 'tick', 'k' || n, now(), now() - n * interval '1 s', now() - n * interval '1 s', s.job, 'default'
+    SELECT s.id, 'tick', 'k' || n, now(), now() - n * interval '1 s', now() - n * interval '1 s',
+        s.declaration, 'default'
     FROM generate_series(1, %s) n JOIN feedq.schedule s ON s.name = 's' || n
 """
 IN_A_FULL_QUEUE = PLAIN.replace("'default'", "'full'")
 BACKFILL = """
-    SELECT s.id, 'backfill', 'k' || n, now() - n * interval '1 h', now(), now() - interval '1 h', s.job, 'default'
+    SELECT s.id, 'backfill', 'k' || n, now() - n * interval '1 h', now(), now() - interval '1 h',
+        s.declaration, 'default'
     FROM generate_series(1, %s) n, feedq.schedule s WHERE s.name = 's1'
 """
 
@@ -39,13 +41,13 @@ BACKFILL = """
 def test_a_claim_reads_a_few_of_those_that_wait(jobs: JobsHarness, sql: str, analyzed: bool) -> None:
     worker = jobs.job_worker()
     jobs.execute(
-        "INSERT INTO feedq.schedule (name, job, timing) "
-        """SELECT 's' || n, '{"task": "t"}', '{"beat": true}' FROM generate_series(1, %s) n""",
+        "INSERT INTO feedq.schedule (name, declaration) SELECT 's' || n, "
+        """jsonb_build_object('name', 's' || n, 'task', 't') FROM generate_series(1, %s) n""",
         RUNS,
     )
     jobs.schedule("full")
     jobs.schedule("open")
-    jobs.queues.set(Queue("full", concurrency=1))
+    jobs.queues.set(Queue(name="full", concurrency=1))
     jobs.schedules.trigger("full")
     jobs.execute("UPDATE feedq.run SET queue = 'full'")
     claim_one(jobs, worker)
@@ -60,8 +62,8 @@ def test_a_claim_reads_a_few_of_those_that_wait(jobs: JobsHarness, sql: str, ana
 
 def test_an_idle_look_at_many_schedules_reads_one_or_two(jobs: JobsHarness) -> None:
     jobs.execute(
-        "INSERT INTO feedq.schedule (name, job, timing, next_tick_at, next_fire_at) "
-        """SELECT 's' || n, '{"task": "t"}', '{"every_s": 60}', now() + interval '1 h', now() + interval '1 h' """
+        "INSERT INTO feedq.schedule (name, declaration, next_tick_at, next_fire_at) "
+        """SELECT 's' || n, '{"task": "t", "every": 60}', now() + interval '1 h', now() + interval '1 h' """
         "FROM generate_series(1, %s) n",
         RUNS,
     )
@@ -70,7 +72,7 @@ def test_an_idle_look_at_many_schedules_reads_one_or_two(jobs: JobsHarness) -> N
 
 def test_a_higher_priority_is_found_behind_however_many_fell_due_before(jobs: JobsHarness) -> None:
     jobs.schedule("crowd", overlap=Overlap.ALLOW_ALL)
-    jobs.schedule("high", job=Job("tasks.report", priority=100))
+    jobs.schedule("high", task="tasks.report", priority=100)
     for n in range(CROWD + 2):
         jobs.schedules.trigger("crowd", key=str(n))
     jobs.schedules.trigger("high")

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from feedq.core.schedule.entries import job_problems
-from feedq.core.schedule.model import Job, Overlap, RunState
+from feedq.core.schedule.model import RunState
+from feedq.core.schedule.spec import Overlap, checked_job
+from feedq.errors import InvalidInput
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, fall_due
+from tests.schedules import job_spec
 
 OLD, NEW = "tasks.report", "tasks.brand_new"
 GPU = {"gpu": "yes"}
 
 
 def add(jobs: JobsHarness, name: str, task: str, **job: object) -> None:
-    jobs.schedule(name, overlap=Overlap.ALLOW_ALL, job=replace(Job(task), **job))  # type: ignore[arg-type]
+    jobs.schedule(name, overlap=Overlap.ALLOW_ALL, task=task, **job)
 
 
 def test_a_worker_claims_only_runs_whose_task_it_knows(jobs: JobsHarness) -> None:
@@ -32,7 +32,7 @@ def test_a_worker_claims_only_runs_whose_task_it_knows(jobs: JobsHarness) -> Non
 
 def test_nor_does_it_claim_what_was_triggered_or_is_backfilled(jobs: JobsHarness) -> None:
     old = jobs.job_worker("old", tasks=[OLD])
-    jobs.schedule("b", job=Job(NEW))
+    jobs.schedule("b", task=NEW)
     jobs.schedules.trigger("b")
     assert claim(jobs, old) == []
     jobs.schedules.purge("b")
@@ -65,18 +65,18 @@ def test_a_job_asks_for_labels(jobs: JobsHarness) -> None:
     plain = jobs.job_worker("plain", tasks=[OLD])
     fast = jobs.job_worker("fast", tasks=[OLD], labels={"gpu": "yes", "zone": "eu"})
     other = jobs.job_worker("other", labels={"gpu": "no"})
-    add(jobs, "a", OLD, selector=GPU)
+    add(jobs, "a", OLD, selector={"required": GPU})
     run = jobs.schedules.trigger("a")
     assert claim(jobs, plain) == claim(jobs, other) == []
     claimed = claim_one(jobs, fast)
-    assert (claimed.id, claimed.job.selector) == (run.id, GPU)
+    assert (claimed.id, claimed.job.selector.required) == (run.id, GPU)
 
 
 def test_lanes_keep_to_priority_among_all_that_a_worker_may_do(jobs: JobsHarness) -> None:
     worker = jobs.job_worker("a", tasks=[OLD, NEW], labels=GPU)
     add(jobs, "a", OLD, priority=-5)
     add(jobs, "b", NEW, priority=5)
-    add(jobs, "c", OLD, selector=GPU)
+    add(jobs, "c", OLD, selector={"required": GPU})
     for name in "abc":
         jobs.schedules.trigger(name)
     assert [run.schedule for run in claim(jobs, worker)] == ["b", "c", "a"]
@@ -108,7 +108,7 @@ def test_workers_that_know_the_same_share_a_row_and_none_stays_unused(jobs: Jobs
 
 def test_schedules_that_no_worker_can_serve_are_named(jobs: JobsHarness) -> None:
     for name, task, selector in (("a", OLD, {}), ("b", NEW, {}), ("c", OLD, GPU)):
-        add(jobs, name, task, selector=selector)
+        add(jobs, name, task, selector={"required": selector})
     names = ["a", "b", "c", "nobody"]
     assert jobs.schedules.unserved(names) == {}, "no worker runs jobs: that is another matter"
     jobs.job_worker("cannot", slots=0, labels=GPU)
@@ -126,6 +126,5 @@ def test_schedules_that_no_worker_can_serve_are_named(jobs: JobsHarness) -> None
 
 @pytest.mark.parametrize("selector", [{"a": 1}, ["a"], {"": "x"}, {"a": "b\n"}])
 def test_a_selector_is_labels(selector: object) -> None:
-    problems = job_problems(replace(Job(OLD), selector=selector))  # type: ignore[arg-type]
-    assert problems
-    assert all(problem.startswith("selector") for problem in problems)
+    with pytest.raises(InvalidInput, match=r"^schedule 'a': selector"):
+        checked_job(job_spec("a", selector={"required": selector}))

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from uuid import UUID
 
 import psycopg2
@@ -17,15 +16,17 @@ from sqlalchemy.orm import Session
 
 from feedq.control.store.jobs import finishing, sessions
 from feedq.core.model import Worker
-from feedq.core.schedule.model import ClaimedRun, Job, Retries, RunState, Semantics
+from feedq.core.schedule.model import ClaimedRun, RunState
+from feedq.core.schedule.spec import Semantics
 from feedq.errors import JobSessionLost, RunTakenAway
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish
+from tests.schedules import Keys
 
 S = RunState
 WAIT_S = 10.0
 REJECTED = "run_finish_rejected"
-JOB = Job("tasks.report", semantics=Semantics.TRANSACTIONAL)
+JOB: Keys = {"semantics": Semantics.TRANSACTIONAL}
 WRITE = text("INSERT INTO effect (run) VALUES (:run)")
 
 
@@ -38,7 +39,7 @@ def effects(jobs: JobsHarness) -> Iterator[None]:
 
 
 def started(jobs: JobsHarness, *, timeout_s: float | None = 3600.0) -> tuple[Worker, ClaimedRun]:
-    jobs.schedule(job=replace(JOB, timeout_s=timeout_s))
+    jobs.schedule(**JOB, timeout=timeout_s)
     jobs.schedules.trigger("nightly")
     worker = jobs.job_worker()
     return worker, claim_one(jobs, worker)
@@ -155,7 +156,7 @@ def test_a_zombie_keeps_nothing_and_its_successor_everything(
 
 def test_an_attempt_keeps_nothing_once_its_own_worker_is_at_the_next_one(jobs: JobsHarness) -> None:
     """Its time was up, and the retry came to the same worker: only the fence tells the two apart."""
-    jobs.schedule(job=replace(JOB, timeout_s=30.0, retries=Retries(limit=1, first_s=0.0)))
+    jobs.schedule(**JOB, timeout=30.0, retries={"limit": 1, "first": 0.0})
     jobs.schedules.trigger("nightly")
     worker = jobs.job_worker()
     run = claim_one(jobs, worker)

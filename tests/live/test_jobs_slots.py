@@ -207,7 +207,7 @@ def test_a_worker_that_is_leaving_gives_back_what_it_never_heard_of(stage: Stage
 def test_a_time_out_ends_the_run_whatever_its_job_does(stage: Stage) -> None:
     stage.runs.remaining_s = 0.02
     stage.heeds = False
-    stage.runs.add(1, timeout_s=2.0)
+    stage.runs.add(1, timeout=2.0)
     stage.claim()
     until(lambda: stage.begun, "it runs")
     until(lambda: next(iter(stage.slots._attempts)).context.is_overdue, "its time is up")

@@ -382,8 +382,8 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ("jitter reaches the next tick", "span = min(span, following - tick)", "pass"),
         (
             "the end of a schedule has a tick",
-            "takewhile(lambda tick: tick < end_at, found)",
-            "takewhile(lambda tick: tick <= end_at, found)",
+            "takewhile(lambda tick: tick < end, found)",
+            "takewhile(lambda tick: tick <= end, found)",
         ),
         (
             "of an interval the tick at the very moment comes again",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.schedule.model import Overlap
+from feedq.core.schedule.spec import Overlap
 from tests.chaos import effects, ticking
 from tests.cluster import Cluster, wait_until
 from tests.peers.servers import program

@@ -10,12 +10,13 @@ import psycopg2
 import pytest
 
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.schedule.model import Every, Job, Overlap, ScheduleSpec
+from feedq.core.schedule.spec import Overlap
 from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey
 from tests.cluster import wait_until
 from tests.peers.browser import LOOKS, PHONE_DARK, Browser, Look
 from tests.peers.control_room import OPERATOR, VIEWER, ControlRoom
+from tests.schedules import schedule_spec
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -82,7 +83,7 @@ def show_history(database_url: str) -> None:
         cursor.execute(HISTORY)
     store = PostgresStore(database_url)
     store.jobs.schedules.add(
-        ScheduleSpec("acme/rollup", Every(3600), Job("acme.roll_up"), overlap=Overlap.ALLOW_ALL)
+        schedule_spec("acme/rollup", every=3600, task="acme.roll_up", overlap=Overlap.ALLOW_ALL)
     )
     for n in range(12):
         made = store.jobs.schedules.trigger("acme/rollup", key=f"k{n}")

@@ -11,12 +11,12 @@ import pytest
 
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Load, NewWorker
-from feedq.core.schedule.model import Every, Job, ScheduleSpec
 from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey
 from tests.cluster import wait_until
 from tests.peers.browser import PHONE_DARK, Browser
 from tests.peers.control_room import OPERATOR, TENANT_OPERATOR, VIEWER, ControlRoom
+from tests.schedules import schedule_spec
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -189,7 +189,7 @@ def test_problems_have_the_buttons_that_help_with_sinks_and_schedules(room: Cont
     with closing(PostgresStore(room.cluster.database_url)) as store:
         store.workers.register(cut_off, ttl_s=3600)
         store.workers.heartbeat(cut_off.id, Load(sinks_down=("warehouse",)), ttl_s=3600)
-        spec = ScheduleSpec(NIGHTLY, Every(86_400), Job("acme.roll_up"), pause_on_failure=1)
+        spec = schedule_spec(NIGHTLY, every=86_400, task="acme.roll_up", pause_on_failure=1)
         store.jobs.schedules.add(spec)
     room.cluster.sql(
         "UPDATE feedq.schedule SET state = 'paused', failures = 1 WHERE name = %s RETURNING 1", [NIGHTLY]

@@ -33,14 +33,8 @@ from feedq.core.model import (
     Worker,
 )
 from feedq.core.roles import AccessRole, Caller
-from feedq.core.schedule.model import (
-    Queue,
-    Schedule,
-    ScheduleSpec,
-    ScheduleState,
-    ScheduleView,
-    UnreadableSpec,
-)
+from feedq.core.schedule.model import Schedule, ScheduleState, ScheduleView
+from feedq.core.schedule.spec import Queue
 from feedq.settings import Settings
 from feedq.sinks.base import Sink
 from feedq.verbs.registry import At, Told
@@ -92,18 +86,9 @@ class MemorySchedules(ScheduleStore):
     def declared(
         self, *, names: Sequence[str] | None = None, after: str = "", limit: int = 1_000
     ) -> list[Schedule]:
+        self.asked.append("declared")
         found = [view.schedule for view in self.found]
         return [one for one in found if one.spec.name > after and (names is None or one.spec.name in names)]
-
-    def specs(self, names: Sequence[str] | None = None) -> dict[str, ScheduleSpec | UnreadableSpec]:
-        self.asked.append("specs")
-        schedules = [
-            view.schedule for view in self.found if names is None or view.schedule.spec.name in names
-        ]
-        return {
-            s.spec.name: s.spec if s.unreadable is None else UnreadableSpec(s.unreadable, s.spec.paused)
-            for s in schedules
-        }
 
 
 class MemoryQueues(QueueStore):

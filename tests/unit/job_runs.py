@@ -16,17 +16,10 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from feedq.control.store.jobs.runs import RunStore
-from feedq.core.schedule.model import (
-    ClaimedRun,
-    Finish,
-    Fired,
-    Granted,
-    Job,
-    Offer,
-    RunKind,
-    RunState,
-)
+from feedq.core.schedule.model import ClaimedRun, Finish, Fired, Granted, Offer, RunKind, RunState
+from feedq.core.schedule.spec import ScheduleSpec
 from feedq.errors import RunTakenAway, Unavailable
+from tests.schedules import job_spec
 
 AT = datetime(2026, 11, 22, 10, tzinfo=UTC)
 ME = UUID(int=1)
@@ -37,7 +30,7 @@ class Row:
     """One run."""
 
     id: int
-    job: Job
+    job: ScheduleSpec
     segment: int | None = None
     state: RunState = RunState.WAITING
     fence: int = 0
@@ -80,7 +73,7 @@ class MemoryRuns(RunStore):
 
     def add(self, run_id: int, task: str = "task", *, segment: int | None = None, **job: Any) -> Row:
         with self.lock:
-            row = self.rows[run_id] = Row(run_id, Job(task, **job), segment)
+            row = self.rows[run_id] = Row(run_id, job_spec(task=task, **job), segment)
             return row
 
     def states(self) -> dict[int, str]:
@@ -122,7 +115,7 @@ class MemoryRuns(RunStore):
     def _claimed(self, row: Row, worker_id: UUID) -> ClaimedRun:
         self._fence += 1
         row.state, row.worker_id, row.fence = RunState.RUNNING, worker_id, self._fence
-        remaining_s = self.remaining_s if self.remaining_s is not None else row.job.timeout_s
+        remaining_s = self.remaining_s if self.remaining_s is not None else row.job.timeout
         return ClaimedRun(
             row.id,
             row.fence,
@@ -199,9 +192,11 @@ class MemoryRuns(RunStore):
             return 0
 
 
-def claimed(job: Job | None = None, *, remaining_s: float | None = 60.0, run_id: int = 1) -> ClaimedRun:
+def claimed(
+    job: ScheduleSpec | None = None, *, remaining_s: float | None = 60.0, run_id: int = 1
+) -> ClaimedRun:
     """A run that was claimed."""
-    job = job or Job("task")
+    job = job or job_spec(task="task")
     return ClaimedRun(run_id, 7, 1, "acme/report", "k1", RunKind.TICK, AT, AT, job, remaining_s)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,18 +10,18 @@ import pytest
 from feedq.cli.declare import with_assignments
 from feedq.cli.options import assigned
 from feedq.core.model import Selector
-from feedq.core.schedule.entries import ScheduleEntry, schedule_entry
-from feedq.core.schedule.model import Cron, Every, Exclusion, Job, Once, Retries, ScheduleSpec
+from feedq.core.schedule.spec import NOT_OF_JOB, ScheduleSpec
 from feedq.errors import InvalidInput
 from feedq.verbs.documents import DocumentError, read_value
 from feedq.verbs.manifest.feed_entry import FeedEntry
+from tests.schedules import Keys, schedule_spec
 from tests.unit.command import URL, Command
 
-DAILY = ScheduleSpec("s", Cron("@daily", "Europe/Berlin"), Job("t", kwargs={"a": 1, "b": 2}))
+DAILY = schedule_spec("s", cron=("@daily",), zone="Europe/Berlin", task="t", kwargs={"a": 1, "b": 2})
 
 
 def changed(spec: ScheduleSpec, assignments: list[str]) -> ScheduleSpec:
-    return with_assignments(schedule_entry(spec), assignments).spec
+    return with_assignments(spec, assignments)
 
 
 @pytest.fixture
@@ -100,31 +98,37 @@ def test_an_assignment_that_cannot_be_read_is_named_without_its_value(assignment
 
 
 def test_a_shorthand_becomes_a_mapping_when_a_key_is_put_into_it() -> None:
-    found = assigned({}, ["retries=3", "retries.first=5s"], ScheduleEntry)
+    found = assigned({}, ["retries=3", "retries.first=5s"], ScheduleSpec)
     assert found == {"retries": {"limit": 3, "first": "5s"}}
 
 
 def test_another_kind_of_timing_takes_the_place_of_the_one_before() -> None:
-    assert changed(DAILY, ["cron=0 3 * * *"]).timing == Cron("0 3 * * *", "Europe/Berlin")
+    assert said(DAILY, "cron=0 3 * * *") == {"cron": "0 3 * * *", "zone": "Europe/Berlin"}
     hourly = changed(DAILY, ["every=1h", "anchor=2026-01-01T00:15"])
-    assert hourly.timing == Every(3600.0, datetime(2025, 12, 31, 23, 15, tzinfo=UTC)), "in the zone it had"
-    again = changed(hourly, ["every=2h"])
-    assert again.timing == replace(hourly.timing, every_s=7200.0)
-    assert changed(hourly, ["cron=@daily"]).timing == Cron("@daily")
-    once = changed(DAILY, ["at=2026-12-01T08:00"])
-    assert once.timing == Once(datetime(2026, 12, 1, 7, tzinfo=UTC))
+    quarter_past = {"anchor": "2025-12-31T23:15:00Z"}  # in the zone it had
+    assert said(hourly) == {"every": "1h"} | quarter_past
+    assert said(hourly, "every=2h") == {"every": "2h"} | quarter_past
+    assert said(hourly, "cron=@daily") == {"cron": "@daily"}
+    assert said(DAILY, "at=2026-12-01T08:00") == {"at": "2026-12-01T07:00:00Z"}
     excluded = changed(DAILY, ["exclude=[2026-12-25, 2026-12-31]"])
-    assert changed(excluded, ["every=1h"]).exclude == Exclusion(("2026-12-25", "2026-12-31"), "Europe/Berlin")
+    days = {"exclude": ["2026-12-25", "2026-12-31"], "zone": "Europe/Berlin"}
+    assert said(excluded, "every=1h") == {"every": "1h"} | days
     with pytest.raises(InvalidInput, match="cron and every exclude each other"):
         changed(DAILY, ["cron=@daily", "every=1h"])
 
 
+def said(spec: ScheduleSpec, *assignments: str) -> Keys:
+    """What a schedule says of when, once these keys are set."""
+    return {key: value for key, value in changed(spec, [*assignments]).plain().items() if key in NOT_OF_JOB}
+
+
 def test_what_is_not_set_is_kept() -> None:
     found = changed(DAILY, ["kwargs.b=3", "retries=3", "retries.first=5s", "timeout=none"])
-    assert found.job.kwargs == {"a": 1, "b": 3}
-    assert found.job.retries == Retries(3, 5.0)
-    assert (found.timing, found.job.timeout_s) == (DAILY.timing, None)
-    assert changed(found, ["timeout=", "retries="]).job == Job("t", kwargs={"a": 1, "b": 3})
+    assert found.kwargs == {"a": 1, "b": 3}
+    assert (found.retries.limit, found.retries.first) == (3, 5.0)
+    assert (found.cron, found.timeout) == (DAILY.cron, None)
+    again = changed(found, ["timeout=", "retries=", "kwargs.b=2"])
+    assert again == DAILY
 
 
 # -- feeds -------------------------------------------------------------------------------------------

@@ -15,17 +15,7 @@ from rich.console import Console
 from feedq.cli.top import Frame, render
 from feedq.control.store.fleet_state import JobState
 from feedq.control.store.jobs.listing import ScheduledTask
-from feedq.core.schedule.model import (
-    Every,
-    Job,
-    Run,
-    RunKind,
-    RunState,
-    Schedule,
-    ScheduleSpec,
-    ScheduleState,
-    ScheduleView,
-)
+from feedq.core.schedule.model import Run, RunKind, RunState, Schedule, ScheduleState, ScheduleView
 from feedq.verbs.diagnosis.checks import Level
 from feedq.verbs.diagnosis.schedule_checks import (
     OVERDUE_S,
@@ -36,9 +26,10 @@ from feedq.verbs.diagnosis.schedule_checks import (
     job_checks,
 )
 from feedq.verbs.schedules import schedule_row
+from tests.schedules import job_spec, schedule_spec
 from tests.unit.command import NO_JOBS, Command
 
-EVERY, JOB = Every(3_600.0), Job("t")
+JOB = job_spec()
 WELL = JobState(
     active=10,
     paused=2,
@@ -226,7 +217,7 @@ def scheduled(
     """A schedule that fires in so long, and its last run."""
     now = command.clock.now()
     at = now + timedelta(seconds=next_s)
-    schedule = Schedule(1, ScheduleSpec(name, EVERY, JOB), state, None, None, 1, at, at, 0, now, now)
+    schedule = Schedule(1, schedule_spec(name), state, None, None, 1, at, at, 0, now, now)
     ended_at = None if ended_ago_s is None else now - timedelta(seconds=ended_ago_s)
     times = (now, None, ended_at)
     run = (

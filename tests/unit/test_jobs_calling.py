@@ -14,7 +14,8 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, Retry
 
 from feedq import run_context
-from feedq.core.schedule.model import ClaimedRun, Job, Offer, RunState, Semantics
+from feedq.core.schedule.model import ClaimedRun, Offer, RunState
+from feedq.core.schedule.spec import Semantics
 from feedq.errors import InvalidInput, JobSessionLost
 from feedq.settings import Settings
 from feedq.telemetry.logs import configure_logging
@@ -27,6 +28,7 @@ from feedq.worker.jobs.calling import (
     perform,
 )
 from feedq.worker.jobs.context import RunContext
+from tests.schedules import job_spec
 from tests.unit.job_runs import ME, MemoryRuns, claimed
 
 
@@ -64,7 +66,7 @@ def test_a_task_gets_its_arguments_and_sees_itself_as_the_run(app: Celery) -> No
         seen.update(context=run_context().correlation_id, current=app.current_task)
         seen.update(bound=structlog.contextvars.get_contextvars())
 
-    outcome = call(app, claimed(Job("acme.report", ("2026-11",), {"copies": 2})))
+    outcome = call(app, claimed(job_spec(task="acme.report", args=["2026-11"], kwargs={"copies": 2})))
     assert outcome.finish is not None
     assert outcome.finish.state is RunState.SUCCEEDED
     assert not outcome.is_told
@@ -92,7 +94,7 @@ def test_a_task_class_with_a_call_of_its_own_is_called_through_it(app: Celery) -
 
 
 def test_an_unknown_task_fails_with_what_to_do(app: Celery) -> None:
-    finish = call(app, claimed(Job("no.such"))).finish
+    finish = call(app, claimed(job_spec(task="no.such"))).finish
     assert finish is not None
     assert finish.state is RunState.FAILED
     assert finish.reason is not None
@@ -145,7 +147,7 @@ def test_arguments_get_neither_into_the_reason_nor_into_the_log(
 ) -> None:
     configure_logging(Settings())  # to what stands for standard error now
     app.task(name="task", shared=False)(raises(ValueError("no")))
-    finish = call(app, claimed(Job("task", kwargs={"patient": "Zaphod"}))).finish
+    finish = call(app, claimed(job_spec(task="task", kwargs={"patient": "Zaphod"}))).finish
     assert finish is not None
     shown = "".join(capsys.readouterr()) + (finish.reason or "")
     assert "run failed" in shown

@@ -10,16 +10,16 @@ import pytest
 
 import feedq
 from feedq import RunCancelled, run_context
-from feedq.core.schedule.model import Job
 from feedq.errors import InvalidInput
 from feedq.worker.jobs.context import RunContext
+from tests.schedules import job_spec
 from tests.unit.job_runs import AT, claimed
 
 LIMIT_S = 10.0
 
 
 def test_it_says_which_run_this_is() -> None:
-    context = RunContext(claimed(Job("acme.report")))
+    context = RunContext(claimed(job_spec(task="acme.report")))
     with context.entered():
         run = run_context()
     assert (run.schedule, run.key, run.correlation_id) == ("acme/report", "k1", "acme/report/k1")

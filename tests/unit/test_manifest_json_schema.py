@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from jsonschema import Draft202012Validator
 
-from feedq.core.schedule.entries import plain_schedule
-from feedq.core.schedule.model import ScheduleSpec
+from feedq.core.schedule.spec import ScheduleSpec
 from feedq.verbs import documents
 from feedq.verbs.manifest.json_schema import manifest_schema
 from feedq.verbs.manifest.reader import ENTRIES
@@ -59,7 +58,7 @@ def test_every_manifest_of_examples_and_documentation_is_accepted() -> None:
 
 @given(specs)
 def test_whatever_is_exported_is_accepted(spec: ScheduleSpec) -> None:
-    assert complaints(documents.dump({"schedules": [plain_schedule(spec)]})) == []
+    assert complaints(documents.dump({"schedules": [spec.plain()]})) == []
 
 
 @pytest.mark.parametrize(

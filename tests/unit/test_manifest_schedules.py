@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from math import isfinite
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.control.store.jobs.rows import stored
-from feedq.core.schedule.arguments import names_secret
-from feedq.core.schedule.entries import ScheduleEntry, plain_queue, plain_schedule
-from feedq.core.schedule.model import (
+from feedq.core.schedule.model import Schedule, ScheduleState
+from feedq.core.schedule.spec import (
     CatchUp,
-    Cron,
-    Every,
-    Job,
-    Once,
     Overlap,
     Queue,
     ResumePolicy,
-    Retries,
     ScheduleSpec,
     Semantics,
-    Timing,
+    names_secret,
 )
-from feedq.core.schedule.plain import spec_from_json
-from feedq.core.values import DURATION_MAX_S, exact_duration, parse_duration
+from feedq.core.values import DURATION_MAX_S
 from feedq.core.values import read as read_one
 from feedq.verbs import documents
 from feedq.verbs.manifest import changes, reader
 from feedq.verbs.manifest.changes import Action
+from tests.schedules import Keys, schedule_spec
 
 FULL = """
 schedules:
@@ -82,46 +74,39 @@ def schedules(text: str) -> list[ScheduleSpec]:
     return [declaration.spec for declaration in found.schedules]
 
 
-def timing(options: str) -> Timing:
-    (spec,) = schedules(f"schedules:\n  - {{name: a, task: t, {options}}}\n")
-    return spec.timing
-
-
 def test_every_key_has_its_place() -> None:
     (spec,) = schedules(FULL)
-    assert spec == ScheduleSpec(
+    assert spec == schedule_spec(
         name="acme/nightly-cleanup",
-        timing=Cron("H 2 * * *", "Europe/Berlin"),
-        job=Job(
-            task="acme.jobs.cleanup",
-            args=(1, "two"),
-            kwargs={"days": 30},
-            semantics=Semantics.TRANSACTIONAL,
-            timeout_s=5400.0,
-            retries=Retries(3, 10.0, 1.5, 300.0),
-            queue="reports",
-            priority=-5,
-            selector={"gpu": "yes"},
-        ),
-        jitter_s=90.0,
-        start_deadline_s=600.0,
+        cron=("H 2 * * *",),
+        zone="Europe/Berlin",
+        task="acme.jobs.cleanup",
+        args=[1, "two"],
+        kwargs={"days": 30},
+        semantics=Semantics.TRANSACTIONAL,
+        timeout=5400.0,
+        retries={"limit": 3, "first": 10.0, "factor": 1.5, "max": 300.0},
+        queue="reports",
+        priority=-5,
+        selector={"required": {"gpu": "yes"}},
+        jitter=90.0,
+        start_deadline=600.0,
         overlap=Overlap.BUFFER_ALL,
         buffer_max=7,
-        catch_up=CatchUp.ALL,
-        catch_up_window_s=172_800.0,
-        catch_up_max=9,
-        misfire_after_s=120.0,
+        catch_up={"policy": CatchUp.ALL, "window": 172_800.0, "max": 9},
+        misfire_after=120.0,
         resume=ResumePolicy.CATCH_UP,
         pause_on_failure=4,
         paused=True,
     )
-    assert [declaration.spec for declaration in read(FULL).queues] == [Queue("reports", 2.0, 10.0, 4)]
+    reports = Queue(name="reports", rate_per_s=2.0, burst=10.0, concurrency=4)
+    assert [declaration.spec for declaration in read(FULL).queues] == [reports]
 
 
 def test_what_is_left_out_has_its_default() -> None:
     (spec,) = schedules(EVERY)
-    assert spec == ScheduleSpec("a", Every(30.0), Job("t"))
-    assert plain_schedule(spec) == {"name": "a", "every": "30s", "task": "t"}
+    assert spec == schedule_spec("a", every=30.0, task="t")
+    assert spec.plain() == {"name": "a", "every": "30s", "task": "t"}
 
 
 def test_a_declaration_knows_its_line_and_whether_it_says_paused() -> None:
@@ -131,44 +116,50 @@ def test_a_declaration_knows_its_line_and_whether_it_says_paused() -> None:
 
 def test_a_word_stands_for_the_mapping_that_it_is_the_heart_of() -> None:
     (spec,) = schedules(EVERY.replace("30s", "30s, retries: 3, catch_up: skip"))
-    assert (spec.job.retries, spec.catch_up) == (Retries(limit=3), CatchUp.SKIP)
+    assert (spec.retries.limit, spec.catch_up.policy) == (3, CatchUp.SKIP)
 
 
 def test_none_lifts_a_limit() -> None:
-    (spec,) = schedules(
-        EVERY.replace("30s", "30s, timeout: none, start_deadline: none, pause_on_failure: none")
-    )
-    assert (spec.job.timeout_s, spec.start_deadline_s, spec.pause_on_failure) == (None, None, None)
-    assert plain_schedule(spec)["timeout"] == "none"
+    limits = "timeout: none, start_deadline: none, pause_on_failure: none"
+    (spec,) = schedules(EVERY.replace("30s", f"30s, {limits}"))
+    assert (spec.timeout, spec.start_deadline, spec.pause_on_failure) == (None, None, None)
+    assert spec.plain()["timeout"] == "none"
+
+
+QUARTER_PAST = datetime(2026, 1, 1, 0, 15, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        ("every: 30", Every(30.0)),
-        ("every: 0.5", Every(0.5)),
-        ("every: 1d", Every(86_400.0)),
-        ("every: 1h, anchor: '2026-01-01T00:15:00Z'", Every(3600.0, datetime(2026, 1, 1, 0, 15, tzinfo=UTC))),
+        ("every: 30", {"every": 30.0}),
+        ("every: 0.5", {"every": 0.5}),
+        ("every: 1d", {"every": 86_400.0}),
+        ("every: 1h, anchor: '2026-01-01T00:15:00Z'", {"every": 3600.0, "anchor": QUARTER_PAST}),
         (
-            "every: 1h, anchor: 2026-07-01T00:15, zone: Europe/Berlin",
-            Every(3600.0, datetime(2026, 6, 30, 22, 15, tzinfo=UTC)),
+            "every: 1h, anchor: 2026-01-01T01:15, zone: Europe/Berlin",
+            {"every": 3600.0, "anchor": QUARTER_PAST},
         ),
-        ("at: 2026-12-01T08:00", Once(datetime(2026, 12, 1, 8, tzinfo=UTC))),
-        ("at: 2026-12-01T08:00, zone: Europe/Berlin", Once(datetime(2026, 12, 1, 7, tzinfo=UTC))),
-        ("at: '2026-12-01T08:00:00-05:00', zone: Europe/Berlin", Once(datetime(2026, 12, 1, 13, tzinfo=UTC))),
-        ("cron: '@daily'", Cron("@daily")),
+        ("at: 2026-12-01T08:00", {"at": (datetime(2026, 12, 1, 8, tzinfo=UTC),)}),
+        ("at: 2026-12-01T08:00, zone: Europe/Berlin", {"at": (datetime(2026, 12, 1, 7, tzinfo=UTC),)}),
+        (
+            "at: '2026-12-01T08:00:00-05:00', zone: Europe/Berlin",
+            {"at": (datetime(2026, 12, 1, 13, tzinfo=UTC),)},
+        ),
+        ("cron: '@daily'", {"cron": ("@daily",)}),
         (
             "cron: [0 8 * * *, 30 17 * * FRI], zone: Europe/Berlin",
-            Cron(("0 8 * * *", "30 17 * * FRI"), "Europe/Berlin"),
+            {"cron": ("0 8 * * *", "30 17 * * FRI"), "zone": "Europe/Berlin"},
         ),
         (
             "at: [2026-12-01T08:00, 2027-01-01], zone: Europe/Berlin",
-            Once((datetime(2026, 12, 1, 7, tzinfo=UTC), datetime(2026, 12, 31, 23, tzinfo=UTC))),
+            {"at": (datetime(2026, 12, 1, 7, tzinfo=UTC), datetime(2026, 12, 31, 23, tzinfo=UTC))},
         ),
     ],
 )
-def test_timings(options: str, wanted: Timing) -> None:
-    assert timing(options) == wanted
+def test_timings(options: str, wanted: Keys) -> None:
+    (spec,) = schedules(f"schedules:\n  - {{name: a, task: t, {options}}}\n")
+    assert spec == schedule_spec("a", task="t", **wanted)
 
 
 BERLIN = {"zone": "Europe/Berlin"}
@@ -202,15 +193,15 @@ def test_what_bounds_a_schedule_is_read_and_written_alike(
     options: dict[str, Any], plain: dict[str, Any]
 ) -> None:
     keys = {"name": "a", "task": "t"} | options
-    spec = ScheduleEntry.valid(keys).spec
+    spec = ScheduleSpec.valid(keys)
     wanted = {key: value for key, value in (keys | plain).items() if value is not None}
-    assert plain_schedule(spec) == wanted
-    assert ScheduleEntry.valid(wanted).spec == spec
+    assert spec.plain() == wanted
+    assert ScheduleSpec.valid(wanted) == spec
 
 
 def test_what_is_wrong_with_bounds_has_the_names_of_the_manifest() -> None:
     keys = {"name": "a", "task": "t", "every": "1h", "start": "2027-01-01", "end": "2026-01-01"}
-    wrong = read_one(ScheduleEntry, keys | {"exclude": "24.12."})
+    wrong = read_one(ScheduleSpec, keys | {"exclude": "24.12."})
     assert isinstance(wrong, list)
     assert wrong[0] == ("end", "end: must be later than the start")
     assert wrong[1][1].startswith("exclude: '24.12.' is no date; write 2026-12-24")
@@ -304,13 +295,14 @@ def test_names_of_problems_are_those_of_the_manifest() -> None:
 # -- plans -------------------------------------------------------------------------------------------
 
 
+def there(name: str, **keys: Any) -> Schedule:
+    spec = schedule_spec(name, task="t", **keys)
+    return Schedule(1, spec, ScheduleState.ACTIVE, None, None, 1, None, None, 0, QUARTER_PAST, QUARTER_PAST)
+
+
 def test_a_plan_adds_changes_and_removes() -> None:
     declared = schedules(FULL) + schedules(EVERY)
-    there = {
-        "a": ScheduleSpec("a", Every(60.0), Job("t", kwargs={"days": {}})),
-        "z": ScheduleSpec("z", Every(60.0), Job("t")),
-    }
-    found = changes.plan_schedules(declared, there, keep_paused=(), prune=True)
+    found = changes.plan_schedules(declared, [there("a", kwargs={"days": {}}), there("z")], prune=True)
     assert [(c.action, c.name) for c in found.changes] == [
         (Action.ADD, "acme/nightly-cleanup"),
         (Action.CHANGE, "a"),
@@ -320,18 +312,18 @@ def test_a_plan_adds_changes_and_removes() -> None:
     assert options == [("every", "1m", "30s"), ("kwargs.days", {}, "(unset)")]
 
 
-def test_who_does_not_say_paused_keeps_what_there_is() -> None:
-    (declared,) = schedules(EVERY)
-    there = {"a": ScheduleSpec("a", Every(30.0), Job("t"), paused=True)}
-    assert changes.plan_schedules([declared], there, keep_paused={"a"}, prune=False).unchanged == 1
-    (change,) = changes.plan_schedules([declared], there, keep_paused=(), prune=False).changes
+def test_what_does_not_say_paused_keeps_what_there_is() -> None:
+    paused = there("a", every=30.0, paused=True)
+    assert changes.plan_schedules(schedules(EVERY), [paused], prune=False).unchanged == 1
+    runs = schedules(EVERY.replace("30s", "30s, paused: false"))
+    (change,) = changes.plan_schedules(runs, [paused], prune=False).changes
     assert [(o.option, o.before, o.after) for o in change.options] == [("paused", True, "(unset)")]
+    assert changes.plan_schedules(runs, [there("a", every=30.0)], prune=False).unchanged == 1
 
 
 def test_queues_are_planned_alike() -> None:
-    found = changes.plan_queues(
-        [Queue("a", 2.0), Queue("b", 1.0)], [Queue("a", 1.0), Queue("c", 1.0)], prune=True
-    )
+    declared = [Queue(name="a", rate_per_s=2.0), Queue(name="b", rate_per_s=1.0)]
+    found = changes.plan_queues(declared, [Queue(name=name, rate_per_s=1.0) for name in "ac"], prune=True)
     assert [(c.action, c.name) for c in found.changes] == [
         (Action.CHANGE, "a"),
         (Action.ADD, "b"),
@@ -359,57 +351,52 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
     max_leaves=6,
 )
-timings = (
-    st.builds(
-        Cron,
-        st.sampled_from(["@daily", "H 2 * * *", ("0 8 * * MON", "@hourly")]),
-        st.sampled_from(["UTC", "Europe/Berlin"]),
-    )
-    | st.builds(Every, limits, st.none() | moments)
-    | st.builds(Once, moments)
+expressions = st.sampled_from([("@daily",), ("H 2 * * *",), ("0 8 * * MON", "@hourly")])
+timings: st.SearchStrategy[Keys] = (
+    st.builds(dict, cron=expressions, zone=st.sampled_from(["UTC", "Europe/Berlin"]))
+    | st.builds(dict, every=limits, anchor=st.none() | moments)
+    | st.builds(dict, at=st.tuples(moments))
 )
-jobs = st.builds(
-    Job,
+retries: st.SearchStrategy[Keys] = st.builds(
+    dict, limit=st.integers(0, 9), first=seconds, factor=st.floats(1, 100), max=seconds
+)
+catch_up: st.SearchStrategy[Keys] = st.builds(
+    dict, policy=st.sampled_from(CatchUp), window=seconds, max=st.integers(1, 10_000)
+)
+others: st.SearchStrategy[Keys] = st.builds(
+    dict,
     task=names,
-    args=st.lists(values, max_size=3).map(tuple),
+    args=st.lists(values, max_size=3),
     kwargs=st.dictionaries(keys, values, max_size=3),
     semantics=st.sampled_from(Semantics),
-    timeout_s=st.none() | limits,
-    retries=st.builds(Retries, st.integers(0, 9), seconds, st.floats(1, 100), seconds),
+    timeout=st.none() | limits,
+    retries=retries,
     queue=names,
     priority=st.integers(-100, 100),
-)
-specs = st.builds(
-    ScheduleSpec,
-    name=names,
-    timing=timings,
-    job=jobs,
-    jitter_s=seconds,
-    start_deadline_s=st.none() | limits,
+    jitter=seconds,
+    start_deadline=st.none() | limits,
     overlap=st.sampled_from(Overlap),
     buffer_max=st.integers(1, 10_000),
-    catch_up=st.sampled_from(CatchUp),
-    catch_up_window_s=seconds,
-    catch_up_max=st.integers(1, 10_000),
-    misfire_after_s=seconds,
+    catch_up=catch_up,
+    misfire_after=seconds,
     resume=st.sampled_from(ResumePolicy),
     pause_on_failure=st.none() | st.integers(1, 10**6),
-    paused=st.booleans(),
-    end_at=st.none() | moments,
+    paused=st.none() | st.booleans(),
+    end=st.none() | moments,
 )
+specs = st.builds(lambda name, timing, other: schedule_spec(name, **timing, **other), names, timings, others)
 queues = st.builds(
     Queue,
-    st.from_regex(r"[a-z/]{1,9}", fullmatch=True),
-    st.floats(0.001, 1e6),
-    st.floats(1, 1e6),
-    st.none() | st.integers(1, 99),
+    name=st.from_regex(r"[a-z/]{1,9}", fullmatch=True),
+    rate_per_s=st.floats(0.001, 1e6),
+    burst=st.floats(1, 1e6),
+    concurrency=st.none() | st.integers(1, 99),
 )
 
 
 @given(spec=specs, queue=queues)
 def test_what_is_dumped_reads_back_alike(spec: ScheduleSpec, queue: Queue) -> None:
-    lists = {"schedules": [plain_schedule(spec)], "queues": [plain_queue(queue)]}
-    found = reader.join([read(documents.dump(lists))])
+    found = reader.join([read(documents.dump({"schedules": [spec.plain()], "queues": [queue.plain()]}))])
     assert found.problems == ()
     assert [d.spec for d in found.schedules] == [spec]
     assert [d.spec for d in found.queues] == [queue]
@@ -417,24 +404,4 @@ def test_what_is_dumped_reads_back_alike(spec: ScheduleSpec, queue: Queue) -> No
 
 @given(spec=specs)
 def test_what_is_stored_reads_back_alike(spec: ScheduleSpec) -> None:
-    assert spec_from_json(**stored(spec)) == spec
-
-
-@given(before=specs, after=specs)
-def test_two_that_differ_have_a_difference_to_show(before: ScheduleSpec, after: ScheduleSpec) -> None:
-    shown = changes.plain_difference(plain_schedule(before), plain_schedule(after))
-    assert bool(shown) or before == after
-    assert changes.plain_difference(plain_schedule(after), plain_schedule(after)) == ()
-
-
-@given(st.dictionaries(st.sampled_from([*ScheduleEntry.model_fields, "x"]), values, max_size=8))
-def test_nothing_makes_the_reader_raise(keys: dict[str, object]) -> None:
-    assert isinstance(read_one(ScheduleEntry, keys), list | ScheduleEntry)
-
-
-@given(st.floats(0, 1e18, allow_nan=False) | st.integers(0, 10**17).map(float))
-def test_a_duration_is_written_exactly(number: float) -> None:
-    said = exact_duration(number)
-    read_back = parse_duration(said) if isinstance(said, str) else said
-    assert read_back == number
-    assert isfinite(read_back)
+    assert ScheduleSpec.from_json(spec.to_json()) == spec

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from feedq.celery import once
 from feedq.celery.once import EARLY_MAX_S, EARLY_SHARE, OnceCelery, prepare, tick_of
-from feedq.core.schedule.model import Job
+from feedq.core.schedule.spec import ScheduleSpec
 from feedq.errors import InvalidInput, Unavailable
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -116,7 +116,7 @@ class Ticks:
 
     def __init__(self) -> None:
         self.time = at("04:00:00")
-        self.enqueued: list[tuple[str, str, datetime, Job]] = []
+        self.enqueued: list[tuple[str, datetime, ScheduleSpec]] = []
         self.failures = 0
         self.jobs = self.schedules = self
 
@@ -126,8 +126,8 @@ class Ticks:
             raise Unavailable("for the test")
         return self.time
 
-    def once(self, entry: str, key: str, tick_at: datetime, job: Job) -> bool:
-        self.enqueued.append((entry, key, tick_at, job))
+    def once(self, job: ScheduleSpec, key: str, tick_at: datetime) -> bool:
+        self.enqueued.append((key, tick_at, job))
         return True
 
 
@@ -156,8 +156,8 @@ def test_celerys_own_scheduler_enqueues_instead_of_sending(ticks: Ticks, is_regi
             raise AssertionError("it is not called here")
 
     beat.apply_async(beat.schedule["close"])
-    ((name, key, tick_at, job),) = ticks.enqueued
-    assert (name, key, tick_at) == ("close", "2026-11-22T04:00:00Z", at("04:00:00"))
+    ((key, tick_at, job),) = ticks.enqueued
+    assert (job.name, key, tick_at) == ("beat:close", "2026-11-22T04:00:00Z", at("04:00:00"))
     assert (job.task, list(job.args), dict(job.kwargs)) == ("acme.close", [2026], {"dry": True})
 
 

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 from datetime import UTC, datetime
+from math import inf, nan
 from typing import Any
 
 import pytest
 
-from feedq.core.schedule.arguments import names_secret
-from feedq.core.schedule.entries import ScheduleEntry, job_problems, plain_schedule
-from feedq.core.schedule.model import Beat, Cron, Every, Job, Once, Overlap, Retries, ScheduleSpec, Timing
+from feedq.core.schedule.spec import Overlap, Queue, ScheduleSpec, checked_job, names_secret
 from feedq.core.values import DURATION_MAX_S, NAME_MAX, read
 from feedq.core.values import JSON_DEPTH_MAX as DEPTH_MAX
 from feedq.core.values import JSON_SIZE_MAX as SIZE_MAX
 from feedq.errors import InvalidInput
+from tests.schedules import schedule_spec
 
-BARE = ScheduleSpec("report", Every(30.0), Job("shop.report"))
 SECRET = "hunter2"
 
 
 def problems(spec: ScheduleSpec) -> list[str]:
-    found = read(ScheduleEntry, plain_schedule(spec))
+    found = read(ScheduleSpec, spec.plain())
     return [what for _, what in found] if isinstance(found, list) else []
-
-
-def timed(timing: Timing) -> ScheduleSpec:
-    return replace(BARE, timing=timing)
-
-
-def job(**options: Any) -> ScheduleSpec:
-    return replace(BARE, job=Job(**({"task": "shop.report"} | options)))
 
 
 def deep(levels: int) -> Any:
@@ -49,99 +40,107 @@ def endless() -> list[Any]:
 @pytest.mark.parametrize(
     "spec",
     [
-        BARE,
-        replace(BARE, name="shop/report:täglich", jitter_s=DURATION_MAX_S, buffer_max=5),
-        replace(BARE, name="x" * NAME_MAX, start_deadline_s=0.5, catch_up_window_s=0, misfire_after_s=0),
-        replace(BARE, overlap=Overlap.BUFFER_ALL, buffer_max=10_000, catch_up_max=10_000, pause_on_failure=1),
-        timed(Cron("H 2 * * MON-FRI", "Europe/Berlin")),
-        timed(Cron("@daily", "America/Argentina/Buenos_Aires")),
-        timed(Cron("@daily", "Etc/GMT+5")),
-        timed(Every(0.1)),
-        timed(Every(DURATION_MAX_S, datetime(2026, 1, 1, tzinfo=UTC))),
-        timed(Once(datetime(2026, 1, 1, tzinfo=UTC))),
-        job(args=[1, 2.5, None, True, "text", [], {}], kwargs={"a": {"b": ["c"]}}),
-        job(args=("x" * (SIZE_MAX - 2),), kwargs={"deep": deep(DEPTH_MAX - 1)}),
-        job(kwargs={"password": "${DB_PASSWORD}", "token": None, "secret": "", "use_password": False}),
-        job(kwargs={"url": "https://reader:${PASSWORD}@example.org/a", "monkey": 1, "max_tokens": 5}),
-        job(kwargs={"text": "mail me@example.org at 10:30, see http://example.org:80/a@b"}),
-        job(timeout_s=None, priority=-100, retries=Retries(1000, 0, 1, 0)),
+        schedule_spec(),
+        schedule_spec(name="shop/report:täglich", jitter=DURATION_MAX_S, buffer_max=5),
+        schedule_spec(name="x" * NAME_MAX, start_deadline=0.5, misfire_after=0, catch_up={"window": 0}),
+        schedule_spec(
+            overlap=Overlap.BUFFER_ALL, buffer_max=10_000, pause_on_failure=1, catch_up={"max": 10_000}
+        ),
+        schedule_spec(cron=("H 2 * * MON-FRI",), zone="Europe/Berlin"),
+        schedule_spec(cron=("@daily",), zone="America/Argentina/Buenos_Aires"),
+        schedule_spec(cron=("@daily",), zone="Etc/GMT+5"),
+        schedule_spec(every=0.1),
+        schedule_spec(every=DURATION_MAX_S, anchor=datetime(2026, 1, 1, tzinfo=UTC)),
+        schedule_spec(at=(datetime(2026, 1, 1, tzinfo=UTC),)),
+        schedule_spec(args=[1, 2.5, None, True, "text", [], {}], kwargs={"a": {"b": ["c"]}}),
+        schedule_spec(args=["x" * (SIZE_MAX - 2)], kwargs={"deep": deep(DEPTH_MAX - 1)}),
+        schedule_spec(
+            kwargs={"password": "${DB_PASSWORD}", "token": None, "secret": "", "use_password": False}
+        ),
+        schedule_spec(
+            kwargs={"url": "https://reader:${PASSWORD}@example.org/a", "monkey": 1, "max_tokens": 5}
+        ),
+        schedule_spec(kwargs={"text": "mail me@example.org at 10:30, see http://example.org:80/a@b"}),
+        schedule_spec(
+            timeout=None, priority=-100, retries={"limit": 1000, "first": 0, "factor": 1, "max": 0}
+        ),
     ],
 )
 def test_what_can_be_right_is_accepted(spec: ScheduleSpec) -> None:
     assert problems(spec) == []
-    assert ScheduleEntry.valid(plain_schedule(spec)).spec == as_read(spec)
-    assert job_problems(spec.job) == []
-
-
-def as_read(spec: ScheduleSpec) -> ScheduleSpec:
-    return replace(spec, job=replace(spec.job, args=tuple(spec.job.args)))
+    assert ScheduleSpec.valid(spec.plain()) == spec
+    assert ScheduleSpec.from_json(spec.to_json()) == spec
+    assert checked_job(spec) == spec
 
 
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        (replace(BARE, name=""), "name: must not be empty"),
-        (replace(BARE, name="a b"), "name: must be printable, without spaces, and must not begin with '-'"),
-        (replace(BARE, name="a\x07"), "name: must be printable"),
-        (replace(BARE, name="x" * 201), "name: has 201 characters; at most 200 are allowed"),
-        (replace(BARE, name="beat:nightly"), "name: beat:… is for entries of beat_schedule.py"),
-        (timed(Beat()), "one of cron, every and at: is missing"),
-        (timed(Cron("0 25 * * *")), "cron: the hour '25' is wrong: write 0 to 23"),
-        (timed(Cron("0 0 30 2 *")), "cron: never fires"),
-        (timed(Cron("@daily", "Europe/Berln")), "zone: 'Europe/Berln' is no time zone such as"),
-        (timed(Cron("@daily", "europe/berlin")), "did you mean Europe/Berlin"),
-        (timed(Cron("@daily", "Berlin")), "Europe/Berlin"),
-        (timed(Cron("@daily", "../etc/passwd")), "zone: '../etc/passwd' is no time zone"),
-        (timed(Cron("@daily", "/etc/localtime")), "zone: '/etc/localtime' is no time zone"),
-        (timed(Cron("@daily", "UTC\0")), "is no time zone"),
-        (timed(Cron("@daily", "x" * 10_000)), "is no time zone"),
-        (timed(Every(0.05)), "every: must be a number of seconds from 0.1 to 316224000"),
-        (timed(Every(DURATION_MAX_S * 1.001)), "every: must be a number of seconds from 0.1"),
-        (timed(Every(float("nan"))), "every: must be a number of seconds from 0.1"),
-        (timed(Once(datetime(3000, 1, 1, tzinfo=UTC))), "at: must lie in the years 1970 to 2999"),
-        (replace(BARE, jitter_s=-1), "jitter: -1 is negative; a duration must be positive"),
-        (replace(BARE, jitter_s=float("inf")), "jitter: must be a number of seconds from 0"),
+        (schedule_spec(name=""), "name: must not be empty"),
+        (schedule_spec(name="a b"), "name: must be printable, without spaces, and must not begin with '-'"),
+        (schedule_spec(name="a\x07"), "name: must be printable"),
+        (schedule_spec(name="x" * 201), "name: has 201 characters; at most 200 are allowed"),
+        (schedule_spec(name="beat:nightly"), "name: beat:… is for entries of beat_schedule.py"),
+        (schedule_spec(at=()), "one of cron, every and at: is missing"),
+        (schedule_spec(cron=("0 25 * * *",)), "cron: the hour '25' is wrong: write 0 to 23"),
+        (schedule_spec(cron=("0 0 30 2 *",)), "cron: never fires"),
         (
-            replace(BARE, start_deadline_s=0),
+            schedule_spec(cron=("@daily",), zone="Europe/Berln"),
+            "zone: 'Europe/Berln' is no time zone such as",
+        ),
+        (schedule_spec(cron=("@daily",), zone="europe/berlin"), "did you mean Europe/Berlin"),
+        (schedule_spec(cron=("@daily",), zone="Berlin"), "Europe/Berlin"),
+        (schedule_spec(cron=("@daily",), zone="../etc/passwd"), "zone: '../etc/passwd' is no time zone"),
+        (schedule_spec(cron=("@daily",), zone="/etc/localtime"), "zone: '/etc/localtime' is no time zone"),
+        (schedule_spec(cron=("@daily",), zone="UTC\0"), "is no time zone"),
+        (schedule_spec(cron=("@daily",), zone="x" * 10_000), "is no time zone"),
+        (schedule_spec(every=0.05), "every: must be a number of seconds from 0.1 to 316224000"),
+        (schedule_spec(every=DURATION_MAX_S * 1.001), "every: must be a number of seconds from 0.1"),
+        (schedule_spec(every=float("nan")), "every: must be a number of seconds from 0.1"),
+        (schedule_spec(at=(datetime(3000, 1, 1, tzinfo=UTC),)), "at: must lie in the years 1970 to 2999"),
+        (schedule_spec(jitter=-1), "jitter: -1 is negative; a duration must be positive"),
+        (schedule_spec(jitter=float("inf")), "jitter: must be a number of seconds from 0"),
+        (
+            schedule_spec(start_deadline=0),
             "start_deadline: must be a number of seconds from 0.001 to 316224000, or none",
         ),
-        (replace(BARE, buffer_max=0), "buffer_max: must be a whole number from 1 to 10000"),
-        (replace(BARE, buffer_max=True), "buffer_max: must be a whole number"),
-        (replace(BARE, catch_up_max=10**500), "catch_up.max: must be a whole number from 1 to 10000"),
-        (replace(BARE, catch_up_window_s=-0.1), "catch_up.window: -0.1 is negative; a duration must"),
-        (replace(BARE, pause_on_failure=0), "pause_on_failure: must be a whole number from 1"),
-        (job(task=""), "task: must not be empty"),
-        (job(priority=101), "priority: must be a whole number from -100 to 100"),
-        (job(timeout_s=0), "timeout: must be a number of seconds from 0.001"),
-        (job(retries=Retries(limit=-1)), "retries.limit: must be a whole number from 0 to 1000"),
-        (job(retries=Retries(first_s=-1)), "retries.first: -1 is negative"),
-        (job(retries=Retries(factor=0.5)), "retries.factor: must be a number from 1 to 100"),
-        (job(retries=Retries(max_s=float("nan"))), "retries.max: must be a number of seconds from 0"),
-        (job(kwargs=[]), "kwargs: must be a mapping"),
-        (job(args=[float("nan")]), "args.0: must be a finite number"),
-        (job(args=[2**70]), "args.0: is an integer beyond 64 bits"),
-        (job(args=[datetime(2026, 1, 1, tzinfo=UTC)]), "args.0: datetime is not a JSON value"),
-        (job(args=["a\0b"]), "args.0: must not contain the NUL character"),
-        (job(kwargs={"a\0": 1}), "must not contain the NUL character"),
-        (job(kwargs={"a": "\ud800"}), "kwargs.a: contains half of a surrogate pair"),
-        (job(kwargs={"a": {5: 1}}), "kwargs.a: the key 5 must be a string"),
-        (job(kwargs={"a": "x" * SIZE_MAX}), "kwargs: too large; at most 65536"),
-        (job(kwargs={"x" * 60_000: list(range(5_000)), "y": 2**70}), "kwargs.y: is an integer"),
-        (job(args=[deep(DEPTH_MAX)]), "args: nested more than 32 deep"),
-        (job(args=endless()), "args: nested more than 32 deep"),
+        (schedule_spec(buffer_max=0), "buffer_max: must be a whole number from 1 to 10000"),
+        (schedule_spec(buffer_max=True), "buffer_max: must be a whole number"),
+        (schedule_spec(catch_up={"max": 10**500}), "catch_up.max: must be a whole number from 1 to 10000"),
+        (schedule_spec(catch_up={"window": -0.1}), "catch_up.window: -0.1 is negative; a duration must"),
+        (schedule_spec(pause_on_failure=0), "pause_on_failure: must be a whole number from 1"),
+        (schedule_spec(task=""), "task: must not be empty"),
+        (schedule_spec(priority=101), "priority: must be a whole number from -100 to 100"),
+        (schedule_spec(timeout=0), "timeout: must be a number of seconds from 0.001"),
+        (schedule_spec(retries={"limit": -1}), "retries.limit: must be a whole number from 0 to 1000"),
+        (schedule_spec(retries={"first": -1}), "retries.first: -1 is negative"),
+        (schedule_spec(retries={"factor": 0.5}), "retries.factor: must be a number from 1 to 100"),
+        (schedule_spec(retries={"max": float("nan")}), "retries.max: must be a number of seconds from 0"),
+        (schedule_spec(kwargs=[]), "kwargs: must be a mapping"),
+        (schedule_spec(args=[float("nan")]), "args.0: must be a finite number"),
+        (schedule_spec(args=[2**70]), "args.0: is an integer beyond 64 bits"),
+        (schedule_spec(args=[datetime(2026, 1, 1, tzinfo=UTC)]), "args.0: datetime is not a JSON value"),
+        (schedule_spec(args=["a\0b"]), "args.0: must not contain the NUL character"),
+        (schedule_spec(kwargs={"a\0": 1}), "must not contain the NUL character"),
+        (schedule_spec(kwargs={"a": "\ud800"}), "kwargs.a: contains half of a surrogate pair"),
+        (schedule_spec(kwargs={"a": {5: 1}}), "kwargs.a: the key 5 must be a string"),
+        (schedule_spec(kwargs={"a": "x" * SIZE_MAX}), "kwargs: too large; at most 65536"),
+        (schedule_spec(kwargs={"x" * 60_000: list(range(5_000)), "y": 2**70}), "kwargs.y: is an integer"),
+        (schedule_spec(args=[deep(DEPTH_MAX)]), "args: nested more than 32 deep"),
+        (schedule_spec(args=endless()), "args: nested more than 32 deep"),
         (
-            job(kwargs={"password": SECRET}),
+            schedule_spec(kwargs={"password": SECRET}),
             "kwargs.password: would be stored and shown as it stands; write a",
         ),
-        (job(kwargs={"db": {"apiKey": SECRET}}), "kwargs.db.apiKey: would be stored"),
-        (job(args=[{"X-Auth-Token": SECRET}]), "args.0.X-Auth-Token: would be stored"),
+        (schedule_spec(kwargs={"db": {"apiKey": SECRET}}), "kwargs.db.apiKey: would be stored"),
+        (schedule_spec(args=[{"X-Auth-Token": SECRET}]), "args.0.X-Auth-Token: would be stored"),
         (
-            job(kwargs={"credentials": {"user": "me", "word": [SECRET]}}),
+            schedule_spec(kwargs={"credentials": {"user": "me", "word": [SECRET]}}),
             "kwargs.credentials.word.0: would be",
         ),
-        (job(kwargs={"password": f"{SECRET}${{NAME}}"}), "kwargs.password: would be stored"),
+        (schedule_spec(kwargs={"password": f"{SECRET}${{NAME}}"}), "kwargs.password: would be stored"),
         (
-            job(kwargs={"url": f"https://reader:{SECRET}@example.org"}),
+            schedule_spec(kwargs={"url": f"https://reader:{SECRET}@example.org"}),
             "kwargs.url: holds a password in a URL",
         ),
     ],
@@ -151,7 +150,7 @@ def test_what_cannot_be_right_is_refused_by_option(spec: ScheduleSpec, complaint
     assert [problem for problem in found if complaint in problem], found
     assert all(SECRET not in problem for problem in found)
     with pytest.raises(InvalidInput, match="schedule ") as refused:
-        ScheduleEntry.valid(plain_schedule(spec))
+        ScheduleSpec.valid(spec.plain())
     assert all(problem in str(refused.value) for problem in found)
 
 
@@ -159,13 +158,13 @@ def test_what_cannot_be_right_is_refused_by_option(spec: ScheduleSpec, complaint
     10
 )  # with each name looked through for each value it would take minutes; this is a moment
 def test_long_names_over_many_values_cost_neither_time_nor_memory() -> None:
-    found = problems(job(kwargs={"x" * 60_000: [2**70] * 5_000}))
+    found = problems(schedule_spec(kwargs={"x" * 60_000: [2**70] * 5_000}))
     assert len(found) == 5_000
     assert sum(map(len, found)) < 2_000_000
 
 
 def test_everything_that_is_wrong_is_named_at_once() -> None:
-    spec = ScheduleSpec("a b", Cron("0 25 * * *", "Nowhere"), Job("", priority=999), jitter_s=-1)
+    spec = schedule_spec("a b", cron=("0 25 * * *",), zone="Nowhere", task="", priority=999, jitter=-1)
     options = [problem.partition(":")[0] for problem in problems(spec)]
     assert options == ["name", "task", "zone", "cron", "priority", "jitter"]
 
@@ -192,3 +191,63 @@ def test_everything_that_is_wrong_is_named_at_once() -> None:
 )
 def test_secrets_are_known_by_their_names(name: str, is_secret: bool) -> None:
     assert names_secret(name) is is_secret
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        *({"name": name} for name in ("", " mail", "a\nb")),
+        *({"rate_per_s": rate} for rate in (0.0, -1.0, nan, inf)),
+        *({"burst": burst} for burst in (0.5, nan)),
+        *({"concurrency": most} for most in (0, 2**31)),
+    ],
+    ids=str,
+)
+def test_limits_of_a_queue_that_cannot_be_right_are_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(keys))):
+        Queue.valid({"name": "mail", "concurrency": 1} | keys)
+
+
+# -- as it is stored ---------------------------------------------------------------------------------
+
+
+def test_what_is_as_by_default_is_not_stored() -> None:
+    assert schedule_spec("a").to_json() == '{"name":"a","task":"tasks.report","every":60.0}'
+    changed = schedule_spec("a", retries={"limit": 2}, timeout=90.0, selector={"required": {"gpu": "yes"}})
+    assert json.loads(changed.to_json()) == {
+        "name": "a",
+        "task": "tasks.report",
+        "every": 60.0,
+        "timeout": 90.0,
+        "retries": {"limit": 2},
+        "selector": {"required": {"gpu": "yes"}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"task": None}, "task: is missing"),
+        ({"warp": 9}, "unknown key 'warp'; known are name, task, "),
+        ({"retries": {"warp": 3}}, "retries: unknown key 'warp'"),
+        ({"every": "soon"}, "every: 'soon' is no duration"),
+        ({"at": "tomorrow"}, "at: 'tomorrow' is no time"),
+        ({"args": "abc"}, "args: must be a list"),
+        ({"kwargs": []}, "kwargs: must be a mapping"),
+        ({"priority": 1.5}, "priority: must be a whole number"),
+        ({"paused": "yes"}, "paused: must be true or false"),
+        ({"overlap": "never"}, "overlap: must be one of skip, buffer_one"),
+    ],
+)
+def test_what_another_release_has_stored_is_refused_by_key(keys: dict[str, Any], complaint: str) -> None:
+    stored = {"name": "a", "task": "t", "every": 60.0} | keys
+    with pytest.raises(InvalidInput) as refused:
+        ScheduleSpec.from_json(json.dumps(stored))
+    assert str(refused.value).startswith(complaint)
+
+
+def test_a_rule_that_has_changed_since_does_not_hide_what_is_stored() -> None:
+    """Nor is it worth the time when a page of schedules is read; firing says what is wrong with one."""
+    keys = {"cron": "0 25 * * *", "exclude": "24.12.", "kwargs": {"password": SECRET}}
+    stored = {"name": "a", "task": "t"} | keys
+    assert ScheduleSpec.from_json(json.dumps(stored)).kwargs == {"password": SECRET}

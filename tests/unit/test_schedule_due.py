@@ -13,22 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedq.core.schedule.model import (
-    CatchUp,
-    Cron,
-    Every,
-    Exclusion,
-    Job,
-    Once,
-    Overlap,
-    ResumePolicy,
-    RunState,
-    Schedule,
-    ScheduleSpec,
-    ScheduleState,
-    Timing,
-)
+from feedq.core.schedule.model import RunState, Schedule, ScheduleState
 from feedq.core.schedule.outcome import FIRST_STATES
+from feedq.core.schedule.spec import CatchUp, Overlap, ResumePolicy
 from feedq.core.schedule.ticks import (
     DueRun,
     Firing,
@@ -40,6 +27,7 @@ from feedq.core.schedule.ticks import (
     resumed,
     ticks_after,
 )
+from tests.schedules import Keys, schedule_spec
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -52,9 +40,9 @@ LATE = RunState.MISSED_DEADLINE
 CANCELLED = RunState.CANCELLED
 
 
-def scheduled(timing: Timing | None = None, *, since: datetime = BEGIN, **policy: Any) -> Schedule:
+def scheduled(timing: Keys | None = None, *, since: datetime = BEGIN, **policy: Any) -> Schedule:
     """With its watermark at the first tick from ``since`` on."""
-    spec = ScheduleSpec("report", timing or Every(60), Job("shop.report"), **policy)
+    spec = schedule_spec("report", **timing or {}, **policy)
     schedule = Schedule(
         id=7,
         spec=spec,
@@ -90,7 +78,7 @@ def test_nothing_is_due_before_its_time() -> None:
 
 
 def test_a_tick_becomes_a_run_that_waits() -> None:
-    schedule = scheduled(start_deadline_s=30)
+    schedule = scheduled(start_deadline=30)
     firing = fire(schedule, now=BEGIN, unfinished=NOTHING)
     run = DueRun(BEGIN, 1, None, BEGIN, WAITING, None, BEGIN + timedelta(seconds=30))
     assert firing == Firing([run], False, BEGIN + MINUTE, BEGIN + MINUTE, False)
@@ -98,7 +86,7 @@ def test_a_tick_becomes_a_run_that_waits() -> None:
 
 
 def test_a_run_is_due_when_its_tick_fires_and_not_earlier() -> None:
-    schedule = scheduled(jitter_s=60, misfire_after_s=300)
+    schedule = scheduled(jitter=60, misfire_after=300)
     assert schedule.next_fire_at is not None
     assert schedule.next_fire_at > BEGIN
     early = fire(schedule, now=schedule.next_fire_at - timedelta(microseconds=1), unfinished=NOTHING)
@@ -132,7 +120,7 @@ def test_a_run_is_due_when_its_tick_fires_and_not_earlier() -> None:
 def test_the_overlap_policy_judges_ticks_one_after_the_other(
     overlap: Overlap, waiting: int, running: int, states: list[RunState]
 ) -> None:
-    schedule = scheduled(Every(20), overlap=overlap, buffer_max=2)
+    schedule = scheduled({"every": 20}, overlap=overlap, buffer_max=2)
     firing = fire(schedule, now=BEGIN + timedelta(seconds=40), unfinished=Unfinished(waiting, running))
     assert [run.state for run in firing.runs for _ in range(run.ticks)] == states
     assert firing.cancel_others == (overlap is Overlap.CANCEL_OTHER)
@@ -140,7 +128,7 @@ def test_the_overlap_policy_judges_ticks_one_after_the_other(
 
 
 def test_ticks_left_out_in_a_row_for_the_same_reason_are_one_row_that_counts_them() -> None:
-    schedule = scheduled(Every(10), start_deadline_s=15)
+    schedule = scheduled({"every": 10}, start_deadline=15)
     firing = fire(schedule, now=BEGIN + timedelta(seconds=54), unfinished=Unfinished(0, 1))
     late, skipped = firing.runs
     assert (late.state, late.tick_at, late.ticks) == (LATE, BEGIN, 4)
@@ -150,7 +138,7 @@ def test_ticks_left_out_in_a_row_for_the_same_reason_are_one_row_that_counts_the
 
 
 def test_a_look_without_a_new_run_cancels_nothing() -> None:
-    schedule = scheduled(overlap=Overlap.CANCEL_OTHER, start_deadline_s=1)
+    schedule = scheduled(overlap=Overlap.CANCEL_OTHER, start_deadline=1)
     firing = fire(schedule, now=BEGIN + timedelta(seconds=30), unfinished=Unfinished(0, 1))
     assert [run.state for run in firing.runs] == [LATE]
     assert not firing.cancel_others
@@ -163,7 +151,7 @@ FIVE_LATE = BEGIN + 5 * MINUTE + timedelta(seconds=30)
 
 
 def test_what_is_made_up_for_is_due_now_and_its_start_deadline_counts_from_now() -> None:
-    schedule = scheduled(start_deadline_s=10)
+    schedule = scheduled(start_deadline=10)
     firing = fire(schedule, now=BEGIN + timedelta(seconds=61), unfinished=Unfinished(1, 1))
     made_up = firing.runs[0]
     assert (made_up.tick_at, made_up.state) == (BEGIN, WAITING)
@@ -172,12 +160,12 @@ def test_what_is_made_up_for_is_due_now_and_its_start_deadline_counts_from_now()
 
 
 @pytest.mark.parametrize("dates", [(), ("2026-01-01",), ("2026-01-02", "2026-01-03")])
-@pytest.mark.parametrize("timing", [Every(600), Cron("*/10 * * * *")])
+@pytest.mark.parametrize("timing", [{"every": 600}, {"cron": ("*/10 * * * *",)}])
 def test_what_is_missed_has_no_tick_that_is_left_out_or_from_the_end_on(
-    timing: Timing, dates: tuple[str, ...]
+    timing: Keys, dates: tuple[str, ...]
 ) -> None:
     end = BEGIN + timedelta(days=3, hours=12, minutes=5)
-    schedule = scheduled(timing, exclude=Exclusion(dates), end_at=end, catch_up=CatchUp.ALL, catch_up_max=3)
+    schedule = scheduled(timing, exclude=dates, end=end, catch_up={"policy": CatchUp.ALL, "max": 3})
     expected = list(ticks_after(schedule.spec, after=BEGIN - timedelta(microseconds=1)))
     assert len(expected) == 505 - 144 * len(dates)
     firing = fire(schedule, now=BEGIN + timedelta(days=3, hours=13), unfinished=NOTHING)
@@ -196,7 +184,7 @@ def test_what_is_missed_has_no_tick_that_is_left_out_or_from_the_end_on(
 
 @pytest.mark.parametrize("catch_up", CatchUp)
 def test_a_million_missed_ticks_of_an_interval_are_one_look(catch_up: CatchUp) -> None:
-    schedule = scheduled(Every(1), catch_up=catch_up, catch_up_max=10, misfire_after_s=5)
+    schedule = scheduled({"every": 1}, misfire_after=5, catch_up={"policy": catch_up, "max": 10})
     begun = perf_counter()
     firing = fire(schedule, now=BEGIN + timedelta(seconds=1_000_005), unfinished=NOTHING)
     assert perf_counter() - begun < 5
@@ -210,7 +198,9 @@ def test_a_million_missed_ticks_of_an_interval_are_one_look(catch_up: CatchUp) -
 
 @pytest.mark.parametrize("window_s", [86_400, 86_400 * 30], ids=["window", "no window"])
 def test_a_look_at_many_missed_ticks_of_cron_is_bounded(window_s: float) -> None:
-    schedule = scheduled(Cron("* * * * *"), catch_up=CatchUp.ALL, catch_up_max=50, catch_up_window_s=window_s)
+    schedule = scheduled(
+        {"cron": ("* * * * *",)}, catch_up={"policy": CatchUp.ALL, "max": 50, "window": window_s}
+    )
     looks = list(looked(schedule, now=BEGIN + timedelta(days=20), limit=5_000))
     assert [firing.more for firing in looks] == [True] * 5 + [False]
     assert [len(firing.runs) for firing in looks[:-1]] == [1] * 5
@@ -255,9 +245,9 @@ def naive(schedule: Schedule, *, now: datetime) -> list[Decided]:
         tick: fire_time(spec, schedule_id=schedule.id, tick=tick) for tick in takewhile(now.__ge__, ticks)
     }
     due = [tick for tick, fires_at in fires.items() if fires_at <= now]
-    misfires = [tick for tick in due if now - fires[tick] > timedelta(seconds=spec.misfire_after_s)]
-    recent = [tick for tick in misfires if now - tick <= timedelta(seconds=spec.catch_up_window_s)]
-    keep = {CatchUp.SKIP: 0, CatchUp.LATEST: 1, CatchUp.ALL: spec.catch_up_max}[spec.catch_up]
+    misfires = [tick for tick in due if now - fires[tick] > timedelta(seconds=spec.misfire_after)]
+    recent = [tick for tick in misfires if now - tick <= timedelta(seconds=spec.catch_up.window)]
+    keep = {CatchUp.SKIP: 0, CatchUp.LATEST: 1, CatchUp.ALL: spec.catch_up.max}[spec.catch_up.policy]
     if spec.overlap is Overlap.CANCEL_OTHER:
         keep = min(keep, 1)
     made_up = recent[max(len(recent) - keep, 0) :]
@@ -269,7 +259,7 @@ def naive(schedule: Schedule, *, now: datetime) -> list[Decided]:
             Overlap.BUFFER_ONE: len(waiting) > 0,
             Overlap.BUFFER_ALL: len(waiting) >= spec.buffer_max,
         }.get(spec.overlap, False)
-        deadline_s = spec.start_deadline_s
+        deadline_s = spec.start_deadline
         if tick in misfires and tick not in made_up:
             states[tick] = MISSED
         elif tick not in made_up and deadline_s and now - fires[tick] > timedelta(seconds=deadline_s):
@@ -299,12 +289,12 @@ def spread_out(schedule: Schedule, runs: Sequence[DueRun]) -> list[Decided]:
 
 timings = st.sampled_from(
     [
-        Every(60),
-        Every(45.5, BEGIN + timedelta(seconds=11)),
-        Cron("* * * * *"),
-        Cron("*/3 * * * *", "Europe/Berlin"),
-        Cron("1,2,3,20,21 * * * *"),
-        Once(BEGIN + timedelta(minutes=7)),
+        {"every": 60},
+        {"every": 45.5, "anchor": BEGIN + timedelta(seconds=11)},
+        {"cron": ("* * * * *",)},
+        {"cron": ("*/3 * * * *",), "zone": "Europe/Berlin"},
+        {"cron": ("1,2,3,20,21 * * * *",)},
+        {"at": (BEGIN + timedelta(minutes=7),)},
     ]
 )
 lengths = st.one_of(st.sampled_from([0.0, 60.0, 120.0, 1000.0, 86_400.0]), st.floats(0, 4000))
@@ -315,13 +305,13 @@ policies = st.fixed_dictionaries(
     {
         "overlap": st.sampled_from(Overlap),
         "buffer_max": st.integers(1, 5),
-        "catch_up": st.sampled_from(CatchUp),
-        "catch_up_max": st.integers(1, 12),
-        "catch_up_window_s": lengths,
-        "misfire_after_s": lengths,
-        "start_deadline_s": st.one_of(st.none(), st.floats(0.5, 4000)),
-        "jitter_s": st.sampled_from([0.0, 5.0, 100.0]),
-        "end_at": st.sampled_from([None, BEGIN + 10 * MINUTE]),
+        "catch_up": st.fixed_dictionaries(
+            {"policy": st.sampled_from(CatchUp), "max": st.integers(1, 12), "window": lengths}
+        ),
+        "misfire_after": lengths,
+        "start_deadline": st.one_of(st.none(), st.floats(0.5, 4000)),
+        "jitter": st.sampled_from([0.0, 5.0, 100.0]),
+        "end": st.sampled_from([None, BEGIN + 10 * MINUTE]),
     }
 )
 
@@ -329,7 +319,7 @@ policies = st.fixed_dictionaries(
 @settings(max_examples=6 * settings().max_examples)
 @given(timings, policies, delays, st.integers(1, 12))
 def test_many_bounded_looks_decide_what_one_unbounded_look_would(
-    timing: Timing, policy: dict[str, Any], seconds_later: float, limit: int
+    timing: Keys, policy: dict[str, Any], seconds_later: float, limit: int
 ) -> None:
     schedule = scheduled(timing, **policy)
     now = BEGIN + timedelta(seconds=seconds_later)
@@ -340,7 +330,7 @@ def test_many_bounded_looks_decide_what_one_unbounded_look_would(
         if firing.cancel_others:
             ended = [replace(run, state=CANCELLED) if run.state is WAITING else run for run in ended]
         ended += firing.runs
-        assert len(firing.runs) <= limit + 1 + policy["catch_up_max"]
+        assert len(firing.runs) <= limit + 1 + policy["catch_up"]["max"]
     assert spread_out(schedule, ended) == expected
     assert {run.state for run in ended} <= FIRST_STATES
     last = expected[-1].tick_at if expected else BEGIN - timedelta(microseconds=1)
@@ -353,7 +343,7 @@ def test_many_bounded_looks_decide_what_one_unbounded_look_would(
 @settings(deadline=None)
 @given(timings, policies, st.lists(st.floats(0.001, 900), max_size=12), st.integers(1, 40))
 def test_every_tick_ends_in_exactly_one_state_whenever_somebody_looks(
-    timing: Timing, policy: dict[str, Any], waits: list[float], limit: int
+    timing: Keys, policy: dict[str, Any], waits: list[float], limit: int
 ) -> None:
     schedule = scheduled(timing, **policy)
     first, now, decided = schedule, BEGIN, []
@@ -375,23 +365,28 @@ def test_every_tick_ends_in_exactly_one_state_whenever_somebody_looks(
 
 
 def test_a_new_schedule_begins_with_the_first_tick_after_now() -> None:
-    schedule = begin(scheduled(jitter_s=30), now=BEGIN)
+    schedule = begin(scheduled(jitter=30), now=BEGIN)
     fires_at = fire_time(schedule.spec, schedule_id=7, tick=BEGIN + MINUTE)
     assert watermark_of(schedule) == (BEGIN + MINUTE, fires_at)
 
 
 @given(
     timing=st.sampled_from(
-        [Every(7), Every(3600), Cron("*/5 0-11 * * *"), Cron("30 2 * * *", "Europe/Berlin")]
+        [
+            {"every": 7},
+            {"every": 3600},
+            {"cron": ("*/5 0-11 * * *",)},
+            {"cron": ("30 2 * * *",), "zone": "Europe/Berlin"},
+        ]
     ),
     watermark=st.integers(0, 400_000),
     paused_s=st.floats(0, 400_000),
     jitter_s=st.sampled_from([0.0, 3.5, 1800.0, 90_000.0]),
 )
 def test_after_a_pause_exactly_the_ticks_that_fire_later_are_to_come(
-    timing: Timing, watermark: int, paused_s: float, jitter_s: float
+    timing: Keys, watermark: int, paused_s: float, jitter_s: float
 ) -> None:
-    schedule = scheduled(timing, since=BEGIN + timedelta(seconds=watermark), jitter_s=jitter_s)
+    schedule = scheduled(timing, since=BEGIN + timedelta(seconds=watermark), jitter=jitter_s)
     first = schedule.next_tick_at
     assert first is not None
     now = first + timedelta(seconds=paused_s)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.core.schedule.model import Job, Retries, RunState, Semantics
+from feedq.core.schedule.model import RunState
 from feedq.core.schedule.outcome import (
     FIRST_STATES,
     LOSSES_MAX,
@@ -21,12 +21,14 @@ from feedq.core.schedule.outcome import (
     counts_as_failure,
     states_before,
 )
+from feedq.core.schedule.spec import ScheduleSpec, Semantics
+from tests.schedules import job_spec
 
 DAY_S = 86_400.0
 
 
-def job_with(**retries: float) -> Job:
-    return Job("shop.report", retries=Retries(**retries))  # type: ignore[arg-type]  # whole numbers are floats
+def job_with(**retries: float) -> ScheduleSpec:
+    return job_spec(retries=retries)
 
 
 # -- the table ---------------------------------------------------------------------------------------
@@ -58,7 +60,7 @@ def test_failures_in_a_row_are_those_that_somebody_should_look_at() -> None:
 
 @pytest.mark.parametrize("ended", [RunState.FAILED, RunState.TIMED_OUT])
 def test_attempts_are_repeated_up_to_the_limit_waiting_longer_each_time(ended: RunState) -> None:
-    job = job_with(limit=4, first_s=10, factor=3, max_s=100)
+    job = job_with(limit=4, first=10, factor=3, max=100)
     decisions = [after_attempt(job, attempt=n, ended=ended) for n in range(1, 7)]
     assert decisions == [RetryIn(10), RetryIn(30), RetryIn(90), RetryIn(100), Ends(ended), Ends(ended)]
 
@@ -74,13 +76,13 @@ durations = st.one_of(st.just(0.0), st.just(DAY_S), st.floats(0, DAY_S))
 
 @given(st.integers(1, 10**6), durations, st.floats(1, 100), durations)
 def test_a_wait_is_never_negative_nor_beyond_its_maximum(
-    attempt: int, first_s: float, factor: float, max_s: float
+    attempt: int, first: float, factor: float, longest: float
 ) -> None:
-    job = job_with(limit=10**6, first_s=first_s, factor=factor, max_s=max_s)
+    job = job_with(limit=10**6, first=first, factor=factor, max=longest)
     decision = after_attempt(job, attempt=attempt, ended=RunState.FAILED)
     assert isinstance(decision, RetryIn)
-    assert 0 <= decision.seconds <= max_s
-    assert decision.seconds >= min(first_s, max_s)
+    assert 0 <= decision.seconds <= longest
+    assert decision.seconds >= min(first, longest)
     earlier = after_attempt(job, attempt=max(attempt - 1, 1), ended=RunState.FAILED)
     assert isinstance(earlier, RetryIn)
     assert earlier.seconds <= decision.seconds
@@ -90,11 +92,11 @@ def test_a_wait_is_never_negative_nor_beyond_its_maximum(
 
 
 def test_a_run_at_most_once_is_lost_with_its_worker() -> None:
-    assert after_loss(Job("shop.report"), losses=1) == Ends(RunState.LOST)
+    assert after_loss(job_spec(), losses=1) == Ends(RunState.LOST)
 
 
 @pytest.mark.parametrize("semantics", [Semantics.AT_LEAST_ONCE, Semantics.TRANSACTIONAL])
 def test_others_are_run_again_until_they_have_cost_too_many_workers(semantics: Semantics) -> None:
-    job = Job("shop.report", semantics=semantics)
+    job = job_spec(semantics=semantics)
     decisions = [after_loss(job, losses=n) for n in range(1, LOSSES_MAX + 2)]
     assert decisions == [RetryIn(0)] * (LOSSES_MAX - 1) + [Ends(RunState.LOST)] * 2

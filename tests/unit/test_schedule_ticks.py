@@ -12,47 +12,46 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from feedq.core.schedule.entries import ScheduleEntry, plain_schedule
-from feedq.core.schedule.model import Beat, Cron, Every, Exclusion, Job, Once, ScheduleSpec, Timing
+from feedq.core.schedule.spec import ScheduleSpec, date_problems, first_free
 from feedq.core.schedule.ticks import (
     Grid,
-    date_problems,
     delayed,
     fire_time,
-    first_free,
     next_tick,
     ticks_after,
 )
 from feedq.core.values import instant, read
 from feedq.verbs.wording import timing_words
+from tests.schedules import Keys, schedule_spec
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
 moments = st.integers(-20 * 10**12, 20 * 10**12).map(lambda n: BEGIN + n * MICROSECOND * 50)
 """From 1994 to 2057."""
-intervals = st.builds(
-    Every,
-    st.one_of(st.sampled_from([0.1, 1.0, 60.0, 86_400.0]), st.floats(0.1, 10 * 366 * 86_400.0)),
-    st.one_of(st.none(), moments),
+intervals: st.SearchStrategy[Keys] = st.builds(
+    dict,
+    every=st.one_of(st.sampled_from([0.1, 1.0, 60.0, 86_400.0]), st.floats(0.1, 10 * 366 * 86_400.0)),
+    anchor=st.one_of(st.none(), moments),
 )
-crons = st.builds(
-    Cron,
-    st.sampled_from(["* * * * *", "*/7 * * * *", "30 2 * * *", "15,45 1-2 * * *", "H H * * 1-5", "@monthly"]),
-    st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Pacific/Apia"]),
+expressions = ["* * * * *", "*/7 * * * *", "30 2 * * *", "15,45 1-2 * * *", "H H * * 1-5", "@monthly"]
+crons: st.SearchStrategy[Keys] = st.builds(
+    dict,
+    cron=st.sampled_from(expressions).map(lambda expression: (expression,)),
+    zone=st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Pacific/Apia"]),
 )
-timings = st.one_of(intervals, crons, st.builds(Once, moments))
+timings: st.SearchStrategy[Keys] = st.one_of(intervals, crons, st.builds(lambda at: {"at": (at,)}, moments))
 
 
-def spec_of(timing: Timing, *, jitter_s: float = 0.0) -> ScheduleSpec:
-    return ScheduleSpec("report", timing, Job("shop.report"), jitter_s=jitter_s)
+def spec_of(timing: Keys, *, jitter: float = 0.0) -> ScheduleSpec:
+    return schedule_spec("report", **timing, jitter=jitter)
 
 
 # -- ticks -------------------------------------------------------------------------------------------
 
 
 @given(timings, moments)
-def test_ticks_rise_and_each_is_the_next_after_the_one_before(timing: Timing, after: datetime) -> None:
+def test_ticks_rise_and_each_is_the_next_after_the_one_before(timing: Keys, after: datetime) -> None:
     spec = spec_of(timing)
     last = after
     for tick in islice(ticks_after(spec, after=after), 20):
@@ -64,19 +63,20 @@ def test_ticks_rise_and_each_is_the_next_after_the_one_before(timing: Timing, af
 
 
 @given(intervals, moments)
-def test_an_interval_ticks_at_whole_multiples_from_its_anchor_on(every: Every, after: datetime) -> None:
+def test_an_interval_ticks_at_whole_multiples_from_its_anchor_on(every: Keys, after: datetime) -> None:
     tick = next_tick(spec_of(every), after=after)
     assert tick is not None
-    anchor = every.anchor or datetime(1970, 1, 1, tzinfo=UTC)
-    period = timedelta(microseconds=round(every.every_s * 1e6))
+    anchor = every["anchor"] or datetime(1970, 1, 1, tzinfo=UTC)
+    period = timedelta(microseconds=round(every["every"] * 1e6))
     assert (tick - anchor) % period == timedelta()
     assert tick >= anchor
     assert tick == anchor or tick - period <= after
 
 
 @given(intervals, moments)
-def test_ticks_of_an_interval_are_counted_without_going_through_them(every: Every, moment: datetime) -> None:
-    grid = Grid.of(every)
+def test_ticks_of_an_interval_are_counted_without_going_through_them(every: Keys, moment: datetime) -> None:
+    grid = Grid.of(spec_of(every))
+    assert grid is not None
     number = grid.count_before(moment)
     assert number >= 0
     assert grid.at(number) >= moment
@@ -84,12 +84,12 @@ def test_ticks_of_an_interval_are_counted_without_going_through_them(every: Ever
 
 
 def test_the_longest_interval_ends_before_time_does() -> None:
-    ticks = list(ticks_after(spec_of(Every(10 * 366 * 86_400.0)), after=BEGIN))
+    ticks = list(ticks_after(spec_of({"every": 10 * 366 * 86_400.0}), after=BEGIN))
     assert 8900 < ticks[-1].year < 9000
 
 
 def test_the_beat_brings_its_own_ticks() -> None:
-    assert next_tick(spec_of(Beat()), after=BEGIN) is None
+    assert next_tick(spec_of({"at": ()}), after=BEGIN) is None
 
 
 # -- bounds and days that are left out ----------------------------------------------------------------
@@ -98,8 +98,8 @@ EVE = datetime(2026, 12, 23, tzinfo=UTC)
 DAY = timedelta(days=1)
 
 
-def without(timing: Timing, *dates: str, zone: str = "UTC", **bounds: Any) -> ScheduleSpec:
-    return ScheduleSpec("report", timing, Job("t"), exclude=Exclusion(dates, zone), **bounds)
+def without(timing: Keys, *dates: str, **keys: Any) -> ScheduleSpec:
+    return schedule_spec("report", **timing, exclude=dates, **keys)
 
 
 def fired(spec: ScheduleSpec, count: int, *, after: datetime = EVE - DAY) -> list[str]:
@@ -139,20 +139,24 @@ def test_the_next_free_day_is_the_first_that_none_of_the_ranges_has(
 
 @given(
     st.sampled_from(
-        [Every(7_000.0), Cron("13 */5 * * *", "Europe/Berlin"), Cron(("0 8 * * *", "0 */8 * * *"))]
+        [
+            {"every": 7_000.0},
+            {"cron": ("13 */5 * * *",)},
+            {"cron": ("0 8 * * *", "0 */8 * * *")},
+        ]
     ),
     st.lists(st.integers(0, 20), min_size=1, max_size=10),
     st.sampled_from(["UTC", "Europe/Berlin", "Pacific/Auckland", "Africa/Cairo"]),
 )
 def test_ticks_are_those_of_the_timing_without_the_days_left_out(
-    timing: Timing, days: list[int], zone: str
+    timing: Keys, days: list[int], zone: str
 ) -> None:
     clock = ZoneInfo(zone)
     begin = datetime(2026, 4, 15, tzinfo=UTC)
     left_out = {begin.date() + n * DAY for n in days}
     spec = without(timing, *(day.isoformat() for day in left_out), zone=zone)
     end = begin + 25 * DAY
-    plain = takewhile(lambda tick: tick < end, ticks_after(without(timing), after=begin))
+    plain = takewhile(lambda tick: tick < end, ticks_after(without(timing, zone=zone), after=begin))
     found = list(takewhile(lambda tick: tick < end, ticks_after(spec, after=begin)))
     assert found == [tick for tick in plain if tick.astimezone(clock).date() not in left_out]
     for earlier, later in pairwise(found):
@@ -160,45 +164,47 @@ def test_ticks_are_those_of_the_timing_without_the_days_left_out(
 
 
 def test_years_that_are_left_out_are_not_gone_through_tick_by_tick() -> None:
-    spec = without(Every(0.1), "2026-12-23..2999-12-31")
+    spec = without({"every": 0.1}, "2026-12-23..2999-12-31")
     begun = perf_counter()
     assert next_tick(spec, after=EVE) == datetime(3000, 1, 1, tzinfo=UTC)
     yearly = [f"{year}-12-25" for year in range(2026, 2999)]
-    assert next_tick(without(Cron("0 0 25 12 *"), *yearly), after=EVE) == datetime(2999, 12, 25, tzinfo=UTC)
+    assert next_tick(without({"cron": ("0 0 25 12 *",)}, *yearly), after=EVE) == datetime(
+        2999, 12, 25, tzinfo=UTC
+    )
     assert perf_counter() - begun < 5
 
 
 def test_there_is_no_tick_before_the_start_and_none_from_the_end_on() -> None:
     begin, end = EVE + timedelta(hours=1), EVE + timedelta(hours=3)
-    spec = without(Every(3600), start_at=begin, end_at=end)
+    spec = without({"every": 3600}, start=begin, end=end)
     assert fired(spec, 9) == ["12-23 01:00", "12-23 02:00"]
     assert next_tick(spec, after=begin) == begin + timedelta(hours=1)
     assert next_tick(spec, after=end - timedelta(hours=1)) is None
 
 
 def test_several_timings_are_one_tick_where_they_meet() -> None:
-    spec = without(Cron(("0 8 * * *", "0 8,17 * * MON-FRI", "30 17 24 12 *")))
+    spec = without({"cron": ("0 8 * * *", "0 8,17 * * MON-FRI", "30 17 24 12 *")})
     assert fired(spec, 6) == [
         *("12-22 08:00", "12-22 17:00", "12-23 08:00", "12-23 17:00", "12-24 08:00", "12-24 17:00"),
     ]
     later, sooner = EVE + DAY, EVE
-    assert list(ticks_after(without(Once((later, sooner, later))), after=EVE - DAY)) == [sooner, later]
+    assert list(ticks_after(without({"at": (later, sooner, later)}), after=EVE - DAY)) == [sooner, later]
 
 
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        (without(Cron(("@daily", "0 25 * * *"))), "cron: '0 25 * * *' the hour '25' is wrong"),
-        (without(Cron(("@daily",) * 101)), "cron: has 101 entries"),
-        (without(Every(1), start_at=EVE, end_at=EVE), "end: must be later than the start"),
-        (without(Every(1), end_at=datetime(1960, 1, 1, tzinfo=UTC)), "end: must lie in the years 1970"),
-        (without(Every(1), *["2026-12-24"] * 2_001), "exclude: has 2001 dates; at most 2000 are allowed"),
-        (without(Every(1), "24.12."), "exclude: '24.12.' is no date"),
-        (without(Every(1), "2026-12-24", zone="Mars"), "zone: 'Mars' is no time zone"),
+        (without({"cron": ("@daily", "0 25 * * *")}), "cron: '0 25 * * *' the hour '25' is wrong"),
+        (without({"cron": ("@daily",) * 101}), "cron: has 101 entries"),
+        (without({"every": 1}, start=EVE, end=EVE), "end: must be later than the start"),
+        (without({"every": 1}, end=datetime(1960, 1, 1, tzinfo=UTC)), "end: must lie in the years 1970"),
+        (without({"every": 1}, *["2026-12-24"] * 2_001), "exclude: has 2001 dates; at most 2000 are allowed"),
+        (without({"every": 1}, "24.12."), "exclude: '24.12.' is no date"),
+        (without({"every": 1}, "2026-12-24", zone="Mars"), "zone: 'Mars' is no time zone"),
     ],
 )
 def test_bounds_that_cannot_be_right_are_refused(spec: ScheduleSpec, complaint: str) -> None:
-    found = read(ScheduleEntry, plain_schedule(spec))
+    found = read(ScheduleSpec, spec.plain())
     assert isinstance(found, list)
     assert [what for _, what in found if complaint in what]
     assert len(found) == 1
@@ -209,9 +215,9 @@ def test_bounds_that_cannot_be_right_are_refused(spec: ScheduleSpec, complaint: 
 
 @given(timings, moments, st.floats(0, 100_000_000), st.integers(1, 2**63 - 1))
 def test_jitter_never_crosses_the_next_tick(
-    timing: Timing, after: datetime, jitter_s: float, schedule_id: int
+    timing: Keys, after: datetime, jitter_s: float, schedule_id: int
 ) -> None:
-    spec = spec_of(timing, jitter_s=jitter_s)
+    spec = spec_of(timing, jitter=jitter_s)
     tick = next_tick(spec, after=after)
     assume(tick is not None)
     assert tick is not None
@@ -223,13 +229,13 @@ def test_jitter_never_crosses_the_next_tick(
 
 
 def test_jitter_is_the_same_on_every_node_and_in_every_release() -> None:
-    spec = spec_of(Every(3600), jitter_s=600)
+    spec = spec_of({"every": 3600}, jitter=600)
     delays = [fire_time(spec, schedule_id=n, tick=BEGIN) - BEGIN for n in (1, 2)]
     assert [delay.total_seconds() for delay in delays] == [587.725931, 292.197608]
 
 
 def test_jitter_spreads_schedules_and_ticks_over_its_span() -> None:
-    spec = spec_of(Every(60), jitter_s=30)
+    spec = spec_of({"every": 60}, jitter=30)
     ticks = list(islice(ticks_after(spec, after=BEGIN), 50))
     delays = [
         (fire_time(spec, schedule_id=schedule_id, tick=tick) - tick).total_seconds()
@@ -247,20 +253,20 @@ def test_jitter_spreads_schedules_and_ticks_over_its_span() -> None:
 @pytest.mark.parametrize(
     ("timing", "words"),
     [
-        (Cron(" 0 2  * * *", "Europe/Berlin"), "cron 0 2 * * * Europe/Berlin"),
-        (Cron("@daily"), "cron @daily UTC"),
-        (Every(30), "every 30 s"),
-        (Every(0.1), "every 0.1 s"),
-        (Every(90), "every 90 s"),
-        (Every(300.0), "every 5 min"),
-        (Every(7200), "every 2 h"),
-        (Every(86_400), "every 1 d"),
-        (Once(BEGIN), "once at 2026-01-01T00:00:00Z"),
-        (Beat(), "entry of the beat"),
+        ({"cron": (" 0 2  * * *",), "zone": "Europe/Berlin"}, "cron 0 2 * * * Europe/Berlin"),
+        ({"cron": ("@daily",)}, "cron @daily UTC"),
+        ({"every": 30}, "every 30 s"),
+        ({"every": 0.1}, "every 0.1 s"),
+        ({"every": 90}, "every 90 s"),
+        ({"every": 300.0}, "every 5 min"),
+        ({"every": 7200}, "every 2 h"),
+        ({"every": 86_400}, "every 1 d"),
+        ({"at": (BEGIN,)}, "once at 2026-01-01T00:00:00Z"),
+        ({"name": "beat:x", "at": ()}, "entry of the beat"),
     ],
 )
-def test_a_timing_in_a_few_words(timing: Timing, words: str) -> None:
-    assert timing_words(timing) == words
+def test_a_timing_in_a_few_words(timing: Keys, words: str) -> None:
+    assert timing_words(schedule_spec(**timing)) == words
 
 
 def test_a_moment_is_written_in_utc_with_fractions_only_where_there_are_any() -> None:

@@ -10,21 +10,8 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from feedq.core.schedule.entries import plain_schedule
-from feedq.core.schedule.model import (
-    CatchUp,
-    Cron,
-    Job,
-    Overlap,
-    Retries,
-    Run,
-    RunKind,
-    RunState,
-    Schedule,
-    ScheduleSpec,
-    ScheduleState,
-    ScheduleView,
-)
+from feedq.core.schedule.model import Run, RunKind, RunState, Schedule, ScheduleState, ScheduleView
+from feedq.core.schedule.spec import CatchUp, Overlap, ScheduleSpec
 from feedq.errors import InvalidInput
 from feedq.verbs.report.details import schedule_declaration_lines, standing_lines
 from feedq.verbs.report.masking import shown
@@ -36,14 +23,15 @@ from feedq.web.params import (
     parse_states,
 )
 from tests.fakes.clock import NEW_YEAR
+from tests.schedules import schedule_spec
 
 NOW = NEW_YEAR
 SECRET = "hunter2"  # what must be shown nowhere
 
 
 def spec(name: str = "acme/rollup", **changes: Any) -> ScheduleSpec:
-    job = Job("acme.roll_up", args=(1,), kwargs={"day": "yesterday", "api_key": SECRET})
-    return replace(ScheduleSpec(name, Cron("0 2 * * *", "Europe/Berlin"), job), **changes)
+    job = {"task": "acme.roll_up", "args": [1], "kwargs": {"day": "yesterday", "api_key": SECRET}}
+    return schedule_spec(name, cron=("0 2 * * *",), zone="Europe/Berlin", **job | changes)
 
 
 def schedule(of: ScheduleSpec | None = None, **changes: Any) -> Schedule:
@@ -71,7 +59,7 @@ def run(**changes: Any) -> Run:
         started_at=NOW + timedelta(seconds=1.25),
         deadline_at=None,
         ended_at=NOW + timedelta(seconds=31.25),
-        job=spec().job,
+        job=spec(),
     )
     return replace(made, **changes)
 
@@ -169,10 +157,10 @@ def test_a_declaration_is_shown_with_its_policies_and_without_its_secrets() -> N
     declared = spec(
         overlap=Overlap.BUFFER_ALL,
         buffer_max=20,
-        catch_up=CatchUp.ALL,
-        start_deadline_s=30,
+        start_deadline=30,
         pause_on_failure=5,
-        job=replace(spec().job, retries=Retries(3)),
+        retries={"limit": 3},
+        catch_up={"policy": CatchUp.ALL},
     )
     lines = {line.name: line.text for line in schedule_declaration_lines(declared)}
     assert lines["when"] == "cron 0 2 * * * Europe/Berlin"
@@ -193,6 +181,6 @@ def test_arguments_of_jobs_stand_in_a_schedules_own_document_only() -> None:
     assert row.last is not None
     assert row.last.correlation_id == "acme/rollup/2026-01-01T00:00:00Z"
     assert "yesterday" not in str(row)
-    declared = shown(plain_schedule(view.schedule.spec))
+    declared = shown(view.schedule.spec.plain())
     assert isinstance(declared, dict)
     assert declared["kwargs"] == {"day": "yesterday", "api_key": "***"}

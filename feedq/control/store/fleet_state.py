@@ -18,10 +18,10 @@ _JOBS = """
     SELECT schedules.*, runs.*, workers.* FROM (
         SELECT count(*) FILTER (WHERE state = 'active')::int AS active,
             count(*) FILTER (WHERE state = 'paused')::int AS paused,
-            -- A later release may store other values in a policy: they are no numbers then.
+            -- A later release may store other values in a declaration: they are no numbers then.
             coalesce(array_agg(name ORDER BY name) FILTER (WHERE state = 'paused' AND failures >=
-                CASE WHEN jsonb_typeof(policy -> 'pause_on_failure') = 'number'
-                     THEN (policy ->> 'pause_on_failure')::numeric END), '{}') AS tripped,
+                CASE WHEN jsonb_typeof(declaration -> 'pause_on_failure') = 'number'
+                     THEN (declaration ->> 'pause_on_failure')::numeric END), '{}') AS tripped,
             count(*) FILTER (WHERE state = 'active' AND failures > 0)::int AS failing,
             coalesce((array_agg(name ORDER BY name) FILTER (WHERE state = 'active' AND failures > 0))[1:5], '{}')
                 AS failing_names,

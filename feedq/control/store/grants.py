@@ -103,7 +103,7 @@ DECLARED: Final[Mapping[str, Collection[str]]] = {
         *("name", "tenant", "connector", "source", "sink", "labels", "selector", "weight", "target_state"),
         *("generation", "uuid", "catalog", "initial_cursor", "expect", "parent", "backfill"),
     ),
-    "schedule": ("name", "job", "timing", "policy", "generation"),
+    "schedule": ("name", "declaration", "generation"),
 }
 """Columns that say what should run: whoever may write them may have a worker do anything."""
 

@@ -17,7 +17,8 @@ from enum import StrEnum
 from math import inf
 from types import MappingProxyType
 
-from feedq.core.schedule.model import Job, Retries, RunState, Semantics
+from feedq.core.schedule.model import RunState
+from feedq.core.schedule.spec import Retries, ScheduleSpec, Semantics
 
 LOSSES_MAX = 10
 """The most attempts of one run that may be lost with their workers or sessions: a job that kills its worker
@@ -106,7 +107,7 @@ class Ends:
     state: RunState
 
 
-def after_attempt(job: Job, *, attempt: int, ended: RunState) -> RetryIn | Ends:
+def after_attempt(job: ScheduleSpec, *, attempt: int, ended: RunState) -> RetryIn | Ends:
     """Decide after the ``attempt``-th attempt (1 is the first) `SUCCEEDED`, `FAILED`, `TIMED_OUT` or was
     `CANCELLED`."""
     assert attempt >= 1, attempt
@@ -119,7 +120,7 @@ def after_attempt(job: Job, *, attempt: int, ended: RunState) -> RetryIn | Ends:
     return RetryIn(_wait_s(job.retries, attempt))
 
 
-def after_loss(job: Job, *, losses: int) -> RetryIn | Ends:
+def after_loss(job: ScheduleSpec, *, losses: int) -> RetryIn | Ends:
     """Decide after an attempt that ended with its worker, or with the session of its transaction; ``losses``
     counts those of this run, this one included."""
     assert losses >= 1, losses
@@ -130,7 +131,7 @@ def after_loss(job: Job, *, losses: int) -> RetryIn | Ends:
 
 def _wait_s(retries: Retries, attempt: int) -> float:
     try:
-        bound_s = retries.first_s * retries.factor ** (attempt - 1)
+        bound_s = retries.first * retries.factor ** (attempt - 1)
     except OverflowError:
-        bound_s = inf if retries.first_s > 0 else 0.0
-    return min(retries.max_s, bound_s)
+        bound_s = inf if retries.first > 0 else 0.0
+    return min(retries.max, bound_s)

@@ -7,7 +7,7 @@ moves nothing. It is shorter than the time to the next tick: ticks stay in order
 
 **Which runs.** A scan takes the ticks from the watermark on, in order, and decides each for good::
 
-    watermark                     now - misfire_after_s                 now
+    watermark                     now - misfire_after                   now
         │  missed …  │  made up for …  │  on time, one by one  │  not due
 
 - **Misfires** fired too late. The newest of them, as many as the catch-up policy says and no older than its
@@ -27,33 +27,18 @@ schedule.
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, time, timedelta
-from functools import lru_cache
+from datetime import UTC, datetime, time, timedelta
 from hashlib import blake2b
 from heapq import merge
 from itertools import count, groupby, islice, takewhile
 from zoneinfo import ZoneInfo
 
 from feedq.core.schedule.cron import YEAR_MAX, parse
-from feedq.core.schedule.model import (
-    BACKFILL_MAX,
-    Beat,
-    CatchUp,
-    Cron,
-    Every,
-    Once,
-    Overlap,
-    ResumePolicy,
-    RunState,
-    Schedule,
-    ScheduleSpec,
-    ScheduleState,
-)
+from feedq.core.schedule.model import BACKFILL_MAX, RunState, Schedule, ScheduleState
+from feedq.core.schedule.spec import CatchUp, Overlap, ResumePolicy, ScheduleSpec, first_free
 from feedq.core.values import instant
 from feedq.errors import InvalidInput
 
@@ -65,12 +50,7 @@ MICROSECOND = timedelta(microseconds=1)
 TICKS_PER_SCAN = 5_000
 """Ticks of one schedule that a scan decides, besides those that are made up for: what one transaction may hold."""
 
-DATES_MAX = 2_000
-"""Dates and ranges of one schedule."""
-YEAR_END = 3000
-"""Dates lie before this year, as all times that people declare do; so there are free days after all of them."""
 _DAY = timedelta(days=1)
-_DATES = re.compile(r"(?P<first>\d{4}-\d{2}-\d{2})(?:\.\.(?P<last>\d{4}-\d{2}-\d{2}))?", re.ASCII)
 
 
 def next_tick(spec: ScheduleSpec, *, after: datetime) -> datetime | None:
@@ -81,36 +61,32 @@ def next_tick(spec: ScheduleSpec, *, after: datetime) -> datetime | None:
 def ticks_after(spec: ScheduleSpec, *, after: datetime) -> Iterator[datetime]:
     """Yields all ticks later than ``after``, in UTC, strictly rising.
 
-    Raises ValueError or an error of `zoneinfo` for a timing that `feedq.core.schedule.entries` would refuse.
+    Raises ValueError or an error of `zoneinfo` for a timing that `feedq.core.schedule.spec` would refuse.
     """
-    end_at = spec.end_at
-    if spec.start_at is not None:
-        after = max(after, spec.start_at - MICROSECOND)
+    end = spec.end
+    if spec.start is not None:
+        after = max(after, spec.start - MICROSECOND)
     found = _without_excluded(spec, after) if spec.exclude else _ticks_of(spec, after)
-    return found if end_at is None else takewhile(lambda tick: tick < end_at, found)
+    return found if end is None else takewhile(lambda tick: tick < end, found)
 
 
 def _ticks_of(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
     """Yields the ticks of its timing alone."""
-    match spec.timing:
-        case Cron() as cron:
-            rules = [parse(expression, name=spec.name) for expression in cron.expressions]
-            found = [rule.ticks_after(after, zone=cron.zone) for rule in rules]
-            return found[0] if len(found) == 1 else (tick for tick, _ in groupby(merge(*found)))
-        case Every() as every:
-            return Grid.of(every).ticks_after(after)
-        case Once() as once:
-            return iter(sorted({at.astimezone(UTC) for at in once.moments if at > after}))
-        case Beat():
-            return iter(())
+    if spec.cron:
+        rules = [parse(expression, name=spec.name) for expression in spec.cron]
+        found = [rule.ticks_after(after, zone=spec.zone) for rule in rules]
+        return found[0] if len(found) == 1 else (tick for tick, _ in groupby(merge(*found)))
+    if (grid := Grid.of(spec)) is not None:
+        return grid.ticks_after(after)
+    return iter(sorted({at.astimezone(UTC) for at in spec.at if at > after}))
 
 
 def _without_excluded(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
-    clock = ZoneInfo(spec.exclude.zone)
+    clock = ZoneInfo(spec.zone)
     ticks = _ticks_of(spec, after)
     while (tick := next(ticks, None)) is not None:
         day = tick.astimezone(clock).date()
-        free = first_free(spec.exclude.dates, day)
+        free = first_free(spec.exclude, day)
         if free == day:
             yield tick
         else:
@@ -127,10 +103,12 @@ class Grid:
     period: timedelta
 
     @staticmethod
-    def of(every: Every) -> Grid:
-        anchor = EPOCH if every.anchor is None else every.anchor.astimezone(UTC)
+    def of(spec: ScheduleSpec) -> Grid | None:
+        if spec.every is None:
+            return None
+        anchor = EPOCH if spec.anchor is None else spec.anchor.astimezone(UTC)
         # Whole microseconds, as the database has them: multiples must not drift.
-        return Grid(anchor, timedelta(microseconds=round(every.every_s * 1_000_000)))
+        return Grid(anchor, timedelta(microseconds=round(spec.every * 1_000_000)))
 
     def at(self, number: int) -> datetime:
         return self.anchor + number * self.period
@@ -150,16 +128,16 @@ class Grid:
 
 def fire_time(spec: ScheduleSpec, *, schedule_id: int, tick: datetime) -> datetime:
     """Says when ``tick`` fires: at it or later, and before the next tick."""
-    if spec.jitter_s <= 0:
+    if spec.jitter <= 0:
         return tick
     return delayed(spec, schedule_id=schedule_id, tick=tick, following=next_tick(spec, after=tick))
 
 
 def delayed(spec: ScheduleSpec, *, schedule_id: int, tick: datetime, following: datetime | None) -> datetime:
     """Says the same as `fire_time`, for who knows the tick that follows."""
-    if spec.jitter_s <= 0:
+    if spec.jitter <= 0:
         return tick
-    span = timedelta(seconds=spec.jitter_s)
+    span = timedelta(seconds=spec.jitter)
     if following is not None:
         span = min(span, following - tick)
     text = f"{schedule_id} {tick.astimezone(UTC).isoformat()}"
@@ -183,53 +161,6 @@ def past_ticks(spec: ScheduleSpec, begin: datetime, end: datetime, *, now: datet
     if not ticks:
         raise InvalidInput(f"schedule {spec.name!r} has no ticks from {instant(begin)} to {instant(end)}")
     return ticks
-
-
-# -- days that are left out ----------------------------------------------------------------------------
-
-
-def first_free(texts: tuple[str, ...], day: date) -> date:
-    """Return the first day, from this one on, that these dates do not leave out."""
-    spans = _spans(texts)
-    place = bisect_right(spans, (day, date.max)) - 1
-    return spans[place][1] + _DAY if place >= 0 and day <= spans[place][1] else day
-
-
-def date_problems(texts: Sequence[str]) -> list[str]:
-    """Return what is wrong with a list of dates."""
-    problems = []
-    for text in texts:
-        try:
-            _read(text)
-        except ValueError as error:
-            problems.append(str(error))
-    return problems
-
-
-@lru_cache(maxsize=1_000)
-def _spans(texts: tuple[str, ...]) -> list[tuple[date, date]]:
-    """The first and last days that are left out in a row, in order."""
-    joined: list[tuple[date, date]] = []
-    for first, last in sorted(map(_read, texts)):
-        if joined and first <= joined[-1][1] + _DAY:
-            first, last = joined[-1][0], max(joined.pop()[1], last)
-        joined.append((first, last))
-    return joined
-
-
-def _read(text: str) -> tuple[date, date]:
-    found = _DATES.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} is no date; write 2026-12-24, or a range such as 2026-12-24..2027-01-06")
-    try:
-        first, last = (date.fromisoformat(said) for said in (found["first"], found["last"] or found["first"]))
-    except ValueError:
-        raise ValueError(f"{text!r}: there is no such day; check the month and the day") from None
-    if last < first:
-        raise ValueError(f"{text!r} ends before it begins; write the earlier date first")
-    if last.year >= YEAR_END:
-        raise ValueError(f"{text!r} must lie before the year {YEAR_END}")
-    return first, last
 
 
 # -- what a scan decides -------------------------------------------------------------------------------
@@ -343,7 +274,7 @@ def _first_ahead(
     spec = schedule.spec
     # A tick fires before the next one falls due, and no later than its jitter: of those until now only the last
     # may be ahead. It is looked for from now backwards, since `first` may be years ago.
-    earliest = max(first - MICROSECOND, now - timedelta(seconds=spec.jitter_s))
+    earliest = max(first - MICROSECOND, now - timedelta(seconds=spec.jitter))
     back = timedelta(seconds=1)
     after = max(earliest, now - back)
     while after > earliest and ((tick := next_tick(spec, after=after)) is None or tick > now):
@@ -373,11 +304,11 @@ class _Missed:
 def _misfires(line: _Line, now: datetime, limit: int) -> tuple[_Missed | None, Sequence[datetime]]:
     """Tells misfires that are missed from those to be made up for; the line stands behind both."""
     spec = line.spec
-    late = now - timedelta(seconds=spec.misfire_after_s)
-    oldest = now - timedelta(seconds=spec.catch_up_window_s)
+    late = now - timedelta(seconds=spec.misfire_after)
+    oldest = now - timedelta(seconds=spec.catch_up.window)
     keep = _made_up_max(spec)
-    if isinstance(spec.timing, Every) and not spec.exclude:
-        return _misfires_of_grid(line, Grid.of(spec.timing), late, oldest, keep)
+    if (grid := Grid.of(spec)) is not None and not spec.exclude:
+        return _misfires_of_grid(line, grid, late, oldest, keep)
     missed: _Missed | None = None
     kept: deque[datetime] = deque()
     while line.fires_before(late):
@@ -402,7 +333,7 @@ def _misfires_of_grid(
         return None, ()
     assert line.tick is not None
     first = grid.count_before(line.tick)
-    end = grid.count_before(late if line.spec.end_at is None else min(late, line.spec.end_at))
+    end = grid.count_before(late if line.spec.end is None else min(late, line.spec.end))
     # All but the newest of them fire before the tick that comes after them, and so before `late`.
     if fire_time(line.spec, schedule_id=line.schedule_id, tick=grid.at(end - 1)) >= late:
         end -= 1
@@ -415,14 +346,14 @@ def _misfires_of_grid(
 
 
 def _made_up_max(spec: ScheduleSpec) -> int:
-    match spec.catch_up:
+    match spec.catch_up.policy:
         case CatchUp.SKIP:
             return 0
         case CatchUp.LATEST:
             return 1
         case CatchUp.ALL:
             # Of several, each would cancel the one before it.
-            return 1 if spec.overlap is Overlap.CANCEL_OTHER else spec.catch_up_max
+            return 1 if spec.overlap is Overlap.CANCEL_OTHER else spec.catch_up.max
 
 
 class _Line:
@@ -482,9 +413,9 @@ class _Judge:
 
     def miss(self, missed: _Missed) -> None:
         last = missed.last if missed.ticks > 1 else None
-        reason = f"not fired in time; catch_up is {self._spec.catch_up}"
-        if self._spec.catch_up is not CatchUp.SKIP:
-            reason += f", within {self._spec.catch_up_window_s:g} s and the newest {_made_up_max(self._spec)}"
+        reason = f"not fired in time; catch_up is {self._spec.catch_up.policy}"
+        if self._spec.catch_up.policy is not CatchUp.SKIP:
+            reason += f", within {self._spec.catch_up.window:g} s and the newest {_made_up_max(self._spec)}"
         self.runs.append(
             DueRun(missed.first, missed.ticks, last, missed.first, RunState.MISSED_CATCHUP, reason)
         )
@@ -499,7 +430,7 @@ class _Judge:
         objection = refusal(self._spec, Unfinished(self._waiting, self._running))
         if start_by is not None and start_by < self._now:
             # Not left to the claim: until then it would keep later ticks from being run.
-            reason = f"not fired within {self._spec.start_deadline_s:g} s"
+            reason = f"not fired within {self._spec.start_deadline:g} s"
             self._leave_out(DueRun(tick, 1, None, fires_at, RunState.MISSED_DEADLINE, reason, start_by))
         elif objection is not None:
             self._leave_out(DueRun(tick, 1, None, fires_at, RunState.SKIPPED_OVERLAP, objection))
@@ -521,7 +452,7 @@ class _Judge:
         self.runs.append(DueRun(tick, 1, None, due_at, RunState.WAITING, None, self._start_by(due_at)))
 
     def _start_by(self, due_at: datetime) -> datetime | None:
-        deadline_s = self._spec.start_deadline_s
+        deadline_s = self._spec.start_deadline
         return None if deadline_s is None else due_at + timedelta(seconds=deadline_s)
 
     def _cancel_others(self, tick: datetime) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from feedq.control.store.fleet_state import JobState
-from feedq.core.schedule.model import ScheduleSpec, UnreadableSpec
+from feedq.core.schedule.model import Schedule
 from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, warn
 from feedq.verbs.wording import NAMED_MAX, counted, duration, some
 
@@ -62,9 +62,9 @@ def job_checks(state: JobState) -> Iterator[Check]:
         yield _waiting(state)
 
 
-def declaration_checks(declared: Mapping[str, ScheduleSpec | UnreadableSpec]) -> Iterator[Check]:
+def declaration_checks(declared: Iterable[Schedule]) -> Iterator[Check]:
     """Warns of declarations that this release cannot read."""
-    names = [name for name, spec in declared.items() if isinstance(spec, UnreadableSpec)]
+    names = [one.spec.name for one in declared if one.unreadable is not None]
     if names:
         yield warn(
             "declarations",

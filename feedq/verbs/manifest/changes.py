@@ -8,8 +8,9 @@ from enum import StrEnum
 from typing import Any
 
 from feedq.core.model import JSON, Feed, FeedSpec
-from feedq.core.schedule.entries import plain_queue, plain_schedule
-from feedq.core.schedule.model import Queue, ScheduleSpec, UnreadableSpec
+from feedq.core.schedule.model import Schedule
+from feedq.core.schedule.spec import Queue, ScheduleSpec
+from feedq.core.values import Entry
 from feedq.verbs.manifest.feed_entry import plain_feed
 
 ABSENT = "(unset)"
@@ -89,26 +90,24 @@ def plan(
 
 
 def plan_schedules(
-    declared: Sequence[ScheduleSpec],
-    existing: Mapping[str, ScheduleSpec | UnreadableSpec],
-    *,
-    keep_paused: Collection[str],
-    prune: bool,
+    declared: Sequence[ScheduleSpec], existing: Sequence[Schedule], *, prune: bool
 ) -> DeclarationChanges:
-    """The schedules named in ``keep_paused`` do not say ``paused``, and keep what they have. One that cannot be
-    read is declared anew, as nobody can say what differs."""
-    kept = [
-        replace(spec, paused=existing[spec.name].paused)
-        if spec.name in keep_paused and spec.name in existing
-        else spec
-        for spec in declared
-    ]
-    return _plan("schedule", kept, existing, _difference_by(plain_schedule), existing if prune else ())
+    """What does not say ``paused`` keeps what it has. One that cannot be read is declared anew, as nobody can say
+    what differs."""
+    there = {schedule.spec.name: schedule.spec for schedule in existing}
+    unreadable = {schedule.spec.name for schedule in existing if schedule.unreadable is not None}
+    kept = [spec.model_copy(update={"paused": _paused(spec, there.get(spec.name))}) for spec in declared]
+    return _plan("schedule", kept, there, plain_difference, there if prune else (), unreadable)
+
+
+def _paused(spec: ScheduleSpec, before: ScheduleSpec | None) -> bool | None:
+    found = spec.paused if spec.paused is not None or before is None else before.paused
+    return found or None
 
 
 def plan_queues(declared: Sequence[Queue], existing: Sequence[Queue], *, prune: bool) -> DeclarationChanges:
     there = {queue.name: queue for queue in existing}
-    return _plan("queue", declared, there, _difference_by(plain_queue), there if prune else ())
+    return _plan("queue", declared, there, plain_difference, there if prune else ())
 
 
 def _plan(
@@ -117,19 +116,20 @@ def _plan(
     there: Mapping[str, Any],
     difference: Callable[[Any, Any], tuple[OptionChange, ...]],
     may_go: Iterable[str],
+    unreadable: Collection[str] = (),
 ) -> DeclarationChanges:
     changes: list[Change] = []
     for spec in declared:
         before = there.get(spec.name)
         if before is None:
             changes.append(Change(Action.ADD, noun, spec.name, spec))
-        elif isinstance(before, UnreadableSpec):
+        elif spec.name in unreadable:
             changes.append(Change(Action.CHANGE, noun, spec.name, spec, note=f"{UNREADABLE}; declared anew"))
         elif options := difference(before, spec):
             changes.append(Change(Action.CHANGE, noun, spec.name, spec, options))
     unchanged = len(declared) - len(changes)
     for name in sorted({*may_go} - {spec.name for spec in declared}):
-        note = UNREADABLE if isinstance(there[name], UnreadableSpec) else None
+        note = UNREADABLE if name in unreadable else None
         changes.append(Change(Action.REMOVE, noun, name, note=note))
     return DeclarationChanges(tuple(changes), unchanged)
 
@@ -145,15 +145,13 @@ def difference(before: FeedSpec, after: FeedSpec) -> tuple[OptionChange, ...]:
     return _compared(dict(old), dict(new))
 
 
-def plain_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[OptionChange, ...]:
+def plain_difference(before: Entry, after: Entry) -> tuple[OptionChange, ...]:
     """What differs between two schedules or queues as they stand in a manifest. An empty mapping among the
     arguments of a job is a value like any other."""
-    return _compared(dict(_leaves(before, keeps_empty=True)), dict(_leaves(after, keeps_empty=True)))
-
-
-def _difference_by(plain: Callable[[Any], dict[str, Any]]) -> Callable[[Any, Any], tuple[OptionChange, ...]]:
-    # Most are as they were, which is seen at once.
-    return lambda before, after: () if before == after else plain_difference(plain(before), plain(after))
+    if before == after:
+        return ()  # as most are
+    old, new = (dict(_leaves(spec.plain(), keeps_empty=True)) for spec in (before, after))
+    return _compared(old, new)
 
 
 _Path = tuple[str, ...]

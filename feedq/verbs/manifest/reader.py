@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from feedq.core.model import FeedSpec
-from feedq.core.schedule.entries import (
-    QueueEntry,
-    ScheduleEntry,
-)
+from feedq.core.schedule.spec import Queue, ScheduleSpec
 from feedq.core.values import did_you_mean, read
 from feedq.errors import InvalidInput
 from feedq.verbs import documents
@@ -20,10 +17,10 @@ from feedq.verbs.manifest.feed_entry import FeedEntry
 ENTRIES_MAX = 100_000
 """Feeds of one call, and schedules, and queues: they are all held in memory."""
 
-ENTRIES: Mapping[str, type[FeedEntry | ScheduleEntry | QueueEntry]] = {
+ENTRIES: Mapping[str, type[FeedEntry | ScheduleSpec | Queue]] = {
     "feeds": FeedEntry,
-    "schedules": ScheduleEntry,
-    "queues": QueueEntry,
+    "schedules": ScheduleSpec,
+    "queues": Queue,
 }
 """The keys at the top of a manifest, and what each is a list of."""
 _SHAPES = {
@@ -32,7 +29,7 @@ _SHAPES = {
     "queues": "name, and rate_per_s or concurrency",
 }
 
-E = TypeVar("E", FeedEntry, ScheduleEntry, QueueEntry)
+E = TypeVar("E", FeedEntry, ScheduleSpec, Queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +42,7 @@ class Declaration(Generic[E]):
 
     @property
     def spec(self) -> Any:
-        return self.entry.spec
+        return self.entry.spec if isinstance(self.entry, FeedEntry) else self.entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +61,8 @@ class Manifest:
     """What a manifest declares, and all that is wrong with it."""
 
     feeds: tuple[Declaration[FeedEntry], ...] = ()
-    schedules: tuple[Declaration[ScheduleEntry], ...] = ()
-    queues: tuple[Declaration[QueueEntry], ...] = ()
+    schedules: tuple[Declaration[ScheduleSpec], ...] = ()
+    queues: tuple[Declaration[Queue], ...] = ()
     problems: tuple[ManifestProblem, ...] = ()
     keys: frozenset[str] = frozenset()
     """Which keys of `ENTRIES` it has, empty lists included."""

@@ -13,7 +13,8 @@ from feedq.core.expectations import write_expectations
 from feedq.core.model import Event, FeedView, Lease, WorkerView
 from feedq.core.notices import notice_sentences
 from feedq.core.passwords import mask_url
-from feedq.core.schedule.model import CatchUp, Job, Overlap, RunState, ScheduleSpec, ScheduleView
+from feedq.core.schedule.model import RunState, ScheduleView
+from feedq.core.schedule.spec import CatchUp, Overlap, ScheduleSpec
 from feedq.core.values import instant
 from feedq.verbs import wording
 from feedq.verbs.report.masking import masked, shown
@@ -234,7 +235,7 @@ def standing_lines(view: ScheduleView, *, counts: Mapping[RunState, int], now: d
             ("paused because", schedule.pause_reason),
             ("paused until", _moment(schedule.paused_until, now)),
             ("cannot run", view.unserved),
-            ("when", timing_words(schedule.spec.timing)),
+            ("when", timing_words(schedule.spec)),
             ("next tick", _moment(schedule.next_tick_at, now)),
             ("fires", f"{_moment(schedule.next_fire_at, now)}, with its jitter" if is_jittered else None),
             ("waiting", f"{view.waiting:,}"),
@@ -276,26 +277,25 @@ def schedule_lines(found: ScheduleDocument, *, now: datetime) -> list[DetailLine
 
 def schedule_declaration_lines(spec: ScheduleSpec) -> list[DetailLine]:
     """Shows a schedule as it is declared, what is left to its default included."""
-    kept = [(spec.keep_runs, "runs"), (spec.keep_days, "days")]
-    dates, zone = spec.exclude.dates, spec.exclude.zone
+    kept = [(spec.keep.runs, "runs"), (spec.keep.days, "days")]
     waiting = f", up to {spec.buffer_max:,} waiting" if spec.overlap is Overlap.BUFFER_ALL else ""
     pauses = f"after {spec.pause_on_failure} in a row that did not succeed"
     return [
         *detail_lines(
             [
-                ("when", timing_words(spec.timing)),
-                ("begins", None if spec.start_at is None else instant(spec.start_at)),
-                ("ends", None if spec.end_at is None else instant(spec.end_at)),
-                ("days left out", f"{', '.join(dates)} ({zone})" if dates else None),
+                ("when", timing_words(spec)),
+                ("begins", None if spec.start is None else instant(spec.start)),
+                ("ends", None if spec.end is None else instant(spec.end)),
+                ("days left out", f"{', '.join(spec.exclude)} ({spec.zone})" if spec.exclude else None),
             ]
         ),
-        *_job_lines(spec.job),
+        *_job_lines(spec),
         *detail_lines(
             [
                 ("overlap", f"{spec.overlap}{waiting}"),
                 ("catch-up", _catch_up(spec)),
-                ("start deadline", _seconds(spec.start_deadline_s)),
-                ("jitter", f"up to {duration(spec.jitter_s)}" if spec.jitter_s else None),
+                ("start deadline", _seconds(spec.start_deadline)),
+                ("jitter", f"up to {duration(spec.jitter)}" if spec.jitter else None),
                 ("history kept", ", ".join(f"{n:,} {what}" for n, what in kept if n is not None)),
                 ("when resumed", f"ticks of the pause: {spec.resume}"),
                 ("pauses itself", None if spec.pause_on_failure is None else pauses),
@@ -304,20 +304,20 @@ def schedule_declaration_lines(spec: ScheduleSpec) -> list[DetailLine]:
     ]
 
 
-def _job_lines(job: Job) -> Sequence[DetailLine]:
+def _job_lines(job: ScheduleSpec) -> Sequence[DetailLine]:
     retries = job.retries
-    waits = f"{duration(retries.first_s)}, × {retries.factor:g}, up to {duration(retries.max_s)}"
+    waits = f"{duration(retries.first)}, × {retries.factor:g}, up to {duration(retries.max)}"
     return [
         DetailLine("task", job.task),
         *([_yaml("arguments", shown(job.args))] if job.args else []),
         *([_yaml("named arguments", shown(job.kwargs))] if job.kwargs else []),
         *detail_lines(
             [
-                ("only on workers with", pairs(job.selector)),
+                ("only on workers with", pairs(job.selector.required)),
                 ("semantics", job.semantics),
                 ("queue", job.queue),
                 ("priority", str(job.priority) if job.priority else None),
-                ("time-out", _seconds(job.timeout_s) or "none"),
+                ("time-out", _seconds(job.timeout) or "none"),
                 ("retries", f"{retries.limit}, after {waits}" if retries.limit else None),
             ]
         ),
@@ -329,8 +329,9 @@ def _seconds(seconds: float | None) -> str | None:
 
 
 def _catch_up(spec: ScheduleSpec) -> str:
-    late = f"a tick is a misfire {duration(spec.misfire_after_s)} after it was due"
-    if spec.catch_up is CatchUp.SKIP:
-        return f"{spec.catch_up}; {late}"
-    bound = f", at most {spec.catch_up_max:,}" if spec.catch_up is CatchUp.ALL else ""
-    return f"{spec.catch_up} within {duration(spec.catch_up_window_s)}{bound}; {late}"
+    late = f"a tick is a misfire {duration(spec.misfire_after)} after it was due"
+    policy, most = spec.catch_up.policy, spec.catch_up.max
+    if policy is CatchUp.SKIP:
+        return f"{policy}; {late}"
+    bound = f", at most {most:,}" if policy is CatchUp.ALL else ""
+    return f"{policy} within {duration(spec.catch_up.window)}{bound}; {late}"

@@ -67,6 +67,6 @@ def _checks(
     yield from placing_checks(required, tenants, workers, rules)
     yield from job_checks(jobs)
     if jobs.schedules:
-        yield from declaration_checks(store.jobs.schedules.specs())
+        yield from declaration_checks(store.jobs.schedules.all())
     if jobs.active:
         yield from check_tasks(store.scheduled_tasks())

@@ -8,7 +8,7 @@ from typing import Any
 
 from feedq.core.model import JSON, FeedView
 from feedq.core.passwords import mask_url
-from feedq.core.schedule.arguments import is_secret
+from feedq.core.schedule.spec import is_secret
 
 MASK = "***"
 LEASE_TEXTS = ("dead_letter_error", "last_error", "sink_error", "blame", "event_fault")

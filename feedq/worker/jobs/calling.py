@@ -25,7 +25,8 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.imports import import_from_cwd
 
 from feedq.control.store.jobs.runs import RunStore
-from feedq.core.schedule.model import ClaimedRun, Finish, RunState, Semantics
+from feedq.core.schedule.model import ClaimedRun, Finish, RunState
+from feedq.core.schedule.spec import Semantics
 from feedq.errors import FeedqError, InvalidInput, JobSessionLost, RunCancelled, RunTakenAway
 from feedq.telemetry.hiding import structlog
 from feedq.telemetry.logs import LogEvent, log, mask_url
@@ -148,7 +149,7 @@ def _failure(run: ClaimedRun, context: RunContext, error: BaseException) -> Fini
 def timed_out(run: ClaimedRun) -> Finish:
     """The end of a run whose time is up, whatever its code does from now on."""
     logger.warning(LogEvent.RUN_TIMED_OUT, run=run.correlation_id, task=run.job.task)
-    limit_s = run.job.timeout_s
+    limit_s = run.job.timeout
     said = "timed out" if limit_s is None else f"timed out after {limit_s:g} s"
     return Finish(run.id, run.fence, RunState.TIMED_OUT, said)
 

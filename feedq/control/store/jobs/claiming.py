@@ -47,22 +47,21 @@ from feedq.control.store.channels import RUN_LOCK_CLASS
 from feedq.control.store.jobs.rows import job_from
 from feedq.core.schedule.model import (
     AGEING_S,
-    PRIORITY_MAX,
     ClaimedRun,
     Finish,
     Granted,
-    Job,
     Offer,
     RunKind,
     RunState,
 )
+from feedq.core.schedule.spec import PRIORITY_MAX, ScheduleSpec
 from feedq.errors import InvalidInput
 
 AGAIN_S = 0.05
 """When there are runs to start, and others were about to take them."""
 MISSED_PER_CLAIM = 1_000
 """Runs past their start deadline that one claim ends."""
-DEFAULT_TIMEOUT_S = Job("").timeout_s or inf
+DEFAULT_TIMEOUT_S = ScheduleSpec.model_fields["timeout"].default or inf
 """The time-out of a stored job that does not say, as it differs from no default."""
 CROWD = 32
 """The number of candidates beyond those that are wanted that are read as well: the first may be locked by
@@ -96,7 +95,7 @@ _MINE = f"""(r.segment IS NULL OR r.segment = ANY(CAST(:segments AS smallint[]))
 _IN_LINE = "exclusive AND kind = 'backfill'"
 """The runs of backfills, as the index `run_backfill` has it; `run_lane` has all others."""
 _TASK = "coalesce(r.job ->> 'task', '')"
-_SELECTOR = "coalesce(r.job -> 'selector', '{}'::jsonb)"
+_SELECTOR = "coalesce(r.job #> '{selector,required}', '{}'::jsonb)"
 """The labels of a selector, as the index `run_lane` has them."""
 _ME = """
     SELECT w.id, w.labels, t.tasks FROM feedq.worker w LEFT JOIN feedq.task_set t ON t.id = w.task_set_id
@@ -229,9 +228,9 @@ MISS_DEADLINES = f"""
     WHERE r.id = late.id RETURNING r.id
 """
 _TIMEOUT_S = f"""
-    CASE WHEN NOT jsonb_exists(r.job, 'timeout_s') THEN {DEFAULT_TIMEOUT_S}
-         WHEN jsonb_typeof(r.job -> 'timeout_s') = 'number'
-         THEN least(greatest((r.job ->> 'timeout_s')::float8, 0), {NEVER_S}) END
+    CASE WHEN NOT jsonb_exists(r.job, 'timeout') THEN {DEFAULT_TIMEOUT_S}
+         WHEN jsonb_typeof(r.job -> 'timeout') = 'number'
+         THEN least(greatest((r.job ->> 'timeout')::float8, 0), {NEVER_S}) END
 """
 
 CLAIM = f"""
@@ -382,7 +381,7 @@ def _read(rows: Sequence[Any]) -> tuple[list[ClaimedRun], list[Finish]]:
     for row in rows:
         try:
             runs.append(claimed_run(row))
-        except (InvalidInput, ValueError) as error:
+        except InvalidInput as error:
             reason = f"its stored job cannot be read: {error}"
             unreadable.append(Finish(row.id, row.fence, RunState.FAILED, reason))
     return runs, unreadable

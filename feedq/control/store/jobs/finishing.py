@@ -33,15 +33,14 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-import msgspec
 from sqlalchemy import Connection, text
 
 from feedq.control.store.database import GivenRows
 from feedq.control.store.jobs.claiming import MISS_DEADLINES
-from feedq.control.store.jobs.rows import FENCES, record
-from feedq.core.schedule.model import Finish, Job, RunState
+from feedq.control.store.jobs.rows import FENCES, job_from, record
+from feedq.core.schedule.model import Finish, RunState
 from feedq.core.schedule.outcome import Ends, RetryIn, after_attempt, after_loss, counts_as_failure
-from feedq.core.schedule.plain import job_from_json
+from feedq.core.schedule.spec import ScheduleSpec
 from feedq.core.values import storable
 from feedq.errors import InvalidInput
 from feedq.telemetry.event_names import EventKind
@@ -53,8 +52,8 @@ GRACE_S = 1.0
 # Only what is needed is read of the declaration: one that this release cannot read must not keep runs from ending.
 STANDING = """
     s.id, s.name, s.failures, s.state = 'active' AS is_active, s.removed_at IS NOT NULL AS is_removed,
-    CASE WHEN jsonb_typeof(s.policy -> 'pause_on_failure') = 'number'
-         THEN (s.policy ->> 'pause_on_failure')::numeric END AS pause_on_failure
+    CASE WHEN jsonb_typeof(s.declaration -> 'pause_on_failure') = 'number'
+         THEN (s.declaration ->> 'pause_on_failure')::numeric END AS pause_on_failure
 """
 # Those without failures stay unlocked if none comes now. If one comes from elsewhere meanwhile, it came after us.
 _LOCK_SCHEDULES = f"""
@@ -64,7 +63,7 @@ _LOCK_SCHEDULES = f"""
     ORDER BY s.id FOR NO KEY UPDATE
 """
 _LOCK_RUNS = """
-    SELECT r.*, s.name AS schedule FROM (
+    SELECT r.*, r.job::text AS job_text, s.name AS schedule FROM (
         SELECT DISTINCT id FROM unnest(CAST(:ids AS bigint[])) AS t (id) ORDER BY id
     ) given CROSS JOIN LATERAL (SELECT * FROM feedq.run WHERE id = given.id FOR UPDATE) r
     CROSS JOIN LATERAL (SELECT name FROM feedq.schedule WHERE id = r.schedule_id OFFSET 0) s
@@ -130,7 +129,7 @@ _LOCK_SCHEDULES_OF_LOST = f"""
 # Of the worker that was found: a new one, which has taken it over meanwhile, this statement may not see yet.
 _HELD = GivenRows("id bigint, worker_id uuid")
 _LOCK_LOST = f"""
-    SELECT r.* FROM {_HELD} CROSS JOIN LATERAL (
+    SELECT r.*, r.job::text AS job_text FROM {_HELD} CROSS JOIN LATERAL (
         SELECT * FROM feedq.run WHERE id = given.id AND schedule_id = ANY(:schedule_ids)
         OFFSET 0 FOR UPDATE SKIP LOCKED
     ) r
@@ -279,11 +278,11 @@ def _ended(row: Any, decision: Ends | RetryIn, reason: str | None, *, is_lost: b
             return Ended(row, RunState.WAITING, reason, is_lost, seconds)
 
 
-def _job_of(row: Any) -> Job | None:
+def _job_of(row: Any) -> ScheduleSpec | None:
     """Reads the job of a run; None for one of another release, as how often it may be run cannot be known here."""
     try:
-        return job_from_json(msgspec.json.encode(row.job))
-    except (InvalidInput, ValueError):
+        return job_from(row.job_text)
+    except InvalidInput:
         return None
 
 

@@ -23,8 +23,9 @@ from sqlalchemy import Connection, text
 from feedq.control.store.database import GivenRows
 from feedq.control.store.jobs.rows import SCHEDULE_COLUMNS, UNFIRED, cancel, record, schedule_from, unfinished
 from feedq.core.schedule import ticks
-from feedq.core.schedule.model import AGEING_S, Fired, Overlap, RunState, Schedule
+from feedq.core.schedule.model import AGEING_S, Fired, RunState, Schedule
 from feedq.core.schedule.outcome import LEFT_OUT
+from feedq.core.schedule.spec import NOT_OF_JOB, Overlap
 from feedq.core.schedule.spread import segment_of
 from feedq.core.schedule.ticks import DueRun, Firing, Unfinished
 from feedq.telemetry.event_names import EventKind
@@ -73,9 +74,9 @@ _INSERT = text(f"""
     SELECT s.id, 'tick', given.key, given.tick_at, given.ticks, given.last_tick_at, given.due_at,
         given.due_at - make_interval(secs => given.ahead_s), given.start_by, given.state, given.reason,
         CASE WHEN given.state <> 'waiting' THEN clock_timestamp() END,
-        s.job, given.queue, given.exclusive, given.segment
+        s.declaration - CAST(:not_of_job AS text[]), given.queue, given.exclusive, given.segment
     FROM {_RUNS.numbered}
-    CROSS JOIN LATERAL (SELECT id, job FROM feedq.schedule WHERE id = given.schedule_id OFFSET 0) s
+    CROSS JOIN LATERAL (SELECT id, declaration FROM feedq.schedule WHERE id = given.schedule_id OFFSET 0) s
     ORDER BY given.n
     ON CONFLICT (schedule_id, key) DO NOTHING
     RETURNING segment, state = 'waiting' AND due_at <= {_NOW} AS may_start
@@ -178,17 +179,18 @@ def insert(c: Connection, decided: Sequence[Decided]) -> list[int]:
     ]
     if not runs:
         return []
-    made = c.execute(_INSERT, _RUNS.of(_row_of(schedule, run) for schedule, run in runs))
+    given = _RUNS.of(_row_of(schedule, run) for schedule, run in runs)
+    made = c.execute(_INSERT, given | {"not_of_job": list(NOT_OF_JOB)})
     return [row.segment for row in made if row.may_start]
 
 
 def _row_of(schedule: Schedule, run: DueRun) -> tuple[object, ...]:
     """Lists the columns of a run in the order of `_RUNS`."""
-    job = schedule.spec.job
+    spec = schedule.spec
     return (
         *(schedule.id, run.key, run.tick_at, run.ticks, run.last_tick_at, run.due_at),
-        *(job.priority * AGEING_S, run.start_by, run.state.value, run.reason, job.queue),
-        *(schedule.spec.overlap is not Overlap.ALLOW_ALL, segment_of(schedule.id, run.key)),
+        *(spec.priority * AGEING_S, run.start_by, run.state.value, run.reason, spec.queue),
+        *(spec.overlap is not Overlap.ALLOW_ALL, segment_of(schedule.id, run.key)),
     )
 
 

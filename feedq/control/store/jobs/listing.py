@@ -5,7 +5,7 @@ Reads only. A page is a few lookups in indexes a row, however many schedules and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, text
@@ -15,9 +15,7 @@ from feedq.control.store.jobs.claiming import CAN, KNOWS
 from feedq.control.store.jobs.rows import (
     RUN_COLUMNS,
     SCHEDULE_COLUMNS,
-    SPEC_COLUMNS,
     UNFINISHED,
-    declared_from,
     no_run,
     no_schedule,
     run_from,
@@ -29,11 +27,10 @@ from feedq.core.schedule.model import (
     Run,
     RunState,
     Schedule,
-    ScheduleSpec,
     ScheduleState,
     ScheduleView,
-    UnreadableSpec,
 )
+from feedq.core.schedule.spec import BEAT_PREFIX
 
 PAGE_MAX = 1_000
 """Schedules or runs of one answer."""
@@ -114,7 +111,10 @@ _SERVING = """
         WHERE w.state = 'active' AND w.target_state = 'serving' AND w.job_slots > 0
     )
 """
-_WANTED = "coalesce(s.job ->> 'task', '') AS task, coalesce(s.job -> 'selector', '{}'::jsonb) AS selector"
+_WANTED = """
+    coalesce(s.declaration ->> 'task', '') AS task,
+    coalesce(s.declaration #> '{selector,required}', '{}'::jsonb) AS selector
+"""
 _CAN = CAN.format(task="wanted.task", selector="wanted.selector")
 _UNSERVED = f"""
     WITH {_SERVING}, wanted AS MATERIALIZED (
@@ -239,28 +239,22 @@ class ScheduleListing(Aggregate):
         worker."""
         return _unserved(c, names)
 
-    def specs(self, names: Sequence[str] | None = None) -> Mapping[str, ScheduleSpec | UnreadableSpec]:
-        """All declared schedules by name, or those of these names; without those behind beat entries."""
-        sql = f"""
-            SELECT {SPEC_COLUMNS}, s.pause_reason FROM feedq.schedule s
-            WHERE removed_at IS NULL AND NOT jsonb_exists(s.timing, 'beat')
-              AND (CAST(:names AS text[]) IS NULL OR s.name = ANY(:names))
-            ORDER BY s.name
-        """
-        # A hundred thousand of them must not be read with the transaction waiting for it.
-        with self._database.transaction() as c:
-            rows = c.execute(text(sql), {"names": None if names is None else list(names)}).all()
-        return {row.name: declared_from(row) for row in rows}
+    def all(self, names: Sequence[str] | None = None) -> Iterator[Schedule]:
+        """All declared schedules by name, or those of these names, read page by page."""
+        after = ""
+        while page := self.declared(names=names, after=after):
+            yield from page
+            after = page[-1].spec.name
 
     @in_transaction
     def declared(
         self, c: Connection, *, names: Sequence[str] | None = None, after: str = "", limit: int = PAGE_MAX
     ) -> list[Schedule]:
-        """A page of the schedules that `specs` has, by name. One that this release cannot read is marked as
-        `unreadable`."""
+        """A page of the declared schedules by name, or of those of these names; without those behind beat entries.
+        One that this release cannot read is marked as `unreadable`."""
         sql = f"""
             SELECT {SCHEDULE_COLUMNS} FROM feedq.schedule s
-            WHERE removed_at IS NULL AND NOT jsonb_exists(s.timing, 'beat') AND s.name > :after
+            WHERE removed_at IS NULL AND NOT starts_with(s.name, '{BEAT_PREFIX}') AND s.name > :after
               AND (CAST(:names AS text[]) IS NULL OR s.name = ANY(:names))
             ORDER BY s.name LIMIT :limit
         """

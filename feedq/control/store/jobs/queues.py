@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from sqlalchemy import Connection, text
 
 from feedq.control.store.database import Aggregate, in_transaction
 from feedq.control.store.jobs.rows import UNFINISHED, record
-from feedq.core.schedule.model import Queue, QueueDepth
+from feedq.core.schedule.model import QueueDepth
+from feedq.core.schedule.spec import Queue
 from feedq.errors import NotFound
 from feedq.telemetry.event_names import EventKind
 
@@ -19,11 +19,7 @@ class QueueStore(Aggregate):
 
     @in_transaction
     def set(self, c: Connection, queue: Queue) -> None:
-        """Raises `InvalidInput`. Starts that a queue has saved up stay its own, up to the new burst."""
-        # Here alone: a worker has no need of what people declare.
-        from feedq.core.schedule.entries import QueueEntry, plain_queue
-
-        QueueEntry.valid(plain_queue(queue))
+        """Declare the limits of a queue. Starts that it has saved up stay its own, up to the new burst."""
         # Full at first, as a bucket is that nobody has drawn from.
         sql = """
             INSERT INTO feedq.job_queue AS q (name, rate_per_s, burst, concurrency, tokens)
@@ -35,9 +31,9 @@ class QueueStore(Aggregate):
                         * greatest(extract(epoch FROM clock_timestamp() - q.tokens_at), 0)) END,
                 tokens_at = clock_timestamp()
         """
-        c.execute(text(sql), asdict(queue))
+        c.execute(text(sql), dict(queue))
         record(
-            c, EventKind.QUEUE_CHANGED, **{"queue" if k == "name" else k: v for k, v in asdict(queue).items()}
+            c, EventKind.QUEUE_CHANGED, **{"queue" if key == "name" else key: value for key, value in queue}
         )
 
     @in_transaction
@@ -51,13 +47,13 @@ class QueueStore(Aggregate):
     @in_transaction
     def all(self, c: Connection) -> list[Queue]:
         sql = "SELECT name, rate_per_s, burst, concurrency FROM feedq.job_queue ORDER BY name"
-        return [Queue(*row) for row in c.execute(text(sql))]
+        return [Queue.of(row._asdict()) for row in c.execute(text(sql))]
 
     def listed(self) -> list[QueueDepth]:
         """The queues that have limits or unfinished runs, by name."""
         queues, depths = {found.name: found for found in self.all()}, self.depths()
         names = sorted(queues.keys() | depths.keys())
-        return [(queues.get(name, Queue(name)), *depths.get(name, (0, 0))) for name in names]
+        return [(name, queues.get(name), *depths.get(name, (0, 0))) for name in names]
 
     @in_transaction
     def depths(self, c: Connection) -> Mapping[str, tuple[int, int]]:

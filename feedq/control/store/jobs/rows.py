@@ -1,7 +1,7 @@
 """Rows of schedules and runs: the columns, their values, and what all who write them share.
 
-A declaration is stored in three parts, the job, the timing and the policies, each as JSON in the words of
-`feedq.core.schedule.plain`. A run has a copy of the job.
+A declaration is stored as JSON (`feedq.core.values.Entry.to_json`). A run has a copy of what it says of the job
+(`feedq.core.schedule.spec.JOB_KEYS`).
 
 Whatever makes or cancels the runs of a schedule locks the schedule's row before it counts or touches them: so two
 that decide at once are one after the other, and the second sees what the first has done. Rows are locked in one
@@ -10,45 +10,30 @@ table)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 from sqlalchemy import Connection, text
 
 from feedq.control.store import history
 from feedq.control.store.channels import NotifyReason, notify_workers
 from feedq.control.store.database import GivenRows
 from feedq.core.schedule.model import (
-    Cron,
-    Job,
     Run,
     RunKind,
     RunState,
     Schedule,
-    ScheduleSpec,
     ScheduleState,
     ScheduleView,
-    Timing,
-    UnreadableSpec,
 )
 from feedq.core.schedule.outcome import RunMove, states_before
-from feedq.core.schedule.plain import (
-    job_from_json,
-    job_to_plain,
-    policy_to_plain,
-    spec_from_json,
-    timing_from_json,
-    timing_to_plain,
-)
+from feedq.core.schedule.spec import JOB_KEYS, ScheduleSpec
 from feedq.core.schedule.ticks import Unfinished
 from feedq.errors import InvalidInput, NotFound, Unreadable
 from feedq.telemetry.event_names import EventKind
-
-Part = TypeVar("Part", Job, Timing)
 
 DECLARED = "declared as paused"
 """The reason of a pause that the declaration asks for."""
@@ -56,14 +41,13 @@ UNFIRED = "it cannot be fired: "
 """Begins the reason of a pause of a schedule about which firing could decide nothing, by its declaration."""
 UNFINISHED = "state IN ('waiting', 'running')"
 """As the index `run_unfinished` has it."""
-SPEC_COLUMNS = "s.name, s.job::text AS job, s.timing::text AS timing, s.policy::text AS policy"
 SCHEDULE_COLUMNS = (
-    f"s.id, {SPEC_COLUMNS}, s.state, s.paused_until, s.pause_reason, s.generation, s.next_tick_at, "
-    "s.next_fire_at, s.failures, s.created_at, s.updated_at"
+    "s.id, s.name, s.declaration::text AS declaration, s.state, s.paused_until, s.pause_reason, s.generation, "
+    "s.next_tick_at, s.next_fire_at, s.failures, s.created_at, s.updated_at"
 )
 """The columns of a schedule in the order of the fields, as those of runs are: a page has a thousand rows, and
 to look each column up by its name takes longer than all else that is done with it."""
-SCHEDULE_WIDTH = 14
+SCHEDULE_WIDTH = 12
 RUN_COLUMNS = (
     "r.id AS run_id, r.schedule_id, s.name AS schedule_name, r.kind, r.key, r.tick_at, r.ticks, r.due_at, "
     "r.state AS run_state, r.reason, r.attempt, r.fence, r.worker_id, w.name AS worker_name, r.started_at, "
@@ -71,14 +55,13 @@ RUN_COLUMNS = (
 )
 """The columns of a run, with its schedule and its worker joined to it."""
 UNREADABLE = "(cannot be read)"
-"""Shown in lists as the task of a job that this release cannot read. Nothing is told by it: see
+"""Shown in lists as the task of what this release cannot read. Nothing is told by it: see
 `feedq.core.schedule.model.Schedule.unreadable`."""
 SOON = timedelta(seconds=1)
 """What is declared to fire within this is told to a worker: no worker may scan by then. All others see it in
 time."""
 KEPT = 4_096
-"""Values of each part that are kept, read once: what people look at is the same again and again, and few
-schedules have a timing of their own."""
+"""Jobs that are kept, read once: the runs of a schedule all have the same."""
 _COUNT = text(f"""
     SELECT given.id, u.waiting, u.running FROM unnest(CAST(:ids AS bigint[])) AS given (id) CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
@@ -109,45 +92,21 @@ _CANCEL = text(f"""
 """)
 
 
-def stored_job(job: Job) -> str:
-    return msgspec.json.encode(job_to_plain(job)).decode()
-
-
-def stored(spec: ScheduleSpec) -> dict[str, str]:
-    """The columns that hold a declaration."""
-    return {
-        "name": spec.name,
-        "job": stored_job(spec.job),
-        "timing": msgspec.json.encode(timing_to_plain(spec.timing)).decode(),
-        "policy": msgspec.json.encode(policy_to_plain(spec)).decode(),
-    }
-
-
-def spec_from(row: Any) -> ScheduleSpec:
-    """Reads `SPEC_COLUMNS`. Raises `Unreadable`."""
-    name, job, timing, policy = row
-    try:
-        return spec_from_json(name, timing=timing, job=job, policy=policy)
-    except (InvalidInput, ValueError) as error:
-        raise Unreadable(
-            f"schedule {name!r} is stored in a way that this release of feedq cannot read ({error}); upgrade "
-            "feedq, or declare the whole of it anew with `feedq apply`"
-        ) from error
-
-
-def declared_from(row: Any) -> ScheduleSpec | UnreadableSpec:
-    """Reads `SPEC_COLUMNS` and ``pause_reason``, whatever is stored."""
-    *columns, pause_reason = row
-    try:
-        return spec_from(columns)
-    except Unreadable as error:
-        return UnreadableSpec(str(error), paused=pause_reason == DECLARED)
+def stored_job(spec: ScheduleSpec) -> str:
+    return spec.model_dump_json(include=set(JOB_KEYS), exclude_defaults=True, warnings=False)
 
 
 def schedule_from(row: Any) -> Schedule:
     """Reads a row that begins with `SCHEDULE_COLUMNS`. Raises `Unreadable`."""
-    schedule_id, name, job, timing, policy, state, *rest = row[:SCHEDULE_WIDTH]
-    return Schedule(schedule_id, spec_from((name, job, timing, policy)), ScheduleState(state), *rest)
+    schedule_id, name, declaration, state, *rest = row[:SCHEDULE_WIDTH]
+    try:
+        spec = ScheduleSpec.from_json(declaration)
+    except InvalidInput as error:
+        raise Unreadable(
+            f"schedule {name!r} is stored in a way that this release of feedq cannot read ({error}); upgrade "
+            "feedq, or declare the whole of it anew with `feedq apply`"
+        ) from error
+    return Schedule(schedule_id, spec, ScheduleState(state), *rest)
 
 
 def shown_schedule_from(row: Any) -> Schedule:
@@ -155,17 +114,19 @@ def shown_schedule_from(row: Any) -> Schedule:
     try:
         return schedule_from(row)
     except Unreadable as error:
-        schedule_id, name, _, timing, _, state, until, reason, *rest = row[:SCHEDULE_WIDTH]
-        shown = _readable(timing_from_json, timing) or Cron("?")
-        spec = ScheduleSpec(name, shown, Job(UNREADABLE), paused=reason == DECLARED)
-        known = Schedule(schedule_id, spec, ScheduleState(state), until, reason, *rest)
-        return replace(known, unreadable=str(error))
+        schedule_id, name, _, state, until, reason, *rest = row[:SCHEDULE_WIDTH]
+        spec = ScheduleSpec.of({"name": name, "task": UNREADABLE, "paused": reason == DECLARED or None})
+        shown = Schedule(schedule_id, spec, ScheduleState(state), until, reason, *rest)
+        return replace(shown, unreadable=str(error))
 
 
 def run_from(row: Any) -> Run:
     """Reads `RUN_COLUMNS`."""
     run_id, schedule_id, name, kind, key, tick_at, ticks, due_at, state, *rest, job = row
-    rest.append(_readable(job_from, job) or Job(UNREADABLE))
+    try:
+        rest.append(job_from(job))
+    except InvalidInput:
+        rest.append(ScheduleSpec.of({"name": name, "task": UNREADABLE}))
     return Run(run_id, schedule_id, name, RunKind(kind), key, tick_at, ticks, due_at, RunState(state), *rest)
 
 
@@ -177,16 +138,10 @@ def view_from(row: Any) -> ScheduleView:
     return ScheduleView(shown_schedule_from(columns), last, waiting, running)
 
 
-def _readable(read: Callable[[str], Part], stored: str) -> Part | None:
-    try:
-        return read(stored)
-    except (InvalidInput, ValueError):
-        return None
-
-
 @lru_cache(maxsize=KEPT)
-def job_from(stored: str) -> Job:
-    return job_from_json(stored)
+def job_from(stored: str) -> ScheduleSpec:
+    """Raises `InvalidInput`."""
+    return ScheduleSpec.from_json(stored)
 
 
 # -- locks, and what is written ----------------------------------------------------------------------

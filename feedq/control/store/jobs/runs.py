@@ -58,7 +58,7 @@ SCHEDULES_PER_SCAN = 100
 """The number of schedules with a history of their own that are trimmed at a time. Each costs a walk over as
 many index entries as it keeps runs."""
 
-KEEPING = "jsonb_exists_any(policy, ARRAY['keep_runs', 'keep_days'])"
+KEEPING = "jsonb_exists(declaration, 'keep')"
 """As the index `schedule_keeping` has it."""
 
 # Only a time that stays the same for a statement can be looked for in an index. And ARRAY, so that what was found
@@ -68,7 +68,7 @@ _OLD_RUNS = text(f"""
         SELECT id FROM feedq.run r
         WHERE ended_at IS NOT NULL AND ended_at < statement_timestamp() - make_interval(days => :days)
             AND schedule_id <> ALL(ARRAY(
-            SELECT id FROM feedq.schedule WHERE {KEEPING} AND (policy ->> 'keep_days')::int > :days
+            SELECT id FROM feedq.schedule WHERE {KEEPING} AND (declaration #>> '{{keep,days}}')::int > :days
         ))
         ORDER BY ended_at LIMIT :limit FOR UPDATE SKIP LOCKED
     ))
@@ -82,7 +82,8 @@ _REMOVED_SCHEDULES = text("""
     ))
 """)
 _KEEPING = text(f"""
-    SELECT id, (policy ->> 'keep_runs')::int AS runs, (policy ->> 'keep_days')::int AS days FROM feedq.schedule
+    SELECT id, (declaration #>> '{{keep,runs}}')::int AS runs, (declaration #>> '{{keep,days}}')::int AS days
+    FROM feedq.schedule
     WHERE {KEEPING} AND id > :after
     ORDER BY id LIMIT :limit
 """)

@@ -13,11 +13,9 @@ nothing by it. All others last until somebody resumes the schedule, or until the
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from operator import attrgetter
 from typing import Any
 from uuid import uuid4
 
@@ -38,7 +36,6 @@ from feedq.control.store.jobs.rows import (
     now,
     record,
     shown_schedule_from,
-    stored,
     stored_job,
     unfinished,
 )
@@ -49,20 +46,14 @@ from feedq.core.schedule.cron import parse
 from feedq.core.schedule.model import (
     AGEING_S,
     BACKFILL_MAX,
-    BEAT_PREFIX,
-    Beat,
-    Cron,
-    Job,
-    Overlap,
     Run,
     RunKind,
     RunState,
     Schedule,
-    ScheduleSpec,
     ScheduleState,
 )
 from feedq.core.schedule.outcome import RunMove, states_before
-from feedq.core.schedule.plain import spec_from_json
+from feedq.core.schedule.spec import BEAT_PREFIX, Overlap, ScheduleSpec
 from feedq.core.schedule.ticks import fire_time
 from feedq.core.values import instant
 from feedq.errors import Conflict, InvalidInput
@@ -116,7 +107,6 @@ class ScheduleStore(ScheduleListing):
     def add(self, c: Connection, spec: ScheduleSpec) -> Schedule:
         """Declare a schedule, whose first tick is the first after now. Raises `Conflict` when a schedule of that
         name exists."""
-        spec = _as_stored(spec)
         # Jitter is hashed from the id, so the first tick cannot be known before it.
         sql = "SELECT nextval(pg_get_serial_sequence('feedq.schedule', 'id')) AS id, clock_timestamp() AS now"
         given = c.execute(text(sql)).one()
@@ -124,10 +114,10 @@ class ScheduleStore(ScheduleListing):
         reason = DECLARED if spec.paused else None
         schedule = Schedule(given.id, spec, state, None, reason, 1, None, None, 0, given.now, given.now)
         sql = f"""
-            INSERT INTO feedq.schedule AS s (id, name, job, timing, policy, state, pause_reason,
+            INSERT INTO feedq.schedule AS s (id, name, declaration, state, pause_reason,
                 next_tick_at, next_fire_at, created_at, updated_at) OVERRIDING SYSTEM VALUE
-            VALUES (:id, :name, CAST(:job AS jsonb), CAST(:timing AS jsonb), CAST(:policy AS jsonb),
-                :state, :pause_reason, :next_tick_at, :next_fire_at, :now, :now)
+            VALUES (:id, :name, CAST(:declaration AS jsonb), :state, :pause_reason,
+                :next_tick_at, :next_fire_at, :now, :now)
             RETURNING {SCHEDULE_COLUMNS}
         """
         begun = ticks.begin(schedule, now=given.now)
@@ -146,12 +136,11 @@ class ScheduleStore(ScheduleListing):
         watermark goes to the first tick after now. ``spec.paused`` pauses. Without it a pause ends that was
         declared, or that firing made because it could decide nothing; never one by hand or by failures. Raises
         `NotFound`."""
-        spec = _as_stored(spec)
         current = shown_schedule_from(locked_row(c, name))
         require_version(f"schedule {name!r}", current.version, expected)
         # Of one that cannot be read not even what does not change is known.
         is_readable = current.unreadable is None
-        if isinstance(current.spec.timing, Beat) or isinstance(spec.timing, Beat):
+        if name.startswith(BEAT_PREFIX) or spec.name.startswith(BEAT_PREFIX):
             raise Conflict(f"schedule {name!r} is an entry of beat_schedule.py; edit it there")
         if is_readable and spec == current.spec:
             return current
@@ -163,11 +152,7 @@ class ScheduleStore(ScheduleListing):
             edited = replace(edited, state=ScheduleState.PAUSED, pause_reason=DECLARED)
         elif ends_pause:
             edited = ticks.resumed(edited, now=at)
-        changed = [
-            f.name
-            for f in dataclasses.fields(ScheduleSpec)
-            if not is_readable or getattr(spec, f.name) != getattr(current.spec, f.name)
-        ]
+        changed = [key for key, value in spec if not is_readable or value != getattr(current.spec, key)]
         edited = _replace(c, edited)
         record(
             c, EventKind.SCHEDULE_EDITED, schedule=spec.name, generation=edited.generation, changed=changed
@@ -226,7 +211,7 @@ class ScheduleStore(ScheduleListing):
         if current.state is ScheduleState.ACTIVE and current.failures == 0:
             return current
         # What was declared as paused is so no longer: to declare it once more is an edit again.
-        resumed = replace(current, spec=replace(current.spec, paused=False), failures=0)
+        resumed = replace(current, spec=current.spec.model_copy(update={"paused": None}), failures=0)
         if current.state is ScheduleState.PAUSED:
             at = now(c)
             resumed = ticks.resumed(resumed, now=at)
@@ -237,7 +222,9 @@ class ScheduleStore(ScheduleListing):
     # -- runs that somebody asks for -----------------------------------------------------------------
 
     @in_transaction
-    def trigger(self, c: Connection, name: str, *, key: str | None = None, job: Job | None = None) -> Run:
+    def trigger(
+        self, c: Connection, name: str, *, key: str | None = None, job: ScheduleSpec | None = None
+    ) -> Run:
         """A run now, even of a paused schedule, under its overlap policy: the run may come back as
         `SKIPPED_OVERLAP`. A key that was used before gives the run of then. ``job`` stands in for its own."""
         key = trigger_key(str(uuid4()) if key is None else _checked(key))
@@ -260,7 +247,7 @@ class ScheduleStore(ScheduleListing):
             [_NewRun(key, None, state, objection)],
             kind=RunKind.TRIGGER,
             job=job,
-            start_deadline_s=spec.start_deadline_s,
+            start_deadline_s=spec.start_deadline,
         )
         if state is RunState.WAITING:
             notify_some(c, 1)
@@ -291,11 +278,11 @@ class ScheduleStore(ScheduleListing):
         return len(made), len(wanted) - len(made)
 
     @in_transaction
-    def once(self, c: Connection, entry: str, key: str, tick_at: datetime, job: Job) -> bool:
+    def once(self, c: Connection, job: ScheduleSpec, key: str, tick_at: datetime) -> bool:
         """Enqueue a tick of a beat entry, unless that was done; False then. The schedule behind it,
         ``beat:entry``, is made as needed, and shown with all others. While that is paused nothing is enqueued."""
         _checked(key)
-        schedule = _behind(c, entry, job)
+        schedule = _behind(c, job)
         if schedule.state is ScheduleState.PAUSED:
             return False
         made = self._insert(c, schedule, [_NewRun(key, tick_at)], kind=RunKind.BEAT)
@@ -337,11 +324,11 @@ class ScheduleStore(ScheduleListing):
         runs: Sequence[_NewRun],
         *,
         kind: RunKind,
-        job: Job | None = None,
+        job: ScheduleSpec | None = None,
         start_deadline_s: float | None = None,
     ) -> list[int]:
         """Write these runs, due now and one after another. Returns the ids of those whose key was new."""
-        job = schedule.spec.job if job is None else job
+        job = schedule.spec if job is None else job
         parameters = {
             "schedule_id": schedule.id,
             "kind": kind.value,
@@ -369,36 +356,29 @@ def _check_reason(reason: str | None) -> None:
         raise InvalidInput(f"reason: {reason!r} is what feedq itself says; say it in other words")
 
 
-def _as_stored(spec: ScheduleSpec) -> ScheduleSpec:
-    """Makes of a declaration what will be read again, so that two can be compared: tuples for lists, floats for
-    whole numbers."""
-    return spec_from_json(**stored(spec))
-
-
 def _with_watermark(edited: Schedule, before: Schedule, at: datetime) -> Schedule:
     spec, tick = edited.spec, before.next_tick_at
-    if _has_other_ticks(spec, before.spec):
+    if _what_ticks(spec) != _what_ticks(before.spec):
         return ticks.begin(edited, now=at)
-    if spec.jitter_s != before.spec.jitter_s and tick is not None:
+    if spec.jitter != before.spec.jitter and tick is not None:
         return replace(edited, next_fire_at=fire_time(spec, schedule_id=edited.id, tick=tick))
     return edited
 
 
-def _has_other_ticks(spec: ScheduleSpec, before: ScheduleSpec) -> bool:
-    """Whether the ticks differ, by another timing, or by another name, from which each ``H`` of the same one is
-    hashed."""
-    timing, bounds = spec.timing, attrgetter("timing", "start_at", "end_at", "exclude")
-    if bounds(spec) != bounds(before) or not isinstance(timing, Cron):
-        return bool(bounds(spec) != bounds(before))
-    rules = [[parse(text, name=one.name) for text in timing.expressions] for one in (spec, before)]
-    return rules[0] != rules[1]
+def _what_ticks(spec: ScheduleSpec) -> tuple[Any, ...]:
+    """All that the ticks follow from; the name does by the ``H`` of cron expressions, which is hashed from it."""
+    rules = [parse(expression, name=spec.name) for expression in spec.cron]
+    return rules, spec.every, spec.anchor, spec.at, spec.zone, spec.start, spec.end, spec.exclude
+
+
+def _declared(spec: ScheduleSpec) -> dict[str, str]:
+    return {"name": spec.name, "declaration": spec.to_json()}
 
 
 def _replace(c: Connection, schedule: Schedule) -> Schedule:
     """Write the whole row, which is locked."""
     sql = f"""
-        UPDATE feedq.schedule s SET name = :name, job = CAST(:job AS jsonb), timing = CAST(:timing AS jsonb),
-            policy = CAST(:policy AS jsonb), state = :state,
+        UPDATE feedq.schedule s SET name = :name, declaration = CAST(:declaration AS jsonb), state = :state,
             paused_until = :paused_until, pause_reason = :pause_reason, generation = :generation,
             next_tick_at = :next_tick_at, next_fire_at = :next_fire_at, failures = :failures,
             updated_at = clock_timestamp()
@@ -409,8 +389,8 @@ def _replace(c: Connection, schedule: Schedule) -> Schedule:
 
 def _columns(schedule: Schedule) -> dict[str, Any]:
     return {
-        **stored(schedule.spec),
         "id": schedule.id,
+        **_declared(schedule.spec),
         "state": schedule.state.value,
         "paused_until": schedule.paused_until,
         "pause_reason": schedule.pause_reason,
@@ -427,19 +407,19 @@ def _write(c: Connection, sql: str, columns: dict[str, Any]) -> Schedule:
         return shown_schedule_from(c.execute(text(sql), columns).one())
 
 
-def _behind(c: Connection, entry: str, job: Job) -> Schedule:
+def _behind(c: Connection, job: ScheduleSpec) -> Schedule:
     """The schedule behind an entry of beat, with this job, its row locked."""
     # Beat sends what it likes when it likes: one run does not wait for another.
-    spec = ScheduleSpec(BEAT_PREFIX + entry, Beat(), job, overlap=Overlap.ALLOW_ALL)
+    spec = job.model_copy(update={"overlap": Overlap.ALLOW_ALL})
     # Of two that make it at once the second waits here, finds it made, and changes nothing.
     sql = """
-        INSERT INTO feedq.schedule AS s (name, job, timing, policy)
-        VALUES (:name, CAST(:job AS jsonb), CAST(:timing AS jsonb), CAST(:policy AS jsonb))
+        INSERT INTO feedq.schedule AS s (name, declaration) VALUES (:name, CAST(:declaration AS jsonb))
         ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE
-            SET job = excluded.job, generation = s.generation + 1, updated_at = clock_timestamp()
-            WHERE s.job <> excluded.job
+            SET declaration = excluded.declaration, generation = s.generation + 1,
+                updated_at = clock_timestamp()
+            WHERE s.declaration <> excluded.declaration
     """
-    c.execute(text(sql), stored(spec))
+    c.execute(text(sql), _declared(spec))
     return locked(c, spec.name)
 
 

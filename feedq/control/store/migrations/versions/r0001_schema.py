@@ -447,9 +447,7 @@ SCHEDULES = """
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         -- In the order of bytes, as its index is, whatever language the database speaks: pages go by it.
         name text COLLATE "C" NOT NULL,
-        job jsonb NOT NULL,
-        timing jsonb NOT NULL,
-        policy jsonb NOT NULL DEFAULT '{}',
+        declaration jsonb NOT NULL,
         state text NOT NULL DEFAULT 'active' CONSTRAINT schedule_state CHECK (state IN ('active', 'paused')),
         paused_until timestamptz,
         pause_reason text,
@@ -472,7 +470,7 @@ SCHEDULES = """
     CREATE INDEX schedule_removed ON feedq.schedule (removed_at) WHERE removed_at IS NOT NULL;
     -- Schedules with a history of their own length.
     CREATE INDEX schedule_keeping ON feedq.schedule (id)
-        WHERE jsonb_exists_any(policy, ARRAY['keep_runs', 'keep_days']);
+        WHERE jsonb_exists(declaration, 'keep');
 
     -- Fencing tokens of runs. One sequence for all, so that it grows whatever becomes of a run.
     CREATE SEQUENCE feedq.run_fence;
@@ -519,7 +517,7 @@ SCHEDULES = """
     CREATE INDEX run_running ON feedq.run (schedule_id, fence) WHERE state = 'running';
     -- What a worker may claim. A backfill waits in a line of its own.
     CREATE INDEX run_lane ON feedq.run
-        (queue, (coalesce(job ->> 'task', '')), (coalesce(job -> 'selector', '{}'::jsonb)), rank_at)
+        (queue, (coalesce(job ->> 'task', '')), (coalesce(job #> '{selector,required}', '{}'::jsonb)), rank_at)
         WHERE state = 'waiting' AND NOT (exclusive AND kind = 'backfill');
     CREATE INDEX run_backfill ON feedq.run (schedule_id, tick_at)
         WHERE state = 'waiting' AND exclusive AND kind = 'backfill';

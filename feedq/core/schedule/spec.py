@@ -1,40 +1,23 @@
-"""Schedules and job queues as people declare them: their keys, what may be wrong, and the way back.
+"""Schedules and job queues as people declare them: one class each, from the manifest to the run.
 
-A manifest, the command line and JSON Schema all follow from these models. Nothing here connects anywhere:
-whether a worker knows the task shows when it is run.
+The same class is the entry of a manifest, the body of a request, what the database holds as JSON
+(`feedq.core.values.Entry.to_json`) and what a worker is given. Nothing here connects anywhere: whether a worker
+knows the task shows when it is run.
 """
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from operator import attrgetter
-from typing import Annotated, Any, TypeVar
+from datetime import date, timedelta
+from enum import StrEnum
+from functools import lru_cache
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from feedq.core.schedule.arguments import secret_problem
 from feedq.core.schedule.cron import parse
-from feedq.core.schedule.model import (
-    BEAT_PREFIX,
-    DEFAULT_QUEUE,
-    PRIORITY_MAX,
-    Beat,
-    CatchUp,
-    Cron,
-    Every,
-    Exclusion,
-    Job,
-    Once,
-    Overlap,
-    Queue,
-    ResumePolicy,
-    Retries,
-    ScheduleSpec,
-    Semantics,
-    Timing,
-)
-from feedq.core.schedule.ticks import DATES_MAX, date_problems
 from feedq.core.values import (
     DEFAULT_ZONE,
     NAME_MAX,
@@ -57,6 +40,10 @@ from feedq.core.values import (
 )
 from feedq.errors import InvalidInput
 
+DEFAULT_QUEUE = "default"
+PRIORITY_MAX = 100
+BEAT_PREFIX = "beat:"
+"""Names of the schedules behind entries of ``beat_schedule.py`` begin so, and no others."""
 TIMING_KEYS = {
     "cron": ("cron", "zone"),
     "every": ("every", "anchor", "zone"),
@@ -65,26 +52,6 @@ TIMING_KEYS = {
 """Exactly one of these is given; and what goes with it."""
 ZONED_KEYS = ("anchor", "start", "end", "exclude")
 """What a zone means something to beside an interval."""
-_JOB = {
-    **{key: key for key in ("task", "kwargs", "semantics", "queue", "priority")},
-    "timeout": "timeout_s",
-    "selector.required": "selector",
-}
-_RETRIES = {"limit": "limit", "first": "first_s", "factor": "factor", "max": "max_s"}
-_POLICIES = {
-    **{key: key for key in ("overlap", "buffer_max", "resume", "pause_on_failure")},
-    "start": "start_at",
-    "end": "end_at",
-    "jitter": "jitter_s",
-    "start_deadline": "start_deadline_s",
-    "misfire_after": "misfire_after_s",
-    "catch_up.policy": "catch_up",
-    "catch_up.window": "catch_up_window_s",
-    "catch_up.max": "catch_up_max",
-    "keep.runs": "keep_runs",
-    "keep.days": "keep_days",
-}
-"""Which field of a `Job`, of its `Retries` and of a `ScheduleSpec` each key says, where it says just that."""
 TIMES_MAX = 100
 """Cron expressions or moments of one schedule."""
 EVERY_MIN_S = 0.1
@@ -98,8 +65,60 @@ KEEP_RUNS_MAX = 100_000
 LABELS_MAX = 100
 CONCURRENCY_MAX = 2**31 - 1
 """As the column holds it."""
+DATES_MAX = 2_000
+"""Dates and ranges of one schedule."""
+YEAR_END = 3000
+"""Dates lie before this year, as all times that people declare do; so there are free days after all of them."""
+_DAY = timedelta(days=1)
+_DATES = re.compile(r"(?P<first>\d{4}-\d{2}-\d{2})(?:\.\.(?P<last>\d{4}-\d{2}-\d{2}))?", re.ASCII)
+_SECRET = re.compile(
+    r"(?:.*_)?(?:password|passwd|passphrase|pwd|secret|token|api_?key|access_?key|private_?key|secret_?key"
+    r"|nkey_seed|credentials?|authorization|bearer|cookie)"
+)
+_NAME_CHARS = 64
+"""Only the end of a name matters, and a name may be as long as all arguments together."""
+_REFERENCE = re.compile(r"\$\{[^{}]+\}")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+# Begins at the colon: with the scheme before it, a long text without any would take time by its square.
+_URL_PASSWORD = re.compile(r"://[^\s/@:]*:(?P<password>[^\s/@]+)@")
 
-Value = TypeVar("Value")
+
+class Semantics(StrEnum):
+    """The meaning of a worker's death for the run that it had under way."""
+
+    AT_MOST_ONCE = "at_most_once"
+    """The run is `lost`: never run again by itself."""
+    AT_LEAST_ONCE = "at_least_once"
+    """The run is run again elsewhere, with the next attempt."""
+    TRANSACTIONAL = "transactional"
+    """As at least once; and what it writes through its session commits with its completion, or not at all."""
+
+
+class Overlap(StrEnum):
+    """The policy about a tick that falls due while an earlier run of its schedule has not ended."""
+
+    SKIP = "skip"
+    BUFFER_ONE = "buffer_one"
+    BUFFER_ALL = "buffer_all"
+    CANCEL_OTHER = "cancel_other"
+    ALLOW_ALL = "allow_all"
+
+
+class CatchUp(StrEnum):
+    """The policy about ticks that nobody fired in time (misfires)."""
+
+    SKIP = "skip"
+    LATEST = "latest"
+    ALL = "all"
+
+
+class ResumePolicy(StrEnum):
+    """The policy about the ticks of a pause when it ends."""
+
+    SKIP = "skip"
+    """They never were: the schedule goes on with the next tick."""
+    CATCH_UP = "catch_up"
+    """They are misfires, and dealt with as the schedule's catch-up policy says."""
 
 
 # -- schedules -----------------------------------------------------------------------------------------
@@ -118,23 +137,25 @@ def _few_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     return labels
 
 
-def _no_twice(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))
+def _is_stored(info: ValidationInfo) -> bool:
+    """Whether a value comes from the database. It was checked when it was declared: rules that have changed since
+    do not hide it, and a page of schedules is read in no time."""
+    return info.mode == "json"
 
 
-def _check_dates(dates: tuple[str, ...]) -> tuple[str, ...]:
-    if wrong := date_problems(dates):
+def _check_dates(dates: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    if not _is_stored(info) and (wrong := date_problems(dates)):
         raise Wrong([("", what) for what in wrong])
-    return dates
+    return tuple(dict.fromkeys(dates))
 
 
-def _plain_json(value: Any) -> Any:
-    if wrong := list(json_problems(value, secret_problem)):
+def _check_arguments(value: Any, info: ValidationInfo) -> Any:
+    if not _is_stored(info) and (wrong := list(json_problems(value, secret_problem))):
         raise Wrong(wrong)
     return value
 
 
-class RetriesEntry(Entry):
+class Retries(Entry):
     """How failed and timed-out attempts are repeated."""
 
     shorthand = "limit"
@@ -149,7 +170,7 @@ class RetriesEntry(Entry):
     """The longest wait."""
 
 
-class CatchUpEntry(Entry):
+class CatchUpSpec(Entry):
     """What becomes of ticks that nobody fired in time."""
 
     shorthand = "policy"
@@ -162,7 +183,7 @@ class CatchUpEntry(Entry):
     """With `all`: no more than this are made up for."""
 
 
-class KeepEntry(Entry):
+class KeptHistory(Entry):
     """How much history is kept of a schedule."""
 
     shorthand = "runs"
@@ -174,7 +195,7 @@ class KeepEntry(Entry):
     for that."""
 
 
-class RequireEntry(Entry):
+class RequiredLabels(Entry):
     """Which workers may run a schedule's job."""
 
     shorthand = "required"
@@ -183,8 +204,12 @@ class RequireEntry(Entry):
     """Labels that a worker must have to run it."""
 
 
-class ScheduleEntry(Entry):
-    """A schedule: a job, and when it is run."""
+class ScheduleSpec(Entry):
+    """A schedule: a job, and when it is run.
+
+    A run has the schedule that it was made from, as its job, without what says when (`JOB_KEYS`). The schedule
+    behind an entry of ``beat_schedule.py`` has no ticks of its own: the beat brings them.
+    """
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [kind]} for kind in TIMING_KEYS]})
     noun = "schedule"
@@ -210,26 +235,25 @@ class ScheduleEntry(Entry):
     """No tick from this time on, or `none`."""
     exclude: Annotated[
         tuple[Text, ...],
-        AfterValidator(_no_twice),
         AfterValidator(_check_dates),
         Listed(DATES_MAX, "dates", or_none=True),
     ] = ()
     """Days without a tick: `2026-12-24`, or a range such as `2026-12-24..2027-01-06`; or `none`."""
-    args: Annotated[list[Any], AfterValidator(_plain_json)] = Field([])
+    args: Annotated[list[Any], AfterValidator(_check_arguments)] = Field([])
     """Arguments of the task by position."""
-    kwargs: Annotated[dict[Any, Any], AfterValidator(_plain_json)] = Field({})
+    kwargs: Annotated[dict[Any, Any], AfterValidator(_check_arguments)] = Field({})
     """Arguments by name."""
     semantics: Word[Semantics] = Semantics.AT_MOST_ONCE
     """Whether a run whose worker died is repeated."""
     timeout: Annotated[float | None, Seconds(LIMIT_MIN_S, or_none=True)] = 3600.0
     """Ends a run that takes longer; or `none`."""
-    retries: RetriesEntry = RetriesEntry()
+    retries: Retries = Retries()
     """How failed runs are repeated; a number is its `limit`."""
     queue: Name = DEFAULT_QUEUE
     """Job queue, whose limits hold."""
     priority: Annotated[int, Number(-PRIORITY_MAX, PRIORITY_MAX)] = 0
     """From -100, last, to 100, first."""
-    selector: RequireEntry = RequireEntry()
+    selector: RequiredLabels = RequiredLabels()
     """Which workers may run it."""
     jitter: Annotated[float, Seconds()] = 0.0
     """Each tick fires up to this much later."""
@@ -239,7 +263,7 @@ class ScheduleEntry(Entry):
     """A tick while an earlier run has not ended."""
     buffer_max: Annotated[int, Number(1, ROWS_MAX)] = 100
     """With `buffer_all`: runs that may wait."""
-    catch_up: CatchUpEntry = CatchUpEntry()
+    catch_up: CatchUpSpec = CatchUpSpec()
     """Ticks that nobody fired in time; a word is its `policy`."""
     misfire_after: Annotated[float, Seconds()] = 60.0
     """A tick fired later than this was missed."""
@@ -247,7 +271,7 @@ class ScheduleEntry(Entry):
     """What becomes of the ticks of a pause."""
     pause_on_failure: Annotated[int | None, Number(1, 1_000_000, or_none=True)] = None
     """So many runs in a row that failed, timed out or were lost pause the schedule; or `none`."""
-    keep: KeepEntry = KeepEntry()
+    keep: KeptHistory = KeptHistory()
     """History kept of it; a number is its `runs`."""
     paused: Flag | None = None
     """Declare it, but do not fire it. Left out, a schedule that is there already keeps its own."""
@@ -256,7 +280,7 @@ class ScheduleEntry(Entry):
     @classmethod
     def _check_cron(cls, expressions: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         wrong = []
-        for expression in expressions:
+        for expression in () if _is_stored(info) else expressions:
             try:
                 parse(expression, name=info.data.get("name", ""))
             except ValueError as error:
@@ -293,101 +317,44 @@ class ScheduleEntry(Entry):
         if kinds == ["every"] and "zone" in given and not any(key in given for key in ZONED_KEYS):
             yield "zone", "zone: means nothing to an interval without an anchor, start, end or exclude"
 
-    @property
-    def spec(self) -> ScheduleSpec:
-        """The spec that the entry declares."""
-        return ScheduleSpec(
-            name=self.name,
-            timing=self._timing,
-            job=Job(
-                args=tuple(self.args),
-                retries=Retries(**_taken(self.retries, _RETRIES)),
-                **_taken(self, _JOB),
-            ),
-            exclude=Exclusion(self.exclude, self.zone) if self.exclude else Exclusion(),
-            paused=bool(self.paused),
-            **_taken(self, _POLICIES),
-        )
+    @model_validator(mode="after")
+    def _without_idle_zone(self) -> ScheduleSpec:
+        """Times are moments once they have been read: the zone is then nothing but that of cron and days."""
+        if not (self.cron or self.exclude):
+            vars(self)["zone"] = DEFAULT_ZONE
+        return self
 
     @property
-    def _timing(self) -> Timing:
-        if self.cron:
-            return Cron(_one_or_all(self.cron), self.zone)
-        if self.at:
-            return Once(_one_or_all(self.at))
-        assert self.every is not None, "one of the three is there"
-        return Every(self.every, self.anchor)
+    def is_of_beat(self) -> bool:
+        return self.name.startswith(BEAT_PREFIX)
 
 
-def schedule_entry(spec: ScheduleSpec) -> ScheduleEntry:
-    """The entry that declares a schedule."""
-    zone = spec.exclude.zone if spec.exclude else DEFAULT_ZONE
-    keys = {"name": spec.name, "zone": zone, "exclude": spec.exclude.dates, "paused": spec.paused or None}
-    keys |= _plain_timing(spec.timing) | _plain_job(spec.job) | _said(spec, _POLICIES)
-    return ScheduleEntry.of(keys)
+JOB_KEYS = (
+    *("name", "task", "args", "kwargs", "semantics", "timeout", "retries", "queue", "priority", "selector"),
+)
+"""The keys of a schedule that say what is run, and how: a run has a copy of these."""
+NOT_OF_JOB = tuple(key for key in ScheduleSpec.model_fields if key not in JOB_KEYS)
 
 
-def plain_schedule(spec: ScheduleSpec) -> dict[str, Any]:
-    """A schedule as it stands in a manifest; what is at its default is left out."""
-    return schedule_entry(spec).plain()
+def job_of(
+    name: str, task: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> ScheduleSpec:
+    """What is run, as an entry of the beat brings it, not checked."""
+    return ScheduleSpec.of({"name": name, "task": task, "args": list(args), "kwargs": dict(kwargs or {})})
 
 
-def job_problems(job: Job, *, name: str = "job") -> list[str]:
-    """Return what is wrong with a job alone, as a trigger or an entry of the beat brings one, and with the
-    name."""
-    found = read_each(ScheduleEntry, ScheduleEntry.of({"name": name, **_plain_job(job)}).plain())
-    return [what for _, what in found] if isinstance(found, list) else []
-
-
-def job_with(spec: ScheduleSpec, *, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Job:
-    """The job of a schedule with arguments that stand in for those declared. Raises `InvalidInput`."""
-    job = spec.job if kwargs is None else replace(spec.job, kwargs=kwargs)
-    job = job if args is None else replace(job, args=tuple(args))
-    if wrong := job_problems(job):
-        raise InvalidInput(f"schedule {spec.name!r}: {'; '.join(wrong)}")
-    return job
-
-
-def _plain_timing(timing: Timing) -> dict[str, Any]:
-    match timing:
-        case Cron() as cron:
-            return {"cron": cron.expressions, "zone": cron.zone}
-        case Every(every_s, anchor):
-            return {"every": every_s, "anchor": anchor}
-        case Once() as once:
-            return {"at": once.moments}
-        case Beat():
-            # The beat's own; nobody declares it.
-            return {}
-
-
-def _plain_job(job: Job) -> dict[str, Any]:
-    return {"args": list(job.args), "retries": _said(job.retries, _RETRIES), **_said(job, _JOB)}
-
-
-def _taken(entry: Entry, fields: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a value that these keys of a declaration say."""
-    return {field: attrgetter(key)(entry) for key, field in fields.items()}
-
-
-def _said(value: object, fields: Mapping[str, str]) -> dict[str, Any]:
-    """The keys of a declaration that say these fields of a value."""
-    keys: dict[str, Any] = {}
-    for key, field in fields.items():
-        outer, dot, inner = key.partition(".")
-        (keys.setdefault(outer, {}) if dot else keys)[inner or outer] = getattr(value, field)
-    return keys
-
-
-def _one_or_all(values: tuple[Value, ...]) -> Value | tuple[Value, ...]:
-    """A list of one is as good as the one."""
-    return values[0] if len(values) == 1 else values
+def checked_job(spec: ScheduleSpec) -> ScheduleSpec:
+    """A schedule of which what is run, and how, is right, whatever it says of when. Raises `InvalidInput`."""
+    found = read_each(ScheduleSpec, spec.plain())
+    if isinstance(found, list):
+        raise InvalidInput(f"schedule {spec.name!r}: {'; '.join(what for _, what in found)}")
+    return found
 
 
 # -- queues --------------------------------------------------------------------------------------------
 
 
-class QueueEntry(Entry):
+class Queue(Entry):
     """Limits of a job queue; a queue without any needs no declaration."""
 
     model_config = ConfigDict(
@@ -412,14 +379,85 @@ class QueueEntry(Entry):
                 f"name: {given.get('name')!r} has neither rate_per_s nor concurrency, hence no limit",
             )
 
-    @property
-    def spec(self) -> Queue:
-        return Queue(**dict(self))
+
+# -- days that are left out ----------------------------------------------------------------------------
 
 
-def queue_entry(queue: Queue) -> QueueEntry:
-    return QueueEntry.of(asdict(queue))
+def first_free(texts: tuple[str, ...], day: date) -> date:
+    """Return the first day, from this one on, that these dates do not leave out."""
+    spans = _spans(texts)
+    place = bisect_right(spans, (day, date.max)) - 1
+    return spans[place][1] + _DAY if place >= 0 and day <= spans[place][1] else day
 
 
-def plain_queue(queue: Queue) -> dict[str, Any]:
-    return queue_entry(queue).plain()
+def date_problems(texts: Sequence[str]) -> list[str]:
+    """Return what is wrong with a list of dates."""
+    problems = []
+    for text in texts:
+        try:
+            _read(text)
+        except ValueError as error:
+            problems.append(str(error))
+    return problems
+
+
+@lru_cache(maxsize=1_000)
+def _spans(texts: tuple[str, ...]) -> list[tuple[date, date]]:
+    """The first and last days that are left out in a row, in order."""
+    joined: list[tuple[date, date]] = []
+    for first, last in sorted(map(_read, texts)):
+        if joined and first <= joined[-1][1] + _DAY:
+            first, last = joined[-1][0], max(joined.pop()[1], last)
+        joined.append((first, last))
+    return joined
+
+
+def _read(text: str) -> tuple[date, date]:
+    found = _DATES.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no date; write 2026-12-24, or a range such as 2026-12-24..2027-01-06")
+    try:
+        first, last = (date.fromisoformat(said) for said in (found["first"], found["last"] or found["first"]))
+    except ValueError:
+        raise ValueError(f"{text!r}: there is no such day; check the month and the day") from None
+    if last < first:
+        raise ValueError(f"{text!r} ends before it begins; write the earlier date first")
+    if last.year >= YEAR_END:
+        raise ValueError(f"{text!r} must lie before the year {YEAR_END}")
+    return first, last
+
+
+# -- arguments that are secrets ------------------------------------------------------------------------
+#
+# Arguments are stored with the schedule, copied with each run and shown to whoever may see it. So a value under a
+# name such as ``password`` is refused, unless it is a reference such as ``${NAME}``. No message repeats a value.
+
+
+def names_secret(key: str) -> bool:
+    """Return whether the name of an argument gives it away as a secret: ``password``, ``db_token``,
+    ``apiKey``."""
+    words = _CAMEL.sub("_", key[-_NAME_CHARS:]).replace("-", "_").lower()
+    return _SECRET.fullmatch(words) is not None
+
+
+def is_secret(key: str, value: Any) -> bool:
+    """Whether a value is a secret that its name gives away: no reference, and not empty."""
+    is_reference = isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
+    return not (is_reference or value in (None, "") or isinstance(value, bool)) and names_secret(key)
+
+
+def secret_problem(keys: tuple[Any, ...], value: Any) -> str | None:
+    """Return what is wrong with a value under these keys, if it must not be stored as it stands."""
+    if any(isinstance(key, str) and is_secret(key, value) for key in keys):
+        return (
+            "would be stored and shown as it stands; write a reference such as ${NAME} instead, "
+            "or have the job read it from its environment"
+        )
+    if isinstance(value, str):
+        passwords = [found["password"] for found in _URL_PASSWORD.finditer(value)]
+        if not all(_REFERENCE.fullmatch(password) for password in passwords):
+            return (
+                "holds a password in a URL; write a reference such as ${NAME} in its place, "
+                "or have the job read it from its environment"
+            )
+    return None
