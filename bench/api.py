@@ -15,8 +15,7 @@ from pydantic import SecretStr
 
 from bench.report import Figure, at_most, say
 from bench.servers import started
-from feedq.api.backend import ApiBackend
-from feedq.api.server import make_app
+from feedq.api.endpoint import Endpoint
 from feedq.control.store.migrate import upgrade
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.roles import AccessRole
@@ -59,8 +58,8 @@ def measure(directory: Path) -> Iterator[Figure]:
         url = with_many(postgres, "api")
         store = PostgresStore(url, application_name="bench-api")
         token = store.tokens.add("bench", AccessRole.VIEWER, tenant=None, lasts_s=3_600)
-        backend = ApiBackend.of(store, Settings(database_url=SecretStr(url)))
-        with ApiClient(make_app(backend), token=token) as api:
+        endpoint = Endpoint.of(store, Settings(database_url=SecretStr(url)))
+        with ApiClient(endpoint, token=token) as api:
             for what, path, asked, limit_s in CASES:
                 taken = [_timed(api, path, asked) for _ in range(ROUNDS)]
                 yield at_most(

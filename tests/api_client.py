@@ -1,4 +1,4 @@
-"""`ApiClient`: asks an application of `feedq.api.server` in this process, without a server."""
+"""`ServedApi` serves an API on a free port of the loopback; `ApiClient` asks one that is served for it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from starlette.types import ASGIApp
+from tornado.netutil import bind_sockets
 
-BASE = "http://127.0.0.1/api/v1"
+from feedq.api.endpoint import Endpoint
+from feedq.api.server import serve
 
 
-class ApiClient:
-    """Requests from any thread, answered on one event loop in a thread of its own."""
-
-    def __init__(self, app: ASGIApp, *, token: str = "", client: str = "127.0.0.1") -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="api-client")
-        self._thread.start()
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(client, 4711))
-        self._client = httpx.AsyncClient(transport=transport, base_url=BASE, timeout=60)
-        if token:
-            self._client.headers["Authorization"] = f"Bearer {token}"
+class Closed:
+    """Closed at the end of a block."""
 
     def __enter__(self) -> Self:
         return self
@@ -34,18 +26,46 @@ class ApiClient:
         self.close()
 
     def close(self) -> None:
-        self._run(self._client.aclose())
-        self._run(self._loop.shutdown_default_executor())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        raise NotImplementedError
+
+
+class ServedApi(Closed):
+    """The server of `feedq api`, on an event loop in a thread of its own."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        listening = bind_sockets(0, "127.0.0.1")
+        self.url = f"http://127.0.0.1:{listening[0].getsockname()[1]}"
+        self._told_to_stop = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        running = serve(endpoint, listening, self._told_to_stop)
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=[running], name="api")
+        self._thread.start()
+
+    def tell_to_stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._told_to_stop.set)
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self.tell_to_stop()
         self._thread.join()
         self._loop.close()
 
-    def _run(self, asked: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(asked, self._loop).result(timeout=90)
+
+class ApiClient(Closed):
+    """Requests from any thread."""
+
+    def __init__(self, endpoint: Endpoint, *, token: str = "") -> None:
+        self.served = ServedApi(endpoint)
+        self.url = self.served.url
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=60)
+
+    def close(self) -> None:
+        self._client.close()
+        self.served.close()
 
     def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
-        answer: httpx.Response = self._run(self._client.request(method, path, **options))
-        return answer
+        return self._client.request(method, path, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.ask("GET", path, **options)

@@ -1,12 +1,9 @@
-"""Who asks, judged before anything of a request is read but its first line and headers; and what they have to be
-allowed.
+"""Who asks, judged before anything of a request is read but its first line and headers.
 
 - A token (``Authorization: Bearer …``) says who. It is looked up for each request, so that one that is removed
   is of no use from then on.
-- Another application of this process that has a login of its own, such as Flower, says who in the ASGI scope,
-  under `CALLER`. No request can write there.
-- Without either, whoever asks from this machine may have the role that ``FEEDQ_API_LOOPBACK_ROLE`` gives; as
-  long as no proxy and no page of another site sent the request.
+- Without one, whoever asks from this machine may have the role that ``FEEDQ_API_LOOPBACK_ROLE`` gives; as long as
+  no proxy and no page of another site sent the request.
 
 Browsers say which page sends a request (``Sec-Fetch-Site``, ``Origin``), and by which name they know the host.
 The owner of a name may point it to this machine, and then their page and what listens here are the same site for a
@@ -14,28 +11,36 @@ browser ("DNS rebinding"): what asks for no login answers only requests that nam
 or a name that it was told.
 
 Who asks, from where and why stands beside whatever the request changes (`feedq.core.authorship`). What is
-refused is written down as well.
+refused is written into history as well, bounded: whoever guesses tokens asks without end.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Mapping
-from typing import Final
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from threading import Lock
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from anyio import to_thread
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from feedq.api.backend import ApiBackend
-from feedq.api.responses import asked, problem_response
-from feedq.core.authorship import Author, checked_reason, set_author
+from feedq.control.store.tokens import TokenStore
+from feedq.core.authorship import Author, checked_reason
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.values import is_loopback
-from feedq.errors import FeedqError, Unauthenticated
+from feedq.errors import Unauthenticated, Unavailable
+from feedq.verbs.registry import At
+from feedq.verbs.wording import cut, printable
 
 ANY_HOST = "*"
+REASON: Final = "Feedq-Reason"
+"""The header that says why; percent-encoded, or in UTF-8."""
+TOKEN_CHARS_MAX: Final = 200
+FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+"""Headers of proxies: what came through one came from anywhere."""
+PER_MINUTE: Final = 600
+"""Refusals written in one minute; more are counted, and told with the next one that is written."""
+ASKED_CHARS_MAX: Final = 300
 
 
 def is_foreign(headers: Mapping[str, str], *, host: str) -> bool:
@@ -63,64 +68,8 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-CALLER: Final = "feedq.caller"
-REASON: Final = "Feedq-Reason"
-"""The header that says why; percent-encoded, or in UTF-8."""
-TOKEN_CHARS_MAX: Final = 200
-FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
-"""Headers of proxies: what came through one came from anywhere."""
-OPEN: Final = ("/healthz",)
-
-
-class AuthenticatedRequests:
-    """An ASGI application that answers those whom it knows."""
-
-    def __init__(self, app: ASGIApp, backend: ApiBackend) -> None:
-        self._app, self._backend = app, backend
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN:
-            await self._app(scope, receive, send)
-            return
-        try:
-            caller = await self._authenticated(scope)
-        except FeedqError as error:
-            if isinstance(error, Unauthenticated):
-                await to_thread.run_sync(self._backend.refusals.write, asked(scope), 401)
-            await problem_response(error)(scope, receive, send)
-            return
-        await self._app({**scope, CALLER: caller}, receive, send)
-
-    async def _authenticated(self, scope: Scope) -> Caller:
-        """Raises `Unauthenticated`, `InvalidInput`, `Unavailable`."""
-        headers = Headers(scope=scope)
-        origin = (scope.get("client") or ("this process", 0))[0]
-        set_author(Author("nobody", origin))
-        caller: Caller = scope.get(CALLER) or await self._caller_of(headers, origin)
-        set_author(Author(caller.who, origin, tenant=caller.tenant))
-        set_author(Author(caller.who, origin, _reason(headers), caller.tenant))
-        return caller
-
-    async def _caller_of(self, headers: Headers, origin: str) -> Caller:
-        kind, _, token = headers.get("Authorization", "").partition(" ")
-        if kind.lower() == "bearer":
-            found = None
-            if len(token) <= TOKEN_CHARS_MAX:
-                found = await to_thread.run_sync(self._backend.store.tokens.find, token.strip())
-            if found is None:
-                raise Unauthenticated(
-                    "the token is not known, or its time is over; `feedq token add` makes another"
-                )
-            return Caller(f"token {found.name}", found.role, found.tenant)
-        role = self._backend.settings.api_loopback_role
-        if role != "none" and _is_from_here(headers, origin):
-            return Caller("this machine", AccessRole(role))
-        raise Unauthenticated(
-            "this needs a token: send `Authorization: Bearer feedq_…` with one that `feedq token add` has made"
-        )
-
-
-def _is_from_here(headers: Headers, origin: str) -> bool:
+def is_from_here(headers: Mapping[str, str], origin: str) -> bool:
+    """Tells whether a request comes from this machine itself, by the address it came from and its headers."""
     host = headers.get("Host", "")
     return (
         is_loopback(origin)
@@ -130,10 +79,54 @@ def _is_from_here(headers: Headers, origin: str) -> bool:
     )
 
 
-def _reason(headers: Headers) -> str | None:
-    """Raises `InvalidInput`."""
-    said = headers.get(REASON)
-    if said is None:
-        return None
+def known_caller(at: At, headers: Mapping[str, str], origin: str) -> Caller:
+    """The caller that a request of `feedq api` proves to be. Raises `Unauthenticated`, `Unavailable`."""
+    kind, _, token = headers.get("Authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        found = at.store.tokens.find(token.strip()) if len(token) <= TOKEN_CHARS_MAX else None
+        if found is None:
+            raise Unauthenticated(
+                "the token is not known, or its time is over; `feedq token add` makes another"
+            )
+        return Caller(f"token {found.name}", found.role, found.tenant)
+    role = at.settings.api_loopback_role
+    if role != "none" and is_from_here(headers, origin):
+        return Caller("this machine", AccessRole(role))
+    raise Unauthenticated(
+        "this needs a token: send `Authorization: Bearer feedq_…` with one that `feedq token add` has made"
+    )
+
+
+def author_of(caller: Caller, headers: Mapping[str, str], origin: str) -> Author:
+    """Who asks for a change, for history. Raises `InvalidInput` for a reason that cannot be shown."""
     # Headers are read as Latin-1, whatever they were written in.
-    return checked_reason(unquote(said.encode("latin-1").decode(errors="replace")))
+    said = unquote(headers.get(REASON, "").encode("latin-1").decode(errors="replace"))
+    return Author(caller.who, origin, checked_reason(said.strip()), caller.tenant)
+
+
+class RefusalLog:
+    """Writes refusals of one process. Thread-safe."""
+
+    def __init__(
+        self, tokens: TokenStore, *, per_minute: int = PER_MINUTE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tokens, self._per_minute, self._clock = tokens, per_minute, clock
+        self._lock = Lock()
+        self._minute = 0
+        self._written = 0
+        self._left_out = 0
+
+    def write(self, asked: str, status: int) -> None:
+        """Whoever asked is refused in any case: that it cannot be written down changes nothing."""
+        detail: dict[str, Any] = {"asked": cut(printable(asked), ASKED_CHARS_MAX), "status": status}
+        with self._lock:
+            minute = int(self._clock() // 60)
+            if minute != self._minute:
+                self._minute, self._written = minute, 0
+            if self._written >= self._per_minute:
+                self._left_out += 1
+                return
+            self._written += 1
+            left_out, self._left_out = self._left_out, 0
+        with suppress(Unavailable):
+            self._tokens.refused(detail | ({"left_out": left_out} if left_out else {}))

@@ -1,8 +1,5 @@
-"""Answers requests with verbs, whatever server they came through.
-
-`feedq api` reads requests with Starlette, Flower with Tornado. Both know the caller, and call `Endpoint.answer` in
-a thread. Everything in between is here: from an address to a verb, from texts and JSON to its arguments, from its
-answer or error to JSON.
+"""Answers requests with verbs: from an address to a verb, from texts and JSON to its arguments, from its answer or
+error to JSON. `feedq.api.handler` knows who asks, and calls `Endpoint.answer` in a thread.
 
 A client that accepts ``text/event-stream`` hears how far a verb has come before it gets the answer::
 
@@ -24,12 +21,14 @@ from functools import cached_property, partial
 from http import HTTPStatus
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from feedq.core.roles import Caller
+from feedq.api.authentication import RefusalLog
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.roles import AccessRole, Caller
 from feedq.core.selection import Selection
 from feedq.errors import (
     Conflict,
@@ -40,6 +39,8 @@ from feedq.errors import (
     Outdated,
     Unauthenticated,
 )
+from feedq.settings import Settings
+from feedq.sinks.base import opened_sink
 from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.verbs.registry import At, Verb, check_names, encode, load
 from feedq.verbs.wording import printable
@@ -70,6 +71,8 @@ BODY_MAX: Final = 16 * 2**20
 LINE_ENDS: Final = re.compile(r"[\x85\u2028\u2029]")
 QUERY_FIELDS_MAX: Final = 1_000
 DIGITS_MAX: Final = 20
+RETRY_AFTER_S: Final = 2
+NOBODY: Final = Caller("nobody", AccessRole.VIEWER, tenant="")
 UNEXPECTED: Final = "an error inside feedq; the log of this process has it"
 
 Refused = Callable[[str, int], object]
@@ -127,10 +130,15 @@ class Progress:
 class Endpoint:
     """The verbs at one store."""
 
-    def __init__(self, at: At, refused: Refused = lambda asked, status: None) -> None:
+    def __init__(self, at: At, refused: Refused) -> None:
         """``at`` has the store, settings and sinks; each request brings its caller. ``refused`` writes down what
         somebody was refused."""
-        self._at, self._refused = at, refused
+        self.at, self.refused = at, refused
+
+    @classmethod
+    def of(cls, store: PostgresStore, settings: Settings) -> Self:
+        at = At(store, settings, NOBODY, partial(opened_sink, settings, role="api"))
+        return cls(at, RefusalLog(store.tokens).write)
 
     def answer(self, request: Request) -> Answer:
         """Do what is asked. Raises nothing: an error is an answer, too."""
@@ -148,7 +156,7 @@ class Endpoint:
 
     def _at_of(self, request: Request, **more: Any) -> At:
         hid = partial(self._refuse, request, HTTPStatus.NOT_FOUND)
-        return replace(self._at, caller=request.caller, hid=hid, **more)
+        return replace(self.at, caller=request.caller, hid=hid, **more)
 
     def _problem(self, request: Request, error: Exception) -> Problem:
         problem = problem_of(error)
@@ -157,7 +165,7 @@ class Endpoint:
         return problem
 
     def _refuse(self, request: Request, status: int) -> None:
-        self._refused(f"{request.method} {PREFIX}{request.path}", status)
+        self.refused(f"{request.method} {PREFIX}{request.path}", status)
 
     def _found(self, method: str, parts: Sequence[str]) -> tuple[Verb, dict[str, str]]:
         methods = []
@@ -324,9 +332,15 @@ def _items(found: Iterator[dict[str, Any] | None]) -> Generator[bytes, None, Non
 
 def problem_answer(problem: Problem) -> Answer:
     headers = {"Content-Type": PROBLEM_TYPE}
-    if problem.status == HTTPStatus.UNAUTHORIZED:
-        headers["WWW-Authenticate"] = "Bearer"
+    if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = str(RETRY_AFTER_S)
     return Answer(problem.status, encode(problem), headers)
+
+
+def error_name(status: int) -> str:
+    """What programs tell an error of this status by."""
+    found = next((kind.__name__ for kind, number in STATUSES if number == status), None)
+    return found or (InvalidInput.__name__ if status < 500 else HTTPStatus(status).name)
 
 
 def problem_of(error: Exception) -> Problem:

@@ -1,60 +1,68 @@
-"""The ASGI application of `feedq api`: Starlette reads a request, and the endpoint answers it in a thread.
-
-Whoever makes it closes the store.
-"""
+"""The server of `feedq api`. Whoever serves closes the store."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from collections.abc import Sequence
 from typing import Final
 
-from anyio import to_thread
-from starlette.applications import Starlette
-from starlette.requests import Request as AsgiRequest
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from tornado import web
+from tornado.httpserver import HTTPServer
+from tornado.iostream import IOStream
 
-from feedq.api.authentication import CALLER, AuthenticatedRequests
-from feedq.api.backend import ApiBackend
-from feedq.api.bounds import BoundedBodies, BoundedRequests
-from feedq.api.endpoint import JSON_TYPE, PREFIX, Endpoint, Request
-from feedq.api.openapi import openapi
-from feedq.api.responses import response
-from feedq.core.roles import AccessRole, Caller
-from feedq.verbs.registry import At, encode
+from feedq.api.calls import TIMEOUT_S, Calls
+from feedq.api.endpoint import JSON_TYPE, Endpoint
+from feedq.api.handler import ApiHandler, Served
 
-METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
-NOBODY: Final = Caller("nobody", AccessRole.VIEWER, tenant="")
+CONNECTIONS_MAX: Final = 500
+"""Others are closed at once."""
+IDLE_S: Final = 10.0
+"""A connection is closed that takes longer to begin a request and to send its first line and headers."""
+HEADERS_MAX: Final = 64 * 1024
+"""Bytes of the first line and the headers of a request."""
+GRACE_S: Final = 3.0
+"""Requests under way are answered for so long after the server was told to stop."""
 
 
-def make_app(backend: ApiBackend) -> ASGIApp:
-    """The application behind its bounds: who asks is judged before a body is read."""
-    at = At(backend.store, backend.settings, NOBODY, backend.open_sink)
-    endpoint = Endpoint(at, backend.refusals.write)
+class ApiServer(HTTPServer):
+    """Serves no more than `CONNECTIONS_MAX` connections."""
 
-    async def ask(request: AsgiRequest) -> Response:
-        asked = Request(
-            request.method,
-            request.scope["path"].removeprefix(PREFIX),
-            request.scope[CALLER],
-            request.url.query,
-            dict(request.headers),
-            await request.body(),
-        )
-        return response(await to_thread.run_sync(endpoint.answer, asked))
-
-    routes = [
-        Route("/healthz", _healthz),
-        Route(f"{PREFIX}/openapi.json", _openapi),
-        Route("/{path:path}", ask, methods=METHODS),
-    ]
-    return BoundedRequests(AuthenticatedRequests(BoundedBodies(Starlette(routes=routes)), backend))
+    def handle_stream(self, stream: IOStream, address: tuple[str, int]) -> None:
+        if len(self._connections) >= CONNECTIONS_MAX:
+            stream.close()
+        else:
+            super().handle_stream(stream, address)
 
 
-async def _healthz(_: AsgiRequest) -> Response:
+class Health(web.RequestHandler):
     """The process answers, whatever the servers behind it do."""
-    return Response(b'{"status":"ok"}', media_type=JSON_TYPE)
+
+    def get(self) -> None:
+        self.clear_header("Server")
+        self.set_header("Content-Type", JSON_TYPE)
+        self.finish(b'{"status":"ok"}')
 
 
-async def _openapi(_: AsgiRequest) -> Response:
-    return Response(encode(openapi()), media_type=JSON_TYPE)
+async def serve(endpoint: Endpoint, listening: Sequence[socket.socket], told_to_stop: asyncio.Event) -> None:
+    """Serve the API on these sockets until told to stop."""
+    served = Served(endpoint, Calls())
+    application = web.Application(
+        [(r"/healthz", Health), (r".*", ApiHandler, {"served": served})], log_function=lambda _: None
+    )
+    server = ApiServer(
+        application,
+        # Who asks is known by address, and not by what headers say: no `xheaders`.
+        idle_connection_timeout=IDLE_S,
+        body_timeout=TIMEOUT_S,
+        max_header_size=HEADERS_MAX,
+    )
+    server.add_sockets(listening)
+    await told_to_stop.wait()
+    server.stop()
+    if served.requests:
+        await asyncio.wait(served.requests, timeout=GRACE_S)
+    await server.close_all_connections()
+    # Streams hear of it with their next event.
+    if served.requests:
+        await asyncio.wait(served.requests, timeout=GRACE_S)

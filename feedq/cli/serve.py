@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
-import socket
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.errors import Unavailable
 
+if TYPE_CHECKING:
+    import socket
+
+    from feedq.api.endpoint import Endpoint
+
 PORT_USUAL = 5556
 """Beside Flower's 5555."""
-KEEP_ALIVE_S = 5
-CONNECTIONS_MAX = 500
-HEADERS_MAX = 32 * 1024
-"""Bytes of the first line and the headers of a request."""
-GRACE_S = 3
 
 
 @click.command("api", short_help="The HTTP API, /api/v1.")
@@ -33,11 +34,7 @@ def serve(invocation: Invocation, *, host: str, port: int) -> None:
     Example:
       feedq api --port 5556
     """
-    import uvicorn
-
-    from feedq.api.backend import ApiBackend
-    from feedq.api.endpoint import PREFIX
-    from feedq.api.server import make_app
+    from feedq.api.endpoint import PREFIX, Endpoint
     from feedq.cli.output import answer
     from feedq.control.store.postgresql import PostgresStore
     from feedq.telemetry.logs import configure_logging
@@ -46,35 +43,29 @@ def serve(invocation: Invocation, *, host: str, port: int) -> None:
     configure_logging(settings)
     store = PostgresStore(settings.database_url.get_secret_value(), application_name="feedq-api")
     listening = _listen(host, port)
-    url = f"http://{_shown(host)}:{listening.getsockname()[1]}{PREFIX}"
-    config = uvicorn.Config(
-        make_app(ApiBackend.of(store, settings)),
-        http="h11",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=GRACE_S,
-        limit_concurrency=CONNECTIONS_MAX,
-        h11_max_incomplete_event_size=HEADERS_MAX,
-    )
+    url = f"http://{_shown(host)}:{listening[0].getsockname()[1]}{PREFIX}"
     answer(invocation, {"url": url}, f"the API is at {url}; Ctrl-C stops it")
     sys.stdout.flush()
-    # uvicorn ends in order, and then raises the signal once more for whoever heard it before.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        asyncio.run(_served(Endpoint.of(store, settings), listening))
     finally:
         store.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+async def _served(endpoint: Endpoint, listening: list[socket.socket]) -> None:
+    from feedq.api.server import serve
+
+    told_to_stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told_to_stop.set)
+    await serve(endpoint, listening, told_to_stop)
+
+
+def _listen(host: str, port: int) -> list[socket.socket]:
+    from tornado.netutil import bind_sockets
+
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=CONNECTIONS_MAX)
+        return bind_sockets(port, host)
     except OSError as error:
         raise Unavailable(
             f"cannot listen on {host} port {port}: {error.strerror or error}; choose others with --host and --port"

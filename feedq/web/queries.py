@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from itertools import islice
 from typing import TypeVar
 from uuid import UUID
 
+from feedq.api.calls import Calls
+from feedq.api.endpoint import Endpoint
 from feedq.control.store.feed_listing import FoundFeeds, Query
 from feedq.control.store.history import EventFilter, WorkerMoves
 from feedq.control.store.postgresql import PostgresStore
@@ -19,14 +20,13 @@ from feedq.core.roles import Caller
 from feedq.core.schedule.model import Run, RunState, ScheduleState, ScheduleView
 from feedq.core.schedule.ticks import ticks_after
 from feedq.settings import Settings
-from feedq.sinks.base import opened_sink
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.actions import worker_names
 from feedq.verbs.backfills import BackfillDocument, backfill_document
 from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.registry import At
 from feedq.verbs.report.fleet_data import FleetData, read_fleet
-from feedq.web.feed_reader import Calls, Reader
+from feedq.web.feed_reader import Reader
 from feedq.web.params import ScheduleQuery
 
 T = TypeVar("T")
@@ -99,12 +99,13 @@ class WebQueries:
         self._settings = settings
         url = settings.database_url.get_secret_value()
         self.store = PostgresStore(url, application_name="feedq-web")
+        self.endpoint = Endpoint.of(self.store, settings)
         self._reader = Reader(url)
         self.calls = Calls()
 
     def at(self, caller: Caller) -> At:
         """Where verbs act for a caller."""
-        return At(self.store, self._settings, caller, partial(opened_sink, self._settings, role="api"))
+        return replace(self.endpoint.at, caller=caller)
 
     def forget(self) -> None:
         """Something may have been changed: whoever did it sees so on the next page."""

@@ -8,9 +8,7 @@ from typing import Any
 from tornado.template import Loader, Template
 from tornado.web import StaticFileHandler, url
 
-from feedq.api.backend import RefusalLog
-from feedq.api.endpoint import Endpoint
-from feedq.core.roles import AccessRole, Caller
+from feedq.api.handler import Served
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log
 from feedq.verbs import registry
@@ -62,15 +60,13 @@ def addresses(queries: WebQueries) -> list[Any]:
     """Lists the addresses, each as `url`, never as a tuple: with ``--url-prefix`` Flower drops what else a tuple
     holds."""
     shared: dict[str, Any] = {"queries": queries}
-    # Each request brings a caller of its own.
-    nobody = Caller("nobody", AccessRole.VIEWER, tenant="")
-    endpoint = Endpoint(queries.at(nobody), RefusalLog(queries.store.tokens).write)
+    served = Served(queries.endpoint, queries.calls, changed=queries.forget)
     return [
         url(r"/feeds", FeedsPage, shared, name="feeds"),
         url(r"/feed", FeedPage, shared, name="feed"),
         url(r"/fleet", FleetPage, shared, name="fleet"),
         url(r"/problems", ProblemsPage, shared, name="problems"),
-        url(r"/api/v1(/.*)", FlowerApi, shared | {"endpoint": endpoint}, name="feedq_api"),
+        url(r"/api/v1(/.*)", FlowerApi, {"served": served}, name="feedq_api"),
         url(r"/feedq/ask/([a-z-]+)", DialogPage, shared, name="feedq_ask"),
         url(r"/schedules", SchedulesPage, shared, name="schedules"),
         url(r"/schedule", SchedulePage, shared, name="schedule"),

@@ -348,10 +348,13 @@ def test_the_api_is_the_same_behind_the_login(start_flower: StartFlower) -> None
     flower = start_flower(
         "--url-prefix=q", FLOWER_BASIC_AUTH="ada:secret,ben:other", FEEDQ_FLOWER_ROLES=roles
     )
-    assert flower.get("/q/api/v1/feeds").status == 401
+    stranger = flower.get("/q/api/v1/feeds")
+    assert (stranger.status, stranger.json["error"]) == (401, "Unauthenticated")
     listed = flower.get("/q/api/v1/feeds?limit=2", login="ada:secret").json
     assert (len(listed["items"]), bool(listed["next"])) == (2, True)
-    assert '"acme/orders"' in flower.get("/q/api/v1/feeds/acme%2Forders", login="ada:secret").text
+    shown = flower.get("/q/api/v1/feeds/acme%2Forders", login="ada:secret")
+    assert shown.json["view"]["feed"]["spec"]["name"] == "acme/orders"
+    assert shown.headers["Etag"] == f'"{shown.json["etag"]}"'
     assert "/api/v1/feeds" in flower.get("/q/api/v1/openapi.json", login="ada:secret").json["paths"]
     assert flower.get("/q/api/v1/workers", login="ada:secret").status == 200
     refused = flower.get("/q/api/v1/workers", login="ben:other")
@@ -507,11 +510,14 @@ def test_with_somebody_elses_login_strangers_are_sent_there(start_flower: StartF
         "--oauth2-secret=secret",
         "--oauth2-redirect-uri=http://127.0.0.1/login",
     )
-    for path in (*PAGES, "/feeds?live=1", *API):
+    for path in (*PAGES, "/feeds?live=1"):
         answer = flower.get(path)
         assert answer.status == 302, path
         assert answer.headers["Location"].startswith("/login?"), path
         assert "acme" not in answer.text
+    for path in API:
+        answer = flower.get(path)
+        assert (answer.status, answer.json["detail"]) == (401, "this needs a login to Flower"), path
 
 
 # -- pages of other sites ----------------------------------------------------------------------------

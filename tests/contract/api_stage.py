@@ -12,7 +12,7 @@ from uuid import uuid4
 import psycopg2
 from pydantic import SecretStr
 
-from feedq.api.backend import ApiBackend
+from feedq.api.endpoint import Endpoint
 from feedq.control.store.history import EventFilter
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Feed, FeedBackfill, Identity, StartCursor, TargetState, WorkerTarget
@@ -37,7 +37,7 @@ def settings_of(url: str, sink_url: str, catalog: Path) -> Settings:
     return Settings(**known)
 
 
-def populate(harness: JobsHarness, backend: ApiBackend, sink_url: str) -> None:
+def populate(harness: JobsHarness, endpoint: Endpoint, sink_url: str) -> None:
     for name in (MINE, PAUSED):
         harness.feed(name, tenant="acme", sink={"table": "raw", "columns": {"payload": ""}, "drift": "add"})
         harness.schedule(name if name == PAUSED else "nightly")
@@ -56,12 +56,12 @@ def populate(harness: JobsHarness, backend: ApiBackend, sink_url: str) -> None:
     harness.store.workers.set_target(harness.worker("cordoned@host").id, WorkerTarget.CORDONED)
     harness.queues.set(Queue(name="reports", concurrency=9))
     harness.store.tokens.add("ci", AccessRole.VIEWER, tenant=None, lasts_s=600)
-    _land(harness, backend, sink_url, harness.store.feeds.get(MINE))
+    _land(harness, endpoint, sink_url, harness.store.feeds.get(MINE))
 
 
-def _land(harness: JobsHarness, backend: ApiBackend, sink_url: str, feed: Feed) -> None:
+def _land(harness: JobsHarness, endpoint: Endpoint, sink_url: str, feed: Feed) -> None:
     """A cursor that was changed once, the checkpoint of a namesake, and two dead letters."""
-    with backend.open_sink("default") as sink:
+    with endpoint.at.open_sink("default") as sink:
         sink.change_checkpoint(
             CheckpointChange(feed.id, feed.name, feed.identity, lambda own: StartCursor(5))
         )
@@ -76,7 +76,7 @@ def _land(harness: JobsHarness, backend: ApiBackend, sink_url: str, feed: Feed) 
         "INSERT INTO raw DEFAULT VALUES;"
         "INSERT INTO feedq_dead_letter (environment, feed_id, feed, epoch, record, error) "
         "SELECT %s, %s, %s, 1, '{}', 'refused' FROM generate_series(1, 2)",
-        backend.settings.environment,
+        endpoint.at.settings.environment,
         feed.id,
         feed.name,
     )

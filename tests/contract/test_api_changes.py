@@ -11,8 +11,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from feedq.api.backend import ApiBackend
-from feedq.api.server import make_app
+from feedq.api.endpoint import Endpoint
 from feedq.control.store.history import EventFilter
 from feedq.core.model import TargetState
 from feedq.core.roles import AccessRole
@@ -43,21 +42,21 @@ def harness(control_database_url: str) -> Iterator[JobsHarness]:
 
 
 @pytest.fixture
-def backend(harness: JobsHarness) -> ApiBackend:
-    return ApiBackend.of(harness.store, Settings(database_url=SecretStr(harness.url)))
+def endpoint(harness: JobsHarness) -> Endpoint:
+    return Endpoint.of(harness.store, Settings(database_url=SecretStr(harness.url)))
 
 
 MakeClient = Callable[..., ApiClient]
 
 
 @pytest.fixture
-def client_of(backend: ApiBackend) -> Iterator[MakeClient]:
+def client_of(endpoint: Endpoint) -> Iterator[MakeClient]:
     """Clients by role and tenant."""
     made: list[ApiClient] = []
 
     def make(role: str, tenant: str | None = None) -> ApiClient:
-        token = backend.store.tokens.add(f"{role}-{tenant}", AccessRole(role), tenant=tenant, lasts_s=60)
-        made.append(ApiClient(make_app(backend), token=token))
+        token = endpoint.at.store.tokens.add(f"{role}-{tenant}", AccessRole(role), tenant=tenant, lasts_s=60)
+        made.append(ApiClient(endpoint, token=token))
         return made[-1]
 
     yield make
@@ -281,12 +280,12 @@ def test_schedules_are_declared_triggered_once_a_key_and_removed(
     assert api.get(path).status_code == 404
 
 
-def test_tokens_are_given_out_by_admins_alone(client_of: MakeClient, backend: ApiBackend) -> None:
+def test_tokens_are_given_out_by_admins_alone(client_of: MakeClient, endpoint: Endpoint) -> None:
     admin, operator = client_of("admin"), client_of("operator")
     asked = {"name": "ci", "role": "viewer", "days": 1}
     assert operator.ask("POST", "/tokens", json=asked).status_code == 403
     made = admin.ask("POST", "/tokens", json=asked)
-    with ApiClient(make_app(backend), token=made.json()["token"]) as ci:
+    with ApiClient(endpoint, token=made.json()["token"]) as ci:
         assert ci.get("/feeds").status_code == 200
         assert [t["name"] for t in admin.json("/tokens")["items"]] == ["admin-None", "ci", "operator-None"]
         assert admin.ask("DELETE", "/tokens/ci").status_code == 200

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from feedq.api.backend import ApiBackend
-from feedq.api.server import make_app
+from feedq.api.endpoint import Endpoint
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Selector, TargetState
 from feedq.core.roles import AccessRole
@@ -33,9 +32,9 @@ def harness(control_database_url: str) -> Iterator[JobsHarness]:
 
 @pytest.fixture
 def api(harness: JobsHarness) -> Iterator[ApiClient]:
-    backend = ApiBackend.of(harness.store, Settings(database_url=SecretStr(harness.url)))
+    endpoint = Endpoint.of(harness.store, Settings(database_url=SecretStr(harness.url)))
     token = harness.store.tokens.add("ada", AccessRole.ADMIN, tenant=None, lasts_s=60)
-    with ApiClient(make_app(backend), token=token) as client:
+    with ApiClient(endpoint, token=token) as client:
         yield client
 
 
@@ -183,9 +182,7 @@ def test_an_error_is_a_problem_in_the_words_of_the_command(
 def test_a_database_that_is_away_is_503() -> None:
     url = "postgresql://me:hunter2@127.0.0.1:1/feedq"
     store = PostgresStore(url)
-    with ApiClient(
-        make_app(ApiBackend.of(store, Settings(database_url=SecretStr(url)))), token="feedq_any"
-    ) as api:
+    with ApiClient(Endpoint.of(store, Settings(database_url=SecretStr(url))), token="feedq_any") as api:
         answer = api.get("/feeds")
     store.close()
     assert (answer.status_code, answer.json()["error"]) == (503, "Unavailable")

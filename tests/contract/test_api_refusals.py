@@ -17,9 +17,9 @@ import jsonschema
 import psycopg2
 import pytest
 
-from feedq.api.backend import ApiBackend, RefusalLog
+from feedq.api.authentication import RefusalLog
+from feedq.api.endpoint import Endpoint
 from feedq.api.openapi import openapi
-from feedq.api.server import make_app
 from feedq.core.roles import AccessRole
 from feedq.local.postgres import Postgres
 from tests.api_client import ApiClient
@@ -31,7 +31,7 @@ from tests.contract.sink_harness import empty_database
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
 
-ORIGIN = "192.0.2.7"
+ORIGIN = "127.0.0.1"
 OF_FLEET: Final = (
     *(
         "/workers",
@@ -96,18 +96,19 @@ class Stage:
     def __init__(self, harness: JobsHarness, sink_url: str, catalog: Path) -> None:
         self.harness, self.sink_url = harness, sink_url
         log = RefusalLog(harness.store.tokens, per_minute=100_000)
-        self.backend = ApiBackend(harness.store, settings_of(harness.url, sink_url, catalog), log)
-        populate(harness, self.backend, sink_url)
-        self.api = ApiClient(make_app(self.backend), client=ORIGIN)
+        at = Endpoint.of(harness.store, settings_of(harness.url, sink_url, catalog)).at
+        self.endpoint = Endpoint(at, log.write)
+        populate(harness, self.endpoint, sink_url)
+        self.api = ApiClient(self.endpoint)
 
     def token(self, name: str, role: AccessRole, tenant: str | None = None) -> str:
-        return self.backend.store.tokens.add(name, role, tenant=tenant, lasts_s=600)
+        return self.endpoint.at.store.tokens.add(name, role, tenant=tenant, lasts_s=600)
 
     def askers(self) -> list[Asker]:
         """Everybody whom the API knows, and strangers."""
         expired, removed = (self.token(name, AccessRole.ADMIN) for name in ("expired", "removed"))
         self.harness.execute("UPDATE feedq.token SET expires_at = clock_timestamp() WHERE name = 'expired'")
-        self.backend.store.tokens.remove("removed")
+        self.endpoint.at.store.tokens.remove("removed")
         unknown = [Asker("nobody", token) for token in ("", "feedq_guessed", expired, removed)]
         known = []
         for role, tenant in ROLES:
@@ -178,7 +179,7 @@ def test_a_verb_is_done_for_who_may_and_answers_as_the_document_says(stage: Stag
             after = stage.everything(but="true")
             assert after != before, str(example)
             before = after
-    assert refusals(stage.backend.store) == []
+    assert refusals(stage.endpoint.at.store) == []
 
 
 def test_a_verb_is_refused_to_who_may_not_and_that_is_written_down(stage: Stage) -> None:
@@ -200,7 +201,7 @@ def test_a_verb_is_refused_to_who_may_not_and_that_is_written_down(stage: Stage)
                     "status": answer.status_code,
                 }
                 written.append(asked | {"by": {"who": asker.who, "from": ORIGIN}})
-        assert refusals(stage.backend.store) == written, str(example)
+        assert refusals(stage.endpoint.at.store) == written, str(example)
         assert stage.everything(but="kind = 'access_refused'") == before, str(example)
         stage.harness.execute("DELETE FROM feedq.event WHERE kind = 'access_refused'")
 
@@ -217,7 +218,7 @@ def test_a_refusal_in_the_middle_of_a_stream_is_written_down(stage: Stage) -> No
     asked = {"action": "pause", "select": {"names": [MINE]}}
     answer = stage.api.ask("POST", "/feeds/act", json=asked, headers=headers)
     assert answer.text.startswith("event: problem")
-    assert [one["status"] for one in refusals(stage.backend.store)] == [403]
+    assert [one["status"] for one in refusals(stage.endpoint.at.store)] == [403]
 
 
 def test_a_verb_that_looks_is_done_for_whoever_may_look(stage: Stage) -> None:

@@ -7,7 +7,6 @@ for longer than `make test` does.
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 import requests
 import schemathesis
-import uvicorn
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
@@ -24,12 +22,11 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import load_all_checks
 from schemathesis.core.result import Ok
 
-from feedq.api.backend import ApiBackend
+from feedq.api.endpoint import Endpoint
 from feedq.api.openapi import openapi
-from feedq.api.server import make_app
 from feedq.core.roles import AccessRole
-from feedq.local.process import free_port
 from feedq.settings import Settings
+from tests.api_client import ServedApi
 from tests.api_examples import CHANGES, MINE
 from tests.contract.harness import spec
 from tests.contract.jobs_harness import JobsHarness
@@ -77,7 +74,7 @@ CHECKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ServedApi:
+class StoredApi:
     """The API on a port, and its store."""
 
     url: str
@@ -88,19 +85,12 @@ class ServedApi:
 
 
 @pytest.fixture
-def served(control_database_url: str, broker_url: str) -> Iterator[ServedApi]:
+def served(control_database_url: str, broker_url: str) -> Iterator[StoredApi]:
     harness = JobsHarness(control_database_url)
     known: dict[str, Any] = {"database_url": SecretStr(harness.url), "broker_url": SecretStr(broker_url)}
-    backend = ApiBackend.of(harness.store, Settings(**known))
-    port = free_port()
-    server = uvicorn.Server(
-        uvicorn.Config(make_app(backend), port=port, http="h11", lifespan="off", log_config=None)
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    yield ServedApi(f"http://127.0.0.1:{port}", harness)
-    server.should_exit = True
-    thread.join(30)
+    endpoint = Endpoint.of(harness.store, Settings(**known))
+    with ServedApi(endpoint) as served:
+        yield StoredApi(served.url, harness)
     harness.close()
 
 
@@ -114,7 +104,7 @@ def populate(harness: JobsHarness) -> None:
 class Stranger:
     """Asks in one role, whatever comes to mind, and checks what is answered."""
 
-    def __init__(self, served: ServedApi, role: str, tenant: str | None) -> None:
+    def __init__(self, served: StoredApi, role: str, tenant: str | None) -> None:
         load_all_checks()
         self.served, self.role, self.tenant = served, role, tenant
         # Its types have more kinds of checks than these are of.
@@ -148,7 +138,7 @@ class Stranger:
 
 @pytest.mark.parametrize(("role", "tenant"), [("viewer", None), ("operator", "acme"), ("admin", None)])
 def test_no_request_finds_a_bug_or_a_way_past_the_role(
-    served: ServedApi, role: str, tenant: str | None
+    served: StoredApi, role: str, tenant: str | None
 ) -> None:
     populate(served.harness)
     before = served.harness.store.feeds.get(THEIRS)

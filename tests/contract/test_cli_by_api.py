@@ -12,21 +12,18 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-import uvicorn
 from click.testing import Result
 from pydantic import SecretStr
 
-from feedq.api.backend import ApiBackend
-from feedq.api.server import make_app
+from feedq.api.endpoint import Endpoint
 from feedq.core.model import FeedBackfill, Identity, StartCursor, TargetState
 from feedq.core.roles import AccessRole
 from feedq.core.schedule.spec import Queue
 from feedq.core.tap import TapPart, TappedRecord
-from feedq.local.process import free_port
 from feedq.settings import Settings
 from feedq.sinks.base import CheckpointChange
 from feedq.verbs import feed_cursor
-from tests.cluster import wait_until
+from tests.api_client import ServedApi
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
 from tests.schedules import Keys
@@ -98,28 +95,19 @@ def sides(control_database_url: str, broker_url: str, tmp_path: Path) -> Iterato
     harness.store.feeds.set_target("beta/2", TargetState.PAUSED)
     catalogs = {"crm": {key.lower(): value for key, value in _kept_in(tmp_path)}}
     urls: dict[str, Any] = {"database_url": SecretStr(harness.url), "broker_url": SecretStr(broker_url)}
-    backend = ApiBackend.of(harness.store, Settings(**urls, catalogs=catalogs))
-    _land(harness, backend)
+    endpoint = Endpoint.of(harness.store, Settings(**urls, catalogs=catalogs))
+    _land(harness, endpoint)
     _schedule(harness)
-    port = free_port()
-    server = uvicorn.Server(
-        uvicorn.Config(make_app(backend), port=port, http="h11", lifespan="off", log_config=None)
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_until(lambda: server.started, limit_s=20, what="the API listens")
-    with opened_shell(harness.url, broker_url) as shell:
-        yield Sides(shell, harness, f"http://127.0.0.1:{port}", tmp_path)
-    server.should_exit = True
-    thread.join(30)
+    with ServedApi(endpoint) as served, opened_shell(harness.url, broker_url) as shell:
+        yield Sides(shell, harness, served.url, tmp_path)
     harness.execute(NO_SINK)
     harness.close()
 
 
-def _land(harness: JobsHarness, backend: ApiBackend) -> None:
+def _land(harness: JobsHarness, endpoint: Endpoint) -> None:
     """A cursor that was changed once, the checkpoint of a namesake, and refused records."""
     feed = harness.store.feeds.get("acme/0")
-    with backend.open_sink("default") as sink:
+    with endpoint.at.open_sink("default") as sink:
         sink.change_checkpoint(
             CheckpointChange(feed.id, feed.name, feed.identity, lambda own: StartCursor(5))
         )

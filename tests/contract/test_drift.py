@@ -7,8 +7,7 @@ import json
 import pytest
 from pydantic import SecretStr
 
-from feedq.api.backend import ApiBackend
-from feedq.api.server import make_app
+from feedq.api.endpoint import Endpoint
 from feedq.control.store.history import EventFilter
 from feedq.core.model import FeedSpec, LeaseState
 from feedq.core.notices import notice_sentences
@@ -77,9 +76,9 @@ def test_the_api_adds_columns_for_an_operator_of_the_tenant(stage: Stage) -> Non
         feed.id,
         json.dumps({"field:price": "numeric", "field:done": "text, added", "csv_header": "no"}),
     )
-    backend = ApiBackend.of(harness.store, Settings(database_url=SecretStr(harness.url)))
+    endpoint = Endpoint.of(harness.store, Settings(database_url=SecretStr(harness.url)))
     token = harness.store.tokens.add("t", AccessRole.OPERATOR, tenant="acme", lasts_s=60)
-    with ApiClient(make_app(backend), token=token) as api:
+    with ApiClient(endpoint, token=token) as api:
         shown = api.json("/feeds/a/drift")
         assert (shown["fields"], shown["drift"]) == ({"price": "numeric"}, "add")
         assert api.ask("POST", "/feeds/a/drift", json={"dry_run": True}).json() == shown

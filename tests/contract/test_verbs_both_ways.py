@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from feedq.api.backend import ApiBackend
-from feedq.api.server import make_app
+from feedq.api.endpoint import Endpoint
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.roles import AccessRole, Caller
 from feedq.local.postgres import Postgres
@@ -58,7 +57,7 @@ def ways(control_database_url: str, postgres: Postgres, tmp_path: Path) -> Itera
     harness = JobsHarness(control_database_url)
     sink_url = empty_database(postgres)
     settings = settings_of(harness.url, sink_url, tmp_path)
-    populate(harness, ApiBackend.of(harness.store, settings), sink_url)
+    populate(harness, Endpoint.of(harness.store, settings), sink_url)
     token = harness.store.tokens.add("root", AccessRole.ADMIN, tenant=None, lasts_s=600)
     harness.close()
     url, other_sink = _copy(postgres, control_database_url), _copy(postgres, sink_url)
@@ -67,9 +66,9 @@ def ways(control_database_url: str, postgres: Postgres, tmp_path: Path) -> Itera
     with (
         closing(PostgresStore(control_database_url)) as store,
         closing(PostgresStore(url)) as other,
-        ApiClient(make_app(ApiBackend.of(other, there)), token=token) as client,
+        ApiClient(Endpoint.of(other, there), token=token) as client,
     ):
-        yield Ways(At(store, here, caller, ApiBackend.of(store, here).open_sink), client)
+        yield Ways(At(store, here, caller, Endpoint.of(store, here).at.open_sink), client)
     for copy in (url, other_sink):
         postgres.drop_database(_name(copy))
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 ELSEWHERE = {
-    *("alembic", "apprise", "flower", "jinja2", "pygments", "rich", "sqlalchemy.orm", "starlette"),
-    *("opentelemetry.sdk", "tornado", "uvicorn"),
+    *("alembic", "apprise", "flower", "jinja2", "pygments", "rich", "sqlalchemy.orm", "tornado"),
+    "opentelemetry.sdk",
 }
 """What commands, pages, the API, alerts, traces and transactional jobs need."""
 

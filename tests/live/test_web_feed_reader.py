@@ -8,10 +8,9 @@ from threading import Event, Lock
 
 import pytest
 
-from feedq.core.authorship import Author, acting, given_reason
 from feedq.errors import NotFound, Unavailable
 from feedq.web import feed_reader
-from feedq.web.feed_reader import CALLS_MAX, READS_MAX, Calls, Reader
+from feedq.web.feed_reader import READS_MAX, Reader
 
 URL = "postgresql://feedq:hunter2@127.0.0.1:1/feedq"
 LONG_S = 30.0
@@ -169,29 +168,5 @@ def test_answers_do_not_pile_up() -> None:
         for number in range(3 * feed_reader.ANSWERS_MAX):
             await reader.read(number, lambda: None)
         assert len(reader._answers) == feed_reader.ANSWERS_MAX
-
-    run(story)
-
-
-def test_calls_are_bounded_and_keep_their_places_until_they_end() -> None:
-    async def story() -> None:
-        gate, calls = Gate(), Calls(timeout_s=0.2)
-        asked = [asyncio.ensure_future(calls.call(gate.pass_through)) for _ in range(2 * CALLS_MAX)]
-        outcomes = await asyncio.gather(*asked, return_exceptions=True)
-        assert all("whether a change was made is not known" in str(outcome) for outcome in outcomes)
-        assert gate.calls == CALLS_MAX
-        gate.opened.set()
-        await until(lambda: gate.inside == 0)
-        assert await calls.call(lambda: "here") == "here"
-
-    run(story)
-
-
-def test_a_call_is_made_for_who_asked_for_it() -> None:
-    async def story() -> None:
-        calls = Calls()
-        with acting(Author("ada", "10.0.0.7", "a visit")):
-            assert await calls.call(given_reason) == "a visit"
-        assert await calls.call(given_reason) is None
 
     run(story)

@@ -126,6 +126,6 @@ def test_the_status_loads_no_more_than_it_needs() -> None:
         "prometheus_client",
         "rich",
         "yaml",
-        "starlette",
+        "tornado",
     }
     assert not heavy & loaded

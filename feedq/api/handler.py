@@ -1,0 +1,194 @@
+"""The handler of the HTTP API: the same in `feedq api` and, behind Flower's login, in Flower.
+
+It knows who asks, bounds what one request may cost, and hands the request to the endpoint in a thread. Who asks is
+judged before the body is read, and what is refused anyway is read to its end without being kept, so that whoever
+sends it hears why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from functools import cache, partial
+from http import HTTPStatus
+from typing import Any, Final, TypeVar
+
+from tornado import web
+from tornado.iostream import StreamClosedError
+
+from feedq.api.authentication import author_of, known_caller
+from feedq.api.calls import Calls, in_thread
+from feedq.api.endpoint import (
+    BODY_MAX,
+    PREFIX,
+    UNEXPECTED,
+    Answer,
+    Endpoint,
+    Problem,
+    Request,
+    error_name,
+    problem_answer,
+    problem_of,
+)
+from feedq.api.openapi import openapi
+from feedq.core.authorship import Author, set_author
+from feedq.core.roles import Caller
+from feedq.errors import FeedqError, Unauthenticated, Unavailable
+from feedq.verbs.registry import encode
+
+T = TypeVar("T")
+
+STREAMS_MAX: Final = 20
+"""Streams of events that are sent at a time; each has a thread."""
+
+
+class Served:
+    """What the handlers of one process share."""
+
+    def __init__(
+        self, endpoint: Endpoint, calls: Calls, *, changed: Callable[[], object] = lambda: None
+    ) -> None:
+        """``changed`` hears that somebody may have changed something."""
+        self.endpoint, self.calls, self.changed = endpoint, calls, changed
+        self.requests: set[asyncio.Task[Any]] = set()
+        """Those that are being answered."""
+        self.streams = 0
+
+
+@web.stream_request_body
+class ApiHandler(web.RequestHandler):
+    """Answers one request."""
+
+    challenge = "Bearer"
+    """What a client has to send that nobody knows."""
+
+    def initialize(self, served: Served) -> None:
+        self._served = served
+        self._body, self._size = bytearray(), 0
+        self._refused: FeedqError | None = None
+
+    def set_default_headers(self) -> None:
+        super().set_default_headers()
+        self.clear_header("Server")
+        self.set_header("Cache-Control", "no-store")
+
+    def compute_etag(self) -> None:
+        """Make up no ETag: the answer of a verb has its own, or none."""
+
+    async def prepare(self) -> None:
+        super().prepare()
+        if (task := asyncio.current_task()) is not None:
+            self._served.requests.add(task)
+            task.add_done_callback(self._served.requests.discard)
+        self._until = asyncio.get_running_loop().time() + self._served.calls.timeout_s
+        try:
+            self.caller = await self.who_asks()
+            set_author(author_of(self.caller, self.request.headers, self._origin))
+        except FeedqError as error:
+            self._refused = error
+
+    @property
+    def address(self) -> str:
+        """What is asked, below the prefix, as it was sent."""
+        return self.request.path.removeprefix(PREFIX)
+
+    @property
+    def _origin(self) -> str:
+        return self.request.remote_ip or "this machine"
+
+    async def who_asks(self) -> Caller:
+        """Raises `Unauthenticated`, `Unavailable`."""
+        set_author(Author("nobody", self._origin))
+        return await self._call(self._known)
+
+    def _known(self) -> Caller:
+        try:
+            return known_caller(self._served.endpoint.at, self.request.headers, self._origin)
+        except Unauthenticated:
+            asked = f"{self.request.method} {self.request.path}"
+            self._served.endpoint.refused(asked, HTTPStatus.UNAUTHORIZED)
+            raise
+
+    def data_received(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+        if self._refused is None and self._size <= BODY_MAX:
+            self._body += chunk
+
+    async def get(self, *_: str) -> None:
+        try:
+            answer = await self._answered()
+        except FeedqError as error:
+            answer = problem_answer(problem_of(error))
+        self._begin(answer)
+        if isinstance(answer.body, bytes):
+            with suppress(StreamClosedError):  # whoever asked has left
+                await self.finish(answer.body)
+        else:
+            await self._stream(answer.body)
+
+    post = put = patch = delete = get
+
+    def on_finish(self) -> None:
+        if self.request.method != "GET":
+            self._served.changed()
+
+    async def _answered(self) -> Answer:
+        """Raises `FeedqError`."""
+        if self._refused is not None:
+            raise self._refused
+        if self._size > BODY_MAX:
+            return _problem(413, f"the body is larger than {BODY_MAX} bytes; send it in parts")
+        if self.address == "/openapi.json":
+            return Answer(200, _openapi())
+        method, query = self.request.method or "", self.request.query
+        headers = {name.lower(): value for name, value in self.request.headers.items()}
+        asked = Request(method, self.address, self.caller, query, headers, bytes(self._body))
+        answer = await self._call(partial(self._served.endpoint.answer, asked))
+        if not isinstance(answer.body, bytes) and self._served.streams >= STREAMS_MAX:
+            raise Unavailable(f"{STREAMS_MAX} streams are sent already; ask again in a moment")
+        return answer
+
+    async def _call(self, job: Callable[[], T]) -> T:
+        return await self._served.calls.call(job, until=self._until)
+
+    def _begin(self, answer: Answer) -> None:
+        self.set_status(answer.status)
+        for name, value in answer.headers.items():
+            self.set_header(name, value)
+        if answer.status == HTTPStatus.UNAUTHORIZED:
+            self.set_header("WWW-Authenticate", self.challenge)
+
+    async def _stream(self, parts: Generator[bytes, None, None]) -> None:
+        """Send each part as it comes, until the end or until whoever asked has left or reads no more."""
+        self._served.streams += 1
+        try:
+            while part := await in_thread(partial(next, parts, b"")):
+                self.write(part)
+                async with asyncio.timeout(self._served.calls.timeout_s):
+                    await self.flush()
+            await self.finish()
+        except (StreamClosedError, TimeoutError):
+            connection: Any = self.request.connection
+            connection.close()
+        finally:
+            self._served.streams -= 1
+        await in_thread(parts.close)
+
+    def write_error(self, status_code: int, **about: Any) -> None:
+        """Say what Tornado or Flower refuses in the form of every other error."""
+        error = about.get("exc_info", (None, None))[1]
+        said = error.get_message() if isinstance(error, web.HTTPError) else UNEXPECTED
+        answer = _problem(status_code, said or HTTPStatus(status_code).description)
+        self._begin(answer)
+        assert isinstance(answer.body, bytes)
+        self.finish(answer.body)
+
+
+def _problem(status: int, detail: str) -> Answer:
+    return problem_answer(Problem(HTTPStatus(status).phrase, status, detail, error_name(status)))
+
+
+@cache
+def _openapi() -> bytes:
+    return encode(openapi())
