@@ -36,7 +36,7 @@ class Doing:
     def do(self, function: Callable[Concatenate[At, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a verb. Raises what the verb raises, and `Unavailable` when the server cannot be asked."""
         verb = OF[function]
-        found: T = self.doer(verb, verb.arguments(**kwargs), self.told)
+        found: T = self.doer(verb, verb.parse(kwargs), self.told)
         return found
 
     def pages(
@@ -50,7 +50,8 @@ class Doing:
         verb, cursor, left = OF[function], None, most
         while left is None or left > 0:
             limit = PAGE_MAX if left is None else min(left, PAGE_MAX)
-            page = self.doer(verb, verb.arguments(**kwargs, limit=limit, cursor=cursor), None)
+            asked = verb.parse({**kwargs, "limit": limit, "cursor": cursor})
+            page = self.doer(verb, asked, None)
             yield from page.items
             if (cursor := page.next) is None:
                 return

@@ -240,7 +240,12 @@ class Verb:
                 check_names(f"{name}.", below, [field.name for field in fields(kind)])
         try:
             found = msgspec.convert(
-                given, self.arguments, strict=not texts, str_keys=True, dec_hook=read_declaration
+                given,
+                self.arguments,
+                strict=not texts,
+                str_keys=True,
+                from_attributes=True,
+                dec_hook=read_declaration,
             )
         except msgspec.ValidationError as error:
             raise InvalidInput(_in_words(error)) from None
@@ -315,6 +320,8 @@ def load() -> dict[str, Verb]:
 
 def read_declaration(kind: type, given: Any) -> Any:
     """Read a declaration for msgspec, which knows every other type. Raises `InvalidInput`."""
+    if isinstance(given, kind):
+        return given
     if not issubclass(kind, Entry):
         raise NotImplementedError(kind)
     if not isinstance(given, Mapping):

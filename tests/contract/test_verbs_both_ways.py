@@ -11,11 +11,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from feedq.api.endpoint import Endpoint
+from feedq.cli.doing import Doing, at_database
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.roles import AccessRole, Caller
+from feedq.errors import InvalidInput
 from feedq.local.postgres import Postgres
 from feedq.verbs.registry import At, encode, load
 from tests.api_client import ApiClient
@@ -30,6 +33,7 @@ MOMENT = re.compile(rb'"20\d\d-\d\d-\d\dT[0-9:.]+(Z|[+-]\d\d:\d\d)"')
 OF_THE_MOMENT = re.compile(
     rb'"(heartbeat_age_s|lag_s|pass_age_s|oldest_due_s|overdue_s|age_s|silent_s|token|uuid)":("[^"]*"|[0-9.e-]+)'
 )
+ADDRESS_MAX = 60_000
 AGE = re.compile(rb"[-+]?\b\d[\d.]*\s?(ms|[smhd])\b( ago)?|\b\d+ of \d+ in use")
 
 
@@ -43,6 +47,21 @@ class Ways:
         verb = example.verb
         found = verb.call(self.here, verb.parse(example.arguments))
         return b"".join(map(encode, filter(None, found))) if verb.is_stream else encode(found)
+
+    def refused_directly(self, example: Example) -> str:
+        """What a command at the database says is wrong with the arguments."""
+        with pytest.raises(InvalidInput) as refused:
+            Doing(at_database(lambda told: self.here)).do(example.verb.function, **example.arguments)
+        return str(refused.value)
+
+    def refused_by_server(self, example: Example) -> str:
+        answer = self.there.ask(example.verb.method, example.path, **example.asked)
+        assert (answer.status_code, answer.json()["error"]) == (400, "InvalidInput"), (
+            str(example),
+            answer.text,
+        )
+        detail: str = answer.json()["detail"]
+        return detail
 
     def by_server(self, example: Example) -> bytes:
         answer = self.there.ask(example.verb.method, example.path, **example.asked)
@@ -103,3 +122,46 @@ def test_every_verb_answers_the_same_on_both_ways(ways: Ways) -> None:
             more: dict[str, Any] = {} if dry_run is None else {"dry_run": dry_run}
             asked = Example(example.verb, {**example.arguments, **more})
             assert plain(ways.by_server(asked)) == plain(ways.directly(asked)), str(asked)
+
+
+def beyond(kind: Any) -> Iterator[Any]:
+    """Values just beyond each bound of an argument."""
+    match kind:
+        case msgspec.inspect.UnionType(types):
+            for one in types:
+                yield from beyond(one)
+        case msgspec.inspect.Metadata(of):
+            yield from beyond(of)
+        case msgspec.inspect.IntType(gt, ge, lt, le) | msgspec.inspect.FloatType(gt, ge, lt, le):
+            steps = (gt, 0), (ge, -1), (lt, 0), (le, 1)
+            yield from (bound + step for bound, step in steps if bound is not None)
+        case msgspec.inspect.StrType(shortest, longest):
+            yield from () if longest is None else ["x" * (longest + 1)]
+            yield from () if not shortest else [""]
+        case msgspec.inspect.CollectionType(item_type, _, longest):
+            yield from () if longest is None else [["x"] * (longest + 1)]
+            yield from ([value] for value in beyond(item_type))
+        case msgspec.inspect.DateTimeType():
+            yield from ("1969-12-31T00:00:00Z", "3000-01-01T00:00:00Z")
+
+
+def out_of_bounds() -> Iterator[tuple[Example, str]]:
+    """Each verb with an argument that is just out of its bounds."""
+    examples = {example.verb.name: example for example in EXAMPLES}
+    for example in examples.values():
+        described: Any = msgspec.inspect.type_info(example.verb.arguments)
+        for field in described.fields:
+            for value in beyond(field.type):
+                in_address = not example.verb.changes or field.name in example.verb.in_path
+                if not in_address or 0 < len(str(value)) < ADDRESS_MAX:
+                    yield Example(example.verb, {**example.arguments, field.name: value}), field.name
+
+
+def test_an_argument_out_of_bounds_is_refused_alike(ways: Ways) -> None:
+    tried = set()
+    for example, name in out_of_bounds():
+        said = ways.refused_directly(example)
+        assert said.startswith(name), (str(example), said)
+        assert ways.refused_by_server(example) == said
+        tried.add((example.verb.name, name))
+    assert {verb for verb, _ in tried} > {"list_feeds", "show_feed", "tap_feed", "add_token", "list_events"}
