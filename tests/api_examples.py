@@ -45,6 +45,7 @@ ARGUMENTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("list_schedules", {}),
     ("show_schedule", {"name": "nightly"}),
     ("show_next_ticks", {"name": "nightly", "count": 2, "since": "2026-01-01T00:00:00Z"}),
+    ("show_next_ticks", {"name": "new", "declared": '{"task": "a.b", "cron": "@daily"}', "count": 2}),
     ("list_runs", {"states": ["waiting"]}),
     ("show_run", {"id": 1}),
     ("list_queues", {}),

@@ -1,5 +1,5 @@
-"""`feedq apply`, `diff`, `lint` and `schema`: make feeds, schedules and queues as manifests declare them, and say
-what that would change, whether they are right, and what they may hold.
+"""`feedq apply`, `diff`, `lint`, `schema` and `sync`: make feeds, schedules and queues as manifests declare
+them, and say what that would change, whether they are right, and what they may hold.
 
 Everything is read and checked before anything is changed: one mistake in one of them, and nothing is applied.
 Then feeds are changed, some hundred in a transaction, and the rest one by one; if the database goes away half way,
@@ -13,28 +13,34 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from feedq.cli.choosing import first_few
-from feedq.cli.invocation import Invocation, changes, pass_invocation
-from feedq.cli.output import answer, write_difference, write_json
+from feedq.cli.invocation import Command, Form, Invocation, changes, pass_invocation, yes_option
+from feedq.cli.lazily import lazily
+from feedq.cli.output import answer, say, warn, write_difference
 from feedq.errors import FeedqError, InvalidInput, error_of
 
-if TYPE_CHECKING:
-    from feedq.core.schedule.spec import ScheduleSpec
-    from feedq.verbs.declarations import ChangeDocument, Declared
-    from feedq.verbs.manifest.reader import Manifest, ManifestProblem
+with lazily():
+    from feedq.cli import tables
+    from feedq.core.schedule import spec as schedule_spec
+    from feedq.verbs import catalog_syncs, declarations, fleet, wording
+    from feedq.verbs.manifest import changes as manifest_changes
+    from feedq.verbs.manifest import feed_entry, reader
+
 
 STDIN = "-"
 SUFFIXES = (".yaml", ".yml", ".json")
 """Names of files that are manifests, in directories, end so."""
 BYTES_MAX = 64 * 2**20
 """A larger file is no manifest; it is refused before it is read."""
+CHANGES_SHOWN_MAX = 100
+"""Changes that are listed of a sync that makes them; a dry run and --json list all."""
 SIGNS = {"add": "+", "change": "~", "remove": "-"}
 """By the actions of a change."""
 
@@ -52,7 +58,7 @@ file_option = click.option(
 tenant_option = click.option("--tenant", help="With --prune: remove only feeds, and only this tenant's.")
 
 
-@click.command(short_help="Declare feeds and schedules from YAML or JSON; shows what changes.")
+@click.command(cls=Command, short_help="Declare feeds and schedules from YAML or JSON; shows what changes.")
 @file_option
 @click.option(
     "--prune",
@@ -66,7 +72,7 @@ tenant_option = click.option("--tenant", help="With --prune: remove only feeds, 
 )
 @tenant_option
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before removing anything.")
+@yes_option
 @changes
 def apply(
     invocation: Invocation,
@@ -91,25 +97,24 @@ def apply(
       feedq apply -f feeds.yaml --dry-run
       cat feeds/*.yaml | feedq apply -f - --prune --yes
     """
-    from feedq.verbs.declarations import declare
-
     with collector_paused():
         asked = _declared(files, prune=prune, tenant=tenant) | {"adopt": adopt}
         is_tried_first = dry_run or (prune and not yes)
         with invocation.progress("changes"):
-            found = invocation.do(declare, **asked, dry_run=is_tried_first)
-        _show(invocation, found)
+            found = invocation.do(declarations.declare, **asked, dry_run=is_tried_first)
+        if not invocation.json:
+            show_changes(found)
         if is_tried_first and not dry_run:
             _confirm_removals(invocation, found)
             with invocation.progress("changes"):
-                found = invocation.do(declare, **asked)
+                found = invocation.do(declarations.declare, **asked)
     warn_of_schedules(found, asked["schedules"] or (), now=invocation.clock.now())
     done = f"{found.added} added, {found.changed} changed, {found.removed} removed"
     answer(invocation, found, f"{done}, = {found.unchanged} unchanged" + (" (dry run)" if dry_run else ""))
     fail_if_not_made(found)
 
 
-@click.command(short_help="What apply would change; the exit status says whether anything.")
+@click.command(cls=Command, short_help="What apply would change; the exit status says whether anything.")
 @file_option
 @click.option("--prune", is_flag=True, help="Also what would be removed because it is not declared.")
 @tenant_option
@@ -123,21 +128,19 @@ def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: s
     Example:
       feedq diff -f feeds/
     """
-    from feedq.verbs.declarations import declare
-
     try:
         with collector_paused():
             asked = _declared(files, prune=prune, tenant=tenant)
-            found = invocation.do(declare, **asked, dry_run=True)
+            found = invocation.do(declarations.declare, **asked, dry_run=True)
     except FeedqError as error:
         # All that goes wrong has one exit status here: 1 says that something differs.
         raise InvalidInput(invocation.explain(error)) from error
-    answer(invocation, found, lambda: show_changes(found.changes))
+    answer(invocation, found, lambda: show_changes(found))
     if found.changes:
         raise SystemExit(1)
 
 
-@click.command(short_help="Check manifests, without any server.")
+@click.command(cls=Command, short_help="Check manifests, without any server.")
 @file_option
 @pass_invocation
 def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
@@ -149,17 +152,14 @@ def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
     Example:
       feedq lint -f feeds/
     """
-    from feedq.verbs.manifest import reader
-    from feedq.verbs.wording import counted
-
     with collector_paused():
         declared = checked(list(_manifests(files)))
     counts = {key: len(getattr(declared, key)) for key in reader.ENTRIES}
-    found = [counted(count, key.removesuffix("s")) for key, count in counts.items() if count]
+    found = [wording.counted(count, key.removesuffix("s")) for key, count in counts.items() if count]
     answer(invocation, counts, f"{', '.join(found) or 'nothing declared'}: right")
 
 
-@click.command(short_help="What manifests may say, as JSON Schema for editors.")
+@click.command(cls=Command, short_help="What manifests may say, as JSON Schema for editors.")
 @pass_invocation
 def schema(invocation: Invocation) -> None:
     """Print the JSON Schema of manifests, with the options of every connector that is installed, here or at the
@@ -171,9 +171,8 @@ def schema(invocation: Invocation) -> None:
     Example:
       feedq schema > feedq.schema.json
     """
-    from feedq.verbs.fleet import show_schema
-
-    write_json(invocation.do(show_schema))
+    invocation.form = Form.YAML if invocation.form is Form.YAML else Form.JSON
+    answer(invocation, invocation.do(fleet.show_schema), "")
 
 
 @contextmanager
@@ -198,19 +197,15 @@ def _declared(files: Sequence[str], *, prune: bool, tenant: str | None) -> dict[
     # not mean to lose all feeds with --prune.
     kinds = manifest.keys or {"feeds"}
 
-    def entries(kind: str) -> tuple[Any, ...] | None:
-        return tuple(one.entry for one in getattr(manifest, kind)) if kind in kinds else None
-
-    return {kind: entries(kind) for kind in ("feeds", "schedules", "queues")} | {
-        "prune": prune,
-        "tenant": tenant,
+    asked = {
+        kind: tuple(one.entry for one in getattr(manifest, kind)) if kind in kinds else None
+        for kind in reader.ENTRIES
     }
+    return {**asked, "prune": prune, "tenant": tenant}
 
 
-def _manifests(files: Sequence[str]) -> Iterator[Manifest]:
+def _manifests(files: Sequence[str]) -> Iterator[reader.Manifest]:
     """Reads files, and all manifests in directories and below these, by name."""
-    from feedq.verbs.manifest.reader import Manifest, ManifestProblem
-
     for file in files:
         path = Path(file)
         if file == STDIN or not path.is_dir():
@@ -219,94 +214,72 @@ def _manifests(files: Sequence[str]) -> Iterator[Manifest]:
         found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
         if not found:
             what = f"has no manifest, which is a file that ends in {', '.join(SUFFIXES)}"
-            yield Manifest(problems=(ManifestProblem(file, what),))
+            yield reader.Manifest(problems=(reader.ManifestProblem(file, what),))
         yield from map(read_file, map(str, found))
 
 
-def read_file(file: str) -> Manifest:
-    from feedq.verbs.manifest import reader
-    from feedq.verbs.manifest.reader import Manifest, ManifestProblem
-
+def read_file(file: str) -> reader.Manifest:
     origin = "standard input" if file == STDIN else os.fsdecode(file)
     try:
-        if file == STDIN:
-            raw = sys.stdin.buffer.read(BYTES_MAX + 1)
-        else:
-            with Path(file).open("rb") as opened:
-                raw = opened.read(BYTES_MAX + 1)
-        if len(raw) > BYTES_MAX:
-            return Manifest(problems=(ManifestProblem(origin, f"is larger than {BYTES_MAX} bytes"),))
-        return reader.parse(raw.decode("utf-8"), origin=origin)
+        with nullcontext(sys.stdin.buffer) if file == STDIN else Path(file).open("rb") as opened:
+            raw = opened.read(BYTES_MAX + 1)
+        if len(raw) <= BYTES_MAX:
+            return reader.parse(raw.decode("utf-8"), origin=origin)
+        what = f"is larger than {BYTES_MAX} bytes"
     except OSError as error:
-        return Manifest(problems=(ManifestProblem(origin, f"cannot be read: {error.strerror}"),))
+        what = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError as error:
-        return Manifest(problems=(ManifestProblem(origin, f"is not UTF-8 text (byte {error.start})"),))
+        what = f"is not UTF-8 text (byte {error.start})"
+    return reader.Manifest(problems=(reader.ManifestProblem(origin, what),))
 
 
-def checked(manifests: Sequence[Manifest]) -> Manifest:
+def checked(manifests: Sequence[reader.Manifest]) -> reader.Manifest:
     """Joins the manifests, if all are right. Raises `InvalidInput` with every mistake of every file."""
-    from feedq.verbs.manifest import feed_entry, reader
-    from feedq.verbs.manifest.reader import ManifestProblem
-
     joined = reader.join(manifests)
     found = [*joined.problems]
     for feed in joined.feeds:
         for what in feed_entry.option_problems(feed.spec):
-            found.append(ManifestProblem(feed.where, f"feed {feed.entry.name!r}: {what}"))
-    _refuse(found)
+            found.append(reader.ManifestProblem(feed.where, f"feed {feed.entry.name!r}: {what}"))
+    if found:
+        mistakes = wording.counted(len(found), "mistake")
+        lines = "\n".join(f"  {wording.printable(str(problem))}" for problem in found)
+        raise InvalidInput(f"{mistakes}; nothing was applied\n{lines}")
     return joined
 
 
-def _refuse(found: Sequence[ManifestProblem]) -> None:
-    from feedq.verbs.wording import counted, printable
-
-    if found:
-        mistakes = counted(len(found), "mistake")
-        lines = "\n".join(f"  {printable(str(problem))}" for problem in found)
-        raise InvalidInput(f"{mistakes}; nothing was applied\n{lines}")
-
-
-def _show(invocation: Invocation, found: Declared) -> None:
-    from feedq.verbs.wording import printable
-
-    if invocation.json:
-        return
+def show_changes(found: declarations.Declared) -> None:
     for note in found.unasked:
-        click.echo(printable(note), err=True)
-    show_changes(found.changes)
+        say(note, err=True)
+    write_changes(found.changes)
 
 
-def show_changes(changes: Sequence[ChangeDocument]) -> None:
-    from feedq.verbs.wording import printable
-
-    for change in changes:
-        noun = "" if change.kind == "feed" else f"{change.kind} "
-        click.echo(f"{SIGNS[change.action]} {noun}{printable(change.name)}")
+def write_changes(found: Sequence[declarations.ChangeDocument]) -> None:
+    for change in found:
+        say(f"{SIGNS[change.action]} {'' if change.kind == 'feed' else f'{change.kind} '}{change.name}")
         if change.note is not None:
-            click.echo(f"    {printable(change.note)}")
+            say(f"    {change.note}")
         write_difference(change.options)
 
 
-def _confirm_removals(invocation: Invocation, found: Declared) -> None:
-    from feedq.verbs.manifest.changes import Action
-    from feedq.verbs.wording import counted
-
-    removals = Counter(change.kind for change in found.changes if change.action is Action.REMOVE)
+def _confirm_removals(invocation: Invocation, found: declarations.Declared) -> None:
+    removals = Counter(
+        change.kind for change in found.changes if change.action is manifest_changes.Action.REMOVE
+    )
     if removals:
-        what = " and ".join(counted(count, noun) for noun, count in removals.items())
+        what = " and ".join(wording.counted(count, noun) for noun, count in removals.items())
         invocation.confirm(f"Remove {what} that the manifests do not declare?", yes=False)
 
 
-def warn_of_schedules(found: Declared, declared: Sequence[ScheduleSpec], *, now: datetime) -> None:
+def warn_of_schedules(
+    found: declarations.Declared, declared: Sequence[schedule_spec.ScheduleSpec], *, now: datetime
+) -> None:
     """Warns of changed schedules that have no tick to come or that no worker can run."""
-    from feedq.cli.tables import warn_never, warn_unserved
-
     changed = {change.name for change in found.changes if change.kind == "schedule"}
-    warn_never([spec for spec in declared if spec.name in changed], now=now)
-    warn_unserved(found.unserved)
+    tables.warn_never([spec for spec in declared if spec.name in changed], now=now)
+    tables.warn_unserved(found.unserved)
 
 
-def fail_if_not_made(found: Declared) -> None:
+def fail_if_not_made(found: declarations.Declared) -> None:
     """Raises when some of the changes could not be made, naming each."""
     failed = [change for change in found.changes if change.error is not None]
     if not failed:
@@ -315,3 +288,97 @@ def fail_if_not_made(found: Declared) -> None:
     total = len(found.changes)
     lines.append(f"{total - len(failed)} of {total} changes were made; applying again makes the rest")
     raise error_of(str(failed[0].error), "\n".join(lines))
+
+
+# -- catalogs ------------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command, short_help="Make feeds of catalogs as these say; shows what changes.")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option(
+    "--remove-up-to",
+    type=click.IntRange(min=0),
+    metavar="COUNT",
+    help="Let one catalog have so many feeds removed, however many that is of all it has.",
+)
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Also take feeds that others declared under names that the catalog has, from another catalog too.",
+)
+@pass_invocation
+def sync(
+    invocation: Invocation,
+    *,
+    names: Sequence[str],
+    dry_run: bool,
+    remove_up_to: int | None,
+    take_over: bool,
+) -> None:
+    """Make the feeds of catalogs as these say: of those that are named, or of all that are set up here.
+
+    A catalog is a list of feeds that lives elsewhere; FEEDQ_CATALOGS__<NAME>__KIND and the options of its kind
+    set it up. Only feeds that were made from a catalog are changed or removed with it. A catalog that has lost
+    unusually many of its feeds is refused. One that cannot be read changes nothing.
+
+    \b
+    Example:
+      FEEDQ_CATALOGS__CRM__KIND=directory FEEDQ_CATALOGS__CRM__PATH=feeds feedq sync crm --dry-run
+      feedq sync
+    """
+    chosen = [name.lower() for name in names] or invocation.do(catalog_syncs.list_catalogs).items
+    if not chosen:
+        raise InvalidInput("no catalog is set up here: set FEEDQ_CATALOGS__<NAME>__KIND and its options")
+    if remove_up_to is not None and len(chosen) != 1:
+        raise click.UsageError("--remove-up-to is for one catalog; name it")
+    made: list[catalog_syncs.Synced] = []
+    failed: list[FeedqError] = []
+    for name in chosen:
+        try:
+            with collector_paused(), invocation.progress("changes"):
+                made.append(
+                    invocation.do(
+                        catalog_syncs.sync_catalog,
+                        name=name,
+                        remove_up_to=remove_up_to,
+                        take_over=take_over,
+                        dry_run=dry_run,
+                    )
+                )
+        except FeedqError as error:
+            # What is wrong with one catalog does not keep the others from being synced.
+            failed.append(error)
+            continue
+        if not invocation.json:
+            _show_synced(made[-1])
+    if invocation.json:
+        answer(invocation, made, "")
+    _raise_failed(failed, made)
+
+
+def _show_synced(found: catalog_syncs.Synced) -> None:
+    shown = found.changes if found.dry_run else found.changes[:CHANGES_SHOWN_MAX]
+    write_changes(shown)
+    if len(shown) < len(found.changes):
+        click.echo(f"... and {len(found.changes) - len(shown):,} more")
+    for line in first_few(list(map(str, found.left_out)), "and {:,} more"):
+        warn(line)
+    if found.kept:
+        warn(
+            f"{found.kept:,} feeds are in {found.name!r} no more; they stay while an entry has no name, "
+            "as it may be theirs"
+        )
+    done = f"{found.added:,} added, {found.changed:,} changed, {found.removed:,} removed"
+    if found.taken_over:
+        done += f", {found.taken_over:,} taken over"
+    same = "; as at the last sync" if found.is_same else " (dry run)" if found.dry_run else ""
+    click.echo(f"{found.name}: {done}, = {found.unchanged:,} unchanged{same}")
+
+
+def _raise_failed(failed: Sequence[FeedqError], made: Sequence[catalog_syncs.Synced]) -> None:
+    """Raises what went wrong, of all catalogs together."""
+    said = [*map(str, failed), *(found.complaint for found in made if found.left_out)]
+    if said:
+        kind = type(failed[0]) if failed else FeedqError
+        raise kind("\n".join(said))

@@ -1,28 +1,31 @@
-"""Which feeds a command is about: by name, or by what they have in common.
-
-The options make a `Selection`; what they choose is counted and shown before anything is done to it.
+"""Which feeds a command is about: by name, or by what they have in common; counted and shown before anything is
+done to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import Any, Final
 
 import click
 
 from feedq.cli.invocation import Invocation, OneOf, decorated
+from feedq.cli.lazily import lazily
+from feedq.cli.options import split_assignment
 from feedq.errors import NotFound, error_of
 
-if TYPE_CHECKING:
-    from feedq.core.model import FeedView
-    from feedq.core.selection import Selection
-    from feedq.verbs.feeds import Acted, Failed
+with lazily():
+    from feedq.cli import tables
+    from feedq.core import model, selection
+    from feedq.verbs import feeds, wording
 
 ERRORS_SHOWN_MAX: Final = 20
 NAMES_AT_ONCE: Final = 100
 """Names that are asked for together: an address holds no more."""
 
-selection_options = decorated(
+_options = decorated(
+    click.argument("names", nargs=-1, metavar="[NAME]..."),
     click.option("--tenant", help="Only this tenant's feeds."),
     click.option(
         "-l",
@@ -46,56 +49,54 @@ selection_options = decorated(
     click.option("--unmet", is_flag=True, help="Only feeds that are not as expected."),
     click.option("--dead-letters", is_flag=True, help="Only feeds that have dead letters."),
 )
-"""The options of a selection; hand them to `selection_of`."""
 
 
-def selection_of(names: Sequence[str] = (), **given: Any) -> Selection:
-    """The selection that the options ask for. Raises `InvalidInput`."""
-    from feedq.cli.options import split_assignment
-    from feedq.core.selection import Selection
+def chooses_feeds(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a command take names of feeds and what feeds have in common, and hands it the selection, ``select``."""
 
-    labels = dict(split_assignment(text, option="--label") for text in given.pop("labels"))
-    return Selection(names=tuple(dict.fromkeys(names)), labels=labels, **given)
+    @wraps(command)
+    def call(*args: Any, names: Sequence[str], labels: Sequence[str], **given: Any) -> Any:
+        keys = ("tenant", "worker", "statuses", "connector", "match", "failing", "unmet", "dead_letters")
+        select = selection.Selection(
+            names=tuple(dict.fromkeys(names)),
+            labels=dict(split_assignment(text, option="--label") for text in labels),
+            **{key: given.pop(key) for key in keys},
+        )
+        return command(*args, select=select, **given)
+
+    return _options(call)
 
 
 def feeds_named(
     invocation: Invocation, names: Sequence[str], *, removing: bool = False
-) -> Iterator[FeedView]:
+) -> Iterator[model.FeedView]:
     """The feeds of these names that there are, some at a time."""
-    from feedq.core.selection import Selection
-    from feedq.verbs.feeds import list_feeds
-
     for start in range(0, len(names), NAMES_AT_ONCE):
-        part = Selection(names=tuple(names[start : start + NAMES_AT_ONCE]), removing=removing)
-        yield from invocation.pages(None, list_feeds, select=part)
+        part = selection.Selection(names=tuple(names[start : start + NAMES_AT_ONCE]), removing=removing)
+        yield from invocation.pages(None, feeds.list_feeds, select=part)
 
 
 def none_match(invocation: Invocation, then: str = "") -> str:
     """What to say when no feed is chosen; that there is none at all is another matter."""
-    from feedq.cli.tables import NO_FEEDS
-    from feedq.verbs.feeds import list_feeds
-
-    if not invocation.do(list_feeds, limit=1).items:
-        return NO_FEEDS
+    if not invocation.do(feeds.list_feeds, limit=1).items:
+        return tables.NO_FEEDS
     return "no feed matches" + (f"; {then}" if then else "")
 
 
-def require_some(invocation: Invocation, tried: Acted) -> None:
+def require_some(invocation: Invocation, tried: feeds.Acted) -> None:
     """Raises `NotFound` when nothing is chosen."""
     if not tried.count:
         raise NotFound(none_match(invocation, "nothing is done"))
 
 
-def described(selection: Selection, tried: Acted) -> str:
+def described(select: selection.Selection, tried: feeds.Acted) -> str:
     """The feeds that are chosen: ``2 feeds (acme/a, acme/b)``; those that are named, by their names."""
-    from feedq.verbs.wording import counted, some
-
-    if selection.names:
-        return ", ".join(selection.names)
-    return f"{counted(tried.count, 'feed')} ({some(tried.done, lambda one: one.name)})"
+    if select.names:
+        return ", ".join(select.names)
+    return f"{wording.counted(tried.count, 'feed')} ({wording.some(tried.done, lambda one: one.name)})"
 
 
-def fail_if_any(failed: Sequence[Failed], what: str, *, done: int) -> None:
+def fail_if_any(failed: Sequence[feeds.Failed], what: str, *, done: int) -> None:
     """Raises when it could not be done to some feeds, naming each."""
     if not failed:
         return

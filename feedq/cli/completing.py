@@ -14,7 +14,7 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from feedq.cli.invocation import STACK_DIR, Invocation, pass_invocation
+from feedq.cli.invocation import STACK_DIR, Command, Invocation, pass_invocation
 from feedq.cli.output import answer
 
 NAMES_MAX: Final = 200
@@ -64,7 +64,7 @@ def complete_names(command: click.Command, group: str) -> None:
             param.type = KnownName(kind)
 
 
-@click.command(short_help="What completes commands and options in bash, zsh or fish.")
+@click.command(cls=Command, short_help="What completes commands and options in bash, zsh or fish.")
 @click.argument("shell", type=click.Choice(SHELLS))
 @pass_invocation
 def completion(invocation: Invocation, *, shell: str) -> None:

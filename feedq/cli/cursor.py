@@ -1,139 +1,124 @@
-"""`feedq feed cursor`: where a feed stands in its source, and how to have it go on from elsewhere."""
+"""`feedq feed cursor` and `feedq feed backfill`: where a feed stands in its source, how to have it go on from
+elsewhere, and how to land again what lies between two cursors.
+"""
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 import click
 
 from feedq.cli.invocation import (
+    Command,
     Invocation,
-    decorated,
-    pass_invocation,
-    reason_option,
+    changes,
+    has_verbs,
     wait_options,
     yes_option,
 )
+from feedq.cli.lazily import lazily
 from feedq.cli.options import moment
-from feedq.cli.output import answer, write_lines
+from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, state, write_lines
+from feedq.errors import FeedqError
 
-if TYPE_CHECKING:
-    from feedq.core.model import JSON, ChangedCursor
-    from feedq.verbs.cursors import CursorVerb
+with lazily():
+    from feedq.connectors import base as connectors_base
+    from feedq.core import model, remedies, values
+    from feedq.verbs import backfills, cursors, feeds, wording
+    from feedq.verbs.report import details
 
-TWICE = "its sink has no key, so records that the source sends again will be there twice"
+TWICE: Final = "its sink has no key, so records that the source sends again will be there twice"
+CURSOR_WIDTH: Final = 40
+WAIT_S: Final = 86_400.0
+"""A backfill may take a day."""
 
-_change_options = decorated(
-    click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing."),
-    reason_option,
-    yes_option,
-    wait_options,
+dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing.")
+
+
+@click.command(cls=Command, short_help="Where a feed stands in its source: show, set, rewind.")
+@has_verbs(
+    show="name",
+    set="name cursor dry_run yes wait timeout_s",
+    rewind="name records to to_start dry_run yes wait timeout_s",
 )
-
-
-@click.group(short_help="Where a feed stands in its source: show, set, rewind.")
-def cursor() -> None:
+@click.argument("name")
+@click.argument("cursor", required=False)
+@click.option("--records", type=click.IntRange(min=1), metavar="NUMBER", help="Rewind by so many records.")
+@click.option(
+    "--to", metavar="TIME", help="Rewind to this time, such as 2026-12-01T08:00Z, or so long ago: 90m."
+)
+@click.option("--to-start", is_flag=True, help="Rewind to where the feed began.")
+@dry_run_option
+@yes_option
+@wait_options()
+@changes
+def cursor(
+    invocation: Invocation,
+    *,
+    verb: str,
+    name: str,
+    cursor: str | None,
+    records: int | None,
+    to: str | None,
+    to_start: bool,
+    **how: Any,
+) -> None:
     """Where a feed stands in its source, and how to have it go on from elsewhere, while it runs.
 
+    show prints the cursor in the sink, which the feed goes on from. set has it go on after this CURSOR: JSON,
+    or else a text. rewind goes back: to where the feed began or, if the connector's cursors allow it, by
+    records or to a time. Records that the source sends again land a second time, unless the sink has a `key`.
+
     \b
     Example:
       feedq feed cursor show acme/orders
+      feedq feed cursor set acme/ticks '{"ticks": "1764064800000-0"}'
       feedq feed cursor rewind acme/orders --records 1000
     """
+    if verb == "show":
+        _show_cursor(invocation, name)
+    elif verb == "set":
+        if cursor is None:
+            raise click.UsageError("say which CURSOR the feed is to go on after")
+        wanted: model.JSON = cursor
+        with suppress(ValueError, RecursionError):
+            wanted = json.loads(cursor)
+        _change(invocation, name, {"change": cursors.CursorVerb.SET, "cursor": wanted}, **how)
+    elif (records is not None) + (to is not None) + to_start != 1:
+        raise click.UsageError("say one of --records, --to and --to-start")
+    elif to_start:
+        _change(invocation, name, {"change": cursors.CursorVerb.RESET}, **how)
+    else:
+        at = None
+        if to is not None:
+            try:
+                at = invocation.clock.now() - timedelta(seconds=values.parse_duration(to))
+            except ValueError:
+                at = moment(to, "UTC", option="--to")
+        asked = {"change": cursors.CursorVerb.REWIND, "records": records, "to": at}
+        _change(invocation, name, asked, **how)
 
 
-@cursor.command()
-@click.argument("name")
-@pass_invocation
-def show(invocation: Invocation, *, name: str) -> None:
-    """The cursor in the sink, which the feed goes on from.
-
-    \b
-    Example:
-      feedq feed cursor show acme/orders
-    """
-    from feedq.verbs.cursors import show_cursor
-    from feedq.verbs.report.details import detail_lines
-    from feedq.verbs.wording import as_json, stamp
-
-    found = invocation.do(show_cursor, name=name)
+def _show_cursor(invocation: Invocation, name: str) -> None:
+    found = invocation.do(cursors.show_cursor, name=name)
     at = found.updated_at
-    lines = detail_lines(
+    lines = details.detail_lines(
         [
             ("name", name),
-            ("cursor", as_json(found.cursor) if at else "none: it has not begun"),
+            ("cursor", wording.as_json(found.cursor) if at else "none: it has not begun"),
             ("records", f"{found.records:,}"),
-            ("updated", stamp(at) if at else "-"),
+            ("updated", wording.stamp(at) if at else "-"),
         ]
     )
     answer(invocation, found, lambda: write_lines(lines))
 
 
-@cursor.command("set")
-@click.argument("name")
-@click.argument("value", metavar="CURSOR")
-@_change_options
-@pass_invocation
-def set_(invocation: Invocation, *, name: str, value: str, **given: Any) -> None:
-    """Go on after this cursor: JSON, or else a text.
-
-    \b
-    Example:
-      feedq feed cursor set acme/orders 4711
-      feedq feed cursor set acme/ticks '{"ticks": "1764064800000-0"}'
-    """
-    from feedq.verbs.cursors import CursorVerb
-
-    wanted: JSON = value
-    with suppress(ValueError, RecursionError):
-        wanted = json.loads(value)
-    _change(invocation, name, CursorVerb.SET, {"cursor": wanted}, **given)
-
-
-@cursor.command()
-@click.argument("name")
-@click.option("--records", type=click.IntRange(min=1), metavar="NUMBER", help="So many records back.")
-@click.option("--to", metavar="TIME", help="To this time, such as 2026-12-01T08:00Z, or so long ago: 90m.")
-@click.option("--to-start", is_flag=True, help="To where the feed began.")
-@_change_options
-@pass_invocation
-def rewind(
-    invocation: Invocation, *, name: str, records: int | None, to: str | None, to_start: bool, **given: Any
-) -> None:
-    """Go back: to where the feed began or, if the connector's cursors allow it, by records or to a time.
-
-    Records that the source sends again land a second time, unless the sink has a `key`.
-
-    \b
-    Example:
-      feedq feed cursor rewind acme/orders --records 1000
-      feedq feed cursor rewind acme/ticks --to 90m
-      feedq feed cursor rewind acme/orders --to-start
-    """
-    from feedq.core.values import parse_duration
-    from feedq.verbs.cursors import CursorVerb
-
-    if (records is not None) + (to is not None) + to_start != 1:
-        raise click.UsageError("say one of --records, --to and --to-start")
-    if to_start:
-        _change(invocation, name, CursorVerb.RESET, {}, **given)
-        return
-    at = None
-    if to is not None:
-        try:
-            at = invocation.clock.now() - timedelta(seconds=parse_duration(to))
-        except ValueError:
-            at = moment(to, "UTC", option="--to")
-    _change(invocation, name, CursorVerb.REWIND, {"records": records, "to": at}, **given)
-
-
 def _change(
     invocation: Invocation,
     name: str,
-    verb: CursorVerb,
     asked: dict[str, Any],
     *,
     dry_run: bool,
@@ -141,32 +126,163 @@ def _change(
     wait: bool,
     timeout_s: float,
 ) -> None:
-    from feedq.core.model import Status
-    from feedq.verbs.cursors import change_cursor
-    from feedq.verbs.feeds import show_feed
-
-    if dry_run or not yes:
-        tried = invocation.do(change_cursor, name=name, change=verb, **asked, dry_run=True)
-        if dry_run:
-            answer(invocation, tried, _said(name, tried.change, "would go"))
-            return
-        invocation.confirm(f"{_said(name, tried.change, 'goes on')}. Do it?", yes=yes)
-    done = invocation.do(change_cursor, name=name, change=verb, **asked)
-    if wait:
-        generation = invocation.do(show_feed, name=name).view.feed.generation
+    done = invocation.do_confirmed(
+        cursors.change_cursor,
+        lambda tried: f"{_said(name, tried.change, 'goes on')}. Do it?",
+        yes=yes or dry_run,
+        name=name,
+        **asked,
+        **({"dry_run": True} if dry_run else {}),
+    )
+    if wait and not dry_run:
+        generation = invocation.do(feeds.show_feed, name=name).view.feed.generation
 
         def has_come() -> bool:
-            view = invocation.do(show_feed, name=name).view
-            return view.status is Status.STREAMING and view.lease.generation >= generation
+            view = invocation.do(feeds.show_feed, name=name).view
+            return view.status is model.Status.STREAMING and view.lease.generation >= generation
 
         invocation.wait_until(has_come, timeout_s=timeout_s, what=f"{name} streaming from its new cursor")
-    answer(invocation, done, _said(name, done.change, "goes on"))
+    answer(invocation, done, _said(name, done.change, "would go" if dry_run else "goes on"))
 
 
-def _said(name: str, change: ChangedCursor, goes: str) -> str:
-    from feedq.connectors.base import show_cursor
-
-    after = "where it began" if change.after is None else f"after cursor {show_cursor(change.after)}"
-    before = "none" if change.before is None else show_cursor(change.before)
+def _said(name: str, change: model.ChangedCursor, goes: str) -> str:
+    after = "where it began" if change.after is None else f"after cursor {_shown(change.after)}"
+    before = "none" if change.before is None else _shown(change.before)
     said = f"{name} {goes} {after} (before: {before})"
     return f"{said}; {TWICE}" if change.duplicates else said
+
+
+def _shown(cursor: model.JSON) -> str:
+    return connectors_base.show_cursor(cursor)
+
+
+# -- backfills ---------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command, short_help="Import again from one cursor to another, beside the live stream.")
+@has_verbs(begin="name begin end rows_per_s key dry_run wait timeout_s", show="name", cancel="name")
+@click.argument("name", required=False)
+@click.option("--from", "begin", metavar="CURSOR", help="Begin after this cursor, or time.")
+@click.option(
+    "--to", "end", metavar="CURSOR", help="Nothing after this one; where the feed stands, unless given."
+)
+@click.option(
+    "--rows-per-s",
+    type=click.FloatRange(min=0.001),
+    help="At most so many records a second, instead of 10,000.",
+)
+@click.option("--key", metavar="TEXT", help="Asked again with the same key, nothing is begun again.")
+@dry_run_option
+@wait_options(WAIT_S)
+@changes
+def backfill(
+    invocation: Invocation,
+    *,
+    verb: str,
+    name: str | None,
+    begin: str | None,
+    wait: bool,
+    timeout_s: float,
+    **limits: Any,
+) -> None:
+    """Land the records from one cursor to another again, beside the live stream, which goes on.
+
+    A backfill has a lease and a checkpoint of its own, and lands into the same table by `key`: what is there
+    already stays, or is put right with `on_conflict: update`. Cursors are JSON, or else a text, or a time
+    where the connector's cursors tell it. show has all that are under way, or that of one feed, or how its
+    last one ended. cancel ends one; what it has landed stays.
+
+    \b
+    Example:
+      feedq feed backfill begin acme/orders --from 1000 --to 250000 --wait
+      feedq feed backfill begin acme/ticks --from 2026-12-01T08:00Z --rows-per-s 500
+      feedq feed backfill show
+    """
+    if name is None:
+        if verb != "show":
+            raise click.UsageError("say which feed: NAME is missing")
+        found = invocation.do(backfills.list_backfills).items
+        answer_list(invocation, found, _columns(), empty="no backfill is under way")
+    elif verb == "show":
+        shown = invocation.do(backfills.show_backfill, name=name)
+        answer(invocation, shown, lambda: write_lines(_lines(shown)))
+    elif verb == "cancel":
+        ended = invocation.do(backfills.cancel_backfill, name=name)
+        answer(invocation, ended, f"backfill of {name} cancelled; {ended.records:,} records have landed")
+    elif begin is None:
+        raise click.UsageError("say where it begins: --from is missing")
+    else:
+        made = invocation.do(backfills.begin_backfill, name=name, begin=begin, **limits)
+        if wait and made.status != "planned":
+            made = _await_end(invocation, made, timeout_s=timeout_s)
+        _answer_begun(invocation, made)
+        if wait and made.status == "cancelled":
+            history = remedies.command("events", "--feed", name)
+            raise FeedqError(f"the backfill of {name} was cancelled: see `{history}`")
+
+
+def _answer_begun(invocation: Invocation, found: backfills.BackfillDocument) -> None:
+    said = f"backfill of {found.name} from {_shown(found.begins_after)} to {_shown(found.ends_at)}"
+    if found.limit_rows_per_s:
+        said += f", at most {found.limit_rows_per_s:,g} records a second"
+    if found.status == "finished":
+        said += f": finished, {found.records:,} records"
+    answer(invocation, found, said + (" (nothing was begun)" if found.status == "planned" else ""))
+
+
+def _await_end(
+    invocation: Invocation, begun: backfills.BackfillDocument, *, timeout_s: float
+) -> backfills.BackfillDocument:
+    latest = [begun]
+    with ProgressBar(f"% of {begun.name}", 100) as bar:
+
+        def has_ended() -> bool:
+            latest[0] = invocation.do(backfills.show_backfill, name=begun.name)
+            bar(round(100 * (latest[0].part or 0)))
+            return latest[0].ended_at is not None
+
+        what, why = f"backfill of {begun.name}", lambda: latest[0].because
+        invocation.wait_until(has_ended, timeout_s=timeout_s, what=what, why=why)
+    return latest[0]
+
+
+def _lines(found: backfills.BackfillDocument) -> list[details.DetailLine]:
+    limit = found.limit_rows_per_s
+    return details.detail_lines(
+        [
+            ("backfill of", found.name),
+            ("status", found.status),
+            ("why", found.because),
+            ("from", _shown(found.begins_after)),
+            ("to", _shown(found.ends_at)),
+            ("at", _shown(found.cursor)),
+            ("done", _percent(found)),
+            ("records", _count(found.records)),
+            ("dead letters", _count(found.dead_letters)),
+            ("limit", f"{limit:,g} records a second" if limit else None),
+            ("worker", found.worker),
+            ("begun", wording.stamp(found.begun_at) if found.begun_at else None),
+            ("ended", wording.stamp(found.ended_at) if found.ended_at else None),
+        ]
+    )
+
+
+def _columns() -> list[TableColumn[backfills.BackfillDocument]]:
+    return [
+        TableColumn("FEED", lambda one: one.name),
+        state("STATUS", lambda one: one.status),
+        number("DONE", _percent),
+        number("RECORDS", lambda one: _count(one.records)),
+        number("ROWS/S", lambda one: None if one.rows_per_s is None else f"{one.rows_per_s:,.1f}"),
+        TableColumn("WORKER", lambda one: one.worker),
+        TableColumn("CURSOR", lambda one: wording.cut(_shown(one.cursor), CURSOR_WIDTH)),
+        TableColumn("TO", lambda one: wording.cut(_shown(one.ends_at), CURSOR_WIDTH)),
+    ]
+
+
+def _percent(found: backfills.BackfillDocument) -> str | None:
+    return None if found.part is None else f"{100 * found.part:.0f} %"
+
+
+def _count(found: int | None) -> str | None:
+    return None if found is None else f"{found:,}"

@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from feedq.cli.invocation import Invocation, pass_invocation
+from feedq.cli.invocation import Group, Invocation, pass_invocation
+from feedq.cli.lazily import lazily
 from feedq.cli.output import answer
+from feedq.core.passwords import mask_url
 from feedq.errors import InvalidInput
+
+with lazily():
+    from feedq.control.store import grants as roles
+    from feedq.control.store import migrate
+    from feedq.verbs import wording
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection
     from sqlalchemy import URL
 
-    from feedq.control.store import grants as roles
     from feedq.settings import Settings
 
 
-@click.group(short_help="Migrate the control database, make its roles.")
+@click.group(cls=Group, short_help="Migrate the control database, make its roles.")
 def db() -> None:
     """The control database (FEEDQ_DATABASE_URL).
 
@@ -42,10 +48,6 @@ def upgrade(invocation: Invocation, *, check: bool) -> None:
       FEEDQ_DATABASE_URL=postgresql://feedq@db/feedq feedq db upgrade
       feedq db upgrade --check
     """
-    from feedq.control.store import migrate
-    from feedq.core.passwords import mask_url
-    from feedq.verbs.wording import counted
-
     settings = invocation.settings
     url = settings.database_url.get_secret_value()
     if check:
@@ -56,7 +58,7 @@ def upgrade(invocation: Invocation, *, check: bool) -> None:
             raise SystemExit(1)
         return
     applied = migrate.upgrade(url, role_prefix=settings.role_prefix)
-    text = f"applied {counted(applied, 'migration')}" if applied else "already up to date"
+    text = f"applied {wording.counted(applied, 'migration')}" if applied else "already up to date"
     answer(invocation, {"applied": applied}, text)
 
 
@@ -78,9 +80,6 @@ def grants(invocation: Invocation, *, apply_: bool) -> None:
       feedq db grants > roles.sql
       FEEDQ_ROLE_PASSWORDS__WORKER=… feedq db grants --apply
     """
-    from feedq.control.store import grants as roles
-    from feedq.core.passwords import mask_url
-
     settings = invocation.settings
     url = settings.database_url.get_secret_value()
     here, elsewhere = _sinks(settings)
@@ -137,8 +136,6 @@ def _place(url: URL) -> tuple[str | None, int, str | None]:
 
 
 def _passwords(settings: Settings, sinks: Iterable[str]) -> dict[str, str]:
-    from feedq.control.store import grants as roles
-
     known = [*map(str, roles.Role), *map(roles.sink_role, sinks)]
     given = {role.lower(): password.get_secret_value() for role, password in settings.role_passwords.items()}
     if unknown := sorted(given.keys() - set(known)):

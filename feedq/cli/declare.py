@@ -1,4 +1,4 @@
-"""`feedq feed set` and `edit`, and the same for schedules: they change a declaration as a manifest has it.
+"""`feedq feed set` and `edit`, the same for schedules, and `feedq export`: what is declared, as a manifest has it.
 
 `set` puts ``key=value`` into it, `edit` opens an editor. The result is checked as `feedq apply` would check it.
 """
@@ -8,92 +8,89 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import click
 
 from feedq.cli.apply import checked, fail_if_not_made, read_file, warn_of_schedules
-from feedq.cli.choosing import NAMES_AT_ONCE, require_some, selection_of, selection_options
-from feedq.cli.invocation import Invocation, changes, yes_option
+from feedq.cli.choosing import NAMES_AT_ONCE, chooses_feeds, require_some
+from feedq.cli.invocation import Command, Invocation, changes, pass_invocation, yes_option
+from feedq.cli.lazily import lazily
 from feedq.cli.options import assigned, split_words
-from feedq.cli.output import answer, write_difference
-from feedq.errors import FeedqError, InvalidInput, NotFound, Unreadable
+from feedq.cli.output import ProgressBar, answer, say, write_difference
+from feedq.errors import FeedqError, Forbidden, InvalidInput, NotFound, Unreadable
 
-if TYPE_CHECKING:
-    from feedq.core.schedule.spec import ScheduleSpec
-    from feedq.core.selection import Selection
-    from feedq.verbs.declarations import ChangeDocument
-    from feedq.verbs.manifest.feed_entry import FeedEntry
+with lazily():
+    from feedq.core import remedies, selection
+    from feedq.core.schedule import spec as schedule_spec
+    from feedq.verbs import declarations, documents, feeds, schedules, wording
+    from feedq.verbs.manifest import feed_entry, reader
 
+DeclaredEntry: TypeAlias = "feed_entry.FeedEntry | schedule_spec.ScheduleSpec"
 NOTHING = "nothing to set; give KEY=VALUE, such as {}"
 HEAD = "# What you save is checked and shown before anything changes. An unchanged file changes nothing.\n"
-words_argument = click.argument("names", nargs=-1, metavar="[NAME]... KEY=VALUE...")
 
 
 # -- feeds -------------------------------------------------------------------------------------------
 
 
-@click.command("set")
-@words_argument
-@selection_options
+@click.command("set", cls=Command)
+@chooses_feeds
 @yes_option
 @changes
-def set_feeds(invocation: Invocation, *, names: Sequence[str], yes: bool, **chosen: Any) -> None:
+def set_feeds(invocation: Invocation, *, select: selection.Selection, yes: bool) -> None:
     """Set keys of feeds as in a manifest and keep the rest; feeds start anew with them, where they left off.
 
-    Dots lead into mappings. Values that begin with a brace, a bracket or a quote are YAML; a plain word or number
-    means what it means there, and other text is itself. KEY= takes a key out, so that it has its default.
-    All feeds are checked first: if one would be wrong, none is changed.
+    Behind the names stands KEY=VALUE, as often as need be. Dots lead into mappings. Values that begin with a
+    brace, a bracket or a quote are YAML; a plain word or number means what it means there, and other text is
+    itself. KEY= takes a key out, so that it has its default. All feeds are checked first: if one would be
+    wrong, none is changed.
 
     \b
     Example:
       feedq feed set acme/orders source.url=tcp://10.0.0.7:7001 source.hello=
       feedq feed set --tenant acme weight=2 expect.max_silence=20s labels.region=eu
     """
-    from feedq.verbs.manifest.feed_entry import FeedEntry
-    from feedq.verbs.wording import counted, some
-
-    named, assignments = split_words(names)
+    names, assignments = split_words(select.names)
     if not assignments:
         raise click.UsageError(NOTHING.format("weight=2"))
-    selection = selection_of(named, **chosen)
-    entries: list[FeedEntry] = []
-    for before in _declared_feeds(invocation, selection):
-        after = FeedEntry.valid(assigned(before.plain(), assignments, FeedEntry))
+    select = replace(select, names=tuple(names))
+    # Any action will do: it is not done.
+    tried = invocation.do(feeds.act_on_feeds, action=feeds.FeedAction.RESTART, select=select, dry_run=True)
+    require_some(invocation, tried)
+    made: list[feed_entry.FeedEntry] = []
+    for before in _declared_feeds(invocation, [one.name for one in tried.done]):
+        after = feed_entry.FeedEntry.valid(assigned(before.plain(), assignments, feed_entry.FeedEntry))
         if after.resume is not None:
             raise InvalidInput("resume: is for new feeds; `feedq feed cursor set` moves one that is there")
         _check_name(before, after)
-        entries.append(after)
+        made.append(after)
 
-    def confirm(changes: Sequence[ChangeDocument]) -> None:
-        if changes:
-            what = f"{counted(len(changes), 'feed')} ({some(changes, lambda one: one.name)})"
-            invocation.confirm(f"Change {what}?", yes=yes)
+    def question(would: declarations.Declared) -> str | None:
+        found = would.changes
+        what = f"{wording.counted(len(found), 'feed')} ({wording.some(found, lambda one: one.name)})"
+        return f"Change {what}?" if found else None
 
     # Whoever names feeds has said so already.
-    _set(invocation, {"feeds": tuple(entries)}, None if selection.names or yes else confirm)
+    _set(invocation, question, yes=yes or bool(names), feeds=tuple(made))
 
 
-def _declared_feeds(invocation: Invocation, selection: Selection) -> list[FeedEntry]:
-    """The declarations of the feeds that are named or chosen. Raises `InvalidInput` when nothing says which,
-    `NotFound` when one that is named does not exist or none is chosen."""
-    from feedq.verbs.declarations import list_declared_feeds
-    from feedq.verbs.feeds import FeedAction, act_on_feeds
-
-    # Any action will do: it is not done.
-    tried = invocation.do(act_on_feeds, action=FeedAction.RESTART, select=selection, dry_run=True)
-    require_some(invocation, tried)
-    found: list[FeedEntry] = []
-    for start in range(0, tried.count, NAMES_AT_ONCE):
-        part = tuple(one.name for one in tried.done[start : start + NAMES_AT_ONCE])
-        page = invocation.do(list_declared_feeds, names=part, limit=NAMES_AT_ONCE)
-        found += [one.declaration for one in page.items]
-    return found
+def _declared_feeds(
+    invocation: Invocation, names: Sequence[str], *, with_cursors: bool = False
+) -> Iterator[feed_entry.FeedEntry]:
+    """The declarations of the feeds of these names that there are."""
+    for start in range(0, len(names), NAMES_AT_ONCE):
+        part = tuple(names[start : start + NAMES_AT_ONCE])
+        for one in invocation.pages(
+            None, declarations.list_declared_feeds, names=part, with_cursors=with_cursors
+        ):
+            yield one.declaration
 
 
-@click.command("edit")
+@click.command("edit", cls=Command)
 @click.argument("name")
 @changes
 def edit_feed(invocation: Invocation, *, name: str) -> None:
@@ -103,21 +100,18 @@ def edit_feed(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed edit acme/orders
     """
-    from feedq.verbs.declarations import list_declared_feeds
-    from feedq.verbs.feeds import show_feed
-
-    found = invocation.do(list_declared_feeds, names=(name,)).items
+    found = invocation.do(declarations.list_declared_feeds, names=(name,)).items
     if not found:
-        invocation.do(show_feed, name=name)
+        invocation.do(feeds.show_feed, name=name)
         raise NotFound(f"feed {name!r} is being removed")
-    _edit(invocation, "feed", found[0].declaration, found[0].etag)
+    _edit(invocation, found[0].declaration, found[0].etag)
 
 
 # -- schedules ---------------------------------------------------------------------------------------
 
 
-@click.command("set")
-@words_argument
+@click.command("set", cls=Command)
+@click.argument("names", nargs=-1, metavar="[NAME]... KEY=VALUE...")
 @changes
 def set_schedules(invocation: Invocation, *, names: Sequence[str]) -> None:
     """Set keys of schedules as in a manifest and keep the rest. It holds for ticks to come; runs stay as they are.
@@ -132,16 +126,16 @@ def set_schedules(invocation: Invocation, *, names: Sequence[str]) -> None:
     named, assignments = split_words(names)
     if not named or not assignments:
         raise click.UsageError(NOTHING.format("timeout=30m") if named else "which schedules? name them")
-    entries: list[ScheduleSpec] = []
+    made: list[schedule_spec.ScheduleSpec] = []
     for name in dict.fromkeys(named):
         before, _ = declared_schedule(invocation, name)
         after = with_assignments(before, assignments)
         _check_name(before, after)
-        entries.append(after)
-    _set(invocation, {"schedules": tuple(entries)})
+        made.append(after)
+    _set(invocation, schedules=tuple(made))
 
 
-@click.command("edit")
+@click.command("edit", cls=Command)
 @click.argument("name")
 @changes
 def edit_schedule(invocation: Invocation, *, name: str) -> None:
@@ -151,43 +145,40 @@ def edit_schedule(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq schedule edit acme/cleanup
     """
-    _edit(invocation, "schedule", *declared_schedule(invocation, name))
+    _edit(invocation, *declared_schedule(invocation, name))
 
 
-def declared_schedule(invocation: Invocation, name: str) -> tuple[ScheduleSpec, str]:
+def declared_schedule(invocation: Invocation, name: str) -> tuple[schedule_spec.ScheduleSpec, str]:
     """A schedule that people declare, and its ETag. Raises `InvalidInput` for an entry of the beat's own file, and
     `Unreadable`."""
-    from feedq.verbs.declarations import list_declared_schedules
-    from feedq.verbs.schedules import show_schedule
-
-    found = invocation.do(list_declared_schedules, names=(name,)).items
+    found = invocation.do(declarations.list_declared_schedules, names=(name,)).items
     if not found:
-        invocation.do(show_schedule, name=name)
+        invocation.do(schedules.show_schedule, name=name)
         raise InvalidInput(f"schedule {name!r} is an entry of beat_schedule.py; edit it there")
     if found[0].declaration is None:
         raise Unreadable(str(found[0].unreadable))
     return found[0].declaration, found[0].etag
 
 
-def with_assignments(entry: ScheduleSpec, assignments: Sequence[str]) -> ScheduleSpec:
+def with_assignments(
+    entry: schedule_spec.ScheduleSpec, assignments: Sequence[str]
+) -> schedule_spec.ScheduleSpec:
     """The schedule with these keys set. Raises `InvalidInput` with everything that is wrong."""
-    from feedq.core.schedule.spec import TIMING_KEYS, ZONED_KEYS, ScheduleSpec
-
     keys = entry.plain()
     given = {assignment.partition("=")[0] for assignment in assignments}
-    for kind, siblings in TIMING_KEYS.items():
+    for kind, siblings in schedule_spec.TIMING_KEYS.items():
         if kind in given and kind not in keys:
-            stale = {key for each in TIMING_KEYS.values() for key in each} - {*siblings}
-            if kind == "every" and not (keys.keys() | given) & {*ZONED_KEYS}:
+            stale = {key for each in schedule_spec.TIMING_KEYS.values() for key in each} - {*siblings}
+            if kind == "every" and not (keys.keys() | given) & {*schedule_spec.ZONED_KEYS}:
                 stale.add("zone")
             keys = {key: value for key, value in keys.items() if key not in stale}
-    return ScheduleSpec.valid(assigned(keys, assignments, ScheduleSpec))
+    return schedule_spec.ScheduleSpec.valid(assigned(keys, assignments, schedule_spec.ScheduleSpec))
 
 
 # -- both --------------------------------------------------------------------------------------------
 
 
-def _check_name(before: FeedEntry | ScheduleSpec, after: FeedEntry | ScheduleSpec) -> None:
+def _check_name(before: DeclaredEntry, after: DeclaredEntry) -> None:
     if after.name != before.name:
         raise InvalidInput(
             f"name: {before.noun} {before.name!r} keeps its name; declare another one and remove this one"
@@ -196,38 +187,33 @@ def _check_name(before: FeedEntry | ScheduleSpec, after: FeedEntry | ScheduleSpe
 
 def _set(
     invocation: Invocation,
-    asked: dict[str, Any],
-    confirm: Callable[[Sequence[ChangeDocument]], object] | None = None,
+    question: Callable[[declarations.Declared], str | None] = lambda would: None,
     *,
+    yes: bool = True,
     is_shown: bool = False,
+    **asked: Any,
 ) -> None:
     """Makes the declarations, confirmed if need be, and says of each whether it has changed, and how unless that
     ``is_shown`` already."""
-    from feedq.verbs.declarations import declare
-    from feedq.verbs.wording import printable
-
-    if confirm is not None:
-        confirm(invocation.do(declare, **asked, dry_run=True).changes)
     with invocation.progress("changes"):
-        found = invocation.do(declare, **asked)
+        found = invocation.do_confirmed(declarations.declare, question, yes=yes, **asked)
     warn_of_schedules(found, asked.get("schedules", ()), now=invocation.clock.now())
-    changes = {change.name: change for change in found.changes}
+    changed = {change.name: change for change in found.changes}
 
     def write() -> None:
         for entry in (*asked.get("feeds", ()), *asked.get("schedules", ())):
-            change = changes.get(entry.name)
+            change = changed.get(entry.name)
             if change is None or change.error is None:
                 write_difference(() if change is None or is_shown else change.options)
-                click.echo(printable(f"{entry.name} {'unchanged' if change is None else 'changed'}"))
+                say(f"{entry.name} {'unchanged' if change is None else 'changed'}")
 
     answer(invocation, found, write)
     fail_if_not_made(found)
 
 
-def _edit(invocation: Invocation, noun: str, before: FeedEntry | ScheduleSpec, etag: str) -> None:
+def _edit(invocation: Invocation, before: DeclaredEntry, etag: str) -> None:
     """Lets a person edit a declaration. What was written is kept whenever it was not applied."""
-    from feedq.verbs import documents
-
+    noun = before.noun
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidInput(
             f"an editor needs a terminal; use `feedq {noun} set {before.name} KEY=VALUE` or `feedq apply -f -`"
@@ -241,31 +227,108 @@ def _edit(invocation: Invocation, noun: str, before: FeedEntry | ScheduleSpec, e
         Path(path).unlink()
         click.echo(f"{before.name} unchanged")
         return
+
+    def question(would: declarations.Declared) -> str | None:
+        for change in would.changes:
+            write_difference(change.options)
+        return f"Change {noun} {before.name}?" if would.changes else None
+
     try:
         after = _read(path, before)
-
-        def confirm(changes: Sequence[ChangeDocument]) -> None:
-            for change in changes:
-                write_difference(change.options)
-            if changes and not click.confirm(f"Change {noun} {before.name}?", err=True):
-                raise InvalidInput("nothing was changed")
-
-        _set(invocation, {f"{noun}s": (after,), "expected": etag}, confirm, is_shown=True)
+        try:
+            _set(invocation, question, yes=False, is_shown=True, expected=etag, **{f"{noun}s": (after,)})
+        except click.Abort:
+            raise InvalidInput("nothing was changed") from None
     except FeedqError as error:
-        from feedq.core.remedies import command
-
-        raise type(error)(
-            f"{error}\nwhat you wrote is kept in {path}: `{command('apply', '-f', path)}`"
-        ) from None
+        again = remedies.command("apply", "-f", path)
+        raise type(error)(f"{error}\nwhat you wrote is kept in {path}: `{again}`") from None
     Path(path).unlink()
 
 
-def _read(path: str, before: FeedEntry | ScheduleSpec) -> FeedEntry | ScheduleSpec:
-    from feedq.verbs.manifest.reader import ENTRIES
-
+def _read(path: str, before: DeclaredEntry) -> DeclaredEntry:
     manifest = checked([read_file(path)])
-    found: list[Any] = [declaration.entry for key in ENTRIES for declaration in getattr(manifest, key)]
+    found: list[Any] = [declaration.entry for key in reader.ENTRIES for declaration in getattr(manifest, key)]
     if len(found) != 1 or not isinstance(found[0], type(before)):
         raise InvalidInput(f"the file must hold {before.noun} {before.name!r} and nothing else")
     _check_name(before, found[0])
     return found[0]
+
+
+# -- as a manifest -----------------------------------------------------------------------------------
+
+
+@click.command(cls=Command, short_help="Print feeds, schedules and queues as a manifest.")
+@chooses_feeds
+@click.option(
+    "--with-cursors",
+    is_flag=True,
+    help="Also where each feed stands in its sink, so that it goes on from there where it is applied as new.",
+)
+@pass_invocation
+def export(invocation: Invocation, *, select: selection.Selection, with_cursors: bool) -> None:
+    """Print what is declared as a manifest that `feedq apply` takes: everything, what has one of these names,
+    or the feeds that are chosen otherwise.
+
+    With cursors, pause the feeds before: what they land afterwards would land elsewhere again.
+
+    \b
+    Example:
+      feedq export > feeds.yaml
+      feedq export acme/orders --with-cursors > moved.yaml
+    """
+    names = select.names
+    is_by_name = select == selection.Selection(names=names)
+    if not is_by_name:
+        names = tuple(view.feed.name for view in invocation.pages(None, feeds.list_feeds, select=select))
+    with ProgressBar("feeds") as bar:
+        bar.may_show &= not sys.stdout.isatty()  # there the feeds themselves go by
+        found = _plain_feeds(invocation, None if select.is_empty else names, bar, with_cursors=with_cursors)
+        if select.names:
+            found = list(found)
+        named = [entry["name"] for entry in found] if isinstance(found, list) else []
+        lists: dict[str, Iterable[Any]] = {} if is_by_name and names and not named else {"feeds": found}
+        if is_by_name:
+            lists |= _jobs(invocation, names, named)
+        if invocation.json:
+            answer(invocation, {key: list(one) for key, one in lists.items()}, "")
+            return
+        for part in documents.dump_lists(lists):
+            click.echo(part, nl=False)
+
+
+def _plain_feeds(
+    invocation: Invocation, names: Sequence[str] | None, bar: ProgressBar, *, with_cursors: bool
+) -> Iterable[dict[str, Any]]:
+    if names is None:
+        every = invocation.pages(None, declarations.list_declared_feeds, with_cursors=with_cursors)
+        found: Iterator[feed_entry.FeedEntry] = (one.declaration for one in every)
+    else:
+        found = _declared_feeds(invocation, names, with_cursors=with_cursors)
+    for done, entry in enumerate(found, 1):
+        yield entry.plain()
+        bar(done)
+
+
+def _jobs(invocation: Invocation, names: Sequence[str], named: Sequence[str]) -> dict[str, Iterable[Any]]:
+    """The lists of schedules and queues that are not empty. Raises `NotFound` for a name that neither a feed nor a
+    schedule has."""
+    missing = sorted({*names} - {*named})
+    try:
+        every = invocation.pages(None, declarations.list_declared_schedules)
+        found = [one for one in every if not names or one.name in names]
+    except Forbidden:
+        if not names or missing:
+            raise
+        return {}  # schedules are for those who may see everything
+    there = {one.name for one in found}
+    if unknown := [name for name in missing if name not in there]:
+        raise NotFound(f"no feed and no schedule named {', '.join(map(repr, unknown))}")
+    if unreadable := [one.unreadable for one in found if one.unreadable is not None]:
+        raise Unreadable("\n".join(unreadable))
+    queues = [] if names else invocation.do(declarations.list_declared_queues).items
+    lists: dict[str, Iterable[Any]] = {}
+    if found:
+        lists["schedules"] = (one.declaration.plain() for one in found if one.declaration is not None)
+    if queues:
+        lists["queues"] = [queue.plain() for queue in queues]
+    return lists

@@ -1,23 +1,46 @@
-"""Does verbs for commands: at the control database, or at a server that is asked with the same arguments."""
+"""Does verbs for commands: at the control database, or at a server that is asked with the same arguments.
+
+With ``--server URL`` or ``FEEDQ_SERVER`` a command asks the API at that address. The token comes from the
+environment or from a file, never from the command line, which everybody on the machine can read. It goes to that
+one address: redirects are not followed, and without TLS only to this machine. What the API says is wrong becomes
+the same error as of a command at the database.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from feedq.verbs.registry import OF, PAGE_MAX, At, Page, Told, Verb, write_declaration
+import feedq
+from feedq.core.authorship import given_reason
+from feedq.core.values import is_loopback
+from feedq.errors import FeedqError, InvalidInput, Unauthenticated, Unavailable, error_of
+from feedq.verbs.registry import OF, PAGE_MAX, At, Page, Told, Verb, read_declaration, write_declaration
 
 if TYPE_CHECKING:
-    from feedq.cli.api_client import ApiConnection
+    import httpx  # imported where it is used: whoever asks the database does without
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 PROGRESS: Final = "progress"
 ANSWER: Final = "answer"
+PROBLEM: Final = "problem"
+"""The kinds of the events of a stream; a problem ends it with an error."""
+TIMEOUT_S: Final = 60.0
+"""Longer than the API itself takes for an answer, so that it is the one to say that it took too long."""
+ANSWER_BYTES_MAX: Final = 64 * 2**20
+STREAM_TYPE: Final = "text/event-stream"
+TOKEN_BYTES_MAX: Final = 1_000
+TOKEN: Final = "FEEDQ_TOKEN"  # noqa: S105 -- the name of a variable
+TOKEN_FILE: Final = "FEEDQ_TOKEN_FILE"  # noqa: S105
 
 
 class Doer(Protocol):
@@ -50,8 +73,7 @@ class Doing:
         verb, cursor, left = OF[function], None, most
         while left is None or left > 0:
             limit = PAGE_MAX if left is None else min(left, PAGE_MAX)
-            asked = verb.parse({**kwargs, "limit": limit, "cursor": cursor})
-            page = self.doer(verb, asked, None)
+            page = self.doer(verb, verb.parse({**kwargs, "limit": limit, "cursor": cursor}), None)
             yield from page.items
             if (cursor := page.next) is None:
                 return
@@ -100,3 +122,152 @@ def query_of(given: dict[str, Any]) -> dict[str, Any]:
             value = [f"{key}={one}" for key, one in value.items()]
         found[name] = str(value).lower() if isinstance(value, bool) else value
     return found
+
+
+# -- a server -----------------------------------------------------------------------------------------
+
+
+class ApiConnection:
+    """Asks one API, over one connection that is kept. Close it."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        import httpx
+
+        self._url = _checked(url)
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._client = httpx.Client(base_url=f"{self._url}/api/v1", headers=headers, timeout=TIMEOUT_S)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def ask(self, method: str, path: Sequence[str], **asked: Any) -> bytes:
+        """The text of the answer. Raises the `FeedqError` that the API tells of, and `Unavailable`."""
+        with self._answered(method, path, {}, **asked) as answer:
+            return _read(answer)
+
+    def events(
+        self, method: str, path: Sequence[str], **asked: Any
+    ) -> Generator[tuple[str, bytes], None, None]:
+        """The events of a stream as they come: the kind of each, and its document. Raises as `ask`. Close it."""
+        with self._answered(method, path, {"Accept": STREAM_TYPE}, **asked) as answer:
+            read = bytearray()
+            for part in answer.iter_bytes():
+                read += part
+                while (end := read.find(b"\n\n")) >= 0:
+                    event, read = bytes(read[:end]), read[end + 2 :]
+                    named = dict(line.partition(b": ")[::2] for line in event.split(b"\n"))
+                    if b"event" not in named:  # a sign of life
+                        continue
+                    kind, data = named[b"event"].decode(), named.get(b"data", b"")
+                    if kind == PROBLEM:
+                        raise self._error(data, 200)
+                    yield kind, data
+                _bound(read)
+
+    def read(self, text: bytes, kind: Any) -> Any:
+        """An answer as what it is. Raises `Unavailable` when it is something else."""
+        try:
+            return msgspec.json.decode(text, type=kind, dec_hook=read_declaration)
+        except msgspec.ValidationError as error:
+            raise self._skewed() from error
+        except msgspec.DecodeError:
+            raise self._no_api(200) from None
+
+    @contextmanager
+    def _answered(
+        self, method: str, path: Sequence[str], headers: Mapping[str, str], **asked: Any
+    ) -> Iterator[httpx.Response]:
+        import httpx
+
+        reason = given_reason()
+        said = dict(headers) | ({} if reason is None else {"Feedq-Reason": quote(reason)})
+        address = "/" + "/".join(quote(part, safe="") for part in path)
+        try:
+            with self._client.stream(method, address, headers=said, **asked) as answer:
+                if not answer.is_success:
+                    raise self._error(_read(answer), answer.status_code)
+                yield answer
+        except httpx.InvalidURL as error:
+            raise InvalidInput(f"--server: {error}") from None
+        except httpx.HTTPError as error:
+            why = str(error) or type(error).__name__
+            raise Unavailable(
+                f"no answer from the server at {self._url}: {why}; see that `feedq api` runs there"
+            ) from None
+
+    def broken_off(self) -> Unavailable:
+        """The error of an answer that ended before its end."""
+        return Unavailable(f"the server at {self._url} broke its answer off; look at what it has done")
+
+    def _error(self, text: bytes, status: int) -> FeedqError:
+        try:
+            told = msgspec.json.decode(text, type=ToldProblem)
+        except msgspec.DecodeError:
+            return self._no_api(status)
+        error = error_of(told.error, told.detail)
+        if isinstance(error, Unauthenticated):
+            return Unauthenticated(f"the server at {self._url}: {error}; {TOKEN} or {TOKEN_FILE} gives it")
+        if type(error) is FeedqError:  # none that a command knows
+            return self._skewed() if status in (404, 405) else Unavailable(str(error))
+        return error
+
+    def _skewed(self) -> Unavailable:
+        """The error of an answer that is not as it should be."""
+        return Unavailable(
+            f"the server at {self._url} answers otherwise than this command (release {feedq.__version__}) "
+            "expects: use the release of the server"
+        )
+
+    def _no_api(self, status: int) -> Unavailable:
+        return Unavailable(f"what answers at {self._url} (status {status}) is no API of feedq; see --server")
+
+
+class ToldProblem(msgspec.Struct):
+    """What a server tells of an error, as far as a command needs it."""
+
+    error: str
+    detail: str
+
+
+def token_of(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The token that the environment gives, or the file that it names. Raises `InvalidInput`."""
+    if given := environment.get(TOKEN, "").strip():
+        return given
+    file = environment.get(TOKEN_FILE)
+    if not file:
+        return None
+    try:
+        with Path(file).open("rb") as opened:
+            found = opened.read(TOKEN_BYTES_MAX).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{TOKEN_FILE}: no token can be read from {file}: {error}") from None
+    return found or None
+
+
+def _checked(url: str) -> str:
+    """The address without a slash at its end. Raises `InvalidInput`."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise InvalidInput(f"--server: {error}") from None
+    if parts.scheme not in ("http", "https") or not host or port == 0 or parts.query or parts.fragment:
+        raise InvalidInput("--server: write it as https://HOST:PORT")
+    if parts.username is not None or parts.password is not None:
+        raise InvalidInput(f"--server: holds a login, which others can read; {TOKEN} gives a token instead")
+    if parts.scheme == "http" and not is_loopback(host):
+        raise InvalidInput(f"--server: http would send the token in clear to {host}; use https")
+    return url.rstrip("/")
+
+
+def _read(answer: httpx.Response) -> bytes:
+    read = bytearray()
+    for part in answer.iter_bytes():
+        read += part
+        _bound(read)
+    return bytes(read)
+
+
+def _bound(read: bytearray) -> None:
+    if len(read) > ANSWER_BYTES_MAX:
+        raise Unavailable(f"the server's answer is larger than {ANSWER_BYTES_MAX} bytes; ask for less")

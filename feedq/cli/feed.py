@@ -1,34 +1,48 @@
-"""`feedq feed`: feeds as they are, and the verbs for them."""
+"""`feedq feed`: feeds as they are, and what is done to them, by name or to all that are chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from feedq.cli.choosing import none_match, selection_of, selection_options
-from feedq.cli.cursor import cursor
+from feedq.cli.choosing import (
+    chooses_feeds,
+    described,
+    fail_if_any,
+    feeds_named,
+    none_match,
+    require_some,
+)
+from feedq.cli.cursor import backfill, cursor
 from feedq.cli.dead_letters import dead_letters
 from feedq.cli.declare import edit_feed, set_feeds
-from feedq.cli.feed_backfill import backfill
 from feedq.cli.feed_test import feed_test
-from feedq.cli.feed_verbs import move, pause, remove, restart, resume
 from feedq.cli.invocation import (
+    Group,
     Invocation,
     OneOf,
     changes,
+    decorated,
+    limit_option,
     pass_invocation,
     shows,
+    wait_options,
     yes_option,
 )
-from feedq.cli.output import answer, answer_list, write_json_line, write_lines, write_table
+from feedq.cli.lazily import lazily
+from feedq.cli.output import answer, answer_list, first, write_json_line, write_lines, write_table
 
-if TYPE_CHECKING:
-    from feedq.core.landed import Span
-    from feedq.core.selection import SelectionOrder
+with lazily():
+    from feedq.cli import tables
+    from feedq.core import landed, model, selection
+    from feedq.verbs import cursors, feeds, fleet, wording
+    from feedq.verbs import drift as drifts
+    from feedq.verbs import tap as taps
+    from feedq.verbs.report import details
 
 TIME_WIDTH = len("2026-12-01T08:00:00.123")
 TAP_S, TAPPED_MAX = 600, 1_000_000
@@ -36,7 +50,8 @@ TAP_S, TAPPED_MAX = 600, 1_000_000
 
 
 @click.group(
-    short_help="List, show, test, set, edit, pause, resume, restart, move, adopt, remove; cursors, dead letters."
+    cls=Group,
+    short_help="List, show, test, set, edit, pause, resume, restart, move, adopt, remove; cursors, dead letters.",
 )
 def feed() -> None:
     """Feeds, by name or by what they have in common.
@@ -48,49 +63,41 @@ def feed() -> None:
     """
 
 
-for _command in (
-    set_feeds,
-    edit_feed,
-    feed_test,
-    dead_letters,
-    cursor,
-    backfill,
-    pause,
-    resume,
-    restart,
-    move,
-    remove,
-):
+for _command in (set_feeds, edit_feed, feed_test, dead_letters, cursor, backfill):
     feed.add_command(_command)
 
 
+# -- looking -----------------------------------------------------------------------------------------
+
+
 @feed.command("list")
-@selection_options
+@chooses_feeds
 @click.option(
     "--sort",
+    "order",
     type=OneOf("feedq.core.selection:SelectionOrder"),
     default="name",
     show_default=True,
     help="What the first of them have most of; age is that of the last record.",
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many.")
+@limit_option(None, "Only the first so many.")
 @shows
-def list_(invocation: Invocation, *, sort: SelectionOrder, limit: int | None, **chosen: Any) -> None:
-    """All feeds by name, with their status and progress.
+def list_(
+    invocation: Invocation, *, select: selection.Selection, order: selection.SelectionOrder, limit: int | None
+) -> None:
+    """Feeds by name, with their status and progress: all, or those that are chosen.
 
     \b
     Example:
       feedq feed list --status failed --status stalled
       feedq feed list --tenant acme --sort bytes --limit 10
     """
-    from feedq.cli.tables import feed_columns, wide_feed_columns
-    from feedq.verbs.feeds import list_feeds
-
-    selection = replace(selection_of(**chosen), removing=True)
-    views = list(invocation.pages(limit, list_feeds, select=selection, order=sort))
+    select = replace(select, removing=True)
+    found = invocation.pages(None, feeds.list_feeds, select=select, order=order)
+    views = first(found, limit, of="first")
     empty = "" if views else none_match(invocation)
     now = invocation.clock.now()
-    answer_list(invocation, views, feed_columns(now), empty=empty, wide=wide_feed_columns(now))
+    answer_list(invocation, views, tables.feed_columns(now), empty=empty, wide=tables.wide_feed_columns(now))
 
 
 @feed.command()
@@ -103,22 +110,18 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed show acme/orders
     """
-    from feedq.core.model import BACKFILL_SUFFIX, known_as
-    from feedq.verbs.feeds import show_feed
-    from feedq.verbs.report.details import declaration_lines, detail_lines, lease_lines
-
     now = invocation.clock.now()
-    found = invocation.do(show_feed, name=name)
+    found = invocation.do(feeds.show_feed, name=name)
     view, goes_to = found.view, {}
     if found.goes_to is not None and found.view.lease.promised_to is not None:
         goes_to = {found.view.lease.promised_to: found.goes_to}
-    of = known_as(name) if name.endswith(BACKFILL_SUFFIX) else None
+    of = model.known_as(name) if name.endswith(model.BACKFILL_SUFFIX) else None
     lines = [
-        *detail_lines(
+        *details.detail_lines(
             [("name", name), ("backfill of", of), ("status", view.status), ("why", found.explanation)]
         ),
-        *lease_lines(view, now=now, workers=goes_to),
-        *declaration_lines(view, now=now),
+        *details.lease_lines(view, now=now, workers=goes_to),
+        *details.declaration_lines(view, now=now),
     ]
     answer(invocation, found, lambda: write_lines(lines))
 
@@ -133,24 +136,20 @@ def show(invocation: Invocation, *, name: str) -> None:
     help="The last hour by minutes, or the last day by quarters of an hour.",
 )
 @pass_invocation
-def history(invocation: Invocation, *, name: str, span: Span) -> None:
+def history(invocation: Invocation, *, name: str, span: landed.Span) -> None:
     """What one feed landed in the last hour or day, as a picture and in numbers.
 
     \b
     Example:
       feedq feed history acme/orders --span day
     """
-    from feedq.cli.tables import LANDED_COLUMNS
-    from feedq.verbs.fleet import show_landed
-    from feedq.verbs.wording import sparkline
-
-    found = invocation.do(show_landed, name=name, span=span)
+    found = invocation.do(fleet.show_landed, name=name, span=span)
     buckets = found.buckets
     known = [one for one in buckets if one.rows is not None]
 
     def show() -> None:
-        click.echo(f"rows/s  {sparkline([one.rows_per_s for one in buckets])}")
-        write_table(known, LANDED_COLUMNS)
+        click.echo(f"rows/s  {wording.sparkline([one.rows_per_s for one in buckets])}")
+        write_table(known, tables.LANDED_COLUMNS)
 
     empty = "nothing is known yet: the elected beat counts once a minute"
     answer(invocation, found, show if known else empty)
@@ -177,27 +176,181 @@ def tap(invocation: Invocation, *, name: str, limit: int) -> None:
     Example:
       feedq feed tap acme/orders --limit 10
     """
-    from feedq.verbs.tap import tap_feed
-
-    say = write_json_line if invocation.json else _say
+    show = write_json_line if invocation.json else _show_tapped
     with suppress(KeyboardInterrupt):
-        for row in invocation.do(tap_feed, name=name, seconds=TAP_S, limit=limit):
+        for row in invocation.do(taps.tap_feed, name=name, seconds=TAP_S, limit=limit):
             if row is not None:
-                say(row)
+                show(row)
 
 
-def _say(row: Mapping[str, Any]) -> None:
-    from feedq.verbs.wording import printable
-
+def _show_tapped(row: Mapping[str, Any]) -> None:
     match row["event"]:
         case "record":
             cut = f" … (cut: {row['bytes']:,} bytes)" if row["cut"] else ""
-            click.echo(f"{row['at'][:TIME_WIDTH]}  {printable(row['record'])}{cut}")
+            click.echo(f"{row['at'][:TIME_WIDTH]}  {wording.printable(row['record'])}{cut}")
         case "left_out":
             refused = f"; {row['refused']:,} of all were refused" if row["refused"] else ""
             click.echo(f"… {row['records']:,} more landed{refused}", err=True)
         case "end":
-            click.echo(f"(ended: {printable(row['why'])})", err=True)
+            click.echo(f"(ended: {wording.printable(row['why'])})", err=True)
+
+
+# -- acting ------------------------------------------------------------------------------------------
+
+_acts = decorated(chooses_feeds, yes_option, wait_options(), changes)
+
+
+@feed.command()
+@_acts
+def pause(invocation: Invocation, **asked: Any) -> None:
+    """Stop feeds, and keep them stopped until they are resumed.
+
+    \b
+    Example:
+      feedq feed pause acme/orders --wait
+      feedq feed pause --tenant acme --yes
+    """
+    _act(invocation, feeds.FeedAction.PAUSE, "paused", **asked)
+
+
+@feed.command()
+@_acts
+def resume(invocation: Invocation, **asked: Any) -> None:
+    """Let paused feeds run again, from where they left off.
+
+    \b
+    Example:
+      feedq feed resume acme/orders
+      feedq feed resume --label region=eu --status paused --yes
+    """
+    _act(invocation, feeds.FeedAction.RESUME, "resumed", **asked)
+
+
+@feed.command()
+@_acts
+def restart(invocation: Invocation, **asked: Any) -> None:
+    """Stop feeds and start them anew, from where they left off; failures are forgotten.
+
+    \b
+    Example:
+      feedq feed restart acme/orders --wait
+      feedq feed restart --failing --yes
+    """
+    _act(invocation, feeds.FeedAction.RESTART, "restarted", **asked)
+
+
+@feed.command()
+@click.option(
+    "--to", "target", metavar="WORKER", help="The worker that gets them. [default: those with room]"
+)
+@_acts
+def move(invocation: Invocation, **asked: Any) -> None:
+    """Move feeds to other workers, where they go on from where they left off.
+
+    Not for good: when workers join or leave, the load is evened out anew. To tie a feed to workers, give these a
+    label and let the feed require it.
+
+    \b
+    Example:
+      feedq feed move acme/orders --to celery@host --wait
+      feedq feed move --worker celery@host --tenant acme --yes
+    """
+    _act(invocation, feeds.FeedAction.MOVE, "moved", **asked)
+
+
+@feed.command()
+@_acts
+def remove(invocation: Invocation, **asked: Any) -> None:
+    """Stop feeds and forget them. What they imported stays, and so does their checkpoint in the sink.
+
+    A feed that is declared again under its name is another one, and begins where its source begins. To go on where
+    this one ends, declare it with `feedq apply --adopt`.
+
+    \b
+    Example:
+      feedq feed remove acme/orders --yes --wait
+      feedq feed remove --tenant acme
+    """
+    _act(invocation, feeds.FeedAction.REMOVE, "removed", **asked)
+
+
+def _act(
+    invocation: Invocation,
+    action: feeds.FeedAction,
+    what: str,
+    *,
+    select: selection.Selection,
+    yes: bool,
+    wait: bool,
+    timeout_s: float,
+    target: str | None = None,
+) -> None:
+    """Does it to all that are chosen, and waits for it if need be. Raises when it could not be done to some, and
+    `NotFound` when nothing is chosen."""
+    count = None
+    # Whoever names feeds has said so already; what is removed is asked about all the same.
+    if not select.names or action is feeds.FeedAction.REMOVE:
+        tried = invocation.do(feeds.act_on_feeds, action=action, select=select, dry_run=True)
+        require_some(invocation, tried)
+        invocation.confirm(f"{action.capitalize()} {described(select, tried)}?{_warning(action)}", yes=yes)
+        count = tried.count
+    with invocation.progress(f"feeds {what}"):
+        acted = invocation.do(feeds.act_on_feeds, action=action, select=select, worker=target, count=count)
+    require_some(invocation, acted)
+    if wait:
+        _await(invocation, action, acted, timeout_s=timeout_s)
+    if acted.done or invocation.json:
+        said = "moving" if action is feeds.FeedAction.MOVE and not wait else what
+        to = {one.name: "" if one.worker is None else f" to {one.worker}" for one in acted.done}
+        answer(invocation, acted, "\n".join(f"{name} {said}{where}" for name, where in to.items()))
+    fail_if_any(acted.failed, what, done=len(acted.done))
+
+
+def _warning(action: feeds.FeedAction) -> str:
+    if action is not feeds.FeedAction.REMOVE:
+        return ""
+    return (
+        " Declared again, they begin where their sources begin, unless they adopt what is left in the sink "
+        "(`feedq apply --adopt`)."
+    )
+
+
+def _await(invocation: Invocation, action: feeds.FeedAction, acted: feeds.Acted, *, timeout_s: float) -> None:
+    """Waits until each feed is as it is to be. Raises `FeedqError`, with why the first one is not."""
+    left = {one.name: one for one in acted.done}
+    is_removal = action is feeds.FeedAction.REMOVE
+
+    def has_come(view: model.FeedView, done: feeds.Done) -> bool:
+        match action:
+            case feeds.FeedAction.PAUSE:
+                return view.status is model.Status.PAUSED
+            case feeds.FeedAction.REMOVE:
+                return view.feed.removed_at is None  # it is another one, of the same name
+            case feeds.FeedAction.MOVE:
+                return view.worker == done.worker and view.status is model.Status.STREAMING
+        # As it is declared by now, or later.
+        return view.status is model.Status.STREAMING and view.lease.generation >= (done.generation or 0)
+
+    def have_come() -> bool:
+        views = {view.feed.name: view for view in feeds_named(invocation, list(left), removing=True)}
+        for name in list(left):
+            if is_removal if name not in views else has_come(views[name], left[name]):
+                del left[name]
+        return not left
+
+    names = list(left)
+    who = ", ".join(names) if len(names) <= wording.NAMED_MAX else wording.counted(len(names), "feed")
+    wanted = {
+        feeds.FeedAction.PAUSE: "paused",
+        feeds.FeedAction.REMOVE: "removed",
+        feeds.FeedAction.MOVE: "on another worker",
+    }.get(action, "streaming")
+    invocation.wait_until(
+        have_come,
+        timeout_s=timeout_s,
+        what=f"{who} {wanted}",
+        why=lambda: None if is_removal else invocation.do(feeds.show_feed, name=next(iter(left))).explanation,
+    )
 
 
 @feed.command()
@@ -219,12 +372,14 @@ def adopt(invocation: Invocation, *, name: str, number: int | None, force: bool,
     Example:
       feedq feed adopt acme/orders
     """
-    from feedq.verbs.cursors import adopt_checkpoint
-
-    if not yes:
-        tried = invocation.do(adopt_checkpoint, name=name, number=number, force=force, dry_run=True)
-        invocation.confirm(f"Take the checkpoint of {tried.owner}?", yes=yes)
-    adopted = invocation.do(adopt_checkpoint, name=name, number=number, force=force)
+    adopted = invocation.do_confirmed(
+        cursors.adopt_checkpoint,
+        lambda tried: f"Take the checkpoint of {tried.owner}?",
+        yes=yes,
+        name=name,
+        number=number,
+        force=force,
+    )
     answer(invocation, adopted, f"{name} adopted")
 
 
@@ -245,13 +400,15 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
       feedq feed drift acme/orders
       feedq feed drift acme/orders --apply
     """
-    from feedq.verbs.drift import add_columns, show_drift
-    from feedq.verbs.wording import printable
-
-    found = invocation.do(show_drift, name=name)
-    if must_apply and found.statements:
-        invocation.confirm(f"{printable('; '.join(found.statements))}. Do it?", yes=yes)
-        found = invocation.do(add_columns, name=name)
+    if must_apply:
+        found = invocation.do_confirmed(
+            drifts.add_columns,
+            lambda tried: f"{'; '.join(tried.statements)}. Do it?" if tried.statements else None,
+            yes=yes,
+            name=name,
+        )
+    else:
+        found = invocation.do(drifts.show_drift, name=name)
     lines = [*(f"{field}  {type_}" for field, type_ in sorted(found.fields.items())), *found.statements]
     empty = f"no worker has told of a field of {name} that no column takes"
     answer(invocation, found, "\n".join(lines) or empty)

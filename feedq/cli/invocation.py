@@ -16,19 +16,22 @@ from enum import StrEnum
 from functools import cached_property, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import click
 
+from feedq.cli.lazily import lazily
 from feedq.core.clock import Clock, SystemClock
 from feedq.errors import FeedqError, InvalidInput, SchemaBehind, Unavailable
 
-if TYPE_CHECKING:
-    from feedq.cli.doing import Doing
-    from feedq.control.store.postgresql import PostgresStore
-    from feedq.settings import Settings
-    from feedq.sinks.base import Sink
-    from feedq.verbs.registry import At, Page, Told
+with lazily():
+    from feedq import settings as configuration
+    from feedq.cli import doing, output
+    from feedq.control.store import postgresql
+    from feedq.core import authorship, roles
+    from feedq.sinks import base as sinks_base
+    from feedq.telemetry import logs
+    from feedq.verbs import registry, wording
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,21 +39,14 @@ T = TypeVar("T")
 STACK_DIR = Path(".feedq")
 """Where `feedq up` keeps what it needs, unless told otherwise."""
 WATCH_S = 2.0
+LISTED_MAX = 1_000_000
+"""Items of a list that are held in memory, and more than anybody reads."""
 POLL_INTERVAL_S = 0.2
 """How often ``--wait`` looks again: short beside the second that a handover takes."""
 
-# Whatever is more than a few lines is imported where it is used: settings, log and driver take half a second of
-# processor time to load, and `feedq --version` is asked often, by scripts and completion.
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def open_store() -> PostgresStore:
-    """Opens the control database of FEEDQ_DATABASE_URL, which connects when first used."""
-    from feedq.control.store.postgresql import PostgresStore
-    from feedq.settings import settings
-
-    return PostgresStore(settings().database_url.get_secret_value(), application_name="feedq-cli")
+LOCAL: Final = frozenset({"up", "env", "api", "db upgrade", "db grants", "feed test", "lint", "completion"})
+"""Commands that ask no API, though one is named: they start or set up something, or work with what is here."""
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Form(StrEnum):
@@ -90,24 +86,27 @@ class OneOf(click.Choice[str]):
 class Invocation:
     """Holds the state of one call of the command."""
 
-    json: bool = False
-    """Whether a document is printed and no text; as YAML, if ``form`` is that."""
     form: Form = Form.TEXT
     clock: Clock = field(default_factory=SystemClock)
     stack_dir: Path | None = STACK_DIR
     """Where a `feedq up` may run whose settings are used when there are none."""
     server: str | None = None
     """The API that is asked in the place of the database."""
-    _opened: PostgresStore | None = None
-    _doing: Doing | None = None
+    is_server_said: bool = False
+    """Whether it was named on the command line, and so is meant for this command."""
+    _opened: postgresql.PostgresStore | None = None
+    _doing: doing.Doing | None = None
 
     @property
-    def settings(self) -> Settings:
-        from feedq.settings import settings
+    def json(self) -> bool:
+        """Whether a document is printed and no text; as YAML, if ``form`` is that."""
+        return self.form in (Form.JSON, Form.YAML)
 
-        self.require_database()
+    @property
+    def settings(self) -> configuration.Settings:
+        self._require_database()
         self._use_stack()
-        return settings()
+        return configuration.settings()
 
     def _use_stack(self) -> None:
         """Take the settings of the `feedq up` that runs in this directory, unless the environment has some."""
@@ -123,24 +122,29 @@ class Invocation:
         os.environ |= settings
         click.echo(f"(the feedq up that runs in {directory.absolute()})", err=True)
 
-    def require_database(self) -> None:
+    def _require_database(self) -> None:
         """Raises `InvalidInput` when a server is to be asked, for what no server does."""
         if self.server is not None:
-            from feedq.cli.root import not_served
+            raise InvalidInput(
+                f"`{click.get_current_context().command_path}` asks no API. Leave --server and FEEDQ_SERVER out, "
+                "and do it where the database is reached"
+            )
 
-            _, _, path = click.get_current_context().command_path.partition(" ")
-            raise not_served(path)
+    def begin(self, path: str) -> None:
+        """Raises `InvalidInput` for a command that asks no server although one is named for it."""
+        if self.is_server_said and path.partition(" ")[2] in LOCAL:
+            self._require_database()
 
     # -- verbs ---------------------------------------------------------------------------------------
 
-    def do(self, function: Callable[Concatenate[At, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def do(self, function: Callable[Concatenate[registry.At, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Have a verb done, at the control database or at the server. Raises what the verb raises."""
         return self.doing.do(function, *args, **kwargs)
 
     def pages(
         self,
         most: int | None,
-        function: Callable[Concatenate[At, P], Page[T]],
+        function: Callable[Concatenate[registry.At, P], registry.Page[T]],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Iterator[T]:
@@ -150,9 +154,7 @@ class Invocation:
     @contextmanager
     def progress(self, what: str) -> Iterator[None]:
         """Shows how far the verbs that are done within the block have come."""
-        from feedq.cli.output import ProgressBar
-
-        with ProgressBar(what) as bar:
+        with output.ProgressBar(what) as bar:
             self.doing.told = bar
             try:
                 yield
@@ -160,37 +162,31 @@ class Invocation:
                 self.doing.told = None
 
     @property
-    def doing(self) -> Doing:
+    def doing(self) -> doing.Doing:
         if self._doing is None:
-            from feedq.cli.doing import Doing, at_database, at_server
-
             if self.server is None:
-                self._doing = Doing(at_database(self.at))
+                self._doing = doing.Doing(doing.at_database(self.at))
             else:
-                from feedq.cli.api_client import ApiConnection, token_of
-
-                api = ApiConnection(self.server, token_of())
+                api = doing.ApiConnection(self.server, doing.token_of())
                 click.get_current_context().call_on_close(api.close)
-                self._doing = Doing(at_server(api))
+                self._doing = doing.Doing(doing.at_server(api))
         return self._doing
 
-    def at(self, told: Told | None) -> At:
+    def at(self, told: registry.Told | None) -> registry.At:
         """Where verbs are done that are done here, by somebody who may do everything."""
-        from feedq.core.roles import AccessRole, Caller
-        from feedq.verbs.registry import At
-
-        at = At(self.store, self.settings, Caller("this command", AccessRole.ADMIN), self.open_sink)
+        caller = roles.Caller("this command", roles.AccessRole.ADMIN)
+        at = registry.At(self.store, self.settings, caller, self.open_sink)
         return at if told is None else replace(at, told=told)
 
     # -- what is done here ---------------------------------------------------------------------------
 
     @property
-    def store(self) -> PostgresStore:
-        """The control database. Raises `InvalidInput` when a server is to be asked."""
-        self.require_database()
+    def store(self) -> postgresql.PostgresStore:
+        """The control database, which connects when first used. Raises `InvalidInput` when a server is to be
+        asked."""
         if self._opened is None:
-            self._use_stack()
-            self._opened = open_store()
+            url = self.settings.database_url.get_secret_value()
+            self._opened = postgresql.PostgresStore(url, application_name="feedq-cli")
             click.get_current_context().call_on_close(self._opened.close)
         return self._opened
 
@@ -199,17 +195,13 @@ class Invocation:
 
         For commands that load what logs: telemetry takes a while to load, and most do without.
         """
-        from feedq.telemetry.logs import configure_logging
-
-        configure_logging(self.settings.model_copy(update={"log_level": "WARNING"}))
+        logs.configure_logging(self.settings.model_copy(update={"log_level": "WARNING"}))
 
     @contextmanager
-    def open_sink(self, name: str) -> Iterator[Sink]:
+    def open_sink(self, name: str) -> Iterator[sinks_base.Sink]:
         """Opens a session with a named sink database. Raises `InvalidInput` when it is not set up here."""
-        from feedq.sinks.base import opened_sink
-
         self.keep_log_quiet()
-        with opened_sink(self.settings, name, role="cli") as sink:
+        with sinks_base.opened_sink(self.settings, name, role="cli") as sink:
             yield sink
 
     def explain(self, error: FeedqError) -> str:
@@ -231,9 +223,22 @@ class Invocation:
             return
         if self.json or not sys.stdin.isatty():
             raise InvalidInput(f"{question} There is nobody to ask here; say --yes")
-        from feedq.verbs.wording import printable
 
-        click.confirm(printable(question), abort=True, err=True)
+        click.confirm(wording.printable(question), abort=True, err=True)
+
+    def do_confirmed(
+        self,
+        function: Callable[Concatenate[registry.At, P], T],
+        question: Callable[[T], str | None],
+        *,
+        yes: bool,
+        **asked: Any,
+    ) -> T:
+        """Have a verb done once somebody has agreed to what its dry run says. Raises as `do` and `confirm`."""
+        do: Callable[..., T] = self.do
+        if not yes and (text := question(do(function, **asked, dry_run=True))):
+            self.confirm(text, yes=False)
+        return do(function, **asked)
 
     def wait_until(
         self,
@@ -253,19 +258,27 @@ class Invocation:
             time.sleep(POLL_INTERVAL_S)
 
 
+# -- options that commands share -------------------------------------------------------------------------
+
+
 def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
-        ctx.ensure_object(Invocation).json = True
+        ctx.ensure_object(Invocation).form = Form.JSON
 
 
 def _remember_form(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     if value is not None:
-        invocation = ctx.ensure_object(Invocation)
-        invocation.form = Form(value)
-        invocation.json = invocation.form in (Form.JSON, Form.YAML)
+        ctx.ensure_object(Invocation).form = Form(value)
 
 
-FORM_OPTIONS: Final = (
+def _remember_server(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    invocation = ctx.ensure_object(Invocation)
+    is_said = ctx.get_parameter_source(str(param.name)) is click.core.ParameterSource.COMMANDLINE
+    if value and (is_said or invocation.server is None):
+        invocation.server, invocation.is_server_said = value, is_said
+
+
+SHARED: Final = (
     click.Option(
         ["--json", "json_"],
         is_flag=True,
@@ -280,8 +293,52 @@ FORM_OPTIONS: Final = (
         callback=_remember_form,
         help="Print it as this; wide has more columns, name only names.",
     ),
+    click.Option(
+        ["--server"],
+        envvar="FEEDQ_SERVER",
+        metavar="URL",
+        expose_value=False,
+        callback=_remember_server,
+        help="Ask this API in the place of the database, with the token in FEEDQ_TOKEN or the file "
+        "FEEDQ_TOKEN_FILE.",
+    ),
 )
-"""``--json`` and ``-o FORM``, which the root and all commands share: they may stand before or after a command."""
+"""Options of the root that all commands take too: they may stand at any place of a line."""
+
+
+class Command(click.Command):
+    """A command that takes the shared options."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        *own, asking_help = super().get_params(ctx)
+        return [*own, *SHARED, asking_help]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        ctx.ensure_object(Invocation).begin(ctx.command_path)
+        try:
+            return super().invoke(ctx)
+        except InvalidInput as error:
+            # Verbs speak of their arguments, people of options.
+            argument, colon, what = str(error).partition(": ")
+            for param in self.params:
+                if colon and param.name == argument and isinstance(param, click.Option):
+                    raise InvalidInput(f"{param.opts[-1]}: {what}") from error
+            raise
+
+
+class Group(click.Group):
+    """A group of commands that take the shared options, and takes them itself."""
+
+    command_class = Command
+    group_class = type
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        *own, asking_help = super().get_params(ctx)
+        return [*own, *SHARED, asking_help]
+
+
+pass_invocation: Decorator = click.make_pass_decorator(Invocation, ensure=True)
+"""Hands a command its `Invocation`."""
 
 
 def watchable(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -302,31 +359,21 @@ def watchable(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--watch", is_flag=True, help="Show it anew every two seconds, until Ctrl-C.")(call)
 
 
-def pass_invocation(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Hands a command its `Invocation`, and lets it take ``--json`` and ``-o``."""
-    taking = click.make_pass_decorator(Invocation, ensure=True)(command)
-    # As click's own decorators do it: they list parameters from the last to the first.
-    taking.__dict__.setdefault("__click_params__", []).extend(reversed(FORM_OPTIONS))
-    return taking
-
-
-def reason_option(command: Command) -> Command:
+def reason_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--reason``, for commands that change something: history has it beside who asked, and from where."""
 
     def remember(_: click.Context, __: click.Parameter, value: str | None) -> None:
-        from feedq.core.authorship import give_reason
-
-        give_reason(value)
+        authorship.give_reason(value)
 
     return click.option(
         "--reason", expose_value=False, callback=remember, help="Why; history and pages show it."
     )(command)
 
 
-def decorated(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def decorated(*options: Decorator) -> Decorator:
     """Joins options that several commands share into one decorator."""
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
             command = option(command)
         return command
@@ -334,30 +381,51 @@ def decorated(*options: Callable[[Command], Command]) -> Callable[[Command], Com
     return decorate
 
 
-changes = decorated(reason_option, pass_invocation)
+changes: Decorator = decorated(reason_option, pass_invocation)
 """Of a command that changes something."""
-shows = decorated(pass_invocation, watchable)
+shows: Decorator = decorated(pass_invocation, watchable)
 """Of a command that shows something as it is just now."""
-wait_options = decorated(
-    click.option("--wait", is_flag=True, help="Return only once it has happened."),
-    click.option(
-        "--timeout",
-        "timeout_s",
-        type=click.FloatRange(min=0),
-        default=30.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="With --wait: give up after this long.",
-    ),
-)
+
+
+def wait_options(default_s: float = 30.0) -> Decorator:
+    """Makes ``--wait`` and ``--timeout``."""
+    return decorated(
+        click.option("--wait", is_flag=True, help="Return only once it has happened."),
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=click.FloatRange(min=0),
+            default=default_s,
+            show_default=True,
+            metavar="SECONDS",
+            help="With --wait: give up after this long.",
+        ),
+    )
+
+
+def has_verbs(**parameters: str) -> Decorator:
+    """Gives a command several verbs, each with the parameters that it takes; the verb is its first argument."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def call(*args: Any, verb: str, **given: Any) -> Any:
+            ctx = click.get_current_context()
+            for param in ctx.command.params:
+                is_given = ctx.get_parameter_source(str(param.name)) is click.core.ParameterSource.COMMANDLINE
+                if is_given and given.get(str(param.name)) and param.name not in parameters[verb].split():
+                    raise click.UsageError(f"{param.get_error_hint(ctx)} is not for {verb}")
+            return command(*args, verb=verb, **given)
+
+        return click.argument("verb", type=click.Choice(list(parameters)))(call)
+
+    return decorate
 
 
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
-def limit_option(default: int, *, most: int = 10_000) -> Callable[[Command], Command]:
-    """Makes the ``--limit`` of what is listed newest first."""
-    how_many = click.IntRange(1, most)
+def limit_option(default: int | None, what: str = "How many, newest first.") -> Decorator:
+    """Makes the ``--limit`` of a list; `feedq.cli.output.answer_list` says when there is more."""
     return click.option(
-        "--limit", type=how_many, default=default, show_default=True, help="How many, newest first."
+        "--limit", type=click.IntRange(1, LISTED_MAX), default=default, show_default=True, help=what
     )

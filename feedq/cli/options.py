@@ -9,12 +9,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from feedq.cli.lazily import lazily
 from feedq.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from feedq.core.values import Entry
+with lazily():
+    from feedq.core import values
+    from feedq.verbs import documents
+
 
 LABELS = ("labels", "selector.required", "selector.preferred")
 """Mappings whose keys may have dots themselves."""
@@ -36,30 +39,24 @@ def split_assignment(text: str, *, option: str) -> tuple[str, str]:
 
 def moment(text: str, zone: str, *, option: str) -> datetime:
     """Reads a time as `parse_moment` does. Raises `InvalidInput` that names the option."""
-    from feedq.core.values import parse_moment
-
     try:
-        return parse_moment(text, zone)
+        return values.parse_moment(text, zone)
     except ValueError as error:
         raise InvalidInput(f"{option}: {error}") from None
 
 
 def duration(text: str, *, option: str) -> float:
     """Reads a duration as `parse_duration` does. Raises `InvalidInput` that names the option."""
-    from feedq.core.values import parse_duration
-
     try:
-        return parse_duration(text)
+        return values.parse_duration(text)
     except ValueError as error:
         raise InvalidInput(f"{option}: {error}") from None
 
 
-def assigned(keys: Mapping[str, Any], assignments: Iterable[str], kind: type[Entry]) -> dict[str, Any]:
+def assigned(keys: Mapping[str, Any], assignments: Iterable[str], kind: type[values.Entry]) -> dict[str, Any]:
     """Puts ``key=value`` into an entry of a manifest, which is not checked. Raises `InvalidInput`."""
-    from feedq.core.values import did_you_mean, entries_below
-
     changed = copy.deepcopy(dict(keys))
-    shorthands = {key: below.shorthand for key, below in entries_below(kind) if below.shorthand}
+    shorthands = {key: below.shorthand for key, below in values.entries_below(kind) if below.shorthand}
     for text in assignments:
         path, value = split_assignment(text, option="")
         *outer, last = _steps(path)
@@ -75,7 +72,7 @@ def assigned(keys: Mapping[str, Any], assignments: Iterable[str], kind: type[Ent
         if value:
             inner[last] = _value(path, value)
         elif inner.pop(last, None) is None:
-            raise InvalidInput(f"{path}: is not set{did_you_mean(last, inner)}")
+            raise InvalidInput(f"{path}: is not set{values.did_you_mean(last, inner)}")
     return changed
 
 
@@ -87,8 +84,6 @@ def _steps(path: str) -> list[str]:
 
 
 def _value(path: str, text: str) -> Any:
-    from feedq.verbs import documents
-
     try:
         return documents.read_value(text)
     except documents.DocumentError as error:  # without the text: it may hold a secret

@@ -1,46 +1,42 @@
 """How the command speaks: tables, lines and bars for people, one JSON document for programs.
 
-Into a pipe a table is plain text: no colours, no boxes, nothing cut off. Text that came from elsewhere (an
-error of a remote server, a name) is made printable first, so that it cannot steer the terminal.
+Colours are for terminals: into a pipe goes plain text. Text that came from elsewhere (an error of a remote server,
+a name) is made printable first, so that it cannot steer the terminal.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import click
 
 from feedq.cli.invocation import Form, Invocation
+from feedq.cli.lazily import lazily
 
-if TYPE_CHECKING:
-    from rich.table import Table
+with lazily():
+    from msgspec import json as msgspec_json
 
-    from feedq.verbs.manifest.changes import OptionChange
-    from feedq.verbs.report.details import DetailLine
+    from feedq.verbs import documents, registry, troubles, wording
+    from feedq.verbs.manifest import changes as manifest_changes
+    from feedq.verbs.report import details, masking
 
 T = TypeVar("T")
 Cell = str | None
 
-# rich is imported where something is drawn: into a pipe nothing is.
-
-STYLES = {"good": "green", "odd": "yellow", "bad": "red", "worst": "bold red", "aside": "dim"}
+STYLES: dict[str, dict[str, Any]] = {
+    "good": {"fg": "green"},
+    "odd": {"fg": "yellow"},
+    "bad": {"fg": "red"},
+    "worst": {"fg": "red", "bold": True},
+    "aside": {"dim": True},
+}
 """By the tone of a word."""
-
-
-class Styled(str):
-    """Text of ours with a style of rich's."""
-
-    style: str
-
-    def __new__(cls, text: str, style: str) -> Styled:
-        made = super().__new__(cls, text)
-        made.style = style
-        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +46,12 @@ class TableColumn(Generic[T]):
     title: str
     cell: Callable[[T], Cell]
     right: bool = False
+    is_state: bool = False
+    """Whether it shows words for statuses or states, which have their colours."""
 
     def show(self, row: T) -> str:
-        from feedq.verbs.wording import printable
-
         found = self.cell(row)
-        return found if isinstance(found, Styled) else "-" if found is None else printable(found)
+        return "-" if found is None else wording.printable(found)
 
 
 def number(title: str, cell: Callable[[T], Cell]) -> TableColumn[T]:
@@ -63,17 +59,23 @@ def number(title: str, cell: Callable[[T], Cell]) -> TableColumn[T]:
     return TableColumn(title, cell, right=True)
 
 
-def state(title: str, cell: Callable[[T], str]) -> TableColumn[T]:
+def state(title: str, cell: Callable[[T], Cell]) -> TableColumn[T]:
     """Makes a column of statuses or states, in their colours."""
-    return TableColumn(title, lambda row: styled(cell(row)))
+    return TableColumn(title, cell, is_state=True)
 
 
-def styled(word: str, *, after: str = "") -> Styled:
-    """Gives a status or state its colour, and adds what stands after it."""
-    from feedq.verbs.troubles import TONES
+def styled(text: str, word: str | None = None) -> str:
+    """Gives a text the colour of the status or state that it is, or that it is about."""
+    return click.style(text, **STYLES.get(troubles.TONES.get(word or text, ""), {}))
 
-    tone = TONES.get(word)
-    return Styled(word + after, "" if tone is None else STYLES.get(tone, ""))
+
+def say(text: str, *, err: bool = False) -> None:
+    """Writes lines of text that may come from elsewhere."""
+    click.echo("\n".join(map(wording.printable, text.split("\n"))), err=err)
+
+
+def warn(text: str) -> None:
+    say(f"Warning: {text}", err=True)
 
 
 # -- what a command answers --------------------------------------------------------------------------
@@ -81,14 +83,14 @@ def styled(word: str, *, after: str = "") -> Styled:
 
 def answer(invocation: Invocation, document: Any, text: str | Callable[[], object]) -> None:
     """Prints the document with --json, else the text, or calls what prints it."""
-    from feedq.verbs.wording import printable
-
-    if invocation.form is Form.YAML:
-        write_yaml(document)
-    elif invocation.json:
-        write_json(document)
+    if invocation.json:
+        encoded = registry.encode(document)
+        if invocation.form is Form.YAML:
+            click.echo(documents.dump(msgspec_json.decode(encoded)), nl=False)
+        else:
+            click.echo(msgspec_json.format(encoded, indent=2))
     elif isinstance(text, str):
-        click.echo("\n".join(map(printable, text.split("\n"))))
+        say(text)
     else:
         text()
 
@@ -114,30 +116,17 @@ def answer_list(
     answer(invocation, rows, (lambda: write_table(rows, columns)) if rows else empty)
 
 
-def write_json(document: Any) -> None:
-    """Writes one document, then a newline."""
-    import msgspec
-
-    from feedq.verbs.registry import encode
-
-    click.echo(msgspec.json.format(encode(document), indent=2))
-
-
-def write_yaml(document: Any) -> None:
-    """Writes one document, with the same fields as the JSON."""
-    import msgspec
-
-    from feedq.verbs import documents
-    from feedq.verbs.registry import encode
-
-    click.echo(documents.dump(msgspec.json.decode(encode(document))), nl=False)
+def first(found: Iterator[T], limit: int | None, *, of: str = "newest") -> list[T]:
+    """The first so many, and a word on standard error when there are more: no list may end unnoticed."""
+    rows = list(islice(found, limit))
+    if limit is not None and next(found, None) is not None:
+        click.echo(f"these are the {of} {limit:,}; a larger --limit shows more", err=True)
+    return rows
 
 
 def write_json_line(document: Any) -> None:
     """Writes one document on one line, at once: for commands that go on."""
-    from feedq.verbs.registry import encode
-
-    click.echo(encode(document))
+    click.echo(registry.encode(document))
     sys.stdout.flush()
 
 
@@ -146,84 +135,59 @@ def write_json_line(document: Any) -> None:
 
 def write_table(rows: Sequence[T], columns: Sequence[TableColumn[T]]) -> None:
     """Writes a table with a header."""
-    if sys.stdout.isatty():
-        from rich.console import Console
+    for line in table_lines(rows, columns):
+        click.echo(line)
 
-        Console().print(rich_table(rows, columns))
-        return
+
+def table_lines(
+    rows: Iterable[T], columns: Sequence[TableColumn[T]], *, width: int | None = None
+) -> Iterator[str]:
+    """The lines of a table, in colour, the header first; cut off where a screen has this ``width``."""
     lines = [[column.title for column in columns]]
     lines += [[column.show(row) for column in columns] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    for line in lines:
-        cells = [
-            cell.rjust(width) if column.right else cell.ljust(width)
-            for cell, width, column in zip(line, widths, columns, strict=True)
-        ]
-        click.echo("  ".join(cells).rstrip())
+    for number_, line in enumerate(lines):
+        left, shown = width, list[str]()
+        for cell, size, column in zip(line, widths, columns, strict=True):
+            padded = (
+                cell.rjust(size) if column.right else cell.ljust(size if column is not columns[-1] else 0)
+            )
+            padded = padded if left is None else padded[: max(left, 0)]
+            left = None if left is None else left - size - 2
+            if column.is_state:
+                padded = styled(padded, cell.partition(" ")[0])
+            shown.append(padded if number_ else click.style(padded, bold=True))
+        yield "  ".join(shown).rstrip()
 
 
-def rich_table(rows: Iterable[T], columns: Sequence[TableColumn[T]]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        # Names fold rather than lose their end: a name that cannot be copied is no use.
-        table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
-    for row in rows:
-        cells = [column.show(row) for column in columns]
-        # As Text: markup in somebody's error message is not ours to obey.
-        table.add_row(*(Text(cell, style=cell.style if isinstance(cell, Styled) else "") for cell in cells))
-    return table
-
-
-def write_lines(lines: Iterable[DetailLine]) -> None:
+def write_lines(lines: Iterable[details.DetailLine]) -> None:
     """Writes ``name   value`` lines, and below them what keeps its line breaks."""
     lines = list(lines)
     width = max((len(line.name) for line in lines if not line.code), default=0)
     for line in lines:
         if not line.code:
-            _write_line(line, width)
+            click.echo(f"{click.style(line.name.ljust(width), bold=True)}  {styled(line.text)}")
     for line in lines:
         if line.code:
             click.echo("\n  ".join([line.name, *line.text.split("\n")]))
 
 
-def _write_line(line: DetailLine, width: int) -> None:
-    if not sys.stdout.isatty():
-        click.echo(f"{line.name.ljust(width)}  {line.text}")
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    text = styled(line.text)
-    line_shown = Text.assemble((line.name.ljust(width), "bold"), "  ", (text, text.style))
-    Console(soft_wrap=True).print(line_shown)
-
-
-def write_difference(changes: Iterable[OptionChange]) -> None:
+def write_difference(changes: Iterable[manifest_changes.OptionChange]) -> None:
     for change in changes:
         click.echo(f"    {change.option}: {_shown(change.before)} -> {_shown(change.after)}")
 
 
 def _shown(value: Any) -> str:
-    from feedq.verbs.manifest.changes import ABSENT
-    from feedq.verbs.report.masking import masked
-    from feedq.verbs.wording import as_json, printable
-
-    return ABSENT if value == ABSENT else printable(as_json(masked(value)))
+    if value == manifest_changes.ABSENT:
+        return manifest_changes.ABSENT
+    return wording.printable(wording.as_json(masking.masked(value)))
 
 
 def styled_step(name: str, outcome: str, detail: str) -> str:
     """Makes a line for a step of several: its outcome first, in its colour."""
     colours = {"ok": "green", "failed": "red", "skipped": "yellow", "warn": "yellow"}
-    return f"{click.style(outcome.ljust(7), fg=colours[outcome])}  {name.ljust(11)}  {detail}".rstrip()
-
-
-def warn(text: str) -> None:
-    from feedq.verbs.wording import printable
-
-    click.echo(f"Warning: {printable(text)}", err=True)
+    shown = click.style(outcome.ljust(7), fg=colours[outcome])
+    return f"{shown}  {name.ljust(11)}  {wording.printable(detail)}".rstrip()
 
 
 # -- progress ------------------------------------------------------------------------------------------

@@ -9,19 +9,20 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Final
 
 import click
 
 import feedq
-from feedq.cli.invocation import FORM_OPTIONS, Invocation
+from feedq.cli.invocation import Group, Invocation
+from feedq.cli.lazily import lazily
 from feedq.core.authorship import Author, acting
 from feedq.errors import FeedqError, InvalidInput
 
-LOCAL: Final = frozenset({"up", "env", "api", "db upgrade", "db grants", "feed test", "lint", "completion"})
-"""Commands that ask no API, though one is named: they start or set up something, or work with what is here."""
+with lazily():
+    from feedq.verbs import wording
+
 EMBEDDED: Final = ("up", "env")
 """Commands that need the extra ``embedded``."""
 COLLECT_AFTER: Final = 50_000
@@ -40,7 +41,7 @@ class Refused(Failed):
     exit_code = 2
 
 
-class Root(click.Group):
+class Root(Group):
     """Finds commands by the place of their code; see the module's docstring."""
 
     places: ClassVar[dict[str, str]] = {
@@ -51,18 +52,18 @@ class Root(click.Group):
         "diff": "feedq.cli.apply:diff",
         "lint": "feedq.cli.apply:lint",
         "schema": "feedq.cli.apply:schema",
-        "export": "feedq.cli.export:export",
-        "sync": "feedq.cli.sync:sync",
+        "export": "feedq.cli.declare:export",
+        "sync": "feedq.cli.apply:sync",
         "feed": "feedq.cli.feed:feed",
         "schedule": "feedq.cli.schedule:schedule",
         "worker": "feedq.cli.worker:worker",
-        "status": "feedq.cli.status:status",
+        "status": "feedq.cli.fleet:status",
         "token": "feedq.cli.token:token",
         "api": "feedq.cli.serve:serve",
         "top": "feedq.cli.top:top",
-        "events": "feedq.cli.events:events",
-        "doctor": "feedq.cli.status:doctor",
-        "connectors": "feedq.cli.connectors:connectors",
+        "events": "feedq.cli.fleet:events",
+        "doctor": "feedq.cli.fleet:doctor",
+        "connectors": "feedq.cli.fleet:connectors",
         "completion": "feedq.cli.completing:completion",
     }
 
@@ -79,14 +80,6 @@ class Root(click.Group):
 
             complete_names(command, cmd_name)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        found = super().resolve_command(ctx, args)
-        if not ctx.resilient_parsing:
-            _heed_server(ctx, [name for name in (found[0], *found[2][:1]) if name])
-        return found
 
     def invoke(self, ctx: click.Context) -> Any:
         # Nearly all that a command loads stays: to look through it again and again takes a tenth longer.
@@ -108,24 +101,6 @@ class Root(click.Group):
             raise Failed(said(invocation.explain(error))) from error
 
 
-def _heed_server(ctx: click.Context, path: Sequence[str]) -> None:
-    """Take the server that is to be asked. Ends the command when it is named for one that asks none."""
-    url = ctx.params.get("server")
-    # Named on the command line, it is meant for this command; in the environment, for those that ask servers.
-    is_meant = ctx.get_parameter_source("server") is click.core.ParameterSource.COMMANDLINE
-    local = LOCAL & {path[0], " ".join(path)}
-    if url and is_meant and local:
-        raise Refused(str(not_served(*local)))
-    ctx.ensure_object(Invocation).server = url or None
-
-
-def not_served(path: str) -> InvalidInput:
-    """The error of a command that was to ask a server."""
-    return InvalidInput(
-        f"`feedq {path}` asks no API. Leave --server and FEEDQ_SERVER out, and do it where the database is reached"
-    )
-
-
 def _author() -> Author:
     """Who runs the command, as this machine knows them."""
     import getpass
@@ -139,24 +114,12 @@ def _author() -> Author:
 
 def said(message: str) -> str:
     """Prints an error so that it cannot steer the terminal: it may quote what somebody else sent."""
-    from feedq.verbs.wording import printable
-
-    return "\n".join(map(printable, message.split("\n")))
+    return "\n".join(map(wording.printable, message.split("\n")))
 
 
-@click.command(
-    cls=Root,
-    params=[*FORM_OPTIONS],
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(feedq.__version__, prog_name="feedq")
-@click.option(
-    "--server",
-    envvar="FEEDQ_SERVER",
-    metavar="URL",
-    help="Ask this API in the place of the database, with the token in FEEDQ_TOKEN or the file FEEDQ_TOKEN_FILE.",
-)
-def main(server: str | None) -> None:
+def main() -> None:
     """Keep every feed running on exactly one worker, and land its data exactly once.
 
     Settings come from FEEDQ_* environment variables, first of all FEEDQ_DATABASE_URL. Every command takes

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from math import inf
+from typing import Any
 
 import click
 
-from feedq.cli.declare import edit_schedule, set_schedules
+from feedq.cli.declare import declared_schedule, edit_schedule, set_schedules, with_assignments
 from feedq.cli.invocation import (
+    Group,
     Invocation,
     OneOf,
     changes,
@@ -17,27 +20,30 @@ from feedq.cli.invocation import (
     pass_invocation,
     yes_option,
 )
-from feedq.cli.options import duration, moment
-from feedq.cli.output import answer, answer_list, write_lines, write_table
-from feedq.cli.schedule_ticks import backfill, next_, trigger, zone_of
-from feedq.core.authorship import give_reason
+from feedq.cli.lazily import lazily
+from feedq.cli.options import assigned, duration, split_words
+from feedq.cli.output import TableColumn, answer, answer_list, first, say, write_lines, write_table
 from feedq.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from feedq.core.schedule.model import RunState, ScheduleState
-    from feedq.verbs.schedules import ScheduleAction
+with lazily():
+    from feedq.cli import tables
+    from feedq.core import values
+    from feedq.core.schedule import model as schedule_model
+    from feedq.core.schedule import spec as schedule_spec
+    from feedq.verbs import declarations, documents, schedules, wording
+    from feedq.verbs.report import details
 
-PAGE = 1_000
-"""Schedules that are listed unless more are asked for."""
-LISTED_MAX = 100_000
 RUNS_OF_ONE = 10
 """Runs below a schedule; `feedq schedule runs` has more."""
 PAUSE_MAX_S = 100 * 366 * 86_400.0
 """Longer than that is for ever."""
+TRIED = "example"
+"""Name of a schedule that there is not; ``H`` in its expression is hashed from it."""
 
 
 @click.group(
-    short_help="Jobs once per tick: list, show, next, runs, set, edit, trigger, backfill, pause, cancel."
+    cls=Group,
+    short_help="Jobs once per tick: list, show, next, runs, set, edit, trigger, backfill, pause, cancel.",
 )
 def schedule() -> None:
     """Jobs that are run once per tick on the whole cluster: cron, intervals, or once.
@@ -49,7 +55,7 @@ def schedule() -> None:
     """
 
 
-for _command in (set_schedules, edit_schedule, next_, trigger, backfill):
+for _command in (set_schedules, edit_schedule):
     schedule.add_command(_command)
 
 
@@ -61,36 +67,35 @@ for _command in (set_schedules, edit_schedule, next_, trigger, backfill):
 @click.option(
     "--state", type=OneOf("feedq.core.schedule.model:ScheduleState"), help="Only those in this state."
 )
-@click.option(
-    "--limit", type=click.IntRange(1, LISTED_MAX), default=PAGE, show_default=True, help="How many."
-)
+@limit_option(1_000, "How many.")
 @click.option("--queues", is_flag=True, help="Instead, the job queues with their limits and depths.")
 @pass_invocation
 def list_(
-    invocation: Invocation, *, prefix: str, state: ScheduleState | None, limit: int, queues: bool
+    invocation: Invocation,
+    *,
+    prefix: str,
+    state: schedule_model.ScheduleState | None,
+    limit: int,
+    queues: bool,
 ) -> None:
     """Schedules by name: when they fire next, and what became of the last run.
 
-    If there are more than --limit, a note on standard error says so. With --queues: the job queues that have
-    limits, or runs that wait or run. Limits stand in a manifest, under `queues`.
+    With --queues: the job queues that have limits, or runs that wait or run. Limits stand in a manifest, under
+    `queues`.
 
     \b
     Example:
       feedq schedule list --prefix acme/
       feedq schedule list --queues
     """
-    from feedq.cli.tables import QUEUE_COLUMNS, schedule_columns
-    from feedq.verbs.schedules import list_queues, list_schedules
-
     if queues:
         empty = "no queue has limits, or runs that wait or run"
-        answer_list(invocation, invocation.do(list_queues).items, QUEUE_COLUMNS, empty=empty)
+        answer_list(invocation, invocation.do(schedules.list_queues).items, tables.QUEUE_COLUMNS, empty=empty)
         return
-    found = list(invocation.pages(limit + 1, list_schedules, prefix=prefix, state=state))
+    found = invocation.pages(None, schedules.list_schedules, prefix=prefix, state=state)
+    columns = tables.schedule_columns(invocation.clock.now())
     empty = "no schedules; declare some with `feedq apply`"
-    answer_list(invocation, found[:limit], schedule_columns(invocation.clock.now()), empty=empty)
-    if len(found) > limit:
-        click.echo(f"these are the first {limit:,}; --limit shows more, --prefix others", err=True)
+    answer_list(invocation, first(found, limit, of="first"), columns, empty=empty)
 
 
 @schedule.command(short_help="Everything about one schedule, with its last runs.")
@@ -103,25 +108,84 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq schedule show acme/cleanup
     """
-    from feedq.cli.tables import run_columns
-    from feedq.verbs import documents
-    from feedq.verbs.report.details import DetailLine, schedule_lines
-    from feedq.verbs.schedules import show_schedule
-
-    found = invocation.do(show_schedule, name=name)
+    found = invocation.do(schedules.show_schedule, name=name)
     now, runs = invocation.clock.now(), found.runs[:RUNS_OF_ONE]
     lines = [
-        *schedule_lines(found, now=now),
-        DetailLine("declaration", documents.dump(found.declaration), code=True),
+        *details.schedule_lines(found, now=now),
+        details.DetailLine("declaration", documents.dump(found.declaration), code=True),
     ]
 
     def write() -> None:
         write_lines(lines)
         if runs:
             click.echo()
-            write_table(runs, run_columns(now, of_one=True))
+            write_table(runs, tables.run_columns(now, of_one=True))
 
     answer(invocation, found, write)
+
+
+@schedule.command("next", short_help="The ticks to come, in UTC and on the clock of the zone.")
+@click.argument("names", nargs=-1, metavar="[NAME] [KEY=VALUE]...")
+@click.option("--count", type=click.IntRange(1, 1_000), default=20, show_default=True, help="How many.")
+@click.option("--from", "since", metavar="TIME", help="Those from this time on. [default: now]")
+@pass_invocation
+def next_(invocation: Invocation, *, names: Sequence[str], count: int, since: str | None) -> None:
+    """The next ticks of a schedule: in UTC and on the clock of its zone.
+
+    With KEY=VALUE, as for `feedq schedule set`, those that it would have; without a name, those of a timing to
+    try. Where clocks are changed between two of them, a note says so. Nothing is fired.
+
+    \b
+    Example:
+      feedq schedule next acme/cleanup --count 5
+      feedq schedule next cron="30 2 * * *" zone=Europe/Berlin --from 2027-03-26
+    """
+    names, assignments = split_words(names)
+    if len(names) > 1 or not (names or assignments):
+        raise click.UsageError("say which: the NAME of one schedule, or a timing to try, such as cron=@daily")
+    name, declared = names[0] if names else TRIED, None
+    if assignments:
+        if names:
+            keys = with_assignments(declared_schedule(invocation, name)[0], assignments).plain()
+        else:
+            keys = assigned({"name": TRIED, "task": TRIED}, assignments, schedule_spec.ScheduleSpec)
+        # The arguments of its job have no part in its timing.
+        declared = json.dumps({key: keys[key] for key in keys if key not in ("args", "kwargs")}, default=str)
+    found = invocation.do(schedules.show_next_ticks, name=name, declared=declared, count=count, since=since)
+
+    def write() -> None:
+        is_paused = found.state is schedule_model.ScheduleState.PAUSED
+        aside = " (paused: none of these is fired until it is resumed)" if is_paused else ""
+        say(f"{found.name}: {found.when}{aside}")
+        if found.ticks:
+            write_table(found.ticks, _tick_columns(found))
+        else:
+            click.echo("no tick is left")
+
+    answer(invocation, found, write)
+
+
+def _tick_columns(found: schedules.ComingTicks) -> list[TableColumn[schedules.ComingTick]]:
+    def local(tick: schedules.ComingTick) -> str:
+        return f"{tick.local:%a %Y-%m-%d %H:%M:%S} {tick.local.isoformat()[-6:]}"
+
+    def fires(tick: schedules.ComingTick) -> str:
+        """With the date only where that is another one."""
+        date, _, time = _utc(tick.fire_at).partition(" ")
+        return time if _utc(tick.tick_at).startswith(date) else f"{date} {time}"
+
+    is_jittered = any(tick.fire_at != tick.tick_at for tick in found.ticks)
+    return [
+        TableColumn("UTC", lambda tick: _utc(tick.tick_at)),
+        TableColumn(found.zone.upper(), local),
+        *([TableColumn("FIRES", fires)] if is_jittered else []),
+        TableColumn("NOTE", lambda tick: tick.note or ""),
+    ]
+
+
+def _utc(at: datetime) -> str:
+    text = at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return f"{text}.{at.microsecond // 1000:03d}Z" if at.microsecond else f"{text}Z"
 
 
 @schedule.command(short_help="The history of one schedule, or of all.")
@@ -133,9 +197,11 @@ def show(invocation: Invocation, *, name: str) -> None:
     type=OneOf("feedq.core.schedule.model:RunState"),
     help="Only runs in this state; may be repeated.",
 )
-@limit_option(50, most=1_000)
+@limit_option(50)
 @pass_invocation
-def runs(invocation: Invocation, *, name: str | None, states: Sequence[RunState], limit: int) -> None:
+def runs(
+    invocation: Invocation, *, name: str | None, states: Sequence[schedule_model.RunState], limit: int
+) -> None:
     """The history of one schedule or of all, newest first: worker, lag, duration, and why a run ended so.
 
     RUN, the name of a schedule and the KEY of a run, is the correlation id, which stands in every log line of the
@@ -146,12 +212,9 @@ def runs(invocation: Invocation, *, name: str | None, states: Sequence[RunState]
     Example:
       feedq schedule runs acme/cleanup --state failed --state lost
     """
-    from feedq.cli.tables import run_columns
-    from feedq.verbs.schedules import list_runs
-
-    found = list(invocation.pages(limit, list_runs, schedule=name, states=tuple(states)))
-    columns = run_columns(invocation.clock.now(), of_one=name is not None)
-    answer_list(invocation, found, columns, empty="no runs")
+    found = invocation.pages(None, schedules.list_runs, schedule=name, states=tuple(states))
+    columns = tables.run_columns(invocation.clock.now(), of_one=name is not None)
+    answer_list(invocation, first(found, limit), columns, empty="no runs")
 
 
 # -- changing ----------------------------------------------------------------------------------------
@@ -163,11 +226,8 @@ def runs(invocation: Invocation, *, name: str | None, states: Sequence[RunState]
     "--until", metavar="TIME", help="Resume by itself then; in the schedule's zone without an offset."
 )
 @click.option("--for", "for_", metavar="DURATION", help="Resume by itself after this long, such as 2h.")
-@click.option("--reason", help="Why; lists show it.")
-@pass_invocation
-def pause(
-    invocation: Invocation, *, names: Sequence[str], until: str | None, for_: str | None, reason: str | None
-) -> None:
+@changes
+def pause(invocation: Invocation, *, names: Sequence[str], until: str | None, for_: str | None) -> None:
     """Fire no more ticks, until the schedules are resumed. Runs that there are go on.
 
     \b
@@ -176,20 +236,12 @@ def pause(
     """
     if until is not None and for_ is not None:
         raise click.UsageError("--until and --for exclude each other")
-    give_reason(reason)
-    end = None
     if for_ is not None:
         seconds = duration(for_, option="--for")
         if seconds > PAUSE_MAX_S:
             raise InvalidInput(f"--for: {for_!r} is too long; leave it out to pause for good")
-        end = invocation.clock.now() + timedelta(seconds=seconds)
-
-    def until_of(name: str) -> datetime | None:
-        return end if until is None else moment(until, zone_of(invocation, name), option="--until")
-
-    from feedq.verbs.schedules import ScheduleAction
-
-    _each(invocation, names, ScheduleAction.PAUSE, "paused", until_of)
+        until = (invocation.clock.now() + timedelta(seconds=seconds)).isoformat()
+    _act(invocation, names, schedules.ScheduleAction.PAUSE, "paused", until=until)
 
 
 @schedule.command()
@@ -204,9 +256,24 @@ def resume(invocation: Invocation, *, names: Sequence[str]) -> None:
     Example:
       feedq schedule resume acme/cleanup
     """
-    from feedq.verbs.schedules import ScheduleAction
+    _act(invocation, names, schedules.ScheduleAction.RESUME, "resumed")
 
-    _each(invocation, names, ScheduleAction.RESUME, "resumed")
+
+def _act(
+    invocation: Invocation,
+    names: Sequence[str],
+    action: schedules.ScheduleAction,
+    done: str,
+    *,
+    until: str | None = None,
+) -> None:
+    """Does something to all schedules or, if it cannot be done to one of them, to none."""
+    for dry_run in (True, False):
+        acted = [
+            invocation.do(schedules.act_on_schedule, name=name, action=action, until=until, dry_run=dry_run)
+            for name in dict.fromkeys(names)
+        ]
+    answer(invocation, acted, "\n".join(f"{one.name} {done}" for one in acted))
 
 
 @schedule.command()
@@ -220,12 +287,10 @@ def remove(invocation: Invocation, *, names: Sequence[str], yes: bool) -> None:
     Example:
       feedq schedule remove acme/cleanup --yes
     """
-    from feedq.verbs.declarations import Removals, declare
-
-    removed = Removals(schedules=tuple(dict.fromkeys(names)))
-    invocation.do(declare, remove=removed, dry_run=True)
-    invocation.confirm(f"Remove {', '.join(names)}?", yes=yes)
-    done = invocation.do(declare, remove=removed)
+    removed = declarations.Removals(schedules=tuple(dict.fromkeys(names)))
+    done = invocation.do_confirmed(
+        declarations.declare, lambda tried: f"Remove {', '.join(names)}?", yes=yes, remove=removed
+    )
     answer(invocation, done, "\n".join(f"{name} removed" for name in removed.schedules))
 
 
@@ -246,33 +311,107 @@ def cancel(invocation: Invocation, *, name: str | None, run_id: int | None) -> N
       feedq schedule cancel acme/cleanup
       feedq schedule cancel --run 4711
     """
-    from feedq.verbs.schedules import ScheduleAction, act_on_schedule, cancel_run
-    from feedq.verbs.wording import counted
-
-    if (name is None) == (run_id is None):
-        raise click.UsageError("say either the NAME of a schedule or --run")
-    if name is not None:
-        done = invocation.do(act_on_schedule, name=name, action=ScheduleAction.CANCEL)
-        answer(invocation, done, f"{name}: {counted(done.cancelled, 'waiting run')} cancelled")
-    elif run_id is not None:
-        run = invocation.do(cancel_run, id=run_id)
+    if name is not None and run_id is None:
+        action = schedules.ScheduleAction.CANCEL
+        done = invocation.do(schedules.act_on_schedule, name=name, action=action)
+        answer(invocation, done, f"{name}: {wording.counted(done.cancelled, 'waiting run')} cancelled")
+    elif run_id is not None and name is None:
+        run = invocation.do(schedules.cancel_run, id=run_id)
         answer(invocation, run, f"run {run.id} ({run.schedule}/{run.key}) {run.state}")
+    else:
+        raise click.UsageError("say either the NAME of a schedule or --run")
 
 
-def _each(
+# -- runs that somebody asks for ---------------------------------------------------------------------
+
+
+@schedule.command(short_help="Run a schedule's job now, and wait for it if need be.")
+@click.argument("name")
+@click.argument("assignments", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--key", help="Triggered again with the same key, no other run is made: it shows that of then.")
+@click.option(
+    "--wait", is_flag=True, help="Return only once it has ended; exit status 1 unless it succeeded."
+)
+@click.option("--timeout", metavar="DURATION", help="With --wait: give up after this long. [default: never]")
+@changes
+def trigger(
     invocation: Invocation,
-    names: Sequence[str],
-    action: ScheduleAction,
-    done: str,
-    until_of: Callable[[str], datetime | None] = lambda name: None,
+    *,
+    name: str,
+    assignments: Sequence[str],
+    key: str | None,
+    wait: bool,
+    timeout: str | None,
 ) -> None:
-    """Does something to all schedules or, if one of them does not exist, to none."""
-    from feedq.verbs.schedules import act_on_schedule
+    """Run a schedule's job now, whatever its timing, even while it is paused; under its overlap policy.
 
-    asked = {name: until_of(name) for name in names}
-    for dry_run in (True, False):
-        acted = [
-            invocation.do(act_on_schedule, name=name, action=action, until=until, dry_run=dry_run)
-            for name, until in asked.items()
-        ]
-    answer(invocation, acted, "\n".join(f"{one.name} {done}" for one in acted))
+    args=… and kwargs.KEY=… stand in for the arguments that are declared, for this run.
+
+    \b
+    Example:
+      feedq schedule trigger acme/cleanup kwargs.days=7 --key release-4.2 --wait
+    """
+    timeout_s = inf if timeout is None else duration(timeout, option="--timeout")
+    arguments = _arguments(invocation, name, assignments) if assignments else {}
+    run = invocation.do(schedules.trigger_schedule, name=name, key=key, **arguments)
+    if not run.state.is_final and (unserved := invocation.do(schedules.show_schedule, name=name).unserved):
+        tables.warn_unserved({name: unserved})
+    if wait and not run.state.is_final:
+        run = _ended(invocation, run, timeout_s=timeout_s)
+    because = wording.cut(wording.why_run(run), wording.ERROR_WIDTH)
+    text = f"run {run.id} ({run.schedule}/{run.key}) {run.state}" + (f": {because}" if because else "")
+    answer(invocation, run, text)
+    refused = run.state.is_final and run.state is not schedule_model.RunState.SUCCEEDED
+    if refused and (wait or run.state is schedule_model.RunState.SKIPPED_OVERLAP):
+        raise SystemExit(1)
+
+
+def _arguments(invocation: Invocation, name: str, assignments: Sequence[str]) -> dict[str, Any]:
+    """The arguments of a job that are declared, with these put into them."""
+    if others := [one for one in assignments if not one.startswith(("args=", "kwargs=", "kwargs."))]:
+        key = others[0].partition("=")[0]
+        raise click.UsageError(f"{key}: only args and kwargs can be given for one run")
+    job = declared_schedule(invocation, name)[0]
+    return assigned({"args": job.args, "kwargs": job.kwargs}, assignments, schedule_spec.ScheduleSpec)
+
+
+def _ended(invocation: Invocation, run: schedules.RunDocument, *, timeout_s: float) -> schedules.RunDocument:
+    latest = [run]
+
+    def has_ended() -> bool:
+        latest[0] = invocation.do(schedules.show_run, id=run.id)
+        return latest[0].state.is_final
+
+    def why() -> str:
+        return f"It is {latest[0].state}" + (f" on {latest[0].worker}" if latest[0].worker else "")
+
+    invocation.wait_until(has_ended, timeout_s=timeout_s, what=f"run {run.id} ends", why=why)
+    return latest[0]
+
+
+@schedule.command()
+@click.argument("name")
+@click.option(
+    "--from", "begin", required=True, metavar="TIME", help="The first time whose tick is one of them."
+)
+@click.option("--to", "end", required=True, metavar="TIME", help="All ticks are before this time.")
+@yes_option
+@changes
+def backfill(invocation: Invocation, *, name: str, begin: str, end: str, yes: bool) -> None:
+    """Run the ticks of a time in the past, one after another. A tick that has a run gets no other.
+
+    Times without an offset are in the schedule's zone.
+
+    \b
+    Example:
+      feedq schedule backfill acme/cleanup --from 2026-11-01 --to 2026-11-08 --yes
+    """
+
+    def question(tried: schedules.PastTicks) -> str:
+        period = f"{values.instant(tried.first_tick_at)} to {values.instant(tried.last_tick_at)}"
+        return f"Make {wording.counted(tried.ticks, 'run')} of {name}, for the ticks {period}?"
+
+    done = invocation.do_confirmed(
+        schedules.backfill_schedule, question, yes=yes, name=name, begin=begin, end=end
+    )
+    answer(invocation, done, f"{name}: {done.made} made, {done.existing} there already")

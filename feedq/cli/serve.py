@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from feedq.cli.invocation import Invocation, pass_invocation
+from feedq.cli.invocation import Command, Invocation, pass_invocation
 from feedq.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ PORT_USUAL = 5556
 """Beside Flower's 5555."""
 
 
-@click.command("api", short_help="The HTTP API, /api/v1.")
+@click.command("api", cls=Command, short_help="The HTTP API, /api/v1.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65_535), default=PORT_USUAL, show_default=True, help="0 is a free one."

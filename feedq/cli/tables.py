@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from feedq.cli.output import Styled, TableColumn, number, state, styled, warn
+from feedq.cli.output import TableColumn, number, state, warn
 from feedq.core.landed import LandedBucket
 from feedq.core.model import Event, FeedView, WorkerView
 from feedq.core.schedule.model import RunKind, ScheduleState
@@ -16,6 +16,7 @@ from feedq.core.values import instant
 from feedq.verbs.report.details import event_detail
 from feedq.verbs.wording import (
     ERROR_WIDTH,
+    ID_SHOWN,
     ago,
     cut,
     distance,
@@ -44,26 +45,21 @@ NO_WORKERS = "no workers; start one with `celery -A feedq worker`, or everything
 # -- feeds and workers -------------------------------------------------------------------------------
 
 
-def feed_columns(
-    now: datetime,
-    *,
-    title: str = "NAME",
-    rates: Mapping[int, float] | None = None,
-    width: int = ERROR_WIDTH,
-) -> list[TableColumn[FeedView]]:
-    """Makes the columns of feeds; with ``rates``, records a second by feed id, in the place of bytes."""
-    amount: TableColumn[FeedView] = number("BYTES", lambda view: size(view.lease.bytes_total))
-    if rates is not None:
-        amount = number("PER S", lambda view: _whole(rates.get(view.feed.id)))
+BYTES: TableColumn[FeedView] = number("BYTES", lambda view: size(view.lease.bytes_total))
+ROWS_PER_S: TableColumn[FeedView] = number("ROWS/S", lambda view: f"{view.lease.rows_per_s:,.1f}")
+
+
+def feed_columns(now: datetime, amount: TableColumn[FeedView] = BYTES) -> list[TableColumn[FeedView]]:
+    """Makes the columns of feeds."""
     return [
-        TableColumn(title, lambda view: view.feed.name),
+        TableColumn("NAME", lambda view: view.feed.name),
         state("STATUS", lambda view: view.status),
         TableColumn("WORKER", lambda view: view.worker),
         number("EPOCH", lambda view: str(view.lease.epoch)),
         number("RECORDS", lambda view: f"{view.lease.records_total:,}"),
         amount,
         number("LAST", lambda view: ago(view.lease.last_record_at, now=now)),
-        TableColumn("WHY", lambda view: why(view, now=now, width=width)),
+        TableColumn("WHY", lambda view: why(view, now=now)),
     ]
 
 
@@ -74,7 +70,7 @@ def wide_feed_columns(now: datetime) -> list[TableColumn[FeedView]]:
         TableColumn("CONNECTOR", lambda view: view.feed.spec.connector),
         TableColumn("LABELS", lambda view: pairs(view.feed.spec.labels) or None),
         number("LAG", lambda view: ago(view.lease.event_at, now=now)),
-        number("ROWS/S", lambda view: f"{view.lease.rows_per_s:,.1f}"),
+        ROWS_PER_S,
         number("FAILURES", lambda view: str(max(view.lease.failures, view.lease.attempts))),
         number("GENERATION", lambda view: str(view.feed.generation)),
     ]
@@ -96,35 +92,30 @@ LANDED_COLUMNS: list[TableColumn[LandedBucket]] = [
 ]
 
 
-def worker_columns(*, title: str = "NAME", heard: str = "HEARTBEAT") -> list[TableColumn[WorkerView]]:
-    """Makes the columns that `top` shows of workers on a narrow terminal."""
+WORKER_COLUMNS: list[TableColumn[WorkerView]] = [
+    TableColumn("NAME", lambda view: view.worker.name),
+    state("STATE", lambda view: view.worker.state),
+    state("TARGET", lambda view: view.worker.target_state),
+    number("FEEDS", lambda view: f"{view.leases}/{view.worker.capacity}"),
+    number("USED", lambda view: percent(view.leases, view.worker.capacity)),
+    number("LOAD", lambda view: f"{view.load:,.4g}"),
+    number("ROWS/S", lambda view: f"{view.worker.load.rows_per_s:,.0f}"),
+    number("MB/S", lambda view: f"{view.worker.load.bytes_per_s / 1e6:,.2f}"),
+    number("CPU", lambda view: f"{view.worker.load.cpu:.2f}"),
+    number("RSS", lambda view: size(view.worker.load.rss)),
+    number("LAG", lambda view: f"{1000 * view.worker.load.loop_lag_s:.0f} ms"),
+    number("HEARTBEAT", lambda view: duration(view.heartbeat_age_s)),
+    TableColumn("WHY", worker_trouble),
+]
+
+
+def worker_columns(now: datetime) -> list[TableColumn[WorkerView]]:
     return [
-        TableColumn(title, lambda view: view.worker.name),
-        state("STATE", lambda view: view.worker.state),
-        state("TARGET", lambda view: view.worker.target_state),
-        number("FEEDS", lambda view: f"{view.leases}/{view.worker.capacity}"),
-        number("USED", lambda view: percent(view.leases, view.worker.capacity)),
-        number("ROWS/S", lambda view: f"{view.worker.load.rows_per_s:,.0f}"),
-        number("MB/S", lambda view: f"{view.worker.load.bytes_per_s / 1e6:,.2f}"),
-        number("CPU", lambda view: f"{view.worker.load.cpu:.2f}"),
-        number("RSS", lambda view: size(view.worker.load.rss)),
-        number("LAG", lambda view: f"{1000 * view.worker.load.loop_lag_s:.0f} ms"),
-        number(heard, lambda view: duration(view.heartbeat_age_s)),
-    ]
-
-
-WORKER_WHY: TableColumn[WorkerView] = TableColumn("WHY", worker_trouble)
-
-
-def all_worker_columns(now: datetime) -> list[TableColumn[WorkerView]]:
-    columns = worker_columns()
-    columns.insert(5, number("LOAD", lambda view: f"{view.load:,.4g}"))
-    return [
-        *columns,
+        *WORKER_COLUMNS[:-1],
         number("UP", lambda view: ago(view.worker.started_at, now=now)),
         TableColumn("HOST:PID", lambda view: f"{view.worker.host}:{view.worker.pid}"),
-        TableColumn("ID", lambda view: str(view.worker.id)[:8]),
-        WORKER_WHY,
+        TableColumn("ID", lambda view: str(view.worker.id)[:ID_SHOWN]),
+        WORKER_COLUMNS[-1],
     ]
 
 
@@ -157,39 +148,21 @@ def schedule_columns(now: datetime) -> list[TableColumn[ScheduleRow]]:
         state("STATE", lambda row: row.state),
         TableColumn("WHEN", lambda row: row.when.removeprefix("cron ")),
         TableColumn("TASK", lambda row: row.task),
-        number("NEXT", lambda row: until(row.next_fire_at, now=now)),
+        number("NEXT", lambda row: until(_fires_at(row), now=now)),
         number("LAST", lambda row: _last(row, now)),
-        TableColumn("RESULT", _result),
+        state("RESULT", lambda row: None if row.last is None else row.last.state),
         number("WAIT", lambda row: str(row.waiting)),
         number("RUN", lambda row: str(row.running)),
     ]
 
 
-def urgent_columns(now: datetime) -> list[TableColumn[ScheduleRow]]:
-    """Makes few columns of schedules, for a view that has other tables beside them."""
-    return [
-        TableColumn("SCHEDULE", lambda row: row.name),
-        state("STATE", lambda row: row.state),
-        number("NEXT", lambda row: _next(row, now)),
-        TableColumn("LAST", _result),
-        number("AGO", lambda row: _last(row, now)),
-        number("RUN", lambda row: str(row.running)),
-        number("WAIT", lambda row: str(row.waiting)),
-    ]
+def _fires_at(row: ScheduleRow) -> datetime | None:
+    """When it fires; one that is paused does not."""
+    return None if row.state is ScheduleState.PAUSED else row.next_fire_at
 
 
 def _last(row: ScheduleRow, now: datetime) -> str | None:
     return None if row.last is None else ago(row.last.ended_at or row.last.started_at, now=now)
-
-
-def _result(row: ScheduleRow) -> Styled | None:
-    return None if row.last is None else styled(row.last.state)
-
-
-def _next(row: ScheduleRow, now: datetime) -> Styled:
-    """Says how long it is until a schedule fires; one that is paused does not."""
-    at = None if row.state is ScheduleState.PAUSED else row.next_fire_at
-    return Styled(until(at, now=now), "yellow" if at is not None and at < now else "")
 
 
 def run_columns(now: datetime, *, of_one: bool) -> list[TableColumn[RunDocument]]:
@@ -198,9 +171,7 @@ def run_columns(now: datetime, *, of_one: bool) -> list[TableColumn[RunDocument]
     return [
         number("ID", lambda run: str(run.id)),
         TableColumn("KEY", lambda run: run.key) if of_one else key,
-        TableColumn(
-            "STATE", lambda run: styled(run.state, after=f" x{run.ticks:,}" if run.ticks > 1 else "")
-        ),
+        state("STATE", lambda run: run.state + (f" x{run.ticks:,}" if run.ticks > 1 else "")),
         TableColumn("WORKER", lambda run: run.worker),
         # Of a retry that waits for its time, how long until then.
         number("DUE", lambda run: distance(run.due_at, now=now).removesuffix(" ago")),

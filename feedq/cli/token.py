@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from feedq.cli.invocation import Invocation, OneOf, changes, pass_invocation
+from feedq.cli.invocation import Group, Invocation, OneOf, changes, pass_invocation
+from feedq.cli.lazily import lazily
 from feedq.cli.options import duration
 from feedq.cli.output import TableColumn, answer, answer_list
-from feedq.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from feedq.core.roles import AccessRole, AccessToken
+with lazily():
+    from feedq.core import roles
+    from feedq.verbs import tokens, wording
+
 
 DAY_S = 86_400.0
 
 
-@click.group(short_help="Tokens of the HTTP API: add, list, remove.")
+@click.group(cls=Group, short_help="Tokens of the HTTP API: add, list, remove.")
 def token() -> None:
     """Tokens of the HTTP API, each with a role, and with an end.
 
@@ -40,20 +40,15 @@ def token() -> None:
     "--for", "for_", metavar="DURATION", default="90d", show_default=True, help="How long it lasts."
 )
 @changes
-def add(invocation: Invocation, *, name: str, role: AccessRole, tenant: str | None, for_: str) -> None:
+def add(invocation: Invocation, *, name: str, role: roles.AccessRole, tenant: str | None, for_: str) -> None:
     """Make a token and print it. It is not kept, only its hash: nobody can print it again.
 
     \b
     Example:
       feedq token add acme-ci --role operator --tenant acme --for 30d
     """
-    from feedq.control.store.tokens import DAYS_MAX
-    from feedq.verbs.tokens import add_token
-
     days = duration(for_, option="--for") / DAY_S
-    if not 0 < days <= DAYS_MAX:
-        raise InvalidInput(f"--for: {for_!r} must be longer than nothing, and at most {DAYS_MAX}d")
-    made = invocation.do(add_token, name=name, role=role, tenant=tenant, days=days)
+    made = invocation.do(tokens.add_token, name=name, role=role, tenant=tenant, days=days)
     answer(invocation, made, made.token)
 
 
@@ -66,18 +61,15 @@ def list_(invocation: Invocation) -> None:
     Example:
       feedq token list
     """
-    from feedq.verbs.tokens import list_tokens
-    from feedq.verbs.wording import stamp
-
-    columns: list[TableColumn[AccessToken]] = [
+    columns: list[TableColumn[roles.AccessToken]] = [
         TableColumn("NAME", lambda one: one.name),
         TableColumn("ROLE", lambda one: one.role.value),
         TableColumn("TENANT", lambda one: one.tenant),
-        TableColumn("CREATED", lambda one: stamp(one.created_at)),
-        TableColumn("ENDS", lambda one: stamp(one.expires_at)),
+        TableColumn("CREATED", lambda one: wording.stamp(one.created_at)),
+        TableColumn("ENDS", lambda one: wording.stamp(one.expires_at)),
     ]
     empty = "no tokens; `feedq token add` makes one"
-    answer_list(invocation, invocation.do(list_tokens).items, columns, empty=empty)
+    answer_list(invocation, invocation.do(tokens.list_tokens).items, columns, empty=empty)
 
 
 @token.command()
@@ -90,7 +82,5 @@ def remove(invocation: Invocation, *, names: tuple[str, ...]) -> None:
     Example:
       feedq token remove acme-ci
     """
-    from feedq.verbs.tokens import remove_token
-
-    removed = [invocation.do(remove_token, name=name) for name in dict.fromkeys(names)]
+    removed = [invocation.do(tokens.remove_token, name=name) for name in dict.fromkeys(names)]
     answer(invocation, removed, "\n".join(f"{one.name} removed" for one in removed))

@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feedq.cli.invocation import STACK_DIR, Invocation, pass_invocation
-from feedq.cli.output import Styled, TableColumn, answer, write_json_line
-from feedq.cli.top import FleetWatch, render, summary
+from feedq.cli.invocation import STACK_DIR, Command, Invocation, pass_invocation
+from feedq.cli.output import TableColumn, answer, write_json_line
+from feedq.cli.top import look, screen, summary
 from feedq.errors import Unavailable
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from feedq.control.store.postgresql import PostgresStore
     from feedq.core.model import FeedView
     from feedq.local import demo
@@ -43,7 +41,7 @@ data_dir_option = click.option(
 )
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--workers", type=click.IntRange(0, 64), default=3, show_default=True, help="Worker processes.")
 @click.option(
     "--beats", type=click.IntRange(0, 16), default=2, show_default=True, help="Beats; one is elected."
@@ -118,7 +116,7 @@ def up(
         raise SystemExit(1)
 
 
-@click.command()
+@click.command(cls=Command)
 @data_dir_option
 @pass_invocation
 def env(invocation: Invocation, *, data_dir: Path) -> None:
@@ -225,37 +223,27 @@ def _shown(stack: LocalStack, store: PostgresStore, *, as_json: bool) -> Iterato
 
 def _show(stack: LocalStack, store: PostgresStore, as_json: bool, ended: Event) -> None:
     """Shows what `feedq top` does, with a column of the demo's check, until ``ended``."""
-    from rich.console import Console
-    from rich.live import Live
-
+    from feedq.core.selection import Selection
     from feedq.local import demo
 
-    fleet, check, console = (
-        FleetWatch(Invocation(_opened=store)),
-        demo.LandedCheck(_sink_url(stack)),
-        Console(),
-    )
-    live = Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
-    with live or nullcontext():
-        while not ended.wait(LOOK_S if live else LINE_S):
-            try:
-                frame, tallies = fleet.look(), check.tallies()
-            except Unavailable as error:
-                said: RenderableType = str(error)
-            else:
-                said = f"{summary(frame)}; check: {demo.total(tallies)}"
-                if live:
-                    checked: TableColumn[FeedView] = TableColumn("CHECK", _checked(tallies))
-                    said = render(frame, console, extra=[checked], last="Ctrl-C stops it all")
-            if live:
-                live.update(said, refresh=True)
-            else:
-                stack.say(str(said))
+    invocation, check = Invocation(_opened=store), demo.LandedCheck(_sink_url(stack))
+    tallies: Mapping[str, demo.Tally] = {}
 
-
-def _checked(tallies: Mapping[str, demo.Tally]) -> Callable[[FeedView], Styled | None]:
-    def checked(view: FeedView) -> Styled | None:
+    def checked(view: FeedView) -> str | None:
         tally = tallies.get(view.feed.name)
-        return tally and Styled(str(tally), "bold red" if tally.missing or tally.doubled else "green")
+        return None if tally is None else str(tally)
 
-    return checked
+    is_live = sys.stdout.isatty() and not as_json
+    shown = screen([TableColumn("CHECK", checked)], "Ctrl-C stops it all") if is_live else nullcontext()
+    with shown as show:
+        while not ended.wait(LOOK_S if is_live else LINE_S):
+            try:
+                frame, tallies = look(invocation, Selection()), check.tallies()
+            except Unavailable as error:
+                said = str(error)
+            else:
+                said = f"{summary(frame.fleet)}; check: {demo.total(tallies)}"
+                if show is not None:
+                    show(frame)
+            if show is None:
+                stack.say(said)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import click
 
-from feedq.cli.invocation import Invocation, changes, pass_invocation, wait_options
-from feedq.cli.output import ProgressBar, answer, answer_list, write_lines, write_table
+from feedq.cli.invocation import Group, Invocation, changes, pass_invocation, wait_options
+from feedq.cli.lazily import lazily
+from feedq.cli.output import ProgressBar, answer, answer_list, say, write_lines, write_table
 from feedq.errors import NotFound
 
-if TYPE_CHECKING:
-    from feedq.core.model import WorkerView
+with lazily():
+    from feedq.cli import tables
+    from feedq.core import model
+    from feedq.verbs import wording, workers
+    from feedq.verbs.diagnosis import placement_checks
+    from feedq.verbs.report import details
 
 PATIENCE_S = 3.0
 """Without progress for so long, it is asked what holds it up: a move takes a second or less."""
 
 
-@click.group(short_help="List, show, cordon, uncordon and drain workers.")
+@click.group(cls=Group, short_help="List, show, cordon, uncordon and drain workers.")
 def worker() -> None:
     """The workers with their load and spread, and which of them may be given feeds.
 
@@ -39,13 +43,9 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
     Example:
       feedq worker list --json
     """
-    from feedq.cli.tables import NO_WORKERS, all_worker_columns
-    from feedq.verbs.diagnosis.placement_checks import serves
-    from feedq.verbs.workers import list_workers
-
-    views = invocation.do(list_workers, gone=gone).items
-    answer_list(invocation, views, all_worker_columns(invocation.clock.now()), empty=NO_WORKERS)
-    held = [view.leases for view in views if serves(view)]
+    views = invocation.do(workers.list_workers, gone=gone).items
+    answer_list(invocation, views, tables.worker_columns(invocation.clock.now()), empty=tables.NO_WORKERS)
+    held = [view.leases for view in views if placement_checks.serves(view)]
     if len(held) > 1 and not invocation.json:
         click.echo(f"spread: {min(held)} to {max(held)} feeds on a worker that serves")
 
@@ -54,23 +54,20 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
 @click.argument("name")
 @pass_invocation
 def show(invocation: Invocation, *, name: str) -> None:
-    """One worker, by its name, the part before the @, its id or the beginning of it, with its feeds.
+    """One worker with its feeds. NAME is its name, the part before the @, its id, or the first eight or more
+    characters of its id.
 
     \b
     Example:
       feedq worker show celery@host
     """
-    from feedq.cli.tables import feed_columns
-    from feedq.verbs.report.details import worker_lines
-    from feedq.verbs.workers import show_worker
-
-    found, now = invocation.do(show_worker, name=name), invocation.clock.now()
+    found, now = invocation.do(workers.show_worker, name=name), invocation.clock.now()
 
     def write() -> None:
-        write_lines(worker_lines(found.view, now=now))
+        write_lines(details.worker_lines(found.view, now=now))
         if found.held:
             click.echo()
-            write_table(found.held, feed_columns(now))
+            write_table(found.held, tables.feed_columns(now))
 
     answer(invocation, found, write)
 
@@ -85,9 +82,8 @@ def cordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker cordon celery@host
     """
-    from feedq.verbs.workers import WorkerAction, act_on_worker
-
-    _answer(invocation, invocation.do(act_on_worker, name=name, action=WorkerAction.CORDON), "cordoned")
+    view = invocation.do(workers.act_on_worker, name=name, action=workers.WorkerAction.CORDON)
+    answer(invocation, view, f"{view.worker.name} cordoned")
 
 
 @worker.command()
@@ -100,14 +96,13 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker uncordon celery@host
     """
-    from feedq.verbs.workers import WorkerAction, act_on_worker
-
-    _answer(invocation, invocation.do(act_on_worker, name=name, action=WorkerAction.UNCORDON), "serving")
+    view = invocation.do(workers.act_on_worker, name=name, action=workers.WorkerAction.UNCORDON)
+    answer(invocation, view, f"{view.worker.name} serving")
 
 
 @worker.command()
 @click.argument("name")
-@wait_options
+@wait_options()
 @changes
 def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) -> None:
     """Let a worker hand its feeds over, each as soon as another has a place for it, and take no more.
@@ -119,24 +114,17 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     Example:
       feedq worker drain celery@host --wait --timeout 120
     """
-    from feedq.verbs.wording import counted
-    from feedq.verbs.workers import WorkerAction, act_on_worker
-
-    view = invocation.do(act_on_worker, name=name, action=WorkerAction.DRAIN)
+    view = invocation.do(workers.act_on_worker, name=name, action=workers.WorkerAction.DRAIN)
     if wait:
         with ProgressBar("feeds handed over", view.leases) as bar:
             handover = Handover(invocation, view, bar)
             invocation.wait_until(
                 handover.is_over,
                 timeout_s=timeout_s,
-                what=f"{view.worker.name} hands over its {counted(view.leases, 'feed')}",
+                what=f"{view.worker.name} hands over its {wording.counted(view.leases, 'feed')}",
                 why=handover.obstacle,
             )
-    _answer(invocation, view, "drained" if wait else "draining")
-
-
-def _answer(invocation: Invocation, view: WorkerView, result: str) -> None:
-    answer(invocation, view, f"{view.worker.name} {result}")
+    answer(invocation, view, f"{view.worker.name} {'drained' if wait else 'draining'}")
 
 
 class Handover:
@@ -145,45 +133,35 @@ class Handover:
     Each step is told on standard error, not among the results: by the bar where somebody looks, else in lines.
     """
 
-    def __init__(self, invocation: Invocation, view: WorkerView, bar: ProgressBar) -> None:
-        self._invocation = invocation
-        self._worker = view.worker
-        self._bar = bar
+    def __init__(self, invocation: Invocation, view: model.WorkerView, bar: ProgressBar) -> None:
+        self._invocation, self._worker, self._bar = invocation, view.worker, bar
         self._left = self._held = view.leases
         self._told = ""
         self._changed_at = invocation.clock.monotonic()
 
     def is_over(self) -> bool:
-        from feedq.verbs.wording import counted
-        from feedq.verbs.workers import list_workers
-
         # A worker that has left holds nothing.
-        views = self._invocation.do(list_workers).items
+        views = self._invocation.do(workers.list_workers).items
         left = sum(view.leases for view in views if view.worker.id == self._worker.id)
         now = self._invocation.clock.monotonic()
         self._bar(max(0, self._held - left))
         if left != self._left:
             self._left, self._changed_at = left, now
             if left and not self._bar.may_show:
-                self._tell(f"{counted(left, 'feed')} left")
+                self._tell(f"{wording.counted(left, 'feed')} left")
         elif left and now - self._changed_at >= PATIENCE_S:
             self._changed_at = now
-            obstacle = self.obstacle()
-            if obstacle is not None:
-                self._tell(f"{counted(left, 'feed')} left. {obstacle}")
+            if (obstacle := self.obstacle()) is not None:
+                self._tell(f"{wording.counted(left, 'feed')} left. {obstacle}")
         return left == 0
 
     def obstacle(self) -> str | None:
         """Says why the handover gets no further; None when nothing is in the way but time."""
-        from feedq.verbs.workers import show_worker
-
         with suppress(NotFound):
-            return self._invocation.do(show_worker, name=str(self._worker.id)).obstacle
+            return self._invocation.do(workers.show_worker, name=str(self._worker.id)).obstacle
         return None
 
     def _tell(self, text: str) -> None:
-        from feedq.verbs.wording import printable
-
         if text != self._told:
             self._told = text
-            click.echo(printable(f"{self._worker.name}: {text}"), err=True)
+            say(f"{self._worker.name}: {text}", err=True)

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from feedq.core.model import FeedView, Status
+from feedq.errors import InvalidInput
 
 TROUBLED = frozenset(
     (Status.FAILED, Status.FAILING, Status.QUARANTINED, Status.REFUSING, Status.SINK_UNAVAILABLE)
@@ -26,6 +27,8 @@ class SelectionOrder(StrEnum):
     NAME = "name"
     ROWS = "rows"
     BYTES = "bytes"
+    RATE = "rate"
+    """Those that land most rows a second first."""
     AGE = "age"
     """Those that got a record longest ago first; before them those that never did."""
     FAILURES = "failures"
@@ -53,6 +56,18 @@ class Selection:
     """Only those that have dead letters."""
     removing: bool = False
     """Also those that are being removed."""
+
+    def __post_init__(self) -> None:
+        """Raises `InvalidInput` for an empty name, as a script has it whose variable is not set."""
+        given = {
+            "tenant": self.tenant,
+            "worker": self.worker,
+            "connector": self.connector,
+            "match": self.match,
+        }
+        for key, value in (*given.items(), *(("names", name) for name in self.names)):
+            if value == "":
+                raise InvalidInput(f"{key}: must not be empty")
 
     @property
     def is_empty(self) -> bool:
@@ -94,6 +109,7 @@ ORDER_KEYS: Mapping[SelectionOrder, Callable[[FeedView], Any]] = {
     SelectionOrder.NAME: lambda view: 0,
     SelectionOrder.ROWS: lambda view: -view.lease.records_total,
     SelectionOrder.BYTES: lambda view: -view.lease.bytes_total,
+    SelectionOrder.RATE: lambda view: -view.lease.rows_per_s if view.status is Status.STREAMING else 0,
     SelectionOrder.AGE: lambda view: view.lease.last_record_at or _NEVER,
     SelectionOrder.FAILURES: lambda view: -max(view.lease.failures, view.lease.attempts),
 }

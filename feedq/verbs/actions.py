@@ -17,19 +17,21 @@ from feedq.core.placement.base import EligibleWorker, Rules, WaitingFeed
 from feedq.core.remedies import command
 from feedq.errors import Conflict, InvalidInput, NotFound
 from feedq.settings import Settings
+from feedq.verbs.wording import ID_SHOWN
 
 
 def find_worker(store: PostgresStore, name: str) -> WorkerView:
-    """A live worker by its name, the part of it before the ``@``, its id, or the beginning of its id.
+    """A live worker by its name, the part of it before the ``@``, its id, or the first eight or more characters of
+    its id, as lists show them.
 
     Raises `NotFound`, `InvalidInput`.
     """
     live = store.workers.views()
-    found = (
-        [v for v in live if v.worker.name == name]
-        or [v for v in live if v.worker.name.partition("@")[0] == name]
-        or [v for v in live if str(v.worker.id).startswith(name.lower())]
-    )
+    found = [v for v in live if v.worker.name == name] or [
+        v for v in live if v.worker.name.partition("@")[0] == name
+    ]
+    if not found and len(name) >= ID_SHOWN:
+        found = [v for v in live if str(v.worker.id).startswith(name.lower())]
     if not found:
         names = ", ".join(sorted(v.worker.name for v in live)) or "none"
         raise NotFound(f"no worker {name!r}; alive are: {names}")

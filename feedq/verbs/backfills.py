@@ -72,7 +72,7 @@ def begin_backfill(
     begin: Any,
     end: Any = None,
     rows_per_s: Annotated[float, Meta(gt=0, le=1e12)] | None = None,
-    key: Annotated[str, Meta(max_length=KEY_MAX)] | None = None,
+    key: Annotated[str, Meta(min_length=1, max_length=KEY_MAX)] | None = None,
     expected: Expected = None,
     dry_run: bool = False,
 ) -> BackfillDocument:

@@ -63,6 +63,8 @@ MODULES: Final = (
 )
 """The modules of `feedq.verbs` that hold verbs."""
 
+EMPTY: Final = "Expected `str` of length >= 1"
+"""What msgspec says of a name without a character."""
 _ETAG = re.compile(r"(\d{1,18})\.(\d{1,9})")
 
 Expected = (
@@ -229,7 +231,8 @@ class Verb:
         return re.findall(r"{(\w+)}", self.path)
 
     def parse(self, given: Mapping[str, Any], *, texts: bool = False) -> msgspec.Struct:
-        """The arguments as the verb takes them; ``texts``: numbers and flags came as text.
+        """The arguments as the verb takes them, whichever face they came from; ``texts``: numbers and flags came
+        as text.
 
         Raises `InvalidInput` that names the argument.
         """
@@ -367,5 +370,5 @@ def _in_words(error: msgspec.ValidationError) -> str:
     """msgspec says ``Expected `int`, got `str` - at `$.limit```; a person reads the name first."""
     said, at, place = str(error).partition(" - at `$")
     where = place.rstrip("`").lstrip(".")
-    said = said[:1].lower() + said[1:]
+    said = "must not be empty" if said == EMPTY else said[:1].lower() + said[1:]
     return f"{where}: {said}" if at and where else said

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
 from typing import Annotated, Any, Final
+from zoneinfo import ZoneInfo
 
 from msgspec import Meta
 
@@ -17,9 +19,9 @@ from feedq.core.model import JSON
 from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
 from feedq.core.schedule.model import Run, RunKind, RunState, ScheduleState, ScheduleView
-from feedq.core.schedule.spec import Queue, checked_job
-from feedq.core.schedule.ticks import past_ticks, ticks_after
-from feedq.core.values import NAME_MAX
+from feedq.core.schedule.spec import Queue, ScheduleSpec, checked_job
+from feedq.core.schedule.ticks import delayed, past_ticks, ticks_after
+from feedq.core.values import DEFAULT_ZONE, NAME_MAX, parse_moment
 from feedq.errors import InvalidInput
 from feedq.verbs.registry import (
     At,
@@ -31,13 +33,24 @@ from feedq.verbs.registry import (
     etag_of,
     page_of,
     page_place,
+    read_declaration,
     verb,
 )
 from feedq.verbs.report.masking import shown
 from feedq.verbs.wording import lag_s, timing_words
 
 RUNS_SHOWN: Final = 100
+DECLARED_MAX: Final = 20_000
+"""Characters of a declaration in an address."""
 RunId = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+LocalTime = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=40,
+        description="A time, such as 2026-12-01T08:00Z; without an offset, on the clock of the schedule's zone.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +164,28 @@ class PastTicks:
 
 
 @dataclass(frozen=True, slots=True)
-class NextTicks:
-    """Ticks to come, in UTC."""
+class ComingTick:
+    """A tick to come."""
+
+    tick_at: datetime
+    local: datetime
+    """The same on the clock of the zone."""
+    fire_at: datetime
+    """When it fires: later than the tick by the jitter."""
+    note: str | None
+    """How clocks are changed between this tick and the one before, if they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComingTicks:
+    """The ticks to come of a schedule as it is or would be."""
 
     name: str
-    ticks: Sequence[datetime]
+    when: str
+    """Its timing in words."""
+    zone: str
+    state: ScheduleState
+    ticks: Sequence[ComingTick]
 
 
 # -- schedules -----------------------------------------------------------------------------------------
@@ -209,21 +239,23 @@ def act_on_schedule(
     *,
     name: NameArgument,
     action: ScheduleAction,
-    until: Moment | None = None,
+    until: LocalTime | None = None,
     dry_run: bool = False,
 ) -> ScheduleActed:
     """Pause a schedule, for good or ``until`` a time; resume it; or cancel its waiting runs."""
     schedules = at.store.jobs.schedules
     if until is not None and action is not ScheduleAction.PAUSE:
         raise InvalidInput("until: is for pause alone")
+    # Read as lists read it: little that is done to a schedule needs its declaration.
+    found = [view for view in schedules.views(prefix=name, limit=1) if view.schedule.spec.name == name]
+    view = (found or [schedules.view(name)])[0]
+    end = None if until is None else _time(view.schedule.spec, until, "until")
     if dry_run:
-        # Read as lists read it: little that is done to a schedule needs its declaration.
-        found = [view for view in schedules.views(prefix=name, limit=1) if view.schedule.spec.name == name]
-        waiting = (found or [schedules.view(name)])[0].waiting
-        return ScheduleActed(name, action, waiting if action is ScheduleAction.CANCEL else 0, dry_run=True)
+        waiting = view.waiting if action is ScheduleAction.CANCEL else 0
+        return ScheduleActed(name, action, waiting, dry_run=True)
     match action:
         case ScheduleAction.PAUSE:
-            schedules.pause(name, until=until, reason=given_reason())
+            schedules.pause(name, until=end, reason=given_reason())
         case ScheduleAction.RESUME:
             schedules.resume(name)
         case ScheduleAction.CANCEL:
@@ -236,13 +268,72 @@ def show_next_ticks(
     at: At,
     *,
     name: NameArgument,
+    declared: Annotated[str, Meta(min_length=1, max_length=DECLARED_MAX)] | None = None,
     count: Annotated[int, Meta(ge=1, le=1_000)] = 20,
-    since: Moment | None = None,
-) -> NextTicks:
-    """The next ticks of a schedule, from now or from a time on."""
-    spec = at.store.jobs.schedules.get(name).spec
-    after = at.store.now() if since is None else since - timedelta(microseconds=1)
-    return NextTicks(name, list(islice(ticks_after(spec, after=after), count)))
+    since: LocalTime | None = None,
+) -> ComingTicks:
+    """The next ticks of a schedule, from now or from a time on.
+
+    With ``declared``, those that it would have: a declaration as a manifest has it, in JSON. It need not exist.
+    """
+    if declared is None:
+        schedule = at.store.jobs.schedules.get(name)
+        return _coming(at, schedule.spec, since, count, schedule_id=schedule.id, state=schedule.state)
+    try:
+        keys = json.loads(declared)
+    except ValueError as error:
+        raise InvalidInput(f"declared: is no JSON: {error}") from None
+    spec = read_declaration(ScheduleSpec, {**keys, "name": name} if isinstance(keys, dict) else keys)
+    there = at.store.jobs.schedules.views(prefix=name, limit=1)
+    ids = [view.schedule.id for view in there if view.schedule.spec.name == name]
+    return _coming(at, spec, since, count, schedule_id=ids[0] if ids else 0)
+
+
+def _coming(
+    at: At,
+    spec: ScheduleSpec,
+    since: str | None,
+    count: int,
+    *,
+    schedule_id: int,
+    state: ScheduleState = ScheduleState.ACTIVE,
+) -> ComingTicks:
+    zone = zone_of(spec)
+    clock = ZoneInfo(zone)
+    # A tick at that very time is one of them.
+    after = at.store.now() if since is None else _time(spec, since, "since") - timedelta(microseconds=1)
+    ticks = list(islice(ticks_after(spec, after=after), count + 1))
+    found = []
+    for before, tick, following in zip([after, *ticks], ticks, [*ticks[1:], None], strict=False):
+        fires = delayed(spec, schedule_id=schedule_id, tick=tick, following=following)
+        local = tick.astimezone(clock)
+        found.append(ComingTick(tick, local, fires, _clock_change(before.astimezone(clock), local)))
+    return ComingTicks(spec.name, timing_words(spec), zone, state, found[:count])
+
+
+def zone_of(spec: ScheduleSpec) -> str:
+    """The zone on whose clock people read the times of a schedule."""
+    return spec.zone if spec.cron else DEFAULT_ZONE
+
+
+def _time(spec: ScheduleSpec, text: str, argument: str) -> datetime:
+    """Raises `InvalidInput` that names the argument."""
+    try:
+        return parse_moment(text, zone_of(spec))
+    except ValueError as error:
+        raise InvalidInput(f"{argument}: {error}") from None
+
+
+def _clock_change(before: datetime, after: datetime) -> str | None:
+    """Says what happened to the clock in between, such as ``clocks back 1:00, +02:00 to +01:00``."""
+    old, new = before.utcoffset(), after.utcoffset()
+    assert old is not None
+    assert new is not None
+    if old == new:
+        return None
+    hours, minutes = divmod(int(abs(new - old).total_seconds()) // 60, 60)
+    direction = "forward" if new > old else "back"
+    return f"clocks {direction} {hours}:{minutes:02d}, {before.isoformat()[-6:]} to {after.isoformat()[-6:]}"
 
 
 # -- runs ----------------------------------------------------------------------------------------------
@@ -276,7 +367,7 @@ def trigger_schedule(
     name: NameArgument,
     args: list[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
-    key: Annotated[str, Meta(max_length=KEY_MAX)] | None = None,
+    key: Annotated[str, Meta(min_length=1, max_length=KEY_MAX)] | None = None,
 ) -> RunDocument:
     """Run a schedule's job once now, whatever its ticks.
 
@@ -291,11 +382,13 @@ def trigger_schedule(
 
 @verb("POST /schedules/{name}/backfill", role=AccessRole.OPERATOR, of_fleet=True)
 def backfill_schedule(
-    at: At, *, name: NameArgument, begin: Moment, end: Moment, dry_run: bool = False
+    at: At, *, name: NameArgument, begin: LocalTime, end: LocalTime, dry_run: bool = False
 ) -> PastTicks:
     """Run a schedule for each of its ticks from ``begin`` on and before ``end`` that has no run yet."""
     schedules = at.store.jobs.schedules
-    ticks = past_ticks(schedules.get(name).spec, begin, end, now=at.store.now())
+    spec = schedules.get(name).spec
+    period = _time(spec, begin, "begin"), _time(spec, end, "end")
+    ticks = past_ticks(spec, *period, now=at.store.now())
     made, existing = (len(ticks), 0) if dry_run else schedules.backfill(name, ticks)
     return PastTicks(name, ticks[0], ticks[-1], len(ticks), made, existing, dry_run)
 

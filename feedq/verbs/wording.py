@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 ERROR_WIDTH = 100
 """Characters of an error in a list; one feed's own page has all of it."""
+ID_SHOWN = 8
+"""Characters of a worker's id in lists. Fewer mean no worker: a mistyped name must not find another worker."""
 NAMED_MAX = 5
 """Names in one sentence; lists have them all."""
 TIMES_LISTED_MAX = 3

@@ -489,7 +489,7 @@ def test_an_address_that_is_wrong_or_of_something_else_is_told(sides: Sides) -> 
 
 def test_what_no_server_does_is_told_and_never_done_at_a_database_instead(sides: Sides) -> None:
     at_server = f"--server {sides.url}"
-    local = ("up", "db upgrade", "lint -f x.yaml", "completion bash")
+    local = ("up", "db upgrade", "lint -f -", "completion bash")
     for line in ("db upgrade --check", *(f"{at_server} {words}" for words in local)):
         done = sides.at_server.run(*line.split())
         assert (done.exit_code, done.stdout) == (2, ""), line

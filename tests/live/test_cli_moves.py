@@ -135,7 +135,7 @@ def test_a_feed_is_moved_and_shows_where_to_meanwhile(command: Command) -> None:
 def test_a_move_that_takes_too_long_says_what_it_waits_for(command: Command) -> None:
     two_workers_with(command, "a")
     error = command.refused("feed", "move", "a", "--to", "two", "--wait", "--timeout", "0", status=1)
-    assert "1 feed on other workers: not within 0 s; it may still happen. it is being moved to two" in error
+    assert "a on another worker: not within 0 s; it may still happen. it is being moved to two" in error
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,9 @@ def test_waiting_ends_when_it_has_happened(command: Command) -> None:
 def test_waiting_in_vain_fails_after_its_timeout(command: Command) -> None:
     command.feed("a")
     error = command.refused("feed", "resume", "a", "--wait", "--timeout", "0", status=1)
-    assert error == "Error: a streaming: not within 0 s; it may still happen\n"
+    assert error.startswith(
+        "Error: a streaming: not within 0 s; it may still happen. the next reconcile pass"
+    )
 
 
 def test_remove_waits_until_nothing_is_left(command: Command) -> None:

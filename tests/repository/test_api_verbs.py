@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from feedq.cli.root import LOCAL
+from feedq.cli.invocation import LOCAL
 from feedq.verbs.registry import load
 from tests.cluster import ROOT
 from tests.repository.test_cli_docs import COMMANDS
@@ -21,15 +21,9 @@ VERBS = {
     "feed list": "list_feeds",
     "feed show": "show_feed",
     "feed history": "show_landed",
-    "feed cursor show": "show_cursor",
-    "feed cursor set": "change_cursor",
-    "feed cursor rewind": "change_cursor",
-    "feed backfill begin": "begin_backfill",
-    "feed backfill show": "show_backfill list_backfills",
-    "feed backfill cancel": "cancel_backfill",
-    "feed dead-letters list": "list_dead_letters show_dead_letter",
-    "feed dead-letters replay": "replay_dead_letters",
-    "feed dead-letters drop": "drop_dead_letters",
+    "feed cursor": "show_cursor change_cursor",
+    "feed backfill": "begin_backfill show_backfill list_backfills cancel_backfill",
+    "feed dead-letters": "list_dead_letters show_dead_letter replay_dead_letters drop_dead_letters",
     "feed tap": "tap_feed",
     "feed drift": "show_drift add_columns",
     "feed pause": "act_on_feeds",

@@ -14,7 +14,7 @@ from click import Command, Group
 
 import feedq
 from feedq.cli import main as feedq_command
-from feedq.cli.api_client import TOKEN, TOKEN_FILE
+from feedq.cli.doing import TOKEN, TOKEN_FILE
 from feedq.connectors.base import load_connector
 from feedq.core.model import LeaseState, Reason, Status, TargetState, WorkerState, WorkerTarget
 from feedq.core.schedule.model import RunKind, RunState, ScheduleState
@@ -229,16 +229,15 @@ def is_accepted(line: str) -> bool:
     found: Command = feedq_command
     for word in line.split()[1:]:
         if not isinstance(found, Group) or not re.fullmatch(r"[a-z][a-z-]+", word):
+            verb = next((p.type for p in found.params if p.name == "verb"), None)
+            if isinstance(verb, click.Choice) and word not in verb.choices:
+                return False
             break
         inner = found.get_command(click.Context(found), word)
         if inner is None:
             return False
         found = inner
-    options = {o for p in found.params for o in [*p.opts, *p.secondary_opts]} | {
-        "--json",
-        "--help",
-        "--reason",
-    }
+    options = {o for p in found.get_params(click.Context(found)) for o in [*p.opts, *p.secondary_opts]}
     return options.issuperset(re.findall(r"(?<=\s)--?[a-z][a-z-]*", line))
 
 

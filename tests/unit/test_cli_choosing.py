@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from feedq.control.store.feeds import Feeds
-from feedq.core.model import Feed, TargetState
+from feedq.core.model import Feed, TargetState, WorkerTarget
+from feedq.errors import InvalidInput
 from feedq.verbs import bulk
+from tests.api_examples import EXAMPLES
 from tests.unit.command import Command
 
 
@@ -33,6 +37,45 @@ def test_what_is_chosen_is_counted_and_asked_about(command: Command) -> None:
 def test_a_verb_without_names_and_options_is_refused(command: Command) -> None:
     for verb in ("pause", "resume", "restart", "remove", "move"):
         assert "which feeds? name them, or choose them by tenant" in command.refused("feed", verb, "--yes")
+
+
+EMPTY = (
+    "worker drain ''",
+    "worker show ''",
+    "feed move acme/a --to ''",
+    "feed pause --tenant '' --yes",
+    "feed pause --worker '' --yes",
+    "feed list --match ''",
+    "feed show ''",
+    "feed pause ''",
+    "export --tenant ''",
+    "apply -f - --prune --tenant '' --yes",
+    "events --feed ''",
+    "schedule trigger ''",
+    "schedule next ''",
+    "token remove ''",
+)
+"""What a script asks whose variable is not set."""
+
+
+@pytest.mark.parametrize("line", EMPTY)
+def test_an_empty_name_is_refused(command: Command, line: str) -> None:
+    worker = command.worker("one")
+    refused = command.refused(*shlex.split(line), given="feeds: []\n")
+    assert "must not be empty" in refused
+    (view,) = command.store.workers.views()
+    assert view.worker.target_state is WorkerTarget.SERVING
+    assert paused(command) == []
+    assert command.refused("worker", "drain", str(worker.id)[:7]).startswith("Error: no worker '")
+    assert command.ok("worker", "drain", str(worker.id)[:8]) == "one draining\n"
+
+
+def test_no_verb_takes_an_empty_name_whoever_asks() -> None:
+    for example in EXAMPLES:
+        for name, value in example.arguments.items():
+            if isinstance(value, str) and name != "text":  # which is looked for, and may be empty
+                with pytest.raises(InvalidInput, match=name):
+                    example.verb.parse({**example.arguments, name: ""})
 
 
 def test_a_selection_that_matches_nothing_says_so(command: Command) -> None:

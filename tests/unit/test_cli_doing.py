@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from feedq.cli.api_client import ApiConnection
-from feedq.cli.doing import Doing, at_server
+from feedq.cli.doing import ApiConnection, Doing, at_server
 from feedq.errors import Unavailable
 from feedq.verbs.feeds import FeedAction, act_on_feeds, list_feeds
 from feedq.verbs.registry import OF, Page, Told, Verb, encode

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
+from feedq.cli.top import FEEDS_SEEN
 from feedq.control.store.fleet_state import FleetState
 from feedq.core.model import Load, Loss
 from tests.unit.command import URL, Command, led
@@ -94,44 +94,22 @@ def test_top_prints_a_line_a_look_without_a_terminal(command: Command) -> None:
     command.feed("a")
     command.stream()
     lines = command.ok("top", "--count", "2", "--interval", "0.1").splitlines()
-    assert lines[0] == "00:01:00 1 feeds (1 streaming), workers: 1 serving (1/10), 0 records/s"
+    assert lines[0] == "00:01:00 1 feeds (1 streaming), workers: 1 serving (1/10), 0 rows/s"
     assert len(lines) == 2
 
 
-def test_top_counts_records_a_second(command: Command) -> None:
-    worker = command.worker("one")
-    command.feed("a")
+def test_top_shows_troubled_feeds_first_and_a_hundred_of_them_at_most(command: Command) -> None:
+    worker = command.worker("one", capacity=200)
+    for number in range(FEEDS_SEEN + 5):
+        command.feed(f"f{number:03}")
     command.stream()
-
-    clock = command.clock
-
-    def pass_five_seconds() -> None:
-        clock.advance(5)
-        command.report(worker.id, 1, 1, records=50)
-
-    command.during_waits(pass_five_seconds)
-    first, second = command.ok("top", "--count", "2", "--interval", "0.1", "--json").splitlines()
-    assert msgspec.json.decode(first)["rates"] == {}
-    assert msgspec.json.decode(second)["rates"] == {"1": 10}
-    assert msgspec.json.decode(second)["feeds"][0]["feed"]["spec"]["name"] == "a"
-
-
-def test_top_evens_out_reports_that_come_in_bursts(command: Command) -> None:
-    worker = command.worker("one")
-    command.feed("a")
-    command.stream()
-    clock, looks = command.clock, []
-
-    def report_every_other_second() -> None:
-        clock.advance(1)
-        looks.append(1)
-        if len(looks) % 2:
-            command.report(worker.id, 1, 1, records=20)
-
-    command.during_waits(report_every_other_second)
-    lines = command.ok("top", "--count", "8", "--interval", "0.1", "--json").splitlines()
-    rates = [msgspec.json.decode(line)["rates"].get("1", 0.0) for line in lines]
-    assert all(6 <= rate <= 14 for rate in rates[5:]), rates
+    lease = command.view("f009").lease
+    command.report(worker.id, lease.feed_id, lease.epoch, error="no", attempts=1, failures=9)
+    document = command.json("top", "--count", "1")
+    seen = [view["feed"]["spec"]["name"] for view in document["feeds"]]
+    assert (seen[:2], len(seen)) == (["f009", "f000"], FEEDS_SEEN)
+    only = command.json("top", "f001", "--count", "1")["feeds"]
+    assert [view["feed"]["spec"]["name"] for view in only] == ["f001"]
 
 
 # -- feeds that fare badly, and workers that stand still ---------------------------------------------

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from io import StringIO
 from typing import Any
 
+import click
 import msgspec
 import pytest
-from rich.console import Console
 
-from feedq.cli.top import Frame, render
+from feedq.cli.top import look, rendered
 from feedq.control.store.fleet_state import JobState
 from feedq.control.store.jobs.listing import ScheduledTask
 from feedq.core.schedule.model import Run, RunKind, RunState, Schedule, ScheduleState, ScheduleView
+from feedq.core.selection import Selection
 from feedq.verbs.diagnosis.checks import Level
 from feedq.verbs.diagnosis.schedule_checks import (
     OVERDUE_S,
@@ -27,7 +27,7 @@ from feedq.verbs.diagnosis.schedule_checks import (
 )
 from feedq.verbs.schedules import schedule_row
 from tests.schedules import job_spec, schedule_spec
-from tests.unit.command import NO_JOBS, Command
+from tests.unit.command import NO_JOBS, Command, FakeInvocation
 
 JOB = job_spec()
 WELL = JobState(
@@ -182,26 +182,21 @@ def test_top_has_them_on_its_line(command: Command) -> None:
     line = command.ok("top", "--count", "1")
     assert line.rstrip().endswith("runs: 3 running, 5 waiting, the oldest due for 12s")
     document = msgspec.json.decode(command.ok("top", "--count", "1", "--json"))
-    assert (document["jobs"]["running"], document["jobs"]["waiting"], document["jobs"]["slots"]) == (3, 5, 8)
+    jobs = document["fleet"]["jobs"]
+    assert (jobs["running"], jobs["waiting"], jobs["slots"]) == (3, 5, 8)
 
 
 # -- the table of `feedq top` ------------------------------------------------------------------------
 
 
-def drawn(command: Command, views: Sequence[ScheduleView], *, width: int = 80, height: int = 24) -> list[str]:
+def drawn(
+    command: Command, views: Sequence[ScheduleView], *, width: int = 120, height: int = 24
+) -> list[str]:
     """The lines of the live view in a terminal of this size."""
-    console = Console(width=width, height=height, file=StringIO(), force_terminal=False)
-    frame = Frame(
-        command.clock.now(),
-        command.store.feeds.views(),
-        command.store.workers.views(),
-        {},
-        WELL,
-        list(map(schedule_row, views)),
-    )
-    console.print(render(frame, console))
-    assert isinstance(console.file, StringIO)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+    invocation = FakeInvocation(command.store, clock=command.clock, job_state=WELL)
+    frame = replace(look(invocation, Selection()), schedules=list(map(schedule_row, views)))
+    lines = rendered(frame, width=width, height=height, last="Ctrl-C leaves")
+    return [click.unstyle(line).rstrip() for line in lines]
 
 
 def scheduled(
@@ -236,15 +231,15 @@ def test_top_shows_where_a_few_schedules_stand(command: Command) -> None:
         scheduled(command, "acme/paused", state=paused),
     ]
     lines = drawn(command, views)
-    at = [line.split()[:1] for line in lines].index(["SCHEDULE"])
+    at = next(number for number, line in enumerate(lines) if "RESULT" in line)
     assert lines[at - 1] == ""
-    assert [line.split() for line in lines[at : at + 4]] == [
-        ["SCHEDULE", "STATE", "NEXT", "LAST", "AGO", "RUN", "WAIT"],
-        ["acme/fails", "active", "58m", "missed_deadline", "2m", "0", "0"],
-        ["acme/late", "active", "-42s", "running", "0.0s", "1", "1"],
-        ["acme/paused", "paused", "-", "-", "-", "0", "0"],
+    assert [line.replace(" 1 min ", " 1min ").split() for line in lines[at : at + 4]] == [
+        ["NAME", "STATE", "WHEN", "TASK", "NEXT", "LAST", "RESULT", "WAIT", "RUN"],
+        ["acme/fails", "active", "every", "1min", "tasks.report", "58m", "2m", "missed_deadline", "0", "0"],
+        ["acme/late", "active", "every", "1min", "tasks.report", "-42s", "0.0s", "running", "1", "1"],
+        ["acme/paused", "paused", "every", "1min", "tasks.report", "-", "-", "-", "0", "0"],
     ]
-    assert lines[at + 4] == "q leaves"
+    assert lines[at + 4] == "Ctrl-C leaves"
 
 
 @pytest.mark.parametrize(("height", "shown"), [(10, 1), (24, 4), (60, 5)])
@@ -256,8 +251,9 @@ def test_schedules_take_their_lines_from_feeds(command: Command, height: int, sh
     for width in (80, 120):
         lines = drawn(command, views, width=width, height=height)
         assert len([line for line in lines if line.startswith("acme/s")]) == shown
-        assert len(lines) == max(height, 12), "all of it, with one feed at least"
-        assert lines[-1].endswith("more feeds; q leaves")
+        assert all(len(line) <= width for line in lines)
+        assert len(lines) == max(height, 11), "all of it, with one feed at least"
+        assert lines[-1].endswith("more feeds; Ctrl-C leaves")
 
 
 def test_top_asks_for_a_few_and_names_those_that_failures_have_paused(command: Command) -> None:

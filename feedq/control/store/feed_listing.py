@@ -517,6 +517,7 @@ _SELECTION_ORDER = {
     SelectionOrder.NAME: "",
     SelectionOrder.ROWS: "coalesce(l.records_total, 0) DESC,",
     SelectionOrder.BYTES: "coalesce(l.bytes_total, 0) DESC,",
+    SelectionOrder.RATE: f"CASE WHEN {_STATUS} = 'streaming' THEN -l.rows_per_s ELSE 0 END,",
     SelectionOrder.AGE: "l.last_record_at NULLS FIRST,",
     SelectionOrder.FAILURES: "greatest(l.failures, l.attempts, 0) DESC,",
 }

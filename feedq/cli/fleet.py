@@ -1,0 +1,312 @@
+"""`feedq status`, `doctor`, `events` and `connectors`: the fleet at a glance, what is wrong and how to mend
+it, what has happened, and what feeds can be made of.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from itertools import takewhile
+from typing import Any
+
+import click
+
+from feedq.cli.invocation import Command, Invocation, OneOf, limit_option, pass_invocation, shows
+from feedq.cli.lazily import lazily
+from feedq.cli.options import duration
+from feedq.cli.output import (
+    TableColumn,
+    answer,
+    answer_list,
+    first,
+    say,
+    write_json_line,
+    write_lines,
+    write_table,
+)
+
+with lazily():
+    from feedq.cli import tables
+    from feedq.control.store import history
+    from feedq.core import model
+    from feedq.telemetry import event_names
+    from feedq.verbs import fleet, wording
+    from feedq.verbs.diagnosis import alert_checks, checks, fleet_checks, schedule_checks
+    from feedq.verbs.report import details, fleet_data, problem_list
+
+STYLES: Mapping[str, Mapping[str, Any]] = {
+    "ok": {"fg": "green"},
+    "warn": {"fg": "yellow"},
+    "FAIL": {"fg": "red", "bold": True},
+    "not checked": {"dim": True},
+}
+"""By the level of a check."""
+LEVEL_WIDTH = 13
+NAME_WIDTH = 20
+LOOK_S = 1.0
+"""How often ``--follow`` looks for more."""
+SINCE = "5m"
+"""How far back everything is shown; one feed's history is shown whole."""
+
+
+# -- status ------------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command, short_help="The fleet at a glance, and what is wrong with it.")
+@click.option("--problems", is_flag=True, help="Instead, everything that needs a look, worst first.")
+@shows
+def status(invocation: Invocation, *, problems: bool) -> None:
+    """Feeds by status and why they wait, moves, schedules and runs, workers with load and spread, beat,
+    reconcile, and warnings.
+
+    With --problems: feeds one by one, workers, sinks, schedules, beat and reconcile, each with why, since when
+    where that is known, and what to do.
+
+    \b
+    Example:
+      feedq status --watch
+      feedq status --problems
+    """
+    if problems:
+        listed = invocation.do(fleet.list_problems).items
+        lines = [line for one in listed for line in _problem_lines(one)] or ["nothing needs a look"]
+        answer(invocation, listed, "\n".join(lines))
+        return
+    found = invocation.do(fleet.show_status)
+
+    def write() -> None:
+        write_lines(_numbers(found))
+        if found.workers:
+            click.echo()
+            write_table(found.workers, tables.worker_columns(invocation.clock.now()))
+        if found.warnings:
+            click.echo()
+        for check in found.warnings:
+            say(f"{check.level}: {check.name}: {check.detail}\n      -> {check.advice}")
+
+    answer(invocation, found, write)
+
+
+def _problem_lines(one: problem_list.ListedProblem) -> list[str]:
+    whose = ""
+    if one.feeds:
+        of = f" of {one.tenant}" if one.tenant else ""
+        whose = f" {one.feed or wording.counted(one.feeds, 'feed') + of}"
+    since = "" if one.since is None else f", since {wording.stamp(one.since)}"
+    return [f"{one.level}: {one.name}{whose}{since}: {one.detail}", f"      -> {one.advice}"]
+
+
+def _numbers(found: fleet_data.FleetData) -> list[details.DetailLine]:
+    numbers, state, jobs, leader = found.numbers, found.state, found.jobs, found.state.leader
+    spread = "" if numbers.spread is None else f", {numbers.spread[0]} to {numbers.spread[1]} each"
+    waiting = ", ".join(f"{count} {reason}" for reason, count in sorted(numbers.waiting.items()))
+    landing = f"{numbers.rows_per_s:,.0f} rows/s, {wording.size(numbers.bytes_per_s)}/s"
+    used = wording.percent(numbers.held, numbers.capacity)
+    facts: list[tuple[str, str | None]] = [
+        ("feeds", f"{numbers.feeds}: {by_status(numbers)}" if numbers.feeds else "0"),
+        ("waiting", waiting or None),
+        ("moving", f"{numbers.moving} on their way to another worker" if numbers.moving else None),
+        ("records", f"{numbers.records_total:,} ({landing})"),
+        ("workers", fleet_checks.described(numbers)),
+        ("load", f"{numbers.held} of {numbers.capacity} places taken ({used}){spread}"),
+        ("beat", f"{leader.host}:{leader.pid}" if leader is not None and leader.leads else "nobody leads"),
+        ("reconcile", "never" if state.pass_age_s is None else f"{wording.duration(state.pass_age_s)} ago"),
+    ]
+    if jobs.are_used:
+        facts += [
+            ("schedules", schedule_checks.described_schedules(jobs)),
+            ("runs", schedule_checks.described_runs(jobs)),
+            ("job slots", f"{jobs.slots} on {wording.counted(jobs.workers, 'worker')}"),
+        ]
+    return details.detail_lines(facts)
+
+
+def by_status(numbers: fleet_checks.Overview) -> str:
+    counts = numbers.by_status
+    return ", ".join(f"{counts[status]} {status}" for status in model.Status if counts.get(status))
+
+
+# -- doctor ------------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command, short_help="Check database, broker, sinks, workers and limits; say what to mend.")
+@click.option("--alerts", is_flag=True, help="Also send a message to each alert target that is set up here.")
+@pass_invocation
+def doctor(invocation: Invocation, *, alerts: bool) -> None:
+    """Check everything that feedq stands on, from this machine and with its settings, or from the server's.
+
+    One line a check: ok, warn, FAIL, or not checked where nobody could look; and below it what to mend, or to
+    do so that it can be checked. Exit status 1 when a check fails; nothing else counts.
+
+    \b
+    Example:
+      feedq doctor
+      FEEDQ_ALERT_URLS='mailto://…  slack://…' feedq doctor --alerts
+    """
+    if invocation.server is None:
+        invocation.keep_log_quiet()
+    with invocation.progress("checks"):
+        found = invocation.do(fleet.diagnose_fleet)
+    if alerts:
+        tried = invocation.do(fleet.try_alerts)
+        others = [check for check in found.checks if check.name != alert_checks.ALERTS]
+        found = fleet.Diagnosis(found.healthy and tried.healthy, [*others, *tried.checks])
+    counts = Counter(check.level for check in found.checks)
+    level = checks.Level
+    numbers = [counts[one] for one in (level.OK, level.WARN, level.FAIL, level.NOT_CHECKED)]
+
+    def write() -> None:
+        for check in found.checks:
+            shown = click.style(check.level.value.ljust(LEVEL_WIDTH), **STYLES[check.level])
+            click.echo(shown + check.name.ljust(NAME_WIDTH) + wording.printable(check.detail))
+            if check.advice:
+                click.echo(f"{' ' * (LEVEL_WIDTH + NAME_WIDTH)}-> {wording.printable(check.advice)}")
+        click.echo("{} ok, {} warnings, {} failed, {} not checked".format(*numbers))
+
+    answer(invocation, found, write)
+    if not found.healthy:
+        raise SystemExit(1)
+
+
+# -- events ------------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command, short_help="What happened to feeds, workers and schedules; --follow goes on.")
+@click.option(
+    "--since",
+    metavar="DURATION",
+    help=f"How far back, such as 90s or 2h. [default: {SINCE}; with --feed, as far as it is kept]",
+)
+@click.option("--feed", metavar="NAME", help="Only events of this feed.")
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=OneOf("feedq.telemetry.event_names:EventKind"),
+    help="Only events of this kind; may be repeated.",
+)
+@click.option("--tenant", help="Only events of this tenant's feeds.")
+@limit_option(1_000, "The newest so many.")
+@click.option("--follow", "follow_on", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@pass_invocation
+def events(
+    invocation: Invocation,
+    *,
+    since: str | None,
+    feed: str | None,
+    kinds: Sequence[event_names.EventKind],
+    tenant: str | None,
+    limit: int,
+    follow_on: bool,
+) -> None:
+    """The history of everything, oldest first: who got which feed, what failed, what people changed.
+
+    With --json and --follow, one document a line.
+
+    \b
+    Example:
+      feedq events --since 5m
+      feedq events --kind feed_paused --kind feed_edited --since 1d
+      feedq events --feed acme/orders --follow
+    """
+    if feed is not None and tenant is not None:
+        raise click.UsageError("--feed and --tenant exclude each other")
+    began = None
+    if since is not None or feed is None:
+        began = invocation.clock.now() - timedelta(seconds=duration(since or SINCE, option="--since"))
+    which: dict[str, Any] = {"feed": feed, "kinds": tuple(kinds), "tenant": tenant, "since": began}
+    found = first(invocation.pages(None, fleet.list_events, **which), limit)[::-1]
+    if follow_on:
+        _follow(invocation, which, found)
+        return
+    empty = "no events" if began is None else f"nothing happened within the last {since or SINCE}"
+    answer_list(invocation, found, tables.EVENT_COLUMNS, empty=empty, wide=tables.EVENT_EPOCH)
+
+
+def _follow(invocation: Invocation, which: dict[str, Any], found: list[history.ListedEvent]) -> None:
+    """Shows what was found, one on a line, and then what there is more of, until Ctrl-C."""
+    last = 0
+    try:
+        while True:
+            for listed in found:
+                if invocation.json:
+                    write_json_line(listed)
+                else:
+                    click.echo("  ".join(column.show(listed) for column in tables.EVENT_COLUMNS))
+            sys.stdout.flush()
+            last = max([last, *(listed.id for listed in found)])
+            time.sleep(LOOK_S)
+            found = _newer(invocation, which, last)
+    except KeyboardInterrupt:
+        return
+
+
+def _newer(invocation: Invocation, which: dict[str, Any], last: int) -> list[history.ListedEvent]:
+    newest = invocation.pages(None, fleet.list_events, **which)
+    return list(takewhile(lambda listed: listed.id > last, newest))[::-1]
+
+
+# -- connectors --------------------------------------------------------------------------------------
+
+
+@click.command(cls=Command, short_help="The installed connectors and their options.")
+@click.argument("name", required=False)
+@pass_invocation
+def connectors(invocation: Invocation, *, name: str | None) -> None:
+    """The connectors that are installed, here or at the server, and their options; with --json as JSON schema.
+
+    \b
+    Example:
+      feedq connectors tcp
+    """
+    if name is None:
+        schemas = invocation.do(fleet.list_connectors)
+    else:
+        schemas = {name: invocation.do(fleet.show_connector, name=name)}
+
+    def write() -> None:
+        for position, (kind, schema) in enumerate(schemas.items()):
+            if position:
+                click.echo()
+            click.echo(f"{kind}: {_first_sentence(schema.get('description', ''))}")
+            write_table(list(schema.get("properties", {}).items()), _option_columns(schema))
+
+    answer(invocation, schemas, write)
+
+
+def _option_columns(schema: Mapping[str, Any]) -> list[TableColumn[tuple[str, Any]]]:
+    required = set(schema.get("required", ()))
+    return [
+        TableColumn("  OPTION", lambda row: f"  {row[0]}"),
+        TableColumn("TYPE", lambda row: _type(row[1], schema)),
+        TableColumn("DEFAULT", lambda row: "required" if row[0] in required else _default(row[1])),
+        TableColumn("MEANS", lambda row: _first_sentence(row[1].get("description", ""))),
+    ]
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def _type(about: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """Names a type in a word or two."""
+    if "$ref" in about:
+        return _type(root["$defs"][about["$ref"].rpartition("/")[2]], root)
+    if "anyOf" in about:
+        return " or ".join(kind for one in about["anyOf"] if (kind := _type(one, root)) != "null")
+    if "enum" in about:
+        return "|".join(map(str, about["enum"]))
+    if about.get("type") == "object":
+        inner = about.get("additionalProperties")
+        return f"mapping to {_type(inner, root)}" if isinstance(inner, Mapping) else "mapping"
+    if about.get("type") == "array":
+        return f"list of {_type(about.get('items', {}), root)}"
+    return str(about.get("type", "any"))
+
+
+def _default(about: Mapping[str, Any]) -> str:
+    default = about.get("default")
+    return "-" if default in (None, "", {}, []) else wording.as_json(default).strip('"')
