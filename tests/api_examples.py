@@ -31,7 +31,7 @@ ARGUMENTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("count_feeds", {"select": {"tenant": "acme"}, "text": "acme"}),
     ("show_feed", {"name": MINE}),
     ("list_declared_feeds", {"with_cursors": True}),
-    ("list_declared_feeds", {"names": [KEYED, "acme/none"]}),
+    ("list_declared_feeds", {"select": {"names": [KEYED, "acme/none"]}}),
     ("list_declared_schedules", {}),
     ("list_declared_queues", {}),
     ("show_cursor", {"name": MINE}),

@@ -83,9 +83,9 @@ def _declared_feeds(
 ) -> Iterator[feed_entry.FeedEntry]:
     """The declarations of the feeds of these names that there are."""
     for start in range(0, len(names), NAMES_AT_ONCE):
-        part = tuple(names[start : start + NAMES_AT_ONCE])
+        part = selection.Selection(tuple(names[start : start + NAMES_AT_ONCE]))
         for one in invocation.pages(
-            None, declarations.list_declared_feeds, names=part, with_cursors=with_cursors
+            None, declarations.list_declared_feeds, select=part, with_cursors=with_cursors
         ):
             yield one.declaration
 
@@ -100,7 +100,8 @@ def edit_feed(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed edit acme/orders
     """
-    found = invocation.do(declarations.list_declared_feeds, names=(name,)).items
+    named = selection.Selection((name,))
+    found = invocation.do(declarations.list_declared_feeds, select=named).items
     if not found:
         invocation.do(feeds.show_feed, name=name)
         raise NotFound(f"feed {name!r} is being removed")

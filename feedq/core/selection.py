@@ -93,6 +93,9 @@ class Selection:
         )
 
 
+ALL = Selection()
+
+
 def _expression(pattern: str) -> str:
     special = {"*": ".*", "?": "."}
     return "".join(special.get(character, re.escape(character)) for character in pattern)

@@ -16,7 +16,7 @@ from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
 from feedq.core.schedule.model import Schedule
 from feedq.core.schedule.spec import Queue, ScheduleSpec
-from feedq.core.selection import Selection
+from feedq.core.selection import ALL, Selection
 from feedq.errors import FeedqError, InvalidInput, NotFound, Outdated
 from feedq.verbs import bulk, declaring
 from feedq.verbs.adoption import resumes_of
@@ -361,24 +361,21 @@ def _etag(result: BulkResult[Change, Any]) -> str | None:
 def list_declared_feeds(
     at: At,
     *,
-    names: Names = (),
-    tenant: NameArgument | None = None,
+    select: Selection = ALL,
     with_cursors: bool = False,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Page[FeedDeclaration]:
     """Feeds as manifests have them, by name.
 
-    All of them, or those of these ``names`` that there are. ``with_cursors`` adds where each stands in its sink:
-    declared as new, it goes on from there.
+    ``with_cursors`` adds where each stands in its sink: declared as new, it goes on from there.
     """
-    (after,) = page_place(cursor, str) or ("",)
-    if not at.caller.sees(tenant or at.caller.tenant or ""):
+    place = page_place(cursor, str, int) or ("", 0)
+    if (seen := at.seen(select)) is None:
         return Page([])
-    whose = tenant or at.caller.tenant
-    found = at.store.feeds.declared(tenant=whose, names=names or None, after=after, limit=limit + 1)
+    found = [view.feed for view in at.store.listing.after(seen, place=place, limit=limit + 1)]
     resumes = resumes_of(found[:limit], at.open_sink) if with_cursors else {}
-    page = page_of(found, limit, lambda feed: (feed.name,))
+    page = page_of(found, limit, lambda feed: (feed.name, feed.id))
     return Page([_feed_declaration(feed, resumes.get(feed.name)) for feed in page.items], page.next)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from feedq.control.store.feeds import Feeds
 from feedq.core.model import Feed, FeedView, TargetState, WorkerView, require_version
 from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
-from feedq.core.selection import Selection, SelectionOrder
+from feedq.core.selection import ALL, Selection, SelectionOrder
 from feedq.errors import FeedqError, InvalidInput, Outdated
 from feedq.verbs import actions, bulk
 from feedq.verbs.diagnosis.waiting_checks import explain
@@ -32,8 +32,6 @@ from feedq.verbs.registry import (
     version_of,
 )
 from feedq.verbs.report.masking import masked_view
-
-ALL = Selection()
 
 
 class FeedAction(StrEnum):
@@ -109,17 +107,15 @@ def list_feeds(
     ``text`` is looked for wherever a feed shows some. In an order that changes while somebody turns the pages, a
     feed may be on two of them or on none.
     """
-    if (tenant := at.caller.tenant) is not None:
-        if select.tenant not in (None, tenant):
-            return Page([])
-        select = replace(select, tenant=tenant)
+    if (seen := at.seen(select)) is None:
+        return Page([])
     if order is SelectionOrder.NAME:
         place = page_place(cursor, str, int) or ("", 0)
-        found = at.store.listing.after(select, text_=text, place=place, limit=limit + 1)
+        found = at.store.listing.after(seen, text_=text, place=place, limit=limit + 1)
         page = page_of(found, limit, lambda view: (view.feed.name, view.feed.id))
     else:
         (offset,) = page_place(cursor, int) or (0,)
-        found = at.store.listing.ordered(select, order, text_=text, offset=offset, limit=limit + 1)
+        found = at.store.listing.ordered(seen, order, text_=text, offset=offset, limit=limit + 1)
         page = page_of(found, limit, lambda view: (offset + limit,))
     return Page(list(map(masked_view, page.items)), page.next)
 
@@ -127,11 +123,8 @@ def list_feeds(
 @verb("GET /counts")
 def count_feeds(at: At, *, select: Selection = ALL, text: Text = "") -> FeedCounts:
     """How many feeds there are of each status, and of each reason to wait."""
-    if (tenant := at.caller.tenant) is not None:
-        if select.tenant not in (None, tenant):
-            return FeedCounts([])
-        select = replace(select, tenant=tenant)
-    return FeedCounts(at.store.listing.tallies(select, text_=text))
+    seen = at.seen(select)
+    return FeedCounts([] if seen is None else at.store.listing.tallies(seen, text_=text))
 
 
 @verb("GET /feeds/{name}")

@@ -18,7 +18,7 @@ import binascii
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from importlib import import_module
 from typing import (
@@ -168,6 +168,13 @@ class At:
         self.caller.require_tenant(found.spec.tenant, f"feed {name!r}")
         require_version(f"feed {name!r}", found.version, version_of(expected))
         return found
+
+    def seen(self, select: Selection) -> Selection | None:
+        """The same selection among the feeds that the caller sees; None when it asks for another tenant's."""
+        own = self.caller.tenant
+        if own is None:
+            return select
+        return replace(select, tenant=own) if select.tenant in (None, own) else None
 
     def chosen(self, select: Selection) -> list[FeedView]:
         """The feeds of a selection that are the caller's to change.

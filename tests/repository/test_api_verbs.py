@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from feedq.cli.invocation import LOCAL
-from feedq.verbs.registry import load
-from tests.cluster import ROOT
+from feedq.verbs.registry import MODULES, load
+from tests.house import PACKAGE, ROOT
 from tests.repository.test_cli_docs import COMMANDS
 
 DECLARES = "declare list_declared_feeds list_declared_schedules list_declared_queues"
@@ -71,6 +71,11 @@ def test_no_verb_of_the_command_line_is_missing() -> None:
 
 def test_the_verbs_that_stand_for_commands_exist_and_there_are_no_others() -> None:
     assert {verb for verbs in VERBS.values() for verb in verbs.split()} | OF_PAGES == load().keys()
+
+
+def test_no_module_with_verbs_is_left_out() -> None:
+    written = {path.stem for path in (PACKAGE / "verbs").rglob("*.py") if "\n@verb(" in path.read_text()}
+    assert written == set(MODULES)
 
 
 def test_each_address_is_documented() -> None:

@@ -10,7 +10,7 @@ removed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from types import MappingProxyType
@@ -312,7 +312,6 @@ class Feeds(Aggregate):
         c: Connection,
         *,
         tenant: str | None = None,
-        names: Sequence[str] | None = None,
         after: str = "",
         limit: int = 1_000,
     ) -> list[Feed]:
@@ -322,11 +321,9 @@ class Feeds(Aggregate):
             SELECT {FEED_COLUMNS} FROM feedq.feed f
             WHERE f.removed_at IS NULL AND f.parent IS NULL AND f.name > :after
               AND (CAST(:tenant AS text) IS NULL OR f.tenant = :tenant)
-              AND (CAST(:names AS text[]) IS NULL OR f.name = ANY(:names))
             ORDER BY f.name LIMIT :limit
         """
-        given = {"tenant": tenant, "after": after, "limit": limit}
-        rows = c.execute(text(sql), given | {"names": None if names is None else list(names)})
+        rows = c.execute(text(sql), {"tenant": tenant, "after": after, "limit": limit})
         return [feed_from(row) for row in rows]
 
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
