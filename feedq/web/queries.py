@@ -57,7 +57,7 @@ class FeedData:
     view: FeedView
     events: Sequence[Event]
     workers: dict[UUID, str]
-    """Names of the workers that are there."""
+    """Names of the workers that are there, and of those in its history."""
     explanation: str | None
     """Why it does not stream, and what to do about it."""
     landed: Sequence[LandedBucket]
@@ -135,8 +135,10 @@ class WebQueries:
 
     def _read_feed(self, at: At, name: str, span: Span) -> FeedData:
         view = self.store.feeds.view(at.feed(name).name)
-        events = self.store.feeds.events(name, limit=EVENTS_SHOWN)
+        listed = self.store.history.before(EventFilter(feed=view.feed), limit=EVENTS_SHOWN)
         workers = self.store.workers.views()
+        ended = {one.event.worker_id: one.worker for one in listed if one.event.worker_id and one.worker}
+        names = ended | worker_names(workers)
         now = self.store.now()
         explanation = explain(view, workers, now=now, rules=self._settings.rules)
         landed = self.store.landed.of_feed(view.feed.id, span)
@@ -148,7 +150,8 @@ class WebQueries:
         backfill = None
         if filling is not None and filling.feed.removed_at is None:
             backfill = backfill_document(view.feed, filling)
-        return FeedData(now, view, events, worker_names(workers), explanation, landed, generations, backfill)
+        events = [one.event for one in listed]
+        return FeedData(now, view, events, names, explanation, landed, generations, backfill)
 
     async def schedules(self, query: ScheduleQuery) -> FoundSchedules:
         return await self._reader.read(query, lambda: self._read_part(query))

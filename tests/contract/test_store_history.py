@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
 import psycopg2
 import pytest
 
 from feedq.control.store import history as events
 from feedq.core.model import Event, Feed, Reason, Release, TargetState, Worker
+from feedq.core.roles import AccessRole, Caller
 from feedq.telemetry.logs import EventKind
+from feedq.web.queries import WebQueries
+from tests.contract.api_stage import settings_of
 from tests.contract.harness import Harness, PostgresHarness
 from tests.fakes.memory.history import TROUBLES
 
@@ -170,3 +175,16 @@ def test_each_kind_of_trouble_is_folded(postgres_harness: PostgresHarness, kind:
         sql = "INSERT INTO feedq.event (kind, feed_id, epoch) VALUES (%s, %s, %s)"
         postgres_harness.execute(sql, kind, feed.id, epoch)
     assert told(postgres_harness, feed) == [(ADDED, 1), (kind, 3)]
+
+
+def test_history_names_workers_that_have_ended(postgres_harness: PostgresHarness, tmp_path: Path) -> None:
+    worker, feed = postgres_harness.worker("celery@gone"), postgres_harness.feed()
+    fail(postgres_harness, feed, worker)
+    postgres_harness.store.workers.leave(worker.id)
+    assert postgres_harness.store.workers.views() == []
+    queries = WebQueries(settings_of(postgres_harness.url, postgres_harness.url, tmp_path))
+    at = queries.at(Caller("a test", AccessRole.ADMIN))
+    with closing(queries.store):
+        found = asyncio.run(queries.feed(at, feed.name))
+    owners = {event.worker_id for event in found.events if event.worker_id is not None}
+    assert {found.workers[owner] for owner in owners} == {"celery@gone"}

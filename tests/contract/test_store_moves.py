@@ -238,6 +238,8 @@ def test_a_running_feed_moved_by_hand_is_asked_for(harness: Harness) -> None:
     again = harness.worker("c")
     harness.store.feeds.move(feed.name, again.id, stop_within_s=30)
     assert harness.lease(feed).promised_to == again.id, "whoever asks last decides"
+    told = [e.detail["to"] for e in harness.store.feeds.events(feed.name) if e.kind == EventKind.FEED_MOVED]
+    assert told == ["c", "b"], "people know workers by their names"
 
 
 @pytest.mark.parametrize("state", ["new", "assigned", "backoff"])

@@ -133,7 +133,7 @@ class TroubledFeeds:
     of: int
     """Feeds of all tenants with which this is wrong."""
     since: datetime | None
-    """Since when the first of them; None when nobody knows."""
+    """Since when the first of them, or of the first few; None when nobody knows."""
     views: Sequence[FeedView]
     """The first few."""
 
@@ -238,12 +238,14 @@ _ORDER = {
 # What is wrong with each feed, which may be more than one thing; of a backfill it is said at its feed.
 _TROUBLES = f"""
     WITH found AS MATERIALIZED (
-        SELECT f.id, f.tenant, {_STATUS} AS status, l.reason, l.blamed, l.blamed_at,
+        SELECT f.id, f.tenant, {_STATUS} AS status, l.reason, l.blamed, l.blamed_at, l.running_since,
+            coalesce(l.last_record_at, l.running_since) AS silent_since,
             CASE WHEN l.dead_letters > 0 THEN l.dead_letter_at END AS refused_at
         {_FROM} WHERE {_DECLARED}
     ), causes (id, tenant, cause, reason, since) AS (
         SELECT id, tenant, status, CASE WHEN status = 'waiting' AND reason = ANY(:reasons) THEN reason END,
-            CASE status WHEN 'quarantined' THEN blamed_at END
+            CASE status WHEN 'quarantined' THEN blamed_at WHEN 'refusing' THEN running_since
+                WHEN 'stalled' THEN silent_since WHEN 'sink_unavailable' THEN silent_since END
         FROM found WHERE status = ANY(:statuses)
         UNION ALL
         SELECT id, tenant, '{Concern.EXPECTATION}', NULL, min(u.since)
@@ -263,6 +265,14 @@ _TROUBLES = f"""
         FROM causes GROUP BY cause, reason, tenant WINDOW same AS (PARTITION BY cause, reason)
     )
     SELECT * FROM groups WHERE place <= :tenants ORDER BY cause, reason, place
+"""
+# Since when feeds that nobody streams are as they are: the latest that happened to each, apart from new tries.
+_BEGAN = """
+    SELECT f.id, coalesce(e.since, e.at, f.created_at) AS since FROM feedq.feed f LEFT JOIN LATERAL (
+        SELECT at, since FROM feedq.event
+        WHERE feed_id = f.id AND kind NOT IN ('lease_assigned', 'lease_claimed', 'lease_raised')
+        ORDER BY id DESC LIMIT 1
+    ) e ON true WHERE f.id = ANY(:ids)
 """
 _CONCERNS = frozenset(Concern)
 _WANTS_PLACE = f"{_DECLARED} AND {_WANTED} AND {_STATUS} <> 'failed'"
@@ -405,15 +415,17 @@ class FeedListing(Aggregate):
             row.id: feed_view_from(row)
             for row in c.execute(text(f"{wide} WHERE f.id = ANY(:ids)"), {"now": now, "ids": ids})
         }
-        return [
-            TroubledFeeds(
-                Concern(group.cause) if group.cause in _CONCERNS else Status(group.cause),
-                None if group.reason is None else Reason(group.reason),
-                *(group.tenant, group.feeds, group.of, group.since),
-                [views[id_] for id_ in group.ids],
-            )
-            for group in groups
-        ]
+        began = {row.id: row.since for row in c.execute(text(_BEGAN), {"ids": ids})}
+        found = []
+        for group in groups:
+            is_concern, since = group.cause in _CONCERNS, group.since
+            if since is None and not is_concern:
+                since = min(began[id_] for id_ in group.ids)
+            cause = Concern(group.cause) if is_concern else Status(group.cause)
+            reason = None if group.reason is None else Reason(group.reason)
+            some = [views[id_] for id_ in group.ids]
+            found.append(TroubledFeeds(cause, reason, group.tenant, group.feeds, group.of, since, some))
+        return found
 
     @in_transaction
     def placing(self, c: Connection, *, each: int) -> list[RequiredLabels]:

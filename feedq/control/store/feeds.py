@@ -195,7 +195,9 @@ class Feeds(Aggregate):
         objection = objection_to_move(feed, lease, target)
         if objection is not None:
             raise Conflict(f"feed {name!r} {objection}")
-        record(c, EventKind.FEED_MOVED, feed_id=feed.id, detail={"to": str(target)})
+        name_of = text("SELECT name FROM feedq.worker WHERE id = :id")
+        to = c.execute(name_of, {"id": target}).scalar_one_or_none()
+        record(c, EventKind.FEED_MOVED, feed_id=feed.id, detail={"to": to or str(target)})
         if lease.state is LeaseState.RUNNING:
             assert lease.worker_id is not None
             transfer(c, [Transfer(feed.id, lease.worker_id, target)], stop_within_s=stop_within_s)

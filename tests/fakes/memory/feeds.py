@@ -119,7 +119,9 @@ class MemoryFeeds(Feeds):
         objection = _move(self._db, feed, lease, target, stop_within_s=stop_within_s)
         if objection is not None:
             raise Conflict(f"feed {name!r} {objection}")
-        self._db.record(EventKind.FEED_MOVED, feed_id=feed.id, to=str(target))
+        worker = self._db.tables.workers.get(target)
+        to = str(target) if worker is None else worker.name
+        self._db.record(EventKind.FEED_MOVED, feed_id=feed.id, to=to)
 
     @statement
     def tell(

@@ -115,7 +115,14 @@ def _causes(
 
     if view.status in statuses:
         waits_for = lease.reason if view.status is Status.WAITING and lease.reason in reasons else None
-        yield (view.status, waits_for), lease.blamed_at if view.status is Status.QUARANTINED else None
+        silent_since = lease.last_record_at or lease.running_since
+        since = {
+            Status.QUARANTINED: lease.blamed_at,
+            Status.REFUSING: lease.running_since,
+            Status.STALLED: silent_since,
+            Status.SINK_UNAVAILABLE: silent_since,
+        }
+        yield (view.status, waits_for), since.get(view.status)
     if view.unmet:
         yield (Concern.EXPECTATION, None), min(one.since for one in view.unmet)
     has_some = lease.dead_letters > 0 and view.status is not Status.REFUSING
