@@ -110,18 +110,14 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq feed show acme/orders
     """
-    now = invocation.clock.now()
     found = invocation.do(feeds.show_feed, name=name)
-    view, goes_to = found.view, {}
-    if found.goes_to is not None and found.view.lease.promised_to is not None:
-        goes_to = {found.view.lease.promised_to: found.goes_to}
     of = model.known_as(name) if name.endswith(model.BACKFILL_SUFFIX) else None
     lines = [
         *details.detail_lines(
-            [("name", name), ("backfill of", of), ("status", view.status), ("why", found.explanation)]
+            [("name", name), ("backfill of", of), ("status", found.view.status), ("why", found.explanation)]
         ),
-        *details.lease_lines(view, now=now, workers=goes_to),
-        *details.declaration_lines(view, now=now),
+        *details.feed_lines(found, now=invocation.clock.now()),
+        details.declaration_line(found.declaration),
     ]
     answer(invocation, found, lambda: write_lines(lines))
 

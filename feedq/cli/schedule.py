@@ -30,7 +30,7 @@ with lazily():
     from feedq.core import values
     from feedq.core.schedule import model as schedule_model
     from feedq.core.schedule import spec as schedule_spec
-    from feedq.verbs import declarations, documents, schedules, wording
+    from feedq.verbs import declarations, schedules, wording
     from feedq.verbs.report import details
 
 RUNS_OF_ONE = 10
@@ -112,7 +112,7 @@ def show(invocation: Invocation, *, name: str) -> None:
     now, runs = invocation.clock.now(), found.runs[:RUNS_OF_ONE]
     lines = [
         *details.schedule_lines(found, now=now),
-        details.DetailLine("declaration", documents.dump(found.declaration), code=True),
+        details.declaration_line(found.declaration),
     ]
 
     def write() -> None:

@@ -6,11 +6,9 @@ All that is given must hold. The database chooses (`feedq.control.store.feed_lis
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
 
 from feedq.core.model import FeedView, Status
 from feedq.errors import InvalidInput
@@ -22,16 +20,21 @@ TROUBLED = frozenset(
 
 
 class SelectionOrder(StrEnum):
-    """The order of chosen feeds, the most of it first; equal feeds are in order of name."""
+    """The order of chosen feeds; equal feeds are in order of name."""
 
     NAME = "name"
+    STATUS = "status"
+    WORKER = "worker"
     ROWS = "rows"
+    """The most first; the same goes for bytes, rate, failures and epoch."""
     BYTES = "bytes"
     RATE = "rate"
-    """Those that land most rows a second first."""
     AGE = "age"
     """Those that got a record longest ago first; before them those that never did."""
+    LAG = "lag"
+    """Those whose newest event time is the oldest first."""
     FAILURES = "failures"
+    EPOCH = "epoch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +108,3 @@ def like(pattern: str) -> str:
     """A pattern of names as SQL's LIKE has it, with the backslash as its escape."""
     special = {"*": "%", "?": "_", "%": r"\%", "_": r"\_", "\\": r"\\"}
     return "".join(special.get(character, character) for character in pattern)
-
-
-_NEVER = datetime.min.replace(tzinfo=UTC)
-ORDER_KEYS: Mapping[SelectionOrder, Callable[[FeedView], Any]] = {
-    SelectionOrder.NAME: lambda view: 0,
-    SelectionOrder.ROWS: lambda view: -view.lease.records_total,
-    SelectionOrder.BYTES: lambda view: -view.lease.bytes_total,
-    SelectionOrder.RATE: lambda view: -view.lease.rows_per_s if view.status is Status.STREAMING else 0,
-    SelectionOrder.AGE: lambda view: view.lease.last_record_at or _NEVER,
-    SelectionOrder.FAILURES: lambda view: -max(view.lease.failures, view.lease.attempts),
-}
-"""What feeds are put in order by, smallest first."""

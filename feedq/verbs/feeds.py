@@ -10,7 +10,7 @@ from typing import Any
 
 from feedq.control.store.feed_listing import StatusCount
 from feedq.control.store.feeds import Feeds
-from feedq.core.model import Feed, FeedView, TargetState, WorkerView, require_version
+from feedq.core.model import JSON, Feed, FeedView, TargetState, WorkerView, require_version
 from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
 from feedq.core.selection import ALL, Selection, SelectionOrder
@@ -31,7 +31,7 @@ from feedq.verbs.registry import (
     verb,
     version_of,
 )
-from feedq.verbs.report.masking import masked_view
+from feedq.verbs.report.masking import masked, masked_view
 
 
 class FeedAction(StrEnum):
@@ -53,6 +53,8 @@ class FeedDocument:
     """Why it does not stream, and what to do about that."""
     goes_to: str | None
     """The name of the worker that it is moving to, if that is known."""
+    declaration: JSON
+    """As it stands in a manifest."""
     etag: str
 
 
@@ -99,23 +101,26 @@ def list_feeds(
     select: Selection = ALL,
     text: Text = "",
     order: SelectionOrder = SelectionOrder.NAME,
+    reverse: bool = False,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Page[FeedView]:
-    """Feeds by name, or in another order.
+    """Feeds by name, or in another order, or in the ``reverse`` of it.
 
     ``text`` is looked for wherever a feed shows some. In an order that changes while somebody turns the pages, a
     feed may be on two of them or on none.
     """
     if (seen := at.seen(select)) is None:
         return Page([])
-    if order is SelectionOrder.NAME:
+    if order is SelectionOrder.NAME and not reverse:
         place = page_place(cursor, str, int) or ("", 0)
         found = at.store.listing.after(seen, text_=text, place=place, limit=limit + 1)
         page = page_of(found, limit, lambda view: (view.feed.name, view.feed.id))
     else:
         (offset,) = page_place(cursor, int) or (0,)
-        found = at.store.listing.ordered(seen, order, text_=text, offset=offset, limit=limit + 1)
+        found = at.store.listing.ordered(
+            seen, order, reverse=reverse, text_=text, offset=offset, limit=limit + 1
+        )
         page = page_of(found, limit, lambda view: (offset + limit,))
     return Page(list(map(masked_view, page.items)), page.next)
 
@@ -130,12 +135,15 @@ def count_feeds(at: At, *, select: Selection = ALL, text: Text = "") -> FeedCoun
 @verb("GET /feeds/{name}")
 def show_feed(at: At, *, name: NameArgument) -> FeedDocument:
     """Everything about one feed."""
+    from feedq.verbs.manifest.feed_entry import plain_feed  # loads pydantic, which lists can do without
+
     view = at.store.feeds.view(at.feed(name).name)
     workers = at.store.workers.views()
     why = explain(view, workers, now=at.store.now(), rules=at.settings.rules)
     names = actions.worker_names(workers)
     goes_to = None if view.lease.promised_to is None else names.get(view.lease.promised_to)
-    return FeedDocument(masked_view(view), why, goes_to, etag_of(view.feed.version))
+    declaration = masked(plain_feed(view.feed.spec))
+    return FeedDocument(masked_view(view), why, goes_to, declaration, etag_of(view.feed.version))
 
 
 @verb("POST /feeds/act", role=AccessRole.OPERATOR)

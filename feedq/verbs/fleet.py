@@ -7,13 +7,25 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from feedq.control.store.history import EventFilter, ListedEvent
+from feedq.control.store.history import EventFilter, ListedEvent, WorkerMoves
 from feedq.core.landed import LandedBucket, Span
 from feedq.core.roles import AccessRole
+from feedq.core.selection import Selection
 from feedq.errors import InvalidInput
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.diagnosis.checks import Check, Level
-from feedq.verbs.registry import At, Cursor, Limit, Moment, NameArgument, Page, page_of, page_place, verb
+from feedq.verbs.registry import (
+    At,
+    Cursor,
+    Limit,
+    Moment,
+    NameArgument,
+    Names,
+    Page,
+    page_of,
+    page_place,
+    verb,
+)
 from feedq.verbs.report.fleet_data import FleetData, read_fleet
 from feedq.verbs.report.masking import masked_mapping
 from feedq.verbs.report.problem_list import ListedProblem, problems
@@ -115,6 +127,20 @@ def show_landed(at: At, *, name: NameArgument, span: Span = Span.HOUR) -> Landed
     """What a feed landed in the last hour, by minutes, or in the last day, by quarters of an hour."""
     buckets = at.store.landed.of_feed(at.feed(name).id, span)
     return Landed(name, span, span.bucket_s, list(buckets))
+
+
+@verb("GET /landed")
+def list_landed(at: At, *, names: Names) -> dict[str, list[LandedBucket]]:
+    """What feeds landed in each of the last 30 minutes, of at most 200 feeds; those without counts are skipped."""
+    views = at.store.feeds.selected(Selection(names=names, tenant=at.caller.tenant, removing=True))
+    found = at.store.landed.of_feeds([view.feed.id for view in views])
+    return {view.feed.name: found[view.feed.id] for view in views if view.feed.id in found}
+
+
+@verb("GET /moves", of_fleet=True)
+def list_moves(at: At) -> Page[WorkerMoves]:
+    """Workers between which feeds move, or moved in the last minute; those with the most feeds first."""
+    return Page(at.store.history.moves())
 
 
 @verb("GET /connectors")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
@@ -101,6 +101,8 @@ class ScheduleRow:
     waiting: int
     running: int
     last: RunDocument | None
+    latest: Sequence[RunDocument] = ()
+    """The latest runs, the newest first, where somebody asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +200,11 @@ def list_schedules(
     prefix: Annotated[str, Meta(max_length=NAME_MAX)] = "",
     state: ScheduleState | None = None,
     urgent: bool = False,
+    runs: Annotated[int, Meta(ge=0, le=20)] = 0,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Page[ScheduleRow]:
-    """Schedules by name.
+    """Schedules by name, each with so many of its latest ``runs``.
 
     With ``urgent``, those to look at first instead; they are one page.
     """
@@ -211,7 +214,12 @@ def list_schedules(
         return Page(list(map(schedule_row, first)))
     (after,) = page_place(cursor, str) or ("",)
     found = schedules.views(prefix=prefix, after=after, state=state, limit=limit + 1)
-    return page_of(list(map(schedule_row, found)), limit, lambda row: (row.name,))
+    latest = schedules.latest([view.schedule.spec.name for view in found], each=runs) if runs else {}
+    rows = [
+        replace(row, latest=list(map(run_document, latest.get(row.name, ()))))
+        for row in map(schedule_row, found)
+    ]
+    return page_of(rows, limit, lambda row: (row.name,))
 
 
 @verb("GET /schedules/{name}", of_fleet=True)

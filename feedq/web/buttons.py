@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
-from feedq.control.store.feed_listing import Query
+import msgspec
+
 from feedq.core.lease import stillness_of
 from feedq.core.model import Concern, FeedView, TargetState, WorkerTarget, WorkerView
 from feedq.core.selection import Selection
@@ -25,6 +26,7 @@ from feedq.verbs.report.fleet_data import FleetData
 from feedq.verbs.report.problem_list import ListedProblem
 from feedq.verbs.schedules import act_on_schedule, backfill_schedule, cancel_run, trigger_schedule
 from feedq.verbs.workers import act_on_worker
+from feedq.web.params import flat
 
 RED: Final = "danger"
 REMEDIES_MAX: Final = 8
@@ -250,23 +252,14 @@ def _remedies(check: str, data: FleetData) -> list[Button]:
 
 def chosen(select: Selection) -> dict[str, Any]:
     """A selection as arguments of a verb."""
-    given = {
-        "tenant": select.tenant,
-        "labels": [f"{name}={value}" for name, value in select.labels.items()],
-        "worker": select.worker,
-        "statuses": list(select.statuses),
-        "connector": select.connector,
-        "match": select.match,
-        **{name: "true" for name in ("failing", "unmet", "dead_letters") if getattr(select, name)},
-    }
-    return {name: value for name, value in given.items() if value}
+    return flat(msgspec.to_builtins(select))
 
 
-def bulk_buttons(query: Query, count: int) -> list[Button]:
+def bulk_buttons(select: Selection, text: str, count: int) -> list[Button]:
     """The buttons for all feeds that a filter finds."""
-    arguments = chosen(query.selection) | ({"statuses": query.status} if query.status else {})
+    arguments = chosen(select)
     refused = ""
-    if query.search:
+    if text:
         refused = "A text may be found anywhere in a feed; choose by status, label, match or another filter."
     elif not arguments:
         refused = "This would be all feeds; choose some by a filter first."

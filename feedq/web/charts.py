@@ -6,15 +6,14 @@ Words beside each say what it shows, for whoever does not see it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 from typing import Final
-from uuid import UUID
 
+from feedq.control.store.history import ListedEvent
 from feedq.core.landed import LandedBucket, Span
-from feedq.core.model import Event
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.wording import duration, stamp
 
@@ -119,39 +118,39 @@ def sparkline(buckets: Sequence[LandedBucket]) -> str:
     return _svg(STEP * len(rates), drawn, label)
 
 
-def owner_chart(events: Iterable[Event], workers: Mapping[UUID, str], *, now: datetime) -> OwnerChart | None:
+def owner_chart(listed: Iterable[ListedEvent], *, now: datetime) -> OwnerChart | None:
     """Who has had a feed, by its events, the newest of which comes first; None when there are none."""
-    told = sorted(events, key=lambda event: event.at)
-    if not told or told[0].at >= now:
+    told = sorted(listed, key=lambda one: one.event.at)
+    if not told or told[0].event.at >= now:
         return None
-    since = told[0].at
+    since = told[0].event.at
     scale = WIDTH / (now - since).total_seconds()
     classes: dict[str, str] = {}
     drawn = []
-    for owner, begin, end in _stretches(told, now):
-        name = workers.get(owner, str(owner)[:8])
+    for name, begin, end in _stretches(told, now):
         colour = classes.setdefault(name, f"feedq-owner-{len(classes) % OWNER_COLOURS}")
         x, width = (begin - since).total_seconds() * scale, (end - begin).total_seconds() * scale
         words = f"{name}: {stamp(begin)} to {stamp(end)}"
         drawn.append(_rect(colour, x, 20, max(1.0, width), 60, words))
-    for event in told:
-        x = (event.at - since).total_seconds() * scale
-        drawn.append(_rect("feedq-moment", x, 0, 2, HEIGHT, f"{stamp(event.at)}: {event.kind}"))
+    for one in told:
+        x = (one.event.at - since).total_seconds() * scale
+        drawn.append(_rect("feedq-moment", x, 0, 2, HEIGHT, f"{stamp(one.event.at)}: {one.event.kind}"))
     label = f"Owners since {stamp(since)}: {', '.join(classes) or 'none'}; the table of its history says when"
     return OwnerChart(_svg(WIDTH, "".join(drawn), label), since, list(classes.items()))
 
 
-def _stretches(told: Iterable[Event], now: datetime) -> Iterable[tuple[UUID, datetime, datetime]]:
+def _stretches(told: Iterable[ListedEvent], now: datetime) -> Iterable[tuple[str, datetime, datetime]]:
     """Owners with the times from and to which each had it, the oldest first."""
-    owner: UUID | None = None
+    owner: str | None = None
     begin = now
-    for event in told:
+    for one in told:
+        event = one.event
         claimed = event.kind == EventKind.LEASE_CLAIMED
         if owner is not None and (claimed or event.kind in ENDS):
             yield owner, begin, event.at
             owner = None
         if claimed:
-            owner, begin = event.worker_id, event.at
+            owner, begin = one.worker or str(event.worker_id)[:8], event.at
     if owner is not None:
         yield owner, begin, now
 

@@ -8,50 +8,67 @@ elsewhere.
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote, urlencode
 
 from flower.views import BaseHandler
+from msgspec import structs
 from tornado import web
 
 from feedq import __version__
 from feedq.api.endpoint import BODY_MAX, problem_of
 from feedq.connectors.base import show_cursor
-from feedq.control.store.feed_listing import PAGE_MAX, Query, Sort, StatusCount
+from feedq.control.store.feed_listing import StatusCount
 from feedq.core.authorship import acting
 from feedq.core.landed import Span
 from feedq.core.lease import stillness_of
 from feedq.core.model import Status, WorkerView, known_as
 from feedq.core.roles import Caller
-from feedq.core.schedule.model import RunState, ScheduleState, ScheduleView
-from feedq.core.selection import Selection
-from feedq.errors import FeedqError, Forbidden, InvalidInput
+from feedq.core.schedule.model import RunState, ScheduleState
+from feedq.core.selection import ALL, Selection, SelectionOrder
+from feedq.errors import FeedqError, Forbidden, InvalidInput, NotFound
 from feedq.settings import settings
+from feedq.telemetry.event_names import EventKind
 from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.verbs import wording
+from feedq.verbs.backfills import ENDED, BackfillDocument, show_backfill
 from feedq.verbs.diagnosis.placement_checks import serves
-from feedq.verbs.feeds import list_feeds, show_feed
-from feedq.verbs.fleet import list_problems, show_status
-from feedq.verbs.registry import OF, At, Verb
+from feedq.verbs.feeds import count_feeds, list_feeds, show_feed
+from feedq.verbs.fleet import (
+    list_events,
+    list_landed,
+    list_moves,
+    list_problems,
+    show_landed,
+    show_status,
+)
+from feedq.verbs.registry import OF, PAGE_MAX, At, Verb
 from feedq.verbs.report.details import (
     author_of,
     changes_of,
-    declaration_lines,
+    declaration_line,
     event_detail,
-    lease_lines,
-    schedule_declaration_lines,
-    standing_lines,
+    feed_lines,
+    schedule_lines,
 )
 from feedq.verbs.report.problem_list import problems
-from feedq.verbs.schedules import list_schedules, show_schedule
+from feedq.verbs.schedules import (
+    ScheduleRow,
+    list_runs,
+    list_schedules,
+    show_next_ticks,
+    show_schedule,
+)
 from feedq.verbs.tap import tap_feed
 from feedq.verbs.troubles import TONES, Tone, choice_of
-from feedq.verbs.wording import timing_words
 from feedq.web import dialogs
 from feedq.web.buttons import (
     ASKS,
@@ -59,6 +76,7 @@ from feedq.web.buttons import (
     Button,
     bulk_buttons,
     cancel_button,
+    chosen,
     page_buttons,
     problem_buttons,
     schedule_buttons,
@@ -68,11 +86,14 @@ from feedq.web.charts import landed_charts, owner_chart, sparkline
 from feedq.web.dialogs import Dialog
 from feedq.web.flower_api import asker_of, caller_of, user_of
 from feedq.web.guard import refusal
-from feedq.web.params import address, parse_query, parse_schedules, parse_span, parse_states
+from feedq.web.params import address_of, arguments_of, word
 from feedq.web.queries import WebQueries
 
-FEEDS_SHOWN = 50
-"""Rows of one page of feeds, unless the address asks for more: on a phone each is a card."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+FEEDS_USUAL = {"limit": 50}
+"""Of one page of feeds, unless the address asks for more: on a phone each is a card."""
 FEEDS_MORE = 4
 """Times as many rows, whoever asks for more gets."""
 REFRESH_MS = 3000
@@ -93,8 +114,22 @@ BADGES = {
 """Bootstrap's colours. The word always stands beside the colour."""
 COLOURS = {word: BADGES[tone] for word, tone in TONES.items()}
 """Of a status or state; the others are grey."""
-SCHEDULES_SHOWN = 50
-"""Rows of one page of schedules, unless the address asks for more."""
+SCHEDULES_USUAL = {"limit": 50, "runs": 20}
+"""Of one page of schedules, unless the address asks for more."""
+EVENTS_SHOWN = 100
+GENERATIONS_SHOWN = 20
+GENERATIONS = (
+    EventKind.FEED_ADDED,
+    EventKind.FEED_EDITED,
+    EventKind.FEED_PAUSED,
+    EventKind.FEED_RESUMED,
+    EventKind.FEED_RESTARTED,
+    EventKind.CURSOR_CHANGED,
+)
+"""What makes the next generation of a declaration, or the first."""
+TICKS_SHOWN = 5
+RUNS_SHOWN = 100
+"""Runs on the page of one schedule."""
 HOT = 1.25
 """Times the mean load, from which on a worker is named as a hot spot: placement lets them differ by a tenth."""
 
@@ -142,6 +177,18 @@ class PageHandler(BaseHandler):
     def at(self) -> At:
         return self.queries.at(self.caller(self.verb))
 
+    def required(self, name: str, example: str) -> str:
+        """An argument that says what the page is about, and is its title. Raises `InvalidInput`."""
+        found = self.argument(name)
+        if not found:
+            raise InvalidInput(f"{name}: say which {self.title.lower()}, as in ?{name}={example}")
+        self.title = found
+        return found
+
+    async def ask(self, function: Callable[Concatenate[At, P], T], *args: P.args, **arguments: P.kwargs) -> T:
+        """What a verb answers to whoever is logged in. Raises as `WebQueries.ask`."""
+        return await self.queries.ask(self.at, function, *args, **arguments)
+
     @web.authenticated
     async def get(self, *_: str) -> None:
         try:
@@ -175,6 +222,7 @@ class PageHandler(BaseHandler):
             refresh_ms=REFRESH_MS if auto else 0,
             own_static=self.own_static,
             argument=self.argument,
+            arguments=self.get_query_arguments,
             quoted=partial(quote, safe=""),
             Status=Status,
             api=self.reverse_url("feedq_api", "/"),
@@ -207,10 +255,10 @@ class PageHandler(BaseHandler):
             wording=wording,
             why=wording.why,
             stillness_of=stillness_of,
-            timing_words=timing_words,
             feed_url=self.feed_url,
             feed_part_url=self.feed_part_url,
             feeds_url=self.feeds_url,
+            Selection=Selection,
             schedule_url=self.schedule_url,
             RunState=RunState,
             ScheduleState=ScheduleState,
@@ -232,16 +280,8 @@ class PageHandler(BaseHandler):
         """Makes the address of a feed's page with these charts, as pictures alone or in numbers, too."""
         return f"{self.feed_url(name)}&span={span}{'&numbers=1' if in_numbers else ''}"
 
-    def feeds_url(self, **changes: Any) -> str:
-        usual = Query(limit=FEEDS_SHOWN)
-        return f"{self.reverse_url('feeds')}{address(usual, usual_limit=FEEDS_SHOWN, **changes)}"
-
-    def select_url(self, select: Selection) -> str:
-        """Makes the address of the page that lists the feeds of a problem."""
-        status = select.statuses[0] if select.statuses else None
-        return self.feeds_url(
-            tenant=select.tenant, status=status, unmet=select.unmet, dead_letters=select.dead_letters
-        )
+    def feeds_url(self, select: Selection = ALL) -> str:
+        return f"{self.reverse_url('feeds')}?{urlencode(chosen(select), doseq=True)}"
 
     def schedule_url(self, name: str, *, state: RunState | None = None) -> str:
         chosen = "" if state is None else "&" + urlencode({"state": state})
@@ -261,7 +301,7 @@ class PageHandler(BaseHandler):
 
 
 class FeedsPage(PageHandler):
-    """Shows all feeds, a page at a time."""
+    """Shows feeds, a page at a time; its address has the arguments of the verb that lists them."""
 
     title = "Feeds"
     tab = "feeds"
@@ -269,28 +309,44 @@ class FeedsPage(PageHandler):
     verb = OF[list_feeds]
 
     async def show(self) -> str:
-        query = parse_query(self.argument, limit=FEEDS_SHOWN)
-        page = await self.queries.page(self.at, query)
+        asked = arguments_of(self.verb, self.request.query, FEEDS_USUAL, own=("live",))
+        # Those that are being removed, too, until they are gone.
+        asked = structs.replace(asked, select=replace(asked.select, removing=True))
+        select, text = asked.select, asked.text
+        page, counted = await asyncio.gather(
+            self.queries.answer(self.at, self.verb, asked),
+            self.ask(count_feeds, select=replace(select, statuses=()), text=text),
+        )
+        of_all = counted.counts
+        if not page.items and (text or not select.is_empty):
+            of_all = (await self.ask(count_feeds)).counts
         # Whoever has just chosen others sees them first, and their pictures as soon as they are asked for again.
         is_first = self.argument("live") == FIRST and self.application.options.auto_refresh
-        landed = {} if is_first else await self.queries.landed(tuple(view.feed.id for view in page.views))
+        names = () if is_first else tuple(view.feed.name for view in page.items)
+        landed = await self.ask(list_landed, names=names) if names else {}
+        found = [one for one in counted.counts if one.status in (select.statuses or Status)]
         counts: Counter[Status] = Counter()
-        for tally in page.tallies:
+        for tally in counted.counts:
             counts[tally.status] += tally.feeds
+        matching = sum(one.feeds for one in found)
         return self.part(
             "feeds_live.html",
-            query=query,
+            asked=asked,
+            chosen=select.statuses,
             page=page,
+            now=now(),
+            declared=sum(one.feeds for one in of_all),
             counts=counts,
-            waiting=reasons(page.tallies),
-            found=counts.total(),
-            records=sum(t.records_total for t in page.tallies if query.status in (None, t.status)),
-            rows_per_s=sum(t.rows_per_s for t in page.tallies if query.status in (None, t.status)),
-            link=lambda **changes: address(query, usual_limit=FEEDS_SHOWN, **changes),
-            Sort=Sort,
-            more=min(FEEDS_MORE * query.limit, PAGE_MAX),
-            sparks={feed_id: sparkline(buckets) for feed_id, buckets in landed.items()},
-            buttons=bulk_buttons(query, page.matching),
+            waiting=reasons(counted.counts),
+            matching=matching,
+            records=sum(one.records_total for one in found),
+            rows_per_s=sum(one.rows_per_s for one in found),
+            link=partial(address_of, asked, FEEDS_USUAL),
+            statuses=lambda *wanted: replace(select, statuses=wanted),
+            Order=SelectionOrder,
+            more=min(FEEDS_MORE * asked.limit, PAGE_MAX),
+            sparks={name: sparkline(buckets) for name, buckets in landed.items()},
+            buttons=bulk_buttons(select, text, matching),
         )
 
 
@@ -303,33 +359,48 @@ class FeedPage(PageHandler):
     verb = OF[show_feed]
 
     async def show(self) -> str:
-        name = self.argument("name")
-        if not name:
-            raise InvalidInput("name: say which feed, as in ?name=acme/orders")
-        self.title = name
-        span = parse_span(self.argument("span"))
-        data = await self.queries.feed(self.at, name, span)
+        name = self.required("name", "acme/orders")
+        span = word(self.argument("span"), Span, name="span") or Span.HOUR
+        found, events, generations, landed, backfill = await asyncio.gather(
+            self.ask(show_feed, name=name),
+            self.ask(list_events, feed=name, limit=EVENTS_SHOWN),
+            self.ask(list_events, feed=name, kinds=GENERATIONS, limit=GENERATIONS_SHOWN),
+            self.ask(show_landed, name=name, span=span),
+            self._backfill(name),
+        )
         return self.part(
             "feed_live.html",
-            data=data,
-            view=data.view,
-            remedy=data.explanation,
+            view=found.view,
+            now=now(),
+            remedy=found.explanation,
             cards={
-                "Lease": lease_lines(data.view, now=data.now, workers=data.workers),
-                "Declaration": declaration_lines(data.view, now=data.now),
+                "Lease": feed_lines(found, now=now()),
+                "Declaration": [declaration_line(found.declaration)],
             },
             show_cursor=show_cursor,
-            parent=None if data.view.feed.backfill is None else known_as(name),
-            buttons=page_buttons(data.view, is_filling=data.backfill is not None),
+            parent=None if found.view.feed.backfill is None else known_as(name),
+            filling=backfill,
+            buttons=page_buttons(found.view, is_filling=backfill is not None),
+            history=events.items,
+            generations=[listed.event for listed in generations.items],
             detail=event_detail,
             changes_of=changes_of,
             author_of=author_of,
             span=span,
             Span=Span,
-            charts=landed_charts(data.landed, span),
-            owners=owner_chart(data.events, data.workers, now=data.now),
+            landed=landed.buckets,
+            charts=landed_charts(landed.buckets, span),
+            owners=owner_chart(events.items, now=now()),
             in_numbers=self.argument("numbers") == "1",
         )
+
+    async def _backfill(self, name: str) -> BackfillDocument | None:
+        """Its backfill, if there is one under way."""
+        try:
+            found = await self.ask(show_backfill, name=name)
+        except NotFound:
+            return None
+        return None if found.status in ENDED.values() else found
 
 
 class FleetPage(PageHandler):
@@ -340,16 +411,15 @@ class FleetPage(PageHandler):
     verb = OF[show_status]
 
     async def show(self) -> str:
-        data = await self.queries.fleet()
+        data, moves = await asyncio.gather(self.ask(show_status), self.ask(list_moves))
         numbers = data.numbers
         aside = [("cordoned", numbers.cordoned), ("drained", numbers.drained), ("draining", numbers.draining)]
         return self.part(
             "fleet_live.html",
             buttons_of=worker_buttons,
             data=data,
-            select_url=self.select_url,
             choice_of=choice_of,
-            moves=await self.queries.moves(),
+            moves=moves.items,
             hot=hot_spot(data.workers),
             aside=[f"{count} {what}" for what, count in aside if count],
             waiting=reasons(data.tallies),
@@ -389,12 +459,16 @@ class ProblemsPage(PageHandler):
             super().fail(status, trouble)
 
     async def show(self) -> str:
-        data = await self.queries.fleet()
+        data = await self.ask(show_status)
         found = problems(data.warnings)
         if self.is_count:
             return f"({len(found):,})" if found else ""
         listed = [(one, problem_buttons(one, data)) for one in found]
-        return self.part("problems_live.html", listed=listed, select_url=self.select_url)
+        return self.part("problems_live.html", listed=listed)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
 
 
 def reasons(tallies: Iterable[StatusCount]) -> list[tuple[str, int]]:
@@ -415,21 +489,20 @@ class SchedulesPage(PageHandler):
     verb = OF[list_schedules]
 
     async def show(self) -> str:
-        query = parse_schedules(self.argument, limit=SCHEDULES_SHOWN)
-        part = await self.queries.schedules(query)
-        here = query.address(usual_limit=SCHEDULES_SHOWN)
+        asked = arguments_of(self.verb, self.request.query, SCHEDULES_USUAL, own=("live",))
+        page = await self.queries.answer(self.at, self.verb, asked)
         return self.part(
             "schedules_live.html",
-            query=query,
-            part=part,
+            asked=asked,
+            page=page,
+            now=now(),
             buttons_of=buttons_of_schedule,
-            first_page=here,
-            next_page=query.address(usual_limit=SCHEDULES_SHOWN, after=part.next_after or ""),
+            link=partial(address_of, asked, SCHEDULES_USUAL),
         )
 
 
-def buttons_of_schedule(view: ScheduleView) -> list[Button]:
-    return schedule_buttons(view.schedule.spec.name, is_paused=view.schedule.state is ScheduleState.PAUSED)
+def buttons_of_schedule(row: ScheduleRow) -> list[Button]:
+    return schedule_buttons(row.name, is_paused=row.state is ScheduleState.PAUSED)
 
 
 class SchedulePage(PageHandler):
@@ -440,21 +513,27 @@ class SchedulePage(PageHandler):
     verb = OF[show_schedule]
 
     async def show(self) -> str:
-        name, states = self.argument("name"), parse_states(self.argument("state"))
-        if not name:
-            raise InvalidInput("name: say which schedule, as in ?name=acme/rollup")
-        self.title = name
-        data = await self.queries.schedule(name, states=states)
+        name = self.required("name", "acme/rollup")
+        state = word(self.argument("state"), RunState, name="state")
+        found, runs = await asyncio.gather(
+            self.ask(show_schedule, name=name),
+            self.ask(list_runs, schedule=name, states=() if state is None else (state,), limit=RUNS_SHOWN),
+        )
+        fires = found.schedule.state is ScheduleState.ACTIVE and not found.schedule.unreadable
+        ticks = (await self.ask(show_next_ticks, name=name, count=TICKS_SHOWN)).ticks if fires else ()
         return self.part(
             "schedule_live.html",
-            data=data,
-            view=data.view,
-            buttons=buttons_of_schedule(data.view),
+            found=found,
+            row=found.schedule,
+            now=now(),
+            ticks=ticks,
+            runs=runs.items,
+            buttons=buttons_of_schedule(found.schedule),
             cancel_button=cancel_button,
-            states=states,
+            chosen=state,
             cards={
-                "Now": standing_lines(data.view, counts=data.counts, now=data.now),
-                "Declaration": schedule_declaration_lines(data.view.schedule.spec),
+                "Now": schedule_lines(found, now=now()),
+                "Declaration": [declaration_line(found.declaration)],
             },
         )
 

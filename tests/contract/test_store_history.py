@@ -14,6 +14,7 @@ from feedq.control.store import history as events
 from feedq.core.model import Event, Feed, Reason, Release, TargetState, Worker
 from feedq.core.roles import AccessRole, Caller
 from feedq.telemetry.logs import EventKind
+from feedq.verbs.fleet import list_events
 from feedq.web.queries import WebQueries
 from tests.contract.api_stage import settings_of
 from tests.contract.harness import Harness, PostgresHarness
@@ -185,6 +186,5 @@ def test_history_names_workers_that_have_ended(postgres_harness: PostgresHarness
     queries = WebQueries(settings_of(postgres_harness.url, postgres_harness.url, tmp_path))
     at = queries.at(Caller("a test", AccessRole.ADMIN))
     with closing(queries.store):
-        found = asyncio.run(queries.feed(at, feed.name))
-    owners = {event.worker_id for event in found.events if event.worker_id is not None}
-    assert {found.workers[owner] for owner in owners} == {"celery@gone"}
+        found = asyncio.run(queries.ask(at, list_events, feed=feed.name)).items
+    assert {one.worker for one in found if one.event.worker_id is not None} == {"celery@gone"}

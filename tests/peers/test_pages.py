@@ -171,7 +171,7 @@ def test_the_fleet_draws_a_move(room: ControlRoom) -> None:
 
 def test_feeds_that_were_just_chosen_show_what_they_landed_as_well(room: ControlRoom) -> None:
     with Browser(room.base, login=OPERATOR) as browser:
-        browser.open("/feeds?search=nobody")
+        browser.open("/feeds?text=nobody")
         browser.page.wait_for_selector(".feedq-scripted .empty-table-message")
         browser.page.fill("#feedq-filter input[type=search]", "acme/orders")
         browser.page.wait_for_selector("tr:has-text('acme/orders') .feedq-spark svg")

@@ -59,7 +59,7 @@ VERBS = {
     "token remove": "remove_token",
 }
 """Commands, and the verbs that do what they do."""
-OF_PAGES = {"count_feeds"}
+OF_PAGES = {"count_feeds", "list_landed", "list_moves"}
 """Verbs that pages alone ask."""
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 from xml.etree import ElementTree
 
+from feedq.control.store.history import ListedEvent
 from feedq.core.landed import LandedBucket, Span
 from feedq.core.model import Event
 from feedq.telemetry.event_names import EventKind
@@ -38,7 +39,11 @@ def event(minute: float, kind: EventKind, worker: UUID | None = None) -> Event:
 
 def drawn(events: Sequence[Event], *, minute: float) -> OwnerChart:
     names = {ANNA: "anna", BERTA: '"><script>'}
-    found = owner_chart(events, names, now=NOON + timedelta(minutes=minute))
+    listed = [
+        ListedEvent(n, one, "f", None if one.worker_id is None else names[one.worker_id])
+        for n, one in enumerate(events)
+    ]
+    found = owner_chart(listed, now=NOON + timedelta(minutes=minute))
     assert found is not None
     return found
 

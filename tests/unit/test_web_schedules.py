@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
 
 from feedq.core.schedule.model import Run, RunKind, RunState, Schedule, ScheduleState, ScheduleView
-from feedq.core.schedule.spec import CatchUp, Overlap, ScheduleSpec
-from feedq.errors import InvalidInput
-from feedq.verbs.report.details import schedule_declaration_lines, standing_lines
+from feedq.core.schedule.spec import ScheduleSpec
+from feedq.verbs.report.details import DetailLine, schedule_lines
 from feedq.verbs.report.masking import shown
-from feedq.verbs.schedules import schedule_row
+from feedq.verbs.schedules import ScheduleDocument, schedule_row
 from feedq.verbs.wording import lag_s, seconds, tick_of, took_s, why_run
-from feedq.web.params import (
-    ScheduleQuery,
-    parse_schedules,
-    parse_states,
-)
 from tests.fakes.clock import NEW_YEAR
 from tests.schedules import schedule_spec
 
@@ -64,36 +56,6 @@ def run(**changes: Any) -> Run:
     return replace(made, **changes)
 
 
-def asked(text: str) -> Callable[[str], str | None]:
-    given = parse_qs(text, keep_blank_values=True)
-    return lambda name: given.get(name, [None])[0]  # None where nothing is given
-
-
-# -- what an address asks for ------------------------------------------------------------------------
-
-
-def test_an_address_leads_to_the_next_part_of_the_same_list() -> None:
-    query = parse_schedules(asked("prefix=acme%2F&limit=50"), limit=200)
-    assert query == ScheduleQuery("acme/", "", 50)
-    further = parse_schedules(asked(query.address(usual_limit=200, after="acme/ü&x")[1:]), limit=200)
-    assert further == ScheduleQuery("acme/", "acme/ü&x", 50)
-    assert ScheduleQuery(limit=200).address(usual_limit=200) == "?"
-
-
-@pytest.mark.parametrize(
-    ("parse", "named"),
-    [
-        (lambda: parse_states("failed,broken"), "state='broken': must be one of waiting"),
-        (lambda: parse_schedules(asked("limit=501"), limit=200), "from 1 to 500"),
-        (lambda: parse_schedules(asked("limit=0"), limit=100), "limit='0'"),
-    ],
-)
-def test_a_wrong_argument_is_named(parse: Callable[[], object], named: str) -> None:
-    with pytest.raises(InvalidInput) as raised:
-        parse()
-    assert named in str(raised.value)
-
-
 # -- words -------------------------------------------------------------------------------------------
 
 
@@ -134,6 +96,11 @@ def test_the_reason_of_a_run_is_one_line_without_passwords() -> None:
     assert why_run(failed) == "cannot reach\\npostgresql://u:***@db/x"
 
 
+def standing(view: ScheduleView) -> list[DetailLine]:
+    found = ScheduleDocument(schedule_row(view), {}, None, {}, [], NOW, NOW, "7.3")
+    return schedule_lines(found, now=NOW)
+
+
 def test_a_schedule_says_where_it_stands() -> None:
     paused = schedule(
         state=ScheduleState.PAUSED,
@@ -142,34 +109,13 @@ def test_a_schedule_says_where_it_stands() -> None:
         next_fire_at=NOW + timedelta(hours=1, seconds=20),
         failures=3,
     )
-    lines = {
-        line.name: line.text for line in standing_lines(ScheduleView(paused, None, 4, 1), counts={}, now=NOW)
-    }
+    lines = {line.name: line.text for line in standing(ScheduleView(paused, None, 4, 1))}
     assert lines["paused because"] == "3 runs in a row did not succeed"
     assert lines["paused until"] == "2026-01-01 02:00:00Z (in 2h)"
     assert lines["fires"] == "2026-01-01 01:00:20Z (in 60m), with its jitter"
     assert (lines["waiting"], lines["running"], lines["failures"]) == ("4", "1", "3 in a row")
-    active = {line.name for line in standing_lines(ScheduleView(schedule(), None, 0, 0), counts={}, now=NOW)}
+    active = {line.name for line in standing(ScheduleView(schedule(), None, 0, 0))}
     assert not {"paused because", "paused until", "fires"} & active
-
-
-def test_a_declaration_is_shown_with_its_policies_and_without_its_secrets() -> None:
-    declared = spec(
-        overlap=Overlap.BUFFER_ALL,
-        buffer_max=20,
-        start_deadline=30,
-        pause_on_failure=5,
-        retries={"limit": 3},
-        catch_up={"policy": CatchUp.ALL},
-    )
-    lines = {line.name: line.text for line in schedule_declaration_lines(declared)}
-    assert lines["when"] == "cron 0 2 * * * Europe/Berlin"
-    assert lines["overlap"] == "buffer_all, up to 20 waiting"
-    assert lines["catch-up"].startswith("all within 24h, at most 100; ")
-    assert lines["start deadline"] == "30s"
-    assert lines["retries"] == "3, after 10s, × 2, up to 10m"
-    assert "yesterday" in lines["named arguments"]
-    assert SECRET not in "\n".join(lines.values())
 
 
 # -- documents ---------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
@@ -31,8 +30,6 @@ from feedq.core.selection import TROUBLED, Selection, SelectionOrder, like
 
 PAGE_MAX = 1000
 """Rows of one page: what a browser still shows at once, and one answer of the API holds."""
-OFFSET_MAX = 100_000_000
-"""The largest offset: beyond any table, and within what the database takes."""
 LATELY_S = 86_400.0
 """Dead letters are warned of for this long: until somebody has had a working day to look at them."""
 GROUPS_MAX = 500
@@ -40,56 +37,6 @@ GROUPS_MAX = 500
 EVERY = Selection(removing=True)
 STATEMENT_TIMEOUT_S = 30
 """A page that nobody waits for any more must not keep the control database busy."""
-
-
-class Sort(StrEnum):
-    """The order of a page; equal feeds are in order of name."""
-
-    NAME = "name"
-    STATUS = "status"
-    WORKER = "worker"
-    EPOCH = "epoch"
-    RECORDS = "records"
-    RATE = "rate"
-    LAST_RECORD = "last_record"
-    EVENT_LAG = "event_lag"
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """A query for feeds: which, and which page of them. ``search`` is plain text, looked for wherever a feed
-    shows some."""
-
-    search: str = ""
-    status: Status | None = None
-    worker: str | None = None
-    tenant: str | None = None
-    labels: tuple[tuple[str, str], ...] = ()
-    connector: str | None = None
-    match: str | None = None
-    """A pattern of names, as `feedq.core.selection.Selection` has it."""
-    failing: bool = False
-    unmet: bool = False
-    dead_letters: bool = False
-    sort: Sort = Sort.NAME
-    descending: bool = False
-    limit: int = PAGE_MAX
-    offset: int = 0
-
-    @property
-    def selection(self) -> Selection:
-        """What the verbs for many feeds have of this: all but the text, and the status."""
-        return Selection(
-            tenant=self.tenant,
-            labels=dict(self.labels),
-            worker=self.worker,
-            connector=self.connector,
-            match=self.match,
-            failing=self.failing,
-            unmet=self.unmet,
-            dead_letters=self.dead_letters,
-            removing=True,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +53,6 @@ class StatusCount:
     """The feeds with dead letters, the latest of which was refused within `LATELY_S`."""
     rows_per_s: float = 0.0
     """What those that stream land together, as their workers last said."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundFeeds:
-    """A page of feeds, with the numbers of all that the search found, whatever their status."""
-
-    now: datetime
-    """The database's clock, for ages."""
-    views: Sequence[FeedView]
-    tallies: Sequence[StatusCount]
-    matching: int
-    """Feeds on all pages together."""
-    declared: int = 0
-    """All feeds there are; counted only when none matches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,48 +156,67 @@ _TALLIED = f"""
         count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused,
         CASE status WHEN 'streaming' THEN sum(rows_per_s) ELSE 0 END AS rows_per_s
 """
-_ORDER = {
-    Sort.NAME: "f.name",
-    Sort.STATUS: _STATUS,
-    Sort.WORKER: "w.name",
-    Sort.EPOCH: "l.epoch",
-    Sort.RECORDS: "l.records_total",
-    Sort.RATE: f"CASE WHEN {_STATUS} = 'streaming' THEN l.rows_per_s END",
-    Sort.LAST_RECORD: "l.last_record_at",
-    Sort.EVENT_LAG: "statement_timestamp() - l.event_at",
+_ORDERS = {
+    SelectionOrder.NAME: "f.name ASC",
+    SelectionOrder.STATUS: f"{_STATUS} ASC NULLS LAST",
+    SelectionOrder.WORKER: "w.name ASC NULLS LAST",
+    SelectionOrder.ROWS: "coalesce(l.records_total, 0) DESC",
+    SelectionOrder.BYTES: "coalesce(l.bytes_total, 0) DESC",
+    SelectionOrder.RATE: f"CASE WHEN {_STATUS} = 'streaming' THEN l.rows_per_s END DESC NULLS LAST",
+    SelectionOrder.AGE: "coalesce(l.last_record_at, '-infinity') ASC",
+    SelectionOrder.LAG: "l.event_at ASC NULLS LAST",
+    SelectionOrder.FAILURES: "greatest(l.failures, l.attempts, 0) DESC",
+    SelectionOrder.EPOCH: "coalesce(l.epoch, 0) DESC",
 }
+
+
+def _order(order: SelectionOrder, *, reverse: bool) -> str:
+    """What to sort by; feeds without a value come last in either direction."""
+    key = _ORDERS[order]
+    if reverse:
+        key = key.replace(" ASC", " DESC") if " ASC" in key else key.replace(" DESC", " ASC")
+    return f"{key}, f.name, f.id"
 
 
 # What is wrong with each feed, which may be more than one thing; of a backfill it is said at its feed.
 _TROUBLES = f"""
     WITH found AS MATERIALIZED (
-        SELECT f.id, f.tenant, {_STATUS} AS status, l.reason, l.blamed, l.blamed_at, l.running_since,
+        SELECT f.id, f.name, f.tenant, {_STATUS} AS status, l.reason, l.blamed, l.blamed_at, l.running_since,
             coalesce(l.last_record_at, l.running_since) AS silent_since,
             CASE WHEN l.dead_letters > 0 THEN l.dead_letter_at END AS refused_at
         {_FROM} WHERE {_DECLARED}
-    ), causes (id, tenant, cause, reason, since) AS (
-        SELECT id, tenant, status, CASE WHEN status = 'waiting' AND reason = ANY(:reasons) THEN reason END,
+    ), causes (id, name, tenant, cause, reason, since) AS (
+        SELECT id, name, tenant, status,
+            CASE WHEN status = 'waiting' AND reason = ANY(:reasons) THEN reason ELSE '' END,
             CASE status WHEN 'quarantined' THEN blamed_at WHEN 'refusing' THEN running_since
                 WHEN 'stalled' THEN silent_since WHEN 'sink_unavailable' THEN silent_since END
         FROM found WHERE status = ANY(:statuses)
         UNION ALL
-        SELECT id, tenant, '{Concern.EXPECTATION}', NULL, min(u.since)
-        FROM found JOIN feedq.unmet u ON u.feed_id = id GROUP BY id, tenant
+        SELECT id, name, tenant, '{Concern.EXPECTATION}', '', min(u.since)
+        FROM found JOIN feedq.unmet u ON u.feed_id = id GROUP BY id, name, tenant
         UNION ALL
-        SELECT id, tenant, '{Concern.DEAD_LETTERS}', NULL, NULL
+        SELECT id, name, tenant, '{Concern.DEAD_LETTERS}', '', NULL
         FROM found WHERE refused_at > :now - make_interval(secs => {LATELY_S}) AND status <> 'refusing'
         UNION ALL
-        SELECT id, tenant, '{Concern.LOST_WORKERS}', NULL, blamed_at FROM found
+        SELECT id, name, tenant, '{Concern.LOST_WORKERS}', '', blamed_at FROM found
         WHERE blamed > 0 AND status <> 'quarantined'
             AND coalesce(blamed_at > :now - make_interval(secs => {LATELY_S}), true)
     ), groups AS (
-        SELECT cause, reason, tenant, count(*) AS feeds, min(since) AS since,
-            (array_agg(id ORDER BY since, id))[1:CAST(:each AS int)] AS ids,
-            CAST(sum(count(*)) OVER same AS bigint) AS of,
-            row_number() OVER (same ORDER BY count(*) DESC, tenant) AS place
-        FROM causes GROUP BY cause, reason, tenant WINDOW same AS (PARTITION BY cause, reason)
+        SELECT *, CAST(sum(feeds) OVER same AS bigint) AS of,
+            row_number() OVER (same ORDER BY feeds DESC, tenant) AS place
+        FROM (
+            SELECT cause, reason, tenant, count(*) AS feeds, min(since) AS since FROM causes
+            GROUP BY cause, reason, tenant
+        ) counted WINDOW same AS (PARTITION BY cause, reason)
+    ), first AS (
+        SELECT cause, reason, tenant, array_agg(id ORDER BY nth) AS ids FROM (
+            SELECT id, cause, reason, tenant, row_number() OVER (
+                PARTITION BY cause, reason, tenant COLLATE "C" ORDER BY since, name COLLATE "C") AS nth
+            FROM causes WHERE tenant = ANY(ARRAY(SELECT tenant FROM groups WHERE place <= :tenants))
+        ) found WHERE nth <= :each GROUP BY cause, reason, tenant
     )
-    SELECT * FROM groups WHERE place <= :tenants ORDER BY cause, reason, place
+    SELECT * FROM groups JOIN first USING (cause, reason, tenant) WHERE place <= :tenants
+    ORDER BY cause, nullif(reason, ''), place
 """
 # Since when feeds that nobody streams are as they are: the latest that happened to each, apart from new tries.
 _BEGAN = """
@@ -295,38 +247,6 @@ _SINKS = f"""
 
 class FeedListing(Aggregate):
     """Pages of feeds. Every method may raise `Unavailable`."""
-
-    @in_transaction
-    def page(self, c: Connection, query: Query, *, own: str | None = None) -> FoundFeeds:
-        """A page of feeds; for who sees only the feeds of their own tenant, no others are counted either."""
-        conditions, parameters = _where(query)
-        key, direction = _ORDER[query.sort], "DESC" if query.descending else "ASC"
-        # Looked for once, for the rows and for the numbers, and in narrow rows: wide ones would make the sort of a
-        # large table spill to disk.
-        sql = f"""
-            WITH found AS MATERIALIZED (
-                SELECT f.id, f.name, {key} AS key, {_COUNTED} {_FROM} {_filtered(conditions)}
-            ), counted AS (
-                {_TALLIED} FROM found GROUP BY status, reason ORDER BY status, reason
-            ), page AS (
-                SELECT id, key FROM found {"" if query.status is None else "WHERE status = :status"}
-                ORDER BY key {direction} NULLS LAST, name, id LIMIT :limit OFFSET :offset
-            )
-            SELECT (SELECT json_agg(counted) FROM counted) AS tallies, p.*
-            FROM (VALUES (1)) once (row) LEFT JOIN (
-                SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now, page.key
-                {_FROM} JOIN page ON page.id = f.id
-            ) p ON true
-            ORDER BY p.key {direction} NULLS LAST, p.name, p.id
-        """
-        parameters["now"] = now = _begin(c)
-        rows = c.execute(text(sql), parameters).all()
-        tallies = [_tally(list(counted.values())) for counted in rows[0].tallies or ()]
-        views = [feed_view_from(row) for row in rows if row.id is not None]
-        matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
-        count = f"SELECT count(*) FROM feedq.feed f WHERE {_DECLARED} AND f.tenant = coalesce(:own, f.tenant)"
-        declared = 0 if matching else c.execute(text(count), {"own": own}).scalar_one()
-        return FoundFeeds(now, views, tallies, matching, declared)
 
     @in_transaction
     def after(
@@ -361,15 +281,19 @@ class FeedListing(Aggregate):
         selection: Selection,
         order: SelectionOrder,
         *,
+        reverse: bool = False,
         text_: str = "",
         offset: int = 0,
         limit: int = PAGE_MAX,
     ) -> list[FeedView]:
         """Return so many of the chosen feeds where ``text_`` is found, in this order, without the first ones."""
         conditions, parameters = _chosen_with(selection, text_)
+        by = _order(order, reverse=reverse)
+        # The ids first: wide rows would make the sort of a large table spill to disk.
         sql = f"""
-            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM} {_filtered(conditions)}
-            ORDER BY {_SELECTION_ORDER[order]} f.name, f.id LIMIT :limit OFFSET :offset
+            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM} WHERE f.id IN (
+                SELECT f.id {_FROM} {_filtered(conditions)} ORDER BY {by} LIMIT :limit OFFSET :offset
+            ) ORDER BY {by}
         """
         parameters |= {"now": _begin(c), "limit": min(max(limit, 0), PAGE_MAX), "offset": offset}
         return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
@@ -422,7 +346,7 @@ class FeedListing(Aggregate):
             if since is None and not is_concern:
                 since = min(began[id_] for id_ in group.ids)
             cause = Concern(group.cause) if is_concern else Status(group.cause)
-            reason = None if group.reason is None else Reason(group.reason)
+            reason = Reason(group.reason) if group.reason else None
             some = [views[id_] for id_ in group.ids]
             found.append(TroubledFeeds(cause, reason, group.tenant, group.feeds, group.of, since, some))
         return found
@@ -460,16 +384,6 @@ class FeedListing(Aggregate):
             text("SELECT array_agg(uuid) FROM feedq.feed WHERE removed_at IS NULL")
         ).scalar_one()
         return c.execute(text("SELECT id FROM feedq.installation")).scalar_one(), set(feeds or ())
-
-
-def _where(query: Query) -> tuple[list[str], dict[str, Any]]:
-    conditions, given = _chosen_with(query.selection, query.search)
-    parameters = given | {
-        "status": None if query.status is None else query.status.value,
-        "limit": min(max(query.limit, 0), PAGE_MAX),
-        "offset": min(max(query.offset, 0), OFFSET_MAX),
-    }
-    return conditions, parameters
 
 
 def _chosen_with(selection: Selection, searched: str) -> tuple[list[str], dict[str, Any]]:
@@ -525,25 +439,15 @@ _CHOSEN_BY = {
     "unmet": "f.id IN (SELECT feed_id FROM feedq.unmet)",
     "dead_letters": "l.dead_letters > 0",
 }
-_SELECTION_ORDER = {
-    SelectionOrder.NAME: "",
-    SelectionOrder.ROWS: "coalesce(l.records_total, 0) DESC,",
-    SelectionOrder.BYTES: "coalesce(l.bytes_total, 0) DESC,",
-    SelectionOrder.RATE: f"CASE WHEN {_STATUS} = 'streaming' THEN -l.rows_per_s ELSE 0 END,",
-    SelectionOrder.AGE: "l.last_record_at NULLS FIRST,",
-    SelectionOrder.FAILURES: "greatest(l.failures, l.attempts, 0) DESC,",
-}
 
 
-def selected_sql(
-    selection: Selection, order: SelectionOrder, limit: int | None
-) -> tuple[str, dict[str, Any]]:
+def selected_sql(selection: Selection, limit: int | None) -> tuple[str, dict[str, Any]]:
     """Return the statement that reads the chosen feeds, and its parameters."""
     conditions, given = _chosen(selection)
     sql = f"""
         SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now
         {_FROM} {_filtered([" AND ".join(conditions)])}
-        ORDER BY {_SELECTION_ORDER[order]} f.name, f.id LIMIT :limit
+        ORDER BY f.name, f.id LIMIT :limit
     """
     return sql.replace(":now", "statement_timestamp()"), given | {"limit": limit}
 

@@ -62,7 +62,7 @@ from feedq.core.model import (
 )
 from feedq.core.placement.base import Transfer
 from feedq.core.remedies import command
-from feedq.core.selection import Selection, SelectionOrder
+from feedq.core.selection import Selection
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.event_names import EventKind
 
@@ -294,11 +294,10 @@ class Feeds(Aggregate):
         c: Connection,
         selection: Selection,
         *,
-        order: SelectionOrder = SelectionOrder.NAME,
         limit: int | None = None,
     ) -> list[FeedView]:
-        """Return the chosen feeds, in this order."""
-        sql, parameters = selected_sql(selection, order, limit)
+        """Return the chosen feeds, by name."""
+        sql, parameters = selected_sql(selection, limit)
         return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
 
     @in_statement

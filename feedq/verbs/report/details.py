@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from feedq.core.authorship import BY
-from feedq.core.expectations import write_expectations
-from feedq.core.model import Event, FeedView, Lease, WorkerView
+from feedq.core.model import Event, Lease, WorkerView
 from feedq.core.notices import notice_sentences
 from feedq.core.passwords import mask_url
-from feedq.core.schedule.model import RunState, ScheduleView
-from feedq.core.schedule.spec import CatchUp, Overlap, ScheduleSpec
-from feedq.core.values import instant
+from feedq.core.schedule.model import RunState
 from feedq.verbs import wording
-from feedq.verbs.report.masking import masked, shown
-from feedq.verbs.wording import as_json, counted, duration, pairs, percent, printable, size, timing_words
+from feedq.verbs.report.masking import masked
+from feedq.verbs.wording import as_json, counted, duration, pairs, percent, printable, size
 
 if TYPE_CHECKING:
+    from feedq.verbs.feeds import FeedDocument
     from feedq.verbs.schedules import ScheduleDocument
 
 CHANGES = "changes"
@@ -49,13 +46,6 @@ def detail_lines(facts: Iterable[tuple[str, str | None]]) -> list[DetailLine]:
     return [DetailLine(name, text) for name, text in facts if text]
 
 
-def _yaml(name: str, value: Any) -> DetailLine:
-    """Shows a mapping or list as a manifest would have it."""
-    from feedq.verbs import documents  # which loads YAML; most commands show none
-
-    return DetailLine(name, documents.dump(value) if value else "(none)", code=True)
-
-
 def _moment(at: datetime | None, now: datetime) -> str | None:
     return None if at is None else wording.moment(at, now=now)
 
@@ -72,12 +62,13 @@ def _said(text: str | None, at: datetime | None = None, now: datetime | None = N
 # -- feeds and workers -------------------------------------------------------------------------------
 
 
-def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -> list[DetailLine]:
-    """Tells how a feed fares. ``workers`` are names, of those that are there."""
-    lease, spec = view.lease, view.feed.spec
-    goes_to = None
+def feed_lines(found: FeedDocument, *, now: datetime) -> list[DetailLine]:
+    """Tells how a feed fares."""
+    view, goes_to = found.view, found.goes_to
+    lease, feed, spec = view.lease, view.feed, view.feed.spec
     if lease.promised_to is not None:
-        goes_to = workers.get(lease.promised_to, "a worker that is gone by now")
+        goes_to = goes_to or "a worker that is gone by now"
+    running_old = lease.worker_id is not None and lease.generation != feed.generation
     avoid = f", on {', '.join(lease.avoid)}" if lease.avoid else ""
     return detail_lines(
         [
@@ -113,6 +104,14 @@ def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -
             *(("noticed", _said(one)) for one in notice_sentences(lease.noticed)),
             ("cursor", None if lease.cursor is None else as_json(masked(lease.cursor))),
             ("counts for", None if lease.weight == spec.weight else f"{lease.weight:.3g}, as measured"),
+            ("catalog", feed.catalog),
+            (
+                "generation",
+                f"{feed.generation}" + (f" (running with {lease.generation})" if running_old else ""),
+            ),
+            ("created", _moment(feed.created_at, now)),
+            ("updated", _moment(feed.updated_at, now)),
+            ("removed", _moment(feed.removed_at, now)),
         ]
     )
 
@@ -125,36 +124,11 @@ def _blamed(lease: Lease, now: datetime) -> str | None:
     return f"{'yes' if lease.quarantined else 'no'}; {lost}: {_said(lease.blame) or 'nobody knows how'}"
 
 
-def declaration_lines(view: FeedView, *, now: datetime) -> list[DetailLine]:
-    """Shows a feed as it is declared."""
-    feed, spec = view.feed, view.feed.spec
-    running_old = view.lease.worker_id is not None and view.lease.generation != feed.generation
-    running = f" (running with {view.lease.generation})" if running_old else ""
-    return [
-        *detail_lines(
-            [
-                ("target state", spec.target_state),
-                ("catalog", feed.catalog),
-                ("generation", f"{feed.generation}{running}"),
-                ("tenant", spec.tenant),
-                ("labels", pairs(spec.labels)),
-                ("requires", pairs(spec.selector.required)),
-                ("prefers", pairs(spec.selector.preferred)),
-                ("weight", f"{spec.weight:g}"),
-                (
-                    "begins after",
-                    None if spec.initial_cursor is None else as_json(masked(spec.initial_cursor)),
-                ),
-                ("expected", as_json(write_expectations(spec.expect)) if spec.expect else None),
-                ("created", _moment(feed.created_at, now)),
-                ("updated", _moment(feed.updated_at, now)),
-                ("removed", _moment(feed.removed_at, now)),
-                ("connector", spec.connector),
-            ]
-        ),
-        _yaml("source", masked(spec.source)),
-        _yaml("sink", masked(spec.sink)),
-    ]
+def declaration_line(declaration: Any) -> DetailLine:
+    """Shows what is declared as a manifest would have it."""
+    from feedq.verbs import documents  # which loads YAML; most commands show none
+
+    return DetailLine("declaration", documents.dump(declaration) if declaration else "(none)", code=True)
 
 
 def worker_lines(view: WorkerView, *, now: datetime) -> list[DetailLine]:
@@ -224,31 +198,6 @@ def author_of(event: Event) -> str:
 # -- schedules ---------------------------------------------------------------------------------------
 
 
-def standing_lines(view: ScheduleView, *, counts: Mapping[RunState, int], now: datetime) -> list[DetailLine]:
-    """Tells where a schedule stands."""
-    schedule = view.schedule
-    is_jittered = schedule.next_fire_at is not None and schedule.next_fire_at != schedule.next_tick_at
-    runs = ", ".join(f"{counts[state]:,} {state}" for state in RunState if counts.get(state))
-    return detail_lines(
-        [
-            ("state", schedule.state),
-            ("paused because", schedule.pause_reason),
-            ("paused until", _moment(schedule.paused_until, now)),
-            ("cannot run", view.unserved),
-            ("when", timing_words(schedule.spec)),
-            ("next tick", _moment(schedule.next_tick_at, now)),
-            ("fires", f"{_moment(schedule.next_fire_at, now)}, with its jitter" if is_jittered else None),
-            ("waiting", f"{view.waiting:,}"),
-            ("running", f"{view.running:,}"),
-            ("runs", runs or "none"),
-            ("failures", f"{schedule.failures:,} in a row" if schedule.failures else None),
-            ("generation", str(schedule.generation)),
-            ("created", _moment(schedule.created_at, now)),
-            ("updated", _moment(schedule.updated_at, now)),
-        ]
-    )
-
-
 def schedule_lines(found: ScheduleDocument, *, now: datetime) -> list[DetailLine]:
     """Tells where a schedule stands."""
     row = found.schedule
@@ -273,65 +222,3 @@ def schedule_lines(found: ScheduleDocument, *, now: datetime) -> list[DetailLine
             ("updated", _moment(found.updated_at, now)),
         ]
     )
-
-
-def schedule_declaration_lines(spec: ScheduleSpec) -> list[DetailLine]:
-    """Shows a schedule as it is declared, what is left to its default included."""
-    kept = [(spec.keep.runs, "runs"), (spec.keep.days, "days")]
-    waiting = f", up to {spec.buffer_max:,} waiting" if spec.overlap is Overlap.BUFFER_ALL else ""
-    pauses = f"after {spec.pause_on_failure} in a row that did not succeed"
-    return [
-        *detail_lines(
-            [
-                ("when", timing_words(spec)),
-                ("begins", None if spec.start is None else instant(spec.start)),
-                ("ends", None if spec.end is None else instant(spec.end)),
-                ("days left out", f"{', '.join(spec.exclude)} ({spec.zone})" if spec.exclude else None),
-            ]
-        ),
-        *_job_lines(spec),
-        *detail_lines(
-            [
-                ("overlap", f"{spec.overlap}{waiting}"),
-                ("catch-up", _catch_up(spec)),
-                ("start deadline", _seconds(spec.start_deadline)),
-                ("jitter", f"up to {duration(spec.jitter)}" if spec.jitter else None),
-                ("history kept", ", ".join(f"{n:,} {what}" for n, what in kept if n is not None)),
-                ("when resumed", f"ticks of the pause: {spec.resume}"),
-                ("pauses itself", None if spec.pause_on_failure is None else pauses),
-            ]
-        ),
-    ]
-
-
-def _job_lines(job: ScheduleSpec) -> Sequence[DetailLine]:
-    retries = job.retries
-    waits = f"{duration(retries.first)}, × {retries.factor:g}, up to {duration(retries.max)}"
-    return [
-        DetailLine("task", job.task),
-        *([_yaml("arguments", shown(job.args))] if job.args else []),
-        *([_yaml("named arguments", shown(job.kwargs))] if job.kwargs else []),
-        *detail_lines(
-            [
-                ("only on workers with", pairs(job.selector.required)),
-                ("semantics", job.semantics),
-                ("queue", job.queue),
-                ("priority", str(job.priority) if job.priority else None),
-                ("time-out", _seconds(job.timeout) or "none"),
-                ("retries", f"{retries.limit}, after {waits}" if retries.limit else None),
-            ]
-        ),
-    ]
-
-
-def _seconds(seconds: float | None) -> str | None:
-    return None if seconds is None else duration(seconds)
-
-
-def _catch_up(spec: ScheduleSpec) -> str:
-    late = f"a tick is a misfire {duration(spec.misfire_after)} after it was due"
-    policy, most = spec.catch_up.policy, spec.catch_up.max
-    if policy is CatchUp.SKIP:
-        return f"{policy}; {late}"
-    bound = f", at most {most:,}" if policy is CatchUp.ALL else ""
-    return f"{policy} within {duration(spec.catch_up.window)}{bound}; {late}"

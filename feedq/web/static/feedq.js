@@ -95,7 +95,7 @@
   function submit(event) {
     event.preventDefault();
     const address = here(form.getAttribute("action"));
-    new FormData(form).forEach((value, name) => value && address.searchParams.set(name, value));
+    new FormData(form).forEach((value, name) => value && address.searchParams.append(name, value));
     go(address, false);
   }
 

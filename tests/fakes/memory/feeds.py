@@ -29,7 +29,7 @@ from feedq.core.model import (
     require_version,
 )
 from feedq.core.placement.base import Transfer
-from feedq.core.selection import ORDER_KEYS, Selection, SelectionOrder
+from feedq.core.selection import Selection
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.logs import EventKind
 from tests.fakes.memory import counts
@@ -162,10 +162,9 @@ class MemoryFeeds(Feeds):
         self,
         selection: Selection,
         *,
-        order: SelectionOrder = SelectionOrder.NAME,
         limit: int | None = None,
     ) -> list[FeedView]:
-        return sorted(filter(selection.chooses, self.views()), key=ORDER_KEYS[order])[:limit]
+        return list(filter(selection.chooses, self.views()))[:limit]
 
     @statement
     def count(self) -> int:

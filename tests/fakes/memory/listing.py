@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from feedq.control.store.feed_listing import (
     EVERY,
@@ -16,6 +17,7 @@ from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Concern, FeedView, Reason, Status, TargetState
 from feedq.core.selection import Selection, SelectionOrder
 
+NEVER = datetime.min.replace(tzinfo=UTC)
 Cause = tuple[Status | Concern, Reason | None]
 
 
@@ -33,10 +35,18 @@ class MemoryListing:
         return [view for view in found if (view.feed.name, view.feed.id) > place][:limit]
 
     def ordered(
-        self, selection: Selection, order: SelectionOrder, *, text_: str = "", offset: int = 0, limit: int
+        self,
+        selection: Selection,
+        order: SelectionOrder,
+        *,
+        reverse: bool = False,
+        text_: str = "",
+        offset: int = 0,
+        limit: int,
     ) -> list[FeedView]:
         assert not text_, "which the database looks for"
-        return self._store.feeds.selected(selection, order=order)[offset : offset + limit]
+        found = in_order(self._store.feeds.selected(selection), order, reverse=reverse)
+        return found[offset : offset + limit]
 
     def tallies(self, selection: Selection = EVERY, *, text_: str = "") -> list[StatusCount]:
         assert not text_, "which the database looks for"
@@ -53,6 +63,34 @@ class MemoryListing:
 
     def wanted_of_tenants(self) -> dict[str, int]:
         return wanted_of_tenants(self._store.feeds.views())
+
+
+Key = Callable[[FeedView], Any]
+ORDERS: dict[SelectionOrder, tuple[Key, bool]] = {
+    SelectionOrder.NAME: (lambda view: view.feed.name, False),
+    SelectionOrder.STATUS: (lambda view: view.status, False),
+    SelectionOrder.WORKER: (lambda view: view.worker, False),
+    SelectionOrder.ROWS: (lambda view: view.lease.records_total, True),
+    SelectionOrder.BYTES: (lambda view: view.lease.bytes_total, True),
+    SelectionOrder.RATE: (
+        lambda view: view.lease.rows_per_s if view.status is Status.STREAMING else None,
+        True,
+    ),
+    SelectionOrder.AGE: (lambda view: view.lease.last_record_at or NEVER, False),
+    SelectionOrder.LAG: (lambda view: view.lease.event_at, False),
+    SelectionOrder.FAILURES: (lambda view: max(view.lease.failures, view.lease.attempts), True),
+    SelectionOrder.EPOCH: (lambda view: view.lease.epoch, True),
+}
+"""What feeds are put in order by, and whether the most of it comes first."""
+
+
+def in_order(views: Sequence[FeedView], order: SelectionOrder, *, reverse: bool = False) -> list[FeedView]:
+    """Those without a value come last in either direction, equal ones by name."""
+    key, most_first = ORDERS[order]
+    known = [view for view in views if key(view) is not None]
+    known.sort(key=lambda view: view.feed.name)
+    known.sort(key=key, reverse=most_first is not reverse)
+    return known + sorted((v for v in views if key(v) is None), key=lambda view: view.feed.name)
 
 
 def tallies_of(feeds: Sequence[FeedView]) -> list[StatusCount]:
@@ -99,7 +137,7 @@ def troubles_of(
     for (what, reason), by_tenant in sorted(groups.items(), key=lambda one: (one[0][0], one[0][1] or "~")):
         of = sum(map(len, by_tenant.values()))
         for tenant, group in sorted(by_tenant.items(), key=lambda one: (-len(one[1]), one[0]))[:tenants]:
-            ordered = sorted(group, key=lambda one: (one[0] is None, one[0] or now, one[1].feed.id))
+            ordered = sorted(group, key=lambda one: (one[0] is None, one[0] or now, one[1].feed.name))
             first = [view for _, view in ordered[:each]]
             found.append(TroubledFeeds(what, reason, tenant, len(group), of, ordered[0][0], first))
     return found
