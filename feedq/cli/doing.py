@@ -58,9 +58,12 @@ class Doing:
 
     def do(self, function: Callable[Concatenate[At, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do a verb. Raises what the verb raises, and `Unavailable` when the server cannot be asked."""
-        verb = OF[function]
-        found: T = self.doer(verb, verb.parse(kwargs), self.told)
+        found: T = self.do_named(OF[function], kwargs)
         return found
+
+    def do_named(self, verb: Verb, given: Mapping[str, Any]) -> Any:
+        """Do a verb with arguments that nobody has checked yet. Raises as `do`, and `InvalidInput`."""
+        return self.doer(verb, verb.parse(given), self.told)
 
     def pages(
         self,

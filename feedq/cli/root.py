@@ -63,6 +63,7 @@ class Root(Group):
         "top": "feedq.cli.top:top",
         "events": "feedq.cli.fleet:events",
         "doctor": "feedq.cli.fleet:doctor",
+        "do": "feedq.cli.verbs:do_verb",
         "connectors": "feedq.cli.fleet:connectors",
         "completion": "feedq.cli.completing:completion",
     }

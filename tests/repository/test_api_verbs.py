@@ -53,6 +53,7 @@ VERBS = {
     "top": "show_status list_feeds",
     "doctor": "diagnose_fleet try_alerts",
     "sync": "list_catalogs sync_catalog",
+    "do": "",  # any of them
     "connectors": "list_connectors show_connector",
     "token add": "add_token",
     "token list": "list_tokens",
