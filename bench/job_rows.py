@@ -28,7 +28,6 @@ from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import NewWorker
 from feedq.core.schedule.model import Finish, Offer, RunState
 from feedq.core.schedule.spec import CatchUp
-from feedq.core.schedule.spread import segments_of
 from feedq.local.postgres import Postgres
 from tests.cluster import FEEDQ
 from tests.schedules import schedule_spec
@@ -151,8 +150,8 @@ def _fired(store: PostgresStore, session: Any) -> Iterator[Figure]:
             (FIRED,),
         )
     began, made, looks = time.monotonic(), 0, 0
-    while (fired := store.jobs.runs.fire_due(limit=FIRED_PER_SCAN)).segments or fired.more:
-        made += len(fired.segments)
+    while (fired := store.jobs.runs.fire_due(limit=FIRED_PER_SCAN)).runs or fired.more:
+        made += fired.runs
         looks += 1
     rate = made / (time.monotonic() - began)
     case = f"{SCHEDULES:,} schedules: firing {FIRED:,} that are due, one node"
@@ -168,7 +167,7 @@ def _claimed(store: PostgresStore, session: Any) -> Iterator[Figure]:
         store.workers.register(new, ttl_s=TTL_S)
     waiting = _wait_all(session)
     me = ids[0]
-    offer = Offer(me, CLAIMED, segments_of(dict.fromkeys(ids, CLAIMED))[me], steal_after_s=1.0)
+    offer = Offer(me, CLAIMED, CLAIMED, CLAIMED * len(ids))
     # At the full hour the planner knows of none that waits; it is told within a minute or two.
     for known in ("statistics of before", "statistics of now"):
         claims, finishes = _claims(store, offer)
@@ -184,8 +183,8 @@ def _wait_all(session: Any) -> int:
         cursor.execute("VACUUM ANALYZE feedq.run")
         cursor.execute(
             """
-            INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job, segment)
-            SELECT s.id, 'bench', t.at, t.at, t.at, s.job, mod(s.id, 256)
+            INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job)
+            SELECT s.id, 'bench', t.at, t.at, t.at, s.job
             FROM feedq.schedule s CROSS JOIN LATERAL (
                 SELECT clock_timestamp() - interval '100 ms' + s.id * interval '1 us') t (at)
             WHERE s.id > %s

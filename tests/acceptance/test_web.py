@@ -103,7 +103,7 @@ def schedule(store: PostgresStore, worker_id: UUID) -> None:
     claimed: list[ClaimedRun] = []
     for key in ("k-done", "k-bad", "k-running"):
         store.jobs.schedules.trigger(ROLLUP, key=key)
-        claimed += store.jobs.runs.claim(Offer(worker_id, 1, (), 0.0)).runs
+        claimed += store.jobs.runs.claim(Offer(worker_id, 1)).runs
     done, bad, _ = claimed
     ended = [
         Finish(done.id, done.fence, RunState.SUCCEEDED, None),

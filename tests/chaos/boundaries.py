@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from random import Random
 from threading import Lock, get_ident, local
 from typing import Any
-from uuid import UUID
 
 from psycopg2 import IntegrityError
 from sqlalchemy import Connection
 
+from feedq.control.store.channels import NotifyReason
 from feedq.control.store.database import Database, PreparedStatement
 from feedq.control.store.jobs import claiming, finishing, firing, runs, sessions
 from feedq.control.store.jobs.prepared import PreparedRuns
@@ -56,7 +56,7 @@ class Doom:
 
 def install(doom: Doom) -> None:
     """Have the store's own transactions pass by the doom."""
-    _watch(doom, firing, "fire", "fire_due", lambda fired: bool(fired.segments))
+    _watch(doom, firing, "fire", "fire_due", lambda fired: bool(fired.runs))
     _watch(doom, claiming, "claim", "claim", lambda taken: bool(taken.granted.runs))
     _watch(doom, finishing, "finish", "finish", bool)
     _watch(doom, finishing, "expire", "expire", bool)
@@ -141,15 +141,15 @@ def _enter(doom: Doom, owner: Any, name: str, boundary: str) -> None:
 
 
 def lose_notifications(rng: Random) -> None:
-    """Tell only some workers of the runs that this one has fired."""
-    notify = runs.RunStore.notify
+    """Tell fewer workers than there are of the runs that this one has fired, or none."""
+    module: Any = firing
+    notify = module.notify_some
 
-    def some(self: runs.RunStore, worker_ids: Sequence[UUID]) -> None:
-        if told := [worker_id for worker_id in worker_ids if rng.random() >= LOST]:
-            notify(self, told)
+    def some(c: Connection, runs: int, reason: NotifyReason) -> None:
+        if told := sum(rng.random() >= LOST for _ in range(runs)):
+            notify(c, told, reason)
 
-    store: Any = runs.RunStore
-    store.notify = some
+    module.notify_some = some
 
 
 if chosen := os.environ.get("FEEDQ_TEST_DOOM"):

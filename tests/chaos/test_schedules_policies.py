@@ -7,15 +7,13 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.core.schedule.spec import Overlap
-from feedq.core.schedule.spread import SEGMENTS, segment_of
-from feedq.core.values import instant
 from tests.chaos import ticking
 from tests.cluster import Cluster, wait_until
 from tests.schedules import Keys, never, schedule_spec
@@ -150,25 +148,39 @@ def check_overlaps(fleet: Cluster, seen: Seen, prefix: str, kind: str) -> None:
 
 # -- spread and priority -----------------------------------------------------------------------------
 
-RUNS_PER_SEGMENT = 20
-RUNS = RUNS_PER_SEGMENT * SEGMENTS
+RUNS = 5_120
 RUN_S = 0.03
 """Their slots are what limits the workers, not the cores of a machine that they share with its other work."""
 UNEVEN_MAX = 0.1
 
 
-def evenly_hashed(schedule_id: int) -> list[datetime]:
-    """Ticks that fall evenly upon all segments: others would differ by chance, by more than is to be seen."""
-    wanted = Counter(dict.fromkeys(range(SEGMENTS), RUNS_PER_SEGMENT))
-    ticks: list[datetime] = []
-    tick = datetime.fromisoformat("2026-01-01T00:00:00Z")
-    while len(ticks) < RUNS:
-        segment = segment_of(schedule_id, instant(tick))
-        if wanted[segment]:
-            wanted[segment] -= 1
-            ticks.append(tick)
-        tick += timedelta(minutes=1)
-    return ticks
+DUE_IN_S = 5.0
+"""Until twelve schedules fall due: the workers have counted one another by then."""
+SPAN_S = 6.0
+"""None of their runs ends before the last has begun, on a busy machine as well."""
+
+
+def runs_by_worker(fleet: Cluster) -> dict[str, int]:
+    rows = fleet.sql(
+        "SELECT w.name, count(*) AS runs FROM feedq.run r JOIN feedq.worker w ON w.id = r.worker_id "
+        "WHERE r.state = 'succeeded' GROUP BY w.name ORDER BY w.name"
+    )
+    return {row["name"].partition("@")[0]: row["runs"] for row in rows}
+
+
+def test_of_twelve_jobs_that_fall_due_at_once_each_of_three_idle_workers_runs_four(
+    fleet: Cluster, schedules: ScheduleStore, measured: Measured
+) -> None:
+    fleet.add_beat("b1")
+    for n in range(3):
+        fleet.add_worker(f"w{n}")
+    at = datetime.now(UTC) + timedelta(seconds=DUE_IN_S)
+    for n in range(12):
+        schedules.add(schedule_spec(f"at-once-{n}", at=(at,), task="effects.nothing", args=[SPAN_S]))
+    wait_until(lambda: sum(runs_by_worker(fleet).values()) == 12, limit_s=LIMIT_S, what="all have ended")
+    spread = runs_by_worker(fleet)
+    measured("twelve jobs due at once on three idle workers", spread)
+    assert all(3 <= runs <= 5 for runs in spread.values()), spread
 
 
 def test_thousands_of_short_runs_are_spread_evenly_over_equal_workers(
@@ -177,8 +189,9 @@ def test_thousands_of_short_runs_are_spread_evenly_over_equal_workers(
     fleet.add_beat("b1")
     for n in range(4):
         fleet.add_worker(f"w{n}")
-    short = schedules.add(never("short", task="effects.nothing", args=[RUN_S], overlap=Overlap.ALLOW_ALL))
-    made, _ = schedules.backfill("short", evenly_hashed(short.id))
+    schedules.add(never("short", task="effects.nothing", args=[RUN_S], overlap=Overlap.ALLOW_ALL))
+    first = datetime(2026, 1, 1, tzinfo=UTC)
+    made, _ = schedules.backfill("short", [first + timedelta(minutes=n) for n in range(RUNS)])
     assert made == RUNS
     wait_until(
         lambda: not ticking.unfinished(fleet),
@@ -186,11 +199,7 @@ def test_thousands_of_short_runs_are_spread_evenly_over_equal_workers(
         interval_s=0.5,
         what="all short runs have ended",
     )
-    rows = fleet.sql(
-        "SELECT w.name, count(*) AS runs FROM feedq.run r JOIN feedq.worker w ON w.id = r.worker_id "
-        "WHERE r.state = 'succeeded' GROUP BY w.name ORDER BY w.name"
-    )
-    spread = {row["name"].partition("@")[0]: row["runs"] for row in rows}
+    spread = runs_by_worker(fleet)
     measured(f"{RUNS} short runs on four workers", spread)
     assert sum(spread.values()) == RUNS
     equal = RUNS / 4

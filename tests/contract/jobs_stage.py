@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from feedq.core.model import Worker
 from feedq.core.schedule.model import ClaimedRun, Finish, Granted, Offer, Run, RunState
-from feedq.core.schedule.spread import SEGMENTS
 from tests.contract.jobs_harness import JobsHarness
 from tests.schedules import INTERVAL_S
 
-ALL = range(SEGMENTS)
 
-
-def offer(
-    worker: Worker, *, limit: int = 8, segments: Sequence[int] = ALL, steal_after_s: float = 1.0
-) -> Offer:
-    return Offer(worker.id, limit, segments, steal_after_s)
+def offer(worker: Worker, *, limit: int = 8, slots: int = 0, fleet_slots: int = 0) -> Offer:
+    return Offer(worker.id, limit, slots, fleet_slots)
 
 
 def ask(jobs: JobsHarness, worker: Worker, **changes: Any) -> Granted:
@@ -48,7 +42,7 @@ def fire(jobs: JobsHarness, *, limit: int = 1_000) -> list[int]:
     made, more = 0, True
     while more:
         fired = jobs.store.jobs.runs.fire_due(limit=limit)
-        made, more = made + len(fired.segments), fired.more
+        made, more = made + fired.runs, fired.more
     found = jobs.execute(
         "SELECT id FROM feedq.run WHERE id > %s AND state = 'waiting' AND due_at <= clock_timestamp() ORDER BY id",
         latest,

@@ -83,7 +83,7 @@ def test_problems_are_all_that_the_tables_tell_and_group_feeds_by_cause_and_tena
     harness.schedule("nightly")
     harness.schedules.trigger("nightly")
     worker = harness.job_worker()
-    (run,) = harness.store.jobs.runs.claim(Offer(worker.id, 1, (), 0.0)).runs
+    (run,) = harness.store.jobs.runs.claim(Offer(worker.id, 1)).runs
     harness.store.jobs.runs.finish(worker.id, [Finish(run.id, run.fence, RunState.FAILED, "boom")])
 
     warned = [one for one in api.json("/doctor")["checks"] if one["level"] in ("warn", "FAIL")]

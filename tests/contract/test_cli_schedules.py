@@ -68,7 +68,7 @@ def ended(harness: JobsHarness, state: RunState, *, reason: str | None = None) -
     """A worker takes what waits, and it ends like this."""
     worker = harness.job_worker(f"w{harness.now().timestamp()}")
     runs = harness.store.jobs.runs
-    granted = runs.claim(Offer(worker.id, 4, range(256), 0.0)).runs
+    granted = runs.claim(Offer(worker.id, 4)).runs
     assert granted
     finishes = [Finish(run.id, run.fence, state, reason) for run in granted]
     assert runs.finish(worker.id, finishes) == [run.id for run in granted]

@@ -6,13 +6,12 @@ from contextlib import closing
 
 import pytest
 
+from feedq.control.store.jobs.claiming import LEFT_S
 from feedq.core.model import WorkerTarget
 from feedq.core.schedule.model import RunKind, RunState
 from feedq.core.schedule.spec import Overlap, Queue, Semantics
-from feedq.core.schedule.spread import segment_of
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import (
-    ALL,
     ask,
     claim,
     claim_one,
@@ -23,12 +22,6 @@ from tests.contract.jobs_stage import (
     runs_of,
 )
 from tests.schedules import Keys, job_spec
-
-
-def not_segment(run_id: int, jobs: JobsHarness) -> tuple[int, ...]:
-    """All segments but that of this run."""
-    ((segment,),) = jobs.execute("SELECT segment FROM feedq.run WHERE id = %s", run_id)
-    return tuple(s for s in ALL if s != segment)
 
 
 def test_a_claimed_run_is_running_under_a_new_fence(jobs: JobsHarness) -> None:
@@ -107,29 +100,46 @@ def test_a_run_that_is_not_due_is_left_and_the_answer_says_when_to_ask(jobs: Job
     assert granted.next_in_s == pytest.approx(30, abs=5)
 
 
-# -- segments ----------------------------------------------------------------------------------------
+# -- how many ----------------------------------------------------------------------------------------
 
 
-def test_its_own_segments_a_worker_takes_at_once_and_those_of_others_when_they_have_waited(
-    jobs: JobsHarness,
+@pytest.mark.parametrize("asks", [1, 3])
+def test_of_twelve_runs_each_of_three_idle_workers_takes_four_however_often_it_asks(
+    jobs: JobsHarness, asks: int
 ) -> None:
+    workers = [jobs.job_worker(name) for name in "abc"]
+    for n in range(12):
+        jobs.schedule(f"s{n}")
+        jobs.schedules.trigger(f"s{n}")
+    for worker in workers:
+        held = 0
+        for ask_number in range(asks):
+            granted = ask(jobs, worker, limit=8 - held, slots=8, fleet_slots=24)
+            assert len(granted.runs) == (4 if ask_number == 0 else 0)
+            held += len(granted.runs)
+    ((waiting,),) = jobs.execute("SELECT count(*)::int FROM feedq.run WHERE state = 'waiting'")
+    assert waiting == 0
+
+
+def test_what_is_left_to_others_is_anybodys_once_it_has_waited_for_a_second(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
-    schedule = jobs.schedule()
-    (run_id,) = fall_due(jobs)
-    (run,) = runs_of(jobs)
-    ((stored,),) = jobs.execute("SELECT segment FROM feedq.run")
-    assert stored == segment_of(schedule.id, run.key)
-    others = not_segment(run_id, jobs)
-    granted = ask(jobs, worker, segments=others, steal_after_s=600)
-    assert list(granted.runs) == []
-    assert granted.next_in_s == pytest.approx(600, abs=70), "when it may be stolen"
-    assert claim(jobs, worker, segments=others, steal_after_s=0)[0].id == run_id
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    made = [jobs.schedules.trigger("nightly", key=str(n)) for n in range(4)]
+    granted = ask(jobs, worker, slots=8, fleet_slots=32)
+    assert [run.id for run in granted.runs] == [made[0].id]
+    assert granted.next_in_s == pytest.approx(LEFT_S, abs=0.5), "when it may have the others"
+    for run in made[1:3]:
+        due_later(jobs, run, -2 * LEFT_S)
+    rest = claim(jobs, worker, limit=7, slots=8, fleet_slots=32)
+    assert {run.id for run in rest} == {run.id for run in made[1:3]}
 
 
-def test_a_trigger_is_taken_by_whoever_asks_first(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    run = jobs.schedules.trigger("nightly")
-    assert claim_one(jobs, jobs.job_worker(), segments=[0], steal_after_s=600).id == run.id
+def test_with_more_to_do_than_slots_a_worker_takes_all_it_has_room_for(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    for n in range(20):
+        jobs.schedules.trigger("nightly", key=str(n))
+    assert len(claim(jobs, worker, limit=4, slots=4, fleet_slots=12)) == 4
 
 
 # -- order -------------------------------------------------------------------------------------------
@@ -269,18 +279,27 @@ def test_a_run_is_taken_away_when_fence_worker_or_state_are_others(jobs: JobsHar
 
 
 def test_workers_are_those_that_serve_and_have_slots(jobs: JobsHarness) -> None:
-    b, a = jobs.job_worker("b", slots=2), jobs.job_worker("a", slots=4)
+    jobs.job_worker("b", slots=2)
+    jobs.job_worker("a", slots=4)
     jobs.worker("feeds-only")
     jobs.store.workers.drain(jobs.job_worker("draining").id)
     jobs.store.workers.set_target(jobs.job_worker("cordoned").id, WorkerTarget.CORDONED)
     jobs.store.workers.leave(jobs.job_worker("left").id)
-    assert jobs.store.jobs.runs.workers() == {a.id: 4, b.id: 2}
+    assert jobs.store.jobs.runs.workers() == (2, 6)
 
 
-def test_workers_are_notified_of_runs_that_have_fallen_due(jobs: JobsHarness) -> None:
-    a, b = jobs.job_worker("a"), jobs.job_worker("b")
-    with closing(jobs.store.worker_listener(a)) as first, closing(jobs.store.worker_listener(b)) as second:
-        jobs.store.jobs.runs.notify([a.id])
+def test_the_least_busy_worker_is_notified_of_a_run_that_falls_due(jobs: JobsHarness) -> None:
+    """For its slots: the busier one has more of them free."""
+    busy, free = jobs.job_worker("busy", slots=8), jobs.job_worker("free", slots=2)
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    for n in range(3):
+        jobs.schedules.trigger("nightly", key=str(n))
+    assert len(claim(jobs, busy, limit=3)) == 3
+    with (
+        closing(jobs.store.worker_listener(free)) as first,
+        closing(jobs.store.worker_listener(busy)) as second,
+    ):
+        fall_due(jobs)
         assert first.wait(10)
         assert first.heard == {"runs"}
         assert not second.wait(0.1)

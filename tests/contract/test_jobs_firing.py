@@ -13,7 +13,6 @@ from sqlalchemy import Connection
 from feedq.control.store.jobs import firing
 from feedq.core.schedule.model import RunKind, RunState, Schedule, ScheduleState
 from feedq.core.schedule.spec import CatchUp, Overlap, ResumePolicy
-from feedq.core.schedule.spread import segment_of
 from feedq.core.schedule.ticks import Firing
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish, fire, runs_of, states
@@ -108,7 +107,7 @@ def test_a_tick_becomes_a_run_and_the_watermark_moves_on(jobs: JobsHarness) -> N
     assert run.key == tick.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S") + run.key[19:]
     assert run.key.endswith("Z")
     assert run.job == job_of(schedule.spec)
-    assert fired.segments == [segment_of(schedule.id, run.key)]
+    assert fired.runs == 1
     ((ahead, start_by, queue),) = jobs.execute("SELECT due_at - rank_at, start_by, queue FROM feedq.run")
     assert (ahead, queue) == (timedelta(seconds=7), "reports")
     assert start_by == tick + timedelta(seconds=600)
@@ -123,9 +122,9 @@ def test_of_many_due_as_many_are_fired_as_one_look_may(jobs: JobsHarness) -> Non
         jobs.schedule(f"s{n}")
     jobs.elapse(INTERVAL_S)
     first = jobs.store.jobs.runs.fire_due(limit=3)
-    assert (len(first.segments), first.more, first.next_in_s) == (3, True, 0.0)
+    assert (first.runs, first.more, first.next_in_s) == (3, True, 0.0)
     second = jobs.store.jobs.runs.fire_due(limit=3)
-    assert (len(second.segments), second.more) == (2, False)
+    assert (second.runs, second.more) == (2, False)
 
 
 def test_a_tick_that_was_backfilled_before_it_fell_due_is_not_doubled(jobs: JobsHarness) -> None:
@@ -264,7 +263,7 @@ def test_of_too_much_a_look_decides_what_it_has_time_for(
         jobs.schedule(f"s{n}")
     jobs.elapse(INTERVAL_S)
     looks = [jobs.store.jobs.runs.fire_due(limit=100) for _ in range(3)]
-    assert [len(fired.segments) for fired in looks] == [1, 1, 1]
+    assert [fired.runs for fired in looks] == [1, 1, 1]
     assert [fired.more for fired in looks] == [True, True, False]
 
 

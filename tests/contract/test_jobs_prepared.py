@@ -25,19 +25,16 @@ def plan(jobs: JobsHarness, statement: PreparedStatement) -> str:
     session = prepared_of(jobs)._session
     assert session is not None
     values = {
-        "segments": [1, 2],
-        "runs": [7],
+        "free": 8,
+        "counted": 24,
         "backfilled": [],
         "open": [],
         "queues": ["default"],
         "tasks": ["tasks.report"],
         "selectors": ["{}"],
-        "takes_others": True,
-        "told": False,
         "worker_id": "00000000-0000-0000-0000-000000000000",
         "limit": 8,
         "looked_at": 40,
-        "steal_after_s": 1.0,
         "ahead_max_s": 100.0,
         "ids": [1],
         "fences": [1],

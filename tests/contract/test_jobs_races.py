@@ -23,7 +23,7 @@ from feedq.core.schedule.model import Finish, Offer, RunState
 from feedq.core.schedule.spec import Overlap, Queue, Semantics
 from feedq.errors import Conflict, NotFound
 from tests.contract.jobs_harness import JobsHarness
-from tests.contract.jobs_stage import ALL, claim, claim_one, ended, finish, fire, offer, runs_of, states
+from tests.contract.jobs_stage import claim, claim_one, ended, finish, fire, offer, runs_of, states
 from tests.schedules import INTERVAL_S
 
 S = RunState
@@ -61,7 +61,7 @@ def test_of_many_nodes_that_fire_at_once_each_tick_is_fired_by_one(
             more = True
             while more:
                 fired = jobs.store.jobs.runs.fire_due(limit=20)
-                made.append(len(fired.segments))
+                made.append(fired.runs)
                 more = fired.more or (fired.next_in_s or 0.0) == 0.0
 
         at_once(threads, *[share] * 4)
@@ -87,9 +87,9 @@ def test_a_schedule_that_somebody_edits_is_passed_over_and_fired_by_the_next_loo
     with jobs.transaction() as somebody:
         somebody.execute("SELECT FROM feedq.schedule WHERE name = 'edited' FOR UPDATE")
         fired = jobs.store.jobs.runs.fire_due(limit=10)
-        assert len(fired.segments) == 1
+        assert fired.runs == 1
         again = jobs.store.jobs.runs.fire_due(limit=10)
-        assert not again.segments
+        assert again.runs == 0
         assert again.next_in_s is not None
         assert again.next_in_s > 0, "not at once: the other would be asked without end"
     assert len(fire(jobs)) == 1
@@ -311,8 +311,9 @@ class Fleet:
 
     def run(self, number: int, rng: Random) -> None:
         worker = self.workers[number]
-        segments = [s for s in ALL if s % len(self.workers) == number]
-        granted = claim(self.jobs, worker, segments=segments, steal_after_s=0.2, limit=rng.randint(1, 8))
+        granted = claim(
+            self.jobs, worker, limit=rng.randint(1, 8), slots=8, fleet_slots=8 * len(self.workers)
+        )
         self.starts.update((run.id, run.fence) for run in granted)
         outcomes = (S.SUCCEEDED, S.SUCCEEDED, S.FAILED, S.TIMED_OUT, S.WAITING)
         finishes = [ended(run, rng.choice(outcomes)) for run in granted if rng.random() < 0.9]
@@ -414,5 +415,5 @@ def drain(jobs: JobsHarness, fleet: Fleet) -> None:
         jobs.store.jobs.runs.expire(limit=100)
         for worker in fleet.workers:
             fleet.recover(worker)
-            granted = claim(jobs, worker, steal_after_s=0.0)
+            granted = claim(jobs, worker)
             finish(jobs, worker, *map(ended, granted))

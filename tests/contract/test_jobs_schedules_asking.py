@@ -41,10 +41,8 @@ def test_a_trigger_is_a_run_that_is_due_now(jobs: JobsHarness) -> None:
     assert before <= run.due_at <= jobs.now()
     assert (run.schedule, run.kind, run.state) == ("nightly", RunKind.TRIGGER, RunState.WAITING)
     assert (run.tick_at, run.job, run.attempt, run.fence) == (run.due_at, job_of(schedule.spec), 1, 0)
-    queue, segment, exclusive, start_by, rank_at = columns(
-        jobs, run, "queue", "segment", "exclusive", "start_by", "rank_at"
-    )
-    assert (queue, segment, exclusive) == ("reports", None, True)
+    queue, exclusive, start_by, rank_at = columns(jobs, run, "queue", "exclusive", "start_by", "rank_at")
+    assert (queue, exclusive) == ("reports", True)
     assert start_by == run.due_at + timedelta(seconds=30)
     # A point of priority is worth a second of waiting.
     assert rank_at == run.due_at - timedelta(seconds=5)
@@ -188,7 +186,7 @@ def test_a_backfill_makes_runs_in_the_order_of_their_ticks(jobs: JobsHarness, wo
     assert {(run.kind, run.state) for run in runs} == {(RunKind.BACKFILL, RunState.WAITING)}
     ranks = [columns(jobs, run, "rank_at")[0] for run in runs]
     assert ranks == sorted(set(ranks)), "each after the one before"
-    assert {columns(jobs, run, "exclusive", "segment", "start_by") for run in runs} == {(True, None, None)}
+    assert {columns(jobs, run, "exclusive", "start_by") for run in runs} == {(True, None)}
 
 
 def test_a_backfill_waits_its_turn_whatever_the_policy(jobs: JobsHarness) -> None:
@@ -296,7 +294,7 @@ def test_an_entry_of_beat_is_enqueued_once_a_tick(jobs: JobsHarness, worker: Wor
     first = jobs.schedules.runs("beat:clean")[-1]
     assert (first.kind, first.state, first.key) == (RunKind.BEAT, RunState.WAITING, "k1")
     assert (first.tick_at, first.job) == (SOME_TICK, job)
-    assert columns(jobs, first, "exclusive", "segment") == (False, None)
+    assert columns(jobs, first, "exclusive") == (False,)
 
 
 def test_the_schedule_behind_an_entry_is_shown_and_never_fires(jobs: JobsHarness) -> None:

@@ -15,7 +15,7 @@ from feedq.errors import Unavailable
 from feedq.telemetry.metrics import JOB_SLOTS, REGISTRY
 from feedq.worker.jobs import slots as module
 from feedq.worker.jobs.slots import Slots
-from feedq.worker.jobs.ticker import Share
+from feedq.worker.jobs.ticker import Peers
 from tests.unit.job_runs import ME, MemoryRuns, new_session
 
 LIMIT_S = 10.0
@@ -27,7 +27,7 @@ class Stage:
     def __init__(self, count: int = 2) -> None:
         self.runs = MemoryRuns()
         self.session: UUID | None = ME
-        self.share = Share(mine=(1, 2))
+        self.peers = Peers(workers=3, slots=24)
         self.begun: list[int] = []
         self.told_to_stop: list[str] = []
         self.go_on = Event()
@@ -38,7 +38,7 @@ class Stage:
             self.job,
             count=count,
             identity=lambda: self.session,
-            share=lambda: self.share,
+            peers=lambda: self.peers,
         )
 
     def job(self, run: ClaimedRun) -> None:

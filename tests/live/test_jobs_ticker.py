@@ -1,43 +1,31 @@
-"""The ticker, whom it tells, and how often it looks. Ticked by hand."""
+"""The ticker, and how often it looks. Ticked by hand."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from random import Random
-from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.core.schedule.model import Fired
-from feedq.core.schedule.spread import SEGMENTS
 from feedq.errors import Unavailable
 from feedq.worker.jobs import ticker as module
-from feedq.worker.jobs.ticker import POLL_MAX_S, SCANNERS, STAGGER_S, Share, Ticker
-from tests.unit.job_runs import ME, MemoryRuns
+from feedq.worker.jobs.ticker import POLL_MAX_S, SCANNERS, STAGGER_S, Peers, Ticker
+from tests.unit.job_runs import MemoryRuns
 
 LIMIT_S = 10.0
-OTHER = UUID(int=2)
 
 
 class Stage:
-    """A ticker over runs in memory, of which two workers take care."""
+    """A ticker over runs in memory."""
 
     def __init__(self) -> None:
         self.runs = MemoryRuns()
-        self.runs.others = {ME: 4, OTHER: 4}
-        self.me: UUID | None = ME
         self.told = 0
-
-        self.ticker = Ticker(
-            self.runs,
-            identity=lambda: self.me,
-            tell_us=self.tell,
-            retention_days=30,
-            rng=Random(1),
-        )
+        self.ticker = Ticker(self.runs, tell_us=self.tell, retention_days=30, rng=Random(1))
 
     def tell(self) -> None:
         self.told += 1
@@ -55,19 +43,20 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.005)
 
 
-def test_our_slots_are_told_of_runs_of_our_segments_and_other_workers_of_theirs(stage: Stage) -> None:
-    stage.runs.fires = [Fired(range(SEGMENTS), False, None)]
+def test_our_slots_are_told_of_what_was_fired_and_the_fleet_is_counted_first(stage: Stage) -> None:
+    stage.runs.fleet = (2, 12)
+    stage.runs.fires = [Fired(3, False, None), Fired(0, False, None)]
     stage.ticker.fire_due()
-    mine = stage.ticker.share.mine
-    assert len(mine) == SEGMENTS / 2
-    assert (stage.told, stage.runs.notified) == (1, [OTHER])
-    stage.runs.fires = [Fired(mine[:1], False, None)]
+    assert (stage.ticker.peers.workers, stage.ticker.peers.slots, stage.told) == (2, 12, 1)
     stage.ticker.fire_due()
-    assert (stage.told, stage.runs.notified) == (2, [OTHER]), "nobody else"
+    assert stage.told == 1, "nothing was fired"
+    stage.runs.fleet = (0, 0)
+    stage.ticker._scan_workers()
+    assert stage.ticker.peers.workers == 1
 
 
 def test_while_there_is_more_it_goes_on_firing_but_not_for_ever(stage: Stage) -> None:
-    stage.runs.fires = [Fired((0,), True, None) for _ in range(1_000)]
+    stage.runs.fires = [Fired(1, True, None) for _ in range(1_000)]
     assert stage.ticker.fire_due() <= STAGGER_S
     assert stage.runs.asked["fire_due"] == module.SCANS_IN_A_ROW
     assert stage.runs.asked["expire"] == 1, "the other duties have their turn"
@@ -81,10 +70,10 @@ def test_it_looks_again_when_the_next_tick_falls_due(stage: Stage) -> None:
 
 
 def test_with_nothing_to_look_for_it_looks_seldom_until_there_is(stage: Stage) -> None:
-    stage.runs.fires = [Fired((), False, None, is_idle=True)]
+    stage.runs.fires = [Fired(0, False, None, is_idle=True)]
     assert module.IDLE_POLL_S * 0.75 <= stage.ticker.fire_due() + STAGGER_S <= module.IDLE_POLL_S
-    assert stage.ticker.share.poll_s == module.IDLE_POLL_S, "and so do the slots"
-    stage.runs.fires = [Fired((), False, None)]
+    assert stage.ticker.peers.poll_s == module.IDLE_POLL_S, "and so do the slots"
+    stage.runs.fires = [Fired(0, False, None)]
     assert stage.ticker.fire_due() <= module.POLL_S
 
 
@@ -103,20 +92,11 @@ def test_an_outage_ends_no_ticker(stage: Stage) -> None:
     stage.ticker.start()
     until(lambda: stage.runs.asked["workers"] > 2, "it tries again")
     stage.runs.is_away = False
-    stage.runs.fires = [Fired(range(SEGMENTS), False, None)]
+    stage.runs.fires = [Fired(1, False, None)]
     until(lambda: stage.told, "and fires")
     stage.ticker.stop(timeout_s=LIMIT_S)
     asked = stage.runs.asked.total()
     assert stage.runs.asked.total() == asked
-
-
-def test_a_worker_that_is_not_registered_owns_nothing_and_fires_all_the_same(stage: Stage) -> None:
-    stage.runs.others = {OTHER: 4}
-    stage.me = None
-    stage.runs.fires = [Fired(range(SEGMENTS), False, None)]
-    stage.ticker.fire_due()
-    assert stage.ticker.share.mine == ()
-    assert (stage.told, stage.runs.notified) == (0, [OTHER])
 
 
 # -- pace --------------------------------------------------------------------------------------------
@@ -126,7 +106,7 @@ def test_a_worker_that_is_not_registered_owns_nothing_and_fires_all_the_same(sta
 def test_a_look_is_never_far_away_and_the_looks_of_all_are_few(
     workers: int, next_in_s: float | None, seed: int
 ) -> None:
-    pace = Share(workers=workers)
+    pace = Peers(workers=workers)
     assert 0.5 <= pace.poll_s <= POLL_MAX_S
     assert workers / pace.poll_s <= max(50.001, workers / POLL_MAX_S)
     pause_s = pace.next_scan_s(next_in_s, rng=Random(seed))
@@ -135,8 +115,8 @@ def test_a_look_is_never_far_away_and_the_looks_of_all_are_few(
 
 def test_of_a_thousand_workers_some_look_at_the_tick_and_not_all() -> None:
     rng = Random(7)
-    looks = [Share(workers=1_000).next_scan_s(0.3, rng=rng) for _ in range(1_000)]
+    looks = [Peers(workers=1_000).next_scan_s(0.3, rng=rng) for _ in range(1_000)]
     at_the_tick = sum(0.3 <= scan_s <= 0.3 + STAGGER_S for scan_s in looks)
     assert 1 <= at_the_tick <= 4 * SCANNERS
-    few = [Share(workers=3).next_scan_s(0.3, rng=rng) for _ in range(100)]
+    few = [Peers(workers=3).next_scan_s(0.3, rng=rng) for _ in range(100)]
     assert all(0.3 <= scan_s <= 0.3 + STAGGER_S for scan_s in few)

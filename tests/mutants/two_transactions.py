@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from feedq.control.store.jobs import firing
 
 
-def write(c: Connection, decided: Sequence[firing.Decided]) -> list[int]:
+def write(c: Connection, decided: Sequence[firing.Decided]) -> int:
     firing._cancel_others(c, decided)
     firing.advance(c, decided)
     # Beneath the transaction of SQLAlchemy, which knows nothing of it.

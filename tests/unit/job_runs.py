@@ -31,7 +31,6 @@ class Row:
 
     id: int
     job: ScheduleSpec
-    segment: int | None = None
     state: RunState = RunState.WAITING
     fence: int = 0
     worker_id: UUID | None = None
@@ -59,9 +58,8 @@ class MemoryRuns(RunStore):
         self.is_away = False
         self.loses_answer_of: str | None = None
         """The method whose next answer gets lost."""
-        self.others: dict[UUID, int] = {}
-        """The workers that there are, and the slots of each."""
-        self.notified: list[UUID] = []
+        self.fleet = (1, 2)
+        """How many workers there are, and their slots."""
         self.next_in_s: float | None = None
         self.fires: list[Fired] = []
         """What the next looks find."""
@@ -71,9 +69,9 @@ class MemoryRuns(RunStore):
         """Runs whose end cannot be stored, for a reason that nobody has thought of."""
         self._fence = 100
 
-    def add(self, run_id: int, task: str = "task", *, segment: int | None = None, **job: Any) -> Row:
+    def add(self, run_id: int, task: str = "task", **job: Any) -> Row:
         with self.lock:
-            row = self.rows[run_id] = Row(run_id, job_spec(task=task, **job), segment)
+            row = self.rows[run_id] = Row(run_id, job_spec(task=task, **job))
             return row
 
     def states(self) -> dict[int, str]:
@@ -99,18 +97,14 @@ class MemoryRuns(RunStore):
 
     def fire_due(self, *, limit: int) -> Fired:
         with self._asked("fire_due"):
-            return self.fires.pop(0) if self.fires else Fired((), False, self.next_in_s)
+            return self.fires.pop(0) if self.fires else Fired(0, False, self.next_in_s)
 
     def claim(self, offer: Offer) -> Granted:
         with self._asked("claim"):
             self.offers.append(offer)
-            takes = [row for row in self.rows.values() if self._may_take(row, offer)][: offer.limit]
+            waiting = [row for row in self.rows.values() if row.state is RunState.WAITING]
+            takes = waiting[: offer.limit]
             return Granted([self._claimed(row, offer.worker_id) for row in takes], self.next_in_s)
-
-    @staticmethod
-    def _may_take(row: Row, offer: Offer) -> bool:
-        mine = row.segment is None or row.segment in offer.segments
-        return mine and row.state is RunState.WAITING
 
     def _claimed(self, row: Row, worker_id: UUID) -> ClaimedRun:
         self._fence += 1
@@ -162,10 +156,6 @@ class MemoryRuns(RunStore):
                 if row.worker_id == worker_id and row.state is RunState.RUNNING
             }
 
-    def notify(self, worker_ids: Sequence[UUID]) -> None:
-        with self._asked("notify"):
-            self.notified += worker_ids
-
     def take_over(self, worker_id: UUID, was: UUID, fences: Mapping[int, int]) -> set[int]:
         with self._asked("take_over"):
             found = [row for i in fences if (row := self.rows[i]).worker_id == was and row.fence == fences[i]]
@@ -183,9 +173,9 @@ class MemoryRuns(RunStore):
         with self._asked("expire"):
             return 0
 
-    def workers(self) -> Mapping[UUID, int]:
+    def workers(self) -> tuple[int, int]:
         with self._asked("workers"):
-            return dict(self.others)
+            return self.fleet
 
     def trim(self, *, older_than_days: int, limit: int) -> int:
         with self._asked("trim"):

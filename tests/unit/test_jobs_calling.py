@@ -196,7 +196,7 @@ def test_a_job_that_heeds_its_cancellation_is_cancelled_and_one_that_heeds_its_t
 
 def transactional(runs: MemoryRuns) -> ClaimedRun:
     runs.add(1, semantics=Semantics.TRANSACTIONAL)
-    (run,) = runs.claim(Offer(ME, 1, (), 1.0)).runs
+    (run,) = runs.claim(Offer(ME, 1)).runs
     return run
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 
@@ -42,12 +42,3 @@ def test_with_jobs_workers_alone_there_is_no_place_and_no_division_by_zero(store
     assert (numbers.serving, numbers.utilisation, numbers.lacking) == (0, None, 1)
     store.workers.set_target(worker.id, WorkerTarget.DRAINED)
     reconcile(store)
-
-
-def test_who_has_no_slots_owns_no_segment() -> None:
-    from feedq.worker.jobs.ticker import Share
-
-    me = UUID(int=1)
-    share = Share.of({me: 0, UUID(int=2): 4}, me)
-    assert share.mine == ()
-    assert len(share.owners) == 256

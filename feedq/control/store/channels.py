@@ -22,9 +22,9 @@ class NotifyReason(StrEnum):
     FEEDS = "feeds"
     """There is a feed to claim, or a stop request."""
     JOBS = "jobs"
-    """A schedule has changed, a run was triggered, or a run of this worker was taken away."""
+    """A schedule has changed, or a run of this worker was taken away."""
     RUNS = "runs"
-    """Runs of its segments have fallen due."""
+    """Runs have fallen due, or were asked for."""
 
     def is_among(self, heard: Collection[str]) -> bool:
         """Return whether these payloads are for this; what another release says may be for anybody."""

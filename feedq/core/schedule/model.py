@@ -15,8 +15,6 @@ from uuid import UUID
 
 from feedq.core.schedule.spec import Queue, ScheduleSpec
 
-STEAL_AFTER_S = 1.0
-"""A due run is started by any worker with a free slot once its own has not for this long: it is dead, or busy."""
 AGEING_S = 1.0
 """The seconds of waiting that make up for a point of priority."""
 
@@ -157,8 +155,8 @@ class Finish:
 class Fired:
     """The result of one scan of the due schedules."""
 
-    segments: Sequence[int]
-    """The segment of each run that was made and may start now."""
+    runs: int
+    """How many runs were made that may start now."""
     more: bool
     """Whether there was more to do than one scan does."""
     next_in_s: float | None
@@ -173,10 +171,11 @@ class Offer:
 
     worker_id: UUID
     limit: int
-    segments: Sequence[int]
-    """The worker's own segments: runs of these it takes at once, all others once they have waited
-    ``steal_after_s``."""
-    steal_after_s: float = STEAL_AFTER_S
+    """Its free slots."""
+    slots: int = 0
+    """All of its slots."""
+    fleet_slots: int = 0
+    """The slots of all workers. A worker that knows of no other takes as much as it has room for."""
 
 
 @dataclass(frozen=True, slots=True)

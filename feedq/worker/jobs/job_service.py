@@ -54,11 +54,10 @@ class Jobs:
             call,
             count=count,
             identity=self._identity,
-            share=lambda: self._ticker.share,
+            peers=lambda: self._ticker.peers,
         )
         self._ticker = Ticker(
             runs,
-            identity=self._identity,
             tell_us=self.slots.wake,
             retention_days=settings.run_retention_days,
         )

@@ -26,6 +26,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
+from random import Random
 from threading import Condition, Lock, Thread
 from time import monotonic
 from typing import TypeAlias
@@ -38,7 +39,7 @@ from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.metrics import JOB_SLOTS, RUN_WAIT_SECONDS, RUNS_ENDED
 from feedq.worker.jobs.calling import Call, perform, timed_out
 from feedq.worker.jobs.context import TIMED_OUT, RunContext
-from feedq.worker.jobs.ticker import Identity, Share
+from feedq.worker.jobs.ticker import Peers
 
 CHECK_S = 2.0
 """How often it is asked which runs were taken away, beside being notified of it."""
@@ -51,6 +52,9 @@ TAKE_OVER_PAUSE_S = 0.05
 the database gives them (`feedq.control.store.jobs.finishing`)."""
 
 logger = log(__name__)
+
+Identity = Callable[[], UUID | None]
+"""The session under which this worker may claim now; None while it may not."""
 
 
 @dataclass(eq=False, slots=True)
@@ -80,10 +84,10 @@ class Slots:
         *,
         count: int,
         identity: Identity,
-        share: Callable[[], Share],
+        peers: Callable[[], Peers],
     ) -> None:
         self._runs, self._call, self._count = runs, call, count
-        self._identity, self._share = identity, share
+        self._identity, self._peers, self._rng = identity, peers, Random()
         self._changed = Condition()
         self._attempts: set[Attempt] = set()
         """The attempts whose threads run, the stuck ones included."""
@@ -350,18 +354,17 @@ class Slots:
             session_id = self._identity()
             if room <= 0 or monotonic() < self._claim_at:
                 return
-            share = self._share()
-            self._claim_at = monotonic() + share.poll_s
+            peers = self._peers()
+            self._claim_at = monotonic() + peers.poll_s
             if session_id is None or session_id == self._gone:
                 return
         self._unanswered_claim = session_id
-        offer = Offer(session_id, room, share.mine)
-        granted = self._runs.claim(offer)
+        granted = self._runs.claim(Offer(session_id, room, self._count, peers.slots))
         self._unanswered_claim = None
         for run in granted.runs:
             self._begin(session_id, run)
         if granted.next_in_s is not None:
-            soon = monotonic() + max(granted.next_in_s, CLAIM_PAUSE_S)
+            soon = monotonic() + max(peers.next_scan_s(granted.next_in_s, rng=self._rng), CLAIM_PAUSE_S)
             with self._changed:
                 self._claim_at = min(self._claim_at, soon)
 

@@ -1,28 +1,25 @@
 """The ticker: every worker has one, and none of them matters.
 
-It fires what is due, and does now and then what somebody has to do: end runs of workers that are gone, ask who
-else runs jobs, delete old history. All of it is decided and bounded in the database; that many do it at once
+It fires what is due, and does now and then what somebody has to do: end runs of workers that are gone, ask how
+many others run jobs, delete old history. All of it is decided and bounded in the database; that many do it at once
 costs a scan, and that one of them dies costs nothing.
 
 One scan of one worker is enough for all; many only mean that no particular one must live. So the more workers
 there are, the seldomer each scans, and a fleet of any size asks the database about as much.
 
-A scan that fired something says so at once: to the slots of this worker, where its own segments are concerned,
-and to other workers by a notification of the database. A lost notification costs time only: those workers find the
-runs by their own scans, and the claim judges everything.
+A scan that fired something tells the slots of this worker at once; the database notifies workers with room. A lost
+notification costs time only: workers find the runs by their own scans, and the claim judges everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from random import Random
 from threading import Event, Thread
 from time import monotonic
-from uuid import UUID
 
 from feedq.control.store.jobs.runs import RunStore
-from feedq.core.schedule.spread import segments_of
 from feedq.errors import Unavailable
 from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.metrics import RUNS_FIRED
@@ -57,35 +54,24 @@ STAGGER_S = 0.01
 
 logger = log(__name__)
 
-Identity = Callable[[], UUID | None]
-"""The session under which this worker may claim now; None while it may not."""
-
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """The workers that run jobs, and how the segments are dealt out among them."""
+class Peers:
+    """The workers that run jobs, this one among them, as they were last counted."""
 
-    mine: Sequence[int] = ()
-    owners: Mapping[int, UUID] = field(default_factory=dict)
-    """The worker of each segment."""
     workers: int = 1
     """How many there are, at least one."""
+    slots: int = 0
+    """The job slots that they have together."""
     is_idle: bool = False
     """Whether there was nothing to fire and nothing to run at the last scan of any worker."""
-
-    @classmethod
-    def of(cls, workers: Mapping[UUID, int], me: UUID | None, *, is_idle: bool = False) -> Share:
-        """``workers``: the job slots of each."""
-        segments = segments_of(workers)
-        owners = {segment: worker for worker, its in segments.items() for segment in its}
-        return cls(segments.get(me, ()) if me is not None else (), owners, max(1, len(workers)), is_idle)
 
     @property
     def poll_s(self) -> float:
         return min(max(IDLE_POLL_S if self.is_idle else POLL_S, self.workers / POLLS_PER_S), POLL_MAX_S)
 
     def next_scan_s(self, next_in_s: float | None, *, rng: Random) -> float:
-        """Return in how long to scan for due ticks, given when the next one is."""
+        """Return in how long to scan for what is due, given when the next tick or run is."""
         # Not all at the same time, as workers that were started together would for ever.
         at_most_s = self.poll_s * rng.uniform(0.75, 1.0)
         if next_in_s is None or next_in_s >= at_most_s:
@@ -93,10 +79,6 @@ class Share:
         if rng.random() * self.workers > SCANNERS:
             return at_most_s
         return min(max(next_in_s, 0.0) + rng.random() * STAGGER_S, at_most_s)
-
-    def owners_of(self, segments: Iterable[int]) -> set[UUID]:
-        """Return the workers that own these segments."""
-        return {self.owners[segment] for segment in segments if segment in self.owners}
 
 
 @dataclass(slots=True)
@@ -109,22 +91,20 @@ class _Duty:
 
 
 class Ticker:
-    """Fires due ticks: the part of one worker in that. `share` may be read from any thread."""
+    """Fires due ticks: the part of one worker in that. `peers` may be read from any thread."""
 
     def __init__(
         self,
         runs: RunStore,
         *,
-        identity: Identity,
         tell_us: Callable[[], None],
         retention_days: int,
         rng: Random | None = None,
     ) -> None:
-        """``tell_us`` hears of runs of our own segments."""
-        self._runs, self._identity = runs, identity
-        self._tell_us, self._retention_days = tell_us, retention_days
+        """``tell_us`` hears of what was fired here."""
+        self._runs, self._tell_us, self._retention_days = runs, tell_us, retention_days
         self._rng = rng or Random()
-        self.share = Share()
+        self.peers = Peers()
         self._stopping = Event()
         self._woken = Event()
         self._fired_at = float("-inf")
@@ -151,12 +131,12 @@ class Ticker:
     def fire_due(self) -> float:
         """Fire what is due and do what is to be done by now. Returns for how long to sleep. Raises
         `Unavailable`."""
-        # First who is there: what is fired is told to them.
+        # First who is there: it says how much of what is fired is ours.
         self._do_if_due(self._scan_duty)
         next_in_s = self._fire()
         self._do_if_due(*self._duties)
         # Since that answer the duties have taken their time.
-        return max(0.0, self._fired_at + self.share.next_scan_s(next_in_s, rng=self._rng) - monotonic())
+        return max(0.0, self._fired_at + self.peers.next_scan_s(next_in_s, rng=self._rng) - monotonic())
 
     # -- the duties ----------------------------------------------------------------------------------
 
@@ -164,21 +144,14 @@ class Ticker:
         for _ in range(SCANS_IN_A_ROW):
             fired = self._runs.fire_due(limit=FIRED_PER_SCAN)
             self._fired_at = monotonic()
-            if fired.is_idle != self.share.is_idle:
-                self.share = replace(self.share, is_idle=fired.is_idle)
-            if fired.segments:
-                RUNS_FIRED.inc(len(fired.segments))
-                self._tell(fired.segments)
+            if fired.is_idle != self.peers.is_idle:
+                self.peers = replace(self.peers, is_idle=fired.is_idle)
+            if fired.runs:
+                RUNS_FIRED.inc(fired.runs)
+                self._tell_us()
             if not fired.more or self._stopping.is_set():
                 return fired.next_in_s
         return 0.0
-
-    def _tell(self, segments: Iterable[int]) -> None:
-        owners, me = self.share.owners_of(segments), self._identity()
-        if me in owners:
-            self._tell_us()
-        if others := owners - {me}:
-            self._runs.notify(sorted(others))
 
     def _do_if_due(self, *duties: _Duty) -> None:
         for duty in duties:
@@ -187,18 +160,19 @@ class Ticker:
                 duty.at = monotonic() + duty.do() * self._rng.uniform(0.75, 1.0)
 
     def _scan_workers(self) -> float:
-        self.share = Share.of(self._runs.workers(), self._identity(), is_idle=self.share.is_idle)
-        return self.share.poll_s
+        workers, slots = self._runs.workers()
+        self.peers = Peers(max(workers, 1), slots, self.peers.is_idle)
+        return self.peers.poll_s
 
     def _expire(self) -> float:
         expired = self._runs.expire(limit=EXPIRED_PER_SCAN)
-        return POLL_S if expired >= EXPIRED_PER_SCAN else self.share.poll_s
+        return POLL_S if expired >= EXPIRED_PER_SCAN else self.peers.poll_s
 
     def _trim(self) -> float:
         trimmed = self._runs.trim(older_than_days=self._retention_days, limit=TRIMMED_PER_SCAN)
         if trimmed >= TRIMMED_PER_SCAN:
             return TRIM_AGAIN_S
-        return TRIM_INTERVAL_S * max(1, self.share.workers / 10)
+        return TRIM_INTERVAL_S * max(1, self.peers.workers / 10)
 
     # -- the thread ----------------------------------------------------------------------------------
 

@@ -13,8 +13,13 @@ left to what it assumes. Each part reads one index in its own order and stops af
 - of each schedule that is being backfilled one run after another, the oldest (`run_backfill`). Those behind it,
   thousands maybe, are in no other index that a claim reads.
 
-What is left to be passed over by rank are runs that wait for one of their own schedule, which are few, and those
-that belong to the segments of others and are not yet to be stolen.
+What is left to be passed over by rank are runs that wait for one of their own schedule, which are few.
+
+**How many.** As many as the worker has free slots, but not so many that it would have more than its share of all
+that run or are due, in proportion to the job slots (`share_of`): the rest is for workers with more room, which
+have been told of it as well. Runs that nobody has taken for `LEFT_S` are anybody's, because whoever was meant to
+take them is frozen, or cannot do them. When there is more to do than slots, the share is every slot, so a backlog
+is worked off by whoever has room.
 
 To plan all this takes the server longer than to execute it. So `first_due_in_s` comes first, and is all that is
 asked where nothing is due; `scan_due` says which lanes and backfills there are; and `CLAIM` finds candidates,
@@ -38,7 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from sqlalchemy import Connection, text
@@ -66,8 +71,9 @@ DEFAULT_TIMEOUT_S = ScheduleSpec.model_fields["timeout"].default or inf
 CROWD = 32
 """The number of candidates beyond those that are wanted that are read as well: the first may be locked by
 workers that claim as well."""
-SCAN_AHEAD = 256
-"""The number of runs that fall due later that are searched for the first that this worker may take."""
+LEFT_S = 1.0
+"""A run that has been due for this long is started by any worker with a free slot, whatever its share: those that
+were to take it are frozen, busy with something else, or cannot do it."""
 NEVER_S = 1e9
 """Thirty years, for durations beyond it, which no interval holds."""
 
@@ -90,8 +96,6 @@ _ITS_TURN = f"""(NOT r.exclusive OR NOT EXISTS (
         ORDER BY o.tick_at OFFSET 0
     ))"""
 DUE = f"r.due_at <= {NOW} AND (r.start_by IS NULL OR r.start_by > {NOW})"
-_MINE = f"""(r.segment IS NULL OR r.segment = ANY(CAST(:segments AS smallint[]))
-    OR r.due_at <= {NOW} - make_interval(secs => :steal_after_s))"""
 _IN_LINE = "exclusive AND kind = 'backfill'"
 """The runs of backfills, as the index `run_backfill` has it; `run_lane` has all others."""
 _TASK = "coalesce(r.job ->> 'task', '')"
@@ -109,7 +113,7 @@ _I_CAN = f"EXISTS (SELECT FROM me WHERE {CAN.format(task=_TASK, selector=_SELECT
 BY_ID = "id BETWEEN {0} AND {0} ORDER BY id LIMIT 1"
 """The condition for one run by its key. For ``id = …`` a plan that was made when there were no runs could take
 any index that has the id in it, such as that of the runs of a schedule, and go through all of it later."""
-_COLUMNS = "r.id, r.schedule_id, r.key, r.queue, r.exclusive, r.rank_at, r.tick_at, r.attempt, r.segment"
+_COLUMNS = "r.id, r.schedule_id, r.key, r.queue, r.exclusive, r.rank_at, r.tick_at, r.attempt"
 _LIMITED = f"""
     SELECT q.name, q.rate_per_s, t.tokens,
         least(:looked_at,
@@ -128,19 +132,20 @@ FIRST = """
     SELECT extract(epoch FROM due_at - clock_timestamp())::float8 AS due_in_s FROM feedq.run
     WHERE state = 'waiting' ORDER BY due_at LIMIT 1
 """
-# The first run that this worker may take once it falls due, and the first of others that it may steal. If none of
-# those read is: the last of them.
-_NEXT_DUE = f"""
-    SELECT least(
-        min(CASE WHEN is_mine AND due_at > {NOW} THEN due_at
-                 WHEN NOT is_mine THEN due_at + make_interval(secs => :steal_after_s) END),
-        CASE WHEN count(*) = {SCAN_AHEAD} THEN max(due_at) END)
-    FROM (
-        SELECT r.due_at, r.segment IS NULL OR r.segment = ANY(CAST(:segments AS smallint[])) AS is_mine
-        FROM feedq.run r
-        WHERE r.state = 'waiting' AND r.due_at > {NOW} - make_interval(secs => :steal_after_s)
-        ORDER BY r.due_at LIMIT {SCAN_AHEAD}
-    ) coming
+_NEXT_DUE = f"SELECT due_at FROM feedq.run WHERE state = 'waiting' AND due_at > {NOW} ORDER BY due_at LIMIT 1"
+# Counted no further than makes a difference: with more to do than the fleet has slots, everybody's share is all of
+# its own. A worker that is alone counts nothing.
+_LOAD = f"""
+    (SELECT count(*) FROM (
+        SELECT FROM feedq.run WHERE state = 'waiting' AND due_at <= {NOW} ORDER BY due_at LIMIT :counted
+    ) due)::int AS due,
+    (SELECT count(*) FROM (
+        SELECT FROM feedq.run WHERE state = 'waiting' AND due_at <= {NOW} - make_interval(secs => {LEFT_S})
+        ORDER BY due_at LIMIT least(:counted, :free)
+    ) due)::int AS left_over,
+    (SELECT count(*) FROM (
+        SELECT FROM feedq.run WHERE state = 'running' ORDER BY worker_id LIMIT :counted
+    ) running)::int AS running
 """
 # Of a queue with limits the row is locked before what runs in it is counted for good; if it is full, nobody need
 # wait for it. In which queue a backfill is, is not known yet.
@@ -186,7 +191,8 @@ DUE_SCAN = f"""
         extract(epoch FROM ({_NEXT_DUE}) - clock_timestamp())::float8 AS next_due_in_s,
         (SELECT min((1 - l.tokens) / l.rate_per_s) FROM limited l
          WHERE l.tokens < 1 AND EXISTS (SELECT FROM lane w WHERE w.queue = l.name))::float8
-            AS next_start_in_s
+            AS next_start_in_s,
+        {_LOAD}
 """
 
 CANDIDATES = f"""
@@ -195,7 +201,7 @@ CANDIDATES = f"""
             SELECT * FROM feedq.run r
             WHERE r.schedule_id = b.schedule_id AND r.state = 'waiting' AND {_IN_LINE} AND {DUE}
             ORDER BY r.tick_at LIMIT 1
-        ) r WHERE {_MINE} AND {_I_CAN} AND {_ITS_TURN}
+        ) r WHERE {_I_CAN} AND {_ITS_TURN}
         UNION ALL
         SELECT r.* FROM unnest(CAST(:queues AS text[]), CAST(:tasks AS text[]), CAST(:selectors AS jsonb[]))
             AS l (queue, task, selector) CROSS JOIN LATERAL (
@@ -203,7 +209,7 @@ CANDIDATES = f"""
             WHERE r.queue = l.queue AND {_TASK} = l.task AND {_SELECTOR} = l.selector
                 AND r.state = 'waiting' AND NOT ({_IN_LINE})
                 AND r.rank_at <= {NOW} + make_interval(secs => :ahead_max_s)
-                AND {DUE} AND {_MINE} AND {_ITS_TURN}
+                AND {DUE} AND {_ITS_TURN}
             ORDER BY r.rank_at LIMIT :looked_at
         ) r
     ), ranked AS (
@@ -217,7 +223,7 @@ CANDIDATES = f"""
     )
 """
 """Goes behind ``WITH``. Of a schedule whose runs must be alone there is at most one, by `_ITS_TURN`."""
-# A start deadline is nobody's in particular: whoever claims ends what has missed it, of other segments as well.
+# Whoever claims ends what has missed its start deadline.
 MISS_DEADLINES = f"""
     UPDATE feedq.run r SET state = 'missed_deadline', ended_at = clock_timestamp(),
         reason = 'not started before its start deadline'
@@ -273,13 +279,15 @@ class DueScan:
 
     parameters: Mapping[str, Any]
     """The parameters of `CANDIDATES`."""
+    limit: int
+    """The most runs that this worker may take now: its free slots, or what its share leaves of them."""
     any_missed: bool
     """Whether a start deadline has passed."""
     next_in_s: float | None
 
     @property
     def is_idle(self) -> bool:
-        return not any(self.parameters.get(name) for name in ("queues", "backfilled"))
+        return self.limit <= 0 or not any(self.parameters.get(name) for name in ("queues", "backfilled"))
 
 
 def first_due_in_s(c: Connection) -> float | None:
@@ -293,26 +301,39 @@ def scan_due(c: Connection, offer: Offer) -> DueScan:
     the rows of queues with limits that have room."""
     given = scan_parameters(offer)
     row = c.execute(text(DUE_SCAN.replace("{lock}", "FOR UPDATE")), given).one()
-    return due_scan_from(row, given)
+    return due_scan_from(row, given, offer)
 
 
 def scan_parameters(offer: Offer) -> dict[str, Any]:
     """The parameters of `DUE_SCAN`."""
     return {
         "worker_id": str(offer.worker_id),
-        "segments": list(offer.segments),
-        "steal_after_s": offer.steal_after_s,
+        "free": offer.limit,
+        "counted": offer.fleet_slots if offer.fleet_slots > offer.slots else 0,
         "looked_at": offer.limit + CROWD,
         "ahead_max_s": PRIORITY_MAX * AGEING_S,
     }
 
 
-def due_scan_from(row: Any, given: Mapping[str, Any]) -> DueScan:
+def share_of(offer: Offer, *, due: int, left_over: int, running: int) -> int:
+    """Return how many runs a worker may take: so many that it then has its share of all that run or are due,
+    rounded up, and at least those that nobody has taken for `LEFT_S`."""
+    if offer.fleet_slots <= offer.slots:
+        return offer.limit
+    share = ceil((running + due) * offer.slots / offer.fleet_slots)
+    return min(offer.limit, max(share - (offer.slots - offer.limit), left_over))
+
+
+def due_scan_from(row: Any, given: Mapping[str, Any], offer: Offer) -> DueScan:
     """Reads the row of `DUE_SCAN`."""
+    limit = share_of(offer, due=row.due, left_over=row.left_over, running=row.running)
     waits = [max(wait, 0.0) for wait in (row.next_due_in_s, row.next_start_in_s) if wait is not None]
+    if limit < min(offer.limit, row.due):
+        waits.append(LEFT_S)
     names = ("open", "queues", "tasks", "selectors", "backfilled")
     return DueScan(
         parameters={**given, **{name: getattr(row, name) or [] for name in names}},
+        limit=limit,
         any_missed=row.any_missed,
         next_in_s=min(waits, default=None),
     )
@@ -338,15 +359,17 @@ def claim(c: Connection, offer: Offer) -> ClaimedRuns:
         c.execute(text(MISS_DEADLINES))
     if seen.is_idle:
         return ClaimedRuns(Granted((), seen.next_in_s))
-    rows = c.execute(text(CLAIM), {**seen.parameters, "limit": offer.limit}).all()
-    return taken_from(rows, seen, limit=offer.limit)
+    rows = c.execute(text(CLAIM), {**seen.parameters, "limit": seen.limit}).all()
+    return taken_from(rows, seen, free=offer.limit)
 
 
-def taken_from(rows: Sequence[Any], seen: DueScan, *, limit: int) -> ClaimedRuns:
-    """Reads the rows of `CLAIM`."""
+def taken_from(rows: Sequence[Any], seen: DueScan, *, free: int) -> ClaimedRuns:
+    """Reads the rows of `CLAIM`, made for a worker with so many free slots."""
     taken = [row for row in rows if row.id is not None]
-    if len(taken) == limit:
+    if len(taken) == free:
         next_in_s: float | None = 0.0
+    elif len(taken) == seen.limit:
+        next_in_s = seen.next_in_s
     elif rows[0].candidates > len(taken) or (taken and seen.parameters["open"]):
         # Others hold them for a moment; or a bucket is emptier than it was at the scan.
         next_in_s = AGAIN_S if seen.next_in_s is None else min(seen.next_in_s, AGAIN_S)

@@ -2,8 +2,8 @@
 
 No node leads. Each scans when it likes; those that scan at the same moment share the due schedules, because a
 locked one is skipped, and one that another has just fired is no longer due when its row is read again. Killed
-before the commit, nothing has happened, and the next scan does the same. Killed after it, nobody has been told,
-and workers find the runs by their own scans. Should a tick come a second time (a watermark put back by hand, say),
+before the commit, nothing has happened, and the next scan does the same. With the commit, workers with room are
+told. Should a tick come a second time (a watermark put back by hand, say),
 its key is there already: no second row.
 
 Decisions are those of `feedq.core.schedule.ticks`. A schedule about which none can be made (stored by a release
@@ -20,13 +20,21 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
+from feedq.control.store.channels import NotifyReason
 from feedq.control.store.database import GivenRows
-from feedq.control.store.jobs.rows import SCHEDULE_COLUMNS, UNFIRED, cancel, record, schedule_from, unfinished
+from feedq.control.store.jobs.rows import (
+    SCHEDULE_COLUMNS,
+    UNFIRED,
+    cancel,
+    notify_some,
+    record,
+    schedule_from,
+    unfinished,
+)
 from feedq.core.schedule import ticks
 from feedq.core.schedule.model import AGEING_S, Fired, RunState, Schedule
 from feedq.core.schedule.outcome import LEFT_OUT
 from feedq.core.schedule.spec import NOT_OF_JOB, Overlap
-from feedq.core.schedule.spread import segment_of
 from feedq.core.schedule.ticks import DueRun, Firing, Unfinished
 from feedq.telemetry.event_names import EventKind
 
@@ -65,21 +73,20 @@ _PAUSED = text(f"""
 """)
 _RUNS = GivenRows(
     "schedule_id bigint, key text, tick_at timestamptz, ticks int, last_tick_at timestamptz, due_at timestamptz, "
-    "ahead_s float8, start_by timestamptz, state text, reason text, queue text, exclusive boolean, "
-    "segment smallint"
+    "ahead_s float8, start_by timestamptz, state text, reason text, queue text, exclusive boolean"
 )
 _INSERT = text(f"""
     INSERT INTO feedq.run (schedule_id, kind, key, tick_at, ticks, last_tick_at, due_at, rank_at, start_by, state,
-        reason, ended_at, job, queue, exclusive, segment)
+        reason, ended_at, job, queue, exclusive)
     SELECT s.id, 'tick', given.key, given.tick_at, given.ticks, given.last_tick_at, given.due_at,
         given.due_at - make_interval(secs => given.ahead_s), given.start_by, given.state, given.reason,
         CASE WHEN given.state <> 'waiting' THEN clock_timestamp() END,
-        s.declaration - CAST(:not_of_job AS text[]), given.queue, given.exclusive, given.segment
+        s.declaration - CAST(:not_of_job AS text[]), given.queue, given.exclusive
     FROM {_RUNS.numbered}
     CROSS JOIN LATERAL (SELECT id, declaration FROM feedq.schedule WHERE id = given.schedule_id OFFSET 0) s
     ORDER BY given.n
     ON CONFLICT (schedule_id, key) DO NOTHING
-    RETURNING segment, state = 'waiting' AND due_at <= {_NOW} AS may_start
+    RETURNING state = 'waiting' AND due_at <= {_NOW} AS may_start
 """)
 # A tick that is left out every second must not become a row every second: it is counted in the schedule's newest
 # row, if that is of the same state for the same reason. What that row stands for already is not counted again.
@@ -139,7 +146,7 @@ def scan_due(c: Connection) -> Fired:
     nothing."""
     row = c.execute(_DUE_SCAN).one()
     waits = [wait for wait in (row.due_in_s, row.resumed_in_s) if wait is not None]
-    return Fired((), False, min(waits, default=None), is_idle=not waits and row.is_done)
+    return Fired(0, False, min(waits, default=None), is_idle=not waits and row.is_done)
 
 
 def fire(c: Connection, *, limit: int) -> Fired:
@@ -148,7 +155,9 @@ def fire(c: Connection, *, limit: int) -> Fired:
     rows = [*paused, *c.execute(_DUE, {"limit": limit}).all()]
     counted = unfinished(c, [row.id for row in rows]) if rows else {}
     decided, problems = _decide(rows, counted, resuming={row.id for row in paused})
-    segments = write(c, decided)
+    may_start = write(c, decided)
+    if may_start:
+        notify_some(c, may_start, NotifyReason.RUNS)
     _pause(c, problems)
     waits_s = scan_due(c).next_in_s
     more = len(rows) >= limit or len(decided) + len(problems) < len(rows)
@@ -157,19 +166,20 @@ def fire(c: Connection, *, limit: int) -> Fired:
         waits_s = 0.0
     elif waits_s is not None:
         waits_s = max(waits_s, 0.0 if rows else AGAIN_S)
-    return Fired(segments, more, waits_s)
+    return Fired(may_start, more, waits_s)
 
 
-def write(c: Connection, decided: Sequence[Decided]) -> list[int]:
-    """The rows, and the watermarks behind them: with one commit, or a tick is lost or comes twice."""
+def write(c: Connection, decided: Sequence[Decided]) -> int:
+    """Write the rows, and the watermarks behind them: with one commit, or a tick is lost or comes twice. Returns
+    the number of runs that may start now."""
     _cancel_others(c, decided)
-    segments = insert(c, decided)
+    may_start = insert(c, decided)
     advance(c, decided)
-    return segments
+    return may_start
 
 
-def insert(c: Connection, decided: Sequence[Decided]) -> list[int]:
-    """Make rows of ticks. Returns the segment of each that may start now."""
+def insert(c: Connection, decided: Sequence[Decided]) -> int:
+    """Make rows of ticks. Returns how many of them may start now."""
     folded = _fold(c, decided)
     runs = [
         (d.schedule, run)
@@ -178,10 +188,10 @@ def insert(c: Connection, decided: Sequence[Decided]) -> list[int]:
         if place > 0 or d.schedule.id not in folded
     ]
     if not runs:
-        return []
+        return 0
     given = _RUNS.of(_row_of(schedule, run) for schedule, run in runs)
     made = c.execute(_INSERT, given | {"not_of_job": list(NOT_OF_JOB)})
-    return [row.segment for row in made if row.may_start]
+    return sum(row.may_start for row in made)
 
 
 def _row_of(schedule: Schedule, run: DueRun) -> tuple[object, ...]:
@@ -190,7 +200,7 @@ def _row_of(schedule: Schedule, run: DueRun) -> tuple[object, ...]:
     return (
         *(schedule.id, run.key, run.tick_at, run.ticks, run.last_tick_at, run.due_at),
         *(spec.priority * AGEING_S, run.start_by, run.state.value, run.reason, spec.queue),
-        *(spec.overlap is not Overlap.ALLOW_ALL, segment_of(schedule.id, run.key)),
+        spec.overlap is not Overlap.ALLOW_ALL,
     )
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 from uuid import UUID
@@ -54,8 +55,8 @@ SCAN_EVERY = 50
 asked for."""
 TYPES = {
     "worker_id": "uuid",
-    "segments": "smallint[]",
-    "steal_after_s": "float8",
+    "free": "integer",
+    "counted": "integer",
     "looked_at": "integer",
     "ahead_max_s": "float8",
     "open": "text[]",
@@ -106,7 +107,7 @@ class PreparedRuns:
         """Claim runs as `feedq.control.store.jobs.claiming.claim` does; None when it has to be done there.
         ``is_due`` says that there is something to claim: until then no session is opened. Raises `Unavailable`,
         and `psycopg2.IntegrityError` as that does."""
-        if self._is_off or not offer.segments or (self._session is None and not is_due):
+        if self._is_off or (self._session is None and not is_due):
             return None
         if not self._lock.acquire(blocking=False):
             return None
@@ -146,17 +147,19 @@ class PreparedRuns:
             rows = self._execute(_DUE_SCAN, given)
             if rows is None or rows[0].open or rows[0].any_missed:
                 return None
-            self._lanes = due_scan_from(rows[0], {})
-        lanes, self._lanes = self._lanes, None
-        seen = DueScan({**given, **lanes.parameters}, any_missed=False, next_in_s=lanes.next_in_s)
+            seen = due_scan_from(rows[0], given, offer)
+        else:
+            # That many waited at the last scan that this worker may take all it has room for.
+            seen = replace(self._lanes, parameters={**self._lanes.parameters, **given}, limit=offer.limit)
+        self._lanes = None
         if seen.is_idle:
             return ClaimedRuns(Granted((), seen.next_in_s))
-        rows = self._execute(_CLAIM, {**seen.parameters, "limit": offer.limit})
+        rows = self._execute(_CLAIM, {**seen.parameters, "limit": seen.limit})
         if rows is None:
             return None
-        taken = taken_from(rows, seen, limit=offer.limit)
+        taken = taken_from(rows, seen, free=offer.limit)
         if len(rows) == offer.limit and rows[0].id is not None:
-            self._lanes, self._claims = lanes, self._claims + 1
+            self._lanes, self._claims = seen, self._claims + 1
         return taken
 
     def _execute(self, statement: PreparedStatement, parameters: Mapping[str, Any]) -> Sequence[Any] | None:

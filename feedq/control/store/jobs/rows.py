@@ -195,27 +195,28 @@ def cancel(c: Connection, reasons: Mapping[int, str], states: Sequence[RunState]
     return len(workers)
 
 
-def notify_some(c: Connection, runs: int) -> None:
-    """Tell one worker for each of so many runs, with the commit: those with a slot free first. A worker that is
-    not told scans by itself, on an idle fleet seconds later; by then the others have done all of a backlog."""
+def notify_some(c: Connection, runs: int, reason: NotifyReason) -> None:
+    """Tell one worker for each of so many runs, with the commit: first those that are least busy for their slots,
+    whose share leaves them room (`feedq.control.store.jobs.claiming.share_of`). A worker that is not told scans by
+    itself, on an idle fleet seconds later; by then the others have done all of a backlog."""
     sql = """
         SELECT pg_notify('feedq_worker_' || lock_key, :reason) FROM (
             SELECT lock_key FROM feedq.worker w
             WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0
                 AND expires_at > clock_timestamp()
-            ORDER BY job_slots > (
+            ORDER BY (
                 SELECT count(*) FROM feedq.run r WHERE r.worker_id = w.id AND r.state = 'running'
-            ) DESC, random() LIMIT :runs
+            )::float8 / job_slots, random() LIMIT :runs
         ) these
     """
-    c.execute(text(sql), {"reason": NotifyReason.JOBS.value, "runs": runs})
+    c.execute(text(sql), {"reason": reason.value, "runs": runs})
 
 
 def notify_if_soon(c: Connection, schedules: Iterable[Schedule], at: datetime) -> None:
     """Have a worker scan for the next tick of these, with the commit, if one of them is to fire soon."""
     fires_at = [s.next_fire_at for s in schedules if s.state is ScheduleState.ACTIVE]
     if any(fires is not None and fires <= at + SOON for fires in fires_at):
-        notify_some(c, 1)
+        notify_some(c, 1, NotifyReason.JOBS)
 
 
 def record(c: Connection, kind: EventKind, **detail: Any) -> None:

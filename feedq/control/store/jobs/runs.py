@@ -40,7 +40,6 @@ import psycopg2
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 
-from feedq.control.store.channels import NotifyReason, notify_workers
 from feedq.control.store.database import Aggregate, Database, GivenRows, in_statement, in_transaction
 from feedq.control.store.jobs import claiming, finishing, firing
 from feedq.control.store.jobs.prepared import PreparedRuns
@@ -123,20 +122,15 @@ class RunStore(Aggregate):
         self._prepared.close()
 
     def fire_due(self, *, limit: int) -> Fired:
-        """Fire what is due of at most ``limit`` schedules: in one transaction the ticks become rows and each
-        watermark moves on. Any number of nodes may do this at once; they share the work. Idle, it reads one
-        index and writes nothing."""
+        """Fire what is due of at most ``limit`` schedules: in one transaction the ticks become rows, each
+        watermark moves on, and workers with room are told. Any number of nodes may do this at once; they share the
+        work. Idle, it reads one index and writes nothing."""
         with self._database.statement() as c:
             scanned = firing.scan_due(c)
         if scanned.next_in_s is None or scanned.next_in_s > 0:
             return scanned
         with self._database.transaction() as c:
             return firing.fire(c, limit=limit)
-
-    @in_statement
-    def notify(self, c: Connection, worker_ids: Sequence[UUID]) -> None:
-        """Tell these workers that runs of their segments have fallen due."""
-        notify_workers(c, list(worker_ids), NotifyReason.RUNS)
 
     # -- claiming and finishing ----------------------------------------------------------------------
 
@@ -224,14 +218,15 @@ class RunStore(Aggregate):
             return finishing.expire(c, limit=limit)
 
     @in_statement
-    def workers(self, c: Connection) -> Mapping[UUID, int]:
-        """The job slots of each worker that is given runs: neither leaving, nor cordoned, nor without slots.
-        `feedq.core.schedule.spread` says which segments each has."""
+    def workers(self, c: Connection) -> tuple[int, int]:
+        """Return how many workers are given runs, being neither leaving, nor cordoned, nor without slots; and how
+        many job slots they have together."""
         sql = """
-            SELECT id, job_slots FROM feedq.worker
-            WHERE state <> 'gone' AND state = 'active' AND target_state = 'serving' AND job_slots > 0
+            SELECT count(*)::int AS workers, coalesce(sum(job_slots), 0)::int AS slots FROM feedq.worker
+            WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0
         """
-        return {row.id: row.job_slots for row in c.execute(text(sql))}
+        row = c.execute(text(sql)).one()
+        return row.workers, row.slots
 
     def trim(self, *, older_than_days: int, limit: int) -> int:
         """Delete ended runs of this age, or as their schedules keep them, and removed schedules with none left.

@@ -4,8 +4,7 @@ Edits look forward only. They move the watermark to ticks that are yet to come, 
 and fire no tick that is past.
 
 Runs that somebody asks for (triggers, backfills, entries of beat) are made under the lock of the schedule's
-row, as firing makes them, so that an overlap policy sees what others have made. They go to no worker in
-particular: whoever is told first takes them.
+row, as firing makes them, so that an overlap policy sees what others have made.
 
 A pause that has to do with the declaration ends with the next one: it asked for the pause, or firing could decide
 nothing by it. All others last until somebody resumes the schedule, or until their time is up.
@@ -85,7 +84,7 @@ _INSERT = text(f"""
 
 @dataclass(frozen=True, slots=True)
 class _NewRun:
-    """A run about to be written. Any worker may take it at once: it has no segment."""
+    """A run about to be written."""
 
     key: str
     tick_at: datetime | None
@@ -250,7 +249,7 @@ class ScheduleStore(ScheduleListing):
             start_deadline_s=spec.start_deadline,
         )
         if state is RunState.WAITING:
-            notify_some(c, 1)
+            notify_some(c, 1, NotifyReason.RUNS)
         record(c, EventKind.RUN_TRIGGERED, schedule=name, run=made, key=key)
         return run_of(c, made)
 
@@ -272,7 +271,8 @@ class ScheduleStore(ScheduleListing):
         made = self._insert(c, schedule, runs, kind=RunKind.BACKFILL)
         if made:
             # Of those that go one after another, each free slot finds the next by itself.
-            notify_some(c, 1 if schedule.spec.overlap is not Overlap.ALLOW_ALL else len(made))
+            one_by_one = schedule.spec.overlap is not Overlap.ALLOW_ALL
+            notify_some(c, 1 if one_by_one else len(made), NotifyReason.RUNS)
             ends = {"from": instant(wanted[0]), "to": instant(wanted[-1])}
             record(c, EventKind.RUNS_BACKFILLED, schedule=name, runs=len(made), **ends)
         return len(made), len(wanted) - len(made)
@@ -287,7 +287,7 @@ class ScheduleStore(ScheduleListing):
             return False
         made = self._insert(c, schedule, [_NewRun(key, tick_at)], kind=RunKind.BEAT)
         if made:
-            notify_some(c, 1)
+            notify_some(c, 1, NotifyReason.RUNS)
         return bool(made)
 
     @in_transaction

@@ -504,7 +504,6 @@ SCHEDULES = """
         job jsonb NOT NULL,
         queue text NOT NULL DEFAULT 'default',
         exclusive boolean NOT NULL DEFAULT true,
-        segment smallint,
         CONSTRAINT run_owner CHECK ((state = 'running') = (worker_id IS NOT NULL AND ended_at IS NULL)),
         CONSTRAINT run_ended CHECK ((state IN ('waiting', 'running')) = (ended_at IS NULL))
     ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
