@@ -26,7 +26,7 @@ class FiringHarness(JobsHarness):
 
     def schedule(self, name: str = "nightly", **changes: object) -> Schedule:
         began = self.now() - timedelta(days=1)
-        return super().schedule(name, **{"timing": {"every": INTERVAL_S, "anchor": began}, **changes})
+        return super().schedule(name, **{"every": INTERVAL_S, "anchor": began, **changes})
 
 
 @pytest.fixture
