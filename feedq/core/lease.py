@@ -230,8 +230,9 @@ twice as long after each further loss. What ended two processes may need some mi
 QUARANTINE_MAX_S = 86_400.0
 
 
-VERDICT_S = 3.0
-"""What a monitor takes, at most, to say how its worker was lost."""
+VERDICT_S = 10.0
+"""What a monitor takes, at most, to say how its worker was lost: on a busy machine it needs seconds to load what a
+report takes, and then it tries the control database for some more (`feedq.worker.monitor.REPORT_S`)."""
 SOON = timedelta(seconds=30)
 FAILOVER_WITHIN = timedelta(seconds=30)
 """A feed that had no place for longer than this after its worker was lost connects at the usual pace."""

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
 FEEDS = feed_names(8, prefix="elsewhere")
 NEW = feed_names(4, prefix="new")
 LAKE = feed_names(4, prefix="lake")
-PASSES_WATCHED = 10
+PASSES_WATCHED = 5
 """For how many passes nothing comes back; each is a chance to do it."""
 
 

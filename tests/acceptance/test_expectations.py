@@ -12,7 +12,7 @@ import pytest
 
 from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey
-from tests.causes import FROZEN, LAGGING, NEIGHBOURS, PINGS, Causes, causes, name_of, wanted
+from tests.causes import LAGGING, Causes, causes, name_of, wanted
 from tests.cluster import feed, wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
@@ -79,26 +79,6 @@ def test_each_cause_is_told_once_and_so_is_its_end_and_nothing_else(bench: Cause
     bench.end()
     bench.observe(begins=False, limit_s=LIMIT_S)
     assert bench.alerts() == wanted(begins=False)
-
-
-def test_a_frozen_fleet_cannot_keep_quiet_about_it(bench: Causes) -> None:
-    every = [name_of(one) for one in (PINGS, FROZEN, *NEIGHBOURS)]
-    bench.mark()
-    workers = [worker for worker in bench.cluster.workers.values() if worker.is_running()]
-    for worker in workers:
-        worker.kill("SIGSTOP")
-    asked = "SELECT f.name FROM feedq.unmet u JOIN feedq.feed f ON f.id = u.feed_id"
-    wait_until(
-        lambda: {row["name"] for row in bench.cluster.sql(asked)} >= set(every),
-        limit_s=LIMIT_S,
-        what="all are silent",
-    )
-    for worker in workers:
-        worker.kill("SIGCONT")
-    wait_until(lambda: not bench.cluster.sql(asked), limit_s=LIMIT_S, what="all are as expected again")
-    told = bench.alerts()
-    assert len(told) == len(set(told))
-    assert {name for name, _, begins in told if begins} == {name for name, _, begins in told if not begins}
 
 
 def test_an_operator_tries_whether_alerts_arrive(bench: Causes) -> None:

@@ -50,7 +50,7 @@ def forge(broker_url: str) -> None:
                 client.lpush(DEFAULT_QUEUE, forged.envelope(message, rng, routing_key=DEFAULT_QUEUE))
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_pool_of_celerys_own_runs_ordinary_tasks_and_nothing_of_feedq(
     tmp_path: Path, database_url: str, broker_url: str, pool: str
 ) -> None:
@@ -77,7 +77,7 @@ def test_a_pool_of_celerys_own_runs_ordinary_tasks_and_nothing_of_feedq(
         wait_until(lambda: done.exists() and done.read_text(), limit_s=LIMIT_S, what=worker.text)
         assert (int(done.read_text()) == worker.pid) is (pool != "prefork")
         (said,) = worker.events(LogEvent.TASKS_ONLY)
-        assert said["pool"] == {"prefork": "prefork", "threads": "thread", "solo": "solo"}[pool]
+        assert said["pool"] == {"prefork": "prefork", "threads": "thread"}[pool]
 
         # It makes passes, as any worker of that queue does, and gives itself nothing.
         wait_until(

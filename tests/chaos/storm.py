@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -80,9 +80,9 @@ class Losses:
 class Storm:
     """Blows on the workers and beats of one cluster."""
 
-    def __init__(self, cluster: Cluster, rng: Random, *, workers: int, env: Mapping[str, str]) -> None:
+    def __init__(self, cluster: Cluster, rng: Random, *, workers: int) -> None:
         self.cluster, self.losses = cluster, Losses()
-        self._rng, self._env = rng, dict(env)
+        self._rng = rng
         self._names = [f"w{n}" for n in range(workers)]
         self._dooms: dict[str, Moment] = {}
         self._born: dict[str, float] = {}
@@ -96,7 +96,7 @@ class Storm:
         for name in self._names:
             self.cluster.wait_worker(name)
 
-    def blow(self, seconds: float, *, until: Callable[[Losses], bool] = lambda _: True) -> None:
+    def blow(self, seconds: float, *, until: Callable[[Losses], bool]) -> None:
         """For so long; and then until it has done enough, but not for ever."""
         begin = now = time.monotonic()
         end = now + seconds
@@ -159,7 +159,7 @@ class Storm:
         return f"{moment.boundary}:{moment.side}:{action}:{count}"
 
     def _start(self, name: str, *, doom: str) -> None:
-        env = {**self._env, "FEEDQ_TEST_DOOM": doom, "FEEDQ_TEST_LOST": str(self._rng.random())}
+        env = {"FEEDQ_TEST_DOOM": doom, "FEEDQ_TEST_LOST": str(self._rng.random())}
         self.cluster.add_worker(name, capacity=10, env=env, ready=False)
         self._born[name] = time.monotonic()
 

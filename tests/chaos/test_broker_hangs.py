@@ -17,7 +17,6 @@ from feedq.local.valkey import Valkey
 from tests.chaos.conftest import Stages
 from tests.cluster import Cluster
 from tests.faults import (
-    BROKER_TROUBLES,
     PLACED_LIMIT_S,
     broker_in_trouble,
     few_feeds,
@@ -66,7 +65,7 @@ def small(
     postgres.drop_database("broker_hangs")
 
 
-@pytest.mark.parametrize("kind", BROKER_TROUBLES)
+@pytest.mark.parametrize("kind", ["frozen", "dropping"])
 def test_feeds_are_placed_and_fail_over_while_the_broker_hangs(
     small: Stage, valkey: Valkey, proxy: PlainProxy, measured: Measured, kind: str
 ) -> None:
@@ -89,14 +88,13 @@ def test_feeds_are_placed_and_fail_over_while_the_broker_hangs(
 
 
 def test_doctor_says_in_bounded_time_that_the_broker_hangs(small: Stage, proxy: PlainProxy) -> None:
-    for trouble in (proxy.hang, proxy.drop):
-        trouble()
-        began = time.monotonic()
-        ran = small.cluster.run("doctor")
-        assert time.monotonic() - began < DOCTOR_LIMIT_S
-        assert ran.returncode == 1, ran.stdout + ran.stderr
-        assert [line for line in ran.stdout.splitlines() if line.startswith("FAIL") and " broker " in line]
-        proxy.resume()
+    proxy.hang()
+    began = time.monotonic()
+    ran = small.cluster.run("doctor")
+    assert time.monotonic() - began < DOCTOR_LIMIT_S
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert [line for line in ran.stdout.splitlines() if line.startswith("FAIL") and " broker " in line]
+    proxy.resume()
 
 
 def test_workers_and_beats_end_in_time_while_the_broker_hangs(

@@ -42,7 +42,6 @@ def place(
     ("deed", "connector", "said"),
     [
         ("hold the lock", "numbers", "stood still"),
-        ("sleep", "numbers", "stood still"),
         ("hold the lock", "blocking-numbers", "stood still"),
         ("abort", "numbers", "Fatal Python error: Aborted"),
         ("grow at once", "numbers", "MiB"),

@@ -15,10 +15,11 @@ from tests.stage import Stage
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 Measured = Callable[[str, object], None]
 
-OUTAGE_S = 20.0
+OUTAGE_S = 10.0
+"""Longer than a ttl."""
 
 
-def test_feeds_stream_on_while_the_broker_is_away_for_twenty_seconds(stage: Stage, valkey: Valkey) -> None:
+def test_feeds_stream_on_while_the_broker_is_away(stage: Stage, valkey: Valkey) -> None:
     epochs, before = stage.cluster.epochs(stage.feeds), mark(stage.source)
     valkey.stop()
     try:
@@ -31,24 +32,15 @@ def test_feeds_stream_on_while_the_broker_is_away_for_twenty_seconds(stage: Stag
     assert_heals(stage)
 
 
-def test_cut_broker_connections_disturb_no_feed(stage: Stage, valkey: Valkey) -> None:
+def test_a_broker_that_lost_everything_and_everybody_disturbs_no_feed(stage: Stage, valkey: Valkey) -> None:
     epochs, before = stage.cluster.epochs(stage.feeds), mark(stage.source)
     client = valkey.client()
     try:
+        client.flushall()
         for kind in ("normal", "pubsub"):
             client.client_kill_filter(_type=kind, skipme=True)
     finally:
         client.close()
-    stage.wait_landing(limit_s=10)
-    assert_undisturbed(stage, before, epochs)
-    assert_heals(stage)
-
-
-def test_an_emptied_broker_disturbs_no_feed_and_learns_everything_anew(stage: Stage, valkey: Valkey) -> None:
-    epochs, before = stage.cluster.epochs(stage.feeds), mark(stage.source)
-    client = valkey.client()
-    client.flushall()
-    client.close()
     stage.wait_landing(limit_s=10)
     assert_undisturbed(stage, before, epochs)
     assert_heals(stage)

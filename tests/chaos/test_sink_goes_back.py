@@ -75,16 +75,13 @@ def wait_landed(url: str, names: Collection[str], least: int) -> None:
     wait_until(there, limit_s=LIMIT_S, what=f"number {least} of {', '.join(names)}")
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["sink", "sink and control database"])
 def test_a_sink_that_was_restored_from_a_backup_gets_what_it_lost_once(
-    shared: bool,
     stages: Stages,
     server: Postgres,
     tmp_path: Path,
     database_url: str,
     broker_url: str,
 ) -> None:
-    """With the control database in it, it is what a promoted replica shows that had not received everything."""
     stages.discard()  # it would take part of the machine
     sink_url = server.create_database("landing")
     names = feed_names(FEEDS)
@@ -93,7 +90,7 @@ def test_a_sink_that_was_restored_from_a_backup_gets_what_it_lost_once(
         Source(rate=50) as source,
         Cluster(
             tmp_path,
-            database_url=sink_url if shared else database_url,
+            database_url=database_url,
             broker_url=broker_url,
             env={"FEEDQ_SINKS__OWN": sink_url},
         ) as cluster,

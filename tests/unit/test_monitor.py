@@ -11,10 +11,20 @@ from uuid import uuid4
 
 import pytest
 
+from feedq.core.lease import VERDICT_S
 from feedq.core.model import Loss, NewWorker
 from feedq.worker.activity import Activity, FeedThread
 from feedq.worker.memory import GROWTH_MIN_BYTES, MemoryWatch
-from feedq.worker.monitor import DumpPipe, Limits, Monitor, make_private, parse_stacks, report_losses
+from feedq.worker.monitor import (
+    AFTER_FAILOVER_S,
+    REPORT_S,
+    DumpPipe,
+    Limits,
+    Monitor,
+    make_private,
+    parse_stacks,
+    report_losses,
+)
 from tests.fakes import ManualClock, MemoryStore
 
 
@@ -40,6 +50,11 @@ def make_monitor(tmp_path: Path, limits: Limits) -> tuple[Activity, Monitor, int
     activity = Activity.create(tmp_path / "notes")
     theirs, ours = os.pipe()
     return activity, Monitor(activity, pid=os.getpid(), dump_pipe=DumpPipe(theirs), limits=limits), ours
+
+
+def test_a_feed_waits_for_the_verdict_longer_than_a_monitor_takes_on_a_busy_machine() -> None:
+    """Else a feed that ends each worker at once is on a third one before anybody says how it ended the others."""
+    assert VERDICT_S >= 2 * (AFTER_FAILOVER_S + REPORT_S)
 
 
 def test_a_worker_that_left_in_good_order_is_no_loss(tmp_path: Path) -> None:
