@@ -25,7 +25,7 @@ from tests.api_client import ApiClient
 
 FEEDS: Final = 100_000
 ROUNDS: Final = 20
-PAGE_S: Final = 0.1
+PAGE_S: Final = 0.05
 FILTER_S: Final = 0.15
 STATUS_S: Final = 1.0
 FILL: Final = f"""

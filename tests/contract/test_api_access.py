@@ -137,17 +137,6 @@ def test_a_viewer_of_a_tenant_sees_its_feeds_and_no_others(acme: ApiClient, endp
     assert asked == ["GET /api/v1/feeds/beta%2Fb", "GET /api/v1/feeds/beta%2Fb/history"]
 
 
-@pytest.mark.parametrize("path", ["/workers", "/schedules", "/runs", "/queues", "/status"])
-def test_what_belongs_to_no_tenant_needs_a_role_over_everything(
-    acme: ApiClient, endpoint: Endpoint, path: str
-) -> None:
-    answer = acme.get(path)
-    assert answer.status_code == 403
-    assert "it needs a role over everything" in answer.json()["detail"]
-    (refused,) = refusals(endpoint)
-    assert refused.detail["by"]["who"] == "token viewer-acme"
-
-
 # -- what is written down ----------------------------------------------------------------------------
 
 

@@ -280,18 +280,6 @@ def test_schedules_are_declared_triggered_once_a_key_and_removed(
     assert api.get(path).status_code == 404
 
 
-def test_tokens_are_given_out_by_admins_alone(client_of: MakeClient, endpoint: Endpoint) -> None:
-    admin, operator = client_of("admin"), client_of("operator")
-    asked = {"name": "ci", "role": "viewer", "days": 1}
-    assert operator.ask("POST", "/tokens", json=asked).status_code == 403
-    made = admin.ask("POST", "/tokens", json=asked)
-    with ApiClient(endpoint, token=made.json()["token"]) as ci:
-        assert ci.get("/feeds").status_code == 200
-        assert [t["name"] for t in admin.json("/tokens")["items"]] == ["admin-None", "ci", "operator-None"]
-        assert admin.ask("DELETE", "/tokens/ci").status_code == 200
-        assert ci.get("/feeds").status_code == 401
-
-
 # -- many of them ------------------------------------------------------------------------------------
 
 
