@@ -44,7 +44,8 @@ def run(place: Path, *words: str) -> str:
     done = subprocess.run(
         [sys.executable, *words],
         cwd=place,
-        env={**os.environ, "PYTHONPATH": str(place)},
+        # The plugins that are installed here take longer to import than the tests of the page take.
+        env={**os.environ, "PYTHONPATH": str(place), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=100,

@@ -41,7 +41,12 @@ def run(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=package,
-        env={**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{CHECKOUT}"},
+        # The plugins that are installed here take longer to import than the tests of the page take.
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{package}{os.pathsep}{CHECKOUT}",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

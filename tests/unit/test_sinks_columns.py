@@ -150,7 +150,7 @@ def outcome(encode: Callable[[], bytes]) -> bytes | str:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@settings(max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 6, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_columns_land_the_same_quickly_and_plainly(name: str, data: st.DataObject) -> None:
     rows = landing_rows(name)
