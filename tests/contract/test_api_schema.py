@@ -34,7 +34,7 @@ from tests.schedules import schedule_spec
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1_800)]
 
-EXAMPLES = int(os.environ.get("API_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("API_EXAMPLES", "2"))
 THEIRS = "beta/b"
 HIDDEN = "tcp://beta.example:7001"
 ODD = ("none", "a/b?c#d %2F")

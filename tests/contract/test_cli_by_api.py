@@ -135,74 +135,35 @@ def _schedule(harness: JobsHarness) -> None:
 READING = """
 feed list
 --json feed list
-feed list -o json
 feed list -o yaml --tenant acme
-feed list -o name --label region=eu
-feed list -o wide --status paused
 feed list --match acme/* --sort bytes --limit 1 -o name
-feed list --worker w@host --json
-feed list --connector http
 feed list --failing
-feed list --unmet
-feed list --dead-letters
-feed show acme/1 --json
 feed show acme/1
-feed show beta/2
 feed show nobody
-events --feed acme/1
 events --feed acme/1 --kind feed_added --since 1h --json --limit 1
 events --feed nobody
-feed history acme/1 --json
 feed history acme/1 --span day
-feed history nobody
-export
 export beta/2 acme/nightly --json
-export --tenant acme
 export --with-cursors
-export acme/0 acme/1 --with-cursors --json
 export nobody
 feed cursor show acme/0
-feed cursor show acme/1 --json
-feed cursor show nobody
 feed cursor rewind acme/0 --records 1 --dry-run
-feed dead-letters list --json
-feed dead-letters list acme/0
 feed dead-letters list acme/0 --limit 2 --json
-feed dead-letters list acme/1
 feed dead-letters list acme/0 2 1
 feed dead-letters list acme/0 99
 worker list --json
-worker list --all -o name
 worker show w --json
-worker show nobody
-events --since 1h --json
-events --since 1h --limit 2
-events --tenant beta --kind feed_paused -o json
 schedule list
-schedule list -o json
-schedule list --prefix acme/p --state paused
 schedule list --limit 1 -o name
 schedule show acme/nightly
-schedule show acme/nightly --json
-schedule show acme/poll
-schedule show nobody
-schedule runs
 schedule runs acme/nightly --state waiting --json
-schedule runs nobody
 schedule next acme/nightly --count 3 --from 2026-12-23 --json
-schedule next acme/poll --count 2 --from 2026-12-23
-schedule next nobody
 schedule list --queues
-schedule list --queues --json
 status
-status --json
 status --problems
 status --problems --json
-connectors
 connectors tcp --json
-connectors nothing
 schema
-top --count 1 --json
 top --count 1
 """.strip().split("\n")
 
@@ -260,40 +221,21 @@ queues: [{name: mails, rate_per_s: 2}]
 """
 
 REFUSED = [
-    "feed pause",
-    "feed pause nobody",
     "feed pause acme/0 nobody",
     "feed remove acme/0",
-    "feed pause --tenant nobody",
     "feed pause --tenant acme",
-    "worker drain nobody",
-    "feed set acme/0 weight=none",
     "feed set acme/0 source.urll=x",
-    "feed set nobody weight=2",
     "feed edit acme/0",
     "feed move acme/0 --to nobody",
-    "feed move acme/1 --yes",
-    "feed move --match beta/* --yes",
-    "feed list --label wrong",
-    "feed adopt acme/1 --yes",
     "feed adopt acme/0 --yes",
-    "feed cursor set nobody 4 --yes",
-    "feed cursor rewind acme/1 --records 1 --yes",
     "feed cursor rewind acme/0 --records 1",
     "feed dead-letters replay acme/0",
     "feed dead-letters replay acme/0 99",
     "feed dead-letters drop acme/0 --all",
-    "feed dead-letters drop nobody --all --yes",
     "schedule set acme/poll every=never",
-    "schedule set nobody priority=2",
-    "schedule edit acme/poll",
-    "schedule pause nobody",
-    "schedule trigger nobody",
     "schedule cancel --run 99",
     "schedule backfill acme/poll --from 2026-01-01 --to 2025-01-01",
-    "apply -f nowhere.yaml",
     "apply -f - --prune",
-    "diff -f -",
     "diff -f - --prune --json",
 ]
 
@@ -306,25 +248,18 @@ def test_what_is_refused_is_refused_alike(sides: Sides) -> None:
 
 
 CHANGES = [
-    ("feed pause acme/0", "feed resume acme/0"),
     ("feed pause --tenant acme --yes --json", "feed resume --tenant acme --yes"),
     ("feed restart acme/0 acme/1", None),
-    ("feed set acme/0 source.idle_timeout_s=3", "feed set acme/0 source.idle_timeout_s="),
     (
         "feed set --tenant acme weight=7 --yes --json",
         "feed set --tenant acme weight=1 --yes",
     ),
-    ("feed move acme/0 --to w", None),
     ("feed move --match acme/0 --to w@host --yes", None),
-    ("feed move --match acme/0 --yes --json", None),
-    ("worker cordon w", "worker uncordon w"),
     ("worker drain w@host --json", "worker uncordon w"),
-    ("feed cursor set acme/0 17 --yes", "feed cursor set acme/0 9 --yes --json"),
     ("feed cursor rewind acme/0 --to-start --yes --json", "feed cursor set acme/0 9 --yes"),
     ("feed dead-letters replay acme/0 {0} --json", None),
     ("feed dead-letters drop acme/0 {1} --yes", None),
     ("schedule set acme/poll priority=3 --json", "schedule set acme/poll priority="),
-    ("schedule resume acme/poll", "schedule pause acme/poll --reason why"),
     ("schedule trigger acme/nightly --key once --json", None),
     ("schedule backfill acme/poll --from 2026-01-0{0}T00:00Z --to 2026-01-0{0}T03:00Z --yes", None),
     ("schedule cancel acme/nightly --json", None),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from feedq.control.store import migrate
+from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
 
 pytestmark = pytest.mark.servers
@@ -63,9 +63,9 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(database_url: str, broker_url: str, tmp_path: Path) -> Iterator[Terminal]:
-    migrate.upgrade(database_url)
-    with opened_shell(database_url, broker_url) as shell:
+def terminal(control_database_url: str, broker_url: str, tmp_path: Path) -> Iterator[Terminal]:
+    JobsHarness(control_database_url).close()  # which has emptied it
+    with opened_shell(control_database_url, broker_url) as shell:
         shell.ok("apply", "-f", "-", given=MANIFEST)
         yield Terminal(shell, tmp_path)
 
@@ -93,9 +93,6 @@ def test_what_was_edited_is_shown_asked_about_and_made(terminal: Terminal) -> No
     ("editor", "answer", "why"),
     [
         ("sed -i 's/table:/tabel:/'", "", "sink.tabel: unknown option"),
-        ("sed -i 's/connector:/conector:/'", "", "did you mean connector?"),
-        ("sed -i 's/name: .*/name: acme\\/other/'", "", "feed 'acme/orders' keeps its name"),
-        ("sed -i /name/,\\$d", "", "feeds: must be a list"),
         ("sed -i s/feeds:/[/", "", "no valid YAML"),
         ("sed -i 's/table: t/table: u/'", "n", "nothing was changed"),
     ],

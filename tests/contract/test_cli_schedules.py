@@ -12,7 +12,6 @@ import msgspec
 import pytest
 import yaml
 
-from feedq.control.store import migrate
 from feedq.core.schedule.model import Finish, Offer, RunState
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
@@ -49,16 +48,16 @@ PATIENCE_S = 30.0
 
 
 @pytest.fixture
-def shell(database_url: str, broker_url: str) -> Iterator[Shell]:
-    migrate.upgrade(database_url)
-    with opened_shell(database_url, broker_url) as opened:
+def shell(control_database_url: str, broker_url: str) -> Iterator[Shell]:
+    JobsHarness(control_database_url).close()  # which has emptied it
+    with opened_shell(control_database_url, broker_url) as opened:
         yield opened
 
 
 @pytest.fixture
-def harness(database_url: str, shell: Shell) -> Iterator[JobsHarness]:
+def harness(control_database_url: str, shell: Shell) -> Iterator[JobsHarness]:
     """The same database, from the side of workers; with the schedules of the manifest."""
-    made = JobsHarness(database_url)
+    made = JobsHarness(control_database_url)
     shell.ok("apply", "-f", "-", given=MANIFEST)
     yield made
     made.close()
