@@ -154,14 +154,15 @@ _WEIGHTS = f"""
     )
     UPDATE feedq.lease l SET weight = changed.weight FROM changed WHERE l.feed_id = changed.feed_id
 """
-# The oldest by id: they are not looked for by time, which would read all that are young enough to stay.
+# The oldest by id: they are not looked for by time, which would read all that are young enough to stay. And ARRAY,
+# because a plan for a table that the planner takes for small looks for IN anew for each row, and deletes them all.
 _TRIM = """
     DELETE FROM feedq.event
-    WHERE id IN (SELECT id FROM feedq.event ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED)
+    WHERE id = ANY(ARRAY(SELECT id FROM feedq.event ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED))
       AND at < clock_timestamp() - make_interval(days => :days)
 """
 _TRIM_FEEDS = """
-    DELETE FROM feedq.event WHERE id IN (
+    DELETE FROM feedq.event WHERE id = ANY(ARRAY(
         SELECT e.id FROM (
             SELECT f.id AS feed_id, (
                 SELECT id FROM feedq.event WHERE feed_id = f.id ORDER BY id DESC OFFSET :per_feed LIMIT 1
@@ -169,7 +170,7 @@ _TRIM_FEEDS = """
             FROM feedq.feed f WHERE f.id > :after AND f.id <= :upto
         ) many JOIN feedq.event e ON e.feed_id = many.feed_id AND e.id <= many.last
         LIMIT :limit FOR UPDATE OF e SKIP LOCKED
-    )
+    ))
 """
 _FORGET_WORKERS = """
     DELETE FROM feedq.worker w
