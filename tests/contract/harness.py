@@ -9,10 +9,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 import psycopg2
+from sqlalchemy import Engine
+from sqlalchemy.pool import QueuePool
 
 from feedq.control.reconcile import PassReport, reconcile
 from feedq.control.store.channels import WAKE, WORKER_LOCK_CLASS
@@ -235,15 +237,24 @@ class MemoryHarness(Harness):
 
 EMPTY = """
 DO $$
-DECLARE used text;
+DECLARE
+    used record;
 BEGIN
-    -- Most tests leave most tables as they were, and to empty one that is empty costs as much.
-    SELECT string_agg(oid::regclass::text, ', ') INTO used FROM pg_class
-    WHERE relnamespace = 'feedq'::regnamespace AND relkind = 'r'
-        AND relname NOT IN ('alembic_version', 'fleet', 'installation') AND pg_relation_size(oid) > 0;
-    IF used IS NOT NULL THEN
-        EXECUTE 'TRUNCATE ' || used || ' RESTART IDENTITY CASCADE';
-    END IF;
+    -- Without foreign keys, tables can be emptied in any order.
+    SET LOCAL session_replication_role = replica;
+    -- Most tests leave most tables as they were, and few rows in the others: to delete these is five times faster
+    -- than to truncate their tables.
+    FOR used IN
+        SELECT oid::regclass AS name, pg_relation_size(oid) <= 65536 AS is_small FROM pg_class
+        WHERE relnamespace = 'feedq'::regnamespace AND relkind = 'r'
+            AND relname NOT IN ('alembic_version', 'fleet', 'installation') AND pg_relation_size(oid) > 0
+    LOOP
+        EXECUTE CASE WHEN used.is_small THEN 'DELETE FROM ' || used.name
+            ELSE 'TRUNCATE ' || used.name || ' CASCADE' END;
+    END LOOP;
+    PERFORM setval(s.oid::regclass, 1, false) FROM pg_class s
+        JOIN pg_depend d ON d.objid = s.oid AND d.classid = 'pg_class'::regclass AND d.deptype = 'i'
+        WHERE s.relkind = 'S' AND s.relnamespace = 'feedq'::regnamespace;
 END $$;
 UPDATE feedq.fleet SET alive_at = clock_timestamp(), alive_since = clock_timestamp(),
     server_started_at = pg_postmaster_start_time(), pass_at = NULL, pass_seq = 0,
@@ -252,36 +263,50 @@ UPDATE feedq.fleet SET alive_at = clock_timestamp(), alive_since = clock_timesta
 
 
 class PostgresHarness(Harness):
-    """On a migrated database, which it empties first."""
+    """On a migrated database, which it empties first.
+
+    One takes over the sessions of the one before: to open them anew takes longer than most tests do.
+    """
 
     shortest_ttl_s = 6.0
+    engines: ClassVar[dict[str, Engine]] = {}
+    connections: ClassVar[dict[str, psycopg2.extensions.connection]] = {}
 
     def __init__(self, url: str, *, restart_hold_s: float = 0.0) -> None:
         self.url = url
         self.store = PostgresStore(url, restart_hold_s=restart_hold_s)
-        self._connection: psycopg2.extensions.connection | None = None
+        database = self.store._database
+        database._engine = self.engines.setdefault(url, database._engine)
         self.execute(EMPTY)
 
     def close(self) -> None:
-        self.end_sessions()
+        """Leaves its sessions to the next one, if they are all there and at rest."""
+        self.store.jobs.close()
+        pool = self.store._database._engine.pool
+        assert isinstance(pool, QueuePool)
+        there = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        ((count,),) = self.execute(f"{there} AND application_name = 'feedq' AND state = 'idle'")
+        if pool.checkedout() or pool.checkedin() != count:
+            self.end_sessions()
 
     def end_sessions(self) -> None:
         """Whoever asks again opens new ones."""
         super().close()
-        if self._connection is not None:
-            self._connection.close()
+        if self.url in self.connections:
+            self.connections.pop(self.url).close()
 
     def execute(self, sql: str, *parameters: object) -> list[tuple[object, ...]]:
         """In a transaction of its own, by a session that is opened anew where a test has ended it."""
         for _ in range(2):
-            if self._connection is None or self._connection.closed:
-                self._connection = psycopg2.connect(self.url)
+            if self.url not in self.connections or self.connections[self.url].closed:
+                self.connections[self.url] = psycopg2.connect(self.url)
+            connection = self.connections[self.url]
             try:
-                with self._connection, self._connection.cursor() as cursor:
+                with connection, connection.cursor() as cursor:
                     cursor.execute(sql, parameters)
                     return list(cursor.fetchall()) if cursor.description else []
-            except psycopg2.OperationalError:
-                if not self._connection.closed:
+            except (psycopg2.OperationalError, psycopg2.InterfaceError):
+                if not connection.closed:
                     raise
         raise AssertionError("the database ends each session")
 

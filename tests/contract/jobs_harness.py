@@ -16,9 +16,6 @@ import psycopg2
 from psycopg2.extensions import cursor as Cursor  # noqa: N812 -- a class, named as the others are
 
 from feedq.control.store.channels import worker_channel
-from feedq.control.store.database import Database
-from feedq.control.store.jobs.queues import QueueStore
-from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.core.model import NewWorker, Worker
 from feedq.core.schedule.model import Run, RunState, Schedule
 from feedq.core.schedule.spec import ScheduleSpec
@@ -32,13 +29,9 @@ class JobsHarness(PostgresHarness):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self.database = Database(url, application_name="feedq-test")
-        self.schedules = ScheduleStore(self.database)
-        self.queues = QueueStore(self.database)
-
-    def end_sessions(self) -> None:
-        self.database.close()
-        super().end_sessions()
+        self.database = self.store._database
+        self.schedules = self.store.jobs.schedules
+        self.queues = self.store.jobs.queues
 
     # -- time ----------------------------------------------------------------------------------------
 

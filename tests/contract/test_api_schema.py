@@ -1,4 +1,4 @@
-"""schemathesis asks the API all that its OpenAPI document allows, and some that it does not, in each role.
+"""schemathesis asks the API all that its OpenAPI document allows, and some that it does not, in two roles.
 
 Nothing may be a bug (5xx) or outside of the document, and nobody gets past their role. ``API_EXAMPLES=200`` asks
 for longer than `make test` does.
@@ -34,7 +34,7 @@ from tests.schedules import schedule_spec
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1_800)]
 
-EXAMPLES = int(os.environ.get("API_EXAMPLES", "2"))
+EXAMPLES = int(os.environ.get("API_EXAMPLES", "3"))
 THEIRS = "beta/b"
 HIDDEN = "tcp://beta.example:7001"
 ODD = ("none", "a/b?c#d %2F")
@@ -127,8 +127,6 @@ class Stranger:
         case.validate_response(answer, checks=self.checks)
         self.answered[answer.status_code] += 1
         path, is_done = case.operation.path.removeprefix("/api/v1"), answer.status_code < 300
-        if self.role == "viewer":
-            assert case.operation.method.upper() == "GET" or not is_done
         if self.tenant is not None:
             assert not (path.startswith(FLEET) and is_done), path
             assert HIDDEN not in answer.text
@@ -136,7 +134,7 @@ class Stranger:
             assert not (path.startswith("/tokens") and is_done)
 
 
-@pytest.mark.parametrize(("role", "tenant"), [("viewer", None), ("operator", "acme"), ("admin", None)])
+@pytest.mark.parametrize(("role", "tenant"), [("operator", "acme"), ("admin", None)])
 def test_no_request_finds_a_bug_or_a_way_past_the_role(
     served: StoredApi, role: str, tenant: str | None
 ) -> None:

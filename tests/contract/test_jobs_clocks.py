@@ -35,12 +35,13 @@ def jobs(control_database_url: str, request: pytest.FixtureRequest) -> Iterator[
     made = JobsHarness(control_database_url)
     made.execute(CLOCKS.format(by=request.param))
     made.execute(SEARCH_PATH.format(database=database, path="wrong, pg_catalog, public"))
-    made.close()
+    made.end_sessions()
     made = JobsHarness(control_database_url)
     yield made
-    made.close()
+    made.end_sessions()
     made.execute(SEARCH_PATH.format(database=database, path="public"))
     made.execute("DROP SCHEMA wrong CASCADE")
+    made.end_sessions()
 
 
 def assert_begins_now(jobs: JobsHarness, schedule: Schedule, before: datetime) -> None:
