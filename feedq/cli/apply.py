@@ -31,7 +31,8 @@ with lazily():
     from feedq.core.schedule import spec as schedule_spec
     from feedq.verbs import catalog_syncs, declarations, fleet, wording
     from feedq.verbs.manifest import changes as manifest_changes
-    from feedq.verbs.manifest import feed_entry, reader
+    from feedq.verbs.manifest import options as feed_options
+    from feedq.verbs.manifest import reader
 
 
 STDIN = "-"
@@ -198,7 +199,7 @@ def _declared(files: Sequence[str], *, prune: bool, tenant: str | None) -> dict[
     kinds = manifest.keys or {"feeds"}
 
     asked = {
-        kind: tuple(one.entry for one in getattr(manifest, kind)) if kind in kinds else None
+        kind: tuple(one.spec for one in getattr(manifest, kind)) if kind in kinds else None
         for kind in reader.ENTRIES
     }
     return {**asked, "prune": prune, "tenant": tenant}
@@ -238,8 +239,8 @@ def checked(manifests: Sequence[reader.Manifest]) -> reader.Manifest:
     joined = reader.join(manifests)
     found = [*joined.problems]
     for feed in joined.feeds:
-        for what in feed_entry.option_problems(feed.spec):
-            found.append(reader.ManifestProblem(feed.where, f"feed {feed.entry.name!r}: {what}"))
+        for what in feed_options.option_problems(feed.spec):
+            found.append(reader.ManifestProblem(feed.where, f"feed {feed.spec.name!r}: {what}"))
     if found:
         mistakes = wording.counted(len(found), "mistake")
         lines = "\n".join(f"  {wording.printable(str(problem))}" for problem in found)

@@ -24,12 +24,12 @@ from feedq.cli.output import ProgressBar, answer, say, write_difference
 from feedq.errors import FeedqError, Forbidden, InvalidInput, NotFound, Unreadable
 
 with lazily():
-    from feedq.core import remedies, selection
+    from feedq.core import model, remedies, selection
     from feedq.core.schedule import spec as schedule_spec
     from feedq.verbs import declarations, documents, feeds, schedules, wording
-    from feedq.verbs.manifest import feed_entry, reader
+    from feedq.verbs.manifest import reader
 
-DeclaredEntry: TypeAlias = "feed_entry.FeedEntry | schedule_spec.ScheduleSpec"
+DeclaredEntry: TypeAlias = "model.FeedSpec | schedule_spec.ScheduleSpec"
 NOTHING = "nothing to set; give KEY=VALUE, such as {}"
 HEAD = "# What you save is checked and shown before anything changes. An unchanged file changes nothing.\n"
 
@@ -61,9 +61,9 @@ def set_feeds(invocation: Invocation, *, select: selection.Selection, yes: bool)
     # Any action will do: it is not done.
     tried = invocation.do(feeds.act_on_feeds, action=feeds.FeedAction.RESTART, select=select, dry_run=True)
     require_some(invocation, tried)
-    made: list[feed_entry.FeedEntry] = []
+    made: list[model.FeedSpec] = []
     for before in _declared_feeds(invocation, [one.name for one in tried.done]):
-        after = feed_entry.FeedEntry.valid(assigned(before.plain(), assignments, feed_entry.FeedEntry))
+        after = model.FeedSpec.valid(assigned(before.plain(), assignments, model.FeedSpec))
         if after.resume is not None:
             raise InvalidInput("resume: is for new feeds; `feedq feed cursor set` moves one that is there")
         _check_name(before, after)
@@ -80,7 +80,7 @@ def set_feeds(invocation: Invocation, *, select: selection.Selection, yes: bool)
 
 def _declared_feeds(
     invocation: Invocation, names: Sequence[str], *, with_cursors: bool = False
-) -> Iterator[feed_entry.FeedEntry]:
+) -> Iterator[model.FeedSpec]:
     """The declarations of the feeds of these names that there are."""
     for start in range(0, len(names), NAMES_AT_ONCE):
         part = selection.Selection(tuple(names[start : start + NAMES_AT_ONCE]))
@@ -248,7 +248,7 @@ def _edit(invocation: Invocation, before: DeclaredEntry, etag: str) -> None:
 
 def _read(path: str, before: DeclaredEntry) -> DeclaredEntry:
     manifest = checked([read_file(path)])
-    found: list[Any] = [declaration.entry for key in reader.ENTRIES for declaration in getattr(manifest, key)]
+    found: list[Any] = [declaration.spec for key in reader.ENTRIES for declaration in getattr(manifest, key)]
     if len(found) != 1 or not isinstance(found[0], type(before)):
         raise InvalidInput(f"the file must hold {before.noun} {before.name!r} and nothing else")
     _check_name(before, found[0])
@@ -302,7 +302,7 @@ def _plain_feeds(
 ) -> Iterable[dict[str, Any]]:
     if names is None:
         every = invocation.pages(None, declarations.list_declared_feeds, with_cursors=with_cursors)
-        found: Iterator[feed_entry.FeedEntry] = (one.declaration for one in every)
+        found: Iterator[model.FeedSpec] = (one.declaration for one in every)
     else:
         found = _declared_feeds(invocation, names, with_cursors=with_cursors)
     for done, entry in enumerate(found, 1):

@@ -22,7 +22,7 @@ import feedq
 from feedq.core.authorship import given_reason
 from feedq.core.values import is_loopback
 from feedq.errors import FeedqError, InvalidInput, Unauthenticated, Unavailable, error_of
-from feedq.verbs.registry import OF, PAGE_MAX, At, Page, Told, Verb, read_declaration, write_declaration
+from feedq.verbs.registry import OF, PAGE_MAX, At, Page, Told, Verb, read_answered, write_declaration
 
 if TYPE_CHECKING:
     import httpx  # imported where it is used: whoever asks the database does without
@@ -170,7 +170,7 @@ class ApiConnection:
     def read(self, text: bytes, kind: Any) -> Any:
         """An answer as what it is. Raises `Unavailable` when it is something else."""
         try:
-            return msgspec.json.decode(text, type=kind, dec_hook=read_declaration)
+            return msgspec.json.decode(text, type=kind, dec_hook=read_answered)
         except msgspec.ValidationError as error:
             raise self._skewed() from error
         except msgspec.DecodeError:

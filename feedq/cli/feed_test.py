@@ -18,7 +18,6 @@ with lazily():
     from feedq.core import model
     from feedq.sinks import base as sinks_base
     from feedq.verbs import documents, trial, wording
-    from feedq.verbs.manifest import feed_entry
 
 
 VALUE_WIDTH = 100
@@ -108,16 +107,15 @@ def _propose(invocation: Invocation, spec: model.FeedSpec, made: trial.Trial) ->
     if not made.records:
         raise FeedqError(f"feed {spec.name!r}: nothing can be proposed without a record")
     found = proposed(spec, [preview.record for preview in made.records])
-    entry = feed_entry.plain_feed(found)
     if found.target_state is model.TargetState.RUNNING:
-        del entry["target_state"]  # it is what a feed does unless it is told otherwise
-    manifest = {"feeds": [entry]}
+        found = found.model_copy(update={"target_state": None})
+    manifest = {"feeds": [found.plain()]}
     answer(invocation, manifest, lambda: click.echo(documents.dump(manifest), nl=False))
 
 
 def _from_file(path: Path, name: str) -> model.FeedSpec:
     specs: dict[str, model.FeedSpec] = {
-        feed.entry.name: feed.spec for feed in checked([read_file(str(path))]).feeds
+        feed.spec.name: feed.spec for feed in checked([read_file(str(path))]).feeds
     }
     if name not in specs:
         raise NotFound(f"{path}: declares no feed {name!r}; it has {', '.join(sorted(specs)) or 'none'}")

@@ -5,13 +5,28 @@ Whatever crosses a level is one of these, never a dict. Times are the database's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 from uuid import UUID
 
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+
+from feedq.core.expectations import Expectation, read_expectations, write_expectations
+from feedq.core.values import (
+    Entry,
+    Labels,
+    Name,
+    Number,
+    Problem,
+    Text,
+    Word,
+    Wrong,
+    check_name,
+    json_problems,
+)
 from feedq.errors import Outdated
 
 JSON: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
@@ -129,47 +144,13 @@ class Concern(StrEnum):
     """A worker was lost to it of late, and it is not in quarantine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selector:
-    """Which workers may have a feed, by their labels."""
-
-    required: Mapping[str, str] = field(default_factory=dict)
-    """A worker without one of these never gets it."""
-    preferred: Mapping[str, str] = field(default_factory=dict)
-    """A worker with all of these gets it, unless all such are full."""
+BACKFILL_SUFFIX: Final = "~backfill"
+"""Ends the name of a backfill, which begins with that of its feed; no feed is declared under such a name."""
 
 
-ANYWHERE = Selector()
-
-
-@dataclass(frozen=True, slots=True)
-class FeedSpec:
-    """A feed as a person declares it: ``source`` for the connector and ``sink`` for the landing, as plain JSON.
-
-    Secrets in them are references such as ``${env:ACME_TOKEN}``, resolved on the worker only.
-    """
-
-    name: str
-    connector: str
-    source: Mapping[str, Any]
-    sink: Mapping[str, Any]
-    tenant: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    selector: Selector = ANYWHERE
-    weight: float = 1.0
-    target_state: TargetState = TargetState.RUNNING
-    initial_cursor: JSON = None
-    """Where it begins, as long as its sink has no cursor of it."""
-    expect: Mapping[str, Any] = field(default_factory=dict)
-    """What is expected of it, as `feedq.core.expectations` reads it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Says whose a checkpoint is. A feed that is removed and declared again is another one."""
-
-    feed: UUID
-    installation: UUID
+def known_as(name: str) -> str:
+    """The name by which sources and rows know a feed: a backfill goes by that of the feed that it is of."""
+    return name.removesuffix(BACKFILL_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +159,140 @@ class StartCursor:
 
     cursor: JSON
     records: int = 0
+
+
+# -- feeds as people declare them ----------------------------------------------------------------------
+
+
+def _read_options(given: Any) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise ValueError("must be a mapping of options")
+    if wrong := list(json_problems(given)):
+        raise Wrong(wrong)
+    return given
+
+
+def _read_resume(given: Any) -> StartCursor:
+    is_resume = isinstance(given, Mapping) and "cursor" in given and given.keys() <= {"cursor", "records"}
+    records = given.get("records", 0) if is_resume else -1
+    if not isinstance(records, int) or isinstance(records, bool) or records < 0:
+        raise ValueError("must be {cursor: …, records: 318}, as `feedq export --with-cursors` writes it")
+    return StartCursor(given["cursor"], records)
+
+
+Options = Annotated[Mapping[str, Any], PlainValidator(_read_options), WithJsonSchema({"type": "object"})]
+Tenant = Annotated[Text, AfterValidator(lambda name: name and check_name(name))]
+Resume = Annotated[
+    Any,  # a StartCursor, whose cursor is of a type that pydantic would have to follow without end
+    PlainValidator(_read_resume),
+    PlainSerializer(lambda start: {"cursor": start.cursor, "records": start.records}),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {"cursor": {}, "records": {"type": "integer", "minimum": 0}},
+            "required": ["cursor"],
+            "additionalProperties": False,
+        }
+    ),
+]
+Cursor = Annotated[
+    Any,  # for the reason above
+    PlainValidator(lambda given: given),
+    WithJsonSchema({}),
+]
+Expect = Annotated[
+    Mapping[str, Any],
+    PlainValidator(read_expectations),
+    PlainSerializer(write_expectations),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {str(key): {} for key in Expectation},
+            "additionalProperties": False,
+        }
+    ),
+]
+
+
+class Selector(Entry):
+    """Labels of workers. What becomes of a worker that lacks one has to be said."""
+
+    example = "{required: {region: eu}, preferred: {disk: ssd}}"
+
+    required: Labels = Field({})
+    """Labels without which no worker gets it."""
+    preferred: Labels = Field({})
+    """Labels of the workers that should get it, as long as one has room."""
+
+
+ANYWHERE: Final = Selector()
+
+
+class FeedSpec(Entry):
+    """A feed: a source, and where its records land."""
+
+    # Secrets are references such as ``${env:ACME_TOKEN}``, which the worker alone resolves.
+    noun = "feed"
+
+    name: Name
+    """Unique. Up to 200 printable characters without spaces; `tenant/feed` reads well."""
+    tenant: Tenant = ""
+    """Whom the feed belongs to."""
+    connector: Text
+    """Kind of source; `feedq connectors` lists them."""
+    source: Options = Field({})
+    """Options of the connector."""
+    sink: Options
+    """Where records land."""
+    labels: Labels = Field({})
+    """Strings of your own."""
+    selector: Selector = ANYWHERE
+    """Which workers may have it, by their labels."""
+    weight: Annotated[float, Number(0, over=True)] = 1.0
+    """Load of the feed beside others."""
+    target_state: Word[TargetState] | None = None
+    """Whether it is to run, `running` unless it is given. Left out, a feed that is there already keeps its
+    own."""
+    initial_cursor: Cursor = None
+    """Where it begins as long as nothing of it has landed, and after `feedq feed cursor rewind --to-start`;
+    where its source begins unless it is given."""
+    expect: Expect = Field({})
+    """What is expected of it: `max_silence: 5m`, `min_rows: {per: 1h, rows: 1000}`, `max_event_lag:
+    {at: /ts, seconds: 60}`, `max_refused: 1%`; `none` takes away what is expected of all, or of its tenant."""
+    resume: Resume | None = None
+    """Where a feed that is new begins: `cursor`, and `records` that have landed before. `feedq export
+    --with-cursors` writes it; a feed that is there already keeps its own."""
+
+    def completed(self, before: FeedSpec | None) -> FeedSpec:
+        target = self.target_state or (before and before.target_state) or TargetState.RUNNING
+        return self.model_copy(update={"target_state": target, "resume": None})
+
+    @classmethod
+    def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        if str(given.get("name")).endswith(BACKFILL_SUFFIX):
+            yield "name", f"name: must not end in {BACKFILL_SUFFIX}, which names the backfills of feeds"
+        selector = given.get("selector")
+        chosen = selector if isinstance(selector, Mapping) else {}
+        required, preferred = chosen.get("required"), chosen.get("preferred")
+        if isinstance(required, Mapping) and isinstance(preferred, Mapping):
+            for key, value in preferred.items():
+                if required.get(key, value) != value:
+                    yield (
+                        "selector",
+                        f"selector.preferred.{key}: is not what selector.required.{key} says, so that no worker "
+                        "can have both; leave one of them out",
+                    )
+
+
+# -- feeds as the database has them ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Says whose a checkpoint is. A feed that is removed and declared again is another one."""
+
+    feed: UUID
+    installation: UUID
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,15 +306,6 @@ class ChangedCursor:
     """Landed by then."""
     duplicates: bool
     """Whether records that the source sends again land a second time: the sink has no ``key``."""
-
-
-BACKFILL_SUFFIX: Final = "~backfill"
-"""Ends the name of a backfill, which begins with that of its feed; no feed is declared under such a name."""
-
-
-def known_as(name: str) -> str:
-    """The name by which sources and rows know a feed: a backfill goes by that of the feed that it is of."""
-    return name.removesuffix(BACKFILL_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Feed, FeedSpec, TargetState
 from feedq.errors import Unavailable
 from feedq.local.demo_source import RATES
-from feedq.verbs import declaring
 
 TABLE = "feedq_demo_ais"
 LABELS = {"demo": "ais"}
@@ -116,6 +115,6 @@ def declare(store: PostgresStore, *, sink_url: str, port: int) -> None:
         cursor.execute(f"DELETE FROM {TABLE} WHERE feed = ANY(%s)", (fresh,))  # noqa: S608 - a constant
     for spec in specs(port):
         if spec.name in known:
-            declaring.edit_feed(store, spec)
+            store.feeds.edit(spec.name, spec)
         else:
-            declaring.add_feed(store, spec)
+            store.feeds.add(spec)

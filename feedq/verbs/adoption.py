@@ -6,16 +6,17 @@ are declared anew, and find in the sink what their namesakes have left there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Feed, FeedSpec, StartCursor, TargetState
-from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
+from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound, SinkUnavailable
 from feedq.sinks.base import Checkpoint, CheckpointChange, Judge, Sink, anybody, parse_sink
 from feedq.sinks.checkpoints import owner_of
+from feedq.verbs.manifest.changes import Action, Change
 
 T = TypeVar("T")
 OpenSink = Callable[[str], AbstractContextManager[Sink]]
@@ -92,6 +93,42 @@ def known_newcomers(specs: Sequence[FeedSpec], open_sink: OpenSink) -> tuple[dic
     return found, unasked
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Changes of feeds, with what to know of new ones and where they begin."""
+
+    changes: Sequence[Change]
+    starts: Mapping[str, Checkpoint | StartCursor]
+    """Of those that begin elsewhere than their sources do, by name."""
+    unasked: Sequence[str]
+    """What kept us from asking sinks whether they know the new feeds."""
+
+
+def begun(
+    changes: Sequence[Change], resumes: Mapping[str, StartCursor], open_sink: OpenSink, *, adopt: bool
+) -> Begun:
+    """Raises `SinkUnavailable` when a sink that is to be adopted from cannot be asked."""
+    added = [c.spec for c in changes if c.action is Action.ADD and isinstance(c.spec, FeedSpec)]
+    newcomers, unasked = known_newcomers(added, open_sink)
+    if adopt and unasked:
+        raise SinkUnavailable("\n".join(unasked))
+    starts: dict[str, Checkpoint | StartCursor] = dict(resumes)
+    if adopt:
+        starts |= {name: newcomer.last for name, newcomer in newcomers.items()}
+    notes = {name: _note(newcomer, starts.get(name)) for name, newcomer in newcomers.items()}
+    noted = [replace(c, note=notes[c.name]) if c.noun == "feed" and c.name in notes else c for c in changes]
+    return Begun(noted, starts, unasked)
+
+
+def _note(newcomer: Newcomer, start: Checkpoint | StartCursor | None) -> str:
+    match start:
+        case Checkpoint():
+            return f"{newcomer.note()}: adopted"
+        case StartCursor():
+            return f"{newcomer.note()}: it is left alone, as the manifest says where to begin"
+    return f"{newcomer.note()}: it is left alone; --adopt goes on from its cursor"
+
+
 def resumes_of(feeds: Iterable[Feed], open_sink: OpenSink) -> dict[str, StartCursor]:
     """Where these feeds stand in their sinks, by name; those that have begun. Raises `SinkUnavailable`."""
     found: dict[str, StartCursor] = {}
@@ -120,9 +157,9 @@ class Adopting(ExitStack):
         super().__init__()
         self._sinks: dict[str, Sink] = {}
 
-    def add(self, spec: FeedSpec, start: Checkpoint | StartCursor, add: Callable[[FeedSpec], Feed]) -> None:
+    def add(self, spec: FeedSpec, start: Checkpoint | StartCursor) -> None:
         """Declare a feed as paused, so that nobody begins it, give it the checkpoint, and let it run."""
-        feed = add(replace(spec, target_state=TargetState.PAUSED))
+        feed = self._store.feeds.add(spec.model_copy(update={"target_state": TargetState.PAUSED}))
         try:
             sink = self._sink(parse_sink(spec.sink).name)
             if isinstance(start, Checkpoint):
@@ -134,7 +171,7 @@ class Adopting(ExitStack):
             raise type(error)(
                 f"{error}\nit was declared as paused, without a checkpoint; remove it and apply again"
             ) from error
-        if spec.target_state is TargetState.RUNNING:
+        if spec.target_state is not TargetState.PAUSED:
             self._store.feeds.set_target(spec.name, TargetState.RUNNING)
 
     def _sink(self, name: str) -> Sink:

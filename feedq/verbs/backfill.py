@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -65,13 +65,13 @@ def plan(
         )
     limits = dict(feed.spec.source.get("limits") or {})
     limits["rows_per_s"] = rows_per_s or min(ROWS_PER_S, limits.get("rows_per_s") or ROWS_PER_S)
-    spec = replace(
-        feed.spec,
-        name=f"{feed.name}{BACKFILL_SUFFIX}",
-        source={**feed.spec.source, "limits": limits},
-        initial_cursor=begins_after,
-        expect={},
-    )
+    differs = {
+        "name": f"{feed.name}{BACKFILL_SUFFIX}",
+        "source": {**feed.spec.source, "limits": limits},
+        "initial_cursor": begins_after,
+        "expect": {},
+    }
+    spec = feed.spec.model_copy(update=differs)
     parse_options(spec.connector, spec.source)  # the limit may be none
     return BackfillPlan(feed, spec, FeedBackfill(feed.id, begins_after, ends_at, key))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
+from feedq.control.store.feeds import Feeds
 from feedq.control.store.postgresql import JobStore
 from feedq.core.model import Feed, FeedSpec, StartCursor, TargetState, Version, require_version
 from feedq.core.passwords import mask_url
@@ -18,19 +19,18 @@ from feedq.core.schedule.model import Schedule
 from feedq.core.schedule.spec import Queue, ScheduleSpec
 from feedq.core.selection import ALL, Selection
 from feedq.errors import FeedqError, InvalidInput, NotFound, Outdated
-from feedq.verbs import bulk, declaring
-from feedq.verbs.adoption import resumes_of
+from feedq.verbs import bulk
+from feedq.verbs.adoption import Adopting, Begun, begun, resumes_of
 from feedq.verbs.bulk import BulkResult
 from feedq.verbs.manifest.changes import (
     Action,
+    AnySpec,
     Change,
     DeclarationChanges,
     OptionChange,
     plan,
-    plan_queues,
-    plan_schedules,
 )
-from feedq.verbs.manifest.feed_entry import FeedEntry, feed_entry, validate
+from feedq.verbs.manifest.options import validate
 from feedq.verbs.registry import (
     At,
     Cursor,
@@ -104,7 +104,7 @@ class Removals:
 class FeedDeclaration:
     """A feed as it stands in a manifest."""
 
-    declaration: FeedEntry
+    declaration: FeedSpec
     etag: str
 
 
@@ -126,7 +126,7 @@ UNPLANNED: Final = DeclarationChanges()
 def declare(
     at: At,
     *,
-    feeds: Annotated[tuple[FeedEntry, ...], Many] | None = None,
+    feeds: Annotated[tuple[FeedSpec, ...], Many] | None = None,
     schedules: Annotated[tuple[ScheduleSpec, ...], Many] | None = None,
     queues: Annotated[tuple[Queue, ...], Many] | None = None,
     remove: Removals = NOTHING,
@@ -158,7 +158,7 @@ def declare(
     of_schedules = _schedules_planned(at, schedules, remove.schedules, prune=prunes_jobs)
     of_queues = _queues_planned(at, queues, remove.queues, prune=prunes_jobs)
     resumes = {entry.name: entry.resume for entry in feeds or () if entry.resume is not None}
-    found = declaring.begun(of_feeds.changes, resumes, at.open_sink, adopt=adopt)
+    found = begun(of_feeds.changes, resumes, at.open_sink, adopt=adopt)
     # Limits are there before the schedules that they are for, and go after them.
     lifted = [change for change in of_queues.changes if change.action is Action.REMOVE]
     limits = [change for change in of_queues.changes if change.action is not Action.REMOVE]
@@ -190,7 +190,7 @@ def _declared(
 
 def _require_expected(
     at: At,
-    feeds: Sequence[FeedEntry],
+    feeds: Sequence[FeedSpec],
     schedules: Sequence[ScheduleSpec],
     remove: Removals,
     version: Version | None,
@@ -217,38 +217,36 @@ def _require_expected(
 
 def _feeds_planned(
     at: At,
-    declared: Sequence[FeedEntry] | None,
+    declared: Sequence[FeedSpec] | None,
     remove: Sequence[str],
     *,
     prune: bool,
     tenant: str | None,
 ) -> DeclarationChanges:
     """Raises `InvalidInput`, `NotFound`, `Forbidden` when one is or would be of another tenant."""
-    entries = declared or ()
-    names = _names("feed", entries, remove)
-    for entry in entries:
-        at.caller.require_tenant(entry.tenant, f"a feed of tenant {entry.tenant!r}")
-    there = (
-        {view.feed.name: view.feed for view in at.store.feeds.selected(Selection(names=names))}
-        if names
-        else {}
-    )
+    specs = declared or ()
+    names = _names("feed", specs, remove)
+    for spec in specs:
+        at.caller.require_tenant(spec.tenant, f"a feed of tenant {spec.tenant!r}")
+    chosen = at.store.feeds.selected(Selection(names=names)) if names else ()
+    there = {view.feed.name: view.feed for view in chosen}
     for feed in there.values():
         at.caller.require_tenant(feed.spec.tenant, f"feed {feed.name!r}")
     _require_there("feed", remove, there)
-    prunes = prune and declared is not None
-    whose = tenant if at.caller.tenant is None else at.caller.tenant
-    if prunes:
-        there |= {feed.name: feed for page in _feed_pages(at, whose) for feed in page}
-    unsaid = {entry.name for entry in entries if entry.target_state is None}
-    specs = [entry.spec for entry in entries]
-    planned = plan(specs, list(there.values()), keep_target=unsaid, prune=prunes, tenant=whose)
+    surplus: list[str] = []
+    if prune and declared is not None:
+        whose = tenant if at.caller.tenant is None else at.caller.tenant
+        found = {feed.name: feed for page in _feed_pages(at, whose) for feed in page}
+        # What was made from a catalog is left alone: its next sync would only make it again.
+        surplus = [feed.name for feed in found.values() if feed.catalog is None]
+        there |= found
+    before = {feed.name: feed.spec for feed in there.values() if feed.removed_at is None}
+    planned = plan("feed", specs, before, remove=[*remove, *surplus])
     # What is stored has been checked before.
     for change in planned.changes:
-        if change.action is not Action.REMOVE:
-            assert isinstance(change.spec, FeedSpec)
+        if isinstance(change.spec, FeedSpec):
             validate(change.spec)
-    return _with_removals("feed", planned, remove)
+    return planned
 
 
 def _feed_pages(at: At, tenant: str | None) -> Iterator[list[Feed]]:
@@ -261,30 +259,29 @@ def _feed_pages(at: At, tenant: str | None) -> Iterator[list[Feed]]:
 def _schedules_planned(
     at: At, declared: Sequence[ScheduleSpec] | None, remove: Sequence[str], *, prune: bool
 ) -> DeclarationChanges:
-    entries = declared or ()
-    names = _names("schedule", entries, remove)
+    names = _names("schedule", declared or (), remove)
     prunes = prune and declared is not None
-    there = list(at.store.jobs.schedules.all(None if prunes else names)) if names or prunes else []
-    _require_there("schedule", remove, {schedule.spec.name for schedule in there})
-    planned = plan_schedules(entries, there, prune=prunes)
-    return _with_removals("schedule", planned, remove)
+    found = at.store.jobs.schedules.all(None if prunes else names) if names or prunes else ()
+    there = {schedule.spec.name: schedule for schedule in found}
+    _require_there("schedule", remove, there)
+    before = {name: schedule.spec for name, schedule in there.items()}
+    unreadable = [name for name, schedule in there.items() if schedule.unreadable is not None]
+    gone = [*remove, *(there if prunes else ())]
+    return plan("schedule", declared or (), before, remove=gone, unreadable=unreadable)
 
 
 def _queues_planned(
     at: At, declared: Sequence[Queue] | None, remove: Sequence[str], *, prune: bool
 ) -> DeclarationChanges:
-    entries = declared or ()
-    if not _names("queue", entries, remove) and not (prune and declared is not None):
+    prunes = prune and declared is not None
+    if not _names("queue", declared or (), remove) and not prunes:
         return UNPLANNED
-    there = at.store.jobs.queues.all()
-    _require_there("queue", remove, {queue.name for queue in there})
-    planned = plan_queues(entries, there, prune=prune and declared is not None)
-    return _with_removals("queue", planned, remove)
+    there = {queue.name: queue for queue in at.store.jobs.queues.all()}
+    _require_there("queue", remove, there)
+    return plan("queue", declared or (), there, remove=[*remove, *(there if prunes else ())])
 
 
-def _names(
-    noun: str, entries: Iterable[FeedEntry | ScheduleSpec | Queue], remove: Sequence[str]
-) -> tuple[str, ...]:
+def _names(noun: str, entries: Iterable[AnySpec], remove: Sequence[str]) -> tuple[str, ...]:
     """The names of what is declared or to be removed. Raises `InvalidInput` for one that is there twice."""
     names = (*(entry.name for entry in entries), *remove)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
@@ -297,37 +294,49 @@ def _require_there(noun: str, remove: Sequence[str], there: Container[str]) -> N
         raise NotFound(f"no {noun} named {missing[0]!r}")
 
 
-def _with_removals(noun: str, planned: DeclarationChanges, remove: Sequence[str]) -> DeclarationChanges:
-    pruned = {change.name for change in planned.changes if change.action is Action.REMOVE}
-    more = [Change(Action.REMOVE, noun, name) for name in remove if name not in pruned]
-    return replace(planned, changes=(*planned.changes, *more))
-
-
 # -- doing it -------------------------------------------------------------------------------------------
 
 
 def _carried_out(
-    at: At, found: declaring.Begun, others: Sequence[Change], expected: Version | None
+    at: At, found: Begun, others: Sequence[Change], expected: Version | None
 ) -> BulkResult[Change, Any]:
-    """Feeds, some hundred of them in a transaction, and then everything else one by one."""
-    of_feeds, total = len(found.changes), len(found.changes) + len(others)
-    feeds = declaring.declare(
-        at.store,
-        at.open_sink,
-        found.changes,
-        found.starts,
-        expected=expected,
+    """Feeds, some hundred of them in a transaction; then those that begin elsewhere than their sources do, and
+    everything else, one by one. ``expected`` is the version of a single feed or schedule.
+
+    Raises `Unavailable`: what was done before stays done, and doing it again does what is left.
+    """
+    elsewhere = [c for c in found.changes if c.action is Action.ADD and c.name in found.starts]
+    names = {change.name for change in elsewhere}
+    plain = [change for change in found.changes if change.name not in names]
+    total = len(found.changes) + len(others)
+    result: BulkResult[Change, Any] = bulk.each(
+        at.store.feeds,
+        plain,
+        partial(_change_feed, expected=expected),
         told=lambda done: at.told(done, total),
     )
-    rest = bulk.one_by_one(
-        others,
-        partial(_carry_out, at.store.jobs, expected),
-        told=lambda done: at.told(of_feeds + done, total),
-    )
-    return BulkResult([*feeds.done, *rest.done], [*feeds.failed, *rest.failed])
+    with Adopting(at.store, at.open_sink) as adopting:
+
+        def one(change: Change) -> Schedule | None:
+            if isinstance(change.spec, FeedSpec):
+                adopting.add(change.spec, found.starts[change.name])
+                return None
+            return _change_job(at.store.jobs, change, expected=expected)
+
+        rest = [*elsewhere, *others]
+        return bulk.one_by_one(rest, one, result, told=lambda done: at.told(len(plain) + done, total))
 
 
-def _carry_out(jobs: JobStore, expected: Version | None, change: Change) -> Schedule | None:
+def _change_feed(feeds: Feeds, change: Change, *, expected: Version | None) -> Feed:
+    if change.action is Action.REMOVE:
+        return feeds.remove(change.name, expected=expected)
+    assert isinstance(change.spec, FeedSpec)
+    if change.action is Action.ADD:
+        return feeds.add(change.spec)
+    return feeds.edit(change.name, change.spec, expected=expected)
+
+
+def _change_job(jobs: JobStore, change: Change, *, expected: Version | None) -> Schedule | None:
     match change.spec:
         case Queue() as queue:
             jobs.queues.set(queue)
@@ -381,10 +390,9 @@ def list_declared_feeds(
 
 def _feed_declaration(feed: Feed, resume: StartCursor | None) -> FeedDeclaration:
     """A feed that runs does not say so: declared again later, it would undo a pause that came between."""
-    entry = feed_entry(feed.spec, resume)
-    if feed.spec.target_state is TargetState.RUNNING:
-        entry = entry.model_copy(update={"target_state": None})
-    return FeedDeclaration(entry, etag_of(feed.version))
+    target = None if feed.spec.target_state is TargetState.RUNNING else feed.spec.target_state
+    spec = feed.spec.model_copy(update={"target_state": target, "resume": resume})
+    return FeedDeclaration(spec, etag_of(feed.version))
 
 
 @verb("GET /declarations/schedules", of_fleet=True)

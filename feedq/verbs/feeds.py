@@ -135,14 +135,12 @@ def count_feeds(at: At, *, select: Selection = ALL, text: Text = "") -> FeedCoun
 @verb("GET /feeds/{name}")
 def show_feed(at: At, *, name: NameArgument) -> FeedDocument:
     """Everything about one feed."""
-    from feedq.verbs.manifest.feed_entry import plain_feed  # loads pydantic, which lists can do without
-
     view = at.store.feeds.view(at.feed(name).name)
     workers = at.store.workers.views()
     why = explain(view, workers, now=at.store.now(), rules=at.settings.rules)
     names = actions.worker_names(workers)
     goes_to = None if view.lease.promised_to is None else names.get(view.lease.promised_to)
-    declaration = masked(plain_feed(view.feed.spec))
+    declaration = masked(view.feed.spec.plain())
     return FeedDocument(masked_view(view), why, goes_to, declaration, etag_of(view.feed.version))
 
 

@@ -38,7 +38,7 @@ from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
 from feedq.sinks.base import FeedWrite, Preview, Sink, Target, opened_sink, parse_sink, target_of
 from feedq.sinks.checkpoints import cursor_text
-from feedq.verbs.manifest.feed_entry import problems
+from feedq.verbs.manifest.options import problems
 from feedq.worker.first_records import hints
 from feedq.worker.sockets import Sockets
 

@@ -27,7 +27,6 @@ from feedq.verbs.declarations import Declared
 from feedq.verbs.documents import DocumentError
 from feedq.verbs.feeds import Acted
 from feedq.verbs.manifest.changes import ABSENT
-from feedq.verbs.manifest.feed_entry import plain_feed
 from feedq.verbs.registry import At, etag_of
 from feedq.verbs.schedules import PastTicks, RunDocument, ScheduleActed, ScheduleAction
 from feedq.verbs.wording import as_json, counted, some
@@ -72,7 +71,7 @@ def opened(at: At, ask: Ask, query: str) -> Dialog:
         feed = at.own_feed(_name_in(ask, query))
     except Exception as error:  # noqa: BLE001 -- whatever it is, it is shown, and a bug is logged
         return refused(ask, error)
-    manifest = documents.dump({"feeds": [plain_feed(feed.spec)]})
+    manifest = documents.dump({"feeds": [feed.spec.plain()]})
     return rehearsed(at, ask, query, {MANIFEST: manifest, "expected": etag_of(feed.version)})
 
 

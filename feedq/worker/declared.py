@@ -45,9 +45,8 @@ def declared(feed: Feed) -> Declared:
 
 def lean(feed: Feed) -> Feed:
     """Return the same feed with its options shared with those of equal ones."""
-    return replace(
-        feed, spec=replace(feed.spec, source=_shared(feed.spec.source), sink=_shared(feed.spec.sink))
-    )
+    options = {"source": _shared(feed.spec.source), "sink": _shared(feed.spec.sink)}
+    return replace(feed, spec=feed.spec.model_copy(update=options))
 
 
 def _shared(options: Mapping[str, Any]) -> Mapping[str, Any]:

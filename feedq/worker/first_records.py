@@ -18,7 +18,6 @@ import csv
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from feedq.connectors.base import ConnectorOptions, load_connector
@@ -65,7 +64,7 @@ def proposed(spec: FeedSpec, records: Sequence[bytes]) -> FeedSpec:
     }
     if "key" not in sink and (key := _key(names, samples, len(rows))):
         sink["key"] = [key]
-    return replace(spec, source=source, sink=sink)
+    return spec.model_copy(update={"source": source, "sink": sink})
 
 
 def json_documents(records: Sequence[bytes]) -> Iterator[Any]:

@@ -12,7 +12,6 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
 from uuid import UUID, uuid4
@@ -70,7 +69,14 @@ def control_url(postgres: Postgres) -> Iterator[str]:
         for name in (*NASTY, "acme/orders"):
             source = {"url": "tcp://127.0.0.1:1", "secrets": {"token": "${env:ACME_TOKEN}"}}
             selector = Selector(required={"region": "<eu>"})
-            spec = FeedSpec(name, "tcp", source, {"table": "landed"}, tenant=name[:4], selector=selector)
+            spec = FeedSpec(
+                name=name,
+                connector="tcp",
+                source=source,
+                sink={"table": "landed"},
+                tenant=name[:4],
+                selector=selector,
+            )
             store.feeds.add(spec)
         store.feeds.set_target(NASTY[2], TargetState.PAUSED)
         for number in (1, 2):
@@ -224,7 +230,7 @@ def test_a_feed_shows_its_backfill_and_the_backfill_its_feed(flower: Flower, con
     store = PostgresStore(control_url)
     feed = store.feeds.get("acme/orders")
     source = {**feed.spec.source, "cursor": "/seq"}
-    filling = replace(feed.spec, name="acme/orders~backfill", source=source)
+    filling = feed.spec.model_copy(update={"name": "acme/orders~backfill", "source": source})
     store.backfills.begin(feed, filling, FeedBackfill(feed.id, 100, 500))
     try:
         live = f"{at}&live=1"

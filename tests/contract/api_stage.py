@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -45,7 +44,7 @@ def populate(harness: JobsHarness, endpoint: Endpoint, sink_url: str) -> None:
     for name in (KEYED, FILLING):
         keyed = {"table": "raw", "columns": {"seq": "/seq"}, "key": ["seq"]}
         made = harness.feed(name, tenant="acme", sink=keyed, source=source)
-    filling = replace(made.spec, name=f"{FILLING}~backfill", initial_cursor=1)
+    filling = made.spec.model_copy(update={"name": f"{FILLING}~backfill", "initial_cursor": 1})
     harness.store.backfills.begin(made, filling, FeedBackfill(made.id, 1, 5))
     harness.feed(THEIRS, tenant="beta")
     harness.execute('UPDATE feedq.lease SET noticed = \'{"field:price": "numeric"}\'')

@@ -32,6 +32,7 @@ from feedq.core.model import (
     LeaseState,
     NewWorker,
     Progress,
+    TargetState,
     Worker,
 )
 from feedq.core.placement.base import EligibleWorker, Transfer
@@ -46,13 +47,14 @@ STOP_WITHIN_S = 30.0
 
 
 def spec(name: str = "acme/orders", **changes: object) -> FeedSpec:
-    plain = FeedSpec(
-        name=name,
-        connector="tcp",
-        source={"url": "tcp://127.0.0.1:7001"},
-        sink={"table": "orders"},
-    )
-    return FeedSpec(**{**{f: getattr(plain, f) for f in plain.__slots__}, **changes})
+    keys = {
+        "name": name,
+        "connector": "tcp",
+        "source": {"url": "tcp://127.0.0.1:7001"},
+        "sink": {"table": "orders"},
+        "target_state": TargetState.RUNNING,
+    }
+    return FeedSpec.of(keys | changes)
 
 
 def progress(key: FeedKey, *, cursor: JSON = None, error: str | None = None, **changes: object) -> Progress:
@@ -151,7 +153,7 @@ class Harness(ABC):
 
     def stop(self, feed: Feed) -> None:
         """A running lease asked to stop, because its feed is paused."""
-        self.store.feeds.set_target(feed.name, feed.spec.target_state.PAUSED)
+        self.store.feeds.set_target(feed.name, TargetState.PAUSED)
         self.absorb_edits()
         assert self.lease(feed).state is LeaseState.STOPPING
 

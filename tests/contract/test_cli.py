@@ -94,7 +94,7 @@ def test_a_database_is_migrated_and_feeds_are_declared_shown_and_removed(shell: 
     assert feed["spec"]["selector"] == {"required": {"region": "eu"}, "preferred": {"disk": "ssd"}}
     shell.json("feed", "set", "acme/orders", "selector.required.region=us", "selector.preferred=")
     feed = shell.json("feed", "show", "acme/orders")["view"]["feed"]
-    assert feed["spec"]["selector"] == {"required": {"region": "us"}, "preferred": {}}
+    assert feed["spec"]["selector"] == {"required": {"region": "us"}}
     assert feed["generation"] == 3
     landed = shell.json("feed", "history", "acme/orders", "--span", "day")
     assert (landed["span"], len(landed["buckets"])) == ("day", 96)

@@ -6,7 +6,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -349,7 +348,9 @@ def everything(sides: Sides) -> list[Any]:
 def test_backfills_are_shown_refused_and_cancelled_alike(sides: Sides) -> None:
     store = sides.harness.store
     feed = store.feeds.get("acme/0")
-    store.backfills.begin(feed, replace(feed.spec, name="acme/0~backfill"), FeedBackfill(feed.id, 1, 5))
+    store.backfills.begin(
+        feed, feed.spec.model_copy(update={"name": "acme/0~backfill"}), FeedBackfill(feed.id, 1, 5)
+    )
     for line in (
         "show",
         "show --json",

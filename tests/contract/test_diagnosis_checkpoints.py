@@ -24,7 +24,7 @@ OURS, THEIRS = uuid4(), uuid4()
 
 
 def feed(number: int, installation: UUID = OURS) -> Feed:
-    spec = FeedSpec(f"f/{number}", "tcp", {}, {"name": "own", "table": "raw"})
+    spec = FeedSpec(name=f"f/{number}", connector="tcp", source={}, sink={"name": "own", "table": "raw"})
     return Feed(number, spec, 1, AT, AT, Identity(uuid4(), installation))
 
 

@@ -32,7 +32,7 @@ def test_a_new_field_is_told_once_and_becomes_a_column_when_somebody_says_so(
     harness.execute("DROP TABLE IF EXISTS drifting; CREATE TABLE drifting (n bigint)")
     source = {"url": f"tcp://127.0.0.1:{stage.source.port}"}
     sink = {"table": "drifting", "columns": {"n": "/n"}, "drift": "event"}
-    stage.store.feeds.add(FeedSpec("a", "tcp", source, sink, tenant="acme"))
+    stage.store.feeds.add(FeedSpec(name="a", connector="tcp", source=source, sink=sink, tenant="acme"))
     stage.reconcile()
     until(lambda: stage.lease().noticed, "it is in the status")
     assert stage.lease().noticed == {"field:seq": "bigint"}
@@ -69,7 +69,9 @@ def test_the_api_adds_columns_for_an_operator_of_the_tenant(stage: Stage) -> Non
     harness = stage.harness
     harness.execute("DROP TABLE IF EXISTS drifting; CREATE TABLE drifting (n bigint)")
     sink = {"table": "drifting", "columns": {"n": "/n"}, "drift": "add"}
-    feed = stage.store.feeds.add(FeedSpec("a", "tcp", {"url": "tcp://127.0.0.1:1"}, sink, tenant="acme"))
+    feed = stage.store.feeds.add(
+        FeedSpec(name="a", connector="tcp", source={"url": "tcp://127.0.0.1:1"}, sink=sink, tenant="acme")
+    )
     harness.execute(
         "INSERT INTO feedq.lease (feed_id, noticed) VALUES (%s, %s) "
         "ON CONFLICT (feed_id) DO UPDATE SET noticed = excluded.noticed",

@@ -11,11 +11,11 @@ import psycopg2
 import pytest
 
 from feedq.connectors.base import parse_options
-from feedq.core.model import Batch
+from feedq.core.model import Batch, FeedSpec
 from feedq.sinks.base import FeedWrite, Preview, parse_sink, target_of
 from feedq.sinks.postgresql import PostgresSink
 from feedq.verbs.manifest import reader
-from feedq.verbs.manifest.feed_entry import FeedEntry, problems
+from feedq.verbs.manifest.options import problems
 from feedq.verbs.manifest.reader import Declaration
 
 FEEDS = Path(__file__).parents[2] / "examples" / "feeds"
@@ -54,7 +54,7 @@ SAMPLES = {
 }
 
 
-def declarations() -> list[tuple[Path, Declaration[FeedEntry]]]:
+def declarations() -> list[tuple[Path, Declaration[FeedSpec]]]:
     return [
         (path, declaration)
         for path in FILES
@@ -76,7 +76,7 @@ def name_of(value: object) -> str:
     return value.name if isinstance(value, Path) else ""
 
 
-def preview(url: str, declaration: Declaration[FeedEntry]) -> Preview:
+def preview(url: str, declaration: Declaration[FeedSpec]) -> Preview:
     """How the sample of a feed would land."""
     spec = declaration.spec
     target = target_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
@@ -102,7 +102,7 @@ def test_an_example_is_valid_and_says_where_it_comes_from(path: Path) -> None:
 
 @pytest.mark.parametrize(("path", "declaration"), declarations(), ids=name_of)
 def test_what_the_source_sends_lands_in_the_table(
-    path: Path, declaration: Declaration[FeedEntry], database_url: str
+    path: Path, declaration: Declaration[FeedSpec], database_url: str
 ) -> None:
     created = statements(path)
     assert bool(created) == ("columns" in declaration.spec.sink)

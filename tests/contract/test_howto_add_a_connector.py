@@ -87,9 +87,9 @@ def test_the_feed_that_the_page_shows_is_valid(installed: Path) -> None:
         yaml.safe_dump({"feeds": [{"name": "acme/quotes", **yaml.safe_load(shown.group(1))}]})
     )
     problems = (
-        "from pathlib import Path; from feedq.verbs.manifest import feed_entry, reader;"
+        "from pathlib import Path; from feedq.verbs.manifest import options, reader;"
         "read = reader.parse(Path('feeds.yaml').read_text(), origin='feeds.yaml');"
-        "print(read.problems, [problem for d in read.feeds for problem in feed_entry.problems(d.spec)])"
+        "print(read.problems, [problem for d in read.feeds for problem in options.problems(d.spec)])"
     )
     assert run(installed, "-c", problems) == "() []\n"
 

@@ -272,7 +272,10 @@ def test_doctor_says_the_same_before_the_feed_runs(
     harness.query(f"SET ROLE {owner}; CREATE TABLE orders (id bigserial, seq bigint)")
     settings = Settings(database_url=harness.url, sinks={"default": SecretStr(lowly._url)})
     spec = FeedSpec(
-        "a/b", "tcp", {"url": "tcp://127.0.0.1:1"}, {"table": "orders", "columns": {"seq": "/seq"}}
+        name="a/b",
+        connector="tcp",
+        source={"url": "tcp://127.0.0.1:1"},
+        sink={"table": "orders", "columns": {"seq": "/seq"}},
     )
     now = datetime.now(UTC)
     feed = Feed(1, spec, 1, now, now, Identity(uuid4(), uuid4()))

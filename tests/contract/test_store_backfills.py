@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ class Bench:
     def begin(self, key: str | None = "first", of: Feed | None = None) -> bool:
         parent = of or self.feeds.get(LIVE)
         source = {**parent.spec.source, "limits": {"rows_per_s": 10.0}}
-        child = replace(parent.spec, name=CHILD, source=source, initial_cursor=5)
+        child = parent.spec.model_copy(update={"name": CHILD, "source": source, "initial_cursor": 5})
         return self.backfills.begin(parent, child, FeedBackfill(parent.id, 5, 2**70, key))
 
     @property
@@ -87,12 +86,12 @@ def test_it_follows_its_feed_in_the_same_transaction(bench: Bench) -> None:
     bench.feeds.restart(LIVE)
     assert bench.child.feed.generation == generation + 3
     source = {"url": "tcp://127.0.0.1:7002", "limits": {"rows_per_s": 99}}
-    edited = replace(bench.live.spec, source=source, tenant="other", labels={"a": "b"})
+    edited = bench.live.spec.model_copy(update={"source": source, "tenant": "other", "labels": {"a": "b"}})
     bench.feeds.edit(LIVE, edited)
     child = bench.child.feed.spec
     assert (child.tenant, child.labels, child.initial_cursor) == ("other", {"a": "b"}, 5)
     assert child.source == {"url": "tcp://127.0.0.1:7002", "limits": {"rows_per_s": 10.0}}
-    bench.feeds.edit(LIVE, replace(edited, name="acme/renamed"))
+    bench.feeds.edit(LIVE, edited.model_copy(update={"name": "acme/renamed"}))
     assert bench.child.feed.name == "acme/renamed~backfill"
     with suppress(RuntimeError), bench.feeds.together() as feeds:
         feeds.remove("acme/renamed")
@@ -106,7 +105,7 @@ def test_it_follows_its_feed_in_the_same_transaction(bench: Bench) -> None:
 def test_it_ends_when_its_feed_becomes_one_that_there_is_no_backfill_of(
     bench: Bench, change: dict[str, Any]
 ) -> None:
-    bench.feeds.edit(LIVE, replace(bench.live.spec, **change))
+    bench.feeds.edit(LIVE, bench.live.spec.model_copy(update=change))
     assert bench.child.feed.removed_at is not None
     assert bench.told()[-1] == {"kind": "backfill_cancelled", "why": "feed edited"}
     with pytest.raises(NotFound, match="has no backfill"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -62,7 +61,9 @@ def test_editing_or_pausing_an_unknown_feed_is_not_found(harness: Harness) -> No
 
 def test_an_edit_bumps_the_generation_and_says_what_changed(harness: Harness) -> None:
     feed = harness.feed()
-    edited = harness.store.feeds.edit(feed.name, replace(feed.spec, weight=3.0, tenant="acme"))
+    edited = harness.store.feeds.edit(
+        feed.name, feed.spec.model_copy(update={"weight": 3.0, "tenant": "acme"})
+    )
     assert edited.generation == feed.generation + 1
     assert edited.updated_at >= feed.updated_at
     newest = harness.store.feeds.events(feed.name)[0]
@@ -74,7 +75,9 @@ def test_history_keeps_what_each_option_was_and_became(postgres_harness: Postgre
     h = postgres_harness
     feed = h.feed()
     labels, selector = {"team": "x" * 9_000}, Selector(required={"region": "eu"})
-    h.store.feeds.edit(feed.name, replace(feed.spec, weight=3.0, labels=labels, selector=selector))
+    h.store.feeds.edit(
+        feed.name, feed.spec.model_copy(update={"weight": 3.0, "labels": labels, "selector": selector})
+    )
     changes = h.store.feeds.events(feed.name)[0].detail["changes"]
     assert changes["weight"] == [1.0, 3.0]
     assert changes["selector.required"] == [None, {"region": "eu"}]

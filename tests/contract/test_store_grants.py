@@ -22,7 +22,9 @@ from tests.contract.test_store_schema import columns as columns_of
 
 pytestmark = pytest.mark.servers
 
-SPEC = FeedSpec("acme/orders", "tcp", {"url": "tcp://127.0.0.1:1"}, {"table": "acme.landed"})
+SPEC = FeedSpec(
+    name="acme/orders", connector="tcp", source={"url": "tcp://127.0.0.1:1"}, sink={"table": "acme.landed"}
+)
 DECLARE = "UPDATE feedq.feed SET source = '{}'"
 
 

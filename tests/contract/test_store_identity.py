@@ -11,7 +11,7 @@ from feedq.local.postgres import Postgres
 
 pytestmark = pytest.mark.servers
 
-SPEC = FeedSpec("acme/orders", "tcp", {"url": "tcp://127.0.0.1:1"}, {"table": "t"})
+SPEC = FeedSpec(name="acme/orders", connector="tcp", source={"url": "tcp://127.0.0.1:1"}, sink={"table": "t"})
 MILLION = 10**6
 
 

@@ -105,7 +105,7 @@ class Stage:
 
     def add_feed(self, name: str = "a", sink: str = "default") -> int:
         source = {"url": f"tcp://127.0.0.1:{self.source.port}"}
-        spec = FeedSpec(name, "tcp", source, {"name": sink, "table": "landed"})
+        spec = FeedSpec(name=name, connector="tcp", source=source, sink={"name": sink, "table": "landed"})
         return self.store.feeds.add(spec).id
 
     def reconcile(self) -> None:

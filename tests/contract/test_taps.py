@@ -111,7 +111,7 @@ def test_records_of_a_running_feed_are_shown_on_from_worker_to_worker(
 ) -> None:
     monkeypatch.setenv("SECRET", '"seq"')
     source = {"url": f"tcp://127.0.0.1:{stage.source.port}", "secrets": {"token": "${env:SECRET}"}}
-    feed = stage.store.feeds.add(FeedSpec("a", "tcp", source, {"table": "landed"}))
+    feed = stage.store.feeds.add(FeedSpec(name="a", connector="tcp", source=source, sink={"table": "landed"}))
     with closing(listen(stage.harness.store.taps, feed.id, seconds=60, limit=1_000)) as rows:
         records = (row for row in rows if row["event"] == "record")
         stage.reconcile()

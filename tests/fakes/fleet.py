@@ -8,7 +8,6 @@ an epoch, and nobody who is gone holds a lease.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 
 from feedq.celery.beat import LOOK_INTERVAL_S
@@ -118,9 +117,15 @@ class FakeFleet:
         added = []
         for _ in range(count):
             self._feeds_added += 1
-            spec = FeedSpec(f"feed-{self._feeds_added}", "paper", SOURCE, {"table": "paper"}, weight=weight)
+            spec = FeedSpec(
+                name=f"feed-{self._feeds_added}",
+                connector="paper",
+                source=SOURCE,
+                sink={"table": "paper"},
+                weight=weight,
+            )
             if required:
-                spec = replace(spec, selector=Selector(required))
+                spec = spec.model_copy(update={"selector": Selector(required=required)})
             added.append(self.store.feeds.add(spec).id)
         self.say("person", f"adds {numbers(added)}")
 
@@ -135,7 +140,7 @@ class FakeFleet:
             dealt = p.assign([(feed_id, ids[name]) for feed_id, name in hands.items()])
         self.broker.send(dealt)
 
-    def target(self, feed_id: int) -> TargetState:
+    def target(self, feed_id: int) -> TargetState | None:
         return self.store.feeds.get(self._name(feed_id)).spec.target_state
 
     def pause(self, feed_id: int) -> None:
@@ -149,7 +154,7 @@ class FakeFleet:
     def edit(self, feed_id: int) -> None:
         feed = self.store.feeds.get(self._name(feed_id))
         labels = {"edited": str(feed.generation)}
-        self.store.feeds.edit(feed.name, replace(feed.spec, labels=labels))
+        self.store.feeds.edit(feed.name, feed.spec.model_copy(update={"labels": labels}))
         self.say("person", f"edits feed {feed_id}")
 
     def remove(self, feed_id: int) -> None:

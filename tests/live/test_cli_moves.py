@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -101,7 +100,9 @@ def test_a_drain_that_gets_no_further_says_so_while_it_waits(command: Command) -
     command.ok("worker", "cordon", "two")
     command.feed("a")
     command.stream()
-    command.store.feeds.edit("a", replace(command.spec("a"), selector=Selector(required={"region": "eu"})))
+    command.store.feeds.edit(
+        "a", command.spec("a").model_copy(update={"selector": Selector(required={"region": "eu"})})
+    )
     command.ok("worker", "uncordon", "two")
     clock = command.clock
     command.during_waits(lambda: clock.advance(1))

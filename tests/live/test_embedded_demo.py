@@ -14,7 +14,7 @@ from feedq.local.demo import specs
 from feedq.local.demo_source import RATES, Timetable, parse_hello, record, serve
 from feedq.local.process import free_port
 from feedq.records.template import fill_in
-from feedq.verbs.manifest.feed_entry import validate
+from feedq.verbs.manifest.options import validate
 
 T0 = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
 FEED = "coastguard/ais-12"

@@ -32,7 +32,7 @@ class Office:
         self.lease_client = LeaseClient(self.store, on_claimed=self._claimed, on_lost=self.lost.extend)
 
     def assigned(self, name: str = "a") -> FeedKey:
-        feed = self.store.feeds.add(FeedSpec(name, "tcp", {}, {}))
+        feed = self.store.feeds.add(FeedSpec(name=name, connector="tcp", source={}, sink={}))
         with self.store.fleet.reconcile_pass() as p:
             assert p is not None
             (given,) = p.assign([(feed.id, self.worker.id)])

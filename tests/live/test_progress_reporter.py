@@ -20,7 +20,9 @@ from tests.unit.data_path import AT, DataPath, PathPool, until
 
 
 def make_runner(surroundings: WorkerServices, feed_id: int) -> FeedRunner:
-    spec = FeedSpec(f"feed-{feed_id}", "tcp", {"url": "tcp://127.0.0.1:1"}, {"table": "t"})
+    spec = FeedSpec(
+        name=f"feed-{feed_id}", connector="tcp", source={"url": "tcp://127.0.0.1:1"}, sink={"table": "t"}
+    )
     return FeedRunner(Claim(Feed(feed_id, spec, 1, AT, AT, IDENTITY), 1, 0), surroundings)
 
 

@@ -109,7 +109,7 @@ class Bench:
         self.trusted.set()
         self.raised: list[int] = []
         self.may_raise = True
-        spec = FeedSpec("acme/orders", connector, source, {"table": table})
+        spec = FeedSpec(name="acme/orders", connector=connector, source=source, sink={"table": table})
         claim = Claim(
             Feed(1, spec, 1, AT, AT, IDENTITY),
             epoch,

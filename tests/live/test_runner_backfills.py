@@ -18,7 +18,7 @@ from tests.unit.data_path import DataPath
 def backfill_of(path: DataPath, source: dict[str, Any], *, begin: JSON, end: JSON, **more: Any) -> Bench:
     bench = Bench(path, source, **more)
     feed = bench.runner.feed
-    spec = replace(feed.spec, name=f"{feed.name}~backfill", initial_cursor=begin)
+    spec = feed.spec.model_copy(update={"name": f"{feed.name}~backfill", "initial_cursor": begin})
     bench.runner.feed = replace(feed, spec=spec, backfill=FeedBackfill(7, begin, end))
     return bench
 

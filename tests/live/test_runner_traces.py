@@ -31,7 +31,12 @@ HELLO = '{"from": {cursor}}\n'
 LEAVES_WITHIN_S = 5.0
 """With the end of the interpreter on a busy machine; the SDK alone takes ten."""
 FEED = Feed(
-    1, FeedSpec("acme/orders", "tcp", {}, {}, tenant="acme", labels={"tier": "gold"}), 1, AT, AT, IDENTITY
+    1,
+    FeedSpec(name="acme/orders", connector="tcp", source={}, sink={}, tenant="acme", labels={"tier": "gold"}),
+    1,
+    AT,
+    AT,
+    IDENTITY,
 )
 
 

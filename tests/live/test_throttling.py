@@ -20,7 +20,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def feed(number: int, tenant: str = "") -> Feed:
-    spec = FeedSpec(f"feed-{number}", "tcp", {}, {}, tenant=tenant)
+    spec = FeedSpec(name=f"feed-{number}", connector="tcp", source={}, sink={}, tenant=tenant)
     return Feed(number, spec, 1, AT, AT, IDENTITY)
 
 

@@ -46,7 +46,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def tried(settings: Settings, how: str, *, timeout_s: float = 0.1, records: int = 1, **more: Any) -> Trial:
     source = {"how": how, "format": "text", **more}
-    spec = FeedSpec("acme/odd", "odd", source, {"table": "landed"})
+    spec = FeedSpec(name="acme/odd", connector="odd", source=source, sink={"table": "landed"})
     return try_feed(spec, settings, SystemClock(), wanted=Wanted(records=records, timeout_s=timeout_s))
 
 
@@ -160,7 +160,9 @@ def test_a_source_that_does_not_answer_is_named_while_it_is_waited_for(
     monkeypatch.setattr(base, "UNANSWERED_S", 0.05)
     told: list[str] = []
     with unanswering() as where:
-        spec = FeedSpec("acme/x", "tcp", {"url": f"tcp://{where}"}, {"table": "landed"})
+        spec = FeedSpec(
+            name="acme/x", connector="tcp", source={"url": f"tcp://{where}"}, sink={"table": "landed"}
+        )
         wanted = Wanted(timeout_s=0.3)
         trial = try_feed(spec, settings, SystemClock(), wanted=wanted, on_waiting=told.append)
     waits = f"connecting to tcp://{where}: no answer for 0.05 s"
@@ -170,7 +172,9 @@ def test_a_source_that_does_not_answer_is_named_while_it_is_waited_for(
 
 def test_a_missing_file_is_said_at_once(settings: Settings) -> None:
     began = time.monotonic()
-    spec = FeedSpec("acme/x", "file", {"path": "/nowhere/at/all"}, {"table": "landed"})
+    spec = FeedSpec(
+        name="acme/x", connector="file", source={"path": "/nowhere/at/all"}, sink={"table": "landed"}
+    )
     trial = try_feed(spec, settings, SystemClock(), wanted=Wanted(timeout_s=8.0))
     assert said(trial, "source") == (
         StepOutcome.FAILED,

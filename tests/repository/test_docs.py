@@ -22,7 +22,7 @@ from feedq.errors import FeedqError
 from feedq.settings import Settings
 from feedq.telemetry.logs import EventKind, LogEvent
 from feedq.verbs.manifest import reader
-from feedq.verbs.manifest.feed_entry import problems
+from feedq.verbs.manifest.options import problems
 from tests.house import PACKAGE, ROOT, parsed
 
 DOCS = ROOT / "docs"

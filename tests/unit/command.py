@@ -30,6 +30,7 @@ from feedq.core.model import (
     Progress,
     Reason,
     Release,
+    TargetState,
     Worker,
 )
 from feedq.core.roles import AccessRole, Caller
@@ -192,7 +193,7 @@ class Command:
 
     def feed(self, name: str, **changes: Any) -> FeedSpec:
         fields: dict[str, Any] = {"connector": "tcp", "source": {"url": URL}, "sink": {"table": "t"}}
-        spec = FeedSpec(name=name, **(fields | changes))
+        spec = FeedSpec.of({"name": name, "target_state": TargetState.RUNNING} | fields | changes)
         self.store.feeds.add(spec)
         return spec
 

@@ -14,7 +14,7 @@ from feedq.connectors.base import parse_options
 from feedq.core.model import JSON, Batch, Feed, FeedSpec, FeedView, Identity, Lease, Status
 from feedq.errors import InvalidInput
 from feedq.verbs.backfill import ROWS_PER_S, BackfillPlan, part_done, plan
-from feedq.verbs.manifest.feed_entry import problems
+from feedq.verbs.manifest.options import problems
 from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
 
 NOW = datetime(2026, 12, 1, 8, tzinfo=UTC)
@@ -43,7 +43,9 @@ def planned(
     rows_per_s: float | None = None,
 ) -> BackfillPlan:
     sink = {"table": "t", "columns": {"seq": "/seq"}, "key": list(key)}
-    feed = Feed(1, FeedSpec("acme/orders", connector, source, sink), 1, NOW, NOW, ME)
+    feed = Feed(
+        1, FeedSpec(name="acme/orders", connector=connector, source=source, sink=sink), 1, NOW, NOW, ME
+    )
     checkpoint = MemoryCheckpoint(1, uuid4(), cursor=stands, feed=feed.name, feed_uuid=ME.feed)
     tables = MemoryTables(checkpoints={} if stands is None else {1: checkpoint})
     sink_of_it = MemorySink("", environment="", worker_id=uuid4(), role="", tables=tables)
@@ -159,5 +161,5 @@ def test_a_batch_is_cut_at_the_first_record_that_lies_beyond(form: str) -> None:
 
 
 def test_no_feed_is_declared_under_the_name_of_a_backfill() -> None:
-    (why,) = problems(FeedSpec("acme/orders~backfill", "tcp", TCP, {"table": "t"}))
+    (why,) = problems(FeedSpec(name="acme/orders~backfill", connector="tcp", source=TCP, sink={"table": "t"}))
     assert "must not end in ~backfill" in why

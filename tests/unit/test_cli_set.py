@@ -9,11 +9,10 @@ import pytest
 
 from feedq.cli.declare import with_assignments
 from feedq.cli.options import assigned
-from feedq.core.model import Selector
+from feedq.core.model import FeedSpec, Selector
 from feedq.core.schedule.spec import NOT_OF_JOB, ScheduleSpec
 from feedq.errors import InvalidInput
 from feedq.verbs.documents import DocumentError, read_value
-from feedq.verbs.manifest.feed_entry import FeedEntry
 from tests.schedules import Keys, schedule_spec
 from tests.unit.command import URL, Command
 
@@ -75,7 +74,7 @@ def test_what_is_no_yaml_is_refused(text: str) -> None:
 def test_dots_lead_into_mappings(assignment: str, key: str, value: Any) -> None:
     before: dict[str, Any] = {"source": {"url": URL, "csv": None}, "labels": {"region": "eu"}}
     kept = copy.deepcopy(before)
-    assert assigned(before, [assignment], FeedEntry) == kept | {key: value}
+    assert assigned(before, [assignment], FeedSpec) == kept | {key: value}
     assert before == kept
 
 
@@ -92,7 +91,7 @@ def test_dots_lead_into_mappings(assignment: str, key: str, value: Any) -> None:
 )
 def test_an_assignment_that_cannot_be_read_is_named_without_its_value(assignment: str, message: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        assigned({"source": {"url": URL}, "labels": {"region": "eu"}}, [assignment], FeedEntry)
+        assigned({"source": {"url": URL}, "labels": {"region": "eu"}}, [assignment], FeedSpec)
     assert str(refused.value).startswith(message)
     assert "hunter2" not in str(refused.value)
 
@@ -143,7 +142,11 @@ def test_set_changes_what_is_given_and_keeps_the_rest(command: Command) -> None:
     )
     spec = command.spec("a")
     assert (spec.source, spec.sink, spec.weight) == ({"url": "tcp://h:1"}, {"table": "u"}, 3.0)
-    assert (spec.labels, spec.tenant, spec.selector) == ({"team": "x"}, "acme", Selector({"gpu": "yes"}))
+    assert (spec.labels, spec.tenant, spec.selector) == (
+        {"team": "x"},
+        "acme",
+        Selector(required={"gpu": "yes"}),
+    )
     assert spec.expect == {"max_silence": 20.0}
     assert f'    source.url: "{URL}" -> "tcp://h:1"\n' in out
     assert '    source.hello: "hi" -> (unset)\n' in out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -52,7 +51,10 @@ def add_worker(
 
 
 def add_feeds(store: MemoryStore, count: int) -> list[int]:
-    return [store.feeds.add(FeedSpec(f"f{i}", "tcp", {}, {"table": "t"})).id for i in range(count)]
+    return [
+        store.feeds.add(FeedSpec(name=f"f{i}", connector="tcp", source={}, sink={"table": "t"})).id
+        for i in range(count)
+    ]
 
 
 def run(store: MemoryStore, settings: Settings = SETTINGS) -> tuple[control.PassReport, list[Assignment]]:
@@ -289,9 +291,16 @@ def test_a_move_to_a_worker_that_may_not_have_the_feed_is_refused(
     labels = worker.get("labels", {"region": "eu"})
     new = NewWorker(uuid4(), "b", "node.b", worker.get("capacity", 9), "host", 1, "0", labels)
     b = store.workers.register(new, ttl_s=SETTINGS.ttl_s)
-    spec = FeedSpec("f", "tcp", {}, {"table": "t"}, tenant="acme", selector=Selector({"region": "eu"}))
+    spec = FeedSpec(
+        name="f",
+        connector="tcp",
+        source={},
+        sink={"table": "t"},
+        tenant="acme",
+        selector=Selector(required={"region": "eu"}),
+    )
     for number in range(worker.get("tenant_feeds", 0)):
-        store.feeds.add(replace(spec, name=f"other{number}"))
+        store.feeds.add(spec.model_copy(update={"name": f"other{number}"}))
         run(store)
     store.feeds.add(spec)
     if "target" in worker:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from feedq.core.model import Feed, FeedSpec, Selector, TargetState
+from feedq.core.model import FeedSpec, Selector, TargetState
 from feedq.errors import InvalidInput
-from feedq.verbs.manifest.changes import ABSENT, Action, DeclarationChanges, OptionChange, difference, plan
-from feedq.verbs.manifest.feed_entry import problems, validate
-from tests.fakes.sink import IDENTITY
+from feedq.verbs.manifest.changes import ABSENT, DeclarationChanges, OptionChange, difference, plan
+from feedq.verbs.manifest.options import problems, validate
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SPEC = FeedSpec("acme/orders", "tcp", {"url": "tcp://127.0.0.1:7001"}, {"table": "orders"})
+SPEC = FeedSpec(
+    name="acme/orders", connector="tcp", source={"url": "tcp://127.0.0.1:7001"}, sink={"table": "orders"}
+)
 
 
-def with_source(**options: object) -> FeedSpec:
-    return replace(SPEC, source={**SPEC.source, **options})
+def with_source(sink: Any = SPEC.sink, **options: object) -> FeedSpec:
+    return SPEC.model_copy(update={"source": {**SPEC.source, **options}, "sink": sink})
 
 
 def untyped(value: object) -> Any:
@@ -28,8 +28,8 @@ def untyped(value: object) -> Any:
     return value
 
 
-def stored(*specs: FeedSpec) -> list[Feed]:
-    return [Feed(i, spec, 1, NOW, NOW, IDENTITY) for i, spec in enumerate(specs, start=1)]
+def stored(*specs: FeedSpec) -> dict[str, FeedSpec]:
+    return {spec.name: spec.completed(None) for spec in specs}
 
 
 def actions(the_plan: DeclarationChanges) -> list[tuple[str, str]]:
@@ -40,9 +40,11 @@ def actions(the_plan: DeclarationChanges) -> list[tuple[str, str]]:
     "spec",
     [
         SPEC,
-        replace(SPEC, name="名前", tenant="Übung", weight=0.5),
-        replace(
-            SPEC, selector=Selector(required={"region": "eu"}, preferred={"region": "eu", "disk": "ssd"})
+        SPEC.model_copy(update={"name": "名前", "tenant": "Übung", "weight": 0.5}),
+        SPEC.model_copy(
+            update={
+                "selector": Selector(required={"region": "eu"}, preferred={"region": "eu", "disk": "ssd"})
+            }
         ),
         with_source(hello="{token}", secrets={"token": "${env:ACME_TOKEN}"}),
         with_source(hello="{token}", secrets={"token": "${file:/run/secrets/acme}"}),
@@ -57,47 +59,47 @@ def test_a_right_declaration_has_no_problems(spec: FeedSpec) -> None:
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        (replace(SPEC, name=""), "name: must not be empty"),
-        (replace(SPEC, name="a b"), "name: must be printable"),
-        (replace(SPEC, name="a\x1b[2J"), "name: must be printable"),
-        (replace(SPEC, name="x" * 201), "name: has 201 characters"),
-        (replace(SPEC, tenant="a\nb"), "tenant: must be printable"),
-        (replace(SPEC, weight=0), "weight: must be a number greater than 0"),
-        (replace(SPEC, weight=float("nan")), "weight"),
-        (replace(SPEC, labels=untyped({"a": True})), "labels.a: must be a string"),
-        (replace(SPEC, labels={"a": "\0"}), "labels.a"),
+        (SPEC.model_copy(update={"name": ""}), "name: must not be empty"),
+        (SPEC.model_copy(update={"name": "a b"}), "name: must be printable"),
+        (SPEC.model_copy(update={"name": "a\x1b[2J"}), "name: must be printable"),
+        (SPEC.model_copy(update={"name": "x" * 201}), "name: has 201 characters"),
+        (SPEC.model_copy(update={"tenant": "a\nb"}), "tenant: must be printable"),
+        (SPEC.model_copy(update={"weight": 0}), "weight: must be a number greater than 0"),
+        (SPEC.model_copy(update={"weight": float("nan")}), "weight"),
+        (SPEC.model_copy(update={"labels": untyped({"a": True})}), "labels.a: must be a string"),
+        (SPEC.model_copy(update={"labels": {"a": "\0"}}), "labels.a"),
         (
-            replace(SPEC, selector=Selector(required=untyped({"zone": 1}))),
+            SPEC.model_copy(update={"selector": Selector.of({"required": {"zone": 1}})}),
             "selector.required.zone: must be a string; quote",
         ),
         (
-            replace(SPEC, selector=Selector(preferred={"a": "\0"})),
+            SPEC.model_copy(update={"selector": Selector.of({"preferred": {"a": "\0"}})}),
             "selector.preferred.a: must not contain the NUL",
         ),
         (
-            replace(SPEC, selector=Selector(required={"a": "1"}, preferred={"a": "2"})),
+            SPEC.model_copy(update={"selector": Selector(required={"a": "1"}, preferred={"a": "2"})}),
             "selector.preferred.a: is not what selector.required.a says, so that no worker can have both",
         ),
-        (replace(SPEC, connector="tpc"), "unknown connector 'tpc'; installed are: "),
-        (replace(SPEC, source={}), "source.url: Field required"),
+        (SPEC.model_copy(update={"connector": "tpc"}), "unknown connector 'tpc'; installed are: "),
+        (SPEC.model_copy(update={"source": {}}), "source.url: Field required"),
         (with_source(colour="red"), "source.colour: unknown option; known are"),
-        (replace(SPEC, sink={}), "sink.table: Field required"),
-        (replace(SPEC, sink={"table": "t", "colums": {}}), "sink.colums: unknown option"),
-        (replace(with_source(format="text"), sink={"table": "t", "columns": {"a": "/a"}}), "sink.columns"),
+        (SPEC.model_copy(update={"sink": {}}), "sink.table: Field required"),
+        (SPEC.model_copy(update={"sink": {"table": "t", "colums": {}}}), "sink.colums: unknown option"),
+        (with_source(format="text", sink={"table": "t", "columns": {"a": "/a"}}), "sink.columns"),
         (with_source(secrets={"token": "hunter2"}), "source.secrets: 'token' is no reference"),
         (with_source(secrets={"token": 12}), "source.secrets.token: Input should be a valid string"),
         (with_source(secrets={"my token": "${env:A}"}), "cannot name a secret"),
         (with_source(hello="${env:ACME_TOKEN}"), "source.hello: ${env:…} and ${file:…} stand only under"),
         (with_source(url="tcp://me:hunter2@h:1"), "source.url: holds a password in a URL; put it under"),
         (with_source(hello="GET http://h/?a=1&password=hunter2"), "source.hello: holds a password"),
-        (replace(SPEC, sink={"table": "postgresql://me:hunter2@h/t"}), "FEEDQ_SINKS__<NAME>"),
+        (SPEC.model_copy(update={"sink": {"table": "postgresql://me:hunter2@h/t"}}), "FEEDQ_SINKS__<NAME>"),
         (with_source(hello="a\0b"), "NUL"),
         (with_source(hello="\ud800"), "surrogate"),
         (with_source(idle_timeout_s=2**70), "beyond 64 bits"),
         (with_source(idle_timeout_s=float("inf")), "finite"),
         (with_source(hello=NOW), "datetime is not a JSON value"),
         (with_source(hello="x" * 70_000), "source: too large"),
-        (replace(SPEC, source=untyped({1: 2})), "must be a string; quote it"),
+        (SPEC.model_copy(update={"source": untyped({1: 2})}), "must be a string; quote it"),
     ],
 )
 def test_a_wrong_declaration_is_refused_with_the_option_named(spec: FeedSpec, problem: str) -> None:
@@ -126,31 +128,32 @@ def test_nesting_is_bounded() -> None:
 def test_a_literal_secret_is_refused_and_one_by_reference_is_not(
     connector: str, source: dict[str, object]
 ) -> None:
-    spec = replace(SPEC, connector=connector, source=source)
+    spec = SPEC.model_copy(update={"connector": connector, "source": source})
     (found,) = problems(spec)
     assert "would be stored and shown as it stands; put it under source.secrets as a reference" in found
     assert "hunter2" not in found
     referring = json.loads(json.dumps(source).replace("hunter2", "{it}")) | {"secrets": {"it": "${env:IT}"}}
-    assert problems(replace(spec, source=referring)) == []
+    assert problems(spec.model_copy(update={"source": referring})) == []
     empty = json.loads(json.dumps(source).replace("hunter2", "").replace("Bearer ", ""))
-    assert problems(replace(spec, source=empty)) == []
+    assert problems(spec.model_copy(update={"source": empty})) == []
 
 
 def test_what_is_only_called_like_a_secret_is_none() -> None:
     sink = {"table": "t", "columns": {"token": "/token", "password": "/a"}}
     source = {**SPEC.source, "format": "csv", "csv": {"fields": ["token", "a", "password"]}}
-    assert problems(replace(SPEC, source=source, sink={**sink, "columns": {"token": "/token"}})) == []
-    assert problems(replace(SPEC, sink=sink)) == []
+    assert (
+        problems(SPEC.model_copy(update={"source": source, "sink": {**sink, "columns": {"token": "/token"}}}))
+        == []
+    )
+    assert problems(SPEC.model_copy(update={"sink": sink})) == []
 
 
 def test_no_message_repeats_a_secret() -> None:
-    spec = replace(
-        with_source(
-            secrets={"token": "hunter2"},
-            url="tcp://me:hunter2@h:1",
-            hello="x://a:hunter2@b",
-            colour="hunter2",
-        ),
+    spec = with_source(
+        secrets={"token": "hunter2"},
+        url="tcp://me:hunter2@h:1",
+        hello="x://a:hunter2@b",
+        colour="hunter2",
         sink={"table": "t", "name": "postgresql://me:hunter2@h"},
     )
     with pytest.raises(InvalidInput) as raised:
@@ -162,46 +165,34 @@ def test_no_message_repeats_a_secret() -> None:
 # -- plans -------------------------------------------------------------------------------------------
 
 
-def test_a_plan_adds_changes_and_leaves_alone() -> None:
-    same, edited, new = (replace(SPEC, name=name) for name in "abc")
-    there = stored(same, edited)
-    the_plan = plan([same, replace(edited, weight=2), new], there)
-    assert actions(the_plan) == [("change", "b"), ("add", "c")]
+def test_a_plan_adds_changes_removes_and_leaves_alone() -> None:
+    same, edited, new = (SPEC.model_copy(update={"name": name}) for name in "abc")
+    declared = [same, edited.model_copy(update={"weight": 2.0}), new]
+    there = stored(same, edited, SPEC)
+    the_plan = plan("feed", declared, there, remove=there)
+    assert actions(the_plan) == [("change", "b"), ("add", "c"), ("remove", SPEC.name)]
     assert the_plan.unchanged == 1
     assert the_plan.changes[0].options == (OptionChange("weight", 1.0, 2.0),)
 
 
-def test_only_pruning_removes_and_only_of_the_tenant() -> None:
-    there = stored(replace(SPEC, name="a", tenant="x"), replace(SPEC, name="b", tenant="y"))
-    assert actions(plan([], there)) == []
-    assert actions(plan([], there, prune=True)) == [("remove", "a"), ("remove", "b")]
-    assert actions(plan([], there, prune=True, tenant="y")) == [("remove", "b")]
-    assert plan([], there, prune=True).count(Action.REMOVE) == 2
-
-
-def test_a_feed_being_removed_is_as_good_as_gone() -> None:
-    (going,) = stored(SPEC)
-    going = replace(going, removed_at=NOW)
-    assert actions(plan([SPEC], [going], prune=True)) == [("add", SPEC.name)]
-    assert actions(plan([], [going], prune=True)) == []
-
-
 def test_a_paused_feed_stays_paused_unless_told_otherwise() -> None:
-    there = stored(replace(SPEC, target_state=TargetState.PAUSED))
-    assert plan([SPEC], there, keep_target={SPEC.name}).unchanged == 1
-    (change,) = plan([SPEC], there).changes
+    there = stored(SPEC.model_copy(update={"target_state": TargetState.PAUSED}))
+    assert plan("feed", [SPEC], there).unchanged == 1
+    runs = SPEC.model_copy(update={"target_state": TargetState.RUNNING})
+    (change,) = plan("feed", [runs], there).changes
     assert change.options == (OptionChange("target_state", "paused", "running"),)
-    (change,) = plan([replace(SPEC, weight=2)], there, keep_target={SPEC.name}).changes
-    assert change.spec == replace(SPEC, weight=2, target_state=TargetState.PAUSED)
+    (change,) = plan("feed", [SPEC.model_copy(update={"weight": 2.0})], there).changes
+    assert change.spec == SPEC.model_copy(update={"weight": 2.0, "target_state": TargetState.PAUSED})
 
 
 def test_differences_are_named_by_dotted_option() -> None:
-    after = replace(
-        with_source(secrets={"token": "${env:A}"}, hello="hi"),
+    options = with_source(
+        secrets={"token": "${env:A}"},
+        hello="hi",
         sink={"table": "orders", "columns": {"a": "/a"}, "key": ("a",)},
-        labels={"region": "eu"},
-        selector=Selector(required={"region": "eu"}, preferred={"disk": "ssd"}),
     )
+    selector = Selector(required={"region": "eu"}, preferred={"disk": "ssd"})
+    after = options.model_copy(update={"labels": {"region": "eu"}, "selector": selector})
     changed = {change.option: (change.before, change.after) for change in difference(SPEC, after)}
     assert changed == {
         "labels.region": (ABSENT, "eu"),
@@ -220,4 +211,10 @@ def test_numbers_of_equal_value_are_equal_and_booleans_are_no_numbers() -> None:
 
 
 def test_names_with_dots_are_told_apart() -> None:
-    assert difference(replace(SPEC, source={"a.b": 1}), replace(SPEC, source={"a": {"b": 1}})) != ()
+    assert (
+        difference(
+            SPEC.model_copy(update={"source": {"a.b": 1}}),
+            SPEC.model_copy(update={"source": {"a": {"b": 1}}}),
+        )
+        != ()
+    )

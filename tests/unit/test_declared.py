@@ -13,7 +13,11 @@ from tests.unit.data_path import AT
 
 def _feed(id_: int, **source: object) -> Feed:
     spec = FeedSpec(
-        f"f/{id_}", "tcp", {"url": "tcp://127.0.0.1:1", **source}, {"table": "t"}, tenant=f"t{id_}"
+        name=f"f/{id_}",
+        connector="tcp",
+        source={"url": "tcp://127.0.0.1:1", **source},
+        sink={"table": "t"},
+        tenant=f"t{id_}",
     )
     return Feed(id_, spec, 1, AT, AT, IDENTITY)
 

@@ -21,7 +21,6 @@ from feedq.core.model import (
     LeaseState,
     Load,
     Reason,
-    Selector,
     Status,
     Worker,
     WorkerState,
@@ -77,7 +76,8 @@ def worker(
 def feed(
     name: str = "a", *, tenant: str = "", required: Mapping[str, str] | None = None, **lease: Any
 ) -> FeedView:
-    spec = FeedSpec(name, "tcp", {}, {}, tenant=tenant, selector=Selector(required=required or {}))
+    keys = {"name": name, "connector": "tcp", "source": {}, "sink": {}, "tenant": tenant}
+    spec = FeedSpec.of(keys | {"selector": {"required": required or {}}})
     declared = Feed(1, spec, 1, NOW, NOW, IDENTITY)
     its_lease = Lease(1, **lease)
     found = standing(declared, its_lease, None, now=NOW)

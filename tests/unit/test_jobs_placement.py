@@ -36,7 +36,7 @@ def reconcile(store: MemoryStore) -> control.PassReport:
 
 def test_with_jobs_workers_alone_there_is_no_place_and_no_division_by_zero(store: MemoryStore) -> None:
     worker = add_worker(store, "jobs", 0)
-    store.feeds.add(FeedSpec("f", "tcp", {}, {"table": "t"}))
+    store.feeds.add(FeedSpec(name="f", connector="tcp", source={}, sink={"table": "t"}))
     assert list(reconcile(store).unplaced.values()) == [1]
     numbers = summary(tallies_of(store.feeds.views()), store.workers.views())
     assert (numbers.serving, numbers.utilisation, numbers.lacking) == (0, None, 1)

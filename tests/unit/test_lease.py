@@ -187,7 +187,7 @@ def test_a_clock_that_is_put_back_delays_the_loss_of_a_worker_by_no_more_than_th
 
 
 def feed(*, generation: int = 1, target: TargetState = TargetState.RUNNING, removed: bool = False) -> Feed:
-    spec = FeedSpec("acme/orders", "tcp", {}, {"table": "t"}, target_state=target)
+    spec = FeedSpec(name="acme/orders", connector="tcp", source={}, sink={"table": "t"}, target_state=target)
     return Feed(1, spec, generation, NOW, NOW, IDENTITY, NOW if removed else None)
 
 
@@ -250,7 +250,7 @@ def test_an_edit_only_asks_for_moves_that_the_table_lists(f: Feed, lease: Lease)
 
 @given(feeds, leases)
 def test_what_is_wanted_and_current_is_left_alone(f: Feed, lease: Lease) -> None:
-    wanted = f.removed_at is None and f.spec.target_state is TargetState.RUNNING
+    wanted = f.removed_at is None and f.spec.target_state is not TargetState.PAUSED
     if wanted and lease.state is not LeaseState.IDLE and lease.generation >= f.generation:
         assert on_edit(f, lease) == Edit(None)
 

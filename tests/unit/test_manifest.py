@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from feedq.core.model import FeedSpec, Selector, TargetState
 from feedq.errors import InvalidInput
 from feedq.verbs import documents
-from feedq.verbs.manifest import feed_entry, reader
+from feedq.verbs.manifest import reader
 
 DESIGN = r"""
 feeds:
@@ -68,7 +68,7 @@ def test_what_is_left_out_has_its_default() -> None:
 
 def test_a_declaration_knows_its_line_and_whether_it_says_target_state() -> None:
     found = reader.parse(DESIGN, origin="f.yaml").feeds
-    assert [(d.where, d.entry.target_state) for d in found] == [
+    assert [(d.where, d.spec.target_state) for d in found] == [
         ("f.yaml:3", None),
         ("f.yaml:9", TargetState.PAUSED),
     ]
@@ -237,8 +237,18 @@ def test_what_is_dumped_reads_back_alike(
     target: TargetState,
 ) -> None:
     selector = Selector(required=required, preferred=preferred | required)
-    spec = FeedSpec(name, "tcp", options, {"table": name}, name, labels, selector, weight, target)
-    assert specs(documents.dump({"feeds": [feed_entry.plain_feed(spec)]})) == [spec]
+    spec = FeedSpec(
+        name=name,
+        connector="tcp",
+        source=options,
+        sink={"table": name},
+        tenant=name,
+        labels=labels,
+        selector=selector,
+        weight=weight,
+        target_state=target,
+    )
+    assert specs(documents.dump({"feeds": [spec.plain()]})) == [spec]
 
 
 @pytest.mark.parametrize("count", [0, 1, 6, 7, 20])
@@ -246,10 +256,13 @@ def test_what_is_dumped_in_parts_is_what_is_dumped_at_once(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "DUMPED_AT_ONCE", 3)
-    feeds = [FeedSpec(f"f{n}", "tcp", {"hello": "a\n- b\n"}, {"table": "t"}) for n in range(count)]
-    parts = list(documents.dump_lists({"feeds": map(feed_entry.plain_feed, feeds)}))
+    feeds = [
+        FeedSpec(name=f"f{n}", connector="tcp", source={"hello": "a\n- b\n"}, sink={"table": "t"})
+        for n in range(count)
+    ]
+    parts = list(documents.dump_lists({"feeds": (feed.plain() for feed in feeds)}))
     assert len(parts) == max(1, -(-count // 3))
-    assert "".join(parts) == documents.dump({"feeds": [feed_entry.plain_feed(feed) for feed in feeds]})
+    assert "".join(parts) == documents.dump({"feeds": [feed.plain() for feed in feeds]})
     assert specs("".join(parts)) == feeds
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.core.schedule.model import Schedule, ScheduleState
 from feedq.core.schedule.spec import (
     CatchUp,
     Overlap,
@@ -111,7 +110,7 @@ def test_what_is_left_out_has_its_default() -> None:
 
 def test_a_declaration_knows_its_line_and_whether_it_says_paused() -> None:
     found = read(EVERY + "  - {name: b, task: t, every: 1m, paused: false}\n").schedules
-    assert [(d.where, d.entry.paused) for d in found] == [("f.yaml:2", None), ("f.yaml:3", False)]
+    assert [(d.where, d.spec.paused) for d in found] == [("f.yaml:2", None), ("f.yaml:3", False)]
 
 
 def test_a_word_stands_for_the_mapping_that_it_is_the_heart_of() -> None:
@@ -295,14 +294,14 @@ def test_names_of_problems_are_those_of_the_manifest() -> None:
 # -- plans -------------------------------------------------------------------------------------------
 
 
-def there(name: str, **keys: Any) -> Schedule:
-    spec = schedule_spec(name, task="t", **keys)
-    return Schedule(1, spec, ScheduleState.ACTIVE, None, None, 1, None, None, 0, QUARTER_PAST, QUARTER_PAST)
+def there(name: str, **keys: Any) -> ScheduleSpec:
+    return schedule_spec(name, task="t", **keys)
 
 
 def test_a_plan_adds_changes_and_removes() -> None:
     declared = schedules(FULL) + schedules(EVERY)
-    found = changes.plan_schedules(declared, [there("a", kwargs={"days": {}}), there("z")], prune=True)
+    existing = {"a": there("a", kwargs={"days": {}}), "z": there("z")}
+    found = changes.plan("schedule", declared, existing, remove=existing)
     assert [(c.action, c.name) for c in found.changes] == [
         (Action.ADD, "acme/nightly-cleanup"),
         (Action.CHANGE, "a"),
@@ -313,17 +312,18 @@ def test_a_plan_adds_changes_and_removes() -> None:
 
 
 def test_what_does_not_say_paused_keeps_what_there_is() -> None:
-    paused = there("a", every=30.0, paused=True)
-    assert changes.plan_schedules(schedules(EVERY), [paused], prune=False).unchanged == 1
+    paused = {"a": there("a", every=30.0, paused=True)}
+    assert changes.plan("schedule", schedules(EVERY), paused).unchanged == 1
     runs = schedules(EVERY.replace("30s", "30s, paused: false"))
-    (change,) = changes.plan_schedules(runs, [paused], prune=False).changes
+    (change,) = changes.plan("schedule", runs, paused).changes
     assert [(o.option, o.before, o.after) for o in change.options] == [("paused", True, "(unset)")]
-    assert changes.plan_schedules(runs, [there("a", every=30.0)], prune=False).unchanged == 1
+    assert changes.plan("schedule", runs, {"a": there("a", every=30.0)}).unchanged == 1
 
 
 def test_queues_are_planned_alike() -> None:
     declared = [Queue(name="a", rate_per_s=2.0), Queue(name="b", rate_per_s=1.0)]
-    found = changes.plan_queues(declared, [Queue(name=name, rate_per_s=1.0) for name in "ac"], prune=True)
+    existing = {name: Queue(name=name, rate_per_s=1.0) for name in "ac"}
+    found = changes.plan("queue", declared, existing, remove=existing)
     assert [(c.action, c.name) for c in found.changes] == [
         (Action.CHANGE, "a"),
         (Action.ADD, "b"),

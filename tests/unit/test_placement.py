@@ -169,7 +169,7 @@ def test_pools_that_are_dropped_for_their_size_change_nothing(
 @pytest.mark.parametrize("strategy", Strategy)
 def test_a_match_that_is_full_is_a_lack_of_capacity_and_no_match_another_reason(strategy: Strategy) -> None:
     workers = [candidate(1, capacity=1, feeds=1, labels={"zone": "a"}), candidate(2)]
-    full, nowhere = Selector({"zone": "a"}), Selector({"zone": "c"})
+    full, nowhere = Selector(required={"zone": "a"}), Selector(required={"zone": "c"})
     decision = decide(
         [WaitingFeed(1, selector=full), WaitingFeed(2, selector=nowhere)], workers, strategy=strategy
     )
@@ -214,7 +214,7 @@ def test_what_was_promised_to_a_worker_that_is_no_candidate_is_placed_like_any_o
 
 
 def test_a_promise_to_a_worker_without_the_required_label_is_void_and_its_room_free_again() -> None:
-    feed = WaitingFeed(1, selector=Selector({"zone": "a"}), promised_to=UUID(int=2))
+    feed = WaitingFeed(1, selector=Selector(required={"zone": "a"}), promised_to=UUID(int=2))
     workers = [candidate(1, labels={"zone": "a"}), candidate(2, capacity=1, feeds=1)]
     decision = decide([feed, WaitingFeed(2), WaitingFeed(3)], workers)
     assert dict(decision.assignments)[1] == UUID(int=1)

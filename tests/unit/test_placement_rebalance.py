@@ -187,7 +187,7 @@ def test_among_equals_the_first_of_those_held_goes() -> None:
 
 def test_a_feed_that_may_go_to_the_least_utilised_goes_before_one_that_may_not() -> None:
     workers = [candidate(1), candidate(2, labels={"zone": "b"}), candidate(3)]
-    bound = [Held(n, UUID(int=1), selector=Selector({"zone": "b"})) for n in range(5)]
+    bound = [Held(n, UUID(int=1), selector=Selector(required={"zone": "b"})) for n in range(5)]
     free = [Held(10 + n, UUID(int=1)) for n in range(5)]
     fleet = running(workers, [*bound, *free, *(Held(20 + n, UUID(int=2)) for n in range(3))])
     assert [(t.feed_id, t.target.int) for t in moves_of(fleet, moves=1)] == [(10, 3)]
@@ -260,7 +260,7 @@ def test_leaving_comes_before_rebalancing_and_uses_the_limit_up() -> None:
 def test_rebalancing_makes_room_for_one_that_could_not_leave() -> None:
     workers = [candidate(1, capacity=2, labels={"zone": "a"}), candidate(2, capacity=2)]
     held = [
-        Held(1, UUID(int=77), selector=Selector({"zone": "a"})),
+        Held(1, UUID(int=77), selector=Selector(required={"zone": "a"})),
         Held(2, UUID(int=1)),
         Held(3, UUID(int=1)),
     ]

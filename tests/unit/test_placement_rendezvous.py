@@ -75,7 +75,7 @@ def test_a_worker_twice_as_large_gets_about_twice_as_much() -> None:
 
 def test_feeds_that_only_some_workers_may_have_follow_the_hash_among_those() -> None:
     workers = [replace(w, labels={"zone": "a"} if n < 3 else {}) for n, w in enumerate(fleet_of(30))]
-    feeds = [WaitingFeed(i, selector=Selector({"zone": "a"})) for i in range(300)]
+    feeds = [WaitingFeed(i, selector=Selector(required={"zone": "a"})) for i in range(300)]
     where = dict(decide(feeds, workers).assignments)
     alone = homes(300, workers[:3])
     assert sum(where[n] == alone[n] for n in range(300)) > 250

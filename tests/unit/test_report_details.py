@@ -20,9 +20,8 @@ NOW = NEW_YEAR
 
 
 def view(lease: Lease, *, selector: Selector = ANYWHERE, **source: object) -> FeedView:
-    spec = FeedSpec(
-        "acme/orders", "tcp", source, {"table": "orders"}, labels={"region": "eu"}, selector=selector
-    )
+    keys = {"name": "acme/orders", "connector": "tcp", "source": source, "sink": {"table": "orders"}}
+    spec = FeedSpec.of(keys | {"labels": {"region": "eu"}, "selector": selector})
     feed = Feed(1, spec, 3, NOW - timedelta(days=1), NOW - timedelta(hours=2), IDENTITY)
     found = standing(feed, lease, None, now=NOW)
     return FeedView(feed, lease, "w1@host" if lease.worker_id else None, found.status, found.because)

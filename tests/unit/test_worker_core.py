@@ -66,7 +66,7 @@ WELL = Heartbeat(WorkerState.ACTIVE, stops_pending=False, claims_pending=False, 
 
 
 def claim(key: FeedKey = KEY, *, quarantined: bool = False) -> Claim:
-    feed = Feed(key[0], FeedSpec(f"f{key[0]}", "tcp", {}, {}), 1, AT, AT, IDENTITY)
+    feed = Feed(key[0], FeedSpec(name=f"f{key[0]}", connector="tcp", source={}, sink={}), 1, AT, AT, IDENTITY)
     return replace(Claim(feed, key[1], 0), quarantined=quarantined)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import fields
 from typing import Any, Final
 
 import msgspec
@@ -26,7 +25,13 @@ from feedq.control.store.database import (
     storable_json,
     translate_driver_errors,
 )
-from feedq.control.store.feed_rows import FEED_COLUMNS, JSON_COLUMNS, declared_columns, feed_from
+from feedq.control.store.feed_rows import (
+    FEED_COLUMNS,
+    JSON_COLUMNS,
+    SPEC_COLUMNS,
+    declared_columns,
+    feed_from,
+)
 from feedq.core.model import Feed, FeedSpec
 from feedq.errors import Conflict
 from feedq.telemetry.event_names import EventKind
@@ -34,9 +39,8 @@ from feedq.telemetry.event_names import EventKind
 FEEDS_AT_ONCE: Final = 500
 """Feeds that one transaction adds, changes or removes: their rows stay locked until it ends."""
 
-_COLUMNS = [field.name for field in fields(FeedSpec)]
 _TYPES = {"weight": "float8"} | dict.fromkeys(JSON_COLUMNS, "jsonb")
-_DECLARED = ", ".join(f"{name} {_TYPES.get(name, 'text')}" for name in _COLUMNS)
+_DECLARED = ", ".join(f"{name} {_TYPES.get(name, 'text')}" for name in SPEC_COLUMNS)
 _ADDED = GivenRows(_DECLARED)
 _CHANGED = GivenRows(f"{_DECLARED}, changed jsonb")
 _MINE = """
@@ -138,8 +142,8 @@ class CatalogStore(Aggregate):
         """Declare feeds of this catalog. Returns the names that were free."""
         sql = f"""
             WITH added AS (
-                INSERT INTO feedq.feed ({", ".join(_COLUMNS)}, catalog, dirty)
-                SELECT {", ".join(_COLUMNS)}, :catalog, false FROM {_ADDED}
+                INSERT INTO feedq.feed ({", ".join(SPEC_COLUMNS)}, catalog, dirty)
+                SELECT {", ".join(SPEC_COLUMNS)}, :catalog, false FROM {_ADDED}
                 ON CONFLICT (name) WHERE removed_at IS NULL DO NOTHING
                 RETURNING id, name, target_state, generation
             ), leased AS (
@@ -160,7 +164,7 @@ class CatalogStore(Aggregate):
     ) -> set[str]:
         """Declare feeds of this catalog anew, each with the names of the columns that change. Returns the names
         that are still this catalog's."""
-        assigned = ", ".join(f"{name} = given.{name}" for name in _COLUMNS)
+        assigned = ", ".join(f"{name} = given.{name}" for name in SPEC_COLUMNS)
         sql = f"""
             WITH mine AS MATERIALIZED ({_MINE}), edited AS (
                 UPDATE feedq.feed f

@@ -48,9 +48,10 @@ FEED_COLUMNS = (
     "f.initial_cursor, f.expect, f.removed_at, f.catalog, f.uuid AS feed_uuid, f.parent, f.backfill, "
     "(SELECT id FROM feedq.installation) AS installation"
 )
-_MAPPINGS = ("source", "sink", "labels", "selector", "expect")
-JSON_COLUMNS = (*_MAPPINGS, "initial_cursor")
-"""Columns of a declaration that are ``jsonb``."""
+SPEC_COLUMNS = tuple(key for key in FeedSpec.model_fields if key != "resume")
+"""The columns of a declaration, called like its keys."""
+JSON_COLUMNS = ("source", "sink", "labels", "selector", "expect", "initial_cursor")
+"""Those that are ``jsonb``."""
 LEASE_COLUMNS = ", ".join(f"l.{name}" for name in _LEASE_FIELDS).replace(
     "l.dead_letters,", "greatest(l.dead_letters, 0) AS dead_letters,"
 )
@@ -65,22 +66,20 @@ expected of the feed."""
 
 
 def selector_from(stored: Mapping[str, Mapping[str, str]] | None) -> Selector:
-    return Selector(stored.get("required", {}), stored.get("preferred", {})) if stored else ANYWHERE
+    return Selector.of(stored) if stored else ANYWHERE
 
 
 def stored_selector(selector: Selector) -> dict[str, dict[str, str]]:
     """Writes a selector as its column holds it, without parts that say nothing."""
-    parts = {"required": dict(selector.required), "preferred": dict(selector.preferred)}
-    return {name: part for name, part in parts.items() if part}
+    return {name: dict(part) for name, part in selector if part}
 
 
 def declared_columns(spec: FeedSpec) -> dict[str, Any]:
-    """Writes a declaration as its columns hold it, in the order of the fields of `FeedSpec`."""
-    values = {field.name: getattr(spec, field.name) for field in fields(FeedSpec)}
+    """Writes a declaration as its columns hold it, in the order of `SPEC_COLUMNS`."""
+    values = {column: getattr(spec, column) for column in SPEC_COLUMNS}
     values["selector"] = stored_selector(spec.selector)
-    json = {column: msgspec.json.encode(dict(values[column])).decode() for column in _MAPPINGS}
-    json["initial_cursor"] = msgspec.json.encode(spec.initial_cursor).decode()
-    return {**values, **json, "target_state": spec.target_state.value}
+    json = {column: msgspec.json.encode(values[column]).decode() for column in JSON_COLUMNS}
+    return {**values, **json, "target_state": (spec.target_state or TargetState.RUNNING).value}
 
 
 def avoided_from(stored: Mapping[str, float] | None) -> tuple[tuple[str, datetime], ...]:
@@ -90,18 +89,20 @@ def avoided_from(stored: Mapping[str, float] | None) -> tuple[tuple[str, datetim
 
 
 def feed_from(row: Any) -> Feed:
-    spec = FeedSpec(
-        name=row.name,
-        connector=row.connector,
-        source=row.source,
-        sink=row.sink,
-        tenant=row.tenant,
-        labels=row.labels,
-        selector=selector_from(row.selector),
-        weight=row.feed_weight,
-        target_state=TargetState(row.target_state),
-        initial_cursor=row.initial_cursor,
-        expect=row.expect,
+    spec = FeedSpec.of(
+        {
+            "name": row.name,
+            "connector": row.connector,
+            "source": row.source,
+            "sink": row.sink,
+            "tenant": row.tenant,
+            "labels": row.labels,
+            "selector": selector_from(row.selector),
+            "weight": row.feed_weight,
+            "target_state": TargetState(row.target_state),
+            "initial_cursor": row.initial_cursor,
+            "expect": row.expect,
+        }
     )
     identity = Identity(row.feed_uuid, row.installation)
     backfill = None if row.parent is None else FeedBackfill(row.parent, **row.backfill)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -34,6 +34,7 @@ from feedq.control.store.feed_rows import (
     JSON_COLUMNS,
     LEASE_COLUMNS,
     OWNER_COLUMNS,
+    SPEC_COLUMNS,
     declared_columns,
     event_from,
     feed_from,
@@ -76,8 +77,7 @@ FEED_VIEWS = f"""
 
 _NEXT_GENERATION = "generation = f.generation + 1"
 _SPEC = {
-    field.name: f"CAST(:{field.name} AS jsonb)" if field.name in JSON_COLUMNS else f":{field.name}"
-    for field in fields(FeedSpec)
+    column: f"CAST(:{column} AS jsonb)" if column in JSON_COLUMNS else f":{column}" for column in SPEC_COLUMNS
 }
 """The columns of a declaration, with what is written to them."""
 
@@ -118,6 +118,7 @@ class Feeds(Aggregate):
         Here and below, ``expected`` is the version that the change was decided for: `Outdated` when it is another.
         """
         current = locked_to_change(c, name, expected)
+        spec = spec.completed(current.spec)
         if spec == current.spec:
             return current
         changed = [column for column in _SPEC if getattr(spec, column) != getattr(current.spec, column)]

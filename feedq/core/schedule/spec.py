@@ -324,6 +324,10 @@ class ScheduleSpec(Entry):
             vars(self)["zone"] = DEFAULT_ZONE
         return self
 
+    def completed(self, before: ScheduleSpec | None) -> ScheduleSpec:
+        paused = self.paused if self.paused is not None or before is None else before.paused
+        return self.model_copy(update={"paused": paused or None})
+
     @property
     def is_of_beat(self) -> bool:
         return self.name.startswith(BEAT_PREFIX)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from feedq import __version__
@@ -23,7 +23,7 @@ from feedq.core.values import read
 from feedq.errors import SyncRefused
 from feedq.verbs.catalogs.base import CatalogEntry, CatalogReading, OpenCatalog, digest
 from feedq.verbs.manifest.changes import Action, Change, plan
-from feedq.verbs.manifest.feed_entry import FeedEntry, option_problems
+from feedq.verbs.manifest.options import option_problems
 
 Item = TypeVar("Item")
 Progress = Callable[[int], AbstractContextManager[Callable[[int], object]]]
@@ -163,7 +163,7 @@ def _state_after(owned: Sequence[Feed], changes: Sequence[Change]) -> str:
 class _Contents:
     """The feeds that a catalog declares, by name, with their places."""
 
-    declared: dict[str, FeedEntry] = field(default_factory=dict)
+    declared: dict[str, FeedSpec] = field(default_factory=dict)
     where: dict[str, str] = field(default_factory=dict)
     left_out: list[SkippedEntry] = field(default_factory=list)
 
@@ -173,9 +173,9 @@ def _contents(reading: CatalogReading, defaults: Mapping[str, Any]) -> _Contents
     found = _Contents(left_out=[SkippedEntry(one.where, None, one.what) for one in reading.problems])
     for entry in reading.entries:
         one = _read(entry, defaults)
-        if isinstance(one, FeedEntry) and one.name in found.where:
+        if isinstance(one, FeedSpec) and one.name in found.where:
             one = SkippedEntry(entry.where, one.name, f"is also declared at {found.where[one.name]}")
-        if isinstance(one, FeedEntry):
+        if isinstance(one, FeedSpec):
             found.declared[one.name], found.where[one.name] = one, entry.where
         else:
             found.left_out.append(one)
@@ -184,7 +184,7 @@ def _contents(reading: CatalogReading, defaults: Mapping[str, Any]) -> _Contents
     return found
 
 
-def _read(entry: CatalogEntry, defaults: Mapping[str, Any]) -> FeedEntry | SkippedEntry:
+def _read(entry: CatalogEntry, defaults: Mapping[str, Any]) -> FeedSpec | SkippedEntry:
     if not isinstance(entry.value, Mapping):
         return SkippedEntry(entry.where, None, "a feed must be a mapping with name, connector and sink")
     given = _merged(defaults, entry.value)
@@ -192,7 +192,7 @@ def _read(entry: CatalogEntry, defaults: Mapping[str, Any]) -> FeedEntry | Skipp
     if given.get("resume") is not None:
         instead = "resume: is not for catalogs; `feedq feed cursor set` gives a feed a cursor"
         return SkippedEntry(entry.where, name, instead)
-    found = read(FeedEntry, given)
+    found = read(FeedSpec, given)
     if isinstance(found, list):
         return SkippedEntry(entry.where, name, "; ".join(what for _, what in found))
     return found
@@ -213,17 +213,15 @@ def _compared(catalog: str, contents: _Contents, owned: Sequence[Feed]) -> SyncR
     left_out = list(contents.left_out)
     differing = []
     for name, entry in contents.declared.items():
-        spec, before = entry.spec, there.get(name)
-        if before is not None and entry.target_state is None:
-            # A person may have paused it.
-            spec = replace(spec, target_state=before.target_state)
+        before = there.get(name)
+        spec = entry.completed(before)  # a person may have paused it
         if before == spec:
             continue
         if wrong := option_problems(spec):
             left_out.append(SkippedEntry(contents.where[name], name, "; ".join(wrong)))
         else:
             differing.append(spec)
-    changes = plan(differing, owned).changes
+    changes = plan("feed", differing, there).changes
     surplus = there.keys() - contents.declared.keys() - {one.name for one in left_out}
     kept = len(surplus) if any(one.name is None for one in left_out) else 0
     removals = [] if kept else [Change(Action.REMOVE, "feed", name) for name in sorted(surplus)]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
-from feedq.core.model import JSON, Feed, FeedSpec
-from feedq.core.schedule.model import Schedule
+from feedq.core.model import JSON, FeedSpec
 from feedq.core.schedule.spec import Queue, ScheduleSpec
-from feedq.core.values import Entry
-from feedq.verbs.manifest.feed_entry import plain_feed
 
 ABSENT = "(unset)"
 UNREADABLE = "cannot be read by this release"
 
 AnySpec = FeedSpec | ScheduleSpec | Queue
+Spec = TypeVar("Spec", FeedSpec, ScheduleSpec, Queue)
 
 
 class Action(StrEnum):
@@ -63,64 +61,22 @@ class DeclarationChanges:
 
 
 def plan(
-    declared: Iterable[FeedSpec],
-    existing: Sequence[Feed],
-    *,
-    keep_target: Collection[str] = (),
-    prune: bool = False,
-    tenant: str | None = None,
-) -> DeclarationChanges:
-    """What to do so that the feeds are as declared.
-
-    The feeds named in ``keep_target`` do not say whether they should run: one that a person paused stays
-    paused. ``prune`` removes what is not declared, of one ``tenant`` only if that is given, and leaves alone what
-    was made from a catalog: its next sync would only make it again.
-    """
-    there = {feed.name: feed.spec for feed in existing if feed.removed_at is None}
-    kept = [
-        replace(spec, target_state=there[spec.name].target_state)
-        if spec.name in keep_target and spec.name in there
-        else spec
-        for spec in declared
-    ]
-    of_catalogs = {feed.name for feed in existing if feed.catalog is not None}
-    may_go = [name for name, spec in there.items() if tenant in (None, spec.tenant)] if prune else []
-    surplus = [name for name in may_go if name not in of_catalogs]
-    return _plan("feed", kept, there, difference, surplus)
-
-
-def plan_schedules(
-    declared: Sequence[ScheduleSpec], existing: Sequence[Schedule], *, prune: bool
-) -> DeclarationChanges:
-    """What does not say ``paused`` keeps what it has. One that cannot be read is declared anew, as nobody can say
-    what differs."""
-    there = {schedule.spec.name: schedule.spec for schedule in existing}
-    unreadable = {schedule.spec.name for schedule in existing if schedule.unreadable is not None}
-    kept = [spec.model_copy(update={"paused": _paused(spec, there.get(spec.name))}) for spec in declared]
-    return _plan("schedule", kept, there, plain_difference, there if prune else (), unreadable)
-
-
-def _paused(spec: ScheduleSpec, before: ScheduleSpec | None) -> bool | None:
-    found = spec.paused if spec.paused is not None or before is None else before.paused
-    return found or None
-
-
-def plan_queues(declared: Sequence[Queue], existing: Sequence[Queue], *, prune: bool) -> DeclarationChanges:
-    there = {queue.name: queue for queue in existing}
-    return _plan("queue", declared, there, plain_difference, there if prune else ())
-
-
-def _plan(
     noun: str,
-    declared: Sequence[Any],
-    there: Mapping[str, Any],
-    difference: Callable[[Any, Any], tuple[OptionChange, ...]],
-    may_go: Iterable[str],
+    declared: Sequence[Spec],
+    there: Mapping[str, Spec],
+    *,
+    remove: Collection[str] = (),
     unreadable: Collection[str] = (),
 ) -> DeclarationChanges:
+    """What to do so that everything is as declared; ``remove`` may name what is declared, which stays.
+
+    What a declaration does not say (whether a feed runs, or a schedule is paused) is as it is there. What is
+    ``unreadable`` is declared anew, as nobody can say what differs.
+    """
     changes: list[Change] = []
-    for spec in declared:
-        before = there.get(spec.name)
+    for one in declared:
+        before = there.get(one.name)
+        spec = one.completed(before)
         if before is None:
             changes.append(Change(Action.ADD, noun, spec.name, spec))
         elif spec.name in unreadable:
@@ -128,29 +84,22 @@ def _plan(
         elif options := difference(before, spec):
             changes.append(Change(Action.CHANGE, noun, spec.name, spec, options))
     unchanged = len(declared) - len(changes)
-    for name in sorted({*may_go} - {spec.name for spec in declared}):
-        note = UNREADABLE if name in unreadable else None
-        changes.append(Change(Action.REMOVE, noun, name, note=note))
+    for name in sorted({*remove} - {spec.name for spec in declared}):
+        changes.append(Change(Action.REMOVE, noun, name, note=UNREADABLE if name in unreadable else None))
     return DeclarationChanges(tuple(changes), unchanged)
 
 
 # -- differences -----------------------------------------------------------------------------------------
 
 
-def difference(before: FeedSpec, after: FeedSpec) -> tuple[OptionChange, ...]:
-    """The options of a feed that differ, by dotted name such as ``source.url``; a list counts as one value, and an
-    empty mapping is like none."""
-    usual = {"tenant": "", "weight": 1.0}
-    old, new = (_leaves(usual | plain_feed(spec), keeps_empty=False) for spec in (before, after))
-    return _compared(dict(old), dict(new))
+def difference(before: AnySpec, after: AnySpec) -> tuple[OptionChange, ...]:
+    """The keys that differ, by dotted name such as ``source.url``; a list counts as one value.
 
-
-def plain_difference(before: Entry, after: Entry) -> tuple[OptionChange, ...]:
-    """What differs between two schedules or queues as they stand in a manifest. An empty mapping among the
-    arguments of a job is a value like any other."""
-    if before == after:
-        return ()  # as most are
-    old, new = (dict(_leaves(spec.plain(), keeps_empty=True)) for spec in (before, after))
+    Of a feed an empty mapping is like none. Among the arguments of a job it is a value like any other.
+    """
+    is_feed = isinstance(after, FeedSpec)
+    usual = {"tenant": "", "weight": 1.0} if is_feed else {}
+    old, new = (dict(_leaves(usual | spec.plain(), keeps_empty=not is_feed)) for spec in (before, after))
     return _compared(old, new)
 
 

@@ -12,13 +12,12 @@ from feedq.core.values import did_you_mean, read
 from feedq.errors import InvalidInput
 from feedq.verbs import documents
 from feedq.verbs.documents import Document, DocumentError, DocumentValue
-from feedq.verbs.manifest.feed_entry import FeedEntry
 
 ENTRIES_MAX = 100_000
 """Feeds of one call, and schedules, and queues: they are all held in memory."""
 
-ENTRIES: Mapping[str, type[FeedEntry | ScheduleSpec | Queue]] = {
-    "feeds": FeedEntry,
+ENTRIES: Mapping[str, type[FeedSpec | ScheduleSpec | Queue]] = {
+    "feeds": FeedSpec,
     "schedules": ScheduleSpec,
     "queues": Queue,
 }
@@ -29,20 +28,16 @@ _SHAPES = {
     "queues": "name, and rate_per_s or concurrency",
 }
 
-E = TypeVar("E", FeedEntry, ScheduleSpec, Queue)
+E = TypeVar("E", FeedSpec, ScheduleSpec, Queue)
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration(Generic[E]):
     """One feed, schedule or queue as declared, and where."""
 
-    entry: E
+    spec: E
     where: str
     """Such as ``feeds.yaml:12``."""
-
-    @property
-    def spec(self) -> Any:
-        return self.entry.spec if isinstance(self.entry, FeedEntry) else self.entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +55,7 @@ class ManifestProblem:
 class Manifest:
     """What a manifest declares, and all that is wrong with it."""
 
-    feeds: tuple[Declaration[FeedEntry], ...] = ()
+    feeds: tuple[Declaration[FeedSpec], ...] = ()
     schedules: tuple[Declaration[ScheduleSpec], ...] = ()
     queues: tuple[Declaration[Queue], ...] = ()
     problems: tuple[ManifestProblem, ...] = ()
@@ -105,7 +100,7 @@ def _unique(
     """Keeps what was not declared before; the others, and too many of them, become problems."""
     first: dict[str, Declaration[Any]] = {}
     for declaration in declared:
-        name = declaration.entry.name
+        name = declaration.spec.name
         if name in first:
             what = f"{noun} {name!r} was declared before, at {first[name].where}"
             problems.append(ManifestProblem(declaration.where, what))

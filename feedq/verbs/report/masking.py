@@ -34,13 +34,13 @@ def masked_mapping(given: Mapping[str, Any]) -> dict[str, Any]:
 def masked_view(view: FeedView) -> FeedView:
     """A feed as people may see it: in its declaration, and in what others have written about it."""
     feed, lease = view.feed, view.lease
-    spec = replace(feed.spec, source=masked_mapping(feed.spec.source), sink=masked_mapping(feed.spec.sink))
+    options = {"source": masked_mapping(feed.spec.source), "sink": masked_mapping(feed.spec.sink)}
     said: dict[str, Any] = {
         name: mask_url(text) for name in LEASE_TEXTS if (text := getattr(lease, name)) is not None
     }
     return replace(
         view,
-        feed=replace(feed, spec=spec),
+        feed=replace(feed, spec=feed.spec.model_copy(update=options)),
         lease=replace(lease, **said) if said else lease,
         because=None if view.because is None else mask_url(view.because),
     )

@@ -127,7 +127,8 @@ def movable(db: MemoryDatabase, worker_ids: Collection[UUID], *, limit: int, mea
     return [
         _held(feed, lease, known, effective_weight(db, feed, lease, measured=measured))
         for lease in sorted(found, key=_has_run_since)
-        if (feed := feeds[lease.feed_id]).removed_at is None and feed.spec.target_state is TargetState.RUNNING
+        if (feed := feeds[lease.feed_id]).removed_at is None
+        and feed.spec.target_state is not TargetState.PAUSED
     ]
 
 

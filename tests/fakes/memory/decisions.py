@@ -61,7 +61,7 @@ def may_start(feed: Feed, lease: Lease, *, now: datetime) -> bool:
     return (
         lease.state is LeaseState.IDLE
         and feed.removed_at is None
-        and feed.spec.target_state is TargetState.RUNNING
+        and feed.spec.target_state is not TargetState.PAUSED
         and (lease.reason is not Reason.FAILED if lease.retry_at is None else lease.retry_at <= now)
     )
 

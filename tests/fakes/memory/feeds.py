@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +49,7 @@ class MemoryFeeds(Feeds):
 
     @statement
     def add(self, spec: FeedSpec) -> Feed:
+        spec = spec.completed(None)
         self._refuse_taken(spec.name)
         now = self._db.now()
         identity = Identity(uuid4(), self._db.installation)
@@ -63,16 +63,13 @@ class MemoryFeeds(Feeds):
     @statement
     def edit(self, name: str, spec: FeedSpec, *, expected: Version | None = None) -> Feed:
         current = self._live(name, expected)
+        spec = spec.completed(current.spec)
         if spec == current.spec:
             return current
         if spec.name != name:
             self._refuse_taken(spec.name)
             self._db.tables.names[spec.name] = self._db.tables.names.pop(name)
-        changed = [
-            f.name
-            for f in dataclasses.fields(FeedSpec)
-            if getattr(spec, f.name) != getattr(current.spec, f.name)
-        ]
+        changed = [key for key, value in spec if value != getattr(current.spec, key)]
         feed = replace(current, spec=spec, generation=current.generation + 1)
         return self._touch(feed, EventKind.FEED_EDITED, changed=changed)
 
@@ -81,7 +78,7 @@ class MemoryFeeds(Feeds):
         current = self._live(name, expected)
         if current.spec.target_state is target:
             return current
-        spec = replace(current.spec, target_state=target)
+        spec = current.spec.model_copy(update={"target_state": target})
         kind = EventKind.FEED_PAUSED if target is TargetState.PAUSED else EventKind.FEED_RESUMED
         return self._touch(replace(current, spec=spec, generation=current.generation + 1), kind)
 

@@ -114,7 +114,7 @@ def wants_place(view: FeedView) -> bool:
     """Whether the feed asks for a place on a worker."""
     return (
         view.feed.removed_at is None
-        and view.feed.spec.target_state is TargetState.RUNNING
+        and view.feed.spec.target_state is not TargetState.PAUSED
         and view.status is not Status.FAILED
     )
 
