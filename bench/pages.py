@@ -25,7 +25,7 @@ from tests.node import Node
 from tests.peers.browser import Browser
 
 ROUNDS: Final = 10
-PAINT_S: Final = 1.0
+PAINT_S: Final = 0.5
 FILTER_S: Final = 0.3
 PAINTED: Final = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 ALL_PAUSED: Final = FEEDS // 1000

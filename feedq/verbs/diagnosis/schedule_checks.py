@@ -99,7 +99,7 @@ def _waiting(state: JobState) -> Check:
         "runs",
         f"{waits}, while {counted(state.slots - state.running, 'job slot')} are free",
         "a limit holds them back, or an earlier run of their schedule: feedq schedule runs --state waiting, "
-        "feedq schedule queue list",
+        "feedq schedule list --queues",
     )
 
 
