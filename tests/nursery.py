@@ -46,7 +46,6 @@ IMPORTED = (
         "psycopg2.extras",
         "sqlalchemy.dialects.postgresql.psycopg2",
         "uvloop",
-        "rich.text",
     ),
     *(
         "feedq.cli",

@@ -173,7 +173,7 @@ def schema(invocation: Invocation) -> None:
       feedq schema > feedq.schema.json
     """
     invocation.form = Form.YAML if invocation.form is Form.YAML else Form.JSON
-    answer(invocation, invocation.do(fleet.show_schema), "")
+    answer(invocation, invocation.do(fleet.show_schema))
 
 
 @contextmanager
@@ -354,7 +354,7 @@ def sync(
         if not invocation.json:
             _show_synced(made[-1])
     if invocation.json:
-        answer(invocation, made, "")
+        answer(invocation, made)
     _raise_failed(failed, made)
 
 

@@ -21,7 +21,7 @@ from feedq.cli.invocation import (
 )
 from feedq.cli.lazily import lazily
 from feedq.cli.options import moment
-from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, number, state, write_lines
+from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, fact_lines, number, state
 from feedq.errors import FeedqError
 
 with lazily():
@@ -113,7 +113,7 @@ def _show_cursor(invocation: Invocation, name: str) -> None:
             ("updated", wording.stamp(at) if at else "-"),
         ]
     )
-    answer(invocation, found, lambda: write_lines(lines))
+    answer(invocation, found, fact_lines(lines))
 
 
 def _change(
@@ -205,7 +205,7 @@ def backfill(
         answer_list(invocation, found, _columns(), empty="no backfill is under way")
     elif verb == "show":
         shown = invocation.do(backfills.show_backfill, name=name)
-        answer(invocation, shown, lambda: write_lines(_lines(shown)))
+        answer(invocation, shown, fact_lines(_lines(shown)))
     elif verb == "cancel":
         ended = invocation.do(backfills.cancel_backfill, name=name)
         answer(invocation, ended, f"backfill of {name} cancelled; {ended.records:,} records have landed")

@@ -10,7 +10,7 @@ import click
 from feedq.cli.choosing import first_few
 from feedq.cli.invocation import Command, Invocation, changes, has_verbs, limit_option, yes_option
 from feedq.cli.lazily import lazily
-from feedq.cli.output import TableColumn, answer, answer_list, first, number, say, write_lines
+from feedq.cli.output import TableColumn, answer, answer_list, fact_lines, first, number
 from feedq.errors import FeedqError
 
 with lazily():
@@ -98,22 +98,19 @@ def _show(invocation: Invocation, name: str, ids: Sequence[int]) -> None:
         invocation.do(letters.show_dead_letter, name=name, id=one) for one in sorted({*ids}, reverse=True)
     ]
 
-    def write() -> None:
-        for position, letter in enumerate(found):
-            if position:
-                click.echo()
-            facts = [
-                ("id", str(letter.id)),
-                ("feed", letter.feed),
-                ("at", wording.stamp(letter.at)),
-                ("epoch", str(letter.epoch)),
-                ("cursor", wording.as_json(letter.cursor)),
-                ("error", letter.error),
-                ("record", _text(letter)),
-            ]
-            write_lines(details.detail_lines(facts))
+    answer(invocation, found, *(fact_lines(details.detail_lines(_facts(letter))) for letter in found))
 
-    answer(invocation, found, write)
+
+def _facts(letter: letters.DeadLetterDocument) -> list[tuple[str, str | None]]:
+    return [
+        ("id", str(letter.id)),
+        ("feed", letter.feed),
+        ("at", wording.stamp(letter.at)),
+        ("epoch", str(letter.epoch)),
+        ("cursor", wording.as_json(letter.cursor)),
+        ("error", letter.error),
+        ("record", _text(letter)),
+    ]
 
 
 def _list_feeds(invocation: Invocation, limit: int) -> None:
@@ -143,7 +140,7 @@ def _replay(invocation: Invocation, name: str, ids: Sequence[int], all_: bool) -
             f"  {found.passed_over} passed over: somebody else is at them, or has just dealt with them"
         )
     refused = [f"  {letter_id}: {error}" for letter_id, error in found.refused.items()]
-    answer(invocation, found, lambda: say("\n".join([*lines, *first_few(refused, "  and {:,} more")])))
+    answer(invocation, found, "\n".join([*lines, *first_few(refused, "  and {:,} more")]))
     if found.refused:
         raise FeedqError(f"{len(found.refused)} records are refused still; they stay where they are")
 

@@ -62,7 +62,7 @@ def set_feeds(invocation: Invocation, *, select: selection.Selection, yes: bool)
     tried = invocation.do(feeds.act_on_feeds, action=feeds.FeedAction.RESTART, select=select, dry_run=True)
     require_some(invocation, tried)
     made: list[model.FeedSpec] = []
-    for before in _declared_feeds(invocation, [one.name for one in tried.done]):
+    for before in _declared_feeds(invocation, select):
         after = model.FeedSpec.valid(assigned(before.plain(), assignments, model.FeedSpec))
         if after.resume is not None:
             raise InvalidInput("resume: is for new feeds; `feedq feed cursor set` moves one that is there")
@@ -79,11 +79,11 @@ def set_feeds(invocation: Invocation, *, select: selection.Selection, yes: bool)
 
 
 def _declared_feeds(
-    invocation: Invocation, names: Sequence[str], *, with_cursors: bool = False
+    invocation: Invocation, select: selection.Selection, *, with_cursors: bool = False
 ) -> Iterator[model.FeedSpec]:
-    """The declarations of the feeds of these names that there are."""
-    for start in range(0, len(names), NAMES_AT_ONCE):
-        part = selection.Selection(tuple(names[start : start + NAMES_AT_ONCE]))
+    """The declarations of the feeds that are chosen, or of those that there are of the ones that are named."""
+    parts = range(0, len(select.names) or 1, NAMES_AT_ONCE)
+    for part in (replace(select, names=select.names[start : start + NAMES_AT_ONCE]) for start in parts):
         for one in invocation.pages(
             None, declarations.list_declared_feeds, select=part, with_cursors=with_cursors
         ):
@@ -277,35 +277,27 @@ def export(invocation: Invocation, *, select: selection.Selection, with_cursors:
       feedq export > feeds.yaml
       feedq export acme/orders --with-cursors > moved.yaml
     """
-    names = select.names
-    is_by_name = select == selection.Selection(names=names)
-    if not is_by_name:
-        names = tuple(view.feed.name for view in invocation.pages(None, feeds.list_feeds, select=select))
+    names, is_by_name = select.names, select == selection.Selection(names=select.names)
     with ProgressBar("feeds") as bar:
         bar.may_show &= not sys.stdout.isatty()  # there the feeds themselves go by
-        found = _plain_feeds(invocation, None if select.is_empty else names, bar, with_cursors=with_cursors)
-        if select.names:
+        found = _plain_feeds(invocation, select, bar, with_cursors=with_cursors)
+        if names:
             found = list(found)
         named = [entry["name"] for entry in found] if isinstance(found, list) else []
         lists: dict[str, Iterable[Any]] = {} if is_by_name and names and not named else {"feeds": found}
         if is_by_name:
             lists |= _jobs(invocation, names, named)
         if invocation.json:
-            answer(invocation, {key: list(one) for key, one in lists.items()}, "")
+            answer(invocation, {key: list(one) for key, one in lists.items()})
             return
         for part in documents.dump_lists(lists):
             click.echo(part, nl=False)
 
 
 def _plain_feeds(
-    invocation: Invocation, names: Sequence[str] | None, bar: ProgressBar, *, with_cursors: bool
+    invocation: Invocation, select: selection.Selection, bar: ProgressBar, *, with_cursors: bool
 ) -> Iterable[dict[str, Any]]:
-    if names is None:
-        every = invocation.pages(None, declarations.list_declared_feeds, with_cursors=with_cursors)
-        found: Iterator[model.FeedSpec] = (one.declaration for one in every)
-    else:
-        found = _declared_feeds(invocation, names, with_cursors=with_cursors)
-    for done, entry in enumerate(found, 1):
+    for done, entry in enumerate(_declared_feeds(invocation, select, with_cursors=with_cursors), 1):
         yield entry.plain()
         bar(done)
 

@@ -29,12 +29,11 @@ from feedq.cli.invocation import (
     decorated,
     limit_option,
     pass_invocation,
-    shows,
     wait_options,
     yes_option,
 )
 from feedq.cli.lazily import lazily
-from feedq.cli.output import answer, answer_list, first, write_json_line, write_lines, write_table
+from feedq.cli.output import answer, answer_list, fact_lines, first, table_lines, write_json_line
 
 with lazily():
     from feedq.cli import tables
@@ -81,7 +80,7 @@ for _command in (set_feeds, edit_feed, feed_test, dead_letters, cursor, backfill
     help="What the first of them have most of; age is that of the last record.",
 )
 @limit_option(None, "Only the first so many.")
-@shows
+@pass_invocation
 def list_(
     invocation: Invocation, *, select: selection.Selection, order: selection.SelectionOrder, limit: int | None
 ) -> None:
@@ -102,7 +101,7 @@ def list_(
 
 @feed.command()
 @click.argument("name")
-@shows
+@pass_invocation
 def show(invocation: Invocation, *, name: str) -> None:
     """Everything about one feed: status, why it does not stream, progress, last error, declaration.
 
@@ -119,7 +118,7 @@ def show(invocation: Invocation, *, name: str) -> None:
         *details.feed_lines(found, now=invocation.clock.now()),
         details.declaration_line(found.declaration),
     ]
-    answer(invocation, found, lambda: write_lines(lines))
+    answer(invocation, found, fact_lines(lines))
 
 
 @feed.command()
@@ -143,12 +142,10 @@ def history(invocation: Invocation, *, name: str, span: landed.Span) -> None:
     buckets = found.buckets
     known = [one for one in buckets if one.rows is not None]
 
-    def show() -> None:
-        click.echo(f"rows/s  {wording.sparkline([one.rows_per_s for one in buckets])}")
-        write_table(known, tables.LANDED_COLUMNS)
-
+    picture = f"rows/s  {wording.sparkline([one.rows_per_s for one in buckets])}"
     empty = "nothing is known yet: the elected beat counts once a minute"
-    answer(invocation, found, show if known else empty)
+    lines = [picture, *table_lines(known, tables.LANDED_COLUMNS)] if known else [empty]
+    answer(invocation, found, lines)
 
 
 @feed.command()

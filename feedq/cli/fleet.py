@@ -14,18 +14,17 @@ from typing import Any
 
 import click
 
-from feedq.cli.invocation import Command, Invocation, OneOf, limit_option, pass_invocation, shows
+from feedq.cli.invocation import Command, Invocation, OneOf, limit_option, pass_invocation
 from feedq.cli.lazily import lazily
 from feedq.cli.options import duration
 from feedq.cli.output import (
     TableColumn,
     answer,
     answer_list,
+    fact_lines,
     first,
-    say,
+    table_lines,
     write_json_line,
-    write_lines,
-    write_table,
 )
 
 with lazily():
@@ -57,7 +56,7 @@ SINCE = "5m"
 
 @click.command(cls=Command, short_help="The fleet at a glance, and what is wrong with it.")
 @click.option("--problems", is_flag=True, help="Instead, everything that needs a look, worst first.")
-@shows
+@pass_invocation
 def status(invocation: Invocation, *, problems: bool) -> None:
     """Feeds by status and why they wait, moves, schedules and runs, workers with load and spread, beat,
     reconcile, and warnings.
@@ -67,7 +66,7 @@ def status(invocation: Invocation, *, problems: bool) -> None:
 
     \b
     Example:
-      feedq status --watch
+      feedq status
       feedq status --problems
     """
     if problems:
@@ -77,17 +76,15 @@ def status(invocation: Invocation, *, problems: bool) -> None:
         return
     found = invocation.do(fleet.show_status)
 
-    def write() -> None:
-        write_lines(_numbers(found))
-        if found.workers:
-            click.echo()
-            write_table(found.workers, tables.worker_columns(invocation.clock.now()))
-        if found.warnings:
-            click.echo()
-        for check in found.warnings:
-            say(f"{check.level}: {check.name}: {check.detail}\n      -> {check.advice}")
-
-    answer(invocation, found, write)
+    columns = tables.worker_columns(invocation.clock.now())
+    warnings = [f"{one.level}: {one.name}: {one.detail}\n      -> {one.advice}" for one in found.warnings]
+    answer(
+        invocation,
+        found,
+        fact_lines(_numbers(found)),
+        table_lines(found.workers, columns),
+        "\n".join(warnings),
+    )
 
 
 def _problem_lines(one: problem_list.ListedProblem) -> list[str]:
@@ -158,15 +155,13 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
     level = checks.Level
     numbers = [counts[one] for one in (level.OK, level.WARN, level.FAIL, level.NOT_CHECKED)]
 
-    def write() -> None:
-        for check in found.checks:
-            shown = click.style(check.level.value.ljust(LEVEL_WIDTH), **STYLES[check.level])
-            click.echo(shown + check.name.ljust(NAME_WIDTH) + wording.printable(check.detail))
-            if check.advice:
-                click.echo(f"{' ' * (LEVEL_WIDTH + NAME_WIDTH)}-> {wording.printable(check.advice)}")
-        click.echo("{} ok, {} warnings, {} failed, {} not checked".format(*numbers))
-
-    answer(invocation, found, write)
+    lines = []
+    for check in found.checks:
+        shown = click.style(check.level.value.ljust(LEVEL_WIDTH), **STYLES[check.level])
+        lines.append(shown + check.name.ljust(NAME_WIDTH) + wording.printable(check.detail))
+        if check.advice:
+            lines.append(f"{' ' * (LEVEL_WIDTH + NAME_WIDTH)}-> {wording.printable(check.advice)}")
+    answer(invocation, found, [*lines, "{} ok, {} warnings, {} failed, {} not checked".format(*numbers)])
     if not found.healthy:
         raise SystemExit(1)
 
@@ -267,14 +262,11 @@ def connectors(invocation: Invocation, *, name: str | None) -> None:
     else:
         schemas = {name: invocation.do(fleet.show_connector, name=name)}
 
-    def write() -> None:
-        for position, (kind, schema) in enumerate(schemas.items()):
-            if position:
-                click.echo()
-            click.echo(f"{kind}: {_first_sentence(schema.get('description', ''))}")
-            write_table(list(schema.get("properties", {}).items()), _option_columns(schema))
-
-    answer(invocation, schemas, write)
+    shown = []
+    for kind, schema in schemas.items():
+        options = table_lines(list(schema.get("properties", {}).items()), _option_columns(schema))
+        shown.append([f"{kind}: {_first_sentence(schema.get('description', ''))}", *options])
+    answer(invocation, schemas, *shown)
 
 
 def _option_columns(schema: Mapping[str, Any]) -> list[TableColumn[tuple[str, Any]]]:

@@ -38,7 +38,6 @@ T = TypeVar("T")
 
 STACK_DIR = Path(".feedq")
 """Where `feedq up` keeps what it needs, unless told otherwise."""
-WATCH_S = 2.0
 LISTED_MAX = 1_000_000
 """Items of a list that are held in memory, and more than anybody reads."""
 POLL_INTERVAL_S = 0.2
@@ -341,24 +340,6 @@ pass_invocation: Decorator = click.make_pass_decorator(Invocation, ensure=True)
 """Hands a command its `Invocation`."""
 
 
-def watchable(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets a command that shows something show it again and again."""
-
-    @wraps(command)
-    def call(*args: Any, watch: bool, **kwargs: Any) -> Any:
-        try:
-            while watch:
-                click.clear()  # a terminal only
-                command(*args, **kwargs)
-                sys.stdout.flush()
-                time.sleep(WATCH_S)
-        except KeyboardInterrupt:
-            return None
-        return command(*args, **kwargs)
-
-    return click.option("--watch", is_flag=True, help="Show it anew every two seconds, until Ctrl-C.")(call)
-
-
 def reason_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--reason``, for commands that change something: history has it beside who asked, and from where."""
 
@@ -383,8 +364,6 @@ def decorated(*options: Decorator) -> Decorator:
 
 changes: Decorator = decorated(reason_option, pass_invocation)
 """Of a command that changes something."""
-shows: Decorator = decorated(pass_invocation, watchable)
-"""Of a command that shows something as it is just now."""
 
 
 def wait_options(default_s: float = 30.0) -> Decorator:

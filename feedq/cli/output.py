@@ -81,18 +81,27 @@ def warn(text: str) -> None:
 # -- what a command answers --------------------------------------------------------------------------
 
 
-def answer(invocation: Invocation, document: Any, text: str | Callable[[], object]) -> None:
-    """Prints the document with --json, else the text, or calls what prints it."""
+def answer(invocation: Invocation, document: Any, *parts: str | Sequence[str] | Callable[[], object]) -> None:
+    """Prints the document with --json; else each part that is not empty, with a blank line in between.
+
+    A part is a text, or lines that are ready to be printed, such as those of a table, or prints itself."""
     if invocation.json:
         encoded = registry.encode(document)
         if invocation.form is Form.YAML:
             click.echo(documents.dump(msgspec_json.decode(encoded)), nl=False)
         else:
             click.echo(msgspec_json.format(encoded, indent=2))
-    elif isinstance(text, str):
-        say(text)
-    else:
-        text()
+        return
+    for position, part in enumerate(part for part in parts if part):
+        if position:
+            click.echo()
+        if isinstance(part, str):
+            say(part)
+        elif callable(part):
+            part()
+        else:
+            for line in part:
+                click.echo(line)
 
 
 def answer_list(
@@ -113,7 +122,7 @@ def answer_list(
         return
     if invocation.form is Form.WIDE:
         columns = [*columns, *wide]
-    answer(invocation, rows, (lambda: write_table(rows, columns)) if rows else empty)
+    answer(invocation, rows, table_lines(rows, columns) or empty)
 
 
 def first(found: Iterator[T], limit: int | None, *, of: str = "newest") -> list[T]:
@@ -133,20 +142,15 @@ def write_json_line(document: Any) -> None:
 # -- tables and lines --------------------------------------------------------------------------------
 
 
-def write_table(rows: Sequence[T], columns: Sequence[TableColumn[T]]) -> None:
-    """Writes a table with a header."""
-    for line in table_lines(rows, columns):
-        click.echo(line)
-
-
 def table_lines(
-    rows: Iterable[T], columns: Sequence[TableColumn[T]], *, width: int | None = None
-) -> Iterator[str]:
-    """The lines of a table, in colour, the header first; cut off where a screen has this ``width``."""
-    lines = [[column.title for column in columns]]
-    lines += [[column.show(row) for column in columns] for row in rows]
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    for number_, line in enumerate(lines):
+    rows: Sequence[T], columns: Sequence[TableColumn[T]], *, width: int | None = None
+) -> list[str]:
+    """The lines of a table, in colour, the header first, at most ``width`` characters long; none without rows."""
+    cells = [[column.title for column in columns]]
+    cells += [[column.show(row) for column in columns] for row in rows]
+    widths = [max(map(len, cells)) for cells in zip(*cells, strict=True)]
+    lines: list[str] = []
+    for line in cells:
         left, shown = width, list[str]()
         for cell, size, column in zip(line, widths, columns, strict=True):
             padded = (
@@ -156,20 +160,19 @@ def table_lines(
             left = None if left is None else left - size - 2
             if column.is_state:
                 padded = styled(padded, cell.partition(" ")[0])
-            shown.append(padded if number_ else click.style(padded, bold=True))
-        yield "  ".join(shown).rstrip()
+            shown.append(padded if lines else click.style(padded, bold=True))
+        lines.append("  ".join(shown).rstrip())
+    return lines if rows else []
 
 
-def write_lines(lines: Iterable[details.DetailLine]) -> None:
-    """Writes ``name   value`` lines, and below them what keeps its line breaks."""
-    lines = list(lines)
-    width = max((len(line.name) for line in lines if not line.code), default=0)
-    for line in lines:
-        if not line.code:
-            click.echo(f"{click.style(line.name.ljust(width), bold=True)}  {styled(line.text)}")
-    for line in lines:
-        if line.code:
-            click.echo("\n  ".join([line.name, *line.text.split("\n")]))
+def fact_lines(facts: Sequence[details.DetailLine]) -> list[str]:
+    """The lines ``name   value``, and below them what keeps its line breaks."""
+    short = [fact for fact in facts if not fact.code]
+    width = max((len(fact.name) for fact in short), default=0)
+    return [
+        *(f"{click.style(fact.name.ljust(width), bold=True)}  {styled(fact.text)}" for fact in short),
+        *("\n  ".join([fact.name, *fact.text.split("\n")]) for fact in facts if fact.code),
+    ]
 
 
 def write_difference(changes: Iterable[manifest_changes.OptionChange]) -> None:

@@ -22,7 +22,7 @@ from feedq.cli.invocation import (
 )
 from feedq.cli.lazily import lazily
 from feedq.cli.options import assigned, duration, split_words
-from feedq.cli.output import TableColumn, answer, answer_list, first, say, write_lines, write_table
+from feedq.cli.output import TableColumn, answer, answer_list, fact_lines, first, table_lines
 from feedq.errors import InvalidInput
 
 with lazily():
@@ -115,13 +115,8 @@ def show(invocation: Invocation, *, name: str) -> None:
         details.declaration_line(found.declaration),
     ]
 
-    def write() -> None:
-        write_lines(lines)
-        if runs:
-            click.echo()
-            write_table(runs, tables.run_columns(now, of_one=True))
-
-    answer(invocation, found, write)
+    latest = table_lines(runs, tables.run_columns(now, of_one=True))
+    answer(invocation, found, fact_lines(lines), latest)
 
 
 @schedule.command("next", short_help="The ticks to come, in UTC and on the clock of the zone.")
@@ -153,16 +148,11 @@ def next_(invocation: Invocation, *, names: Sequence[str], count: int, since: st
         declared = json.dumps({key: keys[key] for key in keys if key not in ("args", "kwargs")}, default=str)
     found = invocation.do(schedules.show_next_ticks, name=name, declared=declared, count=count, since=since)
 
-    def write() -> None:
-        is_paused = found.state is schedule_model.ScheduleState.PAUSED
-        aside = " (paused: none of these is fired until it is resumed)" if is_paused else ""
-        say(f"{found.name}: {found.when}{aside}")
-        if found.ticks:
-            write_table(found.ticks, _tick_columns(found))
-        else:
-            click.echo("no tick is left")
-
-    answer(invocation, found, write)
+    is_paused = found.state is schedule_model.ScheduleState.PAUSED
+    aside = " (paused: none of these is fired until it is resumed)" if is_paused else ""
+    head = wording.printable(f"{found.name}: {found.when}{aside}")
+    lines = table_lines(found.ticks, _tick_columns(found)) or ["no tick is left"]
+    answer(invocation, found, [head, *lines])
 
 
 def _tick_columns(found: schedules.ComingTicks) -> list[TableColumn[schedules.ComingTick]]:

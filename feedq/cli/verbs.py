@@ -42,7 +42,7 @@ def do_verb(invocation: Invocation, *, verb: str | None, assignments: Sequence[s
         ]
         documents = [{"name": one.name, "role": one.role, "summary": one.summary} for one in known.values()]
         if invocation.json:
-            answer(invocation, documents, "")
+            answer(invocation, documents)
         else:
             answer_list(invocation, list(known.values()), columns, empty="")
         return
@@ -55,4 +55,4 @@ def do_verb(invocation: Invocation, *, verb: str | None, assignments: Sequence[s
         return
     if not invocation.json:
         invocation.form = Form.JSON
-    answer(invocation, found, "")
+    answer(invocation, found)

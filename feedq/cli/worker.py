@@ -8,7 +8,7 @@ import click
 
 from feedq.cli.invocation import Group, Invocation, changes, pass_invocation, wait_options
 from feedq.cli.lazily import lazily
-from feedq.cli.output import ProgressBar, answer, answer_list, say, write_lines, write_table
+from feedq.cli.output import ProgressBar, answer, answer_list, fact_lines, say, table_lines
 from feedq.errors import NotFound
 
 with lazily():
@@ -63,13 +63,8 @@ def show(invocation: Invocation, *, name: str) -> None:
     """
     found, now = invocation.do(workers.show_worker, name=name), invocation.clock.now()
 
-    def write() -> None:
-        write_lines(details.worker_lines(found.view, now=now))
-        if found.held:
-            click.echo()
-            write_table(found.held, tables.feed_columns(now))
-
-    answer(invocation, found, write)
+    held = table_lines(found.held, tables.feed_columns(now))
+    answer(invocation, found, fact_lines(details.worker_lines(found.view, now=now)), held)
 
 
 @worker.command()

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from feedq.cli import invocation as invocations
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
 from feedq.cli.output import ProgressBar
@@ -38,23 +37,6 @@ def test_yaml_has_the_fields_of_the_json(command: Command) -> None:
     assert command.ok("feed", "show", "acme/a", "-o", "json") == command.ok(
         "feed", "show", "acme/a", "--json"
     )
-
-
-def test_watching_shows_it_again_until_it_is_interrupted(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        shown.append(seconds)
-        command.feed(f"later/{len(shown)}")
-        if len(shown) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    said = command.ok("feed", "list", "--watch", "-o", "name")
-    assert said.split("acme/a\n")[1:] == ["acme/b\n", "acme/b\nlater/1\n", "acme/b\nlater/1\nlater/2\n"]
-    assert shown == [invocations.WATCH_S] * 3
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

@@ -169,7 +169,7 @@ def test_show_has_everything_with_secrets_as_references(command: Command) -> Non
     command.stream()
     out = command.ok("feed", "show", "acme/orders")
     for expected in (
-        *("status", "streaming", "celery@one", "1,000 (123.5 kB)", '{"seq":1}', "region=eu", "acme"),
+        *("status", "streaming", "celery@one", "1,000 (123.5 kB)", '{"seq":1}', "region: eu", "acme"),
         *("    token: ${env:ACME_TOKEN}", f"  url: {URL}", "  table: t", "generation"),
     ):
         assert expected in out
