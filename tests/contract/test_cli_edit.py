@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import pty
 import re
-import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from feedq.cli import main
+from feedq.settings import settings
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
 
@@ -29,31 +31,43 @@ schedules:
 
 
 class Terminal:
-    """Edits on a terminal of its own."""
+    """Edits on a terminal of its own, in a process that is forked: to start one takes longer than an edit."""
 
     def __init__(self, shell: Shell, directory: Path) -> None:
         self.shell = shell
-        self.environment = {**os.environ, **shell.environment, "TMPDIR": str(directory)}
         self.directory = directory
 
     def edit(self, noun: str, name: str, *, editor: str, answer: str = "") -> tuple[int, str]:
         """The exit status, and all that was shown."""
-        main, side = pty.openpty()
-        process = subprocess.Popen(
-            [*COMMAND, noun, "edit", name],
-            env=self.environment | {"VISUAL": editor},
-            stdin=side,
-            stdout=side,
-            stderr=side,
-        )
-        os.close(side)
-        os.write(main, f"{answer}\n".encode())
+        pid, terminal = pty.fork()
+        if not pid:
+            self._run([noun, "edit", name], editor)
+        os.write(terminal, f"{answer}\n".encode())
         shown = b""
         with suppress(OSError):  # which is how a terminal ends
-            while part := os.read(main, 4096):
+            while part := os.read(terminal, 4096):
                 shown += part
-        os.close(main)
-        return process.wait(60), shown.decode().replace("\r\n", "\n")
+        os.close(terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode().replace("\r\n", "\n")
+
+    def _run(self, arguments: list[str], editor: str) -> NoReturn:
+        """What the forked process does."""
+        status = 1
+        try:
+            os.environ.update(self.shell.environment, TMPDIR=str(self.directory), VISUAL=editor)
+            tempfile.tempdir = None
+            sys.stdin, sys.stdout, sys.stderr = (
+                os.fdopen(0),
+                os.fdopen(1, "w"),
+                os.fdopen(2, "w", buffering=1),
+            )
+            settings.cache_clear()
+            main(arguments, prog_name="feedq")
+        except SystemExit as leaving:
+            status = leaving.code if isinstance(leaving.code, int) else 1
+            sys.stdout.flush()
+        finally:
+            os._exit(status)
 
     def feed(self) -> Any:
         return self.shell.json("feed", "show", "acme/orders")["view"]["feed"]
