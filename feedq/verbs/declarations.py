@@ -119,7 +119,6 @@ class ScheduleDeclaration:
 
 
 NOTHING: Final = Removals()
-UNPLANNED: Final = DeclarationChanges()
 
 
 @verb("POST /declarations", role=AccessRole.OPERATOR)
@@ -273,10 +272,9 @@ def _schedules_planned(
 def _queues_planned(
     at: At, declared: Sequence[Queue] | None, remove: Sequence[str], *, prune: bool
 ) -> DeclarationChanges:
+    names = _names("queue", declared or (), remove)
     prunes = prune and declared is not None
-    if not _names("queue", declared or (), remove) and not prunes:
-        return UNPLANNED
-    there = {queue.name: queue for queue in at.store.jobs.queues.all()}
+    there = {queue.name: queue for queue in at.store.jobs.queues.all()} if names or prunes else {}
     _require_there("queue", remove, there)
     return plan("queue", declared or (), there, remove=[*remove, *(there if prunes else ())])
 

@@ -56,9 +56,6 @@ class DeclarationChanges:
     changes: tuple[Change, ...] = ()
     unchanged: int = 0
 
-    def count(self, action: Action) -> int:
-        return sum(change.action is action for change in self.changes)
-
 
 def plan(
     noun: str,

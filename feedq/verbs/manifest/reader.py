@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 from feedq.core.model import FeedSpec
 from feedq.core.schedule.spec import Queue, ScheduleSpec
 from feedq.core.values import did_you_mean, read
-from feedq.errors import InvalidInput
 from feedq.verbs import documents
 from feedq.verbs.documents import Document, DocumentError, DocumentValue
 
@@ -73,14 +72,6 @@ def parse(text: str, *, origin: str) -> Manifest:
         reader.complain(stop.line, str(stop))
     found: dict[str, Any] = {key: tuple(declared) for key, declared in reader.found.items()}
     return Manifest(**found, problems=tuple(reader.problems), keys=frozenset(reader.keys))
-
-
-def parse_specs(text: str, *, origin: str) -> list[FeedSpec]:
-    """The feeds of a manifest that must be right. Raises `InvalidInput` with every problem."""
-    manifest = join([parse(text, origin=origin)])
-    if manifest.problems:
-        raise InvalidInput("\n".join(map(str, manifest.problems)))
-    return [declaration.spec for declaration in manifest.feeds]
 
 
 def join(manifests: Sequence[Manifest]) -> Manifest:
