@@ -97,11 +97,17 @@ def known_caller(at: At, headers: Mapping[str, str], origin: str) -> Caller:
     )
 
 
-def author_of(caller: Caller, headers: Mapping[str, str], origin: str) -> Author:
-    """Who asks for a change, for history. Raises `InvalidInput` for a reason that cannot be shown."""
+def reason_in(headers: Mapping[str, str]) -> str:
     # Headers are read as Latin-1, whatever they were written in.
-    said = unquote(headers.get(REASON, "").encode("latin-1").decode(errors="replace"))
-    return Author(caller.who, origin, checked_reason(said.strip()), caller.tenant)
+    return unquote(headers.get(REASON, "").encode("latin-1").decode(errors="replace"))
+
+
+def asker_of(caller: Caller, origin: str | None, reason: str) -> Author:
+    """Who asks for a change, for history. ``origin`` is an address; who comes through a socket of files has none.
+
+    Raises `InvalidInput` for a reason that cannot be shown.
+    """
+    return Author(caller.who, origin or "this machine", checked_reason(reason.strip()), caller.tenant)
 
 
 class RefusalLog:

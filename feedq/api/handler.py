@@ -17,10 +17,11 @@ from typing import Any, Final, TypeVar
 from tornado import web
 from tornado.iostream import StreamClosedError
 
-from feedq.api.authentication import author_of, known_caller
+from feedq.api.authentication import asker_of, known_caller, reason_in
 from feedq.api.calls import Calls, in_thread
 from feedq.api.endpoint import (
     BODY_MAX,
+    NOBODY,
     PREFIX,
     UNEXPECTED,
     Answer,
@@ -32,7 +33,7 @@ from feedq.api.endpoint import (
     problem_of,
 )
 from feedq.api.openapi import openapi
-from feedq.core.authorship import Author, set_author
+from feedq.core.authorship import set_author
 from feedq.core.roles import Caller
 from feedq.errors import FeedqError, Unauthenticated, Unavailable
 from feedq.verbs.registry import encode
@@ -84,7 +85,7 @@ class ApiHandler(web.RequestHandler):
         self._until = asyncio.get_running_loop().time() + self._served.calls.timeout_s
         try:
             self.caller = await self.who_asks()
-            set_author(author_of(self.caller, self.request.headers, self._origin))
+            set_author(asker_of(self.caller, self.request.remote_ip, reason_in(self.request.headers)))
         except FeedqError as error:
             self._refused = error
 
@@ -93,18 +94,14 @@ class ApiHandler(web.RequestHandler):
         """What is asked, below the prefix, as it was sent."""
         return self.request.path.removeprefix(PREFIX)
 
-    @property
-    def _origin(self) -> str:
-        return self.request.remote_ip or "this machine"
-
     async def who_asks(self) -> Caller:
         """Raises `Unauthenticated`, `Unavailable`."""
-        set_author(Author("nobody", self._origin))
+        set_author(asker_of(NOBODY, self.request.remote_ip, ""))
         return await self._call(self._known)
 
     def _known(self) -> Caller:
         try:
-            return known_caller(self._served.endpoint.at, self.request.headers, self._origin)
+            return known_caller(self._served.endpoint.at, self.request.headers, self.request.remote_ip or "")
         except Unauthenticated:
             asked = f"{self.request.method} {self.request.path}"
             self._served.endpoint.refused(asked, HTTPStatus.UNAUTHORIZED)

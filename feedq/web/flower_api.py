@@ -19,7 +19,6 @@ from tornado import web
 
 from feedq.api.endpoint import PREFIX
 from feedq.api.handler import ApiHandler
-from feedq.core.authorship import Author, checked_reason
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.values import EVERY_OTHER
 from feedq.errors import Forbidden
@@ -74,9 +73,3 @@ def caller_of(user: str, roles: Mapping[str, str], path: str = "") -> Caller:
     said = roles.get(user) or roles.get(EVERY_OTHER, usual)
     role, _, tenant = said.partition(":")
     return Caller(f"{user or 'somebody'} in Flower", AccessRole(role), tenant or None)
-
-
-def asker_of(handler: BaseHandler, caller: Caller, reason: str) -> Author:
-    """Who asks for a change, for history. Raises `InvalidInput` for a reason that cannot be shown."""
-    origin = handler.request.remote_ip or "Flower"
-    return Author(caller.who, origin, checked_reason(reason.strip()), caller.tenant)

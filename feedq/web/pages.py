@@ -24,6 +24,7 @@ from msgspec import structs
 from tornado import web
 
 from feedq import __version__
+from feedq.api.authentication import asker_of
 from feedq.api.endpoint import BODY_MAX, problem_of
 from feedq.connectors.base import show_cursor
 from feedq.control.store.feed_listing import StatusCount
@@ -84,7 +85,7 @@ from feedq.web.buttons import (
 )
 from feedq.web.charts import landed_charts, owner_chart, sparkline
 from feedq.web.dialogs import Dialog
-from feedq.web.flower_api import asker_of, caller_of, user_of
+from feedq.web.flower_api import caller_of, user_of
 from feedq.web.guard import refusal
 from feedq.web.params import address_of, arguments_of, word
 from feedq.web.queries import WebQueries
@@ -574,7 +575,7 @@ class DialogPage(PageHandler):
         try:
             if why := self.why_refused(ask.verb) or self.argument("refused"):
                 raise Forbidden(why)
-            with acting(asker_of(self, at.caller, reason)):
+            with acting(asker_of(at.caller, self.request.remote_ip, reason)):
                 return await self.queries.calls.call(partial(step, at, ask, self.request.query))
         except FeedqError as error:
             return dialogs.refused(ask, error)
