@@ -81,10 +81,19 @@ def sync(catalog: str) -> None:
 
     url = settings().sync_database_url.get_secret_value()
     with closing(PostgresStore(url)) if url else nullcontext(store()) as declaring:
-        report = sync_catalog(declaring.catalogs, open_catalog(catalog, settings()))
-    logger.info(LogEvent.CATALOG_SYNCED, catalog=catalog, **report.counts)
-    if report.left_out:
-        raise FeedqError(report.complaint)
+        made = sync_catalog(declaring.catalogs, open_catalog(catalog, settings()))
+    logger.info(
+        LogEvent.CATALOG_SYNCED,
+        catalog=catalog,
+        added=made.added,
+        changed=made.changed,
+        removed=made.removed,
+        unchanged=made.unchanged,
+        left_out=len(made.left_out),
+        kept=made.kept,
+    )
+    if made.complaint:
+        raise FeedqError(made.complaint)
 
 
 @shared_task(name=RECONCILE, ignore_result=True, max_retries=0)

@@ -29,7 +29,8 @@ from feedq.errors import FeedqError, InvalidInput, error_of
 with lazily():
     from feedq.cli import tables
     from feedq.core.schedule import spec as schedule_spec
-    from feedq.verbs import catalog_syncs, declarations, fleet, wording
+    from feedq.verbs import declarations, fleet, wording
+    from feedq.verbs.catalogs import syncing
     from feedq.verbs.manifest import changes as manifest_changes
     from feedq.verbs.manifest import options as feed_options
     from feedq.verbs.manifest import reader
@@ -328,19 +329,19 @@ def sync(
       FEEDQ_CATALOGS__CRM__KIND=directory FEEDQ_CATALOGS__CRM__PATH=feeds feedq sync crm --dry-run
       feedq sync
     """
-    chosen = [name.lower() for name in names] or invocation.do(catalog_syncs.list_catalogs).items
+    chosen = [name.lower() for name in names] or invocation.do(syncing.list_catalogs).items
     if not chosen:
         raise InvalidInput("no catalog is set up here: set FEEDQ_CATALOGS__<NAME>__KIND and its options")
     if remove_up_to is not None and len(chosen) != 1:
         raise click.UsageError("--remove-up-to is for one catalog; name it")
-    made: list[catalog_syncs.Synced] = []
+    made: list[syncing.Synced] = []
     failed: list[FeedqError] = []
     for name in chosen:
         try:
             with collector_paused(), invocation.progress("changes"):
                 made.append(
                     invocation.do(
-                        catalog_syncs.sync_catalog,
+                        syncing.sync_catalog,
                         name=name,
                         remove_up_to=remove_up_to,
                         take_over=take_over,
@@ -358,7 +359,7 @@ def sync(
     _raise_failed(failed, made)
 
 
-def _show_synced(found: catalog_syncs.Synced) -> None:
+def _show_synced(found: syncing.Synced) -> None:
     shown = found.changes if found.dry_run else found.changes[:CHANGES_SHOWN_MAX]
     write_changes(shown)
     if len(shown) < len(found.changes):
@@ -377,7 +378,7 @@ def _show_synced(found: catalog_syncs.Synced) -> None:
     click.echo(f"{found.name}: {done}, = {found.unchanged:,} unchanged{same}")
 
 
-def _raise_failed(failed: Sequence[FeedqError], made: Sequence[catalog_syncs.Synced]) -> None:
+def _raise_failed(failed: Sequence[FeedqError], made: Sequence[syncing.Synced]) -> None:
     """Raises what went wrong, of all catalogs together."""
     said = [*map(str, failed), *(found.complaint for found in made if found.left_out)]
     if said:

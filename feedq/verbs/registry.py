@@ -59,7 +59,7 @@ PAGE_MAX: Final = 500
 TEXT_MAX: Final = 1_000
 MODULES: Final = (
     *("feeds", "declarations", "drift", "cursors", "backfills", "dead_letters", "tap"),
-    *("schedules", "workers", "fleet", "tokens", "catalog_syncs"),
+    *("schedules", "workers", "fleet", "tokens", "catalogs.syncing"),
 )
 """The modules of `feedq.verbs` that hold verbs."""
 

@@ -22,7 +22,6 @@ from feedq.control.store.database import (
     connect,
     in_statement,
     in_transaction,
-    storable_json,
     translate_driver_errors,
 )
 from feedq.control.store.feed_rows import (
@@ -84,16 +83,13 @@ class CatalogStore(Aggregate):
         return version, owned
 
     @in_statement
-    def note(self, c: Connection, catalog: str, sync: Mapping[str, Any]) -> None:
-        """Keep how a sync ended; ``sync`` are ``version``, ``owned`` and ``report``."""
+    def note(self, c: Connection, catalog: str, version: str | None, owned: str) -> None:
+        """Keep how a sync left a catalog, as `last` tells it."""
         sql = """
-            INSERT INTO feedq.catalog (name, version, owned, report)
-            VALUES (:name, :version, :owned, CAST(:report AS jsonb))
-            ON CONFLICT (name) DO UPDATE SET version = excluded.version, owned = excluded.owned,
-                report = excluded.report, synced_at = clock_timestamp()
+            INSERT INTO feedq.catalog (name, version, owned) VALUES (:name, :version, :owned)
+            ON CONFLICT (name) DO UPDATE SET version = excluded.version, owned = excluded.owned
         """
-        report = storable_json(sync["report"])
-        c.execute(text(sql), {**sync, "name": catalog, "report": report})
+        c.execute(text(sql), {"name": catalog, "version": version, "owned": owned})
 
     @in_statement
     def owned_state(self, c: Connection, catalog: str) -> str:

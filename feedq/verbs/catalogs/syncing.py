@@ -10,26 +10,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
+
+from msgspec import Meta
 
 from feedq import __version__
 from feedq.control.store.catalog_feeds import FEEDS_AT_ONCE, CatalogStore
 from feedq.core.model import Feed, FeedSpec
 from feedq.core.remedies import command
+from feedq.core.roles import AccessRole
 from feedq.core.values import read
 from feedq.errors import SyncRefused
-from feedq.verbs.catalogs.base import CatalogEntry, CatalogReading, OpenCatalog, digest
+from feedq.verbs.catalogs.base import CatalogEntry, CatalogReading, OpenCatalog, digest, open_catalog
+from feedq.verbs.declarations import ChangeDocument, change_document
 from feedq.verbs.manifest.changes import Action, Change, plan
 from feedq.verbs.manifest.options import option_problems
+from feedq.verbs.registry import At, NameArgument, Page, Told, verb
 
 Item = TypeVar("Item")
-Progress = Callable[[int], AbstractContextManager[Callable[[int], object]]]
-"""Given how many changes there are, what is told how many of them are made."""
-REASONS_MAX: Final = 20
-"""Entries that were left out, as kept with the report in the control database."""
 REMOVED_FREELY: Final = 10
 """Removals of one sync that need no leave: of three feeds one is a third, and nothing unusual."""
 
@@ -47,43 +48,69 @@ class SkippedEntry:
         return f"{self.where}: {who}{self.what}"
 
 
-@dataclass(slots=True)
-class SyncReport:
-    """What a sync did, or in a dry run would do."""
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """What a sync of a catalog did, or would do."""
 
-    catalog: str
+    name: str
+    added: int
+    changed: int
+    removed: int
+    unchanged: int
+    kept: int
+    """Feeds that the catalog has no more, and that stay because an entry without a readable name may be theirs."""
+    taken_over: int
+    """Feeds that others had declared."""
+    is_same: bool
+    """Whether neither the catalog nor one of its feeds has changed since the last sync."""
+    left_out: Sequence[SkippedEntry]
+    complaint: str
+    """What people should look at, in one line; empty if all is as the catalog says."""
+    changes: Sequence[ChangeDocument]
+    dry_run: bool
+
+
+@dataclass(slots=True)
+class _Differences:
+    """What a sync has to change, and what it has left out so far."""
+
     unchanged: int = 0
     changes: list[Change] = field(default_factory=list)
     left_out: list[SkippedEntry] = field(default_factory=list)
     kept: int = 0
-    """Feeds that are not in the catalog and stay, because an entry without a readable name may be theirs."""
-    taken_over: int = 0
-    """Feeds that others had declared."""
-    is_same: bool = False
-    """Whether neither the catalog nor one of its feeds has changed since the last sync."""
 
     def of(self, action: Action) -> list[Change]:
         return [change for change in self.changes if change.action is action]
 
-    @property
-    def complaint(self) -> str:
-        """What people should look at, in one line; nothing if all is as the catalog says."""
-        if not self.left_out:
-            return ""
-        return f"catalog {self.catalog!r}: {len(self.left_out):,} left out, such as {self.left_out[0]}"
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """The report in numbers, by the words of the command."""
-        return {
-            "added": len(self.of(Action.ADD)),
-            "changed": len(self.of(Action.CHANGE)),
-            "removed": len(self.of(Action.REMOVE)),
-            "unchanged": self.unchanged,
-            "left_out": len(self.left_out),
-            "kept": self.kept,
-            "taken_over": self.taken_over,
-        }
+@verb("GET /catalogs", of_fleet=True)
+def list_catalogs(at: At) -> Page[str]:
+    """Catalogs that are set up where the verb is done, by name."""
+    return Page(sorted(at.settings.catalogs))
+
+
+@verb("POST /catalogs/{name}/sync", role=AccessRole.ADMIN, of_fleet=True)
+def sync_catalog(
+    at: At,
+    *,
+    name: NameArgument,
+    remove_up_to: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None,
+    take_over: bool = False,
+    dry_run: bool = False,
+) -> Synced:
+    """Make feeds as a catalog says.
+
+    ``remove_up_to`` lets so many feeds be removed, however many that is of all that it has. ``take_over`` also
+    takes feeds that others declared under names that it has.
+    """
+    return sync(
+        at.store.catalogs,
+        open_catalog(name, at.settings),
+        dry_run=dry_run,
+        remove_up_to=remove_up_to,
+        take_over=take_over,
+        told=at.told,
+    )
 
 
 def sync(
@@ -93,8 +120,8 @@ def sync(
     dry_run: bool = False,
     remove_up_to: int | None = None,
     take_over: bool = False,
-    progress: Progress = lambda total: nullcontext(lambda done: None),
-) -> SyncReport:
+    told: Told = lambda done, total: None,
+) -> Synced:
     """Make the feeds of a catalog as it says; with ``take_over`` also those that others declared under its names.
 
     Raises:
@@ -107,32 +134,45 @@ def sync(
         setup = digest(opened.setup.encode(), __version__.encode())
         reading = opened.read(None if take_over else _known(store, name, setup))
         if reading is None:
-            return SyncReport(name, unchanged=int(store.owned_state(name).partition("/")[0]), is_same=True)
+            as_before = _Differences(int(store.owned_state(name).partition("/")[0]))
+            return _synced(name, as_before, is_same=True, dry_run=dry_run)
         contents = _contents(reading, opened.options.defaults)
         owned = store.owned(name)
         others = [feed for part in _parts(list(contents.declared)) for feed in store.others(name, part)]
         taken = others if take_over else []
-        report = _compared(name, contents, [*owned, *taken])
-        report.taken_over = len(taken)
-        removals, share_max = len(report.of(Action.REMOVE)), opened.options.removals_max
+        found = _compared(contents, [*owned, *taken])
+        removals, share_max = len(found.of(Action.REMOVE)), opened.options.removals_max
         check_removals(name, removals, len(owned), share_max=share_max, remove_up_to=remove_up_to)
         if not take_over:
-            _leave_out(report, contents, others)
-        if dry_run:
-            return report
-        for part in _parts(taken):
-            store.take_over(name, [feed.name for feed in part])
-        if report.changes:
-            _carry_out(store, report, progress)
-        is_whole = not report.left_out and not report.kept
-        summary: dict[str, Any] = {
-            **report.counts,
-            "reasons": list(map(str, report.left_out[:REASONS_MAX])),
-        }
-        version = f"{setup}:{reading.version}" if is_whole else None
-        state = _state_after([*owned, *taken], report.changes)
-        store.note(name, {"version": version, "owned": state, "report": summary})
-        return report
+            _leave_out(found, contents, others)
+        if not dry_run:
+            for part in _parts(taken):
+                store.take_over(name, [feed.name for feed in part])
+            _carry_out(store, name, found, told)
+            is_whole = not found.left_out and not found.kept
+            version = f"{setup}:{reading.version}" if is_whole else None
+            store.note(name, version, _state_after([*owned, *taken], found.changes))
+        return _synced(name, found, taken_over=len(taken), dry_run=dry_run)
+
+
+def _synced(
+    name: str, found: _Differences, *, taken_over: int = 0, is_same: bool = False, dry_run: bool
+) -> Synced:
+    left_out = found.left_out
+    return Synced(
+        name=name,
+        added=len(found.of(Action.ADD)),
+        changed=len(found.of(Action.CHANGE)),
+        removed=len(found.of(Action.REMOVE)),
+        unchanged=found.unchanged,
+        kept=found.kept,
+        taken_over=taken_over,
+        is_same=is_same,
+        left_out=left_out,
+        complaint=f"catalog {name!r}: {len(left_out):,} left out, such as {left_out[0]}" if left_out else "",
+        changes=list(map(change_document, found.changes)),
+        dry_run=dry_run,
+    )
 
 
 def _known(store: CatalogStore, name: str, setup: str) -> str | None:
@@ -207,7 +247,7 @@ def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     return result
 
 
-def _compared(catalog: str, contents: _Contents, owned: Sequence[Feed]) -> SyncReport:
+def _compared(contents: _Contents, owned: Sequence[Feed]) -> _Differences:
     """Find what differs. Options are checked where they do: what is stored has been checked before."""
     there = {feed.name: feed.spec for feed in owned}
     left_out = list(contents.left_out)
@@ -226,7 +266,7 @@ def _compared(catalog: str, contents: _Contents, owned: Sequence[Feed]) -> SyncR
     kept = len(surplus) if any(one.name is None for one in left_out) else 0
     removals = [] if kept else [Change(Action.REMOVE, "feed", name) for name in sorted(surplus)]
     unchanged = len(there) - sum(change.action is Action.CHANGE for change in changes) - len(surplus)
-    return SyncReport(catalog, unchanged, [*changes, *removals], left_out, kept)
+    return _Differences(unchanged, [*changes, *removals], left_out, kept)
 
 
 def check_removals(
@@ -244,35 +284,34 @@ def check_removals(
     )
 
 
-def _leave_out(report: SyncReport, contents: _Contents, others: Sequence[Feed]) -> None:
+def _leave_out(found: _Differences, contents: _Contents, others: Sequence[Feed]) -> None:
     """Leave out what would be added under the name of a feed that is somebody else's."""
-    added = {change.name for change in report.of(Action.ADD)}
+    added = {change.name for change in found.of(Action.ADD)}
     taken = {feed.name: feed.catalog for feed in others if feed.name in added}
     for name, owner in taken.items():
         whose = "was declared by hand" if owner is None else f"was made from catalog {owner!r}"
         what = f"there is a feed of that name which {whose}, and is left alone"
-        report.left_out.append(SkippedEntry(contents.where[name], name, what))
-    report.changes = [change for change in report.changes if change.name not in taken]
+        found.left_out.append(SkippedEntry(contents.where[name], name, what))
+    found.changes = [change for change in found.changes if change.name not in taken]
 
 
 # -- changing ------------------------------------------------------------------------------------------
 
 
-def _carry_out(store: CatalogStore, report: SyncReport, progress: Progress) -> None:
+def _carry_out(store: CatalogStore, name: str, found: _Differences, told: Told) -> None:
     """Make the changes. What somebody else was quicker with moves to what was left out."""
     made: set[str] = set()
     done = 0
-    with progress(len(report.changes)) as told:
-        for action in Action:
-            for part in _parts(report.of(action)):
-                made |= _make(store, report.catalog, action, part)
-                done += len(part)
-                told(done)
-    for change in report.changes:
+    for action in Action:
+        for part in _parts(found.of(action)):
+            made |= _make(store, name, action, part)
+            done += len(part)
+            told(done, len(found.changes))
+    for change in found.changes:
         if change.name not in made:
             what = "somebody else declared, changed or removed it meanwhile; the next sync looks again"
-            report.left_out.append(SkippedEntry("control database", change.name, what))
-    report.changes = [change for change in report.changes if change.name in made]
+            found.left_out.append(SkippedEntry("control database", change.name, what))
+    found.changes = [change for change in found.changes if change.name in made]
 
 
 def _make(store: CatalogStore, name: str, action: Action, part: Sequence[Change]) -> set[str]:

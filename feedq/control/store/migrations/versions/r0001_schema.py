@@ -21,8 +21,6 @@ FEEDS = """
         name text NOT NULL,
         version text,
         owned text NOT NULL,
-        report jsonb NOT NULL,
-        synced_at timestamptz NOT NULL DEFAULT clock_timestamp(),
         PRIMARY KEY (name)
     );
 
