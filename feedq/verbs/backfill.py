@@ -18,7 +18,7 @@ from feedq.core.values import parse_duration
 from feedq.errors import InvalidInput
 from feedq.sinks.base import Sink, parse_sink
 from feedq.sinks.checkpoints import check_cursor
-from feedq.verbs import feed_cursor
+from feedq.verbs.cursors import checkpoint_of
 
 ROWS_PER_S: Final = 10_000.0
 """Unless said otherwise: a tenth of what a worker lands, so that the feeds beside it notice little."""
@@ -49,7 +49,7 @@ def plan(
     """
     options = parse_options(feed.spec.connector, feed.spec.source)
     _check(feed, options)
-    stands = feed_cursor.checkpoint_of(sink, feed)
+    stands = checkpoint_of(sink, feed)
     like = None if stands is None else stands.cursor
     if end is None and like is None:
         raise InvalidInput(

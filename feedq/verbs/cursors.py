@@ -1,8 +1,20 @@
-"""The cursor of a feed: where it stands in its source, and having it go on from elsewhere."""
+"""The cursor of a feed: where it stands in its source, and having it go on from elsewhere.
+
+::
+
+    sink: lock the checkpoint ─ choose the cursor ─ new cursor, new commit id ─────────────── commit
+    control database:                                             history, restart: commit ─╯
+
+What is decided here is which cursor comes next; `Sink.change_checkpoint` makes the change in one transaction.
+Right before its commit the history gets both cursors and the feed is restarted, since the owner of a quiet source
+would notice only with its next record. Killed at any moment, the command leaves the old cursor or the new one, and
+once it is the new one, the history has the old one. Killed between the two commits, it leaves the old cursor, and
+in the history a change that did not happen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,14 +24,15 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from feedq.connectors import base as connectors
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.authorship import require_own
-from feedq.core.model import ChangedCursor, Feed
+from feedq.core.model import JSON, ChangedCursor, Feed, StartCursor
 from feedq.core.roles import AccessRole
 from feedq.errors import InvalidInput
-from feedq.sinks.base import Sink, parse_sink
-from feedq.sinks.checkpoints import owner_of
-from feedq.verbs import adoption, feed_cursor
-from feedq.verbs.feed_cursor import Wish
+from feedq.sinks.base import Checkpoint, CheckpointChange, Sink, parse_sink
+from feedq.sinks.checkpoints import check_cursor, owner_of
+from feedq.verbs import adoption
 from feedq.verbs.registry import At, Expected, Moment, NameArgument, verb
 
 
@@ -66,7 +79,7 @@ def show_cursor(at: At, *, name: NameArgument) -> CursorDocument:
     """Where a feed stands."""
     feed = at.feed(name)
     with sink_of(at, feed) as sink:
-        found = feed_cursor.checkpoint_of(sink, feed)
+        found = checkpoint_of(sink, feed)
     if found is None:
         return CursorDocument(name)
     return CursorDocument(name, found.cursor, found.records, found.updated_at, found.epoch)
@@ -90,22 +103,77 @@ def change_cursor(
     many ``records`` or ``to`` a time. The feed may be running; it starts anew from there.
     """
     feed = at.own_feed(name, expected)
-    wish = _wish(feed, change, cursor=cursor, records=records, to=to)
+    choose = _next_cursor(feed, change, cursor=cursor, records=records, to=to)
     with sink_of(at, feed) as sink:
-        made = feed_cursor.change(at.store, sink, feed, wish, dry_run=dry_run)
-    return CursorChange(name, made, dry_run)
+        return CursorChange(name, changed(at.store, sink, feed, change, choose, dry_run=dry_run), dry_run)
 
 
-def _wish(feed: Feed, change: CursorVerb, *, cursor: Any, records: int | None, to: datetime | None) -> Wish:
-    match change:
-        case CursorVerb.SET:
-            return feed_cursor.set_to(feed, cursor)
-        case CursorVerb.RESET:
-            return feed_cursor.reset(feed)
-        case CursorVerb.REWIND:
-            if (records is None) == (to is None):
-                raise InvalidInput("rewind: say either records or to")
-            return feed_cursor.rewind(feed, records=records, to=to)
+def _next_cursor(
+    feed: Feed, change: CursorVerb, *, cursor: JSON, records: int | None, to: datetime | None
+) -> Callable[[JSON], JSON]:
+    """How the new cursor follows from the present one. Raises `InvalidInput` for what is no cursor of this feed's
+    connector."""
+    options = connectors.parse_options(feed.spec.connector, feed.spec.source)
+    if change is CursorVerb.SET:
+        check_cursor(options, cursor)
+        return lambda before: cursor
+    if change is CursorVerb.RESET:
+        return lambda before: feed.spec.initial_cursor
+    if (records is None) == (to is None):
+        raise InvalidInput("rewind: say either records or to")
+
+    def back(before: JSON) -> JSON:
+        if before is None:
+            raise InvalidInput(f"feed {feed.name!r} has no cursor yet: there is nothing to go back from")
+        try:
+            if to is not None:
+                return options.cursor_at(before, to)
+            assert records is not None, "either of them is given"
+            return options.cursor_back(before, records)
+        except ValueError as error:
+            raise InvalidInput(
+                f"feed {feed.name!r}: from cursor {connectors.show_cursor(before)} nobody can go back so: "
+                f"{error}. Name the cursor with `feedq feed cursor set`, or begin again with "
+                "`feedq feed cursor rewind --to-start`"
+            ) from None
+
+    return back
+
+
+def changed(
+    store: PostgresStore,
+    sink: Sink,
+    feed: Feed,
+    change: CursorVerb,
+    choose: Callable[[JSON], JSON],
+    *,
+    dry_run: bool = False,
+) -> ChangedCursor:
+    """Change the cursor of a feed, which may be running; a ``dry_run`` only says what would come.
+
+    Raises `InvalidInput`, `Conflict`, `SinkUnavailable`, and `Forbidden` when the feed is not the author's to
+    change.
+    """
+    duplicates = not parse_sink(feed.spec.sink).key
+
+    def change_of(own: Checkpoint | None) -> ChangedCursor:
+        before, records = (None, 0) if own is None else (own.cursor, own.records)
+        return ChangedCursor(change, before, choose(before), records, duplicates)
+
+    if dry_run:
+        return change_of(checkpoint_of(sink, feed))
+    done = list[ChangedCursor]()
+
+    def start_of(own: Checkpoint | None) -> StartCursor:
+        # Once more after a deadlock: the last one counts.
+        done[:] = [change_of(own)]
+        return StartCursor(done[0].after, done[0].records)
+
+    def judge() -> None:
+        store.feeds.cursor_changed(feed.name, done[0])
+
+    sink.change_checkpoint(CheckpointChange(feed.id, feed.name, feed.identity, start_of, judge=judge))
+    return done[0]
 
 
 @verb("POST /feeds/{name}/adopt", role=AccessRole.OPERATOR)
@@ -130,6 +198,12 @@ def adopt_checkpoint(
     if not dry_run:
         at.store.feeds.restart(name)
     return Adopted(name, owner_of(old), dry_run)
+
+
+def checkpoint_of(sink: Sink, feed: Feed) -> Checkpoint | None:
+    """Where a feed stands; None when it has not begun. Raises `SinkUnavailable`."""
+    known = sink.checkpoints([feed.name])
+    return next((one for one in known if one.feed_uuid == feed.identity.feed), None)
 
 
 @contextmanager

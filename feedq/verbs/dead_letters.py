@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Final
@@ -10,14 +11,18 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from feedq.core.roles import AccessRole
-from feedq.errors import NotFound
-from feedq.sinks.base import DeadLetter
+from feedq.errors import InvalidInput, NotFound, SinkUnavailable
+from feedq.sinks.base import DeadLetter, Sink, target_of_feed
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.cursors import require_still_own, sink_of
-from feedq.verbs.refused_records import ReplayOutcome, parts, replay_parts
 from feedq.verbs.registry import At, Cursor, Expected, Limit, NameArgument, Page, page_of, page_place, verb
 
 ID_MAX: Final = 2**63 - 1
+AT_ONCE: Final = 100
+FIRST_AT_ONCE: Final = 10
+BYTES_AT_ONCE: Final = 16 * 2**20
+"""These bound one transaction of a replay, and what is held of records in memory: so many at once, or fewer if
+those before were large."""
 
 LetterId = Annotated[int, Meta(ge=1, le=ID_MAX)]
 LetterIds = Annotated[tuple[LetterId, ...], Meta(max_length=10_000)]
@@ -37,17 +42,17 @@ class DeadLetterDocument:
     record_hex: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Replayed:
     """What became of records that were to land after all."""
 
     name: str
-    landed: int
-    refused: dict[int, str]
+    landed: int = 0
+    refused: dict[int, str] = field(default_factory=dict)
     """Why they were refused again, by their ids."""
-    passed_over: int
+    passed_over: int = 0
     """Somebody else is at them, or has just dealt with them."""
-    dry_run: bool
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,26 +102,31 @@ def replay_dead_letters(
 
     Each lands once, however often this is repeated; what is refused again stays.
     """
-    feed, outcome = at.own_feed(name, expected), ReplayOutcome()
-
-    def tried(so_far: int) -> None:
-        at.told(so_far, None)
-
+    feed, found = at.own_feed(name, expected), Replayed(name, dry_run=dry_run)
+    judge, are_left = partial(require_still_own, at, name), True
+    target = target_of_feed(feed.spec)
     with sink_of(at, feed) as sink:
-        chosen = parts(sink, name, ids, all)
+        chosen = _parts(sink, name, ids, all)
         if dry_run:
-            return Replayed(name, sum(map(len, chosen)), {}, 0, dry_run=True)
-        judge, are_left = partial(require_still_own, at, name), True
+            found.landed = sum(map(len, chosen))
+            return found
         try:
-            replay_parts(feed.spec, sink, chosen, judge, outcome, on_progress=tried)
+            for part in chosen:
+                done = sink.replay(part, target, judge=judge)
+                found.landed += done.landed
+                found.refused |= done.refused
+                found.passed_over += len(part) - done.landed - len(done.refused)
+                at.told(found.landed + len(found.refused) + found.passed_over, None)
             are_left = bool(sink.dead_letters(name, limit=1))
+        except SinkUnavailable as away:
+            raise SinkUnavailable(f"{away}; {found.landed} had landed before") from away
         finally:
             # A later part may fail: the earlier ones are done.
-            told = {"landed": outcome.landed, "refused": len(outcome.refused)}
+            told = {"landed": found.landed, "refused": len(found.refused)}
             at.store.feeds.dead_letters_gone(
-                name, EventKind.DEAD_LETTERS_REPLAYED, told, gone=outcome.landed, are_left=are_left
+                name, EventKind.DEAD_LETTERS_REPLAYED, told, gone=found.landed, are_left=are_left
             )
-    return Replayed(name, outcome.landed, outcome.refused, outcome.passed_over, dry_run=False)
+    return found
 
 
 @verb("POST /feeds/{name}/dead-letters/drop", role=AccessRole.OPERATOR)
@@ -133,7 +143,7 @@ def drop_dead_letters(
     feed, dropped, are_left = at.own_feed(name, expected), 0, True
     judge = partial(require_still_own, at, name)
     with sink_of(at, feed) as sink:
-        chosen = parts(sink, name, ids, all)
+        chosen = _parts(sink, name, ids, all)
         if dry_run:
             return Dropped(name, sum(map(len, chosen)), dry_run=True)
         try:
@@ -156,3 +166,46 @@ def _document(letter: DeadLetter) -> DeadLetterDocument:
     return DeadLetterDocument(
         letter.id, letter.feed, letter.epoch, letter.at, letter.error, letter.cursor, **shown
     )
+
+
+# -- some at a time ------------------------------------------------------------------------------------
+
+
+def _parts(sink: Sink, name: str, ids: Sequence[int], all_: bool) -> Iterator[list[int]]:
+    """Ids of dead letters of this feed, oldest first, some at a time. Raises `InvalidInput` at once."""
+    if bool(ids) == all_:
+        raise InvalidInput("name the ids of dead letters, or say --all")
+    if not all_:
+        return iter(_named(sink, name, ids))
+    # Up to this one: of a feed that goes on being refused, there would never be an end.
+    newest = sink.dead_letters(name, limit=1)
+    return _every(sink, name, up_to=newest[0].id) if newest else iter(())
+
+
+def _every(sink: Sink, name: str, *, up_to: int) -> Iterator[list[int]]:
+    last, at_once = 0, FIRST_AT_ONCE
+    while letters := [x for x in sink.dead_letters(name, after=last, limit=at_once) if x.id <= up_to]:
+        last, at_once = letters[-1].id, _at_once_after(letters)
+        yield [letter.id for letter in letters]
+
+
+def _named(sink: Sink, name: str, ids: Collection[int]) -> list[list[int]]:
+    """Raises `NotFound` unless each of them is one of this feed, before anything is done with any."""
+    left, at_once = sorted(set(ids)), FIRST_AT_ONCE
+    parts: list[list[int]] = []
+    missing: list[int] = []
+    while left:
+        asked, left = left[:at_once], left[at_once:]
+        letters = sink.dead_letters(name, ids=asked, limit=len(asked))
+        at_once = _at_once_after(letters)
+        parts.append(sorted(letter.id for letter in letters))
+        missing += sorted(set(asked).difference(parts[-1]))
+    if missing:
+        raise NotFound(f"{name} has no dead letter {', '.join(map(str, missing))}")
+    return parts
+
+
+def _at_once_after(letters: Sequence[DeadLetter]) -> int:
+    """How many to take next, if they are as large as these; only twice as many, for they need not be."""
+    size = sum(len(letter.record) for letter in letters)
+    return max(1, min(AT_ONCE, 2 * len(letters), len(letters) * BYTES_AT_ONCE // max(1, size)))

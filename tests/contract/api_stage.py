@@ -20,7 +20,7 @@ from feedq.core.schedule.spec import Queue
 from feedq.settings import Settings
 from feedq.sinks.base import CheckpointChange
 from feedq.telemetry.logs import EventKind
-from feedq.verbs import feed_cursor
+from feedq.verbs import cursors
 from tests.api_examples import FEED, FILLING, KEYED, MINE, PAUSED, THEIRS
 from tests.contract.jobs_harness import JobsHarness
 
@@ -64,7 +64,7 @@ def _land(harness: JobsHarness, endpoint: Endpoint, sink_url: str, feed: Feed) -
         sink.change_checkpoint(
             CheckpointChange(feed.id, feed.name, feed.identity, lambda own: StartCursor(5))
         )
-        feed_cursor.change(harness.store, sink, feed, feed_cursor.set_to(feed, 9))
+        cursors.changed(harness.store, sink, feed, cursors.CursorVerb.SET, lambda _: 9)
         stranger = Identity(uuid4(), uuid4())
         sink.change_checkpoint(
             CheckpointChange(feed.id + 100, feed.name, stranger, lambda own: StartCursor(3))

@@ -21,7 +21,7 @@ from feedq.core.schedule.spec import Queue
 from feedq.core.tap import TapPart, TappedRecord
 from feedq.settings import Settings
 from feedq.sinks.base import CheckpointChange
-from feedq.verbs import feed_cursor
+from feedq.verbs import cursors
 from tests.api_client import ServedApi
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
@@ -110,7 +110,7 @@ def _land(harness: JobsHarness, endpoint: Endpoint) -> None:
         sink.change_checkpoint(
             CheckpointChange(feed.id, feed.name, feed.identity, lambda own: StartCursor(5))
         )
-        feed_cursor.change(harness.store, sink, feed, feed_cursor.set_to(feed, 9))
+        cursors.changed(harness.store, sink, feed, cursors.CursorVerb.SET, lambda _: 9)
         for number in (101, 102):
             stranger = Identity(uuid4(), uuid4())
             sink.change_checkpoint(CheckpointChange(number, feed.name, stranger, lambda own: StartCursor(3)))
