@@ -35,8 +35,8 @@ settings.register_profile("thorough", settings.get_profile("feedq"), max_example
 settings.load_profile("feedq")
 
 MEMORY = Path("/dev/shm")
-MEMORY_BYTES_MIN = 4 * 2**30
-"""Three runs of tests at once, each with a gigabyte of PostgreSQL's log at most."""
+MEMORY_BYTES_MIN = 5 * 2**30
+"""Four runs of tests at once, each with a gigabyte of PostgreSQL's log at most."""
 LEAVE_S = 5.0
 """A monitor reports the end of its worker before it ends itself."""
 SERVER_FIXTURES = {"postgres", "valkey", "database_url", "broker_url"}

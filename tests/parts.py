@@ -1,4 +1,4 @@
-"""``python -m tests.parts``: all tests, in three pytest processes beside each other.
+"""``python -m tests.parts``: all tests, in four pytest processes beside each other.
 
 The tests of whole clusters, in `tests/acceptance` and in `tests/chaos`, wait most of their time, for failures to
 be noticed; the others compute meanwhile. Where there are too few processors for all, those that kill processes
@@ -21,10 +21,12 @@ ROOT = Path(__file__).parent.parent
 PYTEST = (sys.executable, "-m", "pytest", "--durations=15")
 PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "chaos": (0, ("tests/chaos", "tests/scenarios", "tests/simulation")),
-    "clusters": (5, ("tests/acceptance",)),
+    "a-o": (5, ("tests/acceptance/test_[a-o]*.py",)),
+    "p-z": (5, ("tests/acceptance/test_[p-z]*.py",)),
     "rest": (10, ()),
 }
-"""Of each part, how far it stands back for the others, and its folders; those that none has are the last one's."""
+"""Of each part, how far it stands back for the others, and where its tests are; those that none has are the last
+one's. The acceptance tests wait so much that they are two parts, by the first letter of a file."""
 NOTHING_RAN = 5
 """pytest's status when the arguments leave a part without tests."""
 
@@ -68,16 +70,20 @@ class Part:
         return status
 
 
+def _found(patterns: Sequence[str]) -> list[str]:
+    return [str(path) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+
+
 def main() -> int:
     if any((ROOT / argument.split("::")[0]).exists() for argument in sys.argv[1:]):
         return subprocess.call([*PYTEST, *sys.argv[1:]], cwd=ROOT)
     paths = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]
-    named = {folder for _, folders in PARTS.values() for folder in folders}
-    left = [path for path in paths if path not in named]
+    named = [pattern for _, patterns in PARTS.values() for pattern in patterns]
+    left = [path for path in paths if not any(pattern.startswith(path) for pattern in named)]
     printing = Lock()
     parts = [
-        Part(name, folders or left, sys.argv[1:], nice=nice, printing=printing)
-        for name, (nice, folders) in PARTS.items()
+        Part(name, _found(patterns) or left, sys.argv[1:], nice=nice, printing=printing)
+        for name, (nice, patterns) in PARTS.items()
     ]
     while True:
         try:

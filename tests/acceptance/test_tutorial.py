@@ -84,14 +84,8 @@ class Terminals:
             self.goes_on.send_signal(signal.SIGINT)
             self.goes_on.wait(STOP_S)
 
-    def rows(self) -> list[tuple[str, ...]]:
-        settings = json.loads(self.type("feedq env --json"))
-        with (
-            closing(psycopg2.connect(settings["FEEDQ_DATABASE_URL"])) as database,
-            database.cursor() as cursor,
-        ):
-            cursor.execute("SELECT id::text, article, price::text FROM orders ORDER BY id")
-            return cursor.fetchall()
+    def database_url(self) -> str:
+        return str(json.loads(self.type("feedq env --json"))["FEEDQ_DATABASE_URL"])
 
 
 @pytest.fixture
@@ -109,6 +103,14 @@ def test_from_an_empty_directory_to_an_own_table(terminals: Terminals) -> None:
     assert shutil.which("feedq", path=terminals.env["PATH"])
     began = time.monotonic()
     said = [terminals.type(command) for command in typed]
-    wait_until(lambda: terminals.rows() == WRITTEN, limit_s=30, what=lambda: f"{terminals.rows()}")
+    with closing(psycopg2.connect(terminals.database_url())) as database, database.cursor() as cursor:
+
+        def rows() -> list[tuple[str, ...]]:
+            cursor.execute("SELECT id::text, article, price::text FROM orders ORDER BY id")
+            found = cursor.fetchall()
+            database.commit()
+            return found
+
+        wait_until(lambda: rows() == WRITTEN, limit_s=30, what=lambda: f"{rows()}")
     assert time.monotonic() - began < TOGETHER_MAX_S
     assert re.search(r"shop/orders +streaming", said[-1])

@@ -29,8 +29,6 @@ SETTINGS = {
 LOOK_S = 0.05
 LONGER_S = 120.0
 KILL_EVERY_S = 3.0
-KILLS_PER_S = 1.6
-"""Of all kinds: as many as dooms fall short of are killed from outside."""
 FREEZE_EVERY_S = 5.0
 FROZEN_S = (0.5 * TTL_S, 2.5 * TTL_S)
 BEAT_EVERY_S = 12.0
@@ -98,7 +96,7 @@ class Storm:
 
     def blow(self, seconds: float, *, until: Callable[[Losses], bool]) -> None:
         """For so long; and then until it has done enough, but not for ever."""
-        begin = now = time.monotonic()
+        now = time.monotonic()
         end = now + seconds
         due = {
             self._kill: now + KILL_EVERY_S,
@@ -112,8 +110,6 @@ class Storm:
         }
         while (now := time.monotonic()) < end or (not until(self.losses) and now < end + LONGER_S):
             self._tend(doomed=True)
-            if self.losses.kills.total() < KILLS_PER_S * (now - begin):
-                due[self._kill] = now
             for act, at in due.items():
                 if now >= at:
                     act()

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(360)]
 Measured = Callable[[str, object], None]
 
 STORM_S = 30.0
-KILLS_MIN = 40
+KILLS_MIN = 30
 LIMIT_S = 40.0
 
 

@@ -102,7 +102,7 @@ def begin(schedules: ScheduleStore, specs: Collection[ScheduleSpec]) -> dict[str
 
 
 def end(cluster: Cluster, schedules: ScheduleStore, first: Mapping[str, datetime]) -> None:
-    """Let everything be fired that is due, fire no more, and wait until nothing runs or waits any more."""
+    """Let everything be fired that is due by now, then no more, and wait until nothing runs or waits any more."""
     end_while(lambda: None, cluster, schedules, first)
 
 
@@ -111,6 +111,12 @@ def end_while(
 ) -> None:
     """The same, and look after the workers meanwhile."""
 
+    (now,) = (row["now"] for row in cluster.sql("SELECT clock_timestamp() AS now"))
+
+    def unfired(cluster: Cluster) -> list[dict[str, Any]]:
+        sql = "SELECT name, next_fire_at FROM feedq.schedule WHERE state = 'active' AND next_fire_at <= %s"
+        return cluster.sql(sql, (now,))
+
     def is_none(found: Callable[[Cluster], list[dict[str, Any]]]) -> bool:
         tend()
         return not found(cluster)
@@ -118,7 +124,8 @@ def end_while(
     wait_until(
         lambda: is_none(unfired),
         limit_s=QUIET_S,
-        what=lambda: f"everything due was fired: {unfired(cluster)[:5]}",
+        interval_s=0.1,
+        what=lambda: f"everything due at {now} was fired: {unfired(cluster)[:5]}",
     )
     for name in first:
         schedules.pause(name)
@@ -128,14 +135,6 @@ def end_while(
         interval_s=0.1,
         what=lambda: f"every run has ended: {unfinished(cluster)[:5]}",
     )
-
-
-def unfired(cluster: Cluster) -> list[dict[str, Any]]:
-    sql = (
-        "SELECT name, next_fire_at FROM feedq.schedule "
-        "WHERE state = 'active' AND next_fire_at <= clock_timestamp()"
-    )
-    return cluster.sql(sql)
 
 
 def unfinished(cluster: Cluster) -> list[dict[str, Any]]:
