@@ -42,7 +42,7 @@ def flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in {**arguments, **(arguments.get("select") or {})}.items():
-        if name in ("select", "removing") or value in (None, "", [], {}, False):
+        if name in ("select", "removing") or not value:
             continue
         if isinstance(value, dict):
             value = [f"{key}={one}" for key, one in value.items()]

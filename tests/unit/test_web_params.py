@@ -14,6 +14,7 @@ from feedq.core.selection import Selection, SelectionOrder
 from feedq.errors import InvalidInput
 from feedq.verbs.feeds import list_feeds
 from feedq.verbs.registry import OF, PAGE_MAX
+from feedq.web.buttons import bulk_buttons
 from feedq.web.params import address_of, arguments_of
 
 VERB = OF[list_feeds]
@@ -61,6 +62,17 @@ def test_another_filter_begins_at_the_first_page(wanted: Any, status: Status) ->
 def test_an_address_without_arguments_asks_for_all_feeds_by_name() -> None:
     assert parse("") == parse("live=1&text=&statuses=&order=") == VERB.arguments(limit=50)
     assert address_of(VERB.arguments(limit=50), USUAL) == "?"
+
+
+def test_buttons_for_all_feeds_of_a_list_need_a_filter() -> None:
+    every, acme = Selection(removing=True), Selection(tenant="acme", removing=True)
+    assert {one.refused for one in bulk_buttons(every, "", 6)} == {
+        "This would be all feeds; choose some by a filter first."
+    }
+    assert {
+        (one.refused, one.arguments["tenant"], len(one.arguments)) for one in bulk_buttons(acme, "", 6)
+    } == {("", "acme", 1)}
+    assert {one.refused for one in bulk_buttons(acme, "", 0)} == {"No feed matches."}
 
 
 @pytest.mark.parametrize(
