@@ -237,10 +237,10 @@ def test_a_sweep_runs_once_an_interval(store: MemoryStore) -> None:
 # -- verbs -------------------------------------------------------------------------------------------
 
 
-def test_a_worker_is_found_by_name_by_id_and_by_the_beginning_of_either(store: MemoryStore) -> None:
+def test_a_worker_is_found_by_its_name_or_its_id_and_the_beginning_of_either(store: MemoryStore) -> None:
     a = add_worker(store, "a@host", number=0xA << 124)
     add_worker(store, "b@host", number=0xB << 124)
-    for name in ("a@host", "a", str(a.id), str(a.id)[:5], str(a.id).upper()):
+    for name in ("a@host", "a", str(a.id), str(a.id)[:8], str(a.id).upper()):
         assert find_worker(store, name).worker.id == a.id
 
 
