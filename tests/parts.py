@@ -1,4 +1,4 @@
-"""``python -m tests.parts``: all tests, in four pytest processes beside each other.
+"""``python -m tests.parts``: all tests, in five pytest processes beside each other.
 
 The tests of whole clusters, in `tests/acceptance` and in `tests/chaos`, wait most of their time, for failures to
 be noticed; the others compute meanwhile. Where there are too few processors for all, those that kill processes
@@ -23,10 +23,11 @@ PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "chaos": (0, ("tests/chaos", "tests/scenarios", "tests/simulation")),
     "a-o": (5, ("tests/acceptance/test_[a-o]*.py",)),
     "p-z": (5, ("tests/acceptance/test_[p-z]*.py",)),
-    "rest": (10, ()),
+    "j-z": (10, ("tests/contract/test_[j-z]*.py",)),
+    "rest": (10, ("tests/contract/test_[a-i]*.py",)),
 }
 """Of each part, how far it stands back for the others, and where its tests are; those that none has are the last
-one's. The acceptance tests wait so much that they are two parts, by the first letter of a file."""
+one's, too. What takes longest is two parts, by the first letter of a file."""
 NOTHING_RAN = 5
 """pytest's status when the arguments leave a part without tests."""
 
@@ -82,7 +83,13 @@ def main() -> int:
     left = [path for path in paths if not any(pattern.startswith(path) for pattern in named)]
     printing = Lock()
     parts = [
-        Part(name, _found(patterns) or left, sys.argv[1:], nice=nice, printing=printing)
+        Part(
+            name,
+            [*(left if name == "rest" else ()), *_found(patterns)],
+            sys.argv[1:],
+            nice=nice,
+            printing=printing,
+        )
         for name, (nice, patterns) in PARTS.items()
     ]
     while True:
