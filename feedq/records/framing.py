@@ -63,6 +63,8 @@ STEP_RECORDS = 64
 """Looked at in one step, if they are no larger than `SLICE_BYTES` together."""
 CURSOR_BYTES_MAX = 8 * 1024
 """The cursor is written with every commit and sent with every hello: it is a position, not a payload."""
+CURSOR_DEPTH_MAX = 200
+"""Python reads and writes deeper ones only where its stack has the room, which differs from place to place."""
 _TEXT_BYTES_MAX = 8 * CURSOR_BYTES_MAX
 """A longer text is no cursor, however much of it may be blanks and escapes."""
 SMALL_BYTES = 4 * 1024
@@ -382,6 +384,15 @@ class HeaderlessFramer:
 # -- where to resume ---------------------------------------------------------------------------------
 
 
+def _is_deeper(value: JSON, levels: int) -> bool:
+    """Whether more lists and mappings than these lie one in the other. Looks level by level."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(levels):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for each in inner for one in each if isinstance(one, dict | list)]
+    return bool(level)
+
+
 class CursorReader:
     """Reads the cursor of one feed."""
 
@@ -454,12 +465,12 @@ class CursorReader:
     def _checked(self, cursor: JSON) -> JSON:
         if type(cursor) is int or cursor is None:
             return cursor
-        try:
-            text = msgspec.json.encode(cursor)
-        except RecursionError:
+        if _is_deeper(cursor, CURSOR_DEPTH_MAX):
             raise FeedMisconfigured(
-                f"{self._where}: nested deeper than can be kept; point it at a smaller part of the record"
-            ) from None
+                f"{self._where}: nested deeper than can be kept ({CURSOR_DEPTH_MAX} levels); point it at a "
+                "smaller part of the record"
+            )
+        text = msgspec.json.encode(cursor)
         if len(text) > CURSOR_BYTES_MAX:
             raise self._larger(len(text))
         if _NUL.search(text):
