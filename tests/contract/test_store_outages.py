@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from sqlalchemy import text
@@ -15,8 +17,9 @@ pytestmark = pytest.mark.servers
 
 
 @pytest.fixture
-def database(postgres_harness: PostgresHarness) -> Database:
-    return Database(postgres_harness.url, application_name="test")
+def database(postgres_harness: PostgresHarness) -> Iterator[Database]:
+    with closing(Database(postgres_harness.url, application_name="test")) as opened:
+        yield opened
 
 
 def run(database: Database, *statements: str, pause_s: float = 0.0) -> None:

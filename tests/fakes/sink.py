@@ -13,9 +13,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
-import msgspec
-
 from feedq.core.model import JSON, Batch, FeedKey, Identity
+from feedq.core.values import read_json
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.sinks.base import (
     Blocked,
@@ -357,8 +356,8 @@ class MemorySink:
         if self.tables.unreadable:
             try:
                 if write.target.format == "json":
-                    msgspec.json.decode(record)
-            except msgspec.DecodeError as error:
+                    read_json(record)
+            except ValueError as error:
                 return f"invalid JSON: {error}"
         return None
 
