@@ -71,7 +71,10 @@ def test_what_ends_is_started_again_after_a_pause_each_time(
     said: list[Mapping[str, str]] = []
     with DataDir(tmp_path / "data").held():
         made = LocalStack(DataDir(tmp_path / "data"), said.append)
-        made.start(made.service("worker1", "/bin/sleep", "0.05", is_ready=lambda _: True))
+        told_to_end = tmp_path / "end"
+        ends = f"until [ -e '{told_to_end}' ]; do sleep 0.02; done"
+        made.start(made.service("worker1", "/bin/sh", "-c", ends, is_ready=lambda _: True))
+        told_to_end.touch()
         try:
 
             def restarts() -> int:
@@ -81,5 +84,5 @@ def test_what_ends_is_started_again_after_a_pause_each_time(
             assert poll_until(lambda: restarts() == 3, timeout_s=GENEROUS_S, interval_s=0.01)
         finally:
             made.stop()
-    ends = [one for one in said if "ended with status 0; starting it again in 0.1 s" in one.get("text", "")]
-    assert len(ends) >= 3
+    seen = [one for one in said if "ended with status 0; starting it again in 0.1 s" in one.get("text", "")]
+    assert len(seen) >= 3
