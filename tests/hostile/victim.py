@@ -143,7 +143,8 @@ async def suffer(attack: Attack, source: Mapping[str, Any], programs: frozenset[
     records = 0
     cursor: Any = None
     try:
-        async with asyncio.timeout(ENOUGH_S if attack.goes_on else GIVE_UP_S):
+        first_s = ENOUGH_S if attack.goes_on and not is_honest else GIVE_UP_S
+        async with asyncio.timeout(first_s) as limit:
             context = Context(
                 feed="hostile/feed",
                 clock=SystemClock(),
@@ -161,8 +162,10 @@ async def suffer(attack: Attack, source: Mapping[str, Any], programs: frozenset[
                         batch.on_committed()
                     del batch
                     await asyncio.sleep(0)
-                    if is_honest and time.monotonic() >= began + HONEST_S:
-                        break
+                    if is_honest:
+                        limit.reschedule(asyncio.get_running_loop().time() + ENOUGH_S)
+                        if time.monotonic() >= began + HONEST_S:
+                            break
     except TimeoutError:
         pass
     except Exception as raised:
