@@ -30,6 +30,7 @@ from feedq.api.authentication import RefusalLog
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.selection import Selection
+from feedq.core.values import read_json
 from feedq.errors import (
     Conflict,
     FeedqError,
@@ -300,8 +301,8 @@ def _shaped(name: str, kind: Any, texts: list[str]) -> Any:
 def _from_body(body: bytes) -> dict[str, Any]:
     """Raises `InvalidInput`, which quotes nothing: a body may hold secrets."""
     try:
-        found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = read_json(body)
+    except ValueError:
         raise InvalidInput("the body is no valid JSON") from None
     if not isinstance(found, dict):
         raise InvalidInput("the body must be a JSON object with the arguments")

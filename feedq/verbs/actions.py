@@ -57,21 +57,7 @@ def set_worker_target(store: PostgresStore, name: str, target: WorkerTarget) -> 
     return replace(found, worker=replace(found.worker, target_state=target))
 
 
-def live_feed(store: PostgresStore, name: str) -> Feed:
-    """Raises `NotFound` when there is no feed of that name, or it is being removed."""
-    return live(store.feeds.get(name))
-
-
-def live(feed: Feed) -> Feed:
-    """Raises `NotFound` when the feed is being removed."""
-    if feed.removed_at is not None:
-        raise NotFound(f"feed {feed.name!r} is being removed")
-    return feed
-
-
-def move_feed(
-    store: PostgresStore, name: str, worker_name: str, settings: Settings, *, dry_run: bool = False
-) -> WorkerView:
+def move_feed(store: PostgresStore, name: str, worker_name: str, settings: Settings) -> WorkerView:
     """Have a feed go on on this worker; one that waits goes there as soon as it may start.
 
     Raises as `find_worker`, and `Conflict`: the worker may not have it, or the feed cannot be moved now.
@@ -80,8 +66,7 @@ def move_feed(
     found = find_worker(store, worker_name)
     if (objection := _objection_to_target(store, feed, found, settings.rules)) is not None:
         raise Conflict(f"feed {name!r} cannot go to worker {found.worker.name!r}: {objection}")
-    if not dry_run:
-        store.feeds.move(name, found.worker.id, stop_within_s=settings.handoff_timeout_s)
+    store.feeds.move(name, found.worker.id, stop_within_s=settings.handoff_timeout_s)
     return found
 
 

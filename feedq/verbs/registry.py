@@ -40,7 +40,7 @@ from msgspec import Meta
 from feedq.core.model import Feed, FeedView, Version, require_version
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.selection import Selection
-from feedq.core.values import NAME_MAX, YEARS, Entry, did_you_mean, shown_path
+from feedq.core.values import NAME_MAX, YEARS, Entry, did_you_mean, read_json, shown_path
 from feedq.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def page_place(cursor: str | None, *kinds: type) -> tuple[Any, ...] | None:
         return None
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
-        found = msgspec.json.decode(base64.b64decode(padded, b"-_", validate=True))
+        found = read_json(base64.b64decode(padded, b"-_", validate=True))
     except (ValueError, binascii.Error):
         found = None
     if not isinstance(found, list) or [type(one) for one in found] != list(kinds):

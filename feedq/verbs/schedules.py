@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -21,7 +20,7 @@ from feedq.core.roles import AccessRole
 from feedq.core.schedule.model import Run, RunKind, RunState, ScheduleState, ScheduleView
 from feedq.core.schedule.spec import Queue, ScheduleSpec, checked_job
 from feedq.core.schedule.ticks import delayed, past_ticks, ticks_after
-from feedq.core.values import DEFAULT_ZONE, NAME_MAX, parse_moment
+from feedq.core.values import DEFAULT_ZONE, NAME_MAX, parse_moment, read_json
 from feedq.errors import InvalidInput
 from feedq.verbs.registry import (
     At,
@@ -288,7 +287,7 @@ def show_next_ticks(
         schedule = at.store.jobs.schedules.get(name)
         return _coming(at, schedule.spec, since, count, schedule_id=schedule.id, state=schedule.state)
     try:
-        keys = json.loads(declared)
+        keys = read_json(declared)
     except ValueError as error:
         raise InvalidInput(f"declared: is no JSON: {error}") from None
     spec = read_declaration(ScheduleSpec, {**keys, "name": name} if isinstance(keys, dict) else keys)
