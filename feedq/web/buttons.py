@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from feedq.core.lease import stillness_of
 from feedq.core.model import Concern, FeedView, TargetState, WorkerTarget, WorkerView
+from feedq.core.schedule.model import ScheduleState
 from feedq.core.selection import Selection
 from feedq.verbs.backfills import begin_backfill, cancel_backfill
 from feedq.verbs.cursors import change_cursor
@@ -22,15 +22,18 @@ from feedq.verbs.dead_letters import drop_dead_letters, replay_dead_letters
 from feedq.verbs.declarations import declare
 from feedq.verbs.feeds import act_on_feeds
 from feedq.verbs.registry import OF, Verb
-from feedq.verbs.report.fleet_data import FleetData
 from feedq.verbs.report.problem_list import ListedProblem
-from feedq.verbs.schedules import act_on_schedule, backfill_schedule, cancel_run, trigger_schedule
+from feedq.verbs.schedules import (
+    ScheduleRow,
+    act_on_schedule,
+    backfill_schedule,
+    cancel_run,
+    trigger_schedule,
+)
 from feedq.verbs.workers import act_on_worker
 from feedq.web.params import flat
 
 RED: Final = "danger"
-REMEDIES_MAX: Final = 8
-"""Buttons of one problem: whoever has more of a kind does it with a command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +207,10 @@ def worker_buttons(view: WorkerView) -> list[Button]:
     return [Button(kind, of, {"name": of}) for kind in kinds]
 
 
-def schedule_buttons(name: str, *, is_paused: bool) -> list[Button]:
+def schedule_buttons(row: ScheduleRow) -> list[Button]:
     """The buttons of one schedule."""
-    kinds = ("trigger", "resume-schedule" if is_paused else "pause-schedule", "backfill-schedule")
-    return [Button(kind, name, {"name": name}) for kind in kinds]
+    turn = "resume-schedule" if row.state is ScheduleState.PAUSED else "pause-schedule"
+    return [Button(kind, row.name, {"name": row.name}) for kind in ("trigger", turn, "backfill-schedule")]
 
 
 def cancel_button(run_id: int) -> Button:
@@ -215,10 +218,8 @@ def cancel_button(run_id: int) -> Button:
     return Button("cancel-run", str(run_id), {"id": run_id})
 
 
-def problem_buttons(problem: ListedProblem, data: FleetData) -> list[Button]:
-    """The buttons that help against a problem."""
-    if not problem.feeds:
-        return _remedies(problem.name, data)
+def problem_buttons(problem: ListedProblem) -> list[Button]:
+    """The buttons that help against what is wrong with feeds."""
     kinds, arguments = ("restart", "pause"), chosen(problem.select) if problem.select else {}
     if problem.feed is not None:
         arguments = {"names": problem.feed}
@@ -228,26 +229,6 @@ def problem_buttons(problem: ListedProblem, data: FleetData) -> list[Button]:
         return []
     of = f"{problem.name} {problem.feed or problem.tenant or ''}"
     return [Button(kind, of, arguments) for kind in kinds] if arguments else []
-
-
-def _remedies(check: str, data: FleetData) -> list[Button]:
-    """The buttons that help against what a check of the whole fleet has found."""
-    workers = data.workers
-    match check:
-        case "loops":
-            found = [one for view in workers if stillness_of(view) for one in worker_buttons(view)]
-        case "sinks of workers":
-            found = [one for view in workers if view.worker.load.sinks_down for one in worker_buttons(view)]
-        case "workers" | "capacity" | "schedules":
-            aside = [v for v in workers if v.worker.target_state is not WorkerTarget.SERVING]
-            found = [worker_buttons(view)[0] for view in aside]
-        case "paused":
-            found = [one for name in data.jobs.tripped for one in schedule_buttons(name, is_paused=True)[:2]]
-        case "failed runs":
-            found = [schedule_buttons(name, is_paused=False)[0] for name in data.jobs.failing_names]
-        case _:
-            found = []
-    return found[:REMEDIES_MAX]
 
 
 def chosen(select: Selection) -> dict[str, Any]:

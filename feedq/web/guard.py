@@ -1,4 +1,4 @@
-"""Who is let in to Flower: its own pages and API as well as feedq's.
+"""Who is let in to Flower, its own pages and API as well as feedq's, and what they may do there.
 
 Flower asks nobody anything unless it was given a login, and without one it answers pages of other sites too. Here:
 
@@ -15,26 +15,39 @@ Requests are judged before Flower looks at them, by address and headers alone, w
 
 Who may change anything on feedq's own pages and API, `refusal` says: whoever is logged in as Flower wants it, in a
 Flower that was not started with ``--read_only``; without a login nobody, unless ``FLOWER_UNAUTHENTICATED_API``
-opens the API.
+opens the API. Whoever may has the role that ``FEEDQ_FLOWER_ROLES`` gives. The HTTP API at ``/api/v1`` is the
+handler of `feedq api` behind that login, and asks for no token. What may be changed then, the database role of
+this Flower says, too.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Final
 
 import click
+from flower.api import BaseApiHandler
 from flower.app import Flower
+from flower.views import BaseHandler
 from tornado import httputil, web
 
 from feedq.api.authentication import is_allowed, is_foreign
-from feedq.core.values import is_loopback
+from feedq.api.endpoint import PREFIX
+from feedq.api.handler import ApiHandler
+from feedq.core.roles import AccessRole, Caller
+from feedq.core.values import EVERY_OTHER, is_loopback
+from feedq.errors import Forbidden
 from feedq.settings import settings
 
 READING = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
 TASKS_KEPT = 2000
 """Tasks that Flower remembers unless it is told otherwise, at 4 kB each. Its own default are 100,000: 400 MB."""
+OF_JOBS: Final = re.compile(r"/schedules/[^/?]+/(trigger|act)|/runs/[^/?]+/cancel")
+"""What may be done to schedules and runs, below ``/api/v1``."""
 
 
 class GuardedFlower(Flower):
@@ -126,3 +139,52 @@ def why_refused(
     if not is_reading and is_foreign(headers, host=host):
         return "403 Forbidden: a page of another site may change nothing here."
     return None
+
+
+# -- who is logged in ----------------------------------------------------------------------------------
+
+
+class FlowerApi(ApiHandler, BaseApiHandler):
+    """Answers who is logged in."""
+
+    challenge = 'Basic realm="flower"'
+
+    async def who_asks(self) -> Caller:
+        if not self.current_user:
+            raise web.HTTPError(401, "this needs a login to Flower")
+        options = self.application.options  # type: ignore[attr-defined] # Flower's
+        changes = self.request.method not in READING
+        if changes and (refused := refusal(options, is_open=self.unauthenticated_api)):
+            raise Forbidden(refused)
+        return caller_of(user_of(self), settings().flower_roles, self.address)
+
+    @property
+    def address(self) -> str:
+        return self.request.path.partition(PREFIX)[2]  # whatever Flower's own prefix is
+
+
+def user_of(handler: BaseHandler) -> str:
+    """Return who is logged in, as they log in; empty when nobody has to."""
+    if isinstance(handler.current_user, str):
+        return handler.current_user
+    # Without a login of that kind nobody has checked what the header says.
+    if not handler.application.options.basic_auth:
+        return ""
+    kind, _, said = handler.request.headers.get("Authorization", "").partition(" ")
+    if kind.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(said).decode().partition(":")[0]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+def caller_of(user: str, roles: Mapping[str, str], path: str = "") -> Caller:
+    """Return the caller that a user of Flower is: ``operator``, or ``operator:acme`` over one tenant.
+
+    Where no roles are given, whoever is logged in may look at everything, and do `OF_JOBS`.
+    """
+    usual = AccessRole.VIEWER if roles or not OF_JOBS.fullmatch(path) else AccessRole.OPERATOR
+    said = roles.get(user) or roles.get(EVERY_OTHER, usual)
+    role, _, tenant = said.partition(":")
+    return Caller(f"{user or 'somebody'} in Flower", AccessRole(role), tenant or None)

@@ -12,7 +12,7 @@ import asyncio
 import traceback
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +20,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote, urlencode
 
 from flower.views import BaseHandler
-from msgspec import structs
+from msgspec import structs, to_builtins
 from tornado import web
 
 from feedq import __version__
@@ -31,17 +31,16 @@ from feedq.control.store.feed_listing import StatusCount
 from feedq.core.authorship import acting
 from feedq.core.landed import Span
 from feedq.core.lease import stillness_of
-from feedq.core.model import Status, WorkerView, known_as
+from feedq.core.model import Status, known_as
 from feedq.core.roles import Caller
 from feedq.core.schedule.model import RunState, ScheduleState
-from feedq.core.selection import ALL, Selection, SelectionOrder
+from feedq.core.selection import SelectionOrder
 from feedq.errors import FeedqError, Forbidden, InvalidInput, NotFound
 from feedq.settings import settings
 from feedq.telemetry.event_names import EventKind
 from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.verbs import wording
 from feedq.verbs.backfills import ENDED, BackfillDocument, show_backfill
-from feedq.verbs.diagnosis.placement_checks import serves
 from feedq.verbs.feeds import count_feeds, list_feeds, show_feed
 from feedq.verbs.fleet import (
     list_events,
@@ -62,7 +61,6 @@ from feedq.verbs.report.details import (
 )
 from feedq.verbs.report.problem_list import problems
 from feedq.verbs.schedules import (
-    ScheduleRow,
     list_runs,
     list_schedules,
     show_next_ticks,
@@ -77,7 +75,6 @@ from feedq.web.buttons import (
     Button,
     bulk_buttons,
     cancel_button,
-    chosen,
     page_buttons,
     problem_buttons,
     schedule_buttons,
@@ -85,9 +82,8 @@ from feedq.web.buttons import (
 )
 from feedq.web.charts import landed_charts, owner_chart, sparkline
 from feedq.web.dialogs import Dialog
-from feedq.web.flower_api import caller_of, user_of
-from feedq.web.guard import refusal
-from feedq.web.params import address_of, arguments_of, word
+from feedq.web.guard import caller_of, refusal, user_of
+from feedq.web.params import address_of, arguments_of, flat, word
 from feedq.web.queries import WebQueries
 
 P = ParamSpec("P")
@@ -131,8 +127,6 @@ GENERATIONS = (
 TICKS_SHOWN = 5
 RUNS_SHOWN = 100
 """Runs on the page of one schedule."""
-HOT = 1.25
-"""Times the mean load, from which on a worker is named as a hot spot: placement lets them differ by a tenth."""
 
 FAILED = "This page failed; the log of Flower says why."
 
@@ -256,11 +250,7 @@ class PageHandler(BaseHandler):
             wording=wording,
             why=wording.why,
             stillness_of=stillness_of,
-            feed_url=self.feed_url,
-            feed_part_url=self.feed_part_url,
-            feeds_url=self.feeds_url,
-            Selection=Selection,
-            schedule_url=self.schedule_url,
+            url=self.url,
             RunState=RunState,
             ScheduleState=ScheduleState,
             Status=Status,
@@ -273,20 +263,10 @@ class PageHandler(BaseHandler):
         """Makes the address of a static file, with the version in it: a browser's cache hides no update."""
         return f"{self.reverse_url('feedq_static', file)}?v={quote(__version__)}"
 
-    def feed_url(self, name: str) -> str:
-        # As an argument: a name may hold slashes, dots and whatever else paths are rewritten for.
-        return f"{self.reverse_url('feed')}?name={quote(name, safe='')}"
-
-    def feed_part_url(self, name: str, span: Span, *, in_numbers: bool) -> str:
-        """Makes the address of a feed's page with these charts, as pictures alone or in numbers, too."""
-        return f"{self.feed_url(name)}&span={span}{'&numbers=1' if in_numbers else ''}"
-
-    def feeds_url(self, select: Selection = ALL) -> str:
-        return f"{self.reverse_url('feeds')}?{urlencode(chosen(select), doseq=True)}"
-
-    def schedule_url(self, name: str, *, state: RunState | None = None) -> str:
-        chosen = "" if state is None else "&" + urlencode({"state": state})
-        return f"{self.reverse_url('schedule')}?name={quote(name, safe='')}{chosen}"
+    def url(self, page: str, **arguments: Any) -> str:
+        """Makes the address of a page; arguments without a value are left out."""
+        # A name is an argument: it may hold slashes, dots and whatever else paths are rewritten for.
+        return f"{self.reverse_url(page)}?{urlencode(flat(to_builtins(arguments)), doseq=True)}"
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         if status_code == 500:
@@ -413,32 +393,13 @@ class FleetPage(PageHandler):
 
     async def show(self) -> str:
         data, moves = await asyncio.gather(self.ask(show_status), self.ask(list_moves))
-        numbers = data.numbers
-        aside = [("cordoned", numbers.cordoned), ("drained", numbers.drained), ("draining", numbers.draining)]
         return self.part(
             "fleet_live.html",
             buttons_of=worker_buttons,
             data=data,
             choice_of=choice_of,
             moves=moves.items,
-            hot=hot_spot(data.workers),
-            aside=[f"{count} {what}" for what, count in aside if count],
-            waiting=reasons(data.tallies),
         )
-
-
-def hot_spot(workers: Sequence[WorkerView]) -> str:
-    """Names the worker with the most load for what it can hold, and says how far above the others' mean it is."""
-    serving = [view for view in workers if serves(view)]
-    total = sum(view.worker.capacity for view in serving)
-    mean = sum(view.load for view in serving) / total if total else 0.0
-    if not mean:
-        return "none"
-    most = max(serving, key=lambda view: view.load / view.worker.capacity)
-    times = most.load / most.worker.capacity / mean
-    if times < HOT:
-        return f"none: the fullest has {times:.2f} times the mean load"
-    return f"{most.worker.name}, with {times:.2g} times the mean load for its size"
 
 
 class ProblemsPage(PageHandler):
@@ -464,8 +425,7 @@ class ProblemsPage(PageHandler):
         found = problems(data.warnings)
         if self.is_count:
             return f"({len(found):,})" if found else ""
-        listed = [(one, problem_buttons(one, data)) for one in found]
-        return self.part("problems_live.html", listed=listed)
+        return self.part("problems_live.html", listed=found, buttons_of=problem_buttons)
 
 
 def now() -> datetime:
@@ -497,13 +457,9 @@ class SchedulesPage(PageHandler):
             asked=asked,
             page=page,
             now=now(),
-            buttons_of=buttons_of_schedule,
+            buttons_of=schedule_buttons,
             link=partial(address_of, asked, SCHEDULES_USUAL),
         )
-
-
-def buttons_of_schedule(row: ScheduleRow) -> list[Button]:
-    return schedule_buttons(row.name, is_paused=row.state is ScheduleState.PAUSED)
 
 
 class SchedulePage(PageHandler):
@@ -529,7 +485,7 @@ class SchedulePage(PageHandler):
             now=now(),
             ticks=ticks,
             runs=runs.items,
-            buttons=buttons_of_schedule(found.schedule),
+            buttons=schedule_buttons(found.schedule),
             cancel_button=cancel_button,
             chosen=state,
             cards={

@@ -1,9 +1,15 @@
-"""What the pages of one Flower ask: verbs, for whoever is logged in."""
+"""What the pages of one Flower ask: verbs, for whoever is logged in.
+
+Many browsers ask the same, so a question is read once, however many ask it. Its answer is kept for `KEPT_S`, or
+for ten times as long as it took, so that all browsers together cost the database a tenth of one connection per
+question. `WebQueries.forget` drops what was read before: whoever changed something sees so on the next page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import asyncio
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -15,30 +21,44 @@ from feedq.control.store.postgresql import PostgresStore
 from feedq.core.roles import Caller
 from feedq.settings import Settings
 from feedq.verbs.registry import OF, At, Verb, encode
-from feedq.web.feed_reader import Reader
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+READ_TIMEOUT_S = 10.0
+"""Longer than the driver's own time-out for a connection, whose message says more."""
+KEPT_S = 1.0
+KEPT_TIMES = 10.0
+ANSWERS_MAX = 64
+"""Answers kept at a time; each may hold a page of feeds."""
+
+
+@dataclass(slots=True)
+class _Read:
+    """One question: its answer, perhaps still to come, and until when it is good, in the loop's time."""
+
+    answer: asyncio.Future[Any]
+    until: float = float("inf")
+
 
 class WebQueries:
-    """Asks verbs for one Flower."""
+    """Asks verbs for one Flower. To be used from one event loop."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
         url = settings.database_url.get_secret_value()
         self.store = PostgresStore(url, application_name="feedq-web")
         self.endpoint = Endpoint.of(self.store, settings)
-        self._reader = Reader(url)
         self.calls = Calls()
+        self.reads = Calls(timeout_s=READ_TIMEOUT_S)
+        self._known: dict[Hashable, _Read] = {}
 
     def at(self, caller: Caller) -> At:
         """Where verbs act for a caller."""
         return replace(self.endpoint.at, caller=caller)
 
     def forget(self) -> None:
-        """Something may have been changed: whoever did it sees so on the next page."""
-        self._reader.forget()
+        """Forget all answers; a read under way still answers those who wait for it, and nobody else."""
+        self._known.clear()
 
     async def ask(
         self, at: At, function: Callable[Concatenate[At, P], T], *args: P.args, **arguments: P.kwargs
@@ -55,4 +75,30 @@ class WebQueries:
     async def answer(self, at: At, verb: Verb, asked: Struct) -> Any:
         """The same for arguments that were read from an address."""
         question = (verb.name, at.caller.role, at.caller.tenant, encode(asked))
-        return await self._reader.read(question, partial(verb.call, at, asked))
+        return await self.read(question, partial(verb.call, at, asked))
+
+    async def read(self, question: Hashable, job: Callable[[], T]) -> T:
+        """Returns what ``job`` finds, or has found lately for the same question. Raises as `Calls.call`."""
+        known = self._known.get(question)
+        if known is None or known.until <= asyncio.get_running_loop().time():
+            known = self._begin(question, job)
+        # Shielded: whoever gives up waiting does not take the answer from the others.
+        answer: T = await asyncio.shield(known.answer)
+        return answer
+
+    def _begin(self, question: Hashable, job: Callable[[], Any]) -> _Read:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        begun = _Read(asyncio.ensure_future(self.reads.call(job)))
+        self._known.pop(question, None)
+        self._known[question] = begun
+        while len(self._known) > ANSWERS_MAX:
+            del self._known[next(iter(self._known))]
+
+        def finish(answer: asyncio.Future[Any]) -> None:
+            now = loop.time()
+            failed = answer.cancelled() or answer.exception() is not None
+            begun.until = now if failed else now + max(KEPT_S, KEPT_TIMES * (now - began))
+
+        begun.answer.add_done_callback(finish)
+        return begun

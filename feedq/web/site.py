@@ -12,8 +12,7 @@ from feedq.api.handler import Served
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log
 from feedq.verbs import registry
-from feedq.web.flower_api import FlowerApi
-from feedq.web.guard import TASKS_KEPT, GuardedFlower
+from feedq.web.guard import TASKS_KEPT, FlowerApi, GuardedFlower
 from feedq.web.pages import (
     DialogPage,
     FeedPage,

@@ -1,9 +1,8 @@
-"""What pages show in pictures and figures, from which names cannot break out: history of a feed, the hot spot."""
+"""What pages show in pictures, from which names cannot break out: history of a feed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 from xml.etree import ElementTree
@@ -13,8 +12,6 @@ from feedq.core.landed import LandedBucket, Span
 from feedq.core.model import Event
 from feedq.telemetry.event_names import EventKind
 from feedq.web.charts import HEIGHT, LEAST, WIDTH, OwnerChart, landed_charts, owner_chart, sparkline
-from feedq.web.pages import hot_spot
-from tests.unit.test_diagnosis import worker
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -86,11 +83,3 @@ def test_an_owner_has_a_feed_from_its_claim_to_the_end_of_its_lease() -> None:
     ]
     assert [r.get("class") for r in owners] == [colour for _, colour in chart.owners]
     assert "<script>" not in chart.svg
-
-
-def test_a_hot_spot_is_named_with_its_share() -> None:
-    small, large = worker("small", feeds=1, capacity=2), worker("large", feeds=1, capacity=9)
-    even = [replace(small, load=2.0), replace(large, load=9.0)]
-    assert hot_spot(even) == "none: the fullest has 1.00 times the mean load"
-    assert hot_spot([replace(small, load=2.0), replace(large, load=1.0)]).startswith("small")
-    assert hot_spot([]) == "none"

@@ -10,7 +10,7 @@ from feedq.errors import InvalidInput
 from feedq.settings import Settings
 from feedq.web.buttons import ASKS
 from feedq.web.dialogs import declared_in
-from feedq.web.flower_api import caller_of
+from feedq.web.guard import caller_of
 
 ROLES = {"ada": "operator", "ben": "operator:acme", "eve@example.com": "admin"}
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from feedq.control.store.feed_listing import StatusCount
 from feedq.control.store.fleet_state import FleetState, JobState
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import WorkerView
@@ -29,7 +28,6 @@ class FleetData:
     state: FleetState
     jobs: JobState
     numbers: Overview
-    tallies: Sequence[StatusCount]
     workers: Sequence[WorkerView]
     warnings: Sequence[Check]
 
@@ -46,7 +44,7 @@ def read_tables(store: PostgresStore, settings: Settings) -> tuple[FleetData, li
     numbers = summary(tallies, workers)
     checks = list(_checks(store, settings, numbers, workers, state, jobs))
     warnings = [check for check in checks if check.level in (Level.WARN, Level.FAIL)]
-    return FleetData(state, jobs, numbers, tallies, workers, warnings), checks
+    return FleetData(state, jobs, numbers, workers, warnings), checks
 
 
 def _checks(
