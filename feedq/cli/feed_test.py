@@ -11,7 +11,7 @@ import click
 from feedq.cli.apply import checked, read_file
 from feedq.cli.invocation import Command, Invocation, pass_invocation
 from feedq.cli.lazily import lazily
-from feedq.cli.output import answer, styled_step
+from feedq.cli.output import answer
 from feedq.errors import FeedqError, InvalidInput, NotFound
 
 with lazily():
@@ -22,6 +22,8 @@ with lazily():
 
 VALUE_WIDTH = 100
 """Characters of a value on a terminal; --json has all of it."""
+COLOURS = {"ok": "green", "failed": "red", "warn": "yellow"}
+"""Of the outcomes of steps."""
 
 
 @click.command("test", cls=Command)
@@ -75,12 +77,13 @@ def feed_test(
     """
     invocation.keep_log_quiet()
     spec = invocation.store.feeds.get(name).spec if path is None else _from_file(path, name)
-    wanted = trial.Wanted(records=records, timeout_s=timeout_s, cursor=_cursor(cursor))
     made = trial.try_feed(
         spec,
         invocation.settings,
         invocation.clock,
-        wanted=wanted,
+        records=records,
+        timeout_s=timeout_s,
+        cursor=_cursor(cursor),
         on_waiting=lambda why: click.echo(f"{wording.printable(why)} …", err=True),
     )
     if infer:
@@ -89,7 +92,7 @@ def feed_test(
     document = {
         "name": name,
         "ok": made.ok,
-        "steps": [{"step": s.name, "outcome": s.outcome, "detail": s.detail} for s in made.steps],
+        "steps": made.steps,
         "records": [_document(preview) for preview in made.records],
         "cursor": made.cursor,
     }
@@ -102,8 +105,7 @@ def _propose(invocation: Invocation, spec: model.FeedSpec, made: trial.Trial) ->
     """Prints a manifest; the steps of the trial go to standard error. A table that is not there is no trouble."""
     from feedq.worker.first_records import proposed
 
-    for step in made.steps:
-        click.echo(styled_step(step.name, step.outcome, wording.printable(step.detail)), err=True)
+    _write_steps(made, err=True)
     if not made.records:
         raise FeedqError(f"feed {spec.name!r}: nothing can be proposed without a record")
     found = proposed(spec, [preview.record for preview in made.records])
@@ -140,9 +142,14 @@ def _document(preview: sinks_base.Preview) -> dict[str, Any]:
     }
 
 
-def _write(made: trial.Trial) -> None:
+def _write_steps(made: trial.Trial, *, err: bool = False) -> None:
     for step in made.steps:
-        click.echo(styled_step(step.name, step.outcome, step.detail))
+        shown = click.style(step.outcome.ljust(7), fg=COLOURS[step.outcome])
+        click.echo(f"{shown}  {step.step.ljust(11)}  {wording.printable(step.detail)}".rstrip(), err=err)
+
+
+def _write(made: trial.Trial) -> None:
+    _write_steps(made)
     for number, preview in enumerate(made.records, 1):
         _write_record(number, preview)
     if made.records:

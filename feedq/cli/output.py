@@ -186,13 +186,6 @@ def _shown(value: Any) -> str:
     return wording.printable(wording.as_json(masking.masked(value)))
 
 
-def styled_step(name: str, outcome: str, detail: str) -> str:
-    """Makes a line for a step of several: its outcome first, in its colour."""
-    colours = {"ok": "green", "failed": "red", "skipped": "yellow", "warn": "yellow"}
-    shown = click.style(outcome.ljust(7), fg=colours[outcome])
-    return f"{shown}  {name.ljust(11)}  {wording.printable(detail)}".rstrip()
-
-
 # -- progress ------------------------------------------------------------------------------------------
 
 SHOWN_AFTER_S = 1.0

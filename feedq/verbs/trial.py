@@ -1,8 +1,8 @@
 """Tries a feed out: connects, reads the first records, and says how they would land. Imports nothing.
 
-What is done here is what a worker does with the feed, up to the point where it would write: the same options,
-secrets, permissions and connector. Nothing is fenced, committed or acknowledged, so a worker that runs
-the feed at the same time is not disturbed (a source that allows one connection only may disagree).
+A trial does what a worker does with the feed, up to the point where it would write: the same options, secrets,
+permissions and connector. Nothing is fenced, committed or acknowledged, so a worker that runs the feed at the same
+time is not disturbed (a source that allows one connection only may disagree).
 
 It runs where it is called, with that machine's environment and network, which need not be a worker's. The
 connector gets a thread of its own: one that never ends, whatever it is told, must not keep the caller.
@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
-from threading import Event, Thread
+from threading import Thread
 
 import uvloop
 
@@ -32,7 +32,6 @@ from feedq.core.clock import Clock
 from feedq.core.model import JSON, Batch, FeedSpec
 from feedq.core.notices import NOTICES_MAX
 from feedq.core.passwords import mask_url
-from feedq.core.permission import Permissions
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
 from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
@@ -56,24 +55,23 @@ class StepOutcome(StrEnum):
     OK = "ok"
     FAILED = "failed"
     WARN = "warn"
-    """It works, and is hardly what was meant."""
-    SKIPPED = "skipped"
-    """Could not be tried because of an earlier one."""
+    """It works, but is probably not what was meant."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialStep:
     """A step of a trial. ``detail`` says what was found, or why it failed."""
 
-    name: str
+    step: str
     outcome: StepOutcome
-    detail: str = ""
+    detail: str
 
 
 @dataclass(slots=True)
 class Trial:
     """The trial of a feed: its steps, and what came of them."""
 
+    masker: Masker = field(default_factory=lambda: Masker(()))
     steps: list[TrialStep] = field(default_factory=list)
     records: list[Preview] = field(default_factory=list)
     """The first records, and how they would land; without columns when the sink could not be asked."""
@@ -85,28 +83,8 @@ class Trial:
         refused = any(record.error is not None for record in self.records)
         return not refused and all(step.outcome is not StepOutcome.FAILED for step in self.steps)
 
-    def passed(self, step: str, detail: str) -> None:
-        self.steps.append(TrialStep(step, StepOutcome.OK, detail))
-
-    def failed(self, step: str, detail: str) -> None:
-        self.steps.append(TrialStep(step, StepOutcome.FAILED, detail))
-
-    def warned(self, step: str, detail: str) -> None:
-        self.steps.append(TrialStep(step, StepOutcome.WARN, detail))
-
-    def skipped(self, step: str, detail: str) -> None:
-        self.steps.append(TrialStep(step, StepOutcome.SKIPPED, detail))
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The extent of a trial."""
-
-    records: int = 5
-    timeout_s: float = 10.0
-    """For connecting and for all of the records together."""
-    cursor: JSON = None
-    """Where to begin; None is where the source begins."""
+    def tell(self, step: str, outcome: StepOutcome, detail: str) -> None:
+        self.steps.append(TrialStep(step, outcome, self.masker.mask(mask_url(detail))))
 
 
 def try_feed(
@@ -114,118 +92,100 @@ def try_feed(
     settings: Settings,
     clock: Clock,
     *,
-    wanted: Wanted,
-    on_waiting: Callable[[str], None] = lambda why: None,
+    records: int = 5,
+    timeout_s: float = 10.0,
+    cursor: JSON = None,
+    on_waiting: Callable[[str], object] = lambda why: None,
 ) -> Trial:
-    """Try a feed. Blocks. Never raises for what a feed can do. ``on_waiting`` is told meanwhile, on another
-    thread, what the feed waits for."""
+    """Try a feed. Blocks. Never raises for what a feed can do.
+
+    ``timeout_s`` is for connecting and for all of the ``records`` together; ``cursor`` None is where the source
+    begins. ``on_waiting`` is told meanwhile, on another thread, what the feed waits for.
+    """
     trial = Trial()
     if found := problems(spec):
-        trial.failed("declaration", "; ".join(found))
+        trial.tell("declaration", StepOutcome.FAILED, "; ".join(found))
         return trial
-    trial.passed("declaration", f"connector {spec.connector}")
-    options = parse_options(spec.connector, spec.source)
-    secrets = _secrets(options, trial, tenant=spec.tenant, permissions=settings.permissions)
-    sink_options = parse_sink(spec.sink)
+    trial.tell("declaration", StepOutcome.OK, f"connector {spec.connector}")
+    options, sink_options = parse_options(spec.connector, spec.source), parse_sink(spec.sink)
     target = target_of(sink_options, options)
-    with _sink(spec, settings, target, trial) as sink:
-        if secrets is None:
-            trial.skipped("source", "for want of the secrets")
+    with _sink(settings, sink_options.name, target, trial) as sink:
+        try:
+            secrets = resolve_secrets(options.secrets, tenant=spec.tenant, permissions=settings.permissions)
+        except FeedqError as error:
+            trial.tell("secrets", StepOutcome.FAILED, f"{error} (here, which may not be a worker)")
             return trial
-        masker = Masker(secrets.values())
+        if secrets:
+            trial.tell("secrets", StepOutcome.OK, f"{', '.join(secrets)}: resolved here")
+        trial.masker = masker = Masker(secrets.values())
+        reading = _Reading(records, timeout_s, lambda why: on_waiting(masker.mask(mask_url(why))))
         context = Context(
             feed=spec.name,
             clock=clock,
             guard=Sockets(),
-            on_connected=lambda: None,
-            on_waiting=lambda why: on_waiting(masker.mask(mask_url(why))),
+            on_connected=reading.connects,
+            on_waiting=reading.waits,
+            on_notice=reading.notes,
             secrets=secrets,
             permissions=settings.permissions,
             environment=settings.environment,
             trial=True,
         )
-        received = _Reception(spec.connector, options, context, wanted)
-        received.run()
-        _judge_source(received, trial, masker)
-        if received.batches:
-            _show_cursor(received.batches[-1].cursor, trial, masker)
-            write = FeedWrite(0, spec.name, 0, target, _first(received.batches, wanted.records))
+        reading.run(reading.read(spec.connector, options, context, cursor))
+        trial.tell("source", *reading.judged())
+        if reading.batches:
+            _show_cursor(reading.batches[-1].cursor, trial)
+            write = FeedWrite(0, spec.name, 0, target, _first(reading.batches, records))
             trial.records = [_masked(preview, masker) for preview in _previews(sink, write, trial)]
             # What the connector notices by itself it says better.
-            noticed = {about for about, _ in received.notices}
+            noticed = {about for about, _ in reading.notices}
             hinted = hints(options, sink_options, [preview.record for preview in trial.records])
-            for about, what in [*received.notices, *(odd for odd in hinted if odd[0] not in noticed)]:
-                trial.warned(about, masker.mask(what))
+            for about, what in [*reading.notices, *(odd for odd in hinted if odd[0] not in noticed)]:
+                trial.tell(about, StepOutcome.WARN, what)
     return trial
 
 
-def _secrets(
-    options: ConnectorOptions, trial: Trial, *, tenant: str, permissions: Permissions
-) -> dict[str, str] | None:
-    try:
-        secrets = resolve_secrets(options.secrets, tenant=tenant, permissions=permissions)
-    except FeedqError as error:
-        trial.failed("secrets", f"{error} (here, which may not be a worker)")
-        return None
-    if secrets:
-        trial.passed("secrets", f"{', '.join(secrets)}: resolved here")
-    return secrets
-
-
 @contextlib.contextmanager
-def _sink(spec: FeedSpec, settings: Settings, target: Target, trial: Trial) -> Iterator[Sink | None]:
+def _sink(settings: Settings, name: str, target: Target, trial: Trial) -> Iterator[Sink | None]:
     """The sink, if it answers and the landing can work."""
-    name = parse_sink(spec.sink).name
     with contextlib.ExitStack() as opened:
         sink: Sink | None = None
         try:
             sink = opened.enter_context(opened_sink(settings, name, role="trial"))
             wrong = sink.check(target)
         except (SinkUnavailable, InvalidInput) as error:
-            wrong = mask_url(str(error))
+            wrong = str(error)
         if wrong is None:
-            trial.passed("sink", f"{name}: records would land in {target.table}")
+            trial.tell("sink", StepOutcome.OK, f"{name}: records would land in {target.table}")
         else:
-            trial.failed("sink", wrong)
+            trial.tell("sink", StepOutcome.FAILED, wrong)
         yield sink if wrong is None else None
 
 
-class _Reception:
-    """What a connector gave, on a thread of its own."""
+class _Reading:
+    """Reads what a connector gives, on a thread of its own, and keeps how that went."""
 
-    def __init__(self, connector: str, options: ConnectorOptions, context: Context, wanted: Wanted) -> None:
-        self._connector = connector
-        self._options = options
-        self._connected = Event()
-        self._context = replace(
-            context, on_connected=self._connects, on_waiting=self._waits, on_notice=self._notices
-        )
-        self._on_waiting = context.on_waiting
-        self._unanswered: asyncio.TimerHandle | None = None
-        self.waits_for: str | None = None
-        self.notices: list[tuple[str, str]] = []
-        self.wanted = wanted
-        self._received: list[Batch] = []
+    def __init__(self, records: int, timeout_s: float, on_waiting: Callable[[str], object]) -> None:
+        self._records, self._timeout_s, self._on_waiting = records, timeout_s, on_waiting
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._over = Event()
-        self.batches: tuple[Batch, ...] = ()
-        self.error: str | None = None
+        self._deadline: asyncio.Timeout | None = None
+        self._unanswered: asyncio.TimerHandle | None = None
+        self._is_connected = False
+        self._waits_for: str | None = None
+        self._error: str | None = None
+        self.batches: list[Batch] = []
+        self.notices: list[tuple[str, str]] = []
 
-    @property
-    def is_connected(self) -> bool:
-        return self._connected.is_set()
-
-    def _connects(self) -> None:
-        self._connected.set()
+    def connects(self) -> None:
+        self._is_connected = True
         self._stop_telling()
 
-    def _waits(self, why: str) -> None:
+    def waits(self, why: str) -> None:
         self._stop_telling()
-        self.waits_for = why
+        self._waits_for = why
         self._on_waiting(why)
 
-    def _notices(self, key: str, said: str) -> None:
+    def notes(self, key: str, said: str) -> None:
         if len(self.notices) < NOTICES_MAX and (key, said) not in self.notices:
             self.notices.append((key, said))
 
@@ -233,60 +193,47 @@ class _Reception:
         if self._unanswered is not None:
             self._unanswered.cancel()
 
-    def run(self) -> None:
+    def run(self, reading: Coroutine[None, None, None]) -> None:
         """Blocks for as long as was wanted, and a little longer at most."""
-        thread = Thread(target=self._run, name="feedq-trial", daemon=True)
+        thread = Thread(target=self._run, args=(reading,), name="feedq-trial", daemon=True)
         thread.start()
         try:
-            is_over = self._over.wait(self.wanted.timeout_s + END_S + GRACE_S)
-        except BaseException:
-            # Interrupted, by a person who waits: the source is left as politely as that allows.
-            if self._loop is not None and self._task is not None:
-                self._loop.call_soon_threadsafe(self._task.cancel)
-                self._over.wait(END_S)
+            thread.join(self._timeout_s + END_S + GRACE_S)
+        except KeyboardInterrupt:
+            # The source is left as politely as a person who waits allows: as if the time were up.
+            if self._loop is not None and self._deadline is not None:
+                self._loop.call_soon_threadsafe(self._deadline.reschedule, 0.0)
+                thread.join(END_S)
             raise
-        self.batches = tuple(self._received)
-        if is_over:
-            # Its loop is closed in peace; if that takes longer, nothing depends on it.
-            thread.join(GRACE_S)
-        else:
-            self.error = f"the connector did not end within {END_S + GRACE_S:g} s of being told to"
+        if thread.is_alive():
+            self._error = f"the connector did not end within {END_S + GRACE_S:g} s of being told to"
 
-    def _run(self) -> None:
+    def _run(self, reading: Coroutine[None, None, None]) -> None:
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-                loop.run(self._receive())
-        except BaseException as trouble:  # noqa: BLE001 -- anybody's connector, which may even say SystemExit
-            self.error = f"unexpected error in connector: {trouble!r}"
-        finally:
-            self._over.set()
-
-    async def _receive(self) -> None:
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        try:
-            await self._stream()
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                self._loop = runner.get_loop()
+                runner.run(reading)
         except FeedqError as trouble:
-            self.error = str(trouble)
-        except Exception as trouble:  # noqa: BLE001 -- anybody's connector; what it says is the result
-            self.error = f"unexpected error in connector: {trouble!r}"
-        # Before the loop is closed, for which nobody need wait.
-        self._over.set()
+            self._error = str(trouble)
+        except BaseException as trouble:  # noqa: BLE001 -- anybody's connector, which may even say SystemExit
+            self._error = f"unexpected error in connector: {trouble!r}"
 
-    async def _stream(self) -> None:
-        connector = load_connector(self._connector)
-        stream = open_stream(connector, self._options, context=self._context, cursor=self.wanted.cursor)
-        self._unanswered = tell_if_unanswered(self._options, self._waits)
+    async def read(self, connector: str, options: ConnectorOptions, context: Context, cursor: JSON) -> None:
+        """Connects, and keeps batches until there are enough. Raises what the connector raises."""
+        stream = open_stream(load_connector(connector), options, context=context, cursor=cursor)
+        self._unanswered = tell_if_unanswered(options, self.waits)
+        self._deadline = asyncio.timeout(self._timeout_s)
         try:
-            async with asyncio.timeout(self.wanted.timeout_s) as deadline:
+            async with self._deadline:
                 async for batch in stream:
-                    if self._has_enough(batch):
+                    if self._is_enough_with(batch):
                         return
                     # A stream that is never waited for would not let the time run out.
                     await asyncio.sleep(0)
-                self.error = "the source ended the stream"
+                self._error = "the source ended the stream"
         except TimeoutError:
             # What there is by then is the result; unless it is the connector's own.
-            if not deadline.expired():
+            if not self._deadline.expired():
                 raise
         finally:
             self._stop_telling()
@@ -294,42 +241,38 @@ class _Reception:
                 async with asyncio.timeout(END_S):
                     await stream.aclose()
 
-    def _has_enough(self, batch: Batch) -> bool:
+    def _is_enough_with(self, batch: Batch) -> bool:
         if not isinstance(batch, Batch):
             raise TypeError(f"it gave a {type(batch).__name__} instead of a Batch")
         if batch.count:
-            self._received.append(batch)
-        return (
-            sum(b.count for b in self._received) >= self.wanted.records
-            or sum(b.size for b in self._received) >= BYTES_MAX
-        )
+            self.batches.append(batch)
+        count, size = sum(b.count for b in self.batches), sum(b.size for b in self.batches)
+        return count >= self._records or size >= BYTES_MAX
+
+    def judged(self) -> tuple[StepOutcome, str]:
+        """How the source did, in words."""
+        within = f"within {self._timeout_s:g} s (--timeout)"
+        if count := sum(batch.count for batch in self.batches):
+            then = f", then: {self._error}" if self._error else ""
+            return StepOutcome.OK, f"connected; {count} records{then}"
+        if self._error:
+            return StepOutcome.FAILED, self._error
+        if self._is_connected:
+            return StepOutcome.OK, f"connected; no record {within}"
+        waits = self._waits_for
+        return StepOutcome.FAILED, f"{waits}; no record {within}" if waits else f"no connection {within}"
 
 
-def _judge_source(received: _Reception, trial: Trial, masker: Masker) -> None:
-    count = sum(batch.count for batch in received.batches)
-    error = received.error and masker.mask(mask_url(received.error))
-    within = f"within {received.wanted.timeout_s:g} s (--timeout)"
-    if count:
-        trial.passed("source", f"connected; {count} records{f', then: {error}' if error else ''}")
-    elif error:
-        trial.failed("source", error)
-    elif received.is_connected:
-        trial.passed("source", f"connected; no record {within}")
-    else:
-        waits_for = received.waits_for and masker.mask(mask_url(received.waits_for))
-        trial.failed("source", f"{waits_for}; no record {within}" if waits_for else f"no connection {within}")
-
-
-def _show_cursor(cursor: JSON, trial: Trial, masker: Masker) -> None:
+def _show_cursor(cursor: JSON, trial: Trial) -> None:
     try:
         cursor_text(cursor)
     except ValueError as error:
-        trial.failed("cursor", masker.mask(str(error)))
+        trial.tell("cursor", StepOutcome.FAILED, str(error))
     else:
-        trial.cursor = _masked_cursor(cursor, masker)
+        trial.cursor = _masked_cursor(cursor, trial.masker)
 
 
-def _first(batches: tuple[Batch, ...], records: int) -> tuple[Batch, ...]:
+def _first(batches: list[Batch], records: int) -> tuple[Batch, ...]:
     """The first records only, in batches of one: each lands with its own cursor and time."""
     each = ((batch, record) for batch in batches for record in batch.split())
     return tuple(
@@ -339,16 +282,12 @@ def _first(batches: tuple[Batch, ...], records: int) -> tuple[Batch, ...]:
 
 
 def _previews(sink: Sink | None, write: FeedWrite, trial: Trial) -> list[Preview]:
-    plain = [Preview(record, {}) for batch in write.batches for record in batch.split()]
-    if sink is None:
-        return plain
-    try:
-        return sink.preview(write)
-    except (SinkUnavailable, InvalidInput) as error:
-        trial.failed("landing", mask_url(str(error)))
-    except Exception as error:  # noqa: BLE001 -- of a batch that is not as it has to be
-        trial.failed("landing", mask_url(f"unexpected error: {error!r}"))
-    return plain
+    if sink is not None:
+        try:
+            return sink.preview(write)
+        except Exception as error:  # noqa: BLE001 -- also of a batch that is not as it has to be
+            trial.tell("landing", StepOutcome.FAILED, str(error) or repr(error))
+    return [Preview(record, {}) for batch in write.batches for record in batch.split()]
 
 
 def _masked(preview: Preview, masker: Masker) -> Preview:

@@ -23,7 +23,7 @@ from feedq.settings import settings as current_settings
 from feedq.testing.loopback import unanswering
 from feedq.verbs import documents
 from feedq.verbs import trial as trials
-from feedq.verbs.trial import BYTES_MAX, StepOutcome, Trial, Wanted, try_feed
+from feedq.verbs.trial import BYTES_MAX, StepOutcome, Trial, try_feed
 from tests.live import odd_connector
 
 
@@ -47,11 +47,11 @@ def settings(tmp_path: Path) -> Settings:
 def tried(settings: Settings, how: str, *, timeout_s: float = 0.1, records: int = 1, **more: Any) -> Trial:
     source = {"how": how, "format": "text", **more}
     spec = FeedSpec(name="acme/odd", connector="odd", source=source, sink={"table": "landed"})
-    return try_feed(spec, settings, SystemClock(), wanted=Wanted(records=records, timeout_s=timeout_s))
+    return try_feed(spec, settings, SystemClock(), records=records, timeout_s=timeout_s)
 
 
 def said(trial: Trial, step: str) -> tuple[StepOutcome, str]:
-    (found,) = [s for s in trial.steps if s.name == step]
+    (found,) = [s for s in trial.steps if s.step == step]
     return found.outcome, found.detail
 
 
@@ -163,8 +163,7 @@ def test_a_source_that_does_not_answer_is_named_while_it_is_waited_for(
         spec = FeedSpec(
             name="acme/x", connector="tcp", source={"url": f"tcp://{where}"}, sink={"table": "landed"}
         )
-        wanted = Wanted(timeout_s=0.3)
-        trial = try_feed(spec, settings, SystemClock(), wanted=wanted, on_waiting=told.append)
+        trial = try_feed(spec, settings, SystemClock(), timeout_s=0.3, on_waiting=told.append)
     waits = f"connecting to tcp://{where}: no answer for 0.05 s"
     assert told == [waits]
     assert said(trial, "source") == (StepOutcome.FAILED, f"{waits}; no record within 0.3 s (--timeout)")
@@ -175,7 +174,7 @@ def test_a_missing_file_is_said_at_once(settings: Settings) -> None:
     spec = FeedSpec(
         name="acme/x", connector="file", source={"path": "/nowhere/at/all"}, sink={"table": "landed"}
     )
-    trial = try_feed(spec, settings, SystemClock(), wanted=Wanted(timeout_s=8.0))
+    trial = try_feed(spec, settings, SystemClock(), timeout_s=8.0)
     assert said(trial, "source") == (
         StepOutcome.FAILED,
         "/nowhere/at/all: there is no such file on this worker (source.missing_timeout_s)",
