@@ -16,13 +16,14 @@ from uuid import UUID
 
 from feedq.control.store.feeds import Feeds
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import FeedView, Reason, WorkerView
+from feedq.core.model import FeedView, Reason, Worker, WorkerState, WorkerView
 from feedq.core.placement import placing
 from feedq.core.placement.base import EligibleWorker, Rules, WaitingFeed
+from feedq.core.remedies import command
 from feedq.errors import Conflict, FeedqError, Forbidden, InvalidInput, Unavailable
 from feedq.settings import Settings
-from feedq.verbs.actions import as_candidate
 from feedq.verbs.diagnosis.placement_checks import serves
+from feedq.verbs.wording import pairs
 
 TOGETHER_MAX = 250
 """Changes of one transaction: their rows stay locked until it ends, which passes of reconcile wait for."""
@@ -86,55 +87,102 @@ def _broken_off(away: Unavailable, result: BulkResult[T, R], total: int) -> Unav
     return type(away)(f"{done}: {away}" if total > 1 else str(away))
 
 
-def move_elsewhere(
-    store: PostgresStore, chosen: Sequence[FeedView], settings: Settings, *, told: Done = lambda done: None
+def move(
+    store: PostgresStore,
+    chosen: Sequence[FeedView],
+    settings: Settings,
+    *,
+    to: WorkerView | None,
+    told: Done = lambda done: None,
 ) -> BulkResult[FeedView, WorkerView]:
-    """Have feeds go on on other workers than those that have them, as placement chooses. A feed that may go
-    nowhere fails with the reason."""
-    workers = {view.worker.id: view for view in store.workers.views()}
-    targets, refused = _targets(store, chosen, list(workers.values()), settings.rules)
+    """Have feeds go on on this worker or, without one, on others than those that have them, as placement chooses.
+    A feed that may not go there fails with the reason. Raises `Conflict` when the worker takes no feeds."""
+    if to is not None and not serves(to):
+        raise Conflict(f"worker {to.worker.name!r} takes no feeds: {_why_closed(to.worker)}")
+    workers = store.workers.views()
+    targets, refused = _targets(store, chosen, workers, settings.rules, to=to)
+    by_id = {view.worker.id: view for view in workers}
 
     def go(feeds: Feeds, view: FeedView) -> WorkerView:
         target = targets[view.feed.id]
         feeds.move(view.feed.name, target, stop_within_s=settings.handoff_timeout_s)
-        return workers[target]
+        return by_id[target]
 
     result = each(store.feeds, [view for view in chosen if view.feed.id in targets], go, told=told)
-    result.failed += [(v, Conflict(refused[v.feed.id])) for v in chosen if v.feed.id in refused]
+    result.failed += [(v, refused[v.feed.id]) for v in chosen if v.feed.id in refused]
     return result
 
 
 def _targets(
-    store: PostgresStore, chosen: Sequence[FeedView], workers: Sequence[WorkerView], rules: Rules
-) -> tuple[dict[int, UUID], dict[int, str]]:
+    store: PostgresStore,
+    chosen: Sequence[FeedView],
+    workers: Sequence[WorkerView],
+    rules: Rules,
+    *,
+    to: WorkerView | None,
+) -> tuple[dict[int, UUID], dict[int, Conflict]]:
     """Where each feed goes, by its id, and why those that may go nowhere do not."""
     targets: dict[int, UUID] = {}
-    refused: dict[int, str] = {}
+    refused: dict[int, Conflict] = {}
     tenants = {view.feed.spec.tenant for view in chosen}
     capped = [tenant for tenant in tenants if rules.cap_of(tenant) is not None]
     held = [view for tenant in capped for view in store.feeds.views(tenant=tenant)]
     for owner in {view.lease.worker_id for view in chosen}:
-        group = [view for view in chosen if view.lease.worker_id == owner]
+        group = {view.feed.id: view for view in chosen if view.lease.worker_id == owner}
         given = Counter(targets.values())
         others = [
-            as_candidate(w, held=held, given=given[w.worker.id])
+            _candidate(w, held=held, given=given[w.worker.id])
             for w in workers
-            if serves(w) and w.worker.id != owner
+            if serves(w) and (w.worker.id != owner if to is None else w.worker.id == to.worker.id)
         ]
         decision = placing.place(
-            [WaitingFeed(v.feed.id, tenant=v.feed.spec.tenant, selector=v.feed.spec.selector) for v in group],
+            [
+                WaitingFeed(feed_id, tenant=v.feed.spec.tenant, selector=v.feed.spec.selector)
+                for feed_id, v in group.items()
+            ],
             others,
             now=datetime.now(UTC),
             rules=replace(rules, settle_s=0.0),
         )
         targets |= dict(decision.assignments)
-        refused |= {feed_id: _no_place(reason, others) for feed_id, reason in decision.unplaced}
+        for feed_id, reason in decision.unplaced:
+            refused[feed_id] = _no_place(group[feed_id], reason, others)
     return targets, refused
 
 
-def _no_place(reason: Reason, others: Sequence[EligibleWorker]) -> str:
+def _candidate(view: WorkerView, *, held: Sequence[FeedView], given: int) -> EligibleWorker:
+    """Describe a worker to placement, with ``given`` feeds that it was just given. Of capped tenants it has those
+    feeds that are its own among ``held``."""
+    worker = view.worker
+    feeds = view.leases + view.promised + given
+    theirs = (v for v in held if (v.lease.promised_to or v.lease.worker_id) == worker.id)
+    return EligibleWorker(
+        worker.id,
+        worker.name,
+        worker.queue,
+        worker.capacity,
+        feeds,
+        float(feeds),
+        worker.started_at,
+        worker.labels,
+        Counter(v.feed.spec.tenant for v in theirs),
+        frozenset(map(str.lower, worker.load.sinks_down)),
+    )
+
+
+def _why_closed(worker: Worker) -> str:
+    if not worker.capacity:
+        return "it only runs jobs"
+    if worker.state is not WorkerState.ACTIVE:
+        return "it is ending"
+    return f"it is {worker.target_state}; `{command('worker', 'uncordon', worker.name)}` lets it serve again"
+
+
+def _no_place(view: FeedView, reason: Reason, others: Sequence[EligibleWorker]) -> Conflict:
     if not others:
-        return "no other worker serves: start one, or feedq worker uncordon NAME"
-    if reason is Reason.NO_MATCH:
-        return "no other worker that serves has the labels that it requires"
-    return "the other workers that may have it are full, or have as many feeds of its tenant as they may"
+        why = "no other worker serves: start one, or feedq worker uncordon NAME"
+    elif reason is Reason.NO_MATCH:
+        why = f"no worker that it may go to has {pairs(view.feed.spec.selector.required)}, which it requires"
+    else:
+        why = "each worker that it may go to is full, or has as many feeds of its tenant as it may"
+    return Conflict(f"feed {view.feed.name!r} cannot be moved: {why}")

@@ -15,7 +15,7 @@ from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
 from feedq.core.selection import ALL, Selection, SelectionOrder
 from feedq.errors import FeedqError, InvalidInput, Outdated
-from feedq.verbs import actions, bulk
+from feedq.verbs import bulk
 from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.registry import (
     At,
@@ -32,6 +32,7 @@ from feedq.verbs.registry import (
     version_of,
 )
 from feedq.verbs.report.masking import masked, masked_view
+from feedq.verbs.workers import find_worker
 
 
 class FeedAction(StrEnum):
@@ -138,10 +139,9 @@ def show_feed(at: At, *, name: NameArgument) -> FeedDocument:
     view = at.store.feeds.view(at.feed(name).name)
     workers = at.store.workers.views()
     why = explain(view, workers, now=at.store.now(), rules=at.settings.rules)
-    names = actions.worker_names(workers)
-    goes_to = None if view.lease.promised_to is None else names.get(view.lease.promised_to)
+    promised = (one.worker.name for one in workers if one.worker.id == view.lease.promised_to)
     declaration = masked(view.feed.spec.plain())
-    return FeedDocument(masked_view(view), why, goes_to, declaration, etag_of(view.feed.version))
+    return FeedDocument(masked_view(view), why, next(promised, None), declaration, etag_of(view.feed.version))
 
 
 @verb("POST /feeds/act", role=AccessRole.OPERATOR)
@@ -178,22 +178,16 @@ def act_on_feeds(
         at.told(done, len(views))
 
     result: bulk.BulkResult[FeedView, Any]
-    if action is not FeedAction.MOVE:
-        result = bulk.each(at.store.feeds, views, _ACTS[action], told=told)
-    elif worker is None:
-        result = bulk.move_elsewhere(at.store, views, at.settings, told=told)
+    if action is FeedAction.MOVE:
+        to = None if worker is None else find_worker(at.store, worker)
+        result = bulk.move(at.store, views, at.settings, to=to, told=told)
     else:
-        move = partial(_move, at, worker)
-        result = bulk.one_by_one(views, move, told=told)
+        result = bulk.each(at.store.feeds, views, _ACTS[action], told=told)
     return Acted(
         len(views),
         [_done(view, outcome) for view, outcome in result.done],
         [_failed(view, error) for view, error in result.failed],
     )
-
-
-def _move(at: At, worker: str, view: FeedView) -> WorkerView:
-    return actions.move_feed(at.store, view.feed.name, worker, at.settings)
 
 
 def _target(target: TargetState, feeds: Feeds, view: FeedView) -> Feed:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from feedq.core.model import FeedView, WorkerTarget, WorkerView
+from feedq.control.store.postgresql import PostgresStore
+from feedq.core.model import FeedView, WorkerState, WorkerTarget, WorkerView
 from feedq.core.roles import AccessRole
-from feedq.verbs import actions
+from feedq.errors import Conflict, InvalidInput, NotFound
 from feedq.verbs.diagnosis.waiting_checks import explain_staying
 from feedq.verbs.registry import At, NameArgument, Page, verb
 from feedq.verbs.report.masking import masked_view
+from feedq.verbs.wording import ID_SHOWN
 
 
 class WorkerAction(StrEnum):
@@ -52,7 +54,7 @@ def list_workers(at: At, *, gone: bool = False) -> Page[WorkerView]:
 @verb("GET /workers/{name}", of_fleet=True)
 def show_worker(at: At, *, name: NameArgument) -> WorkerDocument:
     """One worker, by its name, the part of it before the ``@``, its id, or the beginning of that."""
-    view = actions.find_worker(at.store, name)
+    view = find_worker(at.store, name)
     theirs = at.store.feeds.views(worker=view.worker.name)
     held = [masked_view(feed) for feed in theirs if feed.lease.worker_id == view.worker.id]
     others = [one for one in at.store.workers.views() if one.worker.id != view.worker.id]
@@ -62,6 +64,31 @@ def show_worker(at: At, *, name: NameArgument) -> WorkerDocument:
 @verb("POST /workers/{name}/act", role=AccessRole.OPERATOR, of_fleet=True)
 def act_on_worker(at: At, *, name: NameArgument, action: WorkerAction, dry_run: bool = False) -> WorkerView:
     """Cordon or drain a worker, or let it serve again."""
+    found, target = find_worker(at.store, name), _TARGETS[action]
     if dry_run:
-        return actions.find_worker(at.store, name)
-    return actions.set_worker_target(at.store, name, _TARGETS[action])
+        return found
+    is_active = found.worker.state is WorkerState.ACTIVE
+    if not (is_active and at.store.workers.set_target(found.worker.id, target)):
+        raise Conflict(f"worker {found.worker.name!r} is ending: it lets go of its feeds and takes no more")
+    return replace(found, worker=replace(found.worker, target_state=target))
+
+
+def find_worker(store: PostgresStore, name: str) -> WorkerView:
+    """A live worker by its name, the part of it before the ``@``, its id, or the first eight or more characters of
+    its id, as lists show them.
+
+    Raises `NotFound`, `InvalidInput`.
+    """
+    live = store.workers.views()
+    found = [v for v in live if v.worker.name == name] or [
+        v for v in live if v.worker.name.partition("@")[0] == name
+    ]
+    if not found and len(name) >= ID_SHOWN:
+        found = [v for v in live if str(v.worker.id).startswith(name.lower())]
+    if not found:
+        names = ", ".join(sorted(v.worker.name for v in live)) or "none"
+        raise NotFound(f"no worker {name!r}; alive are: {names}")
+    if len(found) > 1:
+        meant = ", ".join(f"{v.worker.name} ({v.worker.id})" for v in found)
+        raise InvalidInput(f"{name!r} means {len(found)} workers; give the whole name or the id: {meant}")
+    return found[0]

@@ -28,7 +28,8 @@ from feedq.core.model import (
 from feedq.errors import Unavailable
 from feedq.settings import Settings
 from feedq.telemetry.logs import EventKind
-from feedq.verbs.actions import move_feed, set_worker_target
+from feedq.verbs import bulk
+from feedq.verbs.workers import find_worker
 from tests.fakes.clock import ManualClock, SkewedClock
 from tests.fakes.durations import DURATIONS
 from tests.fakes.invariants import overfull_workers, problems_of_move, problems_of_rows
@@ -46,6 +47,13 @@ TICK_MIN_S = 0.1
 
 class InvariantBroken(AssertionError):
     """The protocol failed; the message ends with the transcript up to that moment."""
+
+
+def move_feed(store: MemoryStore, name: str, worker: str, settings: Settings) -> None:
+    """Has one feed moved. Raises why it cannot be."""
+    result = bulk.move(store, [store.feeds.view(name)], settings, to=find_worker(store, worker))
+    for _, error in result.failed:
+        raise error
 
 
 class FakeFleet:
@@ -179,19 +187,22 @@ class FakeFleet:
 
     def drain(self, name: str) -> None:
         self.say("person", f"drains worker {name}")
-        set_worker_target(self.store, name, WorkerTarget.DRAINED)
+        self.want(name, WorkerTarget.DRAINED)
 
     def cordon(self, name: str) -> None:
         self.say("person", f"cordons worker {name}")
-        set_worker_target(self.store, name, WorkerTarget.CORDONED)
+        self.want(name, WorkerTarget.CORDONED)
 
     def uncordon(self, name: str) -> None:
         self.say("person", f"uncordons worker {name}")
-        set_worker_target(self.store, name, WorkerTarget.SERVING)
+        self.want(name, WorkerTarget.SERVING)
 
     def move(self, feed_id: int, name: str) -> None:
         self.say("person", f"moves feed {feed_id} to {name}")
         move_feed(self.store, self._name(feed_id), name, self.settings)
+
+    def want(self, name: str, target: WorkerTarget) -> None:
+        self.store.workers.set_target(find_worker(self.store, name).worker.id, target)
 
     def become_stubborn(self, name: str) -> None:
         self.say(f"worker {name}", "hears no stop request any more")

@@ -142,8 +142,14 @@ def test_a_move_that_takes_too_long_says_what_it_waits_for(command: Command) -> 
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (("worker", "cordon", "two"), "it is cordoned; `feedq worker uncordon two` lets it serve again"),
-        (("feed", "set", "a", "selector.required.region=eu"), "it lacks the label region=eu"),
+        (
+            ("worker", "cordon", "two"),
+            "worker 'two' takes no feeds: it is cordoned; `feedq worker uncordon two` lets it serve again",
+        ),
+        (
+            ("feed", "set", "a", "selector.required.region=eu"),
+            "no worker that it may go to has region=eu, which it requires",
+        ),
         (("feed", "pause", "a"), "is paused: resume it, then move it"),
     ],
 )

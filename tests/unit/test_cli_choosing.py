@@ -93,7 +93,7 @@ def test_feeds_of_a_worker_move_to_those_with_room(command: Command) -> None:
     assert result.exit_code == 1
     assert result.stdout == "acme/a moving to two\n"
     assert "1 not moved, 1 moved\n  " in result.stderr
-    assert "are full" in result.stderr
+    assert "is full" in result.stderr
     views = command.store.feeds.views()
     assert [v.feed.name for v in views if v.lease.promised_to not in (None, source.id)] == ["acme/a"]
 
