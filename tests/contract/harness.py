@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, ClassVar
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg2
 from sqlalchemy import Engine
@@ -426,7 +426,3 @@ class PostgresHarness(Harness):
         ((count,),) = self.execute("SELECT count(*) FROM feedq.feed WHERE dirty")
         assert isinstance(count, int)
         return count
-
-
-def worker_ids(*workers: Worker) -> list[UUID]:
-    return [worker.id for worker in workers]

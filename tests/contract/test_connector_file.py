@@ -232,25 +232,6 @@ async def test_a_new_file_with_the_old_inode_is_not_taken_for_the_old_one(tmp_pa
     assert any(line["event"] == LogEvent.SOURCE_GAP for line in logs)
 
 
-async def test_a_link_that_is_pointed_elsewhere_is_followed(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    first, second, link = tmp_path / "real" / "0.log", tmp_path / "real" / "1.log", tmp_path / "log"
-    append(first, b"1")
-    link.symlink_to(first)
-
-    driver = driver_of(link)
-    await read_until(driver, 1)
-    append(first, b"2")
-    append(second, b"3")
-    link.unlink()
-    link.symlink_to(second)
-    await read_until(driver, 2)
-    # The old one is still beside it, and has no name that begins alike.
-    assert driver.records == [b"1", b"2"]
-    await read_until(driver, 3)
-    assert driver.records == [b"1", b"2", b"3"]
-
-
 # -- rotation by copying and truncating ----------------------------------------------------------------
 
 

@@ -288,12 +288,3 @@ async def test_a_secret_that_no_header_can_hold_is_told_and_not_shown() -> None:
     _, error = await feed.read_to_end("http://127.0.0.1:1/", headers={"X-Key": "{token}"})
     assert isinstance(error, FeedMisconfigured)
     assert "X-Key" in str(error)
-
-
-async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-
-    async with serving(Script(answer(LINES))) as port:
-        batches, _ = await Feed(HttpConnector).read_to_end(url(port))
-    assert len(records_of(batches)) == 100

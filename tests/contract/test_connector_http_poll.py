@@ -72,15 +72,6 @@ async def test_of_a_list_that_grows_only_what_is_new_lands() -> None:
     assert [seqs(b.split()) for b in batches] == [[1, 2], [3, 4, 5], [6], [1, 9]]
 
 
-async def test_an_answer_without_content_is_nothing_new() -> None:
-    api = Api(in_turn(head("204 No Content"), answer(b""), answer(items()), answer(items(1))))
-    feed = Feed(HttpConnector)
-    async with serving(api) as port:
-        batches = await feed.take(2, url(port), **POLL)
-    assert records_of(batches) == [items(), items(1)]
-    assert feed.connected == 1
-
-
 # -- what an answer is ---------------------------------------------------------------------------------
 
 

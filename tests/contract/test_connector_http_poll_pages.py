@@ -193,17 +193,6 @@ async def test_a_page_on_another_host_is_asked_for_without_the_headers_of_the_fe
     assert "s3cret" not in str(elsewhere.asked)
 
 
-async def test_a_page_that_is_not_there_though_it_was_just_named_is_told() -> None:
-    def reply(asked: Asked) -> bytes:
-        return answer(b"", "404 Not Found") if asked.parameter("page") else paged(asked, by_link=True)
-
-    async with serving(Api(reply)) as port:
-        source = {**POLL, "records": "/items", "next_page": "link"}
-        batches, error = await Feed(HttpConnector).read_to_end(url(port), **source)
-    assert seqs(records_of(batches)) == [1, 2]
-    assert "has nothing there" in str(error)
-
-
 async def test_pages_in_a_circle_are_told() -> None:
     def reply(asked: Asked) -> bytes:
         there = "/b" if asked.target == "/a" else "/a"

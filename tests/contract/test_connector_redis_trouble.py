@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from feedq.connectors.redis import RedisConnector
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.testing.driver import ConnectorDriver, pull
+from feedq.testing.driver import ConnectorDriver
 from feedq.testing.loopback import serving
 from tests.contract.redis_source import Source, source
 
@@ -36,13 +35,6 @@ async def test_what_only_an_edit_can_mend_fails_the_feed(
     assert "s3cret" not in str(error)
 
 
-async def test_a_database_that_does_not_exist_fails_the_feed(source: Source) -> None:
-    url = f"redis://127.0.0.1:{source.server.port}/99"
-    error = await source.driver("a", url=url).read()
-    assert isinstance(error, FeedMisconfigured)
-    assert "DB index is out of range" in str(error)
-
-
 @pytest.mark.parametrize("rules", [("+@all", "-xread", "~*"), ("+@all", "-xinfo", "~*"), ("+@all", "~other")])
 async def test_a_user_without_the_permission_fails_the_feed(source: Source, rules: tuple[str, ...]) -> None:
     source.allow(*rules)
@@ -55,16 +47,6 @@ async def test_a_user_who_may_not_name_its_connection_reads_all_the_same(source:
     source.allow("+xread", "+xrange", "+xinfo", "+select", "~a")
     source.add("a", b"1")
     await source.driver("a").land(1)
-
-
-async def test_a_connection_bears_the_name_of_its_feed(source: Source) -> None:
-    source.add("a", b"1")
-    driver = source.driver("a")
-    driver.feed = "acme/my orders"
-    async with aclosing(driver.open()) as stream:
-        await pull(driver, stream, count=1)
-        names = {client["name"] for client in source.client.client_list()}
-    assert "feedq/conformance/acme/my_orders" in names
 
 
 async def test_a_server_that_is_still_loading_is_tried_again() -> None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from feedq.connectors.tcp import TcpConnector
 from feedq.connectors.wire.connection import UNSENT_BYTES_MAX
-from feedq.connectors.wire.dialing import dial
 from feedq.core.model import Batch
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.testing.loopback import serving
@@ -173,20 +169,3 @@ async def test_a_length_that_cannot_be_one_fails_the_feed_after_what_came_before
 
 
 # -- sockets -------------------------------------------------------------------------------------------
-
-
-async def test_a_peer_that_vanished_is_noticed() -> None:
-    feed = Feed(TcpConnector)
-    async with serving(says(b"1\n", stays=True)) as port, aclosing(feed.open(url(port))) as stream:
-        await anext(stream)
-        (fileno,) = feed.guard.watched
-        with socket.socket(fileno=os.dup(fileno)) as sock:
-            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-
-
-async def test_a_socket_that_tcp_connected_to_itself_counts_as_refused() -> None:
-    with socket.socket() as sock:
-        sock.setblocking(False)
-        sock.bind(("127.0.0.1", 0))
-        with pytest.raises(ConnectionRefusedError):
-            await dial(sock, sock.getsockname())

@@ -113,16 +113,6 @@ async def test_without_a_cursor_what_holds_it_is_left_out() -> None:
     assert asked.target == "/"
 
 
-async def test_an_initial_cursor_stands_for_none() -> None:
-    asked, messages = await asked_by(
-        path="/{cursor}?after={cursor}", initial_cursor=0, subscribe=['{"from": {cursor}}']
-    )
-    assert asked.target == "/0?after=0"
-    assert messages == [b'{"from": 0}']
-    asked, _ = await asked_by(path="/{cursor}", initial_cursor=0, after=17)
-    assert asked.target == "/17"
-
-
 async def test_nothing_that_is_sent_gets_into_a_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 

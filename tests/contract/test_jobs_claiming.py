@@ -6,7 +6,6 @@ from contextlib import closing
 
 import pytest
 
-from feedq.control.store.jobs.claiming import LEFT_S
 from feedq.core.model import WorkerTarget
 from feedq.core.schedule.model import RunKind, RunState
 from feedq.core.schedule.spec import Overlap, Queue, Semantics
@@ -64,16 +63,6 @@ def test_fences_grow_from_attempt_to_attempt(jobs: JobsHarness) -> None:
     assert second.attempt == first.attempt, "it had not begun"
 
 
-def test_without_a_time_out_there_is_no_deadline_and_without_a_word_the_default(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule("endless", task="tasks.report", timeout=None)
-    jobs.schedule("plain")
-    fall_due(jobs)
-    remaining = {run.schedule: run.remaining_s for run in claim(jobs, worker)}
-    assert remaining["endless"] is None
-    assert remaining["plain"] == pytest.approx(3600, abs=5)
-
-
 @pytest.mark.parametrize("how", ["gone", "draining", "cordoned", "unknown"])
 def test_a_worker_that_is_not_serving_claims_nothing(jobs: JobsHarness, how: str) -> None:
     worker = jobs.job_worker()
@@ -121,19 +110,6 @@ def test_of_twelve_runs_each_of_three_idle_workers_takes_four_however_often_it_a
             held += len(granted.runs)
     ((waiting,),) = jobs.execute("SELECT count(*)::int FROM feedq.run WHERE state = 'waiting'")
     assert waiting == 0
-
-
-def test_what_is_left_to_others_is_anybodys_once_it_has_waited_for_a_second(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    made = [jobs.schedules.trigger("nightly", key=str(n)) for n in range(4)]
-    granted = ask(jobs, worker, slots=8, fleet_slots=32)
-    assert [run.id for run in granted.runs] == [made[0].id]
-    assert granted.next_in_s == pytest.approx(LEFT_S, abs=0.5), "when it may have the others"
-    for run in made[1:3]:
-        due_later(jobs, run, -2 * LEFT_S)
-    rest = claim(jobs, worker, limit=7, slots=8, fleet_slots=32)
-    assert {run.id for run in rest} == {run.id for run in made[1:3]}
 
 
 def test_with_more_to_do_than_slots_a_worker_takes_all_it_has_room_for(jobs: JobsHarness) -> None:

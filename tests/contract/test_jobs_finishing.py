@@ -44,22 +44,6 @@ def test_an_attempt_ends_as_its_worker_says(jobs: JobsHarness, state: RunState) 
     assert jobs.events("run_finish_rejected") == []
 
 
-def test_many_attempts_end_at_once_each_in_its_own_way(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    for n in range(4):
-        jobs.schedules.trigger("nightly", key=str(n))
-    a, b, c, d = claim(jobs, worker)
-    done = finish(jobs, worker, ended(d), ended(a), ended(c, S.FAILED), ended(b, S.WAITING))
-    assert sorted(done) == sorted(run.id for run in (a, b, c, d))
-    assert [jobs.schedules.run(run.id).state for run in (a, b, c, d)] == [
-        S.SUCCEEDED,
-        S.WAITING,
-        S.FAILED,
-        S.SUCCEEDED,
-    ]
-
-
 def test_a_reason_of_any_length_and_content_can_be_kept(jobs: JobsHarness) -> None:
     worker, run = started(jobs)
     assert finish(jobs, worker, ended(run, S.FAILED, "nul \x00, half \ud800 " + "x" * 100_000)) == [run.id]
@@ -140,13 +124,6 @@ def test_a_retry_has_its_start_deadline_anew_and_ranks_by_when_it_is_due(jobs: J
     assert row == (True, True, True)
     jobs.elapse(20)
     assert claim_one(jobs, worker).attempt == 2
-
-
-def test_a_retry_of_a_removed_schedule_is_not_made(jobs: JobsHarness) -> None:
-    worker, run = started(jobs, **RETRIED)
-    jobs.schedules.remove("nightly")
-    assert finish(jobs, worker, ended(run, S.FAILED)) == [run.id]
-    assert jobs.schedules.run(run.id).state is S.FAILED
 
 
 def test_what_is_given_back_for_a_removed_schedule_is_cancelled(jobs: JobsHarness) -> None:

@@ -81,15 +81,6 @@ def test_a_name_is_given_once(jobs: JobsHarness) -> None:
     assert jobs.schedules.get("nightly") == first
 
 
-@pytest.mark.parametrize(
-    "act", ["edit", "remove", "pause", "resume", "trigger", "purge", "get", "view", "runs", "counts"]
-)
-def test_a_schedule_that_is_not_there_is_not_found(jobs: JobsHarness, act: str) -> None:
-    arguments = [schedule_spec("nobody")] if act == "edit" else []
-    with pytest.raises(NotFound, match="no schedule named 'nobody'"):
-        getattr(jobs.schedules, act)("nobody", *arguments)
-
-
 # -- editing -----------------------------------------------------------------------------------------
 
 
@@ -101,16 +92,6 @@ def overdue(jobs: JobsHarness, **changes: Any) -> datetime:
     assert tick is not None
     assert tick < jobs.now()
     return tick
-
-
-def test_an_edit_that_changes_nothing_changes_nothing(jobs: JobsHarness) -> None:
-    # As a person writes it and as JSON has it are the same declaration.
-    before = jobs.schedule(task="t", args=["a", ["b"]], kwargs={"n": 1}, jitter=2.0)
-    jobs.execute("DELETE FROM feedq.event")
-    spec = schedule_spec(task="t", args=["a", ["b"]], kwargs={"n": 1}, jitter=2)
-    assert jobs.schedules.edit("nightly", spec) == before
-    assert jobs.schedules.get("nightly") == before
-    assert jobs.events("schedule_edited") == []
 
 
 def test_an_edit_with_the_same_timing_keeps_the_watermark(jobs: JobsHarness) -> None:
@@ -155,15 +136,6 @@ def test_runs_that_wait_keep_the_job_they_were_made_with(jobs: JobsHarness) -> N
     assert waiting.job.task == "tasks.report"
 
 
-def test_an_edit_may_rename(jobs: JobsHarness) -> None:
-    first = jobs.schedule("nightly")
-    jobs.schedule("taken")
-    with pytest.raises(Conflict, match="'taken' exists already"):
-        jobs.schedules.edit("nightly", schedule_spec("taken"))
-    assert jobs.schedules.edit("nightly", schedule_spec("daily")).id == first.id
-    assert set(jobs.declared()) == {"daily", "taken"}
-
-
 def test_a_new_name_brings_other_hashed_ticks_and_the_first_of_them_is_not_left_out(
     jobs: JobsHarness,
 ) -> None:
@@ -201,12 +173,6 @@ def test_an_edit_ends_no_pause_by_hand(jobs: JobsHarness, declared: bool) -> Non
     assert (edited.state, edited.pause_reason) == (ScheduleState.PAUSED, "the server moves")
 
 
-def test_what_was_resumed_by_hand_is_paused_by_declaring_it_so_once_more(jobs: JobsHarness) -> None:
-    jobs.schedule(paused=True)
-    assert not jobs.schedules.resume("nightly").spec.paused
-    assert jobs.schedules.edit("nightly", schedule_spec(paused=True)).state is ScheduleState.PAUSED
-
-
 # -- pausing -----------------------------------------------------------------------------------------
 
 
@@ -221,15 +187,6 @@ def test_a_pause_keeps_the_watermark_and_says_why(jobs: JobsHarness) -> None:
     )
     assert (paused.next_tick_at, paused.generation) == (added.next_tick_at, 1)
     assert jobs.schedules.get("nightly") == paused
-
-
-def test_a_pause_of_what_is_paused_gives_it_another_end(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    jobs.schedules.pause("nightly", reason="first")
-    again = jobs.schedules.pause("nightly", until=datetime(2999, 1, 1, tzinfo=UTC))
-    assert (again.paused_until, again.pause_reason) == (datetime(2999, 1, 1, tzinfo=UTC), None)
-    assert jobs.schedules.pause("nightly", until=datetime(2999, 1, 1, tzinfo=UTC)) == again
-    assert len(jobs.events("schedule_paused")) == 2, "none for what changed nothing"
 
 
 def test_the_end_of_a_pause_has_a_zone_and_its_reason_can_be_printed(jobs: JobsHarness) -> None:
@@ -249,16 +206,6 @@ def test_resuming_skips_the_ticks_of_the_pause(jobs: JobsHarness) -> None:
     resumed = jobs.schedules.resume("nightly")
     assert resumed.next_tick_at in {next_tick(resumed.spec, after=at) for at in (before, jobs.now())}
     assert (resumed.state, resumed.paused_until, resumed.pause_reason) == (ScheduleState.ACTIVE, None, None)
-
-
-def test_resuming_forgets_failures(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    jobs.execute("UPDATE feedq.schedule SET failures = 3, state = 'paused', pause_reason = '3 failures'")
-    assert jobs.schedules.resume("nightly").failures == 0
-    jobs.execute("UPDATE feedq.schedule SET failures = 2")
-    resumed = jobs.schedules.resume("nightly")
-    assert (resumed.failures, resumed.state) == (0, ScheduleState.ACTIVE)
-    assert len(jobs.events("schedule_resumed")) == 1, "it was not paused the second time"
 
 
 # -- removing ----------------------------------------------------------------------------------------

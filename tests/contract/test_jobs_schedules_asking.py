@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from feedq.core.model import Worker, WorkerTarget
-from feedq.core.schedule.model import BACKFILL_MAX, Run, RunKind, RunState, ScheduleState
+from feedq.core.schedule.model import BACKFILL_MAX, Run, RunKind, RunState
 from feedq.core.schedule.spec import Overlap
 from feedq.core.values import instant
 from feedq.errors import Conflict, InvalidInput, NotFound
@@ -84,13 +84,6 @@ def test_a_trigger_may_bring_a_job_of_its_own(jobs: JobsHarness) -> None:
     assert jobs.schedules.get("nightly").spec.args == []
 
 
-@pytest.mark.parametrize("key", ["", "a\nb", "x" * 201, "a\0"])
-def test_a_key_can_be_printed(jobs: JobsHarness, key: str) -> None:
-    jobs.schedule()
-    with pytest.raises(InvalidInput, match="key"):
-        jobs.schedules.trigger("nightly", key=key)
-
-
 def test_a_trigger_works_on_a_paused_schedule_and_on_no_removed_one(jobs: JobsHarness) -> None:
     jobs.schedule()
     jobs.schedules.pause("nightly")
@@ -163,12 +156,6 @@ def test_cancel_other_ends_what_has_not_ended(jobs: JobsHarness, worker: Worker)
         assert run.state is RunState.CANCELLED
         assert run.reason == "overlap is cancel_other, and the trigger new came"
     assert jobs.schedules.trigger("nightly", key="new").state is RunState.WAITING
-
-
-def test_a_key_that_was_used_cancels_nothing(jobs: JobsHarness) -> None:
-    jobs.schedule(overlap=Overlap.CANCEL_OTHER)
-    first = jobs.schedules.trigger("nightly", key="k")
-    assert jobs.schedules.trigger("nightly", key="k") == first
 
 
 # -- backfills ---------------------------------------------------------------------------------------
@@ -253,14 +240,6 @@ def test_a_purge_cancels_what_waits_and_nothing_else(jobs: JobsHarness, worker: 
     assert jobs.schedules.run(untouched.id) == untouched
 
 
-def test_a_waiting_run_is_cancelled(jobs: JobsHarness, worker: Worker) -> None:
-    jobs.schedule()
-    run = jobs.schedules.trigger("nightly")
-    assert jobs.notified(lambda: jobs.schedules.cancel_run(run.id), worker) == set()
-    cancelled = jobs.schedules.run(run.id)
-    assert (cancelled.state, cancelled.reason) == (RunState.CANCELLED, "cancelled by hand")
-
-
 def test_the_worker_of_a_running_run_hears_of_its_end(jobs: JobsHarness, worker: Worker) -> None:
     jobs.schedule()
     other, run = jobs.job_worker("b"), jobs.schedules.trigger("nightly")
@@ -309,17 +288,3 @@ def test_the_schedule_behind_an_entry_is_shown_and_never_fires(jobs: JobsHarness
     assert (schedule.spec.task, schedule.generation) == ("tasks.sweep", 2)
     tasks = [run.job.task for run in jobs.schedules.runs("beat:clean")]
     assert tasks == ["tasks.sweep", "tasks.clean", "tasks.clean"]
-
-
-def test_a_paused_entry_is_not_enqueued(jobs: JobsHarness) -> None:
-    jobs.schedules.once(job_spec("beat:clean", task="tasks.clean"), "k1", SOME_TICK)
-    jobs.schedules.pause("beat:clean")
-    assert jobs.schedules.once(job_spec("beat:clean", task="tasks.clean"), "k2", SOME_TICK) is False
-    assert jobs.schedules.resume("beat:clean").state is ScheduleState.ACTIVE
-    assert jobs.schedules.once(job_spec("beat:clean", task="tasks.clean"), "k2", SOME_TICK) is True
-
-
-def test_an_entry_that_was_removed_begins_anew(jobs: JobsHarness) -> None:
-    jobs.schedules.once(job_spec("beat:clean", task="tasks.clean"), "k1", SOME_TICK)
-    jobs.schedules.remove("beat:clean")
-    assert jobs.schedules.once(job_spec("beat:clean", task="tasks.clean"), "k1", SOME_TICK) is True

@@ -265,23 +265,3 @@ def test_what_is_read_does_not_grow_with_what_there_is(jobs: JobsHarness, is_ana
         read = jobs.rows_read_by(act)
         assert read <= most + PLANNER_ROWS, what
     assert jobs.rows_read_by(jobs.declared) >= SCHEDULES - 1, "the counters work"
-
-
-@pytest.mark.parametrize("is_analyzed", [True, False], ids=["with statistics", "without statistics"])
-def test_however_many_are_urgent_a_few_are_looked_at(jobs: JobsHarness, is_analyzed: bool) -> None:
-    many(jobs)
-    worker = jobs.job_worker(ttl_s=1e6)
-    jobs.execute("UPDATE feedq.schedule SET failures = 1, next_tick_at = now(), next_fire_at = now()")
-    jobs.execute(
-        "UPDATE feedq.run SET state = CASE key WHEN '1' THEN 'failed' WHEN '2' THEN 'waiting' "
-        "WHEN '3' THEN 'running' ELSE 'skipped_overlap' END, "
-        "ended_at = CASE WHEN key NOT IN ('2', '3') THEN now() END, "
-        "worker_id = CASE key WHEN '3' THEN %s::uuid END, due_at = now() - interval '1 h' WHERE key <> 'w'",
-        str(worker.id),
-    )
-    if is_analyzed:
-        jobs.execute("ANALYZE feedq.schedule, feedq.run")
-    limit = 5
-    # Three kinds of runs, the schedules of each, the next to fire; and the few that are shown.
-    most = 3 * 2 * SCANNED + limit + 6 * limit
-    assert jobs.rows_read_by(lambda: jobs.schedules.urgent(limit=limit)) <= most + PLANNER_ROWS

@@ -34,13 +34,6 @@ def test_lists_go_on_and_show_it_with_an_explanation(damaged: JobsHarness) -> No
     assert a.schedule == damaged.schedules.get("a")
 
 
-def test_a_run_whose_job_cannot_be_read_is_listed(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    jobs.schedules.trigger("nightly")
-    jobs.execute("""UPDATE feedq.run SET job = job || '{"warp": 9}'""")
-    assert [run.job.task for run in jobs.schedules.runs()] == [UNREADABLE]
-
-
 @pytest.mark.parametrize(
     "act",
     [
@@ -56,13 +49,6 @@ def test_what_needs_the_declaration_names_it_and_says_what_to_do(
 ) -> None:
     with pytest.raises(Unreadable, match=r"schedule 'bad' .* upgrade feedq, or .* `feedq apply`"):
         act(damaged.schedules)
-
-
-def test_among_all_that_are_declared_it_is_marked(damaged: JobsHarness) -> None:
-    a, bad, c = damaged.schedules.all()
-    assert (a.spec, c.spec) == (schedule_spec("a"), schedule_spec("c"))
-    assert str(bad.unreadable).startswith("schedule 'bad' is stored in a way that this release")
-    assert not bad.spec.paused
 
 
 def test_it_is_paused_purged_and_removed_all_the_same(damaged: JobsHarness) -> None:
@@ -108,19 +94,3 @@ def test_one_that_firing_has_paused_ticks_again_once_it_is_declared_anew(damaged
     damaged.elapse(INTERVAL_S)
     damaged.store.jobs.runs.fire_due(limit=10)
     assert damaged.schedules.counts("bad") == {RunState.WAITING: 2}, "the trigger and a tick"
-
-
-@pytest.mark.parametrize("when", ["before it fell due", "after firing had paused it"])
-def test_one_that_a_person_has_paused_stays_so_when_it_is_declared_anew(
-    damaged: JobsHarness, when: str
-) -> None:
-    if when.startswith("after"):
-        fired(damaged)
-    damaged.schedules.pause("bad", reason="maintenance")
-    edited = damaged.schedules.edit("bad", schedule_spec("bad"))
-    assert (edited.state, edited.pause_reason) == (ScheduleState.PAUSED, "maintenance")
-
-
-def test_an_edit_that_differs_in_nothing_that_can_be_read_is_made(damaged: JobsHarness) -> None:
-    damaged.schedules.edit("bad", schedule_spec("bad"))
-    assert damaged.schedules.get("bad").spec == schedule_spec("bad")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from feedq.core.schedule.model import RunState
-from feedq.core.schedule.spec import Overlap, checked_job
-from feedq.errors import InvalidInput
+from feedq.core.schedule.spec import Overlap
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, fall_due
-from tests.schedules import job_spec
 
 OLD, NEW = "tasks.report", "tasks.brand_new"
 GPU = {"gpu": "yes"}
@@ -28,17 +24,6 @@ def test_a_worker_claims_only_runs_whose_task_it_knows(jobs: JobsHarness) -> Non
     assert [run.job.task for run in claim(jobs, old)] == [OLD]
     assert claim(jobs, old) == []
     assert [run.job.task for run in claim(jobs, new)] == [NEW]
-
-
-def test_nor_does_it_claim_what_was_triggered_or_is_backfilled(jobs: JobsHarness) -> None:
-    old = jobs.job_worker("old", tasks=[OLD])
-    jobs.schedule("b", task=NEW)
-    jobs.schedules.trigger("b")
-    assert claim(jobs, old) == []
-    jobs.schedules.purge("b")
-    jobs.schedules.backfill("b", [jobs.now()])
-    assert claim(jobs, old) == []
-    assert claim_one(jobs, jobs.job_worker("new", tasks=[NEW])).job.task == NEW
 
 
 def test_a_worker_of_a_release_that_does_not_say_claims_all(jobs: JobsHarness) -> None:
@@ -122,9 +107,3 @@ def test_schedules_that_no_worker_can_serve_are_named(jobs: JobsHarness) -> None
     assert jobs.schedules.view("a").unserved is None
     jobs.job_worker("new", tasks=[OLD, NEW], labels=GPU)
     assert jobs.schedules.unserved(names) == {}
-
-
-@pytest.mark.parametrize("selector", [{"a": 1}, ["a"], {"": "x"}, {"a": "b\n"}])
-def test_a_selector_is_labels(selector: object) -> None:
-    with pytest.raises(InvalidInput, match=r"^schedule 'a': selector"):
-        checked_job(job_spec("a", selector={"required": selector}))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from feedq.core.lease import AVOIDED_MAX
 from feedq.core.model import Claim, Feed, FeedKey, LeaseState, Load, Reason, Release, Status, Worker
 from feedq.core.placement.base import EligibleWorker, WaitingFeed
 from feedq.telemetry.logs import EventKind
@@ -60,26 +59,6 @@ def test_a_lease_tells_on_which_workers_its_feed_failed(harness: Harness, reason
     (found,) = waiting(harness)
     assert [name for name, _ in found.avoid] == ["b", "c", "a"]
     assert [at for _, at in found.avoid] == sorted(harness.lease(feed).avoid.values())
-
-
-@pytest.mark.parametrize(
-    "reason", sorted(set(Reason) - {Reason.BACKOFF, Reason.FAILED, Reason.EDITED}), ids=str
-)
-def test_to_let_go_for_another_reason_is_no_failure(harness: Harness, reason: Reason) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    fail(harness, worker, claim(harness, feed, worker).key)
-    other = harness.worker("b")
-    fail(harness, other, claim(harness, feed, other).key, reason)
-    assert names(harness, feed) == ["a"]
-
-
-def test_only_the_latest_failures_are_kept(harness: Harness) -> None:
-    feed = harness.feed()
-    workers = [harness.worker(f"w{n}") for n in range(AVOIDED_MAX + 2)]
-    for worker in workers:
-        fail(harness, worker, claim(harness, feed, worker).key)
-    assert names(harness, feed) == [f"w{n}" for n in range(2, AVOIDED_MAX + 2)]
-    assert not claim(harness, feed, workers[0]).is_new_here, "it failed everywhere: no worker is to blame"
 
 
 def test_a_claim_tells_whether_the_feed_failed_on_this_worker(harness: Harness) -> None:
@@ -254,13 +233,6 @@ def test_looks_count_up_and_leave_one_event(harness: Harness) -> None:
     assert harness.lease(feed).last_error == "permission denied"
 
 
-def test_nobody_is_woken_for_a_look_that_finds_nothing_new(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    assert harness.wakes(lambda: fail(harness, worker, claim(harness, feed, worker).key, Reason.FAILED))
-    key = claim(harness, feed, worker).key
-    assert not harness.wakes(lambda: fail(harness, worker, key, Reason.FAILED))
-
-
 def test_a_mended_feed_is_running_as_any_other_and_history_says_so(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     look(harness, feed, worker)
@@ -299,22 +271,6 @@ def test_a_candidate_tells_which_sinks_it_cannot_write_to(harness: Harness) -> N
     assert found["b"].sinks_down == {"reports", "default"}
     beat(harness, cut_off, Load())
     assert candidates(harness)["b"].sinks_down == frozenset()
-
-
-@pytest.mark.parametrize(("loop_lag_s", "lags"), [(0.0, False), (0.9, False), (1.1, True)])
-def test_a_worker_whose_loop_runs_late_lags(harness: Harness, loop_lag_s: float, lags: bool) -> None:
-    beat(harness, harness.worker(), Load(loop_lag_s=loop_lag_s))
-    assert candidates(harness)["a"].lags is lags
-
-
-def test_a_worker_whose_heartbeat_is_late_lags(harness: Harness) -> None:
-    worker = harness.worker()
-    harness.elapse(TTL_S / 2)
-    assert not candidates(harness)["a"].lags
-    harness.elapse(TTL_S / 4)
-    assert candidates(harness)["a"].lags
-    beat(harness, worker, Load())
-    assert not candidates(harness)["a"].lags
 
 
 def placed(harness: Harness, feeds: Sequence[Feed]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from feedq.core.model import LeaseState, Reason, Release, Selector, Status, TargetState
+from feedq.core.model import Reason, Release, Selector, Status, TargetState
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.logs import EventKind
 from tests.contract.harness import Harness, PostgresHarness, progress, spec
@@ -14,14 +14,6 @@ from tests.contract.harness import Harness, PostgresHarness, progress, spec
 
 def kinds(harness: Harness, name: str) -> list[str]:
     return [event.kind for event in harness.store.feeds.events(name)]
-
-
-def test_a_new_feed_is_idle_new_and_waiting(harness: Harness) -> None:
-    feed = harness.feed()
-    view = harness.store.feeds.view(feed.name)
-    assert (feed.generation, feed.removed_at) == (1, None)
-    assert (view.lease.state, view.lease.reason, view.lease.epoch) == (LeaseState.IDLE, Reason.NEW, 0)
-    assert (view.status, view.worker) == (Status.WAITING, None)
 
 
 def test_a_declaration_is_read_back_as_it_was_written(harness: Harness) -> None:
@@ -50,13 +42,6 @@ def test_a_taken_name_is_a_conflict_that_names_the_feed(harness: Harness) -> Non
 def test_an_unknown_name_is_not_found_and_named(harness: Harness, verb: str) -> None:
     with pytest.raises(NotFound, match="acme/typo"):
         getattr(harness.store.feeds, verb)("acme/typo")
-
-
-def test_editing_or_pausing_an_unknown_feed_is_not_found(harness: Harness) -> None:
-    with pytest.raises(NotFound, match="acme/typo"):
-        harness.store.feeds.edit("acme/typo", spec("acme/typo"))
-    with pytest.raises(NotFound, match="acme/typo"):
-        harness.store.feeds.set_target("acme/typo", TargetState.PAUSED)
 
 
 def test_an_edit_bumps_the_generation_and_says_what_changed(harness: Harness) -> None:
@@ -93,26 +78,11 @@ def test_an_edit_without_a_change_keeps_the_generation_and_writes_no_history(har
     assert harness.dirty_feeds() == 0
 
 
-def test_a_rename_to_a_taken_name_is_a_conflict_and_changes_nothing(harness: Harness) -> None:
-    harness.feed("a")
-    b = harness.feed("b")
-    with pytest.raises(Conflict):
-        harness.store.feeds.edit("b", spec("a"))
-    assert harness.store.feeds.get("b") == b
-
-
 def test_a_restart_bumps_the_generation_without_a_change(harness: Harness) -> None:
     feed = harness.feed()
     restarted = harness.store.feeds.restart(feed.name)
     assert (restarted.generation, restarted.spec) == (feed.generation + 1, feed.spec)
     assert kinds(harness, feed.name)[0] == EventKind.FEED_RESTARTED
-
-
-def test_pausing_twice_is_the_same_as_pausing_once(harness: Harness) -> None:
-    feed = harness.feed()
-    paused = harness.store.feeds.set_target(feed.name, TargetState.PAUSED)
-    assert harness.store.feeds.set_target(feed.name, TargetState.PAUSED) == paused
-    assert kinds(harness, feed.name) == [EventKind.FEED_PAUSED, EventKind.FEED_ADDED]
 
 
 def test_every_change_marks_the_feed_dirty(harness: Harness) -> None:
@@ -153,13 +123,6 @@ def test_a_removed_feed_is_shown_until_its_rows_are_gone(harness: Harness) -> No
     harness.absorb_edits()
     assert harness.store.feeds.view(feed.name).status is Status.REMOVING
     assert [v.status for v in harness.store.feeds.views()] == [Status.REMOVING]
-
-
-def test_removing_twice_is_not_found(harness: Harness) -> None:
-    feed = harness.feed()
-    harness.store.feeds.remove(feed.name)
-    with pytest.raises(NotFound):
-        harness.store.feeds.remove(feed.name)
 
 
 def test_views_are_by_name_and_filtered_by_tenant_and_worker(harness: Harness) -> None:
@@ -205,14 +168,6 @@ def test_the_status_follows_the_lease_and_its_progress(harness: Harness) -> None
     assert status() is Status.STOPPING
     harness.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)])
     assert status() is Status.PAUSED
-
-
-def test_a_view_names_the_worker_that_has_the_feed(harness: Harness) -> None:
-    feed, worker = harness.feed(), harness.worker("node-7")
-    key = harness.run(feed, worker)
-    assert harness.store.feeds.view(feed.name).worker == "node-7"
-    harness.store.leases.release(worker.id, [Release(*key, Reason.RELEASED)])
-    assert harness.store.feeds.view(feed.name).worker is None
 
 
 def test_history_is_newest_first_and_limited(harness: Harness) -> None:

@@ -13,7 +13,6 @@ import pytest
 from feedq.control.store import history as events
 from feedq.core.model import Event, Feed, Reason, Release, TargetState, Worker
 from feedq.core.roles import AccessRole, Caller
-from feedq.telemetry.logs import EventKind
 from feedq.verbs.fleet import list_events
 from feedq.web.queries import WebQueries
 from tests.contract.api_stage import settings_of
@@ -101,25 +100,6 @@ def test_trouble_that_comes_back_after_more_than_an_hour_is_an_event_of_its_own(
     harness.elapse(3600)
     fail(harness, feed, worker)
     assert [count for kind, count in told(harness, feed) if kind == RELEASED] == [2, 1]
-
-
-def test_assignments_that_nobody_claims_are_folded(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    for _ in range(4):
-        harness.assign(feed, worker)
-        harness.elapse(20)
-        with harness.in_a_pass() as p:
-            assert p.overdue(timeout_s=10) == [worker.id]
-    assert told(harness, feed) == [(ADDED, 1), (ASSIGNED, 4), (EventKind.LEASE_OVERDUE, 4)]
-
-
-def test_one_feeds_trouble_is_not_anothers(harness: Harness) -> None:
-    worker, one, other = harness.worker(), harness.feed("one"), harness.feed("other")
-    fail(harness, one, worker)
-    fail(harness, other, worker)
-    fail(harness, one, worker)
-    assert told(harness, one)[-1] == (RELEASED, 2)
-    assert told(harness, other)[-1] == (RELEASED, 1)
 
 
 def test_a_feed_keeps_its_latest_events_only(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

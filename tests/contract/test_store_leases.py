@@ -17,7 +17,6 @@ from feedq.core.model import (
     FeedKey,
     LeaseState,
     Load,
-    Loss,
     Reason,
     Release,
     Rewind,
@@ -52,12 +51,6 @@ def test_a_message_delivered_twice_is_claimed_once(harness: Harness) -> None:
     key = harness.assign(feed, worker)
     assert len(harness.store.leases.claim(worker.id, [key])) == 1
     assert harness.store.leases.claim(worker.id, [key]) == []
-
-
-def test_a_message_that_stands_twice_in_one_claim_is_granted_once(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.assign(feed, worker)
-    assert [c.key for c in harness.store.leases.claim(worker.id, [key, key])] == [key]
 
 
 @STALE
@@ -137,15 +130,6 @@ def test_a_release_makes_the_lease_idle_and_says_why(harness: Harness) -> None:
     assert lease.last_error_at is not None
     assert lease.retry_at is not None
     assert abs(lease.retry_at - lease.last_error_at - timedelta(seconds=30)) < timedelta(seconds=0.1)
-
-
-def test_a_release_without_delay_or_error_keeps_the_last_error_and_no_retry_time(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
-    harness.store.leases.report(worker.id, [progress(key, error="reset by peer")])
-    harness.store.leases.release(worker.id, [Release(*key, Reason.RELEASED)])
-    lease = harness.lease(feed)
-    assert (lease.retry_at, lease.last_error) == (None, "reset by peer")
 
 
 def test_a_release_is_heard_by_whoever_waits_for_a_pass(harness: Harness) -> None:
@@ -265,16 +249,6 @@ def test_the_time_of_the_last_record_is_on_the_databases_clock(harness: Harness)
     assert since == pytest.approx(15, abs=5)
 
 
-def test_an_error_is_kept_until_the_next_one(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
-    harness.store.leases.report(worker.id, [progress(key, error="reset by peer", attempts=1)])
-    harness.store.leases.report(worker.id, [progress(key)])
-    lease = harness.lease(feed)
-    assert (lease.last_error, lease.attempts) == ("reset by peer", 0)
-    assert lease.last_error_at is not None
-
-
 @STALE
 def test_a_report_under_another_epoch_does_nothing(harness: Harness, shift: int) -> None:
     worker, feed = harness.worker(), harness.feed()
@@ -290,15 +264,6 @@ def test_a_report_says_which_feeds_are_lost(harness: Harness) -> None:
     keys = [harness.run(kept, worker), harness.run(lost, worker)]
     harness.delete_lease(lost.id)
     assert harness.store.leases.report(worker.id, [progress(k) for k in keys]) == [keys[0]]
-
-
-def test_a_feed_that_is_stopping_may_still_report(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
-    harness.stop(feed)
-    assert harness.store.leases.report(worker.id, [progress(key, records=3)]) == [key]
-    assert harness.lease(feed).records_total == 3
-    assert harness.lease(feed).reason is Reason.PAUSED
 
 
 @pytest.mark.parametrize(
@@ -321,25 +286,6 @@ def test_no_cursor_or_text_of_one_feed_holds_up_the_report_of_another(
     assert harness.lease(odd).last_error == "half \ufffd, NUL \ufffd"
 
 
-def test_an_integer_beyond_64_bits_is_shown_digit_for_digit(postgres_harness: PostgresHarness) -> None:
-    harness = postgres_harness
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
-    harness.store.leases.report(worker.id, [progress(key, cursor={"at": 2**64 + 3})])
-    assert harness.lease(feed).cursor == {"at": 2**64 + 3}
-
-
-def test_a_release_with_an_odd_message_is_a_release(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
-    blame = Loss("crashed", UNSTORABLE, feed.id)
-    odd = Release(
-        *key, Reason.BACKOFF, retry_in_s=1e6, attempts=10**9, error=UNSTORABLE + "x" * 100_000, blame=blame
-    )
-    assert harness.store.leases.release(worker.id, [odd]) == [key]
-    assert harness.lease(feed).attempts == 10**9
-
-
 # -- stop requests, what is held, raising the epoch --------------------------------------------------
 
 
@@ -352,17 +298,6 @@ def test_stop_requests_carry_key_and_reason_until_released(harness: Harness) -> 
     assert (request.key, request.reason) == (key, Reason.PAUSED)
     harness.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)])
     assert harness.store.leases.stop_requests(worker.id) == []
-
-
-def test_held_are_the_running_and_the_stopping(harness: Harness) -> None:
-    worker, other = harness.worker("a"), harness.worker("b")
-    stopping, running, assigned, theirs = (harness.feed(n) for n in ("s", "r", "a", "t"))
-    keys = [harness.run(stopping, worker)]
-    harness.stop(stopping)
-    keys.append(harness.run(running, worker))
-    harness.assign(assigned, worker)
-    harness.run(theirs, other)
-    assert sorted(harness.store.leases.held(worker.id)) == sorted(keys)
 
 
 def test_a_stream_beside_its_worker_can_follow_its_lease(harness: Harness) -> None:

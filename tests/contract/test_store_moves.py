@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection
 
 from feedq.control.store import assigning
-from feedq.core.model import LeaseState, Reason, Release, TargetState, Worker, WorkerTarget
+from feedq.core.model import LeaseState, Reason, Release, TargetState, Worker
 from feedq.core.placement.base import Transfer
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.logs import EventKind
@@ -171,14 +171,6 @@ def test_movable_feeds_are_those_that_run_and_the_oldest_come_first(harness: Har
         ]
         assert [h.weight for h in held] == [3.0, 1.0, 2.0]
         assert [h.feed_id for h in p.movable([a.id, b.id], limit=2)] == [feeds[2].id, feeds[0].id]
-
-
-def test_a_drained_workers_feeds_are_asked_for_as_drained(harness: Harness) -> None:
-    source, target, feed = harness.worker("a"), harness.worker("b"), harness.feed()
-    harness.run(feed, source)
-    harness.store.workers.set_target(source.id, WorkerTarget.DRAINED)
-    harness.transfer(feed, source, target)
-    assert harness.lease(feed).reason is Reason.DRAINED
 
 
 @pytest.mark.parametrize("end", ["source dies", "target dies", "released as failed", "removed"])

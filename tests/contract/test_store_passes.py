@@ -158,16 +158,6 @@ def test_dirty_feeds_come_with_their_leases_by_id_and_limited(harness: Harness) 
         assert [feed.id for feed, _ in p.dirty(limit=3)] == [feeds[3].id]
 
 
-def test_a_feed_that_was_added_needs_a_place_and_nothing_else(harness: Harness) -> None:
-    new = harness.feed("new")
-    paused = harness.feed("paused", target_state=TargetState.PAUSED)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
-        assert p.dirty(limit=9) == []
-        assert [w.feed_id for w in p.waiting(limit=9)] == [new.id]
-    assert harness.lease(paused).reason is Reason.PAUSED
-
-
 def test_what_needs_a_place_and_nothing_else_is_taken_in_at_once(harness: Harness) -> None:
     worker = harness.worker()
     running, idle = harness.feed("running"), harness.feed("idle")
@@ -213,17 +203,6 @@ def test_edits_of_each_kind_are_performed(harness: Harness) -> None:
     assert [v.feed.name for v in harness.store.feeds.views()] == ["a", "i", "r", "s"]
 
 
-def test_a_fresh_start_forgets_the_backoff(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
-    held_back = Release(*key, Reason.BACKOFF, retry_in_s=1000, attempts=5)
-    harness.store.leases.release(worker.id, [held_back])
-    assert harness.reconcile()[1] == []
-    harness.store.feeds.restart(feed.name)
-    assert [a.feed_id for a in harness.reconcile()[1]] == [feed.id]
-    assert harness.lease(feed).attempts == 0
-
-
 def test_a_removed_feed_is_purged_once_nobody_streams_it(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     key = harness.run(feed, worker)
@@ -260,18 +239,6 @@ def test_an_assignment_never_claimed_goes_out_again_under_a_new_epoch(harness: H
     assert harness.store.leases.claim(worker.id, [old]) == [], "the late message is stale"
     assert len(harness.store.leases.claim(worker.id, [sent[0].key])) == 1
     assert EventKind.LEASE_OVERDUE in [e.kind for e in harness.store.feeds.events(feed.name)]
-
-
-def test_what_runs_or_stops_is_never_overdue(harness: Harness) -> None:
-    worker = harness.worker()
-    running, stopping = harness.feed("r"), harness.feed("s")
-    harness.run(running, worker)
-    harness.run(stopping, worker)
-    harness.stop(stopping)
-    harness.elapse(1000)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
-        assert p.overdue(timeout_s=0.0) == []
 
 
 # -- placement ---------------------------------------------------------------------------------------

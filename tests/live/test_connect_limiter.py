@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.core.clock import SystemClock
-from feedq.core.limits import CONNECT_BURST_S, CONNECT_FIRST_S, RateLimiter
+from feedq.core.limits import CONNECT_BURST_S, CONNECT_FIRST_S
 from feedq.telemetry.metrics import REGISTRY
 from feedq.worker.pacing import HOSTS_KEPT, ConnectLimiter
 
@@ -146,13 +146,6 @@ def test_without_rates_or_with_the_largest_nobody_waits(rate: float, stage: Make
     assert len(made.went) == 1_000
 
 
-def test_the_smallest_rate_lets_one_through_and_then_nobody(stage: Make) -> None:
-    made = stage(0, {"a": SMALLEST})
-    made.join("a", 3)
-    made.wait(HOUR_S)
-    assert len(made.went) == 1
-
-
 @pytest.mark.parametrize("rate", [0.5, 40.0, 200.0])
 def test_a_cold_start_keeps_to_the_rate_of_the_host_in_every_window(rate: float, stage: Make) -> None:
     made = stage(0, {"a": rate})
@@ -242,20 +235,6 @@ def test_a_worker_whose_feeds_come_alone_again_and_again_keeps_to_its_part_of_th
     assert len(made.went) <= 2 * (made.now - 1_000) + 2, "a hundredth of 200 a second"
 
 
-def test_fewer_workers_make_those_who_wait_already_faster_and_more_make_them_slower(stage: Make) -> None:
-    for seed in range(5):
-        made = stage(0, {"a": 10}, workers=100, seed=seed)
-        made.join("a", 300)
-        made.wait(15)
-        assert len(made.went) <= 4
-        made.limiter.share(1)
-        made.wait(3)
-        assert 18 <= len(made.went) <= 37
-        made.limiter.share(10)
-        made.wait(10)
-        assert 25 <= len(made.went) <= 50
-
-
 # -- a failover ----------------------------------------------------------------------------------------
 
 
@@ -291,15 +270,6 @@ def test_however_many_are_lost_a_host_sees_no_more_than_the_burst_on_top_of_its_
         assert most_in(times, window_s) <= most
 
 
-def test_the_workers_own_pace_may_be_taken_ahead_too_and_so_far_only(stage: Make) -> None:
-    made = stage(10, burst_s=FAILOVER_S)
-    for n in range(100):
-        made.join(f"host{n}", after_loss=True)
-    assert len(made.went) == pytest.approx(10 * (FAILOVER_S + CONNECT_BURST_S), abs=2)
-    made.wait(1.0)
-    assert len(made.went) == pytest.approx(10 * (1 + FAILOVER_S + CONNECT_BURST_S), abs=3)
-
-
 # -- who goes first, and who leaves --------------------------------------------------------------------
 
 
@@ -321,27 +291,6 @@ def test_a_calm_host_does_not_wait_behind_thousands_of_feeds_of_a_busy_one(stage
     asked_at = made.now
     made.join("calm")
     assert made.times("calm") == [asked_at]
-
-
-def test_nor_does_it_where_the_worker_s_own_pace_is_what_is_short(stage: Make) -> None:
-    made = stage(10, {})
-    made.join("busy", 1_000)
-    made.wait(3)
-    asked_at = made.now
-    made.join("calm")
-    made.wait(1)
-    assert made.times("calm")[0] - asked_at <= 3 / 10, "it has every other turn"
-
-
-def test_who_leaves_the_line_costs_those_behind_nothing(stage: Make) -> None:
-    made = stage(0, {"a": 1})
-    first, *others, last = made.join("a", 500)
-    assert first.done()
-    for task in others:
-        task.cancel()
-    made.wait(2)
-    assert last.done()
-    assert made.limiter.waiting == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from("jlwsp"), st.integers(0, 5), st.integers(1, 20)), max_size=30))
@@ -383,15 +332,6 @@ def test_hosts_that_nobody_dials_any_more_are_forgotten_but_not_before_their_slo
     assert len(made.limiter._hosts) <= 2 * HOSTS_KEPT
     made.join("a")
     assert len(made.times("a")) == 1
-
-
-def test_a_rested_limiter_is_as_good_as_new() -> None:
-    for share in (1.0, 0.01):
-        limiter = RateLimiter(10, share=share, rng=Random(1))
-        limiter.arrive(100.0)
-        limiter.let_through(100.0)
-        assert not limiter.is_rested(100.0)
-        assert limiter.is_rested(100.0 + 2 / (10 * share) + CONNECT_BURST_S)
 
 
 def test_those_who_wait_and_those_who_went_are_counted(stage: Make) -> None:

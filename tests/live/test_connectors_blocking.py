@@ -78,16 +78,6 @@ async def test_batches_come_in_order_and_then_the_error_with_its_type() -> None:
     assert seen == [1, 2]
 
 
-async def test_an_error_that_nobody_foresaw_comes_through_with_its_traceback() -> None:
-    def source(_: Context) -> Iterator[Batch]:
-        yield batch(1)
-        raise KeyError("surprise")
-
-    with pytest.raises(KeyError, match="surprise") as caught:
-        await drain(opened(source))
-    assert any(frame.name == "source" for frame in caught.traceback)
-
-
 async def test_a_generator_that_exits_ends_its_feed_and_not_the_loop() -> None:
     def source(_: Context) -> Iterator[Batch]:
         yield batch(1)
@@ -95,15 +85,6 @@ async def test_a_generator_that_exits_ends_its_feed_and_not_the_loop() -> None:
 
     with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
         await drain(opened(source))
-
-
-async def test_a_thread_that_cannot_be_had_is_trouble_that_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(SourceUnavailable, match="no thread for a blocking connector"):
-        await anext(opened(lambda _: iter([batch(1)])))
 
 
 async def test_the_generator_runs_and_is_closed_on_one_thread_and_callbacks_on_the_loop() -> None:
@@ -166,24 +147,6 @@ async def test_cancelling_sets_stopping_and_the_finally_of_the_generator_runs() 
         assert ended.is_set()
     assert not NEVER.is_set()
     await until(lambda: not threads())
-
-
-async def test_nobody_is_told_that_it_is_connected_once_it_was_stopped() -> None:
-    waiting = threading.Event()
-    connected: list[bool] = []
-
-    def source(context: Context) -> Iterator[Batch]:
-        yield batch(1)
-        waiting.set()
-        context.stopping.wait(PATIENCE_S)
-        context.on_connected()
-
-    context = replace(a_context(), on_connected=lambda: connected.append(True))
-    async with aclosing(opened(source, context)) as stream:
-        await anext(stream)
-        await until(waiting.is_set)
-    await until(lambda: not threads())
-    assert connected == []
 
 
 async def test_a_read_that_blocks_is_woken_by_its_socket_being_shut() -> None:

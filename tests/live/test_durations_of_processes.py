@@ -11,9 +11,7 @@ from uuid import uuid4
 
 import pytest
 import uvloop
-from pydantic import SecretStr
 
-from feedq.celery.application import make_app
 from feedq.core.model import Reason, Release
 from feedq.core.worker import WATCHDOG_MIN_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
@@ -105,21 +103,6 @@ def test_a_stop_waits_for_the_last_commit_so_long(timeout_s: float, monkeypatch:
         assert release.reason is Reason.RELEASED
 
     on_uvloop(released)
-
-
-@pytest.mark.parametrize("timeout_s", astuple(Bounds.of("visibility_timeout_s")))
-def test_the_broker_is_told_the_visibility_timeout(timeout_s: int) -> None:
-    app = make_app(Settings(broker_url="redis://localhost:6379/0", visibility_timeout_s=timeout_s))
-    assert app.conf.broker_transport_options["visibility_timeout"] == timeout_s
-
-
-@pytest.mark.parametrize("timeout_s", astuple(Bounds.of("broker_timeout_s")))
-@pytest.mark.parametrize("url", ["redis://localhost:6379/0", "amqp://localhost"])
-def test_the_broker_is_waited_for_so_long(timeout_s: float, url: str) -> None:
-    app = make_app(Settings(broker_url=SecretStr(url), broker_timeout_s=timeout_s))
-    options = app.conf.broker_transport_options
-    assert timeout_s in {options.get("socket_timeout"), options.get("read_timeout")}
-    assert app.conf.broker_connection_timeout == timeout_s
 
 
 def test_a_loop_may_stand_still_for_ever_or_for_a_day() -> None:

@@ -109,14 +109,6 @@ def test_the_watcher_ends_its_children_and_leaves_those_that_had_ended_before() 
             process.wait(GENEROUS_S)
 
 
-def test_a_child_is_out_of_reach_of_the_terminals_ctrl_c(tmp_path: Path) -> None:
-    child = spawn(SLEEP, log=tmp_path / "log", env=os.environ, cwd=tmp_path)
-    try:
-        assert os.getsid(child.pid) == child.pid != os.getsid(0)
-    finally:
-        assert end(child, (signal.SIGTERM, GENEROUS_S)) == -signal.SIGTERM
-
-
 def test_a_child_that_ignores_its_signal_is_killed_after_the_grace(tmp_path: Path) -> None:
     child = spawn(DEAF, log=tmp_path / "log", env=os.environ, cwd=tmp_path)
     assert poll_until(lambda: "deaf" in tail(tmp_path / "log"), timeout_s=GENEROUS_S)

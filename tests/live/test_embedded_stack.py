@@ -16,7 +16,6 @@ from feedq.local.process import poll_until, tail
 from feedq.local.stack import (
     LocalStack,
     Service,
-    how_it_ended,
     stop_all,
 )
 
@@ -33,14 +32,6 @@ def service(directory: Path, code: str, *, name: str = "worker1") -> Iterator[Se
         stop_all([made], grace_s=0, is_forced=lambda: True)
 
 
-@pytest.mark.parametrize(
-    ("status", "words"),
-    [(0, "ended with status 0"), (-9, "was killed by signal 9 (Killed)"), (-40, "was killed by signal 40 (")],
-)
-def test_an_exit_is_told_in_words(status: int, words: str) -> None:
-    assert how_it_ended(status).startswith(words)
-
-
 def test_all_are_asked_to_stop_and_only_the_deaf_are_killed(tmp_path: Path) -> None:
     deaf = "trap '' TERM; echo up; while :; do sleep 0.05; done"
     polite = "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done"
@@ -50,18 +41,6 @@ def test_all_are_asked_to_stop_and_only_the_deaf_are_killed(tmp_path: Path) -> N
             assert poll_until(lambda: tail(made.log) == "up", timeout_s=GENEROUS_S)  # noqa: B023
         assert stop_all([one, other], grace_s=0.5, is_forced=lambda: False) == ["deaf"]
         assert [s.process.returncode for s in (one, other) if s.process] == [-signal.SIGKILL, 0]
-
-
-def test_each_of_several_processes_has_a_metrics_port_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEEDQ_METRICS_PORT", "9464")
-    made = LocalStack(DataDir(tmp_path), lambda _: None)
-    assert [made._own_port("FEEDQ_METRICS_PORT", n) for n in (1, 2)] == [
-        {"FEEDQ_METRICS_PORT": "9464"},
-        {"FEEDQ_METRICS_PORT": "9465"},
-    ]
-    assert made._own_port("FEEDQ_BEAT_METRICS_PORT", 1) == {}
 
 
 def test_what_ends_is_started_again_after_a_pause_each_time(

@@ -144,17 +144,6 @@ def test_what_does_not_end_in_time_is_told_to_stop_and_left_to_the_database(
     assert not stage.jobs.is_busy
 
 
-def test_who_insists_is_not_kept_waiting(make: Callable[..., Stage]) -> None:
-    stage = make()
-    stage.begin(5)
-    leaving = Thread(target=stage.jobs.join, daemon=True)
-    leaving.start()
-    stage.jobs.force_stop()
-    leaving.join(LIMIT_S / 2)
-    assert not leaving.is_alive()
-    assert not stage.jobs.is_busy
-
-
 def test_the_last_ends_are_told_as_long_as_there_is_hope(
     make: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:

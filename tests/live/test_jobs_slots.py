@@ -304,19 +304,6 @@ def test_a_claim_that_is_answered_after_its_session_is_gone_begins_nothing(stage
     assert stage.runs.asked["claim"] == 1, "nor is anything claimed under it again"
 
 
-def test_a_drain_lets_what_runs_end_and_claims_nothing_more(stage: Stage) -> None:
-    stage.runs.add(1)
-    stage.claim()
-    until(lambda: stage.begun, "it runs")
-    stage.slots.drain()
-    stage.runs.add(2)
-    stage.claim()
-    assert stage.runs.states() == {1: "running", 2: "waiting"}
-    stage.release()
-    stage.slots.turn()
-    assert stage.runs.states() == {1: "succeeded", 2: "waiting"}
-
-
 def test_what_is_granted_while_a_drain_begins_goes_back_as_it_was(stage: Stage) -> None:
     stage.runs.add(1)
     claim = stage.runs.claim
@@ -331,18 +318,6 @@ def test_what_is_granted_while_a_drain_begins_goes_back_as_it_was(stage: Stage) 
     stage.slots.turn()
     assert stage.begun == []
     assert stage.runs.states() == {1: "waiting"}
-
-
-def test_jobs_that_are_left_are_told_to_stop_and_heard_of_no_more(stage: Stage) -> None:
-    stage.runs.add(1)
-    stage.claim()
-    until(lambda: stage.begun, "it runs")
-    stage.slots.cancel_all("its worker is leaving")
-    assert stage.slots.is_idle
-    until(lambda: stage.told_to_stop == ["its worker is leaving"], "it is told")
-    until(stage.is_over, "it heeds it")
-    stage.slots.turn()
-    assert stage.runs.states() == {1: "running"}, "the database says how it ends"
 
 
 def test_its_thread_runs_what_comes_and_survives_an_outage(stage: Stage) -> None:

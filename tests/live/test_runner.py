@@ -288,19 +288,6 @@ async def test_a_connector_that_leaves_the_process_is_only_tried_again(
     assert release.error == "unexpected error in connector: SystemExit(3)"
 
 
-async def test_a_connector_remembers_from_one_attempt_to_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_odd_connector(tmp_path, monkeypatch)
-    with DataPath() as path:
-        bench = Bench(path, {"how": "remembers its attempts"}, connector="odd")
-        bench.start()
-        await bench.landed_at_least(1)
-        bench.runner.interrupt(Interrupt.STOP)
-        await bench.end()
-    assert bench.landed == [3]
-
-
 def install_odd_connector(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     odd_connector.install(directory)
     monkeypatch.syspath_prepend(str(directory))
@@ -346,17 +333,6 @@ async def test_a_suspended_runner_cuts_its_connection_and_goes_on_where_it_was()
     assert source.most_open == 1
 
 
-async def test_a_lost_lease_ends_it_without_a_release() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            await bench.landed_at_least(3)
-            bench.runner.interrupt(Interrupt.LOST)
-            assert await bench.end() is None
-            await until(lambda: source.open == 0, "the socket is closed")
-
-
 async def fence_off(bench: Bench) -> Release:
     """What it releases when another owner has begun."""
     with bench.path.tables.lock:
@@ -378,17 +354,6 @@ async def test_a_newer_epoch_in_the_sink_ends_it_and_the_feed_may_be_placed_agai
     assert (release.reason, release.retry_in_s, release.attempts) == (Reason.FENCED, 0.0, 1)
     assert "epoch 1 was superseded" in (release.error or "")
     assert not bench.runner.progress.report().connected
-
-
-async def test_a_feed_that_was_fenced_a_moment_ago_waits_longer_each_time() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source), attempts=4)
-            bench.start()
-            await bench.landed_at_least(3)
-            release = await fence_off(bench)
-    assert release.attempts == 5
-    assert release.retry_in_s > 0
 
 
 async def test_a_feed_that_was_fenced_while_its_source_says_nothing_more_ends_all_the_same() -> None:
@@ -459,28 +424,6 @@ async def test_a_live_predecessor_is_waited_for() -> None:
             await bench.landed_at_least(2)
             bench.runner.interrupt(Interrupt.STOP)
             await bench.end()
-
-
-async def test_a_landing_that_cannot_work_fails_the_feed_with_the_reason() -> None:
-    tables = MemoryTables(unusable={"landed": "table landed does not exist"})
-    async with numbered_source() as source:
-        with DataPath(tables) as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            release = await bench.end()
-    assert release is not None
-    assert (release.reason, release.error) == (Reason.FAILED, "table landed does not exist")
-
-
-async def test_a_secret_that_is_not_there_fails_the_feed_and_names_it() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source, secrets={"token": "${env:FEEDQ_TEST_NOT_SET}"}))
-            bench.start()
-            release = await bench.end()
-    assert release is not None
-    assert release.reason is Reason.FAILED
-    assert "FEEDQ_TEST_NOT_SET" in (release.error or "")
 
 
 async def test_a_source_that_is_not_there_is_tried_again_and_then_let_go() -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import structlog
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -134,16 +131,6 @@ async def test_the_trace_of_a_successor_is_not_taken_away_by_the_end_of_its_pred
     (link,) = spans.one("feedq.commit").links
     new.end()
     assert link.context == spans.named("feedq.feed")[1].context
-
-
-@pytest.fixture
-def restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
 
 
 # -- off ---------------------------------------------------------------------------------------------

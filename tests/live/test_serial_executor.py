@@ -12,14 +12,6 @@ from feedq.worker.threads import Deadline, SerialExecutor
 LIMIT_S = 10.0
 
 
-def test_jobs_run_in_their_order_and_answer() -> None:
-    lane, done = SerialExecutor("test"), list[int]()
-    futures = [lane.submit(done.append, n) for n in range(100)]
-    assert [future.result(LIMIT_S) for future in futures] == [None] * 100
-    assert done == list(range(100))
-    assert lane.close(timeout_s=LIMIT_S, drop_waiting=False)
-
-
 def test_an_error_is_told_to_whoever_asked_and_does_not_end_the_lane() -> None:
     lane = SerialExecutor("test")
     with pytest.raises(ZeroDivisionError):
@@ -40,16 +32,6 @@ def test_a_lane_that_closes_does_what_waits_or_drops_it() -> None:
         assert (waiting.cancelled(), done) == ((True, []) if drop else (False, [1]))
         with pytest.raises(RuntimeError):
             lane.submit(done.append, 2)
-
-
-def test_a_job_that_is_cancelled_while_it_waits_does_not_run() -> None:
-    lane, go_on, done = SerialExecutor("test"), Event(), list[int]()
-    lane.submit(go_on.wait, LIMIT_S)
-    waiting = lane.submit(done.append, 1)
-    assert waiting.cancel()
-    go_on.set()
-    assert lane.close(timeout_s=LIMIT_S, drop_waiting=False)
-    assert done == []
 
 
 def test_the_deadline_waits_for_work_that_is_meant_to_be_waited_for() -> None:

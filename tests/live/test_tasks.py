@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import Event
-from time import monotonic, sleep
 from uuid import uuid4
 
 import pytest
@@ -23,33 +22,12 @@ from feedq.errors import Unavailable
 LIMIT_S = 10.0
 
 
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Assignment]]:
-    batches: list[Sequence[Assignment]] = []
-    monkeypatch.setattr(tasks, "send_all", batches.append)
-    return batches
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end = monotonic() + LIMIT_S
-    while not condition():
-        assert monotonic() < end, what
-        sleep(0.002)
-
-
 def assignments(count: int, *, workers: int = 1) -> list[Assignment]:
     ids = [uuid4() for _ in range(workers)]
     return [
         Assignment(feed_id, 1, ids[feed_id % workers], f"queue-{feed_id % workers}")
         for feed_id in range(1, count + 1)
     ]
-
-
-def test_few_messages_leave_at_once(sent: list[Sequence[Assignment]]) -> None:
-    few = assignments(MESSAGES_AT_ONCE)
-    dispatch(few)
-    until(lambda: sent, "they have left")
-    assert sent == [few]
 
 
 def test_many_leave_once_their_workers_had_time_to_connect_and_all_of_them_leave(

@@ -88,14 +88,6 @@ def test_an_end_beyond_where_the_feed_stands_is_where_it_stands() -> None:
     assert planned("redis", REDIS, {"a": "90000-1"}, 10, "0s").backfill.ends_at == {"a": "90000-1"}
 
 
-def test_ids_of_redis_tell_the_time() -> None:
-    at = int(NOW.timestamp() * 1000)
-    found = planned("redis", REDIS, {"a": f"{at}-0"}, "1h")
-    assert found.backfill.begins_after == {"a": f"{at - 3_600_001}-{2**64 - 1}"}
-    found = planned("redis", REDIS, {"a": f"{at}-0"}, "2026-11-30T08:00")
-    assert found.backfill.begins_after == {"a": f"{at - 86_400_001}-{2**64 - 1}"}
-
-
 @pytest.mark.parametrize(
     ("asked", "words"),
     [

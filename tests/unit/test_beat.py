@@ -15,7 +15,6 @@ from celery.schedules import crontab
 from feedq.celery import beat
 from feedq.celery.beat import (
     ASK_AGAIN_S,
-    JUDGE_AGAIN_S,
     ElectedScheduler,
     ElectionCandidate,
     send_each,
@@ -145,17 +144,6 @@ def test_passes_soon_after_a_whole_one_only_place_feeds_and_another_whole_one_fo
     candidate._pass_here()
     assert made[4:] == [False, True]
     assert len(followed) == 2
-
-
-@pytest.mark.parametrize("wrong", [{"expired": 1}, {"crashed": 1}, {"is_due": True}])
-def test_what_passes_may_not_change_yet_does_not_make_a_pass_of_every_look(
-    candidate: ElectionCandidate, asked: list[float], time: Time, wrong: dict[str, Any]
-) -> None:
-    # After an outage nobody is declared gone for a ttl, though every pass is served.
-    for pass_seq in range(1, 101):
-        candidate._judge(check(pass_seq=pass_seq, **wrong))
-        time.now += 0.05
-    assert 2 <= len(asked) <= 100 * 0.05 / JUDGE_AGAIN_S + 1
 
 
 def test_after_its_own_outage_it_takes_nobody_for_crashed_for_a_ttl(
@@ -324,16 +312,3 @@ def test_an_elected_beat_sleeps_until_an_entry_falls_due(
     sent.clear()
     left_s = scheduler.tick()
     assert sent or left_s > 0, "it would tick again at once, and again, for what is left"
-
-
-def test_a_beat_that_is_elected_again_leaves_what_fell_due_in_between(
-    scheduler: ElectedScheduler, sent: list[str], elected: Elected
-) -> None:
-    elected.win()
-    tick_often(scheduler)
-    elected.leads = False
-    pass_hours(scheduler, 3)
-    sent.clear()
-    elected.win()
-    tick_often(scheduler)
-    assert sent == ["often"]

@@ -179,16 +179,6 @@ def test_a_source_that_we_hold_back_is_not_silent() -> None:
     on_manual_loop(check, idle_timeout_s=60.0)
 
 
-def test_the_longest_idle_timeout_is_kept() -> None:
-    async def check(bench: Bench) -> None:
-        await bench.advance(DAY_S - 1)
-        assert not bench.wire.is_aborted
-        await bench.advance(1)
-        assert bench.wire.is_aborted
-
-    on_manual_loop(check, idle_timeout_s=DAY_S)
-
-
 def test_an_error_of_the_network_comes_after_the_data_and_names_the_endpoint() -> None:
     async def check(bench: Bench) -> None:
         bench.arrive(b"ab")
@@ -199,18 +189,6 @@ def test_an_error_of_the_network_comes_after_the_data_and_names_the_endpoint() -
                 SourceUnavailable, match=r"^tcp://feeds\.example:7001: connection reset by the peer$"
             ):
                 await bench.connection.receive()
-
-    on_manual_loop(check, idle_timeout_s=60.0)
-
-
-def test_closing_again_or_hearing_more_afterwards_does_nothing() -> None:
-    async def check(bench: Bench) -> None:
-        bench.connection.close()
-        bench.connection.close()
-        bench.arrive(b"late")
-        bench.connection.connection_lost(None)
-        assert bench.connection.buffered == 0
-        assert bench.wire.is_aborted
 
     on_manual_loop(check, idle_timeout_s=60.0)
 

@@ -53,17 +53,6 @@ def test_a_malformed_record_says_why(record: bytes, why: str) -> None:
         READER.read(record)
 
 
-def test_delimiter_and_quote_may_be_anything_or_none() -> None:
-    assert reader(r"\t", '"').read(b'1\t"a\tb"\t') == [b"1", b"a\tb", None]
-    assert reader(r"\x01\x02", "'").read(b"1\x01\x02'\x01\x02'\x01\x023") == [b"1", b"\x01\x02", b"3"]
-    assert reader("||", "").read(b'"1||2"||') == [b'"1', b'2"', None]
-    assert reader(r"\xff", "“").read("a\udcff“b“““\udcff".encode(errors="surrogateescape")) == [
-        b"a",
-        "b“".encode(),
-        None,
-    ]
-
-
 @given(rows=st.lists(st.lists(st.text(max_size=5), min_size=3, max_size=3), min_size=1, max_size=4))
 def test_what_the_standard_library_writes_is_read_back(rows: list[list[str]]) -> None:
     for row in rows:

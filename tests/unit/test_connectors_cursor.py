@@ -40,18 +40,6 @@ def test_the_last_record_that_has_a_cursor_decides(drawn: list[int | str | bytes
     assert SEQ.after(framed, "previous") == (cursors[-1] if cursors else "previous")
 
 
-def test_falsy_cursors_count_and_null_does_not() -> None:
-    assert SEQ.after(lines(b'{"seq": 0}'), 7) == 0
-    assert SEQ.after(lines(b'{"seq": ""}'), 7) == ""
-    assert SEQ.after(lines(b'{"seq": false}'), 7) is False
-    assert SEQ.after(lines(b'{"seq": null}'), 7) == 7
-
-
-def test_the_pointer_may_lead_anywhere() -> None:
-    assert CursorReader("/meta/0").after(lines(b'{"meta": [{"a": 1}]}'), None) == {"a": 1}
-    assert CursorReader("").after(lines(b"17"), None) == 17
-
-
 @pytest.mark.parametrize("number", [2**63, 2**64, -(2**63) - 1, 10**30 + 1, int("9" * 4_300)])
 @pytest.mark.parametrize("more", [0, SMALL_BYTES])
 def test_an_integer_of_any_length_is_kept_and_asked_for_digit_for_digit(number: int, more: int) -> None:
@@ -59,10 +47,6 @@ def test_an_integer_of_any_length_is_kept_and_asked_for_digit_for_digit(number: 
     assert found == number
     assert fill_in("{cursor}", feed="f", cursor=found, secrets={}) == b"%d" % number
     assert cursor_text(found) == ascii_text(found) == str(number)
-
-
-def test_a_fraction_is_kept() -> None:
-    assert SEQ.after(lines(b'{"seq": 1767225600.25}'), None) == 1767225600.25
 
 
 @pytest.mark.parametrize("more", [0, SMALL_BYTES])
@@ -77,10 +61,6 @@ def test_what_no_parser_takes_is_no_cursor(cursor: bytes, more: int) -> None:
 def test_a_nul_which_the_database_cannot_keep_stops_the_feed(cursor: bytes) -> None:
     with pytest.raises(FeedMisconfigured, match=r"source\.cursor /seq: a NUL"):
         SEQ.after(lines(b'{"seq": %s}' % cursor), None)
-
-
-def test_a_backslash_before_u0000_is_no_nul() -> None:
-    assert SEQ.after(lines(rb'{"seq": "\\u0000"}'), None) == r"\u0000"
 
 
 def test_a_cursor_beyond_its_size_limit_stops_the_feed() -> None:

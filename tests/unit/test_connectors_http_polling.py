@@ -14,10 +14,8 @@ from feedq.connectors.protocol.http_polling import (
     PollCursor,
     TooMany,
     advance,
-    digest,
     list_at,
     next_tick,
-    unseen,
     within,
 )
 from feedq.core.model import JSON
@@ -50,52 +48,6 @@ def test_any_other_cursor_is_the_sources_own(cursor: JSON) -> None:
 
 
 # -- steps ---------------------------------------------------------------------------------------------
-
-
-def test_an_answer_to_the_same_request_is_remembered() -> None:
-    page = PollAnswer([b"1", b"2"], at=7, etag='"v1"', modified="then")
-    step = at_once(advance(PollCursor(at=7, etag='"v0"'), page, page="", follows_cursor=True))
-    assert step.new == [b"1", b"2"]
-    assert step.after == PollCursor(
-        at=7, etag='"v1"', modified="then", seen=2, digest=at_once(digest([b"1", b"2"]))
-    )
-    assert not step.again
-
-
-def test_a_moved_cursor_forgets_what_belonged_to_the_last_request() -> None:
-    page = PollAnswer([b"1"], at=8, etag='"v1"', modified="then")
-    step = at_once(advance(PollCursor(at=7, seen=3, digest="x"), page, page="", follows_cursor=True))
-    assert step.after == PollCursor(at=8)
-    assert step.again
-
-
-@pytest.mark.parametrize(("records", "follows_cursor"), [([], True), ([b"1"], False)])
-def test_a_moved_cursor_alone_is_no_reason_to_ask_at_once(records: list[bytes], follows_cursor: bool) -> None:
-    step = at_once(
-        advance(PollCursor(at=7), PollAnswer(records, at=8), page="", follows_cursor=follows_cursor)
-    )
-    assert step.after == PollCursor(at=8)
-    assert not step.again
-
-
-def test_a_next_page_comes_before_everything_else() -> None:
-    for page, there in (("", "/2"), ("/2", "/3")):
-        answer = PollAnswer([b"1"], at=8, next_page=there, etag='"v1"')
-        step = at_once(advance(PollCursor(), answer, page=page, follows_cursor=True))
-        assert (step.after, step.again, step.page) == (PollCursor(at=8), True, there)
-
-
-@pytest.mark.parametrize("next_page", ["", "/3"])
-def test_after_the_last_page_comes_the_first(next_page: str) -> None:
-    answer = PollAnswer([b"1"], at=9, next_page=next_page, etag='"v1"')
-    step = at_once(advance(PollCursor(at=8), answer, page="/3", follows_cursor=True))
-    assert (step.after, step.again, step.page) == (PollCursor(at=9), False, "")
-
-
-@given(RECORDS, RECORDS)
-def test_what_began_the_last_answer_is_not_new(known: list[bytes], more: list[bytes]) -> None:
-    position = PollCursor(seen=len(known), digest=at_once(digest(known)))
-    assert list(at_once(unseen(position, known + more))) == more
 
 
 @given(RECORDS, st.data())

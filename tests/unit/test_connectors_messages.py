@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from datetime import UTC, datetime
 from threading import Event
 
 import pytest
@@ -16,8 +15,6 @@ from feedq.connectors.messages import Inbox, credential, enclose, name_at_source
 from feedq.core.clock import SystemClock
 from feedq.errors import SourceUnavailable
 from feedq.testing.loopback import RecordingGuard
-
-NOW = datetime(2026, 11, 20, tzinfo=UTC)
 
 
 def context(**secrets: str) -> Context:

@@ -58,11 +58,6 @@ def test_a_bad_topic_filter_is_refused(topic: str, complaint: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize(("given", "version"), [(5, "5"), ("5", "5"), ("3.1.1", "3.1.1")])
-def test_a_version_may_be_a_number_as_yaml_reads_it(given: object, version: str) -> None:
-    assert options(version=given).version == version
-
-
 @pytest.mark.parametrize(
     ("idle_timeout_s", "keepalive_s"), [(60, 30), (0, 60), (1, 1), (0.1, 1), (3600, 60), (5, 2)]
 )

@@ -129,14 +129,6 @@ def test_passes_in_a_row_are_bounded_and_leave_the_rest_to_others(
     assert store.database.tables.wakes == wakes + 1
 
 
-def test_a_pass_yields_to_one_that_is_under_way(store: MemoryStore) -> None:
-    add_worker(store)
-    add_feeds(store, 1)
-    with store.fleet.reconcile_pass() as first:
-        assert first is not None
-        assert reconcile(store, _refuse, SETTINGS) is None
-
-
 def _refuse(assignments: Sequence[Assignment]) -> None:
     pytest.fail(f"sent {assignments}")
 
@@ -267,17 +259,6 @@ def wanting(store: MemoryStore) -> At:
     return At(
         store, SETTINGS, Caller("a test", AccessRole.ADMIN), lambda name: pytest.fail("asked for a sink")
     )
-
-
-def test_cordoning_and_uncordoning_say_what_is_wanted(store: MemoryStore) -> None:
-    add_worker(store, "a")
-    cordoned = act_on_worker(wanting(store), name="a", action=WorkerAction.CORDON)
-    assert cordoned.worker.target_state is WorkerTarget.CORDONED
-    add_feeds(store, 1)
-    assert run(store)[0].unplaced == {Reason.NO_CAPACITY: 1}
-    serving = act_on_worker(wanting(store), name="a", action=WorkerAction.UNCORDON)
-    assert serving.worker.target_state is WorkerTarget.SERVING
-    assert len(run(store)[1]) == 1
 
 
 def test_nothing_is_wanted_of_a_worker_that_is_ending(store: MemoryStore) -> None:

@@ -11,7 +11,6 @@ from feedq.control import reconcile as control
 from feedq.control.reconcile import reconcile
 from feedq.core import limits
 from feedq.core.model import Assignment, LeaseState, Reason, Release, TargetState, Worker
-from feedq.core.placement.base import WaitingFeed
 from feedq.errors import Unavailable
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.memory.passes import MemoryPass
@@ -96,16 +95,6 @@ def test_what_the_fast_path_leaves_does_not_wait(store: MemoryStore, monkeypatch
     assert store.database.tables.wakes == wakes + 1
 
 
-def test_an_edit_during_the_fast_path_is_taken_in_by_the_pass_after_it(store: MemoryStore) -> None:
-    die_with(store, 5)
-    store.feeds.set_target("f4", TargetState.PAUSED)
-    report = reconcile(store, lambda _: None, SETTINGS, passes=control.PASSES_IN_A_ROW)
-    assert report is not None
-    assert (report.edits, report.can_wait) == (0, True)
-    report, _ = run(store)
-    assert (report.edits, report.can_wait, report.more) == (1, False, False)
-
-
 def test_what_the_first_pass_committed_is_sent_though_the_second_fails(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,21 +115,3 @@ def test_what_the_first_pass_committed_is_sent_though_the_second_fails(
     with pytest.raises(Unavailable):
         reconcile(store, sent.extend, SETTINGS, passes=2)
     assert len(sent) == 2
-
-
-def test_the_feeds_of_a_dead_worker_are_placed_in_ever_larger_parts(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "PLACED_FIRST", 2)
-    die_with(store, 20)
-    parts: list[int] = []
-    waiting = MemoryPass.waiting
-
-    def count(self: MemoryPass, *, limit: int) -> list[WaitingFeed]:
-        found = waiting(self, limit=limit)
-        parts.append(len(found))
-        return found
-
-    monkeypatch.setattr(MemoryPass, "waiting", count)
-    reconcile(store, lambda _: None, SETTINGS, passes=control.PASSES_IN_A_ROW)
-    assert parts == [2, 4, 8, 6], "and no pass after the last"

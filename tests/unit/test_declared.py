@@ -33,10 +33,6 @@ def test_a_lean_feed_is_the_same_feed() -> None:
     assert lean(_feed(1, cursor="/seq")) == _feed(1, cursor="/seq")
 
 
-def test_another_declaration_is_another() -> None:
-    assert declared(_feed(1, cursor="/seq")).options != declared(_feed(1, cursor="/id")).options
-
-
 def test_a_wrong_declaration_is_refused_every_time() -> None:
     for _ in range(2):
         with pytest.raises(InvalidInput, match="unknown option"):

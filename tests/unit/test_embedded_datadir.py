@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feedq.errors import Conflict, InvalidInput, Unavailable
-from feedq.local.datadir import PORTS, DataDir
+from feedq.local.datadir import DataDir
 from feedq.local.process import free_port
 
 SETTINGS = {"FEEDQ_DATABASE_URL": "postgresql://feedq:secret@127.0.0.1/feedq"}
@@ -49,18 +49,6 @@ def test_the_settings_of_a_stack_that_was_killed_are_not_believed(data_dir: Data
     data_dir.write_settings(SETTINGS)
     with pytest.raises(Unavailable, match="no feedq up runs in"):
         data_dir.settings()
-
-
-def test_a_file_in_place_of_the_directory_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(InvalidInput, match="is not a directory"), DataDir(tmp_path / "file").held():
-        pass
-
-
-def test_ports_are_the_same_again(data_dir: DataDir) -> None:
-    first = {what: data_dir.port(what) for what in PORTS}
-    assert {what: DataDir(data_dir.path).port(what) for what in PORTS} == first
-    assert len(set(first.values())) == len(PORTS)
 
 
 def test_a_port_that_somebody_took_is_replaced(data_dir: DataDir) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from threading import Event, Thread
 from typing import Any
 
 import pytest
 
-import feedq
 from feedq import RunCancelled, run_context
 from feedq.errors import InvalidInput
 from feedq.worker.jobs.context import RunContext
@@ -36,22 +34,6 @@ def test_outside_of_a_run_there_is_none() -> None:
         assert run_context()
     with pytest.raises(InvalidInput, match="outside of a run"):
         run_context()
-
-
-def test_what_the_package_offers_is_there_and_nothing_else_is_made_up() -> None:
-    assert feedq.RunContext is RunContext
-    with pytest.raises(AttributeError, match="no_such_thing"):
-        feedq.no_such_thing  # noqa: B018 -- that it raises is the point
-
-
-def test_a_wait_lasts_as_long_as_it_should() -> None:
-    context = RunContext(claimed())
-    before = time.monotonic()
-    assert not context.wait(0.05)
-    assert time.monotonic() - before >= 0.05
-    assert not context.wait(0)
-    assert not context.is_cancelled
-    context.raise_if_cancelled()
 
 
 def test_a_wait_ends_when_the_run_is_cancelled() -> None:

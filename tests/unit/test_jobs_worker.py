@@ -1,4 +1,4 @@
-"""How jobs get into a worker and out: the lease keeper's news, signals, and what a worker takes."""
+"""How jobs get into a worker and out: signals, and what a worker takes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import pytest
 from feedq.celery import bootsteps
 from feedq.celery.bootsteps import Places
 from feedq.settings import Settings
-
-# -- the lease keeper --------------------------------------------------------------------------------------
-
 
 # -- signals -----------------------------------------------------------------------------------------
 

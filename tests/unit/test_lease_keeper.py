@@ -75,22 +75,6 @@ def test_a_slow_heartbeat_does_not_stretch_the_lease(
     assert not lease_keeper.trusted, "trusted beyond sent_at + ttl - margin"
 
 
-def test_a_worker_declared_gone_drops_everything_and_registers_anew(
-    lease_keeper: LeaseKeeper, store: MemoryStore, recording: RecordingListener, clock: ManualClock
-) -> None:
-    lease_keeper.beat()
-    first = lease_keeper.worker
-    assert first is not None
-    clock.advance(30)
-    store.workers.leave(first.id)
-    lease_keeper.beat()
-    lease_keeper.beat()
-    assert lease_keeper.worker is not None
-    assert lease_keeper.worker.id != first.id
-    assert recording.heard[:5] == ["registered", "resume", "gone", "registered", "resume"]
-    assert lease_keeper.trusted
-
-
 def test_the_watchdog_calls_when_no_pass_has_finished_for_three_intervals(
     lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
 ) -> None:
@@ -141,21 +125,3 @@ def test_it_renews_nothing_and_cuts_the_sockets_while_the_event_loop_stands_stil
     assert recording.heard[-1] == "resume"
     (view,) = store.workers.views()
     assert view.worker.expires_at > before.worker.expires_at
-
-
-def test_an_answer_that_was_under_way_when_the_loop_stopped_resumes_nothing(
-    lease_keeper: LeaseKeeper, recording: RecordingListener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lease_keeper.beat()
-    session = lease_keeper._connect()
-    answer = session.heartbeat(Load())
-
-    def stand_still(_: Load) -> object:
-        recording.stalled = SETTINGS.stall_s
-        lease_keeper.watch()
-        return answer
-
-    monkeypatch.setattr(session, "heartbeat", stand_still)
-    lease_keeper.beat()
-    assert recording.heard[-1] == "suspend"
-    assert not lease_keeper.trusted

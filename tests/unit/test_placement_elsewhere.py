@@ -246,14 +246,6 @@ def test_after_a_try_that_went_well_the_others_follow_but_for_those_that_failed_
     assert 0 not in found
 
 
-def test_a_feed_that_avoids_a_worker_moves_to_a_third() -> None:
-    held = [Held(n, UUID(int=2), avoid=failed("w1")) for n in range(6)]
-    fleet = running([candidate(1), candidate(2), candidate(3)], held)
-    transfers = rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=100).transfers()
-    assert {one.target for one in transfers} == {UUID(int=3)}
-    assert len(transfers) == 3
-
-
 def test_too_many_different_sets_of_avoided_workers_cost_moves_and_no_time() -> None:
     """Each set has a pool of its own, of which there are only so many."""
     workers = [candidate(n) for n in range(1, 41)]

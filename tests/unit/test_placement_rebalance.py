@@ -178,13 +178,6 @@ def test_the_most_useful_moves_come_first_and_from_all_donors_at_once(feeds: lis
     assert max(top) - min(top) <= 1
 
 
-def test_among_equals_the_first_of_those_held_goes() -> None:
-    fleet = uniform([6, 0])
-    order = [3, 5, 1, 0, 2, 4]
-    fleet = replace(fleet, held=[fleet.held[n] for n in order])
-    assert [t.feed_id for t in moves_of(fleet)] == order[:3]
-
-
 def test_a_feed_that_may_go_to_the_least_utilised_goes_before_one_that_may_not() -> None:
     workers = [candidate(1), candidate(2, labels={"zone": "b"}), candidate(3)]
     bound = [Held(n, UUID(int=1), selector=Selector(required={"zone": "b"})) for n in range(5)]

@@ -43,14 +43,6 @@ def test_the_defaults_are_valid_and_three_heartbeats_are_a_ttl(read: Read) -> No
     assert defaults.sink_names == ("default",)
 
 
-def test_a_process_reads_its_settings_once(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.cache_clear()
-    first = settings()
-    monkeypatch.setenv("FEEDQ_JOB_SLOTS", "7")
-    assert settings() is first
-    settings.cache_clear()
-
-
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
@@ -74,11 +66,6 @@ def test_a_process_reads_its_settings_once(read: Read, monkeypatch: pytest.Monke
 def test_a_bad_value_is_refused_and_its_variable_named(read: Read, variable: str, value: str) -> None:
     with pytest.raises(InvalidInput, match=variable):
         read(**{variable: value})
-
-
-def test_every_bad_value_is_named_at_once(read: Read) -> None:
-    with pytest.raises(InvalidInput, match=r"FEEDQ_HEARTBEAT_S.*FEEDQ_JOB_SLOTS"):
-        read(FEEDQ_HEARTBEAT_S="x", FEEDQ_JOB_SLOTS="y")
 
 
 def test_a_heartbeat_that_leaves_no_room_for_a_late_one_is_refused(read: Read) -> None:
@@ -107,12 +94,6 @@ def test_sinks_are_named_in_any_case_and_the_default_is_the_control_database(rea
     assert read_back.sink_names == ("default", "lake")
     assert read_back.sink_url("LAKE") == read_back.sink_url("lake") == "postgresql://l/db"
     assert read_back.sink_url("default") == "postgresql://c/db"
-
-
-def test_the_default_sink_can_be_another_database(read: Read) -> None:
-    read_back = read(FEEDQ_SINKS__DEFAULT="postgresql://s/db")
-    assert read_back.sink_url("default") == "postgresql://s/db"
-    assert read_back.sink_names == ("default",)
 
 
 def test_an_unknown_sink_is_refused_with_the_variable_to_set(read: Read) -> None:

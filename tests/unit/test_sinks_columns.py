@@ -321,17 +321,8 @@ def test_a_number_keeps_its_digits(number: str) -> None:
         assert cells == [number, f"[{number}]", record.decode(), f'{{"n": {number}}}']
 
 
-def test_a_string_is_json_in_a_json_column() -> None:
-    assert fields(PLAIN, b'{"j": "say \\"hi\\""}')[3] == r'"say \"hi\""'
-
-
 def test_the_last_of_members_with_one_name_counts() -> None:
     assert fields(PLAIN, b'{"a": 1, "\\u0061": 2, "b": [{"c": 1}], "b": [{}]}')[:2] == ["2", None]
-
-
-def test_the_whole_record_is_kept_to_the_byte() -> None:
-    record = b'{ "b" : 1.50,\t"a":\n"\\u0041" }'
-    assert fields(PLAIN, record)[2] == record.decode()
 
 
 def test_a_column_gets_what_is_known_of_the_batch() -> None:

@@ -7,17 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from psycopg2 import sql
 
 from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import OnConflict, Target
 from feedq.sinks.mapping import sources_of
 from feedq.sinks.postgresql import problem, why_not_in_postgresql, why_unfit
-from feedq.sinks.postgresql_session import identifier_of
 from feedq.sinks.target_table import (
     Column,
-    TableName,
     TableShape,
     column_sources,
     misdeclared,
@@ -180,18 +177,6 @@ def test_a_declaration_can_be_wrong_by_itself(target: Target, words: str) -> Non
     assert words in why
 
 
-def test_a_dot_separates_schema_and_table_and_nothing_else_is_special() -> None:
-    assert TableName.parse('we"ird; drop') == TableName(None, 'we"ird; drop')
-    assert TableName.parse("Sch ema.Ta'ble") == TableName("Sch ema", "Ta'ble")
-    assert identifier_of(TableName.parse("s.t")) == sql.Identifier("s", "t")
-
-
-def test_columns_are_written_in_the_order_they_are_declared() -> None:
-    assert written_columns(TYPED) == ("seq", "payload")
-    assert written_columns(FLAT, typed_table().columns) == ("seq", "payload")
-    assert written_columns(DEFAULT) == ("feed", "epoch", "received_at", "payload")
-
-
 def test_flatten_fills_what_is_neither_mapped_nor_filled_by_the_database() -> None:
     columns = typed_table(
         id=column("bigint", has_default=True),
@@ -215,8 +200,3 @@ def test_flatten_fills_the_columns_that_csv_has_a_field_for() -> None:
     target = Target("raw", "csv", flatten="_", csv=CSV)
     assert written_columns(target, typed_table().columns) == ("seq",)
     assert problem(target, typed_table()) is None
-
-
-def test_a_record_of_bytes_may_be_a_column_of_bytes() -> None:
-    target = Target("raw", "bytes", sources_of({"payload": ""}))
-    assert problem(target, typed_table(payload=column("bytea"))) is None
