@@ -6,16 +6,12 @@ comments, ``<!-- name: begin -->`` and ``<!-- name: end -->``; everything around
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
 from importlib.metadata import entry_points
-from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -39,7 +35,7 @@ from feedq.sinks.base import SinkOptions
 from feedq.telemetry import metrics as telemetry_metrics
 from feedq.verbs.catalogs.base import ENTRY_POINT_GROUP as CATALOG_GROUP
 from feedq.verbs.catalogs.base import CatalogOptions, load_catalog
-from feedq.verbs.manifest.json_schema import manifest_schema
+from feedq.verbs.manifest.json_schema import field_docstrings, manifest_schema
 from feedq.verbs.manifest.reader import ENTRIES
 
 HERE = Path(__file__).parent
@@ -61,7 +57,7 @@ SECTIONS = {
 
 def settings_tables() -> str:
     lines: list[str] = []
-    meanings = _meanings()
+    said = field_docstrings(Settings)
     for name, field in Settings.model_fields.items():
         if name in SECTIONS:
             lines += ["", f"## {SECTIONS[name]}", ""]
@@ -69,22 +65,8 @@ def settings_tables() -> str:
         variable = f"FEEDQ_{name.upper()}" + {"sinks": "__<NAME>", "catalogs": "__<NAME>__<OPTION>"}.get(
             name, ""
         )
-        lines.append(
-            f"| `{variable}` | {_values(name, field)} | {_default(field)} | {_cell(meanings.get(name, ''))} |"
-        )
+        lines.append(f"| `{variable}` | {_values(name, field)} | {_default(field)} | {_cell(said[name])} |")
     return "\n".join(lines[1:])
-
-
-def _meanings() -> dict[str, str]:
-    """The text below each setting."""
-    (settings,) = ast.parse(textwrap.dedent(inspect.getsource(Settings))).body
-    assert isinstance(settings, ast.ClassDef)
-    return {
-        node.target.id: inspect.cleandoc(str(below.value.value))
-        for node, below in pairwise(settings.body)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-    }
 
 
 METRICS_HEAD = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
@@ -157,12 +139,13 @@ def option_tables(
     fields = {
         name: field
         for name, field in model.model_fields.items()
-        if not any(_says_the_same(base.model_fields.get(name), field) for base in without)
+        if not any(_says_the_same(base, model, name) for base in without)
     }
+    said = field_docstrings(model)
     lines = ["| option | values | default | meaning |", "|---|---|---|---|"]
     for name, field in fields.items():
         values = " or ".join(dict.fromkeys(_kinds(field.annotation, _bounds(field))))
-        lines.append(f"| `{name}` | {values} | {_option_default(field)} | {_cell(field.description or '')} |")
+        lines.append(f"| `{name}` | {values} | {_option_default(field)} | {_cell(said[name])} |")
     for name, field in fields.items():
         for inner in _models(field.annotation):
             lines += ["", f"Members of `{path}{name}`:", ""]
@@ -216,9 +199,11 @@ def entry_table(key: str, defs: dict[str, Any]) -> str:
         inner = _models(field.annotation)
         below = list(_entry_fields(inner[0], defs[f"{key}.{inner[0].__name__}"])) if inner else []
         words = "mapping, see below" if below else _schema_words(schema, defs)
-        lines.append(f"| `{name}` | {words} | {_entry_default(field)} | {_cell(field.description or '')} |")
+        meaning = _cell(field_docstrings(entry)[name])
+        lines.append(f"| `{name}` | {words} | {_entry_default(field)} | {meaning} |")
         for part, inside, its in below:
-            cells = _schema_words(its, defs), _entry_default(inside), _cell(inside.description or "")
+            meaning = _cell(field_docstrings(inner[0])[part])
+            cells = _schema_words(its, defs), _entry_default(inside), meaning
             lines.append(f"| `{name}.{part}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -346,12 +331,14 @@ def _size(value: object) -> str:
     return ""
 
 
-def _says_the_same(one: FieldInfo | None, other: FieldInfo) -> bool:
+def _says_the_same(base: type[BaseModel], model: type[BaseModel], name: str) -> bool:
+    if name not in base.model_fields:
+        return False
+    one, other = base.model_fields[name], model.model_fields[name]
     # What is required is worth a row each time.
     return (
-        one is not None
-        and not other.is_required()
-        and one.description == other.description
+        not other.is_required()
+        and field_docstrings(base)[name] == field_docstrings(model)[name]
         and one.get_default() == other.get_default()
     )
 

@@ -11,7 +11,7 @@ import feedq
 from feedq.api.endpoint import JSON_TYPE, PREFIX, PROBLEM_TYPE, STREAM_TYPE, Problem, Progress
 from feedq.core.selection import Selection
 from feedq.core.values import Entry
-from feedq.verbs.manifest.json_schema import WithoutTitles
+from feedq.verbs.manifest.json_schema import DescribedSchema
 from feedq.verbs.registry import Verb, load
 
 COMPONENTS: Final = "#/components/schemas/{name}"
@@ -53,7 +53,7 @@ def _schema(below: dict[str, Any], kind: type) -> dict[str, Any]:
     if not issubclass(kind, Entry):
         raise NotImplementedError(kind)
     place = COMPONENTS.format(name="{model}")
-    found = kind.model_json_schema(ref_template=place, schema_generator=WithoutTitles)
+    found = kind.model_json_schema(ref_template=place, schema_generator=DescribedSchema)
     below.update(found.pop("$defs", {}))
     below[kind.__name__] = found
     return {"$ref": COMPONENTS.format(name=kind.__name__)}

@@ -32,7 +32,7 @@ import msgspec
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from feedq.core.clock import Clock
-from feedq.core.limits import RateLimits
+from feedq.core.limits import UNLIMITED, RateLimits
 from feedq.core.model import JSON, Batch
 from feedq.core.permission import DEFAULT, Permissions
 from feedq.core.values import StrictModel, did_you_mean
@@ -62,7 +62,7 @@ class ConnectorOptions(StrictModel):
     `columns` and `cursor` can point into it."""
     csv: Annotated[CsvFormat | None, Field(validate_default=True)] = None
     """With `format: csv`: the names of the `fields`, and the `delimiter` and `quote` between them."""
-    limits: RateLimits = RateLimits()
+    limits: RateLimits = UNLIMITED
     """`rows_per_s` and `bytes_per_s` at most, on average: the source is read slower, nothing is dropped."""
     secrets: dict[str, str] = Field({})
     """Names to references, `${env:NAME}` or `${file:/path}`, for `{name}` in other options. They are resolved

@@ -51,17 +51,16 @@ RATE_MIN: Final = 1e-9
 """Slots of more than thirty years are all alike, and would leave no digits for the time of day."""
 
 
-class RateLimits(StrictModel, use_attribute_docstrings=False):
+class RateLimits(StrictModel):
     """How fast something may be read, on average; None is without a limit."""
 
-    # Described so, every command starts sooner: to read its source takes a model some milliseconds.
-    rows_per_s: Annotated[float | None, Field(gt=0, le=1e12, description="Records a second.")] = None
-    bytes_per_s: Annotated[float | None, Field(gt=0, le=1e15, description="Bytes of records a second.")] = (
-        None
-    )
+    rows_per_s: Annotated[float | None, Field(gt=0, le=1e12)] = None
+    """Records a second."""
+    bytes_per_s: Annotated[float | None, Field(gt=0, le=1e15)] = None
+    """Bytes of records a second."""
 
 
-UNLIMITED: Final = RateLimits()
+UNLIMITED: Final = RateLimits.model_construct()
 
 
 class TokenBucket:

@@ -225,7 +225,7 @@ class Selector(Entry):
     """Labels of the workers that should get it, as long as one has room."""
 
 
-ANYWHERE: Final = Selector()
+ANYWHERE: Final = Selector.of({})
 
 
 class FeedSpec(Entry):

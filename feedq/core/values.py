@@ -95,9 +95,12 @@ class Wrong(ValueError):
 
 
 class StrictModel(BaseModel):
-    """What people write. A key that is not known is refused by name."""
+    """What people write. A key that is not known is refused by name.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    Its validator is built when it first validates something: most commands and workers use few of all models.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
 
 
 class Entry(StrictModel):
@@ -174,11 +177,6 @@ class Entry(StrictModel):
             return cls.model_validate_json(text)
         except ValidationError as error:
             raise InvalidInput("; ".join(what for _, what in _explained(cls, error))) from None
-
-
-for _base in (StrictModel, Entry):
-    # Of models of these alone: to read its source takes a class 10 ms, and these have no fields.
-    _base.model_config["use_attribute_docstrings"] = True
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -160,8 +160,9 @@ def list_connectors(at: At) -> dict[str, dict[str, Any]]:
 def show_connector(at: At, *, name: NameArgument) -> dict[str, Any]:
     """The JSON Schema of a connector's options."""
     from feedq.connectors.base import load_connector
+    from feedq.verbs.manifest.json_schema import DescribedSchema
 
-    return load_connector(name).Options.model_json_schema()
+    return load_connector(name).Options.model_json_schema(schema_generator=DescribedSchema)
 
 
 @verb("GET /schema")

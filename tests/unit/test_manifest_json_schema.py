@@ -49,6 +49,12 @@ def test_it_is_a_schema_and_the_command_prints_it() -> None:
     assert printed == json.loads(json.dumps(manifest_schema()))
 
 
+def test_an_editor_shows_what_each_key_is_for() -> None:
+    defs = manifest_schema()["$defs"]
+    for name in (*ENTRIES, "sink", "tcp", "feeds.Selector"):
+        assert [key for key, of in defs[name]["properties"].items() if not of.get("description")] == [], name
+
+
 def test_every_manifest_of_examples_and_documentation_is_accepted() -> None:
     found = list(manifests())
     assert len(found) > 20

@@ -247,13 +247,13 @@ class ScheduleSpec(Entry):
     """Whether a run whose worker died is repeated."""
     timeout: Annotated[float | None, Seconds(LIMIT_MIN_S, or_none=True)] = 3600.0
     """Ends a run that takes longer; or `none`."""
-    retries: Retries = Retries()
+    retries: Retries = Retries.of({})
     """How failed runs are repeated; a number is its `limit`."""
     queue: Name = DEFAULT_QUEUE
     """Job queue, whose limits hold."""
     priority: Annotated[int, Number(-PRIORITY_MAX, PRIORITY_MAX)] = 0
     """From -100, last, to 100, first."""
-    selector: RequiredLabels = RequiredLabels()
+    selector: RequiredLabels = RequiredLabels.of({})
     """Which workers may run it."""
     jitter: Annotated[float, Seconds()] = 0.0
     """Each tick fires up to this much later."""
@@ -263,7 +263,7 @@ class ScheduleSpec(Entry):
     """A tick while an earlier run has not ended."""
     buffer_max: Annotated[int, Number(1, ROWS_MAX)] = 100
     """With `buffer_all`: runs that may wait."""
-    catch_up: CatchUpSpec = CatchUpSpec()
+    catch_up: CatchUpSpec = CatchUpSpec.of({})
     """Ticks that nobody fired in time; a word is its `policy`."""
     misfire_after: Annotated[float, Seconds()] = 60.0
     """A tick fired later than this was missed."""
@@ -271,7 +271,7 @@ class ScheduleSpec(Entry):
     """What becomes of the ticks of a pause."""
     pause_on_failure: Annotated[int | None, Number(1, 1_000_000, or_none=True)] = None
     """So many runs in a row that failed, timed out or were lost pause the schedule; or `none`."""
-    keep: KeptHistory = KeptHistory()
+    keep: KeptHistory = KeptHistory.of({})
     """History kept of it; a number is its `runs`."""
     paused: Flag | None = None
     """Declare it, but do not fire it. Left out, a schedule that is there already keeps its own."""
