@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, Final
 
 import click
@@ -20,13 +19,12 @@ from feedq.cli.invocation import (
     yes_option,
 )
 from feedq.cli.lazily import lazily
-from feedq.cli.options import moment
 from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, fact_lines, number, state
 from feedq.errors import FeedqError
 
 with lazily():
     from feedq.connectors import base as connectors_base
-    from feedq.core import model, remedies, values
+    from feedq.core import model, remedies
     from feedq.verbs import backfills, cursors, feeds, wording
     from feedq.verbs.report import details
 
@@ -89,17 +87,9 @@ def cursor(
         _change(invocation, name, {"change": cursors.CursorVerb.SET, "cursor": wanted}, **how)
     elif (records is not None) + (to is not None) + to_start != 1:
         raise click.UsageError("say one of --records, --to and --to-start")
-    elif to_start:
-        _change(invocation, name, {"change": cursors.CursorVerb.RESET}, **how)
     else:
-        at = None
-        if to is not None:
-            try:
-                at = invocation.clock.now() - timedelta(seconds=values.parse_duration(to))
-            except ValueError:
-                at = moment(to, "UTC", option="--to")
-        asked = {"change": cursors.CursorVerb.REWIND, "records": records, "to": at}
-        _change(invocation, name, asked, **how)
+        change = cursors.CursorVerb.RESET if to_start else cursors.CursorVerb.REWIND
+        _change(invocation, name, {"change": change, "records": records, "to": to}, **how)
 
 
 def _show_cursor(invocation: Invocation, name: str) -> None:

@@ -14,9 +14,8 @@ from typing import Any
 
 import click
 
-from feedq.cli.invocation import Command, Invocation, OneOf, limit_option, pass_invocation
+from feedq.cli.invocation import Command, Duration, Invocation, OneOf, limit_option, pass_invocation
 from feedq.cli.lazily import lazily
-from feedq.cli.options import duration
 from feedq.cli.output import (
     TableColumn,
     answer,
@@ -47,7 +46,7 @@ LEVEL_WIDTH = 13
 NAME_WIDTH = 20
 LOOK_S = 1.0
 """How often ``--follow`` looks for more."""
-SINCE = "5m"
+SINCE_S = 300.0
 """How far back everything is shown; one feed's history is shown whole."""
 
 
@@ -172,8 +171,9 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
 @click.command(cls=Command, short_help="What happened to feeds, workers and schedules; --follow goes on.")
 @click.option(
     "--since",
-    metavar="DURATION",
-    help=f"How far back, such as 90s or 2h. [default: {SINCE}; with --feed, as far as it is kept]",
+    "since_s",
+    type=Duration(),
+    help="How far back, such as 90s or 2h. [default: 5m; with --feed, as far as it is kept]",
 )
 @click.option("--feed", metavar="NAME", help="Only events of this feed.")
 @click.option(
@@ -190,7 +190,7 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
 def events(
     invocation: Invocation,
     *,
-    since: str | None,
+    since_s: float | None,
     feed: str | None,
     kinds: Sequence[event_names.EventKind],
     tenant: str | None,
@@ -210,14 +210,18 @@ def events(
     if feed is not None and tenant is not None:
         raise click.UsageError("--feed and --tenant exclude each other")
     began = None
-    if since is not None or feed is None:
-        began = invocation.clock.now() - timedelta(seconds=duration(since or SINCE, option="--since"))
+    if since_s is None and feed is None:
+        since_s = SINCE_S
+    if since_s is not None:
+        began = invocation.clock.now() - timedelta(seconds=since_s)
     which: dict[str, Any] = {"feed": feed, "kinds": tuple(kinds), "tenant": tenant, "since": began}
     found = first(invocation.pages(None, fleet.list_events, **which), limit)[::-1]
     if follow_on:
         _follow(invocation, which, found)
         return
-    empty = "no events" if began is None else f"nothing happened within the last {since or SINCE}"
+    empty = (
+        "no events" if since_s is None else f"nothing happened within the last {wording.duration(since_s)}"
+    )
     answer_list(invocation, found, tables.EVENT_COLUMNS, empty=empty, wide=tables.EVENT_EPOCH)
 
 

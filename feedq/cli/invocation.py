@@ -28,7 +28,7 @@ with lazily():
     from feedq import settings as configuration
     from feedq.cli import doing, output
     from feedq.control.store import postgresql
-    from feedq.core import authorship, roles
+    from feedq.core import authorship, roles, values
     from feedq.sinks import base as sinks_base
     from feedq.telemetry import logs
     from feedq.verbs import registry, wording
@@ -79,6 +79,18 @@ class OneOf(click.Choice[str]):
         if ctx is not None and ctx.resilient_parsing:
             return value
         return self._kind(super().convert(value, param, ctx))
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, written as ``90``, ``90s``, ``1m30s`` or ``2h``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return float(value) if not isinstance(value, str) else values.parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 @dataclass(slots=True)
@@ -373,10 +385,9 @@ def wait_options(default_s: float = 30.0) -> Decorator:
         click.option(
             "--timeout",
             "timeout_s",
-            type=click.FloatRange(min=0),
+            type=Duration(),
             default=default_s,
             show_default=True,
-            metavar="SECONDS",
             help="With --wait: give up after this long.",
         ),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any
 
 from feedq.cli.lazily import lazily
@@ -35,22 +34,6 @@ def split_assignment(text: str, *, option: str) -> tuple[str, str]:
     if not key or not equals:
         raise InvalidInput(f"{option} {text!r}: write it as KEY=VALUE".lstrip())
     return key, value
-
-
-def moment(text: str, zone: str, *, option: str) -> datetime:
-    """Reads a time as `parse_moment` does. Raises `InvalidInput` that names the option."""
-    try:
-        return values.parse_moment(text, zone)
-    except ValueError as error:
-        raise InvalidInput(f"{option}: {error}") from None
-
-
-def duration(text: str, *, option: str) -> float:
-    """Reads a duration as `parse_duration` does. Raises `InvalidInput` that names the option."""
-    try:
-        return values.parse_duration(text)
-    except ValueError as error:
-        raise InvalidInput(f"{option}: {error}") from None
 
 
 def assigned(keys: Mapping[str, Any], assignments: Iterable[str], kind: type[values.Entry]) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from math import inf
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -18,12 +17,12 @@ from feedq.cli.invocation import (
     changes,
     limit_option,
     pass_invocation,
+    wait_options,
     yes_option,
 )
 from feedq.cli.lazily import lazily
-from feedq.cli.options import assigned, duration, split_words
+from feedq.cli.options import assigned, split_words
 from feedq.cli.output import TableColumn, answer, answer_list, fact_lines, first, table_lines
-from feedq.errors import InvalidInput
 
 with lazily():
     from feedq.cli import tables
@@ -35,8 +34,8 @@ with lazily():
 
 RUNS_OF_ONE = 10
 """Runs below a schedule; `feedq schedule runs` has more."""
-PAUSE_MAX_S = 100 * 366 * 86_400.0
-"""Longer than that is for ever."""
+WAIT_S = 86_400.0
+"""A run may take a day."""
 TRIED = "example"
 """Name of a schedule that there is not; ``H`` in its expression is hashed from it."""
 
@@ -213,24 +212,16 @@ def runs(
 @schedule.command()
 @click.argument("names", nargs=-1, required=True)
 @click.option(
-    "--until", metavar="TIME", help="Resume by itself then; in the schedule's zone without an offset."
+    "--until", metavar="TIME", help="Resume by itself then, in the schedule's zone, or so long from now: 2h."
 )
-@click.option("--for", "for_", metavar="DURATION", help="Resume by itself after this long, such as 2h.")
 @changes
-def pause(invocation: Invocation, *, names: Sequence[str], until: str | None, for_: str | None) -> None:
+def pause(invocation: Invocation, *, names: Sequence[str], until: str | None) -> None:
     """Fire no more ticks, until the schedules are resumed. Runs that there are go on.
 
     \b
     Example:
-      feedq schedule pause acme/cleanup --for 2h --reason "maintenance of the warehouse"
+      feedq schedule pause acme/cleanup --until 2h --reason "maintenance of the warehouse"
     """
-    if until is not None and for_ is not None:
-        raise click.UsageError("--until and --for exclude each other")
-    if for_ is not None:
-        seconds = duration(for_, option="--for")
-        if seconds > PAUSE_MAX_S:
-            raise InvalidInput(f"--for: {for_!r} is too long; leave it out to pause for good")
-        until = (invocation.clock.now() + timedelta(seconds=seconds)).isoformat()
     _act(invocation, names, schedules.ScheduleAction.PAUSE, "paused", until=until)
 
 
@@ -319,10 +310,7 @@ def cancel(invocation: Invocation, *, name: str | None, run_id: int | None) -> N
 @click.argument("name")
 @click.argument("assignments", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--key", help="Triggered again with the same key, no other run is made: it shows that of then.")
-@click.option(
-    "--wait", is_flag=True, help="Return only once it has ended; exit status 1 unless it succeeded."
-)
-@click.option("--timeout", metavar="DURATION", help="With --wait: give up after this long. [default: never]")
+@wait_options(WAIT_S)
 @changes
 def trigger(
     invocation: Invocation,
@@ -331,17 +319,17 @@ def trigger(
     assignments: Sequence[str],
     key: str | None,
     wait: bool,
-    timeout: str | None,
+    timeout_s: float,
 ) -> None:
     """Run a schedule's job now, whatever its timing, even while it is paused; under its overlap policy.
 
-    args=… and kwargs.KEY=… stand in for the arguments that are declared, for this run.
+    args=… and kwargs.KEY=… stand in for the arguments that are declared, for this run. With --wait it returns once
+    the run has ended, with exit status 1 unless it has succeeded.
 
     \b
     Example:
       feedq schedule trigger acme/cleanup kwargs.days=7 --key release-4.2 --wait
     """
-    timeout_s = inf if timeout is None else duration(timeout, option="--timeout")
     arguments = _arguments(invocation, name, assignments) if assignments else {}
     run = invocation.do(schedules.trigger_schedule, name=name, key=key, **arguments)
     if not run.state.is_final and (unserved := invocation.do(schedules.show_schedule, name=name).unserved):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from feedq.cli.invocation import Group, Invocation, OneOf, changes, pass_invocation
+from feedq.cli.invocation import Duration, Group, Invocation, OneOf, changes, pass_invocation
 from feedq.cli.lazily import lazily
-from feedq.cli.options import duration
 from feedq.cli.output import TableColumn, answer, answer_list
 
 with lazily():
@@ -37,18 +36,19 @@ def token() -> None:
 )
 @click.option("--tenant", help="Over this tenant's feeds, and nothing else. [default: over everything]")
 @click.option(
-    "--for", "for_", metavar="DURATION", default="90d", show_default=True, help="How long it lasts."
+    "--for", "lasts_s", type=Duration(), default="90d", show_default=True, help="How long it lasts."
 )
 @changes
-def add(invocation: Invocation, *, name: str, role: roles.AccessRole, tenant: str | None, for_: str) -> None:
+def add(
+    invocation: Invocation, *, name: str, role: roles.AccessRole, tenant: str | None, lasts_s: float
+) -> None:
     """Make a token and print it. It is not kept, only its hash: nobody can print it again.
 
     \b
     Example:
       feedq token add acme-ci --role operator --tenant acme --for 30d
     """
-    days = duration(for_, option="--for") / DAY_S
-    made = invocation.do(tokens.add_token, name=name, role=role, tenant=tenant, days=days)
+    made = invocation.do(tokens.add_token, name=name, role=role, tenant=tenant, days=lasts_s / DAY_S)
     answer(invocation, made, made.token)
 
 

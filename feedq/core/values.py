@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import lru_cache
 from ipaddress import ip_address
@@ -509,6 +510,16 @@ def parse_moment(text: str, zone: str) -> datetime:
     except OverflowError:
         raise ValueError(f"{text!r} is out of the range of times") from None
     return first
+
+
+def parse_moment_near(text: str, zone: str, *, now: datetime, sign: int) -> datetime:
+    """A time as `parse_moment` reads it, or how long from ``now`` that is (``sign`` 1) or was (-1): ``90m``.
+
+    Raises `ValueError` with what is wrong.
+    """
+    with suppress(ValueError, OverflowError):
+        return now + sign * timedelta(seconds=parse_duration(text))
+    return parse_moment(text, zone)
 
 
 def instant(at: datetime) -> str:

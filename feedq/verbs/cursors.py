@@ -29,11 +29,12 @@ from feedq.control.store.postgresql import PostgresStore
 from feedq.core.authorship import require_own
 from feedq.core.model import JSON, ChangedCursor, Feed, StartCursor
 from feedq.core.roles import AccessRole
+from feedq.core.values import DEFAULT_ZONE, parse_moment_near
 from feedq.errors import InvalidInput
 from feedq.sinks.base import Checkpoint, CheckpointChange, Sink, parse_sink
 from feedq.sinks.checkpoints import check_cursor, owner_of
 from feedq.verbs import adoption
-from feedq.verbs.registry import At, Expected, Moment, NameArgument, verb
+from feedq.verbs.registry import At, Expected, NameArgument, Past, verb
 
 
 class CursorVerb(StrEnum):
@@ -93,7 +94,7 @@ def change_cursor(
     change: CursorVerb,
     cursor: Any = None,
     records: Annotated[int, Meta(ge=1, le=2**62)] | None = None,
-    to: Moment | None = None,
+    to: Past | None = None,
     expected: Expected = None,
     dry_run: bool = False,
 ) -> CursorChange:
@@ -103,7 +104,11 @@ def change_cursor(
     many ``records`` or ``to`` a time. The feed may be running; it starts anew from there.
     """
     feed = at.own_feed(name, expected)
-    choose = _next_cursor(feed, change, cursor=cursor, records=records, to=to)
+    try:
+        at_time = None if to is None else parse_moment_near(to, DEFAULT_ZONE, now=at.store.now(), sign=-1)
+    except ValueError as error:
+        raise InvalidInput(f"to: {error}") from None
+    choose = _next_cursor(feed, change, cursor=cursor, records=records, to=at_time)
     with sink_of(at, feed) as sink:
         return CursorChange(name, changed(at.store, sink, feed, change, choose, dry_run=dry_run), dry_run)
 

@@ -20,7 +20,7 @@ from feedq.core.roles import AccessRole
 from feedq.core.schedule.model import Run, RunKind, RunState, ScheduleState, ScheduleView
 from feedq.core.schedule.spec import Queue, ScheduleSpec, checked_job
 from feedq.core.schedule.ticks import delayed, past_ticks, ticks_after
-from feedq.core.values import DEFAULT_ZONE, NAME_MAX, parse_moment, read_json
+from feedq.core.values import DEFAULT_ZONE, NAME_MAX, parse_moment, parse_moment_near, read_json
 from feedq.errors import InvalidInput
 from feedq.verbs.registry import (
     At,
@@ -246,7 +246,15 @@ def act_on_schedule(
     *,
     name: NameArgument,
     action: ScheduleAction,
-    until: LocalTime | None = None,
+    until: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=40,
+            description="A time as elsewhere, or how long from now: 2h.",
+        ),
+    ]
+    | None = None,
     dry_run: bool = False,
 ) -> ScheduleActed:
     """Pause a schedule, for good or ``until`` a time; resume it; or cancel its waiting runs."""
@@ -256,7 +264,7 @@ def act_on_schedule(
     # Read as lists read it: little that is done to a schedule needs its declaration.
     found = [view for view in schedules.views(prefix=name, limit=1) if view.schedule.spec.name == name]
     view = (found or [schedules.view(name)])[0]
-    end = None if until is None else _time(view.schedule.spec, until, "until")
+    end = None if until is None else _time(view.schedule.spec, until, "until", now=at.store.now())
     if dry_run:
         waiting = view.waiting if action is ScheduleAction.CANCEL else 0
         return ScheduleActed(name, action, waiting, dry_run=True)
@@ -323,9 +331,11 @@ def zone_of(spec: ScheduleSpec) -> str:
     return spec.zone if spec.cron else DEFAULT_ZONE
 
 
-def _time(spec: ScheduleSpec, text: str, argument: str) -> datetime:
-    """Raises `InvalidInput` that names the argument."""
+def _time(spec: ScheduleSpec, text: str, argument: str, *, now: datetime | None = None) -> datetime:
+    """With ``now``, it may also be how long from then. Raises `InvalidInput` that names the argument."""
     try:
+        if now is not None:
+            return parse_moment_near(text, zone_of(spec), now=now, sign=1)
         return parse_moment(text, zone_of(spec))
     except ValueError as error:
         raise InvalidInput(f"{argument}: {error}") from None

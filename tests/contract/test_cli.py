@@ -122,10 +122,12 @@ def test_what_happened_to_everything_is_told_oldest_first(shell: Shell) -> None:
     (paused,) = shell.json("events", "--kind", "feed_paused")
     assert paused["id"] == told[1]["id"]
     assert shell.json("events", "--limit", "1") == [paused]
+    for limit, note in (("1", "these are the newest 1; a larger --limit shows more\n"), ("2", "")):
+        assert shell.run("events", "--limit", limit).stderr == note, "no list ends unnoticed"
     assert shell.json("events", "--tenant", "nobody") == []
     assert "no feed named" in shell.run("events", "--feed", "nobody").stderr
     assert shell.run("events", "--feed", "acme/orders", "--tenant", "acme").exit_code == 2
-    assert "--since: " in shell.run("events", "--since", "yesterday").stderr
+    assert "'yesterday' is no duration" in shell.run("events", "--since", "yesterday").stderr
 
 
 def test_what_came_again_and_again_is_one_line_with_how_often_and_since_when(shell: Shell) -> None:

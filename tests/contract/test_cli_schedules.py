@@ -176,7 +176,7 @@ def test_a_schedule_declared_as_paused_is_resumed_by_hand_or_by_the_manifest(she
     assert row(shell, "acme/once")["state"] == "active"
     shell.ok("schedule", "set", "acme/once", "priority=5")
     assert row(shell, "acme/once")["state"] == "active", "what is set does not pause what was resumed"
-    shell.ok("schedule", "pause", POLL, "--for", "1h", "--reason", "maintenance")
+    shell.ok("schedule", "pause", POLL, "--until", "1h", "--reason", "maintenance")
     changed = shell.json("apply", "-f", "-", given=MANIFEST)["changes"]
     differing = {option["option"] for change in changed for option in change["options"]}
     assert ([change["name"] for change in changed], differing) == (["acme/once"], {"paused", "priority"})
@@ -191,9 +191,7 @@ def test_a_schedule_declared_as_paused_is_resumed_by_hand_or_by_the_manifest(she
     shell.ok("schedule", "pause", "acme/cleanup", "--until", "2999-12-01T08:00")
     assert row(shell, "acme/cleanup")["paused_until"].startswith("2999-12-01T07:00"), "in its zone"
     for options, why in (
-        (("--for", "1h", "--until", "2999-12-01"), "--until and --for exclude each other"),
-        (("--for", "long"), "--for: 'long' is no duration"),
-        (("--for", "99999999d"), "is too long; leave it out to pause for good"),
+        (("--until", "99999999999d"), "--until: '99999999999d' is no time"),
         (("--until", "soon"), "--until: 'soon' is no time"),
     ):
         assert why in shell.run("schedule", "pause", POLL, *options).stderr

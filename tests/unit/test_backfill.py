@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -11,9 +10,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from feedq.connectors.base import parse_options
-from feedq.core.model import JSON, Batch, Feed, FeedSpec, FeedView, Identity, Lease, Status
+from feedq.core.model import JSON, Batch, Feed, FeedBackfill, FeedSpec, FeedView, Identity, Lease, Status
 from feedq.errors import InvalidInput
-from feedq.verbs.backfill import ROWS_PER_S, BackfillPlan, part_done, plan
+from feedq.verbs.backfills import ROWS_PER_S, part_done, plan
 from feedq.verbs.manifest.options import problems
 from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
 
@@ -41,7 +40,7 @@ def planned(
     *,
     key: tuple[str, ...] = ("seq",),
     rows_per_s: float | None = None,
-) -> BackfillPlan:
+) -> tuple[FeedSpec, FeedBackfill]:
     sink = {"table": "t", "columns": {"seq": "/seq"}, "key": list(key)}
     feed = Feed(
         1, FeedSpec(name="acme/orders", connector=connector, source=source, sink=sink), 1, NOW, NOW, ME
@@ -75,17 +74,17 @@ def planned(
 def test_it_ends_where_the_feed_stands_and_begins_where_it_is_told(
     connector: str, source: Mapping[str, Any], stands: JSON, begin: JSON, bounds: tuple[JSON, JSON]
 ) -> None:
-    found = planned(connector, source, stands, begin)
-    assert (found.backfill.begins_after, found.backfill.ends_at) == bounds
-    assert found.spec.initial_cursor == bounds[0]
-    assert found.spec.name == "acme/orders~backfill"
+    spec, found = planned(connector, source, stands, begin)
+    assert (found.begins_after, found.ends_at) == bounds
+    assert spec.initial_cursor == bounds[0]
+    assert spec.name == "acme/orders~backfill"
 
 
 def test_an_end_beyond_where_the_feed_stands_is_where_it_stands() -> None:
-    assert planned("tcp", TCP, 5_000, 10, 9_000).backfill.ends_at == 5_000
-    assert planned("tcp", TCP, 5_000, 10, 4_000).backfill.ends_at == 4_000
-    assert planned("tcp", TCP, None, 10, 9_000).backfill.ends_at == 9_000
-    assert planned("redis", REDIS, {"a": "90000-1"}, 10, "0s").backfill.ends_at == {"a": "90000-1"}
+    assert planned("tcp", TCP, 5_000, 10, 9_000)[1].ends_at == 5_000
+    assert planned("tcp", TCP, 5_000, 10, 4_000)[1].ends_at == 4_000
+    assert planned("tcp", TCP, None, 10, 9_000)[1].ends_at == 9_000
+    assert planned("redis", REDIS, {"a": "90000-1"}, 10, "0s")[1].ends_at == {"a": "90000-1"}
 
 
 @pytest.mark.parametrize(
@@ -119,13 +118,13 @@ def test_it_is_held_back_for_its_neighbours(
     limits: dict[str, float], said: float | None, rows_per_s: float
 ) -> None:
     more = {**limits, "bytes_per_s": 1e6}
-    found = planned("tcp", {**TCP, "limits": more}, 5_000, 0, rows_per_s=said)
-    assert found.spec.source["limits"] == {**more, "rows_per_s": rows_per_s}
+    spec, _ = planned("tcp", {**TCP, "limits": more}, 5_000, 0, rows_per_s=said)
+    assert spec.source["limits"] == {**more, "rows_per_s": rows_per_s}
 
 
 def test_its_part_is_told_from_its_cursor() -> None:
-    found = planned("tcp", TCP, 5_000, 1_000)
-    feed = replace(found.feed, spec=found.spec, backfill=found.backfill)
+    spec, backfill = planned("tcp", TCP, 5_000, 1_000)
+    feed = Feed(2, spec, 1, NOW, NOW, ME, backfill=backfill)
     parts = [
         part_done(FeedView(feed, Lease(1, cursor=cursor), None, Status.STREAMING))
         for cursor in (None, 1_000, 2_000, 5_000, 6_000, "elsewhere")
