@@ -81,7 +81,7 @@ def sync(catalog: str) -> None:
 
     url = settings().sync_database_url.get_secret_value()
     with closing(PostgresStore(url)) if url else nullcontext(store()) as declaring:
-        made = sync_catalog(declaring.catalogs, open_catalog(catalog, settings()))
+        made = sync_catalog(declaring, open_catalog(catalog, settings()))
     logger.info(
         LogEvent.CATALOG_SYNCED,
         catalog=catalog,

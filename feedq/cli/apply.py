@@ -372,8 +372,6 @@ def _show_synced(found: syncing.Synced) -> None:
             "as it may be theirs"
         )
     done = f"{found.added:,} added, {found.changed:,} changed, {found.removed:,} removed"
-    if found.taken_over:
-        done += f", {found.taken_over:,} taken over"
     same = "; as at the last sync" if found.is_same else " (dry run)" if found.dry_run else ""
     click.echo(f"{found.name}: {done}, = {found.unchanged:,} unchanged{same}")
 

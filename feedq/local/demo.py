@@ -115,6 +115,6 @@ def declare(store: PostgresStore, *, sink_url: str, port: int) -> None:
         cursor.execute(f"DELETE FROM {TABLE} WHERE feed = ANY(%s)", (fresh,))  # noqa: S608 - a constant
     for spec in specs(port):
         if spec.name in known:
-            store.feeds.edit(spec.name, spec)
+            store.feeds.edit(spec)
         else:
             store.feeds.add(spec)

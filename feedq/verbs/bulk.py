@@ -1,7 +1,6 @@
 """The verbs for many feeds at once: some hundred of them in a transaction, each outcome by name.
 
-When one feed of a transaction cannot be changed, the transaction is undone, and its feeds are changed one by one:
-the others are changed, and the error is that feed's own. A server that is away ends it all.
+A feed that cannot be changed keeps no other from it. A server that is away ends it all.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from feedq.control.store.feeds import Feeds
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import FeedView, Reason, Worker, WorkerState, WorkerView
 from feedq.core.placement import placing
@@ -25,7 +22,7 @@ from feedq.settings import Settings
 from feedq.verbs.diagnosis.placement_checks import serves
 from feedq.verbs.wording import pairs
 
-TOGETHER_MAX = 250
+TOGETHER_MAX = 500
 """Changes of one transaction: their rows stay locked until it ends, which passes of reconcile wait for."""
 
 T = TypeVar("T")
@@ -43,43 +40,45 @@ class BulkResult(Generic[T, R]):
 
 
 def each(
-    feeds: Feeds, items: Sequence[T], act: Callable[[Feeds, T], R], *, told: Done = lambda done: None
+    items: Sequence[T],
+    act: Callable[[Sequence[T]], Sequence[R | FeedqError]],
+    *,
+    told: Done = lambda done: None,
+    at_once: int | None = None,
 ) -> BulkResult[T, R]:
-    """Do ``act`` to each. Raises `Unavailable`: what was done before stays done."""
+    """Do ``act`` to all, some hundred or so many at once; it answers each with what came of it.
+
+    Raises `Unavailable`: what was done before stays done.
+    """
     result: BulkResult[T, R] = BulkResult()
-    for start in range(0, len(items), TOGETHER_MAX):
-        part = items[start : start + TOGETHER_MAX]
+    length = at_once or TOGETHER_MAX
+    for start in range(0, len(items), length):
+        part = items[start : start + length]
         try:
-            with feeds.together() as several:
-                made = [(item, act(several, item)) for item in part]
-        except (InvalidInput, Conflict, Forbidden):
-            one_by_one(part, partial(act, feeds), result)
+            outcomes = act(part)
         except Unavailable as away:
             raise _broken_off(away, result, len(items)) from away
-        else:
-            result.done += made
+        for item, outcome in zip(part, outcomes, strict=True):
+            if isinstance(outcome, FeedqError):
+                result.failed.append((item, outcome))
+            else:
+                result.done.append((item, outcome))
         told(start + len(part))
     return result
 
 
 def one_by_one(
-    items: Sequence[T],
-    act: Callable[[T], R],
-    result: BulkResult[T, R] | None = None,
-    *,
-    told: Done = lambda done: None,
+    items: Sequence[T], act: Callable[[T], R], *, told: Done = lambda done: None
 ) -> BulkResult[T, R]:
     """Do ``act`` to each, which is a transaction of its own. Raises as `each`."""
-    result = BulkResult() if result is None else result
-    for number, item in enumerate(items, 1):
+
+    def tried(part: Sequence[T]) -> list[R | FeedqError]:
         try:
-            result.done.append((item, act(item)))
+            return [act(part[0])]
         except (InvalidInput, Conflict, Forbidden) as error:
-            result.failed.append((item, error))
-        except Unavailable as away:
-            raise _broken_off(away, result, len(items)) from away
-        told(number)
-    return result
+            return [error]
+
+    return each(items, tried, told=told, at_once=1)
 
 
 def _broken_off(away: Unavailable, result: BulkResult[T, R], total: int) -> Unavailable:
@@ -103,12 +102,12 @@ def move(
     targets, refused = _targets(store, chosen, workers, settings.rules, to=to)
     by_id = {view.worker.id: view for view in workers}
 
-    def go(feeds: Feeds, view: FeedView) -> WorkerView:
-        target = targets[view.feed.id]
-        feeds.move(view.feed.name, target, stop_within_s=settings.handoff_timeout_s)
-        return by_id[target]
+    def go(views: Sequence[FeedView]) -> list[WorkerView | FeedqError]:
+        there = [(view.feed.name, targets[view.feed.id]) for view in views]
+        refusals = store.feeds.move(there, stop_within_s=settings.handoff_timeout_s)
+        return [refusal or by_id[target] for refusal, (_, target) in zip(refusals, there, strict=True)]
 
-    result = each(store.feeds, [view for view in chosen if view.feed.id in targets], go, told=told)
+    result = each([view for view in chosen if view.feed.id in targets], go, told=told)
     result.failed += [(v, refused[v.feed.id]) for v in chosen if v.feed.id in refused]
     return result
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from feedq.control.store.feeds import Feeds
+from feedq.control.store.feeds import FeedChange, Feeds
 from feedq.control.store.postgresql import JobStore
 from feedq.core.model import Feed, FeedSpec, StartCursor, TargetState, Version, require_version
 from feedq.core.passwords import mask_url
@@ -19,6 +18,7 @@ from feedq.core.schedule.model import Schedule
 from feedq.core.schedule.spec import Queue, ScheduleSpec
 from feedq.core.selection import ALL, Selection
 from feedq.errors import FeedqError, InvalidInput, NotFound, Outdated
+from feedq.telemetry.event_names import EventKind
 from feedq.verbs import bulk
 from feedq.verbs.adoption import Adopting, Begun, begun, resumes_of
 from feedq.verbs.bulk import BulkResult
@@ -49,8 +49,6 @@ from feedq.verbs.report.masking import masked
 
 DECLARED_MAX: Final = 20_000
 """Declarations of one call."""
-FEEDS_AT_ONCE: Final = 1_000
-"""Feeds that are read together."""
 
 Many = Meta(max_length=DECLARED_MAX)
 
@@ -227,32 +225,24 @@ def _feeds_planned(
     names = _names("feed", specs, remove)
     for spec in specs:
         at.caller.require_tenant(spec.tenant, f"a feed of tenant {spec.tenant!r}")
-    chosen = at.store.feeds.selected(Selection(names=names)) if names else ()
-    there = {view.feed.name: view.feed for view in chosen}
+    there = {feed.name: feed for feed in at.store.feeds.declared(names=names)} if names else {}
     for feed in there.values():
         at.caller.require_tenant(feed.spec.tenant, f"feed {feed.name!r}")
     _require_there("feed", remove, there)
     surplus: list[str] = []
     if prune and declared is not None:
         whose = tenant if at.caller.tenant is None else at.caller.tenant
-        found = {feed.name: feed for page in _feed_pages(at, whose) for feed in page}
+        found = {feed.name: feed for feed in at.store.feeds.declared(tenant=whose)}
         # What was made from a catalog is left alone: its next sync would only make it again.
         surplus = [feed.name for feed in found.values() if feed.catalog is None]
         there |= found
-    before = {feed.name: feed.spec for feed in there.values() if feed.removed_at is None}
+    before = {feed.name: feed.spec for feed in there.values()}
     planned = plan("feed", specs, before, remove=[*remove, *surplus])
     # What is stored has been checked before.
     for change in planned.changes:
         if isinstance(change.spec, FeedSpec):
             validate(change.spec)
     return planned
-
-
-def _feed_pages(at: At, tenant: str | None) -> Iterator[list[Feed]]:
-    after = ""
-    while page := at.store.feeds.declared(tenant=tenant, after=after, limit=FEEDS_AT_ONCE):
-        yield page
-        after = page[-1].name
 
 
 def _schedules_planned(
@@ -304,14 +294,10 @@ def _carried_out(
     Raises `Unavailable`: what was done before stays done, and doing it again does what is left.
     """
     elsewhere = [c for c in found.changes if c.action is Action.ADD and c.name in found.starts]
-    names = {change.name for change in elsewhere}
-    plain = [change for change in found.changes if change.name not in names]
+    plain = [c for c in found.changes if c.action is not Action.ADD or c.name not in found.starts]
     total = len(found.changes) + len(others)
-    result: BulkResult[Change, Any] = bulk.each(
-        at.store.feeds,
-        plain,
-        partial(_change_feed, expected=expected),
-        told=lambda done: at.told(done, total),
+    result: BulkResult[Change, Any] = change_feeds(
+        at.store.feeds, plain, expected=expected, told=lambda done: at.told(done, total)
     )
     with Adopting(at.store, at.open_sink) as adopting:
 
@@ -321,17 +307,49 @@ def _carried_out(
                 return None
             return _change_job(at.store.jobs, change, expected=expected)
 
-        rest = [*elsewhere, *others]
-        return bulk.one_by_one(rest, one, result, told=lambda done: at.told(len(plain) + done, total))
+        rest = bulk.one_by_one(
+            [*elsewhere, *others], one, told=lambda done: at.told(len(plain) + done, total)
+        )
+    return BulkResult([*result.done, *rest.done], [*result.failed, *rest.failed])
 
 
-def _change_feed(feeds: Feeds, change: Change, *, expected: Version | None) -> Feed:
-    if change.action is Action.REMOVE:
-        return feeds.remove(change.name, expected=expected)
-    assert isinstance(change.spec, FeedSpec)
-    if change.action is Action.ADD:
-        return feeds.add(change.spec)
-    return feeds.edit(change.name, change.spec, expected=expected)
+def change_feeds(
+    feeds: Feeds,
+    changes: Sequence[Change],
+    *,
+    expected: Version | None = None,
+    catalog: str | None = None,
+    taken_over: Container[str] = (),
+    told: bulk.Done,
+) -> BulkResult[Change, Feed]:
+    """Make changes of feeds, for a ``catalog`` only those of its own and, by their names, those it takes over.
+
+    Raises `Unavailable`, see `bulk.each`.
+    """
+
+    def change(part: Sequence[Change]) -> list[Feed | FeedqError]:
+        return feeds.change(
+            [
+                FeedChange(
+                    _KINDS[one.action],
+                    one.name,
+                    one.spec if isinstance(one.spec, FeedSpec) else None,
+                    expected,
+                    catalog,
+                    one.name in taken_over,
+                )
+                for one in part
+            ]
+        )
+
+    return bulk.each(changes, change, told=told)
+
+
+_KINDS: Final = {
+    Action.ADD: EventKind.FEED_ADDED,
+    Action.CHANGE: EventKind.FEED_EDITED,
+    Action.REMOVE: EventKind.FEED_REMOVED,
+}
 
 
 def _change_job(jobs: JobStore, change: Change, *, expected: Version | None) -> Schedule | None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from feedq.control.store.feed_listing import StatusCount
-from feedq.control.store.feeds import Feeds
-from feedq.core.model import JSON, Feed, FeedView, TargetState, WorkerView, require_version
+from feedq.control.store.feeds import FeedChange
+from feedq.core.model import JSON, Feed, FeedView, WorkerView, require_version
 from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
 from feedq.core.selection import ALL, Selection, SelectionOrder
 from feedq.errors import FeedqError, InvalidInput, Outdated
+from feedq.telemetry.event_names import EventKind
 from feedq.verbs import bulk
 from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.registry import (
@@ -182,7 +181,15 @@ def act_on_feeds(
         to = None if worker is None else find_worker(at.store, worker)
         result = bulk.move(at.store, views, at.settings, to=to, told=told)
     else:
-        result = bulk.each(at.store.feeds, views, _ACTS[action], told=told)
+        kind = _KINDS[action]
+        # Each as it was when it was chosen: what somebody else has changed meanwhile is left alone.
+        result = bulk.each(
+            views,
+            lambda part: at.store.feeds.change(
+                [FeedChange(kind, view.feed.name, expected=view.feed.version) for view in part]
+            ),
+            told=told,
+        )
     return Acted(
         len(views),
         [_done(view, outcome) for view, outcome in result.done],
@@ -190,16 +197,11 @@ def act_on_feeds(
     )
 
 
-def _target(target: TargetState, feeds: Feeds, view: FeedView) -> Feed:
-    return feeds.set_target(view.feed.name, target, expected=view.feed.version)
-
-
-_ACTS: dict[FeedAction, Callable[[Feeds, FeedView], Feed]] = {
-    # Each as it was when it was chosen: what somebody else has changed meanwhile is left alone.
-    FeedAction.PAUSE: partial(_target, TargetState.PAUSED),
-    FeedAction.RESUME: partial(_target, TargetState.RUNNING),
-    FeedAction.RESTART: lambda feeds, view: feeds.restart(view.feed.name, expected=view.feed.version),
-    FeedAction.REMOVE: lambda feeds, view: feeds.remove(view.feed.name, expected=view.feed.version),
+_KINDS: Final = {
+    FeedAction.PAUSE: EventKind.FEED_PAUSED,
+    FeedAction.RESUME: EventKind.FEED_RESUMED,
+    FeedAction.RESTART: EventKind.FEED_RESTARTED,
+    FeedAction.REMOVE: EventKind.FEED_REMOVED,
 }
 
 

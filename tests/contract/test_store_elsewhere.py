@@ -99,7 +99,7 @@ def test_an_edit_forgets_where_it_failed(harness: Harness, state: str) -> None:
     worker, feed = harness.worker(), harness.feed()
     fail(harness, worker, claim(harness, feed, worker).key)
     key = claim(harness, feed, worker).key if state == "running" else None
-    harness.store.feeds.edit(feed.name, spec(weight=3.0))
+    harness.store.feeds.edit(spec(weight=3.0))
     harness.absorb_edits()
     if key is not None:
         harness.store.leases.release(worker.id, [Release(*key, Reason.EDITED)])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from feedq.core.model import Reason, Release, Selector, Status, TargetState
-from feedq.errors import Conflict, NotFound
+from feedq.control.store.feeds import FeedChange
+from feedq.core.model import Feed, Reason, Release, Selector, Status, TargetState
+from feedq.errors import Conflict, FeedqError, NotFound, Outdated
 from feedq.telemetry.logs import EventKind
 from tests.contract.harness import Harness, PostgresHarness, progress, spec
 
@@ -46,9 +48,7 @@ def test_an_unknown_name_is_not_found_and_named(harness: Harness, verb: str) -> 
 
 def test_an_edit_bumps_the_generation_and_says_what_changed(harness: Harness) -> None:
     feed = harness.feed()
-    edited = harness.store.feeds.edit(
-        feed.name, feed.spec.model_copy(update={"weight": 3.0, "tenant": "acme"})
-    )
+    edited = harness.store.feeds.edit(feed.spec.model_copy(update={"weight": 3.0, "tenant": "acme"}))
     assert edited.generation == feed.generation + 1
     assert edited.updated_at >= feed.updated_at
     newest = harness.store.feeds.events(feed.name)[0]
@@ -60,9 +60,7 @@ def test_history_keeps_what_each_option_was_and_became(postgres_harness: Postgre
     h = postgres_harness
     feed = h.feed()
     labels, selector = {"team": "x" * 9_000}, Selector(required={"region": "eu"})
-    h.store.feeds.edit(
-        feed.name, feed.spec.model_copy(update={"weight": 3.0, "labels": labels, "selector": selector})
-    )
+    h.store.feeds.edit(feed.spec.model_copy(update={"weight": 3.0, "labels": labels, "selector": selector}))
     changes = h.store.feeds.events(feed.name)[0].detail["changes"]
     assert changes["weight"] == [1.0, 3.0]
     assert changes["selector.required"] == [None, {"region": "eu"}]
@@ -73,7 +71,7 @@ def test_history_keeps_what_each_option_was_and_became(postgres_harness: Postgre
 def test_an_edit_without_a_change_keeps_the_generation_and_writes_no_history(harness: Harness) -> None:
     feed = harness.feed()
     harness.absorb_edits()
-    assert harness.store.feeds.edit(feed.name, spec()) == feed
+    assert harness.store.feeds.edit(spec()) == feed
     assert kinds(harness, feed.name) == [EventKind.FEED_ADDED]
     assert harness.dirty_feeds() == 0
 
@@ -90,7 +88,7 @@ def test_every_change_marks_the_feed_dirty(harness: Harness) -> None:
     feeds = harness.store.feeds
     assert harness.dirty_feeds() == 0
     changes: list[Callable[[], object]] = [
-        lambda: feeds.edit(feed.name, spec(weight=9.0)),
+        lambda: feeds.edit(spec(weight=9.0)),
         lambda: feeds.set_target(feed.name, TargetState.PAUSED),
         lambda: feeds.set_target(feed.name, TargetState.RUNNING),
         lambda: feeds.restart(feed.name),
@@ -138,15 +136,13 @@ def test_views_are_by_name_and_filtered_by_tenant_and_worker(harness: Harness) -
     assert views(worker="nobody") == []
 
 
-def test_declarations_come_a_page_at_a_time_by_name_without_the_removed(harness: Harness) -> None:
+def test_declarations_come_by_name_without_the_removed(harness: Harness) -> None:
     made = {name: harness.feed(name, tenant="t" if name < "d" else "u") for name in "cabed"}
     harness.store.feeds.remove("b")
     declared = harness.store.feeds.declared
-    first = declared(limit=2)
-    assert first == [made["a"], made["c"]]
-    assert declared(after=first[-1].name, limit=2) == [made["d"], made["e"]]
-    assert declared(after="e") == []
+    assert declared() == [made[name] for name in "acde"]
     assert declared(tenant="t") == [made["a"], made["c"]]
+    assert declared(names=("b", "c", "nobody")) == [made["c"]]
 
 
 def test_the_status_follows_the_lease_and_its_progress(harness: Harness) -> None:
@@ -190,33 +186,51 @@ def test_history_is_newest_first_and_limited(harness: Harness) -> None:
 # -- several at once ---------------------------------------------------------------------------------
 
 
-def test_what_is_done_together_is_done_at_once(harness: Harness) -> None:
-    old = harness.feed("old")
-    with harness.store.feeds.together() as feeds:
-        feeds.add(spec("a"))
-        feeds.add(spec("b"))
-        feeds.set_target("b", TargetState.PAUSED)
-        feeds.edit("a", spec("a", weight=2.0))
-        feeds.restart("old")
-    found = {view.feed.name: view.feed for view in harness.store.feeds.views()}
-    assert found.keys() == {"a", "b", "old"}
-    assert found["a"].spec.weight == 2.0
-    assert found["b"].spec.target_state is TargetState.PAUSED
-    assert found["old"].generation == old.generation + 1
-    assert kinds(harness, "b") == [EventKind.FEED_PAUSED, EventKind.FEED_ADDED]
+def test_a_feed_that_cannot_be_changed_keeps_no_other_from_it(harness: Harness) -> None:
+    old, changed, kept = harness.feed("old"), harness.feed("changed"), harness.feed("kept")
+    harness.store.feeds.restart("changed")
+    outcomes = harness.store.feeds.change(
+        [
+            FeedChange(EventKind.FEED_ADDED, "a", spec("a")),
+            FeedChange(EventKind.FEED_ADDED, "kept", spec("kept", weight=9)),
+            FeedChange(EventKind.FEED_EDITED, "old", spec("old", weight=2), old.version),
+            FeedChange(EventKind.FEED_PAUSED, "changed", expected=changed.version),
+            FeedChange(EventKind.FEED_REMOVED, "nobody"),
+            FeedChange(EventKind.FEED_RESUMED, "kept"),
+            FeedChange(EventKind.FEED_ADDED, "b", spec("b", target_state=TargetState.PAUSED)),
+        ]
+    )
+    assert [type(one) for one in outcomes] == [Feed, Conflict, Feed, Outdated, NotFound, Feed, Feed]
+    found = {view.feed.name: view for view in harness.store.feeds.views()}
+    assert found.keys() == {"a", "b", "changed", "kept", "old"}
+    assert (found["old"].feed, found["kept"].feed) == (outcomes[2], kept)
+    assert (found["old"].feed.spec.weight, found["old"].feed.generation) == (2.0, old.generation + 1)
+    assert found["changed"].feed.spec.target_state is TargetState.RUNNING
+    assert [found[name].lease.reason for name in "ab"] == [Reason.NEW, Reason.PAUSED]
+    assert kinds(harness, "old") == [EventKind.FEED_EDITED, EventKind.FEED_ADDED]
+    assert kinds(harness, "kept") == kinds(harness, "a") == [EventKind.FEED_ADDED]
 
 
-def test_an_error_undoes_all_that_was_done_together(harness: Harness) -> None:
-    harness.feed("taken")
+def test_a_catalog_changes_its_own_feeds_and_what_it_takes_over(harness: Harness) -> None:
+    def change(kind: EventKind, name: str, *, catalog: str = "crm", **more: Any) -> Feed | FeedqError:
+        declared = None if kind is EventKind.FEED_REMOVED else spec(name, **more)
+        (outcome,) = harness.store.feeds.change([FeedChange(kind, name, declared, catalog=catalog)])
+        return outcome
 
-    def add_two() -> None:
-        with harness.store.feeds.together() as feeds:
-            feeds.add(spec("a"))
-            feeds.set_target("taken", TargetState.PAUSED)
-            feeds.add(spec("taken"))
-
-    with pytest.raises(Conflict, match="taken"):
-        add_two()
-    (left,) = harness.store.feeds.views()
-    assert (left.feed.name, left.feed.spec.target_state) == ("taken", TargetState.RUNNING)
-    harness.feed("a")
+    mine = harness.feed("mine")
+    assert isinstance(change(EventKind.FEED_ADDED, "new"), Feed)
+    assert isinstance(change(EventKind.FEED_ADDED, "theirs", catalog="other"), Feed)
+    for name, whose in (("mine", "declared by hand"), ("theirs", "made from catalog 'other'")):
+        for kind in (EventKind.FEED_EDITED, EventKind.FEED_REMOVED):
+            assert f"feed '{name}' was {whose}, and is left alone" in str(change(kind, name, weight=9))
+    assert harness.store.feeds.get("mine") == mine
+    assert isinstance(change(EventKind.FEED_EDITED, "new", weight=9), Feed)
+    edited = harness.store.feeds.events("new")[0]
+    assert (edited.detail["changed"], edited.detail["catalog"]) == (["weight"], "crm")
+    taken = FeedChange(EventKind.FEED_EDITED, "mine", mine.spec, catalog="crm", takes_over=True)
+    (own,) = harness.store.feeds.change([taken])
+    assert isinstance(own, Feed)
+    assert (own.catalog, own.generation) == ("crm", mine.generation)  # it runs on as it does
+    assert harness.store.feeds.events("mine")[0].detail["changed"] == ["catalog"]
+    assert harness.store.feeds.declared(catalog="crm") == [own, harness.store.feeds.get("new")]
+    assert isinstance(change(EventKind.FEED_REMOVED, "mine"), Feed)

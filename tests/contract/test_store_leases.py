@@ -34,7 +34,7 @@ STALE = pytest.mark.parametrize("shift", [-1, 1, 1_000])
 def test_a_claim_matches_what_was_assigned_and_stamps_the_epoch(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     key = harness.assign(feed, worker)
-    feed = harness.store.feeds.edit(feed.name, spec(weight=5.0))
+    feed = harness.store.feeds.edit(spec(weight=5.0))
     (claim,) = harness.store.leases.claim(worker.id, [key])
     assert (claim.key, claim.feed, claim.attempts) == (key, feed, 0)
     lease = harness.lease(feed)
@@ -172,7 +172,7 @@ def test_a_pause_taken_back_before_the_owner_let_go_starts_the_feed_again(harnes
 def test_a_failure_of_a_declaration_edited_meanwhile_does_not_outlive_the_edit(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     key = harness.run(feed, worker)
-    harness.store.feeds.edit(feed.name, spec(weight=2.0))
+    harness.store.feeds.edit(spec(weight=2.0))
     harness.absorb_edits()
     harness.store.leases.release(worker.id, [Release(*key, Reason.FAILED, error="the old option")])
     _, sent = harness.reconcile()
@@ -188,7 +188,7 @@ def test_an_edit_starts_a_failed_feed_at_once(harness: Harness) -> None:
     harness.elapse(100)
     harness.store.workers.heartbeat(worker.id, worker.load, ttl_s=60)
     assert harness.reconcile(sweep=True)[1] == []
-    harness.store.feeds.edit(feed.name, spec(weight=2.0))
+    harness.store.feeds.edit(spec(weight=2.0))
     (again,) = harness.reconcile()[1]
     assert again.key == (feed.id, key[1] + 1)
     (claim,) = harness.store.leases.claim(worker.id, [again.key])

@@ -245,12 +245,9 @@ SELECTIONS = (
 
 def test_the_database_chooses_what_a_selection_does(everything: PostgresHarness) -> None:
     feeds = everything.store.feeds
-    with feeds.together() as several:
-        for view in feeds.selected(Selection())[::3]:
-            labels = {"region": "eu"} | ({"plan": "gold"} if view.feed.id % 2 else {})
-            several.edit(
-                view.feed.name, view.feed.spec.model_copy(update={"tenant": "acme", "labels": labels})
-            )
+    for view in feeds.selected(Selection())[::3]:
+        labels = {"region": "eu"} | ({"plan": "gold"} if view.feed.id % 2 else {})
+        feeds.edit(view.feed.spec.model_copy(update={"tenant": "acme", "labels": labels}))
     everything.execute(
         "INSERT INTO feedq.unmet (feed_id, kind, since, bound, found) "
         "SELECT id, 'max_silence', now(), '20', 30 FROM feedq.feed WHERE mod(id, 3) = 0"
@@ -270,7 +267,7 @@ def test_the_database_counts_what_is_wrong_with_feeds_and_what_they_want(
     feeds = everything.store.feeds
     for view in feeds.selected(Selection())[::2]:
         selector = Selector(required={"region": "eu" if view.feed.id % 3 else "us"})
-        feeds.edit(view.feed.name, view.feed.spec.model_copy(update={"selector": selector}))
+        feeds.edit(view.feed.spec.model_copy(update={"selector": selector}))
     everything.execute(
         "INSERT INTO feedq.unmet (feed_id, kind, since, bound, found) "
         "SELECT id, 'max_silence', now() - make_interval(secs => mod(id, 900)), '20', 30 FROM feedq.feed "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Connection
@@ -27,6 +28,12 @@ def holding(request: pytest.FixtureRequest) -> Iterator[Harness]:
         made = PostgresHarness(url, restart_hold_s=HOLD_S)
     yield made
     made.close()
+
+
+def moved(harness: Harness, name: str, target: UUID) -> None:
+    (refusal,) = harness.store.feeds.move([(name, target)], stop_within_s=30)
+    if refusal is not None:
+        raise refusal
 
 
 # -- the move ----------------------------------------------------------------------------------------
@@ -224,11 +231,11 @@ def test_an_owner_that_does_not_let_go_in_time_loses_the_feed(harness: Harness) 
 def test_a_running_feed_moved_by_hand_is_asked_for(harness: Harness) -> None:
     source, target, feed = harness.worker("a"), harness.worker("b"), harness.feed()
     harness.run(feed, source)
-    harness.store.feeds.move(feed.name, target.id, stop_within_s=30)
+    moved(harness, feed.name, target.id)
     lease = harness.lease(feed)
     assert (lease.state, lease.reason, lease.promised_to) == (LeaseState.STOPPING, Reason.MOVED, target.id)
     again = harness.worker("c")
-    harness.store.feeds.move(feed.name, again.id, stop_within_s=30)
+    moved(harness, feed.name, again.id)
     assert harness.lease(feed).promised_to == again.id, "whoever asks last decides"
     told = [e.detail["to"] for e in harness.store.feeds.events(feed.name) if e.kind == EventKind.FEED_MOVED]
     assert told == ["c", "b"], "people know workers by their names"
@@ -243,7 +250,7 @@ def test_a_feed_that_nobody_runs_goes_there_as_soon_as_it_may(harness: Harness, 
     if state == "backoff":
         key = harness.run(feed, source)
         harness.store.leases.release(source.id, [Release(*key, Reason.BACKOFF, retry_in_s=60, attempts=5)])
-    harness.store.feeds.move(feed.name, target.id, stop_within_s=30)
+    moved(harness, feed.name, target.id)
     lease = harness.lease(feed)
     assert (lease.state, lease.promised_to) == (LeaseState.IDLE, target.id)
     if state == "assigned":
@@ -260,11 +267,11 @@ def test_a_feed_that_cannot_be_moved_says_why(harness: Harness) -> None:
 
     def refusal(to: Worker = target) -> str:
         with pytest.raises(Conflict) as caught:
-            harness.store.feeds.move(feed.name, to.id, stop_within_s=30)
+            moved(harness, feed.name, to.id)
         return str(caught.value)
 
     with pytest.raises(NotFound):
-        harness.store.feeds.move("nobody", target.id, stop_within_s=30)
+        moved(harness, "nobody", target.id)
     key = harness.run(feed, worker)
     assert "is there already" in refusal(worker)
     harness.stop(feed)
@@ -353,7 +360,7 @@ def test_a_held_feed_that_is_paused_or_moved_waits_for_nobody(holding: Harness) 
     holding.store.workers.drain(old.id)
     holding.store.leases.release(old.id, [Release(*key, Reason.DRAINED) for key in keys])
     holding.store.feeds.set_target("f0", TargetState.PAUSED)
-    holding.store.feeds.move("f1", other.id, stop_within_s=30)
+    moved(holding, "f1", other.id)
     _, sent = holding.reconcile()
     assert [(a.feed_id, a.worker_id) for a in sent] == [(feeds[1].id, other.id)]
     lease = holding.lease(feeds[0])

@@ -41,7 +41,7 @@ def test_a_selector_comes_back_as_it_was_declared(harness: Harness) -> None:
     assert report.unplaced == {Reason.NO_MATCH: 1}
     worker = harness.worker("b", region="eu")
     assert [a.worker_id for a in harness.reconcile()[1]] == [worker.id]
-    changed = harness.store.feeds.edit(feed.name, feed.spec.model_copy(update={"selector": Selector()}))
+    changed = harness.store.feeds.edit(feed.spec.model_copy(update={"selector": Selector()}))
     assert harness.store.feeds.get(feed.name).spec.selector == changed.spec.selector == Selector()
 
 

@@ -162,7 +162,7 @@ class FakeFleet:
     def edit(self, feed_id: int) -> None:
         feed = self.store.feeds.get(self._name(feed_id))
         labels = {"edited": str(feed.generation)}
-        self.store.feeds.edit(feed.name, feed.spec.model_copy(update={"labels": labels}))
+        self.store.feeds.edit(feed.spec.model_copy(update={"labels": labels}))
         self.say("person", f"edits feed {feed_id}")
 
     def remove(self, feed_id: int) -> None:

@@ -101,7 +101,7 @@ def test_a_drain_that_gets_no_further_says_so_while_it_waits(command: Command) -
     command.feed("a")
     command.stream()
     command.store.feeds.edit(
-        "a", command.spec("a").model_copy(update={"selector": Selector(required={"region": "eu"})})
+        command.spec("a").model_copy(update={"selector": Selector(required={"region": "eu"})})
     )
     command.ok("worker", "uncordon", "two")
     clock = command.clock

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feedq.core.model import Feed, FeedSpec, FeedView, TargetState
+from feedq.control.store.feeds import FeedChange
+from feedq.core.model import Feed, TargetState
+from feedq.errors import FeedqError
 from feedq.verbs import bulk
 from tests.unit.command import URL, Command
 
@@ -61,15 +64,15 @@ def test_applying_does_not_wake_what_a_person_paused(command: Command) -> None:
 def test_a_feed_that_somebody_else_declares_meanwhile_is_named_and_the_others_are_added(
     command: Command,
 ) -> None:
-    selected = command.store.feeds.selected
+    declared = command.store.feeds.declared
 
-    def taken_after_looking(*chosen: Any, **more: Any) -> list[FeedView]:
-        found = selected(*chosen, **more)
-        command.store.feeds.selected = selected  # type: ignore[method-assign]
+    def taken_after_looking(**chosen: Any) -> list[Feed]:
+        found = declared(**chosen)
+        command.store.feeds.declared = declared  # type: ignore[method-assign]
         command.feed("b")
         return found
 
-    command.store.feeds.selected = taken_after_looking  # type: ignore[method-assign] # what happens meanwhile
+    command.store.feeds.declared = taken_after_looking  # type: ignore[method-assign] # what happens meanwhile
     error = command.run("apply", "-f", "-", given=feeds("a", "b", "c")).stderr
     assert "feed 'b': feed 'b' exists already" in error
     assert "2 of 3 changes were made; applying again makes the rest" in error
@@ -80,21 +83,18 @@ def test_a_database_that_goes_away_half_way_is_told_with_what_was_done(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk, "TOGETHER_MAX", 1)
-    add = command.store.feeds.add
-    added: list[FeedSpec] = []
+    change = command.store.feeds.change
 
-    def add_one_only(spec: FeedSpec) -> Feed:
-        if added:
-            command.store.go_away()
-        added.append(spec)
-        return add(spec)
+    def change_one_only(changes: Sequence[FeedChange]) -> list[Feed | FeedqError]:
+        made = change(changes)
+        command.store.go_away()
+        return made
 
-    command.store.feeds.add = add_one_only  # type: ignore[method-assign] # what happens meanwhile is the point
+    command.store.feeds.change = change_one_only  # type: ignore[method-assign] # what happens meanwhile is the point
     result = command.run("apply", "-f", "-", given=feeds("a", "b", "c"))
     assert result.exit_code == 1
     assert "1 of 3 were changed before; doing it again changes the rest: " in result.stderr
     command.store.come_back()
-    added.clear()
     assert names(command) == ["a"]
 
 

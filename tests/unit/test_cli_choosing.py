@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 import pytest
 
-from feedq.control.store.feeds import Feeds
+from feedq.control.store.feeds import FeedChange
 from feedq.core.model import Feed, TargetState, WorkerTarget
-from feedq.errors import InvalidInput
+from feedq.errors import FeedqError, InvalidInput
+from feedq.telemetry.event_names import EventKind
 from feedq.verbs import bulk
 from tests.api_examples import EXAMPLES
 from tests.unit.command import Command
@@ -120,11 +122,11 @@ def test_a_feed_that_cannot_be_changed_keeps_no_other_from_it(
     monkeypatch.setattr(bulk, "TOGETHER_MAX", 2)
     done: list[int] = []
 
-    def pause(feeds: Feeds, name: str) -> Feed:
-        return feeds.set_target(name, TargetState.PAUSED)
+    def pause(names: Sequence[str]) -> list[Feed | FeedqError]:
+        return command.store.feeds.change([FeedChange(EventKind.FEED_PAUSED, name) for name in names])
 
     names = ["acme/a", "nobody", "acme/b", "other/a"]
-    result = bulk.each(command.store.feeds, names, pause, told=done.append)
+    result = bulk.each(names, pause, told=done.append)
     assert [name for name, _ in result.done] == ["acme/a", "acme/b", "other/a"]
     assert [(name, str(error)[:22]) for name, error in result.failed] == [
         ("nobody", "no feed named 'nobody'")

@@ -147,7 +147,7 @@ def test_a_cursor_is_set_and_rewound_and_history_has_what_it_takes_to_go_back(be
 def test_a_sink_without_a_key_is_told_what_comes_twice(bench: Bench) -> None:
     bench.json("set", "5000", "--yes")
     assert "will be there twice" in bench.run("rewind", "--records", "5", "--dry-run").output
-    bench.store.feeds.edit(NAME, bench.feed.spec.model_copy(update={"sink": {"table": "t", **KEYED}}))
+    bench.store.feeds.edit(bench.feed.spec.model_copy(update={"sink": {"table": "t", **KEYED}}))
     ran = bench.run("rewind", "--records", "5", "--yes")
     assert (ran.exit_code, "twice" in ran.output) == (0, False)
 

@@ -101,25 +101,6 @@ class Database:
         self._engine.dispose()
 
 
-class HeldDatabase(Database):
-    """Lends the connection of a transaction that is under way: what several calls do is committed once, or not at
-    all."""
-
-    def __init__(self, database: Database, connection: Connection) -> None:
-        self.url = database.url
-        self._connection = connection
-
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        with translate_errors(self.url):
-            yield self._connection
-
-    statement = transaction
-
-    def close(self) -> None:
-        """Leaves that to whoever began the transaction."""
-
-
 class Aggregate:
     """Base of classes that read and write a few tables which belong together. Each method is one transaction."""
 

@@ -10,10 +10,8 @@ removed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
-from types import MappingProxyType
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -22,10 +20,9 @@ from sqlalchemy import Connection, text
 from feedq.control.store.channels import wake_reconcile
 from feedq.control.store.database import (
     Aggregate,
-    HeldDatabase,
+    GivenRows,
     in_statement,
     in_transaction,
-    refused_when_taken,
     storable_json,
 )
 from feedq.control.store.feed_listing import selected_sql
@@ -42,10 +39,10 @@ from feedq.control.store.feed_rows import (
     lease_from,
     stored_selector,
 )
-from feedq.control.store.history import record
+from feedq.control.store.history import HistoryRow, record, record_all
 from feedq.control.store.leases import brief_cursor, transfer
 from feedq.core.authorship import require_own
-from feedq.core.lease import first_reason, objection_to_move
+from feedq.core.lease import objection_to_move
 from feedq.core.model import (
     JSON,
     ChangedCursor,
@@ -54,6 +51,7 @@ from feedq.core.model import (
     FeedBackfill,
     FeedSpec,
     FeedView,
+    Lease,
     LeaseState,
     Reason,
     TargetState,
@@ -64,7 +62,7 @@ from feedq.core.model import (
 from feedq.core.placement.base import Transfer
 from feedq.core.remedies import command
 from feedq.core.selection import Selection
-from feedq.errors import Conflict, NotFound
+from feedq.errors import Conflict, FeedqError, NotFound
 from feedq.telemetry.event_names import EventKind
 
 FEED_VIEWS = f"""
@@ -75,80 +73,112 @@ FEED_VIEWS = f"""
 """
 
 
-_NEXT_GENERATION = "generation = f.generation + 1"
-_SPEC = {
-    column: f"CAST(:{column} AS jsonb)" if column in JSON_COLUMNS else f":{column}" for column in SPEC_COLUMNS
-}
-"""The columns of a declaration, with what is written to them."""
-
-
 CHANGES_KEPT = 20
 """Options of one edit that history keeps: a declaration has fewer, unless somebody makes all of them anew."""
+_TYPES = {"weight": "float8"} | dict.fromkeys(JSON_COLUMNS, "jsonb")
+_SPEC = ", ".join(f"{name} {_TYPES.get(name, 'text')}" for name in SPEC_COLUMNS)
+_ADDED = GivenRows(f"{_SPEC}, catalog text, parent bigint, backfill jsonb")
+_TOUCHED = GivenRows(f"{_SPEC}, catalog text, id bigint, generation bigint, is_removed boolean")
+_PROMISED = GivenRows("feed_id bigint, target uuid")
+_PROMISE = f"""
+    UPDATE feedq.lease l SET promised_to = given.target, held_for = NULL,
+        state = CASE state WHEN 'assigned' THEN 'idle' ELSE state END,
+        worker_id = CASE WHEN state <> 'assigned' THEN worker_id END,
+        moved_at = CASE WHEN state <> 'assigned' THEN moved_at END,
+        retry_at = CASE WHEN held_for IS NULL THEN retry_at END,
+        reason = CASE WHEN held_for IS NOT NULL OR (state IN ('idle', 'assigned') AND retry_at IS NULL)
+                      THEN 'moved' ELSE reason END
+    FROM {_PROMISED} WHERE l.feed_id = given.feed_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedChange:
+    """What is to become of one feed."""
+
+    kind: EventKind
+    """What history calls it: a feed is added, edited, paused, resumed, restarted or removed."""
+    name: str
+    spec: FeedSpec | None = None
+    """The declaration of a feed that is added or edited."""
+    expected: Version | None = None
+    """The version that the change was decided for."""
+    catalog: str | None = None
+    """The catalog that wants it, and that may change nothing but its own feeds."""
+    takes_over: bool = False
+    """Whether an edit makes the feed one of the catalog's, whoever has declared it."""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    """What else history keeps of it."""
+
+    def of(self, feed: Feed | None) -> Feed:
+        """The feed as it becomes, which equals the one that is there when nothing changes.
+
+        Raises `NotFound`, `Conflict`, `Outdated`, and `Forbidden` when it is not the author's to change.
+        """
+        current = require_changeable(self.name, feed, self.expected)
+        if self.catalog is not None and not self.takes_over and current.catalog != self.catalog:
+            raise Conflict(f"feed {self.name!r} {of_others(current)}")
+        match self.kind:
+            case EventKind.FEED_REMOVED:
+                return replace(current, removed_at=current.updated_at)  # the database says when
+            case EventKind.FEED_PAUSED:
+                spec = current.spec.model_copy(update={"target_state": TargetState.PAUSED})
+            case EventKind.FEED_RESUMED:
+                spec = current.spec.model_copy(update={"target_state": TargetState.RUNNING})
+            case EventKind.FEED_EDITED if self.spec is not None:
+                spec = self.spec.completed(current.spec)
+            case _:
+                return replace(current, generation=current.generation + 1)
+        generation = current.generation + (spec != current.spec)
+        return replace(current, spec=spec, generation=generation, catalog=self.catalog or current.catalog)
+
+    def told(self, before: Feed | None, after: Feed) -> dict[str, Any]:
+        """What history keeps of the change."""
+        told = {"generation": after.generation, **self.detail}
+        if self.catalog is not None:
+            told["catalog"] = self.catalog
+        if before is not None and self.kind is EventKind.FEED_EDITED:
+            keys = [key for key in SPEC_COLUMNS if getattr(before.spec, key) != getattr(after.spec, key)]
+            told["changed"] = keys if before.catalog == after.catalog else [*keys, "catalog"]
+            told["changes"] = _differences(before.spec, after.spec)
+        return told
 
 
 class Feeds(Aggregate):
     """Desired state. Every change marks the feed dirty, writes an event, and wakes reconcile."""
 
-    _wakes = True
-    """Whether each change wakes reconcile, and not all of them together."""
-
-    @contextmanager
-    def together(self) -> Iterator[Feeds]:
-        """Make all that is done with these feeds within the block one transaction: a few hundred changes take
-        hardly longer than ten. An error that leaves the block undoes them all."""
-        with self._database.transaction() as c:
-            several = Feeds(HeldDatabase(self._database, c))
-            several._wakes = False
-            yield several
-            wake_reconcile(c)
-
     @in_transaction
-    def add(self, c: Connection, spec: FeedSpec) -> Feed:
-        """Declare a feed. It is not dirty: its lease says all there is to know. Raises `Conflict` when a feed of
-        that name exists."""
-        with refused_when_taken(f"feed {spec.name!r} exists already; `feedq feed set` changes it"):
-            feed = insert_feed(c, spec)
-        self._record(c, EventKind.FEED_ADDED, feed)
-        return feed
+    def change(self, c: Connection, changes: Sequence[FeedChange]) -> list[Feed | FeedqError]:
+        """Change some hundred feeds, each once, in one transaction; their rows stay locked until it ends.
 
-    @in_transaction
-    def edit(self, c: Connection, name: str, spec: FeedSpec, *, expected: Version | None = None) -> Feed:
-        """Replace the declaration. Unchanged declarations keep their generation. Raises `NotFound`.
-
-        Here and below, ``expected`` is the version that the change was decided for: `Outdated` when it is another.
+        Answers each change with the feed as it is then, or with why it was left as it was, which `FeedChange.of`
+        says: one feed keeps no other from being changed.
         """
-        current = locked_to_change(c, name, expected)
-        spec = spec.completed(current.spec)
-        if spec == current.spec:
-            return current
-        changed = [column for column in _SPEC if getattr(spec, column) != getattr(current.spec, column)]
-        columns = ", ".join(f"{column} = {value}" for column, value in _SPEC.items())
-        with refused_when_taken(f"feed {spec.name!r} exists already"):
-            feed = update_feed(c, current, f"{columns}, {_NEXT_GENERATION}", declared_columns(spec))
-        changes = _differences(current.spec, spec)
-        self._record(c, EventKind.FEED_EDITED, feed, changed=changed, changes=changes)
-        return feed
+        return _changed(c, changes)
 
-    @in_transaction
-    def set_target(
-        self, c: Connection, name: str, target: TargetState, *, expected: Version | None = None
-    ) -> Feed:
-        current = locked_to_change(c, name, expected)
-        if current.spec.target_state is target:
-            return current
-        feed = update_feed(
-            c, current, f"target_state = :target, {_NEXT_GENERATION}", {"target": target.value}
-        )
-        paused = target is TargetState.PAUSED
-        self._record(c, EventKind.FEED_PAUSED if paused else EventKind.FEED_RESUMED, feed)
-        return feed
+    def _one(self, kind: EventKind, name: str, spec: FeedSpec | None = None) -> Feed:
+        return made(self.change([FeedChange(kind, name, spec)])[0])
 
-    @in_transaction
-    def restart(self, c: Connection, name: str, *, expected: Version | None = None) -> Feed:
+    def add(self, spec: FeedSpec) -> Feed:
+        """Declare a feed. Raises `Conflict` when a feed of that name exists."""
+        return self._one(EventKind.FEED_ADDED, spec.name, spec)
+
+    def edit(self, spec: FeedSpec) -> Feed:
+        """Replace the declaration. One that is as it was keeps its generation. Raises as `FeedChange.of`, and so
+        do the methods below."""
+        return self._one(EventKind.FEED_EDITED, spec.name, spec)
+
+    def set_target(self, name: str, target: TargetState) -> Feed:
+        is_paused = target is TargetState.PAUSED
+        return self._one(EventKind.FEED_PAUSED if is_paused else EventKind.FEED_RESUMED, name)
+
+    def restart(self, name: str) -> Feed:
         """Bump the generation without a change: the stream stops and starts anew, failures are forgotten."""
-        feed = update_feed(c, locked_to_change(c, name, expected), _NEXT_GENERATION)
-        self._record(c, EventKind.FEED_RESTARTED, feed)
-        return feed
+        return self._one(EventKind.FEED_RESTARTED, name)
+
+    def remove(self, name: str) -> Feed:
+        """Mark as removed; the feed's rows go once nobody streams it."""
+        return self._one(EventKind.FEED_REMOVED, name)
 
     @in_transaction
     def cursor_changed(self, c: Connection, name: str, change: ChangedCursor) -> Feed:
@@ -160,65 +190,53 @@ class Feeds(Aggregate):
             WHERE feed_id = (SELECT id FROM feedq.feed WHERE name = :name AND removed_at IS NULL)
         """
         c.execute(text(shown), {"cursor": storable_json(change.after), "name": name})
-        feed = update_feed(c, locked_to_change(c, name, None), _NEXT_GENERATION)
         # Whole, and as texts: jsonb would change some, and a person may set the old one again.
         cursors = {"before": json.dumps(change.before), "after": json.dumps(change.after)}
-        self._record(c, EventKind.CURSOR_CHANGED, feed, verb=change.verb, **cursors)
-        return feed
+        detail = {"verb": change.verb, **cursors}
+        return made(_changed(c, [FeedChange(EventKind.CURSOR_CHANGED, name, detail=detail)])[0])
 
     @in_transaction
-    def remove(self, c: Connection, name: str, *, expected: Version | None = None) -> Feed:
-        """Mark as removed; the feed's rows go once nobody streams it."""
-        feed = update_feed(c, locked_to_change(c, name, expected), "removed_at = clock_timestamp()")
-        self._record(c, EventKind.FEED_REMOVED, feed)
-        return feed
+    def move(
+        self, c: Connection, targets: Sequence[tuple[str, UUID]], *, stop_within_s: float
+    ) -> list[FeedqError | None]:
+        """Promise each of some hundred feeds to its worker, and ask their owners to release them within this time.
 
-    @in_transaction
-    def move(self, c: Connection, name: str, target: UUID, *, stop_within_s: float) -> None:
-        """Promise the feed to this worker, and ask its owner to release it within this time.
-
-        Raises `NotFound`, and `Conflict` when the feed cannot be moved as it is (`lease.objection_to_move`).
-        Whether the worker may have it is for the caller to say; should it not take feeds by then, the feed
-        goes anywhere.
+        Answers each with why it cannot be moved as it is (`lease.objection_to_move`), if it cannot. Whether the
+        worker may have it is for the caller to say; should it not take feeds by then, the feed goes anywhere.
         """
-        sql = f"""
-            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS} FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
-            WHERE f.name = :name AND f.removed_at IS NULL FOR UPDATE OF l
-        """
-        row = c.execute(text(sql), {"name": name}).one_or_none()
-        if row is None:
-            _locked(c, name)
-            raise Conflict(f"feed {name!r} has no lease at the moment; the next sweep makes one")
-        feed, lease = feed_from(row), lease_from(row, row.id)
-        # The row of the feed is as it was before the lease was waited for.
-        whose = text("SELECT tenant FROM feedq.feed WHERE id = :id")
-        require_own(c.execute(whose, {"id": feed.id}).scalar_one(), f"feed {name!r}")
-        objection = objection_to_move(feed, lease, target)
-        if objection is not None:
-            raise Conflict(f"feed {name!r} {objection}")
-        name_of = text("SELECT name FROM feedq.worker WHERE id = :id")
-        to = c.execute(name_of, {"id": target}).scalar_one_or_none()
-        record(c, EventKind.FEED_MOVED, feed_id=feed.id, detail={"to": to or str(target)})
-        if lease.state is LeaseState.RUNNING:
-            assert lease.worker_id is not None
-            transfer(c, [Transfer(feed.id, lease.worker_id, target)], stop_within_s=stop_within_s)
-            return
-        if lease.state is LeaseState.ASSIGNED:
-            # Not claimed: nobody streams it yet, and the message that is out becomes stale.
-            whose_it_was = (feed.id, lease.worker_id, lease.epoch)
-            record(c, EventKind.LEASE_FREED, *whose_it_was, detail={"reason": Reason.MOVED.value})
-        promise = """
-            UPDATE feedq.lease SET promised_to = :target, held_for = NULL,
-                state = CASE state WHEN 'assigned' THEN 'idle' ELSE state END,
-                worker_id = CASE WHEN state <> 'assigned' THEN worker_id END,
-                moved_at = CASE WHEN state <> 'assigned' THEN moved_at END,
-                retry_at = CASE WHEN held_for IS NULL THEN retry_at END,
-                reason = CASE WHEN held_for IS NOT NULL OR (state IN ('idle', 'assigned') AND retry_at IS NULL)
-                              THEN 'moved' ELSE reason END
-            WHERE feed_id = :feed_id
-        """
-        c.execute(text(promise), {"target": target, "feed_id": feed.id})
+        ids, names = [target for _, target in targets], [name for name, _ in targets]
+        leases = _locked_leases(c, names)
+        # Only now: a feed may have changed while its lease was waited for.
+        feeds = {feed.name: feed for feed in _declared(c, names=names)}
+        rows = c.execute(text("SELECT id, name FROM feedq.worker WHERE id = ANY(:ids)"), {"ids": ids})
+        workers = {row.id: row.name for row in rows}
+        outcomes: list[FeedqError | None] = []
+        running: list[Transfer] = []
+        waiting: list[tuple[int, str]] = []
+        events: list[HistoryRow] = []
+        for name, target in targets:
+            try:
+                feed, lease = movable(name, feeds.get(name), leases, target)
+            except FeedqError as error:
+                outcomes.append(error)
+                continue
+            outcomes.append(None)
+            to = workers.get(target, str(target))
+            events.append(HistoryRow(EventKind.FEED_MOVED, feed.id, detail={"to": to}))
+            if lease.state is LeaseState.RUNNING and lease.worker_id is not None:
+                running.append(Transfer(feed.id, lease.worker_id, target))
+                continue
+            waiting.append((feed.id, str(target)))
+            if lease.state is LeaseState.ASSIGNED:
+                # Not claimed: nobody streams it yet, and the message that is out becomes stale.
+                freed = (EventKind.LEASE_FREED, feed.id, lease.worker_id, lease.epoch)
+                events.append(HistoryRow(*freed, detail={"reason": Reason.MOVED.value}))
+        record_all(c, events)
+        if running:
+            transfer(c, running, stop_within_s=stop_within_s)
+        c.execute(text(_PROMISE), _PROMISED.of(waiting))
         wake_reconcile(c)
+        return outcomes
 
     @in_transaction
     def tell(
@@ -232,7 +250,7 @@ class Feeds(Aggregate):
     ) -> None:
         """Write down what somebody did to the feed elsewhere, in its sink say; or is about to do, ``before``
         which the feed has to be of this version, and theirs to change. Raises `NotFound`."""
-        feed = _locked(c, name) if before is None else locked_to_change(c, name, before)
+        feed = _locked_one(c, name) if before is None else _locked_to_change(c, name, before)
         record(c, kind, feed_id=feed.id, detail=detail)
 
     @in_transaction
@@ -248,7 +266,7 @@ class Feeds(Aggregate):
     ) -> None:
         """Write down that so many dead letters of a feed were replayed or dropped, and whether there are
         others. Raises `NotFound`."""
-        feed = _locked(c, name)
+        feed = _locked_one(c, name)
         # Without any left the number is right, even where somebody has deleted rows by hand.
         sql = """
             UPDATE feedq.lease SET dead_letters = CASE WHEN :are_left THEN dead_letters - :gone
@@ -258,11 +276,6 @@ class Feeds(Aggregate):
         c.execute(text(sql), {"id": feed.id, "gone": gone, "are_left": are_left})
         if any(detail.values()):
             record(c, kind, feed_id=feed.id, detail=detail)
-
-    def _record(self, c: Connection, kind: EventKind, feed: Feed, **detail: Any) -> None:
-        record(c, kind, feed_id=feed.id, detail={"generation": feed.generation, **detail})
-        if self._wakes:
-            wake_reconcile(c)
 
     def get(self, name: str) -> Feed:
         return self.view(name).feed
@@ -313,20 +326,13 @@ class Feeds(Aggregate):
         self,
         c: Connection,
         *,
+        names: Collection[str] | None = None,
         tenant: str | None = None,
-        after: str = "",
-        limit: int = 1_000,
+        catalog: str | None = None,
     ) -> list[Feed]:
-        """A page of feeds by name, from the first one after this name on, without the ones being removed: for
-        whoever wants a hundred thousand."""
-        sql = f"""
-            SELECT {FEED_COLUMNS} FROM feedq.feed f
-            WHERE f.removed_at IS NULL AND f.parent IS NULL AND f.name > :after
-              AND (CAST(:tenant AS text) IS NULL OR f.tenant = :tenant)
-            ORDER BY f.name LIMIT :limit
-        """
-        rows = c.execute(text(sql), {"tenant": tenant, "after": after, "limit": limit})
-        return [feed_from(row) for row in rows]
+        """Feeds by name, without backfills and those being removed: all of them, or those of these names, of a
+        tenant, or of a catalog."""
+        return _declared(c, names=names, tenant=tenant, catalog=catalog)
 
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
         """Newest first."""
@@ -345,7 +351,7 @@ def _differences(before: FeedSpec, after: FeedSpec) -> dict[str, list[JSON]]:
 
 def _options(spec: FeedSpec) -> dict[str, JSON]:
     found: dict[str, JSON] = {}
-    for column in _SPEC:
+    for column in SPEC_COLUMNS:
         value: Any = stored_selector(spec.selector) if column == "selector" else getattr(spec, column)
         if isinstance(value, Mapping):
             found |= {f"{column}.{key}": inner for key, inner in value.items()}
@@ -354,49 +360,164 @@ def _options(spec: FeedSpec) -> dict[str, JSON]:
     return found
 
 
-def insert_feed(c: Connection, spec: FeedSpec, backfill: FeedBackfill | None = None) -> Feed:
-    """A new feed, with its lease: that says all that a pass needs to know, so a pass has nothing to do."""
-    made = (
-        "" if backfill is None else json.dumps({k: v for k, v in asdict(backfill).items() if k != "parent"})
+def made(outcome: Feed | FeedqError) -> Feed:
+    if isinstance(outcome, FeedqError):
+        raise outcome
+    return outcome
+
+
+def _changed(c: Connection, changes: Sequence[FeedChange]) -> list[Feed | FeedqError]:
+    new = [change for change in changes if change.kind is EventKind.FEED_ADDED]
+    added = _insert(c, [(change.spec, change.catalog, None) for change in new if change.spec])
+    before = _locked(c, [change.name for change in changes if change.kind is not EventKind.FEED_ADDED])
+    outcomes = [_outcome(change, before.get(change.name), added.get(change.name)) for change in changes]
+    found = [feed for feed in outcomes if isinstance(feed, Feed)]
+    touched = _update(c, [feed for feed in found if feed.name in before and feed != before[feed.name]])
+    outcomes = [touched.get(one.id, one) if isinstance(one, Feed) else one for one in outcomes]
+    changed = touched.keys() | {feed.id for feed in added.values()}
+    record_all(
+        c,
+        [
+            HistoryRow(change.kind, feed.id, detail=change.told(before.get(change.name), feed))
+            for change, feed in zip(changes, outcomes, strict=True)
+            if isinstance(feed, Feed) and feed.id in changed
+        ],
     )
-    more = {"parent": None if backfill is None else backfill.parent, "backfill": made or None}
-    columns = {**_SPEC, "parent": ":parent", "backfill": "CAST(:backfill AS jsonb)"}
+    if changed:
+        wake_reconcile(c)
+    return outcomes
+
+
+def _outcome(change: FeedChange, before: Feed | None, added: Feed | None) -> Feed | FeedqError:
+    if change.kind is EventKind.FEED_ADDED:
+        return added or taken(change.name)
+    try:
+        return change.of(before)
+    except FeedqError as error:
+        return error
+
+
+def _insert(
+    c: Connection, feeds: Sequence[tuple[FeedSpec, str | None, FeedBackfill | None]]
+) -> dict[str, Feed]:
+    """Add the feeds whose names are free, each with its lease: that says all that a pass needs to know, so that a
+    pass has nothing to do."""
+    columns = ", ".join((*SPEC_COLUMNS, "catalog", "parent", "backfill"))
+    # By name: two who add the same feeds must not wait for each other.
     sql = f"""
         WITH f AS (
-            INSERT INTO feedq.feed ({", ".join(columns)}, dirty) VALUES ({", ".join(columns.values())}, false)
-            RETURNING *
-        ), lease AS (INSERT INTO feedq.lease (feed_id, reason) SELECT id, :reason FROM f)
+            INSERT INTO feedq.feed ({columns}, dirty) SELECT {columns}, false FROM {_ADDED} ORDER BY name
+            ON CONFLICT (name) WHERE removed_at IS NULL DO NOTHING RETURNING *
+        ), leased AS (
+            INSERT INTO feedq.lease (feed_id, reason)
+            SELECT id, CASE target_state WHEN 'paused' THEN 'paused' ELSE 'new' END FROM f
+        )
         SELECT {FEED_COLUMNS} FROM f
     """
-    parameters = {**declared_columns(spec), **more, "reason": first_reason(spec).value}
-    return feed_from(c.execute(text(sql), parameters).one())
+    rows = []
+    for spec, catalog, backfill in feeds:
+        more = None if backfill is None else {k: v for k, v in asdict(backfill).items() if k != "parent"}
+        parent = None if backfill is None else backfill.parent
+        declared = declared_columns(spec.completed(None)).values()
+        rows.append((*declared, catalog, parent, None if more is None else json.dumps(more)))
+    return _by_name(c.execute(text(sql), _ADDED.of(rows))) if rows else {}
 
 
-def update_feed(
-    c: Connection, feed: Feed, assignments: str, parameters: Mapping[str, Any] = MappingProxyType({})
-) -> Feed:
+def _update(c: Connection, feeds: Sequence[Feed]) -> dict[int, Feed]:
+    """Make feeds, whose rows are locked, as they are given. Returns them by id, as they are then."""
+    assigned = ", ".join(f"{name} = given.{name}" for name in (*SPEC_COLUMNS, "catalog", "generation"))
     sql = f"""
-        UPDATE feedq.feed f SET {assignments}, dirty = true, updated_at = clock_timestamp()
-        WHERE id = :id RETURNING {FEED_COLUMNS}
+        UPDATE feedq.feed f SET {assigned}, dirty = true, updated_at = clock_timestamp(),
+            removed_at = CASE WHEN given.is_removed THEN clock_timestamp() END
+        FROM {_TOUCHED} WHERE f.id = given.id RETURNING {FEED_COLUMNS}
     """
-    return feed_from(c.execute(text(sql), {**parameters, "id": feed.id}).one())
+    rows = [
+        (
+            *declared_columns(one.spec).values(),
+            one.catalog,
+            one.id,
+            one.generation,
+            one.removed_at is not None,
+        )
+        for one in feeds
+    ]
+    return {row.id: feed_from(row) for row in c.execute(text(sql), _TOUCHED.of(rows))} if rows else {}
 
 
-def locked_to_change(c: Connection, name: str, expected: Version | None) -> Feed:
-    """The feed, locked. Raises `NotFound`, `Outdated`, `Forbidden` when it is not the author's to change."""
-    feed = _locked(c, name)
+def _locked(c: Connection, names: Collection[str]) -> dict[str, Feed]:
+    """Feeds by name, locked in the order in which passes lock them."""
+    sql = f"""
+        SELECT {FEED_COLUMNS} FROM feedq.feed f WHERE name = ANY(:names) AND removed_at IS NULL
+        ORDER BY id FOR UPDATE
+    """
+    return _by_name(c.execute(text(sql), {"names": list(names)})) if names else {}
+
+
+def _declared(
+    c: Connection,
+    *,
+    names: Collection[str] | None = None,
+    tenant: str | None = None,
+    catalog: str | None = None,
+) -> list[Feed]:
+    asked = {
+        "f.name = ANY(:names)": ("names", None if names is None else list(names)),
+        "f.tenant = :tenant": ("tenant", tenant),
+        "f.catalog = :catalog": ("catalog", catalog),
+    }
+    given = {condition: (name, value) for condition, (name, value) in asked.items() if value is not None}
+    where = " AND ".join(("f.removed_at IS NULL", "f.parent IS NULL", *given))
+    sql = f"SELECT {FEED_COLUMNS} FROM feedq.feed f WHERE {where} ORDER BY f.name"
+    return [feed_from(row) for row in c.execute(text(sql), dict(given.values()))]
+
+
+def _locked_leases(c: Connection, names: Collection[str]) -> dict[int, Lease]:
+    """The leases of feeds, locked, by the ids of their feeds."""
+    sql = f"""
+        SELECT l.feed_id, {LEASE_COLUMNS} FROM feedq.lease l WHERE l.feed_id IN (
+            SELECT id FROM feedq.feed WHERE name = ANY(:names) AND removed_at IS NULL
+        ) ORDER BY l.feed_id FOR UPDATE
+    """
+    rows = c.execute(text(sql), {"names": list(names)})
+    return {row.feed_id: lease_from(row, row.feed_id) for row in rows}
+
+
+def movable(name: str, feed: Feed | None, leases: Mapping[int, Lease], target: UUID) -> tuple[Feed, Lease]:
+    """A feed that may be moved to this worker, and its lease. Raises `NotFound`, `Forbidden`, `Conflict`."""
+    if feed is None:
+        raise no_feed(name)
+    require_own(feed.spec.tenant, f"feed {name!r}")
+    lease = leases.get(feed.id)
+    if lease is None:
+        raise Conflict(f"feed {name!r} has no lease at the moment; the next sweep makes one")
+    if (objection := objection_to_move(feed, lease, target)) is not None:
+        raise Conflict(f"feed {name!r} {objection}")
+    return feed, lease
+
+
+def _by_name(rows: Iterable[Any]) -> dict[str, Feed]:
+    return {row.name: feed_from(row) for row in rows}
+
+
+def require_changeable(name: str, feed: Feed | None, expected: Version | None) -> Feed:
+    """Raises `NotFound`, `Outdated`, `Forbidden` when it is not the author's to change, and `Conflict` for a
+    backfill."""
+    if feed is None:
+        raise no_feed(name)
     require_no_backfill(feed)
     require_version(f"feed {name!r}", feed.version, expected)
     require_own(feed.spec.tenant, f"feed {name!r}")
     return feed
 
 
-def _locked(c: Connection, name: str) -> Feed:
-    sql = f"SELECT {FEED_COLUMNS} FROM feedq.feed f WHERE name = :name AND removed_at IS NULL FOR UPDATE"
-    row = c.execute(text(sql), {"name": name}).one_or_none()
-    if row is None:
+def _locked_to_change(c: Connection, name: str, expected: Version | None = None) -> Feed:
+    return require_changeable(name, _locked(c, [name]).get(name), expected)
+
+
+def _locked_one(c: Connection, name: str) -> Feed:
+    if (feed := _locked(c, [name]).get(name)) is None:
         raise no_feed(name)
-    return feed_from(row)
+    return feed
 
 
 def require_no_backfill(feed: Feed) -> None:
@@ -407,6 +528,15 @@ def require_no_backfill(feed: Feed) -> None:
             f"{feed.name!r} is the backfill of feed {of!r} and follows it; "
             f"`{command('feed', 'backfill', 'cancel', of)}` ends it"
         )
+
+
+def taken(name: str) -> Conflict:
+    return Conflict(f"feed {name!r} exists already; `feedq feed set` changes it")
+
+
+def of_others(feed: Feed) -> str:
+    whose = "declared by hand" if feed.catalog is None else f"made from catalog {feed.catalog!r}"
+    return f"was {whose}, and is left alone"
 
 
 def no_feed(name: str) -> NotFound:
@@ -425,16 +555,16 @@ class Backfills(Aggregate):
 
         Raises `NotFound`, `Outdated`, `Forbidden`, and `Conflict` when one runs, or the feed is paused.
         """
-        locked = locked_to_change(c, parent.name, None)
+        locked = _locked_to_change(c, parent.name)
         if backfill.key is not None and _is_known(c, locked.id, backfill.key):
             return False
-        locked = locked_to_change(c, parent.name, parent.version)
+        locked = _locked_to_change(c, parent.name, parent.version)
         if locked.spec.target_state is TargetState.PAUSED:
             raise Conflict(f"feed {parent.name!r} is paused, and its backfill would be too: resume it first")
         show = command("feed", "backfill", "show", parent.name)
         taken = f"feed {parent.name!r} has a backfill already: `{show}`"
-        with refused_when_taken(taken):
-            insert_feed(c, spec, backfill)
+        if not _insert(c, [(spec, None, backfill)]):
+            raise Conflict(taken)
         bounds = {
             "begins_after": brief_cursor(backfill.begins_after),
             "ends_at": brief_cursor(backfill.ends_at),
@@ -446,11 +576,11 @@ class Backfills(Aggregate):
     @in_transaction
     def cancel(self, c: Connection, parent: Feed) -> FeedView:
         """End the backfill of a feed, which has landed what it has. Raises `NotFound`, `Forbidden`."""
-        locked = locked_to_change(c, parent.name, None)
+        locked = _locked_to_change(c, parent.name)
         found = _of(c, locked)
         if found is None or found.feed.removed_at is not None:
             raise no_backfill(parent.name)
-        update_feed(c, found.feed, "removed_at = clock_timestamp()")
+        _update(c, [replace(found.feed, removed_at=found.feed.updated_at)])
         told = {"records": found.lease.records_total, "cursor": brief_cursor(found.lease.cursor)}
         record(c, EventKind.BACKFILL_CANCELLED, locked.id, detail=told)
         wake_reconcile(c)

@@ -10,27 +10,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
 from feedq import __version__
-from feedq.control.store.catalog_feeds import FEEDS_AT_ONCE, CatalogStore
+from feedq.control.store.feeds import of_others
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Feed, FeedSpec
 from feedq.core.remedies import command
 from feedq.core.roles import AccessRole
 from feedq.core.values import read
 from feedq.errors import SyncRefused
 from feedq.verbs.catalogs.base import CatalogEntry, CatalogReading, OpenCatalog, digest, open_catalog
-from feedq.verbs.declarations import ChangeDocument, change_document
-from feedq.verbs.manifest.changes import Action, Change, plan
+from feedq.verbs.declarations import ChangeDocument, change_document, change_feeds
+from feedq.verbs.manifest.changes import ABSENT, Action, Change, OptionChange, plan
 from feedq.verbs.manifest.options import option_problems
 from feedq.verbs.registry import At, NameArgument, Page, Told, verb
 
-Item = TypeVar("Item")
 REMOVED_FREELY: Final = 10
 """Removals of one sync that need no leave: of three feeds one is a third, and nothing unusual."""
 
@@ -59,8 +59,6 @@ class Synced:
     unchanged: int
     kept: int
     """Feeds that the catalog has no more, and that stay because an entry without a readable name may be theirs."""
-    taken_over: int
-    """Feeds that others had declared."""
     is_same: bool
     """Whether neither the catalog nor one of its feeds has changed since the last sync."""
     left_out: Sequence[SkippedEntry]
@@ -104,7 +102,7 @@ def sync_catalog(
     takes feeds that others declared under names that it has.
     """
     return sync(
-        at.store.catalogs,
+        at.store,
         open_catalog(name, at.settings),
         dry_run=dry_run,
         remove_up_to=remove_up_to,
@@ -114,7 +112,7 @@ def sync_catalog(
 
 
 def sync(
-    store: CatalogStore,
+    store: PostgresStore,
     opened: OpenCatalog,
     *,
     dry_run: bool = False,
@@ -130,34 +128,38 @@ def sync(
         Conflict: it is being synced elsewhere.
     """
     name = opened.name
-    with nullcontext() if dry_run else store.exclusively(name):
+    with nullcontext() if dry_run else store.catalogs.exclusively(name):
         setup = digest(opened.setup.encode(), __version__.encode())
         reading = opened.read(None if take_over else _known(store, name, setup))
         if reading is None:
-            as_before = _Differences(int(store.owned_state(name).partition("/")[0]))
+            as_before = _Differences(int(store.catalogs.owned_state(name).partition("/")[0]))
             return _synced(name, as_before, is_same=True, dry_run=dry_run)
         contents = _contents(reading, opened.options.defaults)
-        owned = store.owned(name)
-        others = [feed for part in _parts(list(contents.declared)) for feed in store.others(name, part)]
+        owned = store.feeds.declared(catalog=name)
+        others = [one for one in store.feeds.declared(names=contents.declared) if one.catalog != name]
         taken = others if take_over else []
-        found = _compared(contents, [*owned, *taken])
+        found = _compared(contents, owned, taken, name)
         removals, share_max = len(found.of(Action.REMOVE)), opened.options.removals_max
         check_removals(name, removals, len(owned), share_max=share_max, remove_up_to=remove_up_to)
         if not take_over:
             _leave_out(found, contents, others)
         if not dry_run:
-            for part in _parts(taken):
-                store.take_over(name, [feed.name for feed in part])
-            _carry_out(store, name, found, told)
+            made = change_feeds(
+                store.feeds,
+                found.changes,
+                catalog=name,
+                taken_over={feed.name for feed in taken},
+                told=lambda done: told(done, len(found.changes)),
+            )
+            found.changes = [change for change, _ in made.done]
+            found.left_out += [SkippedEntry("control database", c.name, str(e)) for c, e in made.failed]
             is_whole = not found.left_out and not found.kept
             version = f"{setup}:{reading.version}" if is_whole else None
-            store.note(name, version, _state_after([*owned, *taken], found.changes))
-        return _synced(name, found, taken_over=len(taken), dry_run=dry_run)
+            store.catalogs.note(name, version, _state_after([*owned, *taken], made.done))
+        return _synced(name, found, dry_run=dry_run)
 
 
-def _synced(
-    name: str, found: _Differences, *, taken_over: int = 0, is_same: bool = False, dry_run: bool
-) -> Synced:
+def _synced(name: str, found: _Differences, *, is_same: bool = False, dry_run: bool) -> Synced:
     left_out = found.left_out
     return Synced(
         name=name,
@@ -166,7 +168,6 @@ def _synced(
         removed=len(found.of(Action.REMOVE)),
         unchanged=found.unchanged,
         kept=found.kept,
-        taken_over=taken_over,
         is_same=is_same,
         left_out=left_out,
         complaint=f"catalog {name!r}: {len(left_out):,} left out, such as {left_out[0]}" if left_out else "",
@@ -175,24 +176,22 @@ def _synced(
     )
 
 
-def _known(store: CatalogStore, name: str, setup: str) -> str | None:
+def _known(store: PostgresStore, name: str, setup: str) -> str | None:
     """The version of the catalog that its feeds are as, unless somebody has changed one, or how it is set up."""
-    version, owned = store.last(name)
-    if version is None or owned != store.owned_state(name):
+    version, owned = store.catalogs.last(name)
+    if version is None or owned != store.catalogs.owned_state(name):
         return None
     before, _, known = version.partition(":")
     return known if before == setup else None
 
 
-def _state_after(owned: Sequence[Feed], changes: Sequence[Change]) -> str:
+def _state_after(owned: Sequence[Feed], changed: Sequence[tuple[Change, Feed]]) -> str:
     """The state of the feeds that a sync left, as `CatalogStore.owned_state` would tell it if nobody else had
     changed one meanwhile: if somebody has, the next sync finds another, and compares."""
-    generations = {feed.name: feed.generation for feed in owned}
-    for change in changes:
+    generations = {feed.name: feed.generation for feed in (*owned, *(feed for _, feed in changed))}
+    for change, _ in changed:
         if change.action is Action.REMOVE:
             del generations[change.name]
-        else:
-            generations[change.name] = generations.get(change.name, 0) + 1
     return f"{len(generations)}/{sum(generations.values())}"
 
 
@@ -247,9 +246,11 @@ def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     return result
 
 
-def _compared(contents: _Contents, owned: Sequence[Feed]) -> _Differences:
+def _compared(
+    contents: _Contents, owned: Sequence[Feed], taken: Sequence[Feed], catalog: str
+) -> _Differences:
     """Find what differs. Options are checked where they do: what is stored has been checked before."""
-    there = {feed.name: feed.spec for feed in owned}
+    there = {feed.name: feed.spec for feed in (*owned, *taken)}
     left_out = list(contents.left_out)
     differing = []
     for name, entry in contents.declared.items():
@@ -261,7 +262,12 @@ def _compared(contents: _Contents, owned: Sequence[Feed]) -> _Differences:
             left_out.append(SkippedEntry(contents.where[name], name, "; ".join(wrong)))
         else:
             differing.append(spec)
-    changes = plan("feed", differing, there).changes
+    planned = {change.name: change for change in plan("feed", differing, there).changes}
+    for feed in taken:
+        change = planned.get(feed.name, Change(Action.CHANGE, "feed", feed.name, feed.spec))
+        mark = OptionChange("catalog", ABSENT if feed.catalog is None else feed.catalog, catalog)
+        planned[feed.name] = replace(change, options=(*change.options, mark))
+    changes = list(planned.values())
     surplus = there.keys() - contents.declared.keys() - {one.name for one in left_out}
     kept = len(surplus) if any(one.name is None for one in left_out) else 0
     removals = [] if kept else [Change(Action.REMOVE, "feed", name) for name in sorted(surplus)]
@@ -287,43 +293,7 @@ def check_removals(
 def _leave_out(found: _Differences, contents: _Contents, others: Sequence[Feed]) -> None:
     """Leave out what would be added under the name of a feed that is somebody else's."""
     added = {change.name for change in found.of(Action.ADD)}
-    taken = {feed.name: feed.catalog for feed in others if feed.name in added}
-    for name, owner in taken.items():
-        whose = "was declared by hand" if owner is None else f"was made from catalog {owner!r}"
-        what = f"there is a feed of that name which {whose}, and is left alone"
-        found.left_out.append(SkippedEntry(contents.where[name], name, what))
+    taken = {feed.name: feed for feed in others if feed.name in added}
+    for name, feed in taken.items():
+        found.left_out.append(SkippedEntry(contents.where[name], name, of_others(feed)))
     found.changes = [change for change in found.changes if change.name not in taken]
-
-
-# -- changing ------------------------------------------------------------------------------------------
-
-
-def _carry_out(store: CatalogStore, name: str, found: _Differences, told: Told) -> None:
-    """Make the changes. What somebody else was quicker with moves to what was left out."""
-    made: set[str] = set()
-    done = 0
-    for action in Action:
-        for part in _parts(found.of(action)):
-            made |= _make(store, name, action, part)
-            done += len(part)
-            told(done, len(found.changes))
-    for change in found.changes:
-        if change.name not in made:
-            what = "somebody else declared, changed or removed it meanwhile; the next sync looks again"
-            found.left_out.append(SkippedEntry("control database", change.name, what))
-    found.changes = [change for change in found.changes if change.name in made]
-
-
-def _make(store: CatalogStore, name: str, action: Action, part: Sequence[Change]) -> set[str]:
-    if action is Action.REMOVE:
-        return store.remove(name, [change.name for change in part])
-    specs = [change.spec for change in part if isinstance(change.spec, FeedSpec)]
-    if action is Action.ADD:
-        return store.add(name, specs)
-    columns = [{option.option.partition(".")[0] for option in change.options} for change in part]
-    return store.change(name, [(spec, sorted(names)) for spec, names in zip(specs, columns, strict=True)])
-
-
-def _parts(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    for start in range(0, len(items), FEEDS_AT_ONCE):
-        yield items[start : start + FEEDS_AT_ONCE]

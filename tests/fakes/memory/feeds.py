@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
 from feedq.control.store import history
-from feedq.control.store.feeds import Feeds
+from feedq.control.store.feeds import FeedChange, Feeds, made, movable, no_feed, taken
 from feedq.core import lease as policy
-from feedq.core.lease import Move, first_reason, objection_to_move
+from feedq.core.lease import Move, first_reason
 from feedq.core.model import (
     ChangedCursor,
     Event,
@@ -23,13 +22,12 @@ from feedq.core.model import (
     Lease,
     LeaseState,
     Reason,
-    TargetState,
     Version,
     require_version,
 )
 from feedq.core.placement.base import Transfer
 from feedq.core.selection import Selection
-from feedq.errors import Conflict, NotFound
+from feedq.errors import FeedqError, NotFound
 from feedq.telemetry.logs import EventKind
 from tests.fakes.memory import counts
 from tests.fakes.memory.history import folded
@@ -42,83 +40,59 @@ class MemoryFeeds(Feeds):
     def __init__(self, database: MemoryDatabase) -> None:
         self._db = database
 
-    @contextmanager
-    def together(self) -> Iterator[MemoryFeeds]:
-        with self._db.transaction():
-            yield self
-
     @statement
-    def add(self, spec: FeedSpec) -> Feed:
-        spec = spec.completed(None)
-        self._refuse_taken(spec.name)
+    def change(self, changes: Sequence[FeedChange]) -> list[Feed | FeedqError]:
+        return list(map(self._changed, changes))
+
+    def _changed(self, change: FeedChange) -> Feed | FeedqError:
+        tables = self._db.tables
+        before = self._live_or_none(change.name)
+        if change.kind is EventKind.FEED_ADDED and change.spec is not None:
+            return taken(change.name) if before else self._added(change, change.spec.completed(None))
+        try:
+            after = change.of(before)
+        except FeedqError as error:
+            return error
+        if after == before:
+            return after
+        if after.removed_at is not None:
+            after = replace(after, removed_at=self._db.now())
+            del tables.names[change.name]
+        return self._touch(after, change.kind, **change.told(before, after))
+
+    def _added(self, change: FeedChange, spec: FeedSpec) -> Feed:
         now = self._db.now()
         identity = Identity(uuid4(), self._db.installation)
-        feed = Feed(self._db.next_feed_id(), spec, 1, now, now, identity)
+        feed = Feed(self._db.next_feed_id(), spec, 1, now, now, identity, catalog=change.catalog)
         self._db.tables.names[spec.name] = feed.id
         self._db.tables.leases[feed.id] = Lease(feed.id, reason=first_reason(feed.spec))
-        added = self._touch(feed, EventKind.FEED_ADDED)
+        added = self._touch(feed, change.kind, **change.told(None, feed))
         self._db.tables.dirty.discard(feed.id)
         return added
 
     @statement
-    def edit(self, name: str, spec: FeedSpec, *, expected: Version | None = None) -> Feed:
-        current = self._live(name, expected)
-        spec = spec.completed(current.spec)
-        if spec == current.spec:
-            return current
-        if spec.name != name:
-            self._refuse_taken(spec.name)
-            self._db.tables.names[spec.name] = self._db.tables.names.pop(name)
-        changed = [key for key, value in spec if value != getattr(current.spec, key)]
-        feed = replace(current, spec=spec, generation=current.generation + 1)
-        return self._touch(feed, EventKind.FEED_EDITED, changed=changed)
-
-    @statement
-    def set_target(self, name: str, target: TargetState, *, expected: Version | None = None) -> Feed:
-        current = self._live(name, expected)
-        if current.spec.target_state is target:
-            return current
-        spec = current.spec.model_copy(update={"target_state": target})
-        kind = EventKind.FEED_PAUSED if target is TargetState.PAUSED else EventKind.FEED_RESUMED
-        return self._touch(replace(current, spec=spec, generation=current.generation + 1), kind)
-
-    @statement
-    def restart(self, name: str, *, expected: Version | None = None) -> Feed:
-        current = self._live(name, expected)
-        return self._touch(replace(current, generation=current.generation + 1), EventKind.FEED_RESTARTED)
-
-    @statement
-    def remove(self, name: str, *, expected: Version | None = None) -> Feed:
-        removed = replace(self._live(name, expected), removed_at=self._db.now())
-        del self._db.tables.names[name]
-        return self._touch(removed, EventKind.FEED_REMOVED)
-
-    @statement
     def cursor_changed(self, name: str, change: ChangedCursor) -> Feed:
-        current = self._live(name)
-        leases = self._db.tables.leases
-        if current.id in leases:
-            leases[current.id] = replace(leases[current.id], cursor=change.after)
-        what = {
-            "verb": change.verb,
-            "before": json.dumps(change.before),
-            "after": json.dumps(change.after),
-        }
-        bumped = replace(current, generation=current.generation + 1)
-        return self._touch(bumped, EventKind.CURSOR_CHANGED, **what)
+        leases, feed_id = self._db.tables.leases, self._db.tables.names.get(name)
+        if feed_id in leases:
+            leases[feed_id] = replace(leases[feed_id], cursor=change.after)
+        cursors = {"before": json.dumps(change.before), "after": json.dumps(change.after)}
+        detail = {"verb": change.verb, **cursors}
+        return made(self._changed(FeedChange(EventKind.CURSOR_CHANGED, name, detail=detail)))
 
     @statement
-    def move(self, name: str, target: UUID, *, stop_within_s: float) -> None:
-        feed = self._live(name)
-        lease = self._db.tables.leases.get(feed.id)
-        if lease is None:
-            raise Conflict(f"feed {name!r} has no lease at the moment; the next sweep makes one")
-        objection = _move(self._db, feed, lease, target, stop_within_s=stop_within_s)
-        if objection is not None:
-            raise Conflict(f"feed {name!r} {objection}")
+    def move(self, targets: Sequence[tuple[str, UUID]], *, stop_within_s: float) -> list[FeedqError | None]:
+        return [self._moved(name, target, stop_within_s=stop_within_s) for name, target in targets]
+
+    def _moved(self, name: str, target: UUID, *, stop_within_s: float) -> FeedqError | None:
+        try:
+            feed, lease = movable(name, self._live_or_none(name), self._db.tables.leases, target)
+        except FeedqError as error:
+            return error
+        _move(self._db, feed, lease, target, stop_within_s=stop_within_s)
         worker = self._db.tables.workers.get(target)
         to = str(target) if worker is None else worker.name
         self._db.record(EventKind.FEED_MOVED, feed_id=feed.id, to=to)
+        return None
 
     @statement
     def tell(
@@ -169,20 +143,15 @@ class MemoryFeeds(Feeds):
 
     @statement
     def declared(
-        self,
-        *,
-        tenant: str | None = None,
-        names: Sequence[str] | None = None,
-        after: str = "",
-        limit: int = 1_000,
+        self, *, names: Collection[str] | None = None, tenant: str | None = None, catalog: str | None = None
     ) -> list[Feed]:
         chosen = [
             feed
             for feed in self._db.tables.feeds.values()
-            if feed.removed_at is None and feed.name > after and tenant in (None, feed.spec.tenant)
-            if names is None or feed.name in names
+            if feed.removed_at is None and (names is None or feed.name in names)
+            if tenant in (None, feed.spec.tenant) and catalog in (None, feed.catalog)
         ]
-        return sorted(chosen, key=lambda f: f.name)[:limit]
+        return sorted(chosen, key=lambda f: f.name)
 
     @statement
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
@@ -192,12 +161,13 @@ class MemoryFeeds(Feeds):
         return mine[::-1][: min(limit, history.EVENTS_PER_FEED)]
 
     def _live(self, name: str, expected: Version | None = None) -> Feed:
-        feed_id = self._db.tables.names.get(name)
-        if feed_id is None:
-            raise NotFound(f"no feed named {name!r}; `feedq feed list` shows them all")
-        feed = self._db.tables.feeds[feed_id]
+        if (feed := self._live_or_none(name)) is None:
+            raise no_feed(name)
         require_version(f"feed {name!r}", feed.version, expected)
         return feed
+
+    def _live_or_none(self, name: str) -> Feed | None:
+        return self._db.tables.feeds.get(self._db.tables.names.get(name, 0))
 
     def _named(self, name: str) -> Feed:
         """The live feed of that name, else the one last removed whose rows are still there."""
@@ -209,15 +179,11 @@ class MemoryFeeds(Feeds):
                 raise
             return max(removed, key=lambda f: f.id)
 
-    def _refuse_taken(self, name: str) -> None:
-        if name in self._db.tables.names:
-            raise Conflict(f"feed {name!r} exists already; `feedq feed edit` changes it")
-
     def _touch(self, feed: Feed, kind: EventKind, **detail: Any) -> Feed:
         feed = replace(feed, updated_at=self._db.now())
         self._db.tables.feeds[feed.id] = feed
         self._db.tables.dirty.add(feed.id)
-        self._db.record(kind, feed_id=feed.id, generation=feed.generation, **detail)
+        self._db.record(kind, feed_id=feed.id, **detail)
         self._db.wake()
         return feed
 
@@ -231,15 +197,12 @@ class MemoryFeeds(Feeds):
         return FeedView(feed, lease, None if owner is None else owner.name, found.status, found.because)
 
 
-def _move(db: MemoryDatabase, feed: Feed, lease: Lease, target: UUID, *, stop_within_s: float) -> str | None:
-    """What a person asks for; what is in its way, if anything is."""
-    objection = objection_to_move(feed, lease, target)
-    if objection is not None:
-        return objection
+def _move(db: MemoryDatabase, feed: Feed, lease: Lease, target: UUID, *, stop_within_s: float) -> None:
+    """Does what a person asks for."""
     if lease.state is LeaseState.RUNNING:
         assert lease.worker_id is not None
         counts.hand_over(db, Transfer(feed.id, lease.worker_id, target), stop_within_s=stop_within_s)
-        return None
+        return
     if lease.state is LeaseState.ASSIGNED:
         db.record(
             EventKind.LEASE_FREED,
@@ -253,4 +216,3 @@ def _move(db: MemoryDatabase, feed: Feed, lease: Lease, target: UUID, *, stop_wi
         lease = replace(lease, reason=Reason.MOVED, retry_at=None)
     db.tables.leases[feed.id] = replace(lease, promised_to=target, held_for=None)
     db.wake()
-    return None
