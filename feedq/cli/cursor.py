@@ -25,8 +25,7 @@ from feedq.errors import FeedqError
 with lazily():
     from feedq.connectors import base as connectors_base
     from feedq.core import model, remedies
-    from feedq.verbs import backfills, cursors, feeds, wording
-    from feedq.verbs.report import details
+    from feedq.verbs import backfills, cursors, details, feeds, wording
 
 TWICE: Final = "its sink has no key, so records that the source sends again will be there twice"
 CURSOR_WIDTH: Final = 40
@@ -95,15 +94,13 @@ def cursor(
 def _show_cursor(invocation: Invocation, name: str) -> None:
     found = invocation.do(cursors.show_cursor, name=name)
     at = found.updated_at
-    lines = details.detail_lines(
-        [
-            ("name", name),
-            ("cursor", wording.as_json(found.cursor) if at else "none: it has not begun"),
-            ("records", f"{found.records:,}"),
-            ("updated", wording.stamp(at) if at else "-"),
-        ]
-    )
-    answer(invocation, found, fact_lines(lines))
+    facts: list[details.Fact] = [
+        ("name", name),
+        ("cursor", wording.as_json(found.cursor) if at else "none: it has not begun"),
+        ("records", f"{found.records:,}"),
+        ("updated", wording.stamp(at) if at else "-"),
+    ]
+    answer(invocation, found, fact_lines(facts))
 
 
 def _change(
@@ -195,7 +192,7 @@ def backfill(
         answer_list(invocation, found, _columns(), empty="no backfill is under way")
     elif verb == "show":
         shown = invocation.do(backfills.show_backfill, name=name)
-        answer(invocation, shown, fact_lines(_lines(shown)))
+        answer(invocation, shown, fact_lines(_facts(shown)))
     elif verb == "cancel":
         ended = invocation.do(backfills.cancel_backfill, name=name)
         answer(invocation, ended, f"backfill of {name} cancelled; {ended.records:,} records have landed")
@@ -236,25 +233,23 @@ def _await_end(
     return latest[0]
 
 
-def _lines(found: backfills.BackfillDocument) -> list[details.DetailLine]:
+def _facts(found: backfills.BackfillDocument) -> list[details.Fact]:
     limit = found.limit_rows_per_s
-    return details.detail_lines(
-        [
-            ("backfill of", found.name),
-            ("status", found.status),
-            ("why", found.because),
-            ("from", _shown(found.begins_after)),
-            ("to", _shown(found.ends_at)),
-            ("at", _shown(found.cursor)),
-            ("done", _percent(found)),
-            ("records", _count(found.records)),
-            ("dead letters", _count(found.dead_letters)),
-            ("limit", f"{limit:,g} records a second" if limit else None),
-            ("worker", found.worker),
-            ("begun", wording.stamp(found.begun_at) if found.begun_at else None),
-            ("ended", wording.stamp(found.ended_at) if found.ended_at else None),
-        ]
-    )
+    return [
+        ("backfill of", found.name),
+        ("status", found.status),
+        ("why", found.because),
+        ("from", _shown(found.begins_after)),
+        ("to", _shown(found.ends_at)),
+        ("at", _shown(found.cursor)),
+        ("done", _percent(found)),
+        ("records", _count(found.records)),
+        ("dead letters", _count(found.dead_letters)),
+        ("limit", f"{limit:,g} records a second" if limit else None),
+        ("worker", found.worker),
+        ("begun", wording.stamp(found.begun_at) if found.begun_at else None),
+        ("ended", wording.stamp(found.ended_at) if found.ended_at else None),
+    ]
 
 
 def _columns() -> list[TableColumn[backfills.BackfillDocument]]:

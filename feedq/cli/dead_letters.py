@@ -16,8 +16,7 @@ from feedq.errors import FeedqError
 with lazily():
     from feedq.core import model, selection
     from feedq.verbs import dead_letters as letters
-    from feedq.verbs import feeds, wording
-    from feedq.verbs.report import details
+    from feedq.verbs import details, feeds, wording
 
 TEXT_WIDTH = 60
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
@@ -98,10 +97,10 @@ def _show(invocation: Invocation, name: str, ids: Sequence[int]) -> None:
         invocation.do(letters.show_dead_letter, name=name, id=one) for one in sorted({*ids}, reverse=True)
     ]
 
-    answer(invocation, found, *(fact_lines(details.detail_lines(_facts(letter))) for letter in found))
+    answer(invocation, found, *(fact_lines(_facts(letter)) for letter in found))
 
 
-def _facts(letter: letters.DeadLetterDocument) -> list[tuple[str, str | None]]:
+def _facts(letter: letters.DeadLetterDocument) -> list[details.Fact]:
     return [
         ("id", str(letter.id)),
         ("feed", letter.feed),

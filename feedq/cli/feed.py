@@ -38,10 +38,9 @@ from feedq.cli.output import answer, answer_list, fact_lines, first, table_lines
 with lazily():
     from feedq.cli import tables
     from feedq.core import landed, model, selection
-    from feedq.verbs import cursors, feeds, fleet, wording
+    from feedq.verbs import cursors, details, feeds, fleet, wording
     from feedq.verbs import drift as drifts
     from feedq.verbs import tap as taps
-    from feedq.verbs.report import details
 
 TIME_WIDTH = len("2026-12-01T08:00:00.123")
 TAP_S, TAPPED_MAX = 600, 1_000_000
@@ -111,14 +110,11 @@ def show(invocation: Invocation, *, name: str) -> None:
     """
     found = invocation.do(feeds.show_feed, name=name)
     of = model.known_as(name) if name.endswith(model.BACKFILL_SUFFIX) else None
-    lines = [
-        *details.detail_lines(
-            [("name", name), ("backfill of", of), ("status", found.view.status), ("why", found.explanation)]
-        ),
+    facts: list[details.Fact] = [
+        *(("name", name), ("backfill of", of), ("status", found.view.status), ("why", found.explanation)),
         *details.feed_lines(found, now=invocation.clock.now()),
-        details.declaration_line(found.declaration),
     ]
-    answer(invocation, found, fact_lines(lines))
+    answer(invocation, found, fact_lines(facts, found.declaration))
 
 
 @feed.command()

@@ -31,9 +31,8 @@ with lazily():
     from feedq.control.store import history
     from feedq.core import model
     from feedq.telemetry import event_names
-    from feedq.verbs import fleet, wording
-    from feedq.verbs.diagnosis import alert_checks, checks, fleet_checks, schedule_checks
-    from feedq.verbs.report import details, fleet_data, problem_list
+    from feedq.verbs import details, fleet, wording
+    from feedq.verbs.diagnosis import checks, fleet_checks, schedule_checks
 
 STYLES: Mapping[str, Mapping[str, Any]] = {
     "ok": {"fg": "green"},
@@ -86,7 +85,7 @@ def status(invocation: Invocation, *, problems: bool) -> None:
     )
 
 
-def _problem_lines(one: problem_list.ListedProblem) -> list[str]:
+def _problem_lines(one: checks.Check) -> list[str]:
     whose = ""
     if one.feeds:
         of = f" of {one.tenant}" if one.tenant else ""
@@ -95,13 +94,13 @@ def _problem_lines(one: problem_list.ListedProblem) -> list[str]:
     return [f"{one.level}: {one.name}{whose}{since}: {one.detail}", f"      -> {one.advice}"]
 
 
-def _numbers(found: fleet_data.FleetData) -> list[details.DetailLine]:
+def _numbers(found: fleet.FleetData) -> list[details.Fact]:
     numbers, state, jobs, leader = found.numbers, found.state, found.jobs, found.state.leader
     spread = "" if numbers.spread is None else f", {numbers.spread[0]} to {numbers.spread[1]} each"
     waiting = ", ".join(f"{count} {reason}" for reason, count in sorted(numbers.waiting.items()))
     landing = f"{numbers.rows_per_s:,.0f} rows/s, {wording.size(numbers.bytes_per_s)}/s"
     used = wording.percent(numbers.held, numbers.capacity)
-    facts: list[tuple[str, str | None]] = [
+    facts: list[details.Fact] = [
         ("feeds", f"{numbers.feeds}: {by_status(numbers)}" if numbers.feeds else "0"),
         ("waiting", waiting or None),
         ("moving", f"{numbers.moving} on their way to another worker" if numbers.moving else None),
@@ -117,7 +116,7 @@ def _numbers(found: fleet_data.FleetData) -> list[details.DetailLine]:
             ("runs", schedule_checks.described_runs(jobs)),
             ("job slots", f"{jobs.slots} on {wording.counted(jobs.workers, 'worker')}"),
         ]
-    return details.detail_lines(facts)
+    return facts
 
 
 def by_status(numbers: fleet_checks.Overview) -> str:
@@ -148,7 +147,7 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
         found = invocation.do(fleet.diagnose_fleet)
     if alerts:
         tried = invocation.do(fleet.try_alerts)
-        others = [check for check in found.checks if check.name != alert_checks.ALERTS]
+        others = [check for check in found.checks if check.name != fleet.ALERTS]
         found = fleet.Diagnosis(found.healthy and tried.healthy, [*others, *tried.checks])
     counts = Counter(check.level for check in found.checks)
     level = checks.Level

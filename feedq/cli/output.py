@@ -22,9 +22,9 @@ from feedq.cli.lazily import lazily
 with lazily():
     from msgspec import json as msgspec_json
 
-    from feedq.verbs import documents, registry, troubles, wording
+    from feedq.core import passwords
+    from feedq.verbs import details, documents, registry, troubles, wording
     from feedq.verbs.manifest import changes as manifest_changes
-    from feedq.verbs.report import details, masking
 
 T = TypeVar("T")
 Cell = str | None
@@ -165,14 +165,14 @@ def table_lines(
     return lines if rows else []
 
 
-def fact_lines(facts: Sequence[details.DetailLine]) -> list[str]:
-    """The lines ``name   value``, and below them what keeps its line breaks."""
-    short = [fact for fact in facts if not fact.code]
-    width = max((len(fact.name) for fact in short), default=0)
-    return [
-        *(f"{click.style(fact.name.ljust(width), bold=True)}  {styled(fact.text)}" for fact in short),
-        *("\n  ".join([fact.name, *fact.text.split("\n")]) for fact in facts if fact.code),
-    ]
+def fact_lines(facts: Sequence[details.Fact], declaration: Any = None) -> list[str]:
+    """The lines ``name   value``, and below them what was declared."""
+    shown = details.shown_facts(facts)
+    width = max((len(name) for name, _ in shown), default=0)
+    lines = [f"{click.style(name.ljust(width), bold=True)}  {styled(text)}" for name, text in shown]
+    if declaration:
+        lines.append("\n  ".join(["declaration", *details.declaration_text(declaration).split("\n")]))
+    return lines
 
 
 def write_difference(changes: Iterable[manifest_changes.OptionChange]) -> None:
@@ -183,7 +183,7 @@ def write_difference(changes: Iterable[manifest_changes.OptionChange]) -> None:
 def _shown(value: Any) -> str:
     if value == manifest_changes.ABSENT:
         return manifest_changes.ABSENT
-    return wording.printable(wording.as_json(masking.masked(value)))
+    return wording.printable(wording.as_json(passwords.masked(value)))
 
 
 # -- progress ------------------------------------------------------------------------------------------

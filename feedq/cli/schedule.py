@@ -29,8 +29,7 @@ with lazily():
     from feedq.core import values
     from feedq.core.schedule import model as schedule_model
     from feedq.core.schedule import spec as schedule_spec
-    from feedq.verbs import declarations, schedules, wording
-    from feedq.verbs.report import details
+    from feedq.verbs import declarations, details, schedules, wording
 
 RUNS_OF_ONE = 10
 """Runs below a schedule; `feedq schedule runs` has more."""
@@ -109,13 +108,9 @@ def show(invocation: Invocation, *, name: str) -> None:
     """
     found = invocation.do(schedules.show_schedule, name=name)
     now, runs = invocation.clock.now(), found.runs[:RUNS_OF_ONE]
-    lines = [
-        *details.schedule_lines(found, now=now),
-        details.declaration_line(found.declaration),
-    ]
-
+    facts = fact_lines(details.schedule_lines(found, now=now), found.declaration)
     latest = table_lines(runs, tables.run_columns(now, of_one=True))
-    answer(invocation, found, fact_lines(lines), latest)
+    answer(invocation, found, facts, latest)
 
 
 @schedule.command("next", short_help="The ticks to come, in UTC and on the clock of the zone.")

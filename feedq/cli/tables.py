@@ -13,7 +13,7 @@ from feedq.core.schedule.model import RunKind, ScheduleState
 from feedq.core.schedule.spec import Queue, ScheduleSpec
 from feedq.core.schedule.ticks import next_tick
 from feedq.core.values import instant
-from feedq.verbs.report.details import event_detail
+from feedq.verbs.details import event_detail
 from feedq.verbs.wording import (
     ERROR_WIDTH,
     ID_SHOWN,

@@ -28,7 +28,6 @@ with lazily():
     from feedq.core import model, selection
     from feedq.verbs import feeds, fleet, schedules, troubles
     from feedq.verbs.diagnosis import fleet_checks, schedule_checks
-    from feedq.verbs.report import fleet_data
 
 FEEDS_SEEN = 100
 """The first of them; `feedq feed list` has them all."""
@@ -41,7 +40,7 @@ class Frame:
     """Holds one look at the fleet."""
 
     at: datetime
-    fleet: fleet_data.FleetData
+    fleet: fleet.FleetData
     feeds: Sequence[model.FeedView]
     """Those in trouble, the worst first, and then those that land most."""
     schedules: Sequence[schedules.ScheduleRow]
@@ -96,7 +95,7 @@ def look(invocation: Invocation, select: selection.Selection) -> Frame:
     return Frame(invocation.clock.now(), seen, ranked[:FEEDS_SEEN], urgent)
 
 
-def summary(found: fleet_data.FleetData) -> str:
+def summary(found: fleet.FleetData) -> str:
     numbers, jobs = found.numbers, found.jobs
     moving = f", {numbers.moving} moving" if numbers.moving else ""
     return (

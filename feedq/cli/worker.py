@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import click
 
 from feedq.cli.invocation import Group, Invocation, changes, pass_invocation, wait_options
 from feedq.cli.lazily import lazily
-from feedq.cli.output import ProgressBar, answer, answer_list, fact_lines, say, table_lines
-from feedq.errors import NotFound
+from feedq.cli.output import ProgressBar, answer, answer_list, fact_lines, table_lines
 
 with lazily():
     from feedq.cli import tables
-    from feedq.core import model
-    from feedq.verbs import wording, workers
-    from feedq.verbs.diagnosis import placement_checks
-    from feedq.verbs.report import details
-
-PATIENCE_S = 3.0
-"""Without progress for so long, it is asked what holds it up: a move takes a second or less."""
+    from feedq.verbs import details, wording, workers
+    from feedq.verbs.diagnosis import fleet_checks
 
 
 @click.group(cls=Group, short_help="List, show, cordon, uncordon and drain workers.")
@@ -45,7 +37,7 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
     """
     views = invocation.do(workers.list_workers, gone=gone).items
     answer_list(invocation, views, tables.worker_columns(invocation.clock.now()), empty=tables.NO_WORKERS)
-    held = [view.leases for view in views if placement_checks.serves(view)]
+    held = [view.leases for view in views if fleet_checks.serves(view)]
     if len(held) > 1 and not invocation.json:
         click.echo(f"spread: {min(held)} to {max(held)} feeds on a worker that serves")
 
@@ -103,7 +95,7 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     """Let a worker hand its feeds over, each as soon as another has a place for it, and take no more.
 
     Feeds that have no other place stay and go on streaming. The process goes on until it is stopped; uncordon
-    lets it serve again. With --wait, how far it has got is told on standard error.
+    lets it serve again.
 
     \b
     Example:
@@ -112,51 +104,18 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     view = invocation.do(workers.act_on_worker, name=name, action=workers.WorkerAction.DRAIN)
     if wait:
         with ProgressBar("feeds handed over", view.leases) as bar:
-            handover = Handover(invocation, view, bar)
+
+            def is_over() -> bool:
+                views = invocation.do(workers.list_workers).items
+                # A worker that has left holds nothing.
+                left = sum(one.leases for one in views if one.worker.id == view.worker.id)
+                bar(max(0, view.leases - left))
+                return left == 0
+
             invocation.wait_until(
-                handover.is_over,
+                is_over,
                 timeout_s=timeout_s,
                 what=f"{view.worker.name} hands over its {wording.counted(view.leases, 'feed')}",
-                why=handover.obstacle,
+                why=lambda: "`feedq status` says whether other workers serve and have room",
             )
     answer(invocation, view, f"{view.worker.name} {'drained' if wait else 'draining'}")
-
-
-class Handover:
-    """Watches a worker hand its feeds over: how far it has got, and what it waits for.
-
-    Each step is told on standard error, not among the results: by the bar where somebody looks, else in lines.
-    """
-
-    def __init__(self, invocation: Invocation, view: model.WorkerView, bar: ProgressBar) -> None:
-        self._invocation, self._worker, self._bar = invocation, view.worker, bar
-        self._left = self._held = view.leases
-        self._told = ""
-        self._changed_at = invocation.clock.monotonic()
-
-    def is_over(self) -> bool:
-        # A worker that has left holds nothing.
-        views = self._invocation.do(workers.list_workers).items
-        left = sum(view.leases for view in views if view.worker.id == self._worker.id)
-        now = self._invocation.clock.monotonic()
-        self._bar(max(0, self._held - left))
-        if left != self._left:
-            self._left, self._changed_at = left, now
-            if left and not self._bar.may_show:
-                self._tell(f"{wording.counted(left, 'feed')} left")
-        elif left and now - self._changed_at >= PATIENCE_S:
-            self._changed_at = now
-            if (obstacle := self.obstacle()) is not None:
-                self._tell(f"{wording.counted(left, 'feed')} left. {obstacle}")
-        return left == 0
-
-    def obstacle(self) -> str | None:
-        """Says why the handover gets no further; None when nothing is in the way but time."""
-        with suppress(NotFound):
-            return self._invocation.do(workers.show_worker, name=str(self._worker.id)).obstacle
-        return None
-
-    def _tell(self, text: str) -> None:
-        if text != self._told:
-            self._told = text
-            say(f"{self._worker.name}: {text}", err=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 # Up to the *last* @ before white space or the next URL: people forget to encode the @ of their passwords, and
 # it is better to hide too much than to show half of one.
@@ -13,3 +15,14 @@ _PASSWORD_PARAMETER = re.compile(r"(?P<head>[?&](?:ssl)?passw(?:or)?d=)[^\s&#]*"
 def mask_url(text: str) -> str:
     """``text`` with the password of every URL in it replaced by asterisks."""
     return _PASSWORD_PARAMETER.sub(r"\g<head>***", _PASSWORD.sub(r"\g<head>***", text))
+
+
+def masked(value: Any) -> Any:
+    """Plain JSON with the password of every URL masked, should one have got in by another way."""
+    if isinstance(value, str):
+        return mask_url(value)
+    if isinstance(value, Mapping):
+        return {key: masked(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(inner) for inner in value]
+    return value

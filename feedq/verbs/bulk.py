@@ -19,7 +19,7 @@ from feedq.core.placement.base import EligibleWorker, Rules, WaitingFeed
 from feedq.core.remedies import command
 from feedq.errors import Conflict, FeedqError, Forbidden, InvalidInput, Unavailable
 from feedq.settings import Settings
-from feedq.verbs.diagnosis.placement_checks import serves
+from feedq.verbs.diagnosis.fleet_checks import serves
 from feedq.verbs.wording import pairs
 
 TOGETHER_MAX = 500

@@ -12,7 +12,7 @@ from msgspec import Meta
 from feedq.control.store.feeds import FeedChange, Feeds
 from feedq.control.store.postgresql import JobStore
 from feedq.core.model import Feed, FeedSpec, StartCursor, TargetState, Version, require_version
-from feedq.core.passwords import mask_url
+from feedq.core.passwords import mask_url, masked
 from feedq.core.roles import AccessRole
 from feedq.core.schedule.model import Schedule
 from feedq.core.schedule.spec import Queue, ScheduleSpec
@@ -45,7 +45,6 @@ from feedq.verbs.registry import (
     verb,
     version_of,
 )
-from feedq.verbs.report.masking import masked
 
 DECLARED_MAX: Final = 20_000
 """Declarations of one call."""

@@ -9,12 +9,13 @@ from typing import Any, Final
 from feedq.control.store.feed_listing import StatusCount
 from feedq.control.store.feeds import FeedChange
 from feedq.core.model import JSON, Feed, FeedView, WorkerView, require_version
-from feedq.core.passwords import mask_url
+from feedq.core.passwords import mask_url, masked
 from feedq.core.roles import AccessRole
 from feedq.core.selection import ALL, Selection, SelectionOrder
 from feedq.errors import FeedqError, InvalidInput, Outdated
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs import bulk
+from feedq.verbs.details import masked_view
 from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.registry import (
     At,
@@ -30,7 +31,6 @@ from feedq.verbs.registry import (
     verb,
     version_of,
 )
-from feedq.verbs.report.masking import masked, masked_view
 from feedq.verbs.workers import find_worker
 
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
+from feedq.control.store.fleet_state import FleetState, JobState
 from feedq.control.store.history import EventFilter, ListedEvent, WorkerMoves
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.landed import LandedBucket, Span
+from feedq.core.model import WorkerView
+from feedq.core.passwords import masked
 from feedq.core.roles import AccessRole
 from feedq.core.selection import Selection
 from feedq.errors import InvalidInput
+from feedq.settings import Settings
 from feedq.telemetry.event_names import EventKind
-from feedq.verbs.diagnosis.checks import Check, Level
+from feedq.verbs.diagnosis.checks import Check, Level, problems
+from feedq.verbs.diagnosis.feed_checks import TENANTS_MAX, feed_checks
+from feedq.verbs.diagnosis.fleet_checks import Overview, fleet_checks, placing_checks, summary
+from feedq.verbs.diagnosis.schedule_checks import check_tasks, declaration_checks, job_checks
+from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.registry import (
     At,
     Cursor,
@@ -26,11 +36,24 @@ from feedq.verbs.registry import (
     page_place,
     verb,
 )
-from feedq.verbs.report.fleet_data import FleetData, read_fleet
-from feedq.verbs.report.masking import masked_mapping
-from feedq.verbs.report.problem_list import ListedProblem, problems
+from feedq.verbs.troubles import REASONS, TROUBLED
+from feedq.verbs.wording import NAMED_MAX
+
+ALERTS: Final = "alerts"
+"""The name of the checks of alert targets."""
 
 # What takes long to load, and `feedq status` has no use for, is imported where it is used.
+
+
+@dataclass(frozen=True, slots=True)
+class FleetData:
+    """The whole fleet in numbers, and its workers one by one."""
+
+    state: FleetState
+    jobs: JobState
+    numbers: Overview
+    workers: Sequence[WorkerView]
+    warnings: Sequence[Check]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +78,56 @@ class Landed:
 @verb("GET /status", of_fleet=True)
 def show_status(at: At) -> FleetData:
     """The fleet at a glance, and what is wrong with it."""
-    return read_fleet(at.store, at.settings)
+    return read_tables(at.store, at.settings)[0]
 
 
 @verb("GET /problems", of_fleet=True)
-def list_problems(at: At) -> Page[ListedProblem]:
+def list_problems(at: At) -> Page[Check]:
     """Everything that the control tables tell somebody to look at, worst first.
 
     It is all that the status and the doctor warn of, but for what the doctor tries from its own machine. Feeds are
     grouped by what is wrong with them and by tenant.
     """
-    return Page(problems(read_fleet(at.store, at.settings).warnings))
+    return Page(problems(read_tables(at.store, at.settings)[0].warnings))
+
+
+def read_tables(store: PostgresStore, settings: Settings) -> tuple[FleetData, list[Check]]:
+    """With all checks, those that came out well too. Raises `Unavailable`."""
+    tallies, workers = store.listing.tallies(), store.workers.views()
+    state, jobs = store.fleet_state(), store.job_state()
+    numbers = summary(tallies, workers)
+    checks = list(_checks(store, settings, numbers, workers, state, jobs))
+    warnings = [check for check in checks if check.level in (Level.WARN, Level.FAIL)]
+    return FleetData(state, jobs, numbers, workers, warnings), checks
+
+
+def _checks(
+    store: PostgresStore,
+    settings: Settings,
+    numbers: Overview,
+    workers: Sequence[WorkerView],
+    state: FleetState,
+    jobs: JobState,
+) -> Iterator[Check]:
+    rules, listing = settings.rules, store.listing
+    yield from fleet_checks(numbers, workers, state, reconcile_interval_s=settings.reconcile_interval_s)
+    troubles = listing.troubles(TROUBLED, REASONS, each=NAMED_MAX, tenants=TENANTS_MAX)
+    explained = partial(explain, workers=workers, now=state.now, rules=rules)
+    yield from feed_checks(troubles, numbers, now=state.now, explained=explained)
+    required = listing.placing(each=NAMED_MAX)
+    tenants = listing.wanted_of_tenants() if rules.tenant_caps else {}
+    yield from placing_checks(required, tenants, workers, rules)
+    yield from job_checks(jobs)
+    if jobs.schedules:
+        yield from declaration_checks(store.jobs.schedules.all())
+    if jobs.active:
+        yield from check_tasks(store.scheduled_tasks())
 
 
 @verb("GET /doctor", of_fleet=True)
 def diagnose_fleet(at: At) -> Diagnosis:
     """What is wrong, and how to mend it, from the machine of the API and with its settings."""
-    from feedq.verbs.diagnosis.rounds import diagnose
+    from feedq.verbs.diagnosis.doctor import diagnose
 
     return _diagnosis(_told(at, diagnose(at.store, at.settings)))
 
@@ -79,7 +135,7 @@ def diagnose_fleet(at: At) -> Diagnosis:
 @verb("POST /alerts/test", role=AccessRole.OPERATOR, of_fleet=True)
 def try_alerts(at: At) -> Diagnosis:
     """Send a message to each target of alerts that is set up where the verb is done."""
-    from feedq.verbs.diagnosis.alert_checks import send_tests
+    from feedq.verbs.diagnosis.doctor import send_tests
 
     return _diagnosis(send_tests(at.settings))
 
@@ -119,7 +175,7 @@ def list_events(
 
 
 def _masked(listed: ListedEvent) -> ListedEvent:
-    return replace(listed, event=replace(listed.event, detail=masked_mapping(listed.event.detail)))
+    return replace(listed, event=replace(listed.event, detail=masked(listed.event.detail)))
 
 
 @verb("GET /feeds/{name}/history")

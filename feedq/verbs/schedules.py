@@ -22,6 +22,7 @@ from feedq.core.schedule.spec import Queue, ScheduleSpec, checked_job
 from feedq.core.schedule.ticks import delayed, past_ticks, ticks_after
 from feedq.core.values import DEFAULT_ZONE, NAME_MAX, parse_moment, parse_moment_near, read_json
 from feedq.errors import InvalidInput
+from feedq.verbs.details import shown
 from feedq.verbs.registry import (
     At,
     Cursor,
@@ -35,7 +36,6 @@ from feedq.verbs.registry import (
     read_declaration,
     verb,
 )
-from feedq.verbs.report.masking import shown
 from feedq.verbs.wording import lag_s, timing_words
 
 RUNS_SHOWN: Final = 100

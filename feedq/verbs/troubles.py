@@ -183,27 +183,13 @@ def trouble_of(cause: Status | Concern, reason: Reason | None = None) -> Trouble
     return _BY_CAUSE.get((cause, reason)) or _BY_CAUSE.get((cause, None))
 
 
-def choice_of(cause: str) -> Selection | None:
+def choice_of(cause: Status | Concern) -> Selection | None:
     """The selection of all feeds with which this is wrong; None where there is none."""
-    match cause:
-        case Concern.EXPECTATION:
-            return Selection(unmet=True)
-        case Concern.DEAD_LETTERS:
-            return Selection(dead_letters=True)
-        case Concern.LOST_WORKERS:
-            return None
-        case status:
-            return Selection(statuses=(Status(status),))
+    return _CHOICES[cause] if isinstance(cause, Concern) else Selection(statuses=(cause,))
 
 
-def options_of(cause: str) -> Sequence[str]:
-    """The same as options of `feedq feed list`."""
-    match cause:
-        case Concern.EXPECTATION:
-            return ("--unmet",)
-        case Concern.DEAD_LETTERS:
-            return ("--dead-letters",)
-        case Concern.LOST_WORKERS:
-            return ()
-        case status:
-            return ("--status", status)
+_CHOICES: Final = {
+    Concern.EXPECTATION: Selection(unmet=True),
+    Concern.DEAD_LETTERS: Selection(dead_letters=True),
+    Concern.LOST_WORKERS: None,
+}

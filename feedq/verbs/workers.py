@@ -10,9 +10,8 @@ from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import FeedView, WorkerState, WorkerTarget, WorkerView
 from feedq.core.roles import AccessRole
 from feedq.errors import Conflict, InvalidInput, NotFound
-from feedq.verbs.diagnosis.waiting_checks import explain_staying
+from feedq.verbs.details import masked_view
 from feedq.verbs.registry import At, NameArgument, Page, verb
-from feedq.verbs.report.masking import masked_view
 from feedq.verbs.wording import ID_SHOWN
 
 
@@ -41,8 +40,6 @@ class WorkerDocument:
     view: WorkerView
     held: Sequence[FeedView]
     """Its feeds and backfills."""
-    obstacle: str | None
-    """Why its feeds cannot go elsewhere, if something is in the way."""
 
 
 @verb("GET /workers", of_fleet=True)
@@ -57,8 +54,7 @@ def show_worker(at: At, *, name: NameArgument) -> WorkerDocument:
     view = find_worker(at.store, name)
     theirs = at.store.feeds.views(worker=view.worker.name)
     held = [masked_view(feed) for feed in theirs if feed.lease.worker_id == view.worker.id]
-    others = [one for one in at.store.workers.views() if one.worker.id != view.worker.id]
-    return WorkerDocument(view, held, explain_staying(held, others, rules=at.settings.rules))
+    return WorkerDocument(view, held)
 
 
 @verb("POST /workers/{name}/act", role=AccessRole.OPERATOR, of_fleet=True)

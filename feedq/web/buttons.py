@@ -20,9 +20,9 @@ from feedq.verbs.backfills import begin_backfill, cancel_backfill
 from feedq.verbs.cursors import change_cursor
 from feedq.verbs.dead_letters import drop_dead_letters, replay_dead_letters
 from feedq.verbs.declarations import declare
+from feedq.verbs.diagnosis.checks import Check
 from feedq.verbs.feeds import act_on_feeds
 from feedq.verbs.registry import OF, Verb
-from feedq.verbs.report.problem_list import ListedProblem
 from feedq.verbs.schedules import (
     ScheduleRow,
     act_on_schedule,
@@ -218,7 +218,7 @@ def cancel_button(run_id: int) -> Button:
     return Button("cancel-run", str(run_id), {"id": run_id})
 
 
-def problem_buttons(problem: ListedProblem) -> list[Button]:
+def problem_buttons(problem: Check) -> list[Button]:
     """The buttons that help against what is wrong with feeds."""
     kinds, arguments = ("restart", "pause"), chosen(problem.select) if problem.select else {}
     if problem.feed is not None:

@@ -41,6 +41,16 @@ from feedq.telemetry.event_names import EventKind
 from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.verbs import wording
 from feedq.verbs.backfills import ENDED, BackfillDocument, show_backfill
+from feedq.verbs.details import (
+    author_of,
+    changes_of,
+    declaration_text,
+    event_detail,
+    feed_lines,
+    schedule_lines,
+    shown_facts,
+)
+from feedq.verbs.diagnosis.checks import problems
 from feedq.verbs.feeds import count_feeds, list_feeds, show_feed
 from feedq.verbs.fleet import (
     list_events,
@@ -51,15 +61,6 @@ from feedq.verbs.fleet import (
     show_status,
 )
 from feedq.verbs.registry import OF, PAGE_MAX, At, Verb
-from feedq.verbs.report.details import (
-    author_of,
-    changes_of,
-    declaration_line,
-    event_detail,
-    feed_lines,
-    schedule_lines,
-)
-from feedq.verbs.report.problem_list import problems
 from feedq.verbs.schedules import (
     list_runs,
     list_schedules,
@@ -67,7 +68,7 @@ from feedq.verbs.schedules import (
     show_schedule,
 )
 from feedq.verbs.tap import tap_feed
-from feedq.verbs.troubles import TONES, Tone, choice_of
+from feedq.verbs.troubles import TONES, Tone
 from feedq.web import dialogs
 from feedq.web.buttons import (
     ASKS,
@@ -354,10 +355,8 @@ class FeedPage(PageHandler):
             view=found.view,
             now=now(),
             remedy=found.explanation,
-            cards={
-                "Lease": feed_lines(found, now=now()),
-                "Declaration": [declaration_line(found.declaration)],
-            },
+            card=("Lease", shown_facts(feed_lines(found, now=now()))),
+            declared=declaration_text(found.declaration),
             show_cursor=show_cursor,
             parent=None if found.view.feed.backfill is None else known_as(name),
             filling=backfill,
@@ -397,7 +396,6 @@ class FleetPage(PageHandler):
             "fleet_live.html",
             buttons_of=worker_buttons,
             data=data,
-            choice_of=choice_of,
             moves=moves.items,
         )
 
@@ -488,10 +486,8 @@ class SchedulePage(PageHandler):
             buttons=schedule_buttons(found.schedule),
             cancel_button=cancel_button,
             chosen=state,
-            cards={
-                "Now": schedule_lines(found, now=now()),
-                "Declaration": [declaration_line(found.declaration)],
-            },
+            card=("Now", shown_facts(schedule_lines(found, now=now()))),
+            declared=declaration_text(found.declaration),
         )
 
 

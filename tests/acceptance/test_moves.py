@@ -73,13 +73,14 @@ def test_a_drain_empties_a_worker_and_an_uncordon_fills_it_again(fleet: Fleet) -
     fleet.check()
 
 
-def test_a_worker_with_the_only_place_keeps_its_feeds_and_the_drain_says_why(fleet: Fleet) -> None:
+def test_a_worker_with_the_only_place_keeps_its_feeds_and_the_drain_says_where_to_look(fleet: Fleet) -> None:
     fleet.cluster.feedq("worker", "cordon", fleet.name("w2"))
     epochs = fleet.cluster.epochs(FEEDS)
     ran = fleet.cluster.run("worker", "drain", fleet.name("w1"), "--wait", "--timeout", "2")
     assert ran.returncode == 1
-    assert "No other worker serves: start one, or feedq worker uncordon NAME" in ran.stderr
-    assert fleet.ask("status")["numbers"]["serving"] == 0
+    assert "`feedq status` says whether other workers serve and have room" in ran.stderr
+    (said,) = (one["detail"] for one in fleet.ask("status")["warnings"] if one["name"] == "workers")
+    assert said.startswith("none of the 2 workers serves")
     for node in ("w1", "w2"):
         fleet.cluster.feedq("worker", "uncordon", fleet.name(node))
     fleet.check(untouched=epochs)

@@ -138,7 +138,7 @@ def test_a_worker_that_stands_still_is_said_by_every_view_and_none_of_its_feeds_
     assert f"why           {said}; cannot write to sink lake" in command.ok("worker", "show", "one")
     found = {w["name"]: (w["level"], w["detail"]) for w in command.json("status")["warnings"]}
     assert found["loops"] == ("FAIL", f"one {said}, and so have its 1 feed")
-    assert found["feeds"] == ("warn", f"1 stalled: acme/orders (its worker one {said})")
+    assert found["stalled"] == ("warn", f"1 feed: acme/orders (its worker one {said})")
     assert "1 feeds (1 stalled)" in command.ok("top", "--count", "1")
 
 

@@ -29,11 +29,10 @@ from feedq.core.model import (
 )
 from feedq.core.placement.base import Rules
 from feedq.verbs.diagnosis.checks import Check, Level
+from feedq.verbs.diagnosis.doctor import check_open_files
 from feedq.verbs.diagnosis.feed_checks import feed_checks
-from feedq.verbs.diagnosis.fleet_checks import Overview, fleet_checks, summary
-from feedq.verbs.diagnosis.host import check_open_files
-from feedq.verbs.diagnosis.placement_checks import placing_checks
-from feedq.verbs.diagnosis.waiting_checks import explain, explain_staying
+from feedq.verbs.diagnosis.fleet_checks import Overview, fleet_checks, placing_checks, summary
+from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.troubles import REASONS, TROUBLED
 from feedq.verbs.wording import NAMED_MAX
 from tests.fakes.memory.listing import required_by, tallies_of, troubles_of, wanted_of_tenants
@@ -176,31 +175,6 @@ def test_a_move_says_where_to_and_how_long_the_owner_has() -> None:
     assert "a worker that is gone by now" in said(moving)
 
 
-# -- why a worker keeps its feeds --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("feed_options", "others", "rules", "said"),
-    [
-        ({}, [], RULES, "No other worker serves"),
-        ({"required": {"region": "eu"}}, [worker("two")], RULES, "1 feed may go nowhere else"),
-        ({"tenant": "acme"}, [worker("two", feeds=10)], RULES, "All 10 places of the other workers"),
-        (
-            {"tenant": "acme"},
-            [worker("two", feeds=3)],
-            Rules(tenant_caps={"*": 3}),
-            "FEEDQ_TENANT_CAPS may admit no more feeds of 'acme'",
-        ),
-        ({}, [worker("two")], Rules(moves=0), "FEEDQ_MOVES_PER_PASS is 0"),
-    ],
-)
-def test_a_drain_says_what_keeps_feeds_where_they_are(
-    feed_options: dict[str, Any], others: list[WorkerView], rules: Rules, said: str
-) -> None:
-    held = [running("a", uuid4(), **feed_options)]
-    assert str(explain_staying(held, others, rules=rules)).startswith(said)
-
-
 # -- the fleet in numbers ----------------------------------------------------------------------------
 
 
@@ -275,11 +249,11 @@ def test_a_tenant_whose_cap_makes_feeds_wait_is_warned_of() -> None:
 
 
 def found(views: list[FeedView], workers: list[WorkerView]) -> dict[str, Check]:
-    """The check of each name, and of each cause; of several the last."""
+    """The check of each name; of several the last."""
     numbers = summary(tallies_of(views), workers)
     state = FleetState(NOW, NOW, 0.5, None)
     of_fleet = fleet_checks(numbers, workers, state, reconcile_interval_s=5.0)
-    return {check.cause or check.name: check for check in (*of_fleet, *warnings(views))}
+    return {check.name: check for check in (*of_fleet, *warnings(views))}
 
 
 def warnings(views: list[FeedView]) -> list[Check]:
@@ -318,7 +292,7 @@ def test_what_nobody_could_look_at_is_not_called_well(monkeypatch: pytest.Monkey
     assert found([], [worker("one")])["sinks of workers"].level is Level.NOT_CHECKED
     monkeypatch.setattr("socket.gethostname", lambda: "h")
     limits: dict[int, int | None] = {1: None, 2: 10_000}
-    monkeypatch.setattr("feedq.verbs.diagnosis.host._limit_of", limits.__getitem__)
+    monkeypatch.setattr("feedq.verbs.diagnosis.doctor._limit_of", limits.__getitem__)
     one, two = worker("one"), worker("two")
     two = replace(two, worker=replace(two.worker, pid=2))
     hidden, well = check_open_files([one, two])
@@ -339,7 +313,7 @@ def test_dead_letters_of_late_are_warned_of_with_the_latest_reason() -> None:
     check = found(views, [worker("one")])["dead_letters"]
     assert (check.level, check.detail) == (
         Level.WARN,
-        '1 dead_letters: a (3,369 dead letters, the latest 5.0s ago: column "n" is of type integer)',
+        '1 feed: a (3,369 dead letters, the latest 5.0s ago: column "n" is of type integer)',
     )
     long_ago = {**REFUSED_LATELY, "dead_letter_at": NOW - timedelta(days=1)}
     assert [check.level for check in warnings([running("a", uuid4(), **long_ago)])] == [Level.OK]
@@ -348,28 +322,27 @@ def test_dead_letters_of_late_are_warned_of_with_the_latest_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lease", "said"),
+    ("status", "lease", "said"),
     [
         (
+            Status.QUARANTINED,
             {"quarantined": True, "blamed": 2, "blame": "stalled in ping.py:69, of postgresql://u:pw@h/d"},
-            "1 quarantined: odd (stalled in ping.py:69, of postgresql://u:***@h/d)",
+            "stalled in ping.py:69, of postgresql://u:***@h/d",
         ),
         (
+            Status.FAILING,
             {"failures": 7, "last_error": "no route"},
-            "1 failing: odd (no route; 7 failures in a row, and nothing landed since)",
+            "no route; 7 failures in a row, and nothing landed since",
         ),
-        ({"sink_error": "permission denied"}, "1 sink_unavailable: odd (permission denied)"),
-        (
-            {**REFUSED_LATELY, "dead_per_s": 2.0},
-            '1 refusing: odd (column "n" is of type integer)',
-        ),
-        ({"stalled": True, "last_error": "silent for 60 s"}, "1 stalled: odd (silent for 60 s)"),
+        (Status.SINK_UNAVAILABLE, {"sink_error": "permission denied"}, "permission denied"),
+        (Status.REFUSING, {**REFUSED_LATELY, "dead_per_s": 2.0}, 'column "n" is of type integer'),
+        (Status.STALLED, {"stalled": True, "last_error": "silent for 60 s"}, "silent for 60 s"),
     ],
 )
-def test_a_feed_in_trouble_is_named_with_its_reason(lease: dict[str, Any], said: str) -> None:
+def test_a_feed_in_trouble_is_named_with_its_reason(status: Status, lease: dict[str, Any], said: str) -> None:
     view = feed("odd", **{"state": LeaseState.RUNNING, "worker_id": uuid4(), "connected": True, **lease})
     (check,) = warnings([view])
-    assert (check.level, check.detail) == (Level.WARN, said)
+    assert (check.name, check.level, check.detail) == (status, Level.WARN, f"1 feed: odd ({said})")
     assert check.advice
     assert len(explain(view, [], now=NOW, rules=RULES) or "") > 20
 
@@ -379,7 +352,7 @@ def test_a_feed_that_a_worker_was_lost_to_is_named_although_it_is_not_in_quarant
     (check,) = warnings([view])
     assert (check.level, check.detail) == (
         Level.WARN,
-        "1 lost_workers: odd (killed: by a signal, or by its own code)",
+        "1 feed: odd (killed: by a signal, or by its own code)",
     )
     long_ago = replace(view, lease=replace(view.lease, blamed_at=NOW - timedelta(days=1)))
     assert [check.level for check in warnings([long_ago])] == [Level.OK]

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from feedq.core.model import FeedView, LeaseState, Reason, Unmet
 from feedq.core.selection import Selection
-from feedq.verbs.diagnosis.checks import Level, fail, warn
-from feedq.verbs.report.problem_list import ListedProblem, problems
+from feedq.verbs.diagnosis.checks import Check, Level, fail, problems, warn
 from tests.unit.test_diagnosis import NOW, feed, warnings
 
 
-def listed(*views: FeedView) -> list[ListedProblem]:
+def listed(*views: FeedView) -> list[Check]:
     checks = [warn("capacity", "few places", "start another"), fail("beat", "no beat leads", "start one")]
     return problems([*checks, *warnings(list(views))])
 
@@ -45,6 +44,14 @@ def test_feeds_of_a_tenant_with_the_same_trouble_are_one_problem_that_says_how_t
     assert one.select == Selection(tenant="acme", unmet=True)
     assert one.advice.endswith("; `feedq feed list --tenant acme --unmet` lists them")
     assert (other.feeds, other.feed, other.select) == (1, "beta/x", None)
+
+
+def test_feeds_without_a_tenant_are_chosen_where_nobody_elses_would_be() -> None:
+    (_, one, _) = listed(silent("a", ""), silent("b", ""))
+    assert (one.feeds, one.select) == (2, Selection(unmet=True))
+    assert one.advice.endswith("; `feedq feed list --unmet` lists them")
+    (_, one, other, _) = listed(silent("a", ""), silent("b", ""), silent("acme/x", "acme"))
+    assert (one.feeds, one.select, other.feed) == (2, None, "acme/x")
 
 
 def test_feeds_of_many_tenants_are_counted_together_beyond_the_first() -> None:

@@ -14,8 +14,8 @@ from feedq.core.model import LeaseState, Reason, Status, Unmet, WorkerTarget
 from feedq.core.remedies import command
 from feedq.errors import SyncRefused
 from feedq.verbs.catalogs.syncing import check_removals
+from feedq.verbs.diagnosis.checks import problems
 from feedq.verbs.diagnosis.waiting_checks import explain
-from feedq.verbs.report.problem_list import problems
 from feedq.verbs.troubles import TROUBLED, TROUBLES
 from tests.unit.test_diagnosis import NOW, RULES, feed, warnings, worker
 

@@ -1,14 +1,15 @@
-"""One check and its outcome."""
+"""One check and its outcome, and the list of those that somebody has to look at."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import IN_GENERAL, driver_text, remedy
+from feedq.core.selection import Selection
 
 
 class Level(StrEnum):
@@ -22,32 +23,36 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class FeedGroup:
-    """Feeds of one tenant with which the same is wrong."""
-
-    feeds: int
-    tenant: str | None
-    """None: what is left of several tenants."""
-    name: str | None
-    """Of the feed, if it is a single one."""
-    since: datetime | None
-    """Since when the first of them; None when nobody knows."""
-    detail: str
-    advice: str
-
-
-@dataclass(frozen=True, slots=True)
 class Check:
     """What was looked at, how it is, and what to do if it is not well or could not be looked at."""
 
     name: str
+    """What was looked at; of feeds in trouble, what is wrong with them: a status, or a concern."""
     level: Level
     detail: str
     advice: str = ""
-    cause: str | None = None
-    """What is wrong with the feeds that it counts, see `feedq.verbs.troubles`."""
-    groups: Sequence[FeedGroup] = ()
-    """These feeds."""
+    feeds: int = 0
+    """How many feeds it is about; none if it concerns the whole fleet."""
+    tenant: str | None = None
+    """Whose they are; None for those of several tenants."""
+    feed: str | None = None
+    """The name of a single one."""
+    since: datetime | None = None
+    """Since when the first of them; None when nobody knows."""
+    select: Selection | None = None
+    """What chooses these feeds, where there are several."""
+    groups: Sequence[Check] = ()
+    """The same of the feeds of each tenant."""
+
+
+def problems(found: Iterable[Check]) -> list[Check]:
+    """Everything that somebody has to look at: what fails for the whole fleet, then feeds by what is wrong with
+    them and by tenant, the worst first, then the other warnings."""
+    wrong = [check for check in found if check.level in (Level.WARN, Level.FAIL)]
+    of_fleet = [check for check in wrong if not check.groups]
+    failed = [check for check in of_fleet if check.level is Level.FAIL]
+    warned = [check for check in of_fleet if check.level is Level.WARN]
+    return [*failed, *(group for check in wrong for group in check.groups), *warned]
 
 
 def ok(name: str, detail: str) -> Check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -10,9 +11,10 @@ from feedq.control.store.feed_listing import TroubledFeeds
 from feedq.core.model import Concern, FeedView, Status
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import command
-from feedq.verbs.diagnosis.checks import Check, FeedGroup, Level, ok
+from feedq.core.selection import Selection
+from feedq.verbs.diagnosis.checks import Check, Level, ok
 from feedq.verbs.diagnosis.fleet_checks import Overview
-from feedq.verbs.troubles import TROUBLES, Trouble, options_of, trouble_of
+from feedq.verbs.troubles import TROUBLES, Tone, Trouble, choice_of, trouble_of
 from feedq.verbs.wording import NAMED_MAX, ago, counted, printable, some
 
 QUOTED_MAX: Final = 160
@@ -38,8 +40,7 @@ def feed_checks(
 
 
 def _counted(trouble: Trouble, groups: Sequence[TroubledFeeds], now: datetime, explained: Explained) -> Check:
-    total = groups[0].of
-    what = trouble.cause if trouble.reason is None else f"{trouble.cause} ({trouble.reason})"
+    total, select = groups[0].of, choice_of(trouble.cause)
     named = some(
         [view for group in groups for view in group.views][:NAMED_MAX],
         lambda view: _named(trouble, view, now),
@@ -47,21 +48,50 @@ def _counted(trouble: Trouble, groups: Sequence[TroubledFeeds], now: datetime, e
     )
     shown = [_shown(trouble, group, now, explained) for group in groups]
     if others := total - sum(group.feeds for group in groups):
-        shown.append(FeedGroup(others, None, None, None, "of other tenants", trouble.advice))
-    return Check("feeds", Level.WARN, f"{total:,} {what}: {named}", trouble.advice, trouble.cause, shown)
+        shown.append(
+            Check(trouble.cause, _level(trouble), "of other tenants", trouble.advice, others, select=select)
+        )
+    what = counted(total, "feed") + ("" if trouble.reason is None else f" ({trouble.reason})")
+    return Check(
+        trouble.cause, Level.WARN, f"{what}: {named}", trouble.advice, total, select=select, groups=shown
+    )
 
 
-def _shown(trouble: Trouble, group: TroubledFeeds, now: datetime, explained: Explained) -> FeedGroup:
+def _shown(trouble: Trouble, group: TroubledFeeds, now: datetime, explained: Explained) -> Check:
     first = group.views[0]
     name, said = first.feed.name, _said(trouble, first, now) or trouble.sentence
     if group.feeds == 1:
         advice = (explained(first) if isinstance(trouble.cause, Status) else None) or trouble.remedy_of(name)
-        return FeedGroup(1, group.tenant, name, group.since, said, advice)
+        return Check(trouble.cause, _level(trouble), said, advice, 1, group.tenant, name, group.since)
     named = some(group.views, lambda view: view.feed.name, of=group.feeds)
-    advice = trouble.advice
-    if options := options_of(trouble.cause):
-        advice += f"; `{command('feed', 'list', '--tenant', group.tenant, *options)}` lists them"
-    return FeedGroup(group.feeds, group.tenant, None, group.since, f"{named}; of {name}: {said}", advice)
+    advice, select = trouble.advice, _chosen(trouble, group)
+    if select is not None:
+        advice += f"; `{command('feed', 'list', *_options(select))}` lists them"
+    said = f"{named}; of {name}: {said}"
+    return Check(
+        trouble.cause, _level(trouble), said, advice, group.feeds, group.tenant, None, group.since, select
+    )
+
+
+def _chosen(trouble: Trouble, group: TroubledFeeds) -> Selection | None:
+    """What chooses these feeds and no others; nothing does those without a tenant beside those of tenants."""
+    choice = choice_of(trouble.cause)
+    if choice is None or (not group.tenant and group.feeds < group.of):
+        return None
+    return replace(choice, tenant=group.tenant or None)
+
+
+def _level(trouble: Trouble) -> Level:
+    """In the list of problems; no feed alone makes the doctor fail."""
+    return Level.FAIL if trouble.tone is Tone.WORST else Level.WARN
+
+
+def _options(select: Selection) -> list[str]:
+    """What a trouble is chosen by, as options of `feedq feed list`."""
+    flags = {"--unmet": select.unmet, "--dead-letters": select.dead_letters}
+    statuses = [word for status in select.statuses for word in ("--status", status)]
+    tenant = ["--tenant", select.tenant] if select.tenant else []
+    return [*tenant, *(name for name, is_set in flags.items() if is_set), *statuses]
 
 
 def _named(trouble: Trouble, view: FeedView, now: datetime) -> str:

@@ -9,8 +9,7 @@ from feedq.core.lease import stillness_of
 from feedq.core.model import FeedView, LeaseState, Reason, Status, WorkerState, WorkerTarget, WorkerView
 from feedq.core.placement.base import Rules
 from feedq.core.remedies import command
-from feedq.settings import DEFAULT_SINK
-from feedq.verbs.diagnosis.placement_checks import has_labels, serves
+from feedq.verbs.diagnosis.fleet_checks import has_labels, serves
 from feedq.verbs.troubles import trouble_of
 from feedq.verbs.wording import counted, distance, pairs, said
 
@@ -51,42 +50,6 @@ def _stands_still(view: FeedView, workers: Sequence[WorkerView]) -> bool:
     return any(w.worker.id == view.lease.worker_id and stillness_of(w) is not None for w in workers)
 
 
-def explain_staying(held: Sequence[FeedView], others: Sequence[WorkerView], *, rules: Rules) -> str | None:
-    """Why these feeds stay on a worker that is to hand them over; None when they may go at any moment."""
-    serving = [w for w in others if serves(w)]
-    staying = [view for view in held if view.lease.state is LeaseState.RUNNING]
-    if not staying:
-        return None
-    if rules.moves == 0:
-        return "FEEDQ_MOVES_PER_PASS is 0, so that nothing is moved: raise it, or feedq feed move NAME --to WORKER"
-    if not serving:
-        return "No other worker serves: start one, or feedq worker uncordon NAME"
-    unmatched = [
-        view for view in staying if not any(has_labels(w, view.feed.spec.selector.required) for w in serving)
-    ]
-    if unmatched:
-        first = unmatched[0].feed
-        return (
-            f"{counted(len(unmatched), 'feed')} may go nowhere else: no other worker that serves has the labels "
-            f"of selector.required, as {pairs(first.spec.selector.required)} for {first.name}; start one with "
-            "FEEDQ_WORKER_LABELS"
-        )
-    free = sum(max(w.worker.capacity - w.leases, 0) for w in serving)
-    if not free:
-        places = sum(w.worker.capacity for w in serving)
-        return (
-            f"All {places} places of the other workers that serve are taken: start another worker, or give "
-            "workers a larger -c"
-        )
-    capped = sorted({v.feed.spec.tenant for v in staying if rules.cap_of(v.feed.spec.tenant) is not None})
-    if capped:
-        return (
-            f"FEEDQ_TENANT_CAPS may admit no more feeds of {', '.join(map(repr, capped))} on the workers that "
-            "have room"
-        )
-    return None
-
-
 def _no_match(view: FeedView, workers: Sequence[WorkerView]) -> str:
     required = view.feed.spec.selector.required
     matching = [w for w in workers if has_labels(w, required)]
@@ -118,13 +81,6 @@ def _no_capacity(view: FeedView, workers: Sequence[WorkerView], rules: Rules) ->
         resting = sum(w.worker.target_state is not WorkerTarget.SERVING for w in workers)
         aside = f" ({resting} cordoned or drained: feedq worker uncordon NAME)" if resting else ""
         return f"no worker{with_labels} serves{aside}; start one: celery -A feedq worker -c 500"
-    sink = str(spec.sink.get("name") or DEFAULT_SINK).lower()
-    able = [w for w in matching if sink not in map(str.lower, w.worker.load.sinks_down)]
-    if able and len(able) < len(matching) and all(w.leases >= w.worker.capacity for w in able):
-        return (
-            f"{counted(len(matching) - len(able), 'worker')}{with_labels} cannot write to its sink {sink!r}, and "
-            "all places of the others are taken: look at the network of those that cannot, or start another worker"
-        )
     if any(w.leases < w.worker.capacity for w in matching):
         cap = rules.cap_of(spec.tenant)
         if cap is not None:

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 from feedq.core.lease import standing
 from feedq.core.model import ANYWHERE, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, Selector
+from feedq.core.passwords import masked
+from feedq.verbs.details import declaration_text, event_detail, feed_lines, shown_facts
 from feedq.verbs.feeds import FeedDocument
-from feedq.verbs.report.details import declaration_line, event_detail, feed_lines
-from feedq.verbs.report.masking import masked
 from feedq.verbs.wording import why
 from tests.fakes.clock import NEW_YEAR
 from tests.fakes.sink import IDENTITY
@@ -33,7 +33,7 @@ def document(of: FeedView) -> FeedDocument:
 
 def test_times_say_how_far_away_they_are() -> None:
     backoff = Lease(1, reason=Reason.BACKOFF, retry_at=NOW + timedelta(seconds=30), attempts=7)
-    lines = {line.name: line.text for line in feed_lines(document(view(backoff)), now=NOW)}
+    lines = dict(feed_lines(document(view(backoff)), now=NOW))
     assert lines["retry at"] == "2026-01-01 00:00:30Z (in 30s)"
     assert lines["attempts"] == "7 in a row failed"
     assert lines["updated"] == "2025-12-31 22:00:00Z (2h ago)"
@@ -43,21 +43,17 @@ def test_passwords_of_urls_are_masked_wherever_they_got_in() -> None:
     url = "postgresql://u:hunter2@db/x"
     leaky = Lease(1, last_error=f"cannot reach {url}", cursor={"from": url})
     shown = [
-        *feed_lines(document(view(leaky)), now=NOW),
-        declaration_line(masked({"source": {"url": url}})),
+        *(text for _, text in shown_facts(feed_lines(document(view(leaky)), now=NOW))),
+        declaration_text(masked({"source": {"url": url}})),
+        event_detail(Event(NOW, "x", detail={"a": url, "b": [url]})),
     ]
-    text = "\n".join(line.text for line in shown) + event_detail(
-        Event(NOW, "x", detail={"a": url, "b": [url]})
-    )
+    text = "\n".join(shown)
     assert "hunter2" not in text
     assert text.count("postgresql://u:***@db/x") == 5
 
 
 def test_a_cursor_beyond_64_bits_is_shown_all_the_same() -> None:
-    (cursor,) = (
-        line for line in feed_lines(document(view(Lease(1, cursor=2**70))), now=NOW) if line.name == "cursor"
-    )
-    assert cursor.text == str(2**70)
+    assert dict(feed_lines(document(view(Lease(1, cursor=2**70))), now=NOW))["cursor"] == str(2**70)
 
 
 def test_the_reason_does_not_repeat_the_status() -> None:
@@ -94,12 +90,10 @@ def test_what_a_source_sent_cannot_steer_the_page() -> None:
         cursor={nasty: nasty},
     )
     shown = [
-        *feed_lines(document(view(lease)), now=NOW),
-        declaration_line({"source": {"x": nasty}}),
+        *(text for _, text in shown_facts(feed_lines(document(view(lease)), now=NOW))),
+        declaration_text({"source": {"x": nasty}}),
+        event_detail(Event(NOW, "x", detail={"why": nasty, "all": [nasty]})),
     ]
-    assert sum("gnp" in line.text for line in shown) == 6
-    texts = [line.text for line in shown] + [
-        event_detail(Event(NOW, "x", detail={"why": nasty, "all": [nasty]}))
-    ]
-    for text in texts:
+    assert sum("gnp" in text for text in shown) == 7
+    for text in shown:
         assert all(c.isprintable() or c == "\n" for c in text), text
