@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +55,12 @@ def jobs(control_database_url: str) -> Iterator[JobsHarness]:
     made = JobsHarness(control_database_url)
     yield made
     made.close()
+
+
+@pytest.fixture
+def sqlite_path(servers_dir: Path) -> Iterator[Path]:
+    """A file for a database, where each commit does not wait for a disk."""
+    path = servers_dir / f"{uuid.uuid4().hex}.sqlite3"
+    yield path
+    for left in servers_dir.glob(f"{path.name}*"):
+        left.unlink()

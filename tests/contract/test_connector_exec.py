@@ -176,10 +176,10 @@ async def test_the_end_of_a_program_that_ends_well_ends_its_last_record(
 
 
 async def test_a_program_that_writes_nothing_is_silent() -> None:
-    driver = shell("echo 1; echo waiting >&2; exec sleep 60", idle_timeout_s=2.0)
+    driver = shell("echo 1; echo waiting >&2; exec sleep 60", idle_timeout_s=1.0)
     error = await driver.read()
     assert isinstance(error, SourceSilent)
-    assert str(error) == (f"{SHELL}: runs, but has written nothing for 2 s (source.idle_timeout_s)")
+    assert str(error) == (f"{SHELL}: runs, but has written nothing for 1 s (source.idle_timeout_s)")
     assert driver.records == [b"1"]
 
 

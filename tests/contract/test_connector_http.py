@@ -58,7 +58,7 @@ class Script:
 # -- what comes through --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("crumbs", [0, 1, 7])
+@pytest.mark.parametrize("crumbs", [0, 1])
 @pytest.mark.parametrize(
     "sent",
     [
@@ -248,7 +248,7 @@ async def test_an_answer_that_goes_silent_is_stalled_and_crumbs_are_signs_of_lif
 
 
 async def test_a_little_gzip_that_holds_much_is_unpacked_only_as_it_is_taken() -> None:
-    packed = gzip.compress((b"x" * 99 + b"\n") * 2_000_000)
+    packed = gzip.compress((b"x" * 99 + b"\n") * 400_000)
     async with serving(Script(answer(packed, content_encoding="gzip"))) as port:
         feed = Feed(HttpConnector)
         async with aclosing(feed.open(url(port), format="text")) as stream:

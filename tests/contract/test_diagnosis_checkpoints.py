@@ -41,8 +41,8 @@ def land(url: str, *feeds: Feed) -> None:
 
 
 @pytest.mark.parametrize("lately", [True, False])
-def test_doctor_finds_strangers_orphans_and_another_installation(tmp_path: Path, lately: bool) -> None:
-    harness = SqliteHarness(tmp_path / "sink.sqlite3")
+def test_doctor_finds_strangers_orphans_and_another_installation(sqlite_path: Path, lately: bool) -> None:
+    harness = SqliteHarness(sqlite_path)
     ours, gone, theirs = feed(1), feed(2), feed(3, THEIRS)
     land(harness.url, ours, gone, theirs)
     if not lately:
@@ -61,8 +61,8 @@ def test_doctor_finds_strangers_orphans_and_another_installation(tmp_path: Path,
     harness.close()
 
 
-def test_doctor_says_nothing_of_a_sink_that_is_all_our_own(tmp_path: Path) -> None:
-    harness = SqliteHarness(tmp_path / "sink.sqlite3")
+def test_doctor_says_nothing_of_a_sink_that_is_all_our_own(sqlite_path: Path) -> None:
+    harness = SqliteHarness(sqlite_path)
     ours = feed(1)
     land(harness.url, ours)
     settings = Settings(sinks={"own": SecretStr(harness.url)})

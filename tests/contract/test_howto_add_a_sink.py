@@ -37,7 +37,7 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(package: Path, *arguments: str, files: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=package,
@@ -46,6 +46,7 @@ def run(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             **os.environ,
             "PYTHONPATH": f"{package}{os.pathsep}{CHECKOUT}",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "TMPDIR": str(files or package),
         },
         capture_output=True,
         text=True,
@@ -54,11 +55,12 @@ def run(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_sink_of_the_page_passes_the_suite_as_the_page_runs_it(package: Path) -> None:
+def test_the_sink_of_the_page_passes_the_suite_as_the_page_runs_it(package: Path, servers_dir: Path) -> None:
     (command,) = blocks("sh")
     checkout, program, *arguments = command.split()
     assert (checkout, program) == ("PYTHONPATH=~/src/feedq", "pytest")
-    ran = run(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+    # Its files are where no commit waits for a disk.
+    ran = run(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, files=servers_dir)
     assert ran.returncode == 0, ran.stdout[-4_000:]
     assert int(re.findall(r"(\d+) passed", ran.stdout)[0]) > 50
 

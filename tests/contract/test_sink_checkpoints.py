@@ -42,12 +42,12 @@ SEQ = Target("orders", "json", sources_of({"seq": "/seq"}), key=("seq",))
 
 
 @pytest.fixture
-def harness(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
+def harness(kind: str, request: pytest.FixtureRequest, sqlite_path: Path) -> Iterator[Harness]:
     made: Harness
     if kind == "memory":
         made = MemoryHarness()
     elif kind == "sqlite":
-        made = SqliteHarness(tmp_path / "sink.sqlite3")
+        made = SqliteHarness(sqlite_path)
     else:
         postgres: Postgres = request.getfixturevalue("postgres")
         made = PostgresSinkHarness(empty_database(postgres))
@@ -243,13 +243,14 @@ def test_a_feed_is_given_a_cursor_before_it_has_begun(harness: Harness) -> None:
 
 
 @of_every_kind
-def test_many_feeds_are_told_apart_at_once(harness: Harness) -> None:
-    one, two, numbers = Installation(harness), Installation(harness), range(1, 1_201)
+def test_many_feeds_are_told_apart_at_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feedq.sinks.transactional.FENCED_AT_ONCE", 50)
+    one, two, numbers = Installation(harness), Installation(harness), range(1, 121)
     one.sink.fence([one.feed(n, f"f/{n}").asked for n in numbers], lock_timeout_s=PATIENCE_S)
     ours = [two.feed(10_000 + n, f"f/{n if n % 2 else -n}").asked for n in numbers]
     outcomes = {o.feed_id: o for o in two.sink.fence(ours, lock_timeout_s=PATIENCE_S)}
     wrong = [n for n in numbers if isinstance(outcomes[10_000 + n], Unusable)]
-    assert wrong == list(range(1, 1_201, 2))
+    assert wrong == list(range(1, 121, 2))
 
 
 # -- a sink that goes back ---------------------------------------------------------------------------

@@ -57,8 +57,8 @@ class TestSqlSinkOnSqlite(SinkConformance):
     strands_commits = False
 
     @pytest.fixture
-    def harness(self, tmp_path: Path) -> Iterator[SinkHarness]:
-        made = SqliteHarness(tmp_path / "sink.sqlite3")
+    def harness(self, sqlite_path: Path) -> Iterator[SinkHarness]:
+        made = SqliteHarness(sqlite_path)
         yield made
         made.close()
 

@@ -37,11 +37,11 @@ ODD = 'a "b"; ü'
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def harness(
-    request: pytest.FixtureRequest, postgres: Postgres, tmp_path: Path
+    request: pytest.FixtureRequest, postgres: Postgres, sqlite_path: Path
 ) -> Iterator[PostgresSinkHarness | SqliteHarness]:
     made: PostgresSinkHarness | SqliteHarness
     if request.param == "sqlite":
-        made = SqliteHarness(tmp_path / "sink.sqlite3")
+        made = SqliteHarness(sqlite_path)
     else:
         made = PostgresSinkHarness(empty_database(postgres))
     made.query("CREATE TABLE orders (seq bigint, sku text)")

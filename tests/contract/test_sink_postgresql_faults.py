@@ -178,7 +178,7 @@ def test_a_record_refused_at_the_commit_is_found_and_the_rest_lands(harness: Pos
 # -- feeds in trouble beside others ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", ["45000", "XX000", "54001", "23514", "P0001", "42501", "53100", "40001"])
+@pytest.mark.parametrize("code", ["45000", "XX000", "23514", "42501", "53100", "40001"])
 @pytest.mark.parametrize("when", ["", "DEFERRABLE INITIALLY DEFERRED"], ids=["in the copy", "at the commit"])
 def test_whatever_one_feed_raises_the_others_land_in_few_attempts(
     harness: PostgresSinkHarness, code: str, when: str
@@ -192,12 +192,12 @@ def test_whatever_one_feed_raises_the_others_land_in_few_attempts(
         CREATE CONSTRAINT TRIGGER trouble AFTER INSERT ON raw {when} FOR EACH ROW EXECUTE FUNCTION trouble();
         """
     )
-    sink, feeds = harness.sink(url=harness.proxy.url), range(1, 501)
+    sink, feeds = harness.sink(url=harness.proxy.url), range(1, 301)
     sink.fence([request(n, 1) for n in (*feeds, 1_000)], lock_timeout_s=PATIENCE_S)
     others = [write(n, 1, lines(b"1", b"2", cursor=n)) for n in feeds]
     odd = write(1_000, 1, lines(b"1", b'"odd"', b"2", cursor="end"))
     harness.proxy.seen.clear()
-    written = sink.write([*others[:250], odd, *others[250:]], briefly=True)
+    written = sink.write([*others[:150], odd, *others[150:]], briefly=True)
     assert harness.proxy.seen["COPY"] < 60
     # Who is not to blame, and was not found out so in time, comes again by itself.
     assert odd.key in written.postponed
@@ -211,7 +211,7 @@ def test_whatever_one_feed_raises_the_others_land_in_few_attempts(
     else:
         assert (alone.landed, alone.dead) == ({odd.key: 2}, {odd.key: 1})
         assert code in alone.errors[odd.key]
-    assert sum(harness.landed().values()) == 1_000 + alone.landed.get(odd.key, 0)
+    assert sum(harness.landed().values()) == 600 + alone.landed.get(odd.key, 0)
 
 
 def test_feeds_that_all_have_refused_records_cost_the_others_few_attempts(

@@ -65,7 +65,7 @@ def test_a_spoiled_feed_lands_what_the_database_takes_and_nothing_else(
     sink = harness.sink()
     fence(sink, 1, 1, target)
 
-    @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
     @given(records=records, as_lines=st.booleans())
     @example(records=[*BAD, *ODD, *GOOD], as_lines=True)
     def check(records: list[bytes], as_lines: bool) -> None:

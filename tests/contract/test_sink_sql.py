@@ -42,8 +42,8 @@ KEYED = Target("orders", "json", TYPED.columns, ("seq",))
 
 
 @pytest.fixture
-def harness(tmp_path: Path) -> Iterator[SqliteHarness]:
-    made = SqliteHarness(tmp_path / "sink.sqlite3")
+def harness(sqlite_path: Path) -> Iterator[SqliteHarness]:
+    made = SqliteHarness(sqlite_path)
     yield made
     made.close()
 

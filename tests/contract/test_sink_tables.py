@@ -84,7 +84,7 @@ class TestSqliteTables(SinkTables):
     ]
 
     @pytest.fixture
-    def harness(self, tmp_path: Path) -> Iterator[SqliteHarness]:
-        made = SqliteHarness(tmp_path / "sink.sqlite3")
+    def harness(self, sqlite_path: Path) -> Iterator[SqliteHarness]:
+        made = SqliteHarness(sqlite_path)
         yield made
         made.close()

@@ -137,7 +137,7 @@ TCP: Final = (
     _too_large("tcp: a delimiter that never comes", says(b"", b"\n"), framing="delimiter", delimiter="|"),
     _too_large("tcp: a record said to have 4 GB", says(b"\xff\xff\xff\xff", b"x"), framing="length"),
     Attack("tcp: empty records", says(b"", b"\0", bytes_max=2**20), CLOSED, options={"framing": "length"}),
-    Attack("tcp: empty lines", says(b"", b"\n", bytes_max=2**24), CLOSED, options={"cursor": "/seq"}),
+    Attack("tcp: empty lines", says(b"", b"\n", bytes_max=2**22), CLOSED, options={"cursor": "/seq"}),
     Attack(
         "tcp: records of a byte, no cursor in them",
         says(b"", b"0\n", bytes_max=2**18),
@@ -146,13 +146,13 @@ TCP: Final = (
     ),
     Attack(
         "tcp: deep records",
-        says(b"", (b"[" * DEEP + b"]" * DEEP + b"\n"), bytes_max=2**25),
+        says(b"", (b"[" * DEEP + b"]" * DEEP + b"\n"), bytes_max=2**23),
         CLOSED,
         options={"cursor": "/seq"},
     ),
     Attack(
         "tcp: brackets",
-        says(b"", b'{"seq":1,"b":[' + b"[]," * 340_000 + b"[]]}\n", bytes_max=2**26),
+        says(b"", b'{"seq":1,"b":[' + b"[]," * 340_000 + b"[]]}\n", bytes_max=2**24),
         CLOSED,
         options={"cursor": "/seq"},
     ),
@@ -195,13 +195,13 @@ WEBSOCKET: Final = (
     ),
     Attack(
         "websocket: messages to be looked at",
-        websocket(b"", frame(b'{"event":' + b"[" * 60 + b"]" * 60 + b"}"), bytes_max=2**23),
+        websocket(b"", frame(b'{"event":' + b"[" * 60 + b"]" * 60 + b"}"), bytes_max=2**21),
         CLOSED,
         options={"ignore": [{"/event": "x"}], "cursor": "/seq"},
     ),
     Attack(
         "websocket: brackets",
-        websocket(b"", frame(b'{"seq":1,"b":[' + b"[]," * 340_000 + b"[]]}"), bytes_max=2**25),
+        websocket(b"", frame(b'{"seq":1,"b":[' + b"[]," * 340_000 + b"[]]}"), bytes_max=2**23),
         CLOSED,
         options={"ignore": [{"/event": "x"}], "cursor": "/seq"},
     ),
@@ -287,7 +287,9 @@ HTTP: Final = (
         options={"mode": "poll", "records": "/a/b"},
     ),
     _too_large(
-        "http: a list of one large record", http(b"", b'[{"a":[' + b"[]," * MEBIBYTE + b"[]]}]"), **ELEMENTS
+        "http: a list of one large record",
+        http(b"", b'[{"a":[' + b"[]," * (MEBIBYTE // 2) + b"[]]}]"),
+        **ELEMENTS,
     ),
     Attack(
         "http: lines of a byte in a poll",
@@ -518,8 +520,8 @@ def prepare(directory: str) -> None:
     os.mkfifo(os.path.join(directory, "pipe"))
     for name, content, size in (
         ("zeros", b"\0", 2**28),
-        ("empty", b"\n", 2**24),
-        ("brackets", BRACKETS + b"\n", 2**25),
+        ("empty", b"\n", 2**22),
+        ("brackets", BRACKETS + b"\n", 2**24),
     ):
         with open(os.path.join(directory, name), "wb") as file:
             if name == "zeros":

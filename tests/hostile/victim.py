@@ -46,7 +46,7 @@ from tests.hostile.honest import HONEST
 PROBE_S: Final = 0.002
 GIVE_UP_S: Final = 60.0
 """Three times what the slowest takes on a machine that is busy with other things."""
-ENOUGH_S: Final = 0.8
+ENOUGH_S: Final = 0.4
 """Of what goes on."""
 HONEST_S: Final = 0.3
 """Of what is read at its limits, once some of it has been."""

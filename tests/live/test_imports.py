@@ -6,8 +6,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 ELSEWHERE = {
     *("alembic", "apprise", "flower", "jinja2", "pygments", "rich", "sqlalchemy.orm", "tornado"),
     "opentelemetry.sdk",
@@ -15,10 +13,11 @@ ELSEWHERE = {
 """What commands, pages, the API, alerts, traces and transactional jobs need."""
 
 
-@pytest.mark.parametrize(
-    "module", ["feedq.celery.application", "feedq.worker.quarantine", "feedq.worker.monitor"]
-)
-def test_a_worker_imports_nothing_of_commands_and_pages(module: str) -> None:
-    code = f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"
+PROCESSES = "feedq.celery.application, feedq.worker.quarantine, feedq.worker.monitor"
+"""What the processes of a worker begin with."""
+
+
+def test_a_worker_imports_nothing_of_commands_and_pages() -> None:
+    code = f"import json, sys, {PROCESSES}; print(json.dumps(list(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not ELSEWHERE & set(json.loads(answer.stdout))
