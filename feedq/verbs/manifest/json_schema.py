@@ -67,7 +67,7 @@ def manifest_schema() -> Schema:
         for key, entry in ENTRIES.items()
     }
     feed = defs["feeds"]
-    feed["properties"]["sink"] = _schema_of(SinkOptions, "sink", defs)
+    feed["properties"]["sink"] |= _schema_of(SinkOptions, "sink", defs)
     feed["properties"]["connector"]["enum"] = kinds = list(_connectors())
     feed["allOf"] = [
         {
