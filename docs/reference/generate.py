@@ -34,7 +34,7 @@ from feedq.settings import Settings
 from feedq.sinks.base import SinkOptions
 from feedq.telemetry import metrics as telemetry_metrics
 from feedq.verbs.catalogs.base import ENTRY_POINT_GROUP as CATALOG_GROUP
-from feedq.verbs.catalogs.base import CatalogOptions, load_catalog
+from feedq.verbs.catalogs.base import FeedCatalog, load_catalog
 from feedq.verbs.manifest.json_schema import field_docstrings, manifest_schema
 from feedq.verbs.manifest.reader import ENTRIES
 
@@ -171,13 +171,11 @@ def connector_tables() -> dict[str, Callable[[], str]]:
 
 def catalog_tables() -> dict[str, Callable[[], str]]:
     """By the name of their markers."""
-    tables: dict[str, Callable[[], str]] = {
-        "options of every catalog": partial(option_tables, CatalogOptions)
-    }
+    tables: dict[str, Callable[[], str]] = {"options of every catalog": partial(option_tables, FeedCatalog)}
     for entry in entry_points(group=CATALOG_GROUP):
         if entry.value.startswith("feedq.verbs.catalogs."):
-            options = load_catalog(entry.name).Options
-            tables[f"options of {entry.name}"] = partial(option_tables, options, without=(CatalogOptions,))
+            options = load_catalog(entry.name)
+            tables[f"options of {entry.name}"] = partial(option_tables, options, without=(FeedCatalog,))
     return tables
 
 

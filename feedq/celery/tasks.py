@@ -85,15 +85,15 @@ def sync(catalog: str) -> None:
     logger.info(
         LogEvent.CATALOG_SYNCED,
         catalog=catalog,
-        added=made.added,
-        changed=made.changed,
-        removed=made.removed,
-        unchanged=made.unchanged,
+        added=made.feeds.added,
+        changed=made.feeds.changed,
+        removed=made.feeds.removed,
+        unchanged=made.feeds.unchanged,
         left_out=len(made.left_out),
         kept=made.kept,
     )
-    if made.complaint:
-        raise FeedqError(made.complaint)
+    if (complaint := made.complaint()) is not None:
+        raise FeedqError(complaint)
 
 
 @shared_task(name=RECONCILE, ignore_result=True, max_retries=0)

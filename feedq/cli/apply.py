@@ -12,9 +12,8 @@ import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,8 @@ from feedq.errors import FeedqError, InvalidInput, error_of
 
 with lazily():
     from feedq.cli import tables
-    from feedq.core.schedule import spec as schedule_spec
     from feedq.verbs import declarations, fleet, wording
     from feedq.verbs.catalogs import syncing
-    from feedq.verbs.manifest import changes as manifest_changes
     from feedq.verbs.manifest import options as feed_options
     from feedq.verbs.manifest import reader
 
@@ -100,20 +97,21 @@ def apply(
       cat feeds/*.yaml | feedq apply -f - --prune --yes
     """
     with collector_paused():
-        asked = _declared(files, prune=prune, tenant=tenant) | {"adopt": adopt}
-        is_tried_first = dry_run or (prune and not yes)
-        with invocation.progress("changes"):
-            found = invocation.do(declarations.declare, **asked, dry_run=is_tried_first)
-        if not invocation.json:
-            show_changes(found)
-        if is_tried_first and not dry_run:
-            _confirm_removals(invocation, found)
-            with invocation.progress("changes"):
-                found = invocation.do(declarations.declare, **asked)
-    warn_of_schedules(found, asked["schedules"] or (), now=invocation.clock.now())
-    done = f"{found.added} added, {found.changed} changed, {found.removed} removed"
-    answer(invocation, found, f"{done}, = {found.unchanged} unchanged" + (" (dry run)" if dry_run else ""))
-    fail_if_not_made(found)
+        asked = _asked(files, prune=prune, tenant=tenant) | {"adopt": adopt}
+        is_asked = prune and not (yes or dry_run)
+
+        def question(would: declarations.Declared) -> str | None:
+            if not invocation.json:
+                show_changes(would)
+            return _removals(would)
+
+        def show(found: declarations.Declared) -> None:
+            if not is_asked:
+                show_changes(found)
+            done = f"{found.added} added, {found.changed} changed, {found.removed} removed"
+            say(f"{done}, = {found.unchanged} unchanged" + (" (dry run)" if dry_run else ""))
+
+        declare(invocation, question, show, yes=not is_asked, dry_run=dry_run, **asked)
 
 
 @click.command(cls=Command, short_help="What apply would change; the exit status says whether anything.")
@@ -132,7 +130,7 @@ def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: s
     """
     try:
         with collector_paused():
-            asked = _declared(files, prune=prune, tenant=tenant)
+            asked = _asked(files, prune=prune, tenant=tenant)
             found = invocation.do(declarations.declare, **asked, dry_run=True)
     except FeedqError as error:
         # All that goes wrong has one exit status here: 1 says that something differs.
@@ -155,7 +153,7 @@ def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
       feedq lint -f feeds/
     """
     with collector_paused():
-        declared = checked(list(_manifests(files)))
+        declared = read_manifests(files)
     counts = {key: len(getattr(declared, key)) for key in reader.ENTRIES}
     found = [wording.counted(count, key.removesuffix("s")) for key, count in counts.items() if count]
     answer(invocation, counts, f"{', '.join(found) or 'nothing declared'}: right")
@@ -190,63 +188,86 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _declared(files: Sequence[str], *, prune: bool, tenant: str | None) -> dict[str, Any]:
+def _asked(files: Sequence[str], *, prune: bool, tenant: str | None) -> dict[str, Any]:
     """What the files declare, as arguments of the verb."""
     if tenant is not None and not prune:
         raise click.UsageError("--tenant limits --prune, and means nothing without it")
-    manifest = checked(list(_manifests(files)))
+    manifest = read_manifests(files)
     # Kinds that the manifests say nothing about are left alone: who keeps schedules in a file of their own does
     # not mean to lose all feeds with --prune.
     kinds = manifest.keys or {"feeds"}
-
     asked = {
-        kind: tuple(one.spec for one in getattr(manifest, kind)) if kind in kinds else None
-        for kind in reader.ENTRIES
+        kind: tuple(one.spec for one in getattr(manifest, kind)) for kind in reader.ENTRIES if kind in kinds
     }
     return {**asked, "prune": prune, "tenant": tenant}
 
 
-def _manifests(files: Sequence[str]) -> Iterator[reader.Manifest]:
-    """Reads files, and all manifests in directories and below these, by name."""
+def read_manifests(files: Sequence[str]) -> reader.Manifest:
+    """What files declare together, and all manifests in directories and below these.
+
+    Raises `InvalidInput` with every mistake of every file.
+    """
+    reading = reader.ManifestReader()
     for file in files:
-        path = Path(file)
-        if file == STDIN or not path.is_dir():
-            yield read_file(file)
-            continue
-        found = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
-        if not found:
-            what = f"has no manifest, which is a file that ends in {', '.join(SUFFIXES)}"
-            yield reader.Manifest(problems=(reader.ManifestProblem(file, what),))
-        yield from map(read_file, map(str, found))
+        found = [file]
+        if file != STDIN and Path(file).is_dir():
+            found = sorted(str(p) for p in Path(file).rglob("*") if p.suffix in SUFFIXES and p.is_file())
+            if not found:
+                suffixes = ", ".join(SUFFIXES)
+                reading.complain(file, f"has no manifest, which is a file that ends in {suffixes}")
+        for one in found:
+            _read(reading, one)
+    manifest = reading.manifest()
+    problems = [*manifest.problems]
+    for feed in manifest.feeds:
+        for what in feed_options.option_problems(feed.spec):
+            problems.append(reader.ManifestProblem(feed.where, f"feed {feed.spec.name!r}: {what}"))
+    if problems:
+        mistakes = wording.counted(len(problems), "mistake")
+        lines = "\n".join(f"  {wording.printable(str(problem))}" for problem in problems)
+        raise InvalidInput(f"{mistakes}; nothing was applied\n{lines}")
+    return manifest
 
 
-def read_file(file: str) -> reader.Manifest:
+def _read(reading: reader.ManifestReader, file: str) -> None:
     origin = "standard input" if file == STDIN else os.fsdecode(file)
     try:
         with nullcontext(sys.stdin.buffer) if file == STDIN else Path(file).open("rb") as opened:
             raw = opened.read(BYTES_MAX + 1)
-        if len(raw) <= BYTES_MAX:
-            return reader.parse(raw.decode("utf-8"), origin=origin)
-        what = f"is larger than {BYTES_MAX} bytes"
+        if len(raw) > BYTES_MAX:
+            reading.complain(origin, f"is larger than {BYTES_MAX} bytes")
+        else:
+            reading.read(raw.decode("utf-8"), origin=origin)
     except OSError as error:
-        what = f"cannot be read: {error.strerror}"
+        reading.complain(origin, f"cannot be read: {error.strerror}")
     except UnicodeDecodeError as error:
-        what = f"is not UTF-8 text (byte {error.start})"
-    return reader.Manifest(problems=(reader.ManifestProblem(origin, what),))
+        reading.complain(origin, f"is not UTF-8 text (byte {error.start})")
 
 
-def checked(manifests: Sequence[reader.Manifest]) -> reader.Manifest:
-    """Joins the manifests, if all are right. Raises `InvalidInput` with every mistake of every file."""
-    joined = reader.join(manifests)
-    found = [*joined.problems]
-    for feed in joined.feeds:
-        for what in feed_options.option_problems(feed.spec):
-            found.append(reader.ManifestProblem(feed.where, f"feed {feed.spec.name!r}: {what}"))
-    if found:
-        mistakes = wording.counted(len(found), "mistake")
-        lines = "\n".join(f"  {wording.printable(str(problem))}" for problem in found)
-        raise InvalidInput(f"{mistakes}; nothing was applied\n{lines}")
-    return joined
+def declare(
+    invocation: Invocation,
+    question: Callable[[declarations.Declared], str | None],
+    show: Callable[[declarations.Declared], None],
+    *,
+    yes: bool,
+    dry_run: bool = False,
+    **asked: Any,
+) -> None:
+    """Make declarations, unless ``yes`` once somebody has agreed to what a dry run says, and show what came of it.
+
+    Raises when some of them could not be made, naming each.
+    """
+    with invocation.progress("changes"):
+        if dry_run:
+            found = invocation.do(declarations.declare, **asked, dry_run=True)
+        else:
+            found = invocation.do_confirmed(declarations.declare, question, yes=yes, **asked)
+    changed = {change.name for change in found.changes if change.kind == "schedule"}
+    schedules = [spec for spec in asked.get("schedules") or () if spec.name in changed]
+    tables.warn_never(schedules, now=invocation.clock.now())
+    tables.warn_unserved(found.unserved)
+    answer(invocation, found, lambda: show(found))
+    fail_if_not_made(found)
 
 
 def show_changes(found: declarations.Declared) -> None:
@@ -263,22 +284,10 @@ def write_changes(found: Sequence[declarations.ChangeDocument]) -> None:
         write_difference(change.options)
 
 
-def _confirm_removals(invocation: Invocation, found: declarations.Declared) -> None:
-    removals = Counter(
-        change.kind for change in found.changes if change.action is manifest_changes.Action.REMOVE
-    )
-    if removals:
-        what = " and ".join(wording.counted(count, noun) for noun, count in removals.items())
-        invocation.confirm(f"Remove {what} that the manifests do not declare?", yes=False)
-
-
-def warn_of_schedules(
-    found: declarations.Declared, declared: Sequence[schedule_spec.ScheduleSpec], *, now: datetime
-) -> None:
-    """Warns of changed schedules that have no tick to come or that no worker can run."""
-    changed = {change.name for change in found.changes if change.kind == "schedule"}
-    tables.warn_never([spec for spec in declared if spec.name in changed], now=now)
-    tables.warn_unserved(found.unserved)
+def _removals(found: declarations.Declared) -> str | None:
+    removals = Counter(change.kind for change in found.changes if change.action == "remove")
+    what = " and ".join(wording.counted(count, noun) for noun, count in removals.items())
+    return f"Remove {what} that the manifests do not declare?" if removals else None
 
 
 def fail_if_not_made(found: declarations.Declared) -> None:
@@ -335,35 +344,38 @@ def sync(
     if remove_up_to is not None and len(chosen) != 1:
         raise click.UsageError("--remove-up-to is for one catalog; name it")
     made: list[syncing.Synced] = []
-    failed: list[FeedqError] = []
+    wrong: list[FeedqError] = []
     for name in chosen:
         try:
             with collector_paused(), invocation.progress("changes"):
-                made.append(
-                    invocation.do(
-                        syncing.sync_catalog,
-                        name=name,
-                        remove_up_to=remove_up_to,
-                        take_over=take_over,
-                        dry_run=dry_run,
-                    )
+                found = invocation.do(
+                    syncing.sync_catalog,
+                    name=name,
+                    remove_up_to=remove_up_to,
+                    take_over=take_over,
+                    dry_run=dry_run,
                 )
         except FeedqError as error:
             # What is wrong with one catalog does not keep the others from being synced.
-            failed.append(error)
+            wrong.append(error)
             continue
+        made.append(found)
+        if (complaint := found.complaint()) is not None:
+            wrong.append(FeedqError(complaint))
         if not invocation.json:
-            _show_synced(made[-1])
+            _show_synced(found)
     if invocation.json:
         answer(invocation, made)
-    _raise_failed(failed, made)
+    if wrong:
+        raise type(wrong[0])("\n".join(map(str, wrong)))
 
 
 def _show_synced(found: syncing.Synced) -> None:
-    shown = found.changes if found.dry_run else found.changes[:CHANGES_SHOWN_MAX]
+    feeds = found.feeds
+    shown = feeds.changes if feeds.dry_run else feeds.changes[:CHANGES_SHOWN_MAX]
     write_changes(shown)
-    if len(shown) < len(found.changes):
-        click.echo(f"... and {len(found.changes) - len(shown):,} more")
+    if len(shown) < len(feeds.changes):
+        click.echo(f"... and {len(feeds.changes) - len(shown):,} more")
     for line in first_few(list(map(str, found.left_out)), "and {:,} more"):
         warn(line)
     if found.kept:
@@ -371,14 +383,6 @@ def _show_synced(found: syncing.Synced) -> None:
             f"{found.kept:,} feeds are in {found.name!r} no more; they stay while an entry has no name, "
             "as it may be theirs"
         )
-    done = f"{found.added:,} added, {found.changed:,} changed, {found.removed:,} removed"
-    same = "; as at the last sync" if found.is_same else " (dry run)" if found.dry_run else ""
-    click.echo(f"{found.name}: {done}, = {found.unchanged:,} unchanged{same}")
-
-
-def _raise_failed(failed: Sequence[FeedqError], made: Sequence[syncing.Synced]) -> None:
-    """Raises what went wrong, of all catalogs together."""
-    said = [*map(str, failed), *(found.complaint for found in made if found.left_out)]
-    if said:
-        kind = type(failed[0]) if failed else FeedqError
-        raise kind("\n".join(said))
+    done = f"{feeds.added:,} added, {feeds.changed:,} changed, {feeds.removed:,} removed"
+    same = "; as at the last sync" if found.is_same else " (dry run)" if feeds.dry_run else ""
+    click.echo(f"{found.name}: {done}, = {feeds.unchanged:,} unchanged{same}")

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import click
 
-from feedq.cli.apply import checked, fail_if_not_made, read_file, warn_of_schedules
+from feedq.cli.apply import declare, read_manifests
 from feedq.cli.choosing import NAMES_AT_ONCE, chooses_feeds, require_some
 from feedq.cli.invocation import Command, Invocation, changes, pass_invocation, yes_option
 from feedq.cli.lazily import lazily
@@ -196,20 +196,16 @@ def _set(
 ) -> None:
     """Makes the declarations, confirmed if need be, and says of each whether it has changed, and how unless that
     ``is_shown`` already."""
-    with invocation.progress("changes"):
-        found = invocation.do_confirmed(declarations.declare, question, yes=yes, **asked)
-    warn_of_schedules(found, asked.get("schedules", ()), now=invocation.clock.now())
-    changed = {change.name: change for change in found.changes}
 
-    def write() -> None:
+    def show(found: declarations.Declared) -> None:
+        changed = {change.name: change for change in found.changes}
         for entry in (*asked.get("feeds", ()), *asked.get("schedules", ())):
             change = changed.get(entry.name)
             if change is None or change.error is None:
                 write_difference(() if change is None or is_shown else change.options)
                 say(f"{entry.name} {'unchanged' if change is None else 'changed'}")
 
-    answer(invocation, found, write)
-    fail_if_not_made(found)
+    declare(invocation, question, show, yes=yes, **asked)
 
 
 def _edit(invocation: Invocation, before: DeclaredEntry, etag: str) -> None:
@@ -247,7 +243,7 @@ def _edit(invocation: Invocation, before: DeclaredEntry, etag: str) -> None:
 
 
 def _read(path: str, before: DeclaredEntry) -> DeclaredEntry:
-    manifest = checked([read_file(path)])
+    manifest = read_manifests([path])
     found: list[Any] = [declaration.spec for key in reader.ENTRIES for declaration in getattr(manifest, key)]
     if len(found) != 1 or not isinstance(found[0], type(before)):
         raise InvalidInput(f"the file must hold {before.noun} {before.name!r} and nothing else")

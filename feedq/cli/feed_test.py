@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from feedq.cli.apply import checked, read_file
+from feedq.cli.apply import read_manifests
 from feedq.cli.invocation import Command, Invocation, pass_invocation
 from feedq.cli.lazily import lazily
 from feedq.cli.output import answer
@@ -117,7 +117,7 @@ def _propose(invocation: Invocation, spec: model.FeedSpec, made: trial.Trial) ->
 
 def _from_file(path: Path, name: str) -> model.FeedSpec:
     specs: dict[str, model.FeedSpec] = {
-        feed.spec.name: feed.spec for feed in checked([read_file(str(path))]).feeds
+        feed.spec.name: feed.spec for feed in read_manifests([str(path)]).feeds
     }
     if name not in specs:
         raise NotFound(f"{path}: declares no feed {name!r}; it has {', '.join(sorted(specs)) or 'none'}")

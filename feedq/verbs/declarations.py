@@ -161,24 +161,27 @@ def declare(
     others = [*limits, *of_schedules.changes, *lifted]
     unchanged = of_feeds.unchanged + of_schedules.unchanged + of_queues.unchanged
     if dry_run:
-        would = [change_document(change) for change in (*found.changes, *others)]
-        return _declared(would, unchanged, found.unasked, dry_run=True)
+        would: BulkResult[Change, Any] = BulkResult([(change, None) for change in (*found.changes, *others)])
+        return declared_answer(would, unchanged, unasked=found.unasked, dry_run=True)
     result = _carried_out(at, found, others, version)
-    changes = [
-        *(change_document(change) for change, _ in result.done),
-        *(change_document(*one) for one in result.failed),
-    ]
     schedules_there = [change.name for change, _ in result.done if isinstance(change.spec, ScheduleSpec)]
     unserved = at.store.jobs.schedules.unserved(schedules_there) if schedules_there else {}
-    return _declared(changes, unchanged, found.unasked, unserved=unserved, etag=_etag(result))
+    return declared_answer(result, unchanged, unasked=found.unasked, unserved=unserved)
 
 
-def _declared(
-    changes: Sequence[ChangeDocument], unchanged: int, unasked: Sequence[str], **more: Any
+def declared_answer(
+    result: BulkResult[Change, Any],
+    unchanged: int,
+    *,
+    unasked: Sequence[str] = (),
+    unserved: Mapping[str, str] | None = None,
+    dry_run: bool = False,
 ) -> Declared:
-    made = Counter(change.action for change in changes if change.error is None)
+    """What was changed, and what could not be; of a dry run, what would."""
+    made = Counter(change.action for change, _ in result.done)
     counts = (made[Action.ADD], made[Action.CHANGE], made[Action.REMOVE])
-    return Declared(*counts, unchanged, changes, unasked, **more)
+    changes = [*(_document(change) for change, _ in result.done), *(_document(*one) for one in result.failed)]
+    return Declared(*counts, unchanged, changes, unasked, unserved or {}, _etag(result), dry_run)
 
 
 # -- what is to be done ---------------------------------------------------------------------------------
@@ -366,7 +369,7 @@ def _change_job(jobs: JobStore, change: Change, *, expected: Version | None) -> 
     return None
 
 
-def change_document(change: Change, error: FeedqError | None = None) -> ChangeDocument:
+def _document(change: Change, error: FeedqError | None = None) -> ChangeDocument:
     options = [OptionChange(one.option, masked(one.before), masked(one.after)) for one in change.options]
     failed = () if error is None else (type(error).__name__, mask_url(str(error)))
     return ChangeDocument(change.noun, change.name, change.action, options, change.note, *failed)

@@ -11,8 +11,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from feedq.errors import CatalogUnavailable, InvalidInput
-from feedq.settings import Settings
-from feedq.verbs.catalogs.base import OpenCatalog, open_catalog
+from feedq.verbs.catalogs.base import OpenCatalog
+from tests.contract.catalog_reading import feeds, manifest, opened, version
 
 REGION = "eu-central-1"
 KEYS = '{"name": "code", "source.url": "link.url", "labels": "labels"}'
@@ -50,26 +50,23 @@ def station(code: str, **more: Any) -> dict[str, Any]:
     return {"code": code, "link": {"url": f"tcp://{code}:1"}, "enabled": True, **more}
 
 
-def opened(url: str, table: str, **options: str) -> OpenCatalog:
+def asked(url: str, table: str, **options: str) -> OpenCatalog:
     given = {"kind": "dynamodb", "table": table, "region": REGION, "endpoint_url": url, "keys": KEYS}
-    return open_catalog("crm", Settings(catalogs={"crm": given | options}))
+    return opened(**given | options)
 
 
 def test_attributes_become_keys_and_what_has_not_changed_is_said_to(url: str, stations: Any) -> None:
     for item in (station("a", labels={"zone": "eu"}), station("b"), station("off") | {"enabled": False}):
         stations.put_item(Item=item)
-    catalog = opened(url, stations.name, only='{"enabled": true}')
-    reading = catalog.read(None)
-    assert reading is not None
-    assert sorted((entry.value for entry in reading.entries), key=lambda value: value["name"]) == [
+    catalog = asked(url, stations.name, only='{"enabled": true}')
+    assert feeds(catalog) == [
         {"name": "a", "source": {"url": "tcp://a:1"}, "labels": {"zone": "eu"}},
         {"name": "b", "source": {"url": "tcp://b:1"}},
     ]
-    assert catalog.read(reading.version) is None
+    before = version(catalog)
     stations.delete_item(Key={"code": "a"})
-    again = catalog.read(reading.version)
-    assert again is not None
-    assert [entry.value["name"] for entry in again.entries] == ["b"]
+    assert version(catalog) != before
+    assert [feed["name"] for feed in feeds(catalog)] == ["b"]
 
 
 def test_a_table_of_several_pages_is_read_to_its_end(url: str, stations: Any) -> None:
@@ -77,29 +74,27 @@ def test_a_table_of_several_pages_is_read_to_its_end(url: str, stations: Any) ->
     with stations.batch_writer() as batch:
         for number in range(40):
             batch.put_item(Item=station(f"s{number}", note="x" * 60_000))
-    reading = opened(url, stations.name).read(None)
-    assert reading is not None
-    assert len(reading.entries) == 40
+    assert len(feeds(asked(url, stations.name))) == 40
 
 
 def test_numbers_and_sets_are_plain_and_bytes_are_a_problem(url: str, stations: Any) -> None:
     stations.put_item(Item={"code": "a", "weight": 2, "tags": {"y", "x"}})
     stations.put_item(Item={"code": "b", "raw": b"\0"})
-    reading = opened(url, stations.name, keys="{}").read(None)
-    assert reading is not None
-    assert [entry.value for entry in reading.entries] == [{"code": "a", "weight": 2, "tags": ["x", "y"]}]
-    assert "raw: is of the type Binary" in reading.problems[0].what
+    keys = '{"name": "code", "weight": "weight", "source.tags": "tags", "source.raw": "raw"}'
+    found = manifest(asked(url, stations.name, keys=keys))
+    assert [(feed.spec.weight, feed.spec.source) for feed in found.feeds] == [(2.0, {"tags": ["x", "y"]})]
+    assert "raw: is of the type Binary" in found.problems[0].what
 
 
 def test_a_server_that_is_away_and_a_table_that_is_not_there_are_said(url: str) -> None:
     with pytest.raises(CatalogUnavailable, match=r"table nowhere: Could not connect") as raised:
-        opened("http://127.0.0.1:1", "nowhere", timeout_s="5").read(None)
+        asked("http://127.0.0.1:1", "nowhere", timeout_s="5").read(None)
     assert "hunter2" not in str(raised.value)
     with pytest.raises(CatalogUnavailable, match=r"table nowhere: .*ResourceNotFound"):
-        opened(url, "nowhere").read(None)
+        asked(url, "nowhere").read(None)
 
 
 @pytest.mark.parametrize("address", ["http://db.example", "ftp://127.0.0.1", "db.example"])
 def test_only_this_machine_is_asked_without_tls(address: str) -> None:
     with pytest.raises(InvalidInput, match="must be https; http is for this machine only"):
-        opened(address, "t")
+        asked(address, "t")

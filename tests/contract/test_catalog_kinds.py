@@ -16,18 +16,7 @@ import pytest
 from feedq.errors import CatalogUnavailable, InvalidInput
 from feedq.settings import Settings
 from feedq.verbs.catalogs.base import BYTES_MAX, OpenCatalog, open_catalog
-
-
-def opened(**options: Any) -> OpenCatalog:
-    return open_catalog("crm", Settings(catalogs={"crm": options}))
-
-
-def values(catalog: OpenCatalog, known: str | None = None) -> list[Any]:
-    reading = catalog.read(known)
-    assert reading is not None
-    assert reading.problems == []
-    return [entry.value for entry in reading.entries]
-
+from tests.contract.catalog_reading import feeds, manifest, mistakes, opened, version
 
 # -- directory ---------------------------------------------------------------------------------------
 
@@ -40,15 +29,14 @@ def test_a_directory_is_read_with_its_folders_and_without_what_is_hidden(tmp_pat
     (tmp_path / "..data" / "c.json").write_text('[{"name": "c"}]')
     (tmp_path / "README").write_text("none")
     catalog = opened(kind="directory", path=str(tmp_path))
-    reading = catalog.read(None)
-    assert reading is not None
-    assert [(entry.where, entry.value) for entry in reading.entries] == [
-        ("a.yaml:2", {"name": "a"}),
-        ("below/b.json:feed 1", {"name": "b"}),
+    assert [(feed.where, feed.spec.name) for feed in manifest(catalog).feeds] == [
+        ("a.yaml:2", "a"),
+        ("below/b.json: feed 1", "b"),
     ]
-    assert catalog.read(reading.version) is None
+    before = version(catalog)
     (tmp_path / "a.yaml").write_text("feeds:\n- {name: z}\n")
-    assert values(catalog, reading.version)[0] == {"name": "z"}
+    assert version(catalog) != before
+    assert feeds(catalog) == [{"name": "b"}, {"name": "z"}]
 
 
 @pytest.mark.parametrize("text", ["items: []", "feeds: 3", "feeds: [{name: a}", "- 1", "{'feeds': ]"])
@@ -56,10 +44,9 @@ def test_a_file_that_is_no_list_of_feeds_is_a_problem_and_not_an_empty_list(
     tmp_path: Path, text: str
 ) -> None:
     (tmp_path / "a.yaml").write_text(text)
-    reading = opened(kind="directory", path=str(tmp_path)).read(None)
-    assert reading is not None
-    assert (reading.entries, len(reading.problems)) == ([], 1)
-    assert reading.problems[0].where.startswith("a.yaml")
+    found = manifest(opened(kind="directory", path=str(tmp_path)))
+    assert (found.feeds, len(found.problems)) == ((), 1)
+    assert (found.problems[0].where.startswith("a.yaml"), found.problems[0].name) == (True, None)
 
 
 # -- http --------------------------------------------------------------------------------------------
@@ -114,21 +101,18 @@ def endpoint() -> Iterator[Endpoint]:
 def test_the_content_of_an_answer_is_compared_with_the_last_one(endpoint: Endpoint) -> None:
     endpoint.pages = {"/feeds": b'[{"name": "a"}]'}
     catalog = opened(kind="http", url=endpoint.url, headers='{"Authorization": "Bearer secret"}')
-    reading = catalog.read(None)
-    assert reading is not None
-    assert catalog.read(reading.version) is None
+    before = version(catalog)
     assert {request["authorization"] for request in endpoint.asked} == {"Bearer secret"}
     endpoint.pages = {"/feeds": b'[{"name": "b"}]'}
-    assert values(catalog, reading.version) == [{"name": "b"}]
+    assert version(catalog) != before
+    assert feeds(catalog) == [{"name": "b"}]
 
 
 def test_all_pages_are_read(endpoint: Endpoint) -> None:
     endpoint.pages = {"/feeds": b'[{"name": "a"}]', "/more": b'[{"name": "b"}]'}
     catalog = opened(kind="http", url=endpoint.url)
-    reading = catalog.read(None)
-    assert reading is not None
-    assert [entry.value["name"] for entry in reading.entries] == ["a", "b"]
-    assert catalog.read(reading.version) is None
+    assert feeds(catalog) == [{"name": "a"}, {"name": "b"}]
+    assert version(catalog)
 
 
 @pytest.mark.parametrize(
@@ -194,20 +178,23 @@ def test_a_column_is_a_key_and_dots_lead_below(database: Path) -> None:
     columns = "'x/' || code AS name, options AS source, url AS \"source.url\", weight, note AS tenant"
     query = f"SELECT {columns} FROM stations"
     catalog = asked(database, query)
-    reading = catalog.read(None)
-    assert reading is not None
-    assert sorted((entry.value for entry in reading.entries), key=lambda v: v["name"]) == [
+    assert feeds(catalog) == [
         {"name": "x/a", "source": {"cursor": "/seq", "url": "tcp://a:1"}, "weight": 2},
         {"name": "x/b", "source": {"url": "tcp://b:1"}, "weight": 1.5},
     ]
-    assert catalog.read(reading.version) is None
-    assert asked(database, f"{query} ORDER BY 1 DESC").read(reading.version) is None
-    assert asked(database, f"{query} WHERE code = 'a'").read(reading.version) is not None
+    before = version(catalog)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE stations SET rowid = 3 WHERE code = 'a'")
+    assert version(catalog) == before  # in another order
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE stations SET weight = 3 WHERE code = 'a'")
+    assert version(catalog) != before
+    assert version(asked(database, query, removals_max=0.2)) != version(catalog)
 
 
 def test_one_column_is_the_whole_feed(database: Path) -> None:
     query = "SELECT json_object('name', code, 'source', json_object('url', url)) FROM stations ORDER BY code"
-    assert values(asked(database, query)) == [
+    assert feeds(asked(database, query)) == [
         {"name": "a", "source": {"url": "tcp://a:1"}},
         {"name": "b", "source": {"url": "tcp://b:1"}},
     ]
@@ -223,9 +210,7 @@ def test_one_column_is_the_whole_feed(database: Path) -> None:
     ],
 )
 def test_a_row_that_is_no_feed_is_a_problem(database: Path, query: str, said: str) -> None:
-    reading = asked(database, query).read(None)
-    assert reading is not None
-    assert said in reading.problems[0].what
+    assert said in mistakes(asked(database, query))[0]
 
 
 @pytest.mark.parametrize("query", ["SELECT nothing FROM stations", "SELEC 1", "DELETE FROM nowhere"])

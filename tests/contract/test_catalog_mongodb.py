@@ -21,8 +21,8 @@ from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
 from feedq.errors import CatalogUnavailable
-from feedq.settings import Settings
-from feedq.verbs.catalogs.base import OpenCatalog, open_catalog
+from feedq.verbs.catalogs.base import OpenCatalog
+from tests.contract.catalog_reading import feeds, manifest, opened, version
 
 PATIENCE_S = 30.0
 PIPELINE = '[{"$match": {"enabled": true}}, {"$project": {"name": "$code", "source": 1}}]'
@@ -71,7 +71,7 @@ def station(code: str) -> dict[str, Any]:
     return {"code": code, "enabled": True, "source": {"url": f"tcp://{code}:1"}}
 
 
-def opened(url: str, stations: Stations, **options: Any) -> OpenCatalog:
+def asked(url: str, stations: Stations, **options: Any) -> OpenCatalog:
     given = {
         "kind": "mongodb",
         "url": url,
@@ -80,39 +80,32 @@ def opened(url: str, stations: Stations, **options: Any) -> OpenCatalog:
         "pipeline": PIPELINE,
         "timeout_s": "20",
     }
-    return open_catalog("crm", Settings(catalogs={"crm": given | options}))
+    return opened(**given | options)
 
 
 def test_documents_are_read_and_compared_with_those_of_the_last_time(url: str, stations: Stations) -> None:
     stations.insert_many([station("a"), station("b"), station("off") | {"enabled": False}])
-    catalog = opened(url, stations)
-    reading = catalog.read(None)
-    assert reading is not None
-    assert [entry.value for entry in reading.entries] == [
+    catalog = asked(url, stations)
+    assert feeds(catalog) == [
         {"name": "a", "source": {"url": "tcp://a:1"}},
         {"name": "b", "source": {"url": "tcp://b:1"}},
     ]
-    assert catalog.read(reading.version) is None
+    before = version(catalog)
     stations.delete_one({"code": "a"})
-    again = catalog.read(reading.version)
-    assert again is not None
-    assert [entry.value["name"] for entry in again.entries] == ["b"]
-    assert catalog.read(again.version) is None
+    assert version(catalog) != before
+    assert [feed["name"] for feed in feeds(catalog)] == ["b"]
 
 
 def test_what_json_does_not_have_becomes_text_or_a_problem(url: str, stations: Stations) -> None:
     at = datetime(2026, 11, 25, tzinfo=UTC)
     stations.insert_one({"name": "a", "weight": 2, "labels": {"since": at}})
     stations.insert_one({"name": "b", "source": {"raw": b"\0"}})
-    reading = opened(url, stations, pipeline="[]").read(None)
-    assert reading is not None
-    assert [entry.value for entry in reading.entries] == [
-        {"name": "a", "weight": 2, "labels": {"since": "2026-11-25T00:00:00"}}
-    ]
-    assert "source: is of the type bytes" in reading.problems[0].what
+    found = manifest(asked(url, stations, pipeline="[]"))
+    assert [feed.spec.labels for feed in found.feeds] == [{"since": "2026-11-25T00:00:00"}]
+    assert "source: is of the type bytes" in found.problems[0].what
 
 
 def test_a_server_that_is_away_is_said_without_its_password(stations: Stations) -> None:
     with pytest.raises(CatalogUnavailable, match=r"collection crm\.stations") as raised:
-        opened("mongodb://user:hunter2@127.0.0.1:1/", stations, timeout_s="0.5").read(None)
+        asked("mongodb://user:hunter2@127.0.0.1:1/", stations, timeout_s="0.5").read(None)
     assert "hunter2" not in str(raised.value)

@@ -108,7 +108,7 @@ def test_a_dry_run_shows_the_difference_and_changes_nothing(
     shell.ok("sync")
     catalog(feed("b"))
     (report,) = shell.json("sync", "--dry-run", "--remove-up-to", "1", "crm")
-    assert [(change["action"], change["name"]) for change in report["changes"]] == [
+    assert [(change["action"], change["name"]) for change in report["feeds"]["changes"]] == [
         ("add", "b"),
         ("remove", "a"),
     ]

@@ -46,7 +46,7 @@ def one_problem(text: str) -> str:
 
 
 def specs(text: str) -> list[FeedSpec]:
-    found = reader.join([reader.parse(text, origin="f.yaml")])
+    found = reader.parse(text, origin="f.yaml")
     assert found.problems == ()
     return [declaration.spec for declaration in found.feeds]
 
@@ -173,8 +173,10 @@ def test_all_mistakes_of_all_feeds_are_named_at_once() -> None:
 
 
 def test_a_feed_declared_twice_is_refused_with_both_places() -> None:
-    one, other = (reader.parse(MINIMAL, origin=name) for name in ("one.yaml", "other.yaml"))
-    (problem,) = reader.join([one, other]).problems
+    reading = reader.ManifestReader()
+    for name in ("one.yaml", "other.yaml"):
+        reading.read(MINIMAL, origin=name)
+    (problem,) = reading.manifest().problems
     assert str(problem) == "other.yaml:2: feed 'a' was declared before, at one.yaml:2"
 
 

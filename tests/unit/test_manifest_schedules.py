@@ -68,7 +68,7 @@ def problems(text: str) -> list[str]:
 
 
 def schedules(text: str) -> list[ScheduleSpec]:
-    found = reader.join([read(text)])
+    found = read(text)
     assert found.problems == ()
     return [declaration.spec for declaration in found.schedules]
 
@@ -272,7 +272,7 @@ def test_a_mistake_has_the_line_of_its_key() -> None:
     ],
 )
 def test_a_mistake_around_a_schedule_is_named_too(text: str, problem: str) -> None:
-    found = [str(p) for p in reader.join([read(text)]).problems]
+    found = [str(p) for p in read(text).problems]
     assert any(problem in line for line in found), found
 
 
@@ -396,7 +396,7 @@ queues = st.builds(
 
 @given(spec=specs, queue=queues)
 def test_what_is_dumped_reads_back_alike(spec: ScheduleSpec, queue: Queue) -> None:
-    found = reader.join([read(documents.dump({"schedules": [spec.plain()], "queues": [queue.plain()]}))])
+    found = read(documents.dump({"schedules": [spec.plain()], "queues": [queue.plain()]}))
     assert found.problems == ()
     assert [d.spec for d in found.schedules] == [spec]
     assert [d.spec for d in found.queues] == [queue]

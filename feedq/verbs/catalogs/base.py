@@ -1,35 +1,36 @@
 """Catalogs: lists of feeds that live elsewhere, each read as a whole.
 
-A kind of catalog yields contents, and nothing more: manifests as bytes, or feeds as mappings, each with its place.
-What bounds them, compares them with the last time and reads them as feeds stands here, once. Settings name each
-catalog, its kind and its options; other packages add kinds by the entry point group ``feedq.catalogs``.
+A kind of catalog is a class of options that yields contents, and nothing more: manifests as bytes, or feeds as
+mappings, each with its place. What bounds them, compares them with the last time and reads them as feeds stands
+here, once. Settings name each catalog, its kind and its options; other packages add kinds by the entry point group
+``feedq.catalogs``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, time
 from decimal import Decimal
 from functools import singledispatch
 from time import monotonic
-from types import NoneType
-from typing import Annotated, Any, ClassVar, Final, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 from uuid import UUID
 
-import msgspec
 from pydantic import BeforeValidator, Field
 
+from feedq import __version__
 from feedq.connectors.base import installed, load_installed, valid_options
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import driver_text, with_remedy
 from feedq.core.values import StrictModel, read_json
 from feedq.errors import CatalogUnavailable, InvalidInput, NotFound
 from feedq.settings import Settings
-from feedq.verbs import documents
-from feedq.verbs.documents import DocumentError
-from feedq.verbs.manifest.reader import ENTRIES_MAX, ManifestProblem
+from feedq.verbs.documents import DocumentValue
+from feedq.verbs.manifest.reader import ENTRIES_MAX, Manifest, ManifestProblem, ManifestReader
 
 ENTRY_POINT_GROUP: Final = "feedq.catalogs"
 BYTES_MAX: Final = 64 * 2**20
@@ -51,8 +52,11 @@ Mapped = Annotated[dict[str, Any], BeforeValidator(from_text)]
 """An option that is a JSON object."""
 
 
-class CatalogOptions(StrictModel):
-    """Base of the options of every catalog: unknown ones are refused by name."""
+class FeedCatalog(StrictModel):
+    """A catalog as settings have it. Base of all kinds: their options are fields, and unknown ones are refused."""
+
+    errors: ClassVar[tuple[type[Exception], ...]] = ()
+    """The errors of its library that say that the catalog cannot be read."""
 
     defaults: Mapped = Field({})
     """What an entry says unless it says otherwise, such as `{"connector": "tcp", "sink": {"table": "t"}}`.
@@ -63,19 +67,13 @@ class CatalogOptions(StrictModel):
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
     """Longest time for all of it, connecting included."""
 
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """Names it in messages, such as ``table stations``; URLs are masked."""
 
-class FeedCatalog(Protocol):
-    """Reads one catalog. Made anew for each sync."""
-
-    Options: ClassVar[type[CatalogOptions]]
-    errors: ClassVar[tuple[type[Exception], ...]]
-    """The errors of its library that say that the catalog cannot be read."""
-    where: str
-    """Names it in messages, such as ``table stations``; URLs are masked."""
-
-    def __init__(self, options: Any, settings: Settings) -> None: ...
-
-    def contents(self) -> Iterator[tuple[str, Content]]:
+    @abstractmethod
+    def contents(self, settings: Settings) -> Iterator[tuple[str, Content]]:
         """Everything that the catalog has, part by part, each with its place, such as ``row 7``.
 
         What cannot be read must raise `CatalogUnavailable` or one of `errors`: an entry that is merely left out
@@ -84,71 +82,58 @@ class FeedCatalog(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogEntry:
-    """One feed as the catalog has it."""
-
-    where: str
-    """Such as ``feeds.yaml:12``, for messages."""
-    value: Any
-    """As in a manifest, before ``defaults``."""
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogReading:
-    """All that a catalog has."""
-
-    entries: Sequence[CatalogEntry]
-    version: str
-    """Differs from the one of any other content."""
-    problems: Sequence[ManifestProblem] = ()
-    """What could not be read as entries."""
-
-
-@dataclass(frozen=True, slots=True)
 class OpenCatalog:
     """A catalog of the settings, ready to be read."""
 
     name: str
     catalog: FeedCatalog
-    options: CatalogOptions
-    setup: str
-    """Differs when kind or options do; secrets do not count."""
+    settings: Settings
 
-    def read(self, known: str | None) -> CatalogReading | None:
-        """Everything that the catalog has, or None when that is still the version ``known``.
+    def read(self, known: str | None) -> tuple[Manifest, str] | None:
+        """Everything that the catalog has, and its version; or None when that is still the version ``known``.
 
-        Raises `CatalogUnavailable` when it cannot be read whole, within its time and bounds.
+        The version differs when contents, kind or options do, but for secrets, and with each release. Raises
+        `CatalogUnavailable` when the catalog cannot be read whole, within its time and bounds.
         """
         try:
-            parts = list(self._bounded())
+            parts = list(self._parts())
         except self.catalog.errors as error:
             said = with_remedy(driver_text(error), setting="its url")
             raise CatalogUnavailable(f"{self.catalog.where}: {mask_url(said)}") from None
+        setup = f"{__version__} {type(self.catalog).__name__} {self.catalog.model_dump_json()}"
         # Rows come in any order.
-        version = digest(*sorted(raw for _, raw, _ in parts))
+        version = _digest(setup.encode(), *sorted(raw for _, raw, _ in parts))
         if version == known:
             return None
-        entries: list[CatalogEntry] = []
-        problems = [ManifestProblem(where, str(content)) for where, _, content in parts if _is_wrong(content)]
-        for where, raw, content in parts:
-            if isinstance(content, bytes):
-                _read_text(raw, where, entries, problems)
-            elif not _is_wrong(content):
-                entries.append(CatalogEntry(where, msgspec.json.decode(raw)))
-        if len(entries) > ENTRIES_MAX:
+        reader = ManifestReader(known=("feeds",), defaults=self.catalog.defaults)
+        for place, raw, content in parts:
+            if isinstance(content, ValueError):
+                reader.problems.append(ManifestProblem(place, str(content)))
+            elif isinstance(content, bytes):
+                _read_text(reader, raw, place)
+            else:
+                reader.read_entry("feeds", DocumentValue(content), at=place)
+        found = reader.manifest()
+        if len(found.feeds) > ENTRIES_MAX:
             raise self._too_large()
-        return CatalogReading(entries, version, problems)
+        return found, version
 
-    def _bounded(self) -> Iterator[tuple[str, bytes, Content]]:
+    def _parts(self) -> Iterator[tuple[str, bytes, Content]]:
         """The contents, each as bytes as well. Raises `CatalogUnavailable` beyond the bounds."""
-        until, left = monotonic() + self.options.timeout_s, BYTES_MAX
-        for number, (place, content) in enumerate(self.catalog.contents(), 1):
-            raw, content = _as_bytes(content)
+        until, left = monotonic() + self.catalog.timeout_s, BYTES_MAX
+        for number, (place, content) in enumerate(self.catalog.contents(self.settings), 1):
+            if isinstance(content, Mapping):
+                content = _feed(content)
+            raw = (
+                content
+                if isinstance(content, bytes)
+                else json.dumps(content, default=str, sort_keys=True).encode()
+            )
             left -= len(raw)
             if left < 0 or number > ENTRIES_MAX:
                 raise self._too_large()
             if monotonic() > until:
-                late = f"not read whole within {self.options.timeout_s:g} s (timeout_s)"
+                late = f"not read whole within {self.catalog.timeout_s:g} s (timeout_s)"
                 raise CatalogUnavailable(f"{self.catalog.where}: {late}")
             yield place, raw, content
 
@@ -172,10 +157,7 @@ def open_catalog(name: str, settings: Settings) -> OpenCatalog:
         raise InvalidInput(
             f"catalog {name!r}: kind is missing; installed are {', '.join(installed(ENTRY_POINT_GROUP))}"
         )
-    made = load_catalog(kind)
-    options = valid_options(f"catalog {name!r}: {kind}", made.Options, given)
-    setup = digest(kind.encode(), options.model_dump_json().encode())
-    return OpenCatalog(name, made(options, settings), options, setup)
+    return OpenCatalog(name, valid_options(f"catalog {name!r}: {kind}", load_catalog(kind), given), settings)
 
 
 def load_catalog(kind: str) -> type[FeedCatalog]:
@@ -184,7 +166,7 @@ def load_catalog(kind: str) -> type[FeedCatalog]:
     return loaded
 
 
-def digest(*parts: bytes) -> str:
+def _digest(*parts: bytes) -> str:
     """A short text that differs where any part does."""
     total = hashlib.sha256()
     for part in parts:
@@ -198,84 +180,43 @@ def digest(*parts: bytes) -> str:
 
 @singledispatch
 def plain(value: Any) -> Any:
-    """What JSON has for a value of a database. Kinds of catalogs register their types. Raises `TypeError`."""
+    """What stands in JSON for a value that it does not have. Kinds of catalogs register their types. Raises
+    `TypeError`."""
     raise TypeError(f"is of the type {type(value).__name__}, which JSON does not have")
 
 
-for _plain_already in (NoneType, bool, float, date, time, UUID):
-    plain.register(_plain_already, lambda value: value)
-plain.register(str, str)  # and int: drivers have subclasses of both
-plain.register(int, int)
+plain.register(UUID, str)
+for _kind in (date, time):
+    plain.register(_kind, lambda at: at.isoformat())
+plain.register(Decimal, lambda number: int(number) if number == number.to_integral_value() else float(number))
 
 
-@plain.register
-def _(number: Decimal) -> int | float:
-    return int(number) if number == number.to_integral_value() else float(number)
-
-
-@plain.register(dict)
-def _(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: plain(value) for key, value in values.items()}
-
-
-@plain.register(list)
-@plain.register(tuple)
-def _(values: Sequence[Any]) -> list[Any]:
-    return [plain(value) for value in values]
-
-
-def _is_wrong(content: Content) -> bool:
-    return isinstance(content, ValueError)
-
-
-def _as_bytes(content: Content) -> tuple[bytes, Content]:
-    """A content as it is compared; a row that JSON cannot hold becomes the error that says so."""
-    if isinstance(content, Mapping):
-        try:
-            return _row(content), content
-        except ValueError as error:
-            content = error
-    return (content if isinstance(content, bytes) else str(content).encode()), content
-
-
-def _row(row: Mapping[str, Any]) -> bytes:
-    """A feed as JSON, with what its keys lead to below. Raises `ValueError`."""
+def _feed(row: Mapping[str, Any]) -> dict[str, Any] | ValueError:
+    """A feed as JSON has it, with what its keys lead to below; or why it is none."""
     entry: dict[str, Any] = {}
     for key, value in row.items():
         try:
-            raw = msgspec.json.encode(plain(value))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{key}: {error}") from None
-        if value is not None:
-            put_at(entry, key.split("."), msgspec.json.decode(raw))
-    return msgspec.json.encode(entry, order="sorted")
+            if value is not None:
+                _put(entry, key.split("."), json.loads(json.dumps(value, default=plain, allow_nan=False)))
+        except (TypeError, ValueError, RecursionError) as error:
+            return ValueError(f"{key}: {error}")
+    return entry
 
 
-def put_at(entry: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def _put(entry: dict[str, Any], path: Sequence[str], value: Any) -> None:
     """Put a value at a path of keys. Raises `ValueError` where a key on the way holds something else."""
     *above, last = path
     for key in above:
         entry = entry.setdefault(key, {})
         if not isinstance(entry, dict):
-            raise ValueError(f"{'.'.join(path)}: {key} is given as well, and is no JSON object")
+            raise ValueError(f"{key} is given as well, and is no JSON object")
     entry[last] = {**value, **entry[last]} if isinstance(entry.get(last), dict) else value
 
 
-def _read_text(raw: bytes, where: str, entries: list[CatalogEntry], problems: list[ManifestProblem]) -> None:
-    """Add the feeds of a manifest or JSON list, or what is wrong with it. Raises `CatalogUnavailable`."""
+def _read_text(reader: ManifestReader, raw: bytes, where: str) -> None:
+    """Read a manifest or a JSON list of feeds. Raises `CatalogUnavailable`."""
     try:
-        body = raw.decode("utf-8-sig")
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CatalogUnavailable(f"{where}: is not UTF-8 text (byte {error.start})") from None
-    if body.lstrip()[:1] == "[":
-        body = f'{{"feeds": {body}}}'
-    try:
-        for document in documents.read(body, lists=("feeds",)):
-            if "feeds" not in document.lists:
-                problems.append(ManifestProblem(where, "has no list of feeds"))
-            for number, entry in enumerate(document.lists.get("feeds", ()), 1):
-                at = f"feed {number}" if entry.line is None else str(entry.line)
-                entries.append(CatalogEntry(f"{where}:{at}", entry.value))
-    except DocumentError as stop:
-        at = where if stop.line is None else f"{where}:{stop.line}"
-        problems.append(ManifestProblem(at, str(stop)))
+    reader.read(f'{{"feeds": {text}}}' if text.lstrip()[:1] == "[" else text, origin=where)

@@ -11,29 +11,25 @@ from typing import ClassVar, Final
 
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import BYTES_MAX, CatalogOptions
+from feedq.verbs.catalogs.base import BYTES_MAX, FeedCatalog
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 
 
-class DirectoryOptions(CatalogOptions):
-    """Where the manifests are."""
+class DirectoryCatalog(FeedCatalog):
+    """All files of a directory."""
+
+    errors: ClassVar = (OSError,)
 
     path: str
     """The directory; its folders are looked through as well."""
 
+    @property
+    def where(self) -> str:
+        return self.path
 
-class DirectoryCatalog:
-    """Reads all files of a directory."""
-
-    Options: ClassVar[type[CatalogOptions]] = DirectoryOptions
-    errors: ClassVar = (OSError,)
-
-    def __init__(self, options: DirectoryOptions, _: Settings) -> None:
-        self.where = options.path
-
-    def contents(self) -> Iterator[tuple[str, bytes]]:
-        root = Path(self.where)
+    def contents(self, settings: Settings) -> Iterator[tuple[str, bytes]]:
+        root = Path(self.path)
         if not root.is_dir():
             raise CatalogUnavailable(f"{root}: is no directory")
         for path in sorted(root.rglob("*")):

@@ -20,17 +20,19 @@ from pydantic import Field, field_validator
 from feedq.core.values import is_loopback
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import CatalogOptions, Content, Mapped, plain
+from feedq.verbs.catalogs.base import Content, FeedCatalog, Mapped, plain
 
 CONNECT_S: Final = 10.0
 TRIES: Final = 4
 """Of each page: a table that is short of read capacity refuses some."""
 
-plain.register(set, lambda values: plain(sorted(values)))
+plain.register(set, sorted)
 
 
-class DynamoOptions(CatalogOptions):
-    """Which items."""
+class DynamoCatalog(FeedCatalog):
+    """Items of a table."""
+
+    errors: ClassVar = (BotoCoreError, ClientError)
 
     table: str
     """The table."""
@@ -60,41 +62,34 @@ class DynamoOptions(CatalogOptions):
             raise ValueError("must give the name of an attribute for each key")
         return keys
 
+    @property
+    def where(self) -> str:
+        return f"table {self.table}"
 
-class DynamoCatalog:
-    """Reads a table."""
-
-    Options: ClassVar[type[CatalogOptions]] = DynamoOptions
-    errors: ClassVar = (BotoCoreError, ClientError)
-
-    def __init__(self, options: DynamoOptions, _: Settings) -> None:
-        self._options = options
-        self.where = f"table {options.table}"
-
-    def contents(self) -> Iterator[tuple[str, Content]]:
-        options, read = self._options, TypeDeserializer().deserialize
+    def contents(self, settings: Settings) -> Iterator[tuple[str, Content]]:
+        read = TypeDeserializer().deserialize
         limits = Config(
-            connect_timeout=min(CONNECT_S, options.timeout_s),
-            read_timeout=options.timeout_s,
+            connect_timeout=min(CONNECT_S, self.timeout_s),
+            read_timeout=self.timeout_s,
             retries={"mode": "standard", "total_max_attempts": TRIES},
         )
         client = boto3.client(
-            "dynamodb", region_name=options.region, endpoint_url=options.endpoint_url, config=limits
+            "dynamodb", region_name=self.region, endpoint_url=self.endpoint_url, config=limits
         )
-        until = monotonic() + options.timeout_s
-        for page in client.get_paginator("scan").paginate(TableName=options.table):
+        until = monotonic() + self.timeout_s
+        for page in client.get_paginator("scan").paginate(TableName=self.table):
             if monotonic() > until:  # of a table of which nothing is wanted, nobody else would notice
                 raise CatalogUnavailable(f"{self.where}: not read whole in time (timeout_s)")
             for raw in page["Items"]:
                 item = {name: read(value) for name, value in raw.items()}
-                if all(item.get(name) == value for name, value in options.only.items()):
+                if all(item.get(name) == value for name, value in self.only.items()):
                     yield "item", self._feed(item)
 
     def _feed(self, item: Mapping[str, Any]) -> Mapping[str, Any]:
-        if not self._options.keys:
+        if not self.keys:
             return item
         feed: dict[str, Any] = {}
-        for key, attribute in self._options.keys.items():
+        for key, attribute in self.keys.items():
             value: Any = item
             for part in attribute.split("."):
                 value = value.get(part) if isinstance(value, Mapping) else None

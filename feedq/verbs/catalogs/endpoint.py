@@ -19,13 +19,15 @@ from feedq.connectors.protocol.http_client import NO_CONTENT, HttpClient, HttpRe
 from feedq.core.clock import SystemClock
 from feedq.errors import CatalogUnavailable, FeedMisconfigured, SourceUnavailable
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import BYTES_MAX, CatalogOptions, from_text
+from feedq.verbs.catalogs.base import BYTES_MAX, FeedCatalog, from_text
 
 PAGES_MAX: Final = 1_000
 
 
-class EndpointOptions(CatalogOptions):
-    """What is asked for."""
+class HttpCatalog(FeedCatalog):
+    """All pages of one address."""
+
+    errors: ClassVar = (TimeoutError,)
 
     url: str
     """`http://host/path` or `https://host/path`. The answer is a manifest with `feeds`, YAML or JSON, or a JSON
@@ -40,50 +42,44 @@ class EndpointOptions(CatalogOptions):
     def _check_url(cls, url: str) -> str:
         return HttpRequestOptions.model_validate({"url": url}).url
 
+    @property
+    def where(self) -> str:
+        return str(HttpRequestOptions.model_validate({"url": self.url}).location)
 
-class _Unwatched:
-    """The sockets of a catalog, which nobody has to shut: its time is bounded."""
-
-    def watch(self, fileno: int) -> None: ...
-
-    def forget(self, fileno: int) -> None: ...
-
-
-class HttpCatalog:
-    """Asks for all pages of one address."""
-
-    Options: ClassVar[type[CatalogOptions]] = EndpointOptions
-    errors: ClassVar = (TimeoutError,)
-
-    def __init__(self, options: EndpointOptions, settings: Settings) -> None:
-        self._options = HttpRequestOptions.model_validate(
-            {
-                "url": options.url,
-                "headers": {name: value.get_secret_value() for name, value in options.headers.items()},
-                "ca_file": options.ca_file,
-                "response_timeout_s": options.timeout_s,
-                "connect_timeout_s": options.timeout_s,
-            }
-        )
-        self._timeout_s, self._settings = options.timeout_s, settings
-        self.where = str(self._options.location)
-
-    def contents(self) -> Iterator[tuple[str, bytes]]:
+    def contents(self, settings: Settings) -> Iterator[tuple[str, bytes]]:
         try:
-            pages = asyncio.run(self._pages())
+            pages = asyncio.run(self._pages(settings))
         except TimeoutError:
-            raise TimeoutError(f"no whole answer within {self._timeout_s:g} s (timeout_s)") from None
+            raise TimeoutError(f"no whole answer within {self.timeout_s:g} s (timeout_s)") from None
         except (SourceUnavailable, FeedMisconfigured) as error:
             # It speaks of options of a feed, which have the same names here.
             raise CatalogUnavailable(str(error).replace("source.", "")) from error
         for number, page in enumerate(pages, 1):
             yield (f"page {number}" if len(pages) > 1 else self.where), page
 
-    async def _pages(self) -> list[bytes]:
+    async def _pages(self, settings: Settings) -> list[bytes]:
+        options = HttpRequestOptions.model_validate(
+            {
+                "url": self.url,
+                "headers": {name: value.get_secret_value() for name, value in self.headers.items()},
+                "ca_file": self.ca_file,
+                "response_timeout_s": self.timeout_s,
+                "connect_timeout_s": self.timeout_s,
+            }
+        )
+        context = Context(
+            feed="catalog",
+            clock=SystemClock(),
+            guard=_Unwatched(),
+            on_connected=lambda: None,
+            secrets={},
+            permissions=settings.permissions,
+            environment=settings.environment,
+        )
         pages: list[bytes] = []
         page, left = "", BYTES_MAX
-        client = HttpClient(self._options, self._context(), idle_timeout_s=self._timeout_s)
-        async with asyncio.timeout(self._timeout_s), aclosing(client):
+        client = HttpClient(options, context, idle_timeout_s=self.timeout_s)
+        async with asyncio.timeout(self.timeout_s), aclosing(client):
             while len(pages) < PAGES_MAX:
                 async with client.ask(None, accept="application/json, */*;q=0.9", page=page) as answer:
                     if answer.status in NO_CONTENT or not answer.is_delimited:
@@ -97,13 +93,10 @@ class HttpCatalog:
                     page = client.page_at(link, answer)
         raise CatalogUnavailable(f"{self.where}: has more than {PAGES_MAX} pages")
 
-    def _context(self) -> Context:
-        return Context(
-            feed="catalog",
-            clock=SystemClock(),
-            guard=_Unwatched(),
-            on_connected=lambda: None,
-            secrets={},
-            permissions=self._settings.permissions,
-            environment=self._settings.environment,
-        )
+
+class _Unwatched:
+    """The sockets of a catalog, which nobody has to shut: its time is bounded."""
+
+    def watch(self, fileno: int) -> None: ...
+
+    def forget(self, fileno: int) -> None: ...

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
-import msgspec
 import pymongo
 from bson import json_util
 from bson.decimal128 import Decimal128
@@ -14,14 +14,16 @@ from pydantic import BeforeValidator, Field, SecretStr
 from pymongo.errors import PyMongoError
 
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import CatalogOptions, Content, from_text, plain
+from feedq.verbs.catalogs.base import Content, FeedCatalog, from_text, plain
 
 plain.register(ObjectId, str)
-plain.register(Decimal128, lambda number: plain(number.to_decimal()))
+plain.register(Decimal128, lambda number: number.to_decimal())
 
 
-class MongoOptions(CatalogOptions):
-    """Which documents."""
+class MongoCatalog(FeedCatalog):
+    """Documents of a collection."""
+
+    errors: ClassVar = (PyMongoError,)
 
     url: SecretStr
     """The server or replica set: `mongodb://user:password@host/?replicaSet=name`."""
@@ -33,26 +35,17 @@ class MongoOptions(CatalogOptions):
     """What makes feeds of its documents, as JSON (extended where needed): `[{"$match": {"enabled": true}},
     {"$project": {"name": "$code", "source": {"url": "$url"}}}]`. `_id` is left out of the result."""
 
+    @property
+    def where(self) -> str:
+        return f"collection {self.database}.{self.collection}"
 
-class MongoCatalog:
-    """Reads a collection."""
-
-    Options: ClassVar[type[CatalogOptions]] = MongoOptions
-    errors: ClassVar = (PyMongoError,)
-
-    def __init__(self, options: MongoOptions, _: Settings) -> None:
-        self._options = options
-        self._pipeline = json_util.loads(msgspec.json.encode(options.pipeline).decode())
-        self.where = f"collection {options.database}.{options.collection}"
-
-    def contents(self) -> Iterator[tuple[str, Content]]:
-        options = self._options
-        waits_ms = round(1000 * options.timeout_s)
+    def contents(self, settings: Settings) -> Iterator[tuple[str, Content]]:
+        waits_ms = round(1000 * self.timeout_s)
         limits: dict[str, Any] = {"serverSelectionTimeoutMS": waits_ms, "connectTimeoutMS": waits_ms}
-        url = options.url.get_secret_value()
+        url, pipeline = self.url.get_secret_value(), json_util.loads(json.dumps(self.pipeline))
         with (
-            pymongo.timeout(options.timeout_s),
+            pymongo.timeout(self.timeout_s),
             pymongo.MongoClient[dict[str, Any]](url, appname="feedq-sync", **limits) as client,
         ):
-            for document in client[options.database][options.collection].aggregate(self._pipeline):
+            for document in client[self.database][self.collection].aggregate(pipeline):
                 yield f"document {document.pop('_id', '')}".rstrip(), document

@@ -17,50 +17,45 @@ from feedq.core.passwords import mask_url
 from feedq.core.values import read_json
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import CatalogOptions, Content
+from feedq.verbs.catalogs.base import Content, FeedCatalog
 
 ROWS_AT_ONCE: Final = 1_000
 JSON_KEYS: Final = frozenset(("source", "sink", "labels", "selector"))
 """Keys whose text is JSON."""
 
 
-class QueryOptions(CatalogOptions):
-    """What is asked, and where."""
+class QueryCatalog(FeedCatalog):
+    """Rows of a query."""
+
+    errors: ClassVar = (SQLAlchemyError, OSError)
 
     url: SecretStr
     """The database, such as `postgresql://user:password@host/name`; its driver must be installed."""
     query: str
     """What gives the feeds: `SELECT name, url AS "source.url" FROM ...`, or one column with a JSON object."""
 
+    @property
+    def where(self) -> str:
+        return f"database {mask_url(self.url.get_secret_value())}"
 
-class QueryCatalog:
-    """Asks a database."""
-
-    Options: ClassVar[type[CatalogOptions]] = QueryOptions
-    errors: ClassVar = (SQLAlchemyError, OSError)
-
-    def __init__(self, options: QueryOptions, _: Settings) -> None:
-        self._options = options
-        self.where = f"database {mask_url(options.url.get_secret_value())}"
-
-    def contents(self) -> Iterator[tuple[str, Content]]:
+    def contents(self, settings: Settings) -> Iterator[tuple[str, Content]]:
         engine = self._engine()
         with engine.connect() as connection:
             if engine.dialect.name == "postgresql":
                 connection = connection.execution_options(postgresql_readonly=True)
             # As it stands: to SQLAlchemy a colon before a word is a parameter.
             asked = connection.execution_options(yield_per=ROWS_AT_ONCE)
-            for number, row in enumerate(asked.exec_driver_sql(self._options.query).mappings(), 1):
+            for number, row in enumerate(asked.exec_driver_sql(self.query).mappings(), 1):
                 yield f"row {number}", _content(dict(row))
             connection.rollback()
 
     def _engine(self) -> Engine:
         try:
-            url = make_url(self._options.url.get_secret_value())
+            url = make_url(self.url.get_secret_value())
             if url.drivername in ("postgresql", "postgres"):
                 # The driver that is installed with feedq; SQLAlchemy's own choice is another one.
                 url = url.set(drivername="postgresql+psycopg2")
-            limits = _connect_args(url.get_backend_name(), self._options.timeout_s)
+            limits = _connect_args(url.get_backend_name(), self.timeout_s)
             return create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=limits)
         except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
             # From None: what SQLAlchemy says of a URL that it cannot read may quote the password.

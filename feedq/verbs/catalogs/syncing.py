@@ -1,4 +1,4 @@
-"""One sync of a catalog: read, compare, refuse what is unusual, change, and report.
+"""One sync of a catalog: its feeds are declared as it says, for its own feeds only.
 
 - An entry that is wrong costs that one feed: the others are synced, and a feed that is there already stays as it
   is. Where not even the name of a wrong entry can be read, nothing is removed: it may be the entry of any feed.
@@ -10,25 +10,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from feedq import __version__
 from feedq.control.store.feeds import of_others
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Feed, FeedSpec
 from feedq.core.remedies import command
 from feedq.core.roles import AccessRole
-from feedq.core.values import read
 from feedq.errors import SyncRefused
-from feedq.verbs.catalogs.base import CatalogEntry, CatalogReading, OpenCatalog, digest, open_catalog
-from feedq.verbs.declarations import ChangeDocument, change_document, change_feeds
+from feedq.verbs.bulk import BulkResult
+from feedq.verbs.catalogs.base import OpenCatalog, open_catalog
+from feedq.verbs.declarations import Declared, change_feeds, declared_answer
 from feedq.verbs.manifest.changes import ABSENT, Action, Change, OptionChange, plan
 from feedq.verbs.manifest.options import option_problems
+from feedq.verbs.manifest.reader import Manifest, ManifestProblem
 from feedq.verbs.registry import At, NameArgument, Page, Told, verb
 
 REMOVED_FREELY: Final = 10
@@ -36,49 +36,23 @@ REMOVED_FREELY: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class SkippedEntry:
-    """An entry that was not synced, and why; without a name if it has none."""
-
-    where: str
-    name: str | None
-    what: str
-
-    def __str__(self) -> str:
-        who = "" if self.name is None else f"feed {self.name!r}: "
-        return f"{self.where}: {who}{self.what}"
-
-
-@dataclass(frozen=True, slots=True)
 class Synced:
     """What a sync of a catalog did, or would do."""
 
     name: str
-    added: int
-    changed: int
-    removed: int
-    unchanged: int
-    kept: int
-    """Feeds that the catalog has no more, and that stay because an entry without a readable name may be theirs."""
-    is_same: bool
-    """Whether neither the catalog nor one of its feeds has changed since the last sync."""
-    left_out: Sequence[SkippedEntry]
-    complaint: str
-    """What people should look at, in one line; empty if all is as the catalog says."""
-    changes: Sequence[ChangeDocument]
-    dry_run: bool
-
-
-@dataclass(slots=True)
-class _Differences:
-    """What a sync has to change, and what it has left out so far."""
-
-    unchanged: int = 0
-    changes: list[Change] = field(default_factory=list)
-    left_out: list[SkippedEntry] = field(default_factory=list)
+    feeds: Declared
+    left_out: Sequence[ManifestProblem] = ()
+    """Entries that were not synced, and why."""
     kept: int = 0
+    """Feeds that the catalog has no more, and that stay because an entry without a readable name may be theirs."""
+    is_same: bool = False
+    """Whether neither the catalog nor one of its feeds has changed since the last sync."""
 
-    def of(self, action: Action) -> list[Change]:
-        return [change for change in self.changes if change.action is action]
+    def complaint(self) -> str | None:
+        """What people should look at, in one line; None if all is as the catalog says."""
+        refused = [f"{one.name}: {one.detail}" for one in self.feeds.changes if one.error is not None]
+        found = [*map(str, self.left_out), *refused]
+        return f"catalog {self.name!r}: {len(found):,} left out, such as {found[0]}" if found else None
 
 
 @verb("GET /catalogs", of_fleet=True)
@@ -129,150 +103,72 @@ def sync(
     """
     name = opened.name
     with nullcontext() if dry_run else store.catalogs.exclusively(name):
-        setup = digest(opened.setup.encode(), __version__.encode())
-        reading = opened.read(None if take_over else _known(store, name, setup))
-        if reading is None:
-            as_before = _Differences(int(store.catalogs.owned_state(name).partition("/")[0]))
-            return _synced(name, as_before, is_same=True, dry_run=dry_run)
-        contents = _contents(reading, opened.options.defaults)
-        owned = store.feeds.declared(catalog=name)
-        others = [one for one in store.feeds.declared(names=contents.declared) if one.catalog != name]
-        taken = others if take_over else []
-        found = _compared(contents, owned, taken, name)
-        removals, share_max = len(found.of(Action.REMOVE)), opened.options.removals_max
-        check_removals(name, removals, len(owned), share_max=share_max, remove_up_to=remove_up_to)
-        if not take_over:
-            _leave_out(found, contents, others)
+        version, state = store.catalogs.last(name)
+        state_now = store.catalogs.owned_state(name)
+        # A feed that somebody has changed is to be as the catalog says.
+        read = opened.read(version if state == state_now and not take_over else None)
+        if read is None:
+            count = int(state_now.partition("/")[0])
+            return Synced(name, declared_answer(BulkResult(), count, dry_run=dry_run), is_same=True)
+        manifest, version = read
+        owned = {feed.name: feed for feed in store.feeds.declared(catalog=name)}
+        names = [one.spec.name for one in manifest.feeds]
+        others = {one.name: one for one in store.feeds.declared(names=names) if one.catalog != name}
+        taken = others if take_over else {}
+        feeds, left_out = _accepted(manifest, owned | taken, {} if take_over else others)
+        surplus = owned.keys() - {*names, *(one.name for one in left_out)}
+        kept = len(surplus) if any(one.name is None for one in left_out) else 0
+        removed = () if kept else surplus
+        share_max = opened.catalog.removals_max
+        check_removals(name, len(removed), len(owned), share_max=share_max, remove_up_to=remove_up_to)
+        there = {feed.name: feed.spec for feed in (owned | taken).values()}
+        planned = plan("feed", feeds, there, remove=removed)
+        changes = _with_marks(planned.changes, [taken[one.name] for one in feeds if one.name in taken], name)
+        unchanged = len(feeds) + len(removed) - len(changes)
+        result: BulkResult[Change, Any] = BulkResult([(change, None) for change in changes])
         if not dry_run:
-            made = change_feeds(
+            result = change_feeds(
                 store.feeds,
-                found.changes,
+                changes,
                 catalog=name,
-                taken_over={feed.name for feed in taken},
-                told=lambda done: told(done, len(found.changes)),
+                taken_over=taken,
+                told=lambda done: told(done, len(changes)),
             )
-            found.changes = [change for change, _ in made.done]
-            found.left_out += [SkippedEntry("control database", c.name, str(e)) for c, e in made.failed]
-            is_whole = not found.left_out and not found.kept
-            version = f"{setup}:{reading.version}" if is_whole else None
-            store.catalogs.note(name, version, _state_after([*owned, *taken], made.done))
-        return _synced(name, found, dry_run=dry_run)
+            is_whole = not (left_out or kept or result.failed)
+            after = _state_after([*owned.values(), *taken.values()], result.done)
+            store.catalogs.note(name, version if is_whole else None, after)
+        return Synced(name, declared_answer(result, unchanged, dry_run=dry_run), left_out, kept)
 
 
-def _synced(name: str, found: _Differences, *, is_same: bool = False, dry_run: bool) -> Synced:
-    left_out = found.left_out
-    return Synced(
-        name=name,
-        added=len(found.of(Action.ADD)),
-        changed=len(found.of(Action.CHANGE)),
-        removed=len(found.of(Action.REMOVE)),
-        unchanged=found.unchanged,
-        kept=found.kept,
-        is_same=is_same,
-        left_out=left_out,
-        complaint=f"catalog {name!r}: {len(left_out):,} left out, such as {left_out[0]}" if left_out else "",
-        changes=list(map(change_document, found.changes)),
-        dry_run=dry_run,
-    )
+def _accepted(
+    manifest: Manifest, before: dict[str, Feed], others: dict[str, Feed]
+) -> tuple[list[FeedSpec], list[ManifestProblem]]:
+    """The entries that can be declared, and why the others cannot.
+
+    Of entries with the same name none can: which is meant, nobody can tell.
+    """
+    left_out = list(manifest.problems)
+    wrong = {one.name for one in left_out}
+    accepted = []
+    for one in manifest.feeds:
+        name = one.spec.name
+        what = _objection(one.spec, before.get(name), others.get(name))
+        if what is not None:
+            left_out.append(ManifestProblem(one.where, f"feed {name!r}: {what}", name))
+        elif name not in wrong:
+            accepted.append(one.spec)
+    return accepted, left_out
 
 
-def _known(store: PostgresStore, name: str, setup: str) -> str | None:
-    """The version of the catalog that its feeds are as, unless somebody has changed one, or how it is set up."""
-    version, owned = store.catalogs.last(name)
-    if version is None or owned != store.catalogs.owned_state(name):
+def _objection(spec: FeedSpec, before: Feed | None, other: Feed | None) -> str | None:
+    if spec.resume is not None:
+        return "resume: is not for catalogs; `feedq feed cursor set` gives a feed a cursor"
+    if other is not None:
+        return of_others(other)
+    # What is stored has been checked before.
+    if before is not None and spec.completed(before.spec) == before.spec:
         return None
-    before, _, known = version.partition(":")
-    return known if before == setup else None
-
-
-def _state_after(owned: Sequence[Feed], changed: Sequence[tuple[Change, Feed]]) -> str:
-    """The state of the feeds that a sync left, as `CatalogStore.owned_state` would tell it if nobody else had
-    changed one meanwhile: if somebody has, the next sync finds another, and compares."""
-    generations = {feed.name: feed.generation for feed in (*owned, *(feed for _, feed in changed))}
-    for change, _ in changed:
-        if change.action is Action.REMOVE:
-            del generations[change.name]
-    return f"{len(generations)}/{sum(generations.values())}"
-
-
-# -- comparing -----------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Contents:
-    """The feeds that a catalog declares, by name, with their places."""
-
-    declared: dict[str, FeedSpec] = field(default_factory=dict)
-    where: dict[str, str] = field(default_factory=dict)
-    left_out: list[SkippedEntry] = field(default_factory=list)
-
-
-def _contents(reading: CatalogReading, defaults: Mapping[str, Any]) -> _Contents:
-    """Read all entries. One name twice is wrong both times: which is meant, nobody can tell."""
-    found = _Contents(left_out=[SkippedEntry(one.where, None, one.what) for one in reading.problems])
-    for entry in reading.entries:
-        one = _read(entry, defaults)
-        if isinstance(one, FeedSpec) and one.name in found.where:
-            one = SkippedEntry(entry.where, one.name, f"is also declared at {found.where[one.name]}")
-        if isinstance(one, FeedSpec):
-            found.declared[one.name], found.where[one.name] = one, entry.where
-        else:
-            found.left_out.append(one)
-    for skipped in found.left_out:
-        found.declared.pop(skipped.name or "", None)
-    return found
-
-
-def _read(entry: CatalogEntry, defaults: Mapping[str, Any]) -> FeedSpec | SkippedEntry:
-    if not isinstance(entry.value, Mapping):
-        return SkippedEntry(entry.where, None, "a feed must be a mapping with name, connector and sink")
-    given = _merged(defaults, entry.value)
-    name = given.get("name") if isinstance(given.get("name"), str) else None
-    if given.get("resume") is not None:
-        instead = "resume: is not for catalogs; `feedq feed cursor set` gives a feed a cursor"
-        return SkippedEntry(entry.where, name, instead)
-    found = read(FeedSpec, given)
-    if isinstance(found, list):
-        return SkippedEntry(entry.where, name, "; ".join(what for _, what in found))
-    return found
-
-
-def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given, and where it says nothing, the defaults."""
-    result = {**defaults, **given}
-    for key in defaults.keys() & given.keys():
-        if isinstance(defaults[key], Mapping) and isinstance(given[key], Mapping):
-            result[key] = _merged(defaults[key], given[key])
-    return result
-
-
-def _compared(
-    contents: _Contents, owned: Sequence[Feed], taken: Sequence[Feed], catalog: str
-) -> _Differences:
-    """Find what differs. Options are checked where they do: what is stored has been checked before."""
-    there = {feed.name: feed.spec for feed in (*owned, *taken)}
-    left_out = list(contents.left_out)
-    differing = []
-    for name, entry in contents.declared.items():
-        before = there.get(name)
-        spec = entry.completed(before)  # a person may have paused it
-        if before == spec:
-            continue
-        if wrong := option_problems(spec):
-            left_out.append(SkippedEntry(contents.where[name], name, "; ".join(wrong)))
-        else:
-            differing.append(spec)
-    planned = {change.name: change for change in plan("feed", differing, there).changes}
-    for feed in taken:
-        change = planned.get(feed.name, Change(Action.CHANGE, "feed", feed.name, feed.spec))
-        mark = OptionChange("catalog", ABSENT if feed.catalog is None else feed.catalog, catalog)
-        planned[feed.name] = replace(change, options=(*change.options, mark))
-    changes = list(planned.values())
-    surplus = there.keys() - contents.declared.keys() - {one.name for one in left_out}
-    kept = len(surplus) if any(one.name is None for one in left_out) else 0
-    removals = [] if kept else [Change(Action.REMOVE, "feed", name) for name in sorted(surplus)]
-    unchanged = len(there) - sum(change.action is Action.CHANGE for change in changes) - len(surplus)
-    return _Differences(unchanged, [*changes, *removals], left_out, kept)
+    return "; ".join(option_problems(spec)) or None
 
 
 def check_removals(
@@ -290,10 +186,21 @@ def check_removals(
     )
 
 
-def _leave_out(found: _Differences, contents: _Contents, others: Sequence[Feed]) -> None:
-    """Leave out what would be added under the name of a feed that is somebody else's."""
-    added = {change.name for change in found.of(Action.ADD)}
-    taken = {feed.name: feed for feed in others if feed.name in added}
-    for name, feed in taken.items():
-        found.left_out.append(SkippedEntry(contents.where[name], name, of_others(feed)))
-    found.changes = [change for change in found.changes if change.name not in taken]
+def _with_marks(changes: Sequence[Change], taken: Sequence[Feed], catalog: str) -> list[Change]:
+    """The changes, with that of the catalog for each feed that is taken over."""
+    found = {change.name: change for change in changes}
+    for feed in taken:
+        change = found.get(feed.name, Change(Action.CHANGE, "feed", feed.name, feed.spec))
+        mark = OptionChange("catalog", ABSENT if feed.catalog is None else feed.catalog, catalog)
+        found[feed.name] = replace(change, options=(*change.options, mark))
+    return list(found.values())
+
+
+def _state_after(before: Sequence[Feed], changed: Sequence[tuple[Change, Feed]]) -> str:
+    """The state of the feeds that a sync left, as `CatalogStore.owned_state` would tell it if nobody else had
+    changed one meanwhile: if somebody has, the next sync finds another, and compares."""
+    generations = {feed.name: feed.generation for feed in (*before, *(feed for _, feed in changed))}
+    for change, _ in changed:
+        if change.action is Action.REMOVE:
+            del generations[change.name]
+    return f"{len(generations)}/{sum(generations.values())}"

@@ -1,9 +1,11 @@
-"""A manifest as a whole: its documents, their lists, and the position of everything that is wrong."""
+"""Manifests as a whole: their documents, lists and entries, and the position of everything that is wrong."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from feedq.core.model import FeedSpec
@@ -27,6 +29,8 @@ _SHAPES = {
     "queues": "name, and rate_per_s or concurrency",
 }
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 E = TypeVar("E", FeedSpec, ScheduleSpec, Queue)
 
 
@@ -45,6 +49,8 @@ class ManifestProblem:
 
     where: str
     what: str
+    name: str | None = None
+    """The name of the entry that is wrong, if it has one."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
@@ -52,99 +58,99 @@ class ManifestProblem:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a manifest declares, and all that is wrong with it."""
+    """What manifests declare, and all that is wrong with them."""
 
     feeds: tuple[Declaration[FeedSpec], ...] = ()
     schedules: tuple[Declaration[ScheduleSpec], ...] = ()
     queues: tuple[Declaration[Queue], ...] = ()
     problems: tuple[ManifestProblem, ...] = ()
     keys: frozenset[str] = frozenset()
-    """Which keys of `ENTRIES` it has, empty lists included."""
+    """Which keys of `ENTRIES` they have, empty lists included."""
 
 
 def parse(text: str, *, origin: str) -> Manifest:
     """Read a manifest; ``origin`` names it in positions, usually its path."""
-    reader = _Reader(origin)
-    try:
-        for document in documents.read(text, lists=tuple(ENTRIES)):
-            reader.read(document)
-    except DocumentError as stop:
-        reader.complain(stop.line, str(stop))
-    found: dict[str, Any] = {key: tuple(declared) for key, declared in reader.found.items()}
-    return Manifest(**found, problems=tuple(reader.problems), keys=frozenset(reader.keys))
+    reader = ManifestReader()
+    reader.read(text, origin=origin)
+    return reader.manifest()
 
 
-def join(manifests: Sequence[Manifest]) -> Manifest:
-    """Several manifests as one; what is declared twice is a problem."""
-    problems = [problem for manifest in manifests for problem in manifest.problems]
-    found: dict[str, Any] = {
-        key: _unique(key.removesuffix("s"), [d for m in manifests for d in getattr(m, key)], problems)
-        for key in ENTRIES
-    }
-    keys = frozenset(key for manifest in manifests for key in manifest.keys)
-    return Manifest(**found, problems=tuple(problems), keys=keys)
+class ManifestReader:
+    """Collects what manifests declare, each name once, and all that is wrong with them."""
 
-
-def _unique(
-    noun: str, declared: Sequence[Declaration[Any]], problems: list[ManifestProblem]
-) -> tuple[Declaration[Any], ...]:
-    """Keeps what was not declared before; the others, and too many of them, become problems."""
-    first: dict[str, Declaration[Any]] = {}
-    for declaration in declared:
-        name = declaration.spec.name
-        if name in first:
-            what = f"{noun} {name!r} was declared before, at {first[name].where}"
-            problems.append(ManifestProblem(declaration.where, what))
-        else:
-            first[name] = declaration
-    if len(first) > ENTRIES_MAX:
-        problems.append(
-            ManifestProblem("manifest", f"{len(first)} {noun}s; at most {ENTRIES_MAX} are allowed")
-        )
-    return tuple(first.values())
-
-
-class _Reader:
-    """Collects declarations and problems over the documents of one manifest."""
-
-    def __init__(self, origin: str) -> None:
-        self.origin = origin
-        self.found: dict[str, list[Declaration[Any]]] = {key: [] for key in ENTRIES}
+    def __init__(
+        self, *, known: Sequence[str] = tuple(ENTRIES), defaults: Mapping[str, Any] = NOTHING
+    ) -> None:
+        """``known`` are the keys of `ENTRIES` that may be there; ``defaults`` is what each entry says unless it
+        says otherwise, mappings merged."""
         self.problems: list[ManifestProblem] = []
-        self.keys: set[str] = set()
-        self._entries = dict.fromkeys(ENTRIES, 0)
+        self._known, self._defaults = known, defaults
+        self._found: dict[str, dict[str, Declaration[Any]]] = {key: {} for key in ENTRIES}
+        self._keys: set[str] = set()
 
-    def complain(self, line: int | None, what: str) -> None:
-        self.problems.append(ManifestProblem(self.origin if line is None else f"{self.origin}:{line}", what))
+    def read(self, text: str, *, origin: str) -> None:
+        """Read a manifest; ``origin`` names it in positions, usually its path."""
+        numbers: Counter[str] = Counter()
+        try:
+            for document in documents.read(text, lists=self._known):
+                self._check_keys(document, origin)
+                for key, entries in document.lists.items():
+                    for entry in entries:
+                        numbers[key] += 1
+                        number = f"{origin}: {key.removesuffix('s')} {numbers[key]}"
+                        self.read_entry(key, entry, at=_at(origin, entry.line) or number, origin=origin)
+        except DocumentError as stop:
+            self.complain(_at(origin, stop.line) or origin, str(stop))
 
-    def read(self, document: Document) -> None:
+    def read_entry(self, key: str, entry: DocumentValue, *, at: str, origin: str = "") -> None:
+        """Read a feed, schedule or queue, which stands at this place."""
+        noun = key.removesuffix("s")
+        if not isinstance(entry.value, Mapping):
+            self.complain(at, f"a {noun} must be a mapping with {_SHAPES[key]}")
+            return
+        given = _merged(self._defaults, entry.value)
+        found, name = read(ENTRIES[key], given), given.get("name")
+        if isinstance(found, list):
+            known = name if isinstance(name, str) else None
+            who = f"{noun}: " if known is None else f"{noun} {known!r}: "
+            for wrong, what in found:
+                place = _at(origin, entry.key_lines.get(wrong)) or at
+                self.complain(place, who + what, known)
+        elif (before := self._found[key].setdefault(found.name, Declaration(found, at))).spec is not found:
+            self.complain(at, f"{noun} {found.name!r} was declared before, at {before.where}", found.name)
+
+    def manifest(self) -> Manifest:
+        for key, declared in self._found.items():
+            if len(declared) > ENTRIES_MAX:
+                self.complain("manifest", f"{len(declared)} {key}; at most {ENTRIES_MAX} are allowed")
+        found: dict[str, Any] = {key: tuple(declared.values()) for key, declared in self._found.items()}
+        return Manifest(**found, problems=tuple(self.problems), keys=frozenset(self._keys))
+
+    def _check_keys(self, document: Document, origin: str) -> None:
         for key, line in document.keys.items():
-            if key in ENTRIES:
-                self.keys.add(key)
+            at = _at(origin, line) or origin
+            if key in self._known:
+                self._keys.add(key)
                 if key not in document.lists:
-                    self.complain(line, f"{key}: must be a list")
+                    self.complain(at, f"{key}: must be a list")
             elif not key.startswith("x-"):
-                known = ", ".join(ENTRIES)
-                near = did_you_mean(key, ENTRIES)
-                self.complain(line, f"unknown key {key!r}; known are {known} (and x-… for your own){near}")
-        for key in ENTRIES:
-            for entry in document.lists.get(key, ()):
-                self._read_entry(key, entry)
+                near = did_you_mean(key, self._known)
+                known = ", ".join(self._known)
+                self.complain(at, f"unknown key {key!r}; known are {known} (and x-… for your own){near}")
 
-    def _read_entry(self, key: str, entry: DocumentValue) -> None:
-        noun, given = key.removesuffix("s"), entry.value
-        self._entries[key] += 1
-        number = f"{self.origin}: {noun} {self._entries[key]}"
-        at = number if entry.line is None else f"{self.origin}:{entry.line}"
-        if not isinstance(given, Mapping):
-            self.problems.append(ManifestProblem(at, f"a {noun} must be a mapping with {_SHAPES[key]}"))
-            return
-        found = read(ENTRIES[key], given)
-        if not isinstance(found, list):
-            self.found[key].append(Declaration(found, at))
-            return
-        name = given.get("name")
-        who = f"{noun} {name!r}: " if isinstance(name, str) else f"{noun}: "
-        for wrong, what in found:
-            line = entry.key_lines.get(wrong)
-            self.problems.append(ManifestProblem(at if line is None else f"{self.origin}:{line}", who + what))
+    def complain(self, at: str, what: str, name: str | None = None) -> None:
+        """Add a mistake, of the entry of this name if it has one."""
+        self.problems.append(ManifestProblem(at, what, name))
+
+
+def _at(origin: str, line: int | None) -> str | None:
+    return None if line is None else f"{origin}:{line}"
+
+
+def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, and where it says nothing, the defaults."""
+    result = {**defaults, **given}
+    for key in defaults.keys() & given.keys():
+        if isinstance(defaults[key], Mapping) and isinstance(given[key], Mapping):
+            result[key] = _merged(defaults[key], given[key])
+    return result

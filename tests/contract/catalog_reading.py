@@ -1,0 +1,44 @@
+"""A catalog of any kind as a test reads it: its feeds, what is wrong with it, and whether it has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from feedq.settings import Settings
+from feedq.verbs.catalogs.base import OpenCatalog, open_catalog
+from feedq.verbs.manifest.reader import Manifest
+
+DEFAULTS = {"connector": "tcp", "sink": {"table": "t"}}
+
+
+def opened(**options: Any) -> OpenCatalog:
+    return open_catalog("crm", Settings(catalogs={"crm": {"defaults": DEFAULTS, **options}}))
+
+
+def manifest(catalog: OpenCatalog) -> Manifest:
+    read = catalog.read(None)
+    assert read is not None
+    return read[0]
+
+
+def feeds(catalog: OpenCatalog) -> list[dict[str, Any]]:
+    """What the feeds say besides the defaults, by name."""
+    found = manifest(catalog)
+    assert found.problems == ()
+    said = [feed.spec.plain() for feed in found.feeds]
+    return sorted(
+        ({key: value for key, value in one.items() if key not in DEFAULTS} for one in said),
+        key=lambda one: str(one["name"]),
+    )
+
+
+def mistakes(catalog: OpenCatalog) -> list[str]:
+    return [str(problem) for problem in manifest(catalog).problems]
+
+
+def version(catalog: OpenCatalog) -> str:
+    """The version, as which the catalog is not read again."""
+    read = catalog.read(None)
+    assert read is not None
+    assert catalog.read(read[1]) is None
+    return read[1]
