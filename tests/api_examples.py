@@ -42,7 +42,6 @@ ARGUMENTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("list_backfills", {}),
     ("show_backfill", {"name": FILLING}),
     ("list_dead_letters", {"name": MINE, "limit": 1}),
-    ("list_dead_letters", {"name": MINE, "newest": True, "limit": 1}),
     ("show_dead_letter", {"name": MINE, "id": 1}),
     ("list_schedules", {}),
     ("list_schedules", {"prefix": "night", "runs": 2}),

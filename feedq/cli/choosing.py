@@ -73,7 +73,7 @@ def feeds_named(
     """The feeds of these names that there are, some at a time."""
     for start in range(0, len(names), NAMES_AT_ONCE):
         part = selection.Selection(names=tuple(names[start : start + NAMES_AT_ONCE]), removing=removing)
-        yield from invocation.pages(None, feeds.list_feeds, select=part)
+        yield from invocation.pages(feeds.list_feeds, select=part)
 
 
 def none_match(invocation: Invocation, then: str = "") -> str:

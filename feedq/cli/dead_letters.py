@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import click
 
@@ -14,19 +13,17 @@ from feedq.cli.output import TableColumn, answer, answer_list, fact_lines, first
 from feedq.errors import FeedqError
 
 with lazily():
-    from feedq.core import model, selection
     from feedq.verbs import dead_letters as letters
-    from feedq.verbs import details, feeds, wording
+    from feedq.verbs import details, wording
 
 TEXT_WIDTH = 60
-LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 @click.command(
     "dead-letters", cls=Command, short_help="Records that the database refused: list, replay, drop."
 )
 @has_verbs(list="name ids limit", replay="name ids all_", drop="name ids all_ yes")
-@click.argument("name", required=False)
+@click.argument("name")
 @click.argument("ids", nargs=-1, type=click.IntRange(1, 2**63 - 1), metavar="[ID]...")
 @click.option("--all", "all_", is_flag=True, help="All of the feed's, instead of naming each.")
 @limit_option(50)
@@ -36,7 +33,7 @@ def dead_letters(
     invocation: Invocation,
     *,
     verb: str,
-    name: str | None,
+    name: str,
     ids: Sequence[int],
     all_: bool,
     limit: int,
@@ -44,8 +41,8 @@ def dead_letters(
 ) -> None:
     """Records that the database refused, kept in the feed's sink with the reason.
 
-    list shows those of a feed, newest first, or those with these ids, whole; without a name, the feeds that
-    have had some refused, each with the latest reason. replay lands them after all, once the table or the
+    list shows those of a feed, newest first, or those with these ids, whole; `feedq feed list --dead-letters` has
+    the feeds that have some. replay lands them after all, once the table or the
     feed was mended: each as the feed is declared now, in the transaction that takes it from the dead letters.
     What is refused again stays there, with the new reason; with --all, what is refused meanwhile is left for
     the next time. drop deletes them for good.
@@ -56,11 +53,7 @@ def dead_letters(
       feedq feed dead-letters replay acme/orders --all
       feedq feed dead-letters drop acme/orders 17 --yes
     """
-    if name is None:
-        if verb != "list":
-            raise click.UsageError("say whose: NAME is missing")
-        _list_feeds(invocation, limit)
-    elif verb == "replay":
+    if verb == "replay":
         _replay(invocation, name, ids, all_)
     elif verb == "drop":
         with invocation.progress("records dropped"):
@@ -80,7 +73,7 @@ def dead_letters(
 
 
 def _list(invocation: Invocation, name: str, limit: int) -> None:
-    found = first(invocation.pages(None, letters.list_dead_letters, name=name, newest=True), limit)
+    found = first(invocation.pages(letters.list_dead_letters, name=name), limit)
     now = invocation.clock.now()
     columns: list[TableColumn[letters.DeadLetterDocument]] = [
         number("ID", lambda letter: str(letter.id)),
@@ -110,24 +103,6 @@ def _facts(letter: letters.DeadLetterDocument) -> list[details.Fact]:
         ("error", letter.error),
         ("record", _text(letter)),
     ]
-
-
-def _list_feeds(invocation: Invocation, limit: int) -> None:
-    """What the workers have told of their feeds: no sink is asked."""
-    chosen = selection.Selection(dead_letters=True)
-    views = list(invocation.pages(None, feeds.list_feeds, select=chosen))
-    views.sort(key=lambda view: view.lease.dead_letter_at or LONG_AGO, reverse=True)
-    now = invocation.clock.now()
-    columns: list[TableColumn[model.FeedView]] = [
-        TableColumn("NAME", lambda view: view.feed.name),
-        number("REFUSED", lambda view: f"{view.lease.dead_letters:,}"),
-        number("LATEST", lambda view: wording.ago(view.lease.dead_letter_at, now=now)),
-        TableColumn(
-            "REASON",
-            lambda view: view.lease.dead_letter_error and wording.said(view.lease.dead_letter_error),
-        ),
-    ]
-    answer_list(invocation, first(iter(views), limit), columns, empty="no feed has dead letters")
 
 
 def _replay(invocation: Invocation, name: str, ids: Sequence[int], all_: bool) -> None:

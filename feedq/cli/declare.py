@@ -84,9 +84,7 @@ def _declared_feeds(
     """The declarations of the feeds that are chosen, or of those that there are of the ones that are named."""
     parts = range(0, len(select.names) or 1, NAMES_AT_ONCE)
     for part in (replace(select, names=select.names[start : start + NAMES_AT_ONCE]) for start in parts):
-        for one in invocation.pages(
-            None, declarations.list_declared_feeds, select=part, with_cursors=with_cursors
-        ):
+        for one in invocation.pages(declarations.list_declared_feeds, select=part, with_cursors=with_cursors):
             yield one.declaration
 
 
@@ -303,7 +301,7 @@ def _jobs(invocation: Invocation, names: Sequence[str], named: Sequence[str]) ->
     schedule has."""
     missing = sorted({*names} - {*named})
     try:
-        every = invocation.pages(None, declarations.list_declared_schedules)
+        every = invocation.pages(declarations.list_declared_schedules)
         found = [one for one in every if not names or one.name in names]
     except Forbidden:
         if not names or missing:

@@ -1,4 +1,4 @@
-"""Does verbs for commands: at the control database, or at a server that is asked with the same arguments.
+"""Has a server do the verbs of a command, with the same arguments and answers as at the control database.
 
 With ``--server URL`` or ``FEEDQ_SERVER`` a command asks the API at that address. The token comes from the
 environment or from a file, never from the command line, which everybody on the machine can read. It goes to that
@@ -9,11 +9,10 @@ the same error as of a command at the database.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -22,13 +21,10 @@ import feedq
 from feedq.core.authorship import given_reason
 from feedq.core.values import is_loopback
 from feedq.errors import FeedqError, InvalidInput, Unauthenticated, Unavailable, error_of
-from feedq.verbs.registry import OF, PAGE_MAX, At, Page, Told, Verb, read_answered, write_declaration
+from feedq.verbs.registry import Told, Verb, read_answered, write_declaration
 
 if TYPE_CHECKING:
     import httpx  # imported where it is used: whoever asks the database does without
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 PROGRESS: Final = "progress"
 ANSWER: Final = "answer"
@@ -41,76 +37,6 @@ STREAM_TYPE: Final = "text/event-stream"
 TOKEN_BYTES_MAX: Final = 1_000
 TOKEN: Final = "FEEDQ_TOKEN"  # noqa: S105 -- the name of a variable
 TOKEN_FILE: Final = "FEEDQ_TOKEN_FILE"  # noqa: S105
-
-
-class Doer(Protocol):
-    """Does a verb with its arguments; ``told`` hears how far it has come, if somebody wants to know."""
-
-    def __call__(self, verb: Verb, arguments: msgspec.Struct, told: Told | None) -> Any: ...
-
-
-@dataclass(slots=True)
-class Doing:
-    """Does verbs, wherever that is done."""
-
-    doer: Doer
-    told: Told | None = None
-
-    def do(self, function: Callable[Concatenate[At, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do a verb. Raises what the verb raises, and `Unavailable` when the server cannot be asked."""
-        found: T = self.do_named(OF[function], kwargs)
-        return found
-
-    def do_named(self, verb: Verb, given: Mapping[str, Any]) -> Any:
-        """Do a verb with arguments that nobody has checked yet. Raises as `do`, and `InvalidInput`."""
-        return self.doer(verb, verb.parse(given), self.told)
-
-    def pages(
-        self,
-        most: int | None,
-        function: Callable[Concatenate[At, P], Page[T]],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Iterator[T]:
-        """The first so many items of a list, or all of them, page by page. Raises as `do`."""
-        verb, cursor, left = OF[function], None, most
-        while left is None or left > 0:
-            limit = PAGE_MAX if left is None else min(left, PAGE_MAX)
-            page = self.doer(verb, verb.parse({**kwargs, "limit": limit, "cursor": cursor}), None)
-            yield from page.items
-            if (cursor := page.next) is None:
-                return
-            left = None if left is None else left - len(page.items)
-
-
-def at_database(at: Callable[[Told | None], At]) -> Doer:
-    """Does verbs right here."""
-    return lambda verb, arguments, told: verb.call(at(told), arguments)
-
-
-def at_server(api: ApiConnection) -> Doer:
-    """Has a server do verbs, and reads its answers as the verb's own dataclass."""
-
-    def ask(verb: Verb, arguments: msgspec.Struct, told: Told | None) -> Any:
-        given = msgspec.to_builtins(arguments, enc_hook=write_declaration)
-        path = [
-            str(given.pop(part.strip("{}"))) if part.startswith("{") else part
-            for part in verb.path.strip("/").split("/")
-        ]
-        asked: dict[str, Any] = {"json": given} if verb.changes else {"params": query_of(given)}
-        if verb.is_stream:
-            return (msgspec.json.decode(data) for _, data in api.events(verb.method, path, **asked))
-        if told is None:
-            return api.read(api.ask(verb.method, path, **asked), verb.answer)
-        for kind, data in api.events(verb.method, path, **asked):
-            if kind == PROGRESS:
-                found = msgspec.json.decode(data)
-                told(found["done"], found["total"])
-            elif kind == ANSWER:
-                return api.read(data, verb.answer)
-        raise api.broken_off()
-
-    return ask
 
 
 def query_of(given: dict[str, Any]) -> dict[str, Any]:
@@ -127,9 +53,6 @@ def query_of(given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-# -- a server -----------------------------------------------------------------------------------------
-
-
 class ApiConnection:
     """Asks one API, over one connection that is kept. Close it."""
 
@@ -142,6 +65,29 @@ class ApiConnection:
 
     def close(self) -> None:
         self._client.close()
+
+    def do(self, verb: Verb, arguments: msgspec.Struct, told: Told | None) -> Any:
+        """Have the server do a verb, and read its answer as the verb's own dataclass.
+
+        ``told`` hears how far it has come, if somebody wants to know. Raises as the verb does, and `Unavailable`.
+        """
+        given = msgspec.to_builtins(arguments, enc_hook=write_declaration)
+        path = [
+            str(given.pop(part.strip("{}"))) if part.startswith("{") else part
+            for part in verb.path.strip("/").split("/")
+        ]
+        asked: dict[str, Any] = {"json": given} if verb.changes else {"params": query_of(given)}
+        if verb.is_stream:
+            return (msgspec.json.decode(data) for _, data in self.events(verb.method, path, **asked))
+        if told is None:
+            return self.read(self.ask(verb.method, path, **asked), verb.answer)
+        for kind, data in self.events(verb.method, path, **asked):
+            if kind == PROGRESS:
+                found = msgspec.json.decode(data)
+                told(found["done"], found["total"])
+            elif kind == ANSWER:
+                return self.read(data, verb.answer)
+        raise Unavailable(f"the server at {self._url} broke its answer off; look at what it has done")
 
     def ask(self, method: str, path: Sequence[str], **asked: Any) -> bytes:
         """The text of the answer. Raises the `FeedqError` that the API tells of, and `Unavailable`."""
@@ -197,10 +143,6 @@ class ApiConnection:
             raise Unavailable(
                 f"no answer from the server at {self._url}: {why}; see that `feedq api` runs there"
             ) from None
-
-    def broken_off(self) -> Unavailable:
-        """The error of an answer that ended before its end."""
-        return Unavailable(f"the server at {self._url} broke its answer off; look at what it has done")
 
     def _error(self, text: bytes, status: int) -> FeedqError:
         try:

@@ -91,7 +91,7 @@ def list_(
       feedq feed list --tenant acme --sort bytes --limit 10
     """
     select = replace(select, removing=True)
-    found = invocation.pages(None, feeds.list_feeds, select=select, order=order)
+    found = invocation.pages(feeds.list_feeds, select=select, order=order)
     views = first(found, limit, of="first")
     empty = "" if views else none_match(invocation)
     now = invocation.clock.now()

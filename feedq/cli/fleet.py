@@ -214,7 +214,7 @@ def events(
     if since_s is not None:
         began = invocation.clock.now() - timedelta(seconds=since_s)
     which: dict[str, Any] = {"feed": feed, "kinds": tuple(kinds), "tenant": tenant, "since": began}
-    found = first(invocation.pages(None, fleet.list_events, **which), limit)[::-1]
+    found = first(invocation.pages(fleet.list_events, **which), limit)[::-1]
     if follow_on:
         _follow(invocation, which, found)
         return
@@ -243,7 +243,7 @@ def _follow(invocation: Invocation, which: dict[str, Any], found: list[history.L
 
 
 def _newer(invocation: Invocation, which: dict[str, Any], last: int) -> list[history.ListedEvent]:
-    newest = invocation.pages(None, fleet.list_events, **which)
+    newest = invocation.pages(fleet.list_events, **which)
     return list(takewhile(lambda listed: listed.id > last, newest))[::-1]
 
 

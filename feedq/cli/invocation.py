@@ -1,4 +1,4 @@
-"""What a command works on: where it has verbs done, the clock, and whether it speaks JSON.
+"""What a command works on: the control database or a server that does verbs, the clock, and the form of answers.
 
 One `Invocation` a call of the command travels as click's context object. Tests pass one of their own, with a store
 in memory: ``main(args, obj=…)``.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -106,7 +106,8 @@ class Invocation:
     is_server_said: bool = False
     """Whether it was named on the command line, and so is meant for this command."""
     _opened: postgresql.PostgresStore | None = None
-    _doing: doing.Doing | None = None
+    _api: doing.ApiConnection | None = None
+    _told: registry.Told | None = None
 
     @property
     def json(self) -> bool:
@@ -149,39 +150,43 @@ class Invocation:
     # -- verbs ---------------------------------------------------------------------------------------
 
     def do(self, function: Callable[Concatenate[registry.At, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Have a verb done, at the control database or at the server. Raises what the verb raises."""
-        return self.doing.do(function, *args, **kwargs)
+        """Have a verb done. Raises what the verb raises, and `Unavailable` when the server cannot be asked."""
+        found: T = self.do_named(registry.OF[function], kwargs)
+        return found
+
+    def do_named(self, verb: registry.Verb, given: Mapping[str, Any]) -> Any:
+        """Have a verb done with arguments that nobody has checked yet. Raises as `do`, and `InvalidInput`."""
+        arguments = verb.parse(given)
+        if self.server is None:
+            return verb.call(self.at(self._told), arguments)
+        if self._api is None:
+            self._api = doing.ApiConnection(self.server, doing.token_of())
+            click.get_current_context().call_on_close(self._api.close)
+        return self._api.do(verb, arguments, self._told)
 
     def pages(
         self,
-        most: int | None,
         function: Callable[Concatenate[registry.At, P], registry.Page[T]],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Iterator[T]:
-        """The first so many items of a list, or all of them, page by page."""
-        return self.doing.pages(most, function, *args, **kwargs)
+        """The items of a list, whose pages are asked for as somebody gets to them. Raises as `do`."""
+        asked: dict[str, Any] = {**kwargs, "limit": registry.PAGE_MAX, "cursor": None}
+        while True:
+            page = self.do_named(registry.OF[function], asked)
+            yield from page.items
+            if page.next is None:
+                return
+            asked["cursor"] = page.next
 
     @contextmanager
     def progress(self, what: str) -> Iterator[None]:
         """Shows how far the verbs that are done within the block have come."""
-        with output.ProgressBar(what) as bar:
-            self.doing.told = bar
+        with output.ProgressBar(what) as self._told:
             try:
                 yield
             finally:
-                self.doing.told = None
-
-    @property
-    def doing(self) -> doing.Doing:
-        if self._doing is None:
-            if self.server is None:
-                self._doing = doing.Doing(doing.at_database(self.at))
-            else:
-                api = doing.ApiConnection(self.server, doing.token_of())
-                click.get_current_context().call_on_close(api.close)
-                self._doing = doing.Doing(doing.at_server(api))
-        return self._doing
+                self._told = None
 
     def at(self, told: registry.Told | None) -> registry.At:
         """Where verbs are done that are done here, by somebody who may do everything."""

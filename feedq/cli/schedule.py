@@ -90,7 +90,7 @@ def list_(
         empty = "no queue has limits, or runs that wait or run"
         answer_list(invocation, invocation.do(schedules.list_queues).items, tables.QUEUE_COLUMNS, empty=empty)
         return
-    found = invocation.pages(None, schedules.list_schedules, prefix=prefix, state=state)
+    found = invocation.pages(schedules.list_schedules, prefix=prefix, state=state)
     columns = tables.schedule_columns(invocation.clock.now())
     empty = "no schedules; declare some with `feedq apply`"
     answer_list(invocation, first(found, limit, of="first"), columns, empty=empty)
@@ -196,7 +196,7 @@ def runs(
     Example:
       feedq schedule runs acme/cleanup --state failed --state lost
     """
-    found = invocation.pages(None, schedules.list_runs, schedule=name, states=tuple(states))
+    found = invocation.pages(schedules.list_runs, schedule=name, states=tuple(states))
     columns = tables.run_columns(invocation.clock.now(), of_one=name is not None)
     answer_list(invocation, first(found, limit), columns, empty="no runs")
 

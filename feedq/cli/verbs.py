@@ -48,7 +48,7 @@ def do_verb(invocation: Invocation, *, verb: str | None, assignments: Sequence[s
         return
     if verb not in known:
         raise NotFound(f"no verb {verb!r}{values.did_you_mean(verb, known) or '; `feedq do` lists them'}")
-    found = invocation.doing.do_named(known[verb], assigned({}, assignments, values.Entry))
+    found = invocation.do_named(known[verb], assigned({}, assignments, values.Entry))
     if known[verb].is_stream:
         for item in filter(None, found):
             write_json_line(item)

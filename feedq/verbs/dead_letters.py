@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -18,11 +18,9 @@ from feedq.verbs.cursors import require_still_own, sink_of
 from feedq.verbs.registry import At, Cursor, Expected, Limit, NameArgument, Page, page_of, page_place, verb
 
 ID_MAX: Final = 2**63 - 1
-AT_ONCE: Final = 100
-FIRST_AT_ONCE: Final = 10
-BYTES_AT_ONCE: Final = 16 * 2**20
-"""These bound one transaction of a replay, and what is held of records in memory: so many at once, or fewer if
-those before were large."""
+AT_ONCE: Final = 20
+"""Bounds one transaction of a replay, and what is held of records in memory: a record may have a mebibyte, or more
+where its feed allows that."""
 
 LetterId = Annotated[int, Meta(ge=1, le=ID_MAX)]
 LetterIds = Annotated[tuple[LetterId, ...], Meta(max_length=10_000)]
@@ -66,15 +64,12 @@ class Dropped:
 
 @verb("GET /feeds/{name}/dead-letters")
 def list_dead_letters(
-    at: At, *, name: NameArgument, newest: bool = False, limit: Limit = 100, cursor: Cursor = None
+    at: At, *, name: NameArgument, limit: Limit = 100, cursor: Cursor = None
 ) -> Page[DeadLetterDocument]:
-    """Dead letters of a feed, oldest first, or ``newest`` first."""
-    (place,) = page_place(cursor, int) or (None if newest else 0,)
+    """Dead letters of a feed, newest first."""
+    (before,) = page_place(cursor, int) or (None,)
     with sink_of(at, at.feed(name)) as sink:
-        if newest:
-            found = sink.dead_letters(name, before=place, limit=limit + 1)
-        else:
-            found = sink.dead_letters(name, after=place, limit=limit + 1)
+        found = sink.dead_letters(name, before=before, limit=limit + 1)
     return page_of(list(map(_document, found)), limit, lambda letter: (letter.id,))
 
 
@@ -172,40 +167,26 @@ def _document(letter: DeadLetter) -> DeadLetterDocument:
 
 
 def _parts(sink: Sink, name: str, ids: Sequence[int], all_: bool) -> Iterator[list[int]]:
-    """Ids of dead letters of this feed, oldest first, some at a time. Raises `InvalidInput` at once."""
+    """Ids of dead letters of this feed, oldest first, some at a time.
+
+    Raises at once: `InvalidInput`, and `NotFound` unless each that is named is one of this feed.
+    """
     if bool(ids) == all_:
         raise InvalidInput("name the ids of dead letters, or say --all")
     if not all_:
-        return iter(_named(sink, name, ids))
+        left = sorted(set(ids))
+        parts = [left[start : start + AT_ONCE] for start in range(0, len(left), AT_ONCE)]
+        there = {one.id for part in parts for one in sink.dead_letters(name, ids=part, limit=AT_ONCE)}
+        if missing := [one for one in left if one not in there]:
+            raise NotFound(f"{name} has no dead letter {', '.join(map(str, missing))}")
+        return iter(parts)
     # Up to this one: of a feed that goes on being refused, there would never be an end.
     newest = sink.dead_letters(name, limit=1)
     return _every(sink, name, up_to=newest[0].id) if newest else iter(())
 
 
 def _every(sink: Sink, name: str, *, up_to: int) -> Iterator[list[int]]:
-    last, at_once = 0, FIRST_AT_ONCE
-    while letters := [x for x in sink.dead_letters(name, after=last, limit=at_once) if x.id <= up_to]:
-        last, at_once = letters[-1].id, _at_once_after(letters)
-        yield [letter.id for letter in letters]
-
-
-def _named(sink: Sink, name: str, ids: Collection[int]) -> list[list[int]]:
-    """Raises `NotFound` unless each of them is one of this feed, before anything is done with any."""
-    left, at_once = sorted(set(ids)), FIRST_AT_ONCE
-    parts: list[list[int]] = []
-    missing: list[int] = []
-    while left:
-        asked, left = left[:at_once], left[at_once:]
-        letters = sink.dead_letters(name, ids=asked, limit=len(asked))
-        at_once = _at_once_after(letters)
-        parts.append(sorted(letter.id for letter in letters))
-        missing += sorted(set(asked).difference(parts[-1]))
-    if missing:
-        raise NotFound(f"{name} has no dead letter {', '.join(map(str, missing))}")
-    return parts
-
-
-def _at_once_after(letters: Sequence[DeadLetter]) -> int:
-    """How many to take next, if they are as large as these; only twice as many, for they need not be."""
-    size = sum(len(letter.record) for letter in letters)
-    return max(1, min(AT_ONCE, 2 * len(letters), len(letters) * BYTES_AT_ONCE // max(1, size)))
+    last = 0
+    while ids := [x.id for x in sink.dead_letters(name, after=last, limit=AT_ONCE) if x.id <= up_to]:
+        last = ids[-1]
+        yield ids

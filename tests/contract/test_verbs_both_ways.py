@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from feedq.api.endpoint import Endpoint
-from feedq.cli.doing import Doing, at_database
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.roles import AccessRole, Caller
 from feedq.errors import InvalidInput
@@ -34,7 +33,7 @@ OF_THE_MOMENT = re.compile(
     rb'"(heartbeat_age_s|lag_s|pass_age_s|oldest_due_s|overdue_s|age_s|silent_s|token|uuid)":("[^"]*"|[0-9.e-]+)'
 )
 ADDRESS_MAX = 60_000
-AGE = re.compile(rb"[-+]?\b\d[\d.]*\s?(ms|[smhd])\b( ago)?|\b\d+ of \d+ in use")
+AGE = re.compile(rb"[-+]?\b\d[\d.]*\s?(ms|[smhd])\b( ago)?|\b\d+ of \d+ in use|\b\d+ free")
 
 
 class Ways:
@@ -51,7 +50,7 @@ class Ways:
     def refused_directly(self, example: Example) -> str:
         """What a command at the database says is wrong with the arguments."""
         with pytest.raises(InvalidInput) as refused:
-            Doing(at_database(lambda told: self.here)).do(example.verb.function, **example.arguments)
+            self.directly(example)
         return str(refused.value)
 
     def refused_by_server(self, example: Example) -> str:

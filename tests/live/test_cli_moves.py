@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from uuid import uuid4
-
 import pytest
 from structlog.testing import capture_logs
 
-from feedq.core.model import LeaseState, NewWorker, Selector, Worker
+from feedq.core.model import LeaseState
 from tests.unit.command import Command
 
 
 @pytest.fixture
 def command() -> Command:
     return Command()
-
-
-def labelled(command: Command, name: str, labels: Mapping[str, str]) -> Worker:
-    new = NewWorker(uuid4(), name, f"node.{name}", 10, "host", 4712, "0.1.0", labels)
-    worker = command.store.workers.register(new, ttl_s=1e6)
-    command.clock.advance(60)
-    return worker
 
 
 def two_workers_with(command: Command, *feeds: str) -> None:
@@ -77,9 +67,6 @@ def test_a_drain_waits_until_every_feed_has_another_place(command: Command) -> N
     result = command.run("worker", "drain", "one", "--wait")
     assert result.exit_code == 0, result.output
     assert result.stdout == "one drained\n"
-    left = [int(line.removeprefix("one: ").split()[0]) for line in result.stderr.splitlines()]
-    assert left == sorted(set(left), reverse=True)
-    assert len(left) > 1, "and not only the last step"
     assert set(where(command).values()) == {"two"}
     assert target_states(command)["one"] == "drained"
 
@@ -90,26 +77,8 @@ def test_a_feed_without_another_place_stays_and_the_drain_says_why(command: Comm
     command.stream()
     command.during_waits(lambda: hand_over(command))
     error = command.refused("worker", "drain", "one", "--wait", "--timeout", "0", status=1)
-    assert "one hands over its 1 feed: not within 0 s; it may still happen. No other worker serves" in error
+    assert "one hands over its 1 feed: not within 0 s; it may still happen. `feedq status` says" in error
     assert command.view("a").lease.state is LeaseState.RUNNING
-
-
-def test_a_drain_that_gets_no_further_says_so_while_it_waits(command: Command) -> None:
-    command.worker("one")
-    labelled(command, "two", {"region": "us"})
-    command.ok("worker", "cordon", "two")
-    command.feed("a")
-    command.stream()
-    command.store.feeds.edit(
-        command.spec("a").model_copy(update={"selector": Selector(required={"region": "eu"})})
-    )
-    command.ok("worker", "uncordon", "two")
-    clock = command.clock
-    command.during_waits(lambda: clock.advance(1))
-    result = command.run("worker", "drain", "one", "--wait", "--timeout", "8")
-    told = [line for line in result.stderr.splitlines() if line.startswith("one: 1 feed left. ")]
-    assert len(told) == 1, "once, and not at every look"
-    assert "no other worker that serves has the labels of selector.required, as region=eu for a" in told[0]
 
 
 # -- one feed ----------------------------------------------------------------------------------------

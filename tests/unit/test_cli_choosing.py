@@ -100,22 +100,6 @@ def test_feeds_of_a_worker_move_to_those_with_room(command: Command) -> None:
     assert [v.feed.name for v in views if v.lease.promised_to not in (None, source.id)] == ["acme/a"]
 
 
-def test_dead_letters_of_all_feeds_are_listed_with_the_latest_reason(command: Command) -> None:
-    command.worker("w")
-    command.stream()
-    view = command.view("acme/b")
-    assert view.lease.worker_id is not None
-    command.report(
-        view.lease.worker_id, view.feed.id, view.lease.epoch, dead_letters=3, dead_letter_error="not a number"
-    )
-    (row,) = command.json("feed", "dead-letters", "list")
-    assert (row["feed"]["spec"]["name"], row["lease"]["dead_letters"]) == ("acme/b", 3)
-    assert row["lease"]["dead_letter_error"] == "not a number"
-    header, line = command.ok("feed", "dead-letters", "list").splitlines()
-    assert header.split() == ["NAME", "REFUSED", "LATEST", "REASON"]
-    assert line.endswith("not a number")
-
-
 def test_a_feed_that_cannot_be_changed_keeps_no_other_from_it(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from feedq.cli.doing import ApiConnection, Doing, at_server
+from feedq.cli.doing import ApiConnection
+from feedq.cli.invocation import Invocation
 from feedq.errors import Unavailable
 from feedq.verbs.feeds import FeedAction, act_on_feeds, list_feeds
-from feedq.verbs.registry import OF, Page, Told, Verb, encode
+from feedq.verbs.registry import OF, Page, Verb, encode
 
 
-class Pages:
+class Pages(Invocation):
     """A list of so many numbers, of which a page is asked for."""
 
     def __init__(self, total: int) -> None:
+        super().__init__()
         self.total = total
-        self.limits: list[int] = []
+        self.asked: list[str | None] = []
 
-    def __call__(self, verb: Verb, arguments: Any, told: Told | None) -> Page[int]:
-        self.limits.append(arguments.limit)
-        first = int(arguments.cursor or 0)
-        last = min(first + arguments.limit, self.total)
+    def do_named(self, verb: Verb, given: Mapping[str, Any]) -> Page[int]:
+        self.asked.append(given["cursor"])
+        first = int(given["cursor"] or 0)
+        last = min(first + given["limit"], self.total)
         return Page(list(range(first, last)), str(last) if last < self.total else None)
 
 
-@pytest.mark.parametrize(
-    ("total", "most", "limits"),
-    [
-        (0, None, [500]),
-        (1_200, None, [500, 500, 500]),
-        (1_200, 1_100, [500, 500, 100]),
-        (1_200, 500, [500]),
-        (1_200, 3, [3]),
-        (1_200, 0, []),
-    ],
-)
-def test_a_list_is_asked_for_page_by_page_as_far_as_it_is_wanted(
-    total: int, most: int | None, limits: list[int]
-) -> None:
-    pages = Pages(total)
-    found: list[Any] = list(Doing(pages).pages(most, list_feeds))
-    assert found == list(range(total if most is None else min(most, total)))
-    assert pages.limits == limits
+def test_a_list_is_asked_for_page_by_page_as_far_as_it_is_wanted() -> None:
+    for total, asked in ((0, [None]), (500, [None]), (1_200, [None, "500", "1000"])):
+        pages = Pages(total)
+        found: list[Any] = list(pages.pages(list_feeds))
+        assert (found, pages.asked) == (list(range(total)), asked)
+    pages = Pages(1_200)
+    assert [one for one, _ in zip(pages.pages(list_feeds), range(3), strict=False)] == [*range(3)]
+    assert pages.asked == [None]
 
 
 class BrokenOff(ApiConnection):
@@ -62,9 +54,8 @@ class BrokenOff(ApiConnection):
 
 def test_an_answer_that_never_comes_is_an_error_and_no_success() -> None:
     heard: list[tuple[int, int | None]] = []
-    ask = at_server(BrokenOff())
     verb = OF[act_on_feeds]
     arguments = verb.arguments(action=FeedAction.PAUSE, select={"names": ["a"]})
     with pytest.raises(Unavailable, match="broke its answer off; look at what it has done"):
-        ask(verb, arguments, lambda done, total: heard.append((done, total)))
+        BrokenOff().do(verb, arguments, lambda done, total: heard.append((done, total)))
     assert heard == [(3, None)]
