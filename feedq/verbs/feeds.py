@@ -113,7 +113,7 @@ def list_feeds(
     if (seen := at.seen(select)) is None:
         return Page([])
     if order is SelectionOrder.NAME and not reverse:
-        place = page_place(cursor, str, int) or ("", 0)
+        place = page_place(cursor, str, int)
         found = at.store.listing.after(seen, text_=text, place=place, limit=limit + 1)
         page = page_of(found, limit, lambda view: (view.feed.name, view.feed.id))
     else:

@@ -28,11 +28,11 @@ class MemoryListing:
         self._store, self._now = store, now
 
     def after(
-        self, selection: Selection, *, text_: str = "", place: tuple[str, int] = ("", 0), limit: int
+        self, selection: Selection, *, text_: str = "", place: tuple[str, int] | None = None, limit: int
     ) -> list[FeedView]:
         assert not text_, "which the database looks for"
         found = self._store.feeds.selected(selection)
-        return [view for view in found if (view.feed.name, view.feed.id) > place][:limit]
+        return [view for view in found if (view.feed.name, view.feed.id) > (place or ("", 0))][:limit]
 
     def ordered(
         self,
