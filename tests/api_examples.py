@@ -29,7 +29,6 @@ ARGUMENTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("list_feeds", {"text": "acme"}),
     ("list_feeds", {"text": "acme", "order": "rows", "limit": 1}),
     ("list_landed", {"names": [MINE, THEIRS]}),
-    ("list_moves", {}),
     ("count_feeds", {"select": {"tenant": "acme"}, "text": "acme"}),
     ("show_feed", {"name": MINE}),
     ("list_declared_feeds", {"with_cursors": True}),

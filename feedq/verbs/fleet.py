@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from feedq.control.store.fleet_state import FleetState, JobState
-from feedq.control.store.history import EventFilter, ListedEvent, WorkerMoves
+from feedq.control.store.history import EventFilter, ListedEvent
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.landed import LandedBucket, Span
 from feedq.core.model import WorkerView
@@ -115,8 +115,7 @@ def _checks(
     explained = partial(explain, workers=workers, now=state.now, rules=rules)
     yield from feed_checks(troubles, numbers, now=state.now, explained=explained)
     required = listing.placing(each=NAMED_MAX)
-    tenants = listing.wanted_of_tenants() if rules.tenant_caps else {}
-    yield from placing_checks(required, tenants, workers, rules)
+    yield from placing_checks(required, workers, rules)
     yield from job_checks(jobs)
     if jobs.schedules:
         yield from declaration_checks(store.jobs.schedules.all())
@@ -191,12 +190,6 @@ def list_landed(at: At, *, names: Names) -> dict[str, list[LandedBucket]]:
     views = at.store.feeds.selected(Selection(names=names, tenant=at.caller.tenant, removing=True))
     found = at.store.landed.of_feeds([view.feed.id for view in views])
     return {view.feed.name: found[view.feed.id] for view in views if view.feed.id in found}
-
-
-@verb("GET /moves", of_fleet=True)
-def list_moves(at: At) -> Page[WorkerMoves]:
-    """Workers between which feeds move, or moved in the last minute; those with the most feeds first."""
-    return Page(at.store.history.moves())
 
 
 @verb("GET /connectors")

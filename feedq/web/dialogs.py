@@ -28,7 +28,7 @@ from feedq.verbs.documents import DocumentError
 from feedq.verbs.feeds import Acted
 from feedq.verbs.manifest.changes import ABSENT
 from feedq.verbs.registry import At, etag_of
-from feedq.verbs.schedules import PastTicks, RunDocument, ScheduleActed, ScheduleAction
+from feedq.verbs.schedules import PastTicks
 from feedq.verbs.wording import as_json, counted, some
 from feedq.web.buttons import Ask
 
@@ -170,12 +170,8 @@ def would(found: Any) -> list[str]:
             return [f"{counted(found.count, 'feed')}: {names}"] if found.count else ["No feed matches."]
         case WorkerView():
             return [f"{found.worker.name} has {counted(found.leases, 'feed')}."]
-        case ScheduleActed():
-            return [f"Afterwards {found.name} is {_AFTER[found.action]}."]
         case PastTicks():
             return [f"{counted(found.made, 'run')} for {counted(found.ticks, 'tick')}."]
-        case RunDocument():
-            return [f"{found.correlation_id} is {found.state}."]
         case CursorChange():
             change = found.change
             twice = "Its sink has no key, so records that the source sends again will be there twice."
@@ -194,13 +190,6 @@ def would(found: Any) -> list[str]:
             notes = [change.note for change in found.changes if change.note]
             return [*said, *notes] or ["It is unchanged."]
     return []
-
-
-_AFTER: Final = {
-    ScheduleAction.PAUSE: "paused",
-    ScheduleAction.RESUME: "active",
-    ScheduleAction.CANCEL: "without waiting runs",
-}
 
 
 def _value(value: Any) -> str:

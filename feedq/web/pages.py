@@ -55,7 +55,6 @@ from feedq.verbs.feeds import count_feeds, list_feeds, show_feed
 from feedq.verbs.fleet import (
     list_events,
     list_landed,
-    list_moves,
     list_problems,
     show_landed,
     show_status,
@@ -391,12 +390,11 @@ class FleetPage(PageHandler):
     verb = OF[show_status]
 
     async def show(self) -> str:
-        data, moves = await asyncio.gather(self.ask(show_status), self.ask(list_moves))
+        data = await self.ask(show_status)
         return self.part(
             "fleet_live.html",
             buttons_of=worker_buttons,
             data=data,
-            moves=moves.items,
         )
 
 

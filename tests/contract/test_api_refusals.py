@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
 
 ORIGIN = "127.0.0.1"
 OF_FLEET: Final = (
-    *("/workers", "/moves", "/schedules", "/runs", "/queues", "/status", "/problems", "/doctor"),
+    *("/workers", "/schedules", "/runs", "/queues", "/status", "/problems", "/doctor"),
     *("/tokens", "/catalogs", "/alerts", "/declarations/schedules", "/declarations/queues"),
 )
 """Addresses of what belongs to no tenant."""

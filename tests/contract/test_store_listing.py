@@ -21,7 +21,7 @@ from feedq.core.selection import Selection, SelectionOrder
 from feedq.verbs.diagnosis.fleet_checks import summary
 from feedq.verbs.troubles import REASONS, TROUBLED
 from tests.contract.harness import TTL_S, Harness, PostgresHarness, progress, spec
-from tests.fakes.memory.listing import in_order, required_by, tallies_of, troubles_of, wanted_of_tenants
+from tests.fakes.memory.listing import in_order, required_by, tallies_of, troubles_of
 
 WANTED = [("running", False), ("paused", False), ("running", True)]
 """Of a feed: what people want of it, and whether it is being removed."""
@@ -290,7 +290,6 @@ def test_the_database_counts_what_is_wrong_with_feeds_and_what_they_want(
     assert {one.cause for one in found} == {*TROUBLED, *Concern}
     by_labels = partial(sorted, key=lambda one: sorted(one.required.items()))
     assert by_labels(listing.placing(each=3)) == by_labels(required_by(views, each=3))
-    assert listing.wanted_of_tenants() == wanted_of_tenants(views)
 
 
 def names(group: TroubledFeeds) -> list[str]:

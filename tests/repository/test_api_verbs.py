@@ -60,7 +60,7 @@ VERBS = {
     "token remove": "remove_token",
 }
 """Commands, and the verbs that do what they do."""
-OF_PAGES = {"count_feeds", "list_landed", "list_moves"}
+OF_PAGES = {"count_feeds", "list_landed"}
 """Verbs that pages alone ask."""
 
 

@@ -35,7 +35,7 @@ from feedq.verbs.diagnosis.fleet_checks import Overview, fleet_checks, placing_c
 from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.troubles import REASONS, TROUBLED
 from feedq.verbs.wording import NAMED_MAX
-from tests.fakes.memory.listing import required_by, tallies_of, troubles_of, wanted_of_tenants
+from tests.fakes.memory.listing import required_by, tallies_of, troubles_of
 from tests.fakes.sink import IDENTITY
 
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
@@ -207,9 +207,9 @@ def test_what_a_cordoned_worker_keeps_needs_no_other_place_until_it_dies() -> No
 # -- checks of placement -----------------------------------------------------------------------------
 
 
-def checks(views: list[FeedView], workers: list[WorkerView], rules: Rules = RULES) -> dict[str, str]:
-    required, tenants = required_by(views, each=NAMED_MAX), wanted_of_tenants(views)
-    return {c.name: c.detail for c in placing_checks(required, tenants, workers, rules)}
+def checks(views: list[FeedView], workers: list[WorkerView]) -> dict[str, str]:
+    required = required_by(views, each=NAMED_MAX)
+    return {c.name: c.detail for c in placing_checks(required, workers, RULES)}
 
 
 def test_a_fleet_without_labels_or_caps_has_nothing_to_say() -> None:
@@ -233,16 +233,6 @@ def test_labels_that_only_one_worker_has_leave_no_room_for_its_loss() -> None:
     one, two = (worker(name, labels={"region": "eu"}) for name in ("one", "two"))
     assert checks(views, [one, worker("other")])["labels"].endswith("0 when the largest of these dies")
     assert checks(views, [one, two]) == {}
-
-
-def test_a_tenant_whose_cap_makes_feeds_wait_is_warned_of() -> None:
-    views = [feed(name, tenant="acme") for name in "abcde"]
-    workers = [worker("one"), worker("two")]
-    found = checks(views, workers, Rules(tenant_caps={"*": 2}))["tenants"]
-    assert found == (
-        "tenant 'acme' wants 5 feeds, and FEEDQ_TENANT_CAPS admits 2 on each of 2 workers: 1 cannot run"
-    )
-    assert checks(views, workers, Rules(tenant_caps={"acme": 3, "*": 0})) == {}
 
 
 # -- whose fault it is -------------------------------------------------------------------------------

@@ -360,13 +360,6 @@ class FeedListing(Aggregate):
         return [RequiredLabels(row.required, row.feeds, row.names) for row in found]
 
     @in_transaction
-    def wanted_of_tenants(self, c: Connection) -> dict[str, int]:
-        """Count the feeds that ask for a place, by tenant."""
-        sql = f"SELECT f.tenant, count(*) AS feeds {_FROM} WHERE {_WANTS_PLACE} GROUP BY f.tenant"
-        found = c.execute(text(sql), {"now": _begin(c)})
-        return {row.tenant: row.feeds for row in found}
-
-    @in_transaction
     def sinks(self, c: Connection, *, each: int) -> list[SinkUse]:
         """Count the feeds that name each sink, with one feed of each of the first so many tables."""
         found = c.execute(text(_SINKS), {"each": each, "now": _begin(c)}).all()

@@ -97,50 +97,6 @@ class ListedEvent:
     worker: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerMoves:
-    """Feeds that have gone from one worker to another, or are about to."""
-
-    source: str
-    target: str
-    feeds: int
-    names: tuple[str, ...]
-    """The first of them by name."""
-    under_way: int
-    """Those of them that the first worker has not let go of yet."""
-
-
-LATELY_S = 60
-"""Feeds that moved so lately are shown as moving: most take less than a second."""
-EVENTS_READ = 5_000
-"""The latest events, which the moves are looked for in: after the loss of a large worker others are left out."""
-# What is under way, and what was claimed of late by somebody else than the one who had it before.
-_MOVES = f"""
-    WITH claimed AS (
-        SELECT e.feed_id, e.worker_id AS target, (
-            SELECT b.worker_id FROM feedq.event b WHERE b.feed_id = e.feed_id AND b.id < e.id
-              AND b.kind IN ('lease_released', 'lease_freed', 'lease_reaped') ORDER BY b.id DESC LIMIT 1
-        ) AS source, 0 AS under_way
-        FROM feedq.event e
-        WHERE e.id > (SELECT max(id) FROM feedq.event) - {EVENTS_READ} AND e.kind = 'lease_claimed'
-          AND e.at > statement_timestamp() - make_interval(secs => {LATELY_S})
-    ), moved AS (
-        SELECT * FROM claimed
-        UNION ALL
-        SELECT feed_id, promised_to, worker_id, 1 FROM feedq.lease
-        WHERE moved_at > statement_timestamp() - make_interval(secs => {LATELY_S}) AND state = 'stopping'
-    )
-    SELECT coalesce(s.name, left(CAST(m.source AS text), 8)) AS source,
-        coalesce(t.name, left(CAST(m.target AS text), 8)) AS target,
-        count(DISTINCT f.name)::int AS feeds, (array_agg(DISTINCT f.name))[1:5] AS names,
-        sum(m.under_way)::int AS under_way
-    FROM moved m JOIN feedq.feed f ON f.id = m.feed_id
-    LEFT JOIN feedq.worker s ON s.id = m.source LEFT JOIN feedq.worker t ON t.id = m.target
-    WHERE m.source IS NOT NULL AND m.target IS NOT NULL AND m.source <> m.target
-    GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT :limit
-"""
-
-
 class EventListing(Aggregate):
     """Lists history. Thread-safe."""
 
@@ -176,12 +132,4 @@ class EventListing(Aggregate):
         return [
             ListedEvent(row.event_id, event_from(row), row.feed_name, row.worker_name)
             for row in c.execute(text(sql), parameters)
-        ]
-
-    @in_transaction
-    def moves(self, c: Connection, *, limit: int = 12) -> list[WorkerMoves]:
-        """Pairs of workers between which feeds moved in the last `LATELY_S`, those of the most feeds first."""
-        return [
-            WorkerMoves(row.source, row.target, row.feeds, tuple(row.names), row.under_way)
-            for row in c.execute(text(_MOVES), {"limit": limit})
         ]

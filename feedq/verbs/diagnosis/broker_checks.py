@@ -1,4 +1,4 @@
-"""The broker: does it answer, does a message come back as it was sent, and does it keep what it has?"""
+"""The broker: does it answer, does a message come back as it was sent, and does it evict queues?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, unreachab
 
 TIMEOUT_S = 5
 EVICTION = "broker eviction"
-PERSISTENCE = "broker persistence"
 
 
 def check_broker(url: str) -> Iterator[Check]:
@@ -30,7 +29,7 @@ def check_broker(url: str) -> Iterator[Check]:
         return
     yield _messages(url)
     if is_redis(url):
-        yield from _redis(url)
+        yield _redis(url)
 
 
 def _reachable(url: str) -> Check:
@@ -83,30 +82,23 @@ def _there_and_back(connection: Any, sent: Any) -> Any:
         return message.payload
 
 
-def _redis(url: str) -> Iterator[Check]:
-    """A broker that evicts keys loses queues; one that writes nothing to disk loses them with a restart."""
+def _redis(url: str) -> Check:
+    """A broker that evicts keys loses queues. What a restart loses does no harm: reconcile sends it again."""
     if url.startswith("redis+socket://"):
         url = url.replace("redis+socket://", "unix://").replace("virtual_host=", "db=")
     try:
         with closing(
             redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
         ) as client:
-            config = {
-                str(k): str(v) for k, v in client.config_get("maxmemory*", "appendonly", "save").items()
-            }
+            config = {str(key): str(value) for key, value in client.config_get("maxmemory*").items()}
     except (redis.RedisError, ValueError) as error:
-        for name, wanted in (
-            (EVICTION, "maxmemory-policy is noeviction"),
-            (PERSISTENCE, "appendonly is yes"),
-        ):
-            yield not_checked(
-                name,
-                f"the broker's settings cannot be read: {mask_url(driver_text(error))}",
-                f"permit CONFIG GET to the user of FEEDQ_BROKER_URL, or see where it is set up that {wanted}",
-            )
-        return
-    yield _eviction(config)
-    yield _persistence(config)
+        return not_checked(
+            EVICTION,
+            f"the broker's settings cannot be read: {mask_url(driver_text(error))}",
+            "permit CONFIG GET to the user of FEEDQ_BROKER_URL, or see where it is set up that maxmemory-policy "
+            "is noeviction",
+        )
+    return _eviction(config)
 
 
 def _eviction(config: dict[str, str]) -> Check:
@@ -118,18 +110,3 @@ def _eviction(config: dict[str, str]) -> Check:
             "CONFIG SET maxmemory-policy noeviction",
         )
     return ok(EVICTION, f"maxmemory {config.get('maxmemory', '0')}, policy {policy}")
-
-
-def _persistence(config: dict[str, str]) -> Check:
-    """Says what the broker keeps on disk. Nothing is no fault: what a broker forgets, reconcile sends again."""
-    kept = [
-        what
-        for what, is_on in (
-            ("append-only file", config.get("appendonly") == "yes"),
-            ("snapshots", bool(config.get("save"))),
-        )
-        if is_on
-    ]
-    if kept:
-        return ok(PERSISTENCE, " and ".join(kept))
-    return ok(PERSISTENCE, "none; a restart loses ordinary tasks that wait, feeds are sent again")

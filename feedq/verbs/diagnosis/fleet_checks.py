@@ -246,15 +246,13 @@ def _sinks(workers: Sequence[WorkerView]) -> Iterator[Check]:
 
 def placing_checks(
     required: Sequence[RequiredLabels],
-    tenants: Mapping[str, int],
     workers: Sequence[WorkerView],
     rules: Rules,
 ) -> Iterator[Check]:
-    """``required`` and ``tenants`` count the feeds that want a place. Yields nothing while all is well."""
+    """``required`` counts the feeds that want a place. Yields nothing while all is well."""
     serving = [view for view in workers if serves(view)]
     if serving:
         yield from _labels(required, serving)
-        yield from _tenants(tenants, serving, rules)
     if rules.moves == 0:
         yield warn(
             "moves",
@@ -283,16 +281,4 @@ def _labels(groups: Sequence[RequiredLabels], serving: Sequence[WorkerView]) -> 
                 f"{sum(places)} places on {counted(len(places), 'worker')} for {who}; "
                 f"{left} when the largest of these dies",
                 "give more workers these labels (FEEDQ_WORKER_LABELS)",
-            )
-
-
-def _tenants(tenants: Mapping[str, int], serving: Sequence[WorkerView], rules: Rules) -> Iterator[Check]:
-    for tenant, wanted in sorted(tenants.items()):
-        cap = rules.cap_of(tenant)
-        if cap is not None and wanted > cap * len(serving):
-            yield warn(
-                "tenants",
-                f"tenant {tenant!r} wants {counted(wanted, 'feed')}, and FEEDQ_TENANT_CAPS admits {cap} on each "
-                f"of {counted(len(serving), 'worker')}: {wanted - cap * len(serving)} cannot run",
-                "raise the cap, or start another worker",
             )

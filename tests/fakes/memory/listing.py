@@ -61,9 +61,6 @@ class MemoryListing:
     def placing(self, *, each: int) -> list[RequiredLabels]:
         return required_by(self._store.feeds.views(), each=each)
 
-    def wanted_of_tenants(self) -> dict[str, int]:
-        return wanted_of_tenants(self._store.feeds.views())
-
 
 Key = Callable[[FeedView], Any]
 ORDERS: dict[SelectionOrder, tuple[Key, bool]] = {
@@ -178,11 +175,3 @@ def required_by(views: Sequence[FeedView], *, each: int) -> list[RequiredLabels]
         if required and wants_place(view):
             groups.setdefault(tuple(sorted(required.items())), []).append(view.feed.name)
     return [RequiredLabels(dict(key), len(names), names[:each]) for key, names in groups.items()]
-
-
-def wanted_of_tenants(views: Sequence[FeedView]) -> dict[str, int]:
-    """Feeds that ask for a place, by tenant."""
-    found: dict[str, int] = {}
-    for view in filter(wants_place, views):
-        found[view.feed.spec.tenant] = found.get(view.feed.spec.tenant, 0) + 1
-    return found
