@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,10 @@ def sqlite_path(servers_dir: Path) -> Iterator[Path]:
     yield path
     for left in servers_dir.glob(f"{path.name}*"):
         left.unlink()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """For what is asked of the database at the same moment."""
+    with ThreadPoolExecutor(max_workers=16) as executor:
+        yield executor

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -38,6 +39,7 @@ from feedq.core.model import (
 from feedq.core.placement.base import EligibleWorker, Transfer
 from feedq.settings import Settings
 from tests.fakes import ManualClock, MemoryStore
+from tests.waiting import until
 
 TTL_S = 60.0
 """Longer than any test: a worker expires when a test lets time elapse, and not before."""
@@ -348,10 +350,7 @@ class PostgresHarness(Harness):
             "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        deadline = time.monotonic() + 10
-        while self.execute(held, WORKER_LOCK_CLASS, worker.lock_key):
-            assert time.monotonic() < deadline, "a closed session kept its lock for ten seconds"
-            time.sleep(0.01)
+        until(lambda: not self.execute(held, WORKER_LOCK_CLASS, worker.lock_key), "its lock is free")
 
     def check_liveness(self) -> int:
         return self._check_liveness().crashed
@@ -397,10 +396,7 @@ class PostgresHarness(Harness):
             "AND pid <> pg_backend_pid() AND backend_type IN ('client backend', 'parallel worker')"
         )
         # A backend adds to the counters as it ends, and is listed until it has.
-        deadline = time.monotonic() + 10
-        while left := self.execute(others):
-            assert time.monotonic() < deadline, f"sessions that did not end in ten seconds: {left}"
-            time.sleep(0.005)
+        until(lambda: not self.execute(others), "sessions end")
         ((count,),) = self.execute(
             """
             SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0) + CASE WHEN %s THEN (
@@ -421,6 +417,16 @@ class PostgresHarness(Harness):
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE %s",
             f"%/{worker.id}",
         )
+
+    def wait_until_blocked(self, blocked: Future[Any]) -> None:
+        """Until some statement waits for another transaction's row lock."""
+        sql = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+        def waits() -> object:
+            assert not blocked.done(), "it did not wait for the lock"
+            return self.execute(sql)
+
+        until(waits, "nothing waits for a lock")
 
     def dirty_feeds(self) -> int:
         ((count,),) = self.execute("SELECT count(*) FROM feedq.feed WHERE dirty")

@@ -187,20 +187,6 @@ async def test_rotations_while_nobody_reads_lose_nothing(tmp_path: Path) -> None
     assert driver.records == [b"3", b"4", b"5", b"6"]
 
 
-async def test_the_end_of_a_rotated_file_ends_its_last_record_once(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_bytes(b"1\n2")
-
-    driver = driver_of(path)
-    await read_until(driver, 1)
-    rotate(path)
-    append(path, b"3")
-    await read_until(driver, 2)
-    assert driver.records == [b"1", b"2"]
-    await read_until(driver, 3)
-    assert driver.records == [b"1", b"2", b"3"]
-
-
 async def test_a_cut_record_with_a_length_before_it_is_told_as_lost(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"\0\1a\0\3bb")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import logging
 from contextlib import aclosing
 from typing import Any
 
@@ -271,16 +270,6 @@ async def test_a_little_gzip_that_holds_much_and_no_record_leaves_the_loop_to_ot
 
 
 # -- secrets and the environment -----------------------------------------------------------------------
-
-
-async def test_no_url_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-
-    caplog.set_level(logging.DEBUG)
-    feed = Feed(HttpConnector, secrets={"token": "s3cret"})
-    async with serving(Script(answer(LINES))) as port:
-        await feed.read_to_end(url(port, "/?key={token}"))
-    assert "s3cret" not in caplog.text
-    assert "HTTP Request" not in caplog.text
 
 
 async def test_a_secret_that_no_header_can_hold_is_told_and_not_shown() -> None:

@@ -104,22 +104,6 @@ async def test_entries_that_are_trimmed_while_the_sink_holds_the_feed_back_are_t
     assert driver.records[-5:] == [b"95", b"96", b"97", b"98", b"99"]
 
 
-async def test_a_stream_of_which_everything_was_trimmed_is_told(source: Source) -> None:
-    first, *_ = source.add("a", b"1", b"2")
-    driver = source.driver("a")
-    driver.cursor = {"a": first.decode()}
-    source.client.xtrim("a", maxlen=0, approximate=False)
-    with capture_logs() as logs:
-        async with aclosing(driver.open()) as stream:
-            reading = asyncio.ensure_future(pull(driver, stream, count=1))
-            async with asyncio.timeout(20):
-                while not driver.connected:
-                    await asyncio.sleep(0.001)
-            source.add("a", b"3")
-            await reading
-    assert gaps(logs) == [f"everything after the cursor {first.decode()} was trimmed or deleted"]
-
-
 async def test_a_stream_that_was_made_anew_is_told(source: Source) -> None:
     source.add("a", b"1", id="5-1")
     source.add("a", b"2", id="9-1")

@@ -17,7 +17,8 @@ from feedq.sinks import field_watch
 from feedq.telemetry.event_names import EventKind
 from tests.api_client import ApiClient
 from tests.contract.shell import opened_shell
-from tests.contract.test_supervisor import Stage, stage, until
+from tests.contract.test_supervisor import Stage, stage
+from tests.waiting import until
 
 __all__ = ["stage"]
 

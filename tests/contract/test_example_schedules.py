@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import sys
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,40 +60,6 @@ def call(module: ModuleType, job: ScheduleSpec) -> None:
     jobs(module)[job.task].run(*job.args, **job.kwargs)
 
 
-class Neighbour(BaseHTTPRequestHandler):
-    """The gauge and the chat in one."""
-
-    said: list[Any] = []  # noqa: RUF012  # one server a test, emptied there
-
-    def do_GET(self) -> None:
-        self.answer(b'{"level_m": 4.25}')
-
-    def do_POST(self) -> None:
-        self.said.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.answer(b"{}")
-
-    def answer(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def neighbour() -> Iterator[str]:
-    Neighbour.said.clear()
-    server = HTTPServer(("127.0.0.1", 0), Neighbour)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 @pytest.fixture
 def tables(database_url: str) -> str:
     """A database with the tables in the head of the example, and some landed positions."""
@@ -134,28 +97,6 @@ def test_each_schedule_names_a_task_that_takes_its_arguments(harbour: ModuleType
         task = jobs(harbour)[spec.task]
         inspect.signature(task.run).bind(*spec.args, **spec.kwargs)
     assert {spec.task for spec in declared().values()} == set(jobs(harbour))
-
-
-def test_the_announcement_names_the_day_of_its_tick(
-    harbour: ModuleType, neighbour: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HARBOUR_WEBHOOK", neighbour)
-    run = context("harbour/announce")
-    with run.entered():
-        call(harbour, declared()["harbour/announce"])
-    (note,) = Neighbour.said
-    assert note["text"] == "Berth plan of 2026-11-22 is out."
-    assert note["id"] == run.correlation_id == "harbour/announce/2026-11-22T10:00:00Z"
-
-
-def test_the_gauge_read_twice_for_one_tick_is_one_row(
-    harbour: ModuleType, neighbour: str, tables: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HARBOUR_DATABASE_URL", tables)
-    for _ in range(2):
-        with context("harbour/gauge").entered():
-            jobs(harbour)["harbour.read_gauge"].run(url=neighbour, gauge="outer-mole")
-    assert rows(tables, "SELECT gauge, at, level_m FROM water_level") == [("outer-mole", TICK, 4.25)]
 
 
 def test_ships_are_counted_for_the_hour_before_the_tick_in_the_runs_own_transaction(

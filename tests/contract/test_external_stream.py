@@ -19,7 +19,8 @@ from feedq.worker.activity import Activity
 from feedq.worker.external_stream import run_claimed
 from feedq.worker.runner import FeedRunner
 from tests.contract.harness import PostgresHarness, spec
-from tests.contract.test_supervisor import Source, until
+from tests.contract.test_supervisor import Source
+from tests.waiting import until
 
 pytestmark = pytest.mark.servers
 

@@ -145,23 +145,6 @@ def test_a_job_that_kills_its_workers_ends_some_day(jobs: JobsHarness) -> None:
     assert jobs.schedules.run(run.id).state is S.LOST
 
 
-def test_lost_attempts_use_up_no_retries(jobs: JobsHarness) -> None:
-    worker, _ = started(jobs, **job(Semantics.AT_LEAST_ONCE, retries={"limit": 1, "first": 0.0}))
-    jobs.expire_workers(worker)
-    expire(jobs)
-    other = jobs.job_worker("b")
-    finish(jobs, other, ended(claim_one(jobs, other), S.FAILED))
-    assert claim_one(jobs, other).attempt == 3, "the retry it is allowed"
-
-
-def test_a_worker_that_left_or_was_forgotten_holds_nothing(jobs: JobsHarness) -> None:
-    left, _ = started(jobs, "one")
-    forgotten, _ = started(jobs, "two")
-    jobs.store.workers.leave(left.id)
-    jobs.execute("DELETE FROM feedq.worker WHERE id = %s", str(forgotten.id))
-    assert expire(jobs) == 2
-
-
 # -- deadlines ---------------------------------------------------------------------------------------
 
 

@@ -30,11 +30,6 @@ def test_limits_are_set_changed_and_removed(jobs: JobsHarness) -> None:
         jobs.queues.remove("mail")
 
 
-def test_a_new_queue_has_its_whole_burst(jobs: JobsHarness) -> None:
-    jobs.queues.set(Queue(name="mail", rate_per_s=1.0, burst=10.0))
-    assert tokens(jobs) == 10.0
-
-
 def test_a_change_gives_no_starts_away_and_takes_none(jobs: JobsHarness) -> None:
     jobs.queues.set(Queue(name="mail", rate_per_s=0.001, burst=10.0))
     jobs.execute("UPDATE feedq.job_queue SET tokens = 2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -30,12 +30,6 @@ S = RunState
 SOME_TICK = datetime(2026, 3, 1, 10, tzinfo=UTC)
 WAIT_S = 30.0
 HAMMER_S = 3.0
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(max_workers=12) as executor:
-        yield executor
 
 
 def at_once(threads: ThreadPoolExecutor, *works: Callable[[], Any]) -> list[Any]:

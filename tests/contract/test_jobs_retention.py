@@ -66,10 +66,3 @@ def test_much_is_deleted_a_page_at_a_time_of_a_few_schedules_at_a_time(
         history(jobs, name, [0.0] * 4, keep={"runs": 1})
     assert [trim(jobs, limit=4) for _ in range(5)] == [4, 2, 3, 0, 0]
     assert [kept(jobs, name) for name in "abc"] == [["3"], ["3"], ["3"]]
-
-
-def test_a_removed_schedule_keeps_its_history_as_it_did(jobs: JobsHarness) -> None:
-    history(jobs, "few", [0.0] * 3, keep={"runs": 2})
-    jobs.schedules.remove("few")
-    assert trim(jobs) == 1
-    assert jobs.execute("SELECT count(*) FROM feedq.run") == [(2,)]

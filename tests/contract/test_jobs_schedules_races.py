@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from random import Random
 from threading import Barrier
-from typing import Any
 
 import pytest
 
@@ -31,12 +30,6 @@ WAIT_S = 20.0
 HAMMER_S = 1.5
 
 
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(max_workers=THREADS + 2) as executor:
-        yield executor
-
-
 def at_once(threads: ThreadPoolExecutor, act: Callable[[], object]) -> list[object]:
     """What as many threads get that do this at the same moment."""
     gate = Barrier(THREADS)
@@ -49,15 +42,6 @@ def at_once(threads: ThreadPoolExecutor, act: Callable[[], object]) -> list[obje
             return error
 
     return [job.result(WAIT_S) for job in [threads.submit(attempt) for _ in range(THREADS)]]
-
-
-def wait_until_blocked(jobs: JobsHarness, blocked: Future[Any]) -> None:
-    """Until some statement waits for another transaction's row lock."""
-    deadline = time.monotonic() + WAIT_S
-    sql = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    while not jobs.execute(sql):
-        assert not blocked.done(), "it did not wait for the lock"
-        assert time.monotonic() < deadline, "nothing waits for a lock"
 
 
 FIRING = """
@@ -118,7 +102,7 @@ def test_what_is_fired_meanwhile_is_cancelled_too(
     with jobs.transaction() as firing:
         firing.execute(FIRING)
         doing: Future[object] = threads.submit(getattr(jobs.schedules, verb), "nightly")
-        wait_until_blocked(jobs, doing)
+        jobs.wait_until_blocked(doing)
     doing.result(WAIT_S)
     assert jobs.schedules.counts("nightly") == {RunState.CANCELLED: 1}
 
@@ -128,7 +112,7 @@ def test_a_trigger_sees_what_is_fired_meanwhile(jobs: JobsHarness, threads: Thre
     with jobs.transaction() as firing:
         firing.execute(FIRING)
         trigger: Future[object] = threads.submit(jobs.schedules.trigger, "nightly")
-        wait_until_blocked(jobs, trigger)
+        jobs.wait_until_blocked(trigger)
     run = trigger.result(WAIT_S)
     assert isinstance(run, Run)
     assert run.state is RunState.SKIPPED_OVERLAP
@@ -139,7 +123,7 @@ def test_what_is_removed_meanwhile_gets_no_run(jobs: JobsHarness, threads: Threa
     with jobs.transaction() as removing:
         removing.execute("UPDATE feedq.schedule SET removed_at = clock_timestamp()")
         trigger: Future[object] = threads.submit(jobs.schedules.trigger, "nightly")
-        wait_until_blocked(jobs, trigger)
+        jobs.wait_until_blocked(trigger)
     with pytest.raises(NotFound):
         trigger.result(WAIT_S)
     assert jobs.schedules.runs() == []
@@ -155,7 +139,7 @@ def test_the_watermark_is_not_put_back_behind_what_is_fired_meanwhile(
         firing.execute(FIRING)
         firing.execute(ADVANCE)
         doing: Future[object] = threads.submit(getattr(jobs.schedules, verb), "nightly", *arguments)
-        wait_until_blocked(jobs, doing)
+        jobs.wait_until_blocked(doing)
     doing.result(WAIT_S)
     after = jobs.schedules.get("nightly").next_tick_at
     assert after is not None
@@ -173,7 +157,7 @@ def test_a_claimed_job_that_cannot_be_read_is_ended_in_the_order_of_locks_of_eve
     with jobs.transaction() as other:
         other.execute("SELECT FROM feedq.schedule FOR UPDATE")
         claiming = threads.submit(claim, jobs, worker)
-        wait_until_blocked(jobs, claiming)
+        jobs.wait_until_blocked(claiming)
         # The schedule and then its runs: who held the run meanwhile would close the circle.
         other.execute("UPDATE feedq.run SET state = 'cancelled', ended_at = clock_timestamp()")
     assert claiming.result(WAIT_S) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +15,7 @@ from feedq.settings import Settings
 from feedq.worker.lease_keeper import LeaseKeeper
 from tests.contract.harness import PostgresHarness
 from tests.lease_listener import RecordingListener
+from tests.waiting import until
 
 pytestmark = pytest.mark.servers
 
@@ -33,13 +34,6 @@ def lease_keeper(postgres_harness: PostgresHarness, recording: RecordingListener
     made.start()
     yield made
     made.stop(timeout_s=lambda: LIMIT_S)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def sessions(harness: PostgresHarness) -> set[tuple[object, ...]]:

@@ -102,18 +102,6 @@ def test_another_unique_index_refuses_its_record_only(harness: PostgresSinkHarne
     assert harness.query("SELECT k, v FROM rows ORDER BY k") == [(1, "a"), (2, "b")]
 
 
-def test_equal_keys_that_are_not_the_same_take_the_new_ones_form(harness: PostgresSinkHarness) -> None:
-    harness.query("CREATE TABLE sums (amount numeric PRIMARY KEY, v text)")
-    target = Target(
-        "sums", "json", sources_of({"amount": "/a", "v": "/v"}), ("amount",), on_conflict=OnConflict.UPDATE
-    )
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    for record in (b'{"a": 1.0, "v": "x"}', b'{"a": 1.00, "v": "y"}'):
-        sink.write([write(1, 1, received(record), target=target)])
-    assert harness.query("SELECT amount::text, v FROM sums") == [("1.00", "y")]
-
-
 def test_a_key_may_be_in_a_table_with_row_security(harness: PostgresSinkHarness) -> None:
     harness.query(ROWS + "; CREATE POLICY small ON rows USING (true) WITH CHECK (k < 10)")
     harness.query(

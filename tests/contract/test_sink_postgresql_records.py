@@ -179,19 +179,6 @@ def test_a_constraint_checked_at_the_commit_refuses_its_record_only(
     assert why in letter.error
 
 
-def test_a_trigger_may_fill_in_what_must_not_be_null(harness: PostgresSinkHarness) -> None:
-    harness.query(
-        ORDERS + "; ALTER TABLE orders ALTER sku SET NOT NULL;"
-        "CREATE FUNCTION fill() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN NEW.sku := 'fill'; RETURN NEW; END $$;"
-        "CREATE TRIGGER fill BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION fill()"
-    )
-    sink = harness.sink()
-    fence(sink, 1, 1, TYPED)
-    written = sink.write([write(1, 1, batch(order(1, None), b"bad", order(2, None)), target=TYPED)])
-    assert (written.landed, written.dead) == ({(1, 1): 2}, {(1, 1): 1})
-
-
 def test_a_source_gone_wrong_does_not_cost_an_attempt_for_each_record(harness: PostgresSinkHarness) -> None:
     harness.query(ORDERS)
     sink = harness.sink(url=harness.proxy.url)

@@ -63,15 +63,6 @@ def test_a_constraint_that_is_deferred_keeps_back_only_the_records_that_violate_
     assert numbers(harness) == [1, 3]
 
 
-def test_a_preview_tells_of_a_constraint_that_is_deferred(harness: PostgresSinkHarness) -> None:
-    harness.query("CREATE TABLE known (n bigint PRIMARY KEY); INSERT INTO known VALUES (1)")
-    harness.query("CREATE TABLE typed (n bigint REFERENCES known DEFERRABLE INITIALLY DEFERRED)")
-    good, bad = harness.sink().preview(write(1, 1, batch(b'{"n": 1}', b'{"n": 2}'), target=typed()))
-    assert good.error is None
-    assert bad.error is not None
-    assert "is not present in table" in bad.error
-
-
 def test_a_replay_into_a_table_with_a_key_lands_each_key_once(harness: PostgresSinkHarness) -> None:
     harness.query("CREATE TABLE typed (n bigint UNIQUE)")
     target = typed(key=["n"])

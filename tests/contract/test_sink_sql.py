@@ -91,14 +91,6 @@ def test_each_scheme_has_its_sink_and_any_other_is_refused_by_the_names_of_those
         assert "s3cret" not in str(raised.value)
 
 
-def test_no_session_is_opened_before_it_is_needed(tmp_path: Path) -> None:
-    path = tmp_path / "sink.sqlite3"
-    sink = SqlSink(f"sqlite:///{path}", environment="test", worker_id=uuid4(), role="writer")
-    assert not path.exists()
-    sink.close()
-    assert not path.exists()
-
-
 def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
     path = tmp_path / "sink.sqlite3"
     path.write_text("not a database, by far" * 100)
@@ -181,13 +173,6 @@ def test_a_landing_that_cannot_work_says_why(
     assert [word for word in words if word not in error] == [], error
     with pytest.raises(InvalidInput):
         sink.replay([1], target)
-
-
-def test_a_default_table_that_cannot_be_made_is_asked_for(harness: SqliteHarness) -> None:
-    target = Target("nowhere.made", "json")
-    (outcome,) = harness.sink().fence([request(1, 1, target)], lock_timeout_s=PATIENCE_S)
-    assert isinstance(outcome, Unusable)
-    assert "cannot be created in 'nowhere' (unknown database" in outcome.error
 
 
 # -- locks and broken commits ------------------------------------------------------------------------

@@ -123,11 +123,6 @@ def test_what_sqlite_gets_is_the_number_that_was_meant(number: Decimal) -> None:
     assert Decimal(repr(value)) == number
 
 
-def test_json_that_is_no_number_reaches_sqlite_as_it_is() -> None:
-    assert convert(types.JSON(), '"12"', session=SqliteSession, is_json=True) == '"12"'
-    assert convert(types.JSON(), '{"a": 1.50}', session=SqliteSession, is_json=True) == '{"a": 1.50}'
-
-
 # -- MariaDB and MySQL -------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from feedq.control.store.workers import PREPARED_HEARTBEAT, heartbeat_parameters
 from feedq.core.model import FeedKey, LeaseState, Load, Reason, Release, Worker
 from feedq.core.placement.base import Transfer
 from tests.contract.harness import STOP_WITHIN_S, TTL_S, PostgresHarness, progress
-from tests.contract.test_store_races import WAIT_S, wait_until_blocked
+from tests.contract.test_store_races import WAIT_S
 from tests.contract.test_store_size import many_running
 
 pytestmark = pytest.mark.servers
@@ -108,7 +108,7 @@ def test_a_report_that_waits_for_a_lease_finds_it_lost(postgres_harness: Postgre
         with h.in_a_pass() as p:
             p.expire_workers([worker.id])
             reported = thread.submit(h.store.leases.report, worker.id, [progress(key)])
-            wait_until_blocked(h, reported)
+            h.wait_until_blocked(reported)
         assert reported.result(WAIT_S) == []
     assert (h.lease(feed).state, h.lease(feed).records_total) == (LeaseState.IDLE, 0)
 
@@ -122,7 +122,7 @@ def test_a_claim_that_waits_for_a_lease_reads_the_feed_as_it_was_edited_meanwhil
     with ThreadPoolExecutor(1) as thread, closing(psycopg2.connect(h.url)) as other, other.cursor() as cursor:
         cursor.execute("UPDATE feedq.lease SET attempts = 7")
         claimed = thread.submit(h.store.leases.claim, worker.id, [key])
-        wait_until_blocked(h, claimed)
+        h.wait_until_blocked(claimed)
         cursor.execute("UPDATE feedq.feed SET generation = 5")
         other.commit()
         (granted,) = claimed.result(WAIT_S)

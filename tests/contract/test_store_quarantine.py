@@ -39,23 +39,6 @@ def test_a_feed_that_is_named_with_certainty_is_quarantined_at_once(harness: Har
     assert (harness.lease(other).quarantined, harness.lease(other).blamed) == (False, 0)
 
 
-def test_a_loss_is_reported_once(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    assert harness.store.workers.report_loss(worker.id, certain(feed))
-    assert not harness.store.workers.report_loss(worker.id, certain(feed))
-    assert harness.lease(feed).blamed == 1
-    (view,) = harness.store.workers.views()
-    assert view.worker.loss == f"stalled: {STOOD_STILL}"
-
-
-def test_a_loss_without_a_feed_and_one_of_a_feed_that_is_gone_are_taken_down(harness: Harness) -> None:
-    first, second = harness.worker("a"), harness.worker("b")
-    assert harness.store.workers.report_loss(first.id, Loss("killed", "\ud800\0", stack=("\ud800\0",)))
-    assert harness.store.workers.report_loss(
-        second.id, Loss("stalled", "stood still", 10**9, is_certain=True)
-    )
-
-
 def test_a_feed_that_was_merely_in_hand_is_quarantined_the_second_time_within_minutes(
     harness: Harness,
 ) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -18,21 +17,6 @@ from tests.contract.harness import TTL_S, PostgresHarness, progress
 
 WAIT_S = 10.0
 HAMMER_S = 1.5
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(max_workers=8) as executor:
-        yield executor
-
-
-def wait_until_blocked(harness: PostgresHarness, blocked: Future[Any]) -> None:
-    """Until some statement waits for another transaction's row lock."""
-    deadline = time.monotonic() + WAIT_S
-    sql = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    while not harness.execute(sql):
-        assert not blocked.done(), "it did not wait for the lock"
-        assert time.monotonic() < deadline, "nothing waits for a lock"
 
 
 def test_an_expiry_and_the_leases_it_frees_become_visible_together(postgres_harness: PostgresHarness) -> None:
@@ -59,7 +43,7 @@ def test_a_claim_that_races_with_an_expiry_finds_the_lease_freed(
         assert p is not None
         assert p.expire_workers([worker.id]) == 1
         claim = threads.submit(h.store.leases.claim, worker.id, [key])
-        wait_until_blocked(h, claim)
+        h.wait_until_blocked(claim)
     assert claim.result(WAIT_S) == []
     assert h.lease(feed).state is LeaseState.IDLE
 
@@ -75,7 +59,7 @@ def test_a_claim_that_races_with_a_withdrawal_finds_the_lease_idle(
         assert len(p.overdue(timeout_s=0.0)) == 1
         (again,) = p.assign([(feed.id, worker.id)])
         claim = threads.submit(h.store.leases.claim, worker.id, [key])
-        wait_until_blocked(h, claim)
+        h.wait_until_blocked(claim)
     assert claim.result(WAIT_S) == []
     assert len(h.store.leases.claim(worker.id, [again.key])) == 1
 
@@ -90,7 +74,7 @@ def test_a_release_that_races_with_an_expiry_has_no_effect(
         assert p is not None
         p.expire_workers([worker.id])
         release = threads.submit(h.store.leases.release, worker.id, [Release(*key, Reason.FAILED)])
-        wait_until_blocked(h, release)
+        h.wait_until_blocked(release)
     assert release.result(WAIT_S) == []
     assert h.lease(feed).reason is Reason.WORKER_GONE
 
@@ -105,7 +89,7 @@ def test_a_heartbeat_that_races_with_an_expiry_learns_that_the_worker_is_gone(
         assert p is not None
         (suspect,) = p.suspects()
         beat = threads.submit(h.store.workers.heartbeat, worker.id, Load(), ttl_s=5)
-        wait_until_blocked(h, beat)
+        h.wait_until_blocked(beat)
         p.expire_workers([suspect.worker.id])
     assert beat.result(WAIT_S) is None
 
@@ -120,7 +104,7 @@ def test_a_heartbeat_that_races_with_a_pass_that_spares_the_worker_renews(
         assert p is not None
         p.suspects()
         beat = threads.submit(h.store.workers.heartbeat, worker.id, Load(), ttl_s=5)
-        wait_until_blocked(h, beat)
+        h.wait_until_blocked(beat)
     assert beat.result(WAIT_S) is not None
 
 
@@ -137,7 +121,7 @@ def test_a_pass_that_freezes_in_its_transaction_holds_nobody_up_for_long(
             assert p is not None
             p.assign([(feed.id, worker.id)])
             beat = threads.submit(h.store.workers.heartbeat, worker.id, Load(), ttl_s=TTL_S)
-            wait_until_blocked(h, beat)
+            h.wait_until_blocked(beat)
             renewed.append(beat.result(WAIT_S))  # while the pass is still frozen
 
     renewed: list[object] = []

@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from feedq.core.model import Load, Reason, Release, Selector
+from feedq.core.model import Load, Reason, Release
 from tests.contract.harness import TTL_S, Harness, progress
 
 
@@ -26,23 +26,6 @@ def test_feeds_without_a_place_take_turns_and_keep_no_others_from_theirs(harness
     assert page() == [ids[0], ids[1], fresh.id]
     assert page() == [ids[2], ids[3], fresh.id]
     assert page() == [ids[0], ids[4], fresh.id]
-
-
-def test_a_selector_comes_back_as_it_was_declared(harness: Harness) -> None:
-    selector = Selector(required={"region": "eu"}, preferred={"disk": "ssd"})
-    feed = harness.feed(selector=selector)
-    assert harness.store.feeds.get(feed.name).spec.selector == selector
-    harness.absorb_edits()
-    with harness.in_a_pass() as p:
-        (waiting,) = p.waiting(limit=9)
-        assert waiting.selector == selector
-    harness.worker("a", region="us")
-    report, _ = harness.reconcile()
-    assert report.unplaced == {Reason.NO_MATCH: 1}
-    worker = harness.worker("b", region="eu")
-    assert [a.worker_id for a in harness.reconcile()[1]] == [worker.id]
-    changed = harness.store.feeds.edit(feed.spec.model_copy(update={"selector": Selector()}))
-    assert harness.store.feeds.get(feed.name).spec.selector == changed.spec.selector == Selector()
 
 
 def test_rates_are_smoothed_over_half_a_minute(harness: Harness) -> None:
@@ -89,14 +72,6 @@ def test_a_measured_feed_weighs_what_it_lands_beside_the_others(harness: Harness
     assert harness.candidate(worker).load == pytest.approx(sum(weights.values()), abs=0.3)
     harness.reconcile(measured_load=0.0, sweep=True)
     assert harness.candidate(worker).load == pytest.approx(6.0), "declared weights count again"
-
-
-def test_what_was_evened_out_is_remembered_from_pass_to_pass(harness: Harness) -> None:
-    with harness.in_a_pass() as p:
-        assert p.evened_out is None
-        p.evened_out = "as it is"
-    with harness.in_a_pass() as p:
-        assert p.evened_out == "as it is"
 
 
 def test_a_backoff_that_is_over_makes_a_pass_due(harness: Harness) -> None:

@@ -8,25 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.core.model import LeaseState, Load, NewWorker, Reason, Release, WorkerState, WorkerTarget
+from feedq.core.model import LeaseState, Load, Reason, Release, WorkerState, WorkerTarget
 from tests.contract.harness import TTL_S, Harness
-
-
-def test_a_registered_worker_is_active_until_its_ttl(harness: Harness) -> None:
-    worker = harness.worker("a", capacity=7, ttl_s=30.0)
-    assert (worker.state, worker.capacity, worker.suspected_at) == (WorkerState.ACTIVE, 7, None)
-    assert abs(worker.expires_at - worker.heartbeat_at - timedelta(seconds=30)) < timedelta(seconds=0.1)
-    (view,) = harness.store.workers.views()
-    assert (view.worker, view.leases) == (worker, 0)
-
-
-def test_a_worker_says_how_many_runs_it_takes(harness: Harness) -> None:
-    new = NewWorker(uuid4(), "a", "node.a", 0, "host", 1, "0", job_slots=8)
-    worker = harness.store.workers.register(new, ttl_s=TTL_S)
-    assert (worker.capacity, worker.job_slots) == (0, 8)
-    (view,) = harness.store.workers.views()
-    assert view.worker.job_slots == 8
-    assert harness.worker("b").job_slots == 0, "unless it says so: none"
 
 
 def test_a_worker_without_places_for_feeds_is_no_part_of_what_they_are_spread_over(harness: Harness) -> None:
@@ -81,15 +64,6 @@ def test_a_heartbeat_of_a_gone_or_unknown_worker_is_refused(harness: Harness) ->
     assert harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S) is None
     assert harness.store.workers.heartbeat(uuid4(), Load(), ttl_s=TTL_S) is None
     assert harness.store.workers.views() == []
-
-
-def test_a_late_heartbeat_saves_a_worker_that_has_not_expired_yet(harness: Harness) -> None:
-    worker = harness.worker(ttl_s=5)
-    harness.elapse(10)
-    assert harness.store.workers.heartbeat(worker.id, Load(), ttl_s=5) is not None
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
-        assert p.suspects() == []
 
 
 def test_a_heartbeat_says_that_stop_requests_wait(harness: Harness) -> None:
@@ -165,13 +139,6 @@ def test_a_worker_that_is_not_to_serve_keeps_what_runs_and_is_no_candidate(
         assert p.candidates() == []
         assert p.assign([(assigned.id, worker.id)]) == []
         assert p.leaving() == ({worker.id: 1} if target is WorkerTarget.DRAINED else {})
-
-
-def test_a_worker_serves_again_when_it_is_uncordoned(harness: Harness) -> None:
-    worker = harness.worker()
-    harness.store.workers.set_target(worker.id, WorkerTarget.DRAINED)
-    assert harness.store.workers.set_target(worker.id, WorkerTarget.SERVING)
-    assert harness.candidate(worker).feeds == 0
 
 
 def test_a_heartbeat_says_how_many_workers_the_last_pass_counted(harness: Harness) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from threading import Event, Thread
@@ -37,6 +37,7 @@ from feedq.worker.runner import FeedRunner
 from feedq.worker.supervisor import STOP_GRACE_S, Supervisor, TaskCallbacks
 from tests.contract.harness import PostgresHarness
 from tests.proxy import PostgresProxy
+from tests.waiting import until
 
 pytestmark = pytest.mark.servers
 
@@ -141,13 +142,6 @@ def stage(postgres_harness: PostgresHarness) -> Iterator[Stage]:
     yield made
     made.leave()
     made.source.close()
-
-
-def until(condition: Callable[[], object], what: str, *, limit_s: float = LIMIT_S) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def test_a_stop_that_follows_a_claim_at_once_is_heeded(stage: Stage) -> None:

@@ -18,6 +18,7 @@ from feedq.worker.jobs import job_service as module
 from feedq.worker.jobs import ticker
 from feedq.worker.jobs.job_service import Jobs
 from tests.unit.job_runs import ME, MemoryRuns
+from tests.waiting import until
 
 LIMIT_S = 10.0
 
@@ -78,13 +79,6 @@ def make() -> Iterator[Callable[..., Stage]]:
         one.jobs.force_stop()
         one.jobs.join()
         one.jobs.slots.close(timeout_s=LIMIT_S)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 def test_what_the_ticker_fires_runs_in_our_slots_at_once(make: Callable[..., Stage]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from threading import Event
 from uuid import UUID
 
@@ -17,6 +17,7 @@ from feedq.worker.jobs import slots as module
 from feedq.worker.jobs.slots import Slots
 from feedq.worker.jobs.ticker import Peers
 from tests.unit.job_runs import ME, MemoryRuns, new_session
+from tests.waiting import until
 
 LIMIT_S = 10.0
 
@@ -70,13 +71,6 @@ def stage() -> Iterator[Stage]:
     made.go_on.set()
     until(made.is_over, "every job has ended")
     made.slots.close(timeout_s=LIMIT_S)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 def sample(name: str, **labels: str) -> float:

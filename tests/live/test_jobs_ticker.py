@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -15,6 +13,7 @@ from feedq.errors import Unavailable
 from feedq.worker.jobs import ticker as module
 from feedq.worker.jobs.ticker import POLL_MAX_S, SCANNERS, STAGGER_S, Peers, Ticker
 from tests.unit.job_runs import MemoryRuns
+from tests.waiting import until
 
 LIMIT_S = 10.0
 
@@ -34,13 +33,6 @@ class Stage:
 @pytest.fixture
 def stage() -> Stage:
     return Stage()
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 def test_our_slots_are_told_of_what_was_fired_and_the_fleet_is_counted_first(stage: Stage) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from uuid import UUID, uuid4
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from feedq.core.model import Claim, FeedKey, FeedSpec, LeaseState, NewWorker, Reason, Release
 from feedq.worker.lease_client import LeaseClient
 from tests.fakes import ManualClock, MemoryStore
+from tests.waiting import until
 
 LIMIT_S = 10.0
 
@@ -55,13 +56,6 @@ def office() -> Iterator[Office]:
     made.lease_client.start()
     yield made
     made.lease_client.stop(timeout_s=LIMIT_S)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 def test_a_granted_claim_begins_under_the_session_that_asked(office: Office) -> None:

@@ -15,6 +15,7 @@ from feedq.celery.tasks import RECONCILE, STREAM_FEED
 from feedq.core.model import FeedKey
 from feedq.worker.supervisor import Supervisor, TaskCallbacks
 from feedq.worker.threads import SerialExecutor
+from tests.waiting import until
 
 LIMIT_S = 10.0
 
@@ -69,13 +70,6 @@ def supervisor(pool: StreamPool) -> Offered:
     made = Offered()
     pool.supervisor = cast("Supervisor", made)
     return made
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 def stream(pool: StreamPool, request: Request, body: Any, *, content_type: str = "application/json") -> Any:

@@ -29,8 +29,6 @@ STOP_S = 5.0
 PACKAGES = {
     "chromium": "chromium",
     "epmd": "erlang-base",
-    "faketime": "faketime",
-    "gpsd": "gpsd",
     "mariadbd": "mariadb-server-core",
     "mariadb-install-db": "mariadb-server-core",
     "my_print_defaults": "mariadb-client-core",

@@ -11,7 +11,7 @@ from celery.worker import state as worker_state
 from structlog.testing import capture_logs
 
 from feedq.celery import bootsteps
-from feedq.errors import InvalidInput, PermissionMissing, SchemaBehind, Unavailable
+from feedq.errors import PermissionMissing, SchemaBehind, Unavailable
 from feedq.settings import Settings
 
 SETTINGS = Settings(database_url="postgresql://nobody@127.0.0.1:1/none")
@@ -65,11 +65,6 @@ def test_whoever_is_told_to_stop_does_not_wait_for_the_database(monkeypatch: pyt
     supervisor: Any = Starting(0)
     assert not bootsteps.start_supervisor(supervisor, SETTINGS, sleep=lambda _: None)
     assert not supervisor.started
-
-
-def test_a_url_that_cannot_be_right_is_not_waited_for() -> None:
-    with pytest.raises(InvalidInput, match="PostgreSQL"):
-        bootsteps.wait_for_database(Settings(database_url="mysql://localhost/feedq"))
 
 
 def test_all_that_begins_with_a_shutdown_is_told_its_exit_status() -> None:

@@ -45,12 +45,6 @@ def test_a_record_that_has_the_values_is_ignored(rule: Rule, record: bytes, is_i
     assert as_records.oversize
 
 
-def test_nothing_may_be_left() -> None:
-    assert not at_once(Ignored([BEAT]).take(Framed(lines=b'{"event": "heartbeat"}\n')))
-    assert not at_once(Ignored([BEAT]).take(Framed(records=(b'{"event": "heartbeat"}',))))
-    assert not at_once(Ignored([BEAT]).take(Framed()))
-
-
 # -- pings ---------------------------------------------------------------------------------------------
 
 

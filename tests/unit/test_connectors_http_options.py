@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
-from feedq.connectors.base import parse_options
 from feedq.connectors.protocol.http_client import named
 from feedq.connectors.protocol.request_options import RETRY_AFTER_S_MAX, retry_after_s
 
-HTTP = {"url": "http://127.0.0.1/orders?after={cursor}"}
-POLL = {**HTTP, "mode": "poll"}
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    ("connector", "source"),
-    [
-        ("http", HTTP),
-        ("http", {**HTTP, "framing": "length", "format": "bytes"}),
-        ("http", {**HTTP, "cursor": "/seq", "headers": {"X-Key": "{cursor}"}}),
-        ("http", {"url": "https://acme.test", "method": "POST", "body": '{"from": {cursor}}'}),
-        ("http", POLL),
-        ("http", {**POLL, "records": "", "cursor": "/seq"}),
-        ("http", {**POLL, "records": "/items", "next_cursor": "/next"}),
-        ("http", {**POLL, "records": "/items", "next_page": "link"}),
-        ("http", {**POLL, "next_page": "/next", "format": "json"}),
-        ("http", {**POLL, "next_page": "link", "format": "bytes"}),
-        ("http", {**POLL, "format": "csv", "csv": {"fields": ["a"]}, "records": "framed"}),
-        ("http", {**POLL, "format": "text", "records": "framed", "framing": "delimiter", "delimiter": r"\0"}),
-        ("sse", {"url": "https://acme.test/events"}),
-        ("sse", {**HTTP, "events": ["update"], "envelope": True, "cursor": "/data/seq"}),
-    ],
-)
-def test_options_that_go_together_are_accepted(connector: str, source: dict[str, Any]) -> None:
-    parse_options(connector, source)
 
 
 # -- headers of answers --------------------------------------------------------------------------------

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from threading import Event
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.base import Context
-from feedq.connectors.messages import Inbox, credential, enclose, name_at_source
-from feedq.core.clock import SystemClock
+from feedq.connectors.messages import Inbox, enclose, name_at_source
 from feedq.errors import SourceUnavailable
-from feedq.testing.loopback import RecordingGuard
-
-
-def context(**secrets: str) -> Context:
-    return Context("acme/orders", SystemClock(), RecordingGuard(), Event().set, secrets)
 
 
 @pytest.mark.parametrize(
@@ -38,24 +30,6 @@ def context(**secrets: str) -> Context:
 )
 def test_an_envelope_holds_the_payload_as_it_can(payload: bytes, member: str) -> None:
     assert enclose({"topic": "t"}, payload).decode() == '{"topic":"t",' + member + "}"
-
-
-def test_credentials_are_filled_in_from_the_secrets() -> None:
-    assert credential("{password}", context(password='p{a}\\"ss')) == 'p{a}\\"ss'
-    assert credential("user-{id}", context(id="7")) == "user-7"
-    assert credential(None, context()) is None
-
-
-async def test_an_inbox_gives_everything_that_has_arrived() -> None:
-    inbox: Inbox[int] = Inbox(bytes_max=10)
-    inbox.put(1, size=4)
-    inbox.put(2, size=4)
-    assert not inbox.is_full
-    inbox.put(3, size=4)
-    assert inbox.is_full
-    assert await inbox.take() == [1, 2, 3]
-    assert not inbox.is_full
-    assert len(inbox) == 0
 
 
 async def test_an_inbox_that_has_failed_gives_nothing_more_but_its_rest() -> None:

@@ -30,13 +30,6 @@ def test_a_url_is_read(url: str, port: int, tls: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "topic", ["a", "/", "a/b", "+", "+/a/+", "#", "a/#", "$share/g/a/#", "$SYS/#", "ü/ /x"]
-)
-def test_a_topic_filter_is_accepted(topic: str) -> None:
-    assert options(topics=[topic]).topics == (topic,)
-
-
-@pytest.mark.parametrize(
     ("topic", "complaint"),
     [
         ("", "is no topic filter"),

@@ -7,8 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from feedq.connectors.base import parse_options
-from feedq.connectors.nats import NatsOptions
 from feedq.connectors.protocol.nats_client import NatsMessage
 from feedq.connectors.protocol.nats_consumer import (
     NatsCursor,
@@ -19,20 +17,6 @@ from feedq.connectors.protocol.nats_consumer import (
     StreamFacts,
     choose_start,
 )
-
-MINIMAL = {"url": "nats://127.0.0.1", "stream": "orders"}
-
-
-def options(**source: Any) -> NatsOptions:
-    parsed = parse_options("nats", {**MINIMAL, **source})
-    assert isinstance(parsed, NatsOptions)
-    return parsed
-
-
-@pytest.mark.parametrize("subject", ["a", "a.b", "*", "a.*.c", ">", "a.>", "$KV.bucket.>"])
-def test_a_subject_is_accepted(subject: str) -> None:
-    assert options(subjects=[subject]).subjects == (subject,)
-
 
 # -- where it begins -----------------------------------------------------------------------------------------
 
@@ -79,11 +63,6 @@ def test_what_was_discarded_after_the_cursor_is_a_gap() -> None:
     assert start.missed == 1
 
 
-def test_what_was_acknowledged_away_is_no_gap() -> None:
-    work_queue = stream(first=50, retention=Retention.WORK_QUEUE)
-    assert choose_start(NatsCursor(8, HERE), work_queue, "all").gap is None
-
-
 @pytest.mark.parametrize("position", [NatsCursor(101, HERE), NatsCursor(50, "another time")])
 def test_a_stream_that_is_another_one_is_read_from_its_beginning(position: NatsCursor) -> None:
     start = choose_start(position, stream(), "new")
@@ -98,11 +77,6 @@ def test_a_work_queue_begins_with_what_is_left(position: NatsCursor | None, deli
     start = choose_start(position, stream(retention=Retention.WORK_QUEUE), deliver)
     assert (start.policy, start.seq) == ("all", None)
     assert start.landed == (50 if position else 0)
-
-
-@pytest.mark.parametrize("cursor", [None, 7, "7", {"seq": "7", "created": HERE}, {"seq": 7}, []])
-def test_a_cursor_of_another_kind_is_none(cursor: Any) -> None:
-    assert NatsCursor.of(cursor) is None
 
 
 # -- what it asks for ----------------------------------------------------------------------------------------

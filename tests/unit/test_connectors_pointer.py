@@ -13,7 +13,6 @@ from feedq.records.pointer import (
     PLACES_MAX,
     TextPointers,
     is_json,
-    parse_pointer,
 )
 from tests.fakes.json_pointer import compile_pointer
 
@@ -76,11 +75,6 @@ def escape(name: str) -> str:
     return "/" + name.replace("~", "~0").replace("/", "~1")
 
 
-@given(st.lists(names, max_size=4))
-def test_escaping_and_parsing_are_inverse(tokens: list[str]) -> None:
-    assert parse_pointer("".join(map(escape, tokens))) == tuple(tokens)
-
-
 @given(documents)
 def test_every_value_of_a_document_is_found_by_its_path(document: JSON) -> None:
     def check(pointer: str, value: JSON) -> None:
@@ -132,7 +126,3 @@ def test_what_is_no_json_or_too_deep_for_a_parser_is_told(text: bytes) -> None:
     assert not is_json(text)
     with pytest.raises(ValueError, match=r"."):
         TextPointers(["/a"]).find(text)
-
-
-def test_what_is_no_utf8_is_no_json() -> None:
-    assert not is_json(b'{"a": "\xff"}')

@@ -20,24 +20,6 @@ def options(**source: Any) -> RedisOptions:
     return parsed
 
 
-@pytest.mark.parametrize(
-    ("url", "port", "tls"),
-    [
-        ("redis://127.0.0.1", 6379, False),
-        ("redis://host:7000/", 7000, False),
-        ("rediss://host/15", 6379, True),
-        ("redis://[::1]:6380/0", 6380, False),
-    ],
-)
-def test_a_url_is_read(url: str, port: int, tls: bool) -> None:
-    location = options(url=url).location
-    assert (location.port, location.tls) == (port, tls)
-
-
-def test_a_password_is_a_template_of_the_secrets() -> None:
-    assert options(password="{pw}", secrets={"pw": "${env:PW}"}).password == "{pw}"
-
-
 class Said:
     """A connection on which a server has said something, all at once, and then nothing."""
 

@@ -25,10 +25,6 @@ def test_a_json_hello_stays_json_whatever_fills_it(feed: str, cursor: int | str 
     assert msgspec.json.decode(render(HELLO, feed=feed, cursor=cursor)) == {"feed": asked, "from": cursor}
 
 
-def test_secrets_are_inserted_as_they_stand() -> None:
-    assert render(r"AUTH {token}\r\n", token='a"b') == b'AUTH a"b\r\n'
-
-
 def test_what_is_filled_in_is_not_looked_at_again() -> None:
     assert render("{token} {cursor}", cursor="{token}", token=r"{cursor}\n") == rb'{cursor}\n "{token}"'
 
@@ -67,8 +63,3 @@ def test_escapes(text: str, expected: bytes) -> None:
 def test_an_unknown_escape_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"unknown escape .*known are"):
         compile_template(text)
-
-
-@given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\\{")))
-def test_text_without_backslash_and_brace_is_itself(text: str) -> None:
-    assert render(text) == text.encode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -44,21 +43,6 @@ def test_feeds_are_counted_by_status_and_those_without_a_worker_by_reason() -> N
     assert said["feedq_feeds_unplaced", "no_match"] == 3
     assert said["feedq_feeds_unplaced", "no_capacity"] == 0
     assert said["feedq_feeds_dead_lettering",] == 3
-
-
-def test_ages_and_runs_are_told() -> None:
-    said = samples(fleet_families(READING))
-    assert said["feedq_reconcile_age_seconds",] == 7
-    assert said["feedq_runs_late",] == 6
-    assert said["feedq_run_late_seconds",] == 12
-    assert said["feedq_schedule_overdue_seconds",] == 4
-    assert said["feedq_schedules_tripped",] == 1
-    assert (said["feedq_runs", "waiting"], said["feedq_runs", "running"]) == (9, 5)
-
-
-def test_a_fleet_that_never_had_a_pass_tells_no_age_of_it() -> None:
-    said = samples(fleet_families(replace(READING, state=FleetState(NOW, None, None, None))))
-    assert ("feedq_reconcile_age_seconds",) not in said
 
 
 class Port:

@@ -20,7 +20,6 @@ from feedq.errors import InvalidInput, JobSessionLost
 from feedq.settings import Settings
 from feedq.telemetry.logs import configure_logging
 from feedq.worker.jobs.calling import (
-    REASON_MAX,
     SESSION_LOST,
     CallOutcome,
     TaskCaller,
@@ -133,13 +132,6 @@ def test_what_a_task_raises_is_the_reason(
     assert finish.state is state
     assert (finish.reason or "").startswith(said or "")
     assert (finish.reason is None) == (said is None)
-
-
-def test_a_reason_is_bounded(app: Celery) -> None:
-    finish = outcome_of(app, raises(ValueError("x" * 100_000))).finish
-    assert finish is not None
-    assert finish.reason is not None
-    assert len(finish.reason) == REASON_MAX
 
 
 def test_arguments_get_neither_into_the_reason_nor_into_the_log(

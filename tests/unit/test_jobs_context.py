@@ -27,15 +27,6 @@ def test_it_says_which_run_this_is() -> None:
     assert 0 < run.remaining_s <= 60
 
 
-def test_outside_of_a_run_there_is_none() -> None:
-    with pytest.raises(InvalidInput, match="outside of a run"):
-        run_context()
-    with RunContext(claimed()).entered():
-        assert run_context()
-    with pytest.raises(InvalidInput, match="outside of a run"):
-        run_context()
-
-
 def test_a_wait_ends_when_the_run_is_cancelled() -> None:
     context, began, said = RunContext(claimed(remaining_s=None)), Event(), list[bool]()
 

@@ -31,12 +31,6 @@ def test_the_same_signal_by_two_ways_is_one_and_a_later_one_insists() -> None:
     assert made == ["hurry"]
 
 
-def test_a_cold_shutdown_waits_for_no_job() -> None:
-    made: list[str] = []
-    hurried(made).begin(exitcode=1, how="Cold", now=0.0)
-    assert made == ["hurry"]
-
-
 # -- what a worker takes -----------------------------------------------------------------------------
 
 

@@ -37,17 +37,9 @@ def test_a_minute_that_was_missed_is_a_gap_and_no_spike() -> None:
     assert rows([count(0, 0), count(1, 10), count(3, 30), count(4, 40)], minute=4.2) == [10, None, None, 10]
 
 
-def test_a_counter_that_went_back_began_at_zero() -> None:
-    assert rows([count(0, 100), count(1, 4)], minute=1.5, buckets=1) == [4]
-
-
 def test_the_minute_that_is_not_counted_yet_is_left_out() -> None:
     counts = [count(0, 0), count(1, 10), count(2, 20)]
     assert rows(counts, minute=3.01, buckets=2) == rows(counts, minute=2.99, buckets=2) == [10, 10]
-
-
-def test_nothing_is_known_of_a_feed_that_was_never_counted() -> None:
-    assert rows([], minute=0) == [None] * 4
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2**62)), max_size=80), st.integers(0, 60))

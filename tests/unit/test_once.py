@@ -85,15 +85,6 @@ def entry(**changes: Any) -> dict[str, Any]:
     return {"task": "acme.close", "schedule": crontab(hour=4), "options": {"feedq_once": True}, **changes}
 
 
-def test_an_entry_knows_its_name_and_others_are_left_alone() -> None:
-    other = {"task": "feedq.reconcile", "schedule": 5.0, "options": {"expires": 60}}
-    plain = {"task": "acme.plain", "schedule": 5.0}
-    prepared = prepare({"close": entry(), "reconcile": other, "plain": plain})
-    assert prepared["close"]["options"] == {"feedq_once": "close"}
-    assert prepared["reconcile"] is other
-    assert prepared["plain"] is plain
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -176,11 +167,4 @@ def test_one_that_stays_away_is_an_error_as_with_the_broker(
     ticks.failures = 3
     with pytest.raises(Exception, match="Couldn't apply scheduled task close"):
         beat.apply_async(beat.schedule["close"])
-    assert ticks.enqueued == []
-
-
-def test_the_option_is_for_declared_entries_alone(ticks: Ticks) -> None:
-    app = plain_beat({}).app
-    with pytest.raises(InvalidInput, match="no entry of beat_schedule"):
-        app.send_task("acme.close", feedq_once="close")
     assert ticks.enqueued == []

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import Event
-from time import monotonic, sleep
+from time import monotonic
 
 import pytest
 
 from feedq.telemetry.logs import LogEvent
 from feedq.telemetry.metrics import MESSAGES_LEFT_OUT
 from feedq.worker.threads import Outbox
+from tests.waiting import until
 
 LIMIT_S = 10.0
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end = monotonic() + LIMIT_S
-    while not condition():
-        assert monotonic() < end, what
-        sleep(0.002)
 
 
 def outbox_of(

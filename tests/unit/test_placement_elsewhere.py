@@ -131,14 +131,6 @@ def test_a_feed_that_failed_everywhere_goes_where_it_failed_longest_ago(strategy
         assert decision.assignments == ((7, UUID(int=int(oldest[1:]))),)
 
 
-def test_a_worker_session_that_began_after_the_failure_has_not_had_its_try() -> None:
-    workers = [candidate(1, up_s=5.0), candidate(2, feeds=50)]
-    decision = place([WaitingFeed(1, avoid=failed("w1", ago_s=10.0))], workers, now=NOW, rules=Rules())
-    assert decision.assignments == ((1, UUID(int=1)),)
-    decision = place([WaitingFeed(1, avoid=failed("w1", ago_s=3.0))], workers, now=NOW, rules=Rules())
-    assert decision.assignments == ((1, UUID(int=2)),)
-
-
 def test_a_promise_is_not_kept_where_the_sink_is_down() -> None:
     cut_off = replace(candidate(2, feeds=1), sinks_down=frozenset({"reports"}))
     promised = WaitingFeed(1, sink="reports", promised_to=cut_off.worker_id)

@@ -80,27 +80,3 @@ def test_the_smallest_and_the_largest_of_rates_can_be_kept_to(rate_per_s: float,
     turn = throttle.take(rows=1, size=2**40, now=0.0)
     wait_s = throttle.wait_s(turn, now=0.0)
     assert wait_s > 1e300 if rate_per_s < 1 else wait_s < 2**40 / (rate_per_s * share)
-
-
-def test_the_tighter_of_two_limits_holds() -> None:
-    throttle = Throttle(RateLimits(rows_per_s=100, bytes_per_s=1_000), now=0.0)
-    turn = throttle.take(rows=100, size=1_000, now=0.0)
-    assert throttle.wait_s(turn, now=0.0) == 0.0
-    turn = throttle.take(rows=10, size=2_000, now=0.0)
-    assert throttle.wait_s(turn, now=0.0) == pytest.approx(2.0)
-    turn = throttle.take(rows=1_000, size=0, now=0.0)
-    assert throttle.wait_s(turn, now=0.0) == pytest.approx(10.1)
-
-
-def test_a_smaller_share_slows_down_and_forgives_no_debt() -> None:
-    throttle = Throttle(RateLimits(rows_per_s=100), now=0.0)
-    turn = throttle.take(rows=300, size=0, now=0.0)
-    assert throttle.wait_s(turn, now=0.0) == pytest.approx(2.0)
-    throttle.change_share(0.5, now=0.0)
-    assert throttle.wait_s(turn, now=0.0) == pytest.approx(4.0)
-
-
-def test_without_limits_nobody_waits() -> None:
-    throttle = Throttle(RateLimits(), now=0.0)
-    turn = throttle.take(rows=10**9, size=10**12, now=0.0)
-    assert throttle.wait_s(turn, now=0.0) == 0.0

@@ -71,12 +71,6 @@ def moved(schedule: Schedule, firing: Firing) -> Schedule:
 # -- on time -----------------------------------------------------------------------------------------
 
 
-def test_nothing_is_due_before_its_time() -> None:
-    schedule = scheduled(since=BEGIN + MINUTE)
-    firing = fire(schedule, now=BEGIN + MINUTE - timedelta(microseconds=1), unfinished=NOTHING)
-    assert firing == Firing([], False, BEGIN + MINUTE, BEGIN + MINUTE, False)
-
-
 def test_a_tick_becomes_a_run_that_waits() -> None:
     schedule = scheduled(start_deadline=30)
     firing = fire(schedule, now=BEGIN, unfinished=NOTHING)
@@ -135,13 +129,6 @@ def test_ticks_left_out_in_a_row_for_the_same_reason_are_one_row_that_counts_the
     assert late.last_tick_at == BEGIN + timedelta(seconds=30)
     assert (late.due_at, late.start_by) == (BEGIN, BEGIN + timedelta(seconds=15)), "of the first of them"
     assert (skipped.state, skipped.ticks, skipped.last_tick_at) == (SKIPPED, 2, BEGIN + timedelta(seconds=50))
-
-
-def test_a_look_without_a_new_run_cancels_nothing() -> None:
-    schedule = scheduled(overlap=Overlap.CANCEL_OTHER, start_deadline=1)
-    firing = fire(schedule, now=BEGIN + timedelta(seconds=30), unfinished=Unfinished(0, 1))
-    assert [run.state for run in firing.runs] == [LATE]
-    assert not firing.cancel_others
 
 
 # -- misfires ----------------------------------------------------------------------------------------
@@ -362,12 +349,6 @@ def test_every_tick_ends_in_exactly_one_state_whenever_somebody_looks(
 
 
 # -- beginning and going on --------------------------------------------------------------------------
-
-
-def test_a_new_schedule_begins_with_the_first_tick_after_now() -> None:
-    schedule = begin(scheduled(jitter=30), now=BEGIN)
-    fires_at = fire_time(schedule.spec, schedule_id=7, tick=BEGIN + MINUTE)
-    assert watermark_of(schedule) == (BEGIN + MINUTE, fires_at)
 
 
 @given(

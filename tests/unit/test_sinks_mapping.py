@@ -114,11 +114,6 @@ def test_a_landing_has_all_that_was_declared() -> None:
     assert target.is_mapped
 
 
-def test_a_landing_of_lines_may_have_columns_that_point_nowhere() -> None:
-    target = target_of(parse_sink(sink(columns={"line": "", "at": "$received_at"})), TEXT)
-    assert [source.origin for source in target.columns] == [Origin.RECORD, Origin.RECEIVED_AT]
-
-
 # -- flatten -----------------------------------------------------------------------------------------
 
 
@@ -151,8 +146,3 @@ def test_every_path_of_a_name_spells_it_and_none_is_there_twice(column: str, sep
     assert {separator.join(path) for path in paths} == {column}
     assert len(set(paths)) == len(paths) == 2 ** column.count(separator)
     assert [len(path) for path in paths] == sorted(len(path) for path in paths)
-
-
-def test_a_name_with_too_many_separators_is_not_taken_apart() -> None:
-    with pytest.raises(ValueError, match="'_' is more than 8 times in the name of column"):
-        flattened("_".join("abcdefghij"), "_")

@@ -6,16 +6,13 @@ import json
 from typing import Any
 from uuid import uuid4
 
-import psycopg2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.sinks.checkpoints import cursor_text
-from feedq.sinks.postgresql_session import PostgresSinkSession, driver_url
-from feedq.sinks.session import ErrorScope, application_name, worker_of
-
-SOMEBODY = "9c6cebea-62dd-4588-afc0-400ae5251d6a"
+from feedq.sinks.postgresql_session import driver_url
+from feedq.sinks.session import application_name, worker_of
 
 cursors = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -38,17 +35,6 @@ def test_a_cursor_that_postgresql_could_not_give_back_is_refused(cursor: Any) ->
         cursor_text(cursor)
 
 
-def test_a_backslash_before_u0000_is_no_nul() -> None:
-    assert cursor_text("\\u0000") == '"\\\\u0000"'
-
-
-def test_an_error_without_a_code_is_a_broken_connection() -> None:
-    assert (
-        PostgresSinkSession.scope(psycopg2.OperationalError("server closed the connection"))
-        is ErrorScope.UNAVAILABLE
-    )
-
-
 def test_a_session_names_its_worker_within_what_postgresql_keeps() -> None:
     worker = uuid4()
     for role in ("writer", "fencer"):
@@ -56,14 +42,6 @@ def test_a_session_names_its_worker_within_what_postgresql_keeps() -> None:
         assert name == f"feedq-{role}/{worker}"
         assert len(name.encode()) <= 63
         assert worker_of(name) == worker
-
-
-@pytest.mark.parametrize(
-    "name",
-    [None, "", "psql", "feedq-writer/", "feedq-writer/nobody", f"other/{SOMEBODY}"],
-)
-def test_other_sessions_name_no_worker(name: str | None) -> None:
-    assert worker_of(name) is None
 
 
 def test_a_driver_in_the_url_is_left_out_for_libpq() -> None:

@@ -54,13 +54,6 @@ def test_a_secret_is_masked_also_where_the_record_is_cut() -> None:
         assert one.text.startswith("x" * before + "*")
 
 
-def test_what_is_no_text_is_shown_as_escapes() -> None:
-    (one,) = taken(batch(b"\xff\x00ok" + "ü".encode())).records
-    assert one.text == "\\xff\x00okü"
-    (one,) = taken(batch("ü".encode() * RECORD_BYTES_MAX)).records
-    assert one.text == "ü" * (RECORD_BYTES_MAX // 2)
-
-
 def test_what_could_not_be_sent_is_counted_with_the_next_part() -> None:
     tap = RecordTap()
     tap.take([batch(b"a", b"b")], refused=1)

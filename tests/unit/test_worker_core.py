@@ -152,18 +152,6 @@ def test_a_notification_after_the_message_asks_for_nothing_more(bench: Bench) ->
     ]
 
 
-def test_a_message_that_comes_while_the_claim_is_under_way_is_accepted_with_it(bench: Bench) -> None:
-    bench.found()
-    assert bench.message("task") == []
-    assert AcceptMessage("task") in bench.granted()
-
-
-def test_a_message_that_comes_after_the_claim_is_accepted_at_once(bench: Bench) -> None:
-    bench.run(KEY)
-    assert bench.message("task") == [AcceptMessage("task")]
-    assert FinishMessage("task", "released") in bench.ended(KEY)
-
-
 def test_a_copy_of_the_message_is_dropped_and_the_first_one_stays(bench: Bench) -> None:
     bench.found()
     bench.message("task")
@@ -211,15 +199,6 @@ def test_a_feed_that_is_here_already_may_come_back_to_a_full_worker() -> None:
     ], "the stream before it ends first"
     assert bench.ended((1, 1), None) == []
     assert bench.core.feeds == 1
-
-
-def test_the_first_feeds_of_a_worker_have_it_beat_at_once(bench: Bench) -> None:
-    bench.now += 1
-    bench.found((1, 1))
-    assert HeartbeatNow() in bench.granted(claim((1, 1)))
-    assert bench.core.heartbeat_at == bench.now
-    bench.found((2, 1))
-    assert HeartbeatNow() not in bench.granted(claim((2, 1)))
 
 
 def test_a_claim_that_is_granted_after_the_session_was_declared_gone_does_not_begin(bench: Bench) -> None:
@@ -358,13 +337,6 @@ def test_a_feed_that_did_not_stop_in_time_and_was_taken_away_is_cut_off_at_once(
         CutSockets([(1, 1)]),
         LoseFeeds([(1, 1)]),
     ]
-
-
-def test_a_feed_that_stopped_when_it_was_asked_to_is_not_cut_off(bench: Bench) -> None:
-    bench.run((1, 1))
-    bench.core.stops_found(bench.worker_id, [StopRequest(1, 1, Reason.PAUSED)], now=bench.now)
-    bench.ended((1, 1), Reason.PAUSED)
-    assert bench.core.stops_found(bench.worker_id, [], now=bench.now) == []
 
 
 def test_a_lost_feed_that_does_not_end_is_cut_off_again_and_again(bench: Bench) -> None:
