@@ -134,7 +134,7 @@ def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: s
             found = invocation.do(declarations.declare, **asked, dry_run=True)
     except FeedqError as error:
         # All that goes wrong has one exit status here: 1 says that something differs.
-        raise InvalidInput(invocation.explain(error)) from error
+        raise InvalidInput(str(error)) from error
     answer(invocation, found, lambda: show_changes(found))
     if found.changes:
         raise SystemExit(1)
@@ -171,7 +171,7 @@ def schema(invocation: Invocation) -> None:
     Example:
       feedq schema > feedq.schema.json
     """
-    invocation.form = Form.YAML if invocation.form is Form.YAML else Form.JSON
+    invocation.form = Form.JSON
     answer(invocation, invocation.do(fleet.show_schema))
 
 

@@ -19,7 +19,7 @@ from feedq.cli.invocation import (
     yes_option,
 )
 from feedq.cli.lazily import lazily
-from feedq.cli.output import ProgressBar, TableColumn, answer, answer_list, fact_lines, number, state
+from feedq.cli.output import ProgressLine, TableColumn, answer, answer_list, fact_lines, number, state
 from feedq.errors import FeedqError
 
 with lazily():
@@ -221,7 +221,7 @@ def _await_end(
     invocation: Invocation, begun: backfills.BackfillDocument, *, timeout_s: float
 ) -> backfills.BackfillDocument:
     latest = [begun]
-    with ProgressBar(f"% of {begun.name}", 100) as bar:
+    with ProgressLine(f"% of {begun.name}", 100) as bar:
 
         def has_ended() -> bool:
             latest[0] = invocation.do(backfills.show_backfill, name=begun.name)

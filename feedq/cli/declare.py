@@ -20,7 +20,7 @@ from feedq.cli.choosing import NAMES_AT_ONCE, chooses_feeds, require_some
 from feedq.cli.invocation import Command, Invocation, changes, pass_invocation, yes_option
 from feedq.cli.lazily import lazily
 from feedq.cli.options import assigned, split_words
-from feedq.cli.output import ProgressBar, answer, say, write_difference
+from feedq.cli.output import ProgressLine, answer, say, write_difference
 from feedq.errors import FeedqError, Forbidden, InvalidInput, NotFound, Unreadable
 
 with lazily():
@@ -272,7 +272,7 @@ def export(invocation: Invocation, *, select: selection.Selection, with_cursors:
       feedq export acme/orders --with-cursors > moved.yaml
     """
     names, is_by_name = select.names, select == selection.Selection(names=select.names)
-    with ProgressBar("feeds") as bar:
+    with ProgressLine("feeds") as bar:
         bar.may_show &= not sys.stdout.isatty()  # there the feeds themselves go by
         found = _plain_feeds(invocation, select, bar, with_cursors=with_cursors)
         if names:
@@ -289,7 +289,7 @@ def export(invocation: Invocation, *, select: selection.Selection, with_cursors:
 
 
 def _plain_feeds(
-    invocation: Invocation, select: selection.Selection, bar: ProgressBar, *, with_cursors: bool
+    invocation: Invocation, select: selection.Selection, bar: ProgressLine, *, with_cursors: bool
 ) -> Iterable[dict[str, Any]]:
     for done, entry in enumerate(_declared_feeds(invocation, select, with_cursors=with_cursors), 1):
         yield entry.plain()

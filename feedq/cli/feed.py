@@ -33,12 +33,12 @@ from feedq.cli.invocation import (
     yes_option,
 )
 from feedq.cli.lazily import lazily
-from feedq.cli.output import answer, answer_list, fact_lines, first, table_lines, write_json_line
+from feedq.cli.output import answer, answer_list, fact_lines, first, write_json_line
 
 with lazily():
     from feedq.cli import tables
-    from feedq.core import landed, model, selection
-    from feedq.verbs import cursors, details, feeds, fleet, wording
+    from feedq.core import model, selection
+    from feedq.verbs import cursors, details, feeds, wording
     from feedq.verbs import drift as drifts
     from feedq.verbs import tap as taps
 
@@ -115,33 +115,6 @@ def show(invocation: Invocation, *, name: str) -> None:
         *details.feed_lines(found, now=invocation.clock.now()),
     ]
     answer(invocation, found, fact_lines(facts, found.declaration))
-
-
-@feed.command()
-@click.argument("name")
-@click.option(
-    "--span",
-    type=OneOf("feedq.core.landed:Span"),
-    default="hour",
-    show_default=True,
-    help="The last hour by minutes, or the last day by quarters of an hour.",
-)
-@pass_invocation
-def history(invocation: Invocation, *, name: str, span: landed.Span) -> None:
-    """What one feed landed in the last hour or day, as a picture and in numbers.
-
-    \b
-    Example:
-      feedq feed history acme/orders --span day
-    """
-    found = invocation.do(fleet.show_landed, name=name, span=span)
-    buckets = found.buckets
-    known = [one for one in buckets if one.rows is not None]
-
-    picture = f"rows/s  {wording.sparkline([one.rows_per_s for one in buckets])}"
-    empty = "nothing is known yet: the elected beat counts once a minute"
-    lines = [picture, *table_lines(known, tables.LANDED_COLUMNS)] if known else [empty]
-    answer(invocation, found, lines)
 
 
 @feed.command()

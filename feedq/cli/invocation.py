@@ -22,7 +22,7 @@ import click
 
 from feedq.cli.lazily import lazily
 from feedq.core.clock import Clock, SystemClock
-from feedq.errors import FeedqError, InvalidInput, SchemaBehind, Unavailable
+from feedq.errors import FeedqError, InvalidInput, Unavailable
 
 with lazily():
     from feedq import settings as configuration
@@ -55,7 +55,6 @@ class Form(StrEnum):
     WIDE = "wide"
     NAME = "name"
     JSON = "json"
-    YAML = "yaml"
 
 
 class OneOf(click.Choice[str]):
@@ -111,8 +110,8 @@ class Invocation:
 
     @property
     def json(self) -> bool:
-        """Whether a document is printed and no text; as YAML, if ``form`` is that."""
-        return self.form in (Form.JSON, Form.YAML)
+        """Whether a document is printed and no text."""
+        return self.form is Form.JSON
 
     @property
     def settings(self) -> configuration.Settings:
@@ -182,7 +181,7 @@ class Invocation:
     @contextmanager
     def progress(self, what: str) -> Iterator[None]:
         """Shows how far the verbs that are done within the block have come."""
-        with output.ProgressBar(what) as self._told:
+        with output.ProgressLine(what) as self._told:
             try:
                 yield
             finally:
@@ -219,16 +218,6 @@ class Invocation:
         self.keep_log_quiet()
         with sinks_base.opened_sink(self.settings, name, role="cli") as sink:
             yield sink
-
-    def explain(self, error: FeedqError) -> str:
-        """Makes the line that a person sees of an error."""
-        if (
-            self._opened is not None
-            and isinstance(error, Unavailable)
-            and not isinstance(error, SchemaBehind)
-        ):
-            return f"{error} (`feedq doctor` checks every part)"
-        return str(error)
 
     def confirm(self, question: str, *, yes: bool) -> None:
         """Ask on the terminal unless ``yes`` was said; where nobody can answer, refuse.
@@ -304,10 +293,10 @@ SHARED: Final = (
     ),
     click.Option(
         ["-o", "--output"],
-        type=click.Choice([form.value for form in Form]),
+        type=click.Choice([Form.WIDE.value, Form.NAME.value]),
         expose_value=False,
         callback=_remember_form,
-        help="Print it as this; wide has more columns, name only names.",
+        help="Print lists so: wide has more columns, name only names.",
     ),
     click.Option(
         ["--server"],

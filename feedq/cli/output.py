@@ -1,4 +1,4 @@
-"""How the command speaks: tables, lines and bars for people, one JSON document for programs.
+"""How the command speaks: tables and lines for people, one JSON document for programs.
 
 Colours are for terminals: into a pipe goes plain text. Text that came from elsewhere (an error of a remote server,
 a name) is made printable first, so that it cannot steer the terminal.
@@ -23,7 +23,7 @@ with lazily():
     from msgspec import json as msgspec_json
 
     from feedq.core import passwords
-    from feedq.verbs import details, documents, registry, troubles, wording
+    from feedq.verbs import details, registry, troubles, wording
     from feedq.verbs.manifest import changes as manifest_changes
 
 T = TypeVar("T")
@@ -86,11 +86,7 @@ def answer(invocation: Invocation, document: Any, *parts: str | Sequence[str] | 
 
     A part is a text, or lines that are ready to be printed, such as those of a table, or prints itself."""
     if invocation.json:
-        encoded = registry.encode(document)
-        if invocation.form is Form.YAML:
-            click.echo(documents.dump(msgspec_json.decode(encoded)), nl=False)
-        else:
-            click.echo(msgspec_json.format(encoded, indent=2))
+        click.echo(msgspec_json.format(registry.encode(document), indent=2))
         return
     for position, part in enumerate(part for part in parts if part):
         if position:
@@ -190,37 +186,26 @@ def _shown(value: Any) -> str:
 
 SHOWN_AFTER_S = 1.0
 EVERY_S = 0.1
-WIDTH = 30
 
 
-class ProgressBar:
+class ProgressLine:
     """Call it with how many are done; it shows itself after a second, on a terminal only. A context: it clears its
     line at the end."""
 
     def __init__(self, what: str, total: int | None = None) -> None:
-        """Without a ``total`` it counts."""
         self._what, self._total = what, total
-        self._started = self._drawn = time.monotonic()
+        self._shows_at = time.monotonic() + SHOWN_AFTER_S
         self._is_shown = False
         self.may_show = sys.stderr.isatty()
 
     def __call__(self, done: int, total: int | None = None) -> None:
-        self._total = self._total if total is None else total
-        now = time.monotonic()
-        if not self.may_show or now - self._started < SHOWN_AFTER_S or now - self._drawn < EVERY_S:
-            return
-        self._drawn, self._is_shown = now, True
-        click.echo(f"\r\x1b[K{self._line(done, now - self._started)}", err=True, nl=False)
+        now, total = time.monotonic(), total or self._total
+        if self.may_show and now >= self._shows_at:
+            self._shows_at, self._is_shown = now + EVERY_S, True
+            of = "" if total is None else f" of {total:,}"
+            click.echo(f"\r\x1b[K{done:,}{of} {self._what}", err=True, nl=False)
 
-    def _line(self, done: int, passed_s: float) -> str:
-        if self._total is None:
-            return f"{done:,} {self._what}, {done / max(passed_s, 0.001):,.0f} a second"
-        filled = min(WIDTH, WIDTH * done // max(self._total, 1))
-        left_s = passed_s * max(0, self._total - done) / max(done, 1)
-        bar = "#" * filled + "-" * (WIDTH - filled)
-        return f"{bar}  {done:,} of {self._total:,} {self._what}, {left_s:.0f} s left"
-
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(

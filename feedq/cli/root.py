@@ -86,7 +86,7 @@ class Root(Group):
         # Nearly all that a command loads stays: to look through it again and again takes a tenth longer.
         gc.set_threshold(COLLECT_AFTER)
         # On the root, so that all commands below share it.
-        invocation = ctx.ensure_object(Invocation)
+        ctx.ensure_object(Invocation)
         try:
             with acting(_author()):
                 return super().invoke(ctx)
@@ -99,7 +99,7 @@ class Root(Group):
         except InvalidInput as error:
             raise Refused(said(str(error))) from error
         except FeedqError as error:
-            raise Failed(said(invocation.explain(error))) from error
+            raise Failed(said(str(error))) from error
 
 
 def _author() -> Author:

@@ -122,7 +122,7 @@ def next_(invocation: Invocation, *, names: Sequence[str], count: int, since: st
     """The next ticks of a schedule: in UTC and on the clock of its zone.
 
     With KEY=VALUE, as for `feedq schedule set`, those that it would have; without a name, those of a timing to
-    try. Where clocks are changed between two of them, a note says so. Nothing is fired.
+    try. Nothing is fired.
 
     \b
     Example:
@@ -163,7 +163,6 @@ def _tick_columns(found: schedules.ComingTicks) -> list[TableColumn[schedules.Co
         TableColumn("UTC", lambda tick: _utc(tick.tick_at)),
         TableColumn(found.zone.upper(), local),
         *([TableColumn("FIRES", fires)] if is_jittered else []),
-        TableColumn("NOTE", lambda tick: tick.note or ""),
     ]
 
 

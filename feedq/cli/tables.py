@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from feedq.cli.output import TableColumn, number, state, warn
-from feedq.core.landed import LandedBucket
 from feedq.core.model import Event, FeedView, WorkerView
 from feedq.core.schedule.model import RunKind, ScheduleState
 from feedq.core.schedule.spec import Queue, ScheduleSpec
@@ -74,22 +73,6 @@ def wide_feed_columns(now: datetime) -> list[TableColumn[FeedView]]:
         number("FAILURES", lambda view: str(max(view.lease.failures, view.lease.attempts))),
         number("GENERATION", lambda view: str(view.feed.generation)),
     ]
-
-
-def _whole(value: float | None) -> str | None:
-    return None if value is None else f"{value:,.0f}"
-
-
-LANDED_COLUMNS: list[TableColumn[LandedBucket]] = [
-    TableColumn("FROM", lambda bucket: stamp(bucket.at)),
-    number("ROWS", lambda bucket: _whole(bucket.rows)),
-    number("ROWS/S", lambda bucket: None if bucket.rows_per_s is None else f"{bucket.rows_per_s:,.4g}"),
-    number("DEAD LETTERS", lambda bucket: _whole(bucket.dead_letters)),
-    number(
-        "LAST RECORD",
-        lambda bucket: None if bucket.silent_s is None else f"{duration(bucket.silent_s)} before",
-    ),
-]
 
 
 WORKER_COLUMNS: list[TableColumn[WorkerView]] = [

@@ -96,7 +96,8 @@ def up(
     with stack.data_dir.held(), _stopped_by_signals(stack):
         try:
             with closing(stack.start_servers()) as store:
-                (_start_demo if with_demo else _mention_demo_feeds)(stack, store)
+                if with_demo:
+                    _start_demo(stack, store)
                 stack.start(*stack.fleet(store, workers=workers, beats=beats, capacity=capacity))
                 stack.data_dir.write_settings(stack.settings)
                 named = f'eval "$(feedq env --data-dir {shlex.quote(str(data_dir))})"; '
@@ -187,16 +188,6 @@ def _start_demo(stack: LocalStack, store: PostgresStore) -> None:
     stack.start(stack.service("source", *argv, is_ready=listens_on(port), address=address))
     demo.declare(store, sink_url=_sink_url(stack), port=port)
     stack.ready("feeds", note=f"{len(RATES)} of the demo are declared")
-
-
-def _mention_demo_feeds(stack: LocalStack, store: PostgresStore) -> None:
-    from feedq.local import demo
-
-    if orphans := sum(demo.is_demo(view.feed) for view in store.feeds.views()):
-        stack.say(
-            f"{orphans} feeds of the demo are declared here and find no source: it runs with --demo only "
-            "(`feedq feed remove` ends them)"
-        )
 
 
 def _sink_url(stack: LocalStack) -> str:

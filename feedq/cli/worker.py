@@ -6,7 +6,7 @@ import click
 
 from feedq.cli.invocation import Group, Invocation, changes, pass_invocation, wait_options
 from feedq.cli.lazily import lazily
-from feedq.cli.output import ProgressBar, answer, answer_list, fact_lines, table_lines
+from feedq.cli.output import ProgressLine, answer, answer_list, fact_lines, table_lines
 
 with lazily():
     from feedq.cli import tables
@@ -103,7 +103,7 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     """
     view = invocation.do(workers.act_on_worker, name=name, action=workers.WorkerAction.DRAIN)
     if wait:
-        with ProgressBar("feeds handed over", view.leases) as bar:
+        with ProgressLine("feeds handed over", view.leases) as bar:
 
             def is_over() -> bool:
                 views = invocation.do(workers.list_workers).items

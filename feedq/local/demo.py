@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psycopg2
 
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import Feed, FeedSpec, TargetState
+from feedq.core.model import FeedSpec, TargetState
 from feedq.errors import Unavailable
 from feedq.local.demo_source import RATES
 
@@ -98,10 +98,6 @@ def specs(port: int) -> list[FeedSpec]:
         )
         for name in RATES
     ]
-
-
-def is_demo(feed: Feed) -> bool:
-    return LABELS.items() <= dict(feed.spec.labels).items()
 
 
 def declare(store: PostgresStore, *, sink_url: str, port: int) -> None:

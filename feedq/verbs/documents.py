@@ -1,4 +1,4 @@
-"""Text as plain values with positions: YAML or JSON, one document or several, each a mapping.
+"""Text as plain values with positions: a document of JSON, or one or several of YAML, each a mapping.
 
 Read as data only: JSON's types and no other tags, no key twice, bounds on length, depth and number. Plain
 words mean what they mean in JSON (`true`, `null`, `12`, `1.5`); `no`, `on` and `2026-01-01` are strings.
@@ -112,30 +112,16 @@ def dump_lists(lists: Mapping[str, Iterable[Any]]) -> Iterator[str]:
 
 # -- JSON --------------------------------------------------------------------------------------------
 
-_BLANK = re.compile(r"\s*")
-
 
 def _json_documents(text: str, lists: Sequence[str]) -> list[Document] | None:
     """None when the text is no JSON: it may be YAML in braces."""
-    decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    documents = []
-    at = _after_blanks(text, 0)
     try:
-        while at < len(text):
-            value, at = decoder.raw_decode(text, at)
-            documents.append(_json_document(value, lists))
-            at = _after_blanks(text, at)
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except json.JSONDecodeError:
         return None
     except RecursionError:
         raise DocumentError(None, f"nested more than {DEPTH_MAX} deep") from None
-    return documents
-
-
-def _after_blanks(text: str, at: int) -> int:
-    match = _BLANK.match(text, at)
-    assert match is not None
-    return match.end()
+    return [_json_document(value, lists)]
 
 
 def _json_document(value: Any, lists: Sequence[str]) -> Document:

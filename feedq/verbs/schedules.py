@@ -173,8 +173,6 @@ class ComingTick:
     """The same on the clock of the zone."""
     fire_at: datetime
     """When it fires: later than the tick by the jitter."""
-    note: str | None
-    """How clocks are changed between this tick and the one before, if they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,10 +317,9 @@ def _coming(
     after = at.store.now() if since is None else _time(spec, since, "since") - timedelta(microseconds=1)
     ticks = list(islice(ticks_after(spec, after=after), count + 1))
     found = []
-    for before, tick, following in zip([after, *ticks], ticks, [*ticks[1:], None], strict=False):
+    for tick, following in zip(ticks, [*ticks[1:], None], strict=False):
         fires = delayed(spec, schedule_id=schedule_id, tick=tick, following=following)
-        local = tick.astimezone(clock)
-        found.append(ComingTick(tick, local, fires, _clock_change(before.astimezone(clock), local)))
+        found.append(ComingTick(tick, tick.astimezone(clock), fires))
     return ComingTicks(spec.name, timing_words(spec), zone, state, found[:count])
 
 
@@ -339,18 +336,6 @@ def _time(spec: ScheduleSpec, text: str, argument: str, *, now: datetime | None 
         return parse_moment(text, zone_of(spec))
     except ValueError as error:
         raise InvalidInput(f"{argument}: {error}") from None
-
-
-def _clock_change(before: datetime, after: datetime) -> str | None:
-    """Says what happened to the clock in between, such as ``clocks back 1:00, +02:00 to +01:00``."""
-    old, new = before.utcoffset(), after.utcoffset()
-    assert old is not None
-    assert new is not None
-    if old == new:
-        return None
-    hours, minutes = divmod(int(abs(new - old).total_seconds()) // 60, 60)
-    direction = "forward" if new > old else "back"
-    return f"clocks {direction} {hours}:{minutes:02d}, {before.isoformat()[-6:]} to {after.isoformat()[-6:]}"
 
 
 # -- runs ----------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ NAMED_MAX = 5
 """Names in one sentence; lists have them all."""
 TIMES_LISTED_MAX = 3
 """Expressions or times of one schedule in a list."""
-_BARS = "▁▂▃▄▅▆▇█"
 _UNITS = (("d", 86_400), ("h", 3600), ("min", 60))
 
 
@@ -196,17 +195,6 @@ def next_at(at: datetime | None, *, now: datetime) -> str:
 def why_run(run: Run | RunDocument) -> str:
     """Why a run ended as it did, on one line."""
     return "" if run.reason is None else said(run.reason)
-
-
-def sparkline(values: Sequence[float | None]) -> str:
-    """Draws a line of bars, the highest value as a whole one; what is unknown is left out."""
-    most = max((value for value in values if value is not None), default=0.0)
-    return "".join(" " if value is None else _BARS[_bar(value, most)] for value in values)
-
-
-def _bar(value: float, most: float) -> int:
-    """Of 0 the lowest, and of anything else one above it: something is not nothing."""
-    return 0 if value <= 0 else max(1, round(value / most * (len(_BARS) - 1)))
 
 
 # -- schedules ---------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ VERBS = {
     "feed edit": DECLARES,
     "feed list": "list_feeds",
     "feed show": "show_feed",
-    "feed history": "show_landed",
     "feed cursor": "show_cursor change_cursor",
     "feed backfill": "begin_backfill show_backfill list_backfills cancel_backfill",
     "feed dead-letters": "list_dead_letters show_dead_letter replay_dead_letters drop_dead_letters",
@@ -60,7 +59,7 @@ VERBS = {
     "token remove": "remove_token",
 }
 """Commands, and the verbs that do what they do."""
-OF_PAGES = {"count_feeds", "list_landed"}
+OF_PAGES = {"count_feeds", "list_landed", "show_landed"}
 """Verbs that pages alone ask."""
 
 

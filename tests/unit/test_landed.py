@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.core.landed import CountedFeed, LandedBucket, landed_buckets
-from feedq.verbs.wording import sparkline
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
@@ -47,9 +46,3 @@ def test_no_bucket_is_negative_and_their_number_is_fixed(found: list[tuple[int, 
     counted = rows([count(m, records) for m, records in sorted(found)], minute=minute, buckets=30)
     assert len(counted) == 30
     assert all(one is None or one >= 0 for one in counted)
-
-
-def test_a_sparkline_shows_something_as_more_than_nothing_and_leaves_out_what_is_unknown() -> None:
-    assert sparkline([0.0, 1e-9, None, 5.0, 10.0]) == "▁▂ ▅█"
-    assert sparkline([0.0, None]) == "▁ "
-    assert sparkline([]) == ""

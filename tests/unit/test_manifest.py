@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from math import isfinite
 
 import pytest
@@ -91,13 +90,6 @@ def test_documents_add_up_and_empty_ones_do_not_count() -> None:
 def test_json_is_read_too_with_tabs_and_surrogate_pairs() -> None:
     text = '{\n\t"feeds": [{"name": "\\ud83d\\ude00", "connector": "tcp", "sink": {"table": "t"}}]\n}'
     assert specs(text)[0].name == "😀"
-
-
-def test_several_json_documents_add_up() -> None:
-    lines = [
-        json.dumps({"feeds": [{"name": name, "connector": "tcp", "sink": {"table": "t"}}]}) for name in "ab"
-    ]
-    assert [s.name for s in specs("\n " + "\n".join(lines) + "\n")] == ["a", "b"]
 
 
 def test_plain_words_mean_what_they_mean_in_json() -> None:
