@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from functools import cache
+from functools import cache, partial
 from threading import Timer
 from time import sleep
 from typing import Any
@@ -21,6 +21,7 @@ from feedq.control import reconcile as control
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.limits import AFTER_FAST_PATH_S, DISPATCH_TIMEOUT_S, MESSAGES_AT_ONCE, messages_wait_s
 from feedq.core.model import Assignment, FeedKey, Reason
+from feedq.core.roles import AccessRole, Caller
 from feedq.errors import FeedqError
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log
@@ -76,12 +77,14 @@ def stream_feed(feed_id: int, epoch: int) -> str:
 def sync(catalog: str) -> None:
     """Make the feeds of a catalog as it says, with the settings of this worker. Raises what went wrong, which the
     run keeps; also when entries were left out."""
-    from feedq.verbs.catalogs.base import open_catalog
-    from feedq.verbs.catalogs.syncing import sync as sync_catalog
+    from feedq.sinks.base import opened_sink
+    from feedq.verbs.catalogs.syncing import sync_catalog
+    from feedq.verbs.registry import At
 
-    url = settings().sync_database_url.get_secret_value()
+    url, here = settings().sync_database_url.get_secret_value(), settings()
     with closing(PostgresStore(url)) if url else nullcontext(store()) as declaring:
-        made = sync_catalog(declaring, open_catalog(catalog, settings()))
+        open_sink = partial(opened_sink, here, role="sync")
+        made = sync_catalog(At(declaring, here, Caller(SYNC, AccessRole.ADMIN), open_sink), name=catalog)
     logger.info(
         LogEvent.CATALOG_SYNCED,
         catalog=catalog,

@@ -22,9 +22,8 @@ from feedq.cli.lazily import lazily
 with lazily():
     from msgspec import json as msgspec_json
 
-    from feedq.core import passwords
+    from feedq.core import differences, passwords
     from feedq.verbs import details, registry, troubles, wording
-    from feedq.verbs.manifest import changes as manifest_changes
 
 T = TypeVar("T")
 Cell = str | None
@@ -171,14 +170,14 @@ def fact_lines(facts: Sequence[details.Fact], declaration: Any = None) -> list[s
     return lines
 
 
-def write_difference(changes: Iterable[manifest_changes.OptionChange]) -> None:
+def write_difference(changes: Iterable[differences.OptionChange]) -> None:
     for change in changes:
         click.echo(f"    {change.option}: {_shown(change.before)} -> {_shown(change.after)}")
 
 
 def _shown(value: Any) -> str:
-    if value == manifest_changes.ABSENT:
-        return manifest_changes.ABSENT
+    if value == differences.ABSENT:
+        return differences.ABSENT
     return wording.printable(wording.as_json(passwords.masked(value)))
 
 

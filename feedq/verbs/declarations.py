@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from feedq.control.store.feeds import FeedChange, Feeds
 from feedq.control.store.postgresql import JobStore
+from feedq.core.differences import AnySpec, OptionChange
 from feedq.core.model import Feed, FeedSpec, StartCursor, TargetState, Version, require_version
 from feedq.core.passwords import mask_url, masked
 from feedq.core.roles import AccessRole
@@ -24,13 +25,11 @@ from feedq.verbs.adoption import Adopting, Begun, begun, resumes_of
 from feedq.verbs.bulk import BulkResult
 from feedq.verbs.manifest.changes import (
     Action,
-    AnySpec,
     Change,
     DeclarationChanges,
-    OptionChange,
     plan,
 )
-from feedq.verbs.manifest.options import validate
+from feedq.verbs.manifest.options import option_problems
 from feedq.verbs.registry import (
     At,
     Cursor,
@@ -242,8 +241,8 @@ def _feeds_planned(
     planned = plan("feed", specs, before, remove=[*remove, *surplus])
     # What is stored has been checked before.
     for change in planned.changes:
-        if isinstance(change.spec, FeedSpec):
-            validate(change.spec)
+        if isinstance(change.spec, FeedSpec) and (wrong := option_problems(change.spec)):
+            raise InvalidInput(f"feed {change.name!r}: {'; '.join(wrong)}")
     return planned
 
 

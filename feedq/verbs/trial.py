@@ -37,7 +37,7 @@ from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
 from feedq.sinks.base import FeedWrite, Preview, Sink, Target, opened_sink, parse_sink, target_of
 from feedq.sinks.checkpoints import cursor_text
-from feedq.verbs.manifest.options import problems
+from feedq.verbs.manifest.options import option_problems
 from feedq.worker.first_records import hints
 from feedq.worker.sockets import Sockets
 
@@ -103,7 +103,7 @@ def try_feed(
     begins. ``on_waiting`` is told meanwhile, on another thread, what the feed waits for.
     """
     trial = Trial()
-    if found := problems(spec):
+    if found := option_problems(spec):
         trial.tell("declaration", StepOutcome.FAILED, "; ".join(found))
         return trial
     trial.tell("declaration", StepOutcome.OK, f"connector {spec.connector}")

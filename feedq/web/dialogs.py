@@ -17,6 +17,7 @@ from secrets import token_urlsafe
 from typing import Any, Final
 
 from feedq.api.endpoint import Problem, arguments_in, problem_of
+from feedq.core.differences import ABSENT
 from feedq.core.model import WorkerView
 from feedq.errors import Forbidden, InvalidInput, NotFound
 from feedq.verbs import documents
@@ -26,7 +27,6 @@ from feedq.verbs.dead_letters import Dropped, Replayed
 from feedq.verbs.declarations import Declared
 from feedq.verbs.documents import DocumentError
 from feedq.verbs.feeds import Acted
-from feedq.verbs.manifest.changes import ABSENT
 from feedq.verbs.registry import At, etag_of
 from feedq.verbs.schedules import PastTicks
 from feedq.verbs.wording import as_json, counted, some

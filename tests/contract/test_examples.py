@@ -15,7 +15,7 @@ from feedq.core.model import Batch, FeedSpec
 from feedq.sinks.base import FeedWrite, Preview, parse_sink, target_of
 from feedq.sinks.postgresql import PostgresSink
 from feedq.verbs.manifest import reader
-from feedq.verbs.manifest.options import problems
+from feedq.verbs.manifest.options import option_problems
 from feedq.verbs.manifest.reader import Declaration
 
 FEEDS = Path(__file__).parents[2] / "examples" / "feeds"
@@ -94,7 +94,7 @@ def test_an_example_is_valid_and_says_where_it_comes_from(path: Path) -> None:
     read = reader.parse(path.read_text(), origin=path.name)
     assert read.problems == ()
     assert read.feeds
-    assert [problem for d in read.feeds for problem in problems(d.spec)] == []
+    assert [problem for d in read.feeds for problem in option_problems(d.spec)] == []
     assert re.search(r"^Source: +https?://", comment(path), re.MULTILINE)
     assert re.search(r"^Terms: +\S", comment(path), re.MULTILINE)
     assert f"({path.name})" in (FEEDS / "README.md").read_text()

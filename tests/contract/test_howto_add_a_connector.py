@@ -89,7 +89,7 @@ def test_the_feed_that_the_page_shows_is_valid(installed: Path) -> None:
     problems = (
         "from pathlib import Path; from feedq.verbs.manifest import options, reader;"
         "read = reader.parse(Path('feeds.yaml').read_text(), origin='feeds.yaml');"
-        "print(read.problems, [problem for d in read.feeds for problem in options.problems(d.spec)])"
+        "print(read.problems, [problem for d in read.feeds for problem in options.option_problems(d.spec)])"
     )
     assert run(installed, "-c", problems) == "() []\n"
 

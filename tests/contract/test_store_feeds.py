@@ -63,9 +63,19 @@ def test_history_keeps_what_each_option_was_and_became(postgres_harness: Postgre
     h.store.feeds.edit(feed.spec.model_copy(update={"weight": 3.0, "labels": labels, "selector": selector}))
     changes = h.store.feeds.events(feed.name)[0].detail["changes"]
     assert changes["weight"] == [1.0, 3.0]
-    assert changes["selector.required"] == [None, {"region": "eu"}]
-    assert changes["labels.team"][0] is None
+    assert changes["selector.required.region"] == ["(unset)", "eu"]
+    assert changes["labels.team"][0] == "(unset)"
     assert len(changes["labels.team"][1]) < 3_000
+
+
+def test_one_and_true_are_different_options(harness: Harness) -> None:
+    url = spec().source["url"]
+    harness.store.feeds.add(spec(source={"url": url, "verify": 1}))
+    edited = harness.store.feeds.edit(spec(source={"url": url, "verify": True}))
+    assert (edited.generation, harness.store.feeds.get(edited.name).spec.source["verify"] is True) == (
+        2,
+        True,
+    )
 
 
 def test_an_edit_without_a_change_keeps_the_generation_and_writes_no_history(harness: Harness) -> None:

@@ -23,7 +23,7 @@ from feedq.settings import Settings
 from feedq.telemetry.logs import EventKind, LogEvent
 from feedq.verbs.manifest import reader
 from feedq.verbs.manifest.json_schema import field_docstrings
-from feedq.verbs.manifest.options import problems
+from feedq.verbs.manifest.options import option_problems
 from tests.house import PACKAGE, ROOT, parsed
 
 DOCS = ROOT / "docs"
@@ -290,5 +290,5 @@ def test_manifests_that_pages_show_are_valid() -> None:
     for page, text in sorted(shown):
         read = reader.parse(text, origin=page)
         wrong += [(page, str(problem)) for problem in read.problems]
-        wrong += [(page, problem) for d in read.feeds for problem in problems(d.spec)]
+        wrong += [(page, problem) for d in read.feeds for problem in option_problems(d.spec)]
     assert wrong == []

@@ -13,7 +13,6 @@ from feedq.connectors.base import parse_options
 from feedq.core.model import JSON, Batch, Feed, FeedBackfill, FeedSpec, FeedView, Identity, Lease, Status
 from feedq.errors import InvalidInput
 from feedq.verbs.backfills import ROWS_PER_S, part_done, plan
-from feedq.verbs.manifest.options import problems
 from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
 
 NOW = datetime(2026, 12, 1, 8, tzinfo=UTC)
@@ -152,5 +151,6 @@ def test_a_batch_is_cut_at_the_first_record_that_lies_beyond(form: str) -> None:
 
 
 def test_no_feed_is_declared_under_the_name_of_a_backfill() -> None:
-    (why,) = problems(FeedSpec(name="acme/orders~backfill", connector="tcp", source=TCP, sink={"table": "t"}))
-    assert "must not end in ~backfill" in why
+    declared = {"name": "acme/orders~backfill", "connector": "tcp", "source": TCP, "sink": {"table": "t"}}
+    with pytest.raises(InvalidInput, match="must not end in ~backfill"):
+        FeedSpec.valid(declared)

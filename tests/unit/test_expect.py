@@ -10,7 +10,7 @@ from feedq.core.expectations import expected_of, read_expectations, unmet_said, 
 from feedq.core.model import FeedSpec
 from feedq.core.values import Wrong
 from feedq.errors import InvalidInput
-from feedq.verbs.manifest.options import problems
+from feedq.verbs.manifest.options import option_problems
 
 GIVEN = {
     "max_silence": "5m",
@@ -70,12 +70,12 @@ def entry(**keys: Any) -> FeedSpec:
 def test_a_feed_says_what_is_expected_and_where_it_begins() -> None:
     spec = entry(expect=GIVEN, initial_cursor={"at": 7})
     assert (spec.initial_cursor, spec.plain()["expect"]) == ({"at": 7}, GIVEN)
-    assert problems(spec) == []
+    assert option_problems(spec) == []
     assert not {"expect", "initial_cursor"} & entry().plain().keys()
 
 
 def test_a_cursor_that_cannot_be_is_refused_where_it_is_declared() -> None:
-    assert problems(entry(initial_cursor="x" * 9_000)) == [
+    assert option_problems(entry(initial_cursor="x" * 9_000)) == [
         "the cursor has 9002 bytes, and at most 8192 are kept"
     ]
     with pytest.raises(InvalidInput, match=r"expect\.max_silence: 'soon' is no duration"):
@@ -94,7 +94,7 @@ def test_an_event_time_that_no_record_can_have_is_refused_where_it_is_declared(
     at: str, source: dict[str, Any], said: str
 ) -> None:
     source = {"url": "tcp://127.0.0.1:1"} | source
-    (found,) = problems(entry(expect={"max_event_lag": {"at": at, "seconds": 60}}, source=source))
+    (found,) = option_problems(entry(expect={"max_event_lag": {"at": at, "seconds": 60}}, source=source))
     assert (found.startswith("expect."), said in found) == (True, True)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from feedq.core.model import FeedSpec
 from feedq.errors import InvalidInput
-from feedq.verbs.manifest.options import problems
+from feedq.verbs.manifest.options import option_problems
 from feedq.worker.first_records import proposed
 
 HTTP = {"url": "http://127.0.0.1/x", "mode": "poll"}
@@ -19,7 +19,7 @@ def of(connector: str, source: dict[str, Any], *records: bytes) -> FeedSpec:
     found = proposed(
         FeedSpec(name="acme/x", connector=connector, source=source, sink={"table": "t"}), records
     )
-    assert problems(found) == [], "what is proposed can be applied"
+    assert option_problems(FeedSpec.valid(found.plain())) == [], "what is proposed can be applied"
     return found
 
 

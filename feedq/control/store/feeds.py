@@ -37,14 +37,13 @@ from feedq.control.store.feed_rows import (
     feed_from,
     feed_view_from,
     lease_from,
-    stored_selector,
 )
 from feedq.control.store.history import HistoryRow, record, record_all
 from feedq.control.store.leases import brief_cursor, transfer
 from feedq.core.authorship import require_own
+from feedq.core.differences import difference
 from feedq.core.lease import objection_to_move
 from feedq.core.model import (
-    JSON,
     ChangedCursor,
     Event,
     Feed,
@@ -129,7 +128,7 @@ class FeedChange:
                 spec = self.spec.completed(current.spec)
             case _:
                 return replace(current, generation=current.generation + 1)
-        generation = current.generation + (spec != current.spec)
+        generation = current.generation + bool(difference(current.spec, spec))
         return replace(current, spec=spec, generation=generation, catalog=self.catalog or current.catalog)
 
     def told(self, before: Feed | None, after: Feed) -> dict[str, Any]:
@@ -138,9 +137,13 @@ class FeedChange:
         if self.catalog is not None:
             told["catalog"] = self.catalog
         if before is not None and self.kind is EventKind.FEED_EDITED:
-            keys = [key for key in SPEC_COLUMNS if getattr(before.spec, key) != getattr(after.spec, key)]
+            found = difference(before.spec, after.spec)
+            keys = list(dict.fromkeys(one.option.partition(".")[0] for one in found))
             told["changed"] = keys if before.catalog == after.catalog else [*keys, "catalog"]
-            told["changes"] = _differences(before.spec, after.spec)
+            told["changes"] = {
+                one.option: [brief_cursor(one.before), brief_cursor(one.after)]
+                for one in found[:CHANGES_KEPT]
+            }
         return told
 
 
@@ -340,24 +343,6 @@ class Feeds(Aggregate):
         sql = "SELECT * FROM feedq.event WHERE feed_id = :id ORDER BY id DESC LIMIT :limit"
         with self._database.statement() as c:
             return [event_from(row) for row in c.execute(text(sql), {"id": feed.id, "limit": limit})]
-
-
-def _differences(before: FeedSpec, after: FeedSpec) -> dict[str, list[JSON]]:
-    """The options that change, each with both of its values, long ones cut: for people who read history."""
-    old, new = _options(before), _options(after)
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    return {name: [brief_cursor(old.get(name)), brief_cursor(new.get(name))] for name in names[:CHANGES_KEPT]}
-
-
-def _options(spec: FeedSpec) -> dict[str, JSON]:
-    found: dict[str, JSON] = {}
-    for column in SPEC_COLUMNS:
-        value: Any = stored_selector(spec.selector) if column == "selector" else getattr(spec, column)
-        if isinstance(value, Mapping):
-            found |= {f"{column}.{key}": inner for key, inner in value.items()}
-        else:
-            found[column] = value
-    return found
 
 
 def made(outcome: Feed | FeedqError) -> Feed:

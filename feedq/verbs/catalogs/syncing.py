@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
@@ -18,18 +18,18 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from feedq.control.store.feeds import of_others
-from feedq.control.store.postgresql import PostgresStore
+from feedq.core.differences import ABSENT, OptionChange
 from feedq.core.model import Feed, FeedSpec
 from feedq.core.remedies import command
 from feedq.core.roles import AccessRole
 from feedq.errors import SyncRefused
 from feedq.verbs.bulk import BulkResult
-from feedq.verbs.catalogs.base import OpenCatalog, open_catalog
+from feedq.verbs.catalogs.base import open_catalog
 from feedq.verbs.declarations import Declared, change_feeds, declared_answer
-from feedq.verbs.manifest.changes import ABSENT, Action, Change, OptionChange, plan
+from feedq.verbs.manifest.changes import Action, Change, plan
 from feedq.verbs.manifest.options import option_problems
 from feedq.verbs.manifest.reader import Manifest, ManifestProblem
-from feedq.verbs.registry import At, NameArgument, Page, Told, verb
+from feedq.verbs.registry import At, NameArgument, Page, verb
 
 REMOVED_FREELY: Final = 10
 """Removals of one sync that need no leave: of three feeds one is a third, and nothing unusual."""
@@ -70,105 +70,96 @@ def sync_catalog(
     take_over: bool = False,
     dry_run: bool = False,
 ) -> Synced:
-    """Make feeds as a catalog says.
+    """Make the feeds of a catalog as it says.
 
-    ``remove_up_to`` lets so many feeds be removed, however many that is of all that it has. ``take_over`` also
-    takes feeds that others declared under names that it has.
+    ``remove_up_to`` lets so many feeds be removed, however many that is of all that it has; a sync that would
+    remove unusually many is refused without it. ``take_over`` also takes feeds that others declared under names
+    that it has.
     """
-    return sync(
-        at.store,
-        open_catalog(name, at.settings),
-        dry_run=dry_run,
-        remove_up_to=remove_up_to,
-        take_over=take_over,
-        told=at.told,
-    )
-
-
-def sync(
-    store: PostgresStore,
-    opened: OpenCatalog,
-    *,
-    dry_run: bool = False,
-    remove_up_to: int | None = None,
-    take_over: bool = False,
-    told: Told = lambda done, total: None,
-) -> Synced:
-    """Make the feeds of a catalog as it says; with ``take_over`` also those that others declared under its names.
-
-    Raises:
-        CatalogUnavailable: it cannot be read; nothing was changed.
-        SyncRefused: it would remove unusually many feeds; nothing was changed.
-        Conflict: it is being synced elsewhere.
-    """
-    name = opened.name
-    with nullcontext() if dry_run else store.catalogs.exclusively(name):
-        version, state = store.catalogs.last(name)
-        state_now = store.catalogs.owned_state(name)
+    catalogs, feeds, opened = at.store.catalogs, at.store.feeds, open_catalog(name, at.settings)
+    with nullcontext() if dry_run else catalogs.exclusively(name):
+        version, state = catalogs.last(name)
+        state_now = catalogs.owned_state(name)
         # A feed that somebody has changed is to be as the catalog says.
         read = opened.read(version if state == state_now and not take_over else None)
         if read is None:
             count = int(state_now.partition("/")[0])
             return Synced(name, declared_answer(BulkResult(), count, dry_run=dry_run), is_same=True)
         manifest, version = read
-        owned = {feed.name: feed for feed in store.feeds.declared(catalog=name)}
-        names = [one.spec.name for one in manifest.feeds]
-        others = {one.name: one for one in store.feeds.declared(names=names) if one.catalog != name}
+        owned = {feed.name: feed for feed in feeds.declared(catalog=name)}
+        names = {one.spec.name for one in manifest.feeds}
+        others = {one.name: one for one in feeds.declared(names=names) if one.catalog != name}
         taken = others if take_over else {}
-        feeds, left_out = _accepted(manifest, owned | taken, {} if take_over else others)
-        surplus = owned.keys() - {*names, *(one.name for one in left_out)}
-        kept = len(surplus) if any(one.name is None for one in left_out) else 0
-        removed = () if kept else surplus
+        planned = _planned(name, manifest, owned, others, taken)
         share_max = opened.catalog.removals_max
-        check_removals(name, len(removed), len(owned), share_max=share_max, remove_up_to=remove_up_to)
-        there = {feed.name: feed.spec for feed in (owned | taken).values()}
-        planned = plan("feed", feeds, there, remove=removed)
-        changes = _with_marks(planned.changes, [taken[one.name] for one in feeds if one.name in taken], name)
-        unchanged = len(feeds) + len(removed) - len(changes)
+        check_removals(name, planned.removals, len(owned), share_max=share_max, remove_up_to=remove_up_to)
+        changes = planned.changes
         result: BulkResult[Change, Any] = BulkResult([(change, None) for change in changes])
         if not dry_run:
             result = change_feeds(
-                store.feeds,
-                changes,
-                catalog=name,
-                taken_over=taken,
-                told=lambda done: told(done, len(changes)),
+                feeds, changes, catalog=name, taken_over=taken, told=lambda done: at.told(done, len(changes))
             )
-            is_whole = not (left_out or kept or result.failed)
+            is_whole = not (planned.left_out or planned.kept or result.failed)
             after = _state_after([*owned.values(), *taken.values()], result.done)
-            store.catalogs.note(name, version if is_whole else None, after)
-        return Synced(name, declared_answer(result, unchanged, dry_run=dry_run), left_out, kept)
+            catalogs.note(name, version if is_whole else None, after)
+        answer = declared_answer(result, planned.unchanged, dry_run=dry_run)
+        return Synced(name, answer, planned.left_out, planned.kept)
 
 
-def _accepted(
-    manifest: Manifest, before: dict[str, Feed], others: dict[str, Feed]
-) -> tuple[list[FeedSpec], list[ManifestProblem]]:
-    """The entries that can be declared, and why the others cannot.
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a sync has to change, and what it leaves alone."""
 
-    Of entries with the same name none can: which is meant, nobody can tell.
-    """
+    changes: Sequence[Change]
+    unchanged: int
+    removals: int
+    left_out: Sequence[ManifestProblem]
+    kept: int
+
+
+def _planned(
+    catalog: str,
+    manifest: Manifest,
+    owned: Mapping[str, Feed],
+    others: Mapping[str, Feed],
+    taken: Mapping[str, Feed],
+) -> _Plan:
     left_out = list(manifest.problems)
-    wrong = {one.name for one in left_out}
+    wrong = {
+        one.name for one in left_out
+    }  # of a name that is there twice, nobody can tell which entry is meant
+    where = {one.spec.name: one.where for one in manifest.feeds}
+
+    def leave_out(name: str, what: str) -> None:
+        left_out.append(ManifestProblem(where[name], f"feed {name!r}: {what}", name))
+
     accepted = []
-    for one in manifest.feeds:
-        name = one.spec.name
-        what = _objection(one.spec, before.get(name), others.get(name))
-        if what is not None:
-            left_out.append(ManifestProblem(one.where, f"feed {name!r}: {what}", name))
-        elif name not in wrong:
-            accepted.append(one.spec)
-    return accepted, left_out
-
-
-def _objection(spec: FeedSpec, before: Feed | None, other: Feed | None) -> str | None:
-    if spec.resume is not None:
-        return "resume: is not for catalogs; `feedq feed cursor set` gives a feed a cursor"
-    if other is not None:
-        return of_others(other)
-    # What is stored has been checked before.
-    if before is not None and spec.completed(before.spec) == before.spec:
-        return None
-    return "; ".join(option_problems(spec)) or None
+    for spec in (one.spec for one in manifest.feeds if one.spec.name not in wrong):
+        if spec.resume is not None:
+            leave_out(spec.name, "resume: is not for catalogs; `feedq feed cursor set` gives a feed a cursor")
+        elif spec.name in others and spec.name not in taken:
+            leave_out(spec.name, of_others(others[spec.name]))
+        else:
+            accepted.append(spec)
+    surplus = owned.keys() - where.keys() - wrong
+    kept = len(surplus) if None in wrong else 0
+    removed = () if kept else surplus
+    there = {name: feed.spec for name, feed in {**owned, **taken}.items()}
+    found = {change.name: change for change in plan("feed", accepted, there, remove=removed).changes}
+    for feed in taken.values():
+        change = found.get(feed.name, Change(Action.CHANGE, "feed", feed.name, feed.spec))
+        mark = OptionChange("catalog", ABSENT if feed.catalog is None else feed.catalog, catalog)
+        found[feed.name] = replace(change, options=(*change.options, mark))
+    changes = []
+    for change in found.values():
+        # What is stored has been checked before.
+        problems = option_problems(change.spec) if isinstance(change.spec, FeedSpec) else []
+        if problems:
+            leave_out(change.name, "; ".join(problems))
+        else:
+            changes.append(change)
+    unchanged = len(accepted) + len(removed) - len(found)
+    return _Plan(changes, unchanged, len(removed), left_out, kept)
 
 
 def check_removals(
@@ -184,16 +175,6 @@ def check_removals(
         f"{share_max:.0%} of them; nothing was changed. If they are to go: "
         f"`{command('sync', name, '--remove-up-to', str(removals))}`"
     )
-
-
-def _with_marks(changes: Sequence[Change], taken: Sequence[Feed], catalog: str) -> list[Change]:
-    """The changes, with that of the catalog for each feed that is taken over."""
-    found = {change.name: change for change in changes}
-    for feed in taken:
-        change = found.get(feed.name, Change(Action.CHANGE, "feed", feed.name, feed.spec))
-        mark = OptionChange("catalog", ABSENT if feed.catalog is None else feed.catalog, catalog)
-        found[feed.name] = replace(change, options=(*change.options, mark))
-    return list(found.values())
 
 
 def _state_after(before: Sequence[Feed], changed: Sequence[tuple[Change, Feed]]) -> str:

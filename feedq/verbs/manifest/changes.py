@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from feedq.core.model import JSON, FeedSpec
+from feedq.core.differences import AnySpec, OptionChange, difference
+from feedq.core.model import FeedSpec
 from feedq.core.schedule.spec import Queue, ScheduleSpec
 
-ABSENT = "(unset)"
 UNREADABLE = "cannot be read by this release"
 
-AnySpec = FeedSpec | ScheduleSpec | Queue
 Spec = TypeVar("Spec", FeedSpec, ScheduleSpec, Queue)
 
 
@@ -23,15 +22,6 @@ class Action(StrEnum):
     ADD = "add"
     CHANGE = "change"
     REMOVE = "remove"
-
-
-@dataclass(frozen=True, slots=True)
-class OptionChange:
-    """One option before and after; `ABSENT` stands for an option that is not given."""
-
-    option: str
-    before: JSON
-    after: JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,41 +74,3 @@ def plan(
     for name in sorted({*remove} - {spec.name for spec in declared}):
         changes.append(Change(Action.REMOVE, noun, name, note=UNREADABLE if name in unreadable else None))
     return DeclarationChanges(tuple(changes), unchanged)
-
-
-# -- differences -----------------------------------------------------------------------------------------
-
-
-def difference(before: AnySpec, after: AnySpec) -> tuple[OptionChange, ...]:
-    """The keys that differ, by dotted name such as ``source.url``; a list counts as one value.
-
-    Of a feed an empty mapping is like none. Among the arguments of a job it is a value like any other.
-    """
-    is_feed = isinstance(after, FeedSpec)
-    usual = {"tenant": "", "weight": 1.0} if is_feed else {}
-    old, new = (dict(_leaves(usual | spec.plain(), keeps_empty=not is_feed)) for spec in (before, after))
-    return _compared(old, new)
-
-
-_Path = tuple[str, ...]
-
-
-def _compared(old: Mapping[_Path, JSON], new: Mapping[_Path, JSON]) -> tuple[OptionChange, ...]:
-    return tuple(
-        OptionChange(".".join(path), old.get(path, ABSENT), new.get(path, ABSENT))
-        for path in sorted(old.keys() | new.keys())
-        if path not in old or path not in new or not _same(old[path], new[path])
-    )
-
-
-def _leaves(value: Any, path: _Path = (), *, keeps_empty: bool) -> Iterator[tuple[_Path, JSON]]:
-    if isinstance(value, Mapping) and (value or not keeps_empty):
-        for key, inner in value.items():
-            yield from _leaves(inner, (*path, key), keeps_empty=keeps_empty)
-    else:
-        yield path, list(value) if isinstance(value, tuple) else value
-
-
-def _same(one: JSON, other: JSON) -> bool:
-    # 1 == True in Python, yet they are different options.
-    return one == other and isinstance(one, bool) == isinstance(other, bool)

@@ -12,7 +12,7 @@ from typing import Any
 from feedq.connectors.base import parse_options
 from feedq.core.expectations import Expectation
 from feedq.core.model import FeedSpec
-from feedq.core.values import json_problems, read
+from feedq.core.values import json_problems
 from feedq.errors import InvalidInput
 from feedq.sinks.base import parse_sink, target_of
 from feedq.sinks.checkpoints import check_cursor
@@ -30,22 +30,6 @@ _REFERENCE = re.compile(r"\$\{(?:env|file):")
 _USER_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/@:]*:(?P<password>[^\s/@]+)@")
 _QUERY_PASSWORD = re.compile(r"://\S*?[?&](?:password|passwd)=(?P<password>[^&\s]+)", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
-
-
-def problems(spec: FeedSpec) -> list[str]:
-    """Everything that is wrong with a declaration, one sentence each; empty when it may be stored."""
-    found = read(FeedSpec, spec.plain())
-    wrong = found if isinstance(found, list) else []
-    # Of options that are no JSON nothing else can be said.
-    are_json = not {key for key, _ in wrong} & {"source", "sink"}
-    return [what for _, what in wrong] + (option_problems(spec) if are_json else [])
-
-
-def validate(spec: FeedSpec) -> None:
-    """Raises `InvalidInput` with all that is wrong, naming feed and options."""
-    found = problems(spec)
-    if found:
-        raise InvalidInput(f"feed {spec.name!r}: {'; '.join(found)}")
 
 
 def option_problems(spec: FeedSpec) -> list[str]:

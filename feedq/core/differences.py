@@ -1,0 +1,53 @@
+"""What tells two declarations of the same feed, schedule or queue apart. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from feedq.core.model import JSON, FeedSpec
+from feedq.core.schedule.spec import Queue, ScheduleSpec
+
+ABSENT = "(unset)"
+
+AnySpec = FeedSpec | ScheduleSpec | Queue
+
+
+@dataclass(frozen=True, slots=True)
+class OptionChange:
+    """One option before and after; `ABSENT` stands for an option that is not given."""
+
+    option: str
+    before: JSON
+    after: JSON
+
+
+def difference(before: AnySpec, after: AnySpec) -> tuple[OptionChange, ...]:
+    """The keys that differ, by dotted name such as ``source.url``; a list counts as one value.
+
+    Of a feed an empty mapping is like none. Among the arguments of a job it is a value like any other.
+    """
+    is_feed = isinstance(after, FeedSpec)
+    usual = {"tenant": "", "weight": 1.0} if is_feed else {}
+    old, new = (dict(_leaves(usual | spec.plain(), keeps_empty=not is_feed)) for spec in (before, after))
+    return tuple(
+        OptionChange(".".join(path), old.get(path, ABSENT), new.get(path, ABSENT))
+        for path in sorted(old.keys() | new.keys())
+        if path not in old or path not in new or not _same(old[path], new[path])
+    )
+
+
+def _leaves(
+    value: Any, path: tuple[str, ...] = (), *, keeps_empty: bool
+) -> Iterator[tuple[tuple[str, ...], JSON]]:
+    if isinstance(value, Mapping) and (value or not keeps_empty):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, key), keeps_empty=keeps_empty)
+    else:
+        yield path, list(value) if isinstance(value, tuple) else value
+
+
+def _same(one: JSON, other: JSON) -> bool:
+    # 1 == True in Python, yet they are different options.
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
