@@ -149,9 +149,6 @@ def check_overlaps(fleet: Cluster, seen: Seen, prefix: str, kind: str) -> None:
 # -- spread and priority -----------------------------------------------------------------------------
 
 RUNS = 5_120
-RUN_S = 0.03
-"""Their slots are what limits the workers, not the cores of a machine that they share with its other work."""
-UNEVEN_MAX = 0.1
 
 
 DUE_IN_S = 5.0
@@ -181,26 +178,3 @@ def test_of_twelve_jobs_that_fall_due_at_once_each_of_three_idle_workers_runs_fo
     spread = runs_by_worker(fleet)
     measured("twelve jobs due at once on three idle workers", spread)
     assert all(3 <= runs <= 5 for runs in spread.values()), spread
-
-
-def test_thousands_of_short_runs_are_spread_evenly_over_equal_workers(
-    fleet: Cluster, schedules: ScheduleStore, measured: Measured
-) -> None:
-    fleet.add_beat("b1")
-    for n in range(4):
-        fleet.add_worker(f"w{n}")
-    schedules.add(never("short", task="effects.nothing", args=[RUN_S], overlap=Overlap.ALLOW_ALL))
-    first = datetime(2026, 1, 1, tzinfo=UTC)
-    made, _ = schedules.backfill("short", [first + timedelta(minutes=n) for n in range(RUNS)])
-    assert made == RUNS
-    wait_until(
-        lambda: not ticking.unfinished(fleet),
-        limit_s=LIMIT_S,
-        interval_s=0.5,
-        what="all short runs have ended",
-    )
-    spread = runs_by_worker(fleet)
-    measured(f"{RUNS} short runs on four workers", spread)
-    assert sum(spread.values()) == RUNS
-    equal = RUNS / 4
-    assert all(abs(runs - equal) <= UNEVEN_MAX * equal for runs in spread.values()), spread

@@ -24,7 +24,7 @@ from tests.contract.jobs_stage import claim_one, ended, finish
 from tests.schedules import Keys
 
 S = RunState
-WAIT_S = 10.0
+WAIT_S = 30.0
 REJECTED = "run_finish_rejected"
 JOB: Keys = {"semantics": Semantics.TRANSACTIONAL}
 WRITE = text("INSERT INTO effect (run) VALUES (:run)")

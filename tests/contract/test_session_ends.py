@@ -17,7 +17,7 @@ from tests.contract.harness import TTL_S, PostgresHarness
 
 pytestmark = pytest.mark.servers
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 HOLDER = UUID(int=7)
 
 

@@ -16,7 +16,7 @@ from feedq.control.store.database import Database
 pytestmark = pytest.mark.servers
 
 NAME = "feedq-pool-test"
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 BACKENDS = "SELECT pid, state FROM pg_stat_activity WHERE application_name = %s"
 
 

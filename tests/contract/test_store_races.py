@@ -15,7 +15,7 @@ from feedq.core.model import LeaseState, Load, Reason, Release, TargetState, Wor
 from feedq.errors import Unavailable
 from tests.contract.harness import TTL_S, PostgresHarness, progress
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 HAMMER_S = 1.5
 
 

@@ -258,12 +258,11 @@ def deaf(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Deaf]]:
     until(lambda: stage.supervisor.feeds == 0, "its stream has ended")
 
 
-def take_away(stage: Stage) -> float:
-    """As a pass does with a lease whose owner does not let go in time; returns the moment."""
+def take_away(stage: Stage) -> None:
+    """As a pass does with a lease whose owner does not let go in time."""
     stage.harness.execute(
         "UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = 'reaped' RETURNING 1"
     )
-    return time.monotonic()
 
 
 def test_a_stream_that_does_not_end_loses_its_connection_when_its_lease_is_lost(
@@ -272,10 +271,9 @@ def test_a_stream_that_does_not_end_loses_its_connection_when_its_lease_is_lost(
     stage.add_feed()
     stage.reconcile()
     stage.streaming()
-    taken_at = take_away(stage)
+    take_away(stage)
     stage.audit()
     until(lambda: stage.source.accepted > 1, "cut")
-    assert time.monotonic() - taken_at < 3, "a second, and what the machine needs"
     until(lambda: stage.source.accepted > 3, "and cut again whenever it dials anew")
 
 

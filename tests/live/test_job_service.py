@@ -20,7 +20,7 @@ from feedq.worker.jobs.job_service import Jobs
 from tests.unit.job_runs import ME, MemoryRuns
 from tests.waiting import until
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 class Registered:

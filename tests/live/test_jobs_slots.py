@@ -19,7 +19,7 @@ from feedq.worker.jobs.ticker import Peers
 from tests.unit.job_runs import ME, MemoryRuns, new_session
 from tests.waiting import until
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 class Stage:

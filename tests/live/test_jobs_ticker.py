@@ -15,7 +15,7 @@ from feedq.worker.jobs.ticker import POLL_MAX_S, SCANNERS, STAGGER_S, Peers, Tic
 from tests.unit.job_runs import MemoryRuns
 from tests.waiting import until
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 class Stage:

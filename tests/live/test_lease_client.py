@@ -13,7 +13,7 @@ from feedq.worker.lease_client import LeaseClient
 from tests.fakes import ManualClock, MemoryStore
 from tests.waiting import until
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 class Office:

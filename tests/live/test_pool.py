@@ -17,7 +17,7 @@ from feedq.worker.supervisor import Supervisor, TaskCallbacks
 from feedq.worker.threads import SerialExecutor
 from tests.waiting import until
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 class Offered:

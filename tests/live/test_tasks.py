@@ -19,7 +19,7 @@ from feedq.core.limits import (
 from feedq.core.model import Assignment
 from feedq.errors import Unavailable
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 def assignments(count: int, *, workers: int = 1) -> list[Assignment]:

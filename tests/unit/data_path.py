@@ -19,7 +19,7 @@ from tests.fakes.sink import MemorySink, MemoryTables
 
 TARGET = Target("landed", "json")
 AT = datetime(2026, 1, 1, tzinfo=UTC)
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 class DataPath:

@@ -13,7 +13,7 @@ from feedq.telemetry.metrics import MESSAGES_LEFT_OUT
 from feedq.worker.threads import Outbox
 from tests.waiting import until
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 
 
 def outbox_of(
