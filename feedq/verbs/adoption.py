@@ -23,12 +23,6 @@ OpenSink = Callable[[str], AbstractContextManager[Sink]]
 """Opens a session with a named sink. Raises `InvalidInput` when it is not set up here."""
 
 
-def namesakes(known: Iterable[Checkpoint], feed: Feed) -> list[Checkpoint]:
-    """The checkpoints of other feeds of its name, the one last written at the end."""
-    others = [one for one in known if one.feed == feed.name and one.feed_uuid != feed.identity.feed]
-    return sorted(others, key=lambda one: one.updated_at)
-
-
 def choose(sink: Sink, feed: Feed, *, number: int | None = None, force: bool = False) -> Checkpoint:
     """The checkpoint that a feed may adopt; ``number`` says which, where there are several.
 
@@ -36,7 +30,7 @@ def choose(sink: Sink, feed: Feed, *, number: int | None = None, force: bool = F
     of its own, and ``force`` was not given), `SinkUnavailable`.
     """
     known = sink.checkpoints([feed.name])
-    others = namesakes(known, feed)
+    others = [one for one in known if one.feed_uuid != feed.identity.feed]
     found = [one for one in others if number in (None, one.feed_id)]
     if not found:
         numbers = ", ".join(str(one.feed_id) for one in others) or "none"
@@ -57,29 +51,19 @@ def choose(sink: Sink, feed: Feed, *, number: int | None = None, force: bool = F
     return found[0]
 
 
-def adopt(sink: Sink, feed: Feed, old: Checkpoint, judge: Judge = anybody) -> None:
-    """Give a feed the checkpoint of its namesake. Raises `Conflict`, `SinkUnavailable`, as ``judge`` does."""
-    start = StartCursor(old.cursor, old.records)
+def give(sink: Sink, feed: Feed, start: Checkpoint | StartCursor, judge: Judge = anybody) -> None:
+    """Give a feed a cursor, or the checkpoint of its namesake. Raises `Conflict`, `SinkUnavailable`, as ``judge``
+    does."""
+    old = start if isinstance(start, Checkpoint) else None
+    cursor = StartCursor(start.cursor, start.records)
     sink.change_checkpoint(
-        CheckpointChange(feed.id, feed.name, feed.identity, lambda own: start, instead_of=old, judge=judge)
+        CheckpointChange(feed.id, feed.name, feed.identity, lambda own: cursor, instead_of=old, judge=judge)
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Newcomer:
-    """A feed about to be declared, and what its sink knows of its name."""
-
-    spec: FeedSpec
-    last: Checkpoint
-
-    def note(self) -> str:
-        where = parse_sink(self.spec.sink).name
-        return f"sink {where!r} has a checkpoint of {owner_of(self.last)}"
-
-
-def known_newcomers(specs: Sequence[FeedSpec], open_sink: OpenSink) -> tuple[dict[str, Newcomer], list[str]]:
-    """Of feeds about to be declared those that their sinks know by name; and what kept us from asking others."""
-    found: dict[str, Newcomer] = {}
+def _known(specs: Sequence[FeedSpec], open_sink: OpenSink) -> tuple[dict[str, Checkpoint], list[str]]:
+    """What sinks know of feeds that are about to be declared, by name; and what kept us from asking others."""
+    found: dict[str, Checkpoint] = {}
     unasked: list[str] = []
     for name, named in _by_sink((spec, spec) for spec in specs):
         try:
@@ -87,9 +71,8 @@ def known_newcomers(specs: Sequence[FeedSpec], open_sink: OpenSink) -> tuple[dic
                 known = sink.checkpoints(list(named))
         except FeedqError as error:
             unasked.append(f"sink {name!r} could not be asked whether it knows these feeds: {error}")
-            continue
-        for checkpoint in sorted(known, key=lambda one: one.updated_at):
-            found[checkpoint.feed] = Newcomer(named[checkpoint.feed], checkpoint)
+        else:
+            found |= {one.feed: one for one in sorted(known, key=lambda one: one.updated_at)}
     return found, unasked
 
 
@@ -109,24 +92,20 @@ def begun(
 ) -> Begun:
     """Raises `SinkUnavailable` when a sink that is to be adopted from cannot be asked."""
     added = [c.spec for c in changes if c.action is Action.ADD and isinstance(c.spec, FeedSpec)]
-    newcomers, unasked = known_newcomers(added, open_sink)
+    known, unasked = _known(added, open_sink)
     if adopt and unasked:
         raise SinkUnavailable("\n".join(unasked))
-    starts: dict[str, Checkpoint | StartCursor] = dict(resumes)
-    if adopt:
-        starts |= {name: newcomer.last for name, newcomer in newcomers.items()}
-    notes = {name: _note(newcomer, starts.get(name)) for name, newcomer in newcomers.items()}
+    starts: dict[str, Checkpoint | StartCursor] = {**resumes, **(known if adopt else {})}
+    notes: dict[str, str] = {}
+    for spec in added:
+        if (last := known.get(spec.name)) is not None:
+            what = "it is left alone; --adopt goes on from its cursor"
+            if spec.name in starts:
+                what = "adopted" if adopt else "it is left alone, as the manifest says where to begin"
+            sink = parse_sink(spec.sink).name
+            notes[spec.name] = f"sink {sink!r} has a checkpoint of {owner_of(last)}: {what}"
     noted = [replace(c, note=notes[c.name]) if c.noun == "feed" and c.name in notes else c for c in changes]
     return Begun(noted, starts, unasked)
-
-
-def _note(newcomer: Newcomer, start: Checkpoint | StartCursor | None) -> str:
-    match start:
-        case Checkpoint():
-            return f"{newcomer.note()}: adopted"
-        case StartCursor():
-            return f"{newcomer.note()}: it is left alone, as the manifest says where to begin"
-    return f"{newcomer.note()}: it is left alone; --adopt goes on from its cursor"
 
 
 def resumes_of(feeds: Iterable[Feed], open_sink: OpenSink) -> dict[str, StartCursor]:
@@ -162,11 +141,7 @@ class Adopting(ExitStack):
         feed = self._store.feeds.add(spec.model_copy(update={"target_state": TargetState.PAUSED}))
         try:
             sink = self._sink(parse_sink(spec.sink).name)
-            if isinstance(start, Checkpoint):
-                adopt(sink, feed, start)
-            else:
-                change = CheckpointChange(feed.id, feed.name, feed.identity, lambda own: start)
-                sink.change_checkpoint(change)
+            give(sink, feed, start)
         except FeedqError as error:
             raise type(error)(
                 f"{error}\nit was declared as paused, without a checkpoint; remove it and apply again"

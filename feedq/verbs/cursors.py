@@ -199,7 +199,7 @@ def adopt_checkpoint(
     with sink_of(at, feed) as sink:
         old = adoption.choose(sink, feed, number=number, force=force)
         if not dry_run:
-            adoption.adopt(sink, feed, old, partial(require_still_own, at, name))
+            adoption.give(sink, feed, old, partial(require_still_own, at, name))
     if not dry_run:
         at.store.feeds.restart(name)
     return Adopted(name, owner_of(old), dry_run)

@@ -145,12 +145,12 @@ def declare(
             raise InvalidInput("tenant: limits prune, and means nothing without it")
     if schedules is not None or queues is not None or remove.schedules or remove.queues:
         at.caller.require_everything()
-    version = version_of(expected)
-    if expected is not None:
-        _require_expected(at, feeds or (), schedules or (), remove, version, alone=not (queues or prune))
+    entries = (*(feeds or ()), *(schedules or ()), *remove.feeds, *remove.schedules)
+    if expected is not None and (len(entries) != 1 or queues or remove.queues or prune):
+        raise InvalidInput("expected: is for a single feed or schedule, and means nothing for several")
     prunes_jobs = prune and tenant is None
-    of_feeds = _feeds_planned(at, feeds, remove.feeds, prune=prune, tenant=tenant)
-    of_schedules = _schedules_planned(at, schedules, remove.schedules, prune=prunes_jobs)
+    of_feeds = _feeds_planned(at, feeds, remove.feeds, prune=prune, tenant=tenant, expected=expected)
+    of_schedules = _schedules_planned(at, schedules, remove.schedules, prune=prunes_jobs, expected=expected)
     of_queues = _queues_planned(at, queues, remove.queues, prune=prunes_jobs)
     resumes = {entry.name: entry.resume for entry in feeds or () if entry.resume is not None}
     found = begun(of_feeds.changes, resumes, at.open_sink, adopt=adopt)
@@ -162,7 +162,7 @@ def declare(
     if dry_run:
         would: BulkResult[Change, Any] = BulkResult([(change, None) for change in (*found.changes, *others)])
         return declared_answer(would, unchanged, unasked=found.unasked, dry_run=True)
-    result = _carried_out(at, found, others, version)
+    result = _carried_out(at, found, others, version_of(expected))
     schedules_there = [change.name for change, _ in result.done if isinstance(change.spec, ScheduleSpec)]
     unserved = at.store.jobs.schedules.unserved(schedules_there) if schedules_there else {}
     return declared_answer(result, unchanged, unasked=found.unasked, unserved=unserved)
@@ -186,33 +186,6 @@ def declared_answer(
 # -- what is to be done ---------------------------------------------------------------------------------
 
 
-def _require_expected(
-    at: At,
-    feeds: Sequence[FeedSpec],
-    schedules: Sequence[ScheduleSpec],
-    remove: Removals,
-    version: Version | None,
-    *,
-    alone: bool,
-) -> None:
-    """Raises `Outdated` unless the only feed or schedule that is declared or removed is there in this version.
-
-    The store compares again in the transaction that makes the change.
-    """
-    of_feeds = [*(entry.name for entry in feeds), *remove.feeds]
-    of_schedules = [*(entry.name for entry in schedules), *remove.schedules]
-    if len(of_feeds) + len(of_schedules) != 1 or not alone or remove.queues:
-        raise InvalidInput("expected: is for a single feed or schedule, and means nothing for several")
-    try:
-        if of_feeds:
-            found = at.own_feed(of_feeds[0]).version
-        else:
-            found = at.store.jobs.schedules.view(of_schedules[0]).schedule.version
-    except NotFound as error:
-        raise Outdated(f"{error}, and expected says that there is") from None
-    require_version("what is declared", found, version)
-
-
 def _feeds_planned(
     at: At,
     declared: Sequence[FeedSpec] | None,
@@ -220,8 +193,9 @@ def _feeds_planned(
     *,
     prune: bool,
     tenant: str | None,
+    expected: str | None,
 ) -> DeclarationChanges:
-    """Raises `InvalidInput`, `NotFound`, `Forbidden` when one is or would be of another tenant."""
+    """Raises `InvalidInput`, `NotFound`, `Outdated`, `Forbidden` when one is or would be of another tenant."""
     specs = declared or ()
     names = _names("feed", specs, remove)
     for spec in specs:
@@ -229,7 +203,7 @@ def _feeds_planned(
     there = {feed.name: feed for feed in at.store.feeds.declared(names=names)} if names else {}
     for feed in there.values():
         at.caller.require_tenant(feed.spec.tenant, f"feed {feed.name!r}")
-    _require_there("feed", remove, there)
+    _require_there("feed", remove, {name: feed.version for name, feed in there.items()}, names, expected)
     surplus: list[str] = []
     if prune and declared is not None:
         whose = tenant if at.caller.tenant is None else at.caller.tenant
@@ -247,13 +221,19 @@ def _feeds_planned(
 
 
 def _schedules_planned(
-    at: At, declared: Sequence[ScheduleSpec] | None, remove: Sequence[str], *, prune: bool
+    at: At,
+    declared: Sequence[ScheduleSpec] | None,
+    remove: Sequence[str],
+    *,
+    prune: bool,
+    expected: str | None,
 ) -> DeclarationChanges:
     names = _names("schedule", declared or (), remove)
     prunes = prune and declared is not None
     found = at.store.jobs.schedules.all(None if prunes else names) if names or prunes else ()
     there = {schedule.spec.name: schedule for schedule in found}
-    _require_there("schedule", remove, there)
+    versions = {name: schedule.version for name, schedule in there.items()}
+    _require_there("schedule", remove, versions, names, expected)
     before = {name: schedule.spec for name, schedule in there.items()}
     unreadable = [name for name, schedule in there.items() if schedule.unreadable is not None]
     gone = [*remove, *(there if prunes else ())]
@@ -266,7 +246,7 @@ def _queues_planned(
     names = _names("queue", declared or (), remove)
     prunes = prune and declared is not None
     there = {queue.name: queue for queue in at.store.jobs.queues.all()} if names or prunes else {}
-    _require_there("queue", remove, there)
+    _require_there("queue", remove, dict.fromkeys(there, (0, 0)))
     return plan("queue", declared or (), there, remove=[*remove, *(there if prunes else ())])
 
 
@@ -278,7 +258,19 @@ def _names(noun: str, entries: Iterable[AnySpec], remove: Sequence[str]) -> tupl
     return names
 
 
-def _require_there(noun: str, remove: Sequence[str], there: Container[str]) -> None:
+def _require_there(
+    noun: str,
+    remove: Sequence[str],
+    there: Mapping[str, Version],
+    names: Sequence[str] = (),
+    expected: str | None = None,
+) -> None:
+    """Raises `NotFound` for what is to be removed, and `Outdated` unless each of the names is there as expected,
+    which the store compares again in the transaction that makes the change."""
+    for name in names if expected is not None else ():
+        if name not in there:
+            raise Outdated(f"no {noun} named {name!r}, and expected says that there is")
+        require_version(f"{noun} {name!r}", there[name], version_of(expected))
     if missing := [name for name in remove if name not in there]:
         raise NotFound(f"no {noun} named {missing[0]!r}")
 

@@ -23,11 +23,11 @@ from uuid import UUID
 from pydantic import BeforeValidator, Field
 
 from feedq import __version__
-from feedq.connectors.base import installed, load_installed, valid_options
+from feedq.connectors.base import load_installed, valid_options
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import driver_text, with_remedy
 from feedq.core.values import StrictModel, read_json
-from feedq.errors import CatalogUnavailable, InvalidInput, NotFound
+from feedq.errors import CatalogUnavailable, NotFound
 from feedq.settings import Settings
 from feedq.verbs.documents import DocumentValue
 from feedq.verbs.manifest.reader import ENTRIES_MAX, Manifest, ManifestProblem, ManifestReader
@@ -102,7 +102,9 @@ class OpenCatalog:
             raise CatalogUnavailable(f"{self.catalog.where}: {mask_url(said)}") from None
         setup = f"{__version__} {type(self.catalog).__name__} {self.catalog.model_dump_json()}"
         # Rows come in any order.
-        version = _digest(setup.encode(), *sorted(raw for _, raw, _ in parts))
+        version = hashlib.sha256(
+            b"\0".join((setup.encode(), *sorted(raw for _, raw, _ in parts)))
+        ).hexdigest()
         if version == known:
             return None
         reader = ManifestReader(known=("feeds",), defaults=self.catalog.defaults)
@@ -152,11 +154,7 @@ def open_catalog(name: str, settings: Settings) -> OpenCatalog:
         raise NotFound(
             f"no catalog {name!r} here: set {variable}__KIND and its options (set up are: {known})"
         )
-    kind = given.pop("kind", None)
-    if not isinstance(kind, str):
-        raise InvalidInput(
-            f"catalog {name!r}: kind is missing; installed are {', '.join(installed(ENTRY_POINT_GROUP))}"
-        )
+    kind = str(given.pop("kind", ""))
     return OpenCatalog(name, valid_options(f"catalog {name!r}: {kind}", load_catalog(kind), given), settings)
 
 
@@ -164,15 +162,6 @@ def load_catalog(kind: str) -> type[FeedCatalog]:
     """Raises `InvalidInput` when there is no such kind or it cannot be imported."""
     loaded: type[FeedCatalog] = load_installed(ENTRY_POINT_GROUP, kind, "kind of catalog")
     return loaded
-
-
-def _digest(*parts: bytes) -> str:
-    """A short text that differs where any part does."""
-    total = hashlib.sha256()
-    for part in parts:
-        total.update(b"%d:" % len(part))
-        total.update(part)
-    return total.hexdigest()
 
 
 # -- contents ------------------------------------------------------------------------------------------

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from time import monotonic
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 import boto3
 from boto3.dynamodb.types import TypeDeserializer
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from feedq.core.values import is_loopback
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import Content, FeedCatalog, Mapped, plain
+from feedq.verbs.catalogs.base import Content, FeedCatalog, Mapped, from_text, plain
 
 CONNECT_S: Final = 10.0
 TRIES: Final = 4
@@ -42,25 +42,17 @@ class DynamoCatalog(FeedCatalog):
     """Another server that speaks the protocol, such as DynamoDB Local: `http` on this machine only."""
     only: Mapped = Field({})
     """Attributes and the values that they must have, as JSON: `{"enabled": true}`."""
-    keys: Mapped = Field({})
+    keys: Annotated[dict[str, str], BeforeValidator(from_text)] = Field({})
     """Which attribute gives which key of a feed, as JSON, with dots for what is nested:
     `{"name": "code", "source.url": "url"}`. Left out, an item is a feed as it stands."""
 
     @field_validator("endpoint_url")
     @classmethod
     def _encrypted(cls, url: str | None) -> str | None:
-        if url is None or urlsplit(url).scheme == "https":
-            return url
-        if urlsplit(url).scheme != "http" or not is_loopback(urlsplit(url).hostname or ""):
+        where = urlsplit(url or "https:")
+        if where.scheme != "https" and not (where.scheme == "http" and is_loopback(where.hostname or "")):
             raise ValueError("must be https; http is for this machine only")
         return url
-
-    @field_validator("keys")
-    @classmethod
-    def _texts(cls, keys: dict[str, Any]) -> dict[str, Any]:
-        if not all(isinstance(attribute, str) for attribute in keys.values()):
-            raise ValueError("must give the name of an attribute for each key")
-        return keys
 
     @property
     def where(self) -> str:
