@@ -26,13 +26,11 @@ from feedq.cli.output import TableColumn, table_lines, write_json_line
 with lazily():
     from feedq.cli import tables
     from feedq.core import model, selection
-    from feedq.verbs import feeds, fleet, schedules, troubles
+    from feedq.verbs import feeds, fleet, troubles
     from feedq.verbs.diagnosis import fleet_checks, schedule_checks
 
 FEEDS_SEEN = 100
 """The first of them; `feedq feed list` has them all."""
-SCHEDULES_SHOWN = 5
-"""Those to look at first; `feedq schedule list` has them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +41,6 @@ class Frame:
     fleet: fleet.FleetData
     feeds: Sequence[model.FeedView]
     """Those in trouble, the worst first, and then those that land most."""
-    schedules: Sequence[schedules.ScheduleRow]
-    """Those to look at first."""
 
 
 @click.command(cls=Command, short_help="The fleet, live; Ctrl-C to leave.")
@@ -61,11 +57,10 @@ class Frame:
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many looks.")
 @pass_invocation
 def top(invocation: Invocation, *, select: selection.Selection, interval_s: float, count: int | None) -> None:
-    """Feeds with their rates, workers with their load, and the schedules to look at first, live.
+    """Feeds with their rates, workers with their load, and how many runs wait and run, live.
 
-    Troubled feeds come first, then the busiest; of all, or of those that are chosen. Schedules that fail come
-    first, then those that failures have paused, that are late, that run, and that fire next. Without a
-    terminal it prints a line every interval.
+    Troubled feeds come first, then the busiest; of all, or of those that are chosen. Without a terminal it prints
+    a line every interval.
 
     \b
     Example:
@@ -89,10 +84,7 @@ def look(invocation: Invocation, select: selection.Selection) -> Frame:
             found.setdefault(view.feed.id, view)
     ranks = {status: rank for rank, status in enumerate(troubles.TROUBLED)}
     ranked = sorted(found.values(), key=lambda view: ranks.get(view.status, len(ranks)))
-    urgent: Sequence[schedules.ScheduleRow] = ()
-    if seen.jobs.schedules:
-        urgent = invocation.do(schedules.list_schedules, urgent=True, limit=SCHEDULES_SHOWN).items
-    return Frame(invocation.clock.now(), seen, ranked[:FEEDS_SEEN], urgent)
+    return Frame(invocation.clock.now(), seen, ranked[:FEEDS_SEEN])
 
 
 def summary(found: fleet.FleetData) -> str:
@@ -155,18 +147,13 @@ def rendered(
     extra: Sequence[TableColumn[model.FeedView]] = (),
     last: str = "",
 ) -> list[str]:
-    """The lines of the whole view: a summary, the workers, as many feeds as fit, and the schedules to look at
-    first."""
+    """The lines of the whole view: a summary, the workers, and as many feeds as fit."""
     title = f"{frame.at:%H:%M:%S}  {summary(frame.fleet)}"[:width]
     workers = frame.fleet.workers[: max(height // 3, 1)]
     above = [click.style(title, bold=True), "", *table_lines(workers, tables.WORKER_COLUMNS, width=width), ""]
-    below: list[str] = []
-    if frame.schedules:
-        urgent = frame.schedules[: max(height // 6, 1)]
-        below = ["", *table_lines(urgent, tables.schedule_columns(frame.at), width=width)]
-    room = max(height - len(above) - len(below) - 2, 1)
+    room = max(height - len(above) - 2, 1)
     columns = [*tables.feed_columns(frame.at, tables.ROWS_PER_S), *extra]
     more = frame.fleet.numbers.feeds - room
     last = (f"… {more:,} more feeds; " if more > 0 else "") + last
     rows = table_lines(frame.feeds[:room], columns, width=width)
-    return [*above, *rows, *below, click.style(last[:width], dim=True)]
+    return [*above, *rows, click.style(last[:width], dim=True)]

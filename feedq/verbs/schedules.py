@@ -196,19 +196,12 @@ def list_schedules(
     *,
     prefix: Annotated[str, Meta(max_length=NAME_MAX)] = "",
     state: ScheduleState | None = None,
-    urgent: bool = False,
     runs: Annotated[int, Meta(ge=0, le=20)] = 0,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Page[ScheduleRow]:
-    """Schedules by name, each with so many of its latest ``runs``.
-
-    With ``urgent``, those to look at first instead; they are one page.
-    """
+    """Schedules by name, each with so many of its latest ``runs``."""
     schedules = at.store.jobs.schedules
-    if urgent:
-        first = schedules.urgent(failing=at.store.job_state().tripped[:limit], limit=limit)
-        return Page(list(map(schedule_row, first)))
     (after,) = page_place(cursor, str) or ("",)
     found = schedules.views(prefix=prefix, after=after, state=state, limit=limit + 1)
     latest = schedules.latest([view.schedule.spec.name for view in found], each=runs) if runs else {}

@@ -8,12 +8,9 @@ from functools import partial
 
 import pytest
 
-from feedq.control.store.jobs.listing import SCANNED
-from feedq.core.model import Worker
 from feedq.core.schedule.model import RunState, ScheduleState
 from feedq.core.schedule.spec import Overlap
 from tests.contract.jobs_harness import JobsHarness
-from tests.contract.jobs_stage import claim_one, ended, finish
 
 SOME_TICK = datetime(2026, 3, 1, 10, tzinfo=UTC)
 SCHEDULES = 2_000
@@ -108,68 +105,6 @@ def test_history_under_a_name_is_that_of_the_schedule_that_has_it_or_had_it_last
     assert jobs.schedules.runs("nightly") == []
 
 
-# -- to look at first --------------------------------------------------------------------------------
-
-
-def urgent(jobs: JobsHarness, limit: int = 9) -> list[str]:
-    return [view.schedule.spec.name for view in jobs.schedules.urgent(limit=limit)]
-
-
-def end_one(jobs: JobsHarness, worker: Worker, name: str, state: RunState = RunState.FAILED) -> None:
-    """A run of it ends like this, and is counted."""
-    jobs.schedules.trigger(name)
-    assert finish(jobs, worker, ended(claim_one(jobs, worker), state))
-
-
-def test_those_come_first_that_need_somebody(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker(ttl_s=1e6)
-    daily = {"every": 86_400}
-    for name in ("b-failed-last", "a-failed-before", "c-is-paused-by-failures", "d-has-recovered"):
-        jobs.schedule(name, **daily, pause_on_failure=1 if name.startswith("c") else None)
-        end_one(jobs, worker, name)
-    end_one(jobs, worker, "b-failed-last")
-    end_one(jobs, worker, "d-has-recovered", RunState.SUCCEEDED)
-    for name in ("e-is-late", "f-has-waited", "g-runs", "h-has-just-fallen-due"):
-        jobs.schedule(name, **daily)
-    sql = "UPDATE feedq.schedule SET next_tick_at = now() - %s * interval '1 s' WHERE name = %s"
-    jobs.execute(sql, 9, "e-is-late")
-    jobs.execute(sql, 1, "h-has-just-fallen-due")
-    jobs.execute("UPDATE feedq.schedule SET next_fire_at = next_tick_at")
-    waiting = jobs.schedules.trigger("f-has-waited")
-    jobs.execute("UPDATE feedq.run SET due_at = now() - interval '8 s' WHERE id = %s", waiting.id)
-    jobs.start(jobs.schedules.trigger("g-runs"), worker)
-    jobs.schedule("i-was-removed", **daily)
-    jobs.schedules.remove("i-was-removed")
-    jobs.schedule("j-is-paused-by-hand", **daily)
-    jobs.schedules.pause("j-is-paused-by-hand")
-    needy = [
-        "b-failed-last",
-        "a-failed-before",
-        "c-is-paused-by-failures",
-        "e-is-late",
-        "f-has-waited",
-        "g-runs",
-    ]
-    assert urgent(jobs) == [*needy, "h-has-just-fallen-due", "d-has-recovered"]
-    assert [urgent(jobs, limit) for limit in (0, 2)] == [[], needy[:2]]
-
-
-def test_a_failure_long_before_others_is_seen_of_those_that_are_named(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker(ttl_s=1e6)
-    jobs.schedule("bad", every=86_400, pause_on_failure=1)
-    end_one(jobs, worker, "bad")
-    busy = jobs.schedule("busy", every=86_400)
-    jobs.execute(
-        "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, state, ended_at, job) SELECT %s, n, "
-        "now(), now(), now(), 'skipped_overlap', now(), '{}' FROM generate_series(1, %s) n",
-        busy.id,
-        SCANNED,
-    )
-    assert urgent(jobs) == ["busy"]
-    found = jobs.schedules.urgent(failing=["bad", "busy", "nope"], limit=9)
-    assert [view.schedule.spec.name for view in found] == ["bad", "busy"]
-
-
 # -- retention ---------------------------------------------------------------------------------------
 
 
@@ -252,7 +187,6 @@ def test_what_is_read_does_not_grow_with_what_there_is(jobs: JobsHarness, is_ana
         ("runs of one", 2 * RUNS, partial(schedules.runs, "s1000")),
         ("newest runs", 3 * page, partial(schedules.runs, limit=page)),
         ("failed runs", 30, partial(schedules.runs, states=failed)),
-        ("the most urgent", 8 * page, partial(schedules.urgent, limit=page)),
         ("counts", 2 * RUNS, partial(schedules.counts, "s1000")),
         ("depths", 30, jobs.queues.depths),
         ("a trigger", 20, partial(schedules.trigger, "s1000")),

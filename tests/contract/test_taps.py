@@ -9,9 +9,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from feedq.control.store.history import EventFilter
-from feedq.control.store.taps import TapListener, listen
+from feedq.control.store.taps import listen
 from feedq.core.model import FeedSpec, Load
-from feedq.core.tap import ENDS_AFTER_S, LISTENERS_MAX, PARTS_KEPT, SIGN_S, TapPart, TappedRecord
+from feedq.core.tap import ENDS_AFTER_S, LISTENERS_MAX, PARTS_KEPT, TapPart, TappedRecord
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.event_names import EventKind
 from tests.contract.harness import TTL_S, PostgresHarness
@@ -46,20 +46,17 @@ def test_a_worker_hears_of_listeners_to_its_feeds_and_they_see_what_it_lands(
     feed = postgres_harness.feed()
     key = postgres_harness.run(feed, worker)
     assert tapped(postgres_harness, worker.id) == ()
-    first, second = (TapListener(taps, feed.id, seconds=60, limit=2) for _ in range(2))
+    first, second = (listen(taps, feed.id, seconds=60, limit=2) for _ in range(2))
     assert (tapped(postgres_harness, worker.id), tapped(postgres_harness, other.id)) == ((feed.id,), ())
     followed = postgres_harness.store.leases.follow(key)
     assert followed is not None
     assert followed.tapped
     taps.put(worker.id, [part(feed.id, "\x00 ü", left_out=3), part(feed.id, epoch=2, refused=1)])
-    for listener in (first, second):
-        rows = list(listener.look())
+    for listener, others in ((first, (feed.id,)), (second, ())):
+        rows = list(filter(None, listener))
         assert [row["event"] for row in rows] == ["record", "left_out", "record", "end"]
         assert (rows[0]["record"], rows[0]["worker"], rows[2]["epoch"]) == ("\x00 ü", "w", 2)
-        assert listener.is_over
-    first.close()
-    assert tapped(postgres_harness, worker.id) == (feed.id,)
-    second.close()
+        assert tapped(postgres_harness, worker.id) == others
     assert (tapped(postgres_harness, worker.id), kept(postgres_harness)) == ((), 0)
     (found, again) = postgres_harness.store.history.before(EventFilter((EventKind.FEED_TAPPED,)))
     assert found.feed == again.feed == feed.name
@@ -68,7 +65,8 @@ def test_a_worker_hears_of_listeners_to_its_feeds_and_they_see_what_it_lands(
 def test_a_tap_ends_by_itself_when_its_listener_was_killed(postgres_harness: PostgresHarness) -> None:
     taps, worker, feed = postgres_harness.store.taps, postgres_harness.worker(), postgres_harness.feed()
     postgres_harness.run(feed, worker)
-    killed = TapListener(taps, feed.id, seconds=60, limit=9)
+    killed = uuid4()
+    taps.open(feed.id, killed)
     taps.put(worker.id, [part(feed.id)])
     postgres_harness.elapse(ENDS_AFTER_S + 1)
     assert tapped(postgres_harness, worker.id) == ()
@@ -79,7 +77,7 @@ def test_a_tap_ends_by_itself_when_its_listener_was_killed(postgres_harness: Pos
         p.sweep()
     assert (kept(postgres_harness), postgres_harness.execute("SELECT id FROM feedq.tap")) == (0, [])
     # It was only frozen: it goes on.
-    assert taps.sign(feed.id, killed._id)
+    assert taps.sign(feed.id, killed)
     assert tapped(postgres_harness, worker.id) == (feed.id,)
 
 
@@ -96,12 +94,15 @@ def test_there_are_bounds_to_listeners_and_to_what_is_kept(postgres_harness: Pos
     assert taps.after(feed.id, 0)[-1][1].records[0].text == str(PARTS_KEPT + 4)
 
 
-def test_a_feed_that_is_removed_ends_its_tap(postgres_harness: PostgresHarness) -> None:
+def test_a_feed_that_is_removed_ends_its_tap(
+    postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taps, feed = postgres_harness.store.taps, postgres_harness.feed()
-    with closing(TapListener(taps, feed.id, seconds=60, limit=9)) as listener:
-        postgres_harness.store.feeds.remove(feed.name)
-        listener._signed_at -= SIGN_S
-        assert list(listener.look()) == [{"event": "end", "why": "the feed was removed"}]
+    monkeypatch.setattr("feedq.control.store.taps.SIGN_S", 0.0)
+    rows = listen(taps, feed.id, seconds=60, limit=9)
+    assert next(rows) is None
+    postgres_harness.store.feeds.remove(feed.name)
+    assert list(rows) == [{"event": "end", "why": "the feed was removed"}]
     with pytest.raises(NotFound, match="is gone, or being removed"):
         taps.open(feed.id, uuid4())
 
@@ -113,7 +114,7 @@ def test_records_of_a_running_feed_are_shown_on_from_worker_to_worker(
     source = {"url": f"tcp://127.0.0.1:{stage.source.port}", "secrets": {"token": "${env:SECRET}"}}
     feed = stage.store.feeds.add(FeedSpec(name="a", connector="tcp", source=source, sink={"table": "landed"}))
     with closing(listen(stage.harness.store.taps, feed.id, seconds=60, limit=1_000)) as rows:
-        records = (row for row in rows if row["event"] == "record")
+        records = (row for row in filter(None, rows) if row["event"] == "record")
         stage.reconcile()
         first = next(records)
         assert first["record"].startswith("{***: ")

@@ -72,22 +72,15 @@ class MemorySchedules(ScheduleStore):
 
     def __init__(self) -> None:
         self.found: list[ScheduleView] = []
-        self.asked: list[str] = []
-
-    def urgent(self, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
-        self.asked.append("urgent")
-        return self.found[:limit]
 
     def views(
         self, *, prefix: str = "", after: str = "", state: ScheduleState | None = None, limit: int = 1_000
     ) -> list[ScheduleView]:
-        self.asked.append("views")
         return self.found[:limit]
 
     def declared(
         self, *, names: Sequence[str] | None = None, after: str = "", limit: int = 1_000
     ) -> list[Schedule]:
-        self.asked.append("declared")
         found = [view.schedule for view in self.found]
         return [one for one in found if one.spec.name > after and (names is None or one.spec.name in names)]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
 import pytest
 
-from feedq.cli.top import FEEDS_SEEN
+from feedq.cli.top import FEEDS_SEEN, look, rendered
 from feedq.control.store.fleet_state import FleetState
 from feedq.core.model import Load, Loss
-from tests.unit.command import URL, Command, led
+from feedq.core.selection import Selection
+from tests.unit.command import URL, Command, FakeInvocation, led
 
 
 @pytest.fixture
@@ -110,6 +112,18 @@ def test_top_shows_troubled_feeds_first_and_a_hundred_of_them_at_most(command: C
     assert (seen[:2], len(seen)) == (["f009", "f000"], FEEDS_SEEN)
     only = command.json("top", "f001", "--count", "1")["feeds"]
     assert [view["feed"]["spec"]["name"] for view in only] == ["f001"]
+
+
+@pytest.mark.parametrize(("height", "width"), [(10, 80), (24, 120)])
+def test_top_fills_a_terminal_and_no_more(command: Command, height: int, width: int) -> None:
+    command.worker("one")
+    for number in range(70):
+        command.feed(f"f{number:02}")
+    frame = look(FakeInvocation(command.store, clock=command.clock), Selection())
+    shown = rendered(frame, width=width, height=height, last="Ctrl-C leaves")
+    lines = [click.unstyle(line).rstrip() for line in shown]
+    assert (len(lines), max(map(len, lines)) <= width) == (height, True)
+    assert lines[-1].endswith("more feeds; Ctrl-C leaves")
 
 
 # -- feeds that fare badly, and workers that stand still ---------------------------------------------

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import click
 import msgspec
 import pytest
 
-from feedq.cli.top import look, rendered
 from feedq.control.store.fleet_state import JobState
 from feedq.control.store.jobs.listing import ScheduledTask
-from feedq.core.schedule.model import Run, RunKind, RunState, Schedule, ScheduleState, ScheduleView
-from feedq.core.selection import Selection
+from feedq.core.schedule.model import Schedule, ScheduleState, ScheduleView
 from feedq.verbs.diagnosis.checks import Level
 from feedq.verbs.diagnosis.schedule_checks import (
     OVERDUE_S,
@@ -25,11 +21,9 @@ from feedq.verbs.diagnosis.schedule_checks import (
     described_schedules,
     job_checks,
 )
-from feedq.verbs.schedules import schedule_row
-from tests.schedules import job_spec, schedule_spec
-from tests.unit.command import NO_JOBS, Command, FakeInvocation
+from tests.schedules import schedule_spec
+from tests.unit.command import NO_JOBS, Command
 
-JOB = job_spec()
 WELL = JobState(
     active=10,
     paused=2,
@@ -186,79 +180,9 @@ def test_top_has_them_on_its_line(command: Command) -> None:
     assert (jobs["running"], jobs["waiting"], jobs["slots"]) == (3, 5, 8)
 
 
-# -- the table of `feedq top` ------------------------------------------------------------------------
-
-
-def drawn(
-    command: Command, views: Sequence[ScheduleView], *, width: int = 120, height: int = 24
-) -> list[str]:
-    """The lines of the live view in a terminal of this size."""
-    invocation = FakeInvocation(command.store, clock=command.clock, job_state=WELL)
-    frame = replace(look(invocation, Selection()), schedules=list(map(schedule_row, views)))
-    lines = rendered(frame, width=width, height=height, last="Ctrl-C leaves")
-    return [click.unstyle(line).rstrip() for line in lines]
-
-
-def scheduled(
-    command: Command,
-    name: str,
-    *,
-    next_s: float = 3_600.0,
-    state: ScheduleState = ScheduleState.ACTIVE,
-    last: RunState | None = None,
-    ended_ago_s: float | None = None,
-    waiting: int = 0,
-) -> ScheduleView:
-    """A schedule that fires in so long, and its last run."""
+def scheduled(command: Command, name: str) -> ScheduleView:
+    """A schedule that fires in an hour, and has not run yet."""
     now = command.clock.now()
-    at = now + timedelta(seconds=next_s)
-    schedule = Schedule(1, schedule_spec(name), state, None, None, 1, at, at, 0, now, now)
-    ended_at = None if ended_ago_s is None else now - timedelta(seconds=ended_ago_s)
-    times = (now, None, ended_at)
-    run = (
-        None
-        if last is None
-        else Run(*(1, 1, name, RunKind.TICK, "k", now, 1, now, last, None, 1, 1, None, "one"), *times, JOB)
-    )
-    return ScheduleView(schedule, run, waiting, int(last is RunState.RUNNING))
-
-
-def test_top_shows_where_a_few_schedules_stand(command: Command) -> None:
-    missed, running, paused = RunState.MISSED_DEADLINE, RunState.RUNNING, ScheduleState.PAUSED
-    views = [
-        scheduled(command, "acme/fails", next_s=3_480, last=missed, ended_ago_s=150),
-        scheduled(command, "acme/late", next_s=-42, last=running, waiting=1),
-        scheduled(command, "acme/paused", state=paused),
-    ]
-    lines = drawn(command, views)
-    at = next(number for number, line in enumerate(lines) if "RESULT" in line)
-    assert lines[at - 1] == ""
-    assert [line.replace(" 1 min ", " 1min ").split() for line in lines[at : at + 4]] == [
-        ["NAME", "STATE", "WHEN", "TASK", "NEXT", "LAST", "RESULT", "WAIT", "RUN"],
-        ["acme/fails", "active", "every", "1min", "tasks.report", "58m", "2m", "missed_deadline", "0", "0"],
-        ["acme/late", "active", "every", "1min", "tasks.report", "-42s", "0.0s", "running", "1", "1"],
-        ["acme/paused", "paused", "every", "1min", "tasks.report", "-", "-", "-", "0", "0"],
-    ]
-    assert lines[at + 4] == "Ctrl-C leaves"
-
-
-@pytest.mark.parametrize(("height", "shown"), [(10, 1), (24, 4), (60, 5)])
-def test_schedules_take_their_lines_from_feeds(command: Command, height: int, shown: int) -> None:
-    command.worker("one")
-    for n in range(70):
-        command.feed(f"f{n:02}")
-    views = [scheduled(command, f"acme/s{n}") for n in range(5)]
-    for width in (80, 120):
-        lines = drawn(command, views, width=width, height=height)
-        assert len([line for line in lines if line.startswith("acme/s")]) == shown
-        assert all(len(line) <= width for line in lines)
-        assert len(lines) == max(height, 11), "all of it, with one feed at least"
-        assert lines[-1].endswith("more feeds; Ctrl-C leaves")
-
-
-def test_top_asks_for_a_few_and_names_those_that_failures_have_paused(command: Command) -> None:
-    command.job_state = replace(WELL, tripped=tuple(f"acme/s{n}" for n in range(9)))
-    command.jobs.schedules.found = [scheduled(command, f"acme/s{n}") for n in range(9)]
-    document = msgspec.json.decode(command.ok("top", "--count", "1", "--json"))
-    assert [schedule["name"] for schedule in document["schedules"]] == [f"acme/s{n}" for n in range(5)]
-    assert command.jobs.schedules.asked[-1] == "urgent"
+    at = now + timedelta(hours=1)
+    schedule = Schedule(1, schedule_spec(name), ScheduleState.ACTIVE, None, None, 1, at, at, 0, now, now)
+    return ScheduleView(schedule, None, 0, 0)

@@ -7,7 +7,7 @@ is shown is kept for a minute, in a table that is not logged: no archive of chan
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
@@ -124,60 +124,51 @@ class TapStore(Aggregate):
         c.execute(text(FORGET[1]))
 
 
-class TapListener:
-    """One who listens to a feed: until ``seconds`` are over, ``limit`` records were shown, or the feed is gone.
-
-    Close it.
-    """
-
-    def __init__(self, taps: TapStore, feed_id: int, *, seconds: float, limit: int) -> None:
-        """Raises as `TapStore.open`."""
-        self._taps, self._feed_id, self._left = taps, feed_id, limit
-        self._id = uuid4()
-        self._signed_at = monotonic()
-        self._until = self._signed_at + seconds
-        self._last = taps.open(feed_id, self._id)
-        self.is_over = False
-
-    def look(self) -> Iterator[dict[str, Any]]:
-        """Yield what has come since the last look, at the end a row that says why it ends."""
-        now = monotonic()
-        if now >= self._signed_at + SIGN_S:
-            self._signed_at = now
-            if not self._taps.sign(self._feed_id, self._id):
-                yield self._end("the feed was removed")
-                return
-        for number, part in self._taps.after(self._feed_id, self._last):
-            self._last = number
-            for row in tap_rows(part):
-                if row["event"] == "record":
-                    self._left -= 1
-                yield row
-                if self._left <= 0:
-                    yield self._end("as many records as were asked for")
-                    return
-        if now >= self._until:
-            yield self._end("the time is over")
-
-    def close(self) -> None:
-        self._taps.close(self._id)
-
-    def _end(self, why: str) -> dict[str, Any]:
-        self.is_over = True
-        return {"event": "end", "why": why}
-
-
 def listen(
     taps: TapStore, feed_id: int, *, seconds: float, limit: int
-) -> Generator[dict[str, Any], None, None]:
-    """Yield what a `TapListener` finds, until it ends or is closed. Blocks."""
-    listener = TapListener(taps, feed_id, seconds=seconds, limit=limit)
+) -> Generator[dict[str, Any] | None, None, None]:
+    """Listen to a feed: until ``seconds`` are over, ``limit`` records were shown, or the feed is gone. Close it.
+
+    It yields what comes, None when nothing has for a while, so that both sides know that the other one is there,
+    and at the end a row that says why it ends. Raises as `TapStore.open`, at once.
+    """
+    listener = uuid4()
+    return _rows(taps, feed_id, listener, taps.open(feed_id, listener), seconds=seconds, limit=limit)
+
+
+def _rows(
+    taps: TapStore, feed_id: int, listener: UUID, last: int, *, seconds: float, limit: int
+) -> Generator[dict[str, Any] | None, None, None]:
+    signed_at = began = monotonic()
+    shown = 0
     try:
-        while not listener.is_over:
-            yield from listener.look()
+        while True:
+            now = monotonic()
+            if now >= signed_at + SIGN_S:
+                signed_at = now
+                if not taps.sign(feed_id, listener):
+                    yield _end("the feed was removed")
+                    return
+            parts = taps.after(feed_id, last)
+            for row in (row for _, part in parts for row in tap_rows(part)):
+                yield row
+                shown += row["event"] == "record"
+                if shown == limit:
+                    yield _end("as many records as were asked for")
+                    return
+            if now >= began + seconds:
+                yield _end("the time is over")
+                return
+            last = parts[-1][0] if parts else last
+            if not parts:
+                yield None
             time.sleep(LOOK_S)
     finally:
-        listener.close()
+        taps.close(listener)
+
+
+def _end(why: str) -> dict[str, Any]:
+    return {"event": "end", "why": why}
 
 
 def _part_from(row: Any) -> tuple[int, TapPart]:

@@ -34,10 +34,6 @@ from feedq.core.schedule.spec import BEAT_PREFIX
 
 PAGE_MAX = 1_000
 """Schedules or runs of one answer."""
-SCANNED = 500
-"""Runs of each kind that are searched for urgent schedules; a few milliseconds."""
-LATE_S = 5.0
-"""What is due for longer than that is late: most begins within a second."""
 LAST_OF_ALL = "\U0010ffff"
 """The greatest character: no name goes on with a greater one."""
 
@@ -61,49 +57,6 @@ _RUNS = f"""
     FROM feedq.run r
     CROSS JOIN LATERAL (SELECT name FROM feedq.schedule WHERE id = r.schedule_id OFFSET 0) s
     {_WORKER}
-"""
-_LATE = f"clock_timestamp() - interval '{LATE_S:g} s'"
-# Candidates of each kind first, by an index of their own and no more than a number of them; then what their
-# schedules say now; then the few that are shown. Of runs that did not succeed the newest are taken as the index
-# `run_unsuccessful` has them, and judged after: most of it may be ticks that were skipped.
-_URGENT = f"""
-    WITH candidate AS (
-        SELECT schedule_id AS id, 0 AS need, -max(id)::float8 AS place FROM (
-            SELECT id, schedule_id, state FROM feedq.run
-            WHERE state IN ('failed', 'timed_out', 'lost', 'cancelled', 'skipped_overlap', 'missed_deadline',
-                'missed_catchup')
-            ORDER BY id DESC LIMIT :looked
-        ) r WHERE state IN ('failed', 'timed_out', 'lost') GROUP BY schedule_id
-        UNION ALL
-        SELECT id, 0, 0 FROM feedq.schedule WHERE name = ANY(:failing) AND removed_at IS NULL
-        UNION ALL
-        SELECT schedule_id, 2, extract(epoch FROM min(due_at))::float8 FROM (
-            SELECT schedule_id, kind, due_at FROM feedq.run
-            WHERE state = 'waiting' AND due_at < {_LATE} ORDER BY due_at LIMIT :looked
-        ) r WHERE kind <> 'backfill' GROUP BY schedule_id
-        UNION ALL
-        SELECT schedule_id, 3, extract(epoch FROM min(started_at))::float8 FROM (
-            SELECT schedule_id, started_at FROM feedq.run WHERE state = 'running' LIMIT :looked
-        ) r GROUP BY schedule_id
-        UNION ALL
-        SELECT id, CASE WHEN next_fire_at < {_LATE} THEN 2 ELSE 4 END, extract(epoch FROM next_fire_at)::float8
-        FROM (
-            SELECT id, next_fire_at FROM feedq.schedule
-            WHERE removed_at IS NULL AND state = 'active' AND next_fire_at IS NOT NULL
-            ORDER BY next_fire_at LIMIT :limit
-        ) s
-    ), found AS (
-        SELECT s.id, CASE WHEN need = 0 AND s.state = 'paused' THEN 1 ELSE need END AS need, place
-        FROM candidate c CROSS JOIN LATERAL (
-            SELECT id, state, failures FROM feedq.schedule WHERE id = c.id AND removed_at IS NULL OFFSET 0
-        ) s WHERE need > 0 OR s.failures > 0
-    ), page AS MATERIALIZED (
-        SELECT s.*, first.need, first.place FROM (
-            SELECT * FROM (SELECT DISTINCT ON (id) * FROM found ORDER BY id, need, place) each
-            ORDER BY need, place, id LIMIT :limit
-        ) first CROSS JOIN LATERAL (SELECT * FROM feedq.schedule WHERE id = first.id OFFSET 0) s
-    )
-    {_VIEWS.replace("FROM feedq.schedule s", "FROM page s")} ORDER BY s.need, s.place, s.id
 """
 _SERVING = """
     serving AS MATERIALIZED (
@@ -223,14 +176,6 @@ class ScheduleListing(Aggregate):
             "limit": min(max(limit, 0), PAGE_MAX),
         }
         return [view_from(row) for row in c.execute(text(sql), parameters)]
-
-    @in_transaction
-    def urgent(self, c: Connection, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
-        """Schedules to look at first: those that fail, that failures have paused, that are late, that run; then
-        the next to fire. However many there are, a few are read: of failures the newest, and those of the
-        schedules that are named as ``failing``."""
-        parameters = {"failing": list(failing), "limit": min(max(limit, 0), PAGE_MAX), "looked": SCANNED}
-        return [view_from(row) for row in c.execute(text(_URGENT), parameters)]
 
     @in_transaction
     def unserved(self, c: Connection, names: Collection[str]) -> Mapping[str, str]:
