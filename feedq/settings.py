@@ -6,12 +6,22 @@ URLs may hold passwords, so they are `SecretStr` and show as asterisks wherever 
 
 from __future__ import annotations
 
-import re
+import os
+from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
+import msgspec
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from feedq.core.backoff import BackoffPolicy
 from feedq.core.expectations import Expectations, expected_of, read_expectations
@@ -21,21 +31,19 @@ from feedq.core.placement.base import Rules, Strategy
 from feedq.errors import InvalidInput
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
-CommaSeparated = Annotated[tuple[str, ...], NoDecode]
+CommaSeparated = tuple[str, ...]
+PREFIX: Final = "FEEDQ_"
+NESTED: Final = "__"
+"""Between the name of a setting that is a mapping and a key of it, in `FEEDQ_SINKS__LAKE`."""
 DEFAULT_SINK = "default"
 HEARTBEAT_MIN_S: Final = 0.05
 """A heartbeat interval of nothing must not become a loop without a pause."""
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """All settings of a feedq process."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="FEEDQ_",
-        env_nested_delimiter="__",
-        extra="ignore",
-        frozen=True,
-    )
+    model_config = ConfigDict(frozen=True, validate_default=True)
 
     database_url: SecretStr = SecretStr("postgresql://localhost/feedq")
     """Control database (PostgreSQL): feeds, leases, workers, history."""
@@ -320,18 +328,56 @@ def _readable(url: SecretStr) -> SecretStr:
 
 @cache
 def settings() -> Settings:
-    """The settings of this process.
+    """The settings of this process. Raises as `read_settings`."""
+    return read_settings(os.environ)
+
+
+def read_settings(environment: Mapping[str, str]) -> Settings:
+    """The settings that these variables say.
 
     Raises:
         InvalidInput: a variable is out of range; the message names it.
     """
     try:
-        return Settings()
+        return Settings.model_validate(_given(environment))
     except ValidationError as error:
         raise InvalidInput(_explain(error)) from None
-    except SettingsError as error:
-        # Its cause quotes the value, which may be a URL with a password.
-        raise InvalidInput(_explain_unreadable(str(error))) from None
+
+
+def _given(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The values by the names of the settings. A mapping is JSON, or has a variable for each key."""
+    given: dict[str, Any] = {}
+    # In order, so that a key's own variable is added to the JSON of the whole.
+    for variable, text in sorted((name.upper(), text) for name, text in environment.items()):
+        name, *keys = variable.removeprefix(PREFIX).lower().split(NESTED)
+        field = Settings.model_fields.get(name) if variable.startswith(PREFIX) else None
+        if field is None:
+            continue
+        is_mapping = any(get_origin(one) is dict for one in (field.annotation, *get_args(field.annotation)))
+        if not keys:
+            given[name] = _decoded(variable, text) if is_mapping else text
+        elif is_mapping:
+            _put(given, [name, *keys], _decoded(variable, text) if text[:1] in ("{", "[") else text)
+    return given
+
+
+def _put(given: dict[str, Any], path: list[str], value: object) -> None:
+    place = given
+    for depth, key in enumerate(path[:-1], start=1):
+        place = place.setdefault(key, {})
+        if not isinstance(place, dict):
+            whole, inner = (PREFIX + NESTED.join(keys).upper() for keys in (path[:depth], path))
+            raise InvalidInput(f"{whole}: is not a mapping, which {inner} is a key of; set one of the two")
+    place[path[-1]] = value
+
+
+def _decoded(variable: str, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        hint = f", or set {variable}__<NAME>=<url> for each sink" if variable == "FEEDQ_SINKS" else ""
+        # The text is not quoted: it may be a URL with a password.
+        raise InvalidInput(f"{variable}: must be JSON{hint}") from None
 
 
 def _explain(error: ValidationError) -> str:
@@ -342,10 +388,3 @@ def _explain(error: ValidationError) -> str:
         said = problem["msg"].removeprefix("Value error, ")
         lines.append(f"FEEDQ_{name}: {said}" if name else said)
     return "; ".join(lines)
-
-
-def _explain_unreadable(message: str) -> str:
-    quoted = re.search(r'field "(\w+)"', message)
-    name = quoted.group(1).upper() if quoted else "*"
-    hint = ", or set FEEDQ_SINKS__<NAME>=<url> for each sink" if name == "SINKS" else ""
-    return f"FEEDQ_{name}: must be a JSON object{hint}"

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from threading import Event, Thread
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -191,12 +191,10 @@ def _start_demo(stack: LocalStack, store: PostgresStore) -> None:
 
 
 def _sink_url(stack: LocalStack) -> str:
-    from feedq.local.stack import DATABASE_URL
-    from feedq.settings import DEFAULT_SINK, Settings
+    from feedq.settings import DEFAULT_SINK, read_settings
 
     # The address of our server is newer than the environment that settings come from.
-    known: dict[str, Any] = {"database_url": stack.settings[DATABASE_URL]}
-    return Settings(**known).sink_url(DEFAULT_SINK)
+    return read_settings(stack.settings).sink_url(DEFAULT_SINK)
 
 
 @contextmanager

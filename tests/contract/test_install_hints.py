@@ -21,7 +21,7 @@ from feedq.cli import main
 from feedq.cli.invocation import Invocation
 from feedq.errors import FeedqError
 from feedq.local.binaries import postgres_binaries, valkey_binary
-from feedq.settings import Settings
+from feedq.settings import settings
 from feedq.telemetry import traces
 from feedq.verbs.catalogs.base import load_catalog
 from feedq.verbs.diagnosis.doctor import send_tests
@@ -49,7 +49,7 @@ def traced() -> str:
 
 
 def alerting() -> str:
-    (check,) = send_tests(Settings())
+    (check,) = send_tests(settings())
     return check.detail
 
 

@@ -118,7 +118,7 @@ def test_a_message_says_what_is_wrong_and_no_more_than_can_be_read(bench: Bench)
 
 
 def settings(**given: object) -> Settings:
-    return Settings(**given)  # type: ignore[arg-type] # as the environment has them
+    return Settings(**given)  # as the environment has them
 
 
 def test_targets_are_those_of_all_and_those_of_tenants_and_show_no_secret() -> None:

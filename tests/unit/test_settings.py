@@ -101,6 +101,25 @@ def test_an_unknown_sink_is_refused_with_the_variable_to_set(read: Read) -> None
         read().sink_url("lake")
 
 
+def test_the_keys_of_a_mapping_are_json_or_have_a_variable_each(read: Read) -> None:
+    read_back = read(
+        FEEDQ_TENANT_CAPS='{"acme": 20, "globex": 5}',
+        FEEDQ_TENANT_CAPS__ACME="30",
+        FEEDQ_CATALOGS__crm__KIND="http",
+        FEEDQ_CATALOGS__CRM__DEFAULTS='{"connector": "tcp"}',
+        FEEDQ_ROLE_PASSWORDS__WORKER="123456",
+    )
+    assert read_back.tenant_caps == {"acme": 30, "globex": 5}
+    assert read_back.catalogs == {"crm": {"kind": "http", "defaults": {"connector": "tcp"}}}
+    assert read_back.role_passwords["worker"].get_secret_value() == "123456"
+
+
+def test_a_key_below_what_is_no_mapping_is_refused(read: Read) -> None:
+    with pytest.raises(InvalidInput, match=r"FEEDQ_SINKS__LAKE: .* FEEDQ_SINKS__LAKE__URL") as refusal:
+        read(FEEDQ_SINKS__LAKE="postgresql://me:hunter2@h/db", FEEDQ_SINKS__LAKE__URL=URL)
+    assert SECRET not in str(refusal.value)
+
+
 # -- what feeds may reach ----------------------------------------------------------------------------
 
 
@@ -152,7 +171,8 @@ def test_an_empty_list_is_no_list(read: Read, value: str) -> None:
         ("FEEDQ_SECRETS_ALLOW", '{"acme": ["ACME_TOKEN"]}', "'ACME_TOKEN' is none of env:NAME"),
         ("FEEDQ_SECRETS_ALLOW", '{"acme": ["file:secrets/*"]}', "'file:secrets/.' is none of"),
         ("FEEDQ_SECRETS_ALLOW", '{"*-eu": ["env:A"]}', "'.-eu': . may stand at the end only"),
-        ("FEEDQ_SECRETS_ALLOW", "acme", "valid dictionary"),
+        ("FEEDQ_SECRETS_ALLOW", "acme", "must be JSON"),
+        ("FEEDQ_SECRETS_ALLOW", "[]", "valid dictionary"),
     ],
 )
 def test_what_is_no_network_no_path_and_no_secret_is_named(
