@@ -71,7 +71,6 @@ BODY_MAX: Final = 16 * 2**20
 """Bytes of a request: a manifest of twenty thousand feeds."""
 LINE_ENDS: Final = re.compile(r"[\x85\u2028\u2029]")
 QUERY_FIELDS_MAX: Final = 1_000
-DIGITS_MAX: Final = 20
 RETRY_AFTER_S: Final = 2
 NOBODY: Final = Caller("nobody", AccessRole.VIEWER, tenant="")
 UNEXPECTED: Final = "an error inside feedq; the log of this process has it"
@@ -147,7 +146,7 @@ class Endpoint:
             verb, in_path = self._found(request.method, request.path.strip("/").split("/"))
             # Before the arguments are read: who may not ask is refused, whatever they are.
             verb.require(request.caller)
-            arguments = verb.parse(_given(verb, in_path, request), texts=not verb.changes)
+            arguments = verb.parse(_given(verb, in_path, request))
             if STREAM_TYPE in request.headers.get("accept", "") and not verb.is_stream:
                 return Answer(200, self._streamed(verb, arguments, request), STREAM_HEADERS)
             found = verb.call(self._at_of(request), arguments)
@@ -236,21 +235,7 @@ def _given(verb: Verb, in_path: Mapping[str, str], request: Request) -> dict[str
         raise InvalidInput("what changes something has its arguments in the body, and not in the address")
     elif request.body:
         given |= _from_body(request.body)
-    return given | _numbers(verb, in_path)
-
-
-def _numbers(verb: Verb, in_path: Mapping[str, str]) -> dict[str, Any]:
-    """What stands in the address, where it stands for a number."""
-    kinds = _kinds(verb.arguments)
-    return {
-        name: int(text)
-        if isinstance(kinds[name], msgspec.inspect.IntType)
-        and text.isascii()
-        and text.isdigit()
-        and len(text) < DIGITS_MAX
-        else text
-        for name, text in in_path.items()
-    }
+    return {**given, **in_path}
 
 
 def arguments_in(verb: Verb, query: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from feedq.telemetry.event_names import EventKind
 from feedq.verbs.diagnosis.checks import Check, Level, problems
 from feedq.verbs.diagnosis.feed_checks import TENANTS_MAX, feed_checks
 from feedq.verbs.diagnosis.fleet_checks import Overview, fleet_checks, placing_checks, summary
-from feedq.verbs.diagnosis.schedule_checks import check_tasks, declaration_checks, job_checks
+from feedq.verbs.diagnosis.schedule_checks import check_tasks, job_checks
 from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.registry import (
     At,
@@ -117,8 +117,6 @@ def _checks(
     required = listing.placing(each=NAMED_MAX)
     yield from placing_checks(required, workers, rules)
     yield from job_checks(jobs)
-    if jobs.schedules:
-        yield from declaration_checks(store.jobs.schedules.all())
     if jobs.active:
         yield from check_tasks(store.scheduled_tasks())
 

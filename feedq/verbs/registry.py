@@ -245,9 +245,8 @@ class Verb:
     def in_path(self) -> Sequence[str]:
         return re.findall(r"{(\w+)}", self.path)
 
-    def parse(self, given: Mapping[str, Any], *, texts: bool = False) -> msgspec.Struct:
-        """The arguments as the verb takes them, whichever face they came from; ``texts``: numbers and flags came
-        as text.
+    def parse(self, given: Mapping[str, Any]) -> msgspec.Struct:
+        """The arguments as the verb takes them, whichever face they came from: numbers and flags may be texts.
 
         Raises `InvalidInput` that names the argument.
         """
@@ -260,7 +259,7 @@ class Verb:
             found = msgspec.convert(
                 given,
                 self.arguments,
-                strict=not texts,
+                strict=False,
                 str_keys=True,
                 from_attributes=True,
                 dec_hook=read_declaration,

@@ -135,13 +135,13 @@ def _called(at: At, ask: Ask, query: str, typed: Mapping[str, str]) -> Any:
     """Raises what the verb raises, and `InvalidInput`."""
     verb = ask.verb
     known = {*(one.name for one in ask.fields), *KEPT, DRY_RUN}
-    given = {name: value.strip() for name, value in typed.items() if name in known and value.strip()}
+    given: dict[str, Any] = {
+        name: value.strip() for name, value in typed.items() if name in known and value.strip()
+    }
     given |= arguments_in(verb, query) | dict(ask.given)
     if MANIFEST in given:
-        # A declaration says by itself what is a number and what is a text.
-        entry = declared_in(given.pop(MANIFEST), str(given.pop("name")))
-        return verb.call(at, verb.parse({**given, DRY_RUN: DRY_RUN in given, "feeds": [entry]}))
-    return verb.call(at, verb.parse(given, texts=True))
+        given["feeds"] = [declared_in(given.pop(MANIFEST), str(given.pop("name")))]
+    return verb.call(at, verb.parse(given))
 
 
 def declared_in(manifest: str, name: str) -> Mapping[str, Any]:

@@ -83,7 +83,7 @@ from feedq.web.buttons import (
 from feedq.web.charts import landed_charts, owner_chart, sparkline
 from feedq.web.dialogs import Dialog
 from feedq.web.guard import caller_of, refusal, user_of
-from feedq.web.params import address_of, arguments_of, flat, word
+from feedq.web.params import address_of, arguments_of, flat
 from feedq.web.queries import WebQueries
 
 P = ParamSpec("P")
@@ -181,8 +181,11 @@ class PageHandler(BaseHandler):
         return found
 
     async def ask(self, function: Callable[Concatenate[At, P], T], *args: P.args, **arguments: P.kwargs) -> T:
-        """What a verb answers to whoever is logged in. Raises as `WebQueries.ask`."""
-        return await self.queries.ask(self.at, function, *args, **arguments)
+        """What a verb answers to whoever is logged in. Raises as `WebQueries.answer`."""
+        assert not args, "verbs take arguments by name"
+        made: Any = OF[function].arguments
+        answer: T = await self.queries.answer(self.at, OF[function], made(**arguments))
+        return answer
 
     @web.authenticated
     async def get(self, *_: str) -> None:
@@ -341,12 +344,13 @@ class FeedPage(PageHandler):
 
     async def show(self) -> str:
         name = self.required("name", "acme/orders")
-        span = word(self.argument("span"), Span, name="span") or Span.HOUR
+        landed_of = OF[show_landed]
+        asked = arguments_of(landed_of, self.request.query, {}, own=("live", "numbers"))
         found, events, generations, landed, backfill = await asyncio.gather(
             self.ask(show_feed, name=name),
             self.ask(list_events, feed=name, limit=EVENTS_SHOWN),
             self.ask(list_events, feed=name, kinds=GENERATIONS, limit=GENERATIONS_SHOWN),
-            self.ask(show_landed, name=name, span=span),
+            self.queries.answer(self.at, landed_of, asked),
             self._backfill(name),
         )
         return self.part(
@@ -365,10 +369,10 @@ class FeedPage(PageHandler):
             detail=event_detail,
             changes_of=changes_of,
             author_of=author_of,
-            span=span,
+            span=asked.span,
             Span=Span,
             landed=landed.buckets,
-            charts=landed_charts(landed.buckets, span),
+            charts=landed_charts(landed.buckets, asked.span),
             owners=owner_chart(events.items, now=now()),
             in_numbers=self.argument("numbers") == "1",
         )
@@ -467,10 +471,10 @@ class SchedulePage(PageHandler):
 
     async def show(self) -> str:
         name = self.required("name", "acme/rollup")
-        state = word(self.argument("state"), RunState, name="state")
+        usual = {"schedule": name, "limit": RUNS_SHOWN}
+        asked = arguments_of(OF[list_runs], self.request.query, usual, own=("live", "name"))
         found, runs = await asyncio.gather(
-            self.ask(show_schedule, name=name),
-            self.ask(list_runs, schedule=name, states=() if state is None else (state,), limit=RUNS_SHOWN),
+            self.ask(show_schedule, name=name), self.queries.answer(self.at, OF[list_runs], asked)
         )
         fires = found.schedule.state is ScheduleState.ACTIVE and not found.schedule.unreadable
         ticks = (await self.ask(show_next_ticks, name=name, count=TICKS_SHOWN)).ticks if fires else ()
@@ -483,7 +487,7 @@ class SchedulePage(PageHandler):
             runs=runs.items,
             buttons=schedule_buttons(found.schedule),
             cancel_button=cancel_button,
-            chosen=state,
+            chosen=asked.states,
             card=("Now", shown_facts(schedule_lines(found, now=now()))),
             declared=declaration_text(found.declaration),
         )

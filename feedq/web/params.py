@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
 from feedq.api.endpoint import arguments_in
-from feedq.errors import InvalidInput
 from feedq.verbs.registry import Verb
-
-Word = TypeVar("Word", bound=StrEnum)
 
 
 def arguments_of(verb: Verb, query: str, usual: Mapping[str, Any], *, own: Collection[str]) -> Any:
@@ -22,7 +18,7 @@ def arguments_of(verb: Verb, query: str, usual: Mapping[str, Any], *, own: Colle
     A form sends its empty fields, too. ``own`` are arguments of the page. Raises `InvalidInput`.
     """
     given = [(name, text) for name, text in parse_qsl(query) if text and name not in own]
-    return verb.parse({**usual, **arguments_in(verb, urlencode(given))}, texts=True)
+    return verb.parse({**usual, **arguments_in(verb, urlencode(given))})
 
 
 def address_of(arguments: Any, usual: Mapping[str, Any], **changes: Any) -> str:
@@ -48,13 +44,3 @@ def flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
             value = [f"{key}={one}" for key, one in value.items()]
         found[name] = "true" if value is True else value
     return found
-
-
-def word(text: str | None, kind: type[Word], *, name: str) -> Word | None:
-    """Reads an argument that may be one of a few values. Raises `InvalidInput`, naming them."""
-    if not text:
-        return None
-    try:
-        return kind(text)
-    except ValueError:
-        raise InvalidInput(f"{name}={text!r}: must be one of {', '.join(kind)}") from None

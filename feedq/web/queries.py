@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -20,9 +20,8 @@ from feedq.api.endpoint import Endpoint
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.roles import Caller
 from feedq.settings import Settings
-from feedq.verbs.registry import OF, At, Verb, encode
+from feedq.verbs.registry import At, Verb, encode
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 READ_TIMEOUT_S = 10.0
@@ -60,20 +59,11 @@ class WebQueries:
         """Forget all answers; a read under way still answers those who wait for it, and nobody else."""
         self._known.clear()
 
-    async def ask(
-        self, at: At, function: Callable[Concatenate[At, P], T], *args: P.args, **arguments: P.kwargs
-    ) -> T:
+    async def answer(self, at: At, verb: Verb, asked: Struct) -> Any:
         """Returns what a verb answers, which may be a little old: all who may see the same share it.
 
         Raises `Unavailable`, and what the verb raises.
         """
-        assert not args, "verbs take arguments by name"
-        made: Any = OF[function].arguments
-        answer: T = await self.answer(at, OF[function], made(**arguments))
-        return answer
-
-    async def answer(self, at: At, verb: Verb, asked: Struct) -> Any:
-        """The same for arguments that were read from an address."""
         question = (verb.name, at.caller.role, at.caller.tenant, encode(asked))
         return await self.read(question, partial(verb.call, at, asked))
 

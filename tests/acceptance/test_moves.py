@@ -109,7 +109,7 @@ def test_a_selector_takes_a_feed_to_where_its_labels_are_and_without_any_it_wait
         interval_s=0.2,
         what="the feed waits for a worker with its label",
     )
-    assert "no worker has region=mars" in fleet.ask("feed", "show", chosen)["explanation"]
+    assert "no worker that serves has region=mars" in fleet.ask("feed", "show", chosen)["explanation"]
     before = mark(fleet.source)
     fleet.cluster.feedq("feed", "set", chosen, "selector.required.region=")
     wait_resumed(fleet.source, [chosen], after=before, limit_s=20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -166,5 +165,5 @@ def test_history_names_workers_that_have_ended(postgres_harness: PostgresHarness
     queries = WebQueries(settings_of(postgres_harness.url, postgres_harness.url, tmp_path))
     at = queries.at(Caller("a test", AccessRole.ADMIN))
     with closing(queries.store):
-        found = asyncio.run(queries.ask(at, list_events, feed=feed.name)).items
+        found = list_events(at, feed=feed.name).items
     assert {one.worker for one in found if one.event.worker_id is not None} == {"celery@gone"}

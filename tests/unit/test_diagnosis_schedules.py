@@ -160,16 +160,6 @@ def test_status_shows_schedules_and_runs(command: Command) -> None:
     assert "paused" in {warning["name"] for warning in document["warnings"]}
 
 
-def test_status_names_schedules_that_this_release_cannot_read(command: Command) -> None:
-    command.job_state = WELL
-    assert "declarations" not in command.ok("status")
-    unreadable = replace(scheduled(command, "acme/b").schedule, unreadable="unknown key 'warp'")
-    command.jobs.schedules.found = [scheduled(command, "acme/a"), ScheduleView(unreadable, None, 0, 0)]
-    out = command.ok("status")
-    assert "warn: declarations: 1 schedule that this release of feedq cannot read: acme/b\n" in out
-    assert "-> upgrade feedq, or declare them anew with feedq apply" in out
-
-
 def test_top_has_them_on_its_line(command: Command) -> None:
     assert "runs:" not in command.ok("top", "--count", "1")
     command.job_state = WELL

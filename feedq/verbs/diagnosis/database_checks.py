@@ -11,7 +11,7 @@ import select
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg2
@@ -101,15 +101,9 @@ def _migrations(url: str) -> Check:
 
 def _clock(connection: Any) -> Check:
     """The database's clock decides, so a difference harms nothing; it makes logs and ages hard to read."""
-    best_round_trip, difference = timedelta.max, timedelta()
-    for _ in range(3):
-        before = datetime.now(UTC)
-        (there,) = _one(connection, "SELECT clock_timestamp()")
-        after = datetime.now(UTC)
-        if after - before < best_round_trip:
-            best_round_trip = after - before
-            difference = there - (before + (after - before) / 2)
-    return judge_clock(difference.total_seconds())
+    before = datetime.now(UTC)
+    (there,) = _one(connection, "SELECT clock_timestamp()")
+    return judge_clock((there - (before + (datetime.now(UTC) - before) / 2)).total_seconds())
 
 
 def judge_clock(seconds: float) -> Check:

@@ -263,18 +263,12 @@ def placing_checks(
 
 
 def _labels(groups: Sequence[RequiredLabels], serving: Sequence[WorkerView]) -> Iterator[Check]:
-    """Whether workers have the labels that feeds require, and places enough."""
+    """Whether required labels outlast the largest worker that has them; without any such worker feeds wait."""
     for group in groups:
         places = [view.worker.capacity for view in serving if has_labels(view, group.required)]
         named = some(group.names, of=group.feeds)
         who = f"{counted(group.feeds, 'feed')} with selector.required {pairs(group.required)} ({named})"
-        if not places:
-            yield warn(
-                "labels",
-                f"no worker that serves has the labels for {who}",
-                "start one with FEEDQ_WORKER_LABELS, uncordon the one that has them, or edit the selector",
-            )
-        elif group.feeds > sum(places) - max(places):
+        if places and group.feeds > sum(places) - max(places):
             left = sum(places) - max(places)
             yield warn(
                 "labels",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from feedq.control.store.fleet_state import JobState
-from feedq.core.schedule.model import Schedule
 from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, warn
 from feedq.verbs.wording import NAMED_MAX, counted, duration, some
 
@@ -60,17 +59,6 @@ def job_checks(state: JobState) -> Iterator[Check]:
         )
     if state.slots and state.oldest_due_s is not None and state.oldest_due_s > WAITING_S:
         yield _waiting(state)
-
-
-def declaration_checks(declared: Iterable[Schedule]) -> Iterator[Check]:
-    """Warns of declarations that this release cannot read."""
-    names = [one.spec.name for one in declared if one.unreadable is not None]
-    if names:
-        yield warn(
-            "declarations",
-            f"{counted(len(names), 'schedule')} that this release of feedq cannot read: {some(names)}",
-            "upgrade feedq, or declare them anew with feedq apply",
-        )
 
 
 def described_schedules(state: JobState) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from feedq.core.lease import stillness_of
-from feedq.core.model import FeedView, LeaseState, Reason, Status, WorkerState, WorkerTarget, WorkerView
+from feedq.core.model import FeedView, LeaseState, Reason, Status, WorkerTarget, WorkerView
 from feedq.core.placement.base import Rules
 from feedq.core.remedies import command
 from feedq.verbs.diagnosis.fleet_checks import has_labels, serves
@@ -52,25 +52,12 @@ def _stands_still(view: FeedView, workers: Sequence[WorkerView]) -> bool:
 
 def _no_match(view: FeedView, workers: Sequence[WorkerView]) -> str:
     required = view.feed.spec.selector.required
-    matching = [w for w in workers if has_labels(w, required)]
-    if any(serves(w) for w in matching):
-        return f"a worker with {pairs(required)} has come by now: the next reconcile pass places it"
-    found = next((w.worker for w in matching if w.worker.state is WorkerState.ACTIVE), None)
-    if found is not None:
-        return (
-            f"no worker that serves has {pairs(required)}, which it requires; {found.name} has, and is "
-            f"{found.target_state}: `{command('worker', 'uncordon', found.name)}`"
-        )
-    nowhere = {
-        key: value
-        for key, value in required.items()
-        if not any(has_labels(w, {key: value}) for w in workers if serves(w))
-    }
-    lacking = pairs(nowhere) if nowhere else f"all of {pairs(required)}"
-    return (
-        f"no worker has {lacking}, which it requires: start one with FEEDQ_WORKER_LABELS, or change "
-        "selector.required of the feed"
-    )
+    sentence = f"no worker that serves has {pairs(required)}, which it requires"
+    for worker in (w.worker for w in workers if has_labels(w, required)):
+        if worker.target_state is not WorkerTarget.SERVING:
+            uncordon = command("worker", "uncordon", worker.name)
+            return f"{sentence}; {worker.name} has, and is {worker.target_state}: `{uncordon}`"
+    return f"{sentence}: start one with FEEDQ_WORKER_LABELS, or change selector.required of the feed"
 
 
 def _no_capacity(view: FeedView, workers: Sequence[WorkerView], rules: Rules) -> str:
