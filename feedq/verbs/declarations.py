@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from feedq.control.store.feeds import FeedChange, Feeds
 from feedq.control.store.postgresql import JobStore
-from feedq.core.differences import AnySpec, OptionChange
+from feedq.core.differences import OptionChange
 from feedq.core.model import Feed, FeedSpec, StartCursor, TargetState, Version, require_version
 from feedq.core.passwords import mask_url, masked
 from feedq.core.roles import AccessRole
@@ -197,13 +197,12 @@ def _feeds_planned(
 ) -> DeclarationChanges:
     """Raises `InvalidInput`, `NotFound`, `Outdated`, `Forbidden` when one is or would be of another tenant."""
     specs = declared or ()
-    names = _names("feed", specs, remove)
     for spec in specs:
         at.caller.require_tenant(spec.tenant, f"a feed of tenant {spec.tenant!r}")
+    names = [*(spec.name for spec in specs), *remove]
     there = {feed.name: feed for feed in at.store.feeds.declared(names=names)} if names else {}
     for feed in there.values():
         at.caller.require_tenant(feed.spec.tenant, f"feed {feed.name!r}")
-    _require_there("feed", remove, {name: feed.version for name, feed in there.items()}, names, expected)
     surplus: list[str] = []
     if prune and declared is not None:
         whose = tenant if at.caller.tenant is None else at.caller.tenant
@@ -211,8 +210,8 @@ def _feeds_planned(
         # What was made from a catalog is left alone: its next sync would only make it again.
         surplus = [feed.name for feed in found.values() if feed.catalog is None]
         there |= found
-    before = {feed.name: feed.spec for feed in there.values()}
-    planned = plan("feed", specs, before, remove=[*remove, *surplus])
+    before = {name: (feed.spec, feed.version) for name, feed in there.items()}
+    planned = _planned("feed", specs, remove, before, surplus=surplus, expected=expected)
     # What is stored has been checked before.
     for change in planned.changes:
         if isinstance(change.spec, FeedSpec) and (wrong := option_problems(change.spec)):
@@ -228,51 +227,52 @@ def _schedules_planned(
     prune: bool,
     expected: str | None,
 ) -> DeclarationChanges:
-    names = _names("schedule", declared or (), remove)
-    prunes = prune and declared is not None
-    found = at.store.jobs.schedules.all(None if prunes else names) if names or prunes else ()
-    there = {schedule.spec.name: schedule for schedule in found}
-    versions = {name: schedule.version for name, schedule in there.items()}
-    _require_there("schedule", remove, versions, names, expected)
-    before = {name: schedule.spec for name, schedule in there.items()}
-    unreadable = [name for name, schedule in there.items() if schedule.unreadable is not None]
-    gone = [*remove, *(there if prunes else ())]
-    return plan("schedule", declared or (), before, remove=gone, unreadable=unreadable)
+    found = list(at.store.jobs.schedules.all()) if declared is not None or remove else []
+    there = {one.spec.name: (one.spec, one.version) for one in found}
+    unreadable = [one.spec.name for one in found if one.unreadable is not None]
+    surplus = there if prune and declared is not None else ()
+    specs = declared or ()
+    return _planned(
+        "schedule", specs, remove, there, surplus=surplus, expected=expected, unreadable=unreadable
+    )
 
 
 def _queues_planned(
     at: At, declared: Sequence[Queue] | None, remove: Sequence[str], *, prune: bool
 ) -> DeclarationChanges:
-    names = _names("queue", declared or (), remove)
-    prunes = prune and declared is not None
-    there = {queue.name: queue for queue in at.store.jobs.queues.all()} if names or prunes else {}
-    _require_there("queue", remove, dict.fromkeys(there, (0, 0)))
-    return plan("queue", declared or (), there, remove=[*remove, *(there if prunes else ())])
+    found = at.store.jobs.queues.all() if declared is not None or remove else ()
+    there = {queue.name: (queue, (0, 0)) for queue in found}
+    return _planned(
+        "queue", declared or (), remove, there, surplus=there if prune and declared is not None else ()
+    )
 
 
-def _names(noun: str, entries: Iterable[AnySpec], remove: Sequence[str]) -> tuple[str, ...]:
-    """The names of what is declared or to be removed. Raises `InvalidInput` for one that is there twice."""
-    names = (*(entry.name for entry in entries), *remove)
+def _planned(
+    noun: str,
+    declared: Sequence[Any],
+    remove: Sequence[str],
+    there: Mapping[str, tuple[Any, Version]],
+    *,
+    surplus: Iterable[str],
+    expected: str | None = None,
+    unreadable: Sequence[str] = (),
+) -> DeclarationChanges:
+    """Raises `InvalidInput` for a name that is declared or removed twice, `NotFound` for one to be removed, and
+    `Outdated` unless what is declared or removed is there as expected.
+
+    The store compares versions again in the transaction that makes the change.
+    """
+    names = [*(spec.name for spec in declared), *remove]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise InvalidInput(f"{noun} {twice[0]!r}: is declared or removed more than once")
-    return names
-
-
-def _require_there(
-    noun: str,
-    remove: Sequence[str],
-    there: Mapping[str, Version],
-    names: Sequence[str] = (),
-    expected: str | None = None,
-) -> None:
-    """Raises `NotFound` for what is to be removed, and `Outdated` unless each of the names is there as expected,
-    which the store compares again in the transaction that makes the change."""
     for name in names if expected is not None else ():
         if name not in there:
             raise Outdated(f"no {noun} named {name!r}, and expected says that there is")
-        require_version(f"{noun} {name!r}", there[name], version_of(expected))
+        require_version(f"{noun} {name!r}", there[name][1], version_of(expected))
     if missing := [name for name in remove if name not in there]:
         raise NotFound(f"no {noun} named {missing[0]!r}")
+    before = {name: spec for name, (spec, _) in there.items()}
+    return plan(noun, declared, before, remove=[*remove, *surplus], unreadable=unreadable)
 
 
 # -- doing it -------------------------------------------------------------------------------------------

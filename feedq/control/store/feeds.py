@@ -318,13 +318,6 @@ class Feeds(Aggregate):
         return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
 
     @in_statement
-    def count(self, c: Connection) -> int:
-        """Return how many there are, without the ones being removed."""
-        sql = "SELECT count(*) FROM feedq.feed WHERE removed_at IS NULL AND parent IS NULL"
-        found: int = c.execute(text(sql)).scalar_one()
-        return found
-
-    @in_statement
     def declared(
         self,
         c: Connection,

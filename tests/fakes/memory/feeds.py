@@ -138,10 +138,6 @@ class MemoryFeeds(Feeds):
         return list(filter(selection.chooses, self.views()))[:limit]
 
     @statement
-    def count(self) -> int:
-        return len(self._db.tables.names)
-
-    @statement
     def declared(
         self, *, names: Collection[str] | None = None, tenant: str | None = None, catalog: str | None = None
     ) -> list[Feed]:
