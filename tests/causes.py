@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -133,12 +134,12 @@ class Causes:
         self.source.behave("silent", [name_of(SILENT), name_of(LAGGING)])
         self._server.talks = False
         self._flag.touch()
-        self.cluster.workers["w3"].kill("SIGSTOP")
+        self.cluster.workers["w3"].signal(signal.SIGSTOP)
 
     def end(self) -> None:
         """Mend it all."""
         self.mark()
-        self.cluster.workers["w3"].kill("SIGCONT")
+        self.cluster.workers["w3"].signal(signal.SIGCONT)
         self._flag.unlink()
         self._server.talks = True
         self.source.behave("stream")

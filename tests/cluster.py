@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -155,7 +156,7 @@ class Cluster:
         nodes = [*self.beats.values(), *self.workers.values()]
         for node in nodes:
             if node.status == "running":
-                node.kill("SIGTERM")
+                node.signal(signal.SIGTERM)
         end = time.monotonic() + 4.0
         while any(node.status == "running" for node in nodes) and time.monotonic() < end:
             time.sleep(0.02)

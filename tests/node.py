@@ -1,8 +1,8 @@
 """`Node`: a local process with the face of a Docker container.
 
 pytest-celery drives its brokers, backends and workers through docker-py's container object. A `Node` offers
-what it uses of that (``attrs, id, name, status, reload, kill, restart, logs, exec_run``) over a child
-process, so its classes run unchanged without Docker. The chaos tests use the same nodes, and signals.
+what the tests let it use of that (``attrs, id, name, status, reload, logs``) over a child process, so its
+classes run unchanged without Docker. The chaos tests use the same nodes, and signals.
 
 Invariants: a node is a process group of its own and ends with the test run; it is ended by its own process
 id, never by name.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import time
@@ -43,7 +42,7 @@ class Process(Protocol):
 
 
 class Node:
-    """One process of a cluster, started anew by `restart`."""
+    """One process of a cluster."""
 
     def __init__(
         self, name: str, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path, id: str = ""
@@ -147,31 +146,5 @@ class Node:
     def reload(self) -> None:
         """A container's attributes are a copy to be refreshed; a process's are always current."""
 
-    def kill(self, signal: str | int | None = None) -> None:
-        self.signal(_signal_of(signal))
-
-    def restart(self, timeout: float = 10.0) -> None:
-        self.end(grace_s=timeout)
-        self.start()
-
     def logs(self) -> bytes:
         return self.text().encode()
-
-    def exec_run(self, command: str | Sequence[str], **_: Any) -> tuple[int, bytes]:
-        argv = shlex.split(command) if isinstance(command, str) else list(command)
-        ran = subprocess.run(
-            argv,
-            env=self.env,
-            cwd=self.cwd,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=60,
-            check=False,
-        )
-        return ran.returncode, ran.stdout
-
-
-def _signal_of(name: str | int | None) -> signal.Signals:
-    if name is None:
-        return signal.SIGKILL
-    return signal.Signals[name] if isinstance(name, str) else signal.Signals(name)

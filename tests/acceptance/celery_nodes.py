@@ -6,7 +6,6 @@ worker; both are wrapped by pytest-celery's container classes, which read names 
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 from pytest_celery import CeleryWorkerContainer, RedisContainer
@@ -38,24 +37,8 @@ class ServerContainer:
     def reload(self) -> None:
         """Nothing is cached."""
 
-    def kill(self, signal: str | int | None = None) -> None:
-        if signal in ("SIGTERM", int(_TERM)):
-            self.server.stop()
-        else:
-            self.server.kill()
-
-    def restart(self, timeout: float = 10.0) -> None:
-        self.server.stop()
-        self.server.start()
-
     def logs(self) -> bytes:
         return self.server.log.read_bytes()
-
-    def exec_run(self, command: str, **_: Any) -> tuple[int, bytes]:
-        raise NotImplementedError(f"nothing runs inside an embedded server: {command}")
-
-
-_TERM = signal.SIGTERM
 
 
 class ValkeyContainer(RedisContainer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -108,12 +109,12 @@ def test_one_that_is_cancelled_while_its_worker_is_frozen_leaves_room_for_the_ne
     desk.ask("begin", LIVE, "--from", "0", "--to", str(upto), "--rows-per-s", "2000")
     desk.wait_landed(upto, 1)
     frozen = desk.owner()
-    frozen.kill("SIGSTOP")
+    frozen.signal(signal.SIGSTOP)
     cancelled = desk.ask("cancel", LIVE)
     assert cancelled["status"] == "cancelled"
     desk.ask("begin", LIVE, "--from", "0", "--to", str(upto))
     ended = desk.wait_ended()
-    frozen.kill("SIGCONT")
+    frozen.signal(signal.SIGCONT)
     assert (ended["status"], ended["records"]) == ("finished", upto)
     assert desk.rows(upto) == (upto, upto, 0)
     assert desk.ask("show") == []

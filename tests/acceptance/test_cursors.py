@@ -156,7 +156,7 @@ def test_a_worker_that_is_killed_at_once_leaves_the_new_cursor_to_its_successor(
     lease = bench.cluster.leases()[KEYED]
     assert lease.worker is not None
     done = bench.ask("rewind", KEYED, "--records", str(BACK), "--yes")["change"]
-    bench.cluster.workers[lease.worker.partition("@")[0]].kill("SIGKILL")
+    bench.cluster.workers[lease.worker.partition("@")[0]].signal(signal.SIGKILL)
     bench.wait_landed(KEYED, done["before"] + BACK)
     bench.check(KEYED)
     assert done["after"] in bench.asked_after(KEYED)

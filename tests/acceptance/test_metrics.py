@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import urllib.error
 import urllib.request
@@ -190,7 +191,7 @@ def test_the_elected_beat_tells_how_the_fleet_is(tmp_path: Path, database_url: s
         assert other.reason("/readyz") == "stands by"
         assert other.value("feedq_beat_leads") == 0
         assert "feedq_feeds{" not in other.get("/metrics")[1]
-        cluster.beats["b1"].kill()
+        cluster.beats["b1"].signal(signal.SIGKILL)
         wait_until(
             lambda: other.value("feedq_feeds", status="streaming") == 3,
             limit_s=30,

@@ -6,6 +6,7 @@ What a source sends as *data* is the user's own and not looked at: the landing t
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -271,5 +272,5 @@ def test_no_page_and_no_answer_of_the_api_holds_a_secret(told: tuple[Cluster, An
             assert answer.status == 200, path
             assert_clean(path, answer.text)
     finally:
-        node.kill("SIGKILL")
+        node.signal(signal.SIGKILL)
     assert_clean("Flower's log", node.text())

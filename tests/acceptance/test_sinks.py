@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -55,7 +56,7 @@ def test_two_feeds_of_one_worker_land_in_two_kinds_of_databases_through_a_crash(
             what=lambda: f"both land on the first worker:\n{cluster.workers['w1'].text()[-4000:]}",
         )
         assert {row.worker for row in cluster.leases().values()} == {cluster.leases()["two/files"].worker}
-        cluster.workers["w1"].kill("SIGKILL")
+        cluster.workers["w1"].signal(signal.SIGKILL)
         cluster.add_worker("w2")
         reached = max(len(in_postgresql()), len(in_sqlite()))
         wait_until(

@@ -95,16 +95,6 @@ def test_a_message_that_comes_again_three_times_is_dropped_three_times(stage: St
     before.assert_only_dropped(3)
 
 
-def test_a_message_to_the_wrong_worker_is_dropped(stage: Stage) -> None:
-    victim = stage.busiest()
-    other = next(node for node in stage.cluster.workers.values() if node is not victim)
-    row = stage.cluster.leases()[stage.cluster.feeds_of(victim)[0]]
-    before = Before(stage)
-    with sender(stage) as send:
-        send(other, (row.feed_id, row.epoch))
-    before.assert_only_dropped(1)
-
-
 def test_an_old_epoch_is_dropped_by_the_owner_and_by_everybody_else(stage: Stage) -> None:
     chosen = stage.feeds[0]
     old = stage.cluster.leases()[chosen]

@@ -5,6 +5,7 @@ Figures are for ``make bench ARGS=isolation``; the limits here are for a noisy m
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_worker_that_is_killed_by_somebody_puts_nobody_into_quarantine(place: 
     place.heal()
     victim = place.cluster.workers["w2"]
     worker_id = place.cluster.worker_id(victim)
-    victim.kill("SIGKILL")
+    victim.signal(signal.SIGKILL)
     place.wait_landing(NEIGHBOURS)
     wait_until(
         lambda: place.cluster.sql("SELECT loss FROM feedq.worker WHERE id = %s", (worker_id,))[0]["loss"],

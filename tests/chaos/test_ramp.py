@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def test_a_host_sees_its_pace_at_a_cold_start_of_two_workers_and_at_a_failover(
         moved = [name for name in cluster.feeds_of(victim) if name != "z/other"]
         assert len(moved) >= FEEDS / 2 - 1
         before = mark(source)
-        victim.kill("SIGKILL")
+        victim.signal(signal.SIGKILL)
         took = wait_resumed(source, moved, after=before, limit_s=30)
         again = [c.connected_at for c in source.connections(since=before.connections) if c.feed in moved]
         measured("failover: most connections in a second", most_in_a_window(again))

@@ -121,17 +121,6 @@ async def test_a_broker_that_answers_pings_is_not_silent_and_one_that_does_not_i
             task.result()
 
 
-async def test_an_identifier_that_is_used_again_is_another_message() -> None:
-    async with ScriptedBroker().listening() as broker:
-        driver = driver_of(broker.port)
-        async with aclosing(driver.open()) as stream:
-            for count in range(1, 6):
-                await broker.publish([b"same"], number=7)
-                await pull(driver, stream, count=count)
-                await until(lambda: len(broker.acknowledged) == count)  # noqa: B023 - used in this round only
-        assert driver.records == [b"same"] * 5
-
-
 async def test_messages_without_acknowledgement_that_had_arrived_are_given_when_the_connection_breaks() -> (
     None
 ):

@@ -13,7 +13,7 @@ import pytest
 from feedq.connectors.protocol import websocket_connection
 from feedq.connectors.websocket import WebsocketConnector
 from feedq.core.model import JSON
-from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
+from feedq.errors import FeedqError, SourceUnavailable
 from feedq.testing.driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, serving
 from tests.contract.http_source import Asked
@@ -146,15 +146,6 @@ async def test_a_secret_that_a_server_repeats_is_not_cut_in_two(answer: str, bef
         error = await driver(port, "/?token={token}", secrets={"token": "${env:ACME_TOKEN}"}).read()
     assert "xxx" in str(error)
     assert SECRET[:3] not in str(error)
-
-
-async def test_a_secret_that_would_break_out_of_its_header_is_refused() -> None:
-    feed = driver(1, headers={"X-Feed": "{name}"})
-    feed.feed = "a\r\nX-Other: b"
-    error = await feed.read()
-    assert isinstance(error, FeedMisconfigured)
-    assert str(error).startswith("source.headers X-Feed: holds a line break")
-    assert "Other" not in str(error)
 
 
 # -- what it gets --------------------------------------------------------------------------------------

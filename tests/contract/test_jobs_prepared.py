@@ -7,7 +7,6 @@ import pytest
 from feedq.control.store.database import PreparedStatement
 from feedq.control.store.jobs import prepared
 from feedq.control.store.jobs.prepared import PreparedRuns
-from feedq.core.schedule.model import RunState
 from feedq.core.schedule.spec import Overlap
 from feedq.errors import Unavailable
 from tests.contract.jobs_harness import JobsHarness
@@ -124,20 +123,6 @@ def test_a_session_that_is_cut_off_is_opened_anew(jobs: JobsHarness) -> None:
     with pytest.raises(Unavailable):
         finish(jobs, worker, ended(run))
     assert finish(jobs, worker, ended(run)) == [run.id]
-
-
-def test_ends_of_all_kinds_are_told_together(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    for name, failures in (("good", 0), ("mending", 2), ("bad", 0)):
-        jobs.schedule(name)
-        jobs.schedules.trigger(name)
-        jobs.execute("UPDATE feedq.schedule SET failures = %s WHERE name = %s", failures, name)
-    runs = {run.schedule: run for run in claim(jobs, worker)}
-    ends = [ended(runs["good"]), ended(runs["mending"]), ended(runs["bad"], RunState.FAILED)]
-    assert sorted(finish(jobs, worker, *ends)) == sorted(run.id for run in runs.values())
-    assert {name: jobs.schedules.get(name).failures for name in runs} == {"good": 0, "mending": 0, "bad": 1}
-    assert finish(jobs, worker, *ends) == []
-    assert len(jobs.events("run_finish_rejected")) == 3
 
 
 def test_who_uses_it_at_the_same_time_goes_the_other_way(jobs: JobsHarness) -> None:

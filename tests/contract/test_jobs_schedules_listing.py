@@ -81,19 +81,6 @@ def test_runs_come_newest_first_and_by_state(jobs: JobsHarness) -> None:
     assert schedules.runs(limit=0) == []
 
 
-def test_counts_are_of_ticks_and_of_one_schedule(jobs: JobsHarness) -> None:
-    jobs.schedule("other")
-    jobs.schedules.trigger("other")
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    assert jobs.schedules.counts("nightly") == {}
-    jobs.schedules.backfill("nightly", [SOME_TICK, SOME_TICK + timedelta(hours=1)])
-    missed, waiting = jobs.schedules.runs("nightly")
-    jobs.end(missed, RunState.MISSED_CATCHUP)
-    jobs.execute("UPDATE feedq.run SET ticks = 1000000 WHERE id = %s", missed.id)
-    assert jobs.schedules.counts("nightly") == {RunState.MISSED_CATCHUP: 1_000_000, RunState.WAITING: 1}
-    assert waiting.ticks == 1
-
-
 def test_history_under_a_name_is_that_of_the_schedule_that_has_it_or_had_it_last(jobs: JobsHarness) -> None:
     for number in range(2):
         jobs.schedule()

@@ -84,15 +84,6 @@ def test_new_fields_are_told_once_each_with_their_type(harness: PostgresSinkHarn
     assert [seq for seq, _ in feed.rows() if seq is not None] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_nobody_looks_unless_it_is_asked_for(
-    harness: PostgresSinkHarness | SqliteHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(field_watch, "_strangers", None)
-    feed = DriftingFeed(harness, Drift.IGNORE)
-    feed.write(lines(order(1, price=1)))
-    assert (feed.rows(), feed.watch.news()) == ([(1, "s")], {})
-
-
 def test_a_column_that_somebody_adds_is_filled_soon(
     harness: PostgresSinkHarness | SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

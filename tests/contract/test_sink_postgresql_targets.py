@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from decimal import Decimal
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
@@ -379,75 +378,3 @@ def test_a_trigger_that_fails_on_names_breaks_the_landing_and_nothing_of_it_is_w
     assert (written.landed, written.dead) == ({(3, 1): 1}, {})
     assert harness.query("SELECT count(*) FROM orders") == [(0,)]
     assert sink.dead_letters() == []
-
-
-# -- tables by declaration ---------------------------------------------------------------------------
-
-CREATED = Target(
-    "made.prices",
-    "json",
-    sources_of(
-        {
-            **{
-                column: f"/{column}"
-                for column in ("seq", "price", "rate", "paid", "at", "day", "note", "more")
-            },
-            "feed": "$feed",
-            "epoch": "$epoch",
-            "received": "$received_at",
-            "record": "",
-        }
-    ),
-    ("seq",),
-    create=True,
-    types=(
-        *(("seq", "bigint"), ("price", "numeric"), ("rate", "double"), ("paid", "boolean")),
-        *(("at", "timestamp"), ("day", "date"), ("more", "json")),
-    ),
-)
-PRICE = b"""{"seq": 1, "price": 2.50, "rate": 0.1, "paid": true, "at": "2026-11-20T06:30:00Z", "day": "2026-11-20",
-"note": "x", "more": {"a": [1]}}"""
-
-
-def test_a_table_is_made_by_its_columns_and_types(harness: PostgresSinkHarness) -> None:
-    sink = harness.sink()
-    assert sink.check(CREATED) is None
-    (previewed,) = sink.preview(write(1, 1, batch(PRICE), target=CREATED))
-    assert (previewed.error, previewed.columns["price"]) == (None, "2.50")
-    assert harness.query("SELECT to_regclass('made.prices')") == [(None,)]
-    fence(sink, 1, 1, CREATED)
-    sink.write([write(1, 1, batch(PRICE), batch(PRICE), target=CREATED)])
-    types = harness.query(
-        "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'prices' "
-        "ORDER BY ordinal_position"
-    )
-    assert dict(types) == {
-        "seq": "bigint",
-        "price": "numeric",
-        "rate": "double precision",
-        "paid": "boolean",
-        "at": "timestamp with time zone",
-        "day": "date",
-        "note": "text",
-        "more": "jsonb",
-        "feed": "text",
-        "epoch": "bigint",
-        "received": "timestamp with time zone",
-        "record": "jsonb",
-    }
-    assert harness.query("SELECT seq, price, paid, note, more->'a' FROM made.prices") == [
-        (1, Decimal("2.50"), True, "x", [1])
-    ]
-
-
-def test_a_table_that_is_there_is_used_as_it_is(harness: PostgresSinkHarness) -> None:
-    harness.query("CREATE TABLE orders (seq text, note text)")
-    target = Target("orders", "json", TYPED.columns, create=True, types=(("seq", "bigint"),))
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    sink.write([write(1, 1, batch(b'{"seq": "x"}'), target=target)])
-    assert harness.query("SELECT seq FROM orders") == [("x",)]
-
-
-def test_a_role_that_may_not_make_the_table_is_told_so(lowly: PostgresSink) -> None:
-    assert "does not exist and" in unusable(lowly, CREATED)

@@ -92,13 +92,6 @@ def test_a_target_that_fails_is_asked_ever_more_rarely(bench: Bench) -> None:
     ]
 
 
-def test_a_target_that_is_new_hears_of_nothing_that_was_before(bench: Bench) -> None:
-    bench.alert("a")
-    assert bench.due("new") == []
-    bench.alert("b")
-    assert bench.due("new") == ["b"]
-
-
 def test_a_tenant_hears_of_its_own_feeds_alone(bench: Bench) -> None:
     bench.alert("a", tenant="acme")
     bench.alert("b", tenant="other")

@@ -8,20 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
 
 from feedq.control.store import database as database_module
 from feedq.control.store import worker_session as session_module
-from feedq.control.store.database import connect_once, make_lone_engine
-from feedq.control.store.election import Election
+from feedq.control.store.database import connect_once
 from feedq.control.store.worker_session import WorkerSession
 from feedq.core.model import Load
 from feedq.errors import Unavailable
 from feedq.settings import Settings
-from feedq.sinks.postgresql_session import PostgresSinkSession, open_engine
 from tests.contract.harness import TTL_S, PostgresHarness
 
 pytestmark = pytest.mark.servers
@@ -70,47 +67,6 @@ def test_a_session_of_a_worker_with_a_thousand_open_sockets_waits_and_hears(
 def probes(execute: Callable[[str], Any]) -> dict[str, int]:
     """What the server does on this session about a client that has fallen silent; it asks its socket."""
     return dict(execute("SELECT name, setting::int FROM pg_settings WHERE name LIKE 'tcp\\_%'"))
-
-
-def execute_on(connection: Any) -> Callable[[str], Any]:
-    def execute(sql: str) -> Any:
-        with connection.cursor() as cursor:
-            cursor.execute(sql)
-            return cursor.fetchall()
-
-    return execute
-
-
-def test_every_session_of_the_control_database_is_given_up_when_its_other_end_is_silent(
-    postgres_harness: PostgresHarness,
-) -> None:
-    url, store = postgres_harness.url, postgres_harness.store
-    worker = postgres_harness.worker("w1")
-    found: dict[str, dict[str, int]] = {}
-    with closing(WorkerSession(url, worker, ttl_s=TTL_S)) as session:
-        found["keeper"] = probes(execute_on(session._connection))
-    with closing(store.worker_listener(worker)) as listener:
-        found["listener"] = probes(listener.execute)
-    with closing(Election(url, holder=uuid4(), host="h", pid=1, ttl_s=5, settle_s=1)) as election:
-        found["beat"] = probes(election._session.execute)
-    with store._database.transaction() as c:
-        found["transaction"] = probes(lambda sql: [tuple(row) for row in c.execute(text(sql))])
-    with store._database.statement() as c:
-        found["statement"] = probes(lambda sql: [tuple(row) for row in c.execute(text(sql))])
-    with closing(make_lone_engine(url, application_name="feedq-job").raw_connection()) as job:
-        found["transactional job"] = probes(execute_on(job))
-    with connect_once(url) as c:
-        found["command"] = probes(lambda sql: [tuple(row) for row in c.execute(text(sql))])
-    engine = open_engine(url, "feedq")
-    with closing(PostgresSinkSession(engine, environment="test", worker_id=uuid4(), role="writer")) as writer:
-        found["writer"] = probes(writer.query)
-    wanted = {
-        "tcp_keepalives_idle": 5,
-        "tcp_keepalives_interval": 2,
-        "tcp_keepalives_count": 3,
-        "tcp_user_timeout": 10_000,
-    }
-    assert found == dict.fromkeys(found, wanted)
 
 
 @pytest.mark.parametrize(

@@ -33,22 +33,6 @@ def test_every_record_is_due_by_the_time_that_it_names(base: int, rate: float, s
     assert timetable.due_at(last + 1) >= T0 + timedelta(seconds=seconds) - tolerance
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"",
-        b"garbage\n",
-        b"[]\n",
-        b'{"feed": "nobody"}\n',
-        b'{"feed": "coastguard/ais-01", "from": -1}\n',
-        b'{"feed": "coastguard/ais-01", "from": "1"}\n',
-    ],
-)
-def test_a_wrong_hello_is_refused(line: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - msgspec says it in its own words
-        parse_hello(line)
-
-
 @pytest.mark.parametrize("cursor", [None, 0, 17])
 def test_the_declared_hello_is_what_the_source_understands(cursor: int | None) -> None:
     spec = specs(16_000)[0]

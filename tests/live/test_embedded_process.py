@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 
 import psutil
-import pytest
 
-from feedq.errors import Conflict
-from feedq.local import process, tether
+from feedq.local import tether
 from feedq.local.process import (
     Account,
     end,
-    free_port,
-    is_free,
     may_enter,
     poll_until,
     spawn,
@@ -125,18 +119,6 @@ def test_a_directory_closed_to_others_cannot_be_entered_by_them(tmp_path: Path) 
     assert may_enter(inner, Account("owner", os.getuid(), os.getgid()))
 
 
-def test_a_lock_names_its_holder(tmp_path: Path) -> None:
-    first, second = (FileLock(tmp_path / "lock", what="the data") for _ in range(2))
-    first.acquire()
-    assert is_locked(first.path)
-    with pytest.raises(Conflict, match=f"the data is in use by process {os.getpid()}"):
-        second.acquire()
-    first.release()
-    assert not is_locked(first.path)
-    second.acquire()
-    second.release()
-
-
 def test_a_lock_is_held_until_the_child_that_inherited_it_ends(tmp_path: Path) -> None:
     lock = FileLock(tmp_path / "lock", what="the data")
     lock.acquire()
@@ -148,14 +130,3 @@ def test_a_lock_is_held_until_the_child_that_inherited_it_ends(tmp_path: Path) -
         end(child)
     lock.acquire(timeout_s=GENEROUS_S)
     lock.release()
-
-
-def test_a_taken_port_is_not_free() -> None:
-    port = free_port(rng=Random(7))
-    assert port in process.PORTS
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
-        assert not is_free(port)
-        assert free_port(rng=Random(7)) != port
-    assert is_free(port)

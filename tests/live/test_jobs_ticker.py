@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from feedq.core.schedule.model import Fired
 from feedq.errors import Unavailable
 from feedq.worker.jobs import ticker as module
-from feedq.worker.jobs.ticker import POLL_MAX_S, SCANNERS, STAGGER_S, Peers, Ticker
+from feedq.worker.jobs.ticker import POLL_MAX_S, STAGGER_S, Peers, Ticker
 from tests.unit.job_runs import MemoryRuns
 from tests.waiting import until
 
@@ -103,12 +103,3 @@ def test_a_look_is_never_far_away_and_the_looks_of_all_are_few(
     assert workers / pace.poll_s <= max(50.001, workers / POLL_MAX_S)
     pause_s = pace.next_scan_s(next_in_s, rng=Random(seed))
     assert 0 <= pause_s <= pace.poll_s
-
-
-def test_of_a_thousand_workers_some_look_at_the_tick_and_not_all() -> None:
-    rng = Random(7)
-    looks = [Peers(workers=1_000).next_scan_s(0.3, rng=rng) for _ in range(1_000)]
-    at_the_tick = sum(0.3 <= scan_s <= 0.3 + STAGGER_S for scan_s in looks)
-    assert 1 <= at_the_tick <= 4 * SCANNERS
-    few = [Peers(workers=3).next_scan_s(0.3, rng=rng) for _ in range(100)]
-    assert all(0.3 <= scan_s <= 0.3 + STAGGER_S for scan_s in few)

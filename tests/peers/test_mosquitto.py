@@ -96,23 +96,6 @@ async def test_a_worker_that_dies_at_any_moment_loses_nothing(
         assert worker.lives >= 3
 
 
-async def test_messages_are_acknowledged_in_the_order_of_their_receipt(
-    broker: PeerServer, version: str
-) -> None:
-    async with tapped(broker) as (tap, publisher):
-        driver = driver_of(tap.port, version=version)
-        async with reading(driver, 17, commit=False) as task:
-            await publisher.publish("t/a", numbered(8))
-            await publisher.publish("t/a", [b""])  # no record, and to be acknowledged all the same
-            await publisher.publish("t/a", [*numbered(8), b"", b"last"])
-            await task
-            assert tap.acknowledged == []
-            for batch in driver.batches:
-                driver.commit(batch)
-            await until(lambda: len(tap.acknowledged) == 19)
-        assert tap.acknowledged == [number for number, _ in tap.sent]
-
-
 async def test_a_feed_that_stops_waits_for_its_last_commit(broker: PeerServer, version: str) -> None:
     async with tapped(broker) as (tap, publisher):
         driver = driver_of(tap.port, version=version)
@@ -201,17 +184,6 @@ async def test_a_topic_taken_out_of_the_feed_is_unsubscribed(broker: PeerServer,
         assert after.records == [b"b", b"c"]
 
 
-async def test_retained_messages_come_once(broker: PeerServer, version: str) -> None:
-    driver = driver_of(broker.port, version=version)
-    async with tapped(broker) as (_, publisher):
-        await publisher.publish("t/a", [b"kept"], retain=True)
-        await driver.land(1)
-        for n in range(3):
-            async with reading(driver, 1):
-                await publisher.publish("t/b", [b"%d" % n])
-        assert driver.records == [b"kept", b"0", b"1", b"2"]
-
-
 async def test_another_client_that_takes_the_session_over_is_told(broker: PeerServer, version: str) -> None:
     driver = driver_of(broker.port, version=version)
     async with aclosing(driver.open()) as stream:
@@ -233,15 +205,6 @@ async def test_a_trial_neither_disturbs_the_feed_nor_leaves_anything(
         await publisher.publish("t/a", [b"1"])
     assert trial.batches[0].on_committed is None
     assert feed.records == trial.records == [b"1"]
-
-
-async def test_a_trial_takes_nothing_from_a_group(broker: PeerServer, version: str) -> None:
-    feed, trial = (driver_of(broker.port, "$share/group/t/#", version=version) for _ in range(2))
-    trial.trial = True
-    sent = numbered(6)
-    async with tapped(broker) as (_, publisher), reading(feed, 6), reading(trial, 6):
-        await publisher.publish("t/a", sent)
-    assert feed.records == trial.records == sent
 
 
 # -- records -------------------------------------------------------------------------------------------------

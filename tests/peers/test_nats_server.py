@@ -112,15 +112,6 @@ async def test_a_worker_that_dies_at_any_moment_lands_each_message_once(
         assert len(await consumers(js)) == 1
 
 
-async def test_messages_that_are_no_records_do_not_fill_the_window(server: PeerServer) -> None:
-    async with stream_on(server) as js:
-        driver = driver_of(server.port, max_unacknowledged=10)
-        async with reading(driver, 1):
-            await publish(js, "o.new", [b""] * 100)
-            await publish(js, "o.new", [b"1"])
-        assert driver.records == [b"1"]
-
-
 async def test_what_was_committed_and_not_acknowledged_leaves_a_work_queue_and_does_not_land_again(
     server: PeerServer,
 ) -> None:
@@ -199,27 +190,6 @@ async def test_new_begins_where_the_feed_first_connected_though_nothing_has_land
         async with reading(driver, 2):
             pass
         assert driver.records == [b"1", b"2"]
-
-
-async def test_last_begins_with_the_last_message(server: PeerServer) -> None:
-    async with stream_on(server) as js:
-        await publish(js, "o.new", numbered(3))
-        driver = driver_of(server.port, deliver="last")
-        await driver.land(1)
-        assert driver.records == numbered(3)[2:]
-
-
-async def test_only_the_subjects_asked_for_are_read(server: PeerServer, retention: RetentionPolicy) -> None:
-    async with stream_on(server, retention=retention) as js:
-        driver = driver_of(server.port, subjects=["o.*.created"])
-        with capture_logs() as logs:
-            async with reading(driver, 2):
-                for subject in ("o.a.created", "o.a.deleted", "o.b.created"):
-                    await publish(js, subject, [subject.encode()])
-            await publish(js, "o.c.created", [b"o.c.created"])
-            await driver.land(3)
-        assert driver.records == [b"o.a.created", b"o.b.created", b"o.c.created"]
-        assert gaps(logs) == []
 
 
 # -- gaps ----------------------------------------------------------------------------------------------------

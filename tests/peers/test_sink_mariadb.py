@@ -58,26 +58,6 @@ class TestSqlSinkOnMariaDb(SinkConformance):
 # -- connecting --------------------------------------------------------------------------------------
 
 
-def test_both_names_of_the_scheme_will_do(harness: MariaDbHarness) -> None:
-    for epoch, driver in enumerate(("mysql", "mariadb", "mariadb+pymysql"), 1):
-        sink = harness.sink(url=harness.server.url(DATABASE, driver=driver))
-        fence(sink, 1, epoch)
-        assert sink.write([write(1, epoch, batch(b"1", harness.refused))]).landed == {(1, epoch): 1}
-
-
-def test_a_wrong_password_and_a_missing_database_are_told_without_the_password(
-    harness: MariaDbHarness,
-) -> None:
-    for user, database, words in (
-        ("root:s3cret", DATABASE, "Access denied for user 'root'"),
-        ("root", "no_such_database", "Unknown database 'no_such_database'"),
-    ):
-        sink = harness.sink(url=harness.server.url(database, user=user))
-        with pytest.raises(SinkUnavailable, match=words) as raised:
-            sink.write([write(1, 1, batch(b"1"))])
-        assert "s3cret" not in str(raised.value)
-
-
 def test_an_ordinary_user_is_enough(harness: MariaDbHarness) -> None:
     harness.query("CREATE OR REPLACE USER 'feeds'@'%' IDENTIFIED BY 's3cret'")
     harness.query(f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, INDEX ON {DATABASE}.* TO 'feeds'@'%'")
@@ -141,16 +121,6 @@ def test_a_fence_that_is_broken_off_raised_the_epoch_or_did_not(
     # Fencing again is harmless, so the sink does it by itself.
     assert fence(sink, 1, 2) == Fenced(1, 2, None, 0)
     assert trap.tripped.wait(PATIENCE_S)
-
-
-def test_a_session_that_died_while_idle_is_replaced_without_a_word(harness: MariaDbHarness) -> None:
-    sink = harness.sink()
-    fence(sink, 1, 1)
-    for n in range(2):
-        harness.kill_sessions()
-        assert sink.write([write(1, 1, batch(b"1", cursor=n))]).landed == {(1, 1): 1}
-        harness.kill_sessions()
-        assert fence(sink, 1, 1).cursor == n
 
 
 # -- locks -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from feedq.errors import SinkUnavailable
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import Target, Unusable
 from feedq.sinks.mapping import sources_of
-from tests.contract.sink_stage import PATIENCE_S, batch, fence, lines, request, write
+from tests.contract.sink_stage import PATIENCE_S, batch, fence, request, write
 from tests.contract.sink_tables import Kinds, SinkTables, Wrong, order
 from tests.peers.mariadb import MariaDb
 from tests.peers.mariadb_harness import DATABASE, MariaDbHarness
@@ -146,21 +146,6 @@ def test_feeds_that_differ_in_case_only_are_two(harness: MariaDbHarness) -> None
         sink.fence([request(n, 1, target)], lock_timeout_s=PATIENCE_S)
         assert sink.write([type(one)(n, name, 1, target, one.batches)]).dead == {}
     assert harness.query("SELECT count(*) FROM made") == [(3,)]
-
-
-# -- constraints -------------------------------------------------------------------------------------
-
-
-def test_one_bad_record_among_thousands_costs_a_few_attempts(harness: MariaDbHarness) -> None:
-    sink = harness.sink(url=f"{harness.proxy.url}{DATABASE}")
-    fence(sink, 1, 1)
-    records = [b"%d" % n for n in range(5_000)]
-    records[3_333] = harness.refused
-    harness.proxy.seen.clear()
-    written = sink.write([write(1, 1, lines(*records))])
-    assert (written.landed, written.dead) == ({(1, 1): 4_999}, {(1, 1): 1})
-    # Five statements land them all; halves and halves of halves come on top.
-    assert harness.proxy.seen["INSERT"] < 100
 
 
 # -- landings that cannot work -----------------------------------------------------------------------

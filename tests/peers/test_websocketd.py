@@ -16,7 +16,7 @@ import pytest
 
 from feedq.connectors.websocket import WebsocketConnector
 from feedq.errors import SourceUnavailable
-from feedq.testing.driver import SECRET, ConnectorDriver
+from feedq.testing.driver import ConnectorDriver
 from tests.certificates import Authority
 from tests.peers.servers import PeerServer
 
@@ -71,23 +71,6 @@ async def test_a_feed_resumes_after_its_cursor_in_the_url(server: PeerServer) ->
         error = await feed.read(enough=lambda: len(feed.records) >= had + 5_000)  # noqa: B023
         assert error is None or "closed by the peer" in str(error)
     assert [json.loads(record)["seq"] for record in feed.records] == [*range(1, RECORDS + 1)]
-
-
-async def test_a_subscription_reaches_the_program_and_headers_do(server: PeerServer) -> None:
-    feed = driver(
-        server,
-        "?asks=1",
-        subscribe=r'{"from": {cursor}}\n',
-        headers={"X-Token": "{token}"},
-        secrets={"token": "${env:ACME_TOKEN}"},
-    )
-    feed.cursor = RECORDS - 2
-    error = await feed.read()
-    first, second = feed.records
-    assert f'"token": "{SECRET}", "agent": "feedq/'.encode() in first
-    assert second == b'{"seq": %d}' % RECORDS
-    assert feed.cursor == RECORDS
-    assert isinstance(error, SourceUnavailable)
 
 
 async def test_a_connection_that_waits_answers_pings_and_is_answered(server: PeerServer) -> None:

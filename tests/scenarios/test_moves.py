@@ -5,9 +5,6 @@ Every step of `FakeFleet` checks that no feed is read twice, lost or given away 
 
 from __future__ import annotations
 
-import pytest
-
-from feedq.control import reconcile as control
 from tests.fakes import FakeFleet
 from tests.fakes.durations import DURATIONS
 from tests.scenarios.story import expect, streaming_fleet
@@ -51,22 +48,6 @@ def test_a_third_worker_gets_its_part_once_it_has_settled_and_no_feed_moves_twic
     assert fleet.everything_streams()
     assert feeds_of(fleet) == {"a": 2, "b": 2, "c": 2}
     assert sorted(epochs(fleet).values()) == [1, 1, 1, 1, 2, 2], "each moved once, and no other"
-
-
-def test_a_pass_that_looks_at_few_feeds_first_moves_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The feeds that have run longest may not move to the newcomer; all others are found behind them."""
-    monkeypatch.setattr(control, "MOVABLE_FIRST", 4)
-    fleet = FakeFleet()
-    for name in "ab":
-        fleet.add_worker(name, labels={"region": "eu"})
-    fleet.add_feeds(12, required={"region": "eu"})
-    fleet.run(5)
-    fleet.add_feeds(12)
-    fleet.run(5)
-    fleet.add_worker("c")
-    fleet.run(8)
-    assert feeds_of(fleet) == {"a": 8, "b": 8, "c": 8}
-    assert sum(epochs(fleet).values()) == 24 + 8, "each moved once"
 
 
 # -- drains ------------------------------------------------------------------------------------------

@@ -219,7 +219,6 @@ def test_what_is_wrong_with_bounds_has_the_names_of_the_manifest() -> None:
         ("task: t, cron: '@daily', every: 1", "one of cron, every and at: cron and every exclude each other"),
         ("task: t, every: 1, zone: UTC", "zone: means nothing to an interval without an anchor"),
         ("task: t, at: 2026-12-01T08:00, anchor: 2026-12-01T08:00", "anchor: means nothing beside at"),
-        ("task: t, at: 2026-03-29T02:30, zone: Europe/Berlin", "does not exist in Europe/Berlin"),
         (
             "task: t, at: 2026-10-25T02:30, zone: Europe/Berlin",
             "say which with an offset, 2026-10-25T02:30:00+02:00",
@@ -227,10 +226,6 @@ def test_what_is_wrong_with_bounds_has_the_names_of_the_manifest() -> None:
         ("task: t, at: '9999-12-31T23:59:00-10:00'", "is out of the range of times"),
         ("every: 1", "task: is missing"),
         ("task: t, every: 1, jitter: -1m30s", "jitter: '-1m30s' is negative; a duration must be positive"),
-        ("task: t, every: true", "every: must be a duration such as 30s"),
-        ("task: t, every: 1, args: {a: 1}", "args: must be a list"),
-        ("task: t, every: 1, overlap: never", "overlap: must be one of skip, buffer_one"),
-        ("task: t, every: 1, retries: 1.5", "retries.limit: must be a whole number"),
         ("task: t, every: 1, retries: {often: 3}", "retries: unknown key 'often'; known are limit, first"),
         ("task: t, every: 1, colour: red", "unknown key 'colour'; known are name, task, zone, cron"),
     ],

@@ -31,12 +31,6 @@ def deep(levels: int) -> Any:
     return value
 
 
-def endless() -> list[Any]:
-    value: list[Any] = []
-    value.append(value)
-    return value
-
-
 @pytest.mark.parametrize(
     "spec",
     [
@@ -88,52 +82,35 @@ def test_what_can_be_right_is_accepted(spec: ScheduleSpec) -> None:
             schedule_spec(cron=("@daily",), zone="Europe/Berln"),
             "zone: 'Europe/Berln' is no time zone such as",
         ),
-        (schedule_spec(cron=("@daily",), zone="europe/berlin"), "did you mean Europe/Berlin"),
         (schedule_spec(cron=("@daily",), zone="Berlin"), "Europe/Berlin"),
         (schedule_spec(cron=("@daily",), zone="../etc/passwd"), "zone: '../etc/passwd' is no time zone"),
-        (schedule_spec(cron=("@daily",), zone="/etc/localtime"), "zone: '/etc/localtime' is no time zone"),
-        (schedule_spec(cron=("@daily",), zone="UTC\0"), "is no time zone"),
         (schedule_spec(cron=("@daily",), zone="x" * 10_000), "is no time zone"),
         (schedule_spec(every=0.05), "every: must be a number of seconds from 0.1 to 316224000"),
-        (schedule_spec(every=DURATION_MAX_S * 1.001), "every: must be a number of seconds from 0.1"),
-        (schedule_spec(every=float("nan")), "every: must be a number of seconds from 0.1"),
         (schedule_spec(at=(datetime(3000, 1, 1, tzinfo=UTC),)), "at: must lie in the years 1970 to 2999"),
         (schedule_spec(jitter=-1), "jitter: -1 is negative; a duration must be positive"),
-        (schedule_spec(jitter=float("inf")), "jitter: must be a number of seconds from 0"),
         (
             schedule_spec(start_deadline=0),
             "start_deadline: must be a number of seconds from 0.001 to 316224000, or none",
         ),
         (schedule_spec(buffer_max=0), "buffer_max: must be a whole number from 1 to 10000"),
-        (schedule_spec(buffer_max=True), "buffer_max: must be a whole number"),
-        (schedule_spec(catch_up={"max": 10**500}), "catch_up.max: must be a whole number from 1 to 10000"),
         (schedule_spec(catch_up={"window": -0.1}), "catch_up.window: -0.1 is negative; a duration must"),
-        (schedule_spec(pause_on_failure=0), "pause_on_failure: must be a whole number from 1"),
         (schedule_spec(task=""), "task: must not be empty"),
         (schedule_spec(priority=101), "priority: must be a whole number from -100 to 100"),
-        (schedule_spec(timeout=0), "timeout: must be a number of seconds from 0.001"),
         (schedule_spec(retries={"limit": -1}), "retries.limit: must be a whole number from 0 to 1000"),
-        (schedule_spec(retries={"first": -1}), "retries.first: -1 is negative"),
         (schedule_spec(retries={"factor": 0.5}), "retries.factor: must be a number from 1 to 100"),
-        (schedule_spec(retries={"max": float("nan")}), "retries.max: must be a number of seconds from 0"),
         (schedule_spec(kwargs=[]), "kwargs: must be a mapping"),
         (schedule_spec(args=[float("nan")]), "args.0: must be a finite number"),
         (schedule_spec(args=[2**70]), "args.0: is an integer beyond 64 bits"),
         (schedule_spec(args=[datetime(2026, 1, 1, tzinfo=UTC)]), "args.0: datetime is not a JSON value"),
         (schedule_spec(args=["a\0b"]), "args.0: must not contain the NUL character"),
-        (schedule_spec(kwargs={"a\0": 1}), "must not contain the NUL character"),
         (schedule_spec(kwargs={"a": "\ud800"}), "kwargs.a: contains half of a surrogate pair"),
-        (schedule_spec(kwargs={"a": {5: 1}}), "kwargs.a: the key 5 must be a string"),
         (schedule_spec(kwargs={"a": "x" * SIZE_MAX}), "kwargs: too large; at most 65536"),
         (schedule_spec(kwargs={"x" * 60_000: list(range(5_000)), "y": 2**70}), "kwargs.y: is an integer"),
         (schedule_spec(args=[deep(DEPTH_MAX)]), "args: nested more than 32 deep"),
-        (schedule_spec(args=endless()), "args: nested more than 32 deep"),
         (
             schedule_spec(kwargs={"password": SECRET}),
             "kwargs.password: would be stored and shown as it stands; write a",
         ),
-        (schedule_spec(kwargs={"db": {"apiKey": SECRET}}), "kwargs.db.apiKey: would be stored"),
-        (schedule_spec(args=[{"X-Auth-Token": SECRET}]), "args.0.X-Auth-Token: would be stored"),
         (
             schedule_spec(kwargs={"credentials": {"user": "me", "word": [SECRET]}}),
             "kwargs.credentials.word.0: would be",

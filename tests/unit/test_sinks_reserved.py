@@ -34,13 +34,6 @@ def test_a_declaration_names_neither_tables_of_feedq_nor_a_catalog(table: str) -
         parse_sink({"table": table})
 
 
-@pytest.mark.parametrize(
-    "table", ["feedq", "landed", "acme.feedq", "feedq_demo_ais", "pg_things", "mysql.user"]
-)
-def test_names_that_are_like_those_may_be_declared(table: str) -> None:
-    assert why_nowhere(table) is None
-
-
 def test_postgresql_keeps_every_schema_whose_name_begins_as_its_own_do() -> None:
     for schema in ("pg_catalog", "pg_toast", "pg_temp_7", "pg_toast_temp_7", "information_schema"):
         assert "kept by the database" in str(why_not_in_postgresql(schema, "landed"))
@@ -65,8 +58,3 @@ def test_each_kind_of_database_keeps_tables_of_its_own(
         assert session.is_system(TableName.parse(table), "public"), table
     for table in free:
         assert not session.is_system(TableName.parse(table), "public"), table
-
-
-def test_in_mysql_a_url_may_lead_to_a_catalog_without_its_name() -> None:
-    assert MySqlSession.is_system(TableName(None, "user"), "mysql")
-    assert not MySqlSession.is_system(TableName(None, "user"), "feedq")

@@ -21,17 +21,6 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     theirs.close()
 
 
-def test_a_cut_ends_the_connection_and_leaves_the_descriptor_to_its_owner(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
-    ours, theirs = pair
-    sockets = Sockets()
-    sockets.watch(ours.fileno())
-    assert sockets.cut() == 1
-    assert theirs.recv(1) == b""
-    os.fstat(ours.fileno())
-
-
 def test_the_sockets_of_one_feed_are_cut_without_the_others(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
