@@ -67,12 +67,50 @@ def chooses_feeds(command: Callable[..., Any]) -> Callable[..., Any]:
     return _options(call)
 
 
-def feeds_named(
-    invocation: Invocation, names: Sequence[str], *, removing: bool = False
-) -> Iterator[model.FeedView]:
+def await_feeds(
+    invocation: Invocation, action: feeds.FeedAction, acted: Sequence[feeds.Done], *, timeout_s: float
+) -> None:
+    """Waits until each feed is as it is to be. Raises `FeedqError`, with why the first one is not."""
+    left = {one.name: one for one in acted}
+    is_removal = action is feeds.FeedAction.REMOVE
+
+    def has_come(view: model.FeedView, done: feeds.Done) -> bool:
+        match action:
+            case feeds.FeedAction.PAUSE:
+                return view.status is model.Status.PAUSED
+            case feeds.FeedAction.REMOVE:
+                return view.feed.removed_at is None  # it is another one, of the same name
+            case feeds.FeedAction.MOVE:
+                return view.worker == done.worker and view.status is model.Status.STREAMING
+        # As it is declared by now, or later.
+        return view.status is model.Status.STREAMING and view.lease.generation >= (done.generation or 0)
+
+    def have_come() -> bool:
+        views = {view.feed.name: view for view in _named(invocation, list(left))}
+        for name in list(left):
+            if is_removal if name not in views else has_come(views[name], left[name]):
+                del left[name]
+        return not left
+
+    names = list(left)
+    who = ", ".join(names) if len(names) <= wording.NAMED_MAX else wording.counted(len(names), "feed")
+    wanted = {
+        feeds.FeedAction.PAUSE: "paused",
+        feeds.FeedAction.REMOVE: "removed",
+        feeds.FeedAction.MOVE: "on another worker",
+    }.get(action, "streaming")
+    invocation.wait_until(
+        have_come,
+        timeout_s=timeout_s,
+        what=f"{who} {wanted}",
+        why=lambda: None if is_removal else invocation.do(feeds.show_feed, name=next(iter(left))).explanation,
+    )
+
+
+def _named(invocation: Invocation, names: Sequence[str]) -> Iterator[model.FeedView]:
     """The feeds of these names that there are, some at a time."""
     for start in range(0, len(names), NAMES_AT_ONCE):
-        part = selection.Selection(names=tuple(names[start : start + NAMES_AT_ONCE]), removing=removing)
+        part = selection.Selection(names=tuple(names[start : start + NAMES_AT_ONCE]), removing=True)
         yield from invocation.pages(feeds.list_feeds, select=part)
 
 

@@ -4,12 +4,11 @@ elsewhere, and how to land again what lies between two cursors.
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from typing import Any, Final
 
 import click
 
+from feedq.cli.choosing import await_feeds
 from feedq.cli.invocation import (
     Command,
     Invocation,
@@ -19,6 +18,7 @@ from feedq.cli.invocation import (
     yes_option,
 )
 from feedq.cli.lazily import lazily
+from feedq.cli.options import read_cursor
 from feedq.cli.output import ProgressLine, TableColumn, answer, answer_list, fact_lines, number, state
 from feedq.errors import FeedqError
 
@@ -80,10 +80,7 @@ def cursor(
     elif verb == "set":
         if cursor is None:
             raise click.UsageError("say which CURSOR the feed is to go on after")
-        wanted: model.JSON = cursor
-        with suppress(ValueError, RecursionError):
-            wanted = json.loads(cursor)
-        _change(invocation, name, {"change": cursors.CursorVerb.SET, "cursor": wanted}, **how)
+        _change(invocation, name, {"change": cursors.CursorVerb.SET, "cursor": read_cursor(cursor)}, **how)
     elif (records is not None) + (to is not None) + to_start != 1:
         raise click.UsageError("say one of --records, --to and --to-start")
     else:
@@ -123,12 +120,8 @@ def _change(
     )
     if wait and not dry_run:
         generation = invocation.do(feeds.show_feed, name=name).view.feed.generation
-
-        def has_come() -> bool:
-            view = invocation.do(feeds.show_feed, name=name).view
-            return view.status is model.Status.STREAMING and view.lease.generation >= generation
-
-        invocation.wait_until(has_come, timeout_s=timeout_s, what=f"{name} streaming from its new cursor")
+        begun = [feeds.Done(name, generation)]
+        await_feeds(invocation, feeds.FeedAction.RESTART, begun, timeout_s=timeout_s)
     answer(invocation, done, _said(name, done.change, "would go" if dry_run else "goes on"))
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from feedq.cli.choosing import (
+    await_feeds,
     chooses_feeds,
     described,
     fail_if_any,
-    feeds_named,
     none_match,
     require_some,
 )
@@ -260,7 +260,7 @@ def _act(
         acted = invocation.do(feeds.act_on_feeds, action=action, select=select, worker=target, count=count)
     require_some(invocation, acted)
     if wait:
-        _await(invocation, action, acted, timeout_s=timeout_s)
+        await_feeds(invocation, action, acted.done, timeout_s=timeout_s)
     if acted.done or invocation.json:
         said = "moving" if action is feeds.FeedAction.MOVE and not wait else what
         to = {one.name: "" if one.worker is None else f" to {one.worker}" for one in acted.done}
@@ -274,44 +274,6 @@ def _warning(action: feeds.FeedAction) -> str:
     return (
         " Declared again, they begin where their sources begin, unless they adopt what is left in the sink "
         "(`feedq apply --adopt`)."
-    )
-
-
-def _await(invocation: Invocation, action: feeds.FeedAction, acted: feeds.Acted, *, timeout_s: float) -> None:
-    """Waits until each feed is as it is to be. Raises `FeedqError`, with why the first one is not."""
-    left = {one.name: one for one in acted.done}
-    is_removal = action is feeds.FeedAction.REMOVE
-
-    def has_come(view: model.FeedView, done: feeds.Done) -> bool:
-        match action:
-            case feeds.FeedAction.PAUSE:
-                return view.status is model.Status.PAUSED
-            case feeds.FeedAction.REMOVE:
-                return view.feed.removed_at is None  # it is another one, of the same name
-            case feeds.FeedAction.MOVE:
-                return view.worker == done.worker and view.status is model.Status.STREAMING
-        # As it is declared by now, or later.
-        return view.status is model.Status.STREAMING and view.lease.generation >= (done.generation or 0)
-
-    def have_come() -> bool:
-        views = {view.feed.name: view for view in feeds_named(invocation, list(left), removing=True)}
-        for name in list(left):
-            if is_removal if name not in views else has_come(views[name], left[name]):
-                del left[name]
-        return not left
-
-    names = list(left)
-    who = ", ".join(names) if len(names) <= wording.NAMED_MAX else wording.counted(len(names), "feed")
-    wanted = {
-        feeds.FeedAction.PAUSE: "paused",
-        feeds.FeedAction.REMOVE: "removed",
-        feeds.FeedAction.MOVE: "on another worker",
-    }.get(action, "streaming")
-    invocation.wait_until(
-        have_come,
-        timeout_s=timeout_s,
-        what=f"{who} {wanted}",
-        why=lambda: None if is_removal else invocation.do(feeds.show_feed, name=next(iter(left))).explanation,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ import click
 from feedq.cli.apply import read_manifests
 from feedq.cli.invocation import Command, Invocation, pass_invocation
 from feedq.cli.lazily import lazily
+from feedq.cli.options import read_cursor
 from feedq.cli.output import answer
-from feedq.errors import FeedqError, InvalidInput, NotFound
+from feedq.errors import FeedqError, NotFound
 
 with lazily():
     from feedq.core import model
@@ -47,7 +47,7 @@ COLOURS = {"ok": "green", "failed": "red", "warn": "yellow"}
     metavar="SECONDS",
     help="How long to wait for the connection and the records.",
 )
-@click.option("--cursor", metavar="JSON", help="Begin after this cursor instead of where the source begins.")
+@click.option("--cursor", help="Begin after this cursor instead of where the source begins.")
 @click.option(
     "--infer",
     is_flag=True,
@@ -83,7 +83,7 @@ def feed_test(
         invocation.clock,
         records=records,
         timeout_s=timeout_s,
-        cursor=_cursor(cursor),
+        cursor=None if cursor is None else read_cursor(cursor),
         on_waiting=lambda why: click.echo(f"{wording.printable(why)} …", err=True),
     )
     if infer:
@@ -122,16 +122,6 @@ def _from_file(path: Path, name: str) -> model.FeedSpec:
     if name not in specs:
         raise NotFound(f"{path}: declares no feed {name!r}; it has {', '.join(sorted(specs)) or 'none'}")
     return specs[name]
-
-
-def _cursor(text: str | None) -> model.JSON:
-    if text is None:
-        return None
-    try:
-        cursor: model.JSON = json.loads(text)
-    except ValueError as error:
-        raise InvalidInput(f"--cursor: is no JSON ({error}); a text needs quotes, as in '\"abc\"'") from None
-    return cursor
 
 
 def _document(preview: sinks_base.Preview) -> dict[str, Any]:

@@ -7,7 +7,9 @@ Keys are those of a manifest, with dots into mappings: ``weight=2``, ``expect.ma
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from feedq.cli.lazily import lazily
@@ -34,6 +36,13 @@ def split_assignment(text: str, *, option: str) -> tuple[str, str]:
     if not key or not equals:
         raise InvalidInput(f"{option} {text!r}: write it as KEY=VALUE".lstrip())
     return key, value
+
+
+def read_cursor(text: str) -> Any:
+    """Reads a cursor: JSON, or else a text."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return text
 
 
 def assigned(keys: Mapping[str, Any], assignments: Iterable[str], kind: type[values.Entry]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from feedq.cli.output import TableColumn, number, state, warn
 from feedq.core.model import Event, FeedView, WorkerView
-from feedq.core.schedule.model import RunKind, ScheduleState
+from feedq.core.schedule.model import QueueDepth, RunKind, ScheduleState
 from feedq.core.schedule.spec import Queue, ScheduleSpec
 from feedq.core.schedule.ticks import next_tick
 from feedq.core.values import instant
@@ -34,7 +34,7 @@ from feedq.verbs.wording import (
 
 if TYPE_CHECKING:
     from feedq.control.store.history import ListedEvent
-    from feedq.verbs.schedules import QueueRow, RunDocument, ScheduleRow
+    from feedq.verbs.schedules import RunDocument, ScheduleRow
 
 WARNINGS_MAX = 10
 NO_FEEDS = "no feeds; declare some with `feedq apply`"
@@ -171,7 +171,7 @@ def _note(run: RunDocument) -> str:
     return "; ".join(filter(None, (kind, attempt, cut(why_run(run), ERROR_WIDTH))))
 
 
-QUEUE_COLUMNS: list[TableColumn[QueueRow]] = [
+QUEUE_COLUMNS: list[TableColumn[QueueDepth]] = [
     TableColumn("QUEUE", lambda row: row.name),
     number("RATE/S", lambda row: _said(row.limits, "rate_per_s")),
     number("BURST", lambda row: _said(row.limits, "burst") if row.limits and row.limits.rate_per_s else None),

@@ -216,11 +216,6 @@ class PostgresSinkSession(SinkSession):
             cursor.execute(statement, parameters)
             return cursor.fetchall() if cursor.description is not None else []
 
-    def text_of(self, statement: sql.Composable) -> str:
-        """A statement as it is sent."""
-        text: str = statement.as_string(self._driver)
-        return text
-
     def change(self, statement: Statement, parameters: Mapping[str, Any]) -> int:
         """Run a statement that returns no rows; returns how many it changed."""
         with self._driver.cursor() as cursor:

@@ -17,8 +17,8 @@ from feedq.core.authorship import given_reason
 from feedq.core.model import JSON
 from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
-from feedq.core.schedule.model import Run, RunKind, RunState, ScheduleState, ScheduleView
-from feedq.core.schedule.spec import Queue, ScheduleSpec, checked_job
+from feedq.core.schedule.model import QueueDepth, Run, RunKind, RunState, ScheduleState, ScheduleView
+from feedq.core.schedule.spec import ScheduleSpec, checked_job
 from feedq.core.schedule.ticks import delayed, past_ticks, ticks_after
 from feedq.core.values import DEFAULT_ZONE, NAME_MAX, parse_moment, parse_moment_near, read_json
 from feedq.errors import InvalidInput
@@ -118,16 +118,6 @@ class ScheduleDocument:
     created_at: datetime
     updated_at: datetime
     etag: str
-
-
-@dataclass(frozen=True, slots=True)
-class QueueRow:
-    """A job queue in a list."""
-
-    name: str
-    limits: Queue | None
-    waiting: int
-    running: int
 
 
 class ScheduleAction(StrEnum):
@@ -396,9 +386,9 @@ def cancel_run(at: At, *, id: RunId, dry_run: bool = False) -> RunDocument:
 
 
 @verb("GET /queues", of_fleet=True)
-def list_queues(at: At) -> Page[QueueRow]:
+def list_queues(at: At) -> Page[QueueDepth]:
     """Job queues that have limits or runs, with their runs in numbers."""
-    return Page([QueueRow(*depth) for depth in at.store.jobs.queues.listed()])
+    return Page(at.store.jobs.queues.listed())
 
 
 # -- documents -----------------------------------------------------------------------------------------
@@ -406,18 +396,12 @@ def list_queues(at: At) -> Page[QueueRow]:
 
 def schedule_row(view: ScheduleView) -> ScheduleRow:
     schedule = view.schedule
+    same = {name: getattr(schedule, name) for name in ScheduleRow.__slots__ if hasattr(schedule, name)}
     return ScheduleRow(
-        id=schedule.id,
+        **same,
         name=schedule.spec.name,
         when=timing_words(schedule.spec),
         task=schedule.spec.task,
-        state=schedule.state,
-        paused_until=schedule.paused_until,
-        pause_reason=schedule.pause_reason,
-        unreadable=schedule.unreadable,
-        next_tick_at=schedule.next_tick_at,
-        next_fire_at=schedule.next_fire_at,
-        failures=schedule.failures,
         etag=etag_of(schedule.version),
         waiting=view.waiting,
         running=view.running,

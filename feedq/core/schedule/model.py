@@ -188,8 +188,14 @@ class Granted:
     none is known."""
 
 
-QueueDepth = tuple[str, Queue | None, int, int]
-"""The name of a queue, its limits, and how many of its runs wait and run."""
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """A job queue with its limits, if it has some, and how many of its runs wait and run."""
+
+    name: str
+    limits: Queue | None
+    waiting: int
+    running: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class QueueStore(Aggregate):
         """The queues that have limits or unfinished runs, by name."""
         queues, depths = {found.name: found for found in self.all()}, self.depths()
         names = sorted(queues.keys() | depths.keys())
-        return [(name, queues.get(name), *depths.get(name, (0, 0))) for name in names]
+        return [QueueDepth(name, queues.get(name), *depths.get(name, (0, 0))) for name in names]
 
     @in_transaction
     def depths(self, c: Connection) -> Mapping[str, tuple[int, int]]:
