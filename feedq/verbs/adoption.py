@@ -7,7 +7,7 @@ are declared anew, and find in the sink what their namesakes have left there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -128,28 +128,16 @@ def _by_sink(items: Iterable[tuple[FeedSpec, T]]) -> Iterable[tuple[str, dict[st
     return by_sink.items()
 
 
-class Adopting(ExitStack):
-    """Declares feeds that go on from the checkpoints of their namesakes, or from given cursors. A context."""
-
-    def __init__(self, store: PostgresStore, open_sink: OpenSink) -> None:
-        self._store, self._open_sink = store, open_sink
-        super().__init__()
-        self._sinks: dict[str, Sink] = {}
-
-    def add(self, spec: FeedSpec, start: Checkpoint | StartCursor) -> None:
-        """Declare a feed as paused, so that nobody begins it, give it the checkpoint, and let it run."""
-        feed = self._store.feeds.add(spec.model_copy(update={"target_state": TargetState.PAUSED}))
-        try:
-            sink = self._sink(parse_sink(spec.sink).name)
-            give(sink, feed, start)
-        except FeedqError as error:
-            raise type(error)(
-                f"{error}\nit was declared as paused, without a checkpoint; remove it and apply again"
-            ) from error
-        if spec.target_state is not TargetState.PAUSED:
-            self._store.feeds.set_target(spec.name, TargetState.RUNNING)
-
-    def _sink(self, name: str) -> Sink:
-        if name not in self._sinks:
-            self._sinks[name] = self.enter_context(self._open_sink(name))
-        return self._sinks[name]
+def add_elsewhere(store: PostgresStore, sink: Sink, spec: FeedSpec, start: Checkpoint | StartCursor) -> Feed:
+    """Declare a feed that begins elsewhere than its source does: as paused until it has its cursor, so that nobody
+    begins it."""
+    feed = store.feeds.add(spec.model_copy(update={"target_state": TargetState.PAUSED}))
+    try:
+        give(sink, feed, start)
+    except FeedqError as error:
+        raise type(error)(
+            f"{error}\nit was declared as paused, without a checkpoint; remove it and apply again"
+        ) from error
+    if spec.target_state is TargetState.PAUSED:
+        return feed
+    return store.feeds.set_target(spec.name, TargetState.RUNNING)

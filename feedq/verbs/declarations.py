@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
@@ -19,9 +21,10 @@ from feedq.core.schedule.model import Schedule
 from feedq.core.schedule.spec import Queue, ScheduleSpec
 from feedq.core.selection import ALL, Selection
 from feedq.errors import FeedqError, InvalidInput, NotFound, Outdated
+from feedq.sinks.base import parse_sink
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs import bulk
-from feedq.verbs.adoption import Adopting, Begun, begun, resumes_of
+from feedq.verbs.adoption import Begun, add_elsewhere, begun, resumes_of
 from feedq.verbs.bulk import BulkResult
 from feedq.verbs.manifest.changes import (
     Action,
@@ -292,12 +295,14 @@ def _carried_out(
     result: BulkResult[Change, Any] = change_feeds(
         at.store.feeds, plain, expected=expected, told=lambda done: at.told(done, total)
     )
-    with Adopting(at.store, at.open_sink) as adopting:
+    with ExitStack() as opened:
+        sink = cache(lambda name: opened.enter_context(at.open_sink(name)))
 
-        def one(change: Change) -> Schedule | None:
-            if isinstance(change.spec, FeedSpec):
-                adopting.add(change.spec, found.starts[change.name])
-                return None
+        def one(change: Change) -> Feed | Schedule | None:
+            if isinstance(spec := change.spec, FeedSpec):
+                return add_elsewhere(
+                    at.store, sink(parse_sink(spec.sink).name), spec, found.starts[spec.name]
+                )
             return _change_job(at.store.jobs, change, expected=expected)
 
         rest = bulk.one_by_one(

@@ -20,6 +20,7 @@ from feedq.core.clock import SystemClock
 from feedq.errors import CatalogUnavailable, FeedMisconfigured, SourceUnavailable
 from feedq.settings import Settings
 from feedq.verbs.catalogs.base import BYTES_MAX, FeedCatalog, from_text
+from feedq.worker.sockets import Sockets
 
 PAGES_MAX: Final = 1_000
 
@@ -70,7 +71,7 @@ class HttpCatalog(FeedCatalog):
         context = Context(
             feed="catalog",
             clock=SystemClock(),
-            guard=_Unwatched(),
+            guard=Sockets(),  # nobody shuts them: its time is bounded
             on_connected=lambda: None,
             secrets={},
             permissions=settings.permissions,
@@ -92,11 +93,3 @@ class HttpCatalog(FeedCatalog):
                         return pages
                     page = client.page_at(link, answer)
         raise CatalogUnavailable(f"{self.where}: has more than {PAGES_MAX} pages")
-
-
-class _Unwatched:
-    """The sockets of a catalog, which nobody has to shut: its time is bounded."""
-
-    def watch(self, fileno: int) -> None: ...
-
-    def forget(self, fileno: int) -> None: ...
