@@ -1,19 +1,17 @@
 """A selection of feeds: what the verbs for many of them take, on the command line and elsewhere.
 
-All that is given must hold. The database chooses (`feedq.control.store.feed_listing.selected_sql`);
-`Selection.chooses` decides the same about one feed, and a test of the store compares the two. Pure."""
+All that is given must hold. The database chooses: `feedq.control.store.feed_listing`. Pure."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from feedq.core.model import FeedView, Status
+from feedq.core.model import Status
 from feedq.errors import InvalidInput
 
-TROUBLED = frozenset(
+FAILING = frozenset(
     (Status.FAILED, Status.FAILING, Status.QUARANTINED, Status.REFUSING, Status.SINK_UNAVAILABLE)
 )
 """The statuses that ``failing`` chooses: of feeds that somebody has to look at."""
@@ -52,7 +50,7 @@ class Selection:
     match: str | None = None
     """A pattern of names: ``*`` stands for anything, ``?`` for one character."""
     failing: bool = False
-    """Only those in trouble, see `TROUBLED`."""
+    """Only those in trouble, see `FAILING`."""
     unmet: bool = False
     """Only those that are not as expected."""
     dead_letters: bool = False
@@ -77,31 +75,8 @@ class Selection:
         """Whether nothing is asked of a feed, so that all are chosen."""
         return self == Selection(removing=self.removing)
 
-    def chooses(self, view: FeedView) -> bool:
-        spec = view.feed.spec
-        return (
-            (not self.names or spec.name in self.names)
-            and self.tenant in (None, spec.tenant)
-            and self.labels.items() <= spec.labels.items()
-            and self.worker in (None, view.worker)
-            and (not self.statuses or view.status in self.statuses)
-            and self.connector in (None, spec.connector)
-            and (
-                self.match is None or re.fullmatch(_expression(self.match), spec.name, re.DOTALL) is not None
-            )
-            and (not self.failing or view.status in TROUBLED)
-            and (not self.unmet or bool(view.unmet))
-            and (not self.dead_letters or view.lease.dead_letters > 0)
-            and (self.removing or view.feed.removed_at is None)
-        )
-
 
 ALL = Selection()
-
-
-def _expression(pattern: str) -> str:
-    special = {"*": ".*", "?": "."}
-    return "".join(special.get(character, re.escape(character)) for character in pattern)
 
 
 def like(pattern: str) -> str:

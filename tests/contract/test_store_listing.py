@@ -21,7 +21,7 @@ from feedq.core.selection import Selection, SelectionOrder
 from feedq.verbs.diagnosis.fleet_checks import summary
 from feedq.verbs.troubles import REASONS, TROUBLED
 from tests.contract.harness import TTL_S, Harness, PostgresHarness, progress, spec
-from tests.fakes.memory.listing import in_order, required_by, tallies_of, troubles_of
+from tests.fakes.memory.listing import chosen_of, in_order, required_by, tallies_of, troubles_of
 
 WANTED = [("running", False), ("paused", False), ("running", True)]
 """Of a feed: what people want of it, and whether it is being removed."""
@@ -182,7 +182,7 @@ def test_pages_follow_each_other_in_any_order_and_direction(
 def test_counts_are_of_what_is_chosen(everything: PostgresHarness, listing: FeedListing) -> None:
     views = everything.store.feeds.views()
     chosen = Selection(worker="moves@host", tenant="tenant-1", removing=True)
-    expected = list(filter(chosen.chooses, views))
+    expected = chosen_of(chosen, views)
     assert expected
     assert sum(tally.feeds for tally in listing.tallies(chosen)) == len(expected)
     assert [view.feed.id for view in listing.after(chosen)] == [view.feed.id for view in expected]
@@ -255,10 +255,10 @@ def test_the_database_chooses_what_a_selection_does(everything: PostgresHarness)
     everything.execute("UPDATE feedq.lease SET dead_letters = mod(feed_id, 4) - 1")
     views = feeds.views()
     for selection in SELECTIONS:
-        chosen = [view.feed.id for view in views if selection.chooses(view)]
+        chosen = [view.feed.id for view in chosen_of(selection, views)]
         assert [view.feed.id for view in feeds.selected(selection)] == chosen, selection
         assert [view.feed.id for view in feeds.selected(selection, limit=2)] == chosen[:2]
-    assert all(any(map(one.chooses, views)) for one in (*SELECTIONS[3:6], *SELECTIONS[-2:]))
+    assert all(chosen_of(one, views) for one in (*SELECTIONS[3:6], *SELECTIONS[-2:]))
 
 
 def test_the_database_counts_what_is_wrong_with_feeds_and_what_they_want(

@@ -83,7 +83,8 @@ def test_what_fails_is_said_in_the_words_of_the_api_and_what_was_typed_stays(roo
         browser.page.fill("#feedq-dialog .feedq-field input", "nobody")
         browser.page.fill("#feedq-dialog-reason", "too warm there")
         browser.page.click("#feedq-dialog-go")
-        browser.page.wait_for_selector("#feedq-dialog-would:has-text('nobody')")
+        browser.page.wait_for_selector("#feedq-dialog-trouble:has-text('nobody')")
+        browser.complaints.clear()  # that the API said 404
         assert browser.page.input_value("#feedq-dialog .feedq-field input") == "nobody"
         assert browser.page.input_value("#feedq-dialog-reason") == "too warm there"
 

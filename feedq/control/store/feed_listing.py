@@ -26,7 +26,7 @@ from feedq.control.store.feed_rows import (
 )
 from feedq.core.lease import FAILING_FROM, LAGS_S, REFUSING_S, SILENT_AFTER, WAITS_ANEW
 from feedq.core.model import Concern, Feed, FeedView, Reason, Status
-from feedq.core.selection import TROUBLED, Selection, SelectionOrder, like
+from feedq.core.selection import FAILING, Selection, SelectionOrder, like
 
 PAGE_MAX = 1000
 """Rows of one page: what a browser still shows at once, and one answer of the API holds."""
@@ -460,7 +460,7 @@ def _chosen(selection: Selection) -> tuple[list[str], dict[str, Any]]:
         "statuses": [status.value for status in selection.statuses],
         "connector": selection.connector,
         "match": None if selection.match is None else like(selection.match),
-        "failing": sorted(status.value for status in TROUBLED) if selection.failing else None,
+        "failing": sorted(status.value for status in FAILING) if selection.failing else None,
         "unmet": selection.unmet or None,
         "dead_letters": selection.dead_letters or None,
     }

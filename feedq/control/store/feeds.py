@@ -313,7 +313,8 @@ class Feeds(Aggregate):
         *,
         limit: int | None = None,
     ) -> list[FeedView]:
-        """Return the chosen feeds, by name."""
+        """Return the chosen feeds, by name, however many: in one statement, for rows that are built inside a
+        transaction keep it idle, which has a limit."""
         sql, parameters = selected_sql(selection, limit)
         return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
 

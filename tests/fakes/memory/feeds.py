@@ -31,6 +31,7 @@ from feedq.errors import FeedqError, NotFound
 from feedq.telemetry.logs import EventKind
 from tests.fakes.memory import counts
 from tests.fakes.memory.history import folded
+from tests.fakes.memory.listing import chosen_of
 from tests.fakes.memory.tables import MemoryDatabase, statement
 
 
@@ -135,7 +136,7 @@ class MemoryFeeds(Feeds):
         *,
         limit: int | None = None,
     ) -> list[FeedView]:
-        return list(filter(selection.chooses, self.views()))[:limit]
+        return chosen_of(selection, self.views())[:limit]
 
     @statement
     def declared(

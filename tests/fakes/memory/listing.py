@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,7 +16,7 @@ from feedq.control.store.feed_listing import (
 )
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Concern, FeedView, Reason, Status, TargetState
-from feedq.core.selection import Selection, SelectionOrder
+from feedq.core.selection import FAILING, Selection, SelectionOrder
 
 NEVER = datetime.min.replace(tzinfo=UTC)
 Cause = tuple[Status | Concern, Reason | None]
@@ -50,7 +51,7 @@ class MemoryListing:
 
     def tallies(self, selection: Selection = EVERY, *, text_: str = "") -> list[StatusCount]:
         assert not text_, "which the database looks for"
-        return tallies_of(list(filter(selection.chooses, self._store.feeds.views())))
+        return tallies_of(chosen_of(selection, self._store.feeds.views()))
 
     def troubles(
         self, statuses: Collection[Status], reasons: Collection[Reason], *, each: int, tenants: int
@@ -60,6 +61,36 @@ class MemoryListing:
 
     def placing(self, *, each: int) -> list[RequiredLabels]:
         return required_by(self._store.feeds.views(), each=each)
+
+
+def chosen_of(select: Selection, views: Sequence[FeedView]) -> list[FeedView]:
+    """The feeds of a selection."""
+    return [view for view in views if chooses(select, view)]
+
+
+def chooses(select: Selection, view: FeedView) -> bool:
+    """Whether a selection chooses a feed."""
+    spec = view.feed.spec
+    return (
+        (not select.names or spec.name in select.names)
+        and select.tenant in (None, spec.tenant)
+        and select.labels.items() <= spec.labels.items()
+        and select.worker in (None, view.worker)
+        and (not select.statuses or view.status in select.statuses)
+        and select.connector in (None, spec.connector)
+        and (
+            select.match is None or re.fullmatch(_expression(select.match), spec.name, re.DOTALL) is not None
+        )
+        and (not select.failing or view.status in FAILING)
+        and (not select.unmet or bool(view.unmet))
+        and (not select.dead_letters or view.lease.dead_letters > 0)
+        and (select.removing or view.feed.removed_at is None)
+    )
+
+
+def _expression(pattern: str) -> str:
+    special = {"*": ".*", "?": "."}
+    return "".join(special.get(character, re.escape(character)) for character in pattern)
 
 
 Key = Callable[[FeedView], Any]
