@@ -43,6 +43,7 @@ LIMIT_S = 60.0
 
 CPU_MUST_CORES = 0.03
 SEEN_MUST_S = 0.005
+MEMORY_MUST_MB = 115.0
 
 
 def measure(directory: Path) -> Iterator[Figure]:
@@ -50,6 +51,12 @@ def measure(directory: Path) -> Iterator[Figure]:
         running(directory) as (postgres, valkey),
         idle_fleet(directory, postgres, valkey) as (cluster, source, pids),
     ):
+        time.sleep(CALM_S)
+        largest = max(psutil.Process(pid).memory_info().rss for pid in pids["workers"])
+        yield at_most("idle: memory of a worker without feeds", MEMORY_MUST_MB, largest / 1e6, "MB")
+        names = feed_names(FEEDS)
+        cluster.apply([feed(name, source.url) for name in names])
+        wait_streaming(source, names, limit_s=LIMIT_S)
         time.sleep(CALM_S)
         before = processor_s(pids)
         time.sleep(WINDOW_S)
@@ -81,8 +88,7 @@ def measure(directory: Path) -> Iterator[Figure]:
 def idle_fleet(
     directory: Path, postgres: Postgres, valkey: Valkey
 ) -> Iterator[tuple[Cluster, Source, Mapping[str, list[int]]]]:
-    """The installation, and the processes that it is made of by kind; their children count with them."""
-    names = feed_names(FEEDS)
+    """The installation without feeds, a source for them, and its processes by kind; children count with them."""
     with (
         Source(rate=RECORDS_PER_S) as source,
         Cluster(directory, database_url=postgres.create_database("idle"), broker_url=valkey.url()) as cluster,
@@ -96,8 +102,6 @@ def idle_fleet(
         node = Node("flower", argv, env=cluster.env, cwd=ROOT, log=directory / "flower.log")
         try:
             Flower(node)
-            cluster.apply([feed(name, source.url) for name in names])
-            wait_streaming(source, names, limit_s=LIMIT_S)
             yield (
                 cluster,
                 source,

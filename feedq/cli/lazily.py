@@ -16,7 +16,7 @@ import builtins
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
@@ -25,9 +25,12 @@ class _LazyModule:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._module: ModuleType | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self._name), name)
+        # Kept: a list of feeds asks nine times a row.
+        self._module = self._module or import_module(self._name)
+        return getattr(self._module, name)
 
 
 def _imported(
