@@ -49,8 +49,11 @@ HELD = [
         REFUSED,
     )
 ]
-EVERYTHING = [(wanted, *lease) for wanted, lease in product(WANTED, [*IDLE, *HELD])]
-"""Every lease there can be, as far as a status depends on it."""
+EVERYTHING = [
+    *((WANTED[0], *lease) for lease in [*IDLE, *HELD]),
+    *((wanted, *lease) for wanted, lease in product(WANTED[1:], [*IDLE, *HELD[::7]])),
+]
+"""Every lease there can be of a feed that is to run, as far as a status depends on it, and some of the others."""
 PLAIN = [
     (WANTED[0], *lease)
     for lease in [*IDLE, *HELD]
