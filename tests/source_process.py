@@ -18,7 +18,6 @@ from typing import Any
 from tests.source import Connection, overlaps
 
 ROOT = Path(__file__).resolve().parent.parent
-START_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 20.0
 
 

@@ -13,9 +13,6 @@ import structlog
 
 from tests.simulation.trouble import FAULTS_S, run_seed
 
-SHOWN = 20
-"""Failed seeds that are named."""
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
