@@ -36,6 +36,7 @@ from feedq.core.model import (
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.schedule.model import Schedule, ScheduleState, ScheduleView
 from feedq.core.schedule.spec import Queue
+from feedq.errors import InvalidInput
 from feedq.settings import Settings
 from feedq.sinks.base import Sink
 from feedq.verbs.registry import At, Told
@@ -131,6 +132,8 @@ class FakeInvocation(Invocation):
     @contextmanager
     def open_sink(self, name: str) -> Iterator[Sink]:
         empty = MemorySink("memory://", environment="default", worker_id=uuid4(), role="cli")
+        if self._sinks is not None and name not in self._sinks:
+            raise InvalidInput(f"sink {name!r} is not set up here")
         yield empty if self._sinks is None else self._sinks[name]
 
     def at(self, told: Told | None) -> At:

@@ -174,3 +174,13 @@ def test_a_resume_that_says_no_cursor_is_refused(resume: str) -> None:
 def test_a_sink_that_cannot_be_asked_keeps_nobody_from_declaring(tables: MemoryTables) -> None:
     tables.away = True
     assert "could not be asked whether it knows these feeds" in Site(tables).apply("acme/new")
+
+
+def test_a_feed_is_not_declared_with_a_cursor_that_its_sink_cannot_be_given(tables: MemoryTables) -> None:
+    site = Site(tables)
+    feed = "name: a, connector: tcp, source: {url: 'tcp://127.0.0.1:1'}, sink: {name: nowhere, table: t}"
+    invocation = FakeInvocation(site.store, sinks={"default": site.sink})
+    manifest = f"feeds: [{{{feed}, resume: {{cursor: 7}}}}]"
+    ran = CliRunner().invoke(main, ["apply", "-f", "-"], input=manifest, obj=invocation)
+    assert (ran.exit_code, "0 of 1 changes were made" in ran.output) == (2, True)
+    assert site.store.feeds.views() == []

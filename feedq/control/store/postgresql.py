@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import text
 
-from feedq.control.store.catalog_feeds import CatalogStore
+from feedq.control.store.catalogs import CatalogStore
 from feedq.control.store.database import Database
 from feedq.control.store.expectations import AlertOutbox, ExpectationStore
 from feedq.control.store.feed_listing import FeedListing
@@ -89,7 +89,7 @@ class PostgresStore:
         self.workers = Workers(self._database)
         self.leases = Leases(self._database, restart_hold_s=restart_hold_s)
         self._retention_days = retention_days
-        self.catalogs = CatalogStore(self._database, self._url)
+        self.catalogs = CatalogStore(self._database)
         self.tokens = TokenStore(self._database)
         self.backfills = Backfills(self._database)
         self.expectations = ExpectationStore(self._database)

@@ -14,7 +14,6 @@ from sqlalchemy import Connection, text
 from feedq.control.store.channels import CATALOG_LOCK_CLASS
 from feedq.control.store.database import (
     Aggregate,
-    Database,
     connect,
     in_statement,
     translate_driver_errors,
@@ -25,15 +24,11 @@ from feedq.errors import Conflict
 class CatalogStore(Aggregate):
     """Remembers how the last sync of each catalog left it."""
 
-    def __init__(self, database: Database, url: str) -> None:
-        super().__init__(database)
-        self._url = url
-
     @contextmanager
     def exclusively(self, catalog: str) -> Iterator[None]:
         """Sync a catalog here and nowhere else for the length of the block. Raises `Conflict`."""
-        with closing(connect(self._url, application_name="feedq-sync")) as session:
-            with translate_driver_errors(self._url), session.cursor() as cursor:
+        with closing(connect(self._database.url, application_name="feedq-sync")) as session:
+            with translate_driver_errors(self._database.url), session.cursor() as cursor:
                 lock = "SELECT pg_try_advisory_lock(%s, hashtext(%s))"
                 cursor.execute(lock, (CATALOG_LOCK_CLASS, catalog))
                 found = cursor.fetchone()
