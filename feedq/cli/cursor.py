@@ -214,11 +214,11 @@ def _await_end(
     invocation: Invocation, begun: backfills.BackfillDocument, *, timeout_s: float
 ) -> backfills.BackfillDocument:
     latest = [begun]
-    with ProgressLine(f"% of {begun.name}", 100) as bar:
+    with ProgressLine(f"% of the backfill of {begun.name}") as line:
 
         def has_ended() -> bool:
             latest[0] = invocation.do(backfills.show_backfill, name=begun.name)
-            bar(round(100 * (latest[0].part or 0)))
+            line(round(100 * (latest[0].part or 0)))
             return latest[0].ended_at is not None
 
         what, why = f"backfill of {begun.name}", lambda: latest[0].because

@@ -272,9 +272,9 @@ def export(invocation: Invocation, *, select: selection.Selection, with_cursors:
       feedq export acme/orders --with-cursors > moved.yaml
     """
     names, is_by_name = select.names, select == selection.Selection(names=select.names)
-    with ProgressLine("feeds") as bar:
-        bar.may_show &= not sys.stdout.isatty()  # there the feeds themselves go by
-        found = _plain_feeds(invocation, select, bar, with_cursors=with_cursors)
+    with ProgressLine("feeds") as line:
+        line.may_show &= not sys.stdout.isatty()  # there the feeds themselves go by
+        found = _plain_feeds(invocation, select, line, with_cursors=with_cursors)
         if names:
             found = list(found)
         named = [entry["name"] for entry in found] if isinstance(found, list) else []
@@ -289,11 +289,11 @@ def export(invocation: Invocation, *, select: selection.Selection, with_cursors:
 
 
 def _plain_feeds(
-    invocation: Invocation, select: selection.Selection, bar: ProgressLine, *, with_cursors: bool
+    invocation: Invocation, select: selection.Selection, line: ProgressLine, *, with_cursors: bool
 ) -> Iterable[dict[str, Any]]:
     for done, entry in enumerate(_declared_feeds(invocation, select, with_cursors=with_cursors), 1):
         yield entry.plain()
-        bar(done)
+        line(done)
 
 
 def _jobs(invocation: Invocation, names: Sequence[str], named: Sequence[str]) -> dict[str, Iterable[Any]]:

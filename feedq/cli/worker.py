@@ -103,13 +103,13 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     """
     view = invocation.do(workers.act_on_worker, name=name, action=workers.WorkerAction.DRAIN)
     if wait:
-        with ProgressLine("feeds handed over", view.leases) as bar:
+        with ProgressLine("feeds handed over", view.leases) as line:
 
             def is_over() -> bool:
                 views = invocation.do(workers.list_workers).items
                 # A worker that has left holds nothing.
                 left = sum(one.leases for one in views if one.worker.id == view.worker.id)
-                bar(max(0, view.leases - left))
+                line(max(0, view.leases - left))
                 return left == 0
 
             invocation.wait_until(
