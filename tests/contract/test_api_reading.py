@@ -91,7 +91,7 @@ def test_problems_are_all_that_the_tables_tell_and_group_feeds_by_cause_and_tena
     assert warned == api.json("/status")["warnings"]
     problems = api.json("/problems")["items"]
     assert {one["name"] for one in problems} == {one["name"] for one in warned}
-    assert {"failed runs", "labels", "expectation", "waiting"} <= {one["name"] for one in problems}
+    assert {"failed runs", "expectation", "waiting"} <= {one["name"] for one in problems}
     (failed,) = (one["detail"] for one in problems if one["name"] == "failed runs")
     assert failed == "the last run of 1 schedule did not succeed: nightly"
     silent = [one for one in problems if one["name"] == "expectation"]
