@@ -450,9 +450,24 @@ def selected_sql(selection: Selection, limit: int | None) -> tuple[str, dict[str
     return sql.replace(":now", "statement_timestamp()"), given | {"limit": limit}
 
 
+_NEEDS = {
+    Status.PAUSED: "f.target_state = 'paused'",
+    Status.REMOVING: "f.removed_at IS NOT NULL",
+    Status.FAILED: "l.reason = 'failed'",
+    Status.QUARANTINED: "l.quarantined",
+    Status.SINK_UNAVAILABLE: "l.sink_error IS NOT NULL",
+    Status.REFUSING: "l.dead_per_s > l.rows_per_s",
+    Status.FAILING: f"l.failures >= {FAILING_FROM}",
+    Status.BACKOFF: "l.reason = 'backoff'",
+    Status.STARTING: "l.state = 'assigned'",
+    Status.STOPPING: "l.state = 'stopping'",
+}
+"""What a status cannot be without, on one column: few rows are then joined, and their status worked out."""
+
+
 def _chosen(selection: Selection) -> tuple[list[str], dict[str, Any]]:
     """Return the conditions of a selection, and their parameters."""
-    asked = {
+    asked: dict[str, Any] = {
         "names": list(selection.names),
         "tenant": selection.tenant,
         "labels": json.dumps(dict(selection.labels)) if selection.labels else None,
@@ -466,6 +481,8 @@ def _chosen(selection: Selection) -> tuple[list[str], dict[str, Any]]:
     }
     given = {name: value for name, value in asked.items() if value is not None and value != []}
     conditions = [_DECLARED, *(_CHOSEN_BY[name] for name in given)]
+    for name in given.keys() & {"statuses", "failing"}:
+        conditions.append(f"({' OR '.join(_NEEDS.get(Status(one), 'true') for one in given[name])})")
     if not selection.removing:
         conditions.append("f.removed_at IS NULL")
     return conditions, given
