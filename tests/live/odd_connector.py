@@ -14,7 +14,7 @@ from feedq.core.model import JSON, Batch
 from feedq.errors import SourceUnavailable
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
-BUSY_S = 3.0
+BUSY_S = 20.0
 """Longer than anybody waits, and then it is over: it must not burden the tests that come after."""
 
 
