@@ -230,11 +230,13 @@ def _schedules_planned(
     prune: bool,
     expected: str | None,
 ) -> DeclarationChanges:
-    found = list(at.store.jobs.schedules.all()) if declared is not None or remove else []
+    specs, prunes = declared or (), prune and declared is not None
+    names = [*(spec.name for spec in specs), *remove]
+    # Of a hundred thousand schedules, one that is set need not read the others.
+    found = list(at.store.jobs.schedules.all(None if prunes else names)) if names or prunes else []
     there = {one.spec.name: (one.spec, one.version) for one in found}
     unreadable = [one.spec.name for one in found if one.unreadable is not None]
-    surplus = there if prune and declared is not None else ()
-    specs = declared or ()
+    surplus = there if prunes else ()
     return _planned(
         "schedule", specs, remove, there, surplus=surplus, expected=expected, unreadable=unreadable
     )

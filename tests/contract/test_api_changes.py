@@ -340,3 +340,19 @@ def test_an_event_of_a_stream_is_one_line_whatever_is_in_it(api: ApiClient) -> N
     assert (kind, rest) == ("event: answer", [""])
     (changed,) = json.loads(data.removeprefix("data: "))["changes"]
     assert changed["options"][0]["after"] == source["hello"]
+
+
+def test_to_declare_one_schedule_among_many_reads_no_others(api: ApiClient, harness: JobsHarness) -> None:
+    harness.execute(
+        "INSERT INTO feedq.schedule (name, declaration) SELECT 's' || n, "
+        """jsonb_build_object('name', 's' || n, 'task', 't') FROM generate_series(1, 2000) n"""
+    )
+    harness.execute("ANALYZE feedq.schedule")
+    declared = {"schedules": [{"name": "s7", "task": "t", "every": "1h"}]}
+    answers: list[int] = []
+
+    def declare_one() -> None:
+        answers.append(api.ask("POST", "/declarations", json=declared).status_code)
+
+    assert harness.rows_read_by(declare_one) <= 100
+    assert answers == [200]

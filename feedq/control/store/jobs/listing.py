@@ -184,10 +184,10 @@ class ScheduleListing(Aggregate):
         worker."""
         return _unserved(c, names)
 
-    def all(self) -> Iterator[Schedule]:
-        """All declared schedules by name, read page by page."""
+    def all(self, names: Sequence[str] | None = None) -> Iterator[Schedule]:
+        """All declared schedules by name, or those of these names, read page by page."""
         after = ""
-        while page := self.declared(after=after):
+        while page := self.declared(names=names, after=after):
             yield from page
             after = page[-1].spec.name
 
