@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ import uvloop
 from hypothesis import settings
 
 from feedq.local.postgres import Postgres
+from feedq.local.process import tail
 from feedq.local.valkey import Valkey
 from feedq.testing.loopback import run_on
 from tests import leftovers
@@ -43,6 +44,7 @@ SERVER_FIXTURES = {"postgres", "valkey", "database_url", "broker_url"}
 
 
 _ended = pytest.StashKey[list[str]]()
+_postgres = pytest.StashKey[Postgres]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -104,14 +106,24 @@ def servers_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def postgres(servers_dir: Path) -> Iterator[Postgres]:
+def postgres(servers_dir: Path, request: pytest.FixtureRequest) -> Iterator[Postgres]:
     server = Postgres(servers_dir, settings={"fsync": "off", "scram_iterations": "1"})
     server.start()
+    request.session.stash[_postgres] = server
     # Thousands of sessions begin in the tests, and 4,096 rounds of hashing are most of what each of them costs.
     with closing(psycopg2.connect(server.url())) as connection, connection, connection.cursor() as cursor:
         cursor.execute("ALTER ROLE CURRENT_USER PASSWORD %s", (urlsplit(server.url()).password,))
     yield server
     server.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With a failure stands what the database said last: that a session was killed, its client cannot know."""
+    report = yield
+    if report.failed and (server := item.session.stash.get(_postgres, None)) is not None:
+        report.sections.append(("PostgreSQL's log", tail(server.log, lines=40)))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -106,9 +106,13 @@ class Node:
             self.signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 self.wait(grace_s)
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self.process.wait(KILL_TIMEOUT_S)
+        if self.is_running():
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.process.wait(KILL_TIMEOUT_S)
+        else:
+            # The number may be that of a stranger's group by now, such as a session of a database.
+            leftovers.end([left for left in leftovers.of_this_run() if _group(left.pid) == self.pid])
 
     # -- what it said --------------------------------------------------------------------------------
 
@@ -148,3 +152,9 @@ class Node:
 
     def logs(self) -> bytes:
         return self.text().encode()
+
+
+def _group(pid: int) -> int | None:
+    with suppress(ProcessLookupError):
+        return os.getpgid(pid)
+    return None

@@ -68,10 +68,13 @@ class Child:
     def __init__(self, nursery: Nursery, pid: int) -> None:
         self._nursery = nursery
         self.pid = pid
+        """Somebody else's as soon as the process has ended: the nursery waits for it at once."""
+        self.status: int | None = None
+        """Once it has ended; when it was killed, the signal's number, negative."""
 
     def poll(self) -> int | None:
         self._nursery.hear()
-        return self._nursery.ended.get(self.pid)
+        return self.status
 
     def wait(self, timeout: float) -> int:
         end = time.monotonic() + timeout
@@ -87,12 +90,13 @@ class Nursery:
 
     def __init__(self, directory: Path, *, imports: Sequence[str] = ()) -> None:
         """``imports`` are modules that its children need beside those of all others."""
-        self.ended: dict[int, int] = {}
-        """The status of each child that has ended; of one that was killed, the signal's number, negative."""
+        self._children: dict[int, Child] = {}
+        """Those that have not ended, by their process ids."""
         self._directory = directory
         self._imports = imports
         self._log = directory / "nursery.log"
-        self._pids: list[int] = []
+        self._born: list[Child] = []
+        """Those that nobody has been given yet."""
         self._buffer = b""
         self._lock = RLock()
         """Held from an order until its process is there, and while what it says is taken in."""
@@ -110,7 +114,7 @@ class Nursery:
                 bufsize=0,
             )
         self._expect(1, READY_S)
-        self._pids.clear()
+        self._born.clear()
         return self
 
     def __exit__(
@@ -159,7 +163,7 @@ class Nursery:
         with self._lock:
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._expect(1, FORK_S)
-            return Child(self, self._pids.pop())
+            return self._born.pop()
 
     def hear(self, timeout_s: float = 0.0) -> None:
         """Take in what it has said by now."""
@@ -173,15 +177,15 @@ class Nursery:
                 for line in lines:
                     said = json.loads(line)
                     if "ended" in said:
-                        self.ended[said["ended"]] = said["status"]
+                        self._children.pop(said["ended"]).status = said["status"]
                     else:
-                        self.ended.pop(said["pid"], None)
-                        self._pids.append(said["pid"])
+                        child = self._children[said["pid"]] = Child(self, said["pid"])
+                        self._born.append(child)
                 timeout_s = 0.0
 
-    def _expect(self, pids: int, limit_s: float) -> None:
+    def _expect(self, children: int, limit_s: float) -> None:
         end = time.monotonic() + limit_s
-        while len(self._pids) < pids:
+        while len(self._born) < children:
             assert time.monotonic() < end, f"the nursery is silent:\n{self._log.read_text()[-2000:]}"
             self.hear(0.1)
 
