@@ -51,7 +51,7 @@ OPERATIONS = (
         *("source.idle_timeout_s=30", "--yes"),
     ),
     ("what happened in five minutes", "events", "--since", "5m"),
-    ("all dead letters", "feed", "dead-letters", "list"),
+    ("dead letters of a feed", "feed", "dead-letters", "list", "tenant-1/feed-1"),
     ("the largest feed", "feed", "list", "--sort", "bytes", "--limit", "1"),
 )
 """What an operator does, and the command for it."""
