@@ -24,7 +24,7 @@ from sqlalchemy import Connection, text
 from feedq.control.store.channels import NotifyReason, notify_workers
 from feedq.control.store.database import GivenRows
 from feedq.control.store.feed_rows import avoided_from, selector_from
-from feedq.control.store.leases import BIGINT_MAX, STILL_FAILED
+from feedq.control.store.leases import BIGINT_MAX
 from feedq.core.lease import RATE_TIME_S, Move, states_before
 from feedq.core.model import Assignment, Reason
 from feedq.core.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, WaitingFeed, lags
@@ -215,7 +215,8 @@ class PassAssignments:
                 WHERE state = ANY(:states) AND worker_state = 'active' AND target_state = 'serving'
             ), assigned AS (
                 UPDATE feedq.lease l SET state = 'assigned', epoch = l.epoch + 1, worker_id = free.worker_id,
-                    assigned_at = clock_timestamp(), retry_at = NULL, {STILL_FAILED}, weight = free.weight,
+                    assigned_at = clock_timestamp(), retry_at = NULL, weight = free.weight,
+                    reason = CASE WHEN l.reason = 'failed' THEN 'failed' END,
                     promised_to = NULL, held_for = NULL, stop_by = NULL
                 FROM free WHERE l.feed_id = free.feed_id
                 RETURNING l.feed_id, l.epoch, l.worker_id, free.queue, l.reason

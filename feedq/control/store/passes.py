@@ -45,7 +45,8 @@ from feedq.control.store.feed_rows import (
     worker_from,
 )
 from feedq.control.store.history import record
-from feedq.control.store.leases import BIGINT_MAX, free_leases, mark_dirty, transfer
+from feedq.control.store.leases import BIGINT_MAX, free_leases, transfer
+from feedq.control.store.protocol import call
 from feedq.control.store.taps import FORGET
 from feedq.control.store.workers import OVERDUE, SERVICE_SINCE
 from feedq.core.lease import CLEARED_BY_EDIT, Edit, Move, OutageGrace, as_of, states_before
@@ -493,25 +494,7 @@ class ReconcilePass(PassAssignments):
 
     def reap(self) -> int:
         """Free what an owner was asked to release and has not by its `stop_by`. Returns how many leases."""
-        sql = f"""
-            WITH late AS (
-                SELECT feed_id, worker_id FROM feedq.lease
-                WHERE state = 'stopping' AND stop_by <= clock_timestamp()
-                ORDER BY feed_id FOR UPDATE SKIP LOCKED  -- it is being released this very moment
-            ), freed AS (
-                -- What was promised to another worker stays so.
-                UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = 'reaped', stop_by = NULL,
-                    connected = false, stalled = false, retry_at = NULL,
-                    moved_at = CASE WHEN l.promised_to IS NOT NULL THEN l.moved_at END
-                FROM late WHERE l.feed_id = late.feed_id
-                RETURNING l.feed_id, l.epoch, l.generation, late.worker_id
-            ), dirty AS ({mark_dirty("freed")}), history AS (
-                INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
-                SELECT :kind, feed_id, worker_id, epoch FROM freed
-            )
-            SELECT count(*) FROM freed
-        """
-        return int(self._c.execute(text(sql), {"kind": EventKind.LEASE_REAPED.value}).scalar_one())
+        return call(self._c, "reap", int)
 
     def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
         """Ask the owners to release these feeds, and promise each feed to its target. Returns how many were

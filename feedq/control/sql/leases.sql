@@ -1,0 +1,434 @@
+-- Leases: what owners do with theirs (claim, report, release), and what frees them when an owner is gone.
+--
+-- A lease is one row a feed. Its epoch only grows, by one with each assignment. A worker says with everything that it
+-- does which worker it is, which feed it means, and under which epoch; what does not match has no effect, and is
+-- missing in the answer. That is the whole fence: whoever was thought dead and comes back finds another epoch.
+--
+-- Locks. Leases are locked in the order of the ids of their feeds, here and in the passes, so that two statements
+-- cannot deadlock. Whoever needs the feed as well locks the lease first.
+--
+-- Killed, frozen, or run twice. Each function is one transaction unless a pass calls it within its own. Killed before
+-- the commit, nothing has happened. Killed after it and before its caller heard the answer, all has; the caller asks
+-- again, and what matched the first time matches no more, or does the same once more. Frozen for longer than
+-- idle_in_transaction_session_timeout, the server ends the transaction.
+--
+-- Plans. The planner cannot know how many leases are idle or assigned: a minute after all of a million were,
+-- statistics still say so. So rows are looked up by their keys, each by itself (CROSS JOIN LATERAL), and whose they
+-- are and in which state is asked after.
+
+-- The feed as JSON, as `feedq.core.model.Feed` has it.
+CREATE FUNCTION feedq_1.feed_json(f feedq.feed) RETURNS json LANGUAGE sql STABLE AS $body$
+    SELECT json_build_object(
+        'id', f.id,
+        'spec', json_build_object(
+            'name', f.name, 'tenant', f.tenant, 'connector', f.connector, 'source', f.source, 'sink', f.sink,
+            'labels', f.labels, 'selector', f.selector, 'weight', f.weight, 'target_state', f.target_state,
+            'initial_cursor', f.initial_cursor, 'expect', f.expect),
+        'generation', f.generation, 'created_at', f.created_at, 'updated_at', f.updated_at,
+        'identity', json_build_object('feed', f.uuid, 'installation', (SELECT id FROM feedq.installation)),
+        'removed_at', f.removed_at, 'catalog', f.catalog,
+        'backfill', CASE WHEN f.parent IS NOT NULL THEN jsonb_build_object('parent', f.parent) || f.backfill END)
+$body$;
+
+-- assigned -> running. Answers with the feeds as they are declared at this moment.
+--
+-- The feed is locked FOR SHARE after its lease: an edit that commits while we wait for the lease is read, not missed.
+-- Run twice, the second finds nothing assigned: `claimed` says what the first was given.
+CREATE FUNCTION feedq_1.claim(owner uuid, feed_ids bigint[], epochs bigint[]) RETURNS json
+LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+DECLARE
+    avoided_max constant int := 8;  -- as in `release`
+    -- A feed that had no place for longer than this after its worker was lost connects at the usual pace.
+    failover_within constant interval := '30 s';
+    claims json;
+BEGIN
+    WITH given AS (
+        SELECT * FROM unnest(feed_ids, epochs) AS given (feed_id, epoch) ORDER BY feed_id
+    ), locked AS (
+        SELECT l.* FROM given CROSS JOIN LATERAL (
+            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE
+        ) l
+    ), held AS (
+        SELECT locked.*, f.feed, f.generation AS declared, w.name AS worker, w.started_at AS worker_started_at,
+            -- Taken a moment ago from an owner that this worker has lived beside: until then its source had this
+            -- connection. When a whole fleet was killed and starts anew, no source has had them for a while.
+            coalesce(locked.lost_at >= clock_timestamp() - failover_within
+                AND (locked.running_since IS NULL OR locked.lost_at > locked.running_since)
+                AND (SELECT lost.heartbeat_at > w.started_at FROM feedq.worker lost WHERE lost.id = locked.lost_worker),
+                false) AS after_loss
+        FROM locked JOIN feedq.worker w ON w.id = locked.worker_id
+        CROSS JOIN LATERAL (
+            SELECT f AS feed, f.generation FROM feedq.feed f WHERE f.id = locked.feed_id FOR SHARE
+        ) f
+        WHERE locked.worker_id = owner AND locked.state = 'assigned' AND w.state = 'active'
+    ), claimed AS (
+        UPDATE feedq.lease l SET
+            state = 'running', generation = held.declared, running_since = clock_timestamp(),
+            connected = false, stalled = false,
+            -- What cannot run as declared has failed until more is known, and history need not say so again.
+            reason = CASE WHEN l.reason = 'failed' THEN 'failed' END,
+            noticed = CASE WHEN l.generation = held.declared THEN l.noticed END
+        FROM held WHERE l.feed_id = held.feed_id
+        RETURNING l.feed_id, l.epoch, l.reason IS NOT NULL AS has_failed
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
+        SELECT 'lease_claimed', feed_id, owner, epoch FROM claimed WHERE NOT has_failed
+    )
+    SELECT json_agg(json_build_object(
+        'feed', feedq_1.feed_json(held.feed), 'epoch', claimed.epoch, 'attempts', held.attempts,
+        'failures', held.failures, 'quarantined', held.quarantined, 'blamed', held.blamed,
+        'has_failed', claimed.has_failed, 'after_loss', held.after_loss,
+        -- A worker session that began after the feed failed on the one before it has not had its try.
+        'is_new_here', held.avoid = '{}' OR (
+            coalesce((held.avoid ->> held.worker)::float8 < extract(epoch FROM held.worker_started_at), true)
+            AND (SELECT count(*) FROM jsonb_object_keys(held.avoid)) < avoided_max)))
+    INTO claims FROM held JOIN claimed USING (feed_id);
+    RETURN coalesce(claims, '[]');
+END $body$;
+
+-- running or stopping -> idle, as its owner is done with it. Wakes reconcile, unless all that happened is that what has
+-- failed was checked again. Answers with what matched.
+--
+-- `hold_s`: for so long what an announced end releases is kept for the process that is about to take the owner's
+-- place. Not after a crash, nor what a person asked for meanwhile, nor what is on its way to another worker already.
+CREATE FUNCTION feedq_1.release(owner uuid, releases json, hold_s float8) RETURNS json
+LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+DECLARE
+    -- Workers on which a feed failed that are remembered. One that failed on so many is not hurried to a ninth: it is
+    -- not the workers that fail.
+    avoided_max constant int := 8;
+    keys json;
+    is_news boolean;
+BEGIN
+    WITH given AS (
+        SELECT * FROM json_to_recordset(releases) AS given (
+            feed_id bigint, epoch bigint, reason text, retry_in_s float8, attempts int, error text, records bigint)
+        ORDER BY feed_id
+    ), locked AS (
+        SELECT given.*, l.worker_id, l.state, l.promised_to, l.reason AS before, l.last_error
+        FROM given CROSS JOIN LATERAL (
+            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE
+        ) l
+    ), held AS (
+        SELECT locked.feed_id, locked.error, locked.attempts, locked.records, w.name AS worker,
+            coalesce(locked.reason = 'failed' AND before = 'failed' AND error = last_error, false) AS is_known,
+            CASE WHEN kept THEN 'held' ELSE locked.reason END AS reason,
+            CASE WHEN kept THEN hold_s ELSE locked.retry_in_s END AS delay_s
+        FROM locked JOIN feedq.worker w ON w.id = locked.worker_id
+        CROSS JOIN LATERAL (
+            SELECT hold_s > 0 AND w.state = 'draining' AND locked.reason IN ('drained', 'released')
+                AND locked.promised_to IS NULL AS kept
+        ) k
+        WHERE locked.worker_id = owner AND locked.state IN ('running', 'stopping')
+    ), released AS (
+        UPDATE feedq.lease l SET
+            state = 'idle', worker_id = NULL, reason = held.reason, connected = false, stalled = false,
+            attempts = held.attempts, stop_by = NULL,
+            -- What was promised to another worker stays so.
+            promised_to = CASE WHEN held.reason <> 'failed' THEN l.promised_to END,
+            moved_at = CASE WHEN held.reason <> 'failed' AND l.promised_to IS NOT NULL THEN l.moved_at END,
+            held_for = CASE WHEN held.reason = 'held' THEN held.worker END,
+            avoid = CASE
+                WHEN held.reason IN ('backoff', 'failed') THEN (
+                    SELECT jsonb_object_agg(key, value) FROM (
+                        SELECT key, value FROM jsonb_each(
+                            l.avoid || jsonb_build_object(held.worker, extract(epoch FROM clock_timestamp())))
+                        ORDER BY value DESC LIMIT avoided_max
+                    ) latest)
+                WHEN held.reason = 'edited' THEN '{}'
+                ELSE l.avoid END,
+            retry_at = CASE WHEN held.delay_s > 0 OR held.reason = 'failed'
+                THEN clock_timestamp() + make_interval(secs => held.delay_s) END,
+            last_error = coalesce(held.error, l.last_error),
+            last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE clock_timestamp() END,
+            records_total = coalesce(held.records, l.records_total)
+        FROM held WHERE l.feed_id = held.feed_id
+        RETURNING l.feed_id, l.epoch, l.generation, held.reason, held.error, held.is_known
+    ), dirty AS (
+        -- Edited, paused or removed while it ran: to be considered again now that it is idle. Whether it is marked
+        -- already is not asked: a pass may just be taking that mark away.
+        UPDATE feedq.feed f SET dirty = true FROM released
+        WHERE f.id = released.feed_id AND feedq_1.is_touched(f, released.generation)
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        SELECT 'lease_released', feed_id, owner, epoch,
+            jsonb_strip_nulls(jsonb_build_object('reason', reason, 'error', error))
+        FROM released WHERE NOT is_known
+    )
+    SELECT json_agg(json_build_array(feed_id, epoch)), bool_or(NOT is_known) INTO keys, is_news FROM released;
+    IF is_news THEN
+        PERFORM pg_notify('feedq_wake', '');
+    END IF;
+    RETURN coalesce(keys, '[]');
+END $body$;
+
+-- Whether a feed that ran under this generation is to be considered again once it is idle.
+CREATE FUNCTION feedq_1.is_touched(f feedq.feed, generation int) RETURNS boolean LANGUAGE sql IMMUTABLE AS $body$
+    SELECT f.removed_at IS NOT NULL OR f.target_state <> 'running' OR f.generation > generation
+$body$;
+
+-- A rate a second, smoothed, after so many more in so long. The first report stands for itself; of what was known
+-- before, a third is left after half a minute.
+CREATE FUNCTION feedq_1.smoothed(rate float8, more bigint, elapsed_s float8, is_first boolean) RETURNS float8
+LANGUAGE sql IMMUTABLE AS $body$
+    SELECT CASE WHEN is_first THEN more / greatest(elapsed_s, 1)
+        -- Beyond twenty time constants there is nothing left, and exp() would underflow.
+        ELSE rate + (1 - exp(-least(greatest(elapsed_s, 0.001) / 30, 20)))
+            * (more / greatest(elapsed_s, 0.001) - rate) END
+$body$;
+
+-- Adds up what owners report of feeds that they run. Answers with what matched: the rest has been lost, and must be
+-- stopped. Wakes reconcile when one that was moved is connected: others may move now.
+--
+-- Counters are since the report before. Run twice, a report counts twice: a worker that has not heard the answer does
+-- not send it again, and what it landed meanwhile comes with the next.
+CREATE FUNCTION feedq_1.report(owner uuid, progress json) RETURNS json
+LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+DECLARE
+    -- What was noticed of a feed takes no more in its row; after that nothing more is told.
+    noticed_bytes_max constant int := 16384;
+    keys json;
+    has_arrived boolean;
+BEGIN
+    WITH given AS (
+        SELECT * FROM json_to_recordset(progress) AS given (
+            feed_id bigint, epoch bigint, records bigint, bytes bigint, dead_letters bigint,
+            last_record_ago_s float8, cursor jsonb, connected boolean, stalled boolean, attempts int, error text,
+            failures int, dead_letter_error text, sink_error text, rewind jsonb, noticed jsonb,
+            has_event_times boolean, event_at float8, event_fault text)
+        ORDER BY feed_id
+    ), locked AS (
+        SELECT given.*, l.worker_id, l.state, l.reason, l.reported_at, l.running_since, l.moved_at,
+            l.noticed AS known
+        FROM given CROSS JOIN LATERAL (
+            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE
+        ) l
+    ), held AS (
+        SELECT locked.*,
+            extract(epoch FROM clock_timestamp() - greatest(reported_at, running_since))::float8 AS elapsed_s,
+            -- The owner that releases it still reports, and is connected.
+            moved_at IS NOT NULL AND state = 'running' AND connected AS has_arrived,
+            state = 'running' AND reason = 'failed' AND (records > 0 OR attempts > 0) AS can_run,
+            noticed IS NOT NULL AND coalesce(pg_column_size(known), 0) < noticed_bytes_max AS tells
+        FROM locked WHERE worker_id = owner AND state IN ('running', 'stopping')
+    ), mended AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
+        SELECT 'feed_mended', feed_id, owner, epoch FROM held WHERE can_run AND records > 0
+    ), rewound AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        SELECT 'sink_rewound', feed_id, owner, epoch, rewind FROM held WHERE rewind IS NOT NULL
+    ), told AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        SELECT 'feed_noticed', feed_id, owner, epoch, news.detail FROM held CROSS JOIN LATERAL (
+            SELECT jsonb_object_agg(key, value) AS detail FROM jsonb_each(held.noticed)
+            WHERE known -> key IS DISTINCT FROM value
+        ) news
+        WHERE tells AND news.detail IS NOT NULL
+    ), reported AS (
+        UPDATE feedq.lease l SET
+            reported_at = clock_timestamp(),
+            records_total = l.records_total + held.records,
+            bytes_total = l.bytes_total + held.bytes,
+            dead_letters_total = l.dead_letters_total + held.dead_letters,
+            -- Below zero while letters were replayed that no report has counted yet: this one has.
+            dead_letters = greatest(l.dead_letters + held.dead_letters, 0),
+            rows_per_s = feedq_1.smoothed(
+                l.rows_per_s, held.records, held.elapsed_s, l.reported_at IS NULL),
+            bytes_per_s = feedq_1.smoothed(
+                l.bytes_per_s, held.bytes, held.elapsed_s, l.reported_at IS NULL),
+            dead_per_s = feedq_1.smoothed(
+                l.dead_per_s, held.dead_letters, held.elapsed_s, l.reported_at IS NULL),
+            -- Never earlier: a report that was held up dates it too late, and the next one must not take that back.
+            last_record_at = greatest(
+                clock_timestamp() - make_interval(secs => held.last_record_ago_s), l.last_record_at),
+            cursor = held.cursor, connected = held.connected, stalled = held.stalled,
+            attempts = held.attempts, failures = held.failures, sink_error = held.sink_error,
+            dead_letter_error = coalesce(held.dead_letter_error, l.dead_letter_error),
+            dead_letter_at = CASE WHEN held.dead_letters > 0 THEN clock_timestamp() ELSE l.dead_letter_at END,
+            last_error = coalesce(held.error, l.last_error),
+            last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE clock_timestamp() END,
+            -- Landed on a worker on which it failed before: then it was not the worker that could not reach its source.
+            avoid = CASE WHEN held.records > 0 AND l.avoid <> '{}'
+                    AND jsonb_exists(l.avoid, (SELECT name FROM feedq.worker WHERE id = owner))
+                THEN '{}' ELSE l.avoid END,
+            reason = CASE WHEN NOT held.can_run THEN l.reason END,
+            moved_at = CASE WHEN NOT held.has_arrived THEN l.moved_at END,
+            event_at = CASE WHEN held.has_event_times
+                THEN greatest(least(to_timestamp(held.event_at), clock_timestamp()), l.event_at) END,
+            event_fault = CASE WHEN held.records > 0 OR NOT held.has_event_times THEN held.event_fault
+                ELSE l.event_fault END,
+            noticed = CASE WHEN tells THEN coalesce(l.noticed, '{}') || held.noticed ELSE l.noticed END
+        FROM held WHERE l.feed_id = held.feed_id
+        RETURNING l.feed_id, l.epoch, held.has_arrived
+    )
+    SELECT json_agg(json_build_array(feed_id, epoch)), bool_or(has_arrived) INTO keys, has_arrived FROM reported;
+    IF has_arrived THEN
+        PERFORM pg_notify('feedq_wake', '');
+    END IF;
+    RETURN coalesce(keys, '[]');
+END $body$;
+
+-- A lease of a control database that was restored is lifted above the epoch that its sink has seen. Answers with the
+-- new key; with none when the lease is no longer held under this one.
+CREATE FUNCTION feedq_1.raise_epoch(owner uuid, feed bigint, epoch bigint, above bigint) RETURNS json
+LANGUAGE plpgsql AS $body$
+DECLARE
+    raised bigint;
+BEGIN
+    UPDATE feedq.lease l SET epoch = greatest(l.epoch, above) + 1
+    WHERE l.feed_id = feed AND l.epoch = raise_epoch.epoch AND l.worker_id = owner AND l.state = 'running'
+    RETURNING l.epoch INTO raised;
+    IF raised IS NULL THEN
+        RETURN '[]';
+    END IF;
+    INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+    VALUES ('lease_raised', feed, owner, raised, jsonb_build_object('from', raise_epoch.epoch));
+    RETURN json_build_array(json_build_array(feed, raised));
+END $body$;
+
+-- Makes idle what these workers hold in these states; the next owner gets another epoch. Answers with how many leases
+-- that were.
+CREATE FUNCTION feedq_1.free(owners uuid[], states text[], because text) RETURNS int
+LANGUAGE plpgsql AS $body$
+DECLARE
+    -- What a monitor takes, at most, to say how its worker was lost: on a busy machine it needs seconds to load what a
+    -- report takes, and then it tries the control database for some more.
+    verdict constant interval := '10 s';
+    -- Being in hand twice within this, at the end of two workers, is no chance.
+    blame_recent constant interval := '10 min';
+    soon constant interval := '30 s';
+    is_lost constant boolean := because = 'worker_gone';
+    freed int;
+BEGIN
+    WITH held AS (
+        SELECT feed_id, worker_id FROM feedq.lease
+        WHERE worker_id = ANY (owners) AND state = ANY (states) ORDER BY feed_id FOR UPDATE
+    ), freed AS (
+        UPDATE feedq.lease l SET
+            state = 'idle', worker_id = NULL, reason = because, connected = false, stalled = false,
+            promised_to = NULL, moved_at = NULL, stop_by = NULL, held_for = NULL,
+            -- It waits for the verdict when it was in hand at another worker's loss not long ago, or was lost with a
+            -- worker a moment ago, nobody knows yet how: so what ends each worker within a second is not faster than
+            -- the verdict.
+            retry_at = CASE WHEN is_lost AND NOT l.quarantined AND (
+                    l.blamed_at >= clock_timestamp() - blame_recent
+                    OR l.lost_at >= clock_timestamp() - soon
+                        AND EXISTS (SELECT FROM feedq.worker w WHERE w.id = l.lost_worker AND w.loss IS NULL)
+                ) THEN clock_timestamp() + verdict END,
+            lost_worker = CASE WHEN is_lost THEN held.worker_id ELSE l.lost_worker END,
+            lost_at = CASE WHEN is_lost THEN clock_timestamp() ELSE l.lost_at END
+        FROM held WHERE l.feed_id = held.feed_id
+        RETURNING l.feed_id, held.worker_id, l.epoch, l.generation
+    ), dirty AS (
+        UPDATE feedq.feed f SET dirty = true FROM freed
+        WHERE f.id = freed.feed_id AND feedq_1.is_touched(f, freed.generation)
+    )
+    INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+    SELECT 'lease_freed', feed_id, worker_id, epoch, jsonb_build_object('reason', because) FROM freed;
+    GET DIAGNOSTICS freed = ROW_COUNT;
+    RETURN freed;
+END $body$;
+
+-- running -> stopping: asks owners to let go of feeds, each of which has a place already. Answers with how many were
+-- asked.
+--
+-- One statement says that the feed is to be released, where it goes (promised_to) and until when its owner is waited
+-- for (stop_by). Killed before it, nothing has happened. Killed after it, the owner lets go or is reaped, and any
+-- later pass assigns the feed: to the worker it was promised to, if that still takes feeds, else anywhere. Nothing has
+-- to be remembered outside the row.
+--
+-- What somebody has locked can move with another pass: this one may hold what they wait for.
+CREATE FUNCTION feedq_1.transfer(transfers json, stop_within_s float8) RETURNS int
+LANGUAGE plpgsql AS $body$
+DECLARE
+    owners uuid[];
+BEGIN
+    WITH given AS (
+        SELECT * FROM json_to_recordset(transfers) AS given (feed_id bigint, source uuid, target uuid)
+        ORDER BY feed_id
+    ), locked AS (
+        SELECT given.*, l.worker_id, l.state FROM given CROSS JOIN LATERAL (
+            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id FOR UPDATE SKIP LOCKED
+        ) l
+    ), held AS (
+        SELECT locked.*, s.target_state, w.name AS target_name FROM locked
+        JOIN feedq.worker s ON s.id = locked.source
+        JOIN feedq.worker w ON w.id = locked.target
+        WHERE locked.worker_id = locked.source AND locked.state = 'running' AND s.state <> 'gone'
+    ), asked AS (
+        UPDATE feedq.lease l SET
+            state = 'stopping', promised_to = held.target, moved_at = clock_timestamp(),
+            reason = CASE WHEN held.target_state = 'drained' THEN 'drained' ELSE 'moved' END,
+            stop_by = clock_timestamp() + make_interval(secs => stop_within_s)
+        FROM held WHERE l.feed_id = held.feed_id
+        RETURNING l.feed_id, l.epoch, l.worker_id, l.reason, held.target_name
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        SELECT 'stop_requested', feed_id, worker_id, epoch, jsonb_build_object('reason', reason, 'to', target_name)
+        FROM asked
+    )
+    SELECT array_agg(worker_id) INTO owners FROM asked;
+    PERFORM pg_notify('feedq_worker_' || lock_key, 'feeds') FROM feedq.worker WHERE id = ANY (owners);
+    RETURN coalesce(cardinality(owners), 0);
+END $body$;
+
+-- Holds the loss of a worker against a feed: one whose own code is known to have ended it is quarantined at once, one
+-- that was in hand the second time. So at most two workers are lost to one feed, and one that was there by chance
+-- loses nothing. Wakes reconcile. Answers with whether it is in quarantine.
+CREATE FUNCTION feedq_1.blame(feed bigint, worker uuid, is_certain boolean, said text) RETURNS boolean
+LANGUAGE plpgsql AS $body$
+DECLARE
+    recent constant interval := '10 min';  -- as in `free`
+    kept constant interval := '1 day';
+    before feedq.lease;
+    again boolean;
+BEGIN
+    SELECT * INTO before FROM feedq.lease WHERE feed_id = feed FOR UPDATE;
+    IF NOT FOUND THEN  -- the feed was removed
+        RETURN false;
+    END IF;
+    again := coalesce(before.blamed_at >= clock_timestamp() - recent, false);
+    UPDATE feedq.lease l SET
+        blamed = CASE WHEN before.blamed_at >= clock_timestamp() - kept THEN before.blamed + 1 ELSE 1 END,
+        blamed_at = clock_timestamp(), blame = said,
+        quarantined = before.quarantined OR is_certain OR again
+    WHERE l.feed_id = feed;
+    IF (is_certain OR again) AND NOT before.quarantined THEN
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        VALUES ('feed_quarantined', feed, worker, before.epoch, jsonb_build_object('why', said));
+    END IF;
+    PERFORM pg_notify('feedq_wake', '');
+    RETURN before.quarantined OR is_certain OR again;
+END $body$;
+
+-- Frees what an owner was asked to release and has not in time. Answers with how many leases that were.
+--
+-- What is locked is being released this very moment.
+CREATE FUNCTION feedq_1.reap() RETURNS int
+LANGUAGE plpgsql AS $body$
+DECLARE
+    reaped int;
+BEGIN
+    WITH late AS (
+        SELECT feed_id, worker_id FROM feedq.lease
+        WHERE state = 'stopping' AND stop_by <= clock_timestamp() ORDER BY feed_id FOR UPDATE SKIP LOCKED
+    ), freed AS (
+        -- What was promised to another worker stays so.
+        UPDATE feedq.lease l SET
+            state = 'idle', worker_id = NULL, reason = 'reaped', stop_by = NULL, retry_at = NULL,
+            connected = false, stalled = false,
+            moved_at = CASE WHEN l.promised_to IS NOT NULL THEN l.moved_at END
+        FROM late WHERE l.feed_id = late.feed_id
+        RETURNING l.feed_id, l.epoch, l.generation, late.worker_id
+    ), dirty AS (
+        UPDATE feedq.feed f SET dirty = true FROM freed
+        WHERE f.id = freed.feed_id AND feedq_1.is_touched(f, freed.generation)
+    )
+    INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
+    SELECT 'lease_reaped', feed_id, worker_id, epoch FROM freed;
+    GET DIAGNOSTICS reaped = ROW_COUNT;
+    RETURN reaped;
+END $body$;

@@ -1,0 +1,44 @@
+"""Calls functions of the protocol, which `feedq/control/sql` holds, and reads what they answer.
+
+A function is given values, or a JSON document for what has many fields. It answers with one value or one document,
+which is read as the dataclass that it is of. Their schema has the protocol's version in its name: processes of two
+releases call each their own, on the same tables.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from sqlalchemy import Connection, text
+
+from feedq.core.model import FeedSpec, TargetState
+
+T = TypeVar("T")
+
+SCHEMA: Final = "feedq_1"
+"""The functions of this release. What a function is given or answers changes only with the number."""
+FILES: Final = ("leases.sql",)
+"""In the order in which they are run: a function may use those before it."""
+_DIRECTORY: Final = Path(__file__).parents[1] / "sql"
+
+
+def definition() -> str:
+    """The statements that make the functions."""
+    files = [(_DIRECTORY / name).read_text() for name in FILES]
+    return "\n".join([f"CREATE SCHEMA {SCHEMA};", *files])
+
+
+def call(c: Connection, function: str, kind: type[T], /, **given: Any) -> T:
+    """Call a function with arguments by their names, and read its answer."""
+    arguments = ", ".join(f"{name} => :{name}" for name in given)
+    answer = c.execute(text(f"SELECT CAST({SCHEMA}.{function}({arguments}) AS text)"), given).scalar_one()
+    return msgspec.json.decode(answer or "null", type=kind, dec_hook=_stored)
+
+
+def _stored(kind: type, given: Any) -> Any:
+    """Read a declaration as it is stored, which was checked when it was declared."""
+    if kind is not FeedSpec:
+        raise NotImplementedError(kind)
+    return FeedSpec.of({**given, "target_state": TargetState(given["target_state"])})
