@@ -378,7 +378,7 @@ END $body$;
 -- Holds the loss of a worker against a feed: one whose own code is known to have ended it is quarantined at once, one
 -- that was in hand the second time. So at most two workers are lost to one feed, and one that was there by chance
 -- loses nothing. Wakes reconcile. Answers with whether it is in quarantine.
-CREATE FUNCTION feedq_1.blame(feed bigint, worker uuid, is_certain boolean, said text) RETURNS boolean
+CREATE FUNCTION feedq_1.blame(feed bigint, session uuid, is_certain boolean, said text) RETURNS boolean
 LANGUAGE plpgsql AS $body$
 DECLARE
     recent constant interval := '10 min';  -- as in `free`
@@ -398,7 +398,7 @@ BEGIN
     WHERE l.feed_id = feed;
     IF (is_certain OR again) AND NOT before.quarantined THEN
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
-        VALUES ('feed_quarantined', feed, worker, before.epoch, jsonb_build_object('why', said));
+        VALUES ('feed_quarantined', feed, session, before.epoch, jsonb_build_object('why', said));
     END IF;
     PERFORM pg_notify('feedq_wake', '');
     RETURN before.quarantined OR is_certain OR again;

@@ -22,7 +22,7 @@ from feedq.control.store.channels import (
 from feedq.control.store.database import PreparedStatement, for_driver
 from feedq.control.store.session_ends import SessionEndWaiters
 from feedq.control.store.worker_session import Listener
-from feedq.control.store.workers import OVERDUE, STAMP_ALIVE
+from feedq.control.store.workers import OVERDUE
 
 BEAT_ELECTION = ("beat", 1)
 """Name of the leader row and second key of the lock."""
@@ -213,7 +213,7 @@ class Election:
             """,
             (self._ttl_s, BEAT_ELECTION[0], str(self._holder)),
         )
-        self._session.execute(for_driver(STAMP_ALIVE), {"ttl_s": self._ttl_s})
+        self._session.execute("SELECT feedq_1.stamp_alive(%s)", (self._ttl_s,))
         return bool(rows)
 
     def check_liveness(self) -> LivenessCheck:

@@ -31,6 +31,7 @@ from psycopg2.extensions import connection as Connection  # noqa: N812 -- a clas
 from psycopg2.extensions import encrypt_password
 
 from feedq.control.store.database import ADMIN, INSUFFICIENT_PRIVILEGE, SCHEMA, connect, unavailable
+from feedq.control.store.protocol import SCHEMA as PROTOCOL
 from feedq.core.passwords import mask_url
 from feedq.errors import FeedqError
 
@@ -179,6 +180,7 @@ def owning(prefix: str, existing: Existing) -> list[GrantStatement]:
         _sql("GRANT CREATE ON DATABASE {} TO {}", existing.database, owner),
         _sql("CREATE SCHEMA IF NOT EXISTS {} AUTHORIZATION {}", SCHEMA, owner),
         _sql("ALTER SCHEMA {} OWNER TO {}", SCHEMA, owner),
+        *(_sql("ALTER SCHEMA {} OWNER TO {}", PROTOCOL, owner) for _ in existing.functions[:1]),
         *(_sql("ALTER TABLE {} OWNER TO {}", (SCHEMA, table), owner) for table in existing.tables),
         *(_sql("ALTER SEQUENCE {} OWNER TO {}", (SCHEMA, name), owner) for name in existing.sequences),
         *(_sql("ALTER FUNCTION {} OWNER TO {}", sql.SQL(name), owner) for name in existing.functions),
@@ -213,6 +215,7 @@ def _rights_of(role: Role, name: str, existing: Existing) -> list[GrantStatement
     return _statements(
         f"What {role.value} may do",
         _sql("GRANT USAGE ON SCHEMA {} TO {}", SCHEMA, name),
+        *(_sql("GRANT USAGE ON SCHEMA {} TO {}", PROTOCOL, name) for _ in existing.functions[:1]),
         _sql("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}", SCHEMA, name),
         _sql("REVOKE ALL ON ALL SEQUENCES IN SCHEMA {} FROM {}", SCHEMA, name),
         _sql("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}", SCHEMA, name),
@@ -322,8 +325,9 @@ _EXISTING = f"""
             SELECT FROM pg_depend d
             WHERE d.classid = 'pg_class'::regclass AND d.objid = relations.oid AND d.deptype IN ('a', 'i')
         ) ORDER BY name),
-        ARRAY(SELECT format('%I.%I(%s)', '{SCHEMA}', proname, pg_get_function_identity_arguments(oid))
-            FROM pg_proc WHERE pronamespace = to_regnamespace('{SCHEMA}') ORDER BY 1)
+        ARRAY(SELECT format('%I.%I(%s)', nspname, proname, pg_get_function_identity_arguments(p.oid))
+            FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace
+            WHERE nspname IN ('{SCHEMA}', '{PROTOCOL}') ORDER BY 1)
 """
 
 

@@ -177,7 +177,9 @@ class Leases(Aggregate):
 
         Returns the new key, or None when the lease is no longer held under ``key``.
         """
-        raised = call(c, "raise_epoch", list[FeedKey], owner=worker_id, feed=key[0], epoch=key[1], above=above)
+        raised = call(
+            c, "raise_epoch", list[FeedKey], owner=worker_id, feed=key[0], epoch=key[1], above=above
+        )
         return raised[0] if raised else None
 
 
@@ -195,7 +197,7 @@ def transfer(c: Connection, transfers: Sequence[Transfer], *, stop_within_s: flo
 
 def blame(c: Connection, feed_id: int, worker_id: UUID, loss: Loss, *, said: str) -> None:
     """Hold a loss against a feed."""
-    call(c, "blame", bool, feed=feed_id, worker=worker_id, is_certain=loss.is_certain, said=storable(said))
+    call(c, "blame", bool, feed=feed_id, session=worker_id, is_certain=loss.is_certain, said=storable(said))
 
 
 _claimed_values = attrgetter(*(field.name for field in fields(Claim) if field.name != "feed"))

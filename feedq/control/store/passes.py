@@ -48,7 +48,7 @@ from feedq.control.store.history import record
 from feedq.control.store.leases import BIGINT_MAX, free_leases, transfer
 from feedq.control.store.protocol import call
 from feedq.control.store.taps import FORGET
-from feedq.control.store.workers import OVERDUE, SERVICE_SINCE
+from feedq.control.store.workers import OVERDUE
 from feedq.core.lease import CLEARED_BY_EDIT, Edit, Move, OutageGrace, as_of, states_before
 from feedq.core.model import Feed, Lease, Reason, Worker
 from feedq.core.placement.base import NO_EXPERIENCE, Held, Transfer
@@ -265,7 +265,7 @@ class ReconcilePass(PassAssignments):
         Such a break may still be under way: the first to come back after an outage may be this very pass.
         """
         # A pass may be the first to come back after an outage, before any heartbeat could renew.
-        sql = f"SELECT {SERVICE_SINCE} FROM feedq.fleet"
+        sql = "SELECT feedq_1.served_since(f, :ttl_s) FROM feedq.fleet f"
         return OutageGrace(self._c.execute(text(sql), {"ttl_s": ttl_s}).scalar_one())
 
     def suspects(self) -> list[SuspectWorker]:

@@ -28,7 +28,6 @@ from feedq.control.store.database import (
 )
 from feedq.control.store.workers import (
     HEARTBEAT,
-    PREPARED_HEARTBEAT,
     heartbeat_from,
     heartbeat_parameters,
 )
@@ -132,9 +131,8 @@ class WorkerSession(_Waiting):
                 cursor.execute(f"SET statement_timeout = {int(1000 * KEEPER_STATEMENT_TIMEOUT_S)}")
                 self.locks_hold = hold_worker_lock(self._connection, worker)
                 """Whether the session lock is really ours; not so behind a transaction pooler."""
-                if self.locks_hold:
-                    _prepare(cursor, PREPARED_HEARTBEAT)
-                self._heartbeat = PREPARED_HEARTBEAT.execute if self.locks_hold else for_driver(HEARTBEAT)
+                for name, value in PLANNER.items():
+                    cursor.execute(f"SET {name} = {value}")
                 cursor.execute(
                     "UPDATE feedq.worker SET session_locks = %s WHERE id = %s AND session_locks <> %s",
                     (self.locks_hold, str(worker.id), self.locks_hold),
@@ -145,8 +143,9 @@ class WorkerSession(_Waiting):
 
     def heartbeat(self, load: Load) -> Heartbeat | None:
         with translate_driver_errors(self._url), self._connection.cursor() as cursor:
-            cursor.execute(self._heartbeat, heartbeat_parameters(self._worker.id, load, self._ttl_s))
-            return heartbeat_from(cursor.fetchone())
+            cursor.execute(for_driver(HEARTBEAT), heartbeat_parameters(self._worker.id, load, self._ttl_s))
+            (answer,) = cursor.fetchone() or (None,)
+            return heartbeat_from(answer)
 
 
 def _prepare(cursor: Any, statement: PreparedStatement) -> None:

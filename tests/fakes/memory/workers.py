@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.control.store.workers import TARGET_EVENTS, Workers
+from feedq.control.store.workers import Workers
 from feedq.core.lease import Move
 from feedq.core.model import (
     Heartbeat,
@@ -23,6 +23,13 @@ from feedq.core.model import (
 )
 from feedq.telemetry.event_names import EventKind
 from tests.fakes.memory.tables import MemoryDatabase, statement
+
+TARGET_EVENTS = {
+    WorkerTarget.SERVING: EventKind.WORKER_UNCORDONED,
+    WorkerTarget.CORDONED: EventKind.WORKER_CORDONED,
+    WorkerTarget.DRAINED: EventKind.WORKER_DRAINING,
+}
+"""What history calls it when a person wants this of a worker."""
 
 
 class MemoryWorkers(Workers):
