@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import text
 
 from feedq.control.store import database as database_module
-from feedq.control.store import worker_session as session_module
 from feedq.control.store.database import connect_once
 from feedq.control.store.worker_session import WorkerSession
 from feedq.core.model import Load
@@ -84,32 +83,6 @@ def test_how_long_the_other_end_may_be_silent_can_be_set(
         found = probes(lambda sql: [tuple(row) for row in c.execute(text(sql))])
     assert found["tcp_user_timeout"] == user_ms
     assert idle_s in (found["tcp_keepalives_idle"], None)
-
-
-def plans(session: WorkerSession) -> list[tuple[object, ...]]:
-    """Of each statement that the session has prepared: how often it was sent, and how often planned for that."""
-    with session._connection.cursor() as cursor:
-        cursor.execute("SELECT name, generic_plans, custom_plans FROM pg_prepared_statements")
-        return list(cursor.fetchall())
-
-
-def test_a_heartbeat_is_planned_once_a_session(postgres_harness: PostgresHarness) -> None:
-    worker = postgres_harness.worker()
-    for _ in range(2):
-        with closing(WorkerSession(postgres_harness.url, worker, ttl_s=TTL_S)) as session:
-            for _ in range(20):
-                assert session.heartbeat(Load()) is not None
-            assert plans(session) == [("feedq_heartbeat", 20, 0)]
-
-
-def test_behind_a_pooler_nothing_is_prepared(
-    postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session_module, "hold_worker_lock", lambda *_: False)
-    worker = postgres_harness.worker()
-    with closing(WorkerSession(postgres_harness.url, worker, ttl_s=TTL_S)) as session:
-        assert session.heartbeat(Load()) is not None
-        assert plans(session) == []
 
 
 def test_a_heartbeat_leaves_nothing_for_a_vacuum(postgres_harness: PostgresHarness) -> None:

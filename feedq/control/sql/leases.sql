@@ -30,6 +30,31 @@ CREATE FUNCTION feedq_1.feed_json(f feedq.feed) RETURNS json LANGUAGE sql STABLE
         'backfill', CASE WHEN f.parent IS NOT NULL THEN jsonb_build_object('parent', f.parent) || f.backfill END)
 $body$;
 
+-- What decides about a lease, as JSON: a part of `feedq.core.model.Lease`.
+CREATE FUNCTION feedq_1.lease_json(l feedq.lease) RETURNS json LANGUAGE sql STABLE AS $body$
+    SELECT json_build_object(
+        'feed_id', l.feed_id, 'epoch', l.epoch, 'state', l.state, 'reason', l.reason, 'worker_id', l.worker_id,
+        'generation', l.generation, 'running_since', l.running_since, 'last_record_at', l.last_record_at,
+        'quarantined', l.quarantined, 'blamed', l.blamed, 'blamed_at', l.blamed_at)
+$body$;
+
+-- What a feed weighs now: what is declared, blended with what was measured of it. One that lands as many rows and bytes
+-- a second as the mean of the fleet measures 1; half of the measure is rows, half bytes. `measured`, from 0 to 1, is how
+-- much of the weight that is.
+--
+-- A feed that lands nothing reports nothing: beyond half a minute its rates are taken to fade. It weighs a hundredth
+-- at least: none at all would let any number of them go to one worker. Rounded, so that two who compute it agree.
+CREATE FUNCTION feedq_1.effective_weight(
+    f feedq.feed, l feedq.lease, measured float8, mean_rows float8, mean_bytes float8
+) RETURNS float8 LANGUAGE sql VOLATILE AS $body$
+    SELECT CASE WHEN measured = 0 OR l.reported_at IS NULL OR mean_rows = 0 AND mean_bytes = 0 THEN f.weight
+        ELSE greatest(0.01, round(((1 - measured) * f.weight + measured
+            * exp(-least(greatest(extract(epoch FROM clock_timestamp() - l.reported_at)::float8 / 30 - 1, 0), 20))
+            * (coalesce(l.rows_per_s / nullif(mean_rows, 0), l.bytes_per_s / mean_bytes)
+                + coalesce(l.bytes_per_s / nullif(mean_bytes, 0), l.rows_per_s / mean_rows)) / 2
+            )::numeric, 2)::float8) END
+$body$;
+
 -- assigned -> running. Answers with the feeds as they are declared at this moment.
 --
 -- The feed is locked FOR SHARE after its lease: an edit that commits while we wait for the lease is read, not missed.

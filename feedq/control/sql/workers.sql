@@ -33,6 +33,25 @@ BEGIN
     RETURN FOUND;
 END $body$;
 
+-- Whether a pass has to look at a worker: it has not renewed in time, or the clock was put back.
+CREATE FUNCTION feedq_1.is_overdue(w feedq.worker) RETURNS boolean LANGUAGE sql VOLATILE AS $body$
+    SELECT w.expires_at < clock_timestamp() OR greatest(w.started_at, w.heartbeat_at) > clock_timestamp()
+$body$;
+
+-- Whether a worker may be given feeds.
+CREATE FUNCTION feedq_1.is_serving(w feedq.worker) RETURNS boolean LANGUAGE sql VOLATILE AS $body$
+    SELECT w.state = 'active' AND w.target_state = 'serving' AND w.expires_at > clock_timestamp()
+        AND w.suspected_at IS NULL
+$body$;
+
+-- The locks that sessions of workers hold: those of their workers (class FEED01), and each session its own (FEED05).
+-- All in one reading: the server's table of locks is gone through as a whole each time, and a fleet of a thousand
+-- workers has thousands.
+CREATE VIEW feedq_1.session_locks AS
+    SELECT k.classid::bigint AS class, k.objid::bigint AS key, k.pid FROM pg_locks k
+    WHERE k.locktype = 'advisory' AND k.granted AND k.objsubid = 2 AND k.classid IN (x'FEED01'::int, x'FEED05'::int)
+        AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database());
+
 -- The worker as JSON, as `feedq.core.model.Worker` has it.
 CREATE FUNCTION feedq_1.worker_json(w feedq.worker) RETURNS json LANGUAGE sql STABLE AS $body$
     SELECT json_build_object(

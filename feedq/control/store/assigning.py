@@ -19,32 +19,18 @@ from datetime import datetime
 from functools import cached_property
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import Connection, text
 
-from feedq.control.store.channels import NotifyReason, notify_workers
-from feedq.control.store.database import GivenRows
 from feedq.control.store.feed_rows import avoided_from, selector_from
 from feedq.control.store.leases import BIGINT_MAX
-from feedq.core.lease import RATE_TIME_S, Move, states_before
+from feedq.control.store.protocol import call, document
 from feedq.core.model import Assignment, Reason
 from feedq.core.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, WaitingFeed, lags
 from feedq.settings import DEFAULT_SINK
-from feedq.telemetry.event_names import EventKind
 
-WEIGHT_MIN = 0.01
-"""A silent feed weighs this much: none at all would let any number of them go to one worker."""
-
-# A feed that lands nothing reports nothing: beyond one time constant its rates are taken to fade.
-_SILENT_S = "extract(epoch FROM clock_timestamp() - l.reported_at)::float8"
-_FADE = f"exp(-least(greatest({_SILENT_S} / {RATE_TIME_S} - 1, 0), 20))"
-# As a feed weighs now, of `feed f` and `lease l`. Rounded, so that two who compute it agree.
-EFFECTIVE_WEIGHT = f"""
-    CASE WHEN :measured = 0 OR l.reported_at IS NULL OR (:mean_rows = 0 AND :mean_bytes = 0) THEN f.weight
-    ELSE greatest({WEIGHT_MIN}, round(CAST((1 - :measured) * f.weight + :measured * {_FADE} * (
-        coalesce(l.rows_per_s / nullif(:mean_rows, 0), l.bytes_per_s / :mean_bytes)
-        + coalesce(l.bytes_per_s / nullif(:mean_bytes, 0), l.rows_per_s / :mean_rows)) / 2
-        AS numeric), 2)::float8) END
-"""
+EFFECTIVE_WEIGHT = "feedq_1.effective_weight(f, l, :measured, :mean_rows, :mean_bytes)"
+"""As a feed weighs now, of `feed f` and `lease l`."""
 
 
 def means(c: Connection, *, measured: float) -> dict[str, float]:
@@ -106,16 +92,20 @@ _DETAILS = f"""
           WHERE ending.state = 'stopping' AND removed.removed_at IS NOT NULL AND removed.name = f.name)
     ORDER BY l.feed_id
 """
-# Leases by nothing but their keys; what state they are in is asked after. Told that few can match, as there were
-# few when statistics were taken, the planner would go through all of them for each.
-_REASONS = GivenRows("feed_id bigint, reason text")
-_PAIRS = GivenRows("feed_id bigint, worker_id uuid")
-GIVEN = f"""
-    given AS (
-        SELECT given.*, l.state FROM {_REASONS}
-        JOIN feedq.lease l USING (feed_id) ORDER BY feed_id FOR UPDATE OF l
-    )
-"""
+
+
+class Because(msgspec.Struct, frozen=True):
+    """Why a feed is idle."""
+
+    feed_id: int
+    reason: Reason
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """The worker that a feed is to go to, if to any."""
+
+    feed_id: int
+    worker_id: UUID | None
 
 
 class PassAssignments:
@@ -163,7 +153,7 @@ class PassAssignments:
     def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
         """Workers that may be given feeds; with their feeds of these tenants, counted from the leases."""
         c = self._c
-        fold(c)
+        call(c, "fold_held", int)
         # One statement sees one moment: a release between the fold and this is a line in held_change here, and a
         # promise that is idle. Without that line the feed would count for its old worker and for its new one.
         sql = f"""
@@ -177,7 +167,7 @@ class PassAssignments:
             LEFT JOIN ({_UNFOLDED}) n ON n.worker_id = w.id
             LEFT JOIN ({_SHIFTED}) s ON s.worker_id = w.id
             -- One without places for feeds (`-Q jobs`) is no part of the fleet that they are spread over.
-            WHERE {SERVING} AND w.capacity > 0 ORDER BY w.id
+            WHERE feedq_1.is_serving(w) AND w.capacity > 0 ORDER BY w.id
         """
         rows = c.execute(text(sql)).all()
         by_worker = held_by_tenant(c, tenants) if tenants and rows else {}
@@ -199,94 +189,29 @@ class PassAssignments:
         ]
 
     def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
-        sql = f"""
-            WITH given AS (
-                SELECT * FROM {_PAIRS}
-            ), locked AS (
-                -- By nothing but keys, as in GIVEN.
-                SELECT given.*, w.queue, {EFFECTIVE_WEIGHT} AS weight,
-                    l.state, w.state AS worker_state, w.target_state FROM given
-                JOIN feedq.lease l USING (feed_id)
-                JOIN feedq.feed f ON f.id = given.feed_id
-                JOIN feedq.worker w ON w.id = given.worker_id
-                ORDER BY given.feed_id FOR UPDATE OF l FOR SHARE OF w
-            ), free AS (
-                SELECT * FROM locked
-                WHERE state = ANY(:states) AND worker_state = 'active' AND target_state = 'serving'
-            ), assigned AS (
-                UPDATE feedq.lease l SET state = 'assigned', epoch = l.epoch + 1, worker_id = free.worker_id,
-                    assigned_at = clock_timestamp(), retry_at = NULL, weight = free.weight,
-                    reason = CASE WHEN l.reason = 'failed' THEN 'failed' END,
-                    promised_to = NULL, held_for = NULL, stop_by = NULL
-                FROM free WHERE l.feed_id = free.feed_id
-                RETURNING l.feed_id, l.epoch, l.worker_id, free.queue, l.reason
-            ), history AS (
-                INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
-                SELECT :kind, feed_id, worker_id, epoch FROM assigned WHERE reason IS NULL
-            )
-            SELECT * FROM assigned ORDER BY feed_id
-        """
-        parameters = {
-            **_PAIRS.of((feed_id, str(worker_id)) for feed_id, worker_id in pairs),
-            "states": [s.value for s in states_before(Move.ASSIGN)],
-            "kind": EventKind.LEASE_ASSIGNED.value,
-            **self._means,
-        }
-        rows = self._c.execute(text(sql), parameters).all()
-        # The messages follow; a worker that hears this first need not wait for them.
-        notify_workers(self._c, list({row.worker_id for row in rows}), NotifyReason.FEEDS)
-        return [Assignment(row.feed_id, row.epoch, row.worker_id, row.queue) for row in rows]
+        places = [{"feed_id": feed_id, "worker_id": worker_id} for feed_id, worker_id in pairs]
+        return call(self._c, "assign", list[Assignment], places=document(places), **self._means)
 
     def explain(self, reasons: Sequence[tuple[int, Reason]]) -> None:
         """Write why feeds are idle, where that changed."""
         if not reasons:
             return
-        sql = f"""
-            WITH {GIVEN}
-            UPDATE feedq.lease l SET reason = given.reason, retry_at = NULL, held_for = NULL,
-                promised_to = CASE WHEN given.reason IN ('new', 'settling') THEN l.promised_to END,
-                moved_at = CASE WHEN given.reason IN ('new', 'settling') THEN l.moved_at END,
-                attempts = CASE WHEN given.reason = 'new' THEN 0 ELSE l.attempts END,
-                avoid = CASE WHEN given.reason = 'new' THEN '{{}}' ELSE l.avoid END
-            FROM given WHERE l.feed_id = given.feed_id AND given.state = 'idle'
-        """
-        self._c.execute(text(sql), reason_columns(reasons))
+        call(self._c, "explain", int, reasons=document([Because(*one) for one in reasons]))
 
     def _promise_to_successors(self) -> None:
         """Promise feeds that are held for the successor of a worker to it as soon as it is there, as far as it has
         room."""
-        c = self._c
-        is_any_held = text("SELECT EXISTS (SELECT FROM feedq.lease WHERE held_for IS NOT NULL)")
-        if not c.execute(is_any_held).scalar_one():
-            return
-        sql = f"""
-            WITH successor AS (
-                SELECT DISTINCT ON (name) id, name FROM feedq.worker w WHERE {SERVING}
-                ORDER BY name, started_at DESC
-            )
-            SELECT l.feed_id, successor.id AS worker_id
-            FROM feedq.lease l JOIN successor ON successor.name = l.held_for
-            WHERE l.held_for IS NOT NULL AND l.state = 'idle' ORDER BY l.feed_id FOR UPDATE OF l SKIP LOCKED
-        """
-        awaited = c.execute(text(sql)).all()
+        awaited = call(self._c, "awaited_by_successors", list[Promise])
         if not awaited:
             return
         room = {worker.worker_id: worker.capacity - worker.feeds for worker in self.candidates()}
-        promises: list[tuple[int, str | None]] = []
-        for row in awaited:
-            room[row.worker_id] = room.get(row.worker_id, 0) - 1
+        promises = []
+        for one in awaited:
+            assert one.worker_id is not None
+            room[one.worker_id] = room.get(one.worker_id, 0) - 1
             # What a worker has no room for may go anywhere.
-            promises.append((row.feed_id, str(row.worker_id) if room[row.worker_id] >= 0 else None))
-        end_hold = f"""
-            UPDATE feedq.lease l SET held_for = NULL, retry_at = NULL, promised_to = given.worker_id
-            FROM {_PAIRS}
-            WHERE l.feed_id = given.feed_id
-        """
-        c.execute(text(end_hold), _PAIRS.of(promises))
-
-
-def reason_columns(reasons: Sequence[tuple[int, Reason | None]]) -> dict[str, list[object]]:
-    return _REASONS.of((feed_id, reason and reason.value) for feed_id, reason in reasons)
+            promises.append(one if room[one.worker_id] >= 0 else Promise(one.feed_id, None))
+        call(self._c, "end_hold", int, promises=document(promises))
 
 
 def _ids(c: Connection, sql: str, **parameters: int) -> list[int]:
@@ -345,26 +270,6 @@ _SHIFTED = """
 _UNFOLDED = """
     SELECT worker_id, sum(feeds)::int AS feeds, sum(weight) AS weight FROM feedq.held_change GROUP BY worker_id
 """
-SERVING = """
-    w.state = 'active' AND w.target_state = 'serving' AND w.expires_at > clock_timestamp()
-    AND w.suspected_at IS NULL
-"""
-
-
-def fold(c: Connection) -> None:
-    """Take in what has changed since. Writes nothing when nothing has."""
-    sql = """
-        WITH folded AS (DELETE FROM feedq.held_change RETURNING *), changes AS (
-            SELECT f.worker_id, sum(f.feeds)::int AS feeds, sum(f.weight) AS weight
-            FROM folded f JOIN feedq.worker w ON w.id = f.worker_id GROUP BY f.worker_id
-        )
-        INSERT INTO feedq.worker_held AS h (worker_id, feeds, weight)
-        SELECT worker_id, feeds, weight FROM changes
-        ON CONFLICT (worker_id) DO UPDATE SET feeds = h.feeds + excluded.feeds,
-            -- Sums of fractions drift; a worker without feeds has no load.
-            weight = CASE WHEN h.feeds + excluded.feeds = 0 THEN 0 ELSE h.weight + excluded.weight END
-    """
-    c.execute(text(sql))
 
 
 def held_by_tenant(c: Connection, tenants: Collection[str]) -> dict[UUID, dict[str, int]]:
@@ -381,30 +286,3 @@ def held_by_tenant(c: Connection, tenants: Collection[str]) -> dict[UUID, dict[s
     for row in c.execute(text(sql), {"tenants": list(tenants)}):
         counts.setdefault(row.worker_id, {})[row.tenant] = row.feeds
     return counts
-
-
-def recount(c: Connection, *, limit: int) -> None:
-    """Count anew what some workers hold, those first that were counted longest ago: at least one, and as many
-    as hold ``limit`` feeds together."""
-    # One statement sees one moment: what it does not count yet keeps its line in held_change.
-    sql = """
-        WITH turn AS (
-            SELECT id FROM (
-                SELECT w.id, sum(coalesce(h.feeds, 0)) OVER before AS before
-                FROM feedq.worker w LEFT JOIN feedq.worker_held h ON h.worker_id = w.id
-                WHERE w.state <> 'gone'
-                WINDOW before AS (ORDER BY h.counted_at NULLS FIRST, w.id
-                                  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-            ) ranked WHERE coalesce(before, 0) < :limit
-        ), told AS (
-            DELETE FROM feedq.held_change WHERE worker_id IN (SELECT id FROM turn)
-        ), held AS (
-            SELECT turn.id, count(l.feed_id)::int AS feeds, coalesce(sum(l.weight), 0) AS weight
-            FROM turn LEFT JOIN feedq.lease l ON l.worker_id = turn.id GROUP BY turn.id
-        )
-        INSERT INTO feedq.worker_held (worker_id, feeds, weight, counted_at)
-        SELECT id, feeds, weight, clock_timestamp() FROM held
-        ON CONFLICT (worker_id) DO UPDATE SET feeds = excluded.feeds, weight = excluded.weight,
-            counted_at = excluded.counted_at
-    """
-    c.execute(text(sql), {"limit": limit})

@@ -6,7 +6,7 @@ What each of them promises stands in `feedq/control/sql/leases.sql`.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
@@ -23,7 +23,7 @@ from feedq.control.store.database import (
     storable_json,
 )
 from feedq.control.store.feed_rows import FEED_COLUMNS, feed_from
-from feedq.control.store.protocol import call
+from feedq.control.store.protocol import call, document
 from feedq.control.store.taps import HAS_LISTENER
 from feedq.core.model import (
     JSON,
@@ -95,7 +95,7 @@ class Leases(Aggregate):
     @in_transaction
     def release(self, c: Connection, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
         """running or stopping → idle; wakes reconcile. Returns what matched."""
-        given = _document([_said(one) for one in releases])
+        given = document([_said(one) for one in releases])
         keys = call(c, "release", list[FeedKey], owner=worker_id, releases=given, hold_s=self._restart_hold_s)
         for r in releases:
             if r.blame is not None and r.key in keys:
@@ -105,7 +105,7 @@ class Leases(Aggregate):
     @in_statement
     def report(self, c: Connection, worker_id: UUID, progress: Sequence[Progress]) -> list[FeedKey]:
         """Add up progress. Returns what matched; the rest has been lost and must be stopped."""
-        given = _document(
+        given = document(
             {
                 **_said(p),
                 "cursor": msgspec.Raw(storable_json(p.cursor).encode()),
@@ -192,7 +192,7 @@ def free_leases(
 
 def transfer(c: Connection, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
     """Ask owners to let go of feeds, each of which has a place already. Returns how many were asked."""
-    return call(c, "transfer", int, transfers=_document(transfers), stop_within_s=stop_within_s)
+    return call(c, "transfer", int, transfers=document(transfers), stop_within_s=stop_within_s)
 
 
 def blame(c: Connection, feed_id: int, worker_id: UUID, loss: Loss, *, said: str) -> None:
@@ -205,10 +205,6 @@ _claimed_values = attrgetter(*(field.name for field in fields(Claim) if field.na
 
 def _claim_from(row: Any) -> Claim:
     return Claim(feed_from(row), *_claimed_values(row))
-
-
-def _document(rows: Iterable[object]) -> str:
-    return msgspec.json.encode(list(rows)).decode()
 
 
 def _keys(c: Connection, sql: str, parameters: dict[str, Any]) -> list[FeedKey]:

@@ -7,6 +7,7 @@ releases call each their own, on the same tables.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 SCHEMA: Final = "feedq_1"
 """The functions of this release. What a function is given or answers changes only with the number."""
-FILES: Final = ("leases.sql", "workers.sql")
+FILES: Final = ("leases.sql", "workers.sql", "passes.sql")
 """In the order in which they are run: a function may use those before it."""
 _DIRECTORY: Final = Path(__file__).parents[1] / "sql"
 
@@ -28,6 +29,11 @@ def definition() -> str:
     """The statements that make the functions."""
     files = [(_DIRECTORY / name).read_text() for name in FILES]
     return "\n".join([f"CREATE SCHEMA {SCHEMA};", *files])
+
+
+def document(rows: Iterable[object]) -> str:
+    """Rows with many fields, as a function is given them."""
+    return msgspec.json.encode(list(rows)).decode()
 
 
 def call(c: Connection, function: str, kind: type[T], /, **given: Any) -> T:

@@ -10,7 +10,6 @@ from math import exp
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from feedq.control.store.assigning import WEIGHT_MIN
 from feedq.core.lease import RATE_TIME_S, Move
 from feedq.core.model import (
     Feed,
@@ -29,6 +28,7 @@ from feedq.telemetry.event_names import EventKind
 from tests.fakes.memory.decisions import is_reapable
 from tests.fakes.memory.tables import MemoryDatabase, counted_at
 
+WEIGHT_MIN = 0.01
 OWNED = (LeaseState.ASSIGNED, LeaseState.RUNNING, LeaseState.STOPPING)
 
 

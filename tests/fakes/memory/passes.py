@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.control.store.passes import WEIGHT_STEP, Fleet, ReconcilePass, SuspectWorker
+from feedq.control.store.passes import Fleet, ReconcilePass, SuspectWorker
 from feedq.core.lease import Edit, Move, OutageGrace, as_of, on_edit, transition
 from feedq.core.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
 from feedq.core.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, WaitingFeed
@@ -18,6 +18,8 @@ from tests.fakes.memory.decisions import is_dispatch_overdue, may_start
 from tests.fakes.memory.tables import MemoryDatabase, statement
 
 UNPLACED = (Reason.NO_CAPACITY, Reason.NO_MATCH)
+
+WEIGHT_STEP = 0.1
 
 
 class MemoryFleet(Fleet):

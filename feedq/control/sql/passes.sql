@@ -1,0 +1,520 @@
+-- Passes of reconcile: each is one transaction, and one at a time in the fleet. Its caller decides, and calls these
+-- functions one after the other.
+--
+-- With nothing to do, a pass reads a handful of partial indexes that are empty, and no row of any feed. The planner
+-- cannot know how many feeds somebody has touched: of a million all are dirty, and a minute later none is. So whatever
+-- it assumes, rows of feeds and leases are looked up by their keys.
+--
+-- Killed or frozen anywhere in it, a pass has done nothing: the server ends the transaction of whoever is frozen in it.
+-- Messages are sent after the commit, so that an epoch that was rolled back is never heard of; killed in between, the
+-- assignment runs out of time, and the feed is assigned anew.
+
+-- Begins a pass: answers with the state in which the one before it left the fleet; with nothing when another one is under
+-- way.
+-- For the transaction: a pass whose process is killed releases the lock with its backend.
+--
+-- When the database's clock was put back, no delay and no time limit lasts longer for it. Each is stored as the time at
+-- which it ends: put back by an hour, the clock would make each last an hour longer. So a pass that begins before the
+-- one before it ended, by that clock, shortens all that lie ahead by the difference. That is short of the step by the
+-- time between the two passes, at most. A delay that was set since the step ends too soon, which costs one try.
+CREATE FUNCTION feedq_1.begin_pass() RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    f feedq.fleet;
+    put_back interval;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(x'FEED0003'::bigint) THEN
+        RETURN '[]';
+    END IF;
+    SELECT * INTO f FROM feedq.fleet;
+    put_back := f.pass_at - clock_timestamp();
+    IF put_back > interval '0' THEN
+        WITH ahead AS (
+            SELECT feed_id FROM feedq.lease WHERE feed_id IN (
+                SELECT feed_id FROM feedq.lease WHERE state = 'idle' AND retry_at > statement_timestamp()
+                UNION ALL
+                SELECT feed_id FROM feedq.lease WHERE state = 'stopping' AND stop_by > statement_timestamp()
+                UNION ALL
+                SELECT feed_id FROM feedq.lease WHERE state = 'assigned' AND assigned_at > statement_timestamp()
+                UNION ALL
+                SELECT feed_id FROM feedq.lease WHERE moved_at > statement_timestamp())
+            ORDER BY feed_id FOR UPDATE
+        )
+        UPDATE feedq.lease l SET
+            retry_at = l.retry_at - put_back, stop_by = l.stop_by - put_back,
+            assigned_at = least(l.assigned_at, statement_timestamp()),
+            moved_at = least(l.moved_at, statement_timestamp())
+        FROM ahead WHERE l.feed_id = ahead.feed_id;
+    END IF;
+    RETURN json_build_array(json_build_object(
+        'now', clock_timestamp(), 'evened_out', f.evened_out, 'waiting_after', f.waiting_after,
+        'sweep_at', least(f.sweep_at, clock_timestamp()), 'swept_to', f.swept_to));
+END $body$;
+
+-- Ends a pass. The fleet's row comes last, here as in a heartbeat: the other way round the two would deadlock.
+CREATE FUNCTION feedq_1.end_pass(state json) RETURNS bigint LANGUAGE sql AS $body$
+    UPDATE feedq.fleet SET
+        pass_at = clock_timestamp(), pass_seq = pass_seq + 1,
+        active_workers = (SELECT count(*) FROM feedq.worker WHERE state = 'active' AND capacity > 0),
+        evened_out = given.evened_out, waiting_after = given.waiting_after, sweep_at = given.sweep_at,
+        swept_to = given.swept_to
+    FROM json_to_record(state) AS given (evened_out text, waiting_after bigint, sweep_at timestamptz, swept_to bigint)
+    RETURNING pass_seq
+$body$;
+
+-- Workers that have not renewed in time, or that the beat suspects, locked before they are judged: a heartbeat that
+-- came first is seen here, a later one waits, and finds its worker gone. With each, whether any session of the database
+-- holds its lock.
+--
+-- One whose heartbeat lies in the future was stamped before the clock was put back. It counts as one of this moment:
+-- the feeds of whoever is dead wait for a ttl from now on, and not for the length of the step as well. Nobody gets less
+-- than a ttl after a heartbeat.
+CREATE FUNCTION feedq_1.suspects() RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    found uuid[];
+    answer json;
+BEGIN
+    SELECT array_agg(id) INTO found FROM (
+        SELECT w.id FROM feedq.worker w
+        WHERE w.state <> 'gone' AND (feedq_1.is_overdue(w) OR w.suspected_at IS NOT NULL)
+        ORDER BY w.id FOR UPDATE
+    ) locked;
+    IF found IS NULL THEN
+        RETURN '[]';
+    END IF;
+    UPDATE feedq.worker w SET
+        started_at = least(w.started_at, clock_timestamp()), heartbeat_at = least(w.heartbeat_at, clock_timestamp()),
+        expires_at = least(w.heartbeat_at, clock_timestamp()) + (w.expires_at - w.heartbeat_at)
+    WHERE w.id = ANY (found) AND greatest(w.started_at, w.heartbeat_at) > clock_timestamp();
+    SELECT json_agg(json_build_object('worker', feedq_1.worker_json(w), 'has_session', k.key IS NOT NULL) ORDER BY w.id)
+    INTO answer
+    FROM feedq.worker w LEFT JOIN (SELECT DISTINCT key FROM feedq_1.session_locks WHERE class = x'FEED01'::int) k
+        ON k.key = w.lock_key
+    WHERE w.id = ANY (found);
+    RETURN answer;
+END $body$;
+
+-- Declares workers gone *and* frees all their leases. Answers with how many leases that were.
+CREATE FUNCTION feedq_1.expire(workers uuid[]) RETURNS int LANGUAGE plpgsql AS $body$
+BEGIN
+    WITH expired AS (
+        UPDATE feedq.worker SET state = 'gone' WHERE id = ANY (workers) AND state <> 'gone' RETURNING id
+    )
+    INSERT INTO feedq.event (kind, worker_id) SELECT 'worker_gone', id FROM expired;
+    RETURN feedq_1.free(workers, '{assigned,running,stopping}', 'worker_gone');
+END $body$;
+
+-- Withdraws assignments that were not claimed in time: back to idle, to be placed anew. Answers with the worker of each.
+-- What is locked is being claimed this very moment.
+CREATE FUNCTION feedq_1.withdraw_overdue(timeout_s float8, most int) RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    workers json;
+BEGIN
+    WITH late AS (
+        SELECT feed_id, worker_id, state FROM feedq.lease
+        WHERE feed_id = ANY (ARRAY(  -- by nothing but keys
+            SELECT feed_id FROM feedq.lease
+            WHERE state = 'assigned' AND assigned_at <= statement_timestamp() - make_interval(secs => timeout_s)
+            ORDER BY assigned_at LIMIT most))
+        ORDER BY feed_id FOR UPDATE SKIP LOCKED
+    ), freed AS (
+        UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = 'released', moved_at = NULL
+        FROM late WHERE l.feed_id = late.feed_id AND late.state = 'assigned'
+        RETURNING l.feed_id, late.worker_id, l.epoch
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
+        SELECT 'lease_overdue', feed_id, worker_id, epoch FROM freed
+    )
+    SELECT json_agg(worker_id) INTO workers FROM freed;
+    RETURN coalesce(workers, '[]');
+END $body$;
+
+-- Writes the end of each backfill that has landed all it was begun for into the history of its feed, and forgets it, in
+-- one statement. Answers with how many.
+CREATE FUNCTION feedq_1.end_backfills() RETURNS int LANGUAGE plpgsql AS $body$
+DECLARE
+    ended int;
+BEGIN
+    WITH ended AS (
+        SELECT f.id, f.parent, f.backfill, l.records_total, l.dead_letters_total,
+            round(extract(epoch FROM clock_timestamp() - f.created_at)::numeric, 3) AS took_s
+        FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
+        WHERE f.parent IS NOT NULL AND f.removed_at IS NULL AND l.state = 'idle' AND l.reason = 'finished'
+        ORDER BY f.id FOR UPDATE OF l, f SKIP LOCKED
+    ), told AS (
+        INSERT INTO feedq.event (kind, feed_id, detail)
+        SELECT 'backfill_finished', parent, backfill || jsonb_build_object(
+            'records', records_total, 'dead_letters', dead_letters_total, 'took_s', took_s)
+        FROM ended
+    )
+    DELETE FROM feedq.feed f USING ended WHERE f.id = ended.id;
+    GET DIAGNOSTICS ended = ROW_COUNT;
+    RETURN ended;
+END $body$;
+
+-- Leases of feeds in quarantine that run, in it or still among others; but for those that change hands this moment.
+CREATE FUNCTION feedq_1.quarantined() RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    found json;
+BEGIN
+    SELECT json_agg(feedq_1.lease_json(l)) INTO found FROM (
+        SELECT * FROM feedq.lease WHERE quarantined AND state = 'running' ORDER BY feed_id FOR UPDATE SKIP LOCKED
+    ) locked JOIN feedq.lease l USING (feed_id);
+    RETURN coalesce(found, '[]');
+END $body$;
+
+-- Asks owners to stop these feeds. Those that are to be `apart` go on in quarantine, the others among all others.
+CREATE FUNCTION feedq_1.part(feeds json, stop_within_s float8) RETURNS int LANGUAGE plpgsql AS $body$
+DECLARE
+    owners uuid[];
+BEGIN
+    WITH given AS (
+        SELECT * FROM json_to_recordset(feeds) AS given (feed_id bigint, apart boolean)
+    ), asked AS (
+        UPDATE feedq.lease l SET
+            state = 'stopping', reason = CASE WHEN given.apart THEN 'quarantined' ELSE 'released' END,
+            quarantined = given.apart, stop_by = clock_timestamp() + make_interval(secs => stop_within_s)
+        FROM given WHERE l.feed_id = given.feed_id AND l.state = 'running'
+        RETURNING l.feed_id, l.worker_id, l.epoch, l.reason, l.quarantined
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        SELECT CASE WHEN quarantined THEN 'stop_requested' ELSE 'feed_pardoned' END,
+            feed_id, worker_id, epoch, jsonb_build_object('reason', reason)
+        FROM asked
+    )
+    SELECT array_agg(worker_id) INTO owners FROM asked;
+    PERFORM pg_notify('feedq_worker_' || lock_key, 'feeds') FROM feedq.worker WHERE id = ANY (owners);
+    RETURN coalesce(cardinality(owners), 0);
+END $body$;
+
+-- What people have changed --------------------------------------------------------------------------------------------
+
+-- The first feeds that somebody has touched.
+CREATE FUNCTION feedq_1.first_dirty(most int) RETURNS bigint[] LANGUAGE sql STABLE AS $body$
+    SELECT ARRAY(SELECT id FROM feedq.feed WHERE dirty ORDER BY id LIMIT most)
+$body$;
+
+-- Makes the lease rows that are missing of dirty feeds, and marks those clean that need a place and nothing else, such
+-- as new ones. Answers with how many are clean now.
+--
+-- No lock on the lease: only a pass makes anything else of an idle one, and passes are one at a time.
+CREATE FUNCTION feedq_1.accept_new(most int, cleared text[]) RETURNS int LANGUAGE plpgsql AS $body$
+DECLARE
+    first constant bigint[] := feedq_1.first_dirty(most);
+    accepted int;
+BEGIN
+    INSERT INTO feedq.lease (feed_id)
+    SELECT f.id FROM feedq.feed f
+    WHERE f.id = ANY (first) AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.feed_id = f.id)
+    ORDER BY f.id ON CONFLICT DO NOTHING;
+    UPDATE feedq.feed f SET dirty = false
+    WHERE f.id = ANY (first) AND f.dirty AND f.removed_at IS NULL AND f.target_state = 'running'
+        AND (SELECT l.state = 'idle' AND l.reason <> ALL (cleared) FROM feedq.lease l WHERE l.feed_id = f.id);
+    GET DIAGNOSTICS accepted = ROW_COUNT;
+    RETURN accepted;
+END $body$;
+
+-- Feeds that somebody has touched, with their leases, both locked; the lease first, as everywhere.
+CREATE FUNCTION feedq_1.dirty(most int) RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    first constant bigint[] := feedq_1.first_dirty(most);
+    found json;
+BEGIN
+    INSERT INTO feedq.lease (feed_id)
+    SELECT f.id FROM feedq.feed f
+    WHERE f.id = ANY (first) AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.feed_id = f.id)
+    ORDER BY f.id ON CONFLICT DO NOTHING;
+    SELECT json_agg(json_build_array(feedq_1.feed_json(f), feedq_1.lease_json(l)) ORDER BY (f).id) INTO found FROM (
+        SELECT f, l FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
+        WHERE f.id = ANY (first) AND f.dirty ORDER BY f.id FOR UPDATE OF l, f
+    ) locked;
+    RETURN coalesce(found, '[]');
+END $body$;
+
+-- Carries out what was decided about feeds that somebody touched, and marks them clean. Of each: `move` (withdraw,
+-- ask_to_stop, purge, or none, which leaves its lease but for the `reason`).
+CREATE FUNCTION feedq_1.apply_edits(edits json, stop_within_s float8) RETURNS boolean LANGUAGE plpgsql AS $body$
+DECLARE
+    owners uuid[];
+BEGIN
+    UPDATE feedq.feed SET dirty = false
+    WHERE id IN (SELECT feed_id FROM json_to_recordset(edits) AS given (feed_id bigint));
+    PERFORM feedq_1.explain((SELECT json_agg(given) FROM json_to_recordset(edits) AS given
+        (feed_id bigint, move text, reason text) WHERE move IS NULL AND reason IS NOT NULL));
+    -- Assigned, and not claimed yet: nobody streams it.
+    WITH given AS (
+        SELECT given.*, l.state FROM json_to_recordset(edits) AS given (feed_id bigint, move text, reason text)
+        JOIN feedq.lease l USING (feed_id) WHERE move = 'withdraw' ORDER BY feed_id FOR UPDATE OF l
+    ), withdrawn AS (
+        UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = given.reason, moved_at = NULL
+        FROM given WHERE l.feed_id = given.feed_id AND given.state = 'assigned'
+    )
+    -- A removed one is idle now, and can go with the next pass.
+    UPDATE feedq.feed f SET dirty = true FROM given WHERE f.id = given.feed_id AND f.removed_at IS NOT NULL;
+    WITH given AS (
+        SELECT given.*, l.state FROM json_to_recordset(edits) AS given (feed_id bigint, move text, reason text)
+        JOIN feedq.lease l USING (feed_id) WHERE move = 'ask_to_stop' ORDER BY feed_id FOR UPDATE OF l
+    ), asked AS (
+        UPDATE feedq.lease l SET
+            state = 'stopping', reason = given.reason,
+            stop_by = clock_timestamp() + make_interval(secs => stop_within_s)
+        FROM given WHERE l.feed_id = given.feed_id AND given.state = 'running'
+        RETURNING l.feed_id, l.epoch, l.worker_id, l.reason
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        SELECT 'stop_requested', feed_id, worker_id, epoch, jsonb_build_object('reason', reason) FROM asked
+    )
+    SELECT array_agg(DISTINCT worker_id) INTO owners FROM asked;
+    PERFORM pg_notify('feedq_worker_' || lock_key, 'feeds') FROM feedq.worker WHERE id = ANY (owners);
+    DELETE FROM feedq.feed WHERE id IN (
+        SELECT feed_id FROM json_to_recordset(edits) AS given (feed_id bigint, move text) WHERE move = 'purge');
+    RETURN true;
+END $body$;
+
+-- Writes why feeds are idle.
+CREATE FUNCTION feedq_1.explain(reasons json) RETURNS int LANGUAGE plpgsql AS $body$
+DECLARE
+    explained int;
+BEGIN
+    WITH given AS (
+        -- By nothing but keys; what state they are in is asked after. Told that few can match, as there were few when
+        -- statistics were taken, the planner would go through all of them for each.
+        SELECT given.*, l.state FROM json_to_recordset(reasons) AS given (feed_id bigint, reason text)
+        JOIN feedq.lease l USING (feed_id) ORDER BY feed_id FOR UPDATE OF l
+    )
+    UPDATE feedq.lease l SET
+        reason = given.reason, retry_at = NULL, held_for = NULL,
+        promised_to = CASE WHEN given.reason IN ('new', 'settling') THEN l.promised_to END,
+        moved_at = CASE WHEN given.reason IN ('new', 'settling') THEN l.moved_at END,
+        attempts = CASE WHEN given.reason = 'new' THEN 0 ELSE l.attempts END,
+        avoid = CASE WHEN given.reason = 'new' THEN '{}' ELSE l.avoid END
+    FROM given WHERE l.feed_id = given.feed_id AND given.state = 'idle';
+    GET DIAGNOSTICS explained = ROW_COUNT;
+    RETURN explained;
+END $body$;
+
+-- Placement ----------------------------------------------------------------------------------------------------------
+
+-- idle -> assigned, under the next epoch. Of each feed that was given: the message for its worker. The worker may hear
+-- of it before that message comes.
+--
+-- A worker that is asked to drain meanwhile has its row locked: either it is not serving any more, or it finds what it
+-- was given and gives it back.
+CREATE FUNCTION feedq_1.assign(places json, measured float8, mean_rows float8, mean_bytes float8) RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    assigned json;
+    owners uuid[];
+BEGIN
+    WITH given AS (
+        SELECT * FROM json_to_recordset(places) AS given (feed_id bigint, worker_id uuid)
+    ), locked AS (
+        SELECT given.*, w.queue, feedq_1.effective_weight(f, l, measured, mean_rows, mean_bytes) AS weight,
+            l.state, w.state AS worker_state, w.target_state
+        FROM given
+        JOIN feedq.lease l USING (feed_id)
+        JOIN feedq.feed f ON f.id = given.feed_id
+        JOIN feedq.worker w ON w.id = given.worker_id
+        ORDER BY given.feed_id FOR UPDATE OF l FOR SHARE OF w
+    ), free AS (
+        SELECT * FROM locked WHERE state = 'idle' AND worker_state = 'active' AND target_state = 'serving'
+    ), assigned AS (
+        UPDATE feedq.lease l SET
+            state = 'assigned', epoch = l.epoch + 1, worker_id = free.worker_id, weight = free.weight,
+            assigned_at = clock_timestamp(), retry_at = NULL, promised_to = NULL, held_for = NULL, stop_by = NULL,
+            reason = CASE WHEN l.reason = 'failed' THEN 'failed' END
+        FROM free WHERE l.feed_id = free.feed_id
+        RETURNING l.feed_id, l.epoch, l.worker_id, free.queue, l.reason
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
+        SELECT 'lease_assigned', feed_id, worker_id, epoch FROM assigned WHERE reason IS NULL
+    )
+    SELECT json_agg(json_build_object('feed_id', feed_id, 'epoch', epoch, 'worker_id', worker_id, 'queue', queue)
+            ORDER BY feed_id), array_agg(DISTINCT worker_id)
+    INTO assigned, owners FROM assigned;
+    PERFORM pg_notify('feedq_worker_' || lock_key, 'feeds') FROM feedq.worker WHERE id = ANY (owners);
+    RETURN coalesce(assigned, '[]');
+END $body$;
+
+-- Feeds that are held for the successor of a worker, locked, each with the worker that is it. Nothing is read when none
+-- is held, which is nearly always.
+CREATE FUNCTION feedq_1.awaited_by_successors() RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    found json;
+BEGIN
+    IF NOT EXISTS (SELECT FROM feedq.lease WHERE held_for IS NOT NULL) THEN
+        RETURN '[]';
+    END IF;
+    WITH successor AS (
+        SELECT DISTINCT ON (name) id, name FROM feedq.worker w WHERE feedq_1.is_serving(w)
+        ORDER BY name, started_at DESC
+    ), awaited AS (
+        SELECT l.feed_id, successor.id AS worker_id
+        FROM feedq.lease l JOIN successor ON successor.name = l.held_for
+        WHERE l.held_for IS NOT NULL AND l.state = 'idle' ORDER BY l.feed_id FOR UPDATE OF l SKIP LOCKED
+    )
+    SELECT json_agg(json_build_object('feed_id', feed_id, 'worker_id', worker_id)) INTO found FROM awaited;
+    RETURN coalesce(found, '[]');
+END $body$;
+
+-- Ends the hold of these feeds: each is promised to its worker; with NULL it may go anywhere.
+CREATE FUNCTION feedq_1.end_hold(promises json) RETURNS int LANGUAGE plpgsql AS $body$
+DECLARE
+    ended int;
+BEGIN
+    UPDATE feedq.lease l SET held_for = NULL, retry_at = NULL, promised_to = given.worker_id
+    FROM json_to_recordset(promises) AS given (feed_id bigint, worker_id uuid) WHERE l.feed_id = given.feed_id;
+    GET DIAGNOSTICS ended = ROW_COUNT;
+    RETURN ended;
+END $body$;
+
+-- What workers hold ----------------------------------------------------------------------------------------------------
+--
+-- It is counted, so that a pass reads a row a worker and none of their feeds. Triggers on `lease` write what a statement
+-- changed to `held_change`; each pass folds that into `worker_held`, and the sweep counts anew. A change and the line
+-- that tells of it commit together, so the two tables always add up to the truth.
+
+-- Takes in what has changed. Writes nothing when nothing has.
+CREATE FUNCTION feedq_1.fold_held() RETURNS int LANGUAGE plpgsql AS $body$
+DECLARE
+    changed int;
+BEGIN
+    WITH folded AS (DELETE FROM feedq.held_change RETURNING *), changes AS (
+        SELECT f.worker_id, sum(f.feeds)::int AS feeds, sum(f.weight) AS weight
+        FROM folded f JOIN feedq.worker w ON w.id = f.worker_id GROUP BY f.worker_id
+    )
+    INSERT INTO feedq.worker_held AS h (worker_id, feeds, weight)
+    SELECT worker_id, feeds, weight FROM changes
+    ON CONFLICT (worker_id) DO UPDATE SET feeds = h.feeds + excluded.feeds,
+        -- Sums of fractions drift; a worker without feeds has no load.
+        weight = CASE WHEN h.feeds + excluded.feeds = 0 THEN 0 ELSE h.weight + excluded.weight END;
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    RETURN changed;
+END $body$;
+
+-- Counts anew what some workers hold, those first that were counted longest ago: at least one, and as many as hold
+-- `most` feeds together. One statement sees one moment: what it does not count yet keeps its line in `held_change`.
+CREATE FUNCTION feedq_1.recount_held(most int) RETURNS int LANGUAGE plpgsql AS $body$
+DECLARE
+    counted int;
+BEGIN
+    WITH turn AS (
+        SELECT id FROM (
+            SELECT w.id, sum(coalesce(h.feeds, 0)) OVER before AS before
+            FROM feedq.worker w LEFT JOIN feedq.worker_held h ON h.worker_id = w.id
+            WHERE w.state <> 'gone'
+            WINDOW before AS (ORDER BY h.counted_at NULLS FIRST, w.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+        ) ranked WHERE coalesce(before, 0) < most
+    ), told AS (
+        DELETE FROM feedq.held_change WHERE worker_id IN (SELECT id FROM turn)
+    ), held AS (
+        SELECT turn.id, count(l.feed_id)::int AS feeds, coalesce(sum(l.weight), 0) AS weight
+        FROM turn LEFT JOIN feedq.lease l ON l.worker_id = turn.id GROUP BY turn.id
+    )
+    INSERT INTO feedq.worker_held (worker_id, feeds, weight, counted_at)
+    SELECT id, feeds, weight, clock_timestamp() FROM held
+    ON CONFLICT (worker_id) DO UPDATE SET
+        feeds = excluded.feeds, weight = excluded.weight, counted_at = excluded.counted_at;
+    GET DIAGNOSTICS counted = ROW_COUNT;
+    RETURN counted;
+END $body$;
+
+-- The sweep -----------------------------------------------------------------------------------------------------------
+--
+-- Compares everything with everything, a page of feeds a pass, and trims what is too old. Whoever changed a row by hand
+-- skipped our bookkeeping: what does not add up is marked dirty, and the usual path mends it. What somebody has locked
+-- can wait for the next sweep. A page is small, so that no pass takes long because of it and nothing stays locked.
+
+-- Marks as dirty what does not add up on a page, and frees what workers hold that are gone already: a row changed by
+-- hand, or restored from a backup. Answers with how many that were.
+CREATE FUNCTION feedq_1.repair(after bigint, upto bigint) RETURNS int LANGUAGE plpgsql AS $body$
+DECLARE
+    marked int;
+    gone uuid[];
+BEGIN
+    WITH missing AS (
+        SELECT f.id FROM feedq.feed f
+        WHERE f.id > after AND f.id <= upto
+            AND NOT f.dirty AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.feed_id = f.id)
+    ), mismatched AS (
+        SELECT f.id FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
+        WHERE f.id > after AND f.id <= upto AND NOT f.dirty AND (
+            (l.state IN ('running', 'assigned') AND (f.removed_at IS NOT NULL OR f.target_state <> 'running'))
+            OR (l.state = 'running' AND l.generation < f.generation)
+            OR (l.state = 'idle' AND f.removed_at IS NOT NULL)
+            OR (l.state = 'idle' AND l.reason = 'paused' AND f.target_state = 'running')
+            OR (l.state = 'idle' AND (l.reason IS NULL OR l.reason = 'failed' AND l.retry_at IS NULL)))
+        ORDER BY f.id FOR UPDATE OF l, f SKIP LOCKED
+    )
+    UPDATE feedq.feed SET dirty = true WHERE id IN (SELECT id FROM missing UNION ALL SELECT id FROM mismatched);
+    GET DIAGNOSTICS marked = ROW_COUNT;
+    SELECT array_agg(DISTINCT l.worker_id) INTO gone
+    FROM feedq.lease l JOIN feedq.worker w ON w.id = l.worker_id
+    WHERE l.feed_id > after AND l.feed_id <= upto AND w.state = 'gone';
+    IF gone IS NOT NULL THEN
+        marked := marked + feedq_1.free(gone, '{assigned,running,stopping}', 'worker_gone');
+    END IF;
+    RETURN marked;
+END $body$;
+
+-- Writes what the feeds of a page weigh by now, if that has changed by more than a tenth of itself. At the end of a
+-- pass: it locks rows that owners report on, and must not wait for anybody after that.
+CREATE FUNCTION feedq_1.weigh(after bigint, upto bigint, measured float8, mean_rows float8, mean_bytes float8) RETURNS int LANGUAGE plpgsql AS $body$
+DECLARE
+    step constant float8 := 0.1;
+    weighed int;
+BEGIN
+    WITH weighed AS MATERIALIZED (
+        SELECT l.feed_id, l.weight AS before, feedq_1.effective_weight(f, l, measured, mean_rows, mean_bytes) AS weight
+        FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
+        WHERE l.feed_id > after AND l.feed_id <= upto AND l.worker_id IS NOT NULL AND NOT f.dirty
+    ), changed AS (
+        SELECT l.feed_id, weighed.weight FROM weighed JOIN feedq.lease l USING (feed_id)
+        WHERE abs(weighed.weight - before) > CASE WHEN measured = 0 THEN 1e-9
+            ELSE step * before END
+        ORDER BY l.feed_id FOR UPDATE OF l SKIP LOCKED
+    )
+    UPDATE feedq.lease l SET weight = changed.weight FROM changed WHERE l.feed_id = changed.feed_id;
+    GET DIAGNOSTICS weighed = ROW_COUNT;
+    RETURN weighed;
+END $body$;
+
+-- Deletes history, at most so much: of the feeds of a page what is beyond so many events each, and of all what is too
+-- old. Answers with how much of either.
+--
+-- The oldest by id: they are not looked for by time, which would read all that are young enough to stay. And ARRAY,
+-- because a plan for a table that the planner takes for small looks for IN anew for each row, and deletes them all.
+CREATE FUNCTION feedq_1.trim_history(after bigint, upto bigint, days int, per_feed int, most int) RETURNS json
+LANGUAGE plpgsql AS $body$
+DECLARE
+    too_many int;
+    too_old int;
+BEGIN
+    DELETE FROM feedq.event WHERE id = ANY (ARRAY(
+        SELECT e.id FROM (
+            SELECT f.id AS feed_id, (
+                SELECT id FROM feedq.event WHERE feed_id = f.id ORDER BY id DESC OFFSET per_feed LIMIT 1
+            ) AS last
+            FROM feedq.feed f WHERE f.id > after AND f.id <= upto
+        ) many JOIN feedq.event e ON e.feed_id = many.feed_id AND e.id <= many.last
+        LIMIT most FOR UPDATE OF e SKIP LOCKED));
+    GET DIAGNOSTICS too_many = ROW_COUNT;
+    DELETE FROM feedq.event
+    WHERE id = ANY (ARRAY(SELECT id FROM feedq.event ORDER BY id LIMIT most FOR UPDATE SKIP LOCKED))
+        AND at < clock_timestamp() - make_interval(days => days);
+    GET DIAGNOSTICS too_old = ROW_COUNT;
+    RETURN json_build_array(too_many, too_old);
+END $body$;
+
+-- Forgets, at the end of a sweep, the sessions of workers that are gone for so long, and listeners that were killed.
+CREATE FUNCTION feedq_1.forget(days int) RETURNS int LANGUAGE plpgsql AS $body$
+DECLARE
+    forgotten int;
+BEGIN
+    DELETE FROM feedq.worker w
+    WHERE w.state = 'gone' AND w.heartbeat_at < clock_timestamp() - make_interval(days => days)
+        AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.worker_id = w.id)
+        AND NOT EXISTS (SELECT FROM feedq.run r WHERE r.worker_id = w.id AND r.state = 'running');
+    GET DIAGNOSTICS forgotten = ROW_COUNT;
+    DELETE FROM feedq.tap t WHERE NOT feedq_1.is_listening(t);
+    DELETE FROM feedq.tap_part p WHERE NOT EXISTS (SELECT FROM feedq.tap t WHERE t.feed_id = p.feed_id);
+    RETURN forgotten;
+END $body$;
