@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -126,13 +127,15 @@ def test_what_is_let_go_while_workers_are_counted_counts_once(
     feeds = [harness.feed(f"f{i}") for i in range(3)]
     keys = [harness.run(feed, source) for feed in feeds]
     harness.transfer(feeds[0], source, target)
-    before = assigning.fold
+    call = assigning.call
 
-    def fold(c: Connection) -> None:
-        before(c)
-        harness.store.leases.release(source.id, [Release(*keys[0], Reason.MOVED)])
+    def call_and_release(c: Connection, function: str, kind: type[Any], /, **given: object) -> Any:
+        answer = call(c, function, kind, **given)
+        if function == "fold_held":
+            harness.store.leases.release(source.id, [Release(*keys[0], Reason.MOVED)])
+        return answer
 
-    monkeypatch.setattr(assigning, "fold", fold)
+    monkeypatch.setattr(assigning, "call", call_and_release)
     counts = {w.name: harness.candidate(w).feeds for w in (source, target)}
     assert counts == {"a": 2, "b": 1}
 

@@ -47,7 +47,9 @@ BEGIN
     END IF;
     RETURN json_build_array(json_build_object(
         'now', clock_timestamp(), 'evened_out', f.evened_out, 'waiting_after', f.waiting_after,
-        'sweep_at', least(f.sweep_at, clock_timestamp()), 'swept_to', f.swept_to));
+        -- least() ignores NULL, which says that there was no sweep yet.
+        'sweep_at', CASE WHEN f.sweep_at IS NOT NULL THEN least(f.sweep_at, clock_timestamp()) END,
+        'swept_to', f.swept_to));
 END $body$;
 
 -- Ends a pass. The fleet's row comes last, here as in a heartbeat: the other way round the two would deadlock.
