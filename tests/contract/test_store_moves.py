@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Connection
 
-from feedq.control.store import assigning
+from feedq.control.store.protocol import call
 from feedq.core.model import LeaseState, Reason, Release, TargetState, Worker
 from feedq.core.placement.base import Transfer
 from feedq.errors import Conflict, NotFound
@@ -127,15 +127,13 @@ def test_what_is_let_go_while_workers_are_counted_counts_once(
     feeds = [harness.feed(f"f{i}") for i in range(3)]
     keys = [harness.run(feed, source) for feed in feeds]
     harness.transfer(feeds[0], source, target)
-    call = assigning.call
-
     def call_and_release(c: Connection, function: str, kind: type[Any], /, **given: object) -> Any:
         answer = call(c, function, kind, **given)
         if function == "fold_held":
             harness.store.leases.release(source.id, [Release(*keys[0], Reason.MOVED)])
         return answer
 
-    monkeypatch.setattr(assigning, "call", call_and_release)
+    monkeypatch.setattr("feedq.control.store.assigning.call", call_and_release)
     counts = {w.name: harness.candidate(w).feeds for w in (source, target)}
     assert counts == {"a": 2, "b": 1}
 
