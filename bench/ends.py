@@ -129,7 +129,9 @@ def _outage(cluster: Cluster, store: PostgresStore, postgres: Postgres, *, away_
     with frozen_database(postgres, cluster, cut=cut):
         time.sleep(away_s)
     wait_until(
-        lambda: not cluster.sql(going, (runs, ["waiting", "running"])), limit_s=LIMIT_S, what="all have ended"
+        lambda: not cluster.sql(going, (runs, ["buffered", "waiting", "running"])),
+        limit_s=LIMIT_S,
+        what="all have ended",
     )
     sql = "SELECT r.job ->> 'semantics' AS semantics, state, attempt, reason FROM feedq.run r WHERE id = ANY(%s)"
     ended = cluster.sql(sql, (runs,))

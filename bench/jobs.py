@@ -106,7 +106,7 @@ def _runs_per_s(cluster: Cluster, schedules: ScheduleStore, name: str) -> float:
     assert made == BACKLOG
     worker = cluster.add_worker(name, "-Q", "jobs", capacity=SLOTS)
     wait_until(
-        lambda: not cluster.sql("SELECT 1 FROM feedq.run WHERE state IN ('waiting', 'running') LIMIT 1"),
+        lambda: not cluster.sql("SELECT 1 FROM feedq.run WHERE ended_at IS NULL LIMIT 1"),
         limit_s=LIMIT_S,
         interval_s=0.2,
         what=lambda: f"{BACKLOG:,} runs have ended; the worker's log ends:\n{worker.text()[-3000:]}",
@@ -137,7 +137,7 @@ def lag(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figure]
         for n in range(TICKING):
             schedules.pause(f"tick-{n}")
         wait_until(
-            lambda: not cluster.sql("SELECT 1 FROM feedq.run WHERE state IN ('waiting', 'running') LIMIT 1"),
+            lambda: not cluster.sql("SELECT 1 FROM feedq.run WHERE ended_at IS NULL LIMIT 1"),
             limit_s=LIMIT_S,
             what="all have ended",
         )

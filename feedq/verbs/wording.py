@@ -160,14 +160,14 @@ def worker_trouble(view: WorkerView) -> str:
 
 def lag_s(run: Run) -> float | None:
     """Seconds from when a run was due until it began; None when it has not."""
-    if run.started_at is None or run.state is RunState.WAITING:
+    if run.started_at is None or run.state in (RunState.BUFFERED, RunState.WAITING):
         return None
     return max(0.0, (run.started_at - run.due_at).total_seconds())
 
 
 def took_s(run: Run | RunDocument, *, now: datetime) -> float | None:
     """Seconds that its last attempt has run for; None when there is none, or another is to come."""
-    if run.started_at is None or run.state is RunState.WAITING:
+    if run.started_at is None or run.state in (RunState.BUFFERED, RunState.WAITING):
         return None
     return max(0.0, ((run.ended_at or now) - run.started_at).total_seconds())
 

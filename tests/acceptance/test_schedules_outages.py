@@ -73,7 +73,7 @@ def begin(cluster: Cluster, schedules: ScheduleStore) -> None:
 def ends(cluster: Cluster) -> dict[str, tuple[Any, ...]]:
     """State and attempt of the newest run of each schedule, once none is on its way."""
     wait_until(
-        lambda: not cluster.sql("SELECT 1 FROM feedq.run WHERE state IN ('waiting', 'running')"),
+        lambda: not cluster.sql("SELECT 1 FROM feedq.run WHERE ended_at IS NULL"),
         limit_s=LIMIT_S,
         what=lambda: (
             f"all have ended: {cluster.sql('SELECT * FROM feedq.run')}\n"

@@ -60,9 +60,9 @@ class Seen:
 def watch(fleet: Cluster, seen: Seen) -> None:
     rows = fleet.sql(
         "SELECT s.name, count(*) FILTER (WHERE r.state = 'running') AS running, "
-        "count(*) FILTER (WHERE r.state = 'waiting') AS waiting "
+        "count(*) FILTER (WHERE r.state IN ('buffered', 'waiting')) AS waiting "
         "FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id "
-        "WHERE r.state IN ('waiting', 'running') GROUP BY s.name"
+        "WHERE r.ended_at IS NULL GROUP BY s.name"
     )
     for row in rows:
         for most, count in ((seen.running, row["running"]), (seen.waiting, row["waiting"])):

@@ -141,7 +141,7 @@ def unfinished(cluster: Cluster) -> list[dict[str, Any]]:
     return cluster.sql(
         "SELECT s.name, r.key, r.state, r.attempt, r.reason, w.state AS worker FROM feedq.run r "
         "JOIN feedq.schedule s ON s.id = r.schedule_id LEFT JOIN feedq.worker w ON w.id = r.worker_id "
-        "WHERE r.state IN ('waiting', 'running')"
+        "WHERE r.ended_at IS NULL"
     )
 
 

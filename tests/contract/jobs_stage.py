@@ -44,7 +44,8 @@ def fire(jobs: JobsHarness, *, limit: int = 1_000) -> list[int]:
         fired = jobs.store.jobs.runs.fire_due(limit=limit)
         made, more = made + fired.runs, fired.more
     found = jobs.execute(
-        "SELECT id FROM feedq.run WHERE id > %s AND state = 'waiting' AND due_at <= clock_timestamp() ORDER BY id",
+        "SELECT id FROM feedq.run WHERE id > %s AND state IN ('buffered', 'waiting') "
+        "AND due_at <= clock_timestamp() ORDER BY id",
         latest,
     )
     assert len(found) == made

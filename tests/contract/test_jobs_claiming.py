@@ -165,15 +165,6 @@ def test_an_exclusive_run_waits_for_the_one_that_runs(jobs: JobsHarness) -> None
         finish(jobs, worker, ended(claimed))
 
 
-def test_an_older_tick_that_waits_for_its_retry_lets_the_next_one_go(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule(overlap=Overlap.BUFFER_ALL)
-    older = jobs.schedules.trigger("nightly", key="older")
-    jobs.schedules.trigger("nightly", key="newer")
-    due_later(jobs, older, 60)
-    assert claim_one(jobs, worker).key == "trigger:newer"
-
-
 def test_backfills_are_run_one_after_another_by_tick(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     jobs.schedule()

@@ -26,7 +26,6 @@ def plan(jobs: JobsHarness, statement: PreparedStatement) -> str:
     values = {
         "free": 8,
         "counted": 24,
-        "backfilled": [],
         "open": [],
         "queues": ["default"],
         "tasks": ["tasks.report"],
@@ -65,9 +64,9 @@ def test_plans_that_were_made_when_nothing_waited_are_right_when_many_do(jobs: J
         assert "Seq Scan on run" not in planned
         assert "Bitmap" not in planned
     look, take = before[prepared._DUE_SCAN], before[prepared._CLAIM]
-    for index in ("run_lane", "run_backfill", "run_start_by", "run_waiting_due"):
+    for index in ("run_lane", "run_start_by", "run_waiting_due"):
         assert f"using {index}" in look, look
-    for index in ("run_lane", "run_backfill", "run_running", "run_line", "run_pkey"):
+    for index in ("run_lane", "run_pkey"):
         assert f"using {index}" in take, take
     # Other ways to the same rows go through all that wait.
     for wrong in ("run_unfinished", "run_of_schedule", "run_key"):

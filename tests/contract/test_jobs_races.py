@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,13 +13,11 @@ from random import Random
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
 
 from feedq.control.store.database import PreparedStatement
 from feedq.control.store.jobs import claiming, prepared
-from feedq.control.store.jobs.prepared import PreparedRuns
 from feedq.core.model import Worker
-from feedq.core.schedule.model import Finish, Offer, RunState
+from feedq.core.schedule.model import Finish, RunState
 from feedq.core.schedule.spec import Overlap, Queue, Semantics
 from feedq.errors import Conflict, NotFound
 from tests.contract.jobs_harness import JobsHarness
@@ -143,54 +141,6 @@ def test_two_that_claim_two_runs_of_a_schedule_at_the_same_moment_get_one(
             left.remove(run.id)
 
 
-@pytest.mark.parametrize("is_prepared", [True, False])
-def test_a_claim_that_does_not_see_yet_what_runs_meets_the_index_and_claims_again(
-    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch, is_prepared: bool
-) -> None:
-    """Its view of the rows is from before the other's commit: as if nothing of the schedule were running."""
-    a, b = jobs.job_worker("a"), jobs.job_worker("b")
-    jobs.schedule(overlap=Overlap.BUFFER_ALL)
-    jobs.schedule("another")
-    jobs.schedules.trigger("nightly", key="first")
-    jobs.schedules.trigger("nightly", key="second")
-    jobs.schedules.trigger("another")
-    held = claim_one(jobs, a, limit=1)
-    assert held.schedule == "nightly"
-    blind = claiming.CLAIM.replace("o.state = 'running'", "false")
-    assert blind != claiming.CLAIM
-    seen: list[str] = []
-    if is_prepared:
-        execute, blindfold = PreparedRuns._execute, PreparedStatement.of("feedq_blind", blind, prepared.TYPES)
-
-        def execute_blindly_first(
-            self: PreparedRuns, statement: PreparedStatement, given: Mapping[str, Any]
-        ) -> Any:
-            if statement is prepared._CLAIM:
-                seen.append("again" if seen else "blind")
-                if seen == ["blind"]:
-                    with self._open().cursor() as cursor:
-                        cursor.execute(blindfold.prepare)
-                    statement = blindfold
-            return execute(self, statement, given)
-
-        monkeypatch.setattr(PreparedRuns, "_execute", execute_blindly_first)
-    else:
-        jobs.store.jobs.runs._prepared._is_off = True
-        real = claiming.claim
-
-        def claim_blindly_first(c: Connection, offered: Offer) -> claiming.ClaimedRuns:
-            seen.append("again" if seen else "blind")
-            with monkeypatch.context() as patched:
-                if seen == ["blind"]:
-                    patched.setattr(claiming, "CLAIM", blind)
-                return real(c, offered)
-
-        monkeypatch.setattr(claiming, "claim", claim_blindly_first)
-    assert [run.schedule for run in jobs.store.jobs.runs.claim(offer(b)).runs] == ["another"]
-    assert seen == ["blind", "again"]
-    assert states(jobs) == {S.RUNNING: 1, S.WAITING: 1}
-
-
 def test_a_claim_waits_for_nobody_who_holds_a_run_or_a_schedule(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     for name in ("held", "free"):
@@ -206,21 +156,6 @@ def test_a_claim_waits_for_nobody_who_holds_a_run_or_a_schedule(jobs: JobsHarnes
         assert [run.schedule for run in granted.runs] == ["free"]
         assert granted.next_in_s is not None
         assert granted.next_in_s < 1, "worth asking again soon: it is held for a moment"
-
-
-def test_a_claim_does_not_wait_for_one_that_takes_another_run_of_the_schedule(jobs: JobsHarness) -> None:
-    """An older tick came in while the other was under way; the index would have it wait for the other's commit."""
-    a, b = jobs.job_worker("a"), jobs.job_worker("b")
-    jobs.schedule()
-    jobs.schedules.trigger("nightly", key="first")
-    with jobs.database.transaction() as c:
-        assert [run.key for run in claiming.claim(c, offer(a)).granted.runs] == ["trigger:first"]
-        jobs.schedules.backfill("nightly", [SOME_TICK])
-        granted = jobs.store.jobs.runs.claim(offer(b))
-        assert not granted.runs
-        assert granted.next_in_s == claiming.AGAIN_S
-    assert states(jobs) == {S.RUNNING: 1, S.WAITING: 1}
-    assert claim(jobs, b) == []
 
 
 def test_limits_of_queues_hold_whoever_claims_at_once(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
@@ -328,7 +263,7 @@ class Fleet:
 
     def meddle(self, rng: Random) -> None:
         name = rng.choice([schedule.schedule.spec.name for schedule in self.jobs.schedules.views()])
-        running = self.jobs.schedules.runs(states=[S.RUNNING, S.WAITING], limit=20)
+        running = self.jobs.schedules.runs(states=[S.RUNNING, S.WAITING, S.BUFFERED], limit=20)
         try:
             match rng.randrange(4):
                 case 0:
@@ -404,7 +339,7 @@ def drain(jobs: JobsHarness, fleet: Fleet) -> None:
     """No more ticks: all that is left is run, and ends."""
     jobs.execute("UPDATE feedq.schedule SET state = 'paused'")
     deadline = time.monotonic() + WAIT_S
-    while jobs.execute("SELECT 1 FROM feedq.run WHERE state IN ('waiting', 'running')"):
+    while jobs.execute("SELECT 1 FROM feedq.run WHERE ended_at IS NULL"):
         assert time.monotonic() < deadline, runs_of(jobs, "s0")[-3:]
         jobs.store.jobs.runs.expire(limit=100)
         for worker in fleet.workers:

@@ -136,7 +136,8 @@ def test_as_many_triggers_wait_beside_a_run_as_the_policy_lets(
     jobs.schedule(overlap=overlap, buffer_max=2)
     jobs.start(jobs.schedules.trigger("nightly"), worker)
     runs = [jobs.schedules.trigger("nightly") for _ in range(3)]
-    states = [RunState.WAITING] * waits + [RunState.SKIPPED_OVERLAP] * (3 - waits)
+    waiting = RunState.WAITING if overlap is Overlap.ALLOW_ALL else RunState.BUFFERED
+    states = [waiting] * waits + [RunState.SKIPPED_OVERLAP] * (3 - waits)
     assert [run.state for run in runs] == states
     assert columns(jobs, runs[0], "exclusive") == (overlap is not Overlap.ALLOW_ALL,)
 
@@ -147,7 +148,7 @@ def test_cancel_other_ends_what_has_not_ended(jobs: JobsHarness, worker: Worker)
     first, waiting = jobs.schedules.trigger("nightly"), None
     jobs.start(first, worker)
     assert jobs.schedules.backfill("nightly", [SOME_TICK]) == (1, 0)
-    (waiting,) = jobs.schedules.runs("nightly", states=[RunState.WAITING])
+    (waiting,) = jobs.schedules.runs("nightly", states=[RunState.BUFFERED])
     # The other has nothing to stop; but the new run may go to it.
     jobs.store.workers.set_target(other.id, WorkerTarget.CORDONED)
     assert jobs.notified(lambda: jobs.schedules.trigger("nightly", key="new"), worker, other) == {"a"}
@@ -170,7 +171,8 @@ def test_a_backfill_makes_runs_in_the_order_of_their_ticks(jobs: JobsHarness, wo
     runs = jobs.schedules.runs("nightly")[::-1]
     assert [run.tick_at for run in runs] == [SOME_TICK, SOME_TICK + HOUR, SOME_TICK + 2 * HOUR]
     assert [run.key for run in runs] == [f"2026-03-01T{hour}:00:00Z" for hour in (10, 11, 12)]
-    assert {(run.kind, run.state) for run in runs} == {(RunKind.BACKFILL, RunState.WAITING)}
+    assert {run.kind for run in runs} == {RunKind.BACKFILL}
+    assert [run.state for run in runs] == [RunState.WAITING, RunState.BUFFERED, RunState.BUFFERED]
     ranks = [columns(jobs, run, "rank_at")[0] for run in runs]
     assert ranks == sorted(set(ranks)), "each after the one before"
     assert {columns(jobs, run, "exclusive", "start_by") for run in runs} == {(True, None)}

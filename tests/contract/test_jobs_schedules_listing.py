@@ -38,7 +38,7 @@ def test_a_view_has_the_newest_run_that_does_not_wait(jobs: JobsHarness) -> None
     waiting, skipped = jobs.schedules.trigger("nightly"), jobs.schedules.trigger("nightly")
     view = jobs.schedules.view("nightly")
     assert (view.last, view.waiting, view.running) == (skipped, 1, 1)
-    assert waiting.state is RunState.WAITING
+    assert waiting.state is RunState.BUFFERED
 
 
 def test_pages_are_in_order_of_name_and_follow_each_other(jobs: JobsHarness) -> None:

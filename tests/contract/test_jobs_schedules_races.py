@@ -81,7 +81,7 @@ def test_of_backfills_at_once_each_tick_is_made_by_one(
     found = at_once(threads, partial(jobs.schedules.backfill, "nightly", ticks))
     assert sorted(result for result in found if isinstance(result, tuple))[-1] == (200, 0)
     assert sum(result[0] for result in found if isinstance(result, tuple)) == 200
-    assert jobs.schedules.counts("nightly") == {RunState.WAITING: 200}
+    assert jobs.schedules.counts("nightly") == {RunState.WAITING: 1, RunState.BUFFERED: 199}
 
 
 def test_of_beats_at_the_same_moment_one_enqueues(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from feedq.control.store.jobs.claiming import CROWD
+from feedq.core.schedule.model import ClaimedRun
 from feedq.core.schedule.spec import Overlap, Queue
 from tests.contract.jobs_harness import JobsHarness
-from tests.contract.jobs_stage import claim, claim_one
+from tests.contract.jobs_stage import claim, claim_one, ended, finish
 
 RUNS = 5_000
 FEW = 1_000
@@ -17,7 +18,7 @@ FEW = 1_000
 def many(jobs: JobsHarness, sql: str, *, analyzed: bool) -> None:
     """Runs by this SELECT; before or after the planner has been told what there is."""
     jobs.execute("ANALYZE feedq.run, feedq.schedule")
-    columns = "schedule_id, kind, key, tick_at, due_at, rank_at, job, queue"
+    columns = "schedule_id, kind, key, tick_at, due_at, rank_at, job, queue, state"
     jobs.execute(f"INSERT INTO feedq.run ({columns}) {sql}", RUNS)
     if analyzed:
         jobs.execute("ANALYZE feedq.run")
@@ -25,13 +26,13 @@ def many(jobs: JobsHarness, sql: str, *, analyzed: bool) -> None:
 
 PLAIN = """
     SELECT s.id, 'tick', 'k' || n, now(), now() - n * interval '1 s', now() - n * interval '1 s',
-        s.declaration, 'default'
+        s.declaration, 'default', 'waiting'
     FROM generate_series(1, %s) n JOIN feedq.schedule s ON s.name = 's' || n
 """
 IN_A_FULL_QUEUE = PLAIN.replace("'default'", "'full'")
 BACKFILL = """
     SELECT s.id, 'backfill', 'k' || n, now() - n * interval '1 h', now(), now() - interval '1 h',
-        s.declaration, 'default'
+        s.declaration, 'default', CASE n WHEN 1 THEN 'waiting' ELSE 'buffered' END
     FROM generate_series(1, %s) n, feedq.schedule s WHERE s.name = 's1'
 """
 
@@ -53,9 +54,15 @@ def test_a_claim_reads_a_few_of_those_that_wait(jobs: JobsHarness, sql: str, ana
     claim_one(jobs, worker)
     many(jobs, sql, analyzed=analyzed)
     jobs.schedules.trigger("open")
-    taken: list[object] = []
+    taken: list[ClaimedRun] = []
     assert jobs.rows_read_by(lambda: taken.extend(claim(jobs, worker)), entries=True) <= FEW
     assert len(taken) == {PLAIN: 8, IN_A_FULL_QUEUE: 1, BACKFILL: 2}[sql]
+    ends = [ended(run) for run in taken]
+    assert jobs.rows_read_by(lambda: finish(jobs, worker, *ends), entries=True) <= FEW, (
+        "and to promote the next"
+    )
+    if sql is BACKFILL:
+        assert claim_one(jobs, worker).schedule == "s1"
     counted = jobs.rows_read_by(lambda: jobs.execute("SELECT count(job) FROM feedq.run"))
     assert counted >= RUNS, "the counters work"
 

@@ -34,6 +34,7 @@ MINUTE = timedelta(minutes=1)
 NOTHING = Unfinished()
 
 WAITING = RunState.WAITING
+BUFFERED = RunState.BUFFERED
 SKIPPED = RunState.SKIPPED_OVERLAP
 MISSED = RunState.MISSED_CATCHUP
 LATE = RunState.MISSED_DEADLINE
@@ -101,10 +102,11 @@ def test_a_run_is_due_when_its_tick_fires_and_not_earlier() -> None:
         (Overlap.SKIP, 1, 0, [SKIPPED, SKIPPED, SKIPPED]),
         (Overlap.SKIP, 0, 1, [SKIPPED, SKIPPED, SKIPPED]),
         (Overlap.BUFFER_ONE, 0, 0, [WAITING, SKIPPED, SKIPPED]),
-        (Overlap.BUFFER_ONE, 0, 1, [WAITING, SKIPPED, SKIPPED]),
+        (Overlap.BUFFER_ONE, 0, 1, [BUFFERED, SKIPPED, SKIPPED]),
         (Overlap.BUFFER_ONE, 1, 1, [SKIPPED, SKIPPED, SKIPPED]),
-        (Overlap.BUFFER_ALL, 0, 1, [WAITING, WAITING, SKIPPED]),
-        (Overlap.BUFFER_ALL, 1, 1, [WAITING, SKIPPED, SKIPPED]),
+        (Overlap.BUFFER_ALL, 0, 0, [WAITING, BUFFERED, SKIPPED]),
+        (Overlap.BUFFER_ALL, 0, 1, [BUFFERED, BUFFERED, SKIPPED]),
+        (Overlap.BUFFER_ALL, 1, 1, [BUFFERED, SKIPPED, SKIPPED]),
         (Overlap.BUFFER_ALL, 2, 0, [SKIPPED, SKIPPED, SKIPPED]),
         (Overlap.CANCEL_OTHER, 0, 0, [CANCELLED, CANCELLED, WAITING]),
         (Overlap.CANCEL_OTHER, 3, 1, [CANCELLED, CANCELLED, WAITING]),
@@ -118,7 +120,7 @@ def test_the_overlap_policy_judges_ticks_one_after_the_other(
     firing = fire(schedule, now=BEGIN + timedelta(seconds=40), unfinished=Unfinished(waiting, running))
     assert [run.state for run in firing.runs for _ in range(run.ticks)] == states
     assert firing.cancel_others == (overlap is Overlap.CANCEL_OTHER)
-    assert all((run.reason is None) == (run.state is WAITING) for run in firing.runs)
+    assert all((run.reason is None) == (run.state in (WAITING, BUFFERED)) for run in firing.runs)
 
 
 def test_ticks_left_out_in_a_row_for_the_same_reason_are_one_row_that_counts_them() -> None:
@@ -141,7 +143,7 @@ def test_what_is_made_up_for_is_due_now_and_its_start_deadline_counts_from_now()
     schedule = scheduled(start_deadline=10)
     firing = fire(schedule, now=BEGIN + timedelta(seconds=61), unfinished=Unfinished(1, 1))
     made_up = firing.runs[0]
-    assert (made_up.tick_at, made_up.state) == (BEGIN, WAITING)
+    assert (made_up.tick_at, made_up.state) == (BEGIN, BUFFERED)
     assert made_up.due_at == BEGIN + timedelta(seconds=61)
     assert made_up.start_by == BEGIN + timedelta(seconds=71)
 
@@ -177,7 +179,7 @@ def test_a_million_missed_ticks_of_an_interval_are_one_look(catch_up: CatchUp) -
     assert perf_counter() - begun < 5
     made_up = {CatchUp.SKIP: 0, CatchUp.LATEST: 1, CatchUp.ALL: 10}[catch_up]
     assert firing.runs[0].ticks == 1_000_000 - made_up
-    assert [run.state for run in firing.runs[1 : made_up + 1]] == [WAITING] * made_up
+    assert [run.state for run in firing.runs[1 : made_up + 1]] == [WAITING, *[BUFFERED] * 9][:made_up]
     assert sum(run.ticks for run in firing.runs) == 1_000_000 + 6
     assert len(firing.runs) <= 1 + made_up + 2
     assert not firing.more
@@ -192,7 +194,7 @@ def test_a_look_at_many_missed_ticks_of_cron_is_bounded(window_s: float) -> None
     assert [firing.more for firing in looks] == [True] * 5 + [False]
     assert [len(firing.runs) for firing in looks[:-1]] == [1] * 5
     assert sum(run.ticks for firing in looks for run in firing.runs if run.state is MISSED) == 28_800 - 51
-    waiting = [run.tick_at for firing in looks for run in firing.runs if run.state is WAITING]
+    waiting = [run.tick_at for firing in looks for run in firing.runs if run.state in (WAITING, BUFFERED)]
     assert waiting == [BEGIN + timedelta(days=20) - n * MINUTE for n in range(51, 1, -1)]
 
 
@@ -211,7 +213,7 @@ def looked(schedule: Schedule, *, now: datetime, limit: int) -> Iterator[Firing]
         assert schedule.next_tick_at is not None
         assert firing.next_tick_at > schedule.next_tick_at
         waiting = 0 if firing.cancel_others else waiting
-        waiting += sum(run.state is WAITING for run in firing.runs)
+        waiting += sum(run.state in (WAITING, BUFFERED) for run in firing.runs)
         schedule = moved(schedule, firing)
 
 
@@ -240,7 +242,7 @@ def naive(schedule: Schedule, *, now: datetime) -> list[Decided]:
     made_up = recent[max(len(recent) - keep, 0) :]
     states: dict[datetime, RunState] = {}
     for tick in due:
-        waiting = [t for t, state in states.items() if state is WAITING]
+        waiting = [t for t, state in states.items() if state in (WAITING, BUFFERED)]
         full = {
             Overlap.SKIP: len(waiting) > 0,
             Overlap.BUFFER_ONE: len(waiting) > 0,
@@ -256,7 +258,8 @@ def naive(schedule: Schedule, *, now: datetime) -> list[Decided]:
         else:
             if spec.overlap is Overlap.CANCEL_OTHER:
                 states |= dict.fromkeys(waiting, CANCELLED)
-            states[tick] = WAITING
+            is_alone = spec.overlap in (Overlap.CANCEL_OTHER, Overlap.ALLOW_ALL) or not waiting
+            states[tick] = WAITING if is_alone else BUFFERED
     return [Decided(tick, state) for tick, state in states.items()]
 
 

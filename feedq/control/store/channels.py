@@ -39,8 +39,6 @@ LEADER_LOCK_CLASS = 0x_FEED_02
 SESSION_LOCK_CLASS = 0x_FEED_05
 """First key of the lock that each session of a worker has for itself; the second is the number of its backend. Who
 wants to hear of its end waits for this one (`feedq.control.store.session_ends`)."""
-RUN_LOCK_CLASS = 0x_FEED_04
-"""First key of the transaction locks under which runs are claimed; the second is their schedule's, cut to fit."""
 CATALOG_LOCK_CLASS = 0x_FEED_06
 """First key of the session advisory lock of whoever syncs a catalog; the second is a hash of its name."""
 PASS_LOCK = 0x_FEED_0003

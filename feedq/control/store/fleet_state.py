@@ -30,11 +30,11 @@ _JOBS = """
         FROM feedq.schedule WHERE removed_at IS NULL
     ) schedules, (
         SELECT count(*) FILTER (WHERE state = 'running')::int AS running,
-            count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
+            count(*) FILTER (WHERE state <> 'running')::int AS waiting,
             count(*) FILTER (WHERE state = 'waiting' AND due_at <= clock_timestamp())::int AS due,
             extract(epoch FROM clock_timestamp() - min(due_at) FILTER (
                 WHERE state = 'waiting' AND due_at <= clock_timestamp()))::float8 AS oldest_due_s
-        FROM feedq.run WHERE state IN ('waiting', 'running')
+        FROM feedq.run WHERE state IN ('buffered', 'waiting', 'running')
     ) runs, (
         SELECT count(*)::int AS workers, coalesce(sum(job_slots), 0)::int AS slots FROM feedq.worker
         WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0

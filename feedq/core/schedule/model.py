@@ -30,8 +30,10 @@ class ScheduleState(StrEnum):
 
 
 class RunState(StrEnum):
-    """The states of a run. The first two are on the way, all others final; see `feedq.core.schedule.outcome`."""
+    """The states of a run. The first three are on the way, all others final; see `feedq.core.schedule.outcome`."""
 
+    BUFFERED = "buffered"
+    """Its schedule runs one at a time, and another has the turn."""
     WAITING = "waiting"
     """Not started: it is due now, or at `due_at`."""
     RUNNING = "running"
@@ -47,7 +49,7 @@ class RunState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        return self not in (RunState.WAITING, RunState.RUNNING)
+        return self not in (RunState.BUFFERED, RunState.WAITING, RunState.RUNNING)
 
 
 class RunKind(StrEnum):
@@ -156,7 +158,7 @@ class Fired:
     """The result of one scan of the due schedules."""
 
     runs: int
-    """How many runs were made that may start now."""
+    """How many runs were made that are to be run now, or when it is their turn."""
     more: bool
     """Whether there was more to do than one scan does."""
     next_in_s: float | None

@@ -28,6 +28,10 @@ must end some day."""
 class RunMove(StrEnum):
     """A transition of a run."""
 
+    PROMOTE = "promote"
+    """It is its turn: no other run of its schedule waits or runs, of those that go one at a time."""
+    TAKE_BACK = "take_back"
+    """It waits for its next attempt, and another run of its schedule comes first."""
     CLAIM = "claim"
     """A worker took it, under a new fence and before any code of the job."""
     SUCCEED = "succeed"
@@ -49,6 +53,10 @@ class RunMove(StrEnum):
 
 TRANSITIONS: Mapping[tuple[RunState, RunMove], RunState] = MappingProxyType(
     {
+        (RunState.BUFFERED, RunMove.PROMOTE): RunState.WAITING,
+        (RunState.BUFFERED, RunMove.CANCEL): RunState.CANCELLED,
+        (RunState.BUFFERED, RunMove.MISS_DEADLINE): RunState.MISSED_DEADLINE,
+        (RunState.WAITING, RunMove.TAKE_BACK): RunState.BUFFERED,
         (RunState.WAITING, RunMove.CLAIM): RunState.RUNNING,
         (RunState.WAITING, RunMove.CANCEL): RunState.CANCELLED,
         (RunState.WAITING, RunMove.MISS_DEADLINE): RunState.MISSED_DEADLINE,
@@ -65,6 +73,7 @@ TRANSITIONS: Mapping[tuple[RunState, RunMove], RunState] = MappingProxyType(
 
 FIRST_STATES = frozenset(
     {
+        RunState.BUFFERED,
         RunState.WAITING,
         RunState.SKIPPED_OVERLAP,
         RunState.MISSED_CATCHUP,

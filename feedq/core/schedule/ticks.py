@@ -448,8 +448,12 @@ class _Judge:
     def _admit(self, tick: datetime, *, due_at: datetime) -> None:
         if self._spec.overlap is Overlap.CANCEL_OTHER:
             self._cancel_others(tick)
+        has_turn = self._spec.overlap in (Overlap.ALLOW_ALL, Overlap.CANCEL_OTHER) or not (
+            self._waiting or self._running
+        )
+        state = RunState.WAITING if has_turn else RunState.BUFFERED
         self._waiting += 1
-        self.runs.append(DueRun(tick, 1, None, due_at, RunState.WAITING, None, self._start_by(due_at)))
+        self.runs.append(DueRun(tick, 1, None, due_at, state, None, self._start_by(due_at)))
 
     def _start_by(self, due_at: datetime) -> datetime | None:
         deadline_s = self._spec.start_deadline

@@ -1,19 +1,15 @@
 """Claims runs: a waiting run becomes a worker's, under a new fence, before any of its code runs.
 
 **Which runs.** A run may be started when the worker knows its task and has the labels that its job asks for, it is
-due, its start deadline has not passed, its queue has room, and, if it is to be the only one of its schedule,
-no run of that is running and no older tick of it is due. Earlier ranks come first. A rank is the time at
-which the run fell due, moved ahead by its priority: so waiting makes up for priority.
+due, its start deadline has not passed, and its queue has room. If the runs of its schedule go one at a time, no
+claim sees any but the one whose turn it is: the others are `buffered` (`feedq.control.store.jobs.turns`). Earlier
+ranks come first. A rank is the time at which the run fell due, moved ahead by its priority: so waiting makes up
+for priority.
 
 The planner cannot know how many wait: a hundred thousand at the full hour, and none a minute later. So nothing is
-left to what it assumes. Each part reads one index in its own order and stops after a few rows:
-
-- of each *lane* that is open, the first by rank (`run_lane`). A lane is a queue, a task and a selector: one whose
-  queue is full, or whose runs the worker cannot do, costs one step of the scan, however many wait in it;
-- of each schedule that is being backfilled one run after another, the oldest (`run_backfill`). Those behind it,
-  thousands maybe, are in no other index that a claim reads.
-
-What is left to be passed over by rank are runs that wait for one of their own schedule, which are few.
+left to what it assumes. Of each *lane* that is open the first runs by rank are read, by an index in that order
+(`run_lane`). A lane is a queue, a task and a selector: one whose queue is full, or whose runs the worker cannot
+do, costs one step of the scan, however many wait in it.
 
 **How many.** As many as the worker has free slots, but not so many that it would have more than its share of all
 that run or are due, in proportion to the job slots (`share_of`): the rest is for workers with more room, which
@@ -22,16 +18,12 @@ take them is frozen, or cannot do them. When there is more to do than slots, the
 is worked off by whoever has room.
 
 To plan all this takes the server longer than to execute it. So `first_due_in_s` comes first, and is all that is
-asked where nothing is due; `scan_due` says which lanes and backfills there are; and `CLAIM` finds candidates,
+asked where nothing is due; `scan_due` says which lanes there are; and `CLAIM` finds candidates,
 locks the first of them that nobody else has locked, and takes them.
 
 **Two workers** that claim at the same moment:
 
 - want the same run: the second skips its locked row, or finds on reading it again that it waits no more.
-- want two runs of a schedule of which one may run at a time. They want the same one, the oldest, unless one of
-  them has not seen yet what the other has. So a claim also holds the schedule's advisory lock until it commits,
-  tried and never waited for; and who gets that lock a moment after it was released, with an older view of the
-  rows, meets the unique index `run_one_at_a_time`. Nothing of its claim is kept then, and it claims again.
 - want runs of a queue with limits. The statement before the last locks its row, and the last, which begins when
   that is done, counts what others have committed.
 
@@ -42,13 +34,12 @@ So a claim waits for nothing but rows of limited queues that have room, and it h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Any
 
 from sqlalchemy import Connection, text
 
-from feedq.control.store.channels import RUN_LOCK_CLASS
 from feedq.control.store.jobs.rows import job_from
 from feedq.core.schedule.model import (
     AGEING_S,
@@ -83,21 +74,7 @@ index."""
 
 # -- statements --------------------------------------------------------------------------------------
 
-# A look-up for each of the few that are asked about, in an order that only `run_running` and `run_line` have: by
-# any other index of schedules a look-up would go through the thousands that wait behind a backfill.
-_ITS_TURN = f"""(NOT r.exclusive OR NOT EXISTS (
-        SELECT FROM feedq.run o WHERE o.schedule_id = r.schedule_id AND o.state = 'running'
-        ORDER BY o.fence OFFSET 0
-    ) AND NOT EXISTS (
-        SELECT FROM feedq.run o
-        WHERE o.schedule_id = r.schedule_id AND o.state = 'waiting' AND o.exclusive
-            AND o.tick_at <= r.tick_at AND (o.tick_at, o.id) < (r.tick_at, r.id)
-            AND o.due_at <= {NOW} AND (o.start_by IS NULL OR o.start_by > {NOW})
-        ORDER BY o.tick_at OFFSET 0
-    ))"""
 DUE = f"r.due_at <= {NOW} AND (r.start_by IS NULL OR r.start_by > {NOW})"
-_IN_LINE = "exclusive AND kind = 'backfill'"
-"""The runs of backfills, as the index `run_backfill` has it; `run_lane` has all others."""
 _TASK = "coalesce(r.job ->> 'task', '')"
 _SELECTOR = "coalesce(r.job #> '{selector,required}', '{}'::jsonb)"
 """The labels of a selector, as the index `run_lane` has them."""
@@ -113,7 +90,7 @@ _I_CAN = f"EXISTS (SELECT FROM me WHERE {CAN.format(task=_TASK, selector=_SELECT
 BY_ID = "id BETWEEN {0} AND {0} ORDER BY id LIMIT 1"
 """The condition for one run by its key. For ``id = …`` a plan that was made when there were no runs could take
 any index that has the id in it, such as that of the runs of a schedule, and go through all of it later."""
-_COLUMNS = "r.id, r.schedule_id, r.key, r.queue, r.exclusive, r.rank_at, r.tick_at, r.attempt"
+_COLUMNS = "r.id, r.queue, r.rank_at"
 _LIMITED = f"""
     SELECT q.name, q.rate_per_s, t.tokens,
         least(:looked_at,
@@ -148,35 +125,25 @@ _LOAD = f"""
     ) running)::int AS running
 """
 # Of a queue with limits the row is locked before what runs in it is counted for good; if it is full, nobody need
-# wait for it. In which queue a backfill is, is not known yet.
+# wait for it.
 DUE_SCAN = f"""
     WITH RECURSIVE me AS MATERIALIZED ({_ME}), waiting_lane (queue, task, selector) AS (
         -- From one lane to the next, by the index.
-        (SELECT r.queue, {_TASK}, {_SELECTOR} FROM feedq.run r WHERE r.state = 'waiting' AND NOT ({_IN_LINE})
+        (SELECT r.queue, {_TASK}, {_SELECTOR} FROM feedq.run r WHERE r.state = 'waiting'
          ORDER BY r.queue, {_TASK}, {_SELECTOR} LIMIT 1)
         UNION ALL
         SELECT coming.* FROM waiting_lane l CROSS JOIN LATERAL (
             SELECT r.queue, {_TASK}, {_SELECTOR} FROM feedq.run r
-            WHERE r.state = 'waiting' AND NOT ({_IN_LINE})
+            WHERE r.state = 'waiting'
                 AND (r.queue, {_TASK}, {_SELECTOR}) > (l.queue, l.task, l.selector)
             ORDER BY r.queue, {_TASK}, {_SELECTOR} LIMIT 1
         ) coming
     ), lane AS MATERIALIZED (
         SELECT l.* FROM waiting_lane l CROSS JOIN me WHERE {CAN.format(task="l.task", selector="l.selector")}
-    ), backfilled (schedule_id) AS (
-        (SELECT schedule_id FROM feedq.run WHERE state = 'waiting' AND {_IN_LINE}
-         ORDER BY schedule_id, tick_at LIMIT 1)
-        UNION ALL
-        SELECT (
-            SELECT r.schedule_id FROM feedq.run r
-            WHERE r.state = 'waiting' AND {_IN_LINE} AND r.schedule_id > b.schedule_id
-            ORDER BY r.schedule_id, r.tick_at LIMIT 1
-        ) FROM backfilled b WHERE b.schedule_id IS NOT NULL
     ), limited AS MATERIALIZED ({_LIMITED}), open AS MATERIALIZED (
         SELECT q.name FROM feedq.job_queue q
-        WHERE q.name = ANY(ARRAY(SELECT l.name FROM limited l WHERE l.room > 0)) AND (
-            EXISTS (SELECT FROM lane l WHERE l.queue = q.name)
-            OR EXISTS (SELECT FROM backfilled b WHERE b.schedule_id IS NOT NULL))
+        WHERE q.name = ANY(ARRAY(SELECT l.name FROM limited l WHERE l.room > 0))
+            AND EXISTS (SELECT FROM lane l WHERE l.queue = q.name)
         ORDER BY q.name {{lock}}
     ), may AS (
         SELECT l.* FROM lane l
@@ -185,8 +152,7 @@ DUE_SCAN = f"""
     SELECT ARRAY(SELECT name FROM open) AS open,
         (SELECT array_agg(queue) FROM may) AS queues, (SELECT array_agg(task) FROM may) AS tasks,
         (SELECT array_agg(selector::text) FROM may) AS selectors,
-        ARRAY(SELECT schedule_id FROM backfilled WHERE schedule_id IS NOT NULL) AS backfilled,
-        coalesce((SELECT start_by FROM feedq.run WHERE state = 'waiting' AND start_by IS NOT NULL
+        coalesce((SELECT start_by FROM feedq.run WHERE state IN ('buffered', 'waiting') AND start_by IS NOT NULL
             ORDER BY start_by LIMIT 1) <= {NOW}, false) AS any_missed,
         extract(epoch FROM ({_NEXT_DUE}) - clock_timestamp())::float8 AS next_due_in_s,
         (SELECT min((1 - l.tokens) / l.rate_per_s) FROM limited l
@@ -197,19 +163,12 @@ DUE_SCAN = f"""
 
 CANDIDATES = f"""
     me AS MATERIALIZED ({_ME}), limited AS MATERIALIZED ({_LIMITED}), found AS (
-        SELECT {_COLUMNS} FROM unnest(CAST(:backfilled AS bigint[])) AS b (schedule_id) CROSS JOIN LATERAL (
-            SELECT * FROM feedq.run r
-            WHERE r.schedule_id = b.schedule_id AND r.state = 'waiting' AND {_IN_LINE} AND {DUE}
-            ORDER BY r.tick_at LIMIT 1
-        ) r WHERE {_I_CAN} AND {_ITS_TURN}
-        UNION ALL
         SELECT r.* FROM unnest(CAST(:queues AS text[]), CAST(:tasks AS text[]), CAST(:selectors AS jsonb[]))
             AS l (queue, task, selector) CROSS JOIN LATERAL (
             SELECT {_COLUMNS} FROM feedq.run r
             WHERE r.queue = l.queue AND {_TASK} = l.task AND {_SELECTOR} = l.selector
-                AND r.state = 'waiting' AND NOT ({_IN_LINE})
-                AND r.rank_at <= {NOW} + make_interval(secs => :ahead_max_s)
-                AND {DUE} AND {_ITS_TURN}
+                AND r.state = 'waiting' AND r.rank_at <= {NOW} + make_interval(secs => :ahead_max_s)
+                AND {DUE}
             ORDER BY r.rank_at LIMIT :looked_at
         ) r
     ), ranked AS (
@@ -222,13 +181,13 @@ CANDIDATES = f"""
         SELECT * FROM ranked WHERE place <= room ORDER BY rank_at, id LIMIT :looked_at
     )
 """
-"""Goes behind ``WITH``. Of a schedule whose runs must be alone there is at most one, by `_ITS_TURN`."""
+"""Goes behind ``WITH``."""
 # Whoever claims ends what has missed its start deadline.
 MISS_DEADLINES = f"""
     UPDATE feedq.run r SET state = 'missed_deadline', ended_at = clock_timestamp(),
         reason = 'not started before its start deadline'
     FROM (
-        SELECT id FROM feedq.run WHERE state = 'waiting' AND start_by <= {NOW}
+        SELECT id FROM feedq.run WHERE state IN ('buffered', 'waiting') AND start_by <= {NOW}
         ORDER BY start_by LIMIT {MISSED_PER_CLAIM} FOR UPDATE SKIP LOCKED
     ) late
     WHERE r.id = late.id RETURNING r.id
@@ -246,8 +205,7 @@ CLAIM = f"""
             -- was when it was found does not count: as it is, now that nobody else can change it.
             SELECT *, ctid AS at FROM feedq.run WHERE {BY_ID.format("c.id")} FOR UPDATE SKIP LOCKED
         ) r
-        WHERE r.state = 'waiting' AND {DUE} AND (NOT c.exclusive
-            OR pg_try_advisory_xact_lock({RUN_LOCK_CLASS}, (c.schedule_id % 2147483647)::int))
+        WHERE r.state = 'waiting' AND {DUE}
         LIMIT :limit
     ), taken AS (
         UPDATE feedq.run r SET state = 'running', worker_id = :worker_id, reason = NULL,
@@ -287,7 +245,7 @@ class DueScan:
 
     @property
     def is_idle(self) -> bool:
-        return self.limit <= 0 or not any(self.parameters.get(name) for name in ("queues", "backfilled"))
+        return self.limit <= 0 or not self.parameters["queues"]
 
 
 def first_due_in_s(c: Connection) -> float | None:
@@ -297,7 +255,7 @@ def first_due_in_s(c: Connection) -> float | None:
 
 
 def scan_due(c: Connection, offer: Offer) -> DueScan:
-    """Find the lanes and backfills that a claim has to go through, and when to ask again if there are none. Locks
+    """Find the lanes that a claim has to go through, and when to ask again if there are none. Locks
     the rows of queues with limits that have room."""
     given = scan_parameters(offer)
     row = c.execute(text(DUE_SCAN.replace("{lock}", "FOR UPDATE")), given).one()
@@ -330,7 +288,7 @@ def due_scan_from(row: Any, given: Mapping[str, Any], offer: Offer) -> DueScan:
     waits = [max(wait, 0.0) for wait in (row.next_due_in_s, row.next_start_in_s) if wait is not None]
     if limit < min(offer.limit, row.due):
         waits.append(LEFT_S)
-    names = ("open", "queues", "tasks", "selectors", "backfilled")
+    names = ("open", "queues", "tasks", "selectors")
     return DueScan(
         parameters={**given, **{name: getattr(row, name) or [] for name in names}},
         limit=limit,
@@ -349,18 +307,18 @@ class ClaimedRuns:
     granted: Granted
     unreadable: Sequence[Finish] = ()
     """How those end whose job this release cannot read. Later: the row of their schedule comes before theirs."""
+    missed: Sequence[int] = ()
+    """The runs that missed their start deadline, and were ended."""
 
 
 def claim(c: Connection, offer: Offer) -> ClaimedRuns:
-    """Take at most ``offer.limit`` runs. An `IntegrityError` says that another worker was about to take one of the
-    same schedule: nothing is taken then."""
+    """Take at most ``offer.limit`` runs."""
     seen = scan_due(c, offer)
-    if seen.any_missed:
-        c.execute(text(MISS_DEADLINES))
+    missed = [row.id for row in c.execute(text(MISS_DEADLINES))] if seen.any_missed else []
     if seen.is_idle:
-        return ClaimedRuns(Granted((), seen.next_in_s))
+        return ClaimedRuns(Granted((), seen.next_in_s), missed=missed)
     rows = c.execute(text(CLAIM), {**seen.parameters, "limit": seen.limit}).all()
-    return taken_from(rows, seen, free=offer.limit)
+    return replace(taken_from(rows, seen, free=offer.limit), missed=missed)
 
 
 def taken_from(rows: Sequence[Any], seen: DueScan, *, free: int) -> ClaimedRuns:

@@ -118,10 +118,13 @@ FOUND = f"""
         SELECT id, schedule_id, worker_id FROM feedq.run WHERE worker_id = gone.id AND state = 'running' OFFSET 0
     ) r LIMIT :limit
 """
-_ANY_MISSED = f"SELECT EXISTS (SELECT FROM feedq.run WHERE state = 'waiting' AND start_by <= {_NOW})"
+_ANY_MISSED = f"""
+    SELECT EXISTS (SELECT FROM feedq.run WHERE state IN ('buffered', 'waiting') AND start_by <= {_NOW})
+"""
 _ANY = f"""
     SELECT EXISTS (SELECT FROM feedq.run WHERE state = 'running')
-        OR EXISTS (SELECT FROM feedq.run WHERE state = 'waiting' AND start_by <= {_NOW})
+        OR EXISTS (SELECT FROM feedq.run WHERE state IN ('buffered', 'waiting') AND start_by <= {_NOW}) AS expiry,
+        EXISTS (SELECT FROM feedq.run WHERE state = 'buffered') AS promotion
 """
 _LOCK_SCHEDULES_OF_LOST = f"""
     SELECT {STANDING} FROM feedq.schedule s WHERE s.id = ANY(:ids) ORDER BY s.id FOR NO KEY UPDATE SKIP LOCKED
@@ -340,9 +343,10 @@ def _count_failures(c: Connection, ended: Sequence[Ended], standings: Mapping[in
 # -- taken from a worker that is gone ----------------------------------------------------------------
 
 
-def is_needed(c: Connection) -> bool:
-    """Return whether anything runs, or has missed its start deadline: nearly all scans find nothing."""
-    return bool(c.execute(text(_ANY)).scalar_one())
+def needs(c: Connection) -> Any:
+    """Return whether anything runs, or has missed its start deadline (``expiry``), and whether anything is
+    buffered (``promotion``): nearly all scans find nothing."""
+    return c.execute(text(_ANY)).one()
 
 
 def expire(c: Connection, *, limit: int) -> int:

@@ -23,6 +23,7 @@ from sqlalchemy import Connection, text
 from feedq.control.store.channels import NotifyReason
 from feedq.control.store.database import GivenRows
 from feedq.control.store.jobs.rows import (
+    NOT_BEGUN,
     SCHEDULE_COLUMNS,
     UNFIRED,
     cancel,
@@ -31,6 +32,7 @@ from feedq.control.store.jobs.rows import (
     schedule_from,
     unfinished,
 )
+from feedq.control.store.jobs.turns import promote
 from feedq.core.schedule import ticks
 from feedq.core.schedule.model import AGEING_S, Fired, RunState, Schedule
 from feedq.core.schedule.outcome import LEFT_OUT
@@ -59,7 +61,7 @@ _DUE_SCAN = text("""
             WHERE removed_at IS NULL AND state = 'paused' AND paused_until IS NOT NULL
             ORDER BY paused_until LIMIT 1
         ) - clock_timestamp())::float8 AS resumed_in_s,
-        NOT EXISTS (SELECT FROM feedq.run WHERE state IN ('waiting', 'running')) AS is_done
+        NOT EXISTS (SELECT FROM feedq.run WHERE state IN ('buffered', 'waiting', 'running')) AS is_done
 """)
 _DUE = text(f"""
     SELECT {SCHEDULE_COLUMNS}, {_NOW} AS now FROM feedq.schedule s
@@ -80,13 +82,13 @@ _INSERT = text(f"""
         reason, ended_at, job, queue, exclusive)
     SELECT s.id, 'tick', given.key, given.tick_at, given.ticks, given.last_tick_at, given.due_at,
         given.due_at - make_interval(secs => given.ahead_s), given.start_by, given.state, given.reason,
-        CASE WHEN given.state <> 'waiting' THEN clock_timestamp() END,
+        CASE WHEN given.state NOT IN ('buffered', 'waiting') THEN clock_timestamp() END,
         s.declaration - CAST(:not_of_job AS text[]), given.queue, given.exclusive
     FROM {_RUNS.numbered}
     CROSS JOIN LATERAL (SELECT id, declaration FROM feedq.schedule WHERE id = given.schedule_id OFFSET 0) s
     ORDER BY given.n
     ON CONFLICT (schedule_id, key) DO NOTHING
-    RETURNING state = 'waiting' AND due_at <= {_NOW} AS may_start
+    RETURNING state IN ('buffered', 'waiting') AND due_at <= {_NOW} AS is_due
 """)
 # A tick that is left out every second must not become a row every second: it is counted in the schedule's newest
 # row, if that is of the same state for the same reason. What that row stands for already is not counted again.
@@ -155,9 +157,8 @@ def fire(c: Connection, *, limit: int) -> Fired:
     rows = [*paused, *c.execute(_DUE, {"limit": limit}).all()]
     counted = unfinished(c, [row.id for row in rows]) if rows else {}
     decided, problems = _decide(rows, counted, resuming={row.id for row in paused})
-    may_start = write(c, decided)
-    if may_start:
-        notify_some(c, may_start, NotifyReason.RUNS)
+    if made := write(c, decided):
+        notify_some(c, made, NotifyReason.RUNS)
     _pause(c, problems)
     waits_s = scan_due(c).next_in_s
     more = len(rows) >= limit or len(decided) + len(problems) < len(rows)
@@ -166,20 +167,24 @@ def fire(c: Connection, *, limit: int) -> Fired:
         waits_s = 0.0
     elif waits_s is not None:
         waits_s = max(waits_s, 0.0 if rows else AGAIN_S)
-    return Fired(may_start, more, waits_s)
+    return Fired(made, more, waits_s)
 
 
 def write(c: Connection, decided: Sequence[Decided]) -> int:
     """Write the rows, and the watermarks behind them: with one commit, or a tick is lost or comes twice. Returns
-    the number of runs that may start now."""
+    the number of runs that are to be run now, or when it is their turn."""
     _cancel_others(c, decided)
-    may_start = insert(c, decided)
+    made = insert(c, decided)
+    if buffered := {
+        d.schedule.id for d in decided if any(r.state is RunState.BUFFERED for r in d.firing.runs)
+    }:
+        promote(c, buffered)
     advance(c, decided)
-    return may_start
+    return made
 
 
 def insert(c: Connection, decided: Sequence[Decided]) -> int:
-    """Make rows of ticks. Returns how many of them may start now."""
+    """Make rows of ticks. Returns how many of them are to be run now, or when it is their turn."""
     folded = _fold(c, decided)
     runs = [
         (d.schedule, run)
@@ -191,7 +196,7 @@ def insert(c: Connection, decided: Sequence[Decided]) -> int:
         return 0
     given = _RUNS.of(_row_of(schedule, run) for schedule, run in runs)
     made = c.execute(_INSERT, given | {"not_of_job": list(NOT_OF_JOB)})
-    return sum(row.may_start for row in made)
+    return sum(row.is_due for row in made)
 
 
 def _row_of(schedule: Schedule, run: DueRun) -> tuple[object, ...]:
@@ -278,7 +283,7 @@ def _moves_on(schedule: Schedule, firing: Firing, now: datetime) -> bool:
 def _cancel_others(c: Connection, decided: Sequence[Decided]) -> None:
     """Cancels other runs, before the new ones are written: all that have not ended are others."""
     if reasons := {d.schedule.id: _why(d) for d in decided if d.firing.cancel_others}:
-        cancel(c, reasons, (RunState.WAITING, RunState.RUNNING))
+        cancel(c, reasons, (*NOT_BEGUN, RunState.RUNNING))
 
 
 def _why(decided: Decided) -> str:

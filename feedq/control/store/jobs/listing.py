@@ -43,11 +43,12 @@ _VIEWS = f"""
     SELECT {SCHEDULE_COLUMNS}, {RUN_COLUMNS}, u.waiting, u.running
     FROM feedq.schedule s
     LEFT JOIN LATERAL (
-        SELECT * FROM feedq.run WHERE schedule_id = s.id AND state <> 'waiting' ORDER BY id DESC LIMIT 1
+        SELECT * FROM feedq.run WHERE schedule_id = s.id AND state NOT IN ('buffered', 'waiting')
+        ORDER BY id DESC LIMIT 1
     ) r ON true
     {_WORKER}
     CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
+        SELECT count(*) FILTER (WHERE state <> 'running')::int AS waiting,
             count(*) FILTER (WHERE state = 'running')::int AS running
         FROM feedq.run WHERE schedule_id = s.id AND {UNFINISHED}
     ) u

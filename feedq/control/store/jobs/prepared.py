@@ -63,7 +63,6 @@ TYPES = {
     "queues": "text[]",
     "tasks": "text[]",
     "selectors": "text[]",
-    "backfilled": "bigint[]",
     "limit": "integer",
     "ids": "bigint[]",
     "fences": "bigint[]",
@@ -77,7 +76,9 @@ SUCCEED = f"""
         WHERE r.state = 'running' AND r.fence = given.fence AND r.worker_id = :worker_id AND s.failures = 0
     )
     UPDATE feedq.run r SET state = 'succeeded', reason = NULL, ended_at = clock_timestamp()
-    FROM found WHERE r.ctid = found.at RETURNING r.id
+    FROM found WHERE r.ctid = found.at RETURNING r.id, r.schedule_id,
+        (SELECT true FROM feedq.run b WHERE b.schedule_id = r.schedule_id AND b.state = 'buffered'
+         ORDER BY b.tick_at LIMIT 1) AS is_followed
 """
 _NOT_HERE = {errorcodes.INVALID_SQL_STATEMENT_NAME, errorcodes.DUPLICATE_PREPARED_STATEMENT}
 """What a pooler's other backend says."""
@@ -105,8 +106,7 @@ class PreparedRuns:
 
     def claim(self, offer: Offer, *, is_due: bool = False) -> ClaimedRuns | None:
         """Claim runs as `feedq.control.store.jobs.claiming.claim` does; None when it has to be done there.
-        ``is_due`` says that there is something to claim: until then no session is opened. Raises `Unavailable`,
-        and `psycopg2.IntegrityError` as that does."""
+        ``is_due`` says that there is something to claim: until then no session is opened. Raises `Unavailable`."""
         if self._is_off or (self._session is None and not is_due):
             return None
         if not self._lock.acquire(blocking=False):
@@ -116,18 +116,20 @@ class PreparedRuns:
         finally:
             self._lock.release()
 
-    def succeed(self, worker_id: UUID, finishes: Collection[Finish]) -> set[int]:
+    def succeed(self, worker_id: UUID, finishes: Collection[Finish]) -> Mapping[int, int | None]:
         """End these runs, if all are successes of the common kind: what else there is has its place among them, as
-        failures in a row are counted. Returns the ids of those that it has ended."""
+        failures in a row are counted. Returns the ids of those that it has ended, each with its schedule if others
+        of that are buffered."""
         done = {f.run_id: f.fence for f in finishes if f.state is RunState.SUCCEEDED and f.reason is None}
         is_common = bool(done) and len(done) == len(finishes)
         if self._is_off or self._session is None or not is_common or not self._lock.acquire(blocking=False):
-            return set()
+            return {}
         try:
             # By id, the order in which rows of runs are locked.
             ids = sorted(done)
             given = {"worker_id": str(worker_id), "ids": ids, "fences": [done[run_id] for run_id in ids]}
-            return {row.id for row in self._execute(_SUCCEED, given) or ()}
+            rows = self._execute(_SUCCEED, given) or ()
+            return {row.id: row.schedule_id if row.is_followed else None for row in rows}
         finally:
             self._lock.release()
 
@@ -169,8 +171,6 @@ class PreparedRuns:
             with session.cursor() as cursor:
                 cursor.execute(statement.execute, parameters)
                 return cursor.fetchall()
-        except psycopg2.IntegrityError:
-            raise
         except psycopg2.Error as error:
             self._drop()
             if error.pgcode in _NOT_HERE:

@@ -59,7 +59,7 @@ class QueueStore(Aggregate):
     def depths(self, c: Connection) -> Mapping[str, tuple[int, int]]:
         """Runs waiting and running, by queue."""
         sql = f"""
-            SELECT queue, count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
+            SELECT queue, count(*) FILTER (WHERE state <> 'running')::int AS waiting,
                 count(*) FILTER (WHERE state = 'running')::int AS running
             FROM feedq.run WHERE {UNFINISHED} GROUP BY queue
         """

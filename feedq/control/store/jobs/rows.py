@@ -39,8 +39,10 @@ DECLARED = "declared as paused"
 """The reason of a pause that the declaration asks for."""
 UNFIRED = "it cannot be fired: "
 """Begins the reason of a pause of a schedule about which firing could decide nothing, by its declaration."""
-UNFINISHED = "state IN ('waiting', 'running')"
+UNFINISHED = "state IN ('buffered', 'waiting', 'running')"
 """As the index `run_unfinished` has it."""
+NOT_BEGUN = (RunState.BUFFERED, RunState.WAITING)
+"""What is cancelled of a schedule without touching what runs."""
 SCHEDULE_COLUMNS = (
     "s.id, s.name, s.declaration::text AS declaration, s.state, s.paused_until, s.pause_reason, s.generation, "
     "s.next_tick_at, s.next_fire_at, s.failures, s.created_at, s.updated_at"
@@ -64,7 +66,7 @@ KEPT = 4_096
 """Jobs that are kept, read once: the runs of a schedule all have the same."""
 _COUNT = text(f"""
     SELECT given.id, u.waiting, u.running FROM unnest(CAST(:ids AS bigint[])) AS given (id) CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
+        SELECT count(*) FILTER (WHERE state <> 'running')::int AS waiting,
             count(*) FILTER (WHERE state = 'running')::int AS running
         -- In an order that only `run_unfinished` has: others have the whole history of a schedule.
         FROM (SELECT state FROM feedq.run WHERE schedule_id = given.id AND {UNFINISHED}

@@ -20,28 +20,26 @@ transact                                        waits; one                  wait
 expire                                          skips locked ones           skips locked ones
 take_over                                                                   waits, by id
 declare, trigger, …                             waits; one                  waits, by id
+promote                                         waits, by id                buffered ones, and retries
 ====================  ========================  ==========================  =======================================
 
 A claim ends what it took and cannot read afterwards, in a transaction of its own: that is a finish.
 
-The two indexes by which a writer may wait for another's commit come last in that order, and their holders wait for
-nothing any more: `run_key` (only for who holds the schedule's row) and `run_one_at_a_time` (see
-`feedq.control.store.jobs.claiming`).
+The two indexes by which a writer may wait for another's commit come last in that order: `run_key` and
+`run_one_at_a_time`. Whoever makes rows in them holds the schedule's row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-import psycopg2
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import IntegrityError
 
 from feedq.control.store.database import Aggregate, Database, GivenRows, in_statement, in_transaction
-from feedq.control.store.jobs import claiming, finishing, firing
+from feedq.control.store.jobs import claiming, finishing, firing, turns
 from feedq.control.store.jobs.prepared import PreparedRuns
 from feedq.control.store.jobs.rows import FENCES
 from feedq.control.store.jobs.sessions import JobSessions
@@ -50,9 +48,8 @@ from feedq.core.schedule.model import ClaimedRun, Finish, Fired, Granted, Offer
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-CLAIM_TRIES = 5
-"""The number of tries at a claim: each time another worker was about to take a run of the same schedule, and
-has taken it since."""
+LINES_PER_SCAN = 1_000
+"""The number of schedules with buffered runs that are looked at for one whose turn nobody has."""
 SCHEDULES_PER_SCAN = 100
 """The number of schedules with a history of their own that are trimmed at a time. Each costs a walk over as
 many index entries as it keeps runs."""
@@ -115,6 +112,8 @@ class RunStore(Aggregate):
         self._sessions = JobSessions(database.url)
         self._trimmed_to = 0
         """The schedule with a history of its own after which the next scan goes on."""
+        self._promoted_to = 0
+        """The schedule with buffered runs after which the next scan goes on."""
         self._prepared = PreparedRuns(database.url)
 
     def close(self) -> None:
@@ -136,19 +135,16 @@ class RunStore(Aggregate):
 
     def claim(self, offer: Offer) -> Granted:
         """Take runs to run, each under a new fence and in state running, before any of their code runs. Run
-        ids, attempts, deadlines, overlap, rate and concurrency are judged here."""
+        ids, attempts, deadlines, rate and concurrency are judged here."""
         if offer.limit <= 0:
             return Granted((), None)
-        for _ in range(CLAIM_TRIES):
-            try:
-                taken = self._prepared.claim(offer) or self._claim(offer)
-            except (IntegrityError, psycopg2.IntegrityError):
-                continue  # the index has decided between two; nothing of this claim was kept
-            if taken.unreadable:
-                # Should this be cut off, they are held and unknown to their worker, as after a lost answer.
-                self.finish(offer.worker_id, taken.unreadable)
-            return taken.granted
-        return Granted((), claiming.AGAIN_S)
+        taken = self._prepared.claim(offer) or self._claim(offer)
+        if taken.missed:
+            turns.promote_behind(self._database, taken.missed)
+        if taken.unreadable:
+            # Should this be cut off, they are held and unknown to their worker, as after a lost answer.
+            self.finish(offer.worker_id, taken.unreadable)
+        return taken.granted
 
     def _claim(self, offer: Offer) -> claiming.ClaimedRuns:
         with self._database.statement() as c:
@@ -164,19 +160,27 @@ class RunStore(Aggregate):
         """End attempts, or have them repeated. Returns the ids that matched their fence; the others had been
         taken away, which is written down as an event `run_finish_rejected`."""
         succeeded = self._prepared.succeed(worker_id, finishes)
+        turns.promote_later(
+            self._database, {followed for followed in succeeded.values() if followed is not None}
+        )
         others = [f for f in finishes if f.run_id not in succeeded]
         if not others:
             return list(succeeded)
         with self._database.transaction() as c:
-            return [*succeeded, *finishing.finish(c, worker_id, others)]
+            finished = finishing.finish(c, worker_id, others)
+        turns.promote_behind(self._database, finished)
+        return [*succeeded, *finished]
 
-    def transact(self, worker_id: UUID, run: ClaimedRun) -> AbstractContextManager[Session]:
+    @contextmanager
+    def transact(self, worker_id: UUID, run: ClaimedRun) -> Iterator[Session]:
         """A session for a `transactional` job. Leaving the block commits what it wrote together with the success
         of the run, in one transaction; raises `RunTakenAway` and commits nothing when the fence has passed,
         which is written down as by `finish`. An exception within rolls back and passes through: the caller
         finishes the run as failed. Raises `JobSessionLost` when the session was cut off, or could not be had:
         nothing was kept, and the caller finishes the run as lost."""
-        return self._sessions.transact(worker_id, run)
+        with self._sessions.transact(worker_id, run) as session:
+            yield session
+        turns.promote_behind(self._database, [run.id])
 
     # -- what a worker holds -------------------------------------------------------------------------
 
@@ -210,12 +214,19 @@ class RunStore(Aggregate):
 
     def expire(self, *, limit: int) -> int:
         """Free the runs of workers that are gone: lost, or waiting again, as their semantics say. A run of a
-        worker that lives, or may be about to say so, is left alone, however late. Returns how many."""
+        worker that lives, or may be about to say so, is left alone, however late. Returns how many. And promote
+        what nobody has promoted."""
         with self._database.statement() as c:
-            if not finishing.is_needed(c):
-                return 0
-        with self._database.transaction() as c:
-            return finishing.expire(c, limit=limit)
+            needs = finishing.needs(c)
+        expired = 0
+        if needs.expiry:
+            with self._database.transaction() as c:
+                expired = finishing.expire(c, limit=limit)
+        if needs.promotion:
+            with self._database.transaction() as c:
+                found, self._promoted_to = turns.stranded(c, after=self._promoted_to, limit=LINES_PER_SCAN)
+            turns.promote_later(self._database, found)
+        return expired
 
     @in_statement
     def workers(self, c: Connection) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from feedq.control.store.database import GivenRows, in_transaction, refused_when
 from feedq.control.store.jobs.listing import ScheduleListing, run_of
 from feedq.control.store.jobs.rows import (
     DECLARED,
+    NOT_BEGUN,
     SCHEDULE_COLUMNS,
     UNFIRED,
     cancel,
@@ -38,6 +39,7 @@ from feedq.control.store.jobs.rows import (
     stored_job,
     unfinished,
 )
+from feedq.control.store.jobs.turns import promote, promote_behind
 from feedq.core.authorship import checked_reason
 from feedq.core.model import Version, require_version
 from feedq.core.schedule import ticks
@@ -73,7 +75,7 @@ _INSERT = text(f"""
         -- A microsecond apart, so that what is given in an order is taken in it.
         clock.now + (given.n - 1) * interval '1 microsecond' - make_interval(secs => :ahead_s),
         clock.now + make_interval(secs => :start_deadline_s),
-        given.state, given.reason, CASE WHEN given.state <> 'waiting' THEN clock.now END,
+        given.state, given.reason, CASE WHEN given.state NOT IN ('buffered', 'waiting') THEN clock.now END,
         CAST(:job AS jsonb), :queue, :exclusive
     FROM (SELECT clock_timestamp() AS now) clock, {_ASKED.numbered}
     ORDER BY given.n
@@ -169,7 +171,7 @@ class ScheduleStore(ScheduleListing):
         retention. One declared anew under the name is another schedule. Raises `NotFound`."""
         current = locked_row(c, name)
         require_version(f"schedule {name!r}", (current.id, current.generation), expected)
-        cancelled = cancel(c, {current.id: REMOVED}, (RunState.WAITING,))
+        cancelled = cancel(c, {current.id: REMOVED}, NOT_BEGUN)
         sql = f"""
             UPDATE feedq.schedule s SET removed_at = clock_timestamp(), updated_at = clock_timestamp()
             WHERE id = :id RETURNING {SCHEDULE_COLUMNS}
@@ -237,7 +239,7 @@ class ScheduleStore(ScheduleListing):
             reason = (
                 f"overlap is {Overlap.CANCEL_OTHER}, and the trigger {key.removeprefix(TRIGGER_PREFIX)} came"
             )
-            cancel(c, {schedule.id: reason}, (RunState.WAITING, RunState.RUNNING))
+            cancel(c, {schedule.id: reason}, (*NOT_BEGUN, RunState.RUNNING))
         objection = ticks.refusal(spec, unfinished(c, [schedule.id])[schedule.id])
         state = RunState.WAITING if objection is None else RunState.SKIPPED_OVERLAP
         (made,) = self._insert(
@@ -248,8 +250,6 @@ class ScheduleStore(ScheduleListing):
             job=job,
             start_deadline_s=spec.start_deadline,
         )
-        if state is RunState.WAITING:
-            notify_some(c, 1, NotifyReason.RUNS)
         record(c, EventKind.RUN_TRIGGERED, schedule=name, run=made, key=key)
         return run_of(c, made)
 
@@ -270,9 +270,6 @@ class ScheduleStore(ScheduleListing):
         runs = [_NewRun(instant(tick), tick) for tick in wanted]
         made = self._insert(c, schedule, runs, kind=RunKind.BACKFILL)
         if made:
-            # Of those that go one after another, each free slot finds the next by itself.
-            one_by_one = schedule.spec.overlap is not Overlap.ALLOW_ALL
-            notify_some(c, 1 if one_by_one else len(made), NotifyReason.RUNS)
             ends = {"from": instant(wanted[0]), "to": instant(wanted[-1])}
             record(c, EventKind.RUNS_BACKFILLED, schedule=name, runs=len(made), **ends)
         return len(made), len(wanted) - len(made)
@@ -285,22 +282,24 @@ class ScheduleStore(ScheduleListing):
         schedule = _behind(c, job)
         if schedule.state is ScheduleState.PAUSED:
             return False
-        made = self._insert(c, schedule, [_NewRun(key, tick_at)], kind=RunKind.BEAT)
-        if made:
-            notify_some(c, 1, NotifyReason.RUNS)
-        return bool(made)
+        return bool(self._insert(c, schedule, [_NewRun(key, tick_at)], kind=RunKind.BEAT))
 
     @in_transaction
     def purge(self, c: Connection, name: str) -> int:
         """Cancel its waiting runs. Returns how many."""
-        purged = cancel(c, {locked_row(c, name).id: PURGED}, (RunState.WAITING,))
+        purged = cancel(c, {locked_row(c, name).id: PURGED}, NOT_BEGUN)
         record(c, EventKind.RUNS_PURGED, schedule=name, runs=purged)
         return purged
 
+    def cancel_run(self, run_id: int) -> Run:
+        """Cancel a run that has not ended; the worker of a running one is told. Raises `NotFound`, or `Conflict`
+        when it has ended."""
+        run = self._cancel_run(run_id)
+        promote_behind(self._database, [run_id])
+        return run
+
     @in_transaction
-    def cancel_run(self, c: Connection, run_id: int) -> Run:
-        """Waiting or running; the worker of a running one is told. Raises `NotFound`, or `Conflict` when it has
-        ended."""
+    def _cancel_run(self, c: Connection, run_id: int) -> Run:
         sql = """
             UPDATE feedq.run SET state = 'cancelled', reason = :reason, ended_at = clock_timestamp()
             WHERE id = :id AND state = ANY(:states) RETURNING worker_id
@@ -327,8 +326,13 @@ class ScheduleStore(ScheduleListing):
         job: ScheduleSpec | None = None,
         start_deadline_s: float | None = None,
     ) -> list[int]:
-        """Write these runs, due now and one after another. Returns the ids of those whose key was new."""
+        """Write these runs, due now and one after another, and notify workers of those that may start. Returns the
+        ids of those whose key was new."""
         job = schedule.spec if job is None else job
+        one_by_one = schedule.spec.overlap is not Overlap.ALLOW_ALL
+        if one_by_one:
+            # Until it is their turn, and that may be at once.
+            runs = [replace(r, state=RunState.BUFFERED) if r.state is RunState.WAITING else r for r in runs]
         parameters = {
             "schedule_id": schedule.id,
             "kind": kind.value,
@@ -336,10 +340,15 @@ class ScheduleStore(ScheduleListing):
             "job": stored_job(job),
             "queue": job.queue,
             "ahead_s": job.priority * AGEING_S,
-            "exclusive": schedule.spec.overlap is not Overlap.ALLOW_ALL,
+            "exclusive": one_by_one,
             "start_deadline_s": start_deadline_s,
         }
-        return [row.id for row in c.execute(_INSERT, parameters)]
+        made = [row.id for row in c.execute(_INSERT, parameters)]
+        if one_by_one:
+            promote(c, [schedule.id])
+        elif made:
+            notify_some(c, len(made), NotifyReason.RUNS)
+        return made
 
 
 def _ends_when_declared(reason: str | None) -> bool:

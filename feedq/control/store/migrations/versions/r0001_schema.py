@@ -489,7 +489,7 @@ SCHEDULES = """
         start_by timestamptz,
         state text NOT NULL DEFAULT 'waiting'
             CONSTRAINT run_state CHECK (state IN (
-                'waiting', 'running', 'succeeded', 'failed', 'timed_out', 'lost', 'cancelled',
+                'buffered', 'waiting', 'running', 'succeeded', 'failed', 'timed_out', 'lost', 'cancelled',
                 'skipped_overlap', 'missed_deadline', 'missed_catchup'
             )),
         reason text,
@@ -505,24 +505,26 @@ SCHEDULES = """
         queue text NOT NULL DEFAULT 'default',
         exclusive boolean NOT NULL DEFAULT true,
         CONSTRAINT run_owner CHECK ((state = 'running') = (worker_id IS NOT NULL AND ended_at IS NULL)),
-        CONSTRAINT run_ended CHECK ((state IN ('waiting', 'running')) = (ended_at IS NULL))
+        CONSTRAINT run_ended CHECK ((state IN ('buffered', 'waiting', 'running')) = (ended_at IS NULL)),
+        CONSTRAINT run_buffered CHECK (exclusive OR state <> 'buffered')
     ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
     -- One run for each tick, whoever fires it and however often.
     CREATE UNIQUE INDEX run_key ON feedq.run (schedule_id, key);
     CREATE INDEX run_of_schedule ON feedq.run (schedule_id, id);
-    CREATE INDEX run_unfinished ON feedq.run (schedule_id, state) WHERE state IN ('waiting', 'running');
-    -- The overlap policies, whoever claims at the same moment.
-    CREATE UNIQUE INDEX run_one_at_a_time ON feedq.run (schedule_id) WHERE state = 'running' AND exclusive;
-    CREATE INDEX run_running ON feedq.run (schedule_id, fence) WHERE state = 'running';
-    -- What a worker may claim. A backfill waits in a line of its own.
+    CREATE INDEX run_unfinished ON feedq.run (schedule_id, state)
+        WHERE state IN ('buffered', 'waiting', 'running');
+    -- The overlap policies: one run of a schedule at a time, and the others in the order of their ticks.
+    CREATE UNIQUE INDEX run_one_at_a_time ON feedq.run (schedule_id)
+        WHERE exclusive AND state IN ('waiting', 'running');
+    CREATE INDEX run_turn ON feedq.run (schedule_id, fence) WHERE state IN ('waiting', 'running');
+    CREATE INDEX run_in_line ON feedq.run (schedule_id, tick_at, id) WHERE state = 'buffered';
+    -- What a worker may claim.
     CREATE INDEX run_lane ON feedq.run
         (queue, (coalesce(job ->> 'task', '')), (coalesce(job #> '{selector,required}', '{}'::jsonb)), rank_at)
-        WHERE state = 'waiting' AND NOT (exclusive AND kind = 'backfill');
-    CREATE INDEX run_backfill ON feedq.run (schedule_id, tick_at)
-        WHERE state = 'waiting' AND exclusive AND kind = 'backfill';
-    CREATE INDEX run_line ON feedq.run (schedule_id, tick_at) WHERE state = 'waiting' AND exclusive;
+        WHERE state = 'waiting';
     CREATE INDEX run_waiting_due ON feedq.run (due_at) WHERE state = 'waiting';
-    CREATE INDEX run_start_by ON feedq.run (start_by) WHERE state = 'waiting' AND start_by IS NOT NULL;
+    CREATE INDEX run_start_by ON feedq.run (start_by)
+        WHERE state IN ('buffered', 'waiting') AND start_by IS NOT NULL;
     CREATE INDEX run_in_queue ON feedq.run (queue) WHERE state = 'running';
     CREATE INDEX run_held_by ON feedq.run (worker_id) WHERE state = 'running';
     CREATE INDEX run_ended_at ON feedq.run (ended_at) WHERE ended_at IS NOT NULL;
