@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 from threading import Lock, get_ident, local
 from typing import Any
 
-from psycopg2 import IntegrityError
 from sqlalchemy import Connection
 
 from feedq.control.store.channels import NotifyReason
-from feedq.control.store.database import Database, PreparedStatement
+from feedq.control.store.database import Database
 from feedq.control.store.jobs import claiming, finishing, firing, runs, sessions
-from feedq.control.store.jobs.prepared import PreparedRuns
+from feedq.control.store.protocol import call
 from feedq.core.schedule.model import ClaimedRun
 
 BOUNDARIES = ("fire_due", "claim", "finish", "transact", "expire")
@@ -80,8 +79,9 @@ def install(doom: Doom) -> None:
         commit(self, connection, run)
         doom.strike("transact", "after")
 
-    _watch_prepared(doom)
-    Database.transaction = watched
+    _watch_successes()
+    # What is one statement is one transaction, too.
+    Database.transaction = Database.statement = watched
     sessions.JobSessions._commit = watched_commit
 
 
@@ -97,37 +97,16 @@ def _watch(doom: Doom, module: Any, name: str, boundary: str, does_write: Callab
     setattr(module, name, watched)
 
 
-def _watch_prepared(doom: Doom) -> None:
-    """The same for statements that are transactions by themselves: here each is one of three steps."""
-    execute = PreparedRuns._execute
-    writes: dict[str, tuple[str, Callable[[Any], bool]]] = {
-        "feedq_claim": ("claim", lambda rows: bool(rows) and rows[0].id is not None),
-        "feedq_succeed": ("finish", bool),
-    }
+def _watch_successes() -> None:
+    """Successes of the common kind are ended by a statement of their own."""
 
-    def step(session: PreparedRuns, sql: str) -> None:
-        with session._open().cursor() as cursor:
-            cursor.execute(sql)
+    def watched(c: Connection, function: str, kind: type[Any], /, **given: object) -> Any:
+        answer = call(c, function, kind, **given)
+        if function == "succeed" and answer:
+            _here.pending = "finish"
+        return answer
 
-    def watched(self: PreparedRuns, statement: PreparedStatement, parameters: Mapping[str, Any]) -> Any:
-        name = statement.execute.split()[1]
-        if name not in writes:
-            return execute(self, statement, parameters)
-        boundary, does_write = writes[name]
-        step(self, "BEGIN")
-        try:
-            rows = execute(self, statement, parameters)
-        except IntegrityError:
-            step(self, "ROLLBACK")
-            raise
-        if does_write(rows):
-            doom.strike(boundary, "before")
-        step(self, "COMMIT")
-        if does_write(rows):
-            doom.strike(boundary, "after")
-        return rows
-
-    PreparedRuns._execute = watched
+    vars(runs)["call"] = watched
 
 
 def _enter(doom: Doom, owner: Any, name: str, boundary: str) -> None:

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from feedq.control.store.database import PreparedStatement
-from feedq.control.store.jobs import claiming, prepared
 from feedq.core.model import Worker
 from feedq.core.schedule.model import Finish, RunState
 from feedq.core.schedule.spec import Overlap, Queue, Semantics
@@ -100,28 +98,34 @@ def test_a_run_claimed_by_many_at_once_is_granted_to_one(
 
 @pytest.mark.parametrize("has_failed", [False, True])
 def test_a_run_that_was_claimed_while_another_looked_is_not_claimed_again(
-    jobs: JobsHarness, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, has_failed: bool
+    jobs: JobsHarness, threads: ThreadPoolExecutor, has_failed: bool
 ) -> None:
     """The slow one has seen it waiting; when it comes to lock the row, that is running, and nobody holds it. Or it
     waits again, for a retry that is not due."""
     fast, slow = jobs.job_worker("fast"), jobs.job_worker("slow")
     jobs.schedule(overlap=Overlap.ALLOW_ALL, task="tasks.report", retries={"limit": 1, "first": 60.0})
     run = jobs.schedules.trigger("nightly")
-    slowly = claiming.CLAIM.replace(
+    ((source,),) = jobs.execute("SELECT pg_get_functiondef('feedq_1.claim_runs'::regproc)")
+    slowly = str(source).replace(
         "SELECT * FROM candidate ORDER", "SELECT *, pg_sleep(1) FROM candidate ORDER"
     )
-    assert slowly != claiming.CLAIM
-    with monkeypatch.context() as patched:
-        patched.setattr(prepared, "_CLAIM", PreparedStatement.of("feedq_claim", slowly, prepared.TYPES))
-        late = threads.submit(claim, jobs, slow)
-        deadline = time.monotonic() + WAIT_S
-        while not jobs.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"):
-            assert time.monotonic() < deadline, "it does not look"
+    assert slowly != source
+    jobs.execute(slowly.replace("claim_runs", "claim_slowly").replace("%", "%%"))
+
+    def claim_slowly() -> object:
+        with jobs.transaction() as c:
+            c.execute("SELECT feedq_1.claim_slowly(%s, 4, 0, 0) ->> 'runs'", (str(slow.id),))
+            return c.fetchone()
+
+    late = threads.submit(claim_slowly)
+    deadline = time.monotonic() + WAIT_S
+    while not jobs.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"):
+        assert time.monotonic() < deadline, "it does not look"
     claimed = claim_one(jobs, fast)
     assert claimed.id == run.id
     if has_failed:
         assert finish(jobs, fast, ended(claimed, S.FAILED)) == [run.id]
-    assert late.result(WAIT_S) == []
+    assert late.result(WAIT_S) == ("[]",)
     assert jobs.schedules.run(run.id).worker_id == (None if has_failed else fast.id)
 
 

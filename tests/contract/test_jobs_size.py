@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.control.store.jobs.claiming import CROWD
 from feedq.core.schedule.model import ClaimedRun
 from feedq.core.schedule.spec import Overlap, Queue
 from tests.contract.jobs_harness import JobsHarness
@@ -13,6 +12,9 @@ from tests.contract.jobs_stage import claim, claim_one, ended, finish
 RUNS = 5_000
 FEW = 1_000
 """A batch and its crowd, each with the look-ups that decide about it; and what the planner reads."""
+
+CROWD = 32
+"""Candidates that a claim reads beyond those that it may take."""
 
 
 def many(jobs: JobsHarness, sql: str, *, analyzed: bool) -> None:

@@ -127,6 +127,7 @@ def test_what_is_let_go_while_workers_are_counted_counts_once(
     feeds = [harness.feed(f"f{i}") for i in range(3)]
     keys = [harness.run(feed, source) for feed in feeds]
     harness.transfer(feeds[0], source, target)
+
     def call_and_release(c: Connection, function: str, kind: type[Any], /, **given: object) -> Any:
         answer = call(c, function, kind, **given)
         if function == "fold_held":

@@ -36,8 +36,8 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from feedq.control.store.database import GivenRows
-from feedq.control.store.jobs.claiming import MISS_DEADLINES
 from feedq.control.store.jobs.rows import FENCES, job_from, record
+from feedq.control.store.protocol import call
 from feedq.core.schedule.model import Finish, RunState
 from feedq.core.schedule.outcome import Ends, RetryIn, after_attempt, after_loss, counts_as_failure
 from feedq.core.schedule.spec import ScheduleSpec
@@ -117,9 +117,6 @@ FOUND = f"""
     SELECT r.id, r.schedule_id, r.worker_id FROM gone CROSS JOIN LATERAL (
         SELECT id, schedule_id, worker_id FROM feedq.run WHERE worker_id = gone.id AND state = 'running' OFFSET 0
     ) r LIMIT :limit
-"""
-_ANY_MISSED = f"""
-    SELECT EXISTS (SELECT FROM feedq.run WHERE state IN ('buffered', 'waiting') AND start_by <= {_NOW})
 """
 _ANY = f"""
     SELECT EXISTS (SELECT FROM feedq.run WHERE state = 'running')
@@ -354,8 +351,7 @@ def expire(c: Connection, *, limit: int) -> int:
 
     Runs that missed their start deadline are ended, too: where nobody claims, nobody else does it.
     """
-    if c.execute(text(_ANY_MISSED)).scalar_one():
-        c.execute(text(MISS_DEADLINES))
+    call(c, "miss_deadlines", list[int])
     found = c.execute(text(FOUND), {"limit": limit}).all()
     if not found:
         return 0

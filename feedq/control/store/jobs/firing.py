@@ -32,7 +32,7 @@ from feedq.control.store.jobs.rows import (
     schedule_from,
     unfinished,
 )
-from feedq.control.store.jobs.turns import promote
+from feedq.control.store.protocol import call
 from feedq.core.schedule import ticks
 from feedq.core.schedule.model import AGEING_S, Fired, RunState, Schedule
 from feedq.core.schedule.outcome import LEFT_OUT
@@ -178,7 +178,7 @@ def write(c: Connection, decided: Sequence[Decided]) -> int:
     if buffered := {
         d.schedule.id for d in decided if any(r.state is RunState.BUFFERED for r in d.firing.runs)
     }:
-        promote(c, buffered)
+        call(c, "promote", int, schedules=sorted(buffered))
     advance(c, decided)
     return made
 

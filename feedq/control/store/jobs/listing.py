@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection, text
 
 from feedq.control.store.database import Aggregate, in_transaction
-from feedq.control.store.jobs.claiming import CAN, KNOWS
 from feedq.control.store.jobs.rows import (
     RUN_COLUMNS,
     SCHEDULE_COLUMNS,
@@ -69,13 +68,14 @@ _WANTED = """
     coalesce(s.declaration ->> 'task', '') AS task,
     coalesce(s.declaration #> '{selector,required}', '{}'::jsonb) AS selector
 """
-_CAN = CAN.format(task="wanted.task", selector="wanted.selector")
+_KNOWN = "feedq_1.knows(me.tasks, wanted.task)"
+_CAN = f"{_KNOWN} AND me.labels @> wanted.selector"
 _UNSERVED = f"""
     WITH {_SERVING}, wanted AS MATERIALIZED (
         SELECT s.name, {_WANTED} FROM feedq.schedule s WHERE s.removed_at IS NULL AND s.name = ANY(:names)
     )
     SELECT wanted.name, wanted.task, wanted.selector,
-        EXISTS (SELECT FROM serving me WHERE {KNOWS.format(task="wanted.task")}) AS is_known
+        EXISTS (SELECT FROM serving me WHERE {_KNOWN}) AS is_known
     FROM wanted
     WHERE EXISTS (SELECT FROM serving) AND NOT EXISTS (SELECT FROM serving me WHERE {_CAN})
 """
@@ -87,7 +87,7 @@ _TASKS = f"""
     )
     SELECT wanted.*, (SELECT count(*)::int FROM serving) AS workers,
         (SELECT count(*)::int FROM serving me WHERE {_CAN}) AS able,
-        EXISTS (SELECT FROM serving me WHERE {KNOWS.format(task="wanted.task")}) AS is_known
+        EXISTS (SELECT FROM serving me WHERE {_KNOWN}) AS is_known
     FROM wanted ORDER BY wanted.task, wanted.selector
 """
 

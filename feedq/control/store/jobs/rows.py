@@ -198,20 +198,8 @@ def cancel(c: Connection, reasons: Mapping[int, str], states: Sequence[RunState]
 
 
 def notify_some(c: Connection, runs: int, reason: NotifyReason) -> None:
-    """Tell one worker for each of so many runs, with the commit: first those that are least busy for their slots,
-    whose share leaves them room (`feedq.control.store.jobs.claiming.share_of`). A worker that is not told scans by
-    itself, on an idle fleet seconds later; by then the others have done all of a backlog."""
-    sql = """
-        SELECT pg_notify('feedq_worker_' || lock_key, :reason) FROM (
-            SELECT lock_key FROM feedq.worker w
-            WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0
-                AND expires_at > clock_timestamp()
-            ORDER BY (
-                SELECT count(*) FROM feedq.run r WHERE r.worker_id = w.id AND r.state = 'running'
-            )::float8 / job_slots, random() LIMIT :runs
-        ) these
-    """
-    c.execute(text(sql), {"reason": reason.value, "runs": runs})
+    """Tell one worker for each of so many runs, with the commit: those that are least busy for their slots."""
+    c.execute(text("SELECT feedq_1.notify_some(:runs, :reason)"), {"runs": runs, "reason": reason.value})
 
 
 def notify_if_soon(c: Connection, schedules: Iterable[Schedule], at: datetime) -> None:

@@ -40,10 +40,10 @@ from sqlalchemy import Connection, text
 
 from feedq.control.store.database import Aggregate, Database, GivenRows, in_statement, in_transaction
 from feedq.control.store.jobs import claiming, finishing, firing, turns
-from feedq.control.store.jobs.prepared import PreparedRuns
 from feedq.control.store.jobs.rows import FENCES
 from feedq.control.store.jobs.sessions import JobSessions
-from feedq.core.schedule.model import ClaimedRun, Finish, Fired, Granted, Offer
+from feedq.control.store.protocol import call
+from feedq.core.schedule.model import ClaimedRun, Finish, Fired, Granted, Offer, RunState
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -114,11 +114,9 @@ class RunStore(Aggregate):
         """The schedule with a history of its own after which the next scan goes on."""
         self._promoted_to = 0
         """The schedule with buffered runs after which the next scan goes on."""
-        self._prepared = PreparedRuns(database.url)
 
     def close(self) -> None:
         self._sessions.close()
-        self._prepared.close()
 
     def fire_due(self, *, limit: int) -> Fired:
         """Fire what is due of at most ``limit`` schedules: in one transaction the ticks become rows, each
@@ -138,31 +136,18 @@ class RunStore(Aggregate):
         ids, attempts, deadlines, rate and concurrency are judged here."""
         if offer.limit <= 0:
             return Granted((), None)
-        taken = self._prepared.claim(offer) or self._claim(offer)
-        if taken.missed:
-            turns.promote_behind(self._database, taken.missed)
+        with self._database.statement() as c:
+            taken = claiming.claim(c, offer)
+        turns.promote_behind(self._database, taken.missed)
         if taken.unreadable:
             # Should this be cut off, they are held and unknown to their worker, as after a lost answer.
             self.finish(offer.worker_id, taken.unreadable)
         return taken.granted
 
-    def _claim(self, offer: Offer) -> claiming.ClaimedRuns:
-        with self._database.statement() as c:
-            first_in_s = claiming.first_due_in_s(c)
-        if first_in_s is None or first_in_s > 0:
-            return claiming.ClaimedRuns(Granted((), first_in_s))
-        if (taken := self._prepared.claim(offer, is_due=True)) is not None:
-            return taken
-        with self._database.transaction() as c:
-            return claiming.claim(c, offer)
-
     def finish(self, worker_id: UUID, finishes: Sequence[Finish]) -> list[int]:
         """End attempts, or have them repeated. Returns the ids that matched their fence; the others had been
         taken away, which is written down as an event `run_finish_rejected`."""
-        succeeded = self._prepared.succeed(worker_id, finishes)
-        turns.promote_later(
-            self._database, {followed for followed in succeeded.values() if followed is not None}
-        )
+        succeeded = self._succeed(worker_id, finishes)
         others = [f for f in finishes if f.run_id not in succeeded]
         if not others:
             return list(succeeded)
@@ -170,6 +155,23 @@ class RunStore(Aggregate):
             finished = finishing.finish(c, worker_id, others)
         turns.promote_behind(self._database, finished)
         return [*succeeded, *finished]
+
+    def _succeed(self, worker_id: UUID, finishes: Sequence[Finish]) -> set[int]:
+        """End these runs, if all are successes of the common kind: what else there is has its place among them, as
+        failures in a row are counted. Returns the ids of those that it has ended."""
+        done = {f.run_id: f.fence for f in finishes if f.state is RunState.SUCCEEDED and f.reason is None}
+        if not done or len(done) != len(finishes):
+            return set()
+        # By id, the order in which rows of runs are locked.
+        ids = sorted(done)
+        fences = [done[run_id] for run_id in ids]
+        with self._database.statement() as c:
+            ended = call(
+                c, "succeed", list[tuple[int, int | None]], session=worker_id, ids=ids, fences=fences
+            )
+        followed = {schedule_id for _, schedule_id in ended if schedule_id is not None}
+        turns.promote_later(self._database, followed)
+        return {run_id for run_id, _ in ended}
 
     @contextmanager
     def transact(self, worker_id: UUID, run: ClaimedRun) -> Iterator[Session]:
@@ -224,7 +226,9 @@ class RunStore(Aggregate):
                 expired = finishing.expire(c, limit=limit)
         if needs.promotion:
             with self._database.transaction() as c:
-                found, self._promoted_to = turns.stranded(c, after=self._promoted_to, limit=LINES_PER_SCAN)
+                found, self._promoted_to = call(
+                    c, "stranded", tuple[list[int], int], after=self._promoted_to, most=LINES_PER_SCAN
+                )
             turns.promote_later(self._database, found)
         return expired
 

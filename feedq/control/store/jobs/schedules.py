@@ -39,7 +39,8 @@ from feedq.control.store.jobs.rows import (
     stored_job,
     unfinished,
 )
-from feedq.control.store.jobs.turns import promote, promote_behind
+from feedq.control.store.jobs.turns import promote_behind
+from feedq.control.store.protocol import call
 from feedq.core.authorship import checked_reason
 from feedq.core.model import Version, require_version
 from feedq.core.schedule import ticks
@@ -345,7 +346,7 @@ class ScheduleStore(ScheduleListing):
         }
         made = [row.id for row in c.execute(_INSERT, parameters)]
         if one_by_one:
-            promote(c, [schedule.id])
+            call(c, "promote", int, schedules=[schedule.id])
         elif made:
             notify_some(c, len(made), NotifyReason.RUNS)
         return made
