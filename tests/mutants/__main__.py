@@ -108,8 +108,9 @@ class TreeCopy:
 
 
 def found_in(text: str, package: Path) -> Path:
-    """The one module that has this text, once."""
-    holders = [path for path in sorted(package.rglob("*.py")) for _ in range(path.read_text().count(text))]
+    """The one file of code, Python or SQL, that has this text, once."""
+    files = sorted(path for path in package.rglob("*") if path.suffix in (".py", ".sql"))
+    holders = [path for path in files for _ in range(path.read_text().count(text))]
     if len(holders) != 1:
         names = ", ".join(str(path.relative_to(package.parent)) for path in holders)
         raise ValueError(f"stands {len(holders)} times in the package, not once: {text!r} {names}")
