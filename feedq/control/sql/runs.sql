@@ -54,18 +54,17 @@ $body$;
 -- where nobody does, whoever looks for runs of workers that are gone.
 CREATE FUNCTION feedq_1.miss_deadlines() RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
-    missed json;
+    late bigint[];
 BEGIN
-    WITH late AS (
+    SELECT array_agg(r.id) INTO late FROM (
         SELECT id FROM feedq.run WHERE state IN ('buffered', 'waiting') AND start_by <= statement_timestamp()
         ORDER BY start_by LIMIT 1000 FOR UPDATE SKIP LOCKED
-    ), ended AS (
-        UPDATE feedq.run r SET state = 'missed_deadline', ended_at = clock_timestamp(),
-            reason = 'not started before its start deadline'
-        FROM late WHERE r.id = late.id RETURNING r.id
-    )
-    SELECT json_agg(id) INTO missed FROM ended;
-    RETURN coalesce(missed, '[]');
+    ) r;
+    -- By their ids in an array: joined to them, a plan that was made when nothing waited reads all runs.
+    UPDATE feedq.run SET state = 'missed_deadline', ended_at = clock_timestamp(),
+        reason = 'not started before its start deadline'
+    WHERE id = ANY (late);
+    RETURN coalesce(array_to_json(late), '[]');
 END $body$;
 
 -- waiting -> running: gives a worker with free slots runs to run, each under a new fence, before any of their code runs.
