@@ -21,6 +21,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+from feedq.control.store import database
 from feedq.local.postgres import Postgres
 from feedq.local.process import tail
 from feedq.local.valkey import Valkey
@@ -48,6 +49,8 @@ _postgres = pytest.StashKey[Postgres]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A command that a test runs in its own process may be kept waiting for seconds, by all the others.
+    database.IDLE_IN_TRANSACTION_TIMEOUT_MS = 60_000
     config.stash[_ended] = leftovers.end(leftovers.of_ended_runs())
     leftovers.mark()
 

@@ -87,6 +87,10 @@ def ends(cluster: Cluster) -> dict[str, tuple[Any, ...]]:
     return {row["name"]: (row["state"], row["attempt"]) for row in rows}
 
 
+def why(cluster: Cluster) -> str:
+    return str(cluster.sql("SELECT state, attempt, reason FROM feedq.run ORDER BY id"))
+
+
 def test_only_its_owner_ends_a_run(cluster: Cluster, schedules: ScheduleStore, postgres: Postgres) -> None:
     declare(schedules, timeout_s=TIMEOUT_S)
     cluster.add_beat("beat")
@@ -96,7 +100,7 @@ def test_only_its_owner_ends_a_run(cluster: Cluster, schedules: ScheduleStore, p
         time.sleep(TIMEOUT_S + 2 * TTL_S)  # the length of the outage
     # All have ended in time; and of a transaction that was cut off nothing was kept.
     attempts = {s: 2 if s is Semantics.TRANSACTIONAL else 1 for s in Semantics}
-    assert ends(cluster) == {s: ("succeeded", attempts[s]) for s in Semantics}
+    assert ends(cluster) == {s: ("succeeded", attempts[s]) for s in Semantics}, why(cluster)
     assert cluster.sql("SELECT detail FROM feedq.event WHERE kind = 'run_finish_rejected'") == []
     begin(cluster, schedules)
     cluster.workers["w1"].signal(signal.SIGKILL)

@@ -28,7 +28,7 @@ SESSIONS = """
 KINDS = {
     *("feedq", "feedq-keeper", "feedq-listener", "feedq-writer", "feedq-fencer"),  # a worker, with its pool
     *("feedq-beat", "feedq-waiter"),
-    *("feedq-runs", "feedq-job"),  # the claims of runs, and the session of a transactional job
+    "feedq-job",  # the session of a transactional job
     "feedq-cli",
 }
 WANTED = {

@@ -46,7 +46,7 @@ WORK_S = 1.3
 TICKS = 10
 TRIGGERS = 8
 THREADS = 4
-BUFFER = 3
+BUFFER = 2
 
 
 @dataclass

@@ -162,8 +162,14 @@ def test_every_state_and_reason_is_explained() -> None:
 BYTES = {"KiB": 2**10, "MiB": 2**20}
 
 
+LIMIT = re.compile(r"`([A-Z_]+|[a-z_]+(?=` in `[\w/]+\.sql))`(?: in `([\w/]+\.(?:py|sql))`)?")
+SQL_CONSTANT = re.compile(r"(\w+) constant \w+ := (\d+);")
+
+
 def constants(path: Path) -> dict[str, float]:
-    """The numbers that a module gives a name to."""
+    """The numbers that a module, or a file of SQL, gives a name to."""
+    if path.suffix == ".sql":
+        return {name: float(value) for name, value in SQL_CONSTANT.findall(path.read_text())}
     given = [node for node in parsed(path).body if isinstance(node, ast.Assign | ast.AnnAssign)]
     numbers = {}
     for node in given:
@@ -178,7 +184,7 @@ def limits_listed() -> dict[tuple[str, str], float]:
     listed = {}
     for row in read("limits.md").splitlines():
         _, limit, value, *_ = row.split("|") if row.startswith("|") else ("", "", "")
-        for name, module in re.findall(r"`([A-Z_]+)`(?: in `([\w/]+\.py)`)?", limit):
+        for name, module in LIMIT.findall(limit):
             if not name.startswith("FEEDQ_"):
                 number, _, unit = value.strip().replace(",", "").partition(" ")
                 listed[module or "core/limits.py", name] = float(number) * BYTES.get(unit, 1)

@@ -10,7 +10,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_text_of_each_mutant_stands_once_in_the_package() -> None:
-    package = "\0".join(path.read_text() for path in sorted(ROOT.glob("feedq/**/*.py")))
+    sources = [path for kind in ("py", "sql") for path in sorted(ROOT.glob(f"feedq/**/*.{kind}"))]
+    package = "\0".join(path.read_text() for path in sources)
     counts = {mutant.what: package.count(mutant.text) for mutant in MUTANTS}
     assert {what: count for what, count in counts.items() if count != 1} == {}
 

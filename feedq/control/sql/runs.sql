@@ -54,11 +54,12 @@ $body$;
 -- where nobody does, whoever looks for runs of workers that are gone.
 CREATE FUNCTION feedq_1.miss_deadlines() RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
+    missed_at_once constant int := 1000;
     late bigint[];
 BEGIN
     SELECT array_agg(r.id) INTO late FROM (
         SELECT id FROM feedq.run WHERE state IN ('buffered', 'waiting') AND start_by <= statement_timestamp()
-        ORDER BY start_by LIMIT 1000 FOR UPDATE SKIP LOCKED
+        ORDER BY start_by LIMIT missed_at_once FOR UPDATE SKIP LOCKED
     ) r;
     -- By their ids in an array: joined to them, a plan that was made when nothing waited reads all runs.
     UPDATE feedq.run SET state = 'missed_deadline', ended_at = clock_timestamp(),

@@ -184,6 +184,7 @@ def owning(prefix: str, existing: Existing) -> list[GrantStatement]:
         *(_sql("ALTER TABLE {} OWNER TO {}", (SCHEMA, table), owner) for table in existing.tables),
         *(_sql("ALTER SEQUENCE {} OWNER TO {}", (SCHEMA, name), owner) for name in existing.sequences),
         *(_sql("ALTER FUNCTION {} OWNER TO {}", sql.SQL(name), owner) for name in existing.functions),
+        *(_sql("ALTER VIEW {} OWNER TO {}", (PROTOCOL, view), owner) for view in existing.views),
     )
 
 
@@ -216,6 +217,7 @@ def _rights_of(role: Role, name: str, existing: Existing) -> list[GrantStatement
         f"What {role.value} may do",
         _sql("GRANT USAGE ON SCHEMA {} TO {}", SCHEMA, name),
         *(_sql("GRANT USAGE ON SCHEMA {} TO {}", PROTOCOL, name) for _ in existing.functions[:1]),
+        *(_sql("GRANT SELECT ON {} TO {}", (PROTOCOL, view), name) for view in existing.views),
         _sql("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}", SCHEMA, name),
         _sql("REVOKE ALL ON ALL SEQUENCES IN SCHEMA {} FROM {}", SCHEMA, name),
         _sql("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}", SCHEMA, name),
@@ -306,6 +308,8 @@ class Existing:
     """The sequences that belong to no column."""
     functions: Sequence[str]
     """The functions with their arguments, quoted."""
+    views: Sequence[str]
+    """The views of the protocol."""
 
 
 # In the order of the fields of `Existing`.
@@ -327,7 +331,9 @@ _EXISTING = f"""
         ) ORDER BY name),
         ARRAY(SELECT format('%I.%I(%s)', nspname, proname, pg_get_function_identity_arguments(p.oid))
             FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace
-            WHERE nspname IN ('{SCHEMA}', '{PROTOCOL}') ORDER BY 1)
+            WHERE nspname IN ('{SCHEMA}', '{PROTOCOL}') ORDER BY 1),
+        ARRAY(SELECT relname::text FROM pg_class
+            WHERE relnamespace = to_regnamespace('{PROTOCOL}') AND relkind = 'v' ORDER BY 1)
 """
 
 
