@@ -17,10 +17,10 @@ from random import Random
 from threading import Lock, get_ident, local
 from typing import Any
 
-from sqlalchemy import Connection
+import sqlalchemy
 
 from feedq.control.store.channels import NotifyReason
-from feedq.control.store.database import Database
+from feedq.control.store.database import Connection, Database
 from feedq.control.store.jobs import claiming, finishing, firing, runs, sessions
 from feedq.control.store.protocol import call
 from feedq.core.schedule.model import ClaimedRun
@@ -74,9 +74,9 @@ def install(doom: Doom) -> None:
         if pending is not None:
             doom.strike(pending, "after")
 
-    def watched_commit(self: sessions.JobSessions, connection: Connection, run: ClaimedRun) -> None:
+    def watched_commit(self: sessions.JobSessions, for_job: sqlalchemy.Connection, run: ClaimedRun) -> None:
         doom.strike("transact", "before")
-        commit(self, connection, run)
+        commit(self, for_job, run)
         doom.strike("transact", "after")
 
     _watch_successes()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
@@ -14,8 +15,6 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 import psycopg2
-from sqlalchemy import Engine
-from sqlalchemy.pool import QueuePool
 
 from feedq.control.reconcile import PassReport, reconcile
 from feedq.control.store.channels import WAKE, WORKER_LOCK_CLASS
@@ -273,24 +272,21 @@ class PostgresHarness(Harness):
     """
 
     shortest_ttl_s = 6.0
-    engines: ClassVar[dict[str, Engine]] = {}
+    pools: ClassVar[dict[str, deque[tuple[psycopg2.extensions.connection, float]]]] = {}
     connections: ClassVar[dict[str, psycopg2.extensions.connection]] = {}
 
     def __init__(self, url: str, *, restart_hold_s: float = 0.0) -> None:
         self.url = url
         self.store = PostgresStore(url, restart_hold_s=restart_hold_s)
         database = self.store._database
-        database._engine = self.engines.setdefault(url, database._engine)
+        database._idle = self.pools.setdefault(url, database._idle)
         self.execute(EMPTY)
 
     def close(self) -> None:
         """Leaves its sessions to the next one, if they are all there and at rest."""
-        self.store.jobs.close()
-        pool = self.store._database._engine.pool
-        assert isinstance(pool, QueuePool)
         there = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-        ((count,),) = self.execute(f"{there} AND application_name = 'feedq' AND state = 'idle'")
-        if pool.checkedout() or pool.checkedin() != count:
+        ((count,),) = self.execute(f"{there} AND application_name = 'feedq'")
+        if count != len(self.store._database._idle):
             self.end_sessions()
 
     def end_sessions(self) -> None:

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg2
 import pytest
-from sqlalchemy import Connection
 
+from feedq.control.store.database import Connection
 from feedq.control.store.jobs import firing
 from feedq.core.schedule.model import RunKind, RunState, Schedule, ScheduleState
 from feedq.core.schedule.spec import CatchUp, Overlap, ResumePolicy
@@ -301,7 +301,7 @@ def test_killed_between_two_transactions_that_should_be_one_a_tick_has_one_row_a
     real = firing.advance
 
     def in_a_second_transaction(c: Connection, decided: object) -> None:
-        c.exec_driver_sql("COMMIT")
+        c.session.commit()
         raise ConnectionResetError("killed between the two")
 
     monkeypatch.setattr(firing, "advance", in_a_second_transaction)

@@ -10,10 +10,12 @@ from uuid import UUID
 
 import psycopg2
 import pytest
-from sqlalchemy import Connection, Engine, text
+import sqlalchemy
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from feedq.control.store.database import Connection
 from feedq.control.store.jobs import finishing, sessions
 from feedq.core.model import Worker
 from feedq.core.schedule.model import ClaimedRun, RunState
@@ -236,12 +238,12 @@ def test_a_commit_whose_answer_was_lost_is_found_to_have_happened(
 ) -> None:
     worker, run = started(jobs)
 
-    def commit(c: Connection) -> None:
+    def commit(c: sqlalchemy.Connection) -> None:
         real(c)
         raise OperationalError("COMMIT", {}, psycopg2.OperationalError("the answer was lost"))
 
-    real = Connection.commit
-    monkeypatch.setattr(Connection, "commit", commit)
+    real = sqlalchemy.Connection.commit
+    monkeypatch.setattr(sqlalchemy.Connection, "commit", commit)
     work(jobs, worker, run)
     monkeypatch.undo()
     assert (kept(jobs), state(jobs, run)) == (1, S.SUCCEEDED)
@@ -252,7 +254,7 @@ def test_a_commit_that_failed_is_not_taken_for_that_of_the_next_attempt(
 ) -> None:
     worker, run = started(jobs)
 
-    def commit(c: Connection) -> None:
+    def commit(c: sqlalchemy.Connection) -> None:
         """Cut off; and before anybody asks what became of it, another has done the run."""
         monkeypatch.undo()
         cut_off(jobs, run)
@@ -263,7 +265,7 @@ def test_a_commit_that_failed_is_not_taken_for_that_of_the_next_attempt(
             session.execute(WRITE, {"run": 77})
         c.commit()
 
-    monkeypatch.setattr(Connection, "commit", commit)
+    monkeypatch.setattr(sqlalchemy.Connection, "commit", commit)
     with pytest.raises(JobSessionLost):
         work(jobs, worker, run)
     assert jobs.execute("SELECT run FROM effect") == [(77,)]
@@ -299,10 +301,10 @@ def test_without_a_session_nothing_is_begun_and_the_run_is_done_again(
 ) -> None:
     worker, run = started(jobs)
 
-    def refuse(_: object) -> None:
-        raise OperationalError("", {}, psycopg2.OperationalError("too many clients already"))
+    def refuse(*_: object, **__: object) -> None:
+        raise psycopg2.OperationalError("too many clients already")
 
-    monkeypatch.setattr(Engine, "connect", refuse)
+    monkeypatch.setattr(psycopg2, "connect", refuse)
     with pytest.raises(JobSessionLost, match="too many clients"):
         work(jobs, worker, run, fail)
 

@@ -7,8 +7,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection
 
+from feedq.control.store.database import Connection
 from feedq.control.store.protocol import call
 from feedq.core.model import LeaseState, Reason, Release, TargetState, Worker
 from feedq.core.placement.base import Transfer

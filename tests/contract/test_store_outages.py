@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from sqlalchemy import text
 
 from feedq.control.store.database import Database
 from feedq.errors import Unavailable
@@ -26,7 +25,7 @@ def run(database: Database, *statements: str, pause_s: float = 0.0) -> None:
     with database.transaction() as c:
         for statement in statements:
             time.sleep(pause_s)
-            c.execute(text(statement))
+            c.execute(statement)
 
 
 def test_a_standby_that_only_reads(database: Database) -> None:
@@ -48,7 +47,7 @@ def test_a_process_that_was_frozen_inside_its_transaction(database: Database) ->
 
 def test_a_lock_that_is_held_for_too_long(database: Database) -> None:
     with database.transaction() as holder:
-        holder.execute(text("SELECT * FROM feedq.fleet FOR UPDATE"))
+        holder.execute("SELECT * FROM feedq.fleet FOR UPDATE")
         with pytest.raises(Unavailable):
             run(database, "SET LOCAL lock_timeout = '50ms'", "SELECT * FROM feedq.fleet FOR UPDATE")
 

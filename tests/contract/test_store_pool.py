@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import psycopg2
 import pytest
-from sqlalchemy import text
 
 from feedq.control.store import database as database_module
-from feedq.control.store.database import Database
+from feedq.control.store.database import POOL_MAX, POOL_SIZE, Database
+from feedq.errors import Unavailable
 
 pytestmark = pytest.mark.servers
 
@@ -58,7 +58,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 def ask(database: Database) -> int:
     """The pid of the session that answers."""
     with database.statement() as c:
-        pid: int = c.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        pid: int = c.execute("SELECT pg_backend_pid()").scalar_one()
     return pid
 
 
@@ -73,17 +73,17 @@ def test_a_session_that_was_lost_while_it_rested_is_replaced_before_it_is_used(
 
 def test_a_statement_is_committed_by_itself_and_leaves_its_session_as_it_was(database: Database) -> None:
     with database.statement() as c:
-        c.execute(text("CREATE TABLE lone (n int)"))
+        c.execute("CREATE TABLE lone (n int)")
         assert set(backends(database).values()) == {"idle"}, "no transaction is open"
     try:
         with suppress(ZeroDivisionError), database.transaction() as c:
-            c.execute(text("INSERT INTO lone VALUES (1)"))
+            c.execute("INSERT INTO lone VALUES (1)")
             raise ZeroDivisionError
         with database.statement() as c:
-            assert c.execute(text("SELECT count(*) FROM lone")).scalar_one() == 0
+            assert c.execute("SELECT count(*) FROM lone").scalar_one() == 0
     finally:
         with database.statement() as c:
-            c.execute(text("DROP TABLE lone"))
+            c.execute("DROP TABLE lone")
 
 
 def test_a_statement_is_one_round_trip_whatever_its_session_did_before(database: Database) -> None:
@@ -91,6 +91,18 @@ def test_a_statement_is_one_round_trip_whatever_its_session_did_before(database:
     for _ in range(2):
         assert said_last(database, pid) == "SELECT pg_backend_pid()", "nothing is said after it"
         with database.transaction() as c:
-            c.execute(text("SELECT 1"))
+            c.execute("SELECT 1")
         assert said_last(database, pid) == "COMMIT"
         assert ask(database) == pid
+
+
+def test_a_process_uses_a_few_sessions_at_once_and_keeps_two(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "POOL_TIMEOUT_S", 0.01)
+    with ExitStack() as used:
+        for _ in range(POOL_MAX):
+            used.enter_context(database.statement())
+        with pytest.raises(Unavailable, match=f"all {POOL_MAX} of its connections"):
+            ask(database)
+    wait_until(lambda: len(backends(database)) == POOL_SIZE)

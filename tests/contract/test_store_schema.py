@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
 from feedq.control.store import migrate
 from feedq.control.store.database import connect_once
@@ -30,7 +29,7 @@ def columns(url: str) -> dict[str, set[str]]:
         GROUP BY c.relname
     """
     with connect_once(url) as connection:
-        return {table: set(names) for table, names in connection.execute(text(sql))}
+        return {table: set(names) for table, names in connection.execute(sql)}
 
 
 def test_every_control_column_is_documented_and_no_other(control_database_url: str) -> None:
@@ -52,7 +51,7 @@ def test_indexes_and_constraints_are_valid(control_database_url: str) -> None:
         SELECT conname FROM pg_constraint WHERE connamespace = 'feedq'::regnamespace AND NOT convalidated
     """
     with connect_once(control_database_url) as connection:
-        assert connection.execute(text(sql)).all() == []
+        assert connection.execute(sql) == []
 
 
 def test_a_database_that_was_not_migrated_is_said_to_be_behind(database_url: str) -> None:
@@ -68,7 +67,7 @@ def test_a_database_that_was_not_migrated_is_said_to_be_behind(database_url: str
 def test_a_database_of_a_newer_release_stops_no_worker_and_is_told(database_url: str) -> None:
     migrate.upgrade(database_url)
     with connect_once(database_url) as connection:
-        connection.execute(text("UPDATE feedq.alembic_version SET version_num = '0999'"))
+        connection.execute("UPDATE feedq.alembic_version SET version_num = '0999'")
     assert migrate.upgrade(database_url) == 0
     migrate.require_current(database_url)
     (check,) = (c for c in check_database(database_url, workers=0) if c.name == "migrations")
@@ -93,7 +92,7 @@ def test_whoever_waits_too_long_for_another_to_migrate_says_so(
 ) -> None:
     monkeypatch.setattr(migrate, "LOCK_PATIENCE_S", 0.2)
     with connect_once(database_url) as other:
-        other.execute(text("SELECT pg_advisory_lock(:key)"), {"key": migrate.MIGRATION_LOCK})
+        other.execute("SELECT pg_advisory_lock(%(key)s)", {"key": migrate.MIGRATION_LOCK})
         with pytest.raises(Conflict, match=r"another process has been migrating it for 0\.2 s"):
             migrate.upgrade(database_url)
     assert migrate.upgrade(database_url) == 1

@@ -10,7 +10,6 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from feedq.control.store import database as database_module
 from feedq.control.store.database import connect_once
@@ -80,7 +79,7 @@ def test_how_long_the_other_end_may_be_silent_can_be_set(
 ) -> None:
     monkeypatch.setattr(database_module, "settings", lambda: Settings(database_timeout_s=timeout_s))
     with connect_once(postgres_harness.url) as c:
-        found = probes(lambda sql: [tuple(row) for row in c.execute(text(sql))])
+        found = probes(lambda sql: c.execute(sql.replace("%", "%%")))
     assert found["tcp_user_timeout"] == user_ms
     assert idle_s in (found["tcp_keepalives_idle"], None)
 

@@ -476,8 +476,8 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
     ("tests/contract/test_jobs_races.py",): (
         (
             "two that fire share a schedule",
-            "ORDER BY next_fire_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED",
-            "ORDER BY next_fire_at LIMIT :limit",
+            "ORDER BY next_fire_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED",
+            "ORDER BY next_fire_at LIMIT %(limit)s",
         ),
     ),
     ("tests/contract/test_jobs_claiming.py",): (
@@ -498,8 +498,8 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
     ): (
         (
             "a run is taken over whatever its fence",
-            "WHERE r.fence = t.fence AND r.worker_id = :was",
-            "WHERE r.worker_id = :was",
+            "WHERE r.fence = t.fence AND r.worker_id = %(was)s",
+            "WHERE r.worker_id = %(was)s",
         ),
     ),
     ("tests/live/test_runner_backfills.py",): (

@@ -20,8 +20,8 @@ from functools import cached_property
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, text
 
+from feedq.control.store.database import Connection
 from feedq.control.store.feed_rows import avoided_from, selector_from
 from feedq.control.store.leases import BIGINT_MAX
 from feedq.control.store.protocol import call, document
@@ -29,7 +29,7 @@ from feedq.core.model import Assignment, Reason
 from feedq.core.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, WaitingFeed, lags
 from feedq.settings import DEFAULT_SINK
 
-EFFECTIVE_WEIGHT = "feedq_1.effective_weight(f, l, :measured, :mean_rows, :mean_bytes)"
+EFFECTIVE_WEIGHT = "feedq_1.effective_weight(f, l, %(measured)s, %(mean_rows)s, %(mean_bytes)s)"
 """As a feed weighs now, of `feed f` and `lease l`."""
 
 
@@ -38,12 +38,13 @@ def means(c: Connection, *, measured: float) -> dict[str, float]:
     if not measured:
         return {"measured": 0.0, "mean_rows": 0.0, "mean_bytes": 0.0}
     sql = """
-        SELECT CAST(:measured AS float8) AS measured,
+        SELECT CAST(%(measured)s AS float8) AS measured,
                coalesce(sum(w.rows_per_s) / greatest(sum(h.feeds), 1), 0) AS mean_rows,
                coalesce(sum(w.bytes_per_s) / greatest(sum(h.feeds), 1), 0) AS mean_bytes
         FROM feedq.worker w JOIN feedq.worker_held h ON h.worker_id = w.id WHERE w.state <> 'gone'
     """
-    return dict(c.execute(text(sql), {"measured": measured}).mappings().one())
+    means: dict[str, float] = c.execute(sql, {"measured": measured}).one()._asdict()
+    return means
 
 
 # As `feedq.core.placement` knows it: in lower case, as settings look it up.
@@ -65,27 +66,27 @@ _NEWS = f"""
     SELECT feed_id FROM (
         ({_IDLE} WHERE {_MAY_START} AND l.retry_at IS NULL
            AND l.reason NOT IN ('paused', 'failed', 'removed', 'no_capacity', 'no_match', 'finished')
-         ORDER BY l.feed_id LIMIT :limit)
+         ORDER BY l.feed_id LIMIT %(limit)s)
         UNION ALL
         ({_IDLE} WHERE {_MAY_START} AND l.retry_at IS NOT NULL AND l.retry_at <= statement_timestamp()
            AND l.reason NOT IN ('paused', 'removed')
-         ORDER BY l.retry_at LIMIT :limit)
-    ) news ORDER BY feed_id LIMIT :limit
+         ORDER BY l.retry_at LIMIT %(limit)s)
+    ) news ORDER BY feed_id LIMIT %(limit)s
 """
 _UNPLACED = f"""
     SELECT feed_id FROM (
         ({_IDLE} WHERE {_MAY_START} AND l.retry_at IS NULL AND l.reason = 'no_capacity'
-           AND l.feed_id > :after AND l.feed_id <= :upto ORDER BY l.feed_id LIMIT :limit)
+           AND l.feed_id > %(after)s AND l.feed_id <= %(upto)s ORDER BY l.feed_id LIMIT %(limit)s)
         UNION ALL
         ({_IDLE} WHERE {_MAY_START} AND l.retry_at IS NULL AND l.reason = 'no_match'
-           AND l.feed_id > :after AND l.feed_id <= :upto ORDER BY l.feed_id LIMIT :limit)
-    ) unplaced ORDER BY feed_id LIMIT :limit
+           AND l.feed_id > %(after)s AND l.feed_id <= %(upto)s ORDER BY l.feed_id LIMIT %(limit)s)
+    ) unplaced ORDER BY feed_id LIMIT %(limit)s
 """
 _DETAILS = f"""
     SELECT l.feed_id, l.reason, l.promised_to, f.tenant, nullif(f.selector, '{{}}') AS selector,
         nullif(l.avoid, '{{}}') AS avoid, {SINK} AS sink, {REMOTE} AS remote, {EFFECTIVE_WEIGHT} AS weight
     FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
-    WHERE l.feed_id = ANY(:ids)
+    WHERE l.feed_id = ANY(%(ids)s)
       -- Removed and declared anew: the one that is ending must be off the source first.
       AND NOT EXISTS (
           SELECT FROM feedq.lease ending JOIN feedq.feed removed ON removed.id = ending.feed_id
@@ -135,7 +136,7 @@ class PassAssignments:
         if not ids:
             return []
         known = experiences(c, proven=True)
-        rows = c.execute(text(_DETAILS), {"ids": ids, **self._means})
+        rows = c.execute(_DETAILS, {"ids": ids, **self._means})
         return [
             WaitingFeed(
                 row.feed_id,
@@ -169,7 +170,7 @@ class PassAssignments:
             -- One without places for feeds (`-Q jobs`) is no part of the fleet that they are spread over.
             WHERE feedq_1.is_serving(w) AND w.capacity > 0 ORDER BY w.id
         """
-        rows = c.execute(text(sql)).all()
+        rows = c.execute(sql)
         by_worker = held_by_tenant(c, tenants) if tenants and rows else {}
         return [
             EligibleWorker(
@@ -215,7 +216,7 @@ class PassAssignments:
 
 
 def _ids(c: Connection, sql: str, **parameters: int) -> list[int]:
-    return [row.feed_id for row in c.execute(text(sql), parameters)]
+    return [row.feed_id for row in c.execute(sql, parameters)]
 
 
 def experiences(c: Connection, *, proven: bool) -> dict[str, Experience]:
@@ -241,7 +242,7 @@ def experiences(c: Connection, *, proven: bool) -> dict[str, Experience]:
     sql = f"""
         SELECT {REMOTE} AS remote, w.name AS worker, max(l.running_since) AS at
         FROM feedq.worker w JOIN feedq.lease l ON l.worker_id = w.id JOIN feedq.feed f ON f.id = l.feed_id
-        WHERE w.name = ANY(:names) AND w.state <> 'gone' AND l.state = 'running' AND l.connected
+        WHERE w.name = ANY(%(names)s) AND w.state <> 'gone' AND l.state = 'running' AND l.connected
             AND l.last_record_at > l.running_since
         GROUP BY 1, 2
     """
@@ -252,7 +253,7 @@ def experiences(c: Connection, *, proven: bool) -> dict[str, Experience]:
 
 def _by_remote(c: Connection, sql: str, **parameters: list[str]) -> dict[str, dict[str, datetime]]:
     found: dict[str, dict[str, datetime]] = {}
-    for row in c.execute(text(sql), parameters):
+    for row in c.execute(sql, parameters):
         found.setdefault(row.remote, {})[row.worker] = row.at
     return found
 
@@ -278,11 +279,11 @@ def held_by_tenant(c: Connection, tenants: Collection[str]) -> dict[UUID, dict[s
         SELECT CASE WHEN l.state IN ('idle', 'stopping') THEN coalesce(l.promised_to, l.worker_id)
                     ELSE l.worker_id END AS worker_id, f.tenant, count(*) AS feeds
         FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
-        WHERE f.tenant <> '' AND f.tenant = ANY(:tenants)
+        WHERE f.tenant <> '' AND f.tenant = ANY(%(tenants)s)
           AND (l.worker_id IS NOT NULL OR l.promised_to IS NOT NULL)
         GROUP BY 1, 2
     """
     counts: dict[UUID, dict[str, int]] = {}
-    for row in c.execute(text(sql), {"tenants": list(tenants)}):
+    for row in c.execute(sql, {"tenants": list(tenants)}):
         counts.setdefault(row.worker_id, {})[row.tenant] = row.feeds
     return counts

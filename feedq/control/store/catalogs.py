@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
 import psycopg2
-from sqlalchemy import Connection, text
 
 from feedq.control.store.channels import CATALOG_LOCK_CLASS
 from feedq.control.store.database import (
     Aggregate,
+    Connection,
     connect,
     in_statement,
     translate_driver_errors,
@@ -47,18 +47,18 @@ class CatalogStore(Aggregate):
     def last(self, c: Connection, catalog: str) -> tuple[str | None, str]:
         """As which version of its content the feeds of a catalog are, and their state right after that, see
         `owned_state`. No version: something was left out, or it was never synced."""
-        sql = "SELECT version, owned FROM feedq.catalog WHERE name = :name"
-        version, owned = c.execute(text(sql), {"name": catalog}).one_or_none() or (None, "")
+        sql = "SELECT version, owned FROM feedq.catalog WHERE name = %(name)s"
+        version, owned = c.execute(sql, {"name": catalog}).one_or_none() or (None, "")
         return version, owned
 
     @in_statement
     def note(self, c: Connection, catalog: str, version: str | None, owned: str) -> None:
         """Keep how a sync left a catalog, as `last` tells it."""
         sql = """
-            INSERT INTO feedq.catalog (name, version, owned) VALUES (:name, :version, :owned)
+            INSERT INTO feedq.catalog (name, version, owned) VALUES (%(name)s, %(version)s, %(owned)s)
             ON CONFLICT (name) DO UPDATE SET version = excluded.version, owned = excluded.owned
         """
-        c.execute(text(sql), {"name": catalog, "version": version, "owned": owned})
+        c.execute(sql, {"name": catalog, "version": version, "owned": owned})
 
     @in_statement
     def owned_state(self, c: Connection, catalog: str) -> str:
@@ -66,7 +66,7 @@ class CatalogStore(Aggregate):
         by whomever. Only a sync adds any."""
         sql = """
             SELECT concat_ws('/', count(*), coalesce(sum(generation), 0))
-            FROM feedq.feed WHERE catalog = :catalog AND removed_at IS NULL
+            FROM feedq.feed WHERE catalog = %(catalog)s AND removed_at IS NULL
         """
-        state: str = c.execute(text(sql), {"catalog": catalog}).scalar_one()
+        state: str = c.execute(sql, {"catalog": catalog}).scalar_one()
         return state

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from enum import StrEnum
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from feedq.control.store.database import Connection
 
 WAKE = "feedq_wake"
 """Reconcile has something to do."""
@@ -64,10 +64,12 @@ def worker_channel(lock_key: int) -> str:
 
 def wake_reconcile(c: Connection) -> None:
     """Ask for a reconcile pass soon."""
-    c.execute(text(f"SELECT pg_notify('{WAKE}', '')"))
+    c.execute(f"SELECT pg_notify('{WAKE}', '')")
 
 
 def notify_workers(c: Connection, worker_ids: list[UUID], reason: NotifyReason) -> None:
     """Tell these workers that something waits for them: a stop request, a feed to claim, the end of a run."""
-    sql = "SELECT pg_notify('feedq_worker_' || lock_key, :reason) FROM feedq.worker WHERE id = ANY(:ids)"
-    c.execute(text(sql), {"ids": worker_ids, "reason": reason.value})
+    sql = (
+        "SELECT pg_notify('feedq_worker_' || lock_key, %(reason)s) FROM feedq.worker WHERE id = ANY(%(ids)s)"
+    )
+    c.execute(sql, {"ids": worker_ids, "reason": reason.value})

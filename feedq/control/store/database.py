@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections import deque, namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import wraps
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from functools import lru_cache, wraps
 from math import ceil
+from threading import BoundedSemaphore
 from time import monotonic
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 import psycopg2
 from psycopg2.extensions import connection as Session  # noqa: N812 -- a class, named as the others are
-from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import (
-    ArgumentError,
-    DBAPIError,
-    IntegrityError,
-    InterfaceError,
-    InvalidatePoolError,
-    OperationalError,
+from psycopg2.extensions import parse_dsn
+from psycopg2.extras import (
+    register_default_json,
+    register_default_jsonb,
+    register_uuid,
 )
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import driver_text, with_remedy
 from feedq.core.values import storable
 from feedq.errors import Conflict, InvalidInput, PermissionMissing, SchemaBehind, Unavailable
 from feedq.settings import settings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 POSTGRESQL_MIN = 15
 """The oldest major version of PostgreSQL that feedq is tested with; its statements use what 15 brought."""
@@ -54,12 +53,13 @@ or dirty: a minute after all were, statistics still say so, and then it reads th
 keys row by row, which takes minutes."""
 RESTED_S = 1.0
 """A session that has not been used for so long is asked whether it is still there."""
-USED_AT = "feedq_used_at"
 POOL_SIZE = 2
 """Connections kept open a process: one for the leases, one for jobs; more are opened only when many are used at
 once."""
-POOL_OVERFLOW = 3
+POOL_MAX = 5
 POOL_TIMEOUT_S = 15
+ROW_CLASSES_MAX = 500
+"""More than there are statements."""
 ADMIN = "feedq-admin"
 """What sessions of commands are called in ``pg_stat_activity``."""
 READ_ONLY = "25006"
@@ -72,21 +72,72 @@ DATA_EXCEPTION = "22"
 """How the codes of errors begin that a value is to blame for: too large, or no text of its encoding."""
 UNDEFINED_TABLE = "42P01"
 UNDEFINED_COLUMN = "42703"
-_PARAMETER = re.compile(r"(?<!:):([a-z_]+)\b")
+_PARAMETER = re.compile(r"%\(([a-z_]+)\)s")
+
+
+class Rows(list[Any]):
+    """What a statement answered. A row has its columns by name and by place."""
+
+    def __init__(self, rows: Iterable[Any], rowcount: int) -> None:
+        super().__init__(rows)
+        self.rowcount = rowcount
+        """The rows that the statement has changed, or answered."""
+
+    def one(self) -> Any:
+        (row,) = self
+        return row
+
+    def one_or_none(self) -> Any:
+        return self[0] if self else None
+
+    def scalar_one(self) -> Any:
+        return self.one()[0]
+
+    def scalar_one_or_none(self) -> Any:
+        return self[0][0] if self else None
+
+
+class Connection(NamedTuple):
+    """Runs statements with parameters such as ``%(id)s`` in a session."""
+
+    session: Session
+
+    def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
+        with self.session.cursor() as cursor:
+            # Given no parameters at all, the driver would leave a %% as it is.
+            cursor.execute(sql, parameters or {})
+            if cursor.description is None:
+                return Rows((), cursor.rowcount)
+            make = _row_class(tuple(column.name for column in cursor.description))._make
+            return Rows(map(make, cursor.fetchall()), cursor.rowcount)
+
+
+@lru_cache(maxsize=ROW_CLASSES_MAX)
+def _row_class(columns: tuple[str, ...]) -> Any:
+    """The class of rows with these columns, which takes longer to make than most statements do."""
+    return namedtuple("Row", columns, rename=True)
 
 
 class Database:
-    """Transactions on the control database, from the pool of a process. Thread-safe."""
+    """Transactions on the control database, from the pool of a process. Connects when it is first used.
+    Thread-safe."""
 
     def __init__(self, url: str, *, application_name: str) -> None:
+        """Raises `InvalidInput` on a URL of another kind."""
+        psycopg2_dsn(url)
         self.url = url
-        self._engine = _pooled_engine(url, application_name=application_name)
+        self._application_name = application_name
+        self._free = BoundedSemaphore(POOL_MAX)
+        self._idle: deque[tuple[Session, float]] = deque()
+        """Sessions that nobody uses, each with the moment since when; the latest last."""
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """Commits at the end of the block, rolls back on any exception. Raises `Unavailable`."""
-        with translate_errors(self.url), self._engine.begin() as connection:
-            yield connection
+        with self._lend() as session:
+            session.autocommit = False
+            yield Connection(session)
+            session.commit()
 
     @contextmanager
     def statement(self) -> Iterator[Connection]:
@@ -94,11 +145,67 @@ class Database:
 
         A thread of a busy worker waits for the interpreter after each. Raises `Unavailable`.
         """
-        with translate_errors(self.url), self._engine.connect() as connection, _committing(connection):
-            yield connection
+        with self._lend() as session:
+            yield Connection(session)
+
+    @contextmanager
+    def _lend(self) -> Iterator[Session]:
+        if not self._free.acquire(timeout=POOL_TIMEOUT_S):
+            raise Unavailable(
+                f"control database {mask_url(self.url)}: this process has used all {POOL_MAX} of its connections "
+                f"for {POOL_TIMEOUT_S} s"
+            )
+        try:
+            with translate_errors(self.url):
+                session = self._rested() or self._connect()
+                try:
+                    yield session
+                finally:
+                    self._take_back(session)
+        finally:
+            self._free.release()
+
+    def _connect(self) -> Session:
+        options = {"idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_TIMEOUT_MS, **PLANNER}
+        return connect(self.url, application_name=self._application_name, **options)
+
+    def _rested(self) -> Session | None:
+        """Take a session from the pool, if one is there.
+
+        One that was lost while it rested is replaced before it is used. One that has just been used is not asked:
+        as likely as not it would be lost between the answer and the statement.
+        """
+        with suppress(IndexError):
+            session, since = self._idle.pop()
+            if monotonic() - since < RESTED_S:
+                return session
+            try:
+                Connection(session).execute("SELECT 1")
+                return session
+            except psycopg2.Error:
+                session.close()
+                self.close()
+        return None
+
+    def _take_back(self, session: Session) -> None:
+        try:
+            session.rollback()  # nothing is sent after a commit
+            session.autocommit = True
+        except psycopg2.Error:
+            session.close()
+        if session.closed:
+            # What has cut it off, a restart of the server say, has cut off the others.
+            self.close()
+        elif len(self._idle) < POOL_SIZE:
+            self._idle.append((session, monotonic()))
+        else:
+            session.close()
 
     def close(self) -> None:
-        self._engine.dispose()
+        """Close the sessions that nobody uses."""
+        with suppress(IndexError):
+            while True:
+                self._idle.pop()[0].close()
 
 
 class Aggregate:
@@ -175,87 +282,64 @@ def _options(**values: object) -> str:
     return " ".join(f"-c {name}={value}" for name, value in values.items())
 
 
-def _pooled_engine(url: str, *, application_name: str) -> Engine:
-    """An engine with a small pool. Does not connect yet. Raises `InvalidInput` on a URL of another kind."""
+def psycopg2_dsn(url: str) -> str:
+    """The URL in the form that psycopg2 takes. Raises `InvalidInput` where it cannot be one of PostgreSQL."""
+    scheme, is_url, rest = url.partition("://")
+    backend = scheme.partition("+")[0]
+    if is_url and backend not in ("postgresql", "postgres"):
+        raise InvalidInput(
+            f"the control database must be PostgreSQL, not {backend!r}: set FEEDQ_DATABASE_URL=postgresql://…"
+        )
+    dsn = f"postgresql://{rest}"
+    try:
+        parse_dsn(dsn if is_url else "://")
+    except psycopg2.ProgrammingError:
+        # Not quoted: what cannot be read as a URL may hold a password that cannot be told from the rest.
+        raise InvalidInput(
+            "the database's URL cannot be read; write postgresql://user@host:port/database, with special "
+            "characters in user name and password percent-encoded"
+        ) from None
+    return dsn
+
+
+def connect(url: str, *, application_name: str, **server_options: object) -> Session:
+    """Open a session, which commits each statement by itself. Raises `Unavailable`."""
     options = driver_options(application_name)
-    added = _options(idle_in_transaction_session_timeout=IDLE_IN_TRANSACTION_TIMEOUT_MS, **PLANNER)
-    options["options"] += f" {added}"
-    engine = _engine(
-        url, options, pool_size=POOL_SIZE, max_overflow=POOL_OVERFLOW, pool_timeout=POOL_TIMEOUT_S
-    )
-    _ping_what_has_rested(engine)
-    return engine
+    options["options"] += f" {_options(**server_options)}"
+    with translate_driver_errors(url):
+        session: Session = psycopg2.connect(psycopg2_dsn(url), **options)
+    session.autocommit = True
+    register_uuid(conn_or_curs=session)  # type: ignore[no-untyped-call]  # of the stubs
+    for register in (register_default_json, register_default_jsonb):
+        register(session, loads=msgspec.json.decode)
+    return session
 
 
-def make_lone_engine(url: str, *, application_name: str) -> Engine:
-    """An engine without a pool, for transactions whose length and statements are those of somebody else's code."""
-    return _engine(url, driver_options(application_name), poolclass=NullPool)
+def make_engine(url: str, *, application_name: str) -> Engine:
+    """An engine without a pool, for whoever wants SQLAlchemy's connections: transactional jobs and Alembic."""
+    from sqlalchemy import NullPool, create_engine
 
+    def open_() -> Session:
+        session = connect(url, application_name=application_name)
+        session.autocommit = False
+        return session
 
-def _engine(url: str, options: dict[str, Any], **pool: Any) -> Engine:
     return create_engine(
-        _psycopg2_url(url),
-        connect_args=options,
+        "postgresql+psycopg2://",
+        creator=open_,
+        poolclass=NullPool,
         json_serializer=lambda value: msgspec.json.encode(value).decode(),
         json_deserializer=msgspec.json.decode,
-        **pool,
     )
-
-
-def _ping_what_has_rested(engine: Engine) -> None:
-    """A session that was lost while it lay in the pool is replaced before it is used. One that has just been used
-    is not asked: as likely as not it would be lost between the answer and the statement."""
-
-    @event.listens_for(engine, "checkin")
-    def rest(_: object, record: ConnectionPoolEntry) -> None:
-        record.info[USED_AT] = monotonic()
-
-    @event.listens_for(engine, "checkout")
-    def ping(session: Any, record: ConnectionPoolEntry, _: object) -> None:
-        if monotonic() - record.info.get(USED_AT, float("inf")) < RESTED_S:
-            return
-        try:
-            engine.dialect.do_ping(session)
-        except engine.dialect.loaded_dbapi.Error as error:
-            raise InvalidatePoolError from error
-
-
-@contextmanager
-def _committing(connection: Connection) -> Iterator[None]:
-    """Makes each statement of this connection a transaction by itself, for the length of the block.
-
-    Not by SQLAlchemy's ``AUTOCOMMIT``: that goes back to an isolation level by its name, and from then on the
-    driver tells the server at the end of each block what its default is, which is a round trip more.
-    """
-    session: Any = connection.connection.driver_connection
-    session.autocommit = True
-    try:
-        yield
-    finally:
-        if not session.closed:
-            session.autocommit = False
-
-
-def psycopg2_dsn(url: str) -> str:
-    """The URL in the form that psycopg2 takes."""
-    return str(_psycopg2_url(url).set(drivername="postgresql").render_as_string(hide_password=False))
-
-
-def connect(url: str, *, application_name: str, cursor_factory: Any = None) -> Session:
-    """A session of the driver's own, which commits each statement. Raises `Unavailable`."""
-    options = driver_options(application_name)
-    with translate_driver_errors(url):
-        session: Session = psycopg2.connect(psycopg2_dsn(url), cursor_factory=cursor_factory, **options)
-    session.autocommit = True
-    return session
 
 
 @contextmanager
 def connect_once(url: str) -> Iterator[Connection]:
     """Makes the block one transaction on a connection of its own. Raises `Unavailable`."""
-    engine = make_lone_engine(url, application_name=ADMIN)
-    with translate_errors(url), engine.begin() as connection:
-        yield connection
+    with translate_errors(url), closing(connect(url, application_name=ADMIN)) as session:
+        session.autocommit = False
+        yield Connection(session)
+        session.commit()
 
 
 class PreparedStatement(NamedTuple):
@@ -269,7 +353,7 @@ class PreparedStatement(NamedTuple):
 
     @classmethod
     def of(cls, name: str, sql: str, types: Mapping[str, str]) -> PreparedStatement:
-        """``sql`` has parameters such as ``:ids``, of these types; it need not use all of them."""
+        """``sql`` has parameters such as ``%(ids)s``, of these types; it need not use all of them."""
         found_in_it = set(_PARAMETER.findall(sql))
         used = [parameter for parameter in types if parameter in found_in_it]
         numbered = _PARAMETER.sub(lambda found: f"${1 + used.index(found[1])}", sql)
@@ -279,11 +363,6 @@ class PreparedStatement(NamedTuple):
         return cls(f"PREPARE {name} ({listed}) AS {numbered}", f"EXECUTE {name} ({values})")
 
 
-def for_driver(sql: str) -> str:
-    """The statement with parameters as the driver writes them: ``%(ids)s`` for ``:ids``."""
-    return _PARAMETER.sub(r"%(\1)s", sql)
-
-
 class GivenRows:
     """Rows that a statement is given, called ``given`` in its ``FROM``: a list a column, each under its name."""
 
@@ -291,7 +370,7 @@ class GivenRows:
         """``columns`` are names and types, as in ``id bigint, reason text``."""
         types = dict(column.split() for column in columns.split(","))
         self.columns = tuple(types)
-        self._lists = ", ".join(f"CAST(:{name} AS {type_}[])" for name, type_ in types.items())
+        self._lists = ", ".join(f"CAST(%({name})s AS {type_}[])" for name, type_ in types.items())
 
     def __str__(self) -> str:
         return f"unnest({self._lists}) AS given ({', '.join(self.columns)})"
@@ -358,24 +437,27 @@ def translate_errors(url: str) -> Iterator[None]:
         raise InvalidInput(
             "no name and no text here may hold a NUL character (U+0000): leave it out"
         ) from None
-    except (OperationalError, InterfaceError, PoolTimeout) as error:
-        raise unavailable(url, error) from error
-    except DBAPIError as error:
-        code = getattr(error.orig, "pgcode", None)
-        if error.connection_invalidated or code == READ_ONLY:
+    except psycopg2.Error as error:
+        code = error.pgcode
+        is_cut = error.cursor is not None and error.cursor.connection.closed
+        if (
+            is_cut
+            or code == READ_ONLY
+            or isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)
+        ):
             raise unavailable(url, error) from error
+        said = str(error).partition("\n")[0]
         if code == INSUFFICIENT_PRIVILEGE:
             raise PermissionMissing(
                 f"{_explain(url, error)}; `feedq db grants` says what each role may, `feedq db upgrade` gives it"
             ) from error
         if code is not None and code.startswith(DATA_EXCEPTION):
             raise InvalidInput(
-                f"the control database cannot work with a value that was given: {str(error.orig).splitlines()[0]}"
+                f"the control database cannot work with a value that was given: {said}"
             ) from error
         if code in (UNDEFINED_TABLE, UNDEFINED_COLUMN):
             raise SchemaBehind(
-                f"the control database lacks a table or column of this release "
-                f"({str(error.orig).splitlines()[0]}): run `feedq db upgrade`"
+                f"the control database lacks a table or column of this release ({said}): run `feedq db upgrade`"
             ) from error
         raise
 
@@ -385,35 +467,15 @@ def refused_when_taken(refusal: str) -> Iterator[None]:
     """Raises `Conflict` with these words when a name that is to be written exists already."""
     try:
         yield
-    except IntegrityError as error:
-        if getattr(error.orig, "pgcode", None) != UNIQUE_VIOLATION:
+    except psycopg2.IntegrityError as error:
+        if error.pgcode != UNIQUE_VIOLATION:
             raise
         raise Conflict(refusal) from None
 
 
 def unavailable(url: str, error: Exception) -> Unavailable:
-    explained = _explain(url, error)
-    # That the pool of this process is used up is no matter of the server's.
-    is_of_server = not isinstance(error, PoolTimeout)
-    return Unavailable(with_remedy(explained, setting=SETTING) if is_of_server else explained)
+    return Unavailable(with_remedy(_explain(url, error), setting=SETTING))
 
 
 def _explain(url: str, error: Exception) -> str:
     return f"control database {mask_url(url)}: {mask_url(driver_text(error))}"
-
-
-def _psycopg2_url(url: str) -> Any:
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):
-        # Not quoted: what cannot be read as a URL may hold a password that cannot be told from the rest.
-        raise InvalidInput(
-            "the database's URL cannot be read; write postgresql://user@host:port/database, with special "
-            "characters in user name and password percent-encoded"
-        ) from None
-    if parsed.get_backend_name() not in ("postgresql", "postgres"):
-        raise InvalidInput(
-            f"the control database must be PostgreSQL, not {parsed.get_backend_name()!r}: "
-            "set FEEDQ_DATABASE_URL=postgresql://…"
-        )
-    return parsed.set(drivername="postgresql+psycopg2")

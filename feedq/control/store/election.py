@@ -19,7 +19,7 @@ from feedq.control.store.channels import (
     WORKER_LOCK_CLASS,
     WORKER_LOCKS,
 )
-from feedq.control.store.database import PreparedStatement, for_driver
+from feedq.control.store.database import PreparedStatement
 from feedq.control.store.session_ends import SessionEndWaiters
 from feedq.control.store.worker_session import Listener
 from feedq.control.store.workers import OVERDUE
@@ -62,7 +62,7 @@ _LIVENESS_CHECK = f"""
         OR EXISTS (SELECT FROM feedq.lease WHERE state = 'stopping' AND stop_by <= statement_timestamp())
         OR EXISTS (SELECT FROM feedq.worker w, feedq.fleet f
                    WHERE w.state = 'active' AND w.target_state = 'serving'
-                     AND w.started_at + make_interval(secs => :settle_s)
+                     AND w.started_at + make_interval(secs => %(settle_s)s)
                          BETWEEN f.pass_at - make_interval(secs => {PASS_S}) AND clock_timestamp()),
         (SELECT extract(epoch FROM min(at) - clock_timestamp())::float8 FROM (
             (SELECT retry_at AS at FROM feedq.lease WHERE state = 'idle' AND retry_at > statement_timestamp()
@@ -73,10 +73,10 @@ _LIVENESS_CHECK = f"""
             SELECT min(expires_at) FROM feedq.worker
             WHERE state <> 'gone' AND expires_at > statement_timestamp()
             UNION ALL
-            SELECT min(started_at) + make_interval(secs => :settle_s) FROM feedq.worker
-            WHERE state = 'active' AND started_at > statement_timestamp() - make_interval(secs => :settle_s)
+            SELECT min(started_at) + make_interval(secs => %(settle_s)s) FROM feedq.worker
+            WHERE state = 'active' AND started_at > statement_timestamp() - make_interval(secs => %(settle_s)s)
         ) upcoming),
-        CASE WHEN (SELECT count(*) FROM holding) <= :waiters THEN (
+        CASE WHEN (SELECT count(*) FROM holding) <= %(waiters)s THEN (
             SELECT coalesce(array_agg(ARRAY[w.lock_key::bigint, coalesce(s.pid, 0), s.has_own::int]), '{{}}')
             FROM holding w LEFT JOIN sessions s USING (lock_key)
         ) END
@@ -131,7 +131,7 @@ class Election:
         self._holder, self._host, self._pid, self._ttl_s = holder, host, pid, ttl_s
         self._settle_s = settle_s
         self._session = Listener(url, WAKE, application_name=f"feedq-beat/{holder}")
-        self._check = for_driver(_LIVENESS_CHECK)
+        self._check = _LIVENESS_CHECK
         self._has_heard = False
         name = f"{WAITER_NAME}/{holder}"
         self._waiters = SessionEndWaiters(url, limit=waiters, application_name=name, pause_s=rearm_s)

@@ -26,9 +26,8 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, text
 
-from feedq.control.store.database import Aggregate, in_statement, in_transaction
+from feedq.control.store.database import Aggregate, Connection, in_statement, in_transaction
 from feedq.core.expectations import Expectations, unmet_said
 from feedq.core.values import storable
 from feedq.telemetry.event_names import EventKind
@@ -63,11 +62,11 @@ _WANTED = f"""
             l.event_at, l.event_fault,
             (e.expect ->> 'max_refused')::float8 AS refused
         FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id CROSS JOIN LATERAL (
-            SELECT CAST(:everything AS jsonb) || coalesce(CAST(:tenants AS jsonb) -> f.tenant, '{{}}')
+            SELECT CAST(%(everything)s AS jsonb) || coalesce(CAST(%(tenants)s AS jsonb) -> f.tenant, '{{}}')
                 || f.expect AS expect
         ) e
         WHERE f.removed_at IS NULL AND f.target_state = 'running' AND f.parent IS NULL
-          AND (:for_all OR f.tenant = ANY(:tenant_names) OR f.expect <> '{{}}')
+          AND (%(for_all)s OR f.tenant = ANY(%(tenant_names)s) OR f.expect <> '{{}}')
     ), counted AS MATERIALIZED (
         SELECT id, 'min_rows' AS kind, per_s FROM wanted WHERE per_s IS NOT NULL
         UNION ALL
@@ -147,7 +146,7 @@ _JUDGE = f"""
         SELECT *, true AS begins FROM begun UNION ALL SELECT *, false FROM ended
     ), history AS (
         INSERT INTO feedq.event (kind, feed_id, detail)
-        SELECT CASE WHEN begins THEN :unmet ELSE :met END, feed_id,
+        SELECT CASE WHEN begins THEN %(unmet)s ELSE %(met)s END, feed_id,
             jsonb_strip_nulls(jsonb_build_object(
                 'kind', kind, 'bound', bound, 'found', found, 'since', since, 'why', why))
         FROM changed ORDER BY feed_id
@@ -174,13 +173,13 @@ class ExpectationStore(Aggregate):
     @in_statement
     def unmet(self, c: Connection) -> dict[str, int]:
         """Feeds that are not as expected, counted by what is unmet."""
-        rows = c.execute(text("SELECT kind, count(*) AS feeds FROM feedq.unmet GROUP BY kind"))
+        rows = c.execute("SELECT kind, count(*) AS feeds FROM feedq.unmet GROUP BY kind")
         return {row.kind: row.feeds for row in rows}
 
     @in_transaction
     def judge(self, c: Connection, everything: Expectations, tenants: Mapping[str, Expectations]) -> Judged:
         """Judge all feeds. Nothing happens while another beat is at it."""
-        free = c.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": JUDGE_LOCK}).scalar_one()
+        free = c.execute("SELECT pg_try_advisory_xact_lock(%(key)s)", {"key": JUDGE_LOCK}).scalar_one()
         if not free:
             return Judged()
         given: dict[str, Any] = {
@@ -189,11 +188,11 @@ class ExpectationStore(Aggregate):
             "tenant_names": list(tenants),
             "for_all": bool(everything),
         }
-        c.execute(text(_SAMPLE), given)
+        c.execute(_SAMPLE, given)
         kinds = {"unmet": EventKind.EXPECTATION_UNMET.value, "met": EventKind.EXPECTATION_MET.value}
-        found = c.execute(text(_JUDGE), {**given, **kinds}).all()
-        c.execute(text(_FORGET), given)
-        c.execute(text(_TRIM))
+        found = c.execute(_JUDGE, {**given, **kinds})
+        c.execute(_FORGET, given)
+        c.execute(_TRIM)
         begun = sum(row.begins for row in found)
         return Judged(begun, len(found) - begun)
 
@@ -230,42 +229,42 @@ class AlertOutbox(Aggregate):
         a failure. ``tenant``: the only one that it hears of. A target that is new begins with what comes next."""
         new = """
             INSERT INTO feedq.alert_target (target, sent_to)
-            SELECT :target, coalesce(max(id), 0) FROM feedq.alert ON CONFLICT DO NOTHING
+            SELECT %(target)s, coalesce(max(id), 0) FROM feedq.alert ON CONFLICT DO NOTHING
         """
         sql = f"""
             SELECT a.id, a.at, a.feed, a.tenant, a.kind, a.begins, a.since, a.bound, a.found, a.why
             FROM feedq.alert_target t JOIN feedq.alert a ON a.id > t.sent_to
-            WHERE t.target = :target AND (CAST(:tenant AS text) IS NULL OR a.tenant = :tenant)
+            WHERE t.target = %(target)s AND (CAST(%(tenant)s AS text) IS NULL OR a.tenant = %(tenant)s)
               AND (t.sent_at IS NULL OR clock_timestamp() >= t.sent_at + make_interval(secs => CASE
-                WHEN t.failures = 0 THEN :pause_s
-                ELSE :retry_s * 2 ^ least(t.failures - 1, {FAILURES_DOUBLE}) END))
+                WHEN t.failures = 0 THEN %(pause_s)s
+                ELSE %(retry_s)s * 2 ^ least(t.failures - 1, {FAILURES_DOUBLE}) END))
             ORDER BY a.id LIMIT {AT_ONCE}
         """
-        c.execute(text(new), {"target": target})
+        c.execute(new, {"target": target})
         given = {"target": target, "tenant": tenant, "pause_s": pause_s, "retry_s": retry_s}
         return [
             Alert(
                 *(row.id, row.at, row.feed, row.tenant, row.kind, row.begins, row.since),
                 said=unmet_said(row.kind, row.bound, row.found, row.why),
             )
-            for row in c.execute(text(sql), given)
+            for row in c.execute(sql, given)
         ]
 
     @in_transaction
     def told(self, c: Connection, target: str, up_to: int) -> None:
         """The target has taken everything up to this alert."""
         sql = """
-            UPDATE feedq.alert_target SET sent_to = greatest(sent_to, :up_to), sent_at = clock_timestamp(),
+            UPDATE feedq.alert_target SET sent_to = greatest(sent_to, %(up_to)s), sent_at = clock_timestamp(),
                 failures = 0, error = NULL
-            WHERE target = :target
+            WHERE target = %(target)s
         """
-        c.execute(text(sql), {"target": target, "up_to": up_to})
+        c.execute(sql, {"target": target, "up_to": up_to})
 
     @in_transaction
     def failed(self, c: Connection, target: str, error: str) -> None:
         """The target has not taken a message, which is to be told again later."""
         sql = """
-            UPDATE feedq.alert_target SET sent_at = clock_timestamp(), failures = failures + 1, error = :error
-            WHERE target = :target
+            UPDATE feedq.alert_target SET sent_at = clock_timestamp(), failures = failures + 1, error = %(error)s
+            WHERE target = %(target)s
         """
-        c.execute(text(sql), {"target": target, "error": storable(error, ERROR_CHARS_MAX)})
+        c.execute(sql, {"target": target, "error": storable(error, ERROR_CHARS_MAX)})

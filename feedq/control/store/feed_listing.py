@@ -14,9 +14,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, text
-
-from feedq.control.store.database import Aggregate, in_transaction
+from feedq.control.store.database import Aggregate, Connection, in_transaction
 from feedq.control.store.feed_rows import (
     FEED_COLUMNS,
     LEASE_COLUMNS,
@@ -102,7 +100,7 @@ _STATUS = f"""
             WHEN w.stands_still THEN 'stalled'
             WHEN l.sink_error IS NOT NULL THEN 'sink_unavailable'
             WHEN l.dead_per_s > l.rows_per_s
-                AND :now - l.dead_letter_at < make_interval(secs => {REFUSING_S}) THEN 'refusing'
+                AND %(now)s - l.dead_letter_at < make_interval(secs => {REFUSING_S}) THEN 'refusing'
             WHEN l.stalled AND l.attempts < {FAILING_FROM} THEN 'stalled'
             WHEN l.failures >= {FAILING_FROM} THEN 'failing'
             WHEN l.stalled THEN 'stalled'
@@ -132,7 +130,7 @@ _FROM = f"""
     LEFT JOIN (
         SELECT id, name, loop_lag_s, heartbeat_at, expires_at,
             loop_lag_s > {LAGS_S} OR
-                (:now - heartbeat_at) * {SILENT_AFTER[1]} > (expires_at - heartbeat_at) * {SILENT_AFTER[0]}
+                (%(now)s - heartbeat_at) * {SILENT_AFTER[1]} > (expires_at - heartbeat_at) * {SILENT_AFTER[0]}
                 AS stands_still
         FROM feedq.worker OFFSET 0
     ) w ON w.id = l.worker_id
@@ -153,7 +151,7 @@ _TALLIED = f"""
         -- A failed feed wants no place: only an edit can help it.
         count(*) FILTER (WHERE wanted AND status <> 'failed') AS wanted,
         CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total,
-        count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused,
+        count(*) FILTER (WHERE refused_at > %(now)s - make_interval(secs => {LATELY_S})) AS refused,
         CASE status WHEN 'streaming' THEN sum(rows_per_s) ELSE 0 END AS rows_per_s
 """
 _ORDERS = {
@@ -187,20 +185,20 @@ _TROUBLES = f"""
         {_FROM} WHERE {_DECLARED}
     ), causes (id, name, tenant, cause, reason, since) AS (
         SELECT id, name, tenant, status,
-            CASE WHEN status = 'waiting' AND reason = ANY(:reasons) THEN reason ELSE '' END,
+            CASE WHEN status = 'waiting' AND reason = ANY(%(reasons)s) THEN reason ELSE '' END,
             CASE status WHEN 'quarantined' THEN blamed_at WHEN 'refusing' THEN running_since
                 WHEN 'stalled' THEN silent_since WHEN 'sink_unavailable' THEN silent_since END
-        FROM found WHERE status = ANY(:statuses)
+        FROM found WHERE status = ANY(%(statuses)s)
         UNION ALL
         SELECT id, name, tenant, '{Concern.EXPECTATION}', '', min(u.since)
         FROM found JOIN feedq.unmet u ON u.feed_id = id GROUP BY id, name, tenant
         UNION ALL
         SELECT id, name, tenant, '{Concern.DEAD_LETTERS}', '', NULL
-        FROM found WHERE refused_at > :now - make_interval(secs => {LATELY_S}) AND status <> 'refusing'
+        FROM found WHERE refused_at > %(now)s - make_interval(secs => {LATELY_S}) AND status <> 'refusing'
         UNION ALL
         SELECT id, name, tenant, '{Concern.LOST_WORKERS}', '', blamed_at FROM found
         WHERE blamed > 0 AND status <> 'quarantined'
-            AND coalesce(blamed_at > :now - make_interval(secs => {LATELY_S}), true)
+            AND coalesce(blamed_at > %(now)s - make_interval(secs => {LATELY_S}), true)
     ), groups AS (
         SELECT *, CAST(sum(feeds) OVER same AS bigint) AS of,
             row_number() OVER (same ORDER BY feeds DESC, tenant) AS place
@@ -212,10 +210,10 @@ _TROUBLES = f"""
         SELECT cause, reason, tenant, array_agg(id ORDER BY nth) AS ids FROM (
             SELECT id, cause, reason, tenant, row_number() OVER (
                 PARTITION BY cause, reason, tenant COLLATE "C" ORDER BY since, name COLLATE "C") AS nth
-            FROM causes WHERE tenant = ANY(ARRAY(SELECT tenant FROM groups WHERE place <= :tenants))
-        ) found WHERE nth <= :each GROUP BY cause, reason, tenant
+            FROM causes WHERE tenant = ANY(ARRAY(SELECT tenant FROM groups WHERE place <= %(tenants)s))
+        ) found WHERE nth <= %(each)s GROUP BY cause, reason, tenant
     )
-    SELECT * FROM groups JOIN first USING (cause, reason, tenant) WHERE place <= :tenants
+    SELECT * FROM groups JOIN first USING (cause, reason, tenant) WHERE place <= %(tenants)s
     ORDER BY cause, nullif(reason, ''), place
 """
 # Since when feeds that nobody streams are as they are: the latest that happened to each, apart from new tries.
@@ -224,15 +222,15 @@ _BEGAN = """
         SELECT at, since FROM feedq.event
         WHERE feed_id = f.id AND kind NOT IN ('lease_assigned', 'lease_claimed', 'lease_raised')
         ORDER BY id DESC LIMIT 1
-    ) e ON true WHERE f.id = ANY(:ids)
+    ) e ON true WHERE f.id = ANY(%(ids)s)
 """
 _CONCERNS = frozenset(Concern)
 _WANTS_PLACE = f"{_DECLARED} AND {_WANTED} AND {_STATUS} <> 'failed'"
 _REQUIRED = f"""
     SELECT f.selector -> 'required' AS required, count(*) AS feeds,
-        (array_agg(f.name ORDER BY f.id))[1:CAST(:each AS int)] AS names
+        (array_agg(f.name ORDER BY f.id))[1:CAST(%(each)s AS int)] AS names
     {_FROM} WHERE {_WANTS_PLACE} AND f.selector -> 'required' <> '{{}}'
-    GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT :limit
+    GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT %(limit)s
 """
 _SINK = "lower(coalesce(f.sink ->> 'name', 'default'))"
 _SINKS = f"""
@@ -241,7 +239,7 @@ _SINKS = f"""
             row_number() OVER (same ORDER BY min(f.id)) AS place
         FROM feedq.feed f WHERE {_DECLARED} AND f.removed_at IS NULL
         GROUP BY {_SINK}, f.sink, f.source ->> 'format' WINDOW same AS (PARTITION BY {_SINK})
-    ) found WHERE place <= :each
+    ) found WHERE place <= %(each)s
 """
 
 
@@ -263,17 +261,17 @@ class FeedListing(Aggregate):
         others are added and removed."""
         conditions, parameters = _chosen_with(selection, text_)
         if place is not None:
-            conditions.append("(f.name, f.id) > (:name, :id)")
+            conditions.append("(f.name, f.id) > (%(name)s, %(id)s)")
             parameters |= dict(zip(("name", "id"), place, strict=True))
-        wide = f"SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM}"
-        sql = f"{wide} {_filtered(conditions)} ORDER BY f.name, f.id LIMIT :limit"
+        wide = f"SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, %(now)s AS now {_FROM}"
+        sql = f"{wide} {_filtered(conditions)} ORDER BY f.name, f.id LIMIT %(limit)s"
         if text_ or selection.statuses or selection.failing or selection.unmet or selection.dead_letters:
             # Few may be found: the ids first, of all feeds at once, as `page` reads them.
             narrow = f"SELECT f.id, f.name {_FROM} {_filtered(conditions)} OFFSET 0"
-            ids = f"SELECT id FROM ({narrow}) found ORDER BY name, id LIMIT :limit"
+            ids = f"SELECT id FROM ({narrow}) found ORDER BY name, id LIMIT %(limit)s"
             sql = f"{wide} WHERE f.id IN ({ids}) ORDER BY f.name, f.id"
         parameters |= {"now": _begin(c), "limit": min(max(limit, 0), PAGE_MAX)}
-        return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
+        return [feed_view_from(row) for row in c.execute(sql, parameters)]
 
     @in_transaction
     def ordered(
@@ -292,12 +290,12 @@ class FeedListing(Aggregate):
         by = _order(order, reverse=reverse)
         # The ids first: wide rows would make the sort of a large table spill to disk.
         sql = f"""
-            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM} WHERE f.id IN (
-                SELECT f.id {_FROM} {_filtered(conditions)} ORDER BY {by} LIMIT :limit OFFSET :offset
+            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, %(now)s AS now {_FROM} WHERE f.id IN (
+                SELECT f.id {_FROM} {_filtered(conditions)} ORDER BY {by} LIMIT %(limit)s OFFSET %(offset)s
             ) ORDER BY {by}
         """
         parameters |= {"now": _begin(c), "limit": min(max(limit, 0), PAGE_MAX), "offset": offset}
-        return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
+        return [feed_view_from(row) for row in c.execute(sql, parameters)]
 
     @in_transaction
     def tallies(self, c: Connection, selection: Selection = EVERY, *, text_: str = "") -> list[StatusCount]:
@@ -308,7 +306,7 @@ class FeedListing(Aggregate):
             {_TALLIED} FROM (SELECT f.name, {_COUNTED} {_FROM} {_filtered(conditions)} OFFSET 0) found
             GROUP BY status, reason ORDER BY status, reason
         """
-        return [_tally(row) for row in c.execute(text(sql), {**parameters, "now": _begin(c)})]
+        return [_tally(row) for row in c.execute(sql, {**parameters, "now": _begin(c)})]
 
     @in_transaction
     def troubles(
@@ -326,7 +324,7 @@ class FeedListing(Aggregate):
         feed waits for matters where it is one of ``reasons``.
         """
         groups = c.execute(
-            text(_TROUBLES),
+            _TROUBLES,
             {
                 "now": (now := _begin(c)),
                 "statuses": [status.value for status in statuses],
@@ -334,14 +332,14 @@ class FeedListing(Aggregate):
                 "each": each,
                 "tenants": tenants,
             },
-        ).all()
-        wide = f"SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now {_FROM}"
+        )
+        wide = f"SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, %(now)s AS now {_FROM}"
         ids = sorted({id_ for group in groups for id_ in group.ids})
         views = {
             row.id: feed_view_from(row)
-            for row in c.execute(text(f"{wide} WHERE f.id = ANY(:ids)"), {"now": now, "ids": ids})
+            for row in c.execute(f"{wide} WHERE f.id = ANY(%(ids)s)", {"now": now, "ids": ids})
         }
-        began = {row.id: row.since for row in c.execute(text(_BEGAN), {"ids": ids})}
+        began = {row.id: row.since for row in c.execute(_BEGAN, {"ids": ids})}
         found = []
         for group in groups:
             is_concern, since = group.cause in _CONCERNS, group.since
@@ -356,15 +354,15 @@ class FeedListing(Aggregate):
     @in_transaction
     def placing(self, c: Connection, *, each: int) -> list[RequiredLabels]:
         """Count the feeds that ask for a place, by the labels that they require; the most frequent first."""
-        found = c.execute(text(_REQUIRED), {"each": each, "limit": GROUPS_MAX, "now": _begin(c)})
+        found = c.execute(_REQUIRED, {"each": each, "limit": GROUPS_MAX, "now": _begin(c)})
         return [RequiredLabels(row.required, row.feeds, row.names) for row in found]
 
     @in_transaction
     def sinks(self, c: Connection, *, each: int) -> list[SinkUse]:
         """Count the feeds that name each sink, with one feed of each of the first so many tables."""
-        found = c.execute(text(_SINKS), {"each": each, "now": _begin(c)}).all()
-        sql = f"SELECT {FEED_COLUMNS} FROM feedq.feed f WHERE f.id = ANY(:ids) ORDER BY f.name"
-        feeds = [feed_from(row) for row in c.execute(text(sql), {"ids": [row.id for row in found]})]
+        found = c.execute(_SINKS, {"each": each, "now": _begin(c)})
+        sql = f"SELECT {FEED_COLUMNS} FROM feedq.feed f WHERE f.id = ANY(%(ids)s) ORDER BY f.name"
+        feeds = [feed_from(row) for row in c.execute(sql, {"ids": [row.id for row in found]})]
         of = {row.id: row.sink for row in found}
         counts = {row.sink: row.of for row in found}
         return [
@@ -375,10 +373,8 @@ class FeedListing(Aggregate):
     @in_transaction
     def identities(self, c: Connection) -> tuple[UUID, set[UUID]]:
         """Read the installation, and which feeds it has."""
-        feeds = c.execute(
-            text("SELECT array_agg(uuid) FROM feedq.feed WHERE removed_at IS NULL")
-        ).scalar_one()
-        return c.execute(text("SELECT id FROM feedq.installation")).scalar_one(), set(feeds or ())
+        feeds = c.execute("SELECT array_agg(uuid) FROM feedq.feed WHERE removed_at IS NULL").scalar_one()
+        return c.execute("SELECT id FROM feedq.installation").scalar_one(), set(feeds or ())
 
 
 def _chosen_with(selection: Selection, searched: str) -> tuple[list[str], dict[str, Any]]:
@@ -397,12 +393,12 @@ def _containing(searched: str) -> tuple[str, dict[str, Any]]:
     """
     # Letters beyond ASCII cost the time of all others together, and are none of an ASCII text.
     collation = ' COLLATE "C"' if searched.isascii() else ""
-    condition = f"strpos(lower({_HAYSTACK}{collation}), lower(:search)) > 0"
+    condition = f"strpos(lower({_HAYSTACK}{collation}), lower(%(search)s)) > 0"
     parameters: dict[str, Any] = {"search": searched}
     statuses = [status.value for status in Status if searched.lower() in status]
     if not statuses:
         return condition, parameters
-    return f"({condition} OR {_STATUS} = ANY(:found_statuses))", parameters | {"found_statuses": statuses}
+    return f"({condition} OR {_STATUS} = ANY(%(found_statuses)s))", parameters | {"found_statuses": statuses}
 
 
 def _filtered(conditions: Sequence[str]) -> str:
@@ -413,8 +409,8 @@ def _filtered(conditions: Sequence[str]) -> str:
 
 def _begin(c: Connection) -> datetime:
     """Bound the transaction's statements, and say when it is."""
-    c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))
-    now: datetime = c.execute(text("SELECT clock_timestamp()")).scalar_one()
+    c.execute(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'")
+    now: datetime = c.execute("SELECT clock_timestamp()").scalar_one()
     return now
 
 
@@ -426,14 +422,14 @@ def _tally(row: Sequence[Any]) -> StatusCount:
 # -- selections --------------------------------------------------------------------------------------
 
 _CHOSEN_BY = {
-    "names": "f.name = ANY(:names)",
-    "tenant": "f.tenant = :tenant",
-    "labels": "f.labels @> CAST(:labels AS jsonb)",
-    "worker": "w.name = :worker",
-    "statuses": f"{_STATUS} = ANY(:statuses)",
-    "connector": "f.connector = :connector",
-    "match": "f.name LIKE :match",
-    "failing": f"{_STATUS} = ANY(:failing)",
+    "names": "f.name = ANY(%(names)s)",
+    "tenant": "f.tenant = %(tenant)s",
+    "labels": "f.labels @> CAST(%(labels)s AS jsonb)",
+    "worker": "w.name = %(worker)s",
+    "statuses": f"{_STATUS} = ANY(%(statuses)s)",
+    "connector": "f.connector = %(connector)s",
+    "match": "f.name LIKE %(match)s",
+    "failing": f"{_STATUS} = ANY(%(failing)s)",
     "unmet": "f.id IN (SELECT feed_id FROM feedq.unmet)",
     "dead_letters": "l.dead_letters > 0",
 }
@@ -443,11 +439,11 @@ def selected_sql(selection: Selection, limit: int | None) -> tuple[str, dict[str
     """Return the statement that reads the chosen feeds, and its parameters."""
     conditions, given = _chosen(selection)
     sql = f"""
-        SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now
+        SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, %(now)s AS now
         {_FROM} {_filtered([" AND ".join(conditions)])}
-        ORDER BY f.name, f.id LIMIT :limit
+        ORDER BY f.name, f.id LIMIT %(limit)s
     """
-    return sql.replace(":now", "statement_timestamp()"), given | {"limit": limit}
+    return sql.replace("%(now)s", "statement_timestamp()"), given | {"limit": limit}
 
 
 _NEEDS = {

@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, text
-
 from feedq.control.store.channels import wake_reconcile
 from feedq.control.store.database import (
     Aggregate,
+    Connection,
     GivenRows,
     in_statement,
     in_transaction,
@@ -189,10 +188,10 @@ class Feeds(Aggregate):
         commits. Raises `NotFound`, and `Forbidden` when the feed is not the author's to change."""
         # The lease first, as everywhere. What its owner reports later is newer.
         shown = """
-            UPDATE feedq.lease SET cursor = CAST(:cursor AS jsonb)
-            WHERE feed_id = (SELECT id FROM feedq.feed WHERE name = :name AND removed_at IS NULL)
+            UPDATE feedq.lease SET cursor = CAST(%(cursor)s AS jsonb)
+            WHERE feed_id = (SELECT id FROM feedq.feed WHERE name = %(name)s AND removed_at IS NULL)
         """
-        c.execute(text(shown), {"cursor": storable_json(change.after), "name": name})
+        c.execute(shown, {"cursor": storable_json(change.after), "name": name})
         # Whole, and as texts: jsonb would change some, and a person may set the old one again.
         cursors = {"before": json.dumps(change.before), "after": json.dumps(change.after)}
         detail = {"verb": change.verb, **cursors}
@@ -211,7 +210,7 @@ class Feeds(Aggregate):
         leases = _locked_leases(c, names)
         # Only now: a feed may have changed while its lease was waited for.
         feeds = {feed.name: feed for feed in _declared(c, names=names)}
-        rows = c.execute(text("SELECT id, name FROM feedq.worker WHERE id = ANY(:ids)"), {"ids": ids})
+        rows = c.execute("SELECT id, name FROM feedq.worker WHERE id = ANY(%(ids)s)", {"ids": ids})
         workers = {row.id: row.name for row in rows}
         outcomes: list[FeedqError | None] = []
         running: list[Transfer] = []
@@ -237,7 +236,7 @@ class Feeds(Aggregate):
         record_all(c, events)
         if running:
             transfer(c, running, stop_within_s=stop_within_s)
-        c.execute(text(_PROMISE), _PROMISED.of(waiting))
+        c.execute(_PROMISE, _PROMISED.of(waiting))
         wake_reconcile(c)
         return outcomes
 
@@ -272,11 +271,11 @@ class Feeds(Aggregate):
         feed = _locked_one(c, name)
         # Without any left the number is right, even where somebody has deleted rows by hand.
         sql = """
-            UPDATE feedq.lease SET dead_letters = CASE WHEN :are_left THEN dead_letters - :gone
-                ELSE least(dead_letters - :gone, 0) END
-            WHERE feed_id = :id
+            UPDATE feedq.lease SET dead_letters = CASE WHEN %(are_left)s THEN dead_letters - %(gone)s
+                ELSE least(dead_letters - %(gone)s, 0) END
+            WHERE feed_id = %(id)s
         """
-        c.execute(text(sql), {"id": feed.id, "gone": gone, "are_left": are_left})
+        c.execute(sql, {"id": feed.id, "gone": gone, "are_left": are_left})
         if any(detail.values()):
             record(c, kind, feed_id=feed.id, detail=detail)
 
@@ -285,8 +284,8 @@ class Feeds(Aggregate):
 
     @in_statement
     def view(self, c: Connection, name: str) -> FeedView:
-        sql = FEED_VIEWS + " WHERE f.name = :name ORDER BY f.removed_at DESC NULLS FIRST LIMIT 1"
-        row = c.execute(text(sql), {"name": name}).one_or_none()
+        sql = FEED_VIEWS + " WHERE f.name = %(name)s ORDER BY f.removed_at DESC NULLS FIRST LIMIT 1"
+        row = c.execute(sql, {"name": name}).one_or_none()
         if row is None:
             raise no_feed(name)
         return feed_view_from(row)
@@ -297,12 +296,12 @@ class Feeds(Aggregate):
         """Return all feeds by name, the ones being removed included."""
         sql = f"""
             {FEED_VIEWS}
-            WHERE (CAST(:tenant AS text) IS NULL OR f.tenant = :tenant)
+            WHERE (CAST(%(tenant)s AS text) IS NULL OR f.tenant = %(tenant)s)
               -- What a worker has is all that it has; elsewhere a backfill is shown with its feed.
-              AND CASE WHEN CAST(:worker AS text) IS NULL THEN f.parent IS NULL ELSE w.name = :worker END
+              AND CASE WHEN CAST(%(worker)s AS text) IS NULL THEN f.parent IS NULL ELSE w.name = %(worker)s END
             ORDER BY f.name, f.id
         """
-        rows = c.execute(text(sql), {"tenant": tenant, "worker": worker})
+        rows = c.execute(sql, {"tenant": tenant, "worker": worker})
         return [feed_view_from(row) for row in rows]
 
     @in_statement
@@ -316,7 +315,7 @@ class Feeds(Aggregate):
         """Return the chosen feeds, by name, however many: in one statement, for rows that are built inside a
         transaction keep it idle, which has a limit."""
         sql, parameters = selected_sql(selection, limit)
-        return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
+        return [feed_view_from(row) for row in c.execute(sql, parameters)]
 
     @in_statement
     def declared(
@@ -334,9 +333,9 @@ class Feeds(Aggregate):
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
         """Newest first."""
         feed = self.get(name)
-        sql = "SELECT * FROM feedq.event WHERE feed_id = :id ORDER BY id DESC LIMIT :limit"
+        sql = "SELECT * FROM feedq.event WHERE feed_id = %(id)s ORDER BY id DESC LIMIT %(limit)s"
         with self._database.statement() as c:
-            return [event_from(row) for row in c.execute(text(sql), {"id": feed.id, "limit": limit})]
+            return [event_from(row) for row in c.execute(sql, {"id": feed.id, "limit": limit})]
 
 
 def made(outcome: Feed | FeedqError) -> Feed:
@@ -399,7 +398,7 @@ def _insert(
         parent = None if backfill is None else backfill.parent
         declared = declared_columns(spec.completed(None)).values()
         rows.append((*declared, catalog, parent, None if more is None else json.dumps(more)))
-    return _by_name(c.execute(text(sql), _ADDED.of(rows))) if rows else {}
+    return _by_name(c.execute(sql, _ADDED.of(rows))) if rows else {}
 
 
 def _update(c: Connection, feeds: Sequence[Feed]) -> dict[int, Feed]:
@@ -420,16 +419,16 @@ def _update(c: Connection, feeds: Sequence[Feed]) -> dict[int, Feed]:
         )
         for one in feeds
     ]
-    return {row.id: feed_from(row) for row in c.execute(text(sql), _TOUCHED.of(rows))} if rows else {}
+    return {row.id: feed_from(row) for row in c.execute(sql, _TOUCHED.of(rows))} if rows else {}
 
 
 def _locked(c: Connection, names: Collection[str]) -> dict[str, Feed]:
     """Feeds by name, locked in the order in which passes lock them."""
     sql = f"""
-        SELECT {FEED_COLUMNS} FROM feedq.feed f WHERE name = ANY(:names) AND removed_at IS NULL
+        SELECT {FEED_COLUMNS} FROM feedq.feed f WHERE name = ANY(%(names)s) AND removed_at IS NULL
         ORDER BY id FOR UPDATE
     """
-    return _by_name(c.execute(text(sql), {"names": list(names)})) if names else {}
+    return _by_name(c.execute(sql, {"names": list(names)})) if names else {}
 
 
 def _declared(
@@ -440,24 +439,24 @@ def _declared(
     catalog: str | None = None,
 ) -> list[Feed]:
     asked = {
-        "f.name = ANY(:names)": ("names", None if names is None else list(names)),
-        "f.tenant = :tenant": ("tenant", tenant),
-        "f.catalog = :catalog": ("catalog", catalog),
+        "f.name = ANY(%(names)s)": ("names", None if names is None else list(names)),
+        "f.tenant = %(tenant)s": ("tenant", tenant),
+        "f.catalog = %(catalog)s": ("catalog", catalog),
     }
     given = {condition: (name, value) for condition, (name, value) in asked.items() if value is not None}
     where = " AND ".join(("f.removed_at IS NULL", "f.parent IS NULL", *given))
     sql = f"SELECT {FEED_COLUMNS} FROM feedq.feed f WHERE {where} ORDER BY f.name"
-    return [feed_from(row) for row in c.execute(text(sql), dict(given.values()))]
+    return [feed_from(row) for row in c.execute(sql, dict(given.values()))]
 
 
 def _locked_leases(c: Connection, names: Collection[str]) -> dict[int, Lease]:
     """The leases of feeds, locked, by the ids of their feeds."""
     sql = f"""
         SELECT l.feed_id, {LEASE_COLUMNS} FROM feedq.lease l WHERE l.feed_id IN (
-            SELECT id FROM feedq.feed WHERE name = ANY(:names) AND removed_at IS NULL
+            SELECT id FROM feedq.feed WHERE name = ANY(%(names)s) AND removed_at IS NULL
         ) ORDER BY l.feed_id FOR UPDATE
     """
-    rows = c.execute(text(sql), {"names": list(names)})
+    rows = c.execute(sql, {"names": list(names)})
     return {row.feed_id: lease_from(row, row.feed_id) for row in rows}
 
 
@@ -570,10 +569,10 @@ class Backfills(Aggregate):
         """All there are, by name."""
         sql = f"""
             {FEED_VIEWS} WHERE f.parent IS NOT NULL AND f.removed_at IS NULL
-                AND (CAST(:tenant AS text) IS NULL OR f.tenant = :tenant)
+                AND (CAST(%(tenant)s AS text) IS NULL OR f.tenant = %(tenant)s)
             ORDER BY f.name
         """
-        return [feed_view_from(row) for row in c.execute(text(sql), {"tenant": tenant})]
+        return [feed_view_from(row) for row in c.execute(sql, {"tenant": tenant})]
 
     @in_statement
     def of(self, c: Connection, parent: Feed) -> FeedView | None:
@@ -583,8 +582,8 @@ class Backfills(Aggregate):
     @in_statement
     def last_end(self, c: Connection, parent: Feed) -> Event | None:
         """How the last one of a feed ended, as far as history goes back."""
-        sql = "SELECT * FROM feedq.event WHERE feed_id = :id AND kind = ANY(:kinds) ORDER BY id DESC LIMIT 1"
-        found = c.execute(text(sql), {"id": parent.id, "kinds": [kind.value for kind in _ENDS]}).one_or_none()
+        sql = "SELECT * FROM feedq.event WHERE feed_id = %(id)s AND kind = ANY(%(kinds)s) ORDER BY id DESC LIMIT 1"
+        found = c.execute(sql, {"id": parent.id, "kinds": [kind.value for kind in _ENDS]}).one_or_none()
         return None if found is None else event_from(found)
 
 
@@ -593,12 +592,15 @@ def no_backfill(name: str) -> NotFound:
 
 
 def _of(c: Connection, parent: Feed) -> FeedView | None:
-    sql = f"{FEED_VIEWS} WHERE f.parent = :id ORDER BY f.removed_at DESC NULLS FIRST LIMIT 1"
-    found: Any = c.execute(text(sql), {"id": parent.id}).one_or_none()
+    sql = f"{FEED_VIEWS} WHERE f.parent = %(id)s ORDER BY f.removed_at DESC NULLS FIRST LIMIT 1"
+    found: Any = c.execute(sql, {"id": parent.id}).one_or_none()
     return None if found is None else feed_view_from(found)
 
 
 def _is_known(c: Connection, parent: int, key: str) -> bool:
-    sql = "SELECT 1 FROM feedq.event WHERE feed_id = :id AND kind = :kind AND detail ->> 'key' = :key LIMIT 1"
+    sql = """
+        SELECT 1 FROM feedq.event
+        WHERE feed_id = %(id)s AND kind = %(kind)s AND detail ->> 'key' = %(key)s LIMIT 1
+    """
     known = {"id": parent, "kind": EventKind.BACKFILL_BEGUN.value, "key": key}
-    return c.execute(text(sql), known).one_or_none() is not None
+    return c.execute(sql, known).one_or_none() is not None

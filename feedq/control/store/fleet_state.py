@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, text
+from feedq.control.store.database import Connection
 
 _STATE = """
     SELECT clock_timestamp() AS now, t.pass_at,
@@ -101,7 +101,7 @@ class JobState:
 
 
 def fleet_state(c: Connection) -> FleetState:
-    row = c.execute(text(_STATE)).one()
+    row = c.execute(_STATE).one()
     leader = None
     if row.pid is not None:
         leader = Leader(row.host, row.pid, row.elected_at, row.expires_at, leads=row.leads)
@@ -109,5 +109,5 @@ def fleet_state(c: Connection) -> FleetState:
 
 
 def job_state(c: Connection) -> JobState:
-    found = c.execute(text(_JOBS)).one()._asdict()
+    found = c.execute(_JOBS).one()._asdict()
     return JobState(**{**found, **{name: tuple(found[name]) for name in ("tripped", "failing_names")}})

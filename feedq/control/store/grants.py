@@ -437,25 +437,22 @@ def apply(url: str, statements: Iterable[GrantStatement], connection: Connection
         ) from error
 
 
-def renew(connection: Any, prefix: str) -> None:
+def renew(connection: Connection, prefix: str) -> None:
     """Give the roles their rights on the tables as they are now: the end of each migration.
 
-    ``connection`` is SQLAlchemy's, of whoever migrates. It does nothing unless the schema belongs to the role of
-    migrations: that the server has such roles may be for the sake of another installation.
+    It does nothing unless the schema belongs to the role of migrations: that the server has such roles may be for
+    the sake of another installation.
     """
-    driver: Connection = connection.connection.driver_connection
-    existing = inspect(driver)
+    existing = inspect(connection)
     if existing.owner != role_name(prefix, Role.MIGRATION):
         return
     steps = rights(prefix, existing)
     if existing.user != existing.owner:
         # What somebody else has migrated would be theirs, and no longer the owner's to migrate.
         steps = [*owning(prefix, existing), *steps]
-    with driver.cursor() as cursor:
+    with connection.cursor() as cursor:
         for step in steps:
             cursor.execute(step.text)
-    # SQLAlchemy does not know of what was done behind it.
-    driver.commit()
 
 
 @contextmanager

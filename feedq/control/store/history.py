@@ -14,9 +14,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, text
-
-from feedq.control.store.database import Aggregate, GivenRows, in_transaction, storable_json
+from feedq.control.store.database import Aggregate, Connection, GivenRows, in_transaction, storable_json
 from feedq.control.store.feed_rows import event_from
 from feedq.core.authorship import signed
 from feedq.core.model import Event, Feed
@@ -56,7 +54,7 @@ def record_all(c: Connection, rows: Iterable[HistoryRow]) -> None:
         for row in rows
     ]
     if given:
-        c.execute(text(sql), _RECORDED.of(given))
+        c.execute(sql, _RECORDED.of(given))
 
 
 def record(
@@ -106,11 +104,11 @@ class EventListing(Aggregate):
     ) -> list[ListedEvent]:
         """Events that came before the one with the id ``place``, or the newest; newest first."""
         conditions = {
-            "place": "e.id < :place",
-            "kinds": "e.kind = ANY(:kinds)",
-            "feed_id": "e.feed_id = :feed_id",
-            "tenant": "f.tenant = :tenant",
-            "since": "e.at >= :since",
+            "place": "e.id < %(place)s",
+            "kinds": "e.kind = ANY(%(kinds)s)",
+            "feed_id": "e.feed_id = %(feed_id)s",
+            "tenant": "f.tenant = %(tenant)s",
+            "since": "e.at >= %(since)s",
         }
         asked = {
             "place": place,
@@ -126,10 +124,10 @@ class EventListing(Aggregate):
             FROM feedq.event e
             LEFT JOIN feedq.feed f ON f.id = e.feed_id
             LEFT JOIN feedq.worker w ON w.id = e.worker_id
-            WHERE {where} ORDER BY e.id DESC LIMIT :limit
+            WHERE {where} ORDER BY e.id DESC LIMIT %(limit)s
         """
         parameters = {**given, "limit": min(max(limit, 0), PAGE_MAX)}
         return [
             ListedEvent(row.event_id, event_from(row), row.feed_name, row.worker_name)
-            for row in c.execute(text(sql), parameters)
+            for row in c.execute(sql, parameters)
         ]

@@ -13,9 +13,7 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import Connection, text
-
-from feedq.control.store.database import Aggregate, in_transaction
+from feedq.control.store.database import Aggregate, Connection, in_transaction
 from feedq.core.landed import BUCKETS, CountedFeed, LandedBucket, Span, landed_buckets
 
 COUNT_LOCK: Final = 0x66656564_71_07
@@ -31,7 +29,7 @@ _COUNT = f"""
     INSERT INTO feedq.landed_count (chunk, at, daily, places, records, dead_letters, silent_s)
     SELECT feed_id / {CHUNK}, statement_timestamp(),
         NOT EXISTS (SELECT FROM feedq.landed_count WHERE daily AND at >= {_QUARTER}),
-        array_agg((feed_id % {CHUNK})::smallint), array_agg(records_total), array_agg(dead_letters_total),
+        array_agg((feed_id %% {CHUNK})::smallint), array_agg(records_total), array_agg(dead_letters_total),
         array_agg(extract(epoch FROM statement_timestamp() - last_record_at)::real)
     FROM (SELECT * FROM feedq.lease ORDER BY feed_id) l GROUP BY feed_id / {CHUNK}
 """
@@ -53,10 +51,10 @@ def _reading(*counters: str) -> str:
     return f"""
         SELECT asked.id, b.at, {", ".join(f"b.{name}[p.i] AS {name}" for name in counters)}
         FROM (SELECT chunk, at, {unpacked} FROM feedq.landed_count
-              WHERE chunk = ANY(CAST(:chunks AS bigint[])) AND at BETWEEN :since AND :now
-                AND (daily OR NOT :daily) OFFSET 0) b
-        JOIN unnest(CAST(:ids AS bigint[])) AS asked (id) ON b.chunk = asked.id / {CHUNK}
-        CROSS JOIN LATERAL (SELECT array_position(b.places, (asked.id % {CHUNK})::smallint) AS i) p
+              WHERE chunk = ANY(CAST(%(chunks)s AS bigint[])) AND at BETWEEN %(since)s AND %(now)s
+                AND (daily OR NOT %(daily)s) OFFSET 0) b
+        JOIN unnest(CAST(%(ids)s AS bigint[])) AS asked (id) ON b.chunk = asked.id / {CHUNK}
+        CROSS JOIN LATERAL (SELECT array_position(b.places, (asked.id %% {CHUNK})::smallint) AS i) p
         WHERE p.i IS NOT NULL
         ORDER BY asked.id, b.at
     """
@@ -72,12 +70,12 @@ class LandedCounts(Aggregate):
     @in_transaction
     def count(self, c: Connection) -> float:
         """Write down the counters of this minute, unless that is done, and return the seconds to the next one."""
-        free = c.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": COUNT_LOCK}).scalar_one()
-        if free and not c.execute(text(_IS_COUNTED)).scalar_one():
-            c.execute(text(_FORGET))
-            c.execute(text(_COUNT))
+        free = c.execute("SELECT pg_try_advisory_xact_lock(%(key)s)", {"key": COUNT_LOCK}).scalar_one()
+        if free and not c.execute(_IS_COUNTED).scalar_one():
+            c.execute(_FORGET)
+            c.execute(_COUNT)
         left = f"SELECT 60 - extract(epoch FROM clock_timestamp() - {_MINUTE})::float8"
-        return max(0.0, float(c.execute(text(left)).scalar_one()))
+        return max(0.0, float(c.execute(left).scalar_one()))
 
     def of_feed(self, feed_id: int, span: Span) -> list[LandedBucket]:
         """What one feed landed, the oldest first."""
@@ -95,12 +93,12 @@ class LandedCounts(Aggregate):
     def _read(
         self, c: Connection, feed_ids: list[int], bucket_s: int, buckets: int, statement: str, *, daily: bool
     ) -> dict[int, list[LandedBucket]]:
-        now: datetime = c.execute(text("SELECT statement_timestamp()")).scalar_one()
+        now: datetime = c.execute("SELECT statement_timestamp()").scalar_one()
         since = now - timedelta(seconds=(buckets + 2) * bucket_s)
         chunks = sorted({feed_id // CHUNK for feed_id in feed_ids})
         asked = {"ids": feed_ids, "chunks": chunks, "now": now, "since": since, "daily": daily}
         counts: dict[int, list[CountedFeed]] = defaultdict(list)
-        for row in c.execute(text(statement), asked):
+        for row in c.execute(statement, asked):
             feed_id, *counted = row
             counts[feed_id].append(CountedFeed(*counted))
         return {

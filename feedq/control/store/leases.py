@@ -13,10 +13,10 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, text
 
 from feedq.control.store.database import (
     Aggregate,
+    Connection,
     Database,
     in_statement,
     in_transaction,
@@ -86,10 +86,11 @@ class Leases(Aggregate):
             SELECT {FEED_COLUMNS}, l.epoch, l.attempts, l.failures, l.quarantined, l.blamed,
                 false AS is_new_here, l.reason IS NOT NULL AS has_failed, false AS after_loss
             FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
-            WHERE l.feed_id = :feed_id AND l.epoch = :epoch AND l.worker_id = :worker_id AND l.state = 'running'
+            WHERE l.feed_id = %(feed_id)s AND l.epoch = %(epoch)s
+                AND l.worker_id = %(worker_id)s AND l.state = 'running'
         """
         parameters = {"worker_id": worker_id, "feed_id": key[0], "epoch": key[1]}
-        row = c.execute(text(sql), parameters).one_or_none()
+        row = c.execute(sql, parameters).one_or_none()
         return None if row is None else _claim_from(row)
 
     @in_transaction
@@ -121,7 +122,7 @@ class Leases(Aggregate):
         """Return the assignments that wait for this worker to claim them, whether or not a message says so."""
         sql = """
             SELECT feed_id, epoch FROM feedq.lease
-            WHERE worker_id = :worker_id AND state = 'assigned' ORDER BY feed_id LIMIT :limit
+            WHERE worker_id = %(worker_id)s AND state = 'assigned' ORDER BY feed_id LIMIT %(limit)s
         """
         return _keys(c, sql, {"worker_id": worker_id, "limit": limit})
 
@@ -129,9 +130,9 @@ class Leases(Aggregate):
     def stop_requests(self, c: Connection, worker_id: UUID) -> list[StopRequest]:
         sql = """
             SELECT feed_id, epoch, reason FROM feedq.lease
-            WHERE worker_id = :worker_id AND state = 'stopping' ORDER BY feed_id
+            WHERE worker_id = %(worker_id)s AND state = 'stopping' ORDER BY feed_id
         """
-        rows = c.execute(text(sql), {"worker_id": worker_id}).all()
+        rows = c.execute(sql, {"worker_id": worker_id})
         return [StopRequest(row.feed_id, row.epoch, Reason(row.reason or "released")) for row in rows]
 
     @in_statement
@@ -139,9 +140,9 @@ class Leases(Aggregate):
         """Return how many feeds of each of these tenants run, on all workers; none is left out."""
         sql = """
             SELECT f.tenant, count(*) AS n FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
-            WHERE f.tenant = ANY(:tenants) AND l.state = 'running' GROUP BY f.tenant
+            WHERE f.tenant = ANY(%(tenants)s) AND l.state = 'running' GROUP BY f.tenant
         """
-        rows = c.execute(text(sql), {"tenants": list(tenants)}).all()
+        rows = c.execute(sql, {"tenants": list(tenants)})
         return dict.fromkeys(tenants, 0) | {row.tenant: row.n for row in rows}
 
     @in_statement
@@ -149,7 +150,7 @@ class Leases(Aggregate):
         """Return what the database thinks this worker runs (running or stopping)."""
         sql = """
             SELECT feed_id, epoch FROM feedq.lease
-            WHERE worker_id = :worker_id AND state IN ('running', 'stopping') ORDER BY feed_id
+            WHERE worker_id = %(worker_id)s AND state IN ('running', 'stopping') ORDER BY feed_id
         """
         return _keys(c, sql, {"worker_id": worker_id})
 
@@ -162,9 +163,9 @@ class Leases(Aggregate):
                        AS remaining_s,
                    EXISTS (SELECT FROM feedq.tap t WHERE t.feed_id = l.feed_id AND {HAS_LISTENER}) AS tapped
             FROM feedq.lease l JOIN feedq.worker w ON w.id = l.worker_id
-            WHERE l.feed_id = :feed_id AND l.epoch = :epoch AND w.state <> 'gone'
+            WHERE l.feed_id = %(feed_id)s AND l.epoch = %(epoch)s AND w.state <> 'gone'
         """
-        row = c.execute(text(sql), {"feed_id": key[0], "epoch": key[1]}).one_or_none()
+        row = c.execute(sql, {"feed_id": key[0], "epoch": key[1]}).one_or_none()
         if row is None:
             return None
         stopping = Reason(row.reason or "released") if row.state == "stopping" else None
@@ -208,7 +209,7 @@ def _claim_from(row: Any) -> Claim:
 
 
 def _keys(c: Connection, sql: str, parameters: dict[str, Any]) -> list[FeedKey]:
-    return [(row.feed_id, row.epoch) for row in c.execute(text(sql), parameters)]
+    return [(row.feed_id, row.epoch) for row in c.execute(sql, parameters)]
 
 
 def _said(given: Release | Progress) -> dict[str, Any]:

@@ -1,20 +1,30 @@
 """The revision that the control database is at, the one that this release needs, and how it gets there.
 
-Workers ask for it as they start, so Alembic is imported only where something is changed. Two processes may migrate
-at once (a release phase and an impatient operator): a lock makes the second wait and then find nothing to do.
+Workers ask for it as they start, so Alembic and SQLAlchemy are imported only where something is changed. Two
+processes may migrate at once (a release phase and an impatient operator): a lock makes the second wait and then
+find nothing to do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import OperationalError
+from psycopg2.errors import LockNotAvailable
+from psycopg2.extensions import quote_ident
 
 from feedq.control.store import grants
-from feedq.control.store.database import SCHEMA, connect_once
+from feedq.control.store.database import (
+    ADMIN,
+    SCHEMA,
+    Connection,
+    connect_once,
+    make_engine,
+    translate_errors,
+)
 from feedq.core.passwords import mask_url
 from feedq.errors import Conflict, SchemaBehind
 
@@ -22,7 +32,6 @@ MIGRATION_LOCK = 0x_FEED_0001
 """Key of the advisory lock that serialises migrations."""
 LOCK_PATIENCE_S: Final = 600.0
 """For another process that migrates: an index of a large table takes its time."""
-LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 def upgrade(url: str, *, role_prefix: str = grants.PREFIX) -> int:
@@ -30,9 +39,10 @@ def upgrade(url: str, *, role_prefix: str = grants.PREFIX) -> int:
 
     Roles that `feedq.control.store.grants` has made get their rights on what is new. Raises `Unavailable`, and
     `Conflict` when another process migrates for too long."""
-    with connect_once(url) as connection:
+    with _migrating(url) as for_alembic:
+        connection = Connection(for_alembic.connection.driver_connection)
         _lock(connection, url)
-        connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
         _keep_the_users_tables_apart(connection)
         pending = schema_status(connection).pending
         if pending:
@@ -41,21 +51,33 @@ def upgrade(url: str, *, role_prefix: str = grants.PREFIX) -> int:
 
             config = Config()
             config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-            config.attributes["connection"] = connection
+            config.attributes["connection"] = for_alembic
             command.upgrade(config, HEAD)
-        grants.renew(connection, role_prefix)
+        grants.renew(connection.session, role_prefix)
     return pending
+
+
+@contextmanager
+def _migrating(url: str) -> Iterator[Any]:
+    """Makes the block one transaction, on a connection as Alembic wants it: SQLAlchemy's."""
+    from sqlalchemy.exc import DBAPIError
+
+    engine = make_engine(url, application_name=ADMIN)
+    with translate_errors(url):
+        try:
+            with engine.begin() as connection:
+                yield connection
+        except DBAPIError as error:
+            raise error.orig or error from error
 
 
 def _lock(connection: Connection, url: str) -> None:
     """Lock migrations to the end of the transaction: whoever comes second finds nothing to do then."""
-    connection.execute(text("SET LOCAL statement_timeout = 0"))
-    connection.execute(text(f"SET LOCAL lock_timeout = {round(1000 * LOCK_PATIENCE_S)}"))
+    connection.execute("SET LOCAL statement_timeout = 0")
+    connection.execute(f"SET LOCAL lock_timeout = {round(1000 * LOCK_PATIENCE_S)}")
     try:
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-    except OperationalError as error:
-        if getattr(error.orig, "pgcode", None) != LOCK_NOT_AVAILABLE:
-            raise
+        connection.execute("SELECT pg_advisory_xact_lock(%(key)s)", {"key": MIGRATION_LOCK})
+    except LockNotAvailable as error:
         raise Conflict(
             f"control database {mask_url(url)}: another process has been migrating it for "
             f"{LOCK_PATIENCE_S:g} s; run `feedq db upgrade` again when that has ended"
@@ -68,10 +90,10 @@ def _keep_the_users_tables_apart(connection: Connection) -> None:
     PostgreSQL's default search path begins with the schema named like the user; by making a schema of that
     name we would silently move where this user's own tables go.
     """
-    user, database = connection.execute(text("SELECT current_user, current_database()")).one()
+    user, database = connection.execute("SELECT current_user, current_database()").one()
     if user == SCHEMA:
-        quoted = connection.dialect.identifier_preparer.quote_identifier(database)
-        connection.execute(text(f"ALTER ROLE CURRENT_USER IN DATABASE {quoted} SET search_path = public"))
+        quoted = quote_ident(database, connection.session).replace("%", "%%")
+        connection.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {quoted} SET search_path = public")
 
 
 HEAD: Final = "0001"
@@ -107,9 +129,9 @@ class SchemaStatus:
 def schema_status(connection: Connection) -> SchemaStatus:
     """Read the revision within a transaction."""
     table = f"{SCHEMA}.alembic_version"
-    if not connection.scalar(text("SELECT to_regclass(:table) IS NOT NULL"), {"table": table}):
+    if not connection.execute("SELECT to_regclass(%(table)s) IS NOT NULL", {"table": table}).scalar_one():
         return SchemaStatus(None)
-    return SchemaStatus(connection.scalar(text(f"SELECT version_num FROM {table}")))
+    return SchemaStatus(connection.execute(f"SELECT version_num FROM {table}").scalar_one_or_none())
 
 
 def status(url: str) -> SchemaStatus:

@@ -19,7 +19,6 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, text
 
 from feedq.control.store import history
 from feedq.control.store.assigning import (
@@ -30,7 +29,7 @@ from feedq.control.store.assigning import (
     experiences,
 )
 from feedq.control.store.channels import wake_reconcile
-from feedq.control.store.database import Database
+from feedq.control.store.database import Connection, Database
 from feedq.control.store.feed_rows import (
     avoided_from,
     selector_from,
@@ -130,8 +129,8 @@ class ReconcilePass(PassAssignments):
         Such a break may still be under way: the first to come back after an outage may be this very pass.
         """
         # A pass may be the first to come back after an outage, before any heartbeat could renew.
-        sql = "SELECT feedq_1.served_since(f, :ttl_s) FROM feedq.fleet f"
-        return OutageGrace(self._c.execute(text(sql), {"ttl_s": ttl_s}).scalar_one())
+        sql = "SELECT feedq_1.served_since(f, %(ttl_s)s) FROM feedq.fleet f"
+        return OutageGrace(self._c.execute(sql, {"ttl_s": ttl_s}).scalar_one())
 
     def suspects(self) -> list[SuspectWorker]:
         """Workers past their expiry or suspected by the beat, locked so that a late heartbeat waits."""
@@ -192,12 +191,12 @@ class ReconcilePass(PassAssignments):
             WHERE w.state = 'active' AND w.target_state = 'drained' AND w.expires_at > clock_timestamp()
               AND w.suspected_at IS NULL AND h.feeds > 0
         """
-        return {row.id: row.feeds for row in self._c.execute(text(sql))}
+        return {row.id: row.feeds for row in self._c.execute(sql)}
 
     def held_for_successors(self) -> int:
         """Idle feeds that are held for the successor of their worker, right now."""
         held = "SELECT count(*) FROM feedq.lease WHERE held_for IS NOT NULL"
-        return int(self._c.execute(text(held)).scalar_one())
+        return int(self._c.execute(held).scalar_one())
 
     def moves_under_way(self, *, within_s: float) -> dict[UUID, int]:
         """Feeds that were asked to move within this time and are not connected at their new worker yet, by that
@@ -205,10 +204,10 @@ class ReconcilePass(PassAssignments):
         # With the time at which the statement began: with a clock that moves on, the index could not be used.
         sql = """
             SELECT coalesce(promised_to, worker_id) AS target, count(*) AS feeds FROM feedq.lease
-            WHERE moved_at IS NOT NULL AND moved_at > statement_timestamp() - make_interval(secs => :within_s)
+            WHERE moved_at IS NOT NULL AND moved_at > statement_timestamp() - make_interval(secs => %(within_s)s)
             GROUP BY target HAVING coalesce(promised_to, worker_id) IS NOT NULL
         """
-        return {row.target: row.feeds for row in self._c.execute(text(sql), {"within_s": within_s})}
+        return {row.target: row.feeds for row in self._c.execute(sql, {"within_s": within_s})}
 
     def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
         """Running feeds of these workers, of each the one that has run there longest first; at most ``limit``
@@ -218,10 +217,10 @@ class ReconcilePass(PassAssignments):
         sql = f"""
             SELECT f.id, held.worker_id, held.running_since, f.tenant, nullif(f.selector, '{{}}') AS selector,
                 nullif(l.avoid, '{{}}') AS avoid, {SINK} AS sink, {REMOTE} AS remote, {EFFECTIVE_WEIGHT} AS weight
-            FROM unnest(CAST(:ids AS uuid[])) AS source (id) CROSS JOIN LATERAL (
+            FROM unnest(CAST(%(ids)s AS uuid[])) AS source (id) CROSS JOIN LATERAL (
                 SELECT feed_id, worker_id, running_since FROM feedq.lease
                 WHERE worker_id = source.id AND state = 'running'
-                ORDER BY running_since LIMIT :limit
+                ORDER BY running_since LIMIT %(limit)s
             ) held
             JOIN feedq.lease l ON l.feed_id = held.feed_id JOIN feedq.feed f ON f.id = held.feed_id
             WHERE f.removed_at IS NULL AND f.target_state = 'running'
@@ -231,7 +230,7 @@ class ReconcilePass(PassAssignments):
         share = max(1, limit // len(worker_ids))
         parameters = {"ids": list(map(str, worker_ids)), "limit": share, **self._means}
         held = []
-        for row in self._c.execute(text(sql), parameters):
+        for row in self._c.execute(sql, parameters):
             one = Held(
                 row.id, row.worker_id, row.weight, row.tenant, selector_from(row.selector), sink=row.sink
             )
@@ -265,8 +264,8 @@ class ReconcilePass(PassAssignments):
         c, after = self._c, self._swept_to or 0
         if self._swept_to is None:
             self._sweep_at = self.now
-        last = "SELECT id FROM feedq.feed WHERE id > :after ORDER BY id LIMIT 1 OFFSET :page - 1"
-        upto = c.execute(text(last), {"after": after, "page": SWEEP_PAGE}).scalar_one_or_none()
+        last = "SELECT id FROM feedq.feed WHERE id > %(after)s ORDER BY id LIMIT 1 OFFSET %(page)s - 1"
+        upto = c.execute(last, {"after": after, "page": SWEEP_PAGE}).scalar_one_or_none()
         self._page = page = {"after": after, "upto": BIGINT_MAX if upto is None else upto}
         repaired = call(c, "repair", int, **page)
         call(c, "recount_held", int, most=SWEEP_PAGE)

@@ -13,8 +13,6 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sqlalchemy import text
-
 from feedq.control.store.catalogs import CatalogStore
 from feedq.control.store.database import Database
 from feedq.control.store.expectations import AlertOutbox, ExpectationStore
@@ -65,10 +63,6 @@ class JobStore:
 
         return RunStore(self._database)
 
-    def close(self) -> None:
-        if "runs" in self.__dict__:  # used
-            self.runs.close()
-
 
 class PostgresStore:
     """The control database, which is migrated. Connects when it is first used. Thread-safe."""
@@ -107,7 +101,7 @@ class PostgresStore:
     def now(self) -> datetime:
         """The database's clock."""
         with self._database.transaction() as c:
-            now: datetime = c.execute(text("SELECT clock_timestamp()")).scalar_one()
+            now: datetime = c.execute("SELECT clock_timestamp()").scalar_one()
         return now
 
     def fleet_state(self) -> FleetState:
@@ -140,5 +134,4 @@ class PostgresStore:
         return worker_listener(self._url, worker)
 
     def close(self) -> None:
-        self.jobs.close()
         self._database.close()

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, text
 
+from feedq.control.store.database import Connection
 from feedq.core.model import FeedSpec, TargetState
 
 T = TypeVar("T")
@@ -38,8 +38,8 @@ def document(rows: Iterable[object]) -> str:
 
 def call(c: Connection, function: str, kind: type[T], /, **given: Any) -> T:
     """Call a function with arguments by their names, and read its answer."""
-    arguments = ", ".join(f"{name} => :{name}" for name in given)
-    answer = c.execute(text(f"SELECT CAST({SCHEMA}.{function}({arguments}) AS text)"), given).scalar_one()
+    arguments = ", ".join(f"{name} => %({name})s" for name in given)
+    answer = c.execute(f"SELECT CAST({SCHEMA}.{function}({arguments}) AS text)", given).scalar_one()
     return msgspec.json.decode(answer or "null", type=kind, dec_hook=_stored)
 
 

@@ -14,9 +14,8 @@ from uuid import UUID, uuid4
 
 import msgspec
 from pydantic import TypeAdapter
-from sqlalchemy import Connection, text
 
-from feedq.control.store.database import Aggregate, GivenRows, in_statement, in_transaction
+from feedq.control.store.database import Aggregate, Connection, GivenRows, in_statement, in_transaction
 from feedq.control.store.history import record
 from feedq.core.tap import (
     ENDS_AFTER_S,
@@ -36,7 +35,8 @@ HAS_LISTENER = f"t.listened_at > clock_timestamp() - interval '{ENDS_AFTER_S} s'
 TAPPED = f"""
     ARRAY(
         SELECT DISTINCT t.feed_id FROM feedq.tap t
-        WHERE {HAS_LISTENER} AND (SELECT l.worker_id FROM feedq.lease l WHERE l.feed_id = t.feed_id) = :worker_id
+        WHERE {HAS_LISTENER}
+            AND (SELECT l.worker_id FROM feedq.lease l WHERE l.feed_id = t.feed_id) = %(worker_id)s
     )
 """
 """The feeds of a worker that somebody listens to."""
@@ -49,7 +49,7 @@ _PUT = f"""
     WITH put AS (
         INSERT INTO feedq.tap_part (feed_id, epoch, worker, records, left_out, refused)
         SELECT given.feed_id, given.epoch, w.name, given.records, given.left_out, given.refused
-        FROM {_PARTS} JOIN feedq.worker w ON w.id = :worker_id
+        FROM {_PARTS} JOIN feedq.worker w ON w.id = %(worker_id)s
         WHERE EXISTS (SELECT FROM feedq.tap t WHERE t.feed_id = given.feed_id AND {HAS_LISTENER})
     )
     DELETE FROM feedq.tap_part p USING {_PARTS}
@@ -77,21 +77,21 @@ class TapStore(Aggregate):
             )
             for part in parts
         ]
-        c.execute(text(_PUT), {"worker_id": worker_id, **_PARTS.of(rows)})
+        c.execute(_PUT, {"worker_id": worker_id, **_PARTS.of(rows)})
 
     @in_transaction
     def open(self, c: Connection, feed_id: int, listener: UUID) -> int:
         """Begin to listen; returns the last part that is there already. Raises `Conflict`, `NotFound`."""
-        c.execute(text("LOCK TABLE feedq.tap IN SHARE ROW EXCLUSIVE MODE"))
+        c.execute("LOCK TABLE feedq.tap IN SHARE ROW EXCLUSIVE MODE")
         for statement in FORGET:
-            c.execute(text(statement))
-        if c.execute(text("SELECT count(*) FROM feedq.tap")).scalar_one() >= LISTENERS_MAX:
+            c.execute(statement)
+        if c.execute("SELECT count(*) FROM feedq.tap").scalar_one() >= LISTENERS_MAX:
             raise Conflict(f"{LISTENERS_MAX} listen to feeds already: end another `feedq feed tap` first")
         if not self._sign(c, feed_id, listener):
             raise NotFound(f"feed {feed_id} is gone, or being removed")
         record(c, EventKind.FEED_TAPPED, feed_id)
-        last = "SELECT coalesce(max(id), 0) FROM feedq.tap_part WHERE feed_id = :feed_id"
-        found: int = c.execute(text(last), {"feed_id": feed_id}).scalar_one()
+        last = "SELECT coalesce(max(id), 0) FROM feedq.tap_part WHERE feed_id = %(feed_id)s"
+        found: int = c.execute(last, {"feed_id": feed_id}).scalar_one()
         return found
 
     @in_statement
@@ -103,25 +103,25 @@ class TapStore(Aggregate):
         # Made anew if it is not there: perhaps nothing was heard of the listener for long.
         sql = """
             INSERT INTO feedq.tap (id, feed_id)
-            SELECT :listener, id FROM feedq.feed WHERE id = :feed_id AND removed_at IS NULL
+            SELECT %(listener)s, id FROM feedq.feed WHERE id = %(feed_id)s AND removed_at IS NULL
             ON CONFLICT (id) DO UPDATE SET listened_at = clock_timestamp()
         """
-        return c.execute(text(sql), {"listener": listener, "feed_id": feed_id}).rowcount == 1
+        return c.execute(sql, {"listener": listener, "feed_id": feed_id}).rowcount == 1
 
     @in_statement
     def after(self, c: Connection, feed_id: int, last: int) -> list[tuple[int, TapPart]]:
         """What came after this part, each with its number."""
         sql = f"""
             SELECT id, feed_id, epoch, records, left_out, refused, worker FROM feedq.tap_part
-            WHERE feed_id = :feed_id AND id > :last ORDER BY id LIMIT {PARTS_KEPT}
+            WHERE feed_id = %(feed_id)s AND id > %(last)s ORDER BY id LIMIT {PARTS_KEPT}
         """
-        return [_part_from(row) for row in c.execute(text(sql), {"feed_id": feed_id, "last": last})]
+        return [_part_from(row) for row in c.execute(sql, {"feed_id": feed_id, "last": last})]
 
     @in_transaction
     def close(self, c: Connection, listener: UUID) -> None:
         """End to listen."""
-        c.execute(text("DELETE FROM feedq.tap WHERE id = :listener"), {"listener": listener})
-        c.execute(text(FORGET[1]))
+        c.execute("DELETE FROM feedq.tap WHERE id = %(listener)s", {"listener": listener})
+        c.execute(FORGET[1])
 
 
 def listen(

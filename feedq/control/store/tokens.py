@@ -10,9 +10,13 @@ import hashlib
 import secrets
 from typing import Any, Final
 
-from sqlalchemy import Connection, text
-
-from feedq.control.store.database import Aggregate, in_statement, in_transaction, refused_when_taken
+from feedq.control.store.database import (
+    Aggregate,
+    Connection,
+    in_statement,
+    in_transaction,
+    refused_when_taken,
+)
 from feedq.control.store.history import record
 from feedq.core.roles import AccessRole, AccessToken
 from feedq.errors import InvalidInput, NotFound
@@ -33,15 +37,16 @@ class TokenStore(Aggregate):
     def add(self, c: Connection, name: str, role: AccessRole, *, tenant: str | None, lasts_s: float) -> str:
         """Make a token and return it; it is not told again. Raises `Conflict` when the name is taken."""
         token = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
-        if c.execute(text("SELECT count(*) FROM feedq.token")).scalar_one() >= TOKENS_MAX:
+        if c.execute("SELECT count(*) FROM feedq.token").scalar_one() >= TOKENS_MAX:
             raise InvalidInput(f"there are {TOKENS_MAX} tokens; `feedq token remove` makes room")
         sql = """
             INSERT INTO feedq.token (name, hash, role, tenant, expires_at)
-            VALUES (:name, :hash, :role, :tenant, clock_timestamp() + make_interval(secs => :lasts_s))
+            VALUES (%(name)s, %(hash)s, %(role)s, %(tenant)s,
+                clock_timestamp() + make_interval(secs => %(lasts_s)s))
         """
         values = {"name": name, "hash": _hash(token), "role": role.value, "tenant": tenant}
         with refused_when_taken(f"token {name!r} exists already; `feedq token remove` ends it"):
-            c.execute(text(sql), values | {"lasts_s": lasts_s})
+            c.execute(sql, values | {"lasts_s": lasts_s})
         said = {"token": name, "role": role.value} | ({} if tenant is None else {"tenant": tenant})
         record(c, EventKind.TOKEN_ADDED, detail=said)
         return token
@@ -49,23 +54,21 @@ class TokenStore(Aggregate):
     @in_transaction
     def remove(self, c: Connection, name: str) -> None:
         """End a token at once. Raises `NotFound`."""
-        sql = "DELETE FROM feedq.token WHERE name = :name RETURNING name"
-        if c.execute(text(sql), {"name": name}).one_or_none() is None:
+        sql = "DELETE FROM feedq.token WHERE name = %(name)s RETURNING name"
+        if c.execute(sql, {"name": name}).one_or_none() is None:
             raise NotFound(f"no token named {name!r}; `feedq token list` shows them all")
         record(c, EventKind.TOKEN_REMOVED, detail={"token": name})
 
     @in_statement
     def all(self, c: Connection) -> list[AccessToken]:
         """By name, those whose time is over too."""
-        return [
-            _token_from(row) for row in c.execute(text(f"SELECT {_COLUMNS} FROM feedq.token ORDER BY name"))
-        ]
+        return [_token_from(row) for row in c.execute(f"SELECT {_COLUMNS} FROM feedq.token ORDER BY name")]
 
     @in_statement
     def find(self, c: Connection, token: str) -> AccessToken | None:
         """The token that this text proves; None when there is none, or its time is over."""
-        sql = f"SELECT {_COLUMNS} FROM feedq.token WHERE hash = :hash AND expires_at > clock_timestamp()"
-        row = c.execute(text(sql), {"hash": _hash(token)}).one_or_none()
+        sql = f"SELECT {_COLUMNS} FROM feedq.token WHERE hash = %(hash)s AND expires_at > clock_timestamp()"
+        row = c.execute(sql, {"hash": _hash(token)}).one_or_none()
         return None if row is None else _token_from(row)
 
     @in_transaction

@@ -23,7 +23,6 @@ from feedq.control.store.database import (
     PLANNER,
     PreparedStatement,
     connect,
-    for_driver,
     translate_driver_errors,
 )
 from feedq.control.store.workers import (
@@ -143,7 +142,7 @@ class WorkerSession(_Waiting):
 
     def heartbeat(self, load: Load) -> Heartbeat | None:
         with translate_driver_errors(self._url), self._connection.cursor() as cursor:
-            cursor.execute(for_driver(HEARTBEAT), heartbeat_parameters(self._worker.id, load, self._ttl_s))
+            cursor.execute(HEARTBEAT, heartbeat_parameters(self._worker.id, load, self._ttl_s))
             (answer,) = cursor.fetchone() or (None,)
             return heartbeat_from(answer)
 

@@ -8,10 +8,9 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, text
 
 from feedq.control.store.channels import wake_reconcile
-from feedq.control.store.database import Aggregate, in_statement, in_transaction, storable_json
+from feedq.control.store.database import Aggregate, Connection, in_statement, in_transaction, storable_json
 from feedq.control.store.feed_rows import WORKER_COLUMNS, worker_from
 from feedq.control.store.leases import free_leases
 from feedq.control.store.protocol import SCHEMA, call
@@ -35,7 +34,7 @@ STACK_CALLS_MAX = 30
 OVERDUE = "(w.expires_at < clock_timestamp() OR greatest(w.started_at, w.heartbeat_at) > clock_timestamp())"
 
 
-HEARTBEAT = f"SELECT CAST({SCHEMA}.heartbeat(:session, :load, :ttl_s) AS text)"
+HEARTBEAT = f"SELECT CAST({SCHEMA}.heartbeat(%(session)s, %(load)s, %(ttl_s)s) AS text)"
 
 
 def heartbeat_parameters(worker_id: UUID, load: Load, ttl_s: float) -> dict[str, Any]:
@@ -58,9 +57,7 @@ class Workers(Aggregate):
     @in_statement
     def heartbeat(self, c: Connection, worker_id: UUID, load: Load, *, ttl_s: float) -> Heartbeat | None:
         """Renew every lease of the worker, in one statement. None: it was declared gone."""
-        return heartbeat_from(
-            c.execute(text(HEARTBEAT), heartbeat_parameters(worker_id, load, ttl_s)).scalar()
-        )
+        return heartbeat_from(c.execute(HEARTBEAT, heartbeat_parameters(worker_id, load, ttl_s)).scalar_one())
 
     def drain(self, worker_id: UUID) -> bool:
         """The process is ending: it takes no more feeds, and releases those it has by itself. What it has
@@ -113,11 +110,11 @@ class Workers(Aggregate):
                 SELECT promised_to, count(*) AS feeds FROM feedq.lease
                 WHERE promised_to IS NOT NULL AND state IN ('idle', 'stopping') GROUP BY promised_to
             ) p ON p.promised_to = w.id
-            WHERE :gone OR w.state <> 'gone' ORDER BY w.name, w.started_at
+            WHERE %(gone)s OR w.state <> 'gone' ORDER BY w.name, w.started_at
         """
         return [
             WorkerView(worker_from(row), row.leases, row.heartbeat_age_s, row.promised, row.load)
-            for row in c.execute(text(sql), {"gone": gone})
+            for row in c.execute(sql, {"gone": gone})
         ]
 
     @in_statement
@@ -140,6 +137,6 @@ class Workers(Aggregate):
     @in_transaction
     def gone_among(self, c: Connection, worker_ids: Collection[UUID]) -> set[UUID]:
         """Return which of these workers are declared gone, or unknown by now."""
-        sql = "SELECT id FROM feedq.worker WHERE id = ANY(:ids) AND state <> 'gone'"
-        alive = {row.id for row in c.execute(text(sql), {"ids": list(worker_ids)})}
+        sql = "SELECT id FROM feedq.worker WHERE id = ANY(%(ids)s) AND state <> 'gone'"
+        alive = {row.id for row in c.execute(sql, {"ids": list(worker_ids)})}
         return set(worker_ids) - alive

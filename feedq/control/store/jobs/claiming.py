@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import Connection
 
+from feedq.control.store.database import Connection
 from feedq.control.store.jobs.rows import job_from
 from feedq.control.store.protocol import call
 from feedq.core.schedule.model import ClaimedRun, Finish, Granted, Offer, RunKind, RunState

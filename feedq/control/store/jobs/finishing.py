@@ -33,9 +33,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, text
-
-from feedq.control.store.database import GivenRows
+from feedq.control.store.database import Connection, GivenRows
 from feedq.control.store.jobs.rows import FENCES, job_from, record
 from feedq.control.store.protocol import call
 from feedq.core.schedule.model import Finish, RunState
@@ -58,13 +56,13 @@ STANDING = """
 # Those without failures stay unlocked if none comes now. If one comes from elsewhere meanwhile, it came after us.
 _LOCK_SCHEDULES = f"""
     SELECT {STANDING} FROM feedq.schedule s
-    WHERE s.id = ANY(ARRAY(SELECT schedule_id FROM feedq.run WHERE id = ANY(:ids)))
-        AND (s.failures > 0 OR s.id = ANY(ARRAY(SELECT schedule_id FROM feedq.run WHERE id = ANY(:failed))))
+    WHERE s.id = ANY(ARRAY(SELECT schedule_id FROM feedq.run WHERE id = ANY(%(ids)s)))
+        AND (s.failures > 0 OR s.id = ANY(ARRAY(SELECT schedule_id FROM feedq.run WHERE id = ANY(%(failed)s))))
     ORDER BY s.id FOR NO KEY UPDATE
 """
 _LOCK_RUNS = """
     SELECT r.*, r.job::text AS job_text, s.name AS schedule FROM (
-        SELECT DISTINCT id FROM unnest(CAST(:ids AS bigint[])) AS t (id) ORDER BY id
+        SELECT DISTINCT id FROM unnest(CAST(%(ids)s AS bigint[])) AS t (id) ORDER BY id
     ) given CROSS JOIN LATERAL (SELECT * FROM feedq.run WHERE id = given.id FOR UPDATE) r
     CROSS JOIN LATERAL (SELECT name FROM feedq.schedule WHERE id = r.schedule_id OFFSET 0) s
 """
@@ -116,7 +114,7 @@ FOUND = f"""
     )
     SELECT r.id, r.schedule_id, r.worker_id FROM gone CROSS JOIN LATERAL (
         SELECT id, schedule_id, worker_id FROM feedq.run WHERE worker_id = gone.id AND state = 'running' OFFSET 0
-    ) r LIMIT :limit
+    ) r LIMIT %(limit)s
 """
 _ANY = f"""
     SELECT EXISTS (SELECT FROM feedq.run WHERE state = 'running')
@@ -124,13 +122,13 @@ _ANY = f"""
         EXISTS (SELECT FROM feedq.run WHERE state = 'buffered') AS promotion
 """
 _LOCK_SCHEDULES_OF_LOST = f"""
-    SELECT {STANDING} FROM feedq.schedule s WHERE s.id = ANY(:ids) ORDER BY s.id FOR NO KEY UPDATE SKIP LOCKED
+    SELECT {STANDING} FROM feedq.schedule s WHERE s.id = ANY(%(ids)s) ORDER BY s.id FOR NO KEY UPDATE SKIP LOCKED
 """
 # Of the worker that was found: a new one, which has taken it over meanwhile, this statement may not see yet.
 _HELD = GivenRows("id bigint, worker_id uuid")
 _LOCK_LOST = f"""
     SELECT r.*, r.job::text AS job_text FROM {_HELD} CROSS JOIN LATERAL (
-        SELECT * FROM feedq.run WHERE id = given.id AND schedule_id = ANY(:schedule_ids)
+        SELECT * FROM feedq.run WHERE id = given.id AND schedule_id = ANY(%(schedule_ids)s)
         OFFSET 0 FOR UPDATE SKIP LOCKED
     ) r
     WHERE r.state = 'running' AND r.worker_id IS NOT DISTINCT FROM given.worker_id
@@ -140,14 +138,14 @@ _TAKE_OVER = f"""
     WITH mine AS (
         SELECT r.id FROM (SELECT * FROM {FENCES} ORDER BY id) t
         CROSS JOIN LATERAL (SELECT * FROM feedq.run WHERE id = t.id FOR UPDATE) r
-        WHERE r.fence = t.fence AND r.worker_id = :was AND r.state = 'running'
-            AND EXISTS (SELECT FROM feedq.worker WHERE id = :worker_id AND state <> 'gone')
+        WHERE r.fence = t.fence AND r.worker_id = %(was)s AND r.state = 'running'
+            AND EXISTS (SELECT FROM feedq.worker WHERE id = %(worker_id)s AND state <> 'gone')
     )
-    UPDATE feedq.run r SET worker_id = :worker_id FROM mine WHERE r.id = mine.id RETURNING r.id
+    UPDATE feedq.run r SET worker_id = %(worker_id)s FROM mine WHERE r.id = mine.id RETURNING r.id
 """
 _END_SESSIONS = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-    WHERE datname = current_database() AND usename = current_user AND application_name = ANY(:names)
+    WHERE datname = current_database() AND usename = current_user AND application_name = ANY(%(names)s)
 """
 
 
@@ -190,9 +188,9 @@ def finish(c: Connection, worker_id: UUID, finishes: Sequence[Finish]) -> list[i
         return []
     ids = [f.run_id for f in finishes]
     failed = [f.run_id for f in finishes if _may_repeat(f)]
-    locked = c.execute(text(_LOCK_SCHEDULES), {"ids": ids, "failed": failed})
+    locked = c.execute(_LOCK_SCHEDULES, {"ids": ids, "failed": failed})
     standings = {row.id: standing_from(row) for row in locked}
-    runs = {row.id: row for row in c.execute(text(_LOCK_RUNS), {"ids": ids})}
+    runs = {row.id: row for row in c.execute(_LOCK_RUNS, {"ids": ids})}
     ended: dict[int, Ended] = {}
     for f in finishes:
         row = runs.get(f.run_id)
@@ -297,7 +295,7 @@ def _end(c: Connection, ended: Sequence[Ended], standings: Mapping[int, Schedule
         )
         for one in ended
     ]
-    c.execute(text(_END), _ENDED.of(rows))
+    c.execute(_END, _ENDED.of(rows))
     _count_failures(c, ended, standings)
     for one in ended:
         if one.is_lost:
@@ -332,7 +330,7 @@ def _count_failures(c: Connection, ended: Sequence[Ended], standings: Mapping[in
         if standings[schedule_id].is_too_many(failures)
     }
     failed = ((schedule_id, failures, pauses.get(schedule_id)) for schedule_id, failures in counts.items())
-    c.execute(text(_FAILURES), _FAILED.of(failed))
+    c.execute(_FAILURES, _FAILED.of(failed))
     for schedule_id, reason in pauses.items():
         record(c, EventKind.SCHEDULE_PAUSED, schedule=standings[schedule_id].name, reason=reason)
 
@@ -343,7 +341,7 @@ def _count_failures(c: Connection, ended: Sequence[Ended], standings: Mapping[in
 def needs(c: Connection) -> Any:
     """Return whether anything runs, or has missed its start deadline (``expiry``), and whether anything is
     buffered (``promotion``): nearly all scans find nothing."""
-    return c.execute(text(_ANY)).one()
+    return c.execute(_ANY).one()
 
 
 def expire(c: Connection, *, limit: int) -> int:
@@ -352,17 +350,17 @@ def expire(c: Connection, *, limit: int) -> int:
     Runs that missed their start deadline are ended, too: where nobody claims, nobody else does it.
     """
     call(c, "miss_deadlines", list[int])
-    found = c.execute(text(FOUND), {"limit": limit}).all()
+    found = c.execute(FOUND, {"limit": limit})
     if not found:
         return 0
     schedule_ids = sorted({row.schedule_id for row in found})
     standings = {
-        row.id: standing_from(row) for row in c.execute(text(_LOCK_SCHEDULES_OF_LOST), {"ids": schedule_ids})
+        row.id: standing_from(row) for row in c.execute(_LOCK_SCHEDULES_OF_LOST, {"ids": schedule_ids})
     }
     held = _HELD.of((row.id, row.worker_id) for row in found)
     lost = [
         _after_loss(row, WORKER_GONE, is_removed=standings[row.schedule_id].is_removed)
-        for row in c.execute(text(_LOCK_LOST), {**held, "schedule_ids": list(standings)})
+        for row in c.execute(_LOCK_LOST, {**held, "schedule_ids": list(standings)})
     ]
     _end(c, lost, standings)
     end_sessions(c, [(one.row.id, one.row.fence) for one in lost])
@@ -376,10 +374,10 @@ def session_name(run_id: int, fence: int) -> str:
 
 def end_sessions(c: Connection, runs: Sequence[tuple[int, int]]) -> None:
     """End the transactions of runs (id, fence) that were taken away: nothing in them can be committed any more."""
-    c.execute(text(_END_SESSIONS), {"names": [session_name(*run) for run in runs]})
+    c.execute(_END_SESSIONS, {"names": [session_name(*run) for run in runs]})
 
 
 def take_over(c: Connection, worker_id: UUID, was: UUID, fences: Mapping[int, int]) -> set[int]:
     """Make these runs of a former session of the process (id → fence) this session's. Returns those that are."""
     parameters = {"worker_id": worker_id, "was": was, **FENCES.of(fences.items())}
-    return {row.id for row in c.execute(text(_TAKE_OVER), parameters)}
+    return {row.id for row in c.execute(_TAKE_OVER, parameters)}

@@ -18,10 +18,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, text
-
 from feedq.control.store.channels import NotifyReason
-from feedq.control.store.database import GivenRows
+from feedq.control.store.database import Connection, GivenRows
 from feedq.control.store.jobs.rows import (
     NOT_BEGUN,
     SCHEDULE_COLUMNS,
@@ -50,7 +48,7 @@ AGAIN_S = 0.05
 PROBLEM_CHARS_MAX = 500
 _NOW = "statement_timestamp()"
 
-_DUE_SCAN = text("""
+_DUE_SCAN = """
     SELECT extract(epoch FROM (
             SELECT next_fire_at FROM feedq.schedule
             WHERE removed_at IS NULL AND state = 'active' AND next_fire_at IS NOT NULL
@@ -62,40 +60,40 @@ _DUE_SCAN = text("""
             ORDER BY paused_until LIMIT 1
         ) - clock_timestamp())::float8 AS resumed_in_s,
         NOT EXISTS (SELECT FROM feedq.run WHERE state IN ('buffered', 'waiting', 'running')) AS is_done
-""")
-_DUE = text(f"""
+"""
+_DUE = f"""
     SELECT {SCHEDULE_COLUMNS}, {_NOW} AS now FROM feedq.schedule s
     WHERE removed_at IS NULL AND state = 'active' AND next_fire_at IS NOT NULL AND next_fire_at <= {_NOW}
-    ORDER BY next_fire_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
-""")
-_PAUSED = text(f"""
+    ORDER BY next_fire_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
+"""
+_PAUSED = f"""
     SELECT {SCHEDULE_COLUMNS}, {_NOW} AS now FROM feedq.schedule s
     WHERE removed_at IS NULL AND state = 'paused' AND paused_until IS NOT NULL AND paused_until <= {_NOW}
-    ORDER BY paused_until LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
-""")
+    ORDER BY paused_until LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
+"""
 _RUNS = GivenRows(
     "schedule_id bigint, key text, tick_at timestamptz, ticks int, last_tick_at timestamptz, due_at timestamptz, "
     "ahead_s float8, start_by timestamptz, state text, reason text, queue text, exclusive boolean"
 )
-_INSERT = text(f"""
+_INSERT = f"""
     INSERT INTO feedq.run (schedule_id, kind, key, tick_at, ticks, last_tick_at, due_at, rank_at, start_by, state,
         reason, ended_at, job, queue, exclusive)
     SELECT s.id, 'tick', given.key, given.tick_at, given.ticks, given.last_tick_at, given.due_at,
         given.due_at - make_interval(secs => given.ahead_s), given.start_by, given.state, given.reason,
         CASE WHEN given.state NOT IN ('buffered', 'waiting') THEN clock_timestamp() END,
-        s.declaration - CAST(:not_of_job AS text[]), given.queue, given.exclusive
+        s.declaration - CAST(%(not_of_job)s AS text[]), given.queue, given.exclusive
     FROM {_RUNS.numbered}
     CROSS JOIN LATERAL (SELECT id, declaration FROM feedq.schedule WHERE id = given.schedule_id OFFSET 0) s
     ORDER BY given.n
     ON CONFLICT (schedule_id, key) DO NOTHING
     RETURNING state IN ('buffered', 'waiting') AND due_at <= {_NOW} AS is_due
-""")
+"""
 # A tick that is left out every second must not become a row every second: it is counted in the schedule's newest
 # row, if that is of the same state for the same reason. What that row stands for already is not counted again.
 _FOLDED = GivenRows(
     "schedule_id bigint, tick_at timestamptz, ticks int, last_tick_at timestamptz, state text, reason text"
 )
-_FOLD = text(f"""
+_FOLD = f"""
     UPDATE feedq.run r SET last_tick_at = greatest(newest.last, given.last_tick_at), ended_at = clock_timestamp(),
         ticks = r.ticks + CASE WHEN newest.last < given.tick_at THEN given.ticks ELSE 0 END
     FROM {_FOLDED}
@@ -107,21 +105,21 @@ _FOLD = text(f"""
         AND newest.reason = given.reason AND newest.first < given.tick_at
         AND (newest.last < given.tick_at OR newest.last >= given.last_tick_at)
     RETURNING r.schedule_id
-""")
+"""
 # Only forward, whatever was decided: a tick that is behind it has been fired.
 _MARKS = GivenRows("id bigint, next_tick_at timestamptz, next_fire_at timestamptz")
-_ADVANCE = text(f"""
+_ADVANCE = f"""
     UPDATE feedq.schedule s SET next_tick_at = given.next_tick_at, next_fire_at = given.next_fire_at,
         state = 'active', paused_until = NULL, pause_reason = NULL
     FROM {_MARKS}
     WHERE s.id = given.id AND (s.next_tick_at IS NULL OR given.next_tick_at IS NULL
         OR given.next_tick_at >= s.next_tick_at)
-""")
+"""
 _PAUSED_FOR = GivenRows("id bigint, reason text")
-_PAUSE = text(f"""
+_PAUSE = f"""
     UPDATE feedq.schedule s SET state = 'paused', paused_until = NULL, pause_reason = given.reason
     FROM {_PAUSED_FOR} WHERE s.id = given.id
-""")
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +151,8 @@ def scan_due(c: Connection) -> Fired:
 
 def fire(c: Connection, *, limit: int) -> Fired:
     """Fire what is due of at most ``limit`` schedules."""
-    paused = c.execute(_PAUSED, {"limit": limit}).all()
-    rows = [*paused, *c.execute(_DUE, {"limit": limit}).all()]
+    paused = c.execute(_PAUSED, {"limit": limit})
+    rows = [*paused, *c.execute(_DUE, {"limit": limit})]
     counted = unfinished(c, [row.id for row in rows]) if rows else {}
     decided, problems = _decide(rows, counted, resuming={row.id for row in paused})
     if made := write(c, decided):

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection, text
-
-from feedq.control.store.database import Aggregate, in_transaction
+from feedq.control.store.database import Aggregate, Connection, in_transaction
 from feedq.control.store.jobs.rows import (
     RUN_COLUMNS,
     SCHEDULE_COLUMNS,
@@ -72,7 +70,7 @@ _KNOWN = "feedq_1.knows(me.tasks, wanted.task)"
 _CAN = f"{_KNOWN} AND me.labels @> wanted.selector"
 _UNSERVED = f"""
     WITH {_SERVING}, wanted AS MATERIALIZED (
-        SELECT s.name, {_WANTED} FROM feedq.schedule s WHERE s.removed_at IS NULL AND s.name = ANY(:names)
+        SELECT s.name, {_WANTED} FROM feedq.schedule s WHERE s.removed_at IS NULL AND s.name = ANY(%(names)s)
     )
     SELECT wanted.name, wanted.task, wanted.selector,
         EXISTS (SELECT FROM serving me WHERE {_KNOWN}) AS is_known
@@ -115,8 +113,8 @@ class ScheduleListing(Aggregate):
     @in_transaction
     def get(self, c: Connection, name: str) -> Schedule:
         """Raises `NotFound`."""
-        sql = f"SELECT {SCHEDULE_COLUMNS} FROM feedq.schedule s WHERE name = :name AND removed_at IS NULL"
-        row = c.execute(text(sql), {"name": name}).one_or_none()
+        sql = f"SELECT {SCHEDULE_COLUMNS} FROM feedq.schedule s WHERE name = %(name)s AND removed_at IS NULL"
+        row = c.execute(sql, {"name": name}).one_or_none()
         if row is None:
             raise no_schedule(name)
         return schedule_from(row)
@@ -124,8 +122,8 @@ class ScheduleListing(Aggregate):
     @in_transaction
     def view(self, c: Connection, name: str) -> ScheduleView:
         """Raises `NotFound`."""
-        sql = _VIEWS + " WHERE s.name = :name AND s.removed_at IS NULL"
-        row = c.execute(text(sql), {"name": name}).one_or_none()
+        sql = _VIEWS + " WHERE s.name = %(name)s AND s.removed_at IS NULL"
+        row = c.execute(sql, {"name": name}).one_or_none()
         if row is None:
             raise no_schedule(name)
         schedule_from(row)  # whole or not at all: what is shown of one is its declaration
@@ -137,12 +135,12 @@ class ScheduleListing(Aggregate):
         sql = f"""
             SELECT {RUN_COLUMNS} FROM feedq.schedule s
             CROSS JOIN LATERAL (
-                SELECT * FROM feedq.run WHERE schedule_id = s.id ORDER BY id DESC LIMIT :each
+                SELECT * FROM feedq.run WHERE schedule_id = s.id ORDER BY id DESC LIMIT %(each)s
             ) r
-            {_WORKER} WHERE s.name = ANY(:names) AND s.removed_at IS NULL ORDER BY s.name, r.id DESC
+            {_WORKER} WHERE s.name = ANY(%(names)s) AND s.removed_at IS NULL ORDER BY s.name, r.id DESC
         """
         found: dict[str, list[Run]] = {}
-        for row in c.execute(text(sql), {"names": list(names), "each": each}):
+        for row in c.execute(sql, {"names": list(names), "each": each}):
             run = run_from(row)
             found.setdefault(run.schedule, []).append(run)
         return found
@@ -163,9 +161,9 @@ class ScheduleListing(Aggregate):
         sql = f"""
             WITH page AS MATERIALIZED (
                 SELECT * FROM feedq.schedule
-                WHERE removed_at IS NULL AND name > :after AND name >= :prefix AND name < :beyond
-                    AND (CAST(:state AS text) IS NULL OR state = :state)
-                ORDER BY name LIMIT :limit
+                WHERE removed_at IS NULL AND name > %(after)s AND name >= %(prefix)s AND name < %(beyond)s
+                    AND (CAST(%(state)s AS text) IS NULL OR state = %(state)s)
+                ORDER BY name LIMIT %(limit)s
             )
             {_VIEWS.replace("FROM feedq.schedule s", "FROM page s")} ORDER BY s.name
         """
@@ -176,7 +174,7 @@ class ScheduleListing(Aggregate):
             "state": state,
             "limit": min(max(limit, 0), PAGE_MAX),
         }
-        return [view_from(row) for row in c.execute(text(sql), parameters)]
+        return [view_from(row) for row in c.execute(sql, parameters)]
 
     @in_transaction
     def unserved(self, c: Connection, names: Collection[str]) -> Mapping[str, str]:
@@ -200,12 +198,12 @@ class ScheduleListing(Aggregate):
         One that this release cannot read is marked as `unreadable`."""
         sql = f"""
             SELECT {SCHEDULE_COLUMNS} FROM feedq.schedule s
-            WHERE removed_at IS NULL AND NOT starts_with(s.name, '{BEAT_PREFIX}') AND s.name > :after
-              AND (CAST(:names AS text[]) IS NULL OR s.name = ANY(:names))
-            ORDER BY s.name LIMIT :limit
+            WHERE removed_at IS NULL AND NOT starts_with(s.name, '{BEAT_PREFIX}') AND s.name > %(after)s
+              AND (CAST(%(names)s AS text[]) IS NULL OR s.name = ANY(%(names)s))
+            ORDER BY s.name LIMIT %(limit)s
         """
         given = {"names": None if names is None else list(names), "after": after, "limit": limit}
-        return [shown_schedule_from(row) for row in c.execute(text(sql), given)]
+        return [shown_schedule_from(row) for row in c.execute(sql, given)]
 
     @in_transaction
     def runs(
@@ -220,11 +218,11 @@ class ScheduleListing(Aggregate):
         """Newest first; ``before`` is the id of the run behind which a page begins."""
         conditions = []
         if before is not None:
-            conditions.append("r.id < :before")
+            conditions.append("r.id < %(before)s")
         if name is not None:
-            conditions.append("r.schedule_id = :schedule_id")
+            conditions.append("r.schedule_id = %(schedule_id)s")
         if states:
-            conditions.append("r.state = ANY(:states)")
+            conditions.append("r.state = ANY(%(states)s)")
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         parameters = {
             "schedule_id": None if name is None else _known(c, name),
@@ -233,9 +231,9 @@ class ScheduleListing(Aggregate):
             "limit": min(max(limit, 0), PAGE_MAX),
         }
         # The few that are shown first: only for these names are looked up.
-        found = f"(SELECT * FROM feedq.run r {where} ORDER BY r.id DESC LIMIT :limit)"
+        found = f"(SELECT * FROM feedq.run r {where} ORDER BY r.id DESC LIMIT %(limit)s)"
         sql = _RUNS.replace("FROM feedq.run r", f"FROM {found} r") + " ORDER BY r.id DESC"
-        return [run_from(row) for row in c.execute(text(sql), parameters)]
+        return [run_from(row) for row in c.execute(sql, parameters)]
 
     @in_transaction
     def run(self, c: Connection, run_id: int) -> Run:
@@ -245,22 +243,20 @@ class ScheduleListing(Aggregate):
     @in_transaction
     def counts(self, c: Connection, name: str) -> Mapping[RunState, int]:
         """Ticks and triggers by state, those within retention; a row that stands for many counts as many."""
-        sql = (
-            "SELECT state, sum(ticks)::bigint AS ticks FROM feedq.run WHERE schedule_id = :id GROUP BY state"
-        )
-        return {RunState(row.state): row.ticks for row in c.execute(text(sql), {"id": _known(c, name)})}
+        sql = "SELECT state, sum(ticks)::bigint AS ticks FROM feedq.run WHERE schedule_id = %(id)s GROUP BY state"
+        return {RunState(row.state): row.ticks for row in c.execute(sql, {"id": _known(c, name)})}
 
 
 def run_of(c: Connection, run_id: int) -> Run:
     """Raises `NotFound`."""
-    row = c.execute(text(_RUNS + " WHERE r.id = :id"), {"id": run_id}).one_or_none()
+    row = c.execute(_RUNS + " WHERE r.id = %(id)s", {"id": run_id}).one_or_none()
     if row is None:
         raise no_run(run_id)
     return run_from(row)
 
 
 def _unserved(c: Connection, names: Collection[str]) -> dict[str, str]:
-    rows = c.execute(text(_UNSERVED), {"names": list(names)})
+    rows = c.execute(_UNSERVED, {"names": list(names)})
     return {row.name: why_unserved(row.task, row.selector, is_known=row.is_known) for row in rows}
 
 
@@ -270,7 +266,7 @@ def scheduled_tasks(c: Connection) -> list[ScheduledTask]:
         ScheduledTask(
             row.task, row.schedule, row.schedules, row.selector, row.workers, row.able, row.is_known
         )
-        for row in c.execute(text(_TASKS))
+        for row in c.execute(_TASKS)
     ]
 
 
@@ -284,8 +280,11 @@ def why_unserved(task: str, selector: Mapping[str, str], *, is_known: bool) -> s
 def _known(c: Connection, name: str) -> int:
     """The declared schedule of that name, or the one of that name that was removed last. Raises `NotFound`."""
     for condition in ("removed_at IS NULL", "removed_at IS NOT NULL"):
-        sql = f"SELECT id FROM feedq.schedule WHERE name = :name AND {condition} ORDER BY removed_at DESC LIMIT 1"
-        found: int | None = c.execute(text(sql), {"name": name}).scalar_one_or_none()
+        sql = f"""
+            SELECT id FROM feedq.schedule WHERE name = %(name)s AND {condition}
+            ORDER BY removed_at DESC LIMIT 1
+        """
+        found: int | None = c.execute(sql, {"name": name}).scalar_one_or_none()
         if found is not None:
             return found
     raise no_schedule(name)

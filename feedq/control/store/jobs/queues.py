@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sqlalchemy import Connection, text
-
-from feedq.control.store.database import Aggregate, in_transaction
+from feedq.control.store.database import Aggregate, Connection, in_transaction
 from feedq.control.store.jobs.rows import UNFINISHED, record
 from feedq.core.schedule.model import QueueDepth
 from feedq.core.schedule.spec import Queue
@@ -23,7 +21,7 @@ class QueueStore(Aggregate):
         # Full at first, as a bucket is that nobody has drawn from.
         sql = """
             INSERT INTO feedq.job_queue AS q (name, rate_per_s, burst, concurrency, tokens)
-            VALUES (:name, :rate_per_s, :burst, :concurrency, :burst)
+            VALUES (%(name)s, %(rate_per_s)s, %(burst)s, %(concurrency)s, %(burst)s)
             ON CONFLICT (name) DO UPDATE SET rate_per_s = excluded.rate_per_s, burst = excluded.burst,
                 concurrency = excluded.concurrency,
                 tokens = CASE WHEN q.rate_per_s IS NULL THEN excluded.burst ELSE least(excluded.burst,
@@ -31,7 +29,7 @@ class QueueStore(Aggregate):
                         * greatest(extract(epoch FROM clock_timestamp() - q.tokens_at), 0)) END,
                 tokens_at = clock_timestamp()
         """
-        c.execute(text(sql), dict(queue))
+        c.execute(sql, dict(queue))
         record(
             c, EventKind.QUEUE_CHANGED, **{"queue" if key == "name" else key: value for key, value in queue}
         )
@@ -39,15 +37,15 @@ class QueueStore(Aggregate):
     @in_transaction
     def remove(self, c: Connection, name: str) -> None:
         """Lift the limits of a queue. Its runs stay. Raises `NotFound`."""
-        sql = "DELETE FROM feedq.job_queue WHERE name = :name RETURNING name"
-        if c.execute(text(sql), {"name": name}).one_or_none() is None:
+        sql = "DELETE FROM feedq.job_queue WHERE name = %(name)s RETURNING name"
+        if c.execute(sql, {"name": name}).one_or_none() is None:
             raise NotFound(f"job queue {name!r} has no limits to remove")
         record(c, EventKind.QUEUE_REMOVED, queue=name)
 
     @in_transaction
     def all(self, c: Connection) -> list[Queue]:
         sql = "SELECT name, rate_per_s, burst, concurrency FROM feedq.job_queue ORDER BY name"
-        return [Queue.of(row._asdict()) for row in c.execute(text(sql))]
+        return [Queue.of(row._asdict()) for row in c.execute(sql)]
 
     def listed(self) -> list[QueueDepth]:
         """The queues that have limits or unfinished runs, by name."""
@@ -63,4 +61,4 @@ class QueueStore(Aggregate):
                 count(*) FILTER (WHERE state = 'running')::int AS running
             FROM feedq.run WHERE {UNFINISHED} GROUP BY queue
         """
-        return {row.queue: (row.waiting, row.running) for row in c.execute(text(sql))}
+        return {row.queue: (row.waiting, row.running) for row in c.execute(sql)}

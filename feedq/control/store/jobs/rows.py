@@ -16,11 +16,9 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, text
-
 from feedq.control.store import history
 from feedq.control.store.channels import NotifyReason, notify_workers
-from feedq.control.store.database import GivenRows
+from feedq.control.store.database import Connection, GivenRows
 from feedq.core.schedule.model import (
     Run,
     RunKind,
@@ -64,34 +62,34 @@ SOON = timedelta(seconds=1)
 time."""
 KEPT = 4_096
 """Jobs that are kept, read once: the runs of a schedule all have the same."""
-_COUNT = text(f"""
-    SELECT given.id, u.waiting, u.running FROM unnest(CAST(:ids AS bigint[])) AS given (id) CROSS JOIN LATERAL (
+_COUNT = f"""
+    SELECT given.id, u.waiting, u.running FROM unnest(CAST(%(ids)s AS bigint[])) AS given (id) CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE state <> 'running')::int AS waiting,
             count(*) FILTER (WHERE state = 'running')::int AS running
         -- In an order that only `run_unfinished` has: others have the whole history of a schedule.
         FROM (SELECT state FROM feedq.run WHERE schedule_id = given.id AND {UNFINISHED}
               ORDER BY state OFFSET 0) r
     ) u
-""")
+"""
 FENCES = GivenRows("id bigint, fence bigint")
 """Runs, each with the fence under which somebody believes to have it."""
 _CANCELLED = GivenRows("schedule_id bigint, reason text")
-_CANCEL = text(f"""
+_CANCEL = f"""
     WITH given AS (
         SELECT * FROM {_CANCELLED}
     ), listed AS (
         SELECT r.id FROM given CROSS JOIN LATERAL (
             SELECT id, state FROM feedq.run WHERE schedule_id = given.schedule_id AND {UNFINISHED}
             ORDER BY state OFFSET 0
-        ) r WHERE r.state = ANY(:states)
+        ) r WHERE r.state = ANY(%(states)s)
     ), found AS MATERIALIZED (
         SELECT r.* FROM (SELECT id FROM listed ORDER BY id) l CROSS JOIN LATERAL (
             SELECT id, schedule_id, state FROM feedq.run WHERE id = l.id OFFSET 0 FOR UPDATE
-        ) r WHERE r.state = ANY(:states)
+        ) r WHERE r.state = ANY(%(states)s)
     )
     UPDATE feedq.run r SET state = 'cancelled', reason = given.reason, ended_at = clock_timestamp()
     FROM found JOIN given USING (schedule_id) WHERE r.id = found.id RETURNING r.worker_id
-""")
+"""
 
 
 def stored_job(spec: ScheduleSpec) -> str:
@@ -150,7 +148,7 @@ def job_from(stored: str) -> ScheduleSpec:
 
 
 def now(c: Connection) -> datetime:
-    moment: datetime = c.execute(text("SELECT clock_timestamp()")).scalar_one()
+    moment: datetime = c.execute("SELECT clock_timestamp()").scalar_one()
     return moment
 
 
@@ -164,9 +162,9 @@ def locked_row(c: Connection, name: str) -> Any:
     `NotFound`."""
     sql = f"""
         SELECT {SCHEDULE_COLUMNS} FROM feedq.schedule s
-        WHERE name = :name AND removed_at IS NULL FOR NO KEY UPDATE
+        WHERE name = %(name)s AND removed_at IS NULL FOR NO KEY UPDATE
     """
-    row = c.execute(text(sql), {"name": name}).one_or_none()
+    row = c.execute(sql, {"name": name}).one_or_none()
     if row is None:
         raise no_schedule(name)
     return row
@@ -199,7 +197,7 @@ def cancel(c: Connection, reasons: Mapping[int, str], states: Sequence[RunState]
 
 def notify_some(c: Connection, runs: int, reason: NotifyReason) -> None:
     """Tell one worker for each of so many runs, with the commit: those that are least busy for their slots."""
-    c.execute(text("SELECT feedq_1.notify_some(:runs, :reason)"), {"runs": runs, "reason": reason.value})
+    c.execute("SELECT feedq_1.notify_some(%(runs)s, %(reason)s)", {"runs": runs, "reason": reason.value})
 
 
 def notify_if_soon(c: Connection, schedules: Iterable[Schedule], at: datetime) -> None:

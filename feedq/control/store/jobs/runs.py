@@ -36,9 +36,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from sqlalchemy import Connection, text
-
-from feedq.control.store.database import Aggregate, Database, GivenRows, in_statement, in_transaction
+from feedq.control.store.database import (
+    Aggregate,
+    Connection,
+    Database,
+    GivenRows,
+    in_statement,
+    in_transaction,
+)
 from feedq.control.store.jobs import claiming, finishing, firing, turns
 from feedq.control.store.jobs.rows import FENCES
 from feedq.control.store.jobs.sessions import JobSessions
@@ -59,33 +64,33 @@ KEEPING = "jsonb_exists(declaration, 'keep')"
 
 # Only a time that stays the same for a statement can be looked for in an index. And ARRAY, so that what was found
 # is looked up by its ids, and no table is read as a whole to be joined with it.
-_OLD_RUNS = text(f"""
+_OLD_RUNS = f"""
     DELETE FROM feedq.run WHERE id = ANY(ARRAY(
         SELECT id FROM feedq.run r
-        WHERE ended_at IS NOT NULL AND ended_at < statement_timestamp() - make_interval(days => :days)
+        WHERE ended_at IS NOT NULL AND ended_at < statement_timestamp() - make_interval(days => %(days)s)
             AND schedule_id <> ALL(ARRAY(
-            SELECT id FROM feedq.schedule WHERE {KEEPING} AND (declaration #>> '{{keep,days}}')::int > :days
+            SELECT id FROM feedq.schedule WHERE {KEEPING} AND (declaration #>> '{{keep,days}}')::int > %(days)s
         ))
-        ORDER BY ended_at LIMIT :limit FOR UPDATE SKIP LOCKED
+        ORDER BY ended_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
     ))
-""")
+"""
 # Nothing makes runs of a removed schedule any more, so one without any stays so.
-_REMOVED_SCHEDULES = text("""
+_REMOVED_SCHEDULES = """
     DELETE FROM feedq.schedule WHERE id = ANY(ARRAY(
         SELECT id FROM feedq.schedule s
         WHERE removed_at IS NOT NULL AND NOT EXISTS (SELECT FROM feedq.run r WHERE r.schedule_id = s.id)
-        ORDER BY removed_at LIMIT :limit FOR UPDATE SKIP LOCKED
+        ORDER BY removed_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
     ))
-""")
-_KEEPING = text(f"""
+"""
+_KEEPING = f"""
     SELECT id, (declaration #>> '{{keep,runs}}')::int AS runs, (declaration #>> '{{keep,days}}')::int AS days
     FROM feedq.schedule
-    WHERE {KEEPING} AND id > :after
-    ORDER BY id LIMIT :limit
-""")
+    WHERE {KEEPING} AND id > %(after)s
+    ORDER BY id LIMIT %(limit)s
+"""
 # Only the oldest of each are read, so that one which keeps much is not read as a whole each time.
 _KEEPERS = GivenRows("id bigint, runs int, days int")
-_KEPT = text(f"""
+_KEPT = f"""
     DELETE FROM feedq.run WHERE id = ANY(ARRAY(
         SELECT id FROM feedq.run WHERE id = ANY(ARRAY(
             SELECT r.id
@@ -94,14 +99,14 @@ _KEPT = text(f"""
                 SELECT id FROM feedq.run WHERE schedule_id = given.id ORDER BY id DESC OFFSET given.runs LIMIT 1
             ) beyond ON given.runs IS NOT NULL
             CROSS JOIN LATERAL (
-                SELECT id, ended_at FROM feedq.run WHERE schedule_id = given.id ORDER BY id LIMIT :limit
+                SELECT id, ended_at FROM feedq.run WHERE schedule_id = given.id ORDER BY id LIMIT %(limit)s
             ) r
             WHERE r.ended_at IS NOT NULL AND (r.id <= beyond.id
                 OR r.ended_at < statement_timestamp() - make_interval(days => given.days))
-            LIMIT :limit
+            LIMIT %(limit)s
         )) ORDER BY id FOR UPDATE SKIP LOCKED
     ))
-""")
+"""
 
 
 class RunStore(Aggregate):
@@ -114,9 +119,6 @@ class RunStore(Aggregate):
         """The schedule with a history of its own after which the next scan goes on."""
         self._promoted_to = 0
         """The schedule with buffered runs after which the next scan goes on."""
-
-    def close(self) -> None:
-        self._sessions.close()
 
     def fire_due(self, *, limit: int) -> Fired:
         """Fire what is due of at most ``limit`` schedules: in one transaction the ticks become rows, each
@@ -190,8 +192,8 @@ class RunStore(Aggregate):
     def held(self, c: Connection, worker_id: UUID) -> Mapping[int, int]:
         """Return what the database thinks this worker runs: run id → fence. A claim whose answer was lost is
         found here."""
-        sql = "SELECT id, fence FROM feedq.run WHERE worker_id = :worker_id AND state = 'running' ORDER BY id"
-        return {row.id: row.fence for row in c.execute(text(sql), {"worker_id": worker_id})}
+        sql = "SELECT id, fence FROM feedq.run WHERE worker_id = %(worker_id)s AND state = 'running' ORDER BY id"
+        return {row.id: row.fence for row in c.execute(sql, {"worker_id": worker_id})}
 
     @in_statement
     def taken_away(self, c: Connection, worker_id: UUID, fences: Mapping[int, int]) -> set[int]:
@@ -200,11 +202,11 @@ class RunStore(Aggregate):
             SELECT given.id FROM {FENCES}
             WHERE NOT EXISTS (
                 SELECT FROM feedq.run r WHERE r.id = given.id AND r.fence = given.fence
-                    AND r.worker_id = :worker_id AND r.state = 'running' OFFSET 0
+                    AND r.worker_id = %(worker_id)s AND r.state = 'running' OFFSET 0
             )
         """
         parameters = {"worker_id": worker_id, **FENCES.of(fences.items())}
-        return {row.id for row in c.execute(text(sql), parameters)}
+        return {row.id for row in c.execute(sql, parameters)}
 
     @in_transaction
     def take_over(self, c: Connection, worker_id: UUID, was: UUID, fences: Mapping[int, int]) -> set[int]:
@@ -240,7 +242,7 @@ class RunStore(Aggregate):
             SELECT count(*)::int AS workers, coalesce(sum(job_slots), 0)::int AS slots FROM feedq.worker
             WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0
         """
-        row = c.execute(text(sql)).one()
+        row = c.execute(sql).one()
         return row.workers, row.slots
 
     def trim(self, *, older_than_days: int, limit: int) -> int:
@@ -257,7 +259,7 @@ class RunStore(Aggregate):
         """Delete at most ``limit`` runs of the next schedules that keep a history of their own, beyond what they
         keep. They are gone through by their ids, so that a scan takes as long whether there are ten of them or a
         hundred thousand."""
-        keeping = c.execute(_KEEPING, {"after": self._trimmed_to, "limit": SCHEDULES_PER_SCAN}).all()
+        keeping = c.execute(_KEEPING, {"after": self._trimmed_to, "limit": SCHEDULES_PER_SCAN})
         if not keeping:
             self._trimmed_to = 0
             return 0

@@ -18,10 +18,8 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, text
-
 from feedq.control.store.channels import NotifyReason, notify_workers
-from feedq.control.store.database import GivenRows, in_transaction, refused_when_taken
+from feedq.control.store.database import Connection, GivenRows, in_transaction, refused_when_taken
 from feedq.control.store.jobs.listing import ScheduleListing, run_of
 from feedq.control.store.jobs.rows import (
     DECLARED,
@@ -68,21 +66,21 @@ REMOVED = "its schedule was removed"
 PURGED = "purged"
 CANCELLED = "cancelled by hand"
 _ASKED = GivenRows("key text, tick_at timestamptz, state text, reason text")
-_INSERT = text(f"""
+_INSERT = f"""
     INSERT INTO feedq.run
         (schedule_id, kind, key, tick_at, due_at, rank_at, start_by, state, reason, ended_at,
          job, queue, exclusive)
-    SELECT :schedule_id, :kind, given.key, coalesce(given.tick_at, clock.now), clock.now,
+    SELECT %(schedule_id)s, %(kind)s, given.key, coalesce(given.tick_at, clock.now), clock.now,
         -- A microsecond apart, so that what is given in an order is taken in it.
-        clock.now + (given.n - 1) * interval '1 microsecond' - make_interval(secs => :ahead_s),
-        clock.now + make_interval(secs => :start_deadline_s),
+        clock.now + (given.n - 1) * interval '1 microsecond' - make_interval(secs => %(ahead_s)s),
+        clock.now + make_interval(secs => %(start_deadline_s)s),
         given.state, given.reason, CASE WHEN given.state NOT IN ('buffered', 'waiting') THEN clock.now END,
-        CAST(:job AS jsonb), :queue, :exclusive
+        CAST(%(job)s AS jsonb), %(queue)s, %(exclusive)s
     FROM (SELECT clock_timestamp() AS now) clock, {_ASKED.numbered}
     ORDER BY given.n
     ON CONFLICT (schedule_id, key) DO NOTHING
     RETURNING id
-""")
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +109,15 @@ class ScheduleStore(ScheduleListing):
         name exists."""
         # Jitter is hashed from the id, so the first tick cannot be known before it.
         sql = "SELECT nextval(pg_get_serial_sequence('feedq.schedule', 'id')) AS id, clock_timestamp() AS now"
-        given = c.execute(text(sql)).one()
+        given = c.execute(sql).one()
         state = ScheduleState.PAUSED if spec.paused else ScheduleState.ACTIVE
         reason = DECLARED if spec.paused else None
         schedule = Schedule(given.id, spec, state, None, reason, 1, None, None, 0, given.now, given.now)
         sql = f"""
             INSERT INTO feedq.schedule AS s (id, name, declaration, state, pause_reason,
                 next_tick_at, next_fire_at, created_at, updated_at) OVERRIDING SYSTEM VALUE
-            VALUES (:id, :name, CAST(:declaration AS jsonb), :state, :pause_reason,
-                :next_tick_at, :next_fire_at, :now, :now)
+            VALUES (%(id)s, %(name)s, CAST(%(declaration)s AS jsonb), %(state)s, %(pause_reason)s,
+                %(next_tick_at)s, %(next_fire_at)s, %(now)s, %(now)s)
             RETURNING {SCHEDULE_COLUMNS}
         """
         begun = ticks.begin(schedule, now=given.now)
@@ -175,7 +173,7 @@ class ScheduleStore(ScheduleListing):
         cancelled = cancel(c, {current.id: REMOVED}, NOT_BEGUN)
         sql = f"""
             UPDATE feedq.schedule s SET removed_at = clock_timestamp(), updated_at = clock_timestamp()
-            WHERE id = :id RETURNING {SCHEDULE_COLUMNS}
+            WHERE id = %(id)s RETURNING {SCHEDULE_COLUMNS}
         """
         removed = _write(c, sql, {"id": current.id, "name": name})
         record(c, EventKind.SCHEDULE_REMOVED, schedule=name, cancelled=cancelled)
@@ -197,9 +195,9 @@ class ScheduleStore(ScheduleListing):
         ):
             return shown_schedule_from(current)
         sql = f"""
-            UPDATE feedq.schedule s SET state = 'paused', paused_until = :until, pause_reason = :reason,
+            UPDATE feedq.schedule s SET state = 'paused', paused_until = %(until)s, pause_reason = %(reason)s,
                 updated_at = clock_timestamp()
-            WHERE id = :id RETURNING {SCHEDULE_COLUMNS}
+            WHERE id = %(id)s RETURNING {SCHEDULE_COLUMNS}
         """
         paused = _write(c, sql, {"id": current.id, "until": until, "reason": reason})
         said = None if until is None else until.isoformat()
@@ -231,8 +229,8 @@ class ScheduleStore(ScheduleListing):
         `SKIPPED_OVERLAP`. A key that was used before gives the run of then. ``job`` stands in for its own."""
         key = trigger_key(str(uuid4()) if key is None else _checked(key))
         schedule = locked(c, name)
-        triggered = "SELECT id FROM feedq.run WHERE schedule_id = :id AND key = :key"
-        found = c.execute(text(triggered), {"id": schedule.id, "key": key}).scalar_one_or_none()
+        triggered = "SELECT id FROM feedq.run WHERE schedule_id = %(id)s AND key = %(key)s"
+        found = c.execute(triggered, {"id": schedule.id, "key": key}).scalar_one_or_none()
         if found is not None:
             return run_of(c, found)
         spec = schedule.spec
@@ -302,11 +300,11 @@ class ScheduleStore(ScheduleListing):
     @in_transaction
     def _cancel_run(self, c: Connection, run_id: int) -> Run:
         sql = """
-            UPDATE feedq.run SET state = 'cancelled', reason = :reason, ended_at = clock_timestamp()
-            WHERE id = :id AND state = ANY(:states) RETURNING worker_id
+            UPDATE feedq.run SET state = 'cancelled', reason = %(reason)s, ended_at = clock_timestamp()
+            WHERE id = %(id)s AND state = ANY(%(states)s) RETURNING worker_id
         """
         states = [state.value for state in states_before(RunMove.CANCEL)]
-        row = c.execute(text(sql), {"id": run_id, "states": states, "reason": CANCELLED}).one_or_none()
+        row = c.execute(sql, {"id": run_id, "states": states, "reason": CANCELLED}).one_or_none()
         run = run_of(c, run_id)
         if row is None:
             raise Conflict(
@@ -388,11 +386,11 @@ def _declared(spec: ScheduleSpec) -> dict[str, str]:
 def _replace(c: Connection, schedule: Schedule) -> Schedule:
     """Write the whole row, which is locked."""
     sql = f"""
-        UPDATE feedq.schedule s SET name = :name, declaration = CAST(:declaration AS jsonb), state = :state,
-            paused_until = :paused_until, pause_reason = :pause_reason, generation = :generation,
-            next_tick_at = :next_tick_at, next_fire_at = :next_fire_at, failures = :failures,
-            updated_at = clock_timestamp()
-        WHERE id = :id RETURNING {SCHEDULE_COLUMNS}
+        UPDATE feedq.schedule s SET name = %(name)s, declaration = CAST(%(declaration)s AS jsonb),
+            state = %(state)s, paused_until = %(paused_until)s, pause_reason = %(pause_reason)s,
+            generation = %(generation)s, next_tick_at = %(next_tick_at)s, next_fire_at = %(next_fire_at)s,
+            failures = %(failures)s, updated_at = clock_timestamp()
+        WHERE id = %(id)s RETURNING {SCHEDULE_COLUMNS}
     """
     return _write(c, sql, _columns(schedule))
 
@@ -414,7 +412,7 @@ def _columns(schedule: Schedule) -> dict[str, Any]:
 def _write(c: Connection, sql: str, columns: dict[str, Any]) -> Schedule:
     name = columns.get("name")  # which nothing but a declaration writes
     with refused_when_taken(f"schedule {name!r} exists already; `feedq schedule set` changes it"):
-        return shown_schedule_from(c.execute(text(sql), columns).one())
+        return shown_schedule_from(c.execute(sql, columns).one())
 
 
 def _behind(c: Connection, job: ScheduleSpec) -> Schedule:
@@ -423,13 +421,13 @@ def _behind(c: Connection, job: ScheduleSpec) -> Schedule:
     spec = job.model_copy(update={"overlap": Overlap.ALLOW_ALL})
     # Of two that make it at once the second waits here, finds it made, and changes nothing.
     sql = """
-        INSERT INTO feedq.schedule AS s (name, declaration) VALUES (:name, CAST(:declaration AS jsonb))
+        INSERT INTO feedq.schedule AS s (name, declaration) VALUES (%(name)s, CAST(%(declaration)s AS jsonb))
         ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE
             SET declaration = excluded.declaration, generation = s.generation + 1,
                 updated_at = clock_timestamp()
             WHERE s.declaration <> excluded.declaration
     """
-    c.execute(text(sql), _declared(spec))
+    c.execute(sql, _declared(spec))
     return locked(c, spec.name)
 
 

@@ -27,19 +27,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-
-from feedq.control.store.database import make_lone_engine, translate_errors
+from feedq.control.store.database import Connection, connect_once, make_engine, translate_errors
 from feedq.control.store.jobs import finishing
 from feedq.core.schedule.model import ClaimedRun, Finish, RunState
 from feedq.errors import JobSessionLost, RunCancelled, RunTakenAway, Unavailable
 
 if TYPE_CHECKING:
+    import sqlalchemy
     from sqlalchemy.orm import Session
 
 MARGIN_S = 5.0
@@ -49,25 +48,25 @@ TIMEOUT_MS_MAX = 2**31 - 1
 """What the server's settings hold."""
 
 # A statement, a wait for a lock, and a silence: each may take as long as the run.
-_PREPARE = text("""
-    SELECT set_config('application_name', :name, true), set_config('statement_timeout', :ms, true),
-        set_config('lock_timeout', :ms, true), set_config('idle_in_transaction_session_timeout', :ms, true)
-""")
-_NO_FAILURES = text("""
+_PREPARE = """
+    SELECT set_config('application_name', %(name)s, true), set_config('statement_timeout', %(ms)s, true),
+        set_config('lock_timeout', %(ms)s, true), set_config('idle_in_transaction_session_timeout', %(ms)s, true)
+"""
+_NO_FAILURES = """
     UPDATE feedq.schedule SET failures = 0
-    WHERE failures > 0 AND id = (SELECT schedule_id FROM feedq.run WHERE id = :id)
-""")
+    WHERE failures > 0 AND id = (SELECT schedule_id FROM feedq.run WHERE id = %(id)s)
+"""
 # The fence is of one claim. If the session that made it is gone, the run was taken over by its process's next one
 # (`feedq.control.store.jobs.finishing`), or would not be running under this fence any more.
 COMPLETE = """
     UPDATE feedq.run r SET state = 'succeeded', reason = NULL, ended_at = clock_timestamp()
-    WHERE r.id = :id AND r.fence = :fence AND r.state = 'running' AND (r.worker_id = :worker_id
-        OR EXISTS (SELECT FROM feedq.worker w WHERE w.id = :worker_id AND w.state = 'gone' OFFSET 0))
+    WHERE r.id = %(id)s AND r.fence = %(fence)s AND r.state = 'running' AND (r.worker_id = %(worker_id)s
+        OR EXISTS (SELECT FROM feedq.worker w WHERE w.id = %(worker_id)s AND w.state = 'gone' OFFSET 0))
 """
-_OUTCOME = "SELECT state = 'succeeded' AND fence = :fence FROM feedq.run WHERE id = :id FOR UPDATE"
+_OUTCOME = "SELECT state = 'succeeded' AND fence = %(fence)s FROM feedq.run WHERE id = %(id)s FOR UPDATE"
 _FOUND = """
     SELECT s.name AS schedule, r.key, r.state, r.fence
-    FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id WHERE r.id = :id
+    FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id WHERE r.id = %(id)s
 """
 
 
@@ -76,80 +75,86 @@ class JobSessions:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._engine: Engine = make_lone_engine(url, application_name="feedq-job")
+
+    @cached_property
+    def _engine(self) -> sqlalchemy.Engine:
+        # SQLAlchemy is imported for these jobs only: 16 MB.
+        return make_engine(self._url, application_name="feedq-job")
 
     @contextmanager
     def transact(self, worker_id: UUID, run: ClaimedRun) -> Iterator[Session]:
-        from sqlalchemy.orm import Session  # 5 MB, for these jobs only
+        from sqlalchemy.orm import Session
 
         # Closed without a commit, it rolls back. What goes wrong within the job's block is the job's own.
-        with self._connect(run) as connection:
+        with self._connect(run) as for_job:
+            driver: Any = for_job.connection.driver_connection
             try:
                 # What the job commits or rolls back by itself are savepoints: the end is ours.
-                with Session(connection, join_transaction_mode="create_savepoint") as session:
+                with Session(for_job, join_transaction_mode="create_savepoint") as session:
                     yield session
                     session.commit()
                 with translate_errors(self._url):
-                    self._complete(connection, worker_id, run)
-                    self._commit(connection, run)
+                    self._complete(for_job, worker_id, run)
+                    self._commit(for_job, run)
             except (RunTakenAway, RunCancelled):
                 raise
             except Exception as error:
                 # Whatever the job made of it: without its session it could end in no other way.
-                if _is_cut(connection):
+                if driver.closed:
                     raise _lost(run, error) from error
                 raise
+            finally:
+                if driver.closed:
+                    for_job.invalidate()  # which SQLAlchemy cannot know, and would roll back
 
-    def _connect(self, run: ClaimedRun) -> Connection:
+    def _connect(self, run: ClaimedRun) -> sqlalchemy.Connection:
+        from sqlalchemy.exc import DBAPIError
+
         try:
             with translate_errors(self._url):
-                connection = self._engine.connect()
+                for_job = self._engine.connect()
                 try:
-                    connection.execute(
+                    for_job.begin()  # so that the session's own is a savepoint
+                    _within(for_job).execute(
                         _PREPARE, {"name": finishing.session_name(run.id, run.fence), "ms": _timeout_ms(run)}
                     )
                 except BaseException:
-                    connection.close()
+                    for_job.close()
                     raise
-        except Unavailable as error:
+        except (Unavailable, DBAPIError) as error:
             raise _lost(run, error) from error
-        return connection
+        return for_job
 
-    def _complete(self, connection: Connection, worker_id: UUID, run: ClaimedRun) -> None:
+    def _complete(self, for_job: sqlalchemy.Connection, worker_id: UUID, run: ClaimedRun) -> None:
         try:
-            complete(connection, worker_id, run)
+            complete(_within(for_job), worker_id, run)
         except RunTakenAway:
             # First it releases what it has locked. If the rest fails, the worker finishes the run as failed, and
             # that is rejected in turn.
-            connection.rollback()
-            with self._engine.begin() as c:
+            for_job.rollback()
+            with connect_once(self._url) as c:
                 record_rejected(c, worker_id, run)
             raise
 
-    def _commit(self, connection: Connection, run: ClaimedRun) -> None:
+    def _commit(self, for_job: sqlalchemy.Connection, run: ClaimedRun) -> None:
+        from sqlalchemy.exc import DBAPIError
+
         try:
-            connection.commit()
+            for_job.commit()
         except DBAPIError:
             if not self._has_succeeded(run):
                 raise
 
     def _has_succeeded(self, run: ClaimedRun) -> bool:
-        with self._engine.begin() as connection:
-            found = connection.execute(text(_OUTCOME), {"id": run.id, "fence": run.fence})
+        with connect_once(self._url) as connection:
+            found = connection.execute(_OUTCOME, {"id": run.id, "fence": run.fence})
             return bool(found.scalar_one_or_none())
 
-    def close(self) -> None:
-        self._engine.dispose()
 
-
-def _is_cut(connection: Connection) -> bool:
-    """Return whether the server is known to have dropped this session, or cannot be reached through it any
-    more."""
-    try:
-        session: Any = connection.connection.driver_connection
-    except SQLAlchemyError:
-        return True  # invalidated: a statement of the job found it gone
-    return bool(session is None or session.closed)
+def _within(for_job: sqlalchemy.Connection) -> Connection:
+    """A connection for our own statements, in the session and the transaction of the job."""
+    session: Any = for_job.connection.driver_connection
+    return Connection(session)
 
 
 def _lost(run: ClaimedRun, error: Exception) -> JobSessionLost:
@@ -164,7 +169,7 @@ def complete(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
     """The run has succeeded, with the commit that follows at once. Raises `RunTakenAway`."""
     c.execute(_NO_FAILURES, {"id": run.id})
     parameters = {"id": run.id, "fence": run.fence, "worker_id": worker_id}
-    if c.execute(text(COMPLETE), parameters).rowcount != 1:
+    if c.execute(COMPLETE, parameters).rowcount != 1:
         raise RunTakenAway(
             f"run {run.id} ({run.correlation_id}): fence {run.fence} has passed; what it wrote was rolled back"
         )
@@ -172,7 +177,7 @@ def complete(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
 
 def record_rejected(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
     """Write down that the success of a run was not kept."""
-    found = c.execute(text(_FOUND), {"id": run.id}).one_or_none()
+    found = c.execute(_FOUND, {"id": run.id}).one_or_none()
     end = Finish(run.id, run.fence, RunState.SUCCEEDED)
     finishing.record_rejected(c, found, worker_id, end, schedule=run.schedule, key=run.key)
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import suppress
 
-from sqlalchemy import text
-
 from feedq.control.store.database import Database
 from feedq.control.store.protocol import call
 from feedq.errors import Unavailable
 
-_FOLLOWED = text("""
-    SELECT DISTINCT r.schedule_id FROM feedq.run r WHERE r.id = ANY(:ids)
+_FOLLOWED = """
+    SELECT DISTINCT r.schedule_id FROM feedq.run r WHERE r.id = ANY(%(ids)s)
         AND EXISTS (SELECT FROM feedq.run b WHERE b.schedule_id = r.schedule_id AND b.state = 'buffered' OFFSET 0)
-""")
+"""
 
 
 def promote_later(database: Database, schedule_ids: Collection[int]) -> None:
