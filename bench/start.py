@@ -53,6 +53,14 @@ OPERATIONS = (
     ("what happened in five minutes", "events", "--since", "5m"),
     ("dead letters of a feed", "feed", "dead-letters", "list", "tenant-1/feed-1"),
     ("the largest feed", "feed", "list", "--sort", "bytes", "--limit", "1"),
+    *(
+        (f"{action} all 3,000 feeds", "feed", action, "--match", "*", "--yes")
+        for action in ("move", "restart", "pause", "resume")
+    ),
+    (
+        *("change an option of all 3,000 feeds", "feed", "set", "--match", "*"),
+        *("source.idle_timeout_s=31", "--yes"),
+    ),
 )
 """What an operator does, and the command for it."""
 

@@ -96,8 +96,7 @@ def apply(
       feedq apply -f feeds.yaml --dry-run
       cat feeds/*.yaml | feedq apply -f - --prune --yes
     """
-    with collector_paused():
-        asked = _asked(files, prune=prune, tenant=tenant) | {"adopt": adopt}
+    with collector_paused(), _asking(files, prune=prune, tenant=tenant) as asked:
         is_asked = prune and not (yes or dry_run)
 
         def question(would: declarations.Declared) -> str | None:
@@ -111,7 +110,7 @@ def apply(
             done = f"{found.added} added, {found.changed} changed, {found.removed} removed"
             say(f"{done}, = {found.unchanged} unchanged" + (" (dry run)" if dry_run else ""))
 
-        declare(invocation, question, show, yes=not is_asked, dry_run=dry_run, **asked)
+        declare(invocation, question, show, yes=not is_asked, dry_run=dry_run, adopt=adopt, **asked)
 
 
 @click.command(cls=Command, short_help="What apply would change; the exit status says whether anything.")
@@ -129,8 +128,7 @@ def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: s
       feedq diff -f feeds/
     """
     try:
-        with collector_paused():
-            asked = _asked(files, prune=prune, tenant=tenant)
+        with collector_paused(), _asking(files, prune=prune, tenant=tenant) as asked:
             found = invocation.do(declarations.declare, **asked, dry_run=True)
     except FeedqError as error:
         # All that goes wrong has one exit status here: 1 says that something differs.
@@ -188,18 +186,29 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _asked(files: Sequence[str], *, prune: bool, tenant: str | None) -> dict[str, Any]:
-    """What the files declare, as arguments of the verb."""
+@contextmanager
+def _asking(files: Sequence[str], *, prune: bool, tenant: str | None) -> Iterator[dict[str, Any]]:
+    """What the files declare, as arguments of the verb; for a block that does it.
+
+    The verb checks the options of what changes. Only where it finds some wrong is every mistake looked for here,
+    which takes half a second of thousands of feeds: the verb does not know files and lines.
+    """
     if tenant is not None and not prune:
         raise click.UsageError("--tenant limits --prune, and means nothing without it")
-    manifest = read_manifests(files)
+    manifest = _manifest(files)
+    if manifest.problems:
+        _require_right(manifest)
     # Kinds that the manifests say nothing about are left alone: who keeps schedules in a file of their own does
     # not mean to lose all feeds with --prune.
     kinds = manifest.keys or {"feeds"}
     asked = {
         kind: tuple(one.spec for one in getattr(manifest, kind)) for kind in reader.ENTRIES if kind in kinds
     }
-    return {**asked, "prune": prune, "tenant": tenant}
+    try:
+        yield {**asked, "prune": prune, "tenant": tenant}
+    except InvalidInput:
+        _require_right(manifest)
+        raise
 
 
 def read_manifests(files: Sequence[str]) -> reader.Manifest:
@@ -207,6 +216,12 @@ def read_manifests(files: Sequence[str]) -> reader.Manifest:
 
     Raises `InvalidInput` with every mistake of every file.
     """
+    manifest = _manifest(files)
+    _require_right(manifest)
+    return manifest
+
+
+def _manifest(files: Sequence[str]) -> reader.Manifest:
     reading = reader.ManifestReader()
     for file in files:
         found = [file]
@@ -217,7 +232,11 @@ def read_manifests(files: Sequence[str]) -> reader.Manifest:
                 reading.complain(file, f"has no manifest, which is a file that ends in {suffixes}")
         for one in found:
             _read(reading, one)
-    manifest = reading.manifest()
+    return reading.manifest()
+
+
+def _require_right(manifest: reader.Manifest) -> None:
+    """Raises `InvalidInput` with every mistake, in the options of feeds as well."""
     problems = [*manifest.problems]
     for feed in manifest.feeds:
         for what in feed_options.option_problems(feed.spec):
@@ -226,7 +245,6 @@ def read_manifests(files: Sequence[str]) -> reader.Manifest:
         mistakes = wording.counted(len(problems), "mistake")
         lines = "\n".join(f"  {wording.printable(str(problem))}" for problem in problems)
         raise InvalidInput(f"{mistakes}; nothing was applied\n{lines}")
-    return manifest
 
 
 def _read(reading: reader.ManifestReader, file: str) -> None:

@@ -30,12 +30,16 @@ def difference(before: AnySpec, after: AnySpec) -> tuple[OptionChange, ...]:
 
     Of a feed an empty mapping is like none. Among the arguments of a job it is a value like any other.
     """
-    written = [spec.plain() for spec in (before, after)]
-    if len({msgspec.json.encode(one, order="deterministic") for one in written}) == 1:
-        return ()  # nearly all of a large catalog, in a third of the time
     is_feed = isinstance(after, FeedSpec)
     usual = {"tenant": "", "weight": 1.0} if is_feed else {}
-    old, new = (dict(_leaves(usual | one, keeps_empty=not is_feed)) for one in written)
+    written = [usual | spec.plain() for spec in (before, after)]
+    # Of most entries of a large catalog nothing differs, of the others little: only that is taken apart.
+    shown = [{key: msgspec.json.encode(one[key], order="deterministic") for key in one} for one in written]
+    keys = {key for key, _ in shown[0].items() ^ shown[1].items()}
+    old, new = (
+        dict(leaf for key in keys & one.keys() for leaf in _leaves(one[key], (key,), keeps_empty=not is_feed))
+        for one in written
+    )
     return tuple(
         OptionChange(".".join(path), old.get(path, ABSENT), new.get(path, ABSENT))
         for path in sorted(old.keys() | new.keys())
@@ -44,7 +48,7 @@ def difference(before: AnySpec, after: AnySpec) -> tuple[OptionChange, ...]:
 
 
 def _leaves(
-    value: Any, path: tuple[str, ...] = (), *, keeps_empty: bool
+    value: Any, path: tuple[str, ...], *, keeps_empty: bool
 ) -> Iterator[tuple[tuple[str, ...], JSON]]:
     if isinstance(value, Mapping) and (value or not keeps_empty):
         for key, inner in value.items():

@@ -567,9 +567,11 @@ def json_problems(value: Any, leaf: Leaf = lambda keys, value: None) -> Iterator
     stack: list[tuple[tuple[Any, ...], Any]] = [((), value)]
     while stack:
         keys, value = stack.pop()
-        if isinstance(value, str | Mapping | list | tuple):
+        is_plain = value is None or isinstance(value, str | int | float)
+        is_mapping = not is_plain and isinstance(value, Mapping)  # which takes as long as all else here
+        if is_mapping or isinstance(value, str | list | tuple):
             size += len(value)
-        if isinstance(value, Mapping):
+        if is_mapping:
             size += sum(len(key) for key in value if isinstance(key, str))
         if len(keys) > JSON_DEPTH_MAX:
             yield "", f"nested more than {JSON_DEPTH_MAX} deep"
@@ -577,7 +579,7 @@ def json_problems(value: Any, leaf: Leaf = lambda keys, value: None) -> Iterator
         if size > JSON_SIZE_MAX:
             yield "", f"too large; at most {JSON_SIZE_MAX} values and characters are allowed"
             return
-        if isinstance(value, Mapping):
+        if is_mapping:
             for key, inner in value.items():
                 if not isinstance(key, str):
                     yield shown_path(*map(str, keys)), f"the key {key!r} must be a string; quote it"

@@ -120,14 +120,15 @@ class FeedChange:
             case EventKind.FEED_REMOVED:
                 return replace(current, removed_at=current.updated_at)  # the database says when
             case EventKind.FEED_PAUSED:
-                spec = current.spec.model_copy(update={"target_state": TargetState.PAUSED})
+                spec, differs = _targeting(current.spec, TargetState.PAUSED)
             case EventKind.FEED_RESUMED:
-                spec = current.spec.model_copy(update={"target_state": TargetState.RUNNING})
+                spec, differs = _targeting(current.spec, TargetState.RUNNING)
             case EventKind.FEED_EDITED if self.spec is not None:
                 spec = self.spec.completed(current.spec)
+                differs = bool(difference(current.spec, spec))
             case _:
                 return replace(current, generation=current.generation + 1)
-        generation = current.generation + bool(difference(current.spec, spec))
+        generation = current.generation + differs
         return replace(current, spec=spec, generation=generation, catalog=self.catalog or current.catalog)
 
     def told(self, before: Feed | None, after: Feed) -> dict[str, Any]:
@@ -144,6 +145,11 @@ class FeedChange:
                 for one in found[:CHANGES_KEPT]
             }
         return told
+
+
+def _targeting(spec: FeedSpec, target: TargetState) -> tuple[FeedSpec, bool]:
+    """The declaration with another target, and whether that is another one."""
+    return spec.model_copy(update={"target_state": target}), spec.target_state is not target
 
 
 class Feeds(Aggregate):
@@ -407,8 +413,10 @@ def _update(c: Connection, feeds: Sequence[Feed]) -> dict[int, Feed]:
     sql = f"""
         UPDATE feedq.feed f SET {assigned}, dirty = true, updated_at = clock_timestamp(),
             removed_at = CASE WHEN given.is_removed THEN clock_timestamp() END
-        FROM {_TOUCHED} WHERE f.id = given.id RETURNING {FEED_COLUMNS}
+        FROM {_TOUCHED} WHERE f.id = given.id RETURNING f.id, f.updated_at, f.removed_at
     """
+    if not feeds:
+        return {}
     rows = [
         (
             *declared_columns(one.spec).values(),
@@ -419,7 +427,11 @@ def _update(c: Connection, feeds: Sequence[Feed]) -> dict[int, Feed]:
         )
         for one in feeds
     ]
-    return {row.id: feed_from(row) for row in c.execute(sql, _TOUCHED.of(rows))} if rows else {}
+    at = {row.id: row for row in c.execute(sql, _TOUCHED.of(rows))}
+    return {
+        one.id: replace(one, updated_at=at[one.id].updated_at, removed_at=at[one.id].removed_at)
+        for one in feeds
+    }
 
 
 def _locked(c: Connection, names: Collection[str]) -> dict[str, Feed]:
