@@ -1,7 +1,7 @@
 """Imports of modules that are loaded once somebody uses them.
 
-Settings, SQLAlchemy and pydantic take half a second of processor time to load. `feedq --version`, help and the
-completion of a line need none of them, and are asked often, by scripts and shells::
+Settings, pydantic and the store take a third of a second of processor time to load. `feedq --version`, help and
+the completion of a line need none of them, and are asked often, by scripts and shells::
 
     with lazily():
         from feedq.verbs import feeds  # loaded by the first feeds.list_feeds

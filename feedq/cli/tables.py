@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from feedq.cli.lazily import lazily
 from feedq.cli.output import TableColumn, number, state, warn
 from feedq.core.model import Event, FeedView, WorkerView
 from feedq.core.schedule.model import QueueDepth, RunKind, ScheduleState
 from feedq.core.schedule.spec import Queue, ScheduleSpec
-from feedq.core.schedule.ticks import next_tick
 from feedq.core.values import instant
 from feedq.verbs.details import event_detail
 from feedq.verbs.wording import (
@@ -31,6 +31,9 @@ from feedq.verbs.wording import (
     why_run,
     worker_trouble,
 )
+
+with lazily():
+    from feedq.core.schedule import ticks
 
 if TYPE_CHECKING:
     from feedq.control.store.history import ListedEvent
@@ -196,7 +199,7 @@ def warn_unserved(unserved: Mapping[str, str]) -> None:
 
 def warn_never(specs: Iterable[ScheduleSpec], *, now: datetime) -> None:
     """Says which of these schedules have no tick to come, and why; the first few."""
-    ended = [spec for spec in specs if not spec.is_of_beat and next_tick(spec, after=now) is None]
+    ended = [spec for spec in specs if not spec.is_of_beat and ticks.next_tick(spec, after=now) is None]
     said = [f"schedule {spec.name}: has no tick to come: {_why_ended(spec, now)}" for spec in ended]
     _warn_few(said, " have no tick to come")
 
