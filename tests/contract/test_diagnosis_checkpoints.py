@@ -28,9 +28,9 @@ def feed(number: int, installation: UUID = OURS) -> Feed:
     return Feed(number, spec, 1, AT, AT, Identity(uuid4(), installation))
 
 
-def ours_of(*feeds: Feed) -> tuple[list[SinkUse], tuple[UUID, set[UUID]]]:
+def ours_of(*feeds: Feed) -> tuple[list[SinkUse], tuple[UUID, set[str]]]:
     """What `check_sinks` is told of the feeds of this installation."""
-    return [SinkUse("own", len(feeds), feeds)], (OURS, {one.identity.feed for one in feeds})
+    return [SinkUse("own", len(feeds), feeds)], (OURS, {str(one.identity.feed) for one in feeds})
 
 
 def land(url: str, *feeds: Feed) -> None:

@@ -278,7 +278,8 @@ def test_doctor_says_the_same_before_the_feed_runs(
     )
     now = datetime.now(UTC)
     feed = Feed(1, spec, 1, now, now, Identity(uuid4(), uuid4()))
-    uses, ours = [SinkUse("default", 1, [feed])], (feed.identity.installation, {feed.identity.feed})
+    uses = [SinkUse("default", 1, [feed])]
+    ours = feed.identity.installation, {str(feed.identity.feed)}
 
     def tables() -> str | None:
         found = {check.name: check for check in check_sinks(settings, uses, ours)}

@@ -15,6 +15,7 @@ import psycopg2
 import pytest
 from psycopg2.extras import execute_values
 
+from feedq.control.store import feed_listing
 from feedq.control.store.feed_listing import EVERY, FeedListing, TroubledFeeds
 from feedq.core.model import Concern, LeaseState, Load, NewWorker, Reason, Selector, Status
 from feedq.core.selection import Selection, SelectionOrder
@@ -209,6 +210,22 @@ def test_a_search_is_plain_text(postgres_harness: PostgresHarness, listing: Feed
         if search.lower() in text.lower().replace("\\\\", "\\")
     ]
     assert len(found) == 1
+
+
+def test_a_text_is_found_in_the_same_feeds_where_few_show_it_and_where_many_do(
+    everything: PostgresHarness, listing: FeedListing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything.execute("UPDATE feedq.lease SET last_error = 'No Route to host' WHERE epoch = 3")
+    for text in ("feed-0001", "TENANT-1", "moves@", "no_capa", "sink is away", "no route", "nothing"):
+        found = []
+        for most in (0, len(SOME) + 1):
+            monkeypatch.setattr(feed_listing, "LOOKED_UP_MAX", most)
+            by_name = listing.after(EVERY, text_=text)
+            assert by_name == listing.ordered(EVERY, SelectionOrder.NAME, text_=text)
+            count = sum(tally.feeds for tally in listing.tallies(EVERY, text_=text))
+            found.append((count, [view.feed.id for view in by_name]))
+        assert found[0] == found[1], text
+        assert bool(found[0][1]) is (text != "nothing"), text
 
 
 def test_a_feed_that_lost_its_lease_row_counts_as_waiting(

@@ -48,7 +48,7 @@ _PERMISSIONS = """
 def check_sinks(
     settings: Settings,
     uses: Sequence[SinkUse] = (),
-    identities: tuple[UUID, Collection[UUID]] = (UUID(int=0), ()),
+    identities: tuple[UUID, Collection[str]] = (UUID(int=0), ()),
 ) -> Iterator[Check]:
     """Each sink that is set up here, and the sinks that feeds name and that are not. ``identities`` are those of
     the installation and of its feeds."""
@@ -69,7 +69,7 @@ def check_sinks(
 
 
 def _look_into(
-    settings: Settings, use: SinkUse, installation: UUID, feeds: Collection[UUID]
+    settings: Settings, use: SinkUse, installation: UUID, feeds: Collection[str]
 ) -> Iterator[Check]:
     """Tells of tables in a sink that feeds cannot write, of checkpoints that others have, and of those that nobody
     has any more. ``feeds`` are all of this installation."""
@@ -77,7 +77,7 @@ def _look_into(
     try:
         with opened_sink(settings, name, role="doctor") as sink:
             wrong = [why for target in _targets(use.examples) if (why := sink.check(target)) is not None]
-            unknown = [one for one in sink.checkpoints() if one.feed_uuid not in feeds]
+            unknown = [one for one in sink.checkpoints() if str(one.feed_uuid) not in feeds]
     except FeedqError as error:
         yield warn(f"inside {name}", mask_url(driver_text(error)), "see the check above")
         return
