@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from feedq.core.model import Worker
 from feedq.core.schedule.model import ClaimedRun, Finish, Granted, Offer, Run, RunState
+from feedq.core.schedule.outcome import unsuccessful
 from tests.contract.jobs_harness import JobsHarness
 from tests.schedules import INTERVAL_S
 
@@ -29,6 +31,8 @@ def claim_one(jobs: JobsHarness, worker: Worker, **changes: Any) -> ClaimedRun:
 
 
 def ended(run: ClaimedRun, state: RunState = RunState.SUCCEEDED, reason: str | None = None) -> Finish:
+    if state in (RunState.FAILED, RunState.TIMED_OUT):
+        return replace(unsuccessful(run, state, ""), reason=reason)
     return Finish(run.id, run.fence, state, reason)
 
 

@@ -7,17 +7,21 @@ from typing import Any
 
 import pytest
 
+from feedq.control.store.database import Connection
 from feedq.control.store.jobs import finishing
-from feedq.control.store.jobs.finishing import ScheduleStanding, standing_from
+from feedq.control.store.protocol import call
 from feedq.core.model import Worker
 from feedq.core.schedule.model import ClaimedRun, RunState
-from feedq.core.schedule.outcome import LOSSES_MAX
 from feedq.core.schedule.spec import Semantics
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish
 from tests.schedules import Keys
 
 S = RunState
+GRACE_S = 1.0
+"""For which what a worker runs is left alone that was declared gone on a suspicion: `feedq_1.has_runs`."""
+LOSSES_MAX = 10
+"""`feedq_1.end_attempt`"""
 
 
 def job(semantics: Semantics = Semantics.AT_MOST_ONCE, **changes: Any) -> Keys:
@@ -43,7 +47,7 @@ def test_an_at_most_once_run_is_lost_with_its_worker(jobs: JobsHarness) -> None:
     jobs.expire_workers(worker)
     assert expire(jobs) == 1
     row = jobs.schedules.run(run.id)
-    assert (row.state, row.reason) == (S.LOST, finishing.WORKER_GONE)
+    assert (row.state, row.reason) == (S.LOST, "its worker was declared gone")
     assert claim(jobs, jobs.job_worker("b")) == []
     assert jobs.schedules.get("nightly").failures == 1
     ((_, detail),) = jobs.events("run_lost")
@@ -65,7 +69,7 @@ def test_what_a_crashed_worker_runs_is_left_alone_for_a_moment(jobs: JobsHarness
     worker, run = started(jobs, **AGAIN)
     crash(jobs, worker)
     assert expire(jobs) == 0
-    jobs.elapse(finishing.GRACE_S)
+    jobs.elapse(GRACE_S)
     assert expire(jobs) == 1
     assert jobs.schedules.run(run.id).state is S.WAITING
 
@@ -85,7 +89,7 @@ def test_a_worker_that_lives_takes_its_runs_over_in_its_next_session(jobs: JobsH
     worker = jobs.job_worker()
     assert take_over(jobs, worker, was, run) == {run.id}
     assert take_over(jobs, worker, was, run) == set(), "it is its own already"
-    jobs.elapse(finishing.GRACE_S)
+    jobs.elapse(GRACE_S)
     assert expire(jobs) == 0
     assert jobs.store.jobs.runs.held(worker.id) == {run.id: run.fence}
     assert finish(jobs, worker, ended(run)) == [run.id]
@@ -95,7 +99,7 @@ def test_nothing_is_taken_over_that_was_taken_away_or_is_not_its_own(jobs: JobsH
     was, run = started(jobs, **AGAIN)
     other, others = started(jobs, "other")
     crash(jobs, was)
-    jobs.elapse(finishing.GRACE_S)
+    jobs.elapse(GRACE_S)
     worker = jobs.job_worker()
     assert take_over(jobs, worker, was, replace(run, fence=run.fence - 1), others) == set()
     assert expire(jobs) == 1
@@ -212,14 +216,14 @@ def test_a_run_that_somebody_else_has_by_then_is_not_taken_away(
     worker, run = started(jobs)
     jobs.expire_workers(worker)
     other = jobs.job_worker("b")
-    real = standing_from
 
-    def meanwhile(row: object) -> ScheduleStanding:
-        sql = "UPDATE feedq.run SET worker_id = %s, fence = nextval('feedq.run_fence')"
-        jobs.execute(sql, str(other.id))
-        return real(row)
+    def meanwhile(c: Connection, function: str, kind: type[Any], /, **given: Any) -> Any:
+        if function == "take_away":
+            sql = "UPDATE feedq.run SET worker_id = %s, fence = nextval('feedq.run_fence')"
+            jobs.execute(sql, str(other.id))
+        return call(c, function, kind, **given)
 
-    monkeypatch.setattr(finishing, "standing_from", meanwhile)
+    monkeypatch.setattr(finishing, "call", meanwhile)
     assert expire(jobs) == 0
     row = jobs.schedules.run(run.id)
     assert (row.state, row.worker_id) == (S.RUNNING, other.id)

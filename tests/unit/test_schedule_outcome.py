@@ -11,17 +11,12 @@ from hypothesis import strategies as st
 from feedq.core.schedule.model import RunState
 from feedq.core.schedule.outcome import (
     FIRST_STATES,
-    LOSSES_MAX,
     TRANSITIONS,
-    Ends,
-    RetryIn,
     RunMove,
-    after_attempt,
-    after_loss,
-    counts_as_failure,
+    retry_in_s,
     states_before,
 )
-from feedq.core.schedule.spec import ScheduleSpec, Semantics
+from feedq.core.schedule.spec import ScheduleSpec
 from tests.schedules import job_spec
 
 DAY_S = 86_400.0
@@ -50,25 +45,13 @@ def test_a_run_that_is_to_be_repeated_waits() -> None:
     }
 
 
-def test_failures_in_a_row_are_those_that_somebody_should_look_at() -> None:
-    failures = {state for state in RunState if counts_as_failure(state)}
-    assert failures == {RunState.FAILED, RunState.TIMED_OUT, RunState.LOST}
-
-
 # -- retries -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ended", [RunState.FAILED, RunState.TIMED_OUT])
-def test_attempts_are_repeated_up_to_the_limit_waiting_longer_each_time(ended: RunState) -> None:
+def test_attempts_are_repeated_up_to_the_limit_waiting_longer_each_time() -> None:
     job = job_with(limit=4, first=10, factor=3, max=100)
-    decisions = [after_attempt(job, attempt=n, ended=ended) for n in range(1, 7)]
-    assert decisions == [RetryIn(10), RetryIn(30), RetryIn(90), RetryIn(100), Ends(ended), Ends(ended)]
-
-
-@pytest.mark.parametrize("ended", set(RunState) - {s for _, s in TRANSITIONS.items()} | {RunState.LOST})
-def test_an_attempt_cannot_end_in_a_state_that_workers_do_not_tell(ended: RunState) -> None:
-    with pytest.raises(ValueError, match="does not end"):
-        after_attempt(job_with(limit=4), attempt=1, ended=ended)
+    waits = [retry_in_s(job, attempt=n) for n in range(1, 7)]
+    assert waits == [10, 30, 90, 100, None, None]
 
 
 durations = st.one_of(st.just(0.0), st.just(DAY_S), st.floats(0, DAY_S))
@@ -79,24 +62,9 @@ def test_a_wait_is_never_negative_nor_beyond_its_maximum(
     attempt: int, first: float, factor: float, longest: float
 ) -> None:
     job = job_with(limit=10**6, first=first, factor=factor, max=longest)
-    decision = after_attempt(job, attempt=attempt, ended=RunState.FAILED)
-    assert isinstance(decision, RetryIn)
-    assert 0 <= decision.seconds <= longest
-    assert decision.seconds >= min(first, longest)
-    earlier = after_attempt(job, attempt=max(attempt - 1, 1), ended=RunState.FAILED)
-    assert isinstance(earlier, RetryIn)
-    assert earlier.seconds <= decision.seconds
-
-
-# -- lost workers ------------------------------------------------------------------------------------
-
-
-def test_a_run_at_most_once_is_lost_with_its_worker() -> None:
-    assert after_loss(job_spec(), losses=1) == Ends(RunState.LOST)
-
-
-@pytest.mark.parametrize("semantics", [Semantics.AT_LEAST_ONCE, Semantics.TRANSACTIONAL])
-def test_others_are_run_again_until_they_have_cost_too_many_workers(semantics: Semantics) -> None:
-    job = job_spec(semantics=semantics)
-    decisions = [after_loss(job, losses=n) for n in range(1, LOSSES_MAX + 2)]
-    assert decisions == [RetryIn(0)] * (LOSSES_MAX - 1) + [Ends(RunState.LOST)] * 2
+    wait_s = retry_in_s(job, attempt=attempt)
+    assert wait_s is not None
+    assert min(first, longest) <= wait_s <= longest
+    earlier_s = retry_in_s(job, attempt=max(attempt - 1, 1))
+    assert earlier_s is not None
+    assert earlier_s <= wait_s

@@ -229,7 +229,7 @@ BEGIN
         WHERE q.name = room.queue AND room.rate_per_s IS NOT NULL
     )
     SELECT (SELECT count(*) FROM candidate), count(taken.id), json_agg(json_build_object(
-            'id', taken.id, 'fence', taken.fence, 'attempt', taken.attempt, 'schedule', s.name, 'key', taken.key,
+            'id', taken.id, 'fence', taken.fence, 'attempt', taken.attempt, 'losses', taken.losses, 'schedule', s.name, 'key', taken.key,
             'kind', taken.kind, 'tick_at', taken.tick_at, 'due_at', taken.due_at, 'job', taken.job::text,
             'remaining_s', extract(epoch FROM taken.deadline_at - clock_timestamp())::float8,
             'waited_s', extract(epoch FROM clock_timestamp() - taken.due_at)::float8

@@ -134,6 +134,8 @@ class ClaimedRun:
     """The seconds until its time-out, when it was claimed."""
     waited_s: float = 0.0
     """The seconds from when it fell due until it was claimed, on the database's clock."""
+    losses: int = 0
+    """How many of the attempts before ended with their worker, or with nothing kept: these use up no retries."""
 
     @property
     def correlation_id(self) -> str:
@@ -151,6 +153,8 @@ class Finish:
     lives (it is judged as if the worker had gone); or `WAITING`, from a worker that is stopping and has not
     begun it (it goes back as it was)."""
     reason: str | None = None
+    retry_in_s: float | None = None
+    """For one that failed or timed out: the seconds until its next attempt; None: it is over."""
 
 
 @dataclass(frozen=True, slots=True)

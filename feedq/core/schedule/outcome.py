@@ -12,17 +12,12 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from types import MappingProxyType
 
-from feedq.core.schedule.model import RunState
-from feedq.core.schedule.spec import Retries, ScheduleSpec, Semantics
-
-LOSSES_MAX = 10
-"""The most attempts of one run that may be lost with their workers or sessions: a job that kills its worker
-must end some day."""
+from feedq.core.schedule.model import ClaimedRun, Finish, RunState
+from feedq.core.schedule.spec import ScheduleSpec
 
 
 class RunMove(StrEnum):
@@ -93,54 +88,22 @@ def states_before(move: RunMove) -> tuple[RunState, ...]:
     return tuple(state for (state, m) in TRANSITIONS if m is move)
 
 
-def counts_as_failure(state: RunState) -> bool:
-    """Return whether a run that ended so is one more failure in a row. `SUCCEEDED` ends the row; all others
-    leave it."""
-    return state in (RunState.FAILED, RunState.TIMED_OUT, RunState.LOST)
+def unsuccessful(run: ClaimedRun, state: RunState, reason: str) -> Finish:
+    """Return how a worker tells of an attempt that failed, timed out or was cancelled."""
+    # Lost attempts use up no retries; and who cancels a run wants no other attempt.
+    is_repeated = state in (RunState.FAILED, RunState.TIMED_OUT)
+    in_s = retry_in_s(run.job, attempt=max(run.attempt - run.losses, 1)) if is_repeated else None
+    return Finish(run.id, run.fence, state, reason, in_s)
 
 
-# -- after an attempt --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RetryIn:
-    """Try again after so many seconds, on any worker."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """The run is over, in this state."""
-
-    state: RunState
-
-
-def after_attempt(job: ScheduleSpec, *, attempt: int, ended: RunState) -> RetryIn | Ends:
-    """Decide after the ``attempt``-th attempt (1 is the first) `SUCCEEDED`, `FAILED`, `TIMED_OUT` or was
-    `CANCELLED`."""
+def retry_in_s(job: ScheduleSpec, *, attempt: int) -> float | None:
+    """The seconds until the next attempt, after the ``attempt``-th (1 is the first) failed or timed out; None:
+    the run is over."""
     assert attempt >= 1, attempt
-    if ended in (RunState.SUCCEEDED, RunState.CANCELLED):
-        return Ends(ended)
-    if ended not in (RunState.FAILED, RunState.TIMED_OUT):
-        raise ValueError(f"an attempt does not end {ended!s}")
     if attempt > job.retries.limit:
-        return Ends(ended)
-    return RetryIn(_wait_s(job.retries, attempt))
-
-
-def after_loss(job: ScheduleSpec, *, losses: int) -> RetryIn | Ends:
-    """Decide after an attempt that ended with its worker, or with the session of its transaction; ``losses``
-    counts those of this run, this one included."""
-    assert losses >= 1, losses
-    if job.semantics is Semantics.AT_MOST_ONCE or losses >= LOSSES_MAX:
-        return Ends(RunState.LOST)
-    return RetryIn(0.0)
-
-
-def _wait_s(retries: Retries, attempt: int) -> float:
+        return None
     try:
-        bound_s = retries.first * retries.factor ** (attempt - 1)
+        bound_s = job.retries.first * job.retries.factor ** (attempt - 1)
     except OverflowError:
-        bound_s = inf if retries.first > 0 else 0.0
-    return min(retries.max, bound_s)
+        bound_s = inf if job.retries.first > 0 else 0.0
+    return min(job.retries.max, bound_s)

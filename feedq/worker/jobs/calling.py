@@ -26,6 +26,7 @@ from celery.utils.imports import import_from_cwd
 
 from feedq.control.store.jobs.runs import RunStore
 from feedq.core.schedule.model import ClaimedRun, Finish, RunState
+from feedq.core.schedule.outcome import unsuccessful
 from feedq.core.schedule.spec import Semantics
 from feedq.errors import FeedqError, InvalidInput, JobSessionLost, RunCancelled, RunTakenAway
 from feedq.telemetry.hiding import structlog
@@ -142,8 +143,8 @@ def _failure(run: ClaimedRun, context: RunContext, error: BaseException) -> Fini
         return Finish(run.id, run.fence, RunState.LOST, SESSION_LOST)
     if isinstance(error, RunCancelled | JobSessionLost):
         state = RunState.TIMED_OUT if context.is_overdue else RunState.CANCELLED
-        return Finish(run.id, run.fence, state, context.why or "the job gave up by itself")
-    return Finish(run.id, run.fence, RunState.FAILED, reason_of(error))
+        return unsuccessful(run, state, context.why or "the job gave up by itself")
+    return unsuccessful(run, RunState.FAILED, reason_of(error))
 
 
 def timed_out(run: ClaimedRun) -> Finish:
@@ -151,7 +152,7 @@ def timed_out(run: ClaimedRun) -> Finish:
     logger.warning(LogEvent.RUN_TIMED_OUT, run=run.correlation_id, task=run.job.task)
     limit_s = run.job.timeout
     said = "timed out" if limit_s is None else f"timed out after {limit_s:g} s"
-    return Finish(run.id, run.fence, RunState.TIMED_OUT, said)
+    return unsuccessful(run, RunState.TIMED_OUT, said)
 
 
 def reason_of(error: BaseException) -> str:

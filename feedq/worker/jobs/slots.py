@@ -49,7 +49,7 @@ CLAIM_PAUSE_S = 0.01
 pause."""
 TAKE_OVER_PAUSE_S = 0.05
 """How often it looks for the next session while runs of one that is gone go on here: well within the grace that
-the database gives them (`feedq.control.store.jobs.finishing`)."""
+the database gives them (`feedq/control/sql/ends.sql`)."""
 
 logger = log(__name__)
 

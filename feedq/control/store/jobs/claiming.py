@@ -29,6 +29,7 @@ class _Taken(msgspec.Struct):
     job: str
     remaining_s: float | None
     waited_s: float
+    losses: int
 
     def read(self) -> ClaimedRun:
         """Raises `InvalidInput` when this release cannot read the job."""

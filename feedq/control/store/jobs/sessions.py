@@ -7,7 +7,7 @@
 The completing update comes last, so the run's row is locked for the moment of the commit only: until then the run
 can be cancelled, or taken away when its worker is declared gone. It matches the fence. If no row matches, somebody
 else has the run, or nobody may have it any more: everything is rolled back, and unless the run was cancelled on
-purpose, that is written down in a transaction of its own, as `feedq.control.store.jobs.finishing` does. If it
+purpose, that is written down in a transaction of its own (`feedq_1.reject`). If it
 matches, the row is locked, nobody can take the run away before the commit, and the database commits both or
 none.
 
@@ -34,7 +34,8 @@ from uuid import UUID
 
 from feedq.control.store.database import Connection, connect_once, make_engine, translate_errors
 from feedq.control.store.jobs import finishing
-from feedq.core.schedule.model import ClaimedRun, Finish, RunState
+from feedq.control.store.protocol import call
+from feedq.core.schedule.model import ClaimedRun, RunState
 from feedq.errors import JobSessionLost, RunCancelled, RunTakenAway, Unavailable
 
 if TYPE_CHECKING:
@@ -52,22 +53,7 @@ _PREPARE = """
     SELECT set_config('application_name', %(name)s, true), set_config('statement_timeout', %(ms)s, true),
         set_config('lock_timeout', %(ms)s, true), set_config('idle_in_transaction_session_timeout', %(ms)s, true)
 """
-_NO_FAILURES = """
-    UPDATE feedq.schedule SET failures = 0
-    WHERE failures > 0 AND id = (SELECT schedule_id FROM feedq.run WHERE id = %(id)s)
-"""
-# The fence is of one claim. If the session that made it is gone, the run was taken over by its process's next one
-# (`feedq.control.store.jobs.finishing`), or would not be running under this fence any more.
-COMPLETE = """
-    UPDATE feedq.run r SET state = 'succeeded', reason = NULL, ended_at = clock_timestamp()
-    WHERE r.id = %(id)s AND r.fence = %(fence)s AND r.state = 'running' AND (r.worker_id = %(worker_id)s
-        OR EXISTS (SELECT FROM feedq.worker w WHERE w.id = %(worker_id)s AND w.state = 'gone' OFFSET 0))
-"""
 _OUTCOME = "SELECT state = 'succeeded' AND fence = %(fence)s FROM feedq.run WHERE id = %(id)s FOR UPDATE"
-_FOUND = """
-    SELECT s.name AS schedule, r.key, r.state, r.fence
-    FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id WHERE r.id = %(id)s
-"""
 
 
 class JobSessions:
@@ -167,9 +153,7 @@ def _lost(run: ClaimedRun, error: Exception) -> JobSessionLost:
 
 def complete(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
     """The run has succeeded, with the commit that follows at once. Raises `RunTakenAway`."""
-    c.execute(_NO_FAILURES, {"id": run.id})
-    parameters = {"id": run.id, "fence": run.fence, "worker_id": worker_id}
-    if c.execute(COMPLETE, parameters).rowcount != 1:
+    if not call(c, "succeed_within", bool, session=worker_id, run=run.id, run_fence=run.fence):
         raise RunTakenAway(
             f"run {run.id} ({run.correlation_id}): fence {run.fence} has passed; what it wrote was rolled back"
         )
@@ -177,9 +161,8 @@ def complete(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
 
 def record_rejected(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
     """Write down that the success of a run was not kept."""
-    found = c.execute(_FOUND, {"id": run.id}).one_or_none()
-    end = Finish(run.id, run.fence, RunState.SUCCEEDED)
-    finishing.record_rejected(c, found, worker_id, end, schedule=run.schedule, key=run.key)
+    told = {"run": run.id, "run_fence": run.fence, "schedule": run.schedule, "key": run.key}
+    call(c, "reject", bool, session=worker_id, ended=RunState.SUCCEEDED.value, **told)
 
 
 def _timeout_ms(run: ClaimedRun) -> str:
