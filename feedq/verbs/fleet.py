@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+from feedq.control.store.feed_listing import TroubledFeeds
 from feedq.control.store.fleet_state import FleetState, JobState
 from feedq.control.store.history import EventFilter, ListedEvent
 from feedq.control.store.postgresql import PostgresStore
@@ -93,10 +94,11 @@ def list_problems(at: At) -> Page[Check]:
 
 def read_tables(store: PostgresStore, settings: Settings) -> tuple[FleetData, list[Check]]:
     """With all checks, those that came out well too. Raises `Unavailable`."""
-    tallies, workers = store.listing.tallies(), store.workers.views()
+    tallies, troubles = store.listing.survey(TROUBLED, REASONS, each=NAMED_MAX, tenants=TENANTS_MAX)
+    workers = store.workers.views()
     state, jobs = store.fleet_state(), store.job_state()
     numbers = summary(tallies, workers)
-    checks = list(_checks(store, settings, numbers, workers, state, jobs))
+    checks = list(_checks(store, settings, numbers, troubles, workers, state, jobs))
     warnings = [check for check in checks if check.level in (Level.WARN, Level.FAIL)]
     return FleetData(state, jobs, numbers, workers, warnings), checks
 
@@ -105,16 +107,16 @@ def _checks(
     store: PostgresStore,
     settings: Settings,
     numbers: Overview,
+    troubles: Sequence[TroubledFeeds],
     workers: Sequence[WorkerView],
     state: FleetState,
     jobs: JobState,
 ) -> Iterator[Check]:
-    rules, listing = settings.rules, store.listing
+    rules = settings.rules
     yield from fleet_checks(numbers, workers, state, reconcile_interval_s=settings.reconcile_interval_s)
-    troubles = listing.troubles(TROUBLED, REASONS, each=NAMED_MAX, tenants=TENANTS_MAX)
     explained = partial(explain, workers=workers, now=state.now, rules=rules)
     yield from feed_checks(troubles, numbers, now=state.now, explained=explained)
-    required = listing.placing(each=NAMED_MAX)
+    required = store.listing.placing(each=NAMED_MAX)
     yield from placing_checks(required, workers, rules)
     yield from job_checks(jobs)
     if jobs.active:

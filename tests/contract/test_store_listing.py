@@ -299,7 +299,8 @@ def test_the_database_counts_what_is_wrong_with_feeds_and_what_they_want(
     )
     views, now = feeds.views(), everything.store.now()
     asked = {"each": 2, "tenants": 2}
-    found = listing.troubles(TROUBLED, REASONS, **asked)
+    tallies, found = listing.survey(TROUBLED, REASONS, **asked)
+    assert tallies == listing.tallies()
     expected = troubles_of(views, TROUBLED, REASONS, **asked, now=now)
     # Since when feeds are as they are that nobody streams, history says.
     told = [replace(one, since=one.since or there.since) for one, there in zip(expected, found, strict=True)]

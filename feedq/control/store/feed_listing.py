@@ -11,10 +11,12 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
-from feedq.control.store.database import Aggregate, Connection, in_transaction
+from feedq.control.store.database import Aggregate, Connection, Rows, in_transaction
 from feedq.control.store.feed_rows import (
     FEED_COLUMNS,
     LEASE_COLUMNS,
@@ -35,6 +37,8 @@ GROUPS_MAX = 500
 LOOKED_UP_MAX = 1000
 """Feeds found by a text that are then looked up one by one; of more, all tables are joined and read through."""
 EVERY = Selection(removing=True)
+_What = tuple[Status | Concern, Reason | None]
+"""What is wrong with feeds, and of those that wait, what for."""
 STATEMENT_TIMEOUT_S = 30
 """A page that nobody waits for any more must not keep the control database busy."""
 
@@ -176,18 +180,37 @@ def _order(order: SelectionOrder, *, reverse: bool) -> str:
     return f"{key}, f.name, f.id"
 
 
-# What is wrong with each feed, which may be more than one thing; of a backfill it is said at its feed.
-_TROUBLES = f"""
+# Of a backfill it is said at its feed what is wrong with it.
+_SUFFERED = (
+    "l.blamed, l.blamed_at, l.running_since, coalesce(l.last_record_at, l.running_since) AS silent_since"
+)
+_SINCE = """
+    CASE status WHEN 'quarantined' THEN blamed_at WHEN 'refusing' THEN running_since
+        WHEN 'stalled' THEN silent_since WHEN 'sink_unavailable' THEN silent_since END
+"""
+_LOST = f"""
+    blamed > 0 AND status <> 'quarantined'
+        AND coalesce(blamed_at > %(now)s - make_interval(secs => {LATELY_S}), true)
+"""
+# All feeds are gone through once: what follows needs the sums of each tenant.
+_OF_TENANTS = f"""
+    {_TALLIED}, tenant, min({_SINCE}) AS since,
+        count(*) FILTER (WHERE {_LOST}) AS lost, min(blamed_at) FILTER (WHERE {_LOST}) AS lost_since
+    FROM (SELECT f.tenant, {_COUNTED}, {_SUFFERED} {_FROM} WHERE {_DECLARED} OFFSET 0) found
+    GROUP BY status, reason, tenant ORDER BY status, reason
+"""
+_UNMET = f"""
+    SELECT f.tenant, count(DISTINCT f.id) AS feeds, min(u.since) AS since
+    FROM feedq.unmet u JOIN feedq.feed f ON f.id = u.feed_id WHERE {_DECLARED} GROUP BY f.tenant
+"""
+# The first few feeds of these tenants with which each is wrong; that may be more than one thing.
+_FIRST = f"""
     WITH found AS MATERIALIZED (
-        SELECT f.id, f.name, f.tenant, {_STATUS} AS status, l.reason, l.blamed, l.blamed_at, l.running_since,
-            coalesce(l.last_record_at, l.running_since) AS silent_since,
-            CASE WHEN l.dead_letters > 0 THEN l.dead_letter_at END AS refused_at
-        {_FROM} WHERE {_DECLARED}
+        SELECT f.id, f.name, f.tenant, {_COUNTED}, {_SUFFERED}
+        {_FROM} WHERE {_DECLARED} AND f.tenant = ANY(%(tenants)s)
     ), causes (id, name, tenant, cause, reason, since) AS (
         SELECT id, name, tenant, status,
-            CASE WHEN status = 'waiting' AND reason = ANY(%(reasons)s) THEN reason ELSE '' END,
-            CASE status WHEN 'quarantined' THEN blamed_at WHEN 'refusing' THEN running_since
-                WHEN 'stalled' THEN silent_since WHEN 'sink_unavailable' THEN silent_since END
+            CASE WHEN status = 'waiting' AND reason = ANY(%(reasons)s) THEN reason ELSE '' END, {_SINCE}
         FROM found WHERE status = ANY(%(statuses)s)
         UNION ALL
         SELECT id, name, tenant, '{Concern.EXPECTATION}', '', min(u.since)
@@ -196,25 +219,13 @@ _TROUBLES = f"""
         SELECT id, name, tenant, '{Concern.DEAD_LETTERS}', '', NULL
         FROM found WHERE refused_at > %(now)s - make_interval(secs => {LATELY_S}) AND status <> 'refusing'
         UNION ALL
-        SELECT id, name, tenant, '{Concern.LOST_WORKERS}', '', blamed_at FROM found
-        WHERE blamed > 0 AND status <> 'quarantined'
-            AND coalesce(blamed_at > %(now)s - make_interval(secs => {LATELY_S}), true)
-    ), groups AS (
-        SELECT *, CAST(sum(feeds) OVER same AS bigint) AS of,
-            row_number() OVER (same ORDER BY feeds DESC, tenant) AS place
-        FROM (
-            SELECT cause, reason, tenant, count(*) AS feeds, min(since) AS since FROM causes
-            GROUP BY cause, reason, tenant
-        ) counted WINDOW same AS (PARTITION BY cause, reason)
-    ), first AS (
-        SELECT cause, reason, tenant, array_agg(id ORDER BY nth) AS ids FROM (
-            SELECT id, cause, reason, tenant, row_number() OVER (
-                PARTITION BY cause, reason, tenant COLLATE "C" ORDER BY since, name COLLATE "C") AS nth
-            FROM causes WHERE tenant = ANY(ARRAY(SELECT tenant FROM groups WHERE place <= %(tenants)s))
-        ) found WHERE nth <= %(each)s GROUP BY cause, reason, tenant
+        SELECT id, name, tenant, '{Concern.LOST_WORKERS}', '', blamed_at FROM found WHERE {_LOST}
     )
-    SELECT * FROM groups JOIN first USING (cause, reason, tenant) WHERE place <= %(tenants)s
-    ORDER BY cause, nullif(reason, ''), place
+    SELECT cause, reason, tenant, array_agg(id ORDER BY nth) AS ids FROM (
+        SELECT id, cause, reason, tenant, row_number() OVER (
+            PARTITION BY cause, reason, tenant COLLATE "C" ORDER BY since, name COLLATE "C") AS nth
+        FROM causes
+    ) found WHERE nth <= %(each)s GROUP BY cause, reason, tenant
 """
 # Since when feeds that nobody streams are as they are: the latest that happened to each, apart from new tries.
 _BEGAN = """
@@ -224,7 +235,8 @@ _BEGAN = """
         ORDER BY id DESC LIMIT 1
     ) e ON true WHERE f.id = ANY(%(ids)s)
 """
-_CONCERNS = frozenset(Concern)
+_LAST = "~"
+"""Sorts behind every reason."""
 _WANTS_PLACE = f"{_DECLARED} AND {_WANTED} AND {_STATUS} <> 'failed'"
 _REQUIRED = f"""
     SELECT f.selector -> 'required' AS required, count(*) AS feeds,
@@ -312,7 +324,7 @@ class FeedListing(Aggregate):
         return [_tally(row) for row in c.execute(sql, {**parameters, "now": now})]
 
     @in_transaction
-    def troubles(
+    def survey(
         self,
         c: Connection,
         statuses: Collection[Status],
@@ -320,39 +332,53 @@ class FeedListing(Aggregate):
         *,
         each: int,
         tenants: int,
-    ) -> list[TroubledFeeds]:
-        """Count the feeds that somebody has to look at, by what is wrong with them and by tenant.
+    ) -> tuple[list[StatusCount], list[TroubledFeeds]]:
+        """Count all feeds, as `tallies` does, and those that somebody has to look at.
 
+        The latter by what is wrong with them and by tenant.
         Of what is wrong with feeds of many tenants, the first so many are found, those with the most feeds. What a
         feed waits for matters where it is one of ``reasons``.
         """
-        groups = c.execute(
-            _TROUBLES,
-            {
-                "now": (now := _begin(c)),
-                "statuses": [status.value for status in statuses],
-                "reasons": [reason.value for reason in reasons],
-                "each": each,
-                "tenants": tenants,
-            },
+        now = _begin(c)
+        rows = c.execute(_OF_TENANTS, {"now": now})
+        wrong = _wrong(rows, c.execute(_UNMET), statuses, reasons)
+        shown = {
+            what: sorted(groups.items(), key=lambda one: (-one[1][0], one[0]))[:tenants]
+            for what, groups in sorted(wrong.items(), key=lambda one: (one[0][0], one[0][1] or _LAST))
+        }
+        asked = {
+            "now": now,
+            "statuses": [status.value for status in statuses],
+            "reasons": [reason.value for reason in reasons],
+            "each": each,
+            "tenants": sorted({tenant for groups in shown.values() for tenant, _ in groups}),
+        }
+        first = (
+            {(row.cause, row.reason, row.tenant): row.ids for row in c.execute(_FIRST, asked)}
+            if shown
+            else {}
         )
+        ids = sorted({id_ for found in first.values() for id_ in found})
         wide = f"SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, %(now)s AS now {_FROM}"
-        ids = sorted({id_ for group in groups for id_ in group.ids})
         views = {
             row.id: feed_view_from(row)
             for row in c.execute(f"{wide} WHERE f.id = ANY(%(ids)s)", {"now": now, "ids": ids})
         }
         began = {row.id: row.since for row in c.execute(_BEGAN, {"ids": ids})}
+        known = views.keys() & began.keys()
         found = []
-        for group in groups:
-            is_concern, since = group.cause in _CONCERNS, group.since
-            if since is None and not is_concern:
-                since = min(began[id_] for id_ in group.ids)
-            cause = Concern(group.cause) if is_concern else Status(group.cause)
-            reason = Reason(group.reason) if group.reason else None
-            some = [views[id_] for id_ in group.ids]
-            found.append(TroubledFeeds(cause, reason, group.tenant, group.feeds, group.of, since, some))
-        return found
+        for (cause, reason), groups in shown.items():
+            of = sum(feeds for feeds, _ in wrong[cause, reason].values())
+            for tenant, (feeds, since) in groups:
+                some = [id_ for id_ in first.get((cause, reason or "", tenant), ()) if id_ in known]
+                if not some:
+                    continue  # mended meanwhile
+                if since is None and isinstance(cause, Status):
+                    since = min(began[id_] for id_ in some)
+                found.append(
+                    TroubledFeeds(cause, reason, tenant, feeds, of, since, [views[id_] for id_ in some])
+                )
+        return _summed(rows), found
 
     @in_transaction
     def placing(self, c: Connection, *, each: int) -> list[RequiredLabels]:
@@ -426,6 +452,41 @@ def _begin(c: Connection) -> datetime:
     c.execute(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'")
     now: datetime = c.execute("SELECT clock_timestamp()").scalar_one()
     return now
+
+
+def _wrong(
+    rows: Rows, unmet: Rows, statuses: Collection[Status], reasons: Collection[Reason]
+) -> dict[_What, dict[str, tuple[int, datetime | None]]]:
+    """Count the feeds of each tenant with which something is wrong, with since when the first of them."""
+    found: dict[_What, dict[str, tuple[int, datetime | None]]] = {}
+
+    def add(
+        cause: Status | Concern, tenant: str, feeds: int, since: datetime | None, why: Any = None
+    ) -> None:
+        of_tenants = found.setdefault((cause, why), {})
+        before, earlier = of_tenants.get(tenant, (0, None))
+        of_tenants[tenant] = before + feeds, min(filter(None, (earlier, since)), default=None)
+
+    for row in rows:
+        status = Status(row.status)
+        if status in statuses:
+            matters = status is Status.WAITING and row.reason in reasons
+            add(status, row.tenant, row.feeds, row.since, Reason(row.reason) if matters else None)
+        if row.refused and status is not Status.REFUSING:
+            add(Concern.DEAD_LETTERS, row.tenant, row.refused, None)
+        if row.lost:
+            add(Concern.LOST_WORKERS, row.tenant, row.lost, row.lost_since)
+    for row in unmet:
+        add(Concern.EXPECTATION, row.tenant, row.feeds, row.since)
+    return found
+
+
+def _summed(rows: Rows) -> list[StatusCount]:
+    """Of all tenants together; the rows are in order of status and reason."""
+    return [
+        _tally((status, reason, *map(sum, zip(*(row[2:7] for row in same), strict=True))))
+        for (status, reason), same in groupby(rows, key=itemgetter(0, 1))
+    ]
 
 
 def _tally(row: Sequence[Any]) -> StatusCount:

@@ -29,7 +29,7 @@ Explained = Callable[[FeedView], str | None]
 def feed_checks(
     found: Sequence[TroubledFeeds], numbers: Overview, *, now: datetime, explained: Explained
 ) -> Iterator[Check]:
-    """``found`` are `feedq.control.store.feed_listing.FeedListing.troubles` of all feeds."""
+    """``found`` are `feedq.control.store.feed_listing.FeedListing.survey` of all feeds."""
     if not found:
         counts = ", ".join(f"{count} {status}" for status, count in sorted(numbers.by_status.items()))
         yield ok("feeds", f"{numbers.feeds}: {counts}" if numbers.feeds else "none declared")

@@ -53,11 +53,11 @@ class MemoryListing:
         assert not text_, "which the database looks for"
         return tallies_of(chosen_of(selection, self._store.feeds.views()))
 
-    def troubles(
+    def survey(
         self, statuses: Collection[Status], reasons: Collection[Reason], *, each: int, tenants: int
-    ) -> list[TroubledFeeds]:
+    ) -> tuple[list[StatusCount], list[TroubledFeeds]]:
         views, now = self._store.feeds.views(), self._now()
-        return troubles_of(views, statuses, reasons, each=each, tenants=tenants, now=now)
+        return tallies_of(views), troubles_of(views, statuses, reasons, each=each, tenants=tenants, now=now)
 
     def placing(self, *, each: int) -> list[RequiredLabels]:
         return required_by(self._store.feeds.views(), each=each)
