@@ -32,7 +32,6 @@ from uuid import UUID
 
 from feedq.core.model import (
     Feed,
-    FeedSpec,
     Lease,
     LeaseState,
     Reason,
@@ -184,11 +183,6 @@ CLEARED_BY_EDIT = frozenset(
 )
 """An edit is a fresh start: it clears a failure and whatever backoff there was. An idle lease without any
 reason was made by hand, and would wait for ever."""
-
-
-def first_reason(spec: FeedSpec) -> Reason:
-    """Return why a feed waits that was declared this moment."""
-    return Reason.PAUSED if spec.target_state is TargetState.PAUSED else Reason.NEW
 
 
 def on_edit(feed: Feed, lease: Lease) -> Edit:

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 from feedq.control.store import history
 from feedq.control.store.feeds import FeedChange, Feeds, made, movable, no_feed, taken
 from feedq.core import lease as policy
-from feedq.core.lease import Move, first_reason
+from feedq.core.lease import Move
 from feedq.core.model import (
     ChangedCursor,
     Event,
@@ -22,6 +22,7 @@ from feedq.core.model import (
     Lease,
     LeaseState,
     Reason,
+    TargetState,
     Version,
     require_version,
 )
@@ -66,7 +67,8 @@ class MemoryFeeds(Feeds):
         identity = Identity(uuid4(), self._db.installation)
         feed = Feed(self._db.next_feed_id(), spec, 1, now, now, identity, catalog=change.catalog)
         self._db.tables.names[spec.name] = feed.id
-        self._db.tables.leases[feed.id] = Lease(feed.id, reason=first_reason(feed.spec))
+        reason = Reason.PAUSED if spec.target_state is TargetState.PAUSED else Reason.NEW
+        self._db.tables.leases[feed.id] = Lease(feed.id, reason=reason)
         added = self._touch(feed, change.kind, **change.told(None, feed))
         self._db.tables.dirty.discard(feed.id)
         return added
