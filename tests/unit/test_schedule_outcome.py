@@ -1,21 +1,11 @@
-"""Outcomes of runs: one table of moves, retries with backoff, and jobs that kill their workers."""
+"""Retries with backoff."""
 
 from __future__ import annotations
 
-from itertools import product
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.core.schedule.model import RunState
-from feedq.core.schedule.outcome import (
-    FIRST_STATES,
-    TRANSITIONS,
-    RunMove,
-    retry_in_s,
-    states_before,
-)
+from feedq.core.schedule.outcome import retry_in_s
 from feedq.core.schedule.spec import ScheduleSpec
 from tests.schedules import job_spec
 
@@ -24,28 +14,6 @@ DAY_S = 86_400.0
 
 def job_with(**retries: float) -> ScheduleSpec:
     return job_spec(retries=retries)
-
-
-# -- the table ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("state", "move"), list(product(RunState, RunMove)))
-def test_a_move_may_start_from_the_states_of_its_pairs_alone(state: RunState, move: RunMove) -> None:
-    assert (state in states_before(move)) == ((state, move) in TRANSITIONS)
-
-
-def test_every_move_can_be_made_and_every_state_reached() -> None:
-    assert {move for _, move in TRANSITIONS} == set(RunMove)
-    assert set(TRANSITIONS.values()) | FIRST_STATES == set(RunState)
-
-
-def test_a_run_that_is_to_be_repeated_waits() -> None:
-    assert {TRANSITIONS[RunState.RUNNING, move] for move in (RunMove.RETRY, RunMove.RUN_AGAIN)} == {
-        RunState.WAITING
-    }
-
-
-# -- retries -----------------------------------------------------------------------------------------
 
 
 def test_attempts_are_repeated_up_to_the_limit_waiting_longer_each_time() -> None:

@@ -30,7 +30,7 @@ class ScheduleState(StrEnum):
 
 
 class RunState(StrEnum):
-    """The states of a run. The first three are on the way, all others final; see `feedq.core.schedule.outcome`."""
+    """The states of a run. The first three are on the way, all others final."""
 
     BUFFERED = "buffered"
     """Its schedule runs one at a time, and another has the turn."""
@@ -49,7 +49,17 @@ class RunState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        return self not in (RunState.BUFFERED, RunState.WAITING, RunState.RUNNING)
+        return self not in UNFINISHED
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether nothing is done for a tick that ends so at once. Many in a row, for one reason, are one row with
+        a count."""
+        return self in (RunState.SKIPPED_OVERLAP, RunState.MISSED_CATCHUP, RunState.MISSED_DEADLINE)
+
+
+UNFINISHED = (RunState.BUFFERED, RunState.WAITING, RunState.RUNNING)
+"""The states from which a run can be cancelled."""
 
 
 class RunKind(StrEnum):

@@ -33,7 +33,6 @@ from feedq.control.store.jobs.rows import (
 from feedq.control.store.protocol import call
 from feedq.core.schedule import ticks
 from feedq.core.schedule.model import AGEING_S, Fired, RunState, Schedule
-from feedq.core.schedule.outcome import LEFT_OUT
 from feedq.core.schedule.spec import NOT_OF_JOB, Overlap
 from feedq.core.schedule.ticks import DueRun, Firing, Unfinished
 from feedq.telemetry.event_names import EventKind
@@ -213,7 +212,7 @@ def _fold(c: Connection, decided: Sequence[Decided]) -> set[int]:
     runs = [
         (d.schedule.id, d.firing.runs[0])
         for d in decided
-        if d.firing.runs and d.firing.runs[0].state in LEFT_OUT
+        if d.firing.runs and d.firing.runs[0].state.is_left_out
     ]
     if not runs:
         return set()

@@ -46,13 +46,13 @@ from feedq.core.schedule.cron import parse
 from feedq.core.schedule.model import (
     AGEING_S,
     BACKFILL_MAX,
+    UNFINISHED,
     Run,
     RunKind,
     RunState,
     Schedule,
     ScheduleState,
 )
-from feedq.core.schedule.outcome import RunMove, states_before
 from feedq.core.schedule.spec import BEAT_PREFIX, Overlap, ScheduleSpec
 from feedq.core.schedule.ticks import fire_time
 from feedq.core.values import instant
@@ -303,7 +303,7 @@ class ScheduleStore(ScheduleListing):
             UPDATE feedq.run SET state = 'cancelled', reason = %(reason)s, ended_at = clock_timestamp()
             WHERE id = %(id)s AND state = ANY(%(states)s) RETURNING worker_id
         """
-        states = [state.value for state in states_before(RunMove.CANCEL)]
+        states = [state.value for state in UNFINISHED]
         row = c.execute(sql, {"id": run_id, "states": states, "reason": CANCELLED}).one_or_none()
         run = run_of(c, run_id)
         if row is None:
