@@ -98,18 +98,6 @@ def test_a_feed_that_is_rewound_under_load_lands_the_same_records_once(bench: Be
     assert said == ("rewind", done["before"], done["after"])
 
 
-def test_without_a_key_records_are_there_twice_as_was_said_and_other_feeds_go_on(bench: Bench) -> None:
-    bench.wait_landed(PLAIN, 2 * BACK)
-    epochs = bench.cluster.epochs([BESIDE])
-    done = bench.ask("rewind", PLAIN, "--records", str(BACK), "--yes", "--wait")["change"]
-    assert done["duplicates"] is True
-    bench.wait_landed(PLAIN, done["before"] + BACK)
-    rows, different, _, last = bench.landed(PLAIN)
-    assert (rows - different, last - different) == (BACK, 0)
-    bench.check(BESIDE)
-    assert bench.cluster.epochs([BESIDE]) == epochs
-
-
 CLI, CLI_IN_SINK = "feedq-cli", "feedq-cli/"
 STEPS = {
     "before it has the checkpoint": (CLI_IN_SINK, "SELECT feedq_checkpoint.feed_id"),
@@ -160,15 +148,3 @@ def test_a_worker_that_is_killed_at_once_leaves_the_new_cursor_to_its_successor(
     bench.wait_landed(KEYED, done["before"] + BACK)
     bench.check(KEYED)
     assert done["after"] in bench.asked_after(KEYED)
-
-
-def test_a_paused_feed_is_reset_and_begins_where_its_source_begins(bench: Bench) -> None:
-    bench.wait_landed(BESIDE, BACK)
-    bench.cluster.feedq("feed", "pause", BESIDE, "--wait")
-    assert bench.ask("rewind", BESIDE, "--to-start", "--yes")["change"]["after"] is None
-    assert bench.ask("show", BESIDE)["cursor"] is None
-    bench.cluster.sql("DELETE FROM landed WHERE feed = %s", (BESIDE,))
-    bench.cluster.feedq("feed", "resume", BESIDE)
-    bench.wait_landed(BESIDE, BACK)
-    bench.check(BESIDE)
-    assert bench.landed(BESIDE)[2] == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -103,27 +102,6 @@ def test_the_feeds_of_a_worker_that_is_cut_off_from_the_source_stream_on_the_oth
     check_invariants(fleet.cluster, fleet.source, [*FEEDS, *NEW], untouched=others)
 
 
-def test_when_both_are_cut_off_feeds_do_not_run_to_and_fro(fleet: Fleet) -> None:
-    fleet.proxy.cut_off(fleet.pid("w1"), fleet.pid("w2"))
-    everybody = [*FEEDS, *NEW]
-
-    def tried_everywhere() -> bool:
-        rows = fleet.cluster.sql("SELECT avoid FROM feedq.lease")
-        return all(len(row["avoid"]) == 2 for row in rows)
-
-    wait_until(tried_everywhere, limit_s=60, what="each feed failed on both workers")
-    before, began = fleet.happened(), time.monotonic()
-    fleet.wait_passes(PASSES_WATCHED)
-    epochs = (fleet.happened() - before) / 3 / len(everybody)
-    assert max(map(len, map(fleet.events, everybody))) < 20, "however often it is tried, history says it once"
-    # Of five failures each, with two seconds between them on the average; half of that is a busy machine's chance.
-    assert epochs <= 1 + (time.monotonic() - began) / 5
-    reached = mark(fleet.source)
-    fleet.proxy.let_in(fleet.pid("w1"), fleet.pid("w2"))
-    wait_resumed(fleet.source, everybody, after=reached, limit_s=60)
-    check_invariants(fleet.cluster, fleet.source, everybody)
-
-
 def test_the_feeds_of_a_worker_that_is_cut_off_from_their_sink_land_by_way_of_the_other(fleet: Fleet) -> None:
     fleet.cluster.apply(
         [{**feed(name, fleet.source.url), "sink": {"name": "lake", "table": "landed"}} for name in LAKE]
@@ -161,27 +139,6 @@ def down(fleet: Fleet) -> list[dict[str, list[str]]]:
     return fleet.cluster.sql(
         "SELECT sinks_down FROM feedq.worker WHERE state = 'active' AND sinks_down <> '{}'"
     )
-
-
-def test_a_feed_whose_table_is_created_streams_by_itself(fleet: Fleet) -> None:
-    name = "mended"
-    sink = {"name": "default", "table": "comes_later", "columns": {"seq": "/seq"}}
-    fleet.cluster.apply([{**feed(name, fleet.source.url), "sink": sink}])
-
-    def lease() -> tuple[int, str]:
-        row = fleet.cluster.leases()[name]
-        return row.epoch, row.last_error or ""
-
-    wait_until(lambda: "comes_later" in lease()[1], limit_s=30, what="the error is in view")
-    epoch, error = lease()
-    history = fleet.events(name)
-    wait_until(lambda: lease()[0] > epoch, limit_s=30, what="another look")
-    wait_until(lambda: fleet.cluster.leases()[name].state == "idle", limit_s=30, what="the look is over")
-    assert (fleet.events(name), lease()[1]) == (history, error), "history says it once"
-    assert "failed" in fleet.cluster.feedq("feed", "list")
-    fleet.cluster.make("CREATE TABLE comes_later (seq bigint)")
-    wait_streaming(fleet.source, [name], limit_s=30)
-    wait_until(lambda: fleet.events(name) == [*history, "feed_mended"], limit_s=30, what="it is in history")
 
 
 def test_a_feed_whose_secret_one_worker_lacks_streams_on_the_other(fleet: Fleet) -> None:

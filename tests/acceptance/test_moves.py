@@ -73,29 +73,6 @@ def test_a_drain_empties_a_worker_and_an_uncordon_fills_it_again(fleet: Fleet) -
     fleet.check()
 
 
-def test_a_worker_with_the_only_place_keeps_its_feeds_and_the_drain_says_where_to_look(fleet: Fleet) -> None:
-    fleet.cluster.feedq("worker", "cordon", fleet.name("w2"))
-    epochs = fleet.cluster.epochs(FEEDS)
-    ran = fleet.cluster.run("worker", "drain", fleet.name("w1"), "--wait", "--timeout", "2")
-    assert ran.returncode == 1
-    assert "`feedq status` says whether other workers serve and have room" in ran.stderr
-    (said,) = (one["detail"] for one in fleet.ask("status")["warnings"] if one["name"] == "workers")
-    assert said.startswith("none of the 2 workers serves")
-    for node in ("w1", "w2"):
-        fleet.cluster.feedq("worker", "uncordon", fleet.name(node))
-    fleet.check(untouched=epochs)
-
-
-def test_a_feed_is_moved_by_hand_and_no_other_is_touched(fleet: Fleet) -> None:
-    chosen = fleet.feeds_of("w1")[0]
-    others = fleet.cluster.epochs([name for name in FEEDS if name != chosen])
-    fleet.ask("feed", "move", chosen, "--to", fleet.name("w2"), "--wait")
-    kinds = [listed["event"]["kind"] for listed in fleet.ask("events", "--feed", chosen)]
-    assert kinds[-4:] == ["stop_requested", "lease_released", "lease_assigned", "lease_claimed"]
-    fleet.check(untouched=others)
-    assert chosen in fleet.feeds_of("w2")
-
-
 def test_a_selector_takes_a_feed_to_where_its_labels_are_and_without_any_it_waits(fleet: Fleet) -> None:
     chosen = fleet.feeds_of("w1")[0]
     before = mark(fleet.source)

@@ -1,4 +1,4 @@
-"""Runs through outages of the control database, and through the end of all workers: only their owner ends them."""
+"""Runs through an outage of the control database and the end of all workers: only their owner ends them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from feedq.control.store.jobs.schedules import ScheduleStore
@@ -24,7 +23,6 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(150)]
 
 LIMIT_S = 40.0
 TAKES_S = 2.5
-"""Longer than the grace of a worker that was declared gone while it lives, and a look for it."""
 TIMEOUT_S = 4.0
 """Of runs that are over in time, and of whose end the database hears when their time is up by its clock."""
 TTL_S = 2.0
@@ -111,52 +109,3 @@ def test_only_its_owner_ends_a_run(cluster: Cluster, schedules: ScheduleStore, p
         Semantics.AT_LEAST_ONCE: ("succeeded", 2),
         Semantics.TRANSACTIONAL: ("succeeded", 2),
     }
-
-
-def have_declared_gone(cluster: Cluster) -> None:
-    """End every session that workers have with PostgreSQL, while they stand still until the beat has noticed. Then
-    let them go on; their grace lasts until they have taken their runs over, however slow the machine."""
-    nodes = cluster.workers.values()
-    ports = [c.laddr.port for node in nodes for c in psutil.Process(node.pid).net_connections() if c.raddr]
-    for node in nodes:
-        node.freeze()
-    cluster.sql(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE client_port = ANY(%s)", (ports,)
-    )
-    wait_until(
-        lambda: len(cluster.sql("SELECT 1 FROM feedq.worker WHERE state = 'gone'")) == len(nodes),
-        limit_s=LIMIT_S,
-        interval_s=0.01,
-        what="workers without a session are taken for dead",
-    )
-    for node in nodes:
-        node.thaw()
-
-    def have_taken_over() -> bool:
-        cluster.sql("UPDATE feedq.worker SET suspected_at = clock_timestamp() WHERE state = 'gone'")
-        return not cluster.sql(
-            "SELECT 1 FROM feedq.run r JOIN feedq.worker w ON w.id = r.worker_id "
-            "WHERE r.state = 'running' AND w.state = 'gone'"
-        )
-
-    wait_until(have_taken_over, limit_s=LIMIT_S, interval_s=0.1, what="their runs are theirs again")
-
-
-def test_a_living_worker_that_is_declared_gone_goes_on_with_its_runs(
-    cluster: Cluster, schedules: ScheduleStore
-) -> None:
-    declare(schedules, timeout_s=LIMIT_S)
-    cluster.add_beat("beat")
-    for name in ("w1", "w2"):
-        cluster.add_worker(name, "-Q", "jobs", capacity=8)
-    # Within a ttl of the start nobody is declared gone, and by then the suspicion would be too old for its grace.
-    quiet = (
-        f"SELECT 1 FROM feedq.fleet WHERE alive_since < clock_timestamp() - make_interval(secs => {TTL_S})"
-    )
-    wait_until(lambda: cluster.sql(quiet), limit_s=LIMIT_S, what="the grace period after the start is over")
-    begin(cluster, schedules)
-    have_declared_gone(cluster)
-    # Of the transaction, whose session was cut as well, nothing was kept: only that runs again.
-    attempts = {s: 2 if s is Semantics.TRANSACTIONAL else 1 for s in Semantics}
-    assert ends(cluster) == {s: ("succeeded", attempts[s]) for s in Semantics}
-    assert cluster.sql("SELECT detail FROM feedq.event WHERE kind = 'run_finish_rejected'") == []

@@ -19,7 +19,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -224,35 +224,6 @@ def test_the_settings_of_the_running_stack_work_for_other_commands(demo: Up) -> 
     listed = run_feedq("feed", "list", "--json", env={**plain_env(), **lines})
     assert listed.returncode == 0, listed.stderr
     assert {row["feed"]["spec"]["name"] for row in json.loads(listed.stdout)} == set(RATES)
-
-
-def test_a_table_that_a_person_makes_takes_a_feed_whatever_numbers_its_rows(demo: Up) -> None:
-    own = {**plain_env(), **demo.settings()}
-    where = demo.data_dir.parent
-    (where / "orders.ndjson").write_text('{"article": "book"}\n{"article": "pen"}\n')
-    (where / "orders.yaml").write_text(
-        f"feeds: [{{name: shop/orders, connector: file, source: {{path: {where}/orders.ndjson}}, "
-        "sink: {table: orders, columns: {article: /article}}}]\n"
-    )
-    with closing(psycopg2.connect(own["FEEDQ_DATABASE_URL"])) as person, person.cursor() as cursor:
-        cursor.execute("CREATE TABLE orders (id bigserial PRIMARY KEY, article text)")
-        person.commit()
-        applied = run_feedq("apply", "-f", str(where / "orders.yaml"), env=own)
-        assert applied.returncode == 0, applied.stderr
-        try:
-
-            def rows() -> list[tuple[int, str]]:
-                cursor.execute("SELECT id, article FROM orders ORDER BY id")
-                found = cursor.fetchall()
-                person.commit()
-                return found
-
-            wait_until(lambda: rows() == [(1, "book"), (2, "pen")], limit_s=START_S, what=lambda: f"{rows()}")
-            cursor.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
-            assert cursor.fetchone() == (False,)
-        finally:
-            removed = run_feedq("feed", "remove", "shop/orders", "--yes", env=own)
-            assert removed.returncode == 0, removed.stderr
 
 
 def test_feeds_of_a_killed_worker_go_on_elsewhere_and_the_worker_comes_back(demo: Up) -> None:

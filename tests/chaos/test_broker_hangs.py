@@ -6,7 +6,6 @@ wrong, in bounded time.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -95,19 +94,3 @@ def test_doctor_says_in_bounded_time_that_the_broker_hangs(small: Stage, proxy: 
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert [line for line in ran.stdout.splitlines() if line.startswith("FAIL") and " broker " in line]
     proxy.resume()
-
-
-def test_workers_and_beats_end_in_time_while_the_broker_hangs(
-    small: Stage, proxy: PlainProxy, measured: Measured
-) -> None:
-    small.heal()
-    cluster = small.cluster
-    proxy.hang()
-    # One that has known the broker, and one that never has.
-    cluster.add_worker("w4")
-    nodes = [cluster.workers["w1"], cluster.workers["w4"], cluster.beats["b1"]]
-    for node in nodes:
-        moment = node.signal(signal.SIGTERM)
-        status = node.wait(STOP_LIMIT_S)
-        measured(f"broker hanging: SIGTERM of {node.name}, ended after", time.monotonic() - moment)
-        assert status == 0, node.text()[-4000:]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -149,32 +149,3 @@ def check_overlaps(fleet: Cluster, seen: Seen, prefix: str, kind: str) -> None:
 # -- spread and priority -----------------------------------------------------------------------------
 
 RUNS = 5_120
-
-
-DUE_IN_S = 5.0
-"""Until twelve schedules fall due: the workers have counted one another by then."""
-SPAN_S = 6.0
-"""None of their runs ends before the last has begun, on a busy machine as well."""
-
-
-def runs_by_worker(fleet: Cluster) -> dict[str, int]:
-    rows = fleet.sql(
-        "SELECT w.name, count(*) AS runs FROM feedq.run r JOIN feedq.worker w ON w.id = r.worker_id "
-        "WHERE r.state = 'succeeded' GROUP BY w.name ORDER BY w.name"
-    )
-    return {row["name"].partition("@")[0]: row["runs"] for row in rows}
-
-
-def test_of_twelve_jobs_that_fall_due_at_once_each_of_three_idle_workers_runs_four(
-    fleet: Cluster, schedules: ScheduleStore, measured: Measured
-) -> None:
-    fleet.add_beat("b1")
-    for n in range(3):
-        fleet.add_worker(f"w{n}")
-    at = datetime.now(UTC) + timedelta(seconds=DUE_IN_S)
-    for n in range(12):
-        schedules.add(schedule_spec(f"at-once-{n}", at=(at,), task="effects.nothing", args=[SPAN_S]))
-    wait_until(lambda: sum(runs_by_worker(fleet).values()) == 12, limit_s=LIMIT_S, what="all have ended")
-    spread = runs_by_worker(fleet)
-    measured("twelve jobs due at once on three idle workers", spread)
-    assert all(3 <= runs <= 5 for runs in spread.values()), spread

@@ -95,24 +95,6 @@ class SinkInterrupts(SinkStage):
         assert written.landed == {(n, 1): 1 for n in even}
         assert isinstance(frozen.thaw(), Written)
 
-    @needs("freezes", "locks_feeds")
-    def test_hundreds_of_locked_feeds_are_waited_for_once(self, harness: SinkHarness) -> None:
-        zombie, successor = uuid4(), harness.sink()
-        feeds = range(1, 301)
-        harness.sink(worker_id=zombie).fence([request(n, 1) for n in feeds], lock_timeout_s=PATIENCE_S)
-        frozen = harness.frozen([write(n, 1, batch(b"1")) for n in feeds], worker_id=zombie)
-        outcomes: list[object] = []
-        fencing = threading.Thread(
-            target=lambda: outcomes.extend(
-                successor.fence([request(n, 2) for n in feeds], lock_timeout_s=LOCK_TIMEOUT_S)
-            )
-        )
-        fencing.start()
-        # One after the other they would take half a minute.
-        fencing.join(PATIENCE_S)
-        assert sorted(outcomes, key=lambda o: o.feed_id) == [Blocked(n, 2, zombie) for n in feeds]  # type: ignore[attr-defined]
-        frozen.thaw()
-
     @needs("freezes", "ends_sessions")
     def test_unblocking_ends_the_zombies_transaction_and_it_can_write_nothing_more(
         self, harness: SinkHarness
@@ -238,12 +220,6 @@ class SinkInterrupts(SinkStage):
             settled = sink.write(writes)
         assert (settled.landed, settled.fenced, settled.rewound) == ({(2, 1): 1}, (), ((1, 1),))
         assert landed(harness) == rows_of(2, 1, "1") + (rows_of(1, 1, "1") if happened else Counter())
-
-    @needs("loses_answers")
-    def test_another_sink_can_settle_too(self, harness: SinkHarness) -> None:
-        fence(harness.sink(), 1, 1)
-        _, unknown = harness.lost([write(1, 1, batch(b"1", cursor=1))], happened=True)
-        assert harness.sink().settle(unknown) == unknown.written
 
     @needs("loses_answers")
     @pytest.mark.parametrize("happened", [True, False])

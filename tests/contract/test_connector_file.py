@@ -119,17 +119,6 @@ async def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> Non
         assert str(error).startswith(f"{path} is not a regular file")
 
 
-async def test_a_file_to_which_nothing_is_added_is_silent(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    append(path, b"1")
-
-    driver = driver_of(path, idle_timeout_s=0.2)
-    error = await driver.read()
-    assert isinstance(error, SourceSilent)
-    assert str(error) == f"{path}: nothing was added for 0.2 s (source.idle_timeout_s)"
-    assert driver.records == [b"1"]
-
-
 async def test_a_record_over_the_limit_is_resumed_at_once_the_limit_is_raised(tmp_path: Path) -> None:
     path = tmp_path / "log"
     append(path, b"1", b"2" * 100, b"3")
@@ -145,62 +134,6 @@ async def test_a_record_over_the_limit_is_resumed_at_once_the_limit_is_raised(tm
 
 
 # -- rotation by renaming ------------------------------------------------------------------------------
-
-
-async def test_a_renamed_file_is_read_to_its_end_before_the_new_one(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    append(path, b"1")
-
-    driver = driver_of(path, rotate_wait_s=0.5)
-    async with following(driver) as until_records:
-        await until_records(1)
-        with path.open("ab", buffering=0) as still_open:
-            rotate(path)
-            still_open.write(b"2\n")
-            append(path, b"4")
-            # The program goes on with the file that it has open.
-            await until_records(2)
-            # Time enough to look often, and not enough to give the old file up.
-            await asyncio.sleep(0.1)
-            still_open.write(b"3\n")
-        append(path, b"5")
-        await until_records(5)
-    assert driver.records == [b"1", b"2", b"3", b"4", b"5"]
-    assert driver.connected == 1
-
-
-async def test_rotations_while_nobody_reads_lose_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    append(path, b"1", b"2")
-
-    driver = driver_of(path, rotate_wait_s=0.1)
-    await read_until(driver, 2)
-    driver.records.clear()
-    append(path, b"3")
-    for n in (4, 5, 6):
-        rotate(path)
-        append(path, b"%d" % n)
-    # Neither of them is what the file was.
-    append(tmp_path / "log.4.gz", b"compressed")
-    append(tmp_path / "log.err", b"another program's")
-    await read_until(driver, 4)
-    assert driver.records == [b"3", b"4", b"5", b"6"]
-
-
-async def test_a_cut_record_with_a_length_before_it_is_told_as_lost(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_bytes(b"\0\1a\0\3bb")
-
-    driver = driver_of(path, framing="length", length_bytes=2, format="bytes")
-    await read_until(driver, 1)
-    rotate(path)
-    path.write_bytes(b"\0\1c")
-    with capture_logs() as logs:
-        await read_until(driver, 2)
-    assert driver.records == [b"a", b"c"]
-    assert [line["detail"] for line in logs if line["event"] == LogEvent.SOURCE_GAP] == [
-        "the file ends in the middle of a record (4 bytes); reading goes on"
-    ]
 
 
 async def test_a_new_file_with_the_old_inode_is_not_taken_for_the_old_one(tmp_path: Path) -> None:

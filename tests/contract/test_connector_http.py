@@ -213,21 +213,6 @@ async def test_what_is_no_proper_answer_is_told_and_not_quoted(sent: bytes, says
     assert says in str(error)
 
 
-async def test_a_head_that_drips_is_not_waited_for_without_end() -> None:
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_request(reader)
-        writer.write(b"HTTP/1.1 200 OK\r\n")
-        while True:
-            writer.write(b"X: y\r\n")
-            await writer.drain()
-            await asyncio.sleep(0.01)
-
-    async with serving(script) as port:
-        _, error = await Feed(HttpConnector).read_to_end(url(port), response_timeout_s=0.2)
-    assert str(error) == f"http://127.0.0.1:{port}: no answer within 0.2 s (source.response_timeout_s)"
-    assert type(error) is SourceUnavailable
-
-
 async def test_an_answer_that_goes_silent_is_stalled_and_crumbs_are_signs_of_life() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)

@@ -90,18 +90,6 @@ async def test_records_stand_as_the_source_wrote_them() -> None:
     ]
 
 
-async def test_an_answer_may_be_cut_by_framing_and_its_last_record_needs_no_end() -> None:
-    source = {
-        **POLL,
-        "format": "csv",
-        "csv": {"fields": ["id", "name"], "header": True},
-        "records": "framed",
-    }
-    async with serving(Api(lambda _: answer(b"id,name\r\n1,a\r\n2,b"))) as port:
-        batches = await Feed(HttpConnector).take(2, url(port), **source)
-    assert records_of(batches) == [b"1,a", b"2,b"]
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [(b"<html>", "is no JSON"), (b'{"error": 1}', "no list at '/items'"), (b"[1]", "no list")],
@@ -111,14 +99,6 @@ async def test_an_answer_without_the_list_is_told(body: bytes, says: str) -> Non
         _, error = await Feed(HttpConnector).read_to_end(url(port), **POLL, records="/items")
     assert isinstance(error, SourceUnavailable)
     assert says in str(error)
-
-
-async def test_an_answer_over_the_limit_fails_the_feed() -> None:
-    async with serving(Api(lambda _: head() + b"x" * 2000)) as port:
-        source = {**POLL, "format": "bytes", "max_response_bytes": 1000}
-        _, error = await Feed(HttpConnector).read_to_end(url(port), **source)
-    assert isinstance(error, FeedMisconfigured)
-    assert "source.max_response_bytes" in str(error)
 
 
 @pytest.mark.parametrize("records", ["/items", "framed"])
@@ -149,21 +129,6 @@ async def test_a_source_that_says_when_to_ask_again_is_asked_then() -> None:
         batches = await Feed(HttpConnector).take(1, url(port), **POLL, format="text")
     assert records_of(batches) == [b"one"]
     assert api.asked_at[1] - api.asked_at[0] > 0.95
-
-
-async def test_an_answer_that_drips_is_not_read_without_end() -> None:
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_request(reader)
-        writer.write(head())
-        while True:
-            writer.write(b"x")
-            await writer.drain()
-            await asyncio.sleep(0.01)
-
-    async with serving(script) as port:
-        source = {**POLL, "format": "text", "response_timeout_s": 0.2}
-        _, error = await Feed(HttpConnector).read_to_end(url(port), **source)
-    assert "took more than 0.2 s (source.response_timeout_s)" in str(error)
 
 
 async def test_a_connection_that_the_source_closed_between_polls_is_made_anew() -> None:

@@ -57,16 +57,6 @@ async def test_a_refusal_says_whether_an_edit_or_another_try_can_help(
         assert says in str(error)
 
 
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [(2, FeedMisconfigured), (3, SourceUnavailable), (4, FeedMisconfigured), (5, FeedMisconfigured)],
-)
-async def test_a_refusal_of_the_older_version_is_read_alike(code: int, kind: type[Exception]) -> None:
-    async with ScriptedBroker(is_5=False).listening() as broker:
-        broker.refusal = code
-        assert type(await driver_of(broker.port, version="3.1.1").read()) is kind
-
-
 async def test_a_broker_that_only_speaks_the_older_version_is_told() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from itertools import pairwise
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from feedq.connectors.sse import SseConnector
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.testing.loopback import serving, until
+from feedq.testing.loopback import serving
 from tests.contract.http_source import (
     LAST_CHUNK,
     Asked,
@@ -197,19 +196,3 @@ async def test_another_kind_of_content_is_told(media_type: str, says: str) -> No
     assert isinstance(error, SourceUnavailable)
     assert says in str(error)
     assert not feed.connected
-
-
-async def test_it_ends_at_once_while_it_waits_to_ask_again() -> None:
-    loop = asyncio.get_running_loop()
-    stream = Stream(b"retry: 60000\n" + event(1))
-    feed = Feed(SseConnector)
-    async with serving(stream) as port, aclosing(feed.open(url(port))) as batches:
-        await anext(batches)
-        waiting = asyncio.ensure_future(anext(batches))
-        await until(lambda: not feed.guard.watched)
-        assert not waiting.done()
-        began = loop.time()
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        assert loop.time() - began < 30, "it waited for its turn, which is in a minute"
-    assert not feed.guard.watched

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from feedq.connectors.tcp import TcpConnector
-from feedq.connectors.wire.connection import UNSENT_BYTES_MAX
 from feedq.core.model import Batch
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.testing.loopback import serving
@@ -142,19 +141,6 @@ async def test_pings_are_answered_and_do_not_land() -> None:
     assert [batch.split() for batch in batches] == [(b'{"seq": 1}',), (b'{"seq": 2}',)]
     assert batches[-1].cursor == 2
     assert str(error) == f"{where}: closed by the peer"
-
-
-async def test_a_source_that_never_reads_the_answers_is_left_in_bounded_memory() -> None:
-    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            writer.write(b"PING\n" * 1_000)
-            await writer.drain()
-
-    ping = {"prefix": "PING", "answer": "PONG" * 100}
-    _, error, where = await ended(script, ping=ping, buffer_bytes=1_000)
-    assert isinstance(error, SourceUnavailable)
-    assert str(error) == f"{where}: does not read the answers that it gets"
-    assert UNSENT_BYTES_MAX < 2**20
 
 
 # -- records that cannot be --------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from contextlib import aclosing
 from typing import Any
 
@@ -111,18 +110,6 @@ async def test_without_a_cursor_what_holds_it_is_left_out() -> None:
     assert messages == [b'{"from": null}']
     asked, _ = await asked_by(path="?after={cursor}")
     assert asked.target == "/"
-
-
-async def test_nothing_that_is_sent_gets_into_a_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-
-    await asked_by(
-        path="/?token={token}",
-        headers={"Authorization": "Bearer {token}"},
-        subscribe=["{token}"],
-        secrets={"token": "${env:ACME_TOKEN}"},
-    )
-    assert SECRET not in caplog.text
 
 
 @pytest.mark.parametrize(

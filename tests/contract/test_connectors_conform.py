@@ -34,7 +34,7 @@ from feedq.testing.driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import Journal
 from tests.contract.http_source import answer, chunk, head, read_request
 from tests.contract.mqtt_broker import ScriptedBroker
-from tests.contract.websocket_server import BINARY, CONTINUATION, PING, TEXT, accept, frame, read_frame
+from tests.contract.websocket_server import TEXT, accept, frame, read_frame
 
 TOKEN = {"secrets": {"token": "${env:ACME_TOKEN}"}}
 BEARER = {"headers": {"Authorization": "Bearer {token}"}, **TOKEN}
@@ -68,26 +68,6 @@ class TestTcp(ConformanceInSteps):
     def options(self, where: str) -> dict[str, Any]:
         hello = r'{"from": {cursor}, "token": "{token}"}\n'
         return {"url": f"tcp://{where}", "hello": hello, "cursor": "/seq", **TOKEN}
-
-
-class TestTcpThatBeginsAnew(ConnectorConformance):
-    """With a source that knows no cursor, and records that end with bytes of its own."""
-
-    kind = TcpConnector
-    answers = False
-    resumes = False
-
-    async def script(
-        self, journal: Journal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        await journal.send_all(writer, lambda _, record: record + b"\0\r\n")
-
-    def options(self, where: str) -> dict[str, Any]:
-        framing = {"framing": "delimiter", "delimiter": r"\0\r\n", "format": "bytes"}
-        return {"url": f"tcp://{where}", **framing}
-
-    def record(self, seq: int, *, size: int = 0) -> bytes:
-        return super().record(seq, size=size).replace(b"p", b"\n")
 
 
 # -- http and sse --------------------------------------------------------------------------------------
@@ -151,30 +131,6 @@ class TestSse(ConformanceInSteps):
         return {"url": f"http://{where}/events?key={{token}}", **BEARER}
 
 
-class TestSseByCursor(ConformanceInSteps):
-    """Events with CRLF whose data says where they stand, in envelopes, for which a POST asks."""
-
-    kind = SseConnector
-
-    async def script(
-        self, journal: Journal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        asked = await read_request(reader)
-        assert "last-event-id" not in asked.headers
-        writer.write(head(transfer_encoding="chunked", content_type="text/event-stream; charset=utf-8"))
-        after = json.loads(asked.body)["after"] or 0
-        put = b": hello\r\ndata: %b\r\n\r\n"
-        await journal.send_all(writer, lambda _, record: chunk(put % record), after=after)
-
-    def options(self, where: str) -> dict[str, Any]:
-        asking = {"method": "POST", "body": '{"after": {cursor}}'}
-        url = f"http://{where}/events?key={{token}}"
-        return {"url": url, **asking, "envelope": True, "cursor": "/data/seq", **BEARER}
-
-    def landed(self, record: bytes) -> bytes:
-        return b'{"id":null,"event":"message","data":%b}' % record
-
-
 # -- websocket -----------------------------------------------------------------------------------------
 
 
@@ -196,29 +152,6 @@ class TestWebsocket(ConformanceInSteps):
         subscribe = '{"from": {cursor}, "token": "{token}"}'
         url = f"ws://{where}/feed?token={{token}}"
         return {"url": url, "subscribe": subscribe, "cursor": "/seq", **TOKEN}
-
-
-class TestWebsocketInFragments(ConformanceInSteps):
-    """With the cursor in the URL, line breaks in the records, fragments, and pings between these."""
-
-    kind = WebsocketConnector
-
-    async def script(
-        self, journal: Journal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        after = int((await accept(reader, writer)).parameter("after") or 0)
-        await journal.send_all(writer, lambda _, record: self.fragments(record), after=after)
-
-    def fragments(self, record: bytes) -> bytes:
-        middle = len(record) // 2
-        first = frame(record[:middle], BINARY, fin=False) + frame(b"there?", PING)
-        return first + frame(b"", CONTINUATION, fin=False) + frame(record[middle:], CONTINUATION)
-
-    def options(self, where: str) -> dict[str, Any]:
-        return {"url": f"ws://{where}/?after={{cursor}}", "cursor": "/seq"}
-
-    def record(self, seq: int, *, size: int = 0) -> bytes:
-        return super().record(seq, size=size).replace(b", ", b",\n")
 
 
 # -- file and exec -------------------------------------------------------------------------------------
@@ -318,22 +251,6 @@ class TestRedisField(ConnectorConformance):
     def options(self, where: str) -> dict[str, Any]:
         login = {"username": "conformance", "password": "{token}", **TOKEN}
         return {"url": f"redis://{where}/{DATABASE}", "streams": [self.feed], "field": "data", **login}
-
-
-class TestRedisEntry(TestRedisField):
-    """A record is the entry."""
-
-    def options(self, where: str) -> dict[str, Any]:
-        return {**super().options(where), "field": None}
-
-    def landed(self, record: bytes) -> bytes:
-        quoted = record.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
-        return b'{"source":"conformance","data":"' + quoted + b'"}'
-
-    def record(self, seq: int, *, size: int = 0) -> bytes:
-        # The limit counts the entry as it lands.
-        around = len(self.landed(b""))
-        return b"%06d" % seq + b"x" * (size - around - 6)
 
 
 class TestMqtt5(ConformanceInSteps):

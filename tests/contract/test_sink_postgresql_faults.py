@@ -214,23 +214,6 @@ def test_whatever_one_feed_raises_the_others_land_in_few_attempts(
     assert sum(harness.landed().values()) == 600 + alone.landed.get(odd.key, 0)
 
 
-def test_feeds_that_all_have_refused_records_cost_the_others_few_attempts(
-    harness: PostgresSinkHarness,
-) -> None:
-    harness.query(
-        "CREATE TABLE raw (feed text, epoch bigint, received_at timestamptz, "
-        "payload jsonb CHECK (payload <> '13'))"
-    )
-    sink, feeds = harness.sink(url=harness.proxy.url), range(1, 301)
-    sink.fence([request(n, 1) for n in feeds] + [request(1_000, 1, OTHER)], lock_timeout_s=PATIENCE_S)
-    group = [write(n, 1, lines(b"1", b"13", cursor=n)) for n in feeds]
-    harness.proxy.seen.clear()
-    written = sink.write([*group, write(1_000, 1, batch(b"1"), target=OTHER)], briefly=True)
-    assert (written.landed, set(written.postponed)) == ({(1_000, 1): 1}, {one.key for one in group})
-    assert harness.proxy.seen["COPY"] < 60
-    assert sink.write(group[:1]).dead == {(1, 1): 1}
-
-
 def test_dead_letters_that_cannot_be_kept_are_their_feeds_trouble_alone(harness: PostgresSinkHarness) -> None:
     sink = harness.sink()
     sink.fence([request(n, 1) for n in (1, 2)], lock_timeout_s=PATIENCE_S)

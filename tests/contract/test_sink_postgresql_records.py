@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from feedq.local.postgres import Postgres
 from feedq.records.framing import RecordFormat
@@ -16,13 +13,10 @@ from feedq.sinks import prefilter
 from feedq.sinks.base import Target
 from feedq.sinks.mapping import sources_of
 from tests.contract.sink_harness import (
-    PATIENCE_S,
     PostgresSinkHarness,
     batch,
     empty_database,
     fence,
-    lines,
-    request,
     write,
 )
 
@@ -76,41 +70,6 @@ def test_any_bytes_land_as_they_are_or_go_to_the_dead_letters(
         assert written.dead == {}
 
 
-nasty_lines = st.one_of(
-    st.binary(min_size=1, max_size=30),
-    st.text(min_size=1, max_size=30).map(lambda text: text.encode(errors="replace")),
-    st.text(max_size=10).map(lambda text: json.dumps({"k": text}).encode()),
-    st.sampled_from([record for record in NASTY + INVALID if record]),
-).filter(lambda record: not {10, 13} & set(record))
-
-
-@pytest.mark.parametrize("record_format", ["text", "bytes", "json"])
-@settings(
-    max_examples=12,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(records=st.lists(nasty_lines, min_size=1, max_size=30))
-def test_lines_and_records_land_alike(
-    harness: PostgresSinkHarness, records: list[bytes], record_format: RecordFormat
-) -> None:
-    target = Target("raw", record_format)
-    sink = harness.sink()
-    sink.fence([request(n, 1, target) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
-    harness.query("TRUNCATE raw, feedq_dead_letter")
-    written = sink.write([write(1, 1, lines(*records), target=target)])
-    written_singly = sink.write([write(2, 1, batch(*records), target=target)])
-    landed: dict[str, Counter[str]] = {"feed/1": Counter(), "feed/2": Counter()}
-    for feed, _, payload in harness.landed(target).elements():
-        landed[feed][payload] += 1
-    dead = [(feed, record) for feed, _, record, _ in harness.dead()]
-    assert landed["feed/1"] == landed["feed/2"]
-    assert [r for feed, r in dead if feed == "feed/1"] == [r for feed, r in dead if feed == "feed/2"]
-    assert list(written.landed.values()) == list(written_singly.landed.values())
-    assert landed["feed/1"].total() + len(dead) // 2 == len(records)
-    sink.close()
-
-
 # -- columns -----------------------------------------------------------------------------------------
 
 
@@ -150,33 +109,6 @@ def test_records_that_no_column_takes_go_to_the_dead_letters_with_why(
     errors = {letter.record: letter.error for letter in harness.sink().dead_letters()}
     for record, why in WRONG:
         assert why in errors[record], errors[record]
-
-
-@pytest.mark.parametrize(
-    ("constraint", "why"),
-    [
-        ("ALTER TABLE orders ADD UNIQUE (sku) DEFERRABLE INITIALLY DEFERRED", "duplicate key value"),
-        (
-            "CREATE TABLE skus (sku varchar PRIMARY KEY); INSERT INTO skus VALUES ('a'), ('b'), ('c'); "
-            "ALTER TABLE orders ADD FOREIGN KEY (sku) REFERENCES skus DEFERRABLE INITIALLY DEFERRED",
-            "violates foreign key constraint",
-        ),
-    ],
-)
-def test_a_constraint_checked_at_the_commit_refuses_its_record_only(
-    harness: PostgresSinkHarness, constraint: str, why: str
-) -> None:
-    harness.query(f"{ORDERS}; {constraint}")
-    sink = harness.sink()
-    fence(sink, 1, 1, TYPED)
-    bad = "a" if "duplicate" in why else "zzz"
-    written = sink.write(
-        [write(1, 1, batch(order(1, "a"), order(2, "b"), order(3, bad), order(4, "c")), target=TYPED)]
-    )
-    assert written.landed == {(1, 1): 3}
-    assert harness.query("SELECT seq FROM orders ORDER BY seq") == [(1,), (2,), (4,)]
-    (letter,) = harness.sink().dead_letters()
-    assert why in letter.error
 
 
 def test_a_source_gone_wrong_does_not_cost_an_attempt_for_each_record(harness: PostgresSinkHarness) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Event, Thread
 from typing import Any, ClassVar
@@ -25,7 +25,6 @@ from feedq.core.model import (
     FeedKey,
     FeedSpec,
     LeaseState,
-    Load,
     Loss,
     NewWorker,
     Reason,
@@ -283,81 +282,6 @@ def sink(postgres_harness: PostgresHarness) -> Iterator[PostgresProxy]:
         yield proxy
 
 
-@pytest.mark.parametrize("elsewhere", ["up", "down"])
-def test_a_worker_that_alone_cannot_reach_a_sink_lets_its_feeds_go(
-    postgres_harness: PostgresHarness,
-    sink: PostgresProxy,
-    monkeypatch: pytest.MonkeyPatch,
-    elsewhere: str,
-) -> None:
-    monkeypatch.setattr("feedq.worker.sink_pool.DOWN_AFTER_S", 0.1)
-    monkeypatch.setattr("feedq.worker.fencer.PROBE_S", 0.1)
-    monkeypatch.setattr("feedq.worker.supervisor.SINK_PATIENCE_S", 0.5)
-    stage = Stage(postgres_harness, sinks={"cut": sink.url})
-
-    def load() -> Load:
-        (view,) = [view for view in stage.store.workers.views() if view.worker.id == stage.worker_id]
-        return view.worker.load
-
-    try:
-        stage.add_feed(sink="cut")
-        stage.reconcile()
-        stage.streaming()
-        until(lambda: load().sinks_up == ("cut",), "it says that it has written there")
-        another = NewWorker(uuid4(), "w2", "node.w2", 1, "host", 2, "0")
-        worker = stage.store.workers.register(another, ttl_s=3600)
-        with closing(stage.store.session(worker, ttl_s=3600)) as session:
-            session.heartbeat(Load(sinks_up=("cut",)) if elsewhere == "up" else Load(sinks_down=("cut",)))
-        sink.refuse()
-        until(lambda: load().sinks_down == ("cut",), "it says that it cannot reach it")
-        until(lambda: stage.lease().sink_error or stage.lease().reason, "and so does the feed")
-        if elsewhere == "up":
-            until(lambda: stage.lease().state is LeaseState.IDLE, "let go")
-            assert stage.lease().reason is Reason.BACKOFF
-            assert "sink" in (stage.lease().last_error or "")
-            assert stage.lease().failures == 1
-            until(lambda: not stage.supervisor._sink_pool.budget.bytes, "what was not written is dropped")
-            assert load().sinks_down == ("cut",), "with nothing to write, it would not know that it is back"
-        else:
-            with pytest.raises(AssertionError, match="let go"):
-                until(lambda: stage.lease().state is LeaseState.IDLE, "let go", limit_s=2.0)
-        sink.admit()
-        until(lambda: load().sinks_down == (), "it is back")
-        if elsewhere == "down":
-            until(lambda: stage.lease().sink_error is None, "and lands")
-            assert (stage.lease().epoch, stage.lease().failures) == (1, 0)
-    finally:
-        stage.leave()
-        stage.source.close()
-
-
-def test_it_leaves_in_time_when_the_control_database_hangs(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage.add_feed()
-    stage.reconcile()
-    stage.streaming()
-    hanging = Event()
-
-    def hang(*_: object, **__: object) -> None:
-        hanging.wait(LIMIT_S)
-
-    for verbs, name in (
-        (stage.store.workers, "drain"),
-        (stage.store.workers, "leave"),
-        (stage.store.leases, "release"),
-        (stage.store.leases, "report"),
-    ):
-        monkeypatch.setattr(verbs, name, hang)
-    monkeypatch.setattr("feedq.control.store.worker_session.WorkerSession.heartbeat", hang)
-    monkeypatch.setattr("feedq.control.store.worker_session.WorkerSession.wait", hang)
-    monkeypatch.setattr("feedq.control.store.worker_session.Listener.wait", hang)
-    try:
-        assert stage.leave() < DRAIN_S + STOP_GRACE_S + 0.5
-    finally:
-        hanging.set()
-
-
 def test_it_says_goodbye_after_the_last_release(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     leave, release = stage.store.workers.leave, stage.store.leases.release
@@ -386,20 +310,6 @@ def raise_the_sinks_epoch(stage: Stage, epoch: int) -> None:
     """As after the control database was restored from a backup: the sink has seen more than it knows."""
     sql = "UPDATE feedq_checkpoint SET epoch = %s WHERE environment = %s RETURNING 1"
     until(lambda: stage.harness.execute(sql, epoch, stage.settings.environment), "the checkpoint is there")
-
-
-def test_a_fenced_feed_is_released_at_once_and_streams_again(stage: Stage) -> None:
-    stage.add_feed()
-    stage.reconcile()
-    stage.streaming()
-    raise_the_sinks_epoch(stage, 100)
-    until(lambda: stage.lease().state is LeaseState.IDLE, "released")
-    lease = stage.lease()
-    assert (lease.reason, lease.retry_at, lease.connected) == (Reason.FENCED, None, False)
-    assert "was superseded" in lease.last_error
-    stage.reconcile()
-    until(lambda: stage.lease().epoch > 100, "the sink's epoch is overtaken")
-    stage.streaming()
 
 
 def forget_a_claim(stage: Stage) -> None:

@@ -6,13 +6,10 @@ import json
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from feedq.core.lease import LAGS_S
 from feedq.core.model import Status
@@ -96,27 +93,6 @@ def test_the_checks_answer_with_a_reason(server: MetricsServer) -> None:
     status, _, body = get(f"{server.url}/readyz")
     assert status == 503
     assert json.loads(body)["status"] == "unavailable"
-
-
-@pytest.mark.parametrize(
-    ("accept", "parse"),
-    [
-        ("", parse_text),
-        ("text/plain;version=0.0.4", parse_text),
-        ("application/openmetrics-text; version=1.0.0", parse_openmetrics),
-    ],
-)
-def test_metrics_can_be_parsed_and_carry_our_names(
-    server: MetricsServer, accept: str, parse: Callable[[str], Iterable[Metric]]
-) -> None:
-    status, kind, body = get(f"{server.url}/metrics", Accept=accept)
-    assert status == 200
-    assert kind.startswith(accept.partition(";")[0] or "text/plain")
-    names = {family.name for family in parse(body)}
-    ours = {family.name for family in REGISTRY.collect()}
-    assert ours <= names
-    assert all(name.startswith("feedq_") for name in ours)
-    assert {"process_resident_memory_bytes", "process_cpu_seconds"} <= names
 
 
 def value(name: str, **labels: str) -> float | None:

@@ -84,27 +84,6 @@ def begun(feed: Feed, key: FeedKey) -> FeedTrace:
     return trace_of_it
 
 
-def parent_of(span: ReadableSpan) -> int | None:
-    return None if span.parent is None else span.parent.span_id
-
-
-async def test_a_trace_leads_from_the_claim_by_fence_and_connection_to_the_first_commit(spans: Spans) -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, {"url": f"tcp://127.0.0.1:{source.port}", "hello": HELLO, "cursor": "/seq"})
-            bench.start()
-            await until(lambda: spans.named("feedq.feed"), "the first commit ends it")
-            bench.runner.interrupt(Interrupt.STOP)
-            await bench.end()
-    whole = spans.one("feedq.feed")
-    parts = [spans.one(f"feedq.{name}") for name in ("fence", "connect", "first_commit")]
-    assert {parent_of(span) for span in parts} == {whole.context.span_id}
-    begun = [span.start_time for span in (whole, *parts)]
-    assert begun == sorted(begun, key=lambda at: at or 0)
-    assert whole.attributes is not None
-    assert (whole.attributes["feedq.feed"], whole.attributes["feedq.epoch"]) == ("acme/orders", 1)
-
-
 async def test_a_commit_is_linked_to_its_feeds(spans: Spans) -> None:
     async with numbered_source() as source:
         with DataPath() as path:

@@ -40,7 +40,6 @@ PACKAGES = {
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "/usr/lib/rabbitmq/bin/rabbitmq-server": "rabbitmq-server",
-    "websocketd": "websocketd",
 }
 """The Debian package of each program that these tests need."""
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import nkeys
 import pytest
-from nats.aio.client import RawCredentials
 
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.testing.driver import SECRET
@@ -46,19 +41,6 @@ def public(seed: str) -> str:
     return key.decode()
 
 
-def signed(claims: dict[str, Any], *, by: str, subject: str, name: str) -> str:
-    """A JWT as NATS has them."""
-
-    def part(value: bytes) -> str:
-        return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
-
-    body = {"iat": int(time.time()), "iss": public(by), "name": name, "sub": subject, "nats": claims}
-    body["jti"] = base64.b32encode(sha256(json.dumps(body).encode()).digest()).rstrip(b"=").decode()
-    head = part(json.dumps({"typ": "JWT", "alg": "ed25519-nkey"}).encode())
-    content = f"{head}.{part(json.dumps(body).encode())}"
-    return f"{content}.{part(nkeys.from_seed(bytearray(by.encode())).sign(content.encode()))}"
-
-
 async def test_a_password_is_taken_out_of_the_secrets(peer_dir: Path) -> None:
 
     with nats_server(peer_dir, authorization={"users": [{"user": "feeds", "password": SECRET}]}) as server:
@@ -80,38 +62,6 @@ async def test_an_nkey_lets_it_in(peer_dir: Path) -> None:
     with nats_server(peer_dir, authorization={"users": [{"nkey": public(seed)}]}) as server:
         async with filled(server, nkeys_seed_str=seed):
             await driver_of(server.port, nkey_seed=seed).land(1)
-
-
-async def test_a_credentials_file_lets_it_in(peer_dir: Path) -> None:
-    operator, user = seed_of(nkeys.PREFIX_BYTE_OPERATOR), seed_of(nkeys.PREFIX_BYTE_USER)
-    account, system = (seed_of(nkeys.PREFIX_BYTE_ACCOUNT) for _ in range(2))
-    unlimited = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
-    stored = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), -1)
-    operator_jwt = signed({"type": "operator", "version": 2}, by=operator, subject=public(operator), name="O")
-    account_claims = {"type": "account", "version": 2, "limits": {**unlimited, **stored, "wildcards": True}}
-    account_jwt = signed(account_claims, by=operator, subject=public(account), name="A")
-    system_claims = {"type": "account", "version": 2, "limits": {**unlimited, "wildcards": True}}
-    system_jwt = signed(system_claims, by=operator, subject=public(system), name="SYS")
-    user_jwt = signed(
-        {"type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1},
-        by=account,
-        subject=public(user),
-        name="U",
-    )
-    credentials = (
-        f"-----BEGIN NATS USER JWT-----\n{user_jwt}\n------END NATS USER JWT------\n\n"
-        f"-----BEGIN USER NKEY SEED-----\n{user}\n------END USER NKEY SEED------\n"
-    )
-
-    config = {
-        "operator": operator_jwt,
-        "resolver": "MEMORY",
-        "resolver_preload": {public(account): account_jwt, public(system): system_jwt},
-        "system_account": public(system),
-    }
-    with nats_server(peer_dir, **config) as server:
-        async with filled(server, user_credentials=RawCredentials(credentials)):
-            await driver_of(server.port, credentials=credentials).land(1)
 
 
 @pytest.mark.parametrize(

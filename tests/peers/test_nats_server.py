@@ -19,8 +19,6 @@ from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import Relay, until
-from tests.acceptance.test_backfills import lands_between
-from tests.cluster import Cluster
 from tests.contract.erratic import ErraticWorker
 from tests.peers.nats import nats_server, publish, publishing
 from tests.peers.servers import PeerServer
@@ -275,22 +273,3 @@ async def test_a_feed_that_starts_does_not_find_a_work_queue_taken_by_a_trial(se
 
 
 # -- in a cluster --------------------------------------------------------------------------------------------
-
-
-def test_what_lies_between_two_sequences_lands_again(
-    server: PeerServer, tmp_path: Path, database_url: str, broker_url: str
-) -> None:
-    async def publish_all(numbers: range) -> None:
-        async with publishing(server.port) as (_, js):
-            await js.add_stream(name="orders", subjects=["o.>"])
-            await publish(js, "o.new", [b'{"seq": %d}' % seq for seq in numbers])
-
-    def send(numbers: range) -> list[str]:
-        asyncio.run(publish_all(numbers))
-        return list(map(str, numbers))
-
-    with Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster:
-        cluster.add_beat("b1")
-        cluster.add_worker("w1")
-        source = {"url": f"nats://127.0.0.1:{server.port}", "stream": "orders"}
-        lands_between(cluster, "nats", source, send, beyond="9999")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -41,6 +42,7 @@ from tests.cluster import wait_until
 from tests.fakes.sink import MemoryCheckpoint, MemoryTables
 from tests.peers.conftest import peer_directory
 from tests.peers.prometheus import Prometheus
+from tests.peers.servers import program
 from tests.unit.data_path import DataPath
 
 pytestmark = pytest.mark.timeout(60)
@@ -259,3 +261,14 @@ def test_an_alert_fires_for_its_cause(stage: Staged, alert: promql.Alert) -> Non
     wait_until(
         lambda: stage.prometheus.query(alert.expr), limit_s=LIMIT_S, what=f"{alert.name}: {alert.expr}"
     )
+
+
+def test_promtool_accepts_the_rules() -> None:
+    checked = subprocess.run(
+        [program("promtool"), "check", "rules", "--lint-fatal", str(promql.RULES)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr

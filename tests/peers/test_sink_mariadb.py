@@ -9,9 +9,7 @@ from uuid import uuid4
 import pytest
 
 from feedq.errors import SinkUnavailable
-from feedq.settings import Settings
 from feedq.sinks.base import Blocked, Fenced, Target
-from feedq.verbs.diagnosis.sink_checks import check_sinks
 from tests.contract.sink_conformance import SinkConformance
 from tests.contract.sink_stage import (
     LOCK_TIMEOUT_S,
@@ -110,19 +108,6 @@ def test_broken_off_before_the_commit_nothing_was_written(
     assert harness.query("SELECT `cursor`, records FROM feedq_checkpoint") == [('"after"', 1)]
 
 
-@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER])
-def test_a_fence_that_is_broken_off_raised_the_epoch_or_did_not(
-    harness: MariaDbHarness, fault: Fault
-) -> None:
-    fence(harness.sink(), 1, 1)
-    sink = harness.sink(role="fencer", url=f"{harness.proxy.url}{DATABASE}")
-    fence(sink, 2, 1)
-    trap = harness.proxy.arm(fault, "INSERT INTO feedq_checkpoint")
-    # Fencing again is harmless, so the sink does it by itself.
-    assert fence(sink, 1, 2) == Fenced(1, 2, None, 0)
-    assert trap.tripped.wait(PATIENCE_S)
-
-
 # -- locks -------------------------------------------------------------------------------------------
 
 
@@ -138,18 +123,3 @@ def test_a_row_locked_by_an_operator_blocks_its_feed_only_and_in_time(harness: M
         # The server's own patience, of 50 seconds, plays no part; nor do its whole seconds.
         assert time.monotonic() - began < PATIENCE_S / 2
         cursor.execute("ROLLBACK")
-
-
-@pytest.mark.parametrize(
-    ("user", "database", "remedy"),
-    [
-        ("root:wrong", DATABASE, "correct the user name and the password in FEEDQ_SINKS__OTHER"),
-        ("root", "nowhere", "CREATE DATABASE nowhere"),
-    ],
-)
-def test_remedies_fit_what_the_server_refuses(
-    mariadb: MariaDb, user: str, database: str, remedy: str
-) -> None:
-    settings = Settings(sinks={"other": mariadb.url(database, user=user)})
-    (check,) = (one for one in check_sinks(settings) if one.name == "sink other")
-    assert remedy in check.advice

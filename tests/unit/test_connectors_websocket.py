@@ -107,25 +107,6 @@ def test_however_it_is_cut_a_stream_reads_as_by_the_library_alone(stream: bytes,
     assert len(cut.protocol.data_to_send()) == len(alone.protocol.data_to_send())
 
 
-def test_a_stream_in_single_bytes_reads_as_by_the_library_alone() -> None:
-    stream = b"".join(
-        (
-            frame(b"1"),
-            frame(b"", PING),
-            frame(b"2" * 126, BINARY),
-            frame(b"3", fin=False),
-            frame(b"?", PING),
-            frame(b"4" * 66_000, CONTINUATION),
-            frame(b"5" * 66_000),
-            frame(b""),
-            close_frame(1001),
-        )
-    )
-    cut = Cut(*(stream[n : n + 1] for n in range(len(stream))))
-    assert cut.messages == Alone(stream).messages
-    assert not cut.reader.is_open
-
-
 def test_pings_and_pongs_bring_no_data_and_a_part_of_a_message_does() -> None:
     reader = Cut().reader
     for piece, brings in (
