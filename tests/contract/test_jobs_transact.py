@@ -20,7 +20,7 @@ from feedq.control.store.jobs import finishing, sessions
 from feedq.core.model import Worker
 from feedq.core.schedule.model import ClaimedRun, RunState
 from feedq.core.schedule.spec import Semantics
-from feedq.errors import JobSessionLost, RunTakenAway
+from feedq.errors import JobSessionLost, RunCancelled, RunTakenAway
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish
 from tests.schedules import Keys
@@ -231,6 +231,25 @@ def test_killed_before_the_commit_nothing_is_kept(jobs: JobsHarness, monkeypatch
     monkeypatch.setattr(sessions, "complete", real)
     work(jobs, worker, run)
     assert (kept(jobs), state(jobs, run)) == (1, S.SUCCEEDED)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(ValueError("no"), JobSessionLost), (RunCancelled("its time is up"), RunCancelled)]
+)
+def test_a_job_that_gives_up_after_its_session_was_cut_off_unheard_does_not_fail(
+    jobs: JobsHarness, error: Exception, told: type[Exception]
+) -> None:
+    """It has asked nothing of its session, so the driver does not know yet."""
+    worker, run = started(jobs)
+
+    def give_up() -> None:
+        with jobs.store.jobs.runs.transact(worker.id, run):
+            cut_off(jobs, run)
+            raise error
+
+    with pytest.raises(told):
+        give_up()
+    assert state(jobs, run) is S.RUNNING
 
 
 def test_a_commit_whose_answer_was_lost_is_found_to_have_happened(

@@ -32,6 +32,8 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import psycopg2
+
 from feedq.control.store.database import Connection, connect_once, make_engine, translate_errors
 from feedq.control.store.jobs import finishing
 from feedq.control.store.protocol import call
@@ -82,16 +84,14 @@ class JobSessions:
                 with translate_errors(self._url):
                     self._complete(for_job, worker_id, run)
                     self._commit(for_job, run)
-            except (RunTakenAway, RunCancelled):
-                raise
             except Exception as error:
+                if _answers(driver):
+                    raise
+                for_job.invalidate()  # which SQLAlchemy cannot know, and would roll back
+                if isinstance(error, RunTakenAway | RunCancelled):
+                    raise
                 # Whatever the job made of it: without its session it could end in no other way.
-                if driver.closed:
-                    raise _lost(run, error) from error
-                raise
-            finally:
-                if driver.closed:
-                    for_job.invalidate()  # which SQLAlchemy cannot know, and would roll back
+                raise _lost(run, error) from error
 
     def _connect(self, run: ClaimedRun) -> sqlalchemy.Connection:
         from sqlalchemy.exc import DBAPIError
@@ -135,6 +135,16 @@ class JobSessions:
         with connect_once(self._url) as connection:
             found = connection.execute(_OUTCOME, {"id": run.id, "fence": run.fence})
             return bool(found.scalar_one_or_none())
+
+
+def _answers(driver: Any) -> bool:
+    """Whether the server has not dropped this session. What went wrong in it does not tell: the driver knows of
+    the end of a connection only when it comes to read it."""
+    try:
+        driver.rollback()
+    except psycopg2.Error:
+        return False
+    return not driver.closed
 
 
 def _within(for_job: sqlalchemy.Connection) -> Connection:
