@@ -86,15 +86,3 @@ def test_a_replay_lands_what_the_mended_table_takes_and_keeps_the_rest(bench: Be
     assert "dead letter" not in bench.cluster.feedq("status", "--problems")
     lease = bench.ask("show", NAME)["view"]["lease"]
     assert (lease["dead_letters"], lease["dead_letters_total"] >= REFUSED) == (0, True)
-
-
-def test_a_trial_shows_how_records_would_land_and_imports_nothing(bench: Bench) -> None:
-    trial = bench.ask("test", NAME, "--records", "3")
-    assert trial["ok"]
-    assert [step["outcome"] for step in trial["steps"]] == ["ok"] * len(trial["steps"])
-    assert [record["columns"]["seq"] for record in trial["records"]] == ["1", "2", "3"]
-    assert trial["cursor"] >= 3
-    landed = bench.sequence("typed")
-    resumed = bench.ask("test", NAME, "--records", "1", "--cursor", str(trial["cursor"]))
-    assert resumed["records"][0]["columns"]["seq"] == str(trial["cursor"] + 1)
-    assert bench.sequence("typed") == landed

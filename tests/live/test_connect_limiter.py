@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from feedq.core.clock import SystemClock
 from feedq.core.limits import CONNECT_BURST_S, CONNECT_FIRST_S
-from feedq.telemetry.metrics import REGISTRY
 from feedq.worker.pacing import HOSTS_KEPT, ConnectLimiter
 
 HOUR_S = 3_600.0
@@ -138,14 +137,6 @@ def test_one_feed_alone_never_waits(rate: float, stage: Make) -> None:
     assert len(made.went) == 1
 
 
-@pytest.mark.parametrize("rate", [0.0, LARGEST])
-def test_without_rates_or_with_the_largest_nobody_waits(rate: float, stage: Make) -> None:
-    made = stage(rate, {"*": rate})
-    made.join("a", 1_000)
-    made.wait(0.01)
-    assert len(made.went) == 1_000
-
-
 @pytest.mark.parametrize("rate", [0.5, 40.0, 200.0])
 def test_a_cold_start_keeps_to_the_rate_of_the_host_in_every_window(rate: float, stage: Make) -> None:
     made = stage(0, {"a": rate})
@@ -210,19 +201,6 @@ def test_the_workers_of_a_fleet_keep_to_the_rate_together_from_the_first_moment(
     assert 25 <= at_once <= 55, f"{at_once} of 100 workers connect at once, where a second's worth is 40"
     for window_s in (0.1, 1.0, 5.0):
         assert most_in(times, window_s) <= 1.25 * 40 * (window_s + CONNECT_FIRST_S)
-
-
-@pytest.mark.parametrize("workers", [1, 51, 200])
-def test_in_a_fleet_of_no_more_workers_than_the_rate_is_a_second_a_feed_alone_never_waits(
-    workers: int, stage: Make
-) -> None:
-    for seed in range(5):
-        made = stage(0, {"a": 200}, workers=workers, seed=seed)
-        for _ in range(3):
-            asked_at = made.now
-            made.join("a")
-            assert made.times("a")[-1] == asked_at
-            made.wait(2 * workers / 200)
 
 
 def test_a_worker_whose_feeds_come_alone_again_and_again_keeps_to_its_part_of_the_rate(stage: Make) -> None:
@@ -332,18 +310,3 @@ def test_hosts_that_nobody_dials_any_more_are_forgotten_but_not_before_their_slo
     assert len(made.limiter._hosts) <= 2 * HOSTS_KEPT
     made.join("a")
     assert len(made.times("a")) == 1
-
-
-def test_those_who_wait_and_those_who_went_are_counted(stage: Make) -> None:
-    def sample(name: str) -> float:
-        return REGISTRY.get_sample_value(name) or 0.0
-
-    before = sample("feedq_connects_total")
-    made = stage(0, {"a": 10})
-    made.join("a", 20)
-    went = len(made.went)
-    assert sample("feedq_connects_total") - before == went
-    assert sample("feedq_connects_waiting") == 20 - went > 0
-    made.wait(5)
-    assert sample("feedq_connects_total") - before == 20
-    assert sample("feedq_connects_waiting") == 0

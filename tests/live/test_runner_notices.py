@@ -1,13 +1,11 @@
-"""A running feed tells once of what is hardly meant: a header with other names, a list that lands as one row."""
+"""A running feed tells once of what is hardly meant: a header with other names."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from feedq.testing.loopback import serving
 from feedq.worker.runner import Interrupt
 from tests.live.test_runner import Bench
 from tests.unit.data_path import DataPath, until
@@ -40,21 +38,3 @@ async def test_a_header_with_other_names_is_told_once_it_can_be_told_from_record
     (told,) = await noticed("file", source, landed=4)
     assert told.keys() == {"header"}
     assert told["header"].startswith("the first line, nr, cost, lands as a record")
-
-
-async def test_a_list_that_a_poll_lands_as_one_row_is_told_once() -> None:
-    polls = 0
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal polls
-        await reader.readuntil(b"\r\n\r\n")
-        polls += 1
-        body = b' [{"poll": %d}]' % polls
-        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        await writer.drain()
-
-    async with serving(answer) as port:
-        source = {"url": f"http://127.0.0.1:{port}/", "mode": "poll", "interval_s": 0.1}
-        (told,) = await noticed("http", source, landed=2)
-    assert told.keys() == {"records"}
-    assert 'source.records: ""' in told["records"]

@@ -18,7 +18,7 @@ from feedq.errors import SourceUnavailable
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import Relay, until
-from tests.contract.erratic import ErraticWorker
+from tests.contract.erratic import ErraticWorker, reading
 from tests.peers.mqtt import HandMadeClient, Tap, make_session, mosquitto
 from tests.peers.servers import PeerServer, program
 
@@ -43,23 +43,6 @@ def driver_of(
 ) -> ConnectorDriver:
     source = {"url": f"{scheme}://{host}:{port}", "topics": topics or ["t/#"], **options}
     return ConnectorDriver(MqttConnector, source, feed=FEED)
-
-
-@asynccontextmanager
-async def reading(
-    driver: ConnectorDriver, count: int, *, commit: bool = True
-) -> AsyncIterator[asyncio.Task[None]]:
-    """A connection that has subscribed and takes this many records; at the end they are here."""
-    before, wanted = driver.connected, len(driver.records) + count
-    async with aclosing(driver.open()) as stream:
-        task = asyncio.ensure_future(pull(driver, stream, count=wanted, commit=commit))
-        try:
-            await until(lambda: driver.connected > before or task.done())
-            yield task
-            await task
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import Relay, until
-from tests.contract.erratic import ErraticWorker
+from tests.contract.erratic import ErraticWorker, reading
 from tests.peers.nats import nats_server, publish, publishing
 from tests.peers.servers import PeerServer
 
@@ -50,23 +50,6 @@ async def stream_on(server: PeerServer, **config: Any) -> AsyncIterator[JetStrea
     async with publishing(server.port) as (_, js):
         await js.add_stream(name="orders", subjects=["o.>"], **config)
         yield js
-
-
-@asynccontextmanager
-async def reading(
-    driver: ConnectorDriver, count: int, *, commit: bool = True
-) -> AsyncIterator[asyncio.Task[None]]:
-    """A connection that takes this many records; at the end they are here."""
-    before, wanted = driver.connected, len(driver.records) + count
-    async with aclosing(driver.open()) as stream:
-        task = asyncio.ensure_future(pull(driver, stream, count=wanted, commit=commit))
-        try:
-            await until(lambda: driver.connected > before or task.done())
-            yield task
-            await task
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
 
 
 async def consumers(js: JetStreamContext) -> list[str]:

@@ -174,17 +174,6 @@ def test_a_declaration_is_edited_and_neither_a_mistake_nor_somebody_faster_loses
     assert row["weight"] == 7
 
 
-def test_a_worker_is_cordoned_and_serves_again(room: ControlRoom) -> None:
-    def targets() -> set[str]:
-        return {row["target_state"] for row in room.cluster.sql("SELECT target_state FROM feedq.worker")}
-
-    with Browser(room.base, login=OPERATOR) as browser:
-        for verb, expected in (("cordon", {"serving", "cordoned"}), ("uncordon", {"serving"})):
-            browser.open("/fleet")
-            press(browser, f"[id^=feedq-{verb}-] >> nth=0")
-            wait_until(lambda: targets() == expected, limit_s=10, what=f"{verb}: {targets()}")  # noqa: B023
-
-
 def test_problems_of_workers_and_schedules_are_listed_and_fit(room: ControlRoom) -> None:
     cut_off = NewWorker(uuid4(), "w9@elsewhere", "node.w9", 0, "elsewhere", 1, "0")
     with closing(PostgresStore(room.cluster.database_url)) as store:
@@ -208,29 +197,6 @@ def test_problems_of_workers_and_schedules_are_listed_and_fit(room: ControlRoom)
         press(browser, f"[id='feedq-resume-schedule-{quote(NIGHTLY, safe='')}']")
     (row,) = room.cluster.sql("SELECT state, failures FROM feedq.schedule WHERE name = %s", [NIGHTLY])
     assert (row["state"], row["failures"]) == ("active", 0)
-
-
-def test_a_schedule_is_paused_on_its_own_page_and_what_was_typed_stays(room: ControlRoom) -> None:
-    with Browser(room.base, login=OPERATOR) as browser:
-        browser.open(f"/schedule?name={NIGHTLY}")
-        browser.tab_to("[id^=feedq-pause-schedule-]")
-        browser.press("Enter")
-        browser.page.fill("#feedq-dialog .feedq-field input", "tomorrow")
-        browser.page.fill("#feedq-dialog-reason", "stock-taking")
-        browser.page.wait_for_selector("#feedq-dialog-trouble:has-text('until: ')")
-        browser.keep_picture("schedule-dialog")
-        assert browser.page.input_value("#feedq-dialog-reason") == "stock-taking"
-        browser.page.fill("#feedq-dialog .feedq-field input", "2126-11-01T00:00:00Z")
-        browser.press("Tab")
-        browser.page.wait_for_selector("#feedq-dialog-trouble", state="hidden")
-        browser.page.click("#feedq-dialog-go")
-        browser.page.wait_for_selector("#feedq-dialog", state="hidden")
-        browser.page.wait_for_selector("[role=note]:has-text('stock-taking')")
-        press(browser, "[id^=feedq-trigger-]")
-        browser.page.wait_for_selector(".feedq-runs .badge:has-text('waiting')")
-        press(browser, "[id^=feedq-cancel-run-]")
-        browser.page.wait_for_selector(".feedq-runs .badge:has-text('cancelled')")
-        browser.complaints.clear()  # that the API said 400
 
 
 def test_the_link_of_a_filter_is_copied(room: ControlRoom) -> None:

@@ -165,16 +165,13 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"url": "tcp://host:4222"}, "source.url: must be nats://host or tls://host"),
         ({"stream": "a.b"}, "source.stream: must be a name"),
         ({"subjects": ["a..b"]}, "source.subjects: 'a..b' is no subject"),
-        ({"subjects": ["a.>.b"]}, "source.subjects: 'a.>.b' is no subject"),
         ({"token": "x", "username": "y"}, "source.token: cannot go with source.username"),
-        ({"nkey_seed": "{seed}"}, "source.nkey_seed: {seed} is no placeholder"),
     ],
     "redis": [
         ({"url": "http://host"}, "source.url: must be redis://host or rediss://host"),
         ({"url": "redis://host/orders"}, "source.url: has a path that is no database"),
         ({"url": "redis://user:s3cret@host"}, "source.url: takes no user and password"),
         ({"streams": [""]}, "source.streams: holds an empty name"),
-        ({"password": "{password}"}, "source.password: {password} is no placeholder"),
         (
             {"format": "csv", "csv": {"fields": ["a"], "header": True}},
             "source.csv: messages have no header lines",
@@ -182,7 +179,6 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "websocket": [
         ({"url": "http://feeds.example"}, "source.url: must be ws://host or wss://host"),
-        ({"url": "ws://user:pw@feeds.example"}, "source.url: takes no user and password"),
         ({"url": "ws://{name}.example/"}, "source.url: takes placeholders in its path and query only"),
         (
             {"url": "ws://feeds.example/{tokn}"},
@@ -192,13 +188,11 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
             {"url": "ws://feeds.example/{cursor}"},
             "source.initial_cursor: is needed for a {cursor} in the path",
         ),
-        ({"subscribe": ["ok", "{tokn}"]}, "source.subscribe: {tokn} is no placeholder"),
         ({"headers": {"A B": "c"}}, "source.headers: 'A B' is no name of a header"),
         (
             {"headers": {"Sec-WebSocket-Key": "x"}},
             "source.headers: 'Sec-WebSocket-Key' is set by feedq itself",
         ),
-        ({"headers": {"A": "{tokn}"}}, "source.headers: {tokn} is no placeholder"),
         ({"subprotocols": ["a b"]}, "source.subprotocols: 'a b' is no name of a subprotocol"),
         ({"ignore": [{}]}, "source.ignore: holds an entry without a pointer"),
         ({"ignore": [{"/event": 1}], "format": "text"}, "source.ignore: needs source.format json, not text"),
@@ -207,14 +201,10 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     "http": [
         ({"url": "ftp://acme.test/"}, "source.url: must be http://host or https://host"),
         ({"url": "http://s3cret@acme.test/"}, "source.url: takes no user and password"),
-        ({"url": "http://a..b/"}, "source.url: has a host that cannot be one"),
-        ({**HTTP, "verify": False}, "source.verify: needs a https:// source.url"),
         ({**HTTP, "body": "x"}, "source.body: needs source.method POST"),
         ({**HTTP, "method": "POST", "body": "{s3cret}"}, "source.body: {s3cret} is no placeholder"),
         ({**HTTP, "headers": {"Content-Length": "1"}}, "source.headers: 'Content-Length' is set by feedq"),
         ({**HTTP, "interval_s": 5, "records": ""}, "source: interval_s, records need source.mode poll"),
-        ({**HTTP, "next_cursor": "/x"}, "source: next_cursor need source.mode poll"),
-        ({**POLL, "records": "items"}, "source.records: 'items' is no JSON pointer"),
         (
             {**POLL, "records": "/x", "format": "text"},
             "source.records: is a JSON pointer and needs source.format json",
@@ -234,7 +224,6 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
             {"url": "http://acme.test", "mode": "poll", "next_cursor": "/next"},
             "source: next_cursor is of no use without {cursor}",
         ),
-        ({"url": "http://acme.test/{cursor}"}, "source.initial_cursor: is needed"),
     ],
     "sse": [
         ({**HTTP, "envelope": True, "format": "text"}, "source.envelope: needs source.format json, not text"),

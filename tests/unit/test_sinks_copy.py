@@ -78,10 +78,3 @@ def test_lines_land_as_the_same_rows_as_their_records(records: list[bytes], chun
         quick = b"".join(encoded(rows, [write_of(lines)]))
     assert lines.split() == tuple(records)
     assert quick == b"".join(rows.record(write_of(lines), lines, record) for record in records)
-
-
-def test_no_chunk_is_empty_for_that_would_end_the_copy() -> None:
-    for batch in (of_lines([]), of_records([]), of_lines([b"1"] * 30_000), of_records([b""] * 2_000)):
-        chunks = list(encoded(DefaultRows("text"), [write_of(batch)]))
-        assert all(chunks)
-        assert len(decoded(b"".join(chunks))) == batch.count
