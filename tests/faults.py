@@ -348,5 +348,5 @@ def frozen_database(postgres: Postgres, cluster: Cluster, *, cut: bool) -> Itera
 def send_signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
     """To each that is still there: a session may end at any moment."""
     for process in processes:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, number)
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)

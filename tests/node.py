@@ -77,6 +77,9 @@ class Node:
 
     def signal(self, number: signal.Signals) -> float:
         """Send a signal to the process; returns the monotonic moment just before."""
+        if not self.is_running():
+            # Its number may be that of a stranger by now.
+            raise ProcessLookupError(f"{self.name} has ended")
         moment = time.monotonic()
         os.kill(self.pid, number)
         return moment

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import UUID, uuid4
-
-import pymysql
 
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Target
 from feedq.sinks.sql import SqlSink
@@ -106,18 +103,3 @@ class MariaDbHarness:
             assert trap.tripped.wait(PATIENCE_S)
             return sink, unknown, trap
         raise AssertionError(f"the commit was answered: {written}")
-
-    def session_ids(self) -> set[int]:
-        """Numbers of all sessions of sinks on this database."""
-        rows = self.server.execute("SELECT ID FROM information_schema.PROCESSLIST WHERE DB = %s", (DATABASE,))
-        return {int(number) for (number,) in rows}
-
-    def kill_sessions(self) -> None:
-        """As an operator does; returns when they are gone."""
-        deadline = time.monotonic() + PATIENCE_S
-        for number in self.session_ids():
-            with contextlib.suppress(pymysql.MySQLError):
-                self.server.execute(f"KILL {number}")
-        while self.session_ids():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
