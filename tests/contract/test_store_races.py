@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from feedq.control.store import database
 from feedq.core import limits
 from feedq.core.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerTarget
 from feedq.errors import Unavailable
@@ -109,10 +110,13 @@ def test_a_heartbeat_that_races_with_a_pass_that_spares_the_worker_renews(
 
 
 def test_a_pass_that_freezes_in_its_transaction_holds_nobody_up_for_long(
-    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has locked the rows of the workers it assigned to, and no other pass may begin meanwhile."""
+    # As it is outside of tests, where none has to wait for all others.
+    monkeypatch.setattr(database, "IDLE_IN_TRANSACTION_TIMEOUT_MS", 3_000)
     h = postgres_harness
+    h.end_sessions()
     worker, feed = h.worker(), h.feed()
     h.absorb_edits()
 
@@ -131,6 +135,7 @@ def test_a_pass_that_freezes_in_its_transaction_holds_nobody_up_for_long(
     assert renewed[0] is not None
     assert h.lease(feed).state is LeaseState.IDLE
     assert [a.key for a in h.reconcile()[1]] == [(feed.id, 1)]
+    h.end_sessions()
 
 
 def test_of_many_passes_at_once_one_is_let_in(
