@@ -272,3 +272,15 @@ def test_the_least_busy_worker_is_notified_of_a_run_that_falls_due(jobs: JobsHar
         assert first.wait(10)
         assert first.heard == {"runs"}
         assert not second.wait(0.1)
+
+
+def test_retries_that_are_due_later_take_no_place_from_what_is_due(jobs: JobsHarness) -> None:
+    """However many there are, and although they rank before it."""
+    worker = jobs.job_worker()
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    for n in range(40):
+        jobs.schedules.trigger("nightly", key=f"later {n}")
+    jobs.execute("UPDATE feedq.run SET due_at = due_at + interval '1 h', rank_at = rank_at - interval '1 h'")
+    jobs.schedules.trigger("nightly", key="now")
+    assert [run.key for run in claim(jobs, worker, limit=1)] == ["trigger:now"]
+    assert claim(jobs, worker) == []
