@@ -7,8 +7,8 @@
 --
 -- Expiry. A run is its worker's as long as the worker's session lives; there is no lease of its own to renew. Until the
 -- worker is declared gone, nobody else ends the run, whatever its time-out says: its owner does, and may only be waiting
--- for the database to tell it. An outage of the database is no loss of workers (`feedq.lease.OutageGrace`), so it ends no
--- run. Afterwards the time-out decides nothing either: what becomes of the run is a matter of its semantics.
+-- for the database to tell it. An outage of the database is no loss of workers (`feedq.core.lease.OutageGrace`), so it
+-- ends no run. Afterwards the time-out decides nothing either: what becomes of the run is a matter of its semantics.
 --
 -- The worker, should it live after all and come later (frozen, cut off), finds its fence passed when it finishes: the run
 -- has ended, or waits for an attempt under a new one.
@@ -35,8 +35,8 @@ $body$;
 -- change (`is_counted`). `ended` is the state that the worker tells: 'lost' when the attempt ended with its worker, or
 -- nothing of it was kept; 'waiting' when it had not begun. `retry_in_s`: what the job's retries say of an attempt that did
 -- not succeed; NULL: it is over. Of a removed schedule nobody wants another attempt. A run that is done again at once
--- keeps its rank; repeated later, it ranks as if it had fallen due then. What is only told of by a job that kills its
--- workers must end some day: after ten losses.
+-- keeps its rank; repeated later, it ranks as if it had fallen due then. A job that kills its workers must end some day,
+-- after ten losses.
 CREATE FUNCTION feedq_1.end_attempt(r feedq.run, ended text, said text, retry_in_s float8, is_counted boolean)
 RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE

@@ -41,20 +41,6 @@ SESSION_LOCK_CLASS = 0x_FEED_05
 wants to hear of its end waits for this one (`feedq.control.store.session_ends`)."""
 CATALOG_LOCK_CLASS = 0x_FEED_06
 """First key of the session advisory lock of whoever syncs a catalog; the second is a hash of its name."""
-PASS_LOCK = 0x_FEED_0003
-"""Key of the transaction lock that makes reconcile passes one at a time."""
-
-WORKER_LOCKS = f"""
-    SELECT CAST(k.classid AS bigint) AS class, CAST(k.objid AS bigint) AS key, k.pid FROM pg_locks k
-    WHERE k.locktype = 'advisory' AND k.granted AND k.objsubid = 2
-      AND k.classid IN ({WORKER_LOCK_CLASS}, {SESSION_LOCK_CLASS})
-      AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-"""
-"""The locks that sessions of workers hold. All in one reading: the server's table of locks is gone through as a
-whole each time, and a fleet of a thousand workers has thousands."""
-
-HELD_LOCKS = f"SELECT key AS lock_key FROM ({WORKER_LOCKS}) locks WHERE class = {WORKER_LOCK_CLASS}"
-"""The lock keys of workers that have a database session."""
 
 
 def worker_channel(lock_key: int) -> str:

@@ -12,14 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from feedq.control.store.channels import (
-    LEADER_LOCK_CLASS,
-    SESSION_LOCK_CLASS,
-    WAKE,
-    WORKER_LOCK_CLASS,
-    WORKER_LOCKS,
-)
+from feedq.control.store.channels import LEADER_LOCK_CLASS, SESSION_LOCK_CLASS, WAKE, WORKER_LOCK_CLASS
 from feedq.control.store.database import PreparedStatement
+from feedq.control.store.protocol import SCHEMA
 from feedq.control.store.session_ends import SessionEndWaiters
 from feedq.control.store.worker_session import Listener
 from feedq.control.store.workers import OVERDUE
@@ -36,7 +31,7 @@ that settled meanwhile gets another."""
 # First check: no session holds the worker's lock. Second check, by the next round: still none, so it is crashed.
 # A heartbeat in between clears the suspicion.
 _LIVENESS_CHECK = f"""
-    WITH locks AS MATERIALIZED ({WORKER_LOCKS}), sessions AS (
+    WITH locks AS MATERIALIZED (SELECT * FROM {SCHEMA}.session_locks), sessions AS (
         SELECT k.key AS lock_key, k.pid, own.key IS NOT NULL AS has_own
         FROM locks k LEFT JOIN locks own
             ON own.class = {SESSION_LOCK_CLASS} AND own.key = k.pid AND own.pid = k.pid
