@@ -259,9 +259,9 @@ BEGIN
         JOIN pg_depend d ON d.objid = s.oid AND d.classid = 'pg_class'::regclass AND d.deptype = 'i'
         WHERE s.relkind = 'S' AND s.relnamespace = 'feedq'::regnamespace;
 END $$;
-UPDATE feedq.fleet SET alive_at = clock_timestamp(), alive_since = clock_timestamp(),
+UPDATE feedq.fleet SET alive_at = feedq.clock(), alive_since = feedq.clock(),
     server_started_at = pg_postmaster_start_time(), pass_at = NULL, pass_seq = 0,
-    sweep_at = clock_timestamp(), active_workers = 1, evened_out = NULL, waiting_after = 0, swept_to = NULL
+    sweep_at = feedq.clock(), active_workers = 1, evened_out = NULL, waiting_after = 0, swept_to = NULL
 """
 
 

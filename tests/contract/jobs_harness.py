@@ -37,7 +37,7 @@ class JobsHarness(PostgresHarness):
 
     def now(self) -> datetime:
         """On the database's clock."""
-        ((now,),) = self.execute("SELECT clock_timestamp()")
+        ((now,),) = self.execute("SELECT feedq.clock()")
         assert isinstance(now, datetime)
         return now
 
@@ -95,7 +95,7 @@ class JobsHarness(PostgresHarness):
         """The run as if that worker had claimed it. Returns its fence."""
         ((fence,),) = self.execute(
             "UPDATE feedq.run SET state = 'running', worker_id = %s, fence = nextval('feedq.run_fence'), "
-            "started_at = clock_timestamp() WHERE id = %s AND state = 'waiting' RETURNING fence",
+            "started_at = feedq.clock() WHERE id = %s AND state = 'waiting' RETURNING fence",
             str(worker.id),
             run.id,
         )
@@ -105,7 +105,7 @@ class JobsHarness(PostgresHarness):
     def end(self, run: Run, state: RunState = RunState.SUCCEEDED) -> None:
         """The run as if it had ended like this."""
         done = self.execute(
-            "UPDATE feedq.run SET state = %s, ended_at = clock_timestamp() WHERE id = %s RETURNING id",
+            "UPDATE feedq.run SET state = %s, ended_at = feedq.clock() WHERE id = %s RETURNING id",
             state.value,
             run.id,
         )

@@ -49,7 +49,7 @@ def fire(jobs: JobsHarness, *, limit: int = 1_000) -> list[int]:
         made, more = made + fired.runs, fired.more
     found = jobs.execute(
         "SELECT id FROM feedq.run WHERE id > %s AND state IN ('buffered', 'waiting') "
-        "AND due_at <= clock_timestamp() ORDER BY id",
+        "AND due_at <= feedq.clock() ORDER BY id",
         latest,
     )
     assert len(found) == made
@@ -59,8 +59,8 @@ def fire(jobs: JobsHarness, *, limit: int = 1_000) -> list[int]:
 def fall_due(jobs: JobsHarness) -> list[int]:
     """Let the next tick of every schedule fall due, just so late that it is no misfire, and fire it."""
     jobs.execute(
-        "UPDATE feedq.schedule SET next_tick_at = date_trunc('minute', clock_timestamp()), "
-        "next_fire_at = date_trunc('minute', clock_timestamp()) WHERE next_tick_at IS NOT NULL"
+        "UPDATE feedq.schedule SET next_tick_at = date_trunc('minute', feedq.clock()), "
+        "next_fire_at = date_trunc('minute', feedq.clock()) WHERE next_tick_at IS NOT NULL"
     )
     return fire(jobs)
 

@@ -104,7 +104,7 @@ def test_of_twelve_runs_each_of_three_idle_workers_takes_four_however_often_it_a
         held = 0
         for ask_number in range(asks):
             # However slow the machine: what has been due for a second is anybody's.
-            jobs.execute("UPDATE feedq.run SET due_at = statement_timestamp() WHERE state = 'waiting'")
+            jobs.execute("UPDATE feedq.run SET due_at = feedq.now() WHERE state = 'waiting'")
             granted = ask(jobs, worker, limit=8 - held, slots=8, fleet_slots=24)
             assert len(granted.runs) == (4 if ask_number == 0 else 0)
             held += len(granted.runs)

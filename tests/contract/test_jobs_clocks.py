@@ -17,31 +17,21 @@ from tests.schedules import INTERVAL_S, schedule_spec
 WRONG_BY = timedelta(days=1)
 """More than anything here lasts, and no more than what is made up for."""
 CLOCKS = """
-    CREATE SCHEMA wrong;
-    CREATE FUNCTION wrong.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
-        AS $$ SELECT pg_catalog.clock_timestamp() + interval '{by}' $$;
-    CREATE FUNCTION wrong.statement_timestamp() RETURNS timestamptz LANGUAGE sql STABLE
-        AS $$ SELECT pg_catalog.statement_timestamp() + interval '{by}' $$;
+    CREATE OR REPLACE FUNCTION feedq.now() RETURNS timestamptz LANGUAGE sql STABLE
+        RETURN statement_timestamp() + interval '{by}';
+    CREATE OR REPLACE FUNCTION feedq.clock() RETURNS timestamptz LANGUAGE sql VOLATILE
+        RETURN clock_timestamp() + interval '{by}';
 """
-SEARCH_PATH = 'ALTER ROLE CURRENT_USER IN DATABASE "{database}" SET search_path = {path}'
-"""As migrations have it, for sessions that begin from then on."""
 
 
 @pytest.fixture(params=[WRONG_BY, -WRONG_BY], ids=["ahead", "behind"])
 def jobs(control_database_url: str, request: pytest.FixtureRequest) -> Iterator[JobsHarness]:
-    """A database whose clock differs by a day from that of this process. Its functions come before the server's
-    own."""
-    database = control_database_url.rpartition("/")[2]
+    """A database whose clock differs by a day from that of this process."""
     made = JobsHarness(control_database_url)
     made.execute(CLOCKS.format(by=request.param))
-    made.execute(SEARCH_PATH.format(database=database, path="wrong, pg_catalog, public"))
-    made.end_sessions()
-    made = JobsHarness(control_database_url)
     yield made
-    made.end_sessions()
-    made.execute(SEARCH_PATH.format(database=database, path="public"))
-    made.execute("DROP SCHEMA wrong CASCADE")
-    made.end_sessions()
+    made.execute(CLOCKS.format(by=timedelta()))
+    made.close()
 
 
 def assert_begins_now(jobs: JobsHarness, schedule: Schedule, before: datetime) -> None:

@@ -75,7 +75,7 @@ def test_whoever_ends_a_run_promotes_the_next(
 
 def test_a_run_that_missed_its_start_deadline_gives_its_turn_to_the_next(jobs: JobsHarness) -> None:
     in_line(jobs, 3, start_deadline=30)
-    jobs.execute("UPDATE feedq.run SET start_by = clock_timestamp() WHERE key IN ('trigger:0', 'trigger:1')")
+    jobs.execute("UPDATE feedq.run SET start_by = feedq.clock() WHERE key IN ('trigger:0', 'trigger:1')")
     assert claim(jobs, jobs.job_worker()) == []
     assert states(jobs) == [S.MISSED_DEADLINE, S.MISSED_DEADLINE, S.WAITING]
 
@@ -110,9 +110,7 @@ def test_of_many_lines_a_few_are_looked_at_each_time_and_none_is_left_out(
         jobs.schedule(f"s{n}", overlap=Overlap.BUFFER_ALL)
         jobs.schedules.trigger(f"s{n}", key="a")
         jobs.schedules.trigger(f"s{n}", key="b")
-    jobs.execute(
-        "UPDATE feedq.run SET state = 'cancelled', ended_at = clock_timestamp() WHERE key = 'trigger:a'"
-    )
+    jobs.execute("UPDATE feedq.run SET state = 'cancelled', ended_at = feedq.clock() WHERE key = 'trigger:a'")
     promoted = []
     for _ in range(3):
         jobs.store.jobs.runs.expire(limit=LIMIT)

@@ -94,7 +94,7 @@ def test_a_server_with_another_start_gives_everybody_a_ttl(postgres_harness: Pos
     postgres_harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
     postgres_harness.elapse(1.2 * TTL_S)
     postgres_harness.execute(
-        "UPDATE feedq.fleet SET alive_at = clock_timestamp(), alive_since = alive_since - interval '1 day', "
+        "UPDATE feedq.fleet SET alive_at = feedq.clock(), alive_since = alive_since - interval '1 day', "
         "server_started_at = server_started_at - interval '1 day'"
     )
     assert make_a_pass(postgres_harness) == 0

@@ -146,7 +146,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
     ("tests/contract/test_store_moves.py",): (
         (
             "an owner that was asked to let go is waited for without end",
-            "WHERE state = 'stopping' AND stop_by <= clock_timestamp() ORDER",
+            "WHERE state = 'stopping' AND stop_by <= feedq.clock() ORDER",
             "WHERE false ORDER",
         ),
     ),
@@ -292,13 +292,13 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "what failed is placed at once",
-            "WHERE {_MAY_START} AND l.retry_at IS NOT NULL AND l.retry_at <= statement_timestamp()",
+            "WHERE {_MAY_START} AND l.retry_at IS NOT NULL AND l.retry_at <= feedq.now()",
             "WHERE {_MAY_START} AND l.retry_at IS NOT NULL",
         ),
         (
             "an assignment is overdue at once",
-            "AND assigned_at <= statement_timestamp() - make_interval(secs => timeout_s)",
-            "AND assigned_at <= statement_timestamp()",
+            "AND assigned_at <= feedq.now() - make_interval(secs => timeout_s)",
+            "AND assigned_at <= feedq.now()",
         ),
     ),
     ("tests/contract/test_sink_checkpoints.py",): (
@@ -510,7 +510,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "a worker that may live owes its runs at once",
-            "AND w.suspected_at > statement_timestamp() - interval '1 second'",
+            "AND w.suspected_at > feedq.now() - interval '1 second'",
             "AND false",
         ),
     ),

@@ -67,3 +67,20 @@ def test_nothing_is_left_for_later() -> None:
 def test_no_path_of_one_machine_gets_in() -> None:
     private = re.compile(r"(?<![\w.])/(?:work|root|opt/wheels|opt/pypi[\w-]*)/[\w./-]*")
     assert [where(path) for path in TEXTS if private.search(read(path))] == []
+
+
+def test_the_control_database_has_one_clock() -> None:
+    """A statement that read another clock would stay behind where a test moves time."""
+    other = re.compile(
+        r"\b(?:clock|statement|transaction)_timestamp\b|\btimeofday\b|(?<!feedq\.)\bnow\(\)"
+        r"|\b(?:current|local)_?(?:time|date)(?:stamp)?\b",
+        re.IGNORECASE,
+    )
+    found = [
+        where(path, number)
+        for path in sorted(ROOT.glob("feedq/control/**/*.*"))
+        if path.suffix in {".py", ".sql"}
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if other.search(line) and "CREATE FUNCTION feedq." not in line
+    ]
+    assert found == []

@@ -27,8 +27,8 @@ $body$;
 CREATE FUNCTION feedq_1.has_runs(session uuid) RETURNS boolean LANGUAGE sql STABLE AS $body$
     SELECT EXISTS (
         SELECT FROM feedq.worker w WHERE w.id = session AND (w.state <> 'gone'
-            OR w.suspected_at <= statement_timestamp()
-                AND w.suspected_at > statement_timestamp() - interval '1 second'))
+            OR w.suspected_at <= feedq.now()
+                AND w.suspected_at > feedq.now() - interval '1 second'))
 $body$;
 
 -- running -> a last state, or waiting again. The run's row is locked; its schedule's is, where failures in a row may
@@ -64,11 +64,11 @@ BEGIN
     IF due_in_s IS NOT NULL THEN
         becomes := 'waiting';
     END IF;
-    later := coalesce(statement_timestamp() + make_interval(secs => due_in_s) - r.due_at, interval '0');
+    later := coalesce(feedq.now() + make_interval(secs => due_in_s) - r.due_at, interval '0');
     UPDATE feedq.run SET state = becomes, reason = said,
         attempt = r.attempt + CASE WHEN due_in_s IS NULL THEN 0 ELSE 1 END,
         losses = r.losses + CASE WHEN ended = 'lost' THEN 1 ELSE 0 END,
-        ended_at = CASE WHEN becomes <> 'waiting' THEN clock_timestamp() END,
+        ended_at = CASE WHEN becomes <> 'waiting' THEN feedq.clock() END,
         worker_id = CASE WHEN becomes <> 'waiting' THEN r.worker_id END,
         started_at = CASE WHEN becomes <> 'waiting' THEN r.started_at END,
         deadline_at = CASE WHEN becomes <> 'waiting' THEN r.deadline_at END,
@@ -160,7 +160,7 @@ LANGUAGE plpgsql AS $body$
 BEGIN
     UPDATE feedq.schedule SET failures = 0
     WHERE failures > 0 AND id = (SELECT r.schedule_id FROM feedq.run r WHERE r.id = run);
-    UPDATE feedq.run r SET state = 'succeeded', reason = NULL, ended_at = clock_timestamp()
+    UPDATE feedq.run r SET state = 'succeeded', reason = NULL, ended_at = feedq.clock()
     WHERE r.id = run AND r.fence = run_fence AND r.state = 'running' AND (r.worker_id = session
         OR EXISTS (SELECT FROM feedq.worker w WHERE w.id = session AND w.state = 'gone' OFFSET 0));
     RETURN FOUND;

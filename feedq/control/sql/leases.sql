@@ -49,7 +49,7 @@ CREATE FUNCTION feedq_1.effective_weight(
 ) RETURNS float8 LANGUAGE sql VOLATILE AS $body$
     SELECT CASE WHEN measured = 0 OR l.reported_at IS NULL OR mean_rows = 0 AND mean_bytes = 0 THEN f.weight
         ELSE greatest(0.01, round(((1 - measured) * f.weight + measured
-            * exp(-least(greatest(extract(epoch FROM clock_timestamp() - l.reported_at)::float8 / 30 - 1, 0), 20))
+            * exp(-least(greatest(extract(epoch FROM feedq.clock() - l.reported_at)::float8 / 30 - 1, 0), 20))
             * (coalesce(l.rows_per_s / nullif(mean_rows, 0), l.bytes_per_s / mean_bytes)
                 + coalesce(l.bytes_per_s / nullif(mean_bytes, 0), l.rows_per_s / mean_rows)) / 2
             )::numeric, 2)::float8) END
@@ -78,7 +78,7 @@ BEGIN
         SELECT locked.*, f.feed, f.generation AS declared, w.name AS worker, w.started_at AS worker_started_at,
             -- Taken a moment ago from an owner that this worker has lived beside: until then its source had this
             -- connection. When a whole fleet was killed and starts anew, no source has had them for a while.
-            coalesce(locked.lost_at >= clock_timestamp() - failover_within
+            coalesce(locked.lost_at >= feedq.clock() - failover_within
                 AND (locked.running_since IS NULL OR locked.lost_at > locked.running_since)
                 AND (SELECT lost.heartbeat_at > w.started_at FROM feedq.worker lost WHERE lost.id = locked.lost_worker),
                 false) AS after_loss
@@ -89,7 +89,7 @@ BEGIN
         WHERE locked.worker_id = owner AND locked.state = 'assigned' AND w.state = 'active'
     ), claimed AS (
         UPDATE feedq.lease l SET
-            state = 'running', generation = held.declared, running_since = clock_timestamp(),
+            state = 'running', generation = held.declared, running_since = feedq.clock(),
             connected = false, stalled = false,
             -- What cannot run as declared has failed until more is known, and history need not say so again.
             reason = CASE WHEN l.reason = 'failed' THEN 'failed' END,
@@ -159,15 +159,15 @@ BEGIN
                 WHEN held.reason IN ('backoff', 'failed') THEN (
                     SELECT jsonb_object_agg(key, value) FROM (
                         SELECT key, value FROM jsonb_each(
-                            l.avoid || jsonb_build_object(held.worker, extract(epoch FROM clock_timestamp())))
+                            l.avoid || jsonb_build_object(held.worker, extract(epoch FROM feedq.clock())))
                         ORDER BY value DESC LIMIT avoided_max
                     ) latest)
                 WHEN held.reason = 'edited' THEN '{}'
                 ELSE l.avoid END,
             retry_at = CASE WHEN held.delay_s > 0 OR held.reason = 'failed'
-                THEN clock_timestamp() + make_interval(secs => held.delay_s) END,
+                THEN feedq.clock() + make_interval(secs => held.delay_s) END,
             last_error = coalesce(held.error, l.last_error),
-            last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE clock_timestamp() END,
+            last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE feedq.clock() END,
             records_total = coalesce(held.records, l.records_total)
         FROM held WHERE l.feed_id = held.feed_id
         RETURNING l.feed_id, l.epoch, l.generation, held.reason, held.error, held.is_known
@@ -233,7 +233,7 @@ BEGIN
         ) l
     ), held AS (
         SELECT locked.*,
-            extract(epoch FROM clock_timestamp() - greatest(reported_at, running_since))::float8 AS elapsed_s,
+            extract(epoch FROM feedq.clock() - greatest(reported_at, running_since))::float8 AS elapsed_s,
             -- The owner that releases it still reports, and is connected.
             moved_at IS NOT NULL AND state = 'running' AND connected AS has_arrived,
             state = 'running' AND reason = 'failed' AND (records > 0 OR attempts > 0) AS can_run,
@@ -254,7 +254,7 @@ BEGIN
         WHERE tells AND news.detail IS NOT NULL
     ), reported AS (
         UPDATE feedq.lease l SET
-            reported_at = clock_timestamp(),
+            reported_at = feedq.clock(),
             records_total = l.records_total + held.records,
             bytes_total = l.bytes_total + held.bytes,
             dead_letters_total = l.dead_letters_total + held.dead_letters,
@@ -268,13 +268,13 @@ BEGIN
                 l.dead_per_s, held.dead_letters, held.elapsed_s, l.reported_at IS NULL),
             -- Never earlier: a report that was held up dates it too late, and the next one must not take that back.
             last_record_at = greatest(
-                clock_timestamp() - make_interval(secs => held.last_record_ago_s), l.last_record_at),
+                feedq.clock() - make_interval(secs => held.last_record_ago_s), l.last_record_at),
             cursor = held.cursor, connected = held.connected, stalled = held.stalled,
             attempts = held.attempts, failures = held.failures, sink_error = held.sink_error,
             dead_letter_error = coalesce(held.dead_letter_error, l.dead_letter_error),
-            dead_letter_at = CASE WHEN held.dead_letters > 0 THEN clock_timestamp() ELSE l.dead_letter_at END,
+            dead_letter_at = CASE WHEN held.dead_letters > 0 THEN feedq.clock() ELSE l.dead_letter_at END,
             last_error = coalesce(held.error, l.last_error),
-            last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE clock_timestamp() END,
+            last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE feedq.clock() END,
             -- Landed on a worker on which it failed before: then it was not the worker that could not reach its source.
             avoid = CASE WHEN held.records > 0 AND l.avoid <> '{}'
                     AND jsonb_exists(l.avoid, (SELECT name FROM feedq.worker WHERE id = owner))
@@ -282,7 +282,7 @@ BEGIN
             reason = CASE WHEN NOT held.can_run THEN l.reason END,
             moved_at = CASE WHEN NOT held.has_arrived THEN l.moved_at END,
             event_at = CASE WHEN held.has_event_times
-                THEN greatest(least(to_timestamp(held.event_at), clock_timestamp()), l.event_at) END,
+                THEN greatest(least(to_timestamp(held.event_at), feedq.clock()), l.event_at) END,
             event_fault = CASE WHEN held.records > 0 OR NOT held.has_event_times THEN held.event_fault
                 ELSE l.event_fault END,
             noticed = CASE WHEN tells THEN coalesce(l.noticed, '{}') || held.noticed ELSE l.noticed END
@@ -339,12 +339,12 @@ BEGIN
             -- worker a moment ago, nobody knows yet how: so what ends each worker within a second is not faster than
             -- the verdict.
             retry_at = CASE WHEN is_lost AND NOT l.quarantined AND (
-                    l.blamed_at >= clock_timestamp() - blame_recent
-                    OR l.lost_at >= clock_timestamp() - soon
+                    l.blamed_at >= feedq.clock() - blame_recent
+                    OR l.lost_at >= feedq.clock() - soon
                         AND EXISTS (SELECT FROM feedq.worker w WHERE w.id = l.lost_worker AND w.loss IS NULL)
-                ) THEN clock_timestamp() + verdict END,
+                ) THEN feedq.clock() + verdict END,
             lost_worker = CASE WHEN is_lost THEN held.worker_id ELSE l.lost_worker END,
-            lost_at = CASE WHEN is_lost THEN clock_timestamp() ELSE l.lost_at END
+            lost_at = CASE WHEN is_lost THEN feedq.clock() ELSE l.lost_at END
         FROM held WHERE l.feed_id = held.feed_id
         RETURNING l.feed_id, held.worker_id, l.epoch, l.generation
     ), dirty AS (
@@ -385,9 +385,9 @@ BEGIN
         WHERE locked.worker_id = locked.source AND locked.state = 'running' AND s.state <> 'gone'
     ), asked AS (
         UPDATE feedq.lease l SET
-            state = 'stopping', promised_to = held.target, moved_at = clock_timestamp(),
+            state = 'stopping', promised_to = held.target, moved_at = feedq.clock(),
             reason = CASE WHEN held.target_state = 'drained' THEN 'drained' ELSE 'moved' END,
-            stop_by = clock_timestamp() + make_interval(secs => stop_within_s)
+            stop_by = feedq.clock() + make_interval(secs => stop_within_s)
         FROM held WHERE l.feed_id = held.feed_id
         RETURNING l.feed_id, l.epoch, l.worker_id, l.reason, held.target_name
     ), history AS (
@@ -415,10 +415,10 @@ BEGIN
     IF NOT FOUND THEN  -- the feed was removed
         RETURN false;
     END IF;
-    again := coalesce(before.blamed_at >= clock_timestamp() - recent, false);
+    again := coalesce(before.blamed_at >= feedq.clock() - recent, false);
     UPDATE feedq.lease l SET
-        blamed = CASE WHEN before.blamed_at >= clock_timestamp() - kept THEN before.blamed + 1 ELSE 1 END,
-        blamed_at = clock_timestamp(), blame = said,
+        blamed = CASE WHEN before.blamed_at >= feedq.clock() - kept THEN before.blamed + 1 ELSE 1 END,
+        blamed_at = feedq.clock(), blame = said,
         quarantined = before.quarantined OR is_certain OR again
     WHERE l.feed_id = feed;
     IF (is_certain OR again) AND NOT before.quarantined THEN
@@ -439,7 +439,7 @@ DECLARE
 BEGIN
     WITH late AS (
         SELECT feed_id, worker_id FROM feedq.lease
-        WHERE state = 'stopping' AND stop_by <= clock_timestamp() ORDER BY feed_id FOR UPDATE SKIP LOCKED
+        WHERE state = 'stopping' AND stop_by <= feedq.clock() ORDER BY feed_id FOR UPDATE SKIP LOCKED
     ), freed AS (
         -- What was promised to another worker stays so.
         UPDATE feedq.lease l SET

@@ -26,36 +26,36 @@ BEGIN
         RETURN '[]';
     END IF;
     SELECT * INTO f FROM feedq.fleet;
-    put_back := f.pass_at - clock_timestamp();
+    put_back := f.pass_at - feedq.clock();
     IF put_back > interval '0' THEN
         WITH ahead AS (
             SELECT feed_id FROM feedq.lease WHERE feed_id IN (
-                SELECT feed_id FROM feedq.lease WHERE state = 'idle' AND retry_at > statement_timestamp()
+                SELECT feed_id FROM feedq.lease WHERE state = 'idle' AND retry_at > feedq.now()
                 UNION ALL
-                SELECT feed_id FROM feedq.lease WHERE state = 'stopping' AND stop_by > statement_timestamp()
+                SELECT feed_id FROM feedq.lease WHERE state = 'stopping' AND stop_by > feedq.now()
                 UNION ALL
-                SELECT feed_id FROM feedq.lease WHERE state = 'assigned' AND assigned_at > statement_timestamp()
+                SELECT feed_id FROM feedq.lease WHERE state = 'assigned' AND assigned_at > feedq.now()
                 UNION ALL
-                SELECT feed_id FROM feedq.lease WHERE moved_at > statement_timestamp())
+                SELECT feed_id FROM feedq.lease WHERE moved_at > feedq.now())
             ORDER BY feed_id FOR UPDATE
         )
         UPDATE feedq.lease l SET
             retry_at = l.retry_at - put_back, stop_by = l.stop_by - put_back,
-            assigned_at = least(l.assigned_at, statement_timestamp()),
-            moved_at = least(l.moved_at, statement_timestamp())
+            assigned_at = least(l.assigned_at, feedq.now()),
+            moved_at = least(l.moved_at, feedq.now())
         FROM ahead WHERE l.feed_id = ahead.feed_id;
     END IF;
     RETURN json_build_array(json_build_object(
-        'now', clock_timestamp(), 'evened_out', f.evened_out, 'waiting_after', f.waiting_after,
+        'now', feedq.clock(), 'evened_out', f.evened_out, 'waiting_after', f.waiting_after,
         -- least() ignores NULL, which says that there was no sweep yet.
-        'sweep_at', CASE WHEN f.sweep_at IS NOT NULL THEN least(f.sweep_at, clock_timestamp()) END,
+        'sweep_at', CASE WHEN f.sweep_at IS NOT NULL THEN least(f.sweep_at, feedq.clock()) END,
         'swept_to', f.swept_to));
 END $body$;
 
 -- Ends a pass. The fleet's row comes last, here as in a heartbeat: the other way round the two would deadlock.
 CREATE FUNCTION feedq_1.end_pass(state json) RETURNS bigint LANGUAGE sql AS $body$
     UPDATE feedq.fleet SET
-        pass_at = clock_timestamp(), pass_seq = pass_seq + 1,
+        pass_at = feedq.clock(), pass_seq = pass_seq + 1,
         active_workers = (SELECT count(*) FROM feedq.worker WHERE state = 'active' AND capacity > 0),
         evened_out = given.evened_out, waiting_after = given.waiting_after, sweep_at = given.sweep_at,
         swept_to = given.swept_to
@@ -84,9 +84,9 @@ BEGIN
         RETURN '[]';
     END IF;
     UPDATE feedq.worker w SET
-        started_at = least(w.started_at, clock_timestamp()), heartbeat_at = least(w.heartbeat_at, clock_timestamp()),
-        expires_at = least(w.heartbeat_at, clock_timestamp()) + (w.expires_at - w.heartbeat_at)
-    WHERE w.id = ANY (found) AND greatest(w.started_at, w.heartbeat_at) > clock_timestamp();
+        started_at = least(w.started_at, feedq.clock()), heartbeat_at = least(w.heartbeat_at, feedq.clock()),
+        expires_at = least(w.heartbeat_at, feedq.clock()) + (w.expires_at - w.heartbeat_at)
+    WHERE w.id = ANY (found) AND greatest(w.started_at, w.heartbeat_at) > feedq.clock();
     SELECT json_agg(json_build_object('worker', feedq_1.worker_json(w), 'has_session', k.key IS NOT NULL) ORDER BY w.id)
     INTO answer
     FROM feedq.worker w LEFT JOIN (SELECT DISTINCT key FROM feedq_1.session_locks WHERE class = x'FEED01'::int) k
@@ -115,7 +115,7 @@ BEGIN
         SELECT feed_id, worker_id, state FROM feedq.lease
         WHERE feed_id = ANY (ARRAY(  -- by nothing but keys
             SELECT feed_id FROM feedq.lease
-            WHERE state = 'assigned' AND assigned_at <= statement_timestamp() - make_interval(secs => timeout_s)
+            WHERE state = 'assigned' AND assigned_at <= feedq.now() - make_interval(secs => timeout_s)
             ORDER BY assigned_at LIMIT most))
         ORDER BY feed_id FOR UPDATE SKIP LOCKED
     ), freed AS (
@@ -138,7 +138,7 @@ DECLARE
 BEGIN
     WITH ended AS (
         SELECT f.id, f.parent, f.backfill, l.records_total, l.dead_letters_total,
-            round(extract(epoch FROM clock_timestamp() - f.created_at)::numeric, 3) AS took_s
+            round(extract(epoch FROM feedq.clock() - f.created_at)::numeric, 3) AS took_s
         FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
         WHERE f.parent IS NOT NULL AND f.removed_at IS NULL AND l.state = 'idle' AND l.reason = 'finished'
         ORDER BY f.id FOR UPDATE OF l, f SKIP LOCKED
@@ -174,7 +174,7 @@ BEGIN
     ), asked AS (
         UPDATE feedq.lease l SET
             state = 'stopping', reason = CASE WHEN given.apart THEN 'quarantined' ELSE 'released' END,
-            quarantined = given.apart, stop_by = clock_timestamp() + make_interval(secs => stop_within_s)
+            quarantined = given.apart, stop_by = feedq.clock() + make_interval(secs => stop_within_s)
         FROM given WHERE l.feed_id = given.feed_id AND l.state = 'running'
         RETURNING l.feed_id, l.worker_id, l.epoch, l.reason, l.quarantined
     ), history AS (
@@ -258,7 +258,7 @@ BEGIN
     ), asked AS (
         UPDATE feedq.lease l SET
             state = 'stopping', reason = given.reason,
-            stop_by = clock_timestamp() + make_interval(secs => stop_within_s)
+            stop_by = feedq.clock() + make_interval(secs => stop_within_s)
         FROM given WHERE l.feed_id = given.feed_id AND given.state = 'running'
         RETURNING l.feed_id, l.epoch, l.worker_id, l.reason
     ), history AS (
@@ -321,7 +321,7 @@ BEGIN
     ), assigned AS (
         UPDATE feedq.lease l SET
             state = 'assigned', epoch = l.epoch + 1, worker_id = free.worker_id, weight = free.weight,
-            assigned_at = clock_timestamp(), retry_at = NULL, promised_to = NULL, held_for = NULL, stop_by = NULL,
+            assigned_at = feedq.clock(), retry_at = NULL, promised_to = NULL, held_for = NULL, stop_by = NULL,
             reason = CASE WHEN l.reason = 'failed' THEN 'failed' END
         FROM free WHERE l.feed_id = free.feed_id
         RETURNING l.feed_id, l.epoch, l.worker_id, free.queue, l.reason
@@ -412,7 +412,7 @@ BEGIN
         FROM turn LEFT JOIN feedq.lease l ON l.worker_id = turn.id GROUP BY turn.id
     )
     INSERT INTO feedq.worker_held (worker_id, feeds, weight, counted_at)
-    SELECT id, feeds, weight, clock_timestamp() FROM held
+    SELECT id, feeds, weight, feedq.clock() FROM held
     ON CONFLICT (worker_id) DO UPDATE SET
         feeds = excluded.feeds, weight = excluded.weight, counted_at = excluded.counted_at;
     GET DIAGNOSTICS counted = ROW_COUNT;
@@ -501,7 +501,7 @@ BEGIN
     GET DIAGNOSTICS too_many = ROW_COUNT;
     DELETE FROM feedq.event
     WHERE id = ANY (ARRAY(SELECT id FROM feedq.event ORDER BY id LIMIT most FOR UPDATE SKIP LOCKED))
-        AND at < clock_timestamp() - make_interval(days => days);
+        AND at < feedq.clock() - make_interval(days => days);
     GET DIAGNOSTICS too_old = ROW_COUNT;
     RETURN json_build_array(too_many, too_old);
 END $body$;
@@ -512,7 +512,7 @@ DECLARE
     forgotten int;
 BEGIN
     DELETE FROM feedq.worker w
-    WHERE w.state = 'gone' AND w.heartbeat_at < clock_timestamp() - make_interval(days => days)
+    WHERE w.state = 'gone' AND w.heartbeat_at < feedq.clock() - make_interval(days => days)
         AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.worker_id = w.id)
         AND NOT EXISTS (SELECT FROM feedq.run r WHERE r.worker_id = w.id AND r.state = 'running');
     GET DIAGNOSTICS forgotten = ROW_COUNT;

@@ -46,7 +46,7 @@ CREATE FUNCTION feedq_1.queue_room(most int) RETURNS TABLE (
         t.tokens, q.rate_per_s
     FROM feedq.job_queue q CROSS JOIN LATERAL (
         SELECT least(q.burst, q.tokens + coalesce(q.rate_per_s, 0)
-            * greatest(extract(epoch FROM statement_timestamp() - q.tokens_at), 0))::float8 AS tokens
+            * greatest(extract(epoch FROM feedq.now() - q.tokens_at), 0))::float8 AS tokens
     ) t
 $body$;
 
@@ -58,11 +58,11 @@ DECLARE
     late bigint[];
 BEGIN
     SELECT array_agg(r.id) INTO late FROM (
-        SELECT id FROM feedq.run WHERE state IN ('buffered', 'waiting') AND start_by <= statement_timestamp()
+        SELECT id FROM feedq.run WHERE state IN ('buffered', 'waiting') AND start_by <= feedq.now()
         ORDER BY start_by LIMIT missed_at_once FOR UPDATE SKIP LOCKED
     ) r;
     -- By their ids in an array: joined to them, a plan that was made when nothing waited reads all runs.
-    UPDATE feedq.run SET state = 'missed_deadline', ended_at = clock_timestamp(),
+    UPDATE feedq.run SET state = 'missed_deadline', ended_at = feedq.clock(),
         reason = 'not started before its start deadline'
     WHERE id = ANY (late);
     RETURN coalesce(array_to_json(late), '[]');
@@ -108,7 +108,7 @@ DECLARE
     usual_timeout_s constant float8 := 3600;
     -- Thirty years, for durations beyond it, which no interval holds.
     never_s constant float8 := 1e9;
-    at constant timestamptz := statement_timestamp();
+    at constant timestamptz := feedq.now();
     my_tasks text[];
     my_labels jsonb;
     due_in_s float8;
@@ -124,12 +124,12 @@ DECLARE
     runs json;
     n record;
 BEGIN
-    SELECT extract(epoch FROM due_at - clock_timestamp()) INTO due_in_s
+    SELECT extract(epoch FROM due_at - feedq.clock()) INTO due_in_s
     FROM feedq.run WHERE state = 'waiting' ORDER BY due_at LIMIT 1;
     IF due_in_s IS NULL OR due_in_s > 0 THEN
         RETURN json_build_object('runs', json_build_array(), 'missed', json_build_array(), 'next_in_s', due_in_s);
     END IF;
-    SELECT extract(epoch FROM due_at - clock_timestamp()) INTO next_in_s
+    SELECT extract(epoch FROM due_at - feedq.clock()) INTO next_in_s
     FROM feedq.run WHERE state = 'waiting' AND due_at > at ORDER BY due_at LIMIT 1;
 
     missed := feedq_1.miss_deadlines();
@@ -210,29 +210,29 @@ BEGIN
             SELECT *, ctid AS at FROM feedq.run WHERE id BETWEEN c.id AND c.id ORDER BY id LIMIT 1
             FOR UPDATE SKIP LOCKED
         ) r
-        WHERE r.state = 'waiting' AND r.due_at <= statement_timestamp()
-            AND (r.start_by IS NULL OR r.start_by > statement_timestamp())
+        WHERE r.state = 'waiting' AND r.due_at <= feedq.now()
+            AND (r.start_by IS NULL OR r.start_by > feedq.now())
         LIMIT share
     ), taken AS (
         UPDATE feedq.run r SET
             state = 'running', worker_id = session, reason = NULL, fence = nextval('feedq.run_fence'),
-            started_at = clock_timestamp(),
-            deadline_at = clock_timestamp() + make_interval(secs => CASE
+            started_at = feedq.clock(),
+            deadline_at = feedq.clock() + make_interval(secs => CASE
                 WHEN NOT jsonb_exists(r.job, 'timeout') THEN usual_timeout_s
                 WHEN jsonb_typeof(r.job -> 'timeout') = 'number'
                     THEN least(greatest((r.job ->> 'timeout')::float8, 0), never_s) END)
         FROM picked WHERE r.ctid = picked.at  -- locked, so that it stays where it is
         RETURNING r.*
     ), spent AS (
-        UPDATE feedq.job_queue q SET tokens = greatest(room.tokens - starts.n, 0), tokens_at = statement_timestamp()
+        UPDATE feedq.job_queue q SET tokens = greatest(room.tokens - starts.n, 0), tokens_at = feedq.now()
         FROM room JOIN (SELECT queue, count(*) AS n FROM picked GROUP BY queue) starts USING (queue)
         WHERE q.name = room.queue AND room.rate_per_s IS NOT NULL
     )
     SELECT (SELECT count(*) FROM candidate), count(taken.id), json_agg(json_build_object(
             'id', taken.id, 'fence', taken.fence, 'attempt', taken.attempt, 'losses', taken.losses, 'schedule', s.name, 'key', taken.key,
             'kind', taken.kind, 'tick_at', taken.tick_at, 'due_at', taken.due_at, 'job', taken.job::text,
-            'remaining_s', extract(epoch FROM taken.deadline_at - clock_timestamp())::float8,
-            'waited_s', extract(epoch FROM clock_timestamp() - taken.due_at)::float8
+            'remaining_s', extract(epoch FROM taken.deadline_at - feedq.clock())::float8,
+            'waited_s', extract(epoch FROM feedq.clock() - taken.due_at)::float8
         ) ORDER BY taken.rank_at, taken.id)
     INTO candidates, taken, runs
     FROM taken JOIN feedq.schedule s ON s.id = taken.schedule_id;
@@ -266,7 +266,7 @@ BEGIN
         CROSS JOIN LATERAL (SELECT failures FROM feedq.schedule WHERE id = r.schedule_id OFFSET 0) s
         WHERE r.state = 'running' AND r.fence = given.fence AND r.worker_id = session AND s.failures = 0
     ), ended AS (
-        UPDATE feedq.run r SET state = 'succeeded', reason = NULL, ended_at = clock_timestamp()
+        UPDATE feedq.run r SET state = 'succeeded', reason = NULL, ended_at = feedq.clock()
         FROM found WHERE r.ctid = found.at RETURNING r.id, r.schedule_id
     )
     SELECT json_agg(json_build_array(id, (
@@ -281,7 +281,7 @@ END $body$;
 CREATE FUNCTION feedq_1.notify_some(runs int, reason text) RETURNS void LANGUAGE sql AS $body$
     SELECT pg_notify('feedq_worker_' || lock_key, reason) FROM (
         SELECT lock_key FROM feedq.worker w
-        WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0 AND expires_at > clock_timestamp()
+        WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0 AND expires_at > feedq.clock()
         ORDER BY (
             SELECT count(*) FROM feedq.run r WHERE r.worker_id = w.id AND r.state = 'running'
         )::float8 / job_slots, random() LIMIT runs
@@ -309,7 +309,7 @@ SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_sort = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $body$
 DECLARE
-    at constant timestamptz := statement_timestamp();
+    at constant timestamptz := feedq.now();
     schedule bigint;
     has feedq.run;
     next bigint;
@@ -355,7 +355,7 @@ LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_sort = off SET enable_bitmapscan = off
 AS $body$
 DECLARE
-    at constant timestamptz := statement_timestamp();
+    at constant timestamptz := feedq.now();
     schedule bigint := after;
     has feedq.run;
     waits bigint[] := '{}';

@@ -16,9 +16,9 @@
 -- When it was last heard of in the future, the clock was put back: what had been served by then counts all the same.
 CREATE FUNCTION feedq_1.served_since(f feedq.fleet, ttl_s float8) RETURNS timestamptz LANGUAGE sql VOLATILE AS $body$
     SELECT CASE WHEN f.server_started_at IS DISTINCT FROM pg_postmaster_start_time()
-            OR clock_timestamp() - f.alive_at > make_interval(secs => ttl_s / 2)
-        THEN clock_timestamp()
-        ELSE f.alive_since - greatest(f.alive_at - clock_timestamp(), interval '0') END
+            OR feedq.clock() - f.alive_at > make_interval(secs => ttl_s / 2)
+        THEN feedq.clock()
+        ELSE f.alive_since - greatest(f.alive_at - feedq.clock(), interval '0') END
 $body$;
 
 -- Writes down that the database was heard from: at most once a second, so that a thousand heartbeats do not queue for
@@ -26,21 +26,21 @@ $body$;
 CREATE FUNCTION feedq_1.stamp_alive(ttl_s float8) RETURNS boolean LANGUAGE plpgsql AS $body$
 BEGIN
     UPDATE feedq.fleet f SET
-        alive_since = feedq_1.served_since(f, ttl_s), alive_at = clock_timestamp(),
+        alive_since = feedq_1.served_since(f, ttl_s), alive_at = feedq.clock(),
         server_started_at = pg_postmaster_start_time()
-    WHERE f.server_started_at IS DISTINCT FROM pg_postmaster_start_time() OR f.alive_at > clock_timestamp()
-        OR f.alive_at < clock_timestamp() - make_interval(secs => least(1, ttl_s / 8));
+    WHERE f.server_started_at IS DISTINCT FROM pg_postmaster_start_time() OR f.alive_at > feedq.clock()
+        OR f.alive_at < feedq.clock() - make_interval(secs => least(1, ttl_s / 8));
     RETURN FOUND;
 END $body$;
 
 -- Whether a pass has to look at a worker: it has not renewed in time, or the clock was put back.
 CREATE FUNCTION feedq_1.is_overdue(w feedq.worker) RETURNS boolean LANGUAGE sql VOLATILE AS $body$
-    SELECT w.expires_at < clock_timestamp() OR greatest(w.started_at, w.heartbeat_at) > clock_timestamp()
+    SELECT w.expires_at < feedq.clock() OR greatest(w.started_at, w.heartbeat_at) > feedq.clock()
 $body$;
 
 -- Whether a worker may be given feeds.
 CREATE FUNCTION feedq_1.is_serving(w feedq.worker) RETURNS boolean LANGUAGE sql VOLATILE AS $body$
-    SELECT w.state = 'active' AND w.target_state = 'serving' AND w.expires_at > clock_timestamp()
+    SELECT w.state = 'active' AND w.target_state = 'serving' AND w.expires_at > feedq.clock()
         AND w.suspected_at IS NULL
 $body$;
 
@@ -75,17 +75,17 @@ BEGIN
     SELECT * INTO given FROM json_to_record(new) AS given (
         id uuid, name text, queue text, capacity int, labels jsonb, host text, pid int, version text, job_slots int,
         tasks text[]);
-    DELETE FROM feedq.task_set t WHERE used_at < clock_timestamp() - interval '1 day'
+    DELETE FROM feedq.task_set t WHERE used_at < feedq.clock() - interval '1 day'
         AND NOT EXISTS (SELECT FROM feedq.worker w WHERE w.task_set_id = t.id);
     IF given.tasks IS NOT NULL THEN
         INSERT INTO feedq.task_set (digest, tasks)
         VALUES (encode(sha256(convert_to(array_to_string(given.tasks, E'\n'), 'UTF8')), 'hex'), given.tasks)
-        ON CONFLICT (digest) DO UPDATE SET used_at = clock_timestamp() RETURNING id INTO known;
+        ON CONFLICT (digest) DO UPDATE SET used_at = feedq.clock() RETURNING id INTO known;
     END IF;
     INSERT INTO feedq.worker
         (id, name, queue, capacity, labels, host, pid, version, job_slots, task_set_id, expires_at)
     VALUES (given.id, given.name, given.queue, given.capacity, given.labels, given.host, given.pid, given.version,
-        given.job_slots, known, clock_timestamp() + make_interval(secs => ttl_s))
+        given.job_slots, known, feedq.clock() + make_interval(secs => ttl_s))
     RETURNING * INTO made;
     PERFORM feedq_1.stamp_alive(ttl_s);
     INSERT INTO feedq.event (kind, worker_id) VALUES ('worker_joined', made.id);
@@ -108,7 +108,7 @@ BEGIN
         feeds int, cpu float8, rss bigint, loop_lag_s float8, rows_per_s float8, bytes_per_s float8,
         sinks_up text[], sinks_down text[]);
     UPDATE feedq.worker w SET
-        heartbeat_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => ttl_s),
+        heartbeat_at = feedq.clock(), expires_at = feedq.clock() + make_interval(secs => ttl_s),
         suspected_at = NULL, feeds = given.feeds, cpu = given.cpu, rss = given.rss, loop_lag_s = given.loop_lag_s,
         rows_per_s = given.rows_per_s, bytes_per_s = given.bytes_per_s, sinks_up = given.sinks_up,
         sinks_down = given.sinks_down
@@ -124,7 +124,7 @@ BEGIN
         'claims_pending', coalesce('assigned' = (
             SELECT l.state FROM feedq.lease l WHERE l.worker_id = session AND l.state IN ('assigned', 'stopping')
             ORDER BY l.state LIMIT 1), false),
-        'pass_age_s', extract(epoch FROM clock_timestamp() - f.pass_at)::float8,
+        'pass_age_s', extract(epoch FROM feedq.clock() - f.pass_at)::float8,
         'active_workers', f.active_workers,
         -- Of the sinks that this worker cannot write to, which is none nearly always: what the others know of them.
         'sinks_up_elsewhere', (SELECT coalesce(json_agg(sink ORDER BY sink), '[]')
@@ -144,7 +144,7 @@ END $body$;
 
 -- Whether somebody who listens to a feed was heard of lately: one who was killed ends by himself.
 CREATE FUNCTION feedq_1.is_listening(t feedq.tap) RETURNS boolean LANGUAGE sql STABLE AS $body$
-    SELECT t.listened_at > clock_timestamp() - interval '600 s'
+    SELECT t.listened_at > feedq.clock() - interval '600 s'
 $body$;
 
 -- Of these sinks, whether another worker has written to them lately, and whether one has not found them to be away.
@@ -153,7 +153,7 @@ RETURNS TABLE (sink text, is_up boolean, is_untried boolean) LANGUAGE sql STABLE
     SELECT down.sink, bool_or(down.sink = ANY (o.sinks_up)), bool_or(NOT down.sink = ANY (o.sinks_down))
     FROM unnest(sinks) AS down (sink), feedq.worker o
     WHERE o.id <> session AND o.state = 'active' AND o.target_state = 'serving' AND o.capacity > 0
-        AND o.expires_at > clock_timestamp()
+        AND o.expires_at > feedq.clock()
     GROUP BY down.sink
 $body$;
 

@@ -68,7 +68,7 @@ _NEWS = f"""
            AND l.reason NOT IN ('paused', 'failed', 'removed', 'no_capacity', 'no_match', 'finished')
          ORDER BY l.feed_id LIMIT %(limit)s)
         UNION ALL
-        ({_IDLE} WHERE {_MAY_START} AND l.retry_at IS NOT NULL AND l.retry_at <= statement_timestamp()
+        ({_IDLE} WHERE {_MAY_START} AND l.retry_at IS NOT NULL AND l.retry_at <= feedq.now()
            AND l.reason NOT IN ('paused', 'removed')
          ORDER BY l.retry_at LIMIT %(limit)s)
     ) news ORDER BY feed_id LIMIT %(limit)s
@@ -159,7 +159,7 @@ class PassAssignments:
         # promise that is idle. Without that line the feed would count for its old worker and for its new one.
         sql = f"""
             SELECT w.id, w.name, w.queue, w.capacity, w.started_at, w.labels, w.sinks_down, w.loop_lag_s,
-                extract(epoch FROM clock_timestamp() - w.heartbeat_at)::float8 AS silent_s,
+                extract(epoch FROM feedq.clock() - w.heartbeat_at)::float8 AS silent_s,
                 extract(epoch FROM w.expires_at - w.heartbeat_at)::float8 AS ttl_s,
                 greatest(coalesce(h.feeds, 0) + coalesce(n.feeds, 0) + coalesce(s.feeds, 0), 0) AS feeds,
                 greatest(coalesce(h.weight, 0) + coalesce(n.weight, 0) + coalesce(s.weight, 0), 0)::float8 AS load

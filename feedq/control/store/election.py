@@ -42,7 +42,7 @@ _LIVENESS_CHECK = f"""
         SELECT id, suspected_at FROM holding w
         WHERE NOT EXISTS (SELECT FROM sessions s WHERE s.lock_key = w.lock_key)
     ), first_look AS (
-        UPDATE feedq.worker w SET suspected_at = clock_timestamp()
+        UPDATE feedq.worker w SET suspected_at = feedq.clock()
         FROM silent WHERE w.id = silent.id AND silent.suspected_at IS NULL AND w.suspected_at IS NULL
         RETURNING w.id
     )
@@ -51,25 +51,25 @@ _LIVENESS_CHECK = f"""
         (SELECT count(*) FROM first_look),
         (SELECT count(*) FROM feedq.worker w WHERE w.state <> 'gone' AND {OVERDUE}),
         (SELECT pass_seq FROM feedq.fleet),
-        (SELECT extract(epoch FROM clock_timestamp() - pass_at)::float8 FROM feedq.fleet),
+        (SELECT extract(epoch FROM feedq.clock() - pass_at)::float8 FROM feedq.fleet),
         EXISTS (SELECT FROM feedq.lease WHERE state = 'idle' AND retry_at IS NOT NULL
-                  AND retry_at <= statement_timestamp())
-        OR EXISTS (SELECT FROM feedq.lease WHERE state = 'stopping' AND stop_by <= statement_timestamp())
+                  AND retry_at <= feedq.now())
+        OR EXISTS (SELECT FROM feedq.lease WHERE state = 'stopping' AND stop_by <= feedq.now())
         OR EXISTS (SELECT FROM feedq.worker w, feedq.fleet f
                    WHERE w.state = 'active' AND w.target_state = 'serving'
                      AND w.started_at + make_interval(secs => %(settle_s)s)
-                         BETWEEN f.pass_at - make_interval(secs => {PASS_S}) AND clock_timestamp()),
-        (SELECT extract(epoch FROM min(at) - clock_timestamp())::float8 FROM (
-            (SELECT retry_at AS at FROM feedq.lease WHERE state = 'idle' AND retry_at > statement_timestamp()
+                         BETWEEN f.pass_at - make_interval(secs => {PASS_S}) AND feedq.clock()),
+        (SELECT extract(epoch FROM min(at) - feedq.clock())::float8 FROM (
+            (SELECT retry_at AS at FROM feedq.lease WHERE state = 'idle' AND retry_at > feedq.now()
              ORDER BY retry_at LIMIT 1)
             UNION ALL
-            SELECT min(stop_by) FROM feedq.lease WHERE state = 'stopping' AND stop_by > statement_timestamp()
+            SELECT min(stop_by) FROM feedq.lease WHERE state = 'stopping' AND stop_by > feedq.now()
             UNION ALL
             SELECT min(expires_at) FROM feedq.worker
-            WHERE state <> 'gone' AND expires_at > statement_timestamp()
+            WHERE state <> 'gone' AND expires_at > feedq.now()
             UNION ALL
             SELECT min(started_at) + make_interval(secs => %(settle_s)s) FROM feedq.worker
-            WHERE state = 'active' AND started_at > statement_timestamp() - make_interval(secs => %(settle_s)s)
+            WHERE state = 'active' AND started_at > feedq.now() - make_interval(secs => %(settle_s)s)
         ) upcoming),
         CASE WHEN (SELECT count(*) FROM holding) <= %(waiters)s THEN (
             SELECT coalesce(array_agg(ARRAY[w.lock_key::bigint, coalesce(s.pid, 0), s.has_own::int]), '{{}}')
@@ -145,9 +145,9 @@ class Election:
         self._session.execute(
             """
             INSERT INTO feedq.leader (name, holder, host, pid, backend_pid, expires_at)
-            VALUES (%s, %s, %s, %s, %s, clock_timestamp() + make_interval(secs => %s))
+            VALUES (%s, %s, %s, %s, %s, feedq.clock() + make_interval(secs => %s))
             ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, host = excluded.host,
-                pid = excluded.pid, backend_pid = excluded.backend_pid, elected_at = clock_timestamp(),
+                pid = excluded.pid, backend_pid = excluded.backend_pid, elected_at = feedq.clock(),
                 expires_at = excluded.expires_at
             """,
             (name, str(self._holder), self._host, self._pid, self._session.backend_pid, self._ttl_s),
@@ -163,8 +163,8 @@ class Election:
         # It cannot be good for longer than a term, unless the clock was put back: from now on it is good for one.
         self._session.execute(
             """
-            UPDATE feedq.leader SET expires_at = clock_timestamp() + make_interval(secs => %s)
-            WHERE name = %s AND expires_at > clock_timestamp() + make_interval(secs => %s)
+            UPDATE feedq.leader SET expires_at = feedq.clock() + make_interval(secs => %s)
+            WHERE name = %s AND expires_at > feedq.clock() + make_interval(secs => %s)
             """,
             (self._ttl_s, BEAT_ELECTION[0], self._ttl_s),
         )
@@ -173,7 +173,7 @@ class Election:
             SELECT pg_terminate_backend(a.pid) FROM feedq.leader l
             JOIN pg_stat_activity a ON a.application_name = left('{WAITER_NAME}/' || l.holder, 63)
                 OR a.pid = l.backend_pid AND a.application_name = left('feedq-beat/' || l.holder, 63)
-            WHERE l.name = %s AND l.expires_at < clock_timestamp()
+            WHERE l.name = %s AND l.expires_at < feedq.clock()
             """,
             (BEAT_ELECTION[0],),
         )
@@ -186,7 +186,7 @@ class Election:
         found = self._session.execute(
             """
             SELECT pg_backend_pid() = %s, (
-                SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
+                SELECT extract(epoch FROM expires_at - feedq.clock())::float8
                 FROM feedq.leader WHERE name = %s)
             """,
             (self._session.backend_pid, name),
@@ -203,7 +203,7 @@ class Election:
         """Extend the leader row; False when somebody else is leader now."""
         rows = self._session.execute(
             """
-            UPDATE feedq.leader SET expires_at = clock_timestamp() + make_interval(secs => %s)
+            UPDATE feedq.leader SET expires_at = feedq.clock() + make_interval(secs => %s)
             WHERE name = %s AND holder = %s RETURNING 1
             """,
             (self._ttl_s, BEAT_ELECTION[0], str(self._holder)),

@@ -58,7 +58,7 @@ _WANTED = f"""
             (e.expect -> 'min_rows' ->> 'rows')::float8 AS least_rows,
             (e.expect ->> 'max_silence')::float8 AS silence_s,
             (e.expect -> 'max_event_lag' ->> 'seconds')::float8 AS lag_s,
-            extract(epoch FROM statement_timestamp() - greatest(l.event_at, f.updated_at))::float8 AS lagging_s,
+            extract(epoch FROM feedq.now() - greatest(l.event_at, f.updated_at))::float8 AS lagging_s,
             l.event_at, l.event_fault,
             (e.expect ->> 'max_refused')::float8 AS refused
         FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id CROSS JOIN LATERAL (
@@ -76,11 +76,11 @@ _WANTED = f"""
 _SAMPLE = f"""
     WITH {_WANTED}
     INSERT INTO feedq.landed_sample (feed_id, kind, at, records, dead_letters)
-    SELECT c.id, c.kind, statement_timestamp(), w.records_total, w.dead_letters_total
+    SELECT c.id, c.kind, feedq.now(), w.records_total, w.dead_letters_total
     FROM counted c JOIN wanted w USING (id)
     WHERE NOT EXISTS (
         SELECT FROM feedq.landed_sample s WHERE s.feed_id = c.id AND s.kind = c.kind
-          AND s.at > statement_timestamp() - make_interval(secs => c.per_s / {SAMPLES}))
+          AND s.at > feedq.now() - make_interval(secs => c.per_s / {SAMPLES}))
     ON CONFLICT DO NOTHING
 """
 _FORGET = f"""
@@ -88,35 +88,35 @@ _FORGET = f"""
     DELETE FROM feedq.landed_sample s
     WHERE NOT EXISTS (
         SELECT FROM counted c WHERE c.id = s.feed_id AND c.kind = s.kind
-          AND s.at > statement_timestamp() - make_interval(secs => c.per_s * {1 + 2 / SAMPLES}))
+          AND s.at > feedq.now() - make_interval(secs => c.per_s * {1 + 2 / SAMPLES}))
 """
 _JUDGE = f"""
     WITH {_WANTED}, verdicts AS MATERIALIZED (
         SELECT id, 'max_silence' AS kind, expect -> 'max_silence' AS bound,
-            extract(epoch FROM statement_timestamp() - heard_at)::float8 AS found, heard_at AS since,
-            statement_timestamp() - heard_at > make_interval(secs => silence_s) AS unmet,
+            extract(epoch FROM feedq.now() - heard_at)::float8 AS found, heard_at AS since,
+            feedq.now() - heard_at > make_interval(secs => silence_s) AS unmet,
             heard_at - make_interval(secs => silence_s) AS ends_after, NULL AS why
         FROM wanted WHERE silence_s IS NOT NULL
         UNION ALL
-        SELECT id, 'max_event_lag', expect -> 'max_event_lag', lagging_s, statement_timestamp(), lagging_s > lag_s,
+        SELECT id, 'max_event_lag', expect -> 'max_event_lag', lagging_s, feedq.now(), lagging_s > lag_s,
             CASE WHEN lagging_s <= {AGAIN} * lag_s THEN 'infinity'::timestamptz
-                ELSE statement_timestamp() - make_interval(secs => {PATIENCE} * lag_s) END,
+                ELSE feedq.now() - make_interval(secs => {PATIENCE} * lag_s) END,
             coalesce(event_fault, CASE WHEN event_at IS NULL THEN 'no record with a time has landed' END)
         FROM wanted WHERE lag_s IS NOT NULL
         UNION ALL
         SELECT w.id, 'min_rows', w.expect -> 'min_rows', (w.records_total - s.records)::float8,
-            statement_timestamp(), w.records_total - s.records < w.least_rows,
+            feedq.now(), w.records_total - s.records < w.least_rows,
             CASE WHEN w.records_total - s.records >= {ROWS_AGAIN} * w.least_rows THEN 'infinity'::timestamptz
-                ELSE statement_timestamp() - make_interval(secs => {PATIENCE} * w.per_s) END, NULL
+                ELSE feedq.now() - make_interval(secs => {PATIENCE} * w.per_s) END, NULL
         FROM wanted w CROSS JOIN LATERAL (
             SELECT records FROM feedq.landed_sample
             WHERE feed_id = w.id AND kind = 'min_rows' AND at >= w.updated_at
-              AND at <= statement_timestamp() - make_interval(secs => w.per_s)
+              AND at <= feedq.now() - make_interval(secs => w.per_s)
             ORDER BY at DESC LIMIT 1
         ) s WHERE w.per_s IS NOT NULL
         UNION ALL
         SELECT w.id, 'max_refused', w.expect -> 'max_refused', n.dead / greatest(n.records + n.dead, 1),
-            statement_timestamp(), n.dead > w.refused * (n.records + n.dead),
+            feedq.now(), n.dead > w.refused * (n.records + n.dead),
             CASE WHEN n.dead <= {AGAIN} * w.refused * (n.records + n.dead) THEN 'infinity'::timestamptz
                 ELSE '-infinity' END, NULL
         FROM wanted w CROSS JOIN LATERAL (
@@ -124,11 +124,11 @@ _JUDGE = f"""
                 (w.dead_letters_total - dead_letters)::float8 AS dead
             FROM feedq.landed_sample
             WHERE feed_id = w.id AND kind = 'max_refused'
-              AND at >= statement_timestamp() - make_interval(secs => {REFUSED_OVER_S * (1 + 1 / SAMPLES)})
+              AND at >= feedq.now() - make_interval(secs => {REFUSED_OVER_S * (1 + 1 / SAMPLES)})
             ORDER BY at LIMIT 1
         ) n
         WHERE w.refused IS NOT NULL AND (n.records + n.dead >= {REFUSED_LEAST}
-            OR n.at <= statement_timestamp() - make_interval(secs => {REFUSED_OVER_S}))
+            OR n.at <= feedq.now() - make_interval(secs => {REFUSED_OVER_S}))
     ), begun AS (
         INSERT INTO feedq.unmet (feed_id, kind, since, bound, found, why)
         SELECT id, kind, since, bound, found, why FROM verdicts WHERE unmet ORDER BY id, kind
@@ -156,7 +156,7 @@ _JUDGE = f"""
     FROM changed c JOIN feedq.feed f ON f.id = c.feed_id ORDER BY f.name, c.kind
     RETURNING begins
 """
-_TRIM = f"DELETE FROM feedq.alert WHERE at < statement_timestamp() - interval '{ALERTS_KEPT_DAYS} days'"
+_TRIM = f"DELETE FROM feedq.alert WHERE at < feedq.now() - interval '{ALERTS_KEPT_DAYS} days'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class AlertOutbox(Aggregate):
             SELECT a.id, a.at, a.feed, a.tenant, a.kind, a.begins, a.since, a.bound, a.found, a.why
             FROM feedq.alert_target t JOIN feedq.alert a ON a.id > t.sent_to
             WHERE t.target = %(target)s AND (CAST(%(tenant)s AS text) IS NULL OR a.tenant = %(tenant)s)
-              AND (t.sent_at IS NULL OR clock_timestamp() >= t.sent_at + make_interval(secs => CASE
+              AND (t.sent_at IS NULL OR feedq.clock() >= t.sent_at + make_interval(secs => CASE
                 WHEN t.failures = 0 THEN %(pause_s)s
                 ELSE %(retry_s)s * 2 ^ least(t.failures - 1, {FAILURES_DOUBLE}) END))
             ORDER BY a.id LIMIT {AT_ONCE}
@@ -254,7 +254,7 @@ class AlertOutbox(Aggregate):
     def told(self, c: Connection, target: str, up_to: int) -> None:
         """The target has taken everything up to this alert."""
         sql = """
-            UPDATE feedq.alert_target SET sent_to = greatest(sent_to, %(up_to)s), sent_at = clock_timestamp(),
+            UPDATE feedq.alert_target SET sent_to = greatest(sent_to, %(up_to)s), sent_at = feedq.clock(),
                 failures = 0, error = NULL
             WHERE target = %(target)s
         """
@@ -264,7 +264,7 @@ class AlertOutbox(Aggregate):
     def failed(self, c: Connection, target: str, error: str) -> None:
         """The target has not taken a message, which is to be told again later."""
         sql = """
-            UPDATE feedq.alert_target SET sent_at = clock_timestamp(), failures = failures + 1, error = %(error)s
+            UPDATE feedq.alert_target SET sent_at = feedq.clock(), failures = failures + 1, error = %(error)s
             WHERE target = %(target)s
         """
         c.execute(sql, {"target": target, "error": storable(error, ERROR_CHARS_MAX)})

@@ -450,7 +450,7 @@ def _filtered(conditions: Sequence[str]) -> str:
 def _begin(c: Connection) -> datetime:
     """Bound the transaction's statements, and say when it is."""
     c.execute(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'")
-    now: datetime = c.execute("SELECT clock_timestamp()").scalar_one()
+    now: datetime = c.execute("SELECT feedq.clock()").scalar_one()
     return now
 
 
@@ -518,7 +518,7 @@ def selected_sql(selection: Selection, limit: int | None) -> tuple[str, dict[str
         {_FROM} {_filtered([" AND ".join(conditions)])}
         ORDER BY f.name, f.id LIMIT %(limit)s
     """
-    return sql.replace("%(now)s", "statement_timestamp()"), given | {"limit": limit}
+    return sql.replace("%(now)s", "feedq.now()"), given | {"limit": limit}
 
 
 _NEEDS = {

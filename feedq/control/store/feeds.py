@@ -64,7 +64,7 @@ from feedq.errors import Conflict, FeedqError, NotFound
 from feedq.telemetry.event_names import EventKind
 
 FEED_VIEWS = f"""
-    SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, statement_timestamp() AS now
+    SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, feedq.now() AS now
     FROM feedq.feed f
     LEFT JOIN feedq.lease l ON l.feed_id = f.id
     LEFT JOIN feedq.worker w ON w.id = l.worker_id
@@ -411,8 +411,8 @@ def _update(c: Connection, feeds: Sequence[Feed]) -> dict[int, Feed]:
     """Make feeds, whose rows are locked, as they are given. Returns them by id, as they are then."""
     assigned = ", ".join(f"{name} = given.{name}" for name in (*SPEC_COLUMNS, "catalog", "generation"))
     sql = f"""
-        UPDATE feedq.feed f SET {assigned}, dirty = true, updated_at = clock_timestamp(),
-            removed_at = CASE WHEN given.is_removed THEN clock_timestamp() END
+        UPDATE feedq.feed f SET {assigned}, dirty = true, updated_at = feedq.clock(),
+            removed_at = CASE WHEN given.is_removed THEN feedq.clock() END
         FROM {_TOUCHED} WHERE f.id = given.id RETURNING f.id, f.updated_at, f.removed_at
     """
     if not feeds:

@@ -8,9 +8,9 @@ from datetime import datetime
 from feedq.control.store.database import Connection
 
 _STATE = """
-    SELECT clock_timestamp() AS now, t.pass_at,
-        extract(epoch FROM clock_timestamp() - t.pass_at)::float8 AS pass_age_s,
-        l.host, l.pid, l.elected_at, l.expires_at, l.expires_at >= clock_timestamp() AS leads
+    SELECT feedq.clock() AS now, t.pass_at,
+        extract(epoch FROM feedq.clock() - t.pass_at)::float8 AS pass_age_s,
+        l.host, l.pid, l.elected_at, l.expires_at, l.expires_at >= feedq.clock() AS leads
     FROM feedq.fleet t LEFT JOIN feedq.leader l ON l.name = 'beat'
 """
 
@@ -25,15 +25,15 @@ _JOBS = """
             count(*) FILTER (WHERE state = 'active' AND failures > 0)::int AS failing,
             coalesce((array_agg(name ORDER BY name) FILTER (WHERE state = 'active' AND failures > 0))[1:5], '{}')
                 AS failing_names,
-            extract(epoch FROM clock_timestamp() - min(next_fire_at) FILTER (
-                WHERE state = 'active' AND next_fire_at <= clock_timestamp()))::float8 AS overdue_s
+            extract(epoch FROM feedq.clock() - min(next_fire_at) FILTER (
+                WHERE state = 'active' AND next_fire_at <= feedq.clock()))::float8 AS overdue_s
         FROM feedq.schedule WHERE removed_at IS NULL
     ) schedules, (
         SELECT count(*) FILTER (WHERE state = 'running')::int AS running,
             count(*) FILTER (WHERE state <> 'running')::int AS waiting,
-            count(*) FILTER (WHERE state = 'waiting' AND due_at <= clock_timestamp())::int AS due,
-            extract(epoch FROM clock_timestamp() - min(due_at) FILTER (
-                WHERE state = 'waiting' AND due_at <= clock_timestamp()))::float8 AS oldest_due_s
+            count(*) FILTER (WHERE state = 'waiting' AND due_at <= feedq.clock())::int AS due,
+            extract(epoch FROM feedq.clock() - min(due_at) FILTER (
+                WHERE state = 'waiting' AND due_at <= feedq.clock()))::float8 AS oldest_due_s
         FROM feedq.run WHERE state IN ('buffered', 'waiting', 'running')
     ) runs, (
         SELECT count(*)::int AS workers, coalesce(sum(job_slots), 0)::int AS slots FROM feedq.worker

@@ -22,25 +22,23 @@ CHUNK: Final = 1_000
 """Feeds in a row: fewer are more rows, more are longer arrays to read for one feed."""
 FEEDS_MAX: Final = 200
 """Feeds that are read together: those of a page."""
-_MINUTE: Final = "date_bin('1 minute', statement_timestamp(), 'epoch')"
-_QUARTER: Final = "date_bin('15 minutes', statement_timestamp(), 'epoch')"
+_MINUTE: Final = "date_bin('1 minute', feedq.now(), 'epoch')"
+_QUARTER: Final = "date_bin('15 minutes', feedq.now(), 'epoch')"
 
 _COUNT = f"""
     INSERT INTO feedq.landed_count (chunk, at, daily, places, records, dead_letters, silent_s)
-    SELECT feed_id / {CHUNK}, statement_timestamp(),
+    SELECT feed_id / {CHUNK}, feedq.now(),
         NOT EXISTS (SELECT FROM feedq.landed_count WHERE daily AND at >= {_QUARTER}),
         array_agg((feed_id %% {CHUNK})::smallint), array_agg(records_total), array_agg(dead_letters_total),
-        array_agg(extract(epoch FROM statement_timestamp() - last_record_at)::real)
+        array_agg(extract(epoch FROM feedq.now() - last_record_at)::real)
     FROM (SELECT * FROM feedq.lease ORDER BY feed_id) l GROUP BY feed_id / {CHUNK}
 """
-_IS_COUNTED = (
-    f"SELECT EXISTS (SELECT FROM feedq.landed_count WHERE at BETWEEN {_MINUTE} AND statement_timestamp())"
-)
+_IS_COUNTED = f"SELECT EXISTS (SELECT FROM feedq.landed_count WHERE at BETWEEN {_MINUTE} AND feedq.now())"
 # Those of the future are from before the clock was put back.
 _FORGET = """
     DELETE FROM feedq.landed_count
-    WHERE at > statement_timestamp()
-       OR at < statement_timestamp() - CASE WHEN daily THEN interval '24 hours 15 minutes'
+    WHERE at > feedq.now()
+       OR at < feedq.now() - CASE WHEN daily THEN interval '24 hours 15 minutes'
             ELSE interval '61 minutes' END
 """
 
@@ -74,7 +72,7 @@ class LandedCounts(Aggregate):
         if free and not c.execute(_IS_COUNTED).scalar_one():
             c.execute(_FORGET)
             c.execute(_COUNT)
-        left = f"SELECT 60 - extract(epoch FROM clock_timestamp() - {_MINUTE})::float8"
+        left = f"SELECT 60 - extract(epoch FROM feedq.clock() - {_MINUTE})::float8"
         return max(0.0, float(c.execute(left).scalar_one()))
 
     def of_feed(self, feed_id: int, span: Span) -> list[LandedBucket]:
@@ -93,7 +91,7 @@ class LandedCounts(Aggregate):
     def _read(
         self, c: Connection, feed_ids: list[int], bucket_s: int, buckets: int, statement: str, *, daily: bool
     ) -> dict[int, list[LandedBucket]]:
-        now: datetime = c.execute("SELECT statement_timestamp()").scalar_one()
+        now: datetime = c.execute("SELECT feedq.now()").scalar_one()
         since = now - timedelta(seconds=(buckets + 2) * bucket_s)
         chunks = sorted({feed_id // CHUNK for feed_id in feed_ids})
         asked = {"ids": feed_ids, "chunks": chunks, "now": now, "since": since, "daily": daily}

@@ -159,7 +159,7 @@ class Leases(Aggregate):
         """Look up who holds the lease under ``key``, and for how long. None: nobody does, under this epoch."""
         sql = f"""
             SELECT l.worker_id, w.state AS worker_state, l.state, l.reason,
-                   extract(epoch FROM w.expires_at - greatest(clock_timestamp(), w.heartbeat_at))::float8
+                   extract(epoch FROM w.expires_at - greatest(feedq.clock(), w.heartbeat_at))::float8
                        AS remaining_s,
                    EXISTS (SELECT FROM feedq.tap t WHERE t.feed_id = l.feed_id AND {HAS_LISTENER}) AS tapped
             FROM feedq.lease l JOIN feedq.worker w ON w.id = l.worker_id

@@ -188,7 +188,7 @@ class ReconcilePass(PassAssignments):
         call(self._c, "fold_held", int)
         sql = """
             SELECT w.id, h.feeds FROM feedq.worker w JOIN feedq.worker_held h ON h.worker_id = w.id
-            WHERE w.state = 'active' AND w.target_state = 'drained' AND w.expires_at > clock_timestamp()
+            WHERE w.state = 'active' AND w.target_state = 'drained' AND w.expires_at > feedq.clock()
               AND w.suspected_at IS NULL AND h.feeds > 0
         """
         return {row.id: row.feeds for row in self._c.execute(sql)}
@@ -204,7 +204,7 @@ class ReconcilePass(PassAssignments):
         # With the time at which the statement began: with a clock that moves on, the index could not be used.
         sql = """
             SELECT coalesce(promised_to, worker_id) AS target, count(*) AS feeds FROM feedq.lease
-            WHERE moved_at IS NOT NULL AND moved_at > statement_timestamp() - make_interval(secs => %(within_s)s)
+            WHERE moved_at IS NOT NULL AND moved_at > feedq.now() - make_interval(secs => %(within_s)s)
             GROUP BY target HAVING coalesce(promised_to, worker_id) IS NOT NULL
         """
         return {row.target: row.feeds for row in self._c.execute(sql, {"within_s": within_s})}

@@ -101,7 +101,7 @@ class PostgresStore:
     def now(self) -> datetime:
         """The database's clock."""
         with self._database.transaction() as c:
-            now: datetime = c.execute("SELECT clock_timestamp()").scalar_one()
+            now: datetime = c.execute("SELECT feedq.clock()").scalar_one()
         return now
 
     def fleet_state(self) -> FleetState:

@@ -30,7 +30,7 @@ from feedq.core.tap import (
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.event_names import EventKind
 
-HAS_LISTENER = f"t.listened_at > clock_timestamp() - interval '{ENDS_AFTER_S} s'"
+HAS_LISTENER = f"t.listened_at > feedq.clock() - interval '{ENDS_AFTER_S} s'"
 # A look-up of the lease for each of the few taps: joined, the planner might go through all leases of the worker.
 TAPPED = f"""
     ARRAY(
@@ -104,7 +104,7 @@ class TapStore(Aggregate):
         sql = """
             INSERT INTO feedq.tap (id, feed_id)
             SELECT %(listener)s, id FROM feedq.feed WHERE id = %(feed_id)s AND removed_at IS NULL
-            ON CONFLICT (id) DO UPDATE SET listened_at = clock_timestamp()
+            ON CONFLICT (id) DO UPDATE SET listened_at = feedq.clock()
         """
         return c.execute(sql, {"listener": listener, "feed_id": feed_id}).rowcount == 1
 

@@ -42,7 +42,7 @@ class TokenStore(Aggregate):
         sql = """
             INSERT INTO feedq.token (name, hash, role, tenant, expires_at)
             VALUES (%(name)s, %(hash)s, %(role)s, %(tenant)s,
-                clock_timestamp() + make_interval(secs => %(lasts_s)s))
+                feedq.clock() + make_interval(secs => %(lasts_s)s))
         """
         values = {"name": name, "hash": _hash(token), "role": role.value, "tenant": tenant}
         with refused_when_taken(f"token {name!r} exists already; `feedq token remove` ends it"):
@@ -67,7 +67,7 @@ class TokenStore(Aggregate):
     @in_statement
     def find(self, c: Connection, token: str) -> AccessToken | None:
         """The token that this text proves; None when there is none, or its time is over."""
-        sql = f"SELECT {_COLUMNS} FROM feedq.token WHERE hash = %(hash)s AND expires_at > clock_timestamp()"
+        sql = f"SELECT {_COLUMNS} FROM feedq.token WHERE hash = %(hash)s AND expires_at > feedq.clock()"
         row = c.execute(sql, {"hash": _hash(token)}).one_or_none()
         return None if row is None else _token_from(row)
 

@@ -31,7 +31,7 @@ from feedq.core.values import storable
 STACK_CALLS_MAX = 30
 """The most calls of the process that was lost that its event keeps."""
 # What a pass has to check: who has not renewed in time, or everybody if the clock was put back.
-OVERDUE = "(w.expires_at < clock_timestamp() OR greatest(w.started_at, w.heartbeat_at) > clock_timestamp())"
+OVERDUE = "(w.expires_at < feedq.clock() OR greatest(w.started_at, w.heartbeat_at) > feedq.clock())"
 
 
 HEARTBEAT = f"SELECT CAST({SCHEMA}.heartbeat(%(session)s, %(load)s, %(ttl_s)s) AS text)"
@@ -96,7 +96,7 @@ class Workers(Aggregate):
         """All workers by name; ``gone`` includes ended sessions."""
         sql = f"""
             SELECT {WORKER_COLUMNS},
-                extract(epoch FROM clock_timestamp() - w.heartbeat_at)::float8 AS heartbeat_age_s,
+                extract(epoch FROM feedq.clock() - w.heartbeat_at)::float8 AS heartbeat_age_s,
                 (coalesce(h.feeds, 0) + coalesce(c.feeds, 0))::int AS leases,
                 coalesce(p.feeds, 0)::int AS promised,
                 coalesce(h.weight, 0) + coalesce(c.weight, 0) AS load

@@ -15,7 +15,7 @@ from feedq.core.values import storable
 
 _ANY = """
     SELECT EXISTS (SELECT FROM feedq.run WHERE state = 'running') OR EXISTS (
-            SELECT FROM feedq.run WHERE state IN ('buffered', 'waiting') AND start_by <= statement_timestamp()
+            SELECT FROM feedq.run WHERE state IN ('buffered', 'waiting') AND start_by <= feedq.now()
         ) AS expiry,
         EXISTS (SELECT FROM feedq.run WHERE state = 'buffered') AS promotion
 """

@@ -45,19 +45,19 @@ ROWS_PER_SCAN = 5_000
 AGAIN_S = 0.05
 """When others are firing what is due."""
 PROBLEM_CHARS_MAX = 500
-_NOW = "statement_timestamp()"
+_NOW = "feedq.now()"
 
 _DUE_SCAN = """
     SELECT extract(epoch FROM (
             SELECT next_fire_at FROM feedq.schedule
             WHERE removed_at IS NULL AND state = 'active' AND next_fire_at IS NOT NULL
             ORDER BY next_fire_at LIMIT 1
-        ) - clock_timestamp())::float8 AS due_in_s,
+        ) - feedq.clock())::float8 AS due_in_s,
         extract(epoch FROM (
             SELECT paused_until FROM feedq.schedule
             WHERE removed_at IS NULL AND state = 'paused' AND paused_until IS NOT NULL
             ORDER BY paused_until LIMIT 1
-        ) - clock_timestamp())::float8 AS resumed_in_s,
+        ) - feedq.clock())::float8 AS resumed_in_s,
         NOT EXISTS (SELECT FROM feedq.run WHERE state IN ('buffered', 'waiting', 'running')) AS is_done
 """
 _DUE = f"""
@@ -79,7 +79,7 @@ _INSERT = f"""
         reason, ended_at, job, queue, exclusive)
     SELECT s.id, 'tick', given.key, given.tick_at, given.ticks, given.last_tick_at, given.due_at,
         given.due_at - make_interval(secs => given.ahead_s), given.start_by, given.state, given.reason,
-        CASE WHEN given.state NOT IN ('buffered', 'waiting') THEN clock_timestamp() END,
+        CASE WHEN given.state NOT IN ('buffered', 'waiting') THEN feedq.clock() END,
         s.declaration - CAST(%(not_of_job)s AS text[]), given.queue, given.exclusive
     FROM {_RUNS.numbered}
     CROSS JOIN LATERAL (SELECT id, declaration FROM feedq.schedule WHERE id = given.schedule_id OFFSET 0) s
@@ -93,7 +93,7 @@ _FOLDED = GivenRows(
     "schedule_id bigint, tick_at timestamptz, ticks int, last_tick_at timestamptz, state text, reason text"
 )
 _FOLD = f"""
-    UPDATE feedq.run r SET last_tick_at = greatest(newest.last, given.last_tick_at), ended_at = clock_timestamp(),
+    UPDATE feedq.run r SET last_tick_at = greatest(newest.last, given.last_tick_at), ended_at = feedq.clock(),
         ticks = r.ticks + CASE WHEN newest.last < given.tick_at THEN given.ticks ELSE 0 END
     FROM {_FOLDED}
     CROSS JOIN LATERAL (

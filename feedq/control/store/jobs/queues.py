@@ -26,8 +26,8 @@ class QueueStore(Aggregate):
                 concurrency = excluded.concurrency,
                 tokens = CASE WHEN q.rate_per_s IS NULL THEN excluded.burst ELSE least(excluded.burst,
                     q.tokens + q.rate_per_s
-                        * greatest(extract(epoch FROM clock_timestamp() - q.tokens_at), 0)) END,
-                tokens_at = clock_timestamp()
+                        * greatest(extract(epoch FROM feedq.clock() - q.tokens_at), 0)) END,
+                tokens_at = feedq.clock()
         """
         c.execute(sql, dict(queue))
         record(

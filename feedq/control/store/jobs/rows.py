@@ -86,7 +86,7 @@ _CANCEL = f"""
             SELECT id, schedule_id, state FROM feedq.run WHERE id = l.id OFFSET 0 FOR UPDATE
         ) r WHERE r.state = ANY(%(states)s)
     )
-    UPDATE feedq.run r SET state = 'cancelled', reason = given.reason, ended_at = clock_timestamp()
+    UPDATE feedq.run r SET state = 'cancelled', reason = given.reason, ended_at = feedq.clock()
     FROM found JOIN given USING (schedule_id) WHERE r.id = found.id RETURNING r.worker_id
 """
 
@@ -147,7 +147,7 @@ def job_from(stored: str) -> ScheduleSpec:
 
 
 def now(c: Connection) -> datetime:
-    moment: datetime = c.execute("SELECT clock_timestamp()").scalar_one()
+    moment: datetime = c.execute("SELECT feedq.clock()").scalar_one()
     return moment
 
 

@@ -67,7 +67,7 @@ KEEPING = "jsonb_exists(declaration, 'keep')"
 _OLD_RUNS = f"""
     DELETE FROM feedq.run WHERE id = ANY(ARRAY(
         SELECT id FROM feedq.run r
-        WHERE ended_at IS NOT NULL AND ended_at < statement_timestamp() - make_interval(days => %(days)s)
+        WHERE ended_at IS NOT NULL AND ended_at < feedq.now() - make_interval(days => %(days)s)
             AND schedule_id <> ALL(ARRAY(
             SELECT id FROM feedq.schedule WHERE {KEEPING} AND (declaration #>> '{{keep,days}}')::int > %(days)s
         ))
@@ -102,7 +102,7 @@ _KEPT = f"""
                 SELECT id, ended_at FROM feedq.run WHERE schedule_id = given.id ORDER BY id LIMIT %(limit)s
             ) r
             WHERE r.ended_at IS NOT NULL AND (r.id <= beyond.id
-                OR r.ended_at < statement_timestamp() - make_interval(days => given.days))
+                OR r.ended_at < feedq.now() - make_interval(days => given.days))
             LIMIT %(limit)s
         )) ORDER BY id FOR UPDATE SKIP LOCKED
     ))

@@ -76,7 +76,7 @@ _INSERT = f"""
         clock.now + make_interval(secs => %(start_deadline_s)s),
         given.state, given.reason, CASE WHEN given.state NOT IN ('buffered', 'waiting') THEN clock.now END,
         CAST(%(job)s AS jsonb), %(queue)s, %(exclusive)s
-    FROM (SELECT clock_timestamp() AS now) clock, {_ASKED.numbered}
+    FROM (SELECT feedq.clock() AS now) clock, {_ASKED.numbered}
     ORDER BY given.n
     ON CONFLICT (schedule_id, key) DO NOTHING
     RETURNING id
@@ -108,7 +108,7 @@ class ScheduleStore(ScheduleListing):
         """Declare a schedule, whose first tick is the first after now. Raises `Conflict` when a schedule of that
         name exists."""
         # Jitter is hashed from the id, so the first tick cannot be known before it.
-        sql = "SELECT nextval(pg_get_serial_sequence('feedq.schedule', 'id')) AS id, clock_timestamp() AS now"
+        sql = "SELECT nextval(pg_get_serial_sequence('feedq.schedule', 'id')) AS id, feedq.clock() AS now"
         given = c.execute(sql).one()
         state = ScheduleState.PAUSED if spec.paused else ScheduleState.ACTIVE
         reason = DECLARED if spec.paused else None
@@ -172,7 +172,7 @@ class ScheduleStore(ScheduleListing):
         require_version(f"schedule {name!r}", (current.id, current.generation), expected)
         cancelled = cancel(c, {current.id: REMOVED}, NOT_BEGUN)
         sql = f"""
-            UPDATE feedq.schedule s SET removed_at = clock_timestamp(), updated_at = clock_timestamp()
+            UPDATE feedq.schedule s SET removed_at = feedq.clock(), updated_at = feedq.clock()
             WHERE id = %(id)s RETURNING {SCHEDULE_COLUMNS}
         """
         removed = _write(c, sql, {"id": current.id, "name": name})
@@ -196,7 +196,7 @@ class ScheduleStore(ScheduleListing):
             return shown_schedule_from(current)
         sql = f"""
             UPDATE feedq.schedule s SET state = 'paused', paused_until = %(until)s, pause_reason = %(reason)s,
-                updated_at = clock_timestamp()
+                updated_at = feedq.clock()
             WHERE id = %(id)s RETURNING {SCHEDULE_COLUMNS}
         """
         paused = _write(c, sql, {"id": current.id, "until": until, "reason": reason})
@@ -300,7 +300,7 @@ class ScheduleStore(ScheduleListing):
     @in_transaction
     def _cancel_run(self, c: Connection, run_id: int) -> Run:
         sql = """
-            UPDATE feedq.run SET state = 'cancelled', reason = %(reason)s, ended_at = clock_timestamp()
+            UPDATE feedq.run SET state = 'cancelled', reason = %(reason)s, ended_at = feedq.clock()
             WHERE id = %(id)s AND state = ANY(%(states)s) RETURNING worker_id
         """
         states = [state.value for state in UNFINISHED]
@@ -389,7 +389,7 @@ def _replace(c: Connection, schedule: Schedule) -> Schedule:
         UPDATE feedq.schedule s SET name = %(name)s, declaration = CAST(%(declaration)s AS jsonb),
             state = %(state)s, paused_until = %(paused_until)s, pause_reason = %(pause_reason)s,
             generation = %(generation)s, next_tick_at = %(next_tick_at)s, next_fire_at = %(next_fire_at)s,
-            failures = %(failures)s, updated_at = clock_timestamp()
+            failures = %(failures)s, updated_at = feedq.clock()
         WHERE id = %(id)s RETURNING {SCHEDULE_COLUMNS}
     """
     return _write(c, sql, _columns(schedule))
@@ -424,7 +424,7 @@ def _behind(c: Connection, job: ScheduleSpec) -> Schedule:
         INSERT INTO feedq.schedule AS s (name, declaration) VALUES (%(name)s, CAST(%(declaration)s AS jsonb))
         ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE
             SET declaration = excluded.declaration, generation = s.generation + 1,
-                updated_at = clock_timestamp()
+                updated_at = feedq.clock()
             WHERE s.declaration <> excluded.declaration
     """
     c.execute(sql, _declared(spec))

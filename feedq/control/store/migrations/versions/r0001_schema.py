@@ -9,6 +9,23 @@ from feedq.control.store import protocol
 revision = "0001"
 down_revision = None
 
+# Statements on these tables read no other clock, so whoever replaces these two functions moves all of feedq
+# through time, as tests and the simulation do. They belong to the tables, which need them for their defaults,
+# and not to a version of the protocol. The planner puts what they call in their place.
+#
+# One is not enough. An index can be searched only for a value that is stable, so `now` finds the rows that are
+# due or old. But a function of several statements, or one that has waited for a lock, sees what others wrote
+# meanwhile. By `now` these rows would lie in the future, which is the sign of a clock that was put back, and
+# what the function itself writes would seem older than it is. So `clock` stamps rows and judges those that
+# others stamp.
+CLOCK = """
+    -- When the statement began that the client sent.
+    CREATE FUNCTION feedq.now() RETURNS timestamptz LANGUAGE sql STABLE RETURN statement_timestamp();
+
+    -- This moment.
+    CREATE FUNCTION feedq.clock() RETURNS timestamptz LANGUAGE sql VOLATILE RETURN clock_timestamp();
+"""
+
 FEEDS = """
     -- One row: who this control database is, beside others whose feeds land in the same sinks.
     CREATE TABLE feedq.installation (
@@ -40,8 +57,8 @@ FEEDS = """
             CONSTRAINT feed_target_state CHECK (target_state IN ('running', 'paused')),
         generation integer NOT NULL DEFAULT 1,
         dirty boolean NOT NULL DEFAULT true,
-        created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-        updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        created_at timestamptz NOT NULL DEFAULT feedq.clock(),
+        updated_at timestamptz NOT NULL DEFAULT feedq.clock(),
         removed_at timestamptz,
         selector jsonb NOT NULL DEFAULT '{}',
         uuid uuid NOT NULL DEFAULT gen_random_uuid(),
@@ -75,8 +92,8 @@ FOLLOW_PARENT = """
                 selector = NEW.selector, target_state = NEW.target_state, sink = NEW.sink,
                 source = NEW.source || jsonb_build_object('limits', f.source -> 'limits'),
                 removed_at = CASE WHEN NEW.removed_at IS NOT NULL OR NEW.connector <> f.connector
-                        OR coalesce(NEW.sink -> 'key', '[]') = '[]' THEN clock_timestamp() END,
-                generation = f.generation + 1, dirty = true, updated_at = clock_timestamp()
+                        OR coalesce(NEW.sink -> 'key', '[]') = '[]' THEN feedq.clock() END,
+                generation = f.generation + 1, dirty = true, updated_at = feedq.clock()
             WHERE f.parent = NEW.id AND f.removed_at IS NULL
             RETURNING f.removed_at
         )
@@ -98,7 +115,7 @@ WORKERS_AND_LEASES = """
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         digest text NOT NULL CONSTRAINT task_set_digest UNIQUE,
         tasks text[] NOT NULL,
-        used_at timestamptz NOT NULL DEFAULT clock_timestamp()
+        used_at timestamptz NOT NULL DEFAULT feedq.clock()
     );
 
     -- Worker sessions: a process that restarts, or comes back after it was declared gone, is a new row.
@@ -115,8 +132,8 @@ WORKERS_AND_LEASES = """
             CONSTRAINT worker_state CHECK (state IN ('active', 'draining', 'gone')),
         lock_key integer GENERATED ALWAYS AS IDENTITY (CYCLE) NOT NULL,
         session_locks boolean NOT NULL DEFAULT false,
-        started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-        heartbeat_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        started_at timestamptz NOT NULL DEFAULT feedq.clock(),
+        heartbeat_at timestamptz NOT NULL DEFAULT feedq.clock(),
         expires_at timestamptz NOT NULL,
         suspected_at timestamptz,
         feeds integer NOT NULL DEFAULT 0,
@@ -263,7 +280,7 @@ HISTORY = """
     -- History: what happened to feeds, workers and schedules, and who did it.
     CREATE TABLE feedq.event (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        at timestamptz NOT NULL DEFAULT feedq.clock(),
         kind text NOT NULL,
         feed_id bigint,
         worker_id uuid,
@@ -361,7 +378,7 @@ WATCHING = """
     -- Alerts: what has begun or ended not to be as expected, in the order in which it is to be sent.
     CREATE TABLE feedq.alert (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        at timestamptz NOT NULL DEFAULT feedq.clock(),
         feed text NOT NULL,
         tenant text NOT NULL,
         kind text NOT NULL,
@@ -385,7 +402,7 @@ WATCHING = """
     CREATE TABLE feedq.tap (
         id uuid PRIMARY KEY,
         feed_id bigint NOT NULL REFERENCES feedq.feed ON DELETE CASCADE,
-        listened_at timestamptz NOT NULL DEFAULT clock_timestamp()
+        listened_at timestamptz NOT NULL DEFAULT feedq.clock()
     );
 
     -- What listeners are shown. Without a reference to the feed: to check it, a worker would wait for whoever has
@@ -406,8 +423,8 @@ FLEET = """
     -- One row: what belongs to no single feed or worker.
     CREATE TABLE feedq.fleet (
         id smallint PRIMARY KEY DEFAULT 1 CONSTRAINT fleet_one_row CHECK (id = 1),
-        alive_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-        alive_since timestamptz NOT NULL DEFAULT clock_timestamp(),
+        alive_at timestamptz NOT NULL DEFAULT feedq.clock(),
+        alive_since timestamptz NOT NULL DEFAULT feedq.clock(),
         pass_at timestamptz,
         pass_seq bigint NOT NULL DEFAULT 0,
         sweep_at timestamptz,
@@ -426,7 +443,7 @@ FLEET = """
         host text NOT NULL,
         pid integer NOT NULL,
         backend_pid integer NOT NULL,
-        elected_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        elected_at timestamptz NOT NULL DEFAULT feedq.clock(),
         expires_at timestamptz NOT NULL
     );
 
@@ -436,7 +453,7 @@ FLEET = """
         hash bytea NOT NULL CONSTRAINT token_hash UNIQUE,
         role text NOT NULL CONSTRAINT token_role CHECK (role IN ('viewer', 'operator', 'admin')),
         tenant text,
-        created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        created_at timestamptz NOT NULL DEFAULT feedq.clock(),
         expires_at timestamptz NOT NULL
     );
 """
@@ -455,8 +472,8 @@ SCHEDULES = """
         next_tick_at timestamptz,
         next_fire_at timestamptz,
         failures integer NOT NULL DEFAULT 0,
-        created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-        updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        created_at timestamptz NOT NULL DEFAULT feedq.clock(),
+        updated_at timestamptz NOT NULL DEFAULT feedq.clock(),
         removed_at timestamptz,
         CONSTRAINT schedule_watermark CHECK ((next_tick_at IS NULL) = (next_fire_at IS NULL))
     -- The watermark moves with every tick, and its index with it: that keeps dead rows few.
@@ -540,7 +557,7 @@ SCHEDULES = """
         burst double precision NOT NULL DEFAULT 1 CONSTRAINT job_queue_burst CHECK (burst >= 1),
         concurrency integer CONSTRAINT job_queue_concurrency CHECK (concurrency > 0),
         tokens double precision NOT NULL DEFAULT 0,
-        tokens_at timestamptz NOT NULL DEFAULT clock_timestamp()
+        tokens_at timestamptz NOT NULL DEFAULT feedq.clock()
     ) WITH (fillfactor = 50);
 """
 
@@ -551,6 +568,7 @@ RANGES = 2**26
 
 
 def upgrade() -> None:
+    op.execute(CLOCK)
     op.execute(FEEDS)
     op.execute(FOLLOW_PARENT)
     op.execute(WORKERS_AND_LEASES)
