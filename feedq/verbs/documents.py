@@ -189,7 +189,10 @@ class _Dumper(_DumperBase):  # type: ignore[misc]  # as of `_Loader`
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     # Other styles fold or lose characters such as U+0085, which counts as a line break in YAML 1.1.
-    style = None if text.replace("\n", "").isprintable() else '"'
+    style: str | None = '"'
+    if text.replace("\n", "").isprintable():
+        # A literal that ends in empty lines would end the document too.
+        style = "|" if "\n" in text and not text.endswith("\n\n") and text != "\n" else None
     node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
     return node
 

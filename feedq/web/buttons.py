@@ -122,7 +122,7 @@ ASKS: Final[Mapping[str, Ask]] = {
     "rewind": Ask(
         change_cursor,
         "Rewind cursor",
-        "The feed goes back by so many records while it runs.",
+        "The feed goes back by this many records and goes on from there; it need not be paused.",
         {"change": "rewind"},
         (Field("records", "How many records"),),
     ),

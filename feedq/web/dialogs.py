@@ -28,8 +28,8 @@ from feedq.verbs.declarations import Declared
 from feedq.verbs.documents import DocumentError
 from feedq.verbs.feeds import Acted
 from feedq.verbs.registry import At, etag_of
-from feedq.verbs.schedules import PastTicks
-from feedq.verbs.wording import as_json, counted, some
+from feedq.verbs.schedules import PastTicks, RunDocument
+from feedq.verbs.wording import as_json, counted, some, stamp
 from feedq.web.buttons import Ask
 
 DRY_RUN: Final = "dry_run"
@@ -79,7 +79,8 @@ def rehearsed(at: At, ask: Ask, query: str, typed: Mapping[str, str], said: Prob
     """With what would happen; ``said`` is what went wrong before."""
     kept = {name: value for name, value in typed.items() if name in ("key", "expected")}
     if DRY_RUN not in ask.verb.arguments.__struct_fields__ or _missing(ask, typed):
-        return Dialog(ask, typed, problem=said, kept=kept, go=ask.title)
+        named = [str(name)] if (name := arguments_in(ask.verb, query).get("name")) else []
+        return Dialog(ask, typed, named, said, kept, ask.title)
     try:
         # What it would do to what is there now, whatever has changed meanwhile.
         fresh = {name: value for name, value in typed.items() if name not in KEPT}
@@ -170,6 +171,8 @@ def would(found: Any) -> list[str]:
             return [f"{counted(found.count, 'feed')}: {names}"] if found.count else ["No feed matches."]
         case WorkerView():
             return [f"{found.worker.name} has {counted(found.leases, 'feed')}."]
+        case RunDocument():
+            return [f"{found.schedule}, {stamp(found.tick_at)}, is {found.state}."]
         case PastTicks():
             return [f"{counted(found.made, 'run')} for {counted(found.ticks, 'tick')}."]
         case CursorChange():

@@ -424,13 +424,16 @@ def kept_in(dialog: Answer) -> dict[str, str]:
 
 def test_a_button_pressed_twice_triggers_once(flower: Flower, store: PostgresStore) -> None:
     """Nobody has a role here, so that whoever may change anything may press these."""
-    kept = kept_in(flower.get(f"/feedq/ask/trigger?{OF_BUTTONS}"))
+    opened = flower.get(f"/feedq/ask/trigger?{OF_BUTTONS}")
+    assert f"<p>{BUTTONS}</p>" in opened.text, "it names what it triggers"
+    kept = kept_in(opened)
     for _ in range(2):
         answer = press(flower, "trigger", OF_BUTTONS, kept)
         assert (answer.status, "data-done" in answer.text) == (200, True), answer.text
     (run,) = store.jobs.schedules.runs(BUTTONS)
     assert run.key == f"trigger:{kept['key']}"
     assert f'id="feedq-cancel-run-{run.id}"' in flower.get(page_of("schedule", BUTTONS)).text
+    assert f"<p>{BUTTONS}, " in flower.get(f"/feedq/ask/cancel-run?id={run.id}").text, "and what it cancels"
     assert press(flower, "cancel-run", f"id={run.id}").status == 200
     assert store.jobs.schedules.run(run.id).state is RunState.CANCELLED
     assert press(flower, "cancel-run", f"id={run.id}").status == 409, "it has ended"

@@ -79,7 +79,7 @@ def test_schedules_paused_by_failures_are_named() -> None:
     ("running", "said"),
     [
         (8, "all 8 job slots are taken -> start another worker"),
-        (3, "while 5 job slots are free -> a limit holds"),
+        (3, "while 5 job slots are free -> a limit, "),
     ],
 )
 def test_runs_that_wait_long_are_a_warning_that_says_why(running: int, said: str) -> None:

@@ -86,8 +86,8 @@ def _waiting(state: JobState) -> Check:
     return warn(
         "runs",
         f"{waits}, while {counted(state.slots - state.running, 'job slot')} are free",
-        "a limit holds them back, or an earlier run of their schedule: feedq schedule runs --state waiting, "
-        "feedq schedule list --queues",
+        "a limit, an earlier run of their schedule or a task that no worker knows holds them back: "
+        "feedq schedule runs --state waiting, feedq schedule list --queues",
     )
 
 
