@@ -72,16 +72,21 @@ def give_reason(reason: str | None) -> None:
         _current.set(replace(author, reason=said))
 
 
-def require_own(tenant: str, what: str) -> None:
-    """Raises `Forbidden` when the author of this context may not change what belongs to this tenant.
+def own_tenant() -> str | None:
+    """The only tenant whose feeds the author of this context may change; None where there is no such limit.
 
-    Asked within the transaction that makes the change: whose something is may have changed since it was looked at.
+    It is compared within the transaction that makes the change: whose something is may have changed since it was
+    looked at.
     """
     author = _current.get()
-    if author is not None and author.tenant not in (None, tenant):
-        raise Forbidden(
-            f"{author.who} has a role of tenant {author.tenant!r}, and {what} is not of that tenant"
-        )
+    return None if author is None else author.tenant
+
+
+def not_own(what: str) -> Forbidden:
+    """Says that ``what`` is not of the author's tenant."""
+    author = _current.get()
+    assert author is not None, "only an author has a tenant"
+    return Forbidden(f"{author.who} has a role of tenant {author.tenant!r}, and {what} is not of that tenant")
 
 
 def given_reason() -> str | None:

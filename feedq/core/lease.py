@@ -28,7 +28,6 @@ from enum import StrEnum
 from functools import cache
 from math import exp
 from types import MappingProxyType
-from uuid import UUID
 
 from feedq.core.model import (
     Feed,
@@ -275,27 +274,6 @@ def is_pardoned(lease: Lease, *, now: datetime) -> bool:
     length_s = min(QUARANTINE_MAX_S, QUARANTINE_S * 2.0 ** min(max(lease.blamed, 1) - 1, 16))
     landed = lease.last_record_at is not None and lease.last_record_at >= lease.running_since
     return landed and now - lease.running_since >= timedelta(seconds=length_s)
-
-
-MOVABLE_WHILE_STOPPING = frozenset({Reason.EDITED, Reason.MOVED, Reason.DRAINED})
-"""Reasons to stop after which the feed is to go on, so that it may as well go on elsewhere."""
-
-
-def objection_to_move(feed: Feed, lease: Lease, target: UUID) -> str | None:
-    """Return why a feed cannot be moved to this worker as it is now, in the words that follow its name; None if
-    it can."""
-    if feed.removed_at is not None:
-        return "is being removed"
-    if feed.spec.target_state is TargetState.PAUSED:
-        return "is paused: resume it, then move it"
-    match lease.state:
-        case LeaseState.IDLE if lease.reason is Reason.FAILED:
-            return "has failed: edit or restart it, then move it"
-        case LeaseState.ASSIGNED | LeaseState.RUNNING if lease.worker_id == target:
-            return "is there already"
-        case LeaseState.STOPPING if lease.reason not in MOVABLE_WHILE_STOPPING:
-            return f"is being stopped ({lease.reason}): try again in a moment"
-    return None
 
 
 RATE_TIME_S = 30.0

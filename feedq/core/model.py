@@ -44,11 +44,14 @@ STACK_CALLS_SHOWN: Final = 12
 
 def require_version(what: str, found: Version, expected: Version | None) -> None:
     """Raises `Outdated` unless ``what`` is as it was when it was looked at."""
-    if expected is None or found == expected:
-        return
+    if expected is not None and found != expected:
+        raise outdated(what, found, expected)
+
+
+def outdated(what: str, found: Version, expected: Version) -> Outdated:
     if found[0] != expected[0]:
-        raise Outdated(f"{what} was removed and declared anew: look at it again, and repeat the change")
-    raise Outdated(
+        return Outdated(f"{what} was removed and declared anew: look at it again, and repeat the change")
+    return Outdated(
         f"{what} is of generation {found[1]} by now, and not of {expected[1]}: look at it again, and repeat the "
         "change"
     )
@@ -497,6 +500,22 @@ class FeedView:
     """Why it has this status, as the database has it: not masked, and perhaps not printable."""
     unmet: tuple[Unmet, ...] = ()
     """What is not as expected of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenFeed:
+    """A feed that is chosen to be acted on: as much of it as that takes."""
+
+    id: int
+    name: str
+    tenant: str
+    generation: int
+    selector: Selector
+    worker_id: UUID | None
+
+    @property
+    def version(self) -> Version:
+        return self.id, self.generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from uuid import UUID
 
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import FeedView, Reason, Worker, WorkerState, WorkerView
+from feedq.core.model import ChosenFeed, FeedView, Reason, Worker, WorkerState, WorkerView
 from feedq.core.placement import placing
 from feedq.core.placement.base import EligibleWorker, Rules, WaitingFeed
 from feedq.core.remedies import command
@@ -88,12 +88,12 @@ def _broken_off(away: Unavailable, result: BulkResult[T, R], total: int) -> Unav
 
 def move(
     store: PostgresStore,
-    chosen: Sequence[FeedView],
+    chosen: Sequence[ChosenFeed],
     settings: Settings,
     *,
     to: WorkerView | None,
     told: Done = lambda done: None,
-) -> BulkResult[FeedView, WorkerView]:
+) -> BulkResult[ChosenFeed, WorkerView]:
     """Have feeds go on on this worker or, without one, on others than those that have them, as placement chooses.
     A feed that may not go there fails with the reason. Raises `Conflict` when the worker takes no feeds."""
     if to is not None and not serves(to):
@@ -102,19 +102,19 @@ def move(
     targets, refused = _targets(store, chosen, workers, settings.rules, to=to)
     by_id = {view.worker.id: view for view in workers}
 
-    def go(views: Sequence[FeedView]) -> list[WorkerView | FeedqError]:
-        there = [(view.feed.name, targets[view.feed.id]) for view in views]
+    def go(feeds: Sequence[ChosenFeed]) -> list[WorkerView | FeedqError]:
+        there = [(feed.name, targets[feed.id]) for feed in feeds]
         refusals = store.feeds.move(there, stop_within_s=settings.handoff_timeout_s)
         return [refusal or by_id[target] for refusal, (_, target) in zip(refusals, there, strict=True)]
 
-    result = each([view for view in chosen if view.feed.id in targets], go, told=told)
-    result.failed += [(v, refused[v.feed.id]) for v in chosen if v.feed.id in refused]
+    result = each([feed for feed in chosen if feed.id in targets], go, told=told)
+    result.failed += [(feed, refused[feed.id]) for feed in chosen if feed.id in refused]
     return result
 
 
 def _targets(
     store: PostgresStore,
-    chosen: Sequence[FeedView],
+    chosen: Sequence[ChosenFeed],
     workers: Sequence[WorkerView],
     rules: Rules,
     *,
@@ -123,11 +123,11 @@ def _targets(
     """Where each feed goes, by its id, and why those that may go nowhere do not."""
     targets: dict[int, UUID] = {}
     refused: dict[int, Conflict] = {}
-    tenants = {view.feed.spec.tenant for view in chosen}
+    tenants = {feed.tenant for feed in chosen}
     capped = [tenant for tenant in tenants if rules.cap_of(tenant) is not None]
     held = [view for tenant in capped for view in store.feeds.views(tenant=tenant)]
-    for owner in {view.lease.worker_id for view in chosen}:
-        group = {view.feed.id: view for view in chosen if view.lease.worker_id == owner}
+    for owner in {feed.worker_id for feed in chosen}:
+        group = {feed.id: feed for feed in chosen if feed.worker_id == owner}
         given = Counter(targets.values())
         others = [
             _candidate(w, held=held, given=given[w.worker.id])
@@ -136,8 +136,8 @@ def _targets(
         ]
         decision = placing.place(
             [
-                WaitingFeed(feed_id, tenant=v.feed.spec.tenant, selector=v.feed.spec.selector)
-                for feed_id, v in group.items()
+                WaitingFeed(feed_id, tenant=feed.tenant, selector=feed.selector)
+                for feed_id, feed in group.items()
             ],
             others,
             now=datetime.now(UTC),
@@ -177,11 +177,11 @@ def _why_closed(worker: Worker) -> str:
     return f"it is {worker.target_state}; `{command('worker', 'uncordon', worker.name)}` lets it serve again"
 
 
-def _no_place(view: FeedView, reason: Reason, others: Sequence[EligibleWorker]) -> Conflict:
+def _no_place(feed: ChosenFeed, reason: Reason, others: Sequence[EligibleWorker]) -> Conflict:
     if not others:
         why = "no other worker serves: start one, or feedq worker uncordon NAME"
     elif reason is Reason.NO_MATCH:
-        why = f"no worker that it may go to has {pairs(view.feed.spec.selector.required)}, which it requires"
+        why = f"no worker that it may go to has {pairs(feed.selector.required)}, which it requires"
     else:
         why = "each worker that it may go to is full, or has as many feeds of its tenant as it may"
-    return Conflict(f"feed {view.feed.name!r} cannot be moved: {why}")
+    return Conflict(f"feed {feed.name!r} cannot be moved: {why}")

@@ -26,7 +26,7 @@ from msgspec import Meta
 
 from feedq.connectors import base as connectors
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.authorship import require_own
+from feedq.core.authorship import not_own, own_tenant
 from feedq.core.model import JSON, ChangedCursor, Feed, StartCursor
 from feedq.core.roles import AccessRole
 from feedq.core.values import DEFAULT_ZONE, parse_moment_near
@@ -223,4 +223,5 @@ def require_still_own(at: At, name: str) -> None:
 
     Asked within the sink's transaction: the feed may have changed hands since it was looked at.
     """
-    require_own(at.store.feeds.get(name).spec.tenant, f"feed {name!r}")
+    if own_tenant() not in (None, at.store.feeds.get(name).spec.tenant):
+        raise not_own(f"feed {name!r}")

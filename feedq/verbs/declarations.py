@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, Final
 
@@ -215,6 +215,7 @@ def _feeds_planned(
         there |= found
     before = {name: (feed.spec, feed.version) for name, feed in there.items()}
     planned = _planned("feed", specs, remove, before, surplus=surplus, expected=expected)
+    planned = replace(planned, changes=tuple(versioned(planned.changes, there)))
     # What is stored has been checked before.
     for change in planned.changes:
         if isinstance(change.spec, FeedSpec) and (wrong := option_problems(change.spec)):
@@ -295,7 +296,7 @@ def _carried_out(
     plain = [c for c in found.changes if c.action is not Action.ADD or c.name not in found.starts]
     total = len(found.changes) + len(others)
     result: BulkResult[Change, Any] = change_feeds(
-        at.store.feeds, plain, expected=expected, told=lambda done: at.told(done, total)
+        at.store.feeds, plain, told=lambda done: at.told(done, total)
     )
     with ExitStack() as opened:
         sink = cache(lambda name: opened.enter_context(at.open_sink(name)))
@@ -317,26 +318,27 @@ def change_feeds(
     feeds: Feeds,
     changes: Sequence[Change],
     *,
-    expected: Version | None = None,
     catalog: str | None = None,
     taken_over: Container[str] = (),
     told: bulk.Done,
-) -> BulkResult[Change, Feed]:
+) -> BulkResult[Change, Version]:
     """Make changes of feeds, for a ``catalog`` only those of its own and, by their names, those it takes over.
 
-    Raises `Unavailable`, see `bulk.each`.
+    Each feed is changed as it was when that was decided: what somebody else has made of it meanwhile stays, unless
+    it is the same. Raises `Unavailable`, see `bulk.each`.
     """
 
-    def change(part: Sequence[Change]) -> list[Feed | FeedqError]:
+    def change(part: Sequence[Change]) -> list[Version | FeedqError]:
         return feeds.change(
             [
                 FeedChange(
                     _KINDS[one.action],
                     one.name,
                     one.spec if isinstance(one.spec, FeedSpec) else None,
-                    expected,
+                    one.version,
                     catalog,
                     one.name in taken_over,
+                    one.options,
                 )
                 for one in part
             ]
@@ -350,6 +352,12 @@ _KINDS: Final = {
     Action.CHANGE: EventKind.FEED_EDITED,
     Action.REMOVE: EventKind.FEED_REMOVED,
 }
+
+
+def versioned(changes: Iterable[Change], there: Mapping[str, Feed]) -> Iterator[Change]:
+    """The changes, with the versions of the feeds that they are of."""
+    for one in changes:
+        yield replace(one, version=there[one.name].version) if one.name in there else one
 
 
 def _change_job(jobs: JobStore, change: Change, *, expected: Version | None) -> Schedule | None:
@@ -374,9 +382,12 @@ def _document(change: Change, error: FeedqError | None = None) -> ChangeDocument
 
 
 def _etag(result: BulkResult[Change, Any]) -> str | None:
-    if len(result.done) != 1 or not isinstance(made := result.done[0][1], Feed | Schedule):
+    if len(result.done) != 1:
         return None
-    return etag_of(made.version)
+    made = result.done[0][1]
+    if isinstance(made, Feed | Schedule):
+        made = made.version
+    return None if made is None else etag_of(made)
 
 
 # -- what is declared -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from feedq.control.store.feed_listing import StatusCount
 from feedq.control.store.feeds import FeedChange
-from feedq.core.model import JSON, Feed, FeedView, WorkerView, require_version
+from feedq.core.model import JSON, ChosenFeed, FeedView, Version, WorkerView, require_version
 from feedq.core.passwords import mask_url, masked
 from feedq.core.roles import AccessRole
 from feedq.core.selection import ALL, Selection, SelectionOrder
@@ -160,40 +160,40 @@ def act_on_feeds(
     first tried with ``dry_run``; to go through with it, give the ``count`` that it found, which must still hold.
     ``expected`` is the ETag of a single feed.
     """
-    views = at.chosen(select)
+    chosen = at.chosen(select)
     if expected is not None:
-        if len(views) != 1 or not select.names:
+        if len(chosen) != 1 or not select.names:
             raise InvalidInput("expected: is for a single feed, by its name")
         # Each is changed as it was chosen, or not at all.
-        require_version(f"feed {views[0].feed.name!r}", views[0].feed.version, version_of(expected))
+        require_version(f"feed {chosen[0].name!r}", chosen[0].version, version_of(expected))
     if dry_run:
-        return Acted(len(views), [Done(view.feed.name) for view in views], [], dry_run=True)
+        return Acted(len(chosen), [Done(feed.name) for feed in chosen], [], dry_run=True)
     if not select.names and count is None:
-        raise InvalidInput(f"count: is missing; {len(views)} feeds match, ask with dry_run first")
-    if count is not None and count != len(views):
-        raise Outdated(f"count: {len(views)} feeds match by now, not {count}; nothing was done")
+        raise InvalidInput(f"count: is missing; {len(chosen)} feeds match, ask with dry_run first")
+    if count is not None and count != len(chosen):
+        raise Outdated(f"count: {len(chosen)} feeds match by now, not {count}; nothing was done")
 
     def told(done: int) -> None:
-        at.told(done, len(views))
+        at.told(done, len(chosen))
 
-    result: bulk.BulkResult[FeedView, Any]
+    result: bulk.BulkResult[ChosenFeed, Any]
     if action is FeedAction.MOVE:
         to = None if worker is None else find_worker(at.store, worker)
-        result = bulk.move(at.store, views, at.settings, to=to, told=told)
+        result = bulk.move(at.store, chosen, at.settings, to=to, told=told)
     else:
         kind = _KINDS[action]
         # Each as it was when it was chosen: what somebody else has changed meanwhile is left alone.
         result = bulk.each(
-            views,
+            chosen,
             lambda part: at.store.feeds.change(
-                [FeedChange(kind, view.feed.name, expected=view.feed.version) for view in part]
+                [FeedChange(kind, feed.name, expected=feed.version) for feed in part]
             ),
             told=told,
         )
     return Acted(
-        len(views),
-        [_done(view, outcome) for view, outcome in result.done],
-        [_failed(view, error) for view, error in result.failed],
+        len(chosen),
+        [_done(feed, outcome) for feed, outcome in result.done],
+        [_failed(feed, error) for feed, error in result.failed],
     )
 
 
@@ -205,11 +205,11 @@ _KINDS: Final = {
 }
 
 
-def _done(view: FeedView, outcome: Feed | WorkerView) -> Done:
+def _done(feed: ChosenFeed, outcome: Version | WorkerView) -> Done:
     if isinstance(outcome, WorkerView):
-        return Done(view.feed.name, worker=outcome.worker.name)
-    return Done(view.feed.name, generation=outcome.generation)
+        return Done(feed.name, worker=outcome.worker.name)
+    return Done(feed.name, generation=outcome[1])
 
 
-def _failed(view: FeedView, error: FeedqError) -> Failed:
-    return Failed(view.feed.name, type(error).__name__, mask_url(str(error)))
+def _failed(feed: ChosenFeed, error: FeedqError) -> Failed:
+    return Failed(feed.name, type(error).__name__, mask_url(str(error)))

@@ -37,7 +37,7 @@ from typing import (
 import msgspec
 from msgspec import Meta
 
-from feedq.core.model import Feed, FeedView, Version, require_version
+from feedq.core.model import ChosenFeed, Feed, Version, require_version
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.selection import Selection
 from feedq.core.values import NAME_MAX, YEARS, Entry, did_you_mean, read_json, shown_path
@@ -184,7 +184,7 @@ class At:
             return select
         return replace(select, tenant=own) if select.tenant in (None, own) else None
 
-    def chosen(self, select: Selection) -> list[FeedView]:
+    def chosen(self, select: Selection) -> list[ChosenFeed]:
         """The feeds of a selection that are the caller's to change.
 
         Raises `InvalidInput` (nothing says which, or too many), `NotFound` (a name that there is not), and
@@ -194,13 +194,13 @@ class At:
             raise InvalidInput("which feeds? name them, or choose them by tenant, match or another key")
         if select.tenant is not None:
             self.caller.require_tenant(select.tenant, f"a feed of tenant {select.tenant!r}")
-        found = self.store.feeds.selected(select, limit=CHOSEN_MAX + 1)
-        there = {view.feed.name: view.feed for view in found}
+        found = self.store.feeds.chosen(select, limit=CHOSEN_MAX + 1)
+        there = {feed.name: feed.tenant for feed in found}
         for name in select.names:
-            feed = there.get(name) or self.own_feed(name)
-            self.caller.require_tenant(feed.spec.tenant, f"feed {name!r}")
+            tenant = there[name] if name in there else self.own_feed(name).spec.tenant
+            self.caller.require_tenant(tenant, f"feed {name!r}")
         # Another tenant's feeds that match as well are as if they were not there.
-        found = [view for view in found if self.caller.sees(view.feed.spec.tenant)]
+        found = [feed for feed in found if self.caller.sees(feed.tenant)]
         if len(found) > CHOSEN_MAX:
             raise InvalidInput(
                 f"this chooses more than {CHOSEN_MAX:,} feeds; do it in parts, by match for example"

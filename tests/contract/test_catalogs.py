@@ -12,7 +12,7 @@ import pytest
 from feedq.celery import tasks
 from feedq.control.store.feeds import FeedChange, Feeds
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import Feed, LeaseState, Reason
+from feedq.core.model import LeaseState, Reason, Version
 from feedq.errors import FeedqError
 from feedq.settings import settings
 from feedq.telemetry.logs import EventKind
@@ -157,7 +157,7 @@ def test_an_edit_during_a_sync_is_seen_by_the_next_one(
     shell.ok("sync")
     change = Feeds.change
 
-    def edited_meanwhile(*args: Any) -> list[Feed | FeedqError]:
+    def edited_meanwhile(*args: Any) -> list[Version | FeedqError]:
         change(stored.feeds, [FeedChange(EventKind.FEED_EDITED, "b", spec("b", weight=7))])
         return change(*args)
 

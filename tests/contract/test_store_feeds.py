@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from feedq.control.store.feeds import FeedChange
-from feedq.core.model import Feed, Reason, Release, Selector, Status, TargetState
+from feedq.core.differences import ABSENT, OptionChange
+from feedq.core.model import Reason, Release, Selector, Status, TargetState, Version
 from feedq.errors import Conflict, FeedqError, NotFound, Outdated
 from feedq.telemetry.logs import EventKind
 from tests.contract.harness import Harness, PostgresHarness, progress, spec
@@ -210,10 +211,10 @@ def test_a_feed_that_cannot_be_changed_keeps_no_other_from_it(harness: Harness) 
             FeedChange(EventKind.FEED_ADDED, "b", spec("b", target_state=TargetState.PAUSED)),
         ]
     )
-    assert [type(one) for one in outcomes] == [Feed, Conflict, Feed, Outdated, NotFound, Feed, Feed]
+    assert [type(one) for one in outcomes] == [tuple, Conflict, tuple, Outdated, NotFound, tuple, tuple]
     found = {view.feed.name: view for view in harness.store.feeds.views()}
     assert found.keys() == {"a", "b", "changed", "kept", "old"}
-    assert (found["old"].feed, found["kept"].feed) == (outcomes[2], kept)
+    assert (found["old"].feed.version, found["kept"].feed) == (outcomes[2], kept)
     assert (found["old"].feed.spec.weight, found["old"].feed.generation) == (2.0, old.generation + 1)
     assert found["changed"].feed.spec.target_state is TargetState.RUNNING
     assert [found[name].lease.reason for name in "ab"] == [Reason.NEW, Reason.PAUSED]
@@ -221,26 +222,31 @@ def test_a_feed_that_cannot_be_changed_keeps_no_other_from_it(harness: Harness) 
     assert kinds(harness, "kept") == kinds(harness, "a") == [EventKind.FEED_ADDED]
 
 
-def test_a_catalog_changes_its_own_feeds_and_what_it_takes_over(harness: Harness) -> None:
-    def change(kind: EventKind, name: str, *, catalog: str = "crm", **more: Any) -> Feed | FeedqError:
+def test_a_catalog_changes_its_own_feeds_and_what_it_takes_over(postgres_harness: PostgresHarness) -> None:
+    harness = postgres_harness
+
+    def change(kind: EventKind, name: str, *, catalog: str = "crm", **more: Any) -> Version | FeedqError:
         declared = None if kind is EventKind.FEED_REMOVED else spec(name, **more)
-        (outcome,) = harness.store.feeds.change([FeedChange(kind, name, declared, catalog=catalog)])
+        options = [OptionChange(key, None, value) for key, value in more.items()]
+        change = FeedChange(kind, name, declared, catalog=catalog, options=options)
+        (outcome,) = harness.store.feeds.change([change])
         return outcome
 
     mine = harness.feed("mine")
-    assert isinstance(change(EventKind.FEED_ADDED, "new"), Feed)
-    assert isinstance(change(EventKind.FEED_ADDED, "theirs", catalog="other"), Feed)
+    assert isinstance(change(EventKind.FEED_ADDED, "new"), tuple)
+    assert isinstance(change(EventKind.FEED_ADDED, "theirs", catalog="other"), tuple)
     for name, whose in (("mine", "declared by hand"), ("theirs", "made from catalog 'other'")):
         for kind in (EventKind.FEED_EDITED, EventKind.FEED_REMOVED):
             assert f"feed '{name}' was {whose}, and is left alone" in str(change(kind, name, weight=9))
     assert harness.store.feeds.get("mine") == mine
-    assert isinstance(change(EventKind.FEED_EDITED, "new", weight=9), Feed)
+    assert isinstance(change(EventKind.FEED_EDITED, "new", weight=9), tuple)
     edited = harness.store.feeds.events("new")[0]
     assert (edited.detail["changed"], edited.detail["catalog"]) == (["weight"], "crm")
-    taken = FeedChange(EventKind.FEED_EDITED, "mine", mine.spec, catalog="crm", takes_over=True)
-    (own,) = harness.store.feeds.change([taken])
-    assert isinstance(own, Feed)
+    mark = OptionChange("catalog", ABSENT, "crm")
+    taken = FeedChange(EventKind.FEED_EDITED, "mine", mine.spec, None, "crm", True, [mark])
+    harness.store.feeds.change([taken])
+    own = harness.store.feeds.get("mine")
     assert (own.catalog, own.generation) == ("crm", mine.generation)  # it runs on as it does
     assert harness.store.feeds.events("mine")[0].detail["changed"] == ["catalog"]
     assert harness.store.feeds.declared(catalog="crm") == [own, harness.store.feeds.get("new")]
-    assert isinstance(change(EventKind.FEED_REMOVED, "mine"), Feed)
+    assert isinstance(change(EventKind.FEED_REMOVED, "mine"), tuple)

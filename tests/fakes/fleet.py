@@ -34,6 +34,7 @@ from tests.fakes.clock import ManualClock, SkewedClock
 from tests.fakes.durations import DURATIONS
 from tests.fakes.invariants import overfull_workers, problems_of_move, problems_of_rows
 from tests.fakes.memory import MemoryStore
+from tests.fakes.memory.feeds import chosen
 from tests.fakes.servers import FakeBroker, FakeSink, FakeSource
 from tests.fakes.stream import numbers
 from tests.fakes.worker import FakeWorker
@@ -51,7 +52,7 @@ class InvariantBroken(AssertionError):
 
 def move_feed(store: MemoryStore, name: str, worker: str, settings: Settings) -> None:
     """Has one feed moved. Raises why it cannot be."""
-    result = bulk.move(store, [store.feeds.view(name)], settings, to=find_worker(store, worker))
+    result = bulk.move(store, [chosen(store.feeds.view(name))], settings, to=find_worker(store, worker))
     for _, error in result.failed:
         raise error
 

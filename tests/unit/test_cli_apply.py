@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from feedq.control.store.feeds import FeedChange
-from feedq.core.model import Feed, TargetState
+from feedq.core.model import Feed, TargetState, Version
 from feedq.errors import FeedqError
 from feedq.verbs import bulk
 from tests.unit.command import URL, Command
@@ -85,7 +85,7 @@ def test_a_database_that_goes_away_half_way_is_told_with_what_was_done(
     monkeypatch.setattr(bulk, "TOGETHER_MAX", 1)
     change = command.store.feeds.change
 
-    def change_one_only(changes: Sequence[FeedChange]) -> list[Feed | FeedqError]:
+    def change_one_only(changes: Sequence[FeedChange]) -> list[Version | FeedqError]:
         made = change(changes)
         command.store.go_away()
         return made

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from feedq.control.store.feeds import FeedChange
-from feedq.core.model import Feed, TargetState, WorkerTarget
+from feedq.core.model import TargetState, Version, WorkerTarget
 from feedq.errors import FeedqError, InvalidInput
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs import bulk
@@ -106,7 +106,7 @@ def test_a_feed_that_cannot_be_changed_keeps_no_other_from_it(
     monkeypatch.setattr(bulk, "TOGETHER_MAX", 2)
     done: list[int] = []
 
-    def pause(names: Sequence[str]) -> list[Feed | FeedqError]:
+    def pause(names: Sequence[str]) -> list[Version | FeedqError]:
         return command.store.feeds.change([FeedChange(EventKind.FEED_PAUSED, name) for name in names])
 
     names = ["acme/a", "nobody", "acme/b", "other/a"]

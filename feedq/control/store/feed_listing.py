@@ -510,11 +510,17 @@ _CHOSEN_BY = {
 }
 
 
-def selected_sql(selection: Selection, limit: int | None) -> tuple[str, dict[str, Any]]:
+VIEW_COLUMNS = f"{FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, %(now)s AS now"
+CHOSEN_COLUMNS = "f.id, f.name, f.tenant, f.generation, f.selector, l.worker_id"
+
+
+def selected_sql(
+    selection: Selection, limit: int | None, *, columns: str = VIEW_COLUMNS
+) -> tuple[str, dict[str, Any]]:
     """Return the statement that reads the chosen feeds, and its parameters."""
     conditions, given = _chosen(selection)
     sql = f"""
-        SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, %(now)s AS now
+        SELECT {columns}
         {_FROM} {_filtered([" AND ".join(conditions)])}
         ORDER BY f.name, f.id LIMIT %(limit)s
     """

@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
-import msgspec
-
 from feedq.core import lease as policy
 from feedq.core.expectations import unmet_said
 from feedq.core.model import (
@@ -50,8 +48,6 @@ FEED_COLUMNS = (
 )
 SPEC_COLUMNS = tuple(key for key in FeedSpec.model_fields if key != "resume")
 """The columns of a declaration, called like its keys."""
-JSON_COLUMNS = ("source", "sink", "labels", "selector", "expect", "initial_cursor")
-"""Those that are ``jsonb``."""
 LEASE_COLUMNS = ", ".join(f"l.{name}" for name in _LEASE_FIELDS).replace(
     "l.dead_letters,", "greatest(l.dead_letters, 0) AS dead_letters,"
 )
@@ -75,11 +71,10 @@ def stored_selector(selector: Selector) -> dict[str, dict[str, str]]:
 
 
 def declared_columns(spec: FeedSpec) -> dict[str, Any]:
-    """Writes a declaration as its columns hold it, in the order of `SPEC_COLUMNS`."""
+    """Writes a declaration as its columns hold it."""
     values = {column: getattr(spec, column) for column in SPEC_COLUMNS}
-    values["selector"] = stored_selector(spec.selector)
-    json = {column: msgspec.json.encode(values[column]).decode() for column in JSON_COLUMNS}
-    return {**values, **json, "target_state": (spec.target_state or TargetState.RUNNING).value}
+    target = spec.target_state or TargetState.RUNNING
+    return {**values, "selector": stored_selector(spec.selector), "target_state": target}
 
 
 def avoided_from(stored: Mapping[str, float] | None) -> tuple[tuple[str, datetime], ...]:

@@ -8,14 +8,14 @@ same way. Whatever else happens ends that, and the next trouble begins anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
-from feedq.control.store.database import Aggregate, Connection, GivenRows, in_transaction, storable_json
+from feedq.control.store.database import Aggregate, Connection, in_transaction, storable_json
 from feedq.control.store.feed_rows import event_from
+from feedq.control.store.protocol import call
 from feedq.core.authorship import signed
 from feedq.core.model import Event, Feed
 from feedq.telemetry.event_names import EventKind
@@ -25,48 +25,16 @@ EVENTS_PER_FEED = 200
 """The latest events of a feed that are kept: a feed in trouble for weeks must not fill the table."""
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryRow:
-    """An event to be written."""
-
-    kind: EventKind
-    feed_id: int | None = None
-    worker_id: UUID | None = None
-    epoch: int | None = None
-    detail: Mapping[str, Any] = field(default_factory=dict)
-
-
-_RECORDED = GivenRows("kind text, feed_id bigint, worker_id uuid, epoch bigint, detail jsonb")
-
-
-def record_all(c: Connection, rows: Iterable[HistoryRow]) -> None:
-    """Write events, in this order, each with the author of this context."""
-    columns = ", ".join(_RECORDED.columns)
-    sql = f"INSERT INTO feedq.event ({columns}) SELECT {columns} FROM {_RECORDED}"
-    given = [
-        (
-            row.kind.value,
-            row.feed_id,
-            None if row.worker_id is None else str(row.worker_id),
-            row.epoch,
-            storable_json(signed(dict(row.detail))),
-        )
-        for row in rows
-    ]
-    if given:
-        c.execute(sql, _RECORDED.of(given))
-
-
 def record(
     c: Connection,
     kind: EventKind,
     feed_id: int | None = None,
-    worker_id: UUID | None = None,
-    epoch: int | None = None,
     *,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    record_all(c, [HistoryRow(kind, feed_id, worker_id, epoch, detail or {})])
+    """Write an event, with the author of this context."""
+    told = storable_json(signed(dict(detail or {})))
+    call(c, "record", bool, kind=kind.value, feed=feed_id, told=told)
 
 
 PAGE_MAX = 1_000

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 SCHEMA: Final = "feedq_1"
 """The functions of this release. What a function is given or answers changes only with the number."""
-FILES: Final = ("leases.sql", "workers.sql", "passes.sql", "runs.sql", "ends.sql")
+FILES: Final = ("leases.sql", "feeds.sql", "workers.sql", "passes.sql", "runs.sql", "ends.sql")
 """In the order in which they are run: a function may use those before it."""
 _DIRECTORY: Final = Path(__file__).parents[1] / "sql"
 

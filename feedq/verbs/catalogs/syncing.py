@@ -19,13 +19,13 @@ from msgspec import Meta
 
 from feedq.control.store.feeds import of_others
 from feedq.core.differences import ABSENT, OptionChange
-from feedq.core.model import Feed, FeedSpec
+from feedq.core.model import Feed, FeedSpec, Version
 from feedq.core.remedies import command
 from feedq.core.roles import AccessRole
 from feedq.errors import SyncRefused
 from feedq.verbs.bulk import BulkResult
 from feedq.verbs.catalogs.base import open_catalog
-from feedq.verbs.declarations import Declared, change_feeds, declared_answer
+from feedq.verbs.declarations import Declared, change_feeds, declared_answer, versioned
 from feedq.verbs.manifest.changes import Action, Change, plan
 from feedq.verbs.manifest.options import option_problems
 from feedq.verbs.manifest.reader import Manifest, ManifestProblem
@@ -138,7 +138,7 @@ def _planned(
         if spec.resume is not None:
             leave_out(spec.name, "resume: is not for catalogs; `feedq feed cursor set` gives a feed a cursor")
         elif spec.name in others and spec.name not in taken:
-            leave_out(spec.name, of_others(others[spec.name]))
+            leave_out(spec.name, of_others(others[spec.name].catalog))
         else:
             accepted.append(spec)
     surplus = owned.keys() - where.keys() - wrong
@@ -151,7 +151,7 @@ def _planned(
         mark = OptionChange("catalog", ABSENT if feed.catalog is None else feed.catalog, catalog)
         found[feed.name] = replace(change, options=(*change.options, mark))
     changes = []
-    for change in found.values():
+    for change in versioned(found.values(), {**owned, **taken}):
         # What is stored has been checked before.
         problems = option_problems(change.spec) if isinstance(change.spec, FeedSpec) else []
         if problems:
@@ -177,10 +177,11 @@ def check_removals(
     )
 
 
-def _state_after(before: Sequence[Feed], changed: Sequence[tuple[Change, Feed]]) -> str:
+def _state_after(before: Sequence[Feed], changed: Sequence[tuple[Change, Version]]) -> str:
     """The state of the feeds that a sync left, as `CatalogStore.owned_state` would tell it if nobody else had
     changed one meanwhile: if somebody has, the next sync finds another, and compares."""
-    generations = {feed.name: feed.generation for feed in (*before, *(feed for _, feed in changed))}
+    generations = {feed.name: feed.generation for feed in before}
+    generations |= {change.name: generation for change, (_, generation) in changed}
     for change, _ in changed:
         if change.action is Action.REMOVE:
             del generations[change.name]

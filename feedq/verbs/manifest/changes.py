@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from feedq.core.differences import AnySpec, OptionChange, difference
-from feedq.core.model import FeedSpec
+from feedq.core.model import FeedSpec, Version
 from feedq.core.schedule.spec import Queue, ScheduleSpec
 
 UNREADABLE = "cannot be read by this release"
@@ -35,6 +35,8 @@ class Change:
     spec: AnySpec | None = None
     """What to declare; None for a removal."""
     options: tuple[OptionChange, ...] = ()
+    version: Version | None = None
+    """Of the feed that is there, by which this was decided."""
     note: str | None = None
     """What people should know of it besides."""
 

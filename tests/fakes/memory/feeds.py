@@ -9,11 +9,13 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from feedq.control.store import history
-from feedq.control.store.feeds import FeedChange, Feeds, made, movable, no_feed, taken
+from feedq.control.store.feeds import FeedChange, Feeds, Outcome, no_feed
 from feedq.core import lease as policy
+from feedq.core.differences import difference
 from feedq.core.lease import Move
 from feedq.core.model import (
     ChangedCursor,
+    ChosenFeed,
     Event,
     Feed,
     FeedSpec,
@@ -28,7 +30,7 @@ from feedq.core.model import (
 )
 from feedq.core.placement.base import Transfer
 from feedq.core.selection import Selection
-from feedq.errors import FeedqError, NotFound
+from feedq.errors import Conflict, FeedqError, NotFound
 from feedq.telemetry.logs import EventKind
 from tests.fakes.memory import counts
 from tests.fakes.memory.history import folded
@@ -43,24 +45,30 @@ class MemoryFeeds(Feeds):
         self._db = database
 
     @statement
-    def change(self, changes: Sequence[FeedChange]) -> list[Feed | FeedqError]:
-        return list(map(self._changed, changes))
+    def change(self, changes: Sequence[FeedChange]) -> list[Version | FeedqError]:
+        found = [self._changed(one) for one in changes]
+        return [one.version if isinstance(one, Feed) else one for one in found]
 
     def _changed(self, change: FeedChange) -> Feed | FeedqError:
         tables = self._db.tables
         before = self._live_or_none(change.name)
         if change.kind is EventKind.FEED_ADDED and change.spec is not None:
-            return taken(change.name) if before else self._added(change, change.spec.completed(None))
+            if before is not None:
+                return Conflict(f"feed {change.name!r} exists already")
+            return self._added(change, change.spec)
+        if before is None:
+            return no_feed(change.name)
         try:
-            after = change.of(before)
+            require_version(f"feed {change.name!r}", before.version, change.expected)
         except FeedqError as error:
             return error
+        after = _after(before, change)
         if after == before:
             return after
         if after.removed_at is not None:
             after = replace(after, removed_at=self._db.now())
             del tables.names[change.name]
-        return self._touch(after, change.kind, **change.told(before, after))
+        return self._touch(after, change.kind, generation=after.generation, **change.told())
 
     def _added(self, change: FeedChange, spec: FeedSpec) -> Feed:
         now = self._db.now()
@@ -69,28 +77,31 @@ class MemoryFeeds(Feeds):
         self._db.tables.names[spec.name] = feed.id
         reason = Reason.PAUSED if spec.target_state is TargetState.PAUSED else Reason.NEW
         self._db.tables.leases[feed.id] = Lease(feed.id, reason=reason)
-        added = self._touch(feed, change.kind, **change.told(None, feed))
+        added = self._touch(feed, change.kind, generation=1)
         self._db.tables.dirty.discard(feed.id)
         return added
 
     @statement
-    def cursor_changed(self, name: str, change: ChangedCursor) -> Feed:
-        leases, feed_id = self._db.tables.leases, self._db.tables.names.get(name)
-        if feed_id in leases:
-            leases[feed_id] = replace(leases[feed_id], cursor=change.after)
+    def cursor_changed(self, name: str, change: ChangedCursor) -> None:
+        leases, feed = self._db.tables.leases, self._live(name)
+        if feed.id in leases:
+            leases[feed.id] = replace(leases[feed.id], cursor=change.after)
         cursors = {"before": json.dumps(change.before), "after": json.dumps(change.after)}
-        detail = {"verb": change.verb, **cursors}
-        return made(self._changed(FeedChange(EventKind.CURSOR_CHANGED, name, detail=detail)))
+        anew = replace(feed, generation=feed.generation + 1)
+        self._touch(anew, EventKind.CURSOR_CHANGED, generation=anew.generation, verb=change.verb, **cursors)
 
     @statement
     def move(self, targets: Sequence[tuple[str, UUID]], *, stop_within_s: float) -> list[FeedqError | None]:
         return [self._moved(name, target, stop_within_s=stop_within_s) for name, target in targets]
 
     def _moved(self, name: str, target: UUID, *, stop_within_s: float) -> FeedqError | None:
-        try:
-            feed, lease = movable(name, self._live_or_none(name), self._db.tables.leases, target)
-        except FeedqError as error:
-            return error
+        feed = self._live_or_none(name)
+        if feed is None:
+            return no_feed(name)
+        if (lease := self._db.tables.leases.get(feed.id)) is None:
+            return Outcome(name, refusal="unleased").error()
+        if (refusal := _refused(feed, lease, target)) is not None:
+            return Outcome(name, refusal=refusal, reason=lease.reason).error()
         _move(self._db, feed, lease, target, stop_within_s=stop_within_s)
         worker = self._db.tables.workers.get(target)
         to = str(target) if worker is None else worker.name
@@ -98,9 +109,7 @@ class MemoryFeeds(Feeds):
         return None
 
     @statement
-    def tell(
-        self, name: str, kind: EventKind, detail: Mapping[str, Any], *, before: Version | None = None
-    ) -> None:
+    def tell(self, name: str, kind: EventKind, detail: Mapping[str, Any], *, before: Version) -> None:
         self._db.record(kind, feed_id=self._live(name, before).id, **detail)
 
     @statement
@@ -139,6 +148,9 @@ class MemoryFeeds(Feeds):
         limit: int | None = None,
     ) -> list[FeedView]:
         return chosen_of(selection, self.views())[:limit]
+
+    def chosen(self, selection: Selection, *, limit: int) -> list[ChosenFeed]:
+        return [chosen(view) for view in self.selected(selection, limit=limit)]
 
     @statement
     def declared(
@@ -194,6 +206,42 @@ class MemoryFeeds(Feeds):
             owner = policy.Owner(worker.name, worker.load.loop_lag_s, worker.heartbeat_at, worker.expires_at)
         found = policy.standing(feed, lease, owner, now=self._db.now())
         return FeedView(feed, lease, None if owner is None else owner.name, found.status, found.because)
+
+
+def chosen(view: FeedView) -> ChosenFeed:
+    feed, spec = view.feed, view.feed.spec
+    return ChosenFeed(feed.id, feed.name, spec.tenant, feed.generation, spec.selector, view.lease.worker_id)
+
+
+def _after(before: Feed, change: FeedChange) -> Feed:
+    """The feed as it becomes."""
+    spec = before.spec
+    match change.kind:
+        case EventKind.FEED_REMOVED:
+            return replace(before, removed_at=before.updated_at)
+        case EventKind.FEED_PAUSED:
+            spec = spec.model_copy(update={"target_state": TargetState.PAUSED})
+        case EventKind.FEED_RESUMED:
+            spec = spec.model_copy(update={"target_state": TargetState.RUNNING})
+        case EventKind.FEED_EDITED if change.spec is not None:
+            spec = change.spec
+        case _:
+            return replace(before, generation=before.generation + 1)
+    return replace(before, spec=spec, generation=before.generation + bool(difference(before.spec, spec)))
+
+
+def _refused(feed: Feed, lease: Lease, target: UUID) -> str | None:
+    """Why it cannot be moved, in one word."""
+    if feed.spec.target_state is TargetState.PAUSED:
+        return "paused"
+    match lease.state:
+        case LeaseState.IDLE if lease.reason is Reason.FAILED:
+            return "failed"
+        case LeaseState.ASSIGNED | LeaseState.RUNNING if lease.worker_id == target:
+            return "there"
+        case LeaseState.STOPPING if lease.reason not in (Reason.EDITED, Reason.MOVED, Reason.DRAINED):
+            return "stopping"
+    return None
 
 
 def _move(db: MemoryDatabase, feed: Feed, lease: Lease, target: UUID, *, stop_within_s: float) -> None:

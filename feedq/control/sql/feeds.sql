@@ -1,0 +1,327 @@
+-- Feeds: what people want of them (declare, act, move), and the backfills that are begun for them.
+--
+-- Each function is given many feeds, by name, and answers each with its id and generation as they are then, or with why
+-- it was left as it was (`refusal`): one feed keeps no other from being changed. What was decided for one version of a
+-- feed says which; if that has changed meanwhile, the feed is left alone. A change marks its feed dirty, writes history
+-- in the same transaction, and wakes reconcile.
+--
+-- Who asks. `of_tenant` is the tenant that the author is confined to, NULL for anybody else; it is compared within the
+-- transaction, as whose a feed is may have changed since it was looked at. `told` is what history keeps of the change
+-- besides, its author for one.
+--
+-- Locks. Feeds are locked in the order of their ids, as passes lock them, and new ones are inserted in the order of
+-- their names, so that two who declare the same need not wait for each other in a circle. Whoever changes leases as
+-- well locks those first.
+--
+-- Killed, frozen, or run twice. Each function is one transaction. Killed before the commit, nothing has happened.
+-- Run twice with a version, the second finds another one, and does nothing; without, it pauses what is paused already,
+-- or restarts once more.
+
+-- Writes an event.
+CREATE FUNCTION feedq_1.record(kind text, feed bigint, told jsonb) RETURNS boolean
+LANGUAGE plpgsql AS $body$
+BEGIN
+    INSERT INTO feedq.event (kind, feed_id, detail) VALUES (kind, feed, told);
+    RETURN true;
+END $body$;
+
+-- Why a feed, which is locked, may not be changed; NULL if it may. `id` and `generation` say for which version of it
+-- the change was decided, NULL for any.
+CREATE FUNCTION feedq_1.refusal(f feedq.feed, id bigint, generation int, of_tenant text) RETURNS text
+LANGUAGE sql IMMUTABLE AS $body$
+    SELECT CASE WHEN f.id IS NULL THEN 'missing' WHEN f.parent IS NOT NULL THEN 'backfill'
+        WHEN f.id <> id OR f.generation <> generation THEN 'outdated'
+        WHEN f.tenant <> of_tenant THEN 'foreign' END
+$body$;
+
+-- Inserts the feeds whose names are free, each with its lease: that says all that a pass needs to know, so that a pass
+-- has nothing to do.
+CREATE FUNCTION feedq_1.insert_feeds(declared json, of_catalog text) RETURNS SETOF feedq.feed
+LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY WITH inserted AS (
+        INSERT INTO feedq.feed (name, tenant, connector, source, sink, labels, selector, weight, target_state,
+            initial_cursor, expect, catalog, parent, backfill, dirty)
+        SELECT name, tenant, connector, source, sink, labels, selector, weight, target_state,
+            initial_cursor, expect, of_catalog, parent, backfill, false
+        FROM json_to_recordset(declared) AS given (
+            name text, tenant text, connector text, source jsonb, sink jsonb, labels jsonb, selector jsonb,
+            weight float8, target_state text, initial_cursor jsonb, expect jsonb, parent bigint, backfill jsonb)
+        ORDER BY name
+        ON CONFLICT (name) WHERE removed_at IS NULL DO NOTHING RETURNING *
+    ), leased AS (
+        INSERT INTO feedq.lease (feed_id, reason)
+        SELECT id, CASE target_state WHEN 'paused' THEN 'paused' ELSE 'new' END FROM inserted
+    )
+    SELECT * FROM inserted;
+END $body$;
+
+-- Declares feeds that there are not yet. A name that is in use is refused as taken.
+CREATE FUNCTION feedq_1.add_feeds(declared json, of_catalog text, told jsonb) RETURNS json
+LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+DECLARE
+    outcomes json;
+BEGIN
+    WITH added AS (
+        SELECT * FROM feedq_1.insert_feeds(declared, of_catalog)
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, detail)
+        SELECT 'feed_added', id, jsonb_build_object('generation', generation) || told FROM added ORDER BY id
+    )
+    SELECT json_agg(json_build_object('name', given.name, 'id', id, 'generation', generation,
+        'refusal', CASE WHEN id IS NULL THEN 'taken' END)) INTO outcomes
+    FROM json_to_recordset(declared) AS given (name text) LEFT JOIN added USING (name);
+    PERFORM pg_notify('feedq_wake', '');
+    RETURN outcomes;
+END $body$;
+
+-- Replaces declarations, each of the version that it was made from. What is declared so already stays as it is,
+-- whoever has made it so: two who declare the same at once are both right.
+--
+-- A catalog changes nothing but its own feeds, and those that it takes over.
+CREATE FUNCTION feedq_1.edit_feeds(declared json, of_catalog text, of_tenant text, told jsonb) RETURNS json
+LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+DECLARE
+    names constant text[] := ARRAY(SELECT one ->> 'name' FROM json_array_elements(declared) AS given (one));
+    outcomes json;
+    has_changed boolean;
+BEGIN
+    WITH locked AS (
+        SELECT f FROM feedq.feed f WHERE name = ANY (names) AND removed_at IS NULL ORDER BY id FOR UPDATE
+    ), compared AS (
+        SELECT given.*, f, coalesce(of_catalog, (f).catalog) AS its_catalog,
+            ((f).tenant, (f).connector, (f).source, (f).sink, (f).labels, (f).selector, (f).weight,
+                (f).target_state, (f).initial_cursor, (f).expect) IS DISTINCT FROM
+            (given.tenant, given.connector, given.source, given.sink, given.labels, given.selector, given.weight,
+                given.target_state, given.initial_cursor, given.expect) AS differs
+        FROM json_to_recordset(declared) AS given (
+            name text, tenant text, connector text, source jsonb, sink jsonb, labels jsonb, selector jsonb,
+            weight float8, target_state text, initial_cursor jsonb, expect jsonb,
+            id bigint, generation int, takes_over boolean, detail jsonb)
+        LEFT JOIN locked ON (f).name = given.name
+    ), judged AS (
+        SELECT compared.*, (f).catalog IS DISTINCT FROM its_catalog AS changes_hands,
+            CASE WHEN differs THEN feedq_1.refusal(f, id, generation, of_tenant)
+                ELSE feedq_1.refusal(f, NULL, NULL, of_tenant) END AS refusal
+        FROM compared
+    ), ruled AS (
+        SELECT judged.*, CASE WHEN refusal IS NULL AND changes_hands AND NOT takes_over THEN 'catalog'
+            ELSE refusal END AS ruling
+        FROM judged
+    ), edited AS (
+        UPDATE feedq.feed SET
+            tenant = given.tenant, connector = given.connector, source = given.source, sink = given.sink,
+            labels = given.labels, selector = given.selector, weight = given.weight,
+            target_state = given.target_state, initial_cursor = given.initial_cursor, expect = given.expect,
+            catalog = its_catalog, generation = feed.generation + differs::int,
+            dirty = true, updated_at = feedq.clock()
+        FROM ruled given WHERE feed.id = (f).id AND ruling IS NULL AND (differs OR changes_hands)
+        RETURNING feed.id, feed.generation, detail
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, detail)
+        SELECT 'feed_edited', id, jsonb_build_object('generation', generation) || detail || told
+        FROM edited ORDER BY id
+    )
+    SELECT json_agg(json_build_object('name', name, 'id', (f).id,
+            'generation', coalesce(edited.generation, (f).generation), 'refusal', ruling,
+            'catalog', (f).catalog)),
+        bool_or(edited.id IS NOT NULL)
+    INTO outcomes, has_changed FROM ruled LEFT JOIN edited ON edited.id = (f).id;
+    IF has_changed THEN
+        PERFORM pg_notify('feedq_wake', '');
+    END IF;
+    RETURN outcomes;
+END $body$;
+
+-- Pauses, resumes, restarts or removes feeds, as `what` says in the words of history; any other event is only written
+-- down of them. What is paused or resumed already stays as it is. A feed that starts anew is of another generation, and
+-- its failures are forgotten. A removed one keeps its row until nobody streams it.
+CREATE FUNCTION feedq_1.act_on_feeds(
+    what text, names text[], ids bigint[], generations int[], of_catalog text, of_tenant text, told jsonb
+) RETURNS json LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+DECLARE
+    target constant text := CASE what WHEN 'feed_paused' THEN 'paused' WHEN 'feed_resumed' THEN 'running' END;
+    starts_anew constant boolean := target IS NOT NULL OR what IN ('feed_restarted', 'cursor_changed');
+    removes constant boolean := what = 'feed_removed';
+    outcomes json;
+    has_changed boolean;
+BEGIN
+    WITH locked AS (
+        SELECT f FROM feedq.feed f WHERE name = ANY (names) AND removed_at IS NULL ORDER BY id FOR UPDATE
+    ), judged AS (
+        SELECT given.name, f, coalesce(feedq_1.refusal(f, given.id, given.generation, of_tenant),
+            CASE WHEN (f).catalog IS DISTINCT FROM coalesce(of_catalog, (f).catalog) THEN 'catalog' END) AS refusal
+        FROM unnest(names, ids, generations) AS given (name, id, generation)
+        LEFT JOIN locked ON (f).name = given.name
+    ), touched AS (
+        SELECT * FROM judged WHERE refusal IS NULL AND coalesce((f).target_state <> target, true)
+    ), changed AS (
+        UPDATE feedq.feed SET
+            target_state = coalesce(target, feed.target_state), generation = feed.generation + starts_anew::int,
+            removed_at = CASE WHEN removes THEN feedq.clock() END,
+            dirty = true, updated_at = feedq.clock()
+        FROM touched WHERE feed.id = (f).id AND (starts_anew OR removes)
+        RETURNING feed.id, feed.generation
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, detail)
+        SELECT what, (f).id,
+            CASE WHEN id IS NULL THEN told ELSE jsonb_build_object('generation', generation) || told END
+        FROM touched LEFT JOIN changed ON id = (f).id ORDER BY (f).id
+    )
+    SELECT json_agg(json_build_object('name', name, 'id', (f).id,
+            'generation', coalesce(generation, (f).generation), 'refusal', refusal, 'catalog', (f).catalog)),
+        bool_or(id IS NOT NULL)
+    INTO outcomes, has_changed FROM judged LEFT JOIN changed ON id = (f).id;
+    IF has_changed THEN
+        PERFORM pg_notify('feedq_wake', '');
+    END IF;
+    RETURN outcomes;
+END $body$;
+
+-- Says that a person changes the cursor of a feed in its sink, and restarts the feed; called right before the sink
+-- commits. What its owner reports later is newer.
+CREATE FUNCTION feedq_1.change_cursor(named text, cursor jsonb, of_tenant text, told jsonb) RETURNS json
+LANGUAGE plpgsql AS $body$
+BEGIN
+    UPDATE feedq.lease l SET cursor = change_cursor.cursor
+    WHERE l.feed_id = (SELECT id FROM feedq.feed WHERE name = named AND removed_at IS NULL);
+    RETURN feedq_1.act_on_feeds('cursor_changed', ARRAY[named], ARRAY[NULL::bigint], ARRAY[NULL::int],
+        NULL, of_tenant, told);
+END $body$;
+
+-- Promises feeds to workers. An owner is asked to release its feed (`transfer`); one that has not claimed it yet finds
+-- nothing to claim: the message that is out becomes stale. Whether the worker may have the feed is for the caller to
+-- say; should it not take feeds by then, the feed goes anywhere.
+--
+-- The leases are locked, in the order of their feeds, before the feeds are read: one may have changed while its lease
+-- was waited for. Run twice, a feed that is there already is refused, and one under way is promised once more.
+CREATE FUNCTION feedq_1.move_feeds(
+    names text[], targets uuid[], of_tenant text, stop_within_s float8, told jsonb
+) RETURNS json LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+DECLARE
+    ids constant bigint[] := ARRAY(SELECT id FROM feedq.feed WHERE name = ANY (names) AND removed_at IS NULL);
+    outcomes json;
+    running json;
+BEGIN
+    PERFORM FROM feedq.lease WHERE feed_id = ANY (ids) ORDER BY feed_id FOR UPDATE;
+    WITH judged AS (
+        SELECT given.name, given.target, f.id, l.state, l.worker_id, l.epoch, l.reason,
+            CASE WHEN f.id IS NULL THEN 'missing' WHEN f.tenant <> of_tenant THEN 'foreign'
+                WHEN l.feed_id IS NULL THEN 'unleased' WHEN f.target_state = 'paused' THEN 'paused'
+                WHEN l.state = 'idle' AND l.reason = 'failed' THEN 'failed'
+                WHEN l.state IN ('assigned', 'running') AND l.worker_id = given.target THEN 'there'
+                WHEN l.state = 'stopping' AND l.reason NOT IN ('edited', 'moved', 'drained') THEN 'stopping'
+            END AS refusal
+        FROM unnest(names, targets) AS given (name, target)
+        LEFT JOIN feedq.feed f ON f.name = given.name AND f.removed_at IS NULL AND f.id = ANY (ids)
+        LEFT JOIN feedq.lease l ON l.feed_id = f.id
+    ), moved AS (
+        SELECT * FROM judged WHERE refusal IS NULL
+    ), promised AS (
+        UPDATE feedq.lease l SET promised_to = moved.target, held_for = NULL,
+            state = CASE l.state WHEN 'assigned' THEN 'idle' ELSE l.state END,
+            worker_id = CASE WHEN l.state <> 'assigned' THEN l.worker_id END,
+            moved_at = CASE WHEN l.state <> 'assigned' THEN l.moved_at END,
+            retry_at = CASE WHEN l.held_for IS NULL THEN l.retry_at END,
+            reason = CASE WHEN l.held_for IS NOT NULL
+                    OR (l.state IN ('idle', 'assigned') AND l.retry_at IS NULL)
+                THEN 'moved' ELSE l.reason END
+        FROM moved WHERE l.feed_id = moved.id AND moved.state <> 'running'
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        SELECT kind, id, session, of_epoch, detail FROM (
+            SELECT 1 AS n, 'feed_moved' AS kind, moved.id, NULL::uuid AS session, NULL::bigint AS of_epoch,
+                jsonb_build_object('to', coalesce(w.name, target::text)) || told AS detail
+            FROM moved LEFT JOIN feedq.worker w ON w.id = target
+            UNION ALL
+            SELECT 2, 'lease_freed', id, worker_id, epoch, jsonb_build_object('reason', 'moved') || told
+            FROM moved WHERE state = 'assigned'
+        ) events ORDER BY id, n
+    )
+    SELECT json_agg(json_build_object('name', name, 'id', id, 'refusal', refusal, 'reason', reason)),
+        json_agg(json_build_object('feed_id', id, 'source', worker_id, 'target', target))
+            FILTER (WHERE refusal IS NULL AND state = 'running')
+    INTO outcomes, running FROM judged;
+    IF running IS NOT NULL THEN
+        PERFORM feedq_1.transfer(running, stop_within_s);
+    END IF;
+    PERFORM pg_notify('feedq_wake', '');
+    RETURN outcomes;
+END $body$;
+
+-- Writes down that so many dead letters of a feed were replayed or dropped, and whether there are others. Without any
+-- left the number is right, even where somebody has deleted rows by hand. Answers with whether there is such a feed.
+CREATE FUNCTION feedq_1.dead_letters_gone(named text, what text, gone bigint, are_left boolean, told jsonb)
+RETURNS boolean LANGUAGE plpgsql AS $body$
+DECLARE
+    feed bigint;
+BEGIN
+    UPDATE feedq.lease l SET dead_letters = CASE WHEN are_left THEN l.dead_letters - gone
+        ELSE least(l.dead_letters - gone, 0) END
+    FROM feedq.feed f WHERE f.name = named AND f.removed_at IS NULL AND l.feed_id = f.id
+    RETURNING l.feed_id INTO feed;
+    IF feed IS NOT NULL AND told IS NOT NULL THEN
+        PERFORM feedq_1.record(what, feed, told);
+    END IF;
+    RETURN feed IS NOT NULL;
+END $body$;
+
+-- Begins the backfill of a feed that is of this version: a feed of its own, declared as `declared`. The trigger
+-- feedq.follow_parent carries over what becomes of its parent. Begun with a `key`, it is begun once: 'known' says that
+-- it was before, whatever has become of the feed since. One feed has one backfill at a time.
+CREATE FUNCTION feedq_1.begin_backfill(
+    of_feed text, id bigint, generation int, key text, declared json, of_tenant text, told jsonb
+) RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    parent feedq.feed;
+    refusal text;
+BEGIN
+    SELECT * INTO parent FROM feedq.feed f WHERE f.name = of_feed AND f.removed_at IS NULL FOR UPDATE;
+    refusal := feedq_1.refusal(parent, NULL, NULL, of_tenant);
+    IF refusal IS NULL THEN
+        refusal := CASE
+            WHEN EXISTS (SELECT FROM feedq.event e WHERE e.feed_id = parent.id AND e.kind = 'backfill_begun'
+                AND e.detail ->> 'key' = key) THEN 'known'
+            WHEN parent.id <> id OR parent.generation <> generation THEN 'outdated'
+            WHEN parent.target_state = 'paused' THEN 'paused' END;
+    END IF;
+    IF refusal IS NULL THEN
+        PERFORM feedq_1.insert_feeds(declared, NULL);
+        IF FOUND THEN
+            PERFORM feedq_1.record('backfill_begun', parent.id, told);
+            PERFORM pg_notify('feedq_wake', '');
+        ELSE
+            refusal := 'taken';
+        END IF;
+    END IF;
+    RETURN json_build_object('name', of_feed, 'id', parent.id, 'generation', parent.generation, 'refusal', refusal);
+END $body$;
+
+-- Ends the backfill of a feed, which has landed what it has.
+CREATE FUNCTION feedq_1.cancel_backfill(of_feed text, of_tenant text, told jsonb) RETURNS json
+LANGUAGE plpgsql AS $body$
+DECLARE
+    parent feedq.feed;
+    refusal text;
+    ended bigint;
+BEGIN
+    SELECT * INTO parent FROM feedq.feed f WHERE f.name = of_feed AND f.removed_at IS NULL FOR UPDATE;
+    refusal := feedq_1.refusal(parent, NULL, NULL, of_tenant);
+    IF refusal IS NULL THEN
+        UPDATE feedq.feed f SET removed_at = feedq.clock(), dirty = true, updated_at = feedq.clock()
+        WHERE f.parent = parent.id AND f.removed_at IS NULL RETURNING f.id INTO ended;
+        refusal := CASE WHEN ended IS NULL THEN 'none' END;
+    END IF;
+    IF refusal IS NULL THEN
+        PERFORM feedq_1.record('backfill_cancelled', parent.id,
+            (SELECT jsonb_build_object('records', l.records_total, 'cursor', l.cursor)
+             FROM feedq.lease l WHERE l.feed_id = ended) || told);
+        PERFORM pg_notify('feedq_wake', '');
+    END IF;
+    RETURN json_build_object('name', of_feed, 'id', parent.id, 'refusal', refusal);
+END $body$;
