@@ -16,7 +16,7 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,24 +77,25 @@ class Node:
 
     def signal(self, number: signal.Signals) -> float:
         """Send a signal to the process; returns the monotonic moment just before."""
-        if not self.is_running():
-            # Its number may be that of a stranger by now.
-            raise ProcessLookupError(f"{self.name} has ended")
-        moment = time.monotonic()
-        os.kill(self.pid, number)
-        return moment
+        return self._send(os.kill, number)
 
     def freeze(self) -> float:
         """SIGSTOP the whole group. Returns the moment just before."""
-        moment = time.monotonic()
-        os.killpg(self.pid, signal.SIGSTOP)
+        moment = self._send(os.killpg, signal.SIGSTOP)
         self._frozen = True
         return moment
 
     def thaw(self) -> float:
-        moment = time.monotonic()
-        os.killpg(self.pid, signal.SIGCONT)
+        moment = self._send(os.killpg, signal.SIGCONT)
         self._frozen = False
+        return moment
+
+    def _send(self, send: Callable[[int, int], None], number: int) -> float:
+        if not self.is_running():
+            # Its number may be that of a stranger by now.
+            raise ProcessLookupError(f"{self.name} has ended")
+        moment = time.monotonic()
+        send(self.pid, number)
         return moment
 
     def wait(self, timeout_s: float) -> int:

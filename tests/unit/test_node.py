@@ -5,7 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from tests import leftovers
 from tests.node import Node
@@ -26,11 +29,14 @@ class Ended:
         return 0
 
 
-def test_the_end_of_a_node_that_ended_long_ago_is_no_strangers(tmp_path: Path) -> None:
+def test_a_signal_to_a_node_that_ended_long_ago_reaches_no_stranger(tmp_path: Path) -> None:
     with subprocess.Popen(SLEEP, start_new_session=True, env={}) as stranger:
         node = Node("worker", [], env={}, cwd=tmp_path, log=tmp_path / "log")
         node._process = Ended(stranger.pid)
         node.end()
+        for send in (node.freeze, node.thaw, partial(node.signal, signal.SIGKILL)):
+            with pytest.raises(ProcessLookupError):
+                send()
         stranger.terminate()
         assert stranger.wait(10) == -signal.SIGTERM
 
