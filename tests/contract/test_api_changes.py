@@ -103,13 +103,6 @@ def test_what_is_declared_is_added_changed_or_left_alone(api: ApiClient) -> None
     assert shown["declaration"] == DECLARED | {"weight": 2.0}
 
 
-def test_a_declaration_keeps_a_pause_unless_it_says_otherwise(api: ApiClient, harness: JobsHarness) -> None:
-    declare(api)
-    harness.store.feeds.set_target(NAME, TargetState.PAUSED)
-    assert declare(api).json()["unchanged"] == 1
-    assert changes_of(declare(api, target_state="running")) == [("feed", "change", "")]
-
-
 def test_what_is_to_be_changed_may_be_expected_to_be_of_a_version(
     api: ApiClient, harness: JobsHarness
 ) -> None:
@@ -212,16 +205,6 @@ def test_nobody_declares_a_feed_into_or_out_of_another_tenant(
     gone = {"remove": {"feeds": ["beta/x"]}}
     assert acme.ask("POST", "/declarations", json=gone).status_code == 403
     assert harness.store.feeds.get("beta/x").version[1] == 1
-
-
-def test_a_dry_run_says_what_would_be_and_does_nothing(api: ApiClient, harness: JobsHarness) -> None:
-    assert changes_of(declare(api, asked={"dry_run": True})) == [("feed", "add", "")]
-    assert api.get("/feeds/acme%2Forders").status_code == 404
-    declare(api)
-    assert changes_of(declare(api, asked={"dry_run": True}, weight=3)) == [("feed", "change", "")]
-    for action in ("pause", "restart", "remove"):
-        assert act(api, action, dry_run=True).json()["dry_run"] is True
-    assert harness.store.feeds.get(NAME).generation == 1
 
 
 # -- verbs -------------------------------------------------------------------------------------------

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import boto3
+import pymongo
 import pytest
+from moto.server import ThreadedMotoServer
+from pymongo.collection import Collection
+from pymongo.errors import PyMongoError
 
 from feedq.errors import CatalogUnavailable, InvalidInput
 from feedq.settings import Settings
@@ -247,3 +258,184 @@ def test_a_catalog_shows_no_secret() -> None:
     settings = Settings(catalogs={"crm": given})
     assert "hunter2" not in repr(settings)
     assert "hunter2" not in repr(open_catalog("crm", settings))
+
+
+PATIENCE_S = 30.0
+
+PIPELINE = '[{"$match": {"enabled": true}}, {"$project": {"name": "$code", "source": 1}}]'
+
+Stations = Collection[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("mongodb")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = Path(sys.executable).with_name("nx-27017")
+    where = ["--db", "memory", "-p", str(port), "--pid-file", str(directory / "pid")]
+    with (directory / "log").open("w") as log:
+        server = subprocess.Popen(
+            [str(program), *where, "--log-file", str(directory / "log2")],
+            stdout=log,
+            stderr=log,
+            cwd=directory,
+        )
+    found = f"mongodb://127.0.0.1:{port}/?directConnection=true"
+    try:
+        until = time.monotonic() + PATIENCE_S
+        with pymongo.MongoClient[dict[str, Any]](found, serverSelectionTimeoutMS=1_000) as client:
+            while True:
+                try:
+                    client.admin.command("ping")
+                    break
+                except PyMongoError:
+                    assert time.monotonic() < until, (directory / "log").read_text()
+        yield found
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def stations(url: str) -> Iterator[Stations]:
+    with pymongo.MongoClient[dict[str, Any]](url) as client:
+        yield client["crm"][f"stations_{uuid4().hex}"]
+
+
+def station(code: str) -> dict[str, Any]:
+    return {"code": code, "enabled": True, "source": {"url": f"tcp://{code}:1"}}
+
+
+def asked_of_mongodb(url: str, stations: Stations, **options: Any) -> OpenCatalog:
+    given = {
+        "kind": "mongodb",
+        "url": url,
+        "database": "crm",
+        "collection": stations.name,
+        "pipeline": PIPELINE,
+        "timeout_s": "20",
+    }
+    return opened(**given | options)
+
+
+def test_documents_are_read_and_compared_with_those_of_the_last_time(url: str, stations: Stations) -> None:
+    stations.insert_many([station("a"), station("b"), station("off") | {"enabled": False}])
+    catalog = asked_of_mongodb(url, stations)
+    assert feeds(catalog) == [
+        {"name": "a", "source": {"url": "tcp://a:1"}},
+        {"name": "b", "source": {"url": "tcp://b:1"}},
+    ]
+    before = version(catalog)
+    stations.delete_one({"code": "a"})
+    assert version(catalog) != before
+    assert [feed["name"] for feed in feeds(catalog)] == ["b"]
+
+
+def test_what_json_does_not_have_becomes_text_or_a_problem(url: str, stations: Stations) -> None:
+    at = datetime(2026, 11, 25, tzinfo=UTC)
+    stations.insert_one({"name": "a", "weight": 2, "labels": {"since": at}})
+    stations.insert_one({"name": "b", "source": {"raw": b"\0"}})
+    found = manifest(asked_of_mongodb(url, stations, pipeline="[]"))
+    assert [feed.spec.labels for feed in found.feeds] == [{"since": "2026-11-25T00:00:00"}]
+    assert "source: is of the type bytes" in found.problems[0].what
+
+
+def test_a_server_that_is_away_is_said_without_its_password(stations: Stations) -> None:
+    with pytest.raises(CatalogUnavailable, match=r"collection crm\.stations") as raised:
+        asked_of_mongodb("mongodb://user:hunter2@127.0.0.1:1/", stations, timeout_s="0.5").read(None)
+    assert "hunter2" not in str(raised.value)
+
+
+REGION = "eu-central-1"
+
+KEYS = '{"name": "code", "source.url": "link.url", "labels": "labels"}'
+
+
+@pytest.fixture(scope="module")
+def dynamodb_url() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    # Nothing may be asked_of_dynamodb of the machine's own role.
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def stations_table(dynamodb_url: str, credentials: None) -> Any:
+    tables = boto3.resource("dynamodb", region_name=REGION, endpoint_url=dynamodb_url)
+    return tables.create_table(
+        TableName=f"stations_{uuid4().hex}",
+        KeySchema=[{"AttributeName": "code", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": "code", "AttributeType": "S"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+
+
+def row_of(code: str, **more: Any) -> dict[str, Any]:
+    return {"code": code, "link": {"url": f"tcp://{code}:1"}, "enabled": True, **more}
+
+
+def asked_of_dynamodb(dynamodb_url: str, table: str, **options: str) -> OpenCatalog:
+    given = {"kind": "dynamodb", "table": table, "region": REGION, "endpoint_url": dynamodb_url, "keys": KEYS}
+    return opened(**given | options)
+
+
+def test_attributes_become_keys_and_what_has_not_changed_is_said_to(
+    dynamodb_url: str, stations_table: Any
+) -> None:
+    for item in (
+        row_of("a", labels={"zone": "eu"}),
+        row_of("b"),
+        row_of("off") | {"enabled": False},
+    ):
+        stations_table.put_item(Item=item)
+    catalog = asked_of_dynamodb(dynamodb_url, stations_table.name, only='{"enabled": true}')
+    assert feeds(catalog) == [
+        {"name": "a", "source": {"url": "tcp://a:1"}, "labels": {"zone": "eu"}},
+        {"name": "b", "source": {"url": "tcp://b:1"}},
+    ]
+    before = version(catalog)
+    stations_table.delete_item(Key={"code": "a"})
+    assert version(catalog) != before
+    assert [feed["name"] for feed in feeds(catalog)] == ["b"]
+
+
+def test_a_table_of_several_pages_is_read_to_its_end(dynamodb_url: str, stations_table: Any) -> None:
+    # A page holds a megabyte.
+    with stations_table.batch_writer() as batch:
+        for number in range(40):
+            batch.put_item(Item=row_of(f"s{number}", note="x" * 60_000))
+    assert len(feeds(asked_of_dynamodb(dynamodb_url, stations_table.name))) == 40
+
+
+def test_numbers_and_sets_are_plain_and_bytes_are_a_problem(dynamodb_url: str, stations_table: Any) -> None:
+    stations_table.put_item(Item={"code": "a", "weight": 2, "tags": {"y", "x"}})
+    stations_table.put_item(Item={"code": "b", "raw": b"\0"})
+    keys = '{"name": "code", "weight": "weight", "source.tags": "tags", "source.raw": "raw"}'
+    found = manifest(asked_of_dynamodb(dynamodb_url, stations_table.name, keys=keys))
+    assert [(feed.spec.weight, feed.spec.source) for feed in found.feeds] == [(2.0, {"tags": ["x", "y"]})]
+    assert "raw: is of the type Binary" in found.problems[0].what
+
+
+def test_a_server_that_is_away_and_a_table_that_is_not_there_are_said(dynamodb_url: str) -> None:
+    with pytest.raises(CatalogUnavailable, match=r"table nowhere: Could not connect") as raised:
+        asked_of_dynamodb("http://127.0.0.1:1", "nowhere", timeout_s="5").read(None)
+    assert "hunter2" not in str(raised.value)
+    with pytest.raises(CatalogUnavailable, match=r"table nowhere: .*ResourceNotFound"):
+        asked_of_dynamodb(dynamodb_url, "nowhere").read(None)
+
+
+@pytest.mark.parametrize("address", ["http://db.example", "ftp://127.0.0.1", "db.example"])
+def test_only_this_machine_is_asked_without_tls(address: str) -> None:
+    with pytest.raises(InvalidInput, match="must be https; http is for this machine only"):
+        asked_of_dynamodb(address, "t")

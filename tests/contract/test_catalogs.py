@@ -87,20 +87,6 @@ def test_a_sync_adds_changes_and_removes_and_says_so(
     assert (detail["generation"], detail["changed"], detail["catalog"]) == (2, ["weight"], "crm")
 
 
-def test_every_key_of_a_declaration_is_taken_from_the_catalog(
-    shell: Shell, catalog: Write, stored: PostgresStore
-) -> None:
-    expect = {"max_silence": "5m"}
-    catalog(feed("a", initial_cursor=10**12, expect=expect, labels={"site": "x"}))
-    shell.ok("sync")
-    made = stored.feeds.get("a").spec
-    assert (made.initial_cursor, set(made.expect), made.labels) == (10**12, {"max_silence"}, {"site": "x"})
-    catalog(feed("a", initial_cursor=7, labels={"site": "x"}))
-    shell.ok("sync")
-    changed = stored.feeds.get("a").spec
-    assert (changed.initial_cursor, dict(changed.expect), changed.labels) == (7, {}, {"site": "x"})
-
-
 def test_a_dry_run_shows_the_difference_and_changes_nothing(
     shell: Shell, catalog: Write, stored: PostgresStore
 ) -> None:

@@ -128,31 +128,6 @@ def test_what_happened_to_everything_is_told_oldest_first(shell: Shell) -> None:
     assert "'yesterday' is no duration" in shell.run("events", "--since", "yesterday").stderr
 
 
-def test_what_came_again_and_again_is_one_line_with_how_often_and_since_when(shell: Shell) -> None:
-    shell.json("db", "upgrade")
-    shell.json("apply", "-f", "-", given=MANIFEST)
-    with (
-        closing(connect(shell.environment["FEEDQ_DATABASE_URL"])) as connection,
-        connection.cursor() as cursor,
-    ):
-        cursor.execute("UPDATE feedq.event SET count = 3, since = at - interval '1 minute', epoch = 7")
-    header, line = shell.ok("events", "--feed", "acme/orders", "-o", "wide").splitlines()
-    assert header.split() == ["AT", "KIND", "FEED", "WORKER", "DETAIL", "EPOCH"]
-    assert "3 times since " in line
-    assert line.endswith(" 7")
-
-
-def test_a_database_that_is_not_there_is_one_line_with_its_address(shell: Shell) -> None:
-    port = free_port()
-    shell.environment["FEEDQ_DATABASE_URL"] = f"postgresql://me:hunter2@127.0.0.1:{port}/feedq"
-    for arguments in (("feed", "list"), ("db", "upgrade"), ("status",)):
-        done = shell.run(*arguments, given=MANIFEST)
-        assert done.exit_code == 1
-        assert done.stderr.startswith("Error: control database postgresql://me:***@127.0.0.1:")
-        assert done.stderr.count("\n") == 1
-        assert "hunter2" not in done.stderr
-
-
 # -- doctor ------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from click.testing import Result
 from pydantic import SecretStr
 
 from feedq.api.endpoint import Endpoint
-from feedq.core.model import FeedBackfill, Identity, StartCursor, TargetState
+from feedq.core.model import Identity, StartCursor, TargetState
 from feedq.core.roles import AccessRole
 from feedq.core.schedule.spec import Queue
 from feedq.core.tap import TapPart, TappedRecord
@@ -135,33 +135,25 @@ def _schedule(harness: JobsHarness) -> None:
 
 READING = """
 feed list
---json feed list
 feed list -o wide --tenant acme
 feed list --match acme/* --sort bytes --limit 1 -o name
-feed list --failing
 feed show acme/1
 feed show nobody
 events --feed acme/1 --kind feed_added --since 1h --json --limit 1
-events --feed nobody
 export beta/2 acme/nightly --json
 export --with-cursors
-export nobody
 feed cursor show acme/0
 feed cursor rewind acme/0 --records 1 --dry-run
 feed dead-letters list acme/0 --limit 2 --json
-feed dead-letters list acme/0 2 1
 feed dead-letters list acme/0 99
 worker list --json
 worker show w --json
-schedule list
-schedule list --limit 1 -o name
 schedule show acme/nightly
 schedule runs acme/nightly --state waiting --json
 schedule next acme/nightly --count 3 --from 2026-12-23 --json
 schedule list --queues
 status
 status --problems
-status --problems --json
 connectors tcp --json
 schema
 top --count 1
@@ -245,45 +237,6 @@ def test_what_is_refused_is_refused_alike(sides: Sides) -> None:
         assert everything(sides) == before, line
 
 
-CHANGES = [
-    ("feed pause --tenant acme --yes --json", "feed resume --tenant acme --yes"),
-    ("feed restart acme/0 acme/1", None),
-    (
-        "feed set --tenant acme weight=7 --yes --json",
-        "feed set --tenant acme weight=1 --yes",
-    ),
-    ("feed move --match acme/0 --to w@host --yes", None),
-    ("worker drain w@host --json", "worker uncordon w"),
-    ("feed cursor rewind acme/0 --to-start --yes --json", "feed cursor set acme/0 9 --yes"),
-    ("feed dead-letters replay acme/0 {0} --json", None),
-    ("feed dead-letters drop acme/0 {1} --yes", None),
-    ("schedule set acme/poll priority=3 --json", "schedule set acme/poll priority="),
-    ("schedule trigger acme/nightly --key once --json", None),
-    ("schedule backfill acme/poll --from 2026-01-0{0}T00:00Z --to 2026-01-0{0}T03:00Z --yes", None),
-    ("schedule cancel acme/nightly --json", None),
-    ("apply -f - --prune --tenant acme --dry-run", None),
-]
-"""What is done, and what takes it back."""
-
-
-def test_what_is_changed_is_changed_alike(sides: Sides) -> None:
-    for line, back in CHANGES:
-        answers, changed = [], []
-        for shell, number in ((sides.at_database, 1), (sides.at_server, 2)):
-            words = line.format(number, number + 2).split()
-            answers.append(
-                plain(shell.ok(*words, given=MANIFEST), "at", "before", "cancelled", "generation", "etag")
-            )
-            changed.append(everything(sides))
-            if back is not None:
-                answers.append(plain(shell.ok(*back.split()), "at"))
-                sides.harness.execute("DELETE FROM feedq.feed WHERE removed_at IS NOT NULL")
-        half = len(answers) // 2
-        assert answers[:half] == answers[half:], line
-        assert changed[0] == changed[1], line
-    assert sides.harness.execute("SELECT id FROM feedq_dead_letter") == []
-
-
 def test_manifests_are_applied_alike_and_back(sides: Sides) -> None:
     before = sides.at_database.ok("export")
     answers: list[Any] = []
@@ -321,15 +274,6 @@ def test_a_catalog_of_the_server_is_synced(sides: Sides) -> None:
     assert (forced.exit_code, "was declared by hand" in forced.stderr) == (1, True)
 
 
-def test_a_checkpoint_is_adopted_by_a_server(sides: Sides) -> None:
-    adopted = ["feed", "adopt", "acme/0", "--number", "102", "--json"]
-    assert "Take the checkpoint of " in sides.both(*adopted).stderr
-    assert sides.at_server.json(*adopted[:-1], "--yes")["name"] == "acme/0"
-    assert sides.both("feed", "cursor", "show", "acme/0").stdout.split()[3] == "3"
-    left = sides.harness.execute("SELECT feed_id FROM feedq_checkpoint ORDER BY 1")
-    assert left == [(sides.harness.store.feeds.get("acme/0").id,), (101,)]
-
-
 def everything(sides: Sides) -> list[Any]:
     """What is declared, whoever declared it how often."""
     return [
@@ -342,28 +286,6 @@ def everything(sides: Sides) -> list[Any]:
             ("(SELECT feed AS name, cursor::text FROM feedq_checkpoint) c", "name, cursor"),
         )
     ]
-
-
-def test_backfills_are_shown_refused_and_cancelled_alike(sides: Sides) -> None:
-    store = sides.harness.store
-    feed = store.feeds.get("acme/0")
-    store.backfills.begin(
-        feed, feed.spec.model_copy(update={"name": "acme/0~backfill"}), FeedBackfill(feed.id, 1, 5)
-    )
-    for line in (
-        "show",
-        "show --json",
-        "show acme/0",
-        "show acme/0 --json",
-        "show acme/1",
-    ):
-        sides.both("feed", "backfill", *line.split())
-    assert sides.both("feed", "backfill", "begin", "acme/1", "--from", "1").exit_code == 2
-    said = sides.at_server.ok("feed", "backfill", "cancel", "acme/0", "--reason", "wrong day")
-    assert said == "backfill of acme/0 cancelled; 0 records have landed\n"
-    assert "removing" in sides.both("feed", "backfill", "show", "acme/0").output
-    (told, *_) = store.feeds.events("acme/0")
-    assert (told.kind, told.detail["by"]["why"]) == ("backfill_cancelled", "wrong day")
 
 
 def test_tokens_are_made_listed_and_ended_by_an_admin(sides: Sides) -> None:

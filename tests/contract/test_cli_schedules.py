@@ -15,7 +15,6 @@ import yaml
 from feedq.core.schedule.model import Finish, Offer, RunState
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
-from tests.schedules import job_spec
 
 pytestmark = pytest.mark.servers
 
@@ -143,12 +142,6 @@ def test_a_schedule_is_set_shown_and_removed(shell: Shell, harness: JobsHarness)
     assert "+ schedule acme/poll" in shell.ok("apply", "-f", "-", given=MANIFEST)
 
 
-def test_an_entry_of_the_beat_is_changed_in_its_file_alone(shell: Shell, harness: JobsHarness) -> None:
-    harness.schedules.add(job_spec("beat:report"))
-    assert "edit it there" in shell.run("schedule", "set", "beat:report", "every=1m").stderr
-    assert "beat:" not in shell.ok("export")
-
-
 @pytest.mark.parametrize(
     ("timing", "why"),
     [
@@ -274,25 +267,6 @@ def test_a_schedule_of_a_later_release_is_shown_paused_declared_anew_and_stops_n
     assert (row(shell, POLL)["state"], row(shell, POLL)["pause_reason"]) == ("active", None)
     harness.damage(POLL, {"warp": 9})
     shell.ok("schedule", "remove", POLL, "--yes")
-
-
-def test_a_manifest_declares_schedules_of_a_later_release_anew(shell: Shell, harness: JobsHarness) -> None:
-    for name in harness.declared():
-        harness.damage(name, {"warp": 9})
-    harness.elapse(3_600)
-    harness.store.jobs.runs.fire_due(limit=9)
-    assert row(shell, POLL)["state"] == "paused", "it cannot be fired"
-    assert shell.json("apply", "-f", "-", given="schedules: []\n")["changes"] == []
-    given = MANIFEST.replace(", paused: true", "")
-    done = shell.json("apply", "-f", "-", given=given)
-    assert {change["note"] for change in done["changes"]} == {"cannot be read by this release; declared anew"}
-    found = {schedule["name"]: schedule for schedule in shell.json("schedule", "list")}
-    assert [found[name]["unreadable"] for name in found] == [None] * 3
-    assert found[POLL]["state"] == "active"
-    assert found["acme/once"]["state"] == "paused", (
-        "it was declared so, and the manifest does not say otherwise"
-    )
-    assert shell.json("apply", "-f", "-", given=given)["unchanged"] == 4
 
 
 @pytest.mark.parametrize("keys", [{"pause_on_failure": {"most": 3}}, {"task": {"name": "t"}}, {"task": None}])

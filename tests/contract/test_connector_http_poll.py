@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from feedq.connectors.http import HttpConnector
+from feedq.connectors.protocol import http_polling
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.testing.loopback import PATIENCE_S, serving
 from tests.contract.http_source import (
@@ -162,3 +167,235 @@ async def test_no_connection_is_held_for_long_between_polls() -> None:
         assert not feed.guard.watched
         waiting.cancel()
         await asyncio.wait([waiting])
+
+
+CLOCK_S = 0.002
+
+"""The clock of uvloop counts whole milliseconds, and so does each of two moments between which time is taken."""
+
+
+async def crash_anywhere(make: Callable[[], Api], expected: Sequence[int], **source: Any) -> None:
+    """Whichever batch is the last that was committed, those that come after it are landed by the next attempt."""
+    async with serving(make()) as port:
+        batches = await Feed(HttpConnector).take(len(expected), url(port, source["target"]), **_plain(source))
+    assert seqs(records_of(batches)) == list(expected)
+    for committed in range(len(batches)):
+        landed = records_of(batches[: committed + 1])
+        async with serving(make()) as port:
+            left = len(expected) - len(landed)
+            if left:
+                cursor = json.loads(json.dumps(batches[committed].cursor))
+                after = await Feed(HttpConnector).take(
+                    left, url(port, source["target"]), after=cursor, **_plain(source)
+                )
+                landed += records_of(after)
+        assert seqs(landed) == list(expected)
+
+
+def _plain(source: dict[str, Any]) -> dict[str, Any]:
+    return {**POLL, **{name: value for name, value in source.items() if name != "target"}}
+
+
+# -- cursors and pages ---------------------------------------------------------------------------------
+
+
+def numbered(asked: Asked, *, last: int, size: int = 3) -> list[int]:
+    after = int(asked.parameter("after") or 0)
+    return list(range(after + 1, min(after + size, last) + 1))
+
+
+async def test_pages_are_asked_for_at_once_and_the_next_poll_waits() -> None:
+    api = Api(lambda asked: answer(items(*numbered(asked, last=10))))
+    source: dict[str, Any] = {"mode": "poll", "interval_s": 0.7, "records": "/items", "cursor": "/seq"}
+    async with serving(api) as port:
+        feed = Feed(HttpConnector)
+        begun = asyncio.get_running_loop().time()
+        async with aclosing(feed.open(url(port, "/orders?after={cursor}"), **source)) as stream:
+            while len(api.asked) < 4:
+                await anext(stream)
+            waiting = asyncio.ensure_future(anext(stream))
+            await api.asks(7)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+    assert [asked.target for asked in api.asked[:6]] == [
+        "/orders",
+        *(f"/orders?after={n}" for n in (3, 6, 9, 10, 10)),
+    ]
+    # 0.7 s after the poll before it began, whatever that took.
+    assert api.asked_at[5] - begun > 0.7 - CLOCK_S
+    assert api.asked_at[6] - begun > 1.4 - CLOCK_S
+    assert api.connections == 1
+
+
+async def test_a_cursor_in_the_answer_lands_exactly_once() -> None:
+    def make() -> Api:
+        def reply(asked: Asked) -> bytes:
+            numbers = numbered(asked, last=10)
+            token = str(numbers[-1]) if numbers else asked.parameter("after")
+            return answer(items(*numbers, paging={"next": token}))
+
+        return Api(reply)
+
+    target = "/orders?after={cursor}"
+    source = {"records": "/items", "next_cursor": "/paging/next"}
+    await crash_anywhere(make, range(1, 11), target=target, **source)
+
+
+@pytest.mark.parametrize("end", [None, ""])
+async def test_where_there_is_no_next_cursor_the_last_one_is_asked_with_again(end: JSON) -> None:
+    def make() -> Api:
+        growing = [10]
+
+        def reply(asked: Asked) -> bytes:
+            numbers = numbered(asked, last=growing[0])
+            is_last = numbers[-1] == growing[0]
+            if is_last:
+                growing[0] = 11
+            return answer(items(*numbers, next=end if is_last else str(numbers[-1])))
+
+        return Api(reply)
+
+    # What the last page had before it grew is not landed again.
+    source = {"records": "/items", "next_cursor": "/next", "target": "/orders?after={cursor}"}
+    async with serving(make()) as port:
+        batches = await Feed(HttpConnector).take(11, url(port, source["target"]), **_plain(source))
+    assert seqs(records_of(batches)) == list(range(1, 12))
+
+
+def paged(asked: Asked, *, by_link: bool) -> bytes:
+    page = int(asked.parameter("page") or 1)
+    numbers = range(page * 2 - 1, page * 2 + 1)
+    there = f"/orders?page={page + 1}&key={asked.parameter('key')}" if page < 4 else None
+    if by_link:
+        link = {"link": f'<{there}>; rel="next", </orders?page=4>; rel="last"'} if there else {}
+        return answer(items(*numbers), **link)
+    return answer(items(*numbers, links={"next": there}))
+
+
+@pytest.mark.parametrize("next_page", ["link", "/links/next"])
+async def test_a_poll_reads_all_pages_and_after_a_restart_begins_at_the_first(next_page: str) -> None:
+    secrets = {"token": "s3cret"}
+    source = {**POLL, "records": "/items", "next_page": next_page, "interval_s": 60.0}
+    cursor: JSON = None
+    for _ in range(2):
+        api = Api(lambda asked: paged(asked, by_link=next_page == "link"))
+        async with serving(api) as port:
+            feed = Feed(HttpConnector, secrets=secrets)
+            batches = await feed.take(8, url(port, "/orders?key={token}"), after=cursor, **source)
+        assert seqs(records_of(batches)) == list(range(1, 9))
+        assert api.asked[0].target == "/orders?key=s3cret"
+        assert [asked.parameter("key") for asked in api.asked] == ["s3cret"] * 4
+        cursor = batches[1].cursor
+        # Neither a page nor the secret that the source repeats in its address.
+        assert cursor == {"at": None}
+
+
+async def test_pages_of_records_with_a_cursor_land_exactly_once_whatever_crashes() -> None:
+    def make() -> Api:
+        def reply(asked: Asked) -> bytes:
+            numbers = numbered(asked, last=10)
+            there = {"link": f'</orders?after={numbers[-1]}>; rel="next"'} if len(numbers) == 3 else {}
+            return answer(items(*numbers), **there)
+
+        return Api(reply)
+
+    source = {"records": "/items", "next_page": "link", "cursor": "/seq", "interval_s": 60.0}
+    await crash_anywhere(make, range(1, 11), target="/orders?after={cursor}", **source)
+
+
+async def test_a_cursor_that_each_page_tells_counts_once_all_pages_have_landed() -> None:
+    """It may lie behind all of them: whoever kept it with the first page would lose the others in a crash."""
+
+    def reply(asked: Asked) -> bytes:
+        if asked.parameter("since") == "now":
+            return answer(items(now="now"))
+        page = int(asked.parameter("page") or 1)
+        there = f"/orders?page={page + 1}" if page < 3 else None
+        return answer(items(2 * page - 1, 2 * page, now="now", more=there))
+
+    source = {**POLL, "records": "/items", "next_page": "/more", "next_cursor": "/now"}
+    async with serving(Api(reply)) as port:
+        where = url(port, "/orders?since={cursor}")
+        batches = await Feed(HttpConnector).take(6, where, **source)
+        assert [batch.cursor for batch in batches] == [{"at": None}, {"at": None}, {"at": "now"}]
+        again = await Feed(HttpConnector).take(6, where, after=batches[1].cursor, **source)
+    assert seqs(records_of(again)) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_page_on_another_host_is_asked_for_without_the_headers_of_the_feed() -> None:
+    elsewhere = Api(lambda _: answer(items(2)))
+    async with serving(elsewhere, host="127.0.0.2") as port:
+        there = f"http://127.0.0.2:{port}/more"
+        home = Api(lambda _: answer(items(1, next=there)))
+        feed = Feed(HttpConnector, secrets={"token": "s3cret"})
+        source = {**POLL, "records": "/items", "next_page": "/next", "headers": {"X-Key": "{token}"}}
+        async with serving(home) as home_port:
+            batches = await feed.take(2, url(home_port), **source)
+    assert seqs(records_of(batches)) == [1, 2]
+    assert "s3cret" in str(home.asked)
+    assert "s3cret" not in str(elsewhere.asked)
+
+
+async def test_pages_in_a_circle_are_told() -> None:
+    def reply(asked: Asked) -> bytes:
+        there = "/b" if asked.target == "/a" else "/a"
+        return answer(items(1), link=f'<{there}>; rel="next"')
+
+    async with serving(Api(reply)) as port:
+        source = {**POLL, "records": "/items", "next_page": "link"}
+        _, error = await Feed(HttpConnector).read_to_end(url(port, "/a"), **source)
+    assert isinstance(error, SourceUnavailable)
+    assert "lead in a circle" in str(error)
+
+
+async def test_a_poll_asks_for_a_bounded_number_of_pages_and_the_next_one_goes_on_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_polling, "PAGES_MAX", 4, raising=False)
+
+    def reply(asked: Asked) -> bytes:
+        page = int(asked.parameter("page") or 1)
+        return answer(items(page, more=f"/orders?page={page + 1}"))
+
+    api = Api(reply)
+    source = {**POLL, "interval_s": 0.5, "records": "/items", "next_page": "/more"}
+    async with serving(api) as port:
+        batches = await Feed(HttpConnector).take(10, url(port), **source)
+    assert seqs(records_of(batches)) == list(range(1, 11))
+    pauses = [later - earlier > 0.3 for earlier, later in pairwise(api.asked_at)]
+    assert pauses == [False] * 4 + [True] + [False] * 4
+
+
+@pytest.mark.parametrize(
+    ("there", "kind", "says"),
+    [
+        ("ftp://x/", SourceUnavailable, "no http:// or https:// address"),
+        ("http://[::1", SourceUnavailable, "cannot be one"),
+        ("http://xn--/x", SourceUnavailable, "no http:// or https:// address"),
+        ("http://a..b/x", SourceUnavailable, "no http:// or https:// address"),
+        ("/" + "x" * 9000, FeedMisconfigured, "at most 8192 are asked for"),
+    ],
+)
+async def test_a_next_page_that_cannot_be_asked_for_is_told(
+    there: str, kind: type[Exception], says: str
+) -> None:
+    async with serving(Api(lambda _: answer(items(1, next=there)))) as port:
+        source = {**POLL, "records": "/items", "next_page": "/next"}
+        _, error = await Feed(HttpConnector).read_to_end(url(port), **source)
+    assert isinstance(error, kind)
+    assert says in str(error)
+
+
+async def test_a_body_is_not_sent_to_the_host_of_another_page() -> None:
+    elsewhere = Api(lambda _: answer(items(2)))
+    async with serving(elsewhere, host="127.0.0.2") as port:
+        there = f"http://127.0.0.2:{port}/more"
+        home = Api(lambda _: answer(items(1, next=there)))
+        source = {**POLL, "records": "/items", "next_page": "/next", "method": "POST", "body": "{token}"}
+        async with serving(home) as home_port:
+            feed = Feed(HttpConnector, secrets={"token": "s3cret"})
+            _, error = await feed.read_to_end(url(home_port), **source)
+        assert isinstance(error, FeedMisconfigured)
+        assert "would have to be sent source.body too" in str(error)
+    assert home.asked[0].body == b"s3cret"
+    assert elsewhere.asked == []

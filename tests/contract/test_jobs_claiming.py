@@ -112,14 +112,6 @@ def test_of_twelve_runs_each_of_three_idle_workers_takes_four_however_often_it_a
     assert waiting == 0
 
 
-def test_with_more_to_do_than_slots_a_worker_takes_all_it_has_room_for(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    for n in range(20):
-        jobs.schedules.trigger("nightly", key=str(n))
-    assert len(claim(jobs, worker, limit=4, slots=4, fleet_slots=12)) == 4
-
-
 # -- order -------------------------------------------------------------------------------------------
 
 
@@ -213,17 +205,6 @@ def test_a_job_that_this_release_cannot_read_fails_and_harms_no_other(jobs: Jobs
 
 
 # -- the answer that is lost -------------------------------------------------------------------------
-
-
-def test_a_claim_whose_answer_was_lost_is_found_again(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule()
-    fall_due(jobs)
-    lost = claim_one(jobs, worker)
-    held = jobs.store.jobs.runs.held(worker.id)
-    assert held == {lost.id: lost.fence}
-    assert claim(jobs, worker) == []
-    assert jobs.store.jobs.runs.taken_away(worker.id, held) == set()
 
 
 def test_a_run_is_taken_away_when_fence_worker_or_state_are_others(jobs: JobsHarness) -> None:

@@ -246,15 +246,6 @@ def test_a_mended_feed_is_running_as_any_other_and_history_says_so(harness: Harn
     assert kinds(harness, feed)[-2:] == [EventKind.LEASE_RELEASED, EventKind.FEED_MENDED]
 
 
-def test_a_source_that_is_away_is_no_fault_of_the_declaration(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    look(harness, feed, worker)
-    key = claim(harness, feed, worker).key
-    harness.store.leases.report(worker.id, [progress(key, records=0, connected=False, attempts=1)])
-    assert harness.store.feeds.view(feed.name).status is Status.CONNECTING
-    assert EventKind.FEED_MENDED not in kinds(harness, feed)
-
-
 # -- who had better get nothing ----------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from feedq.core.differences import ABSENT, OptionChange
 from feedq.core.model import Reason, Release, Selector, Status, TargetState, Version
 from feedq.errors import Conflict, FeedqError, NotFound, Outdated
 from feedq.telemetry.logs import EventKind
-from tests.contract.harness import Harness, PostgresHarness, progress, spec
+from tests.contract.harness import Harness, PostgresHarness, spec
 
 
 def kinds(harness: Harness, name: str) -> list[str]:
@@ -87,13 +87,6 @@ def test_an_edit_without_a_change_keeps_the_generation_and_writes_no_history(har
     assert harness.dirty_feeds() == 0
 
 
-def test_a_restart_bumps_the_generation_without_a_change(harness: Harness) -> None:
-    feed = harness.feed()
-    restarted = harness.store.feeds.restart(feed.name)
-    assert (restarted.generation, restarted.spec) == (feed.generation + 1, feed.spec)
-    assert kinds(harness, feed.name)[0] == EventKind.FEED_RESTARTED
-
-
 def test_every_change_marks_the_feed_dirty(harness: Harness) -> None:
     feed = harness.feed()
     feeds = harness.store.feeds
@@ -154,27 +147,6 @@ def test_declarations_come_by_name_without_the_removed(harness: Harness) -> None
     assert declared() == [made[name] for name in "acde"]
     assert declared(tenant="t") == [made["a"], made["c"]]
     assert declared(names=("b", "c", "nobody")) == [made["c"]]
-
-
-def test_the_status_follows_the_lease_and_its_progress(harness: Harness) -> None:
-    worker = harness.worker()
-    feed = harness.feed()
-
-    def status() -> Status:
-        return harness.store.feeds.view(feed.name).status
-
-    key = harness.assign(feed, worker)
-    assert status() is Status.STARTING
-    harness.store.leases.claim(worker.id, [key])
-    assert status() is Status.CONNECTING
-    harness.store.leases.report(worker.id, [progress(key)])
-    assert status() is Status.STREAMING
-    harness.store.leases.report(worker.id, [progress(key, stalled=True)])
-    assert status() is Status.STALLED
-    harness.stop(feed)
-    assert status() is Status.STOPPING
-    harness.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)])
-    assert status() is Status.PAUSED
 
 
 def test_history_is_newest_first_and_limited(harness: Harness) -> None:

@@ -12,7 +12,7 @@ import pytest
 from psycopg2 import errors
 
 from feedq.control.store import grants, migrate
-from feedq.control.store.grants import CHANGES, DECLARED, INHERITS, SEQUENCES, Right, Role
+from feedq.control.store.grants import CHANGES, DECLARED, SEQUENCES, Right, Role
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import FeedSpec, NewWorker
 from feedq.errors import FeedqError, PermissionMissing
@@ -80,14 +80,6 @@ def test_what_is_declared_is_a_column_and_there_are_others(url: str) -> None:
         if any(Right.UPDATE_STATE in rights for rights in changes.values())
     }
     assert with_state == DECLARED.keys()
-
-
-def test_only_the_operator_declares_feeds_and_a_reader_changes_nothing() -> None:
-    declaring = {Right.INSERT, Right.UPDATE}
-    assert {role for role, rights in CHANGES["feed"].items() if declaring & set(rights)} == {Role.OPERATOR}
-    assert Role.READER not in {role for changes in CHANGES.values() for role in changes}
-    assert Role.MIGRATION not in {role for changes in CHANGES.values() for role in changes}, "it owns them"
-    assert Role.OPERATOR not in INHERITS
 
 
 def test_no_role_is_a_superuser_or_may_make_others(url: str) -> None:

@@ -132,15 +132,6 @@ def test_a_release_makes_the_lease_idle_and_says_why(harness: Harness) -> None:
     assert abs(lease.retry_at - lease.last_error_at - timedelta(seconds=30)) < timedelta(seconds=0.1)
 
 
-def test_a_release_is_heard_by_whoever_waits_for_a_pass(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
-    harness.store.leases.release(worker.id, [Release(*key, Reason.RELEASED)])
-    assert harness.lease(feed).state is LeaseState.IDLE
-    _, sent = harness.reconcile()
-    assert [a.key for a in sent] == [(feed.id, key[1] + 1)]
-
-
 @STALE
 def test_a_stale_epoch_cannot_release(harness: Harness, shift: int) -> None:
     worker, feed = harness.worker(), harness.feed()

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.core.model import LeaseState, Load, Reason, Release, WorkerState, WorkerTarget
+from feedq.core.model import LeaseState, Load, Reason, WorkerState, WorkerTarget
 from tests.contract.harness import TTL_S, Harness
 
 
@@ -64,19 +64,6 @@ def test_a_heartbeat_of_a_gone_or_unknown_worker_is_refused(harness: Harness) ->
     assert harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S) is None
     assert harness.store.workers.heartbeat(uuid4(), Load(), ttl_s=TTL_S) is None
     assert harness.store.workers.views() == []
-
-
-def test_a_heartbeat_says_that_stop_requests_wait(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
-    harness.stop(feed)
-    beat = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
-    assert beat is not None
-    assert beat.stops_pending
-    harness.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)])
-    beat = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
-    assert beat is not None
-    assert not beat.stops_pending
 
 
 def test_a_heartbeat_tells_claims_from_stops_and_of_both(harness: Harness) -> None:
@@ -232,19 +219,6 @@ def test_a_heartbeat_between_two_looks_clears_the_suspicion(harness: Harness) ->
     again.close()
     harness.await_unlocked(worker)
     assert harness.check_liveness() == 0, "the first look of a new suspicion"
-
-
-def test_a_worker_that_came_back_after_the_first_look_has_a_session(harness: Harness) -> None:
-    worker = harness.worker()
-    harness.store.session(worker, ttl_s=TTL_S).close()
-    harness.await_unlocked(worker)
-    harness.check_liveness()
-    again = harness.store.session(worker, ttl_s=TTL_S)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
-        (suspect,) = p.suspects()
-        assert suspect.has_session
-    again.close()
 
 
 def test_a_worker_that_has_not_opened_its_first_session_yet_is_no_crash(harness: Harness) -> None:

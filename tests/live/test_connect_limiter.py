@@ -130,13 +130,6 @@ def most_in(times: list[float], window_s: float) -> int:
 # -- the rate ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rate", [SMALLEST, 0.01, 200.0, LARGEST])
-def test_one_feed_alone_never_waits(rate: float, stage: Make) -> None:
-    made = stage(rate, {"a": rate})
-    made.join("a")
-    assert len(made.went) == 1
-
-
 @pytest.mark.parametrize("rate", [0.5, 40.0, 200.0])
 def test_a_cold_start_keeps_to_the_rate_of_the_host_in_every_window(rate: float, stage: Make) -> None:
     made = stage(0, {"a": rate})
@@ -145,36 +138,6 @@ def test_a_cold_start_keeps_to_the_rate_of_the_host_in_every_window(rate: float,
     assert len(made.went) == 300, "and is not slower than it says"
     for window_s in (1 / rate, 1.0, 10 / rate):
         assert most_in(made.times("a"), window_s) <= rate * window_s + max(1, rate * CONNECT_BURST_S) + 2
-
-
-def test_a_host_s_rate_holds_although_others_were_in_the_way_before(stage: Make) -> None:
-    # All of its turns come due while the worker is busy with others: they must not go all at once afterwards.
-    made = stage(500, {"a": 20})
-    for n in range(50):
-        made.join(f"other-{n}", 50)
-    made.join("a", 100)
-    made.wait(60)
-    assert len(made.times("a")) == 100
-    assert most_in(made.times("a"), 1.0) <= 1.5 * 20
-    assert most_in([at for at, _ in made.went], 1.0) <= 1.25 * 500 + 2
-
-
-def test_what_was_not_used_for_a_while_is_not_saved_up(stage: Make) -> None:
-    made = stage(200, {"a": 40})
-    made.join("a")
-    made.wait(HOUR_S)
-    made.join("a", 100)
-    assert len(made.times("a")) == 1 + 40 * CONNECT_BURST_S
-    before = len(made.went)
-    made.stand_still(HOUR_S)
-    assert len(made.went) - before <= 40 * CONNECT_BURST_S + 1
-
-
-def test_feeds_that_dial_nothing_keep_to_the_pace_of_the_worker_alone(stage: Make) -> None:
-    made = stage(10, {"*": SMALLEST})
-    made.join(None, 100)
-    made.wait(10)
-    assert len(made.times(None)) == 100
 
 
 def test_every_host_that_is_not_named_has_a_rate_of_its_own(stage: Make) -> None:
@@ -249,17 +212,6 @@ def test_however_many_are_lost_a_host_sees_no_more_than_the_burst_on_top_of_its_
 
 
 # -- who goes first, and who leaves --------------------------------------------------------------------
-
-
-def test_feeds_of_one_host_go_in_the_order_in_which_they_came(stage: Make) -> None:
-    made = stage(0, {"a": 1})
-    waiting = made.join("a", 20)
-    for n in range(1, 20):
-        made.wait(2)
-        gone = [task.done() for task in waiting]
-        assert gone == sorted(gone, reverse=True), f"after {n} steps"
-    made.wait(40)
-    assert all(task.done() for task in waiting)
 
 
 def test_a_calm_host_does_not_wait_behind_thousands_of_feeds_of_a_busy_one(stage: Make) -> None:

@@ -17,7 +17,7 @@ from feedq.connectors.base import NEVER, ConnectorOptions, Context, open_stream
 from feedq.connectors.blocking import dialed
 from feedq.core.clock import SystemClock
 from feedq.core.model import JSON, Batch
-from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.errors import SourceUnavailable
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.loopback import PATIENCE_S, RecordingGuard, until
 
@@ -64,18 +64,6 @@ async def held(release: threading.Event) -> AsyncIterator[None]:
     finally:
         release.set()
         await until(lambda: not threads())
-
-
-async def test_batches_come_in_order_and_then_the_error_with_its_type() -> None:
-    def source(_: Context) -> Iterator[Batch]:
-        yield batch(1)
-        yield batch(2)
-        raise FeedMisconfigured("no such thing")
-
-    seen: list[JSON] = []
-    with pytest.raises(FeedMisconfigured, match=r"^no such thing$"):
-        await drain(opened(source), seen)
-    assert seen == [1, 2]
 
 
 async def test_a_generator_that_exits_ends_its_feed_and_not_the_loop() -> None:

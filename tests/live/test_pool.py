@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from threading import Event
+from time import monotonic
 from typing import Any, cast
 
 import pytest
+from pydantic import SecretStr
 
+from feedq.celery.application import STREAM_POOL, asks_for_prefork, make_app
 from feedq.celery.pool import StreamPool
 from feedq.celery.tasks import RECONCILE, STREAM_FEED
 from feedq.core.model import FeedKey
+from feedq.settings import Settings
 from feedq.worker.supervisor import Supervisor, TaskCallbacks
 from feedq.worker.threads import SerialExecutor
 from tests.waiting import until
@@ -190,3 +197,68 @@ def test_a_task_that_comes_while_the_pool_closes_stays_with_the_broker(pool: Str
     for name in (RECONCILE, "job"):
         assert apply(pool, name, lambda: None).get(1) is None
     pool.run_control(lambda: None)
+
+
+SILENT_LIMIT_S = 15.0
+
+WORKER = ["celery", "-A", "feedq", "worker"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["-P", "prefork"], ["-Pprefork"], ["--pool", "prefork", "-c", "4"], ["-c", "4", "--pool=prefork"]],
+)
+def test_prefork_is_had_by_naming_it(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asks_for_prefork([*WORKER, *options])
+    monkeypatch.setattr("sys.argv", [*WORKER, *options])
+    assert make_app(Settings()).conf.worker_pool == "prefork"
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["-P", "threads"], ["-n", "prefork"], ["-c", "4", "-P"], ["prefork"]]
+)
+def test_anything_else_leaves_the_stream_pool(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [*WORKER, *options])
+    assert make_app(Settings()).conf.worker_pool == STREAM_POOL
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """The port of a server that accepts, as its backlog does, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("scheme", ["redis", "amqp"])
+def test_nobody_waits_for_a_silent_broker_longer_than_its_time_out(scheme: str, silent: int) -> None:
+    app = make_app(Settings(broker_url=SecretStr(f"{scheme}://127.0.0.1:{silent}"), broker_timeout_s=1))
+    began = monotonic()
+    transport = app.connection_for_write().transport
+    with pytest.raises(transport.connection_errors):
+        transport.create_channel(transport.establish_connection())
+    assert monotonic() - began < SILENT_LIMIT_S
+
+
+def test_rabbitmq_has_a_time_out_for_each_direction() -> None:
+    app = make_app(Settings(broker_url=SecretStr("amqp://host"), broker_timeout_s=7))
+    options = app.connection_for_write().transport_options
+    assert (options["read_timeout"], options["write_timeout"]) == (7, 7)
+
+
+ELSEWHERE = {
+    *("alembic", "apprise", "flower", "jinja2", "pygments", "rich", "sqlalchemy.orm", "tornado"),
+    "opentelemetry.sdk",
+}
+
+"""What commands, pages, the API, alerts, traces and transactional jobs need."""
+
+
+PROCESSES = "feedq.celery.application, feedq.worker.quarantine, feedq.worker.monitor"
+
+"""What the processes of a worker begin with."""
+
+
+def test_a_worker_imports_nothing_of_commands_and_pages() -> None:
+    code = f"import json, sys, {PROCESSES}; print(json.dumps(list(sys.modules)))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not ELSEWHERE & set(json.loads(answer.stdout))

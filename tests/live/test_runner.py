@@ -28,6 +28,7 @@ from tests.live import odd_connector
 from tests.unit.data_path import AT, DataPath, PathPool, until
 
 LAGGING = Owner("w1", loop_lag_s=LAGS_S + 1, heartbeat_at=AT, expires_at=AT)
+
 FAST = BackoffPolicy(base_s=0.01, max_s=0.02, attempts_in_place=3, healthy_s=60)
 
 
@@ -169,22 +170,6 @@ def options(source: NumberedSource, **more: Any) -> dict[str, Any]:
         "cursor": "/seq",
         **more,
     }
-
-
-async def test_it_resumes_after_the_cursor_that_the_predecessor_left() -> None:
-    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(4, uuid4(), cursor=41)})
-    async with numbered_source() as source:
-        with DataPath(tables) as path:
-            bench = Bench(path, options(source), epoch=5)
-            bench.start()
-            await bench.landed_at_least(10)
-            bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
-            release = await bench.end()
-    assert not bench.runner.progress.report().has_event_times
-    assert release is not None
-    assert (release.reason, release.epoch) == (Reason.PAUSED, 5)
-    assert source.hellos == [{"feed": "acme/orders", "from": 41}]
-    assert bench.landed == list(range(42, 42 + len(bench.landed)))
 
 
 async def test_a_stop_commits_what_was_received_before_it_lets_go() -> None:
@@ -397,19 +382,6 @@ async def test_a_sink_ahead_of_a_restored_control_database_raises_the_epoch() ->
     assert release.epoch == 100
 
 
-async def test_a_frozen_predecessor_is_ended_once_its_worker_is_gone() -> None:
-    frozen = uuid4()
-    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(1, frozen, cursor=7)}, locked={1})
-    async with numbered_source() as source:
-        with DataPath(tables, gone={frozen}) as path:
-            bench = Bench(path, options(source), epoch=2)
-            bench.start()
-            await bench.landed_at_least(2)
-            bench.runner.interrupt(Interrupt.STOP)
-            await bench.end()
-    assert bench.landed[0] == 8
-
-
 async def test_a_live_predecessor_is_waited_for() -> None:
     tables = MemoryTables(checkpoints={1: MemoryCheckpoint(1, uuid4(), cursor=7)}, locked={1})
     async with numbered_source() as source:
@@ -526,3 +498,54 @@ async def test_what_came_before_a_record_that_cannot_pass_has_landed_when_the_fe
     assert release.reason is Reason.FAILED
     assert "1000" in (release.error or "")
     assert bench.landed == [1]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_sink_that_went_back_is_gone_on_with_from_the_cursor_that_it_has(gone: bool) -> None:
+    """Rows and checkpoint went back together: what is missing is asked for again, and nothing else."""
+    tables = MemoryTables()
+    async with numbered_source() as source:
+        with DataPath(tables) as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            await bench.landed_at_least(20)
+            with tables.lock:
+                kept = 0 if gone else 5
+                del tables.rows["acme/orders"][kept:]
+                if gone:
+                    del tables.checkpoints[1]
+                else:
+                    tables.checkpoints[1] = MemoryCheckpoint(
+                        1, path.worker_id, cursor=bench.landed[-1], commit_id=uuid4()
+                    )
+            await bench.landed_at_least(40)
+            progress = bench.runner.progress.report()
+            bench.runner.interrupt(Interrupt.STOP)
+            assert await bench.end() is not None
+    first = bench.landed[0]
+    assert bench.landed == list(range(first, first + len(bench.landed)))
+    assert progress.rewind is not None
+    rewind = progress.rewind
+    assert (rewind.sink, rewind.found_at) == ("default", None if gone else first + 4)
+    assert isinstance(rewind.left_at, int)
+    assert rewind.left_at >= first + 19
+    # What has landed twice was counted twice, and nothing was counted down.
+    assert progress.records >= 40
+    assert bench.runner.progress.report().rewind is None
+
+
+async def test_an_owner_whose_epoch_was_given_out_twice_gives_way() -> None:
+    tables = MemoryTables()
+    async with numbered_source() as source:
+        with DataPath(tables) as path:
+            bench = Bench(path, options(source))
+            bench.may_raise = False
+            bench.start()
+            await bench.landed_at_least(5)
+            with tables.lock:
+                tables.checkpoints[1] = MemoryCheckpoint(1, uuid4(), cursor=0, commit_id=uuid4())
+                landed = len(bench.landed)
+            release = await bench.end()
+    assert release is not None
+    assert release.reason is Reason.FENCED
+    assert len(bench.landed) == landed

@@ -99,10 +99,6 @@ def test_the_host_of_a_feed_is_known_by_its_url_without_regard_to_case_or_port(
     assert parse_options(kind, source).remote_host == "feeds.example"
 
 
-def test_an_address_is_a_host_as_well() -> None:
-    assert parse_options("tcp", {"url": "tcp://[FE80::1]:7001"}).remote_host == "fe80::1"
-
-
 @pytest.mark.parametrize(("kind", "source"), LOCAL.items())
 def test_a_feed_of_a_file_or_a_program_has_none(kind: str, source: dict[str, Any]) -> None:
     assert parse_options(kind, source).remote_host is None

@@ -42,16 +42,6 @@ def waits(pace: FeedThrottle, rows: int) -> bool:
     return asyncio.run(keep())
 
 
-def test_a_feed_is_held_back_once_it_is_ahead_of_its_own_limit() -> None:
-    clock = ManualClock()
-    pacing = Pacing({}, clock)
-    with pacing.of(feed(1), RateLimits(rows_per_s=10)) as pace:
-        assert not waits(pace, 10)
-        assert waits(pace, 1)
-        clock.advance(1.0)
-        assert not waits(pace, 1)
-
-
 def test_the_feeds_of_a_tenant_share_its_limit_and_leave_others_alone() -> None:
     pacing = Pacing({"acme": RateLimits(rows_per_s=10)}, ManualClock())
     with (

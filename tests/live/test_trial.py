@@ -93,12 +93,6 @@ def test_a_trial_ends_in_time_and_says_what_the_connector_did(
     assert trial.ok is (outcome is StepOutcome.OK)
 
 
-@pytest.mark.parametrize("how", ["gives a record", "is silent", "gives nothing for ever"])
-def test_no_time_at_all_is_enough_to_end(settings: Settings, how: str) -> None:
-    trial = tried(settings, how, timeout_s=0.0)
-    assert said(trial, "source")[0] is StepOutcome.OK
-
-
 def test_a_cursor_that_could_not_be_kept_fails_the_trial_as_it_would_fail_the_feed(
     settings: Settings,
 ) -> None:

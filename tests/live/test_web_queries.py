@@ -84,20 +84,6 @@ def test_an_answer_is_read_anew_when_it_is_old(monkeypatch: pytest.MonkeyPatch) 
     run(story)
 
 
-def test_an_answer_that_took_long_is_kept_long() -> None:
-    async def story() -> None:
-        gate, pages = Gate(), reader()
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        asked = asyncio.ensure_future(pages.read("it", gate.pass_through))
-        await until(lambda: loop.time() - began > 0.3)
-        gate.opened.set()
-        await asked
-        assert pages._known["it"].until - began > 10 * 0.3
-
-    run(story)
-
-
 def test_frozen_reads_are_bounded_and_all_that_wait_are_told() -> None:
     async def story() -> None:
         gate, pages = Gate(), reader(timeout_s=0.2)

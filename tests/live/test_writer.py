@@ -30,16 +30,6 @@ def own(path: DataPath, *feed_ids: int, epoch: int = 1) -> None:
         path.tables.checkpoints[feed_id] = MemoryCheckpoint(epoch, uuid4())
 
 
-async def test_batches_land_in_the_order_they_were_received(path: DataPath) -> None:
-    own(path, 1)
-    batch_queue = path.open_batch_queue((1, 1), "a")
-    for n in range(50):
-        await batch_queue.put(batch(b"%d" % n, cursor=n))
-    await batch_queue.join()
-    assert path.tables.rows["a"] == [b"%d" % n for n in range(50)]
-    assert (batch_queue.cursor, batch_queue.landed) == (49, 50)
-
-
 async def test_the_event_time_is_that_of_the_newest_record_that_has_landed() -> None:
     with DataPath(MemoryTables(poison=b"poison")) as path:
         own(path, 1)
@@ -70,16 +60,6 @@ async def test_flush_now_commits_before_the_interval_ends() -> None:
         await batch_queue.put(batch(b"x", cursor=1))
         path.writer.flush_now()
         await until(lambda: batch_queue.is_empty, "committed")
-
-
-async def test_a_full_feed_does_not_wait_for_the_interval() -> None:
-    with DataPath(flush_interval_s=3600, inflight_max=10) as path:
-        own(path, 1)
-        batch_queue = path.open_batch_queue((1, 1), "a")
-        async with asyncio.timeout(10):
-            for n in range(20):
-                await batch_queue.put(batch(b"ten bytes.", cursor=n))
-        assert len(path.tables.rows["a"]) >= 19
 
 
 async def test_a_group_holds_no_more_than_twice_what_makes_it_due() -> None:
@@ -114,18 +94,6 @@ async def test_a_batch_is_acknowledged_once_it_is_committed_and_not_when_it_is_r
     assert acknowledged == ["a 1"]
 
 
-async def test_a_superseded_feed_is_told_and_the_others_land(path: DataPath) -> None:
-    own(path, 1, 2)
-    path.tables.checkpoints[1].epoch = 7
-    lost, kept = path.open_batch_queue((1, 1), "a"), path.open_batch_queue((2, 1), "b")
-    await lost.put(batch(b"x", cursor=1))
-    await kept.put(batch(b"y", cursor=1))
-    await kept.join()
-    with pytest.raises(LeaseLost, match="epoch 1 was superseded"):
-        await lost.join()
-    assert path.tables.rows == {"b": [b"y"]}
-
-
 async def test_nothing_lands_after_a_refused_batch_even_if_the_table_is_back(path: DataPath) -> None:
     own(path, 1)
     path.tables.unusable["landed"] = "table is gone"
@@ -139,31 +107,6 @@ async def test_nothing_lands_after_a_refused_batch_even_if_the_table_is_back(pat
     await until(lambda: batch_queue.is_empty, "answered")
     assert path.tables.rows == {}, "a gap: record 2 landed and record 1 did not"
     assert path.tables.checkpoints[1].cursor is None
-
-
-@pytest.mark.parametrize("happened", [True, False])
-async def test_a_lost_answer_neither_loses_nor_doubles(path: DataPath, happened: bool) -> None:
-    own(path, 1)
-    batch_queue = path.open_batch_queue((1, 1), "a")
-    path.tables.lose_answer = happened
-    for n in range(3):
-        await batch_queue.put(batch(b"%d" % n, cursor=n))
-    await batch_queue.join()
-    assert path.tables.rows["a"] == [b"0", b"1", b"2"]
-    assert (batch_queue.cursor, batch_queue.landed) == (2, 3)
-
-
-async def test_a_sink_that_is_away_gets_the_same_batches_when_it_is_back(path: DataPath) -> None:
-    own(path, 1)
-    batch_queue = path.open_batch_queue((1, 1), "a")
-    path.tables.away = True
-    await batch_queue.put(batch(b"1", cursor=1))
-    # A moment, to see that nothing is answered.
-    await asyncio.sleep(0.15)
-    assert not batch_queue.is_empty
-    path.tables.away = False
-    await batch_queue.join()
-    assert path.tables.rows["a"] == [b"1"]
 
 
 async def test_backpressure_bounds_what_a_feed_holds_while_the_sink_is_away() -> None:

@@ -313,7 +313,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
             "    session.commit()\n    session.begin()\n    change.judge()\n",
         ),
     ),
-    ("tests/unit/test_sinks_settlement.py",): (
+    ("tests/unit/test_sinks_attempts.py",): (
         (
             "who is fenced has landed",
             "elif last is not None and last.epoch > key[1]:\n            fenced",
@@ -321,8 +321,6 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
         ("what went back counts as untouched", "continues[key] in (None, last.commit_id)", "True"),
         ("some landed, so none did", "if untouched and not landed:", "if untouched:"),
-    ),
-    ("tests/unit/test_sinks_bisection.py",): (
         (
             "of a refused half the rest is left out",
             "sizes += [len(part) - len(part) // 2, len(part) // 2]",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, ClassVar
 
+import nkeys
 import pytest
 from nats.js import JetStreamContext
 from nats.js.api import RetentionPolicy
@@ -17,10 +21,12 @@ from feedq.connectors.nats import NatsConnector
 from feedq.connectors.protocol import nats_consumer
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry.logs import LogEvent
-from feedq.testing.driver import ConnectorDriver, pull
+from feedq.testing.connector_conformance import ConnectorConformance, Served
+from feedq.testing.driver import SECRET, ConnectorDriver, pull
 from feedq.testing.loopback import Relay, until
+from tests.certificates import Authority
 from tests.contract.erratic import ErraticWorker, reading
-from tests.peers.nats import nats_server, publish, publishing
+from tests.peers.nats import acknowledged, nats_server, publish, publishing
 from tests.peers.servers import PeerServer
 
 FEED = "acme/orders"
@@ -256,3 +262,207 @@ async def test_a_feed_that_starts_does_not_find_a_work_queue_taken_by_a_trial(se
 
 
 # -- in a cluster --------------------------------------------------------------------------------------------
+
+USER = {"username": "feeds", "password": "{password}", "secrets": {"password": "${env:NATS_PASSWORD}"}}
+
+
+@asynccontextmanager
+async def filled(server: PeerServer, **login: Any) -> AsyncIterator[None]:
+    """The stream of the feed, with one message."""
+    async with publishing(server.port, **login) as (_, js):
+        await js.add_stream(name="orders", subjects=["o.>"])
+        await publish(js, "o.new", [b"1"])
+        yield
+
+
+def seed_of(kind: int) -> str:
+    """A new key of a kind: `nkeys.PREFIX_BYTE_USER` and so on."""
+    seed: bytes = nkeys.encode_seed(os.urandom(32), kind)
+    return seed.decode()
+
+
+def public(seed: str) -> str:
+    key: bytes = nkeys.from_seed(bytearray(seed.encode())).public_key
+    return key.decode()
+
+
+async def test_a_password_is_taken_out_of_the_secrets(peer_dir: Path) -> None:
+
+    with nats_server(peer_dir, authorization={"users": [{"user": "feeds", "password": SECRET}]}) as server:
+        async with filled(server, user="feeds", password=SECRET):
+            await driver_of(server.port, **USER).land(1)
+
+
+async def test_a_token_lets_it_in(peer_dir: Path) -> None:
+
+    with nats_server(peer_dir, authorization={"token": SECRET}) as server:
+        async with filled(server, token=SECRET):
+            secrets = {"token": "${env:NATS_TOKEN}"}
+            await driver_of(server.port, token="{token}", secrets=secrets).land(1)
+
+
+async def test_an_nkey_lets_it_in(peer_dir: Path) -> None:
+    seed = seed_of(nkeys.PREFIX_BYTE_USER)
+
+    with nats_server(peer_dir, authorization={"users": [{"nkey": public(seed)}]}) as server:
+        async with filled(server, nkeys_seed_str=seed):
+            await driver_of(server.port, nkey_seed=seed).land(1)
+
+
+@pytest.mark.parametrize(
+    "login",
+    [
+        {"username": "feeds", "password": "wrong-s3cret"},
+        {"username": "nobody", "password": "s3cret"},
+        {"token": "wrong-s3cret"},
+        {"nkey_seed": seed_of(nkeys.PREFIX_BYTE_USER)},
+        {"nkey_seed": "no-s3cret"},
+        {"credentials": "no-s3cret"},
+        {},
+    ],
+    ids=["password", "user", "token", "nkey", "no nkey", "no credentials", "nothing"],
+)
+async def test_refused_credentials_fail_the_feed(peer_dir: Path, login: dict[str, str]) -> None:
+
+    with nats_server(peer_dir, authorization={"users": [{"user": "feeds", "password": SECRET}]}) as server:
+        error = await driver_of(server.port, **login).read()
+        assert isinstance(error, FeedMisconfigured), error
+        assert "source." in str(error)
+        assert "s3cret" not in str(error)
+        assert login.get("nkey_seed", "no seed") not in str(error)
+
+
+async def test_a_stream_that_does_not_exist_fails_the_feed(peer_dir: Path) -> None:
+
+    with nats_server(peer_dir) as server:
+        error = await driver_of(server.port).read()
+        assert isinstance(error, FeedMisconfigured)
+        assert "no such stream; check source.stream" in str(error)
+
+
+@pytest.mark.parametrize(
+    "denied", ["$JS.API.STREAM.INFO.>", "$JS.API.CONSUMER.CREATE.>", "$JS.API.CONSUMER.MSG.NEXT.>"]
+)
+async def test_a_permission_that_is_missing_fails_the_feed(peer_dir: Path, denied: str) -> None:
+
+    users = [
+        {"user": "admin", "password": SECRET},
+        {"user": "feeds", "password": SECRET, "permissions": {"publish": {"deny": [denied]}}},
+    ]
+    with nats_server(peer_dir, authorization={"users": users}) as server:
+        async with filled(server, user="admin", password=SECRET):
+            error = await driver_of(server.port, **USER).read()
+        assert isinstance(error, FeedMisconfigured), error
+        assert "permissions violation" in str(error).lower()
+        assert denied.removesuffix(".>").lower() in str(error).lower()
+
+
+async def test_an_inbox_of_its_own_is_enough_for_a_user_of_few_permissions(peer_dir: Path) -> None:
+
+    may = {"publish": ["$JS.API.>", "$JS.ACK.>"], "subscribe": ["_INBOX_feeds.>"]}
+    users = [
+        {"user": "admin", "password": SECRET},
+        {"user": "feeds", "password": SECRET, "permissions": may},
+    ]
+    with nats_server(peer_dir, authorization={"users": users}) as server:
+        async with filled(server, user="admin", password=SECRET):
+            error = await driver_of(server.port, **USER).read()
+            assert isinstance(error, FeedMisconfigured)
+            await driver_of(server.port, **USER, inbox_prefix="_INBOX_feeds").land(1)
+
+
+async def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path) -> None:
+    authority = Authority(peer_dir)
+    sent = [b"x" * 50_000, *(b"%d" % n for n in range(1_000))]
+
+    def secured(port: int, name: str) -> Any:
+        tls = {"ca_file": authority.ca_file, "server_name": name}
+        return driver_of(port, **{"url": f"tls://127.0.0.1:{port}", **tls})
+
+    plain = nats_server(peer_dir)
+    plain.start()
+    server = nats_server(peer_dir, tls=authority.files("nats.example"))
+    try:
+        async with stream_on(plain) as js:
+            await publish(js, "o.new", sent)
+        plain.stop()
+        # The same store, and the port of its own.
+        server.start()
+        driver = secured(server.port, "nats.example")
+        await driver.land(len(sent))
+        assert driver.records == sent
+        error = await secured(server.port, "other.example").read()
+        assert isinstance(error, SourceUnavailable)
+        assert "certificate" in str(error)
+        error = await driver_of(server.port).read()
+        assert isinstance(error, FeedMisconfigured)
+        assert "write tls://" in str(error)
+    finally:
+        plain.stop()
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[PeerServer]:
+    with tempfile.TemporaryDirectory(prefix="feedq-peer-") as directory:
+        users = [{"user": "feeds", "password": SECRET}]
+        with nats_server(Path(directory), authorization={"users": users}) as started:
+            yield started
+
+
+class NatsConformance(ConnectorConformance):
+    """With a stream of its own for each test."""
+
+    kind = NatsConnector
+    acknowledges = True
+    retention: ClassVar[RetentionPolicy]
+
+    @pytest.fixture(autouse=True)
+    def _server(self, shared_server: PeerServer) -> None:
+        self.server = shared_server
+
+    @property
+    def name(self) -> str:
+        return self.feed.replace("/", "_")
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[Served]:
+        async with publishing(self.server.port, user="feeds", password=SECRET) as (_, js):
+            await js.add_stream(name=self.name, subjects=[self.name], retention=self.retention)
+            try:
+                yield Served(
+                    f"127.0.0.1:{self.server.port}",
+                    lambda records: publish(js, self.name, records),
+                    lambda: acknowledged(js, self.name),
+                )
+            finally:
+                await js.delete_stream(self.name)
+
+    def cuts(self, down_bytes: int) -> Sequence[int]:
+        """Some, drawn anew each time: with all that a server says before, each would take minutes."""
+        seed = Random().randrange(10_000)
+        print(f"seed {seed}")
+        return Random(seed).sample(range(down_bytes + 1), 60)
+
+    def options(self, where: str) -> dict[str, Any]:
+        return {
+            "url": f"nats://{where}",
+            "stream": self.name,
+            "username": "feeds",
+            "password": "{password}",
+            "secrets": {"password": "${env:NATS_PASSWORD}"},
+        }
+
+
+class TestNatsLimits(NatsConformance):
+    """A stream that keeps messages up to its limits."""
+
+    retention = RetentionPolicy.LIMITS
+
+
+class TestNatsWorkQueue(NatsConformance):
+    """A stream that keeps messages until they are acknowledged."""
+
+    retention = RetentionPolicy.WORK_QUEUE
+    # From its cursor on it does, but not from one that is long passed: what was acknowledged is gone.
+    resumes = False

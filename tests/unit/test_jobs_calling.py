@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +15,9 @@ import structlog
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, Retry
 
-from feedq import run_context
+from feedq import RunCancelled, run_context
+from feedq.celery import bootsteps
+from feedq.celery.bootsteps import Places
 from feedq.core.schedule.model import ClaimedRun, Offer, RunState
 from feedq.core.schedule.spec import Semantics
 from feedq.errors import InvalidInput, JobSessionLost
@@ -28,7 +32,7 @@ from feedq.worker.jobs.calling import (
 )
 from feedq.worker.jobs.context import RunContext
 from tests.schedules import job_spec
-from tests.unit.job_runs import ME, MemoryRuns, claimed
+from tests.unit.job_runs import AT, ME, MemoryRuns, claimed
 
 
 @pytest.fixture(autouse=True)
@@ -243,3 +247,108 @@ def test_a_module_that_cannot_be_imported_is_named() -> None:
         InvalidInput, match=r"FEEDQ_IMPORTS: module 'tests\.no_such' cannot be imported \(ModuleNot"
     ):
         import_jobs(("json", "tests.no_such"))
+
+
+LIMIT_S = 10.0
+
+
+def test_it_says_which_run_this_is() -> None:
+    context = RunContext(claimed(job_spec(task="acme.report")))
+    with context.entered():
+        run = run_context()
+    assert (run.schedule, run.key, run.correlation_id) == ("acme/report", "k1", "acme/report/k1")
+    assert (run.tick_at, run.due_at, run.kind.value, run.task) == (AT, AT, "tick", "acme.report")
+    assert (run.attempt, run.fence) == (1, 7)
+    assert run.remaining_s is not None
+    assert 0 < run.remaining_s <= 60
+
+
+def test_a_wait_ends_when_the_run_is_cancelled() -> None:
+    context, began, said = RunContext(claimed(remaining_s=None)), Event(), list[bool]()
+
+    def job() -> None:
+        began.set()
+        said.append(context.wait(float("inf")))
+
+    thread = Thread(target=job, daemon=True)
+    thread.start()
+    assert began.wait(LIMIT_S)
+    context.cancel("by hand")
+    context.cancel("for another reason")
+    thread.join(LIMIT_S)
+    assert said == [True]
+    assert context.remaining_s is None
+    with pytest.raises(RunCancelled, match=r"acme/report/k1: by hand"):
+        context.raise_if_cancelled()
+
+
+def test_a_time_out_is_a_cancellation_that_nobody_has_to_bring() -> None:
+    context = RunContext(claimed(remaining_s=0.05))
+    assert context.wait(LIMIT_S)
+    assert context.is_overdue
+    assert context.remaining_s == 0.0
+    with pytest.raises(RunCancelled, match="its time is up"):
+        context.raise_if_cancelled()
+
+
+def test_only_a_transactional_job_has_a_session() -> None:
+    context = RunContext(claimed())
+    with pytest.raises(InvalidInput, match="semantics: transactional"):
+        _ = context.session
+    session: Any = object()
+    with context.within(session):
+        assert context.session is session
+    with pytest.raises(InvalidInput):
+        _ = context.session
+
+
+# -- signals -----------------------------------------------------------------------------------------
+
+
+def hurried(made: list[str]) -> bootsteps.Shutdown:
+    shutdown = bootsteps.Shutdown()
+    shutdown.on_insisted.append(lambda: made.append("hurry"))
+    return shutdown
+
+
+def test_the_same_signal_by_two_ways_is_one_and_a_later_one_insists() -> None:
+    made: list[str] = []
+    shutdown = hurried(made)
+    shutdown.begin(exitcode=0, how=None, now=99.0)
+    shutdown.begin(exitcode=0, how="Warm", now=100.0)
+    shutdown.begin(exitcode=0, how=None, now=100.0)
+    shutdown.begin(exitcode=0, how="Warm", now=100.5)
+    assert made == []
+    shutdown.begin(exitcode=0, how="Warm", now=101.1)
+    assert made == ["hurry"]
+
+
+# -- what a worker takes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("queues", "concurrency", "places"),
+    [
+        (("feedq", "feedq.control"), 500, Places(500, 4)),
+        (("jobs",), 20, Places(0, 20)),
+        (("jobs", "feedq"), 20, Places(20, 4)),
+    ],
+)
+def test_what_a_worker_takes_goes_by_its_queues_and_its_concurrency(
+    queues: tuple[str, ...], concurrency: int, places: Places
+) -> None:
+    consumes = dict.fromkeys((*queues, bootsteps.node_queue("w1@h")))
+    app = SimpleNamespace(amqp=SimpleNamespace(queues=SimpleNamespace(consume_from=consumes)))
+    worker = SimpleNamespace(hostname="w1@h", app=app, concurrency=concurrency)
+    assert Places.of(worker, Settings()) == places
+    described = bootsteps._describe("w1@h", places, Settings(), tasks={"acme.report"})
+    assert (described.capacity, described.job_slots) == (places.capacity, places.job_slots)
+    assert described.tasks == {"acme.report"}
+
+
+def test_a_module_that_is_not_there_ends_the_process_with_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bootsteps, "settings", lambda: Settings(imports="json, tests.no_such_module"))
+    with pytest.raises(SystemExit, match=r"^feedq: FEEDQ_IMPORTS: module 'tests\.no_such_module'"):
+        bootsteps._import_jobs()

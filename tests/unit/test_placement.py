@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from feedq.core.model import Reason, Selector
 from feedq.core.placement import fleet_loads
 from feedq.core.placement.base import EligibleWorker, Placement, Rules, Strategy, WaitingFeed
-from feedq.core.placement.placing import is_cold, place
+from feedq.core.placement.placing import place
 from tests.unit.placing import (
-    DAY_S,
     NOW,
     SETTLE_S,
     candidate,
@@ -80,20 +79,6 @@ def test_a_fleet_that_starts_cold_places_nothing_until_one_worker_has_settled() 
     assert decide([WaitingFeed(1)], young) == Placement((), ((1, Reason.SETTLING),))
     settled = [candidate(1, up_s=2.0), candidate(2, up_s=0.0)]
     assert len(decide([WaitingFeed(1)], settled).assignments) == 1
-
-
-@pytest.mark.parametrize(
-    ("up_s", "settle_s", "cold"),
-    [(0.0, 0.0, False), (DAY_S - 1, DAY_S, True), (DAY_S, DAY_S, False), (-1.0, 0.0, True)],
-)
-def test_the_settle_time_at_its_ends(up_s: float, settle_s: float, cold: bool) -> None:
-    assert is_cold([candidate(1, up_s=up_s)], now=NOW, settle_s=settle_s) is cold
-
-
-def test_a_promise_is_kept_even_while_the_fleet_starts_cold() -> None:
-    young = [candidate(1, feeds=1, up_s=0.0), candidate(2, up_s=0.0)]
-    decision = decide([WaitingFeed(7, promised_to=UUID(int=1)), WaitingFeed(8)], young)
-    assert decision == Placement(((7, UUID(int=1)),), ((8, Reason.SETTLING),))
 
 
 # -- labels, tenants, caps ---------------------------------------------------------------------------

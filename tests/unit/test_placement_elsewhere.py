@@ -16,7 +16,6 @@ from feedq.core.placement.base import Avoided, EligibleWorker, Held, Rules, Stra
 from feedq.core.placement.placing import place
 from feedq.core.placement.rebalancing import rebalance
 from tests.unit.placing import (
-    DAY_S,
     NOW,
     SETTLE_S,
     Running,
@@ -212,13 +211,6 @@ def test_one_feed_is_tried_where_all_failed_once_none_has_for_long() -> None:
     assert moved(uneven(ago_s=AVOID_S - 2)) == []
     assert moved(uneven(ago_s=AVOID_S + 1)) == [9], "that which failed there longest ago"
     assert moved(uneven(ago_s=AVOID_S + 1), busy=[1]) == [], "one is on its way there already"
-
-
-def test_the_time_to_avoid_at_its_ends() -> None:
-    fleet = uneven(ago_s=0.0)
-    assert len(moved(fleet, avoid_s=0.0)) == 1, "one at a time all the same"
-    assert moved(fleet, avoid_s=DAY_S) == []
-    assert len(moved(fleet, avoid_s=DAY_S, now=NOW + timedelta(seconds=DAY_S))) == 1
 
 
 def test_after_a_try_that_failed_the_others_stay_where_they_are() -> None:

@@ -178,14 +178,6 @@ def test_the_most_useful_moves_come_first_and_from_all_donors_at_once(feeds: lis
     assert max(top) - min(top) <= 1
 
 
-def test_a_feed_that_may_go_to_the_least_utilised_goes_before_one_that_may_not() -> None:
-    workers = [candidate(1), candidate(2, labels={"zone": "b"}), candidate(3)]
-    bound = [Held(n, UUID(int=1), selector=Selector(required={"zone": "b"})) for n in range(5)]
-    free = [Held(10 + n, UUID(int=1)) for n in range(5)]
-    fleet = running(workers, [*bound, *free, *(Held(20 + n, UUID(int=2)) for n in range(3))])
-    assert [(t.feed_id, t.target.int) for t in moves_of(fleet, moves=1)] == [(10, 3)]
-
-
 def test_a_feed_that_comes_back_while_it_is_decided_is_not_moved() -> None:
     """On paper 2 goes to the small worker, and back when 3 has left."""
     workers = [candidate(1, capacity=9), candidate(2, capacity=2), candidate(3, capacity=3)]
@@ -211,10 +203,6 @@ def test_within_the_band_nothing_moves() -> None:
     uneven = weighted([6, 3, 1], [4, 4])
     assert moves_of(replace(uneven, rules=replace(uneven.rules, band=0.2))) == ()
     assert len(moves_of(replace(uneven, rules=replace(uneven.rules, band=0.05)))) == 1
-
-
-def test_one_heavy_feed_goes_rather_than_many_light_ones() -> None:
-    assert [t.feed_id for t in moves_of(weighted([1, 1, 1, 1, 4, 4], []))] == [4, 0, 1]
 
 
 # -- leaving -----------------------------------------------------------------------------------------

@@ -1,14 +1,18 @@
-"""Token buckets: the rate holds on average, whatever the batches are like."""
+"""Rates and shares: who waits how long, and how much is sent at once."""
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.core.limits import BURST_S, RateLimits, Throttle, TokenBucket
+from feedq.core.limits import BURST_S, MOVES_AT_LEAST, RateLimits, Throttle, TokenBucket, moves_together
+from feedq.core.model import Progress
+from feedq.worker.load_meter import LoadMeter
+from feedq.worker.pacing import StartLimiter
 
 RATES = st.floats(min_value=1e-3, max_value=1e12)
 
@@ -80,3 +84,60 @@ def test_the_smallest_and_the_largest_of_rates_can_be_kept_to(rate_per_s: float,
     turn = throttle.take(rows=1, size=2**40, now=0.0)
     wait_s = throttle.wait_s(turn, now=0.0)
     assert wait_s > 1e300 if rate_per_s < 1 else wait_s < 2**40 / (rate_per_s * share)
+
+
+FEEDS = 200
+
+STEPS = 5
+
+
+async def test_the_first_are_done_long_before_the_last() -> None:
+    start_limiter, done, steps = StartLimiter(), [], 0
+
+    async def begin(feed: int) -> None:
+        nonlocal steps
+        await start_limiter.turn()
+        for _ in range(STEPS):
+            steps += 1
+            await asyncio.sleep(0)  # a turn of the loop
+        done.append((feed, steps))
+
+    await asyncio.gather(*(begin(feed) for feed in range(FEEDS)))
+    assert [feed for feed, _ in done] == list(range(FEEDS))
+    halfway = done[FEEDS // 2][1]
+    assert halfway < 0.7 * FEEDS * STEPS, "half of them took nearly all of the work"
+
+
+@pytest.mark.parametrize(
+    ("connects_per_s", "hosts", "workers", "together"),
+    [
+        (500.0, {"*": 200.0}, 3, 33),
+        (500.0, {"*": 200.0}, 1, 100),
+        (40.0, {"*": 200.0}, 2, 20),
+        (500.0, {}, 3, 250),
+        (0.0, {"*": 200.0}, 2, 50),
+        (500.0, {"*": 200.0}, 1_000, MOVES_AT_LEAST),
+        (500.0, {"slow.example.com": 1.0}, 3, 250),
+        (0.0, {"*": 0.0}, 3, None),
+        (0.0, {}, 0, None),
+    ],
+)
+def test_a_worker_is_sent_what_it_connects_in_half_a_second(
+    connects_per_s: float, hosts: dict[str, float], workers: int, together: int | None
+) -> None:
+    assert moves_together(connects_per_s, hosts, workers) == together
+
+
+def landed(records: int, size: int) -> Progress:
+    return Progress(1, 1, records, size, 0, None, None, connected=True, stalled=False, attempts=0, error=None)
+
+
+def test_what_was_reported_of_feeds_is_in_the_load() -> None:
+    loop = asyncio.new_event_loop()
+    load_meter = LoadMeter(loop)
+    load_meter.count([landed(1_000, 50_000), landed(1_000, 50_000)])
+    load = load_meter.load(feeds=2)
+    assert load.feeds == 2
+    assert load.rows_per_s > 0
+    assert load.bytes_per_s == pytest.approx(50 * load.rows_per_s, rel=0.01)
+    loop.close()

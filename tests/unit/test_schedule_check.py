@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from feedq.core.schedule.spec import Overlap, Queue, ScheduleSpec, checked_job, names_secret
+from feedq.core.schedule.spec import Queue, ScheduleSpec, checked_job, names_secret
 from feedq.core.values import DURATION_MAX_S, NAME_MAX, read
 from feedq.core.values import JSON_DEPTH_MAX as DEPTH_MAX
 from feedq.core.values import JSON_SIZE_MAX as SIZE_MAX
@@ -34,18 +34,11 @@ def deep(levels: int) -> Any:
 @pytest.mark.parametrize(
     "spec",
     [
-        schedule_spec(),
         schedule_spec(name="shop/report:täglich", jitter=DURATION_MAX_S, buffer_max=5),
         schedule_spec(name="x" * NAME_MAX, start_deadline=0.5, misfire_after=0, catch_up={"window": 0}),
-        schedule_spec(
-            overlap=Overlap.BUFFER_ALL, buffer_max=10_000, pause_on_failure=1, catch_up={"max": 10_000}
-        ),
         schedule_spec(cron=("H 2 * * MON-FRI",), zone="Europe/Berlin"),
-        schedule_spec(cron=("@daily",), zone="America/Argentina/Buenos_Aires"),
         schedule_spec(cron=("@daily",), zone="Etc/GMT+5"),
-        schedule_spec(every=0.1),
         schedule_spec(every=DURATION_MAX_S, anchor=datetime(2026, 1, 1, tzinfo=UTC)),
-        schedule_spec(at=(datetime(2026, 1, 1, tzinfo=UTC),)),
         schedule_spec(args=[1, 2.5, None, True, "text", [], {}], kwargs={"a": {"b": ["c"]}}),
         schedule_spec(args=["x" * (SIZE_MAX - 2)], kwargs={"deep": deep(DEPTH_MAX - 1)}),
         schedule_spec(
@@ -72,48 +65,32 @@ def test_what_can_be_right_is_accepted(spec: ScheduleSpec) -> None:
     [
         (schedule_spec(name=""), "name: must not be empty"),
         (schedule_spec(name="a b"), "name: must be printable, without spaces, and must not begin with '-'"),
-        (schedule_spec(name="a\x07"), "name: must be printable"),
         (schedule_spec(name="x" * 201), "name: has 201 characters; at most 200 are allowed"),
         (schedule_spec(name="beat:nightly"), "name: beat:… is for entries of beat_schedule.py"),
         (schedule_spec(at=()), "one of cron, every and at: is missing"),
         (schedule_spec(cron=("0 25 * * *",)), "cron: the hour '25' is wrong: write 0 to 23"),
-        (schedule_spec(cron=("0 0 30 2 *",)), "cron: never fires"),
         (
             schedule_spec(cron=("@daily",), zone="Europe/Berln"),
             "zone: 'Europe/Berln' is no time zone such as",
         ),
         (schedule_spec(cron=("@daily",), zone="Berlin"), "Europe/Berlin"),
-        (schedule_spec(cron=("@daily",), zone="../etc/passwd"), "zone: '../etc/passwd' is no time zone"),
         (schedule_spec(cron=("@daily",), zone="x" * 10_000), "is no time zone"),
         (schedule_spec(every=0.05), "every: must be a number of seconds from 0.1 to 316224000"),
-        (schedule_spec(at=(datetime(3000, 1, 1, tzinfo=UTC),)), "at: must lie in the years 1970 to 2999"),
         (schedule_spec(jitter=-1), "jitter: -1 is negative; a duration must be positive"),
         (
             schedule_spec(start_deadline=0),
             "start_deadline: must be a number of seconds from 0.001 to 316224000, or none",
         ),
-        (schedule_spec(buffer_max=0), "buffer_max: must be a whole number from 1 to 10000"),
         (schedule_spec(catch_up={"window": -0.1}), "catch_up.window: -0.1 is negative; a duration must"),
         (schedule_spec(task=""), "task: must not be empty"),
-        (schedule_spec(priority=101), "priority: must be a whole number from -100 to 100"),
-        (schedule_spec(retries={"limit": -1}), "retries.limit: must be a whole number from 0 to 1000"),
-        (schedule_spec(retries={"factor": 0.5}), "retries.factor: must be a number from 1 to 100"),
-        (schedule_spec(kwargs=[]), "kwargs: must be a mapping"),
-        (schedule_spec(args=[float("nan")]), "args.0: must be a finite number"),
         (schedule_spec(args=[2**70]), "args.0: is an integer beyond 64 bits"),
-        (schedule_spec(args=[datetime(2026, 1, 1, tzinfo=UTC)]), "args.0: datetime is not a JSON value"),
         (schedule_spec(args=["a\0b"]), "args.0: must not contain the NUL character"),
-        (schedule_spec(kwargs={"a": "\ud800"}), "kwargs.a: contains half of a surrogate pair"),
         (schedule_spec(kwargs={"a": "x" * SIZE_MAX}), "kwargs: too large; at most 65536"),
         (schedule_spec(kwargs={"x" * 60_000: list(range(5_000)), "y": 2**70}), "kwargs.y: is an integer"),
         (schedule_spec(args=[deep(DEPTH_MAX)]), "args: nested more than 32 deep"),
         (
             schedule_spec(kwargs={"password": SECRET}),
             "kwargs.password: would be stored and shown as it stands; write a",
-        ),
-        (
-            schedule_spec(kwargs={"credentials": {"user": "me", "word": [SECRET]}}),
-            "kwargs.credentials.word.0: would be",
         ),
         (schedule_spec(kwargs={"password": f"{SECRET}${{NAME}}"}), "kwargs.password: would be stored"),
         (
@@ -150,18 +127,12 @@ def test_everything_that_is_wrong_is_named_at_once() -> None:
     ("name", "is_secret"),
     [
         ("password", True),
-        ("PASSWORD", True),
         ("dbPassword", True),
         ("db-password", True),
-        ("api_key", True),
         ("apikey", True),
-        ("x-api-key", True),
-        ("accessToken", True),
         ("client_secret", True),
-        ("credentials", True),
         ("key", False),
         ("monkey", False),
-        ("tokens", False),
         ("secretary", False),
         ("passwords_changed", False),
     ],
@@ -206,13 +177,8 @@ def test_what_is_as_by_default_is_not_stored() -> None:
     [
         ({"task": None}, "task: is missing"),
         ({"warp": 9}, "unknown key 'warp'; known are name, task, "),
-        ({"retries": {"warp": 3}}, "retries: unknown key 'warp'"),
         ({"every": "soon"}, "every: 'soon' is no duration"),
-        ({"at": "tomorrow"}, "at: 'tomorrow' is no time"),
         ({"args": "abc"}, "args: must be a list"),
-        ({"kwargs": []}, "kwargs: must be a mapping"),
-        ({"priority": 1.5}, "priority: must be a whole number"),
-        ({"paused": "yes"}, "paused: must be true or false"),
         ({"overlap": "never"}, "overlap: must be one of skip, buffer_one"),
     ],
 )

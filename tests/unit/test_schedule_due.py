@@ -98,17 +98,13 @@ def test_a_run_is_due_when_its_tick_fires_and_not_earlier() -> None:
     ("overlap", "waiting", "running", "states"),
     [
         (Overlap.SKIP, 0, 0, [WAITING, SKIPPED, SKIPPED]),
-        (Overlap.SKIP, 1, 0, [SKIPPED, SKIPPED, SKIPPED]),
         (Overlap.SKIP, 0, 1, [SKIPPED, SKIPPED, SKIPPED]),
-        (Overlap.BUFFER_ONE, 0, 0, [WAITING, SKIPPED, SKIPPED]),
         (Overlap.BUFFER_ONE, 0, 1, [BUFFERED, SKIPPED, SKIPPED]),
         (Overlap.BUFFER_ONE, 1, 1, [SKIPPED, SKIPPED, SKIPPED]),
         (Overlap.BUFFER_ALL, 0, 0, [WAITING, BUFFERED, SKIPPED]),
         (Overlap.BUFFER_ALL, 0, 1, [BUFFERED, BUFFERED, SKIPPED]),
-        (Overlap.BUFFER_ALL, 1, 1, [BUFFERED, SKIPPED, SKIPPED]),
         (Overlap.BUFFER_ALL, 2, 0, [SKIPPED, SKIPPED, SKIPPED]),
         (Overlap.CANCEL_OTHER, 0, 0, [CANCELLED, CANCELLED, WAITING]),
-        (Overlap.CANCEL_OTHER, 3, 1, [CANCELLED, CANCELLED, WAITING]),
         (Overlap.ALLOW_ALL, 9, 9, [WAITING, WAITING, WAITING]),
     ],
 )
@@ -120,16 +116,6 @@ def test_the_overlap_policy_judges_ticks_one_after_the_other(
     assert [run.state for run in firing.runs for _ in range(run.ticks)] == states
     assert firing.cancel_others == (overlap is Overlap.CANCEL_OTHER)
     assert all((run.reason is None) == (run.state in (WAITING, BUFFERED)) for run in firing.runs)
-
-
-def test_ticks_left_out_in_a_row_for_the_same_reason_are_one_row_that_counts_them() -> None:
-    schedule = scheduled({"every": 10}, start_deadline=15)
-    firing = fire(schedule, now=BEGIN + timedelta(seconds=54), unfinished=Unfinished(0, 1))
-    late, skipped = firing.runs
-    assert (late.state, late.tick_at, late.ticks) == (LATE, BEGIN, 4)
-    assert late.last_tick_at == BEGIN + timedelta(seconds=30)
-    assert (late.due_at, late.start_by) == (BEGIN, BEGIN + timedelta(seconds=15)), "of the first of them"
-    assert (skipped.state, skipped.ticks, skipped.last_tick_at) == (SKIPPED, 2, BEGIN + timedelta(seconds=50))
 
 
 # -- misfires ----------------------------------------------------------------------------------------
@@ -376,11 +362,6 @@ def test_after_a_pause_exactly_the_ticks_that_fire_later_are_to_come(
     ticks = ticks_after(schedule.spec, after=max(first - timedelta(microseconds=1), now - timedelta(days=2)))
     fires = ((tick, fire_time(schedule.spec, schedule_id=7, tick=tick)) for tick in ticks)
     assert watermark_of(resumed(schedule, now=now)) == next(found for found in fires if found[1] > now)
-
-
-def test_or_it_makes_up_for_what_fell_due_meanwhile() -> None:
-    schedule = scheduled(resume=ResumePolicy.CATCH_UP)
-    assert watermark_of(resumed(schedule, now=FIVE_LATE)) == (BEGIN, BEGIN)
 
 
 @pytest.mark.parametrize("resume", ResumePolicy)

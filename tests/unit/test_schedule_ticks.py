@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from feedq.core.schedule.outcome import retry_in_s
 from feedq.core.schedule.spec import ScheduleSpec, date_problems, first_free
 from feedq.core.schedule.ticks import (
     Grid,
@@ -20,26 +21,32 @@ from feedq.core.schedule.ticks import (
     next_tick,
     ticks_after,
 )
-from feedq.core.values import instant, read
+from feedq.core.values import read
 from feedq.verbs.wording import timing_words
-from tests.schedules import Keys, schedule_spec
+from tests.schedules import Keys, job_spec, schedule_spec
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
 MICROSECOND = timedelta(microseconds=1)
 
 moments = st.integers(-20 * 10**12, 20 * 10**12).map(lambda n: BEGIN + n * MICROSECOND * 50)
+
 """From 1994 to 2057."""
+
 intervals: st.SearchStrategy[Keys] = st.builds(
     dict,
     every=st.one_of(st.sampled_from([0.1, 1.0, 60.0, 86_400.0]), st.floats(0.1, 10 * 366 * 86_400.0)),
     anchor=st.one_of(st.none(), moments),
 )
+
 expressions = ["* * * * *", "*/7 * * * *", "30 2 * * *", "15,45 1-2 * * *", "H H * * 1-5", "@monthly"]
+
 crons: st.SearchStrategy[Keys] = st.builds(
     dict,
     cron=st.sampled_from(expressions).map(lambda expression: (expression,)),
     zone=st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Pacific/Apia"]),
 )
+
 timings: st.SearchStrategy[Keys] = st.one_of(intervals, crons, st.builds(lambda at: {"at": (at,)}, moments))
 
 
@@ -83,18 +90,10 @@ def test_ticks_of_an_interval_are_counted_without_going_through_them(every: Keys
     assert number == 0 or grid.at(number - 1) < moment
 
 
-def test_the_longest_interval_ends_before_time_does() -> None:
-    ticks = list(ticks_after(spec_of({"every": 10 * 366 * 86_400.0}), after=BEGIN))
-    assert 8900 < ticks[-1].year < 9000
-
-
-def test_the_beat_brings_its_own_ticks() -> None:
-    assert next_tick(spec_of({"at": ()}), after=BEGIN) is None
-
-
 # -- bounds and days that are left out ----------------------------------------------------------------
 
 EVE = datetime(2026, 12, 23, tzinfo=UTC)
+
 DAY = timedelta(days=1)
 
 
@@ -110,14 +109,11 @@ def fired(spec: ScheduleSpec, count: int, *, after: datetime = EVE - DAY) -> lis
     ("text", "complaint"),
     [
         ("Christmas", "'Christmas' is no date; write 2026-12-24, or a range such as 2026-12-24..2027-01-06"),
-        ("12-25", "is no date; write"),
         ("2026-02-30", "'2026-02-30': there is no such day"),
         ("2026-12-24..12-26", "is no date; write"),
         ("2026-12-24..2026-12-20", "ends before it begins; write the earlier date first"),
-        ("2026-12-24T08:00", "is no date; write"),
         ("2026-12-24 ", "is no date; write"),
         ("3000-01-01", "must lie before the year 3000"),
-        ("..", "is no date"),
     ],
 )
 def test_what_is_no_date_is_refused(text: str, complaint: str) -> None:
@@ -194,13 +190,9 @@ def test_several_timings_are_one_tick_where_they_meet() -> None:
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        (without({"cron": ("@daily", "0 25 * * *")}), "cron: '0 25 * * *' the hour '25' is wrong"),
         (without({"cron": ("@daily",) * 101}), "cron: has 101 entries"),
         (without({"every": 1}, start=EVE, end=EVE), "end: must be later than the start"),
-        (without({"every": 1}, end=datetime(1960, 1, 1, tzinfo=UTC)), "end: must lie in the years 1970"),
         (without({"every": 1}, *["2026-12-24"] * 2_001), "exclude: has 2001 dates; at most 2000 are allowed"),
-        (without({"every": 1}, "24.12."), "exclude: '24.12.' is no date"),
-        (without({"every": 1}, "2026-12-24", zone="Mars"), "zone: 'Mars' is no time zone"),
     ],
 )
 def test_bounds_that_cannot_be_right_are_refused(spec: ScheduleSpec, complaint: str) -> None:
@@ -254,12 +246,8 @@ def test_jitter_spreads_schedules_and_ticks_over_its_span() -> None:
     ("timing", "words"),
     [
         ({"cron": (" 0 2  * * *",), "zone": "Europe/Berlin"}, "cron 0 2 * * * Europe/Berlin"),
-        ({"cron": ("@daily",)}, "cron @daily UTC"),
         ({"every": 30}, "every 30 s"),
-        ({"every": 0.1}, "every 0.1 s"),
-        ({"every": 90}, "every 90 s"),
         ({"every": 300.0}, "every 5 min"),
-        ({"every": 7200}, "every 2 h"),
         ({"every": 86_400}, "every 1 d"),
         ({"at": (BEGIN,)}, "once at 2026-01-01T00:00:00Z"),
         ({"name": "beat:x", "at": ()}, "entry of the beat"),
@@ -269,7 +257,30 @@ def test_a_timing_in_a_few_words(timing: Keys, words: str) -> None:
     assert timing_words(schedule_spec(**timing)) == words
 
 
-def test_a_moment_is_written_in_utc_with_fractions_only_where_there_are_any() -> None:
-    berlin = datetime.fromisoformat("2026-11-22T11:00:00+01:00")
-    assert instant(berlin) == "2026-11-22T10:00:00Z"
-    assert instant(berlin + 100_000 * MICROSECOND) == "2026-11-22T10:00:00.100000Z"
+DAY_S = 86_400.0
+
+
+def job_with(**retries: float) -> ScheduleSpec:
+    return job_spec(retries=retries)
+
+
+def test_attempts_are_repeated_up_to_the_limit_waiting_longer_each_time() -> None:
+    job = job_with(limit=4, first=10, factor=3, max=100)
+    waits = [retry_in_s(job, attempt=n) for n in range(1, 7)]
+    assert waits == [10, 30, 90, 100, None, None]
+
+
+durations = st.one_of(st.just(0.0), st.just(DAY_S), st.floats(0, DAY_S))
+
+
+@given(st.integers(1, 10**6), durations, st.floats(1, 100), durations)
+def test_a_wait_is_never_negative_nor_beyond_its_maximum(
+    attempt: int, first: float, factor: float, longest: float
+) -> None:
+    job = job_with(limit=10**6, first=first, factor=factor, max=longest)
+    wait_s = retry_in_s(job, attempt=attempt)
+    assert wait_s is not None
+    assert min(first, longest) <= wait_s <= longest
+    earlier_s = retry_in_s(job, attempt=max(attempt - 1, 1))
+    assert earlier_s is not None
+    assert earlier_s <= wait_s

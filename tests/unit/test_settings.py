@@ -46,18 +46,13 @@ def test_the_defaults_are_valid_and_three_heartbeats_are_a_ttl(read: Read) -> No
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("FEEDQ_HEARTBEAT_S", "soon"),
         ("FEEDQ_HEARTBEAT_S", "nan"),
         ("FEEDQ_TTL_S", "86401"),
-        ("FEEDQ_TTL_S", ""),
         ("FEEDQ_TTL_S", "0.4"),
         ("FEEDQ_VISIBILITY_TIMEOUT_S", "31536001"),
-        ("FEEDQ_JOB_SLOTS", "0"),
         ("FEEDQ_METRICS_PORT", "65536"),
-        ("FEEDQ_LOG_LEVEL", "loud"),
         ("FEEDQ_ENVIRONMENT", "x" * 65),
         ("FEEDQ_WORKER_LABELS", "region=eu"),
-        ("FEEDQ_SINKS", "postgresql://localhost/db"),
         ("FEEDQ_TENANT_LIMITS", '{"acme": 5000}'),
         ("FEEDQ_TENANT_LIMITS", '{"acme": {"rows_per_s": -1}}'),
         ("FEEDQ_TENANT_LIMITS", '{"acme": {"rows_per_minute": 60}}'),
@@ -164,15 +159,11 @@ def test_an_empty_list_is_no_list(read: Read, value: str) -> None:
     [
         ("FEEDQ_EGRESS_DENY", "10.0.0.0/8,example.com", "'example.com' is no network"),
         ("FEEDQ_EGRESS_DENY", "10.0.0.1/8", "'10.0.0.1/8' is no network .* bits set behind its prefix"),
-        ("FEEDQ_EGRESS_ALLOW", '["10.0.0.0/8"]', "is no network"),
         ("FEEDQ_EGRESS_ALLOW", "fe80::1%eth0", "'fe80::1%eth0' is no network"),
         ("FEEDQ_EXEC_ALLOW", "/bin/true,rtl_433", "'rtl_433' is no absolute path"),
-        ("FEEDQ_EXEC_ALLOW", "./reader", "'./reader' is no absolute path"),
         ("FEEDQ_SECRETS_ALLOW", '{"acme": ["ACME_TOKEN"]}', "'ACME_TOKEN' is none of env:NAME"),
-        ("FEEDQ_SECRETS_ALLOW", '{"acme": ["file:secrets/*"]}', "'file:secrets/.' is none of"),
         ("FEEDQ_SECRETS_ALLOW", '{"*-eu": ["env:A"]}', "'.-eu': . may stand at the end only"),
         ("FEEDQ_SECRETS_ALLOW", "acme", "must be JSON"),
-        ("FEEDQ_SECRETS_ALLOW", "[]", "valid dictionary"),
     ],
 )
 def test_what_is_no_network_no_path_and_no_secret_is_named(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import struct
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
+import psycopg2.extensions
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -15,14 +19,19 @@ from hypothesis import strategies as st
 from feedq.core.model import JSON, Batch
 from feedq.records.csvtext import CsvFormat
 from feedq.sinks import copyplan, copytext
+from feedq.sinks import statements as arrays
 from feedq.sinks.base import FeedWrite, Target
-from feedq.sinks.copyplan import encoded
-from feedq.sinks.copytext import ColumnRows, UnreadableRecord
+from feedq.sinks.checkpoints import cursor_text
+from feedq.sinks.copyplan import DefaultRows, encoded
+from feedq.sinks.copytext import BeyondUs, ColumnRows, UnreadableRecord, check
 from feedq.sinks.mapping import ColumnRule, Otherwise, sources_of
+from feedq.sinks.postgresql_session import driver_url
+from feedq.sinks.session import application_name, worker_of
 from feedq.sinks.target_table import Column
 from tests.records import as_line, csv_records, json_records, spoiled
 
 AT = datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)
+
 FEED = 'acme/"ö\t'
 
 
@@ -68,6 +77,7 @@ POINTING = {
     "zero": "/0",
     "odd": "/x~1y",
 }
+
 BATCH_WIDE = {
     "f": "$feed",
     "jf": "$feed",
@@ -76,7 +86,9 @@ BATCH_WIDE = {
     "jc": "$cursor",
     "at": "$received_at",
 }
+
 CSV = CsvFormat(fields=("a", "b", "c"))
+
 CSV_COLUMNS = sources_of(
     {
         "a": "/a",
@@ -86,8 +98,11 @@ CSV_COLUMNS = sources_of(
         "f": "$feed",
     }
 )
+
 DELIMITERS = {",": '"', r"\t": '"', "||": "'", ";": "", "é": '"', r"\x01": "“"}
+
 DIALECTS = [CSV.model_copy(update={"delimiter": d, "quote": q}) for d, q in DELIMITERS.items()]
+
 TARGETS = {
     "pointers": Target("t", "json", sources_of(POINTING)),
     "members": Target("t", "json", sources_of({"a": "/a", "c": "/c", "b": "/b"})),
@@ -122,6 +137,7 @@ TARGETS = {
     "text": Target("t", "text", sources_of({"w": "", "f": "$feed"})),
     "bytes": Target("t", "bytes", sources_of({"y": "", "f": "$feed"})),
 }
+
 FLATTENED = ["a", "a_b", "b_c", "ja_b_c", "b_0_c", "_"]
 
 
@@ -179,13 +195,10 @@ def one(rows: ColumnRows, record: bytes) -> bytes:
     "lines",
     [
         [b'{"a": 1}{"a": 2}', b"{}"],
-        [b'{"a": 1} {"a": 2}', b'{"a": {', b"}}"],
         [b'{"a": [{}', b"{}]}"],
         [b'{"a": "x}', b'{"}'],
         [b'{"a": 1}', b'"x"}', b"{}"],
-        [b'{"a":', b'{"a": 1}}', b'{}{"a": 1}'],
         [b"{}", b" {}"],
-        [b"{}", b"{} "],
         [b"{}", b"[{}]"],
     ],
 )
@@ -279,19 +292,14 @@ def unescape(cell: str) -> str:
     ("document", "expected"),
     [
         ({"a": "plain"}, "plain"),
-        ({"a": ""}, ""),
         ({"a": "\\N"}, "\\N"),
         ({"a": "tab\tand\nline"}, "tab\tand\nline"),
-        ({"a": "😀"}, "😀"),
         ({"a": 7}, "7"),
-        ({"a": -0.5}, "-0.5"),
         ({"a": True}, "true"),
-        ({"a": False}, "false"),
         ({"a": None}, None),
         ({}, None),
         ({"a": [1, {"b": None}]}, '[1, {"b": null}]'),
         ({"a": {"k": "v"}}, '{"k": "v"}'),
-        ([1], None),
         ("a", None),
     ],
 )
@@ -388,21 +396,16 @@ def test_csv_fields_go_to_their_columns_as_they_are(record: bytes, expected: lis
 @pytest.mark.parametrize(
     ("name", "record", "why"),
     [
-        ("pointers", b"", "invalid JSON"),
         ("pointers", b"nope", "invalid JSON"),
         ("pointers", b'{"a": NaN}', "NaN is not JSON"),
-        ("pointers", b'{"a": 1} x', "invalid JSON"),
         ("pointers", b'{"a": "\xff"}', "invalid UTF-8"),
-        ("pointers", b'{"other": "\xff"}', "invalid UTF-8"),
         ("pointers", b'{"a": "\\ud800"}', "surrogates"),
         ("pointers", b"[" * 100_000, "nested too deeply"),
         ("no pointer", b'{"a": ', "invalid JSON"),
         ("text", b"\xff", "invalid UTF-8"),
         ("csv ,", b"1,2", "invalid CSV: 2 fields, and source.csv.fields names 3"),
-        ("csv ,", b"1,2,3,4", "invalid CSV: 4 fields"),
         ("csv ,", b'1,"2,3', "invalid CSV: a quote is not closed"),
         ("csv ,", b'1,"2"x,3', "invalid CSV: text after the closing quote of field 2"),
-        ("csv ,", b"\xff,1,2", "invalid UTF-8"),
         ("csv refused", b",1,2", "column 'a': the record has null at /a"),
     ],
 )
@@ -413,3 +416,165 @@ def test_an_unreadable_record_says_why(name: str, record: bytes, why: str) -> No
         one(rows, record)
     with pytest.raises(UnreadableRecord, match=why):
         list(encoded(rows, [write_of(batch)]))
+
+
+any_record = st.binary(max_size=40)
+
+line = st.binary(min_size=1, max_size=40).filter(lambda r: not {10, 13} & set(r))
+
+
+def decoded(copied: bytes) -> list[list[bytes | None]]:
+    """Rows of a binary COPY, read back by its specification."""
+    rows = []
+    at = 0
+    while at < len(copied):
+        (count,) = struct.unpack_from(">h", copied, at)
+        at += 2
+        fields: list[bytes | None] = []
+        for _ in range(count):
+            (length,) = struct.unpack_from(">i", copied, at)
+            at += 4
+            fields.append(None if length < 0 else copied[at : at + length])
+            at += max(length, 0)
+        rows.append(fields)
+    return rows
+
+
+@given(
+    records=st.lists(any_record, max_size=20),
+    payload_type=st.sampled_from(["jsonb", "json", "text", "bytea"]),
+)
+def test_a_default_row_holds_feed_epoch_time_and_the_records_own_bytes(
+    records: list[bytes], payload_type: str
+) -> None:
+    batch = of_records(records)
+    version = b"\x01" if payload_type == "jsonb" else b""
+    copied = b"".join(encoded(DefaultRows(payload_type), [write_of(batch)]))
+    micros = round((AT - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds() * 10**6)
+    assert decoded(copied) == [
+        ['acme/"ö\t'.encode(), struct.pack(">q", 7), struct.pack(">q", micros), version + record]
+        for record in records
+    ]
+
+
+@given(records=st.lists(line, max_size=30), chunk_bytes=st.sampled_from([1, 7, 64, 65536]))
+def test_lines_land_as_the_same_rows_as_their_records(records: list[bytes], chunk_bytes: int) -> None:
+    rows = DefaultRows("jsonb")
+    lines = of_lines(records)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copyplan, "CHUNK_BYTES", chunk_bytes)
+        quick = b"".join(encoded(rows, [write_of(lines)]))
+    assert lines.split() == tuple(records)
+    assert quick == b"".join(rows.record(write_of(lines), lines, record) for record in records)
+
+
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def parsed(text: bytes) -> Any:
+    """By the standard library, numbers as they are written."""
+    return json.loads(text.decode(), parse_int=Number, parse_float=Number, parse_constant=refuse)
+
+
+class Number(str):
+    """Told apart from a string of the same digits."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Number and str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+@given(record=json_records | spoiled(json_records) | spoiled(spoiled(json_records)) | st.binary(max_size=12))
+@example(b"\xef\xbb\xbf{}")
+@example(b'"\x7f\xc2\x80"')
+@example(b"-")
+def test_json_is_what_the_standard_library_takes(record: bytes) -> None:
+    try:
+        parsed(record)
+    except ValueError:
+        with pytest.raises(UnreadableRecord):
+            check(record)
+        return
+    if not SURROGATE.search(record):
+        check(record)
+
+
+def test_a_whole_surrogate_pair_is_fine() -> None:
+    check(b'["\\ud83d\\ude00", "\\uD83D\\uDE00"]')
+
+
+def test_what_is_no_json_is_told_from_what_only_we_cannot_read() -> None:
+    for record in (b'{"a": "\\ud800"}', b"[" * 5_000 + b"]" * 5_000):
+        with pytest.raises(BeyondUs):
+            check(record)
+    with pytest.raises(UnreadableRecord) as caught:
+        check(b'{"a": 01}')
+    assert not isinstance(caught.value, BeyondUs)
+
+
+TEXTS = st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
+
+
+def _elements(literal: str) -> list[str | None]:
+    """What is in an array of one dimension, by psycopg2's own reader of the server's notation."""
+    read = psycopg2.extensions.new_array_type((1,), "TEXT[]", psycopg2.extensions.UNICODE)
+    found: list[str | None] = read(literal, None)
+    return found
+
+
+@given(TEXTS)
+def test_texts_are_read_back_as_they_were(values: list[str | None]) -> None:
+    assert _elements(arrays.texts(values)) == values
+
+
+@given(st.lists(st.integers()))
+def test_integers_are_read_back_as_they_were(values: list[int]) -> None:
+    assert [int(text or "") for text in _elements(arrays.integers(values))] == values
+
+
+def test_a_nul_is_refused_and_never_taken_for_the_end_of_a_text() -> None:
+    with pytest.raises(ValueError, match="NUL"):
+        arrays.texts(["a\0b"])
+
+
+cursors = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(cursor=cursors)
+def test_a_cursor_comes_back_as_it_is_unless_it_is_no_text(cursor: Any) -> None:
+    plain = json.dumps(cursor)
+    if "\\u0000" not in plain and "\\ud" not in plain:
+        text = cursor_text(cursor)
+        assert (text is None) == (cursor is None)
+        assert json.loads(text or "null") == cursor
+
+
+@pytest.mark.parametrize("cursor", ["a\0b", {"k\0": 1}, ["\\\0"], "\ud800", float("nan"), float("inf")])
+def test_a_cursor_that_postgresql_could_not_give_back_is_refused(cursor: Any) -> None:
+    with pytest.raises(ValueError, match="cannot be kept"):
+        cursor_text(cursor)
+
+
+def test_a_session_names_its_worker_within_what_postgresql_keeps() -> None:
+    worker = uuid4()
+    for role in ("writer", "fencer"):
+        name = application_name(role, worker)
+        assert name == f"feedq-{role}/{worker}"
+        assert len(name.encode()) <= 63
+        assert worker_of(name) == worker
+
+
+def test_a_driver_in_the_url_is_left_out_for_libpq() -> None:
+    assert driver_url("postgresql+psycopg2://u:p+w@h/d?x=1") == "postgresql://u:p+w@h/d?x=1"
+    assert driver_url("postgres://h/d") == "postgres://h/d"
+    assert driver_url("host=h dbname=a+b") == "host=h dbname=a+b"

@@ -1,13 +1,17 @@
-"""Where a feed that polls stands, and where answers take it."""
+"""Parts of the http connector: its options, unpacking, and what it makes of a poll."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedq.connectors.protocol.http_client import PIECE_BYTES_MAX, Gunzip, named
 from feedq.connectors.protocol.http_polling import (
     Elements,
     PollAnswer,
@@ -18,10 +22,12 @@ from feedq.connectors.protocol.http_polling import (
     next_tick,
     within,
 )
+from feedq.connectors.protocol.request_options import RETRY_AFTER_S_MAX, retry_after_s
 from feedq.core.model import JSON
 from feedq.records.framing import at_once
 
 RECORDS = st.lists(st.binary(min_size=1, max_size=4), max_size=6)
+
 CURSORS = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.integers(), max_size=2))
 
 
@@ -150,3 +156,76 @@ def test_the_elements_of_a_list_are_what_they_were(
         assert element in text.encode("utf-8", "replace")
         if ascii_only:
             assert json.loads(element) == original
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+# -- headers of answers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0.0),
+        (" 17 ", 17.0),
+        ("999999999", RETRY_AFTER_S_MAX),
+        ("Thu, 01 Jan 2026 00:00:30 GMT", 30.0),
+        ("Wed, 31 Dec 2025 23:00:00 GMT", 0.0),
+        ("Thu, 01 Jan 2026 00:00:30 -0000", 30.0),
+        ("Fri, 01 Jan 2027 00:00:00 GMT", RETRY_AFTER_S_MAX),
+        ("-1", None),
+        ("1.5", None),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(text: str, seconds: float | None) -> None:
+    assert retry_after_s(text, now=NOW) == seconds
+
+
+def test_only_a_word_of_a_header_is_shown() -> None:
+    assert named("text/html") == "'text/html'"
+    assert named("s3cret of ours") == "that it names"
+    assert named("x" * 100) == "that it names"
+
+
+def unpacked(packed: bytes, step: int) -> tuple[bytes, Gunzip]:
+    gunzip, content = Gunzip(), b""
+    for start in range(0, len(packed), step):
+        gunzip.push(packed[start : start + step])
+        while not gunzip.is_drained:
+            piece = gunzip.take()
+            assert len(piece) <= PIECE_BYTES_MAX
+            content += piece
+    return content, gunzip
+
+
+@given(st.lists(st.binary(max_size=200), min_size=1, max_size=3), st.integers(1, 50))
+def test_archives_after_one_another_are_one_content(contents: list[bytes], step: int) -> None:
+    content, gunzip = unpacked(b"".join(map(gzip.compress, contents)), step)
+    assert content == b"".join(contents)
+    assert not gunzip.is_amid
+
+
+def test_nothing_is_held_back_that_could_be_unpacked() -> None:
+    for size in range(PIECE_BYTES_MAX, PIECE_BYTES_MAX + 260, 13):
+        packed = gzip.compress((b"abc" * size)[:size])
+        for cut in range(1, 12):
+            # All at once, as the library does it without a bound.
+            expected = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(packed[:-cut])
+            assert unpacked(packed[:-cut], 10**9)[0] == expected
+
+
+@given(st.integers(1, 60))
+def test_what_breaks_off_is_known_to(cut: int) -> None:
+    packed = gzip.compress(b"some content that has a certain length, though not a great one")
+    _, gunzip = unpacked(packed[:-cut] or packed[:1], 7)
+    assert gunzip.is_amid
+
+
+def test_what_is_no_gzip_is_told() -> None:
+    with pytest.raises(zlib.error):
+        unpacked(b"no gzip at all", 100)
+    with pytest.raises(zlib.error):
+        unpacked(gzip.compress(b"x") + b"and then something else", 100)

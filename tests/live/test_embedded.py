@@ -1,19 +1,28 @@
-"""Children that do not outlive their parent, locks that outlive it with them, and the ports they get."""
+"""Servers and processes of `feedq up`: the demo, the environment for shells, children, and how all stop."""
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feedq.local import tether
+from feedq.local.datadir import DataDir
+from feedq.local.demo import specs
+from feedq.local.demo_source import RATES, Timetable, parse_hello
 from feedq.local.process import (
     Account,
     end,
@@ -23,9 +32,16 @@ from feedq.local.process import (
     tail,
 )
 from feedq.local.server import FileLock, is_locked
+from feedq.local.stack import (
+    Service,
+    stop_all,
+)
+from feedq.records.template import fill_in
 
 GENEROUS_S = 20.0
+
 SLEEP = ["/bin/sleep", "600"]
+
 DEAF = ["/bin/sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.05; done"]
 
 PARENT = """
@@ -130,3 +146,77 @@ def test_a_lock_is_held_until_the_child_that_inherited_it_ends(tmp_path: Path) -
         end(child)
     lock.acquire(timeout_s=GENEROUS_S)
     lock.release()
+
+
+STARTS_S = 30.0
+
+
+@contextmanager
+def service(directory: Path, code: str, *, name: str = "worker1") -> Iterator[Service]:
+    argv = ["/bin/sh", "-c", code]
+    made = Service(name, argv, directory / f"{name}.log", dict(os.environ), lambda _: True)
+    try:
+        yield made
+    finally:
+        stop_all([made], grace_s=0, is_forced=lambda: True)
+
+
+def test_all_are_asked_to_stop_and_only_the_deaf_are_killed(tmp_path: Path) -> None:
+    deaf = "trap '' TERM; echo up; while :; do sleep 0.05; done"
+    polite = "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    with service(tmp_path, deaf, name="deaf") as one, service(tmp_path, polite, name="polite") as other:
+        for made in (one, other):
+            made.start()
+            assert poll_until(lambda: tail(made.log) == "up", timeout_s=STARTS_S)  # noqa: B023
+        assert stop_all([one, other], grace_s=0.5, is_forced=lambda: False) == ["deaf"]
+        assert [s.process.returncode for s in (one, other) if s.process] == [-signal.SIGKILL, 0]
+
+
+FEEDQ = f"{sys.executable} -c 'from feedq.cli import main; main()'"
+
+SETTINGS = {
+    "FEEDQ_TENANT_LIMITS": '{"acme": {"rows_per_s": 5000}, "*": {"rows_per_s": 10}}',
+    "FEEDQ_ALERT_URLS": 'mailto://ada:it\'s "me"@example.com  slack://$HOME/`id`/$(id)',
+    "FEEDQ_SINKS__FILES": "sqlite:///a\\b !c*\t~;&|<>#\x1b[0m",
+    "FEEDQ_ENVIRONMENT": "first line\n\nthird line\n",
+    "FEEDQ_IMPORTS": "",
+}
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_a_shell_gets_every_value_as_it_is(shell: str, tmp_path: Path) -> None:
+    data_dir = DataDir(tmp_path / "it's a $HOME 'data'")
+    shown = f"{sys.executable} -c 'import json, os; print(json.dumps(dict(os.environ)))'"
+    typed = f'set -e; eval "$({FEEDQ} env --data-dir {shlex.quote(str(data_dir.path))})"; {shown}'
+    with data_dir.held():
+        data_dir.write_settings(SETTINGS)
+        done = subprocess.run([shell, "-c", typed], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout).items() >= SETTINGS.items()
+
+
+T0 = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
+
+FEED = "coastguard/ais-12"
+
+
+@given(
+    base=st.integers(0, 10**9),
+    rate=st.sampled_from(sorted(RATES.values())),
+    seconds=st.floats(0, 10**6),
+)
+def test_every_record_is_due_by_the_time_that_it_names(base: int, rate: float, seconds: float) -> None:
+    timetable = Timetable(base, T0, rate)
+    last = timetable.last_due(T0 + timedelta(seconds=seconds))
+    assert last >= base
+    tolerance = timedelta(microseconds=2)
+    assert timetable.due_at(last) <= T0 + timedelta(seconds=seconds) + tolerance
+    assert timetable.due_at(last + 1) >= T0 + timedelta(seconds=seconds) - tolerance
+
+
+@pytest.mark.parametrize("cursor", [None, 0, 17])
+def test_the_declared_hello_is_what_the_source_understands(cursor: int | None) -> None:
+    spec = specs(16_000)[0]
+    hello = fill_in(spec.source["hello"], feed=spec.name, cursor=cursor, secrets={})
+    assert hello.endswith(b"\n")
+    assert parse_hello(hello) == (spec.name, cursor or 0)

@@ -1,0 +1,680 @@
+"""Bytes become records, and records tell their fields, their cursor and whether they count."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from feedq.connectors.base import show_cursor
+from feedq.connectors.tcp import PING_BYTES_MAX, Ping, Pinged
+from feedq.connectors.websocket import Ignored, Rule
+from feedq.core.model import JSON
+from feedq.errors import FeedMisconfigured
+from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
+from feedq.records.framing import (
+    CURSOR_BYTES_MAX,
+    SMALL_BYTES,
+    CursorReader,
+    DelimiterFramer,
+    Framed,
+    Framer,
+    HeaderlessFramer,
+    LengthFramer,
+    LineFramer,
+    at_once,
+)
+from feedq.records.pointer import (
+    MISSING,
+    PLACES_MAX,
+    TextPointers,
+    is_json,
+)
+from feedq.records.template import fill_in
+from feedq.sinks.checkpoints import ascii_text, cursor_text
+from tests.fakes.json_pointer import compile_pointer
+from tests.records import as_line, csv_records
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+NO_LIMIT = 2**30
+
+dense = st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"a", b"bc", b"|", b"||"]), max_size=40).map(
+    b"".join
+)
+
+streams = st.one_of(dense, st.binary(max_size=200))
+
+delimiters = st.sampled_from([b"|", b"||", b"\n", b"aa", b"\r\n", b"a|a", b"\x00"])
+
+
+def make_framer(delimiter: bytes | None, *, max_record_bytes: int) -> Framer:
+    return LineFramer(max_record_bytes) if delimiter is None else DelimiterFramer(delimiter, max_record_bytes)
+
+
+@st.composite
+def cut_streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
+    """A stream, and the same in pieces."""
+    stream = draw(streams)
+    places = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    return stream, [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
+
+
+def run(framer: Framer, pieces: list[bytes]) -> tuple[list[bytes], bool]:
+    """All records, and whether the stream ended over the limit."""
+    records: list[bytes] = []
+    for piece in pieces:
+        framed = framer.push(piece)
+        check_batch_invariants(framed)
+        records += framed.batch(cursor=None, received_at=NOW).split()
+        if framed.is_last:
+            return records, True
+    return records, False
+
+
+def check_batch_invariants(framed: Framed) -> None:
+    batch = framed.batch(cursor=None, received_at=NOW)
+    assert batch.count == len(batch.split())
+    assert bool(framed) == (batch.count > 0)
+    assert all(batch.split())
+    if batch.lines is not None:
+        assert b"\r" not in batch.lines
+        assert not batch.lines or batch.lines.endswith(b"\n")
+
+
+def reference(records: list[bytes], *, limit: int) -> tuple[list[bytes], bool]:
+    kept: list[bytes] = []
+    for record in filter(None, records):
+        if len(record) > limit:
+            return kept, True
+        kept.append(record)
+    return kept, False
+
+
+@given(cut_streams(), st.integers(1, 12) | st.just(NO_LIMIT))
+def test_lines_do_not_depend_on_how_the_stream_was_cut(cut: tuple[bytes, list[bytes]], limit: int) -> None:
+    stream, pieces = cut
+    whole = run(LineFramer(limit), [stream])
+    assert run(LineFramer(limit), pieces) == whole
+    expected, oversize = reference(
+        [line.removesuffix(b"\r") for line in stream.split(b"\n")[:-1]], limit=limit
+    )
+    assert whole[0] == expected
+    assert whole[1] >= oversize
+
+
+@given(cut_streams(), delimiters, st.integers(1, 12) | st.just(NO_LIMIT))
+def test_delimited_records_do_not_depend_on_how_the_stream_was_cut(
+    cut: tuple[bytes, list[bytes]], delimiter: bytes, limit: int
+) -> None:
+    stream, pieces = cut
+    whole = run(DelimiterFramer(delimiter, limit), [stream])
+    assert run(DelimiterFramer(delimiter, limit), pieces) == whole
+    expected, oversize = reference(stream.split(delimiter)[:-1], limit=limit)
+    assert whole[0] == expected
+    assert whole[1] >= oversize
+
+
+class Prefix:
+    """One way to write a length."""
+
+    def __init__(
+        self, size: Literal[1, 2, 4], order: Literal["big", "little"], *, counts_itself: bool
+    ) -> None:
+        self.size, self.order, self.counted = size, order, size if counts_itself else 0
+
+    def framer(self, limit: int = NO_LIMIT) -> LengthFramer:
+        return LengthFramer(self.size, limit, byte_order=self.order, counts_itself=self.counted > 0)
+
+    def before(self, record: bytes) -> bytes:
+        return (len(record) + self.counted).to_bytes(self.size, self.order) + record
+
+    def reference(self, stream: bytes, *, limit: int) -> tuple[list[bytes], bool]:
+        """One record after the other."""
+        records: list[bytes] = []
+        while len(stream) >= self.size:
+            size = int.from_bytes(stream[: self.size], self.order) - self.counted
+            if not 0 <= size <= limit:
+                return records, True
+            if len(stream) < self.size + size:
+                break
+            records += filter(None, [stream[self.size : self.size + size]])
+            stream = stream[self.size + size :]
+        return records, False
+
+
+prefixes = st.builds(
+    Prefix, st.sampled_from([1, 2, 4]), st.sampled_from(["big", "little"]), counts_itself=st.booleans()
+)
+
+
+@given(
+    prefixes,
+    st.lists(st.binary(max_size=20), max_size=8),
+    st.data(),
+    st.integers(1, 20) | st.just(NO_LIMIT),
+)
+def test_records_after_their_length_do_not_depend_on_how_the_stream_was_cut(
+    prefix: Prefix, records: list[bytes], data: st.DataObject, limit: int
+) -> None:
+    # What follows the records may be the beginning of another, or garbage.
+    stream = b"".join(map(prefix.before, records)) + data.draw(st.binary(max_size=6))
+    places = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    pieces = [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
+    expected = prefix.reference(stream, limit=limit)
+    assert run(prefix.framer(limit), [stream]) == expected
+    assert run(prefix.framer(limit), pieces) == expected
+
+
+def test_a_length_over_the_limit_is_noticed_before_its_record_comes() -> None:
+    framed = Prefix(4, "big", counts_itself=False).framer(10).push(b"\0\0\0\2ab\0\0\0\x0b")
+    assert framed == Framed(records=(b"ab",), oversize=True)
+
+
+FRAMERS: dict[str, Callable[[int], Framer]] = {
+    "lines": lambda limit: LineFramer(limit),
+    "delimiter": lambda limit: DelimiterFramer(b"||", limit),
+    "length": lambda limit: LengthFramer(1, limit, byte_order="big", counts_itself=True),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMERS)
+@given(cut=cut_streams(), limit=st.integers(1, 12))
+def test_what_was_given_back_and_what_is_pending_are_the_stream(
+    kind: str, cut: tuple[bytes, list[bytes]], limit: int
+) -> None:
+    """Whoever goes on at the first pending byte, with a larger limit, misses nothing and gets nothing twice."""
+    stream, pieces = cut
+    framer = FRAMERS[kind](limit)
+    records: list[bytes] = []
+    pushed = 0
+    for piece in pieces:
+        framed = framer.push(piece)
+        pushed += len(piece)
+        records += framed.batch(cursor=None, received_at=NOW).split()
+        if framed.is_last:
+            break
+    rest = stream[pushed - framer.pending :]
+    expected, _ = run(FRAMERS[kind](NO_LIMIT), [stream])
+    assert records + run(FRAMERS[kind](NO_LIMIT), [rest])[0] == expected
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_record_of_exactly_the_limit_passes_and_one_byte_more_does_not(end: bytes) -> None:
+    for cut in range(len(end) + 1):
+        assert run(LineFramer(4), [b"1234" + end[:cut], end[cut:]]) == ([b"1234"], False)
+    assert run(LineFramer(4), [b"12345" + end]) == ([], True)
+    assert run(DelimiterFramer(b"||", 4), [b"1234|", b"|"]) == ([b"1234"], False)
+    assert run(DelimiterFramer(b"||", 4), [b"12345||"]) == ([], True)
+
+
+@pytest.mark.timeout(10)  # quadratic copying would move 137 gigabytes; this takes a tenth of a second
+@pytest.mark.parametrize("delimiter", [None, b"||"])
+def test_a_large_record_in_crumbs_takes_linear_time(delimiter: bytes | None) -> None:
+    framer = make_framer(delimiter, max_record_bytes=2**22)
+    for _ in range(2**16):
+        assert not framer.push(b"x" * 64)
+    assert framer.pending == 2**22
+    framed = framer.push(delimiter or b"\n")
+    assert framed.batch(cursor=None, received_at=NOW).split() == (b"x" * 2**22,)
+
+
+@pytest.mark.timeout(10)
+def test_a_large_record_after_its_length_in_crumbs_takes_linear_time() -> None:
+    framer = Prefix(4, "big", counts_itself=False).framer(2**22)
+    framer.push((2**22).to_bytes(4, "big"))
+    for _ in range(2**16 - 1):
+        assert not framer.push(b"x" * 64)
+    assert framer.push(b"x" * 64).records == (b"x" * 2**22,)
+
+
+# -- headers of CSV ------------------------------------------------------------------------------------
+
+CSV = CsvFormat(fields=("id", "the price"), header=True)
+
+
+def headerless(csv: CsvFormat, stream: bytes, *, delimiter: bytes | None = None) -> list[bytes]:
+    framer = HeaderlessFramer(make_framer(delimiter, max_record_bytes=NO_LIMIT), csv)
+    return run(framer, [stream])[0]
+
+
+@pytest.mark.parametrize(
+    "header", [b"id,the price", b'"id","the price"', b'id,"the price"', b"\xef\xbb\xbfid,the price"]
+)
+def test_header_lines_are_left_out_wherever_they_stand(header: bytes) -> None:
+    stream = header + b"\n" + header + b"\r\n1,2\n" + header + b"\n3,the price\n" + header + b"\n"
+    assert headerless(CSV, stream) == [b"1,2", b"3,the price"]
+
+
+@pytest.mark.parametrize(
+    "line", [b"id,the price,x", b" id,the price", b"the price,id", b"id;the price", b"id"]
+)
+def test_a_line_that_is_only_like_the_header_is_a_record(line: bytes) -> None:
+    assert headerless(CSV, b"id,the price\n" + line + b"\n") == [line]
+
+
+def test_headers_follow_the_delimiter_and_the_quote() -> None:
+    csv = CsvFormat(fields=("a", "b'c"), delimiter=r"\t", quote="'", header=True)
+    assert headerless(csv, b"a\tb'c\n'a'\t'b''c'\n\"a\"\tb'c\n") == [b'"a"\tb\'c']
+    unquoted = CsvFormat(fields=("a", "b"), quote="", header=True)
+    assert headerless(unquoted, b'a,b\n"a",b\n') == [b'"a",b']
+
+
+def test_a_header_without_a_name_harms_no_record() -> None:
+    assert headerless(CsvFormat(fields=("",), header=True), b'1\n""\n2\n') == [b"1", b"2"]
+
+
+@given(cut_streams())
+def test_what_is_left_without_headers_does_not_depend_on_how_the_stream_was_cut(
+    cut: tuple[bytes, list[bytes]],
+) -> None:
+    csv = CsvFormat(fields=("a", "bc"), delimiter="|", header=True)
+    stream, pieces = cut
+    whole = run(LineFramer(NO_LIMIT), [stream])[0]
+    framer = HeaderlessFramer(LineFramer(NO_LIMIT), csv)
+    headers = {b"a|bc", b'"a"|bc', b'a|"bc"', b'"a"|"bc"'}
+    assert run(framer, pieces)[0] == [record for record in whole if record not in headers]
+
+
+ABC = ("a", "b", "c")
+
+READER = CsvReader(CsvFormat(fields=ABC))
+
+DIALECTS = [(",", '"'), ("\t", '"'), ("||", "'"), (";", ""), ("é", "“")]
+
+
+def reader(delimiter: str, quote: str) -> CsvReader:
+    return CsvReader(CsvFormat(fields=ABC, delimiter=delimiter, quote=quote))
+
+
+@pytest.mark.parametrize(
+    ("record", "fields"),
+    [
+        (b"1,2,3", [b"1", b"2", b"3"]),
+        (b",,", [None, None, None]),
+        (b'"",,""', [b"", None, b""]),
+        (b'"a,b","say ""hi""",""""', [b"a,b", b'say "hi"', b'"']),
+        (b' "a" ,5" pipe,x"y"', [b' "a" ', b'5" pipe', b'x"y"']),
+        (b"\\N,NULL,\xff", [b"\\N", b"NULL", b"\xff"]),
+        (b'a\n,"b\n",\r', [b"a\n", b"b\n", b"\r"]),
+    ],
+)
+def test_a_record_is_taken_apart(record: bytes, fields: list[bytes | None]) -> None:
+    assert READER.read(record) == fields
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (b"", "1 field, and source.csv.fields names 3"),
+        (b"1,2", "2 fields, and source.csv.fields names 3"),
+        (b'1,2,3,""', "4 fields, and"),
+        (b'1,2,"3', "a quote is not closed"),
+        (b'1,2,"3""', "a quote is not closed"),
+        (b'1,"2" ,3', "text after the closing quote of field 2"),
+    ],
+)
+def test_a_malformed_record_says_why(record: bytes, why: str) -> None:
+    with pytest.raises(MalformedLine, match=why):
+        READER.read(record)
+
+
+@given(rows=st.lists(st.lists(st.text(max_size=5), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_what_the_standard_library_writes_is_read_back(rows: list[list[str]]) -> None:
+    for row in rows:
+        written: list[str] = []
+        # Always quoted, so that an empty text is one.
+        csv.writer(Written(written), quoting=csv.QUOTE_ALL, lineterminator="").writerow(row)
+        fields = READER.read("".join(written).encode(errors="surrogatepass"))
+        assert fields == [text.encode(errors="surrogatepass") for text in row]
+
+
+class Written:
+    """A file for `csv.writer`."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.write = texts.append
+
+
+@given(data=st.data(), dialect=st.sampled_from(DIALECTS))
+def test_many_lines_at_once_have_the_fields_that_each_has(
+    data: st.DataObject, dialect: tuple[str, str]
+) -> None:
+    at_once = reader(*dialect)
+    good = csv_records(*dialect, len(ABC)).filter(as_line)
+    records = data.draw(st.lists(good | st.binary(max_size=9).filter(as_line), min_size=1, max_size=5))
+    columns = at_once.columns(b"".join(r + b"\n" for r in records), [2, 0])
+    if columns is not None:
+        rows = [at_once.read(record) for record in records]
+        assert [column.split(b"\n") for column in columns] == [
+            [row[place] or b"" for row in rows] for place in (2, 0)
+        ]
+        # An empty line stands for null, and for nothing else.
+        assert all(field != b"" for row in rows for field in row)
+
+
+@pytest.mark.parametrize("lines", [b"1,,3\n", b'"1,2",,"3"\n4,5,6\n', b"1,2,3\n" * 500])
+def test_lines_that_are_alike_are_taken_at_once(lines: bytes) -> None:
+    assert READER.columns(lines, [0]) is not None
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"1,2,3\n1,2\n",
+        b'1,"2,3\n4",5,6\n',
+        b'1,2,"3\n4"\n',
+        b'1,"",3\n',
+        b'1,"2"x,3\n',
+        b'1,2,"3"\r\n',
+        b'1,"\xff",3\n',
+    ],
+)
+def test_lines_that_are_not_alike_are_left_to_be_read_one_by_one(lines: bytes) -> None:
+    assert READER.columns(lines, [0]) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"fields": []}, "at least 1"),
+        ({"fields": ["a", "a"]}, "'a' is there twice"),
+        ({"delimiter": ""}, "at least one character"),
+        ({"delimiter": r"\n"}, "no line break"),
+        ({"delimiter": r"\q"}, "unknown escape"),
+        ({"quote": "''"}, "at most 1"),
+        ({"quote": "\n"}, "line break"),
+        ({"quote": "|", "delimiter": "||"}, "must not be part of source.csv.delimiter"),
+    ],
+)
+def test_a_format_that_cannot_be_read_is_refused(options: dict[str, object], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        CsvFormat.model_validate({"fields": ["a"], **options})
+
+
+RFC_DOCUMENT: JSON = {
+    "foo": ["bar", "baz"],
+    "": 0,
+    "a/b": 1,
+    "c%d": 2,
+    "e^f": 3,
+    "g|h": 4,
+    "i\\j": 5,
+    'k"l': 6,
+    " ": 7,
+    "m~n": 8,
+}
+
+names = st.text(max_size=5) | st.sampled_from(["~", "/", "~1", "0", "-", "01"])
+
+documents: st.SearchStrategy[JSON] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize(
+    ("pointer", "value"),
+    [
+        ("", RFC_DOCUMENT),
+        ("/foo", ["bar", "baz"]),
+        ("/foo/0", "bar"),
+        ("/", 0),
+        ("/a~1b", 1),
+        ("/c%d", 2),
+        ("/e^f", 3),
+        ("/g|h", 4),
+        ("/i\\j", 5),
+        ('/k"l', 6),
+        ("/ ", 7),
+        ("/m~0n", 8),
+    ],
+)
+def test_the_examples_of_the_rfc(pointer: str, value: JSON) -> None:
+    assert compile_pointer(pointer)(RFC_DOCUMENT) == value
+
+
+@pytest.mark.parametrize(
+    "pointer", ["/foo/2", "/foo/-", "/foo/00", "/foo/-1", "/foo/bar", "/bar", "/foo/0/0", "//"]
+)
+def test_what_is_not_there_is_missing(pointer: str) -> None:
+    assert compile_pointer(pointer)(RFC_DOCUMENT) is MISSING
+
+
+@pytest.mark.parametrize("text", ["seq", "a/b", " /a", "/~", "/a~2", "/~~0"])
+def test_what_is_no_pointer_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(ValueError, match="is no JSON pointer"):
+        compile_pointer(text)
+
+
+def escape(name: str) -> str:
+    return "/" + name.replace("~", "~0").replace("/", "~1")
+
+
+@given(documents)
+def test_every_value_of_a_document_is_found_by_its_path(document: JSON) -> None:
+    def check(pointer: str, value: JSON) -> None:
+        assert compile_pointer(pointer)(document) == value
+        if isinstance(value, dict):
+            for name, item in value.items():
+                check(pointer + escape(name), item)
+        if isinstance(value, list):
+            for index, item in enumerate(value):
+                check(f"{pointer}/{index}", item)
+
+    check("", document)
+
+
+@given(documents, st.lists(st.lists(names, max_size=3), max_size=4), st.booleans())
+def test_in_a_text_the_same_is_found_as_in_the_document(
+    document: JSON, paths: list[list[str]], is_spaced: bool
+) -> None:
+    pointers = ["".join(map(escape, path)) for path in paths]
+    text = msgspec.json.encode(document)
+    if is_spaced:
+        text = msgspec.json.format(text)
+    found = TextPointers(pointers).find(b" " + text + b"\n" if is_spaced else text)
+    parsed = [MISSING if each is MISSING else msgspec.json.decode(each) for each in found]
+    assert parsed == [compile_pointer(pointer)(document) for pointer in pointers]
+
+
+def test_in_a_text_places_far_behind_are_found_too() -> None:
+    text = msgspec.json.encode({"a": list(range(2 * PLACES_MAX))})
+    far = 2 * PLACES_MAX - 1
+    assert TextPointers(["/a/1", f"/a/{far}", f"/a/{far + 1}"]).find(text) == [b"1", b"%d" % far, MISSING]
+    assert TextPointers([f"/a/{PLACES_MAX - 1}"]).find(text) == [b"%d" % (PLACES_MAX - 1)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b" ",
+        b"{",
+        b'{"a": 1} x',
+        b'{"a": 1,}',
+        b"nul",
+        b"1 2",
+        b'{"b": ' + b"[" * 10**6 + b"]" * 10**6 + b"}",
+    ],
+)
+def test_what_is_no_json_or_too_deep_for_a_parser_is_told(text: bytes) -> None:
+    assert not is_json(text)
+    with pytest.raises(ValueError, match=r"."):
+        TextPointers(["/a"]).find(text)
+
+
+SEQ = CursorReader("/seq")
+
+with_cursor = st.integers() | st.text(st.characters(codec="ascii", exclude_characters="\0"))
+
+without_cursor = st.sampled_from(
+    [b"garbage", b"{", b"\xff\xfe", b'{"other": 1}', b'{"seq": null}', b"[]", b"1", b'{"seq": }']
+)
+
+records = st.lists(with_cursor | without_cursor, max_size=12)
+
+
+def encode(record: int | str | bytes) -> bytes:
+    return record if isinstance(record, bytes) else msgspec.json.encode({"seq": record})
+
+
+def lines(*encoded: bytes) -> Framed:
+    return Framed(lines=b"".join(record + b"\n" for record in encoded))
+
+
+@given(records, st.booleans())
+def test_the_last_record_that_has_a_cursor_decides(drawn: list[int | str | bytes], as_lines: bool) -> None:
+    encoded = tuple(map(encode, drawn))
+    framed = lines(*encoded) if as_lines else Framed(records=encoded)
+    cursors = [record for record in drawn if not isinstance(record, bytes)]
+    assert SEQ.after(framed, "previous") == (cursors[-1] if cursors else "previous")
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64, -(2**63) - 1, 10**30 + 1, int("9" * 4_300)])
+@pytest.mark.parametrize("more", [0, SMALL_BYTES])
+def test_an_integer_of_any_length_is_kept_and_asked_for_digit_for_digit(number: int, more: int) -> None:
+    found = SEQ.after(lines(b'{"seq": %d, "more": "%s"}' % (number, b"x" * more)), None)
+    assert found == number
+    assert fill_in("{cursor}", feed="f", cursor=found, secrets={}) == b"%d" % number
+    assert cursor_text(found) == ascii_text(found) == str(number)
+
+
+@pytest.mark.parametrize("more", [0, SMALL_BYTES])
+@pytest.mark.parametrize(
+    "cursor", [b"9" * 4_301, b"1e400", b'"\xff"', b'"\\ud800"', b"[" * 2_000 + b"]" * 2_000]
+)
+def test_what_no_parser_takes_is_no_cursor(cursor: bytes, more: int) -> None:
+    assert SEQ.after(lines(b'{"seq": %s, "more": "%s"}' % (cursor, b"x" * more)), 7) == 7
+
+
+@pytest.mark.parametrize("cursor", [b'"a\\u0000"', b'["\\u0000"]', b'{"\\u0000": 1}', b'"\\\\\\u0000"'])
+def test_a_nul_which_the_database_cannot_keep_stops_the_feed(cursor: bytes) -> None:
+    with pytest.raises(FeedMisconfigured, match=r"source\.cursor /seq: a NUL"):
+        SEQ.after(lines(b'{"seq": %s}' % cursor), None)
+
+
+def test_a_cursor_beyond_its_size_limit_stops_the_feed() -> None:
+    fits = "x" * (CURSOR_BYTES_MAX - 2)
+    assert SEQ.after(lines(msgspec.json.encode({"seq": fits})), None) == fits
+    with pytest.raises(FeedMisconfigured, match=r"source\.cursor /seq: 8193 bytes, at most 8192"):
+        SEQ.after(lines(msgspec.json.encode({"seq": fits + "x"})), None)
+
+
+@pytest.mark.parametrize(
+    ("cursor", "shown"), [(None, "null"), (17, "17"), ("x" * 300, '"' + "x" * 198 + "…")]
+)
+def test_a_cursor_in_a_message_is_short(cursor: JSON, shown: str) -> None:
+    assert show_cursor(cursor) == shown
+
+
+def csv_reader(pointer: str) -> CursorReader:
+    return CursorReader(pointer, csv=CsvFormat(fields=("seq", "a/b"), delimiter=";"))
+
+
+@pytest.mark.parametrize(
+    ("field", "cursor"),
+    [
+        (b"17", 17),
+        (b"-5", -5),
+        (b"0", 0),
+        (b'"17"', 17),
+        (b"007", "007"),
+        (b"+7", "+7"),
+        (b"-0", "-0"),
+        (b"1.50", "1.50"),
+        (b"99999999999999999999", "99999999999999999999"),
+        (b"2026-11-20T06:30:00Z", "2026-11-20T06:30:00Z"),
+        (b'"a;""b"""', 'a;"b"'),
+        (b'""', ""),
+    ],
+)
+def test_a_cursor_of_csv_is_a_field_and_repeats_what_was_sent(field: bytes, cursor: JSON) -> None:
+    assert csv_reader("/seq").after(lines(b"1;x", field + b";x", b";y"), 7) == cursor
+    assert csv_reader("/a~1b").after(lines(b"1;" + field), 7) == cursor
+
+
+def test_a_record_that_is_no_csv_is_passed_over() -> None:
+    assert csv_reader("/seq").after(lines(b"3;x", b"4", b'"5;x', b"\xff;x"), 7) == 3
+
+
+@pytest.mark.parametrize("pointer", ["/other", "", "/seq/0"])
+def test_a_cursor_that_is_no_field_is_refused(pointer: str) -> None:
+    with pytest.raises(ValueError, match=r"is no field of the records; source\.csv\.fields has 'seq', 'a/b'"):
+        csv_reader(pointer)
+
+
+BEAT: Rule = {"/event": "heartbeat"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "record", "is_ignored"),
+    [
+        (BEAT, b'{"event": "heartbeat", "x": 1}', True),
+        (BEAT, b'{"event": "heartbeats"}', False),
+        (BEAT, b'{"data": {"event": "heartbeat"}}', False),
+        (BEAT, b"heartbeat", False),
+        ({"/1": "hb"}, b'[17, "hb"]', True),
+        ({"/a": 1, "/b": 2}, b'{"a": 1, "b": 2}', True),
+        ({"/a": 1, "/b": 2}, b'{"a": 1, "b": 3}', False),
+        ({"/a": None}, b'{"a": null}', True),
+        ({"/a": True}, b'{"a": 1}', False),
+        ({"/a": 1}, b'{"a": 1.0}', True),
+        ({"": "ping"}, b'"ping"', True),
+    ],
+)
+def test_a_record_that_has_the_values_is_ignored(rule: Rule, record: bytes, is_ignored: bool) -> None:
+    ignored = Ignored([{"/never": "there"}, rule])
+    kept = b'{"seq": 1}'
+    as_lines = at_once(ignored.take(Framed(lines=kept + b"\n" + record + b"\n" + kept + b"\n")))
+    assert as_lines.lines.count(b"\n") == (2 if is_ignored else 3)
+    as_records = at_once(ignored.take(Framed(records=(kept, record, kept), oversize=True)))
+    assert as_records.records == ((kept, kept) if is_ignored else (kept, record, kept))
+    assert as_records.oversize
+
+
+# -- pings ---------------------------------------------------------------------------------------------
+
+
+def take(prefix: str, answer: str, framed: Framed) -> tuple[Framed, bytes]:
+    return at_once(Pinged(Ping(prefix=prefix, answer=answer)).take(framed))
+
+
+def test_a_ping_is_answered_and_taken_out() -> None:
+    framed = Framed(lines=b"PING 1\na\nPING 2\nPING\nb\nPING 4\n")
+    assert take("PING", r"PONG{rest}\r\n", framed) == (
+        Framed(lines=b"a\nb\n"),
+        b"PONG 1\r\nPONG 2\r\nPONG\r\nPONG 4\r\n",
+    )
+    framed = Framed(records=(b"PING\r1", b"a", b"PING\r"), oversize=True)
+    assert take(r"PING\r", "<{rest}>", framed) == (Framed(records=(b"a",), oversize=True), b"<1><>")
+
+
+def test_a_record_that_merely_contains_a_ping_or_is_larger_than_one_is_data() -> None:
+    framed = Framed(lines=b'{"note":"PING 1"}\nxPING 1\n PING 1\nPIN\nping 1\n')
+    assert take("PING", "PONG", framed) == (framed, b"")
+    largest = b"PING".ljust(PING_BYTES_MAX, b"a")
+    assert take("PING", "x", Framed(lines=largest + b"\n" + largest + b"a\n")) == (
+        Framed(lines=largest + b"a\n"),
+        b"x",
+    )
+
+
+@given(
+    st.sampled_from(["PING ", "P", "n", "{1}", "."]),
+    st.lists(st.text(alphabet="PING pong{}1.", min_size=1, max_size=8), max_size=8),
+)
+def test_lines_are_sorted_as_one_by_one(prefix: str, texts: list[str]) -> None:
+    lines = [text.encode() for text in texts]
+    rest, answers = take(prefix, r"\x7b{rest}>", Framed(lines=b"".join(line + b"\n" for line in lines)))
+    begin = prefix.encode()
+    assert rest.lines == b"".join(line + b"\n" for line in lines if not line.startswith(begin))
+    assert answers == b"".join(b"{%b>" % line.removeprefix(begin) for line in lines if line.startswith(begin))

@@ -1,0 +1,165 @@
+"""How a sink finds bad records, settles a commit of unknown outcome, and takes detours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq.core.model import Batch, FeedKey
+from feedq.sinks.base import CommitUnknown, FeedWrite, Target, Written
+from feedq.sinks.checkpoints import LastCommit, decide
+from feedq.sinks.refusals import FailedAttempt, bisect
+from feedq.sinks.stagedcopy import DETOUR_FIRST, DETOUR_MAX, Detour
+
+
+class Table:
+    """Takes a batch whole or not at all, as a COPY does."""
+
+    def __init__(self, bad: set[int], hint: Callable[[int], int | None]) -> None:
+        self.bad = bad
+        self.hint = hint
+        self.taken: list[int] = []
+        self.attempts = 0
+        self.attempted = 0
+
+    def attempt(self, part: Sequence[int]) -> FailedAttempt | None:
+        assert part, "an empty attempt is a wasted round trip"
+        self.attempts += 1
+        self.attempted += len(part)
+        for position, unit in enumerate(part):
+            if unit in self.bad:
+                return FailedAttempt(f"bad {unit}", self.hint(position))
+        self.taken += part
+        return None
+
+
+HINTS: dict[str, Callable[[int], int | None]] = {
+    "none": lambda position: None,
+    "right": lambda position: position,
+    "too early": lambda position: position - 1,
+    "too late": lambda position: position + 1,
+    "absurd": lambda position: 10**9,
+}
+
+
+@given(
+    size=st.integers(0, 60),
+    bad=st.sets(st.integers(0, 59)),
+    hint=st.sampled_from(sorted(HINTS)),
+)
+def test_everything_but_the_bad_is_taken_once_and_in_order(size: int, bad: set[int], hint: str) -> None:
+    table = Table(bad, HINTS[hint])
+    refused = bisect(range(size), table.attempt)
+    assert table.taken == [unit for unit in range(size) if unit not in bad]
+    assert refused == [(unit, f"bad {unit}") for unit in range(size) if unit in bad]
+
+
+def test_one_bad_record_among_many_costs_few_attempts() -> None:
+    with_hint = Table({7_000}, HINTS["right"])
+    bisect(range(10_000), with_hint.attempt)
+    assert with_hint.attempts == 4
+
+    without = Table({7_000}, HINTS["none"])
+    bisect(range(10_000), without.attempt)
+    assert without.attempts <= 2 * 14 + 1
+
+
+def test_units_are_attempted_few_times_however_many_are_bad() -> None:
+    table = Table(set(range(0, 100_000, 1_000)), HINTS["right"])
+    bisect(range(100_000), table.attempt)
+    assert len(table.taken) == 100_000 - 100
+    assert table.attempted < 5 * 100_000
+
+
+LOST, OTHER, LEFT = uuid4(), uuid4(), uuid4()
+
+TARGET = Target("t", "json")
+
+
+def unknown(*keys: FeedKey, **changes: object) -> CommitUnknown:
+    batch = Batch.of_lines(b"1\n", cursor=1, received_at=datetime.now(UTC))
+    writes = [FeedWrite(feed_id, f"f{feed_id}", epoch, TARGET, (batch,), LEFT) for feed_id, epoch in keys]
+    facts: dict[str, Any] = {"landed": dict.fromkeys(keys, 1), "dead": {}, "fenced": (), "unusable": {}}
+    return CommitUnknown(LOST, writes, Written(**{**facts, **changes}))
+
+
+def at(epoch: int, commit_id: UUID | None) -> LastCommit:
+    return LastCommit(epoch, commit_id)
+
+
+def test_our_commit_id_in_a_checkpoint_means_that_it_happened() -> None:
+    lost = unknown((1, 5), (2, 6))
+    assert decide(lost, {1: at(5, LOST), 2: at(6, LOST)}) == lost.written
+
+
+def test_a_checkpoint_as_it_was_left_means_that_it_did_not_happen() -> None:
+    assert decide(unknown((1, 5), (2, 6)), {1: at(5, LEFT), 2: at(6, LEFT)}) is None
+
+
+def test_another_commit_under_our_epoch_tells_nothing_and_the_feed_is_rewound() -> None:
+    settled = decide(unknown((1, 5), (2, 6), (3, 7)), {1: at(5, OTHER), 2: at(4, LEFT)})
+    assert settled == Written({}, {}, (), {}, rewound=((1, 5), (2, 6), (3, 7)))
+
+
+def test_one_checkpoint_that_was_put_back_does_not_hide_that_the_commit_happened() -> None:
+    settled = decide(unknown((1, 5), (2, 6)), {1: at(5, LEFT), 2: at(6, LOST)})
+    assert settled == Written({(2, 6): 1}, {}, (), {}, rewound=((1, 5),))
+
+
+def test_a_feed_that_a_successor_has_committed_since_is_fenced_and_the_rest_decides() -> None:
+    lost = unknown((1, 5), (2, 6), dead={(1, 5): 2, (2, 6): 3}, fenced=((3, 7),), unusable={(4, 8): "gone"})
+    settled = decide(lost, {1: at(9, OTHER), 2: at(6, LOST)})
+    assert settled == Written(
+        landed={(2, 6): 1}, dead={(2, 6): 3}, fenced=((3, 7), (1, 5)), unusable={(4, 8): "gone"}
+    )
+
+
+def test_nothing_happened_if_a_feed_still_ours_says_so_whatever_became_of_the_others() -> None:
+    assert decide(unknown((1, 5), (2, 6)), {1: at(9, OTHER), 2: at(6, LEFT)}) is None
+
+
+@pytest.mark.parametrize("checkpoints", [{1: at(9, OTHER)}, {1: at(9, None)}])
+def test_feeds_that_are_all_overtaken_are_fenced(checkpoints: dict[int, LastCommit]) -> None:
+    settled = decide(unknown((1, 5)), checkpoints)
+    assert settled == Written(landed={}, dead={}, fenced=((1, 5),), unusable={})
+
+
+def run(meets_key: list[bool]) -> tuple[int, int]:
+    """Groups that tried the table itself, and how many of them in vain."""
+    detour = Detour()
+    tried = failed = 0
+    for there in meets_key:
+        if not detour.is_over:
+            detour.pass_one()
+            continue
+        tried += 1
+        if there:
+            failed += 1
+            detour.begin()
+        else:
+            detour.shorten()
+    return tried, failed
+
+
+def test_a_source_that_repeats_itself_is_tried_ever_less() -> None:
+    assert run([True] * 20_000)[0] < 15
+
+
+@given(meets_key=st.lists(st.booleans(), max_size=400))
+def test_few_groups_are_copied_in_vain(meets_key: list[bool]) -> None:
+    assert run(meets_key)[1] <= len(meets_key) // (DETOUR_FIRST + 1) + 1
+
+
+def test_a_detour_has_an_end() -> None:
+    detour = Detour()
+    for _ in range(40):
+        detour.begin()
+    for _ in range(DETOUR_MAX):
+        detour.pass_one()
+    assert detour.is_over
