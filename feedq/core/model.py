@@ -692,6 +692,29 @@ class Progress(Keyed):
     noticed: Mapping[str, str] | None = None
     """What was noticed since the last report."""
 
+    def after(self, unheard: Progress) -> Progress:
+        """This report together with an earlier one of the same lease that was not taken in."""
+        return replace(
+            self,
+            records=unheard.records + self.records,
+            bytes=unheard.bytes + self.bytes,
+            dead_letters=unheard.dead_letters + self.dead_letters,
+            error=self.error or unheard.error,
+            dead_letter_error=self.dead_letter_error or unheard.dead_letter_error,
+            rewind=self.rewind or unheard.rewind,
+            noticed={**(unheard.noticed or {}), **(self.noticed or {})} or None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What became of the reports of an owner. A lease in neither of them is not the owner's any more."""
+
+    held: list[FeedKey]
+    """Leases whose reports were taken in."""
+    busy: list[FeedKey]
+    """Leases that somebody has locked: they are still the owner's, and have to be reported again."""
+
 
 @dataclass(slots=True)
 class Batch:

@@ -25,6 +25,8 @@ from feedq.telemetry.logs import LogEvent, database_event, log
 GROUP_MAX = 2_000
 """Requests a statement."""
 RETRY_S = 0.25
+BUSY_S = 1.0
+"""The time after which what could not be reported is, because somebody had the lease locked."""
 
 logger = log(__name__)
 
@@ -69,6 +71,10 @@ class LeaseClient:
         self._asked = Condition()
         self._group = _Group()
         """What was asked since the thread last looked."""
+        self._unheard: dict[FeedKey, tuple[UUID, Progress]] = {}
+        """What is still to be reported of leases that somebody has locked."""
+        self._busy_at = float("-inf")
+        """When such a lease was last met."""
         self._claimed_at = float("-inf")
         self._farewell: StoreCall | None = None
         self._closing = Event()
@@ -134,7 +140,7 @@ class LeaseClient:
                 self._retry_until_done(call)
             for worker_id, batches in group.reports.items():
                 for batch in batches:
-                    for part in batched(batch.values()):
+                    for part in batched(map(self._with_unheard, batch.values())):
                         self._retry_until_done(partial(self._report, worker_id, part))
             for worker_id, releases in group.releases.items():
                 for some in batched(releases):
@@ -149,17 +155,32 @@ class LeaseClient:
         """Take what was asked, and after several claims in a row what is asked within a moment more. None: there
         is nothing left to do."""
         with self._asked:
-            self._asked.wait_for(lambda: not self._group.is_empty or self._closing.is_set())
+            self._asked.wait_for(
+                lambda: not self._group.is_empty or self._closing.is_set(),
+                timeout=BUSY_S if self._unheard else None,
+            )
+            if self._unheard and monotonic() >= self._busy_at + BUSY_S:
+                for key, (worker_id, unheard) in self._unheard.items():
+                    self._group.reports.setdefault(worker_id, [{}]).insert(0, {key: unheard})
+                self._unheard.clear()
         if self._group.has_few_claims and monotonic() - self._claimed_at < CLAIMS_GATHERED_S:
             self._closing.wait(CLAIMS_GATHERED_S)
         with self._asked:
             group, self._group = self._group, _Group()
-        return None if group.is_empty else group
+            return None if group.is_empty and self._closing.is_set() else group
 
     def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
-        matched = set(self._store.leases.report(worker_id, progress))
-        if lost := [p.key for p in progress if p.key not in matched]:
+        answer = self._store.leases.report(worker_id, progress)
+        held, busy = set(answer.held), set(answer.busy)
+        if busy:
+            self._busy_at = monotonic()
+            self._unheard |= {p.key: (worker_id, p) for p in progress if p.key in busy}
+        if lost := [p.key for p in progress if p.key not in held | busy]:
             self._on_lost(lost)
+
+    def _with_unheard(self, progress: Progress) -> Progress:
+        _, unheard = self._unheard.pop(progress.key, (None, None))
+        return progress if unheard is None else progress.after(unheard)
 
     def _claim(self, worker_id: UUID, keys: list[FeedKey]) -> None:
         granted: list[Claim] = []

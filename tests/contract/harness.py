@@ -265,6 +265,10 @@ UPDATE feedq.fleet SET alive_at = feedq.clock(), alive_since = feedq.clock(),
 """
 
 
+WAIT_FOR_ROWS_S = 10.0
+"""Longer than any test holds a row that another statement is to wait for, on a busy machine."""
+
+
 class PostgresHarness(Harness):
     """On a migrated database, which it empties first.
 
@@ -279,6 +283,8 @@ class PostgresHarness(Harness):
         self.url = url
         self.store = PostgresStore(url, restart_hold_s=restart_hold_s)
         database = self.store._database
+        if url not in self.pools:
+            self.wait_for_rows(WAIT_FOR_ROWS_S)
         database._idle = self.pools.setdefault(url, database._idle)
         self.execute(EMPTY)
 
@@ -309,6 +315,11 @@ class PostgresHarness(Harness):
                 if not connection.closed:
                     raise
         raise AssertionError("the database ends each session")
+
+    def wait_for_rows(self, seconds: float) -> None:
+        """Say for how long a statement waits for rows that somebody has locked, before it goes on without them."""
+        for function in ("lock_leases(bigint[])", "lock_workers(uuid[])"):
+            self.execute(f"ALTER FUNCTION feedq_1.{function} SET lock_timeout = '{1000 * seconds:.0f}ms'")
 
     def make_sweep_due(self) -> None:
         self.execute("UPDATE feedq.fleet SET sweep_at = NULL")

@@ -16,7 +16,7 @@ import pytest
 from feedq.control.store.worker_session import WorkerSession
 from feedq.core.model import FeedKey, LeaseState, Load, Reason, Release, Worker
 from feedq.core.placement.base import Transfer
-from tests.contract.harness import STOP_WITHIN_S, TTL_S, PostgresHarness, progress
+from tests.contract.harness import STOP_WITHIN_S, TTL_S, WAIT_FOR_ROWS_S, PostgresHarness, progress
 from tests.contract.test_store_races import WAIT_S
 from tests.contract.test_store_size import many_running
 
@@ -48,7 +48,7 @@ def release(h: PostgresHarness, worker: Worker, keys: list[FeedKey]) -> int:
 
 
 def report(h: PostgresHarness, worker: Worker, keys: list[FeedKey]) -> int:
-    return len(h.store.leases.report(worker.id, [progress(key) for key in keys]))
+    return len(h.store.leases.report(worker.id, [progress(key) for key in keys]).held)
 
 
 def transfer(h: PostgresHarness, worker: Worker, keys: list[FeedKey]) -> int:
@@ -113,8 +113,38 @@ def test_a_report_that_waits_for_a_lease_finds_it_lost(postgres_harness: Postgre
             p.expire_workers([worker.id])
             reported = thread.submit(h.store.leases.report, worker.id, [progress(key)])
             h.wait_until_blocked(reported)
-        assert reported.result(WAIT_S) == []
+        assert reported.result(WAIT_S).held == []
     assert (h.lease(feed).state, h.lease(feed).records_total) == (LeaseState.IDLE, 0)
+
+
+def test_what_somebody_has_locked_is_left_out_and_told_apart_from_what_is_lost(
+    postgres_harness: PostgresHarness,
+) -> None:
+    h = postgres_harness
+    worker, other = h.worker("w1"), h.worker("w2")
+    held, free, assigned, lost = (h.feed(f"f{n}") for n in range(4))
+    keys = [h.run(held, worker), h.run(free, worker)]
+    asked = [h.assign(assigned, worker), h.run(lost, other)]
+    h.wait_for_rows(0.05)
+    try:
+        with closing(psycopg2.connect(h.url)) as somebody, somebody.cursor() as cursor:
+            rows = [held.id, assigned.id]
+            cursor.execute("SELECT FROM feedq.lease WHERE feed_id = ANY (%s) FOR UPDATE", (rows,))
+            told = h.store.leases.report(worker.id, [progress(key, records=5) for key in [*keys, asked[1]]])
+            assert (told.held, told.busy) == ([keys[1]], [keys[0]])
+            assert h.store.leases.claim(worker.id, asked) == []
+            assert h.store.leases.release(worker.id, [Release(*k, Reason.RELEASED) for k in keys]) == [
+                keys[1]
+            ]
+            with h.in_a_pass() as p:
+                assert p.expire_workers([worker.id]) == 0, "both that it has are locked"
+        with h.in_a_pass() as p:
+            p.leaving()
+            assert p.reap() == 2, "what a dead worker still had"
+    finally:
+        h.wait_for_rows(WAIT_FOR_ROWS_S)
+    assert (h.lease(held).records_total, h.lease(free).records_total) == (0, 5)
+    assert {h.lease(feed).state for feed in (held, free, assigned)} == {LeaseState.IDLE}
 
 
 def test_a_claim_that_waits_for_a_lease_reads_the_feed_as_it_was_edited_meanwhile(

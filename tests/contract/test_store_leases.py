@@ -194,8 +194,8 @@ def test_reports_add_up_and_show_the_newest_state(harness: Harness) -> None:
     key = harness.run(feed, worker)
     first = progress(key, records=10, bytes=100, dead_letters=1, cursor={"seq": 10}, attempts=2)
     second = progress(key, records=5, bytes=50, cursor=[15, "ü", None], connected=False, stalled=True)
-    assert harness.store.leases.report(worker.id, [first]) == [key]
-    assert harness.store.leases.report(worker.id, [second]) == [key]
+    assert harness.store.leases.report(worker.id, [first]).held == [key]
+    assert harness.store.leases.report(worker.id, [second]).held == [key]
     lease = harness.lease(feed)
     assert (lease.records_total, lease.bytes_total, lease.dead_letters_total) == (15, 150, 1)
     assert lease.cursor == [15, "ü", None]
@@ -245,7 +245,7 @@ def test_a_report_under_another_epoch_does_nothing(harness: Harness, shift: int)
     worker, feed = harness.worker(), harness.feed()
     feed_id, epoch = harness.run(feed, worker)
     before = harness.lease(feed)
-    assert harness.store.leases.report(worker.id, [progress((feed_id, epoch + shift))]) == []
+    assert harness.store.leases.report(worker.id, [progress((feed_id, epoch + shift))]).held == []
     assert harness.lease(feed) == before
 
 
@@ -254,7 +254,7 @@ def test_a_report_says_which_feeds_are_lost(harness: Harness) -> None:
     kept, lost = harness.feed("kept"), harness.feed("lost")
     keys = [harness.run(kept, worker), harness.run(lost, worker)]
     harness.delete_lease(lost.id)
-    assert harness.store.leases.report(worker.id, [progress(k) for k in keys]) == [keys[0]]
+    assert harness.store.leases.report(worker.id, [progress(k) for k in keys]).held == [keys[0]]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,9 @@ def test_no_cursor_or_text_of_one_feed_holds_up_the_report_of_another(
     said = dict.fromkeys(("error", "dead_letter_error", "sink_error", "event_fault"), UNSTORABLE)
     noticed, rewind = {UNSTORABLE: UNSTORABLE}, Rewind("default", cursor, UNSTORABLE)
     bad = progress(keys[0], cursor=cursor, noticed=noticed, rewind=rewind, **said)
-    assert sorted(harness.store.leases.report(worker.id, [bad, progress(keys[1], cursor=7)])) == sorted(keys)
+    assert sorted(harness.store.leases.report(worker.id, [bad, progress(keys[1], cursor=7)]).held) == sorted(
+        keys
+    )
     assert harness.lease(plain).cursor == 7
     assert harness.lease(odd).last_error == "half \ufffd, NUL \ufffd"
 
@@ -323,8 +325,8 @@ def test_a_raised_epoch_is_above_both(harness: Harness, above: int, raised_to: i
     new = harness.store.leases.raise_epoch(worker.id, key, above=above)
     assert new == (feed.id, raised_to)
     assert (harness.lease(feed).epoch, harness.lease(feed).state) == (raised_to, LeaseState.RUNNING)
-    assert harness.store.leases.report(worker.id, [progress(key)]) == [], "the old key is stale now"
-    assert harness.store.leases.report(worker.id, [progress(new)]) == [new]
+    assert harness.store.leases.report(worker.id, [progress(key)]).held == [], "the old key is stale now"
+    assert harness.store.leases.report(worker.id, [progress(new)]).held == [new]
     assert harness.store.feeds.events(feed.name)[0].kind == EventKind.LEASE_RAISED
 
 

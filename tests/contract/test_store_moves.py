@@ -223,7 +223,7 @@ def test_an_owner_that_does_not_let_go_in_time_loses_the_feed(harness: Harness) 
     assert lease.promised_to == target.id, "it goes where it was to go"
     assert not harness.is_due()
     assert harness.store.feeds.events(feed.name)[0].kind == EventKind.LEASE_REAPED
-    assert harness.store.leases.report(source.id, [progress(key)]) == []
+    assert harness.store.leases.report(source.id, [progress(key)]).held == []
     assert harness.store.leases.release(source.id, [Release(*key, Reason.MOVED)]) == []
 
 

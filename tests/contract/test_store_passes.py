@@ -88,7 +88,7 @@ def test_what_a_gone_worker_still_says_has_no_effect(harness: Harness) -> None:
     key = harness.run(feed, worker)
     harness.expire_workers(worker)
     before = harness.lease(feed)
-    assert harness.store.leases.report(worker.id, [progress(key)]) == []
+    assert harness.store.leases.report(worker.id, [progress(key)]).held == []
     assert harness.store.leases.release(worker.id, [Release(*key, Reason.FAILED)]) == []
     assert harness.store.leases.raise_epoch(worker.id, key, above=9) is None
     assert harness.store.leases.held(worker.id) == []

@@ -500,7 +500,7 @@ class FakeWorker:
             )
         with suppress(Unavailable):
             self._reach()
-            matched = self._store.leases.report(self.worker.id, progress)
+            matched = self._store.leases.report(self.worker.id, progress).held
             for stream in self.streams.values():
                 stream.unreported = 0
             refused = [p.key for p in progress if p.key not in matched]

@@ -55,9 +55,21 @@ CREATE FUNCTION feedq_1.effective_weight(
             )::numeric, 2)::float8) END
 $body$;
 
+-- Locks the leases of these feeds, in their order. Waits for a statement that has one of them, but not for a person who
+-- has one open and has gone to lunch: then it answers with false and holds none. Whoever calls it goes on with
+-- SKIP LOCKED: what is locked for longer delays its own feed, and no other.
+CREATE FUNCTION feedq_1.lock_leases(feeds bigint[]) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
+BEGIN
+    PERFORM FROM feedq.lease WHERE feed_id = ANY (feeds) ORDER BY feed_id FOR UPDATE;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END $body$;
+
 -- assigned -> running. Answers with the feeds as they are declared at this moment.
 --
 -- The feed is locked FOR SHARE after its lease: an edit that commits while we wait for the lease is read, not missed.
+-- What somebody has locked for longer is left out; the worker claims it again when it next looks for assignments.
 -- Run twice, the second finds nothing assigned: `claimed` says what the first was given.
 CREATE FUNCTION feedq_1.claim(owner uuid, feed_ids bigint[], epochs bigint[]) RETURNS json
 LANGUAGE plpgsql AS $body$
@@ -68,11 +80,12 @@ DECLARE
     failover_within constant interval := '30 s';
     claims json;
 BEGIN
+    PERFORM feedq_1.lock_leases(feed_ids);
     WITH given AS (
         SELECT * FROM unnest(feed_ids, epochs) AS given (feed_id, epoch) ORDER BY feed_id
     ), locked AS (
         SELECT l.* FROM given CROSS JOIN LATERAL (
-            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE
+            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE SKIP LOCKED
         ) l
     ), held AS (
         SELECT locked.*, f.feed, f.generation AS declared, w.name AS worker, w.started_at AS worker_started_at,
@@ -84,7 +97,7 @@ BEGIN
                 false) AS after_loss
         FROM locked JOIN feedq.worker w ON w.id = locked.worker_id
         CROSS JOIN LATERAL (
-            SELECT f AS feed, f.generation FROM feedq.feed f WHERE f.id = locked.feed_id FOR SHARE
+            SELECT f AS feed, f.generation FROM feedq.feed f WHERE f.id = locked.feed_id FOR SHARE SKIP LOCKED
         ) f
         WHERE locked.worker_id = owner AND locked.state = 'assigned' AND w.state = 'active'
     ), claimed AS (
@@ -113,7 +126,8 @@ BEGIN
 END $body$;
 
 -- running or stopping -> idle, as its owner is done with it. Wakes reconcile, unless all that happened is that what has
--- failed was checked again. Answers with what matched.
+-- failed was checked again. Answers with what matched. What somebody has locked is left out; the worker releases it
+-- again when it next compares what it runs with its leases.
 --
 -- `hold_s`: for so long what an announced end releases is kept for the process that is about to take the owner's
 -- place. Not after a crash, nor what a person asked for meanwhile, nor what is on its way to another worker already.
@@ -127,6 +141,8 @@ DECLARE
     keys json;
     is_news boolean;
 BEGIN
+    PERFORM feedq_1.lock_leases(ARRAY(
+        SELECT feed_id FROM json_to_recordset(releases) AS given (feed_id bigint)));
     WITH given AS (
         SELECT * FROM json_to_recordset(releases) AS given (
             feed_id bigint, epoch bigint, reason text, retry_in_s float8, attempts int, error text, records bigint)
@@ -134,7 +150,7 @@ BEGIN
     ), locked AS (
         SELECT given.*, l.worker_id, l.state, l.promised_to, l.reason AS before, l.last_error
         FROM given CROSS JOIN LATERAL (
-            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE
+            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE SKIP LOCKED
         ) l
     ), held AS (
         SELECT locked.feed_id, locked.error, locked.attempts, locked.records, w.name AS worker,
@@ -204,8 +220,9 @@ LANGUAGE sql IMMUTABLE AS $body$
             * (more / greatest(elapsed_s, 0.001) - rate) END
 $body$;
 
--- Adds up what owners report of feeds that they run. Answers with what matched: the rest has been lost, and must be
--- stopped. Wakes reconcile when one that was moved is connected: others may move now.
+-- Adds up what owners report of feeds that they run. Answers with those that the owner `held`, and with those that
+-- somebody has locked, which have not been added up and are to be reported again: they are `busy`. The rest has been
+-- lost, and must be stopped. Wakes reconcile when one that was moved is connected: others may move now.
 --
 -- Counters are since the report before. Run twice, a report counts twice: a worker that has not heard the answer does
 -- not send it again, and what it landed meanwhile comes with the next.
@@ -215,9 +232,11 @@ LANGUAGE plpgsql AS $body$
 DECLARE
     -- What was noticed of a feed takes no more in its row; after that nothing more is told.
     noticed_bytes_max constant int := 16384;
-    keys json;
+    answer json;
     has_arrived boolean;
 BEGIN
+    PERFORM feedq_1.lock_leases(ARRAY(
+        SELECT feed_id FROM json_to_recordset(progress) AS given (feed_id bigint)));
     WITH given AS (
         SELECT * FROM json_to_recordset(progress) AS given (
             feed_id bigint, epoch bigint, records bigint, bytes bigint, dead_letters bigint,
@@ -229,7 +248,7 @@ BEGIN
         SELECT given.*, l.worker_id, l.state, l.reason, l.reported_at, l.running_since, l.moved_at,
             l.noticed AS known
         FROM given CROSS JOIN LATERAL (
-            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE
+            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE SKIP LOCKED
         ) l
     ), held AS (
         SELECT locked.*,
@@ -289,11 +308,17 @@ BEGIN
         FROM held WHERE l.feed_id = held.feed_id
         RETURNING l.feed_id, l.epoch, held.has_arrived
     )
-    SELECT json_agg(json_build_array(feed_id, epoch)), bool_or(has_arrived) INTO keys, has_arrived FROM reported;
+    SELECT json_build_object(
+            'held', coalesce((SELECT json_agg(json_build_array(feed_id, epoch)) FROM reported), '[]'),
+            'busy', coalesce((SELECT json_agg(json_build_array(feed_id, epoch)) FROM given JOIN feedq.lease l USING (feed_id, epoch)
+                WHERE l.worker_id = owner AND l.state IN ('running', 'stopping')
+                    AND feed_id NOT IN (SELECT feed_id FROM locked)), '[]')),
+        (SELECT bool_or(has_arrived) FROM reported)
+    INTO answer, has_arrived;
     IF has_arrived THEN
         PERFORM pg_notify('feedq_wake', '');
     END IF;
-    RETURN coalesce(keys, '[]');
+    RETURN answer;
 END $body$;
 
 -- A lease of a control database that was restored is lifted above the epoch that its sink has seen. Answers with the
@@ -315,7 +340,7 @@ BEGIN
 END $body$;
 
 -- Makes idle what these workers hold in these states; the next owner gets another epoch. Answers with how many leases
--- that were.
+-- that were. What somebody has locked stays as it is, until a later pass (`reap`).
 CREATE FUNCTION feedq_1.free(owners uuid[], states text[], because text) RETURNS int
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -328,9 +353,11 @@ DECLARE
     is_lost constant boolean := because = 'worker_gone';
     freed int;
 BEGIN
+    PERFORM feedq_1.lock_leases(ARRAY(
+        SELECT feed_id FROM feedq.lease WHERE worker_id = ANY (owners) AND state = ANY (states)));
     WITH held AS (
         SELECT feed_id, worker_id FROM feedq.lease
-        WHERE worker_id = ANY (owners) AND state = ANY (states) ORDER BY feed_id FOR UPDATE
+        WHERE worker_id = ANY (owners) AND state = ANY (states) ORDER BY feed_id FOR UPDATE SKIP LOCKED
     ), freed AS (
         UPDATE feedq.lease l SET
             state = 'idle', worker_id = NULL, reason = because, connected = false, stalled = false,
@@ -429,13 +456,15 @@ BEGIN
     RETURN before.quarantined OR is_certain OR again;
 END $body$;
 
--- Frees what an owner was asked to release and has not in time. Answers with how many leases that were.
+-- Frees what an owner was asked to release and has not in time, and what workers that are gone still have, because
+-- somebody had it locked when they went. Answers with how many leases that were.
 --
 -- What is locked is being released this very moment.
 CREATE FUNCTION feedq_1.reap() RETURNS int
 LANGUAGE plpgsql AS $body$
 DECLARE
     reaped int;
+    gone uuid[];
 BEGIN
     WITH late AS (
         SELECT feed_id, worker_id FROM feedq.lease
@@ -455,5 +484,10 @@ BEGIN
     INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
     SELECT 'lease_reaped', feed_id, worker_id, epoch FROM freed;
     GET DIAGNOSTICS reaped = ROW_COUNT;
+    SELECT array_agg(w.id) INTO gone
+    FROM feedq.worker_held h JOIN feedq.worker w ON w.id = h.worker_id WHERE h.feeds > 0 AND w.state = 'gone';
+    IF gone IS NOT NULL THEN
+        reaped := reaped + feedq_1.free(gone, '{assigned,running,stopping}', 'worker_gone');
+    END IF;
     RETURN reaped;
 END $body$;

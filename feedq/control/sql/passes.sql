@@ -37,7 +37,7 @@ BEGIN
                 SELECT feed_id FROM feedq.lease WHERE state = 'assigned' AND assigned_at > feedq.now()
                 UNION ALL
                 SELECT feed_id FROM feedq.lease WHERE moved_at > feedq.now())
-            ORDER BY feed_id FOR UPDATE
+            ORDER BY feed_id FOR UPDATE SKIP LOCKED
         )
         UPDATE feedq.lease l SET
             retry_at = l.retry_at - put_back, stop_by = l.stop_by - put_back,
@@ -63,22 +63,34 @@ CREATE FUNCTION feedq_1.end_pass(state json) RETURNS bigint LANGUAGE sql AS $bod
     RETURNING pass_seq
 $body$;
 
+-- Locks these workers as `lock_leases` locks leases.
+CREATE FUNCTION feedq_1.lock_workers(workers uuid[]) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
+BEGIN
+    PERFORM FROM feedq.worker WHERE id = ANY (workers) ORDER BY id FOR NO KEY UPDATE;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END $body$;
+
 -- Workers that have not renewed in time, or that the beat suspects, locked before they are judged: a heartbeat that
 -- came first is seen here, a later one waits, and finds its worker gone. With each, whether any session of the database
 -- holds its lock.
 --
 -- One whose heartbeat lies in the future was stamped before the clock was put back. It counts as one of this moment:
 -- the feeds of whoever is dead wait for a ttl from now on, and not for the length of the step as well. Nobody gets less
--- than a ttl after a heartbeat.
+-- than a ttl after a heartbeat. A row that somebody has locked for longer is left to a later pass.
 CREATE FUNCTION feedq_1.suspects() RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
     found uuid[];
     answer json;
 BEGIN
+    PERFORM feedq_1.lock_workers(ARRAY(
+        SELECT w.id FROM feedq.worker w
+        WHERE w.state <> 'gone' AND (feedq_1.is_overdue(w) OR w.suspected_at IS NOT NULL)));
     SELECT array_agg(id) INTO found FROM (
         SELECT w.id FROM feedq.worker w
         WHERE w.state <> 'gone' AND (feedq_1.is_overdue(w) OR w.suspected_at IS NOT NULL)
-        ORDER BY w.id FOR UPDATE
+        ORDER BY w.id FOR NO KEY UPDATE SKIP LOCKED
     ) locked;
     IF found IS NULL THEN
         RETURN '[]';
@@ -215,7 +227,8 @@ BEGIN
     RETURN accepted;
 END $body$;
 
--- Feeds that somebody has touched, with their leases, both locked; the lease first, as everywhere.
+-- Feeds that somebody has touched, with their leases, both locked; the lease first, as everywhere. What somebody has
+-- locked for longer stays dirty, for a later pass.
 CREATE FUNCTION feedq_1.dirty(most int) RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
     first constant bigint[] := feedq_1.first_dirty(most);
@@ -225,9 +238,10 @@ BEGIN
     SELECT f.id FROM feedq.feed f
     WHERE f.id = ANY (first) AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.feed_id = f.id)
     ORDER BY f.id ON CONFLICT DO NOTHING;
+    PERFORM feedq_1.lock_leases(first);
     SELECT json_agg(json_build_array(feedq_1.feed_json(f), feedq_1.lease_json(l)) ORDER BY (f).id) INTO found FROM (
         SELECT f, l FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
-        WHERE f.id = ANY (first) AND f.dirty ORDER BY f.id FOR UPDATE OF l, f
+        WHERE f.id = ANY (first) AND f.dirty ORDER BY f.id FOR UPDATE OF l, f SKIP LOCKED
     ) locked;
     RETURN coalesce(found, '[]');
 END $body$;
@@ -272,7 +286,7 @@ BEGIN
     RETURN true;
 END $body$;
 
--- Writes why feeds are idle.
+-- Writes why feeds are idle, but for those that somebody has locked.
 CREATE FUNCTION feedq_1.explain(reasons json) RETURNS int LANGUAGE plpgsql AS $body$
 DECLARE
     explained int;
@@ -281,7 +295,7 @@ BEGIN
         -- By nothing but keys; what state they are in is asked after. Told that few can match, as there were few when
         -- statistics were taken, the planner would go through all of them for each.
         SELECT given.*, l.state FROM json_to_recordset(reasons) AS given (feed_id bigint, reason text)
-        JOIN feedq.lease l USING (feed_id) ORDER BY feed_id FOR UPDATE OF l
+        JOIN feedq.lease l USING (feed_id) ORDER BY feed_id FOR UPDATE OF l SKIP LOCKED
     )
     UPDATE feedq.lease l SET
         reason = given.reason, retry_at = NULL, held_for = NULL,
@@ -300,12 +314,14 @@ END $body$;
 -- of it before that message comes.
 --
 -- A worker that is asked to drain meanwhile has its row locked: either it is not serving any more, or it finds what it
--- was given and gives it back.
+-- was given and gives it back. What somebody has locked for longer waits for a later pass.
 CREATE FUNCTION feedq_1.assign(places json, measured float8, mean_rows float8, mean_bytes float8) RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
     assigned json;
     owners uuid[];
 BEGIN
+    PERFORM feedq_1.lock_workers(ARRAY(
+        SELECT DISTINCT worker_id FROM json_to_recordset(places) AS given (worker_id uuid)));
     WITH given AS (
         SELECT * FROM json_to_recordset(places) AS given (feed_id bigint, worker_id uuid)
     ), locked AS (
@@ -315,7 +331,7 @@ BEGIN
         JOIN feedq.lease l USING (feed_id)
         JOIN feedq.feed f ON f.id = given.feed_id
         JOIN feedq.worker w ON w.id = given.worker_id
-        ORDER BY given.feed_id FOR UPDATE OF l FOR SHARE OF w
+        ORDER BY given.feed_id FOR UPDATE OF l SKIP LOCKED FOR NO KEY UPDATE OF w SKIP LOCKED
     ), free AS (
         SELECT * FROM locked WHERE state = 'idle' AND worker_state = 'active' AND target_state = 'serving'
     ), assigned AS (

@@ -34,6 +34,7 @@ from feedq.core.model import (
     Progress,
     Reason,
     Release,
+    Reported,
     Rewind,
     StopRequest,
     WorkerState,
@@ -104,8 +105,8 @@ class Leases(Aggregate):
         return keys
 
     @in_statement
-    def report(self, c: Connection, worker_id: UUID, progress: Sequence[Progress]) -> list[FeedKey]:
-        """Add up progress. Returns what matched; the rest has been lost and must be stopped."""
+    def report(self, c: Connection, worker_id: UUID, progress: Sequence[Progress]) -> Reported:
+        """Add up progress. What is not among what it answers has been lost, and must be stopped."""
         given = document(
             {
                 **_said(p),
@@ -115,7 +116,7 @@ class Leases(Aggregate):
             }
             for p in progress
         )
-        return call(c, "report", list[FeedKey], owner=worker_id, progress=given)
+        return call(c, "report", Reported, owner=worker_id, progress=given)
 
     @in_statement
     def assigned(self, c: Connection, worker_id: UUID, *, limit: int) -> list[FeedKey]:

@@ -19,6 +19,7 @@ from feedq.core.model import (
     Progress,
     Reason,
     Release,
+    Reported,
     StopRequest,
     Worker,
     WorkerState,
@@ -123,7 +124,7 @@ class MemoryLeases(Leases):
         return matched
 
     @statement
-    def report(self, worker_id: UUID, progress: Sequence[Progress]) -> list[FeedKey]:
+    def report(self, worker_id: UUID, progress: Sequence[Progress]) -> Reported:
         now = self._db.now()
         matched = []
         for p in progress:
@@ -178,7 +179,7 @@ class MemoryLeases(Leases):
                 last_error_at=lease.last_error_at if p.error is None else now,
             )
             matched.append(p.key)
-        return matched
+        return Reported(matched, [])
 
     @statement
     def assigned(self, worker_id: UUID, *, limit: int) -> list[FeedKey]:
