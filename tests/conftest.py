@@ -41,9 +41,6 @@ MEMORY_BYTES_MIN = 5 * 2**30
 """Four runs of tests at once, each with a gigabyte of PostgreSQL's log at most."""
 LEAVE_S = 5.0
 """A monitor reports the end of its worker before it ends itself."""
-SERVER_FIXTURES = {"postgres", "valkey", "database_url", "broker_url"}
-
-
 _ended = pytest.StashKey[list[str]]()
 _postgres = pytest.StashKey[Postgres]()
 
@@ -60,12 +57,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         print(f"left over by a run of tests that was cut off, and ended: {left}", file=sys.stderr)
     for left in leftovers.end(leftovers.gone_within(LEAVE_S)):
         print(f"left over by these tests, and ended: {left}", file=sys.stderr)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.servers)
 
 
 def pytest_collection_finish() -> None:

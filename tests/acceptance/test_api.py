@@ -19,8 +19,6 @@ from feedq.core.roles import AccessRole
 from tests.cluster import FEEDQ, ROOT, Cluster, wait_until
 from tests.node import Node
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
-
 
 class Served:
     """The process, and who asks it."""

@@ -14,8 +14,6 @@ from tests.cluster import Cluster, Place, feed, wait_until
 from tests.node import Node
 from tests.source_process import Source
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
-
 LIVE = "desk/live"
 CHILD = f"{LIVE}~backfill"
 RATE = 4_000.0

@@ -19,8 +19,6 @@ from tests.cluster import Cluster, Place, feed, feed_names, wait_until
 from tests.invariants import check_invariants, mark, wait_resumed, wait_streaming
 from tests.source_process import Source
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
-
 FEEDS = feed_names(8, prefix="celery")
 
 

@@ -15,8 +15,6 @@ from tests.cluster import SINK_ROLE, Cluster, Place, feed, url_of, wait_until
 from tests.proxy import Fault, PostgresProxy
 from tests.source_process import Source
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
-
 KEYED, PLAIN, BESIDE = "desk/keyed", "desk/plain", "desk/beside"
 RATE = 1_000.0
 BACK = 1_000

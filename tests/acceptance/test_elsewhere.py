@@ -12,7 +12,7 @@ from tests.invariants import check_invariants, mark, wait_resumed, wait_streamin
 from tests.proxy import SourceProxy
 from tests.source_process import Source
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 FEEDS = feed_names(8, prefix="elsewhere")
 NEW = feed_names(4, prefix="new")

@@ -15,8 +15,6 @@ from feedq.telemetry.logs import LogEvent
 from tests.cluster import Cluster, wait_until
 from tests.node import Node
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
-
 ROUNDS = 5
 """Whether a beat that was just forked hears a signal is a matter of microseconds."""
 

@@ -24,8 +24,6 @@ from feedq.local.process import Account
 from feedq.local.server import Server
 from feedq.local.valkey import Valkey
 
-pytestmark = pytest.mark.servers
-
 
 @contextmanager
 def new_directory() -> Iterator[Path]:

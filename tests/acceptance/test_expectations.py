@@ -15,7 +15,7 @@ from feedq.local.valkey import Valkey
 from tests.causes import LAGGING, Causes, causes, name_of, wanted
 from tests.cluster import feed, wait_until
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 BOUND_S = 12  # longer than a ttl, and than a loop may stand still: what is taken over meanwhile is no silence
 LIMIT_S = 90.0

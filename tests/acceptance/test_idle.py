@@ -11,8 +11,6 @@ import pytest
 
 from tests.cluster import Cluster, Place, wait_until
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
-
 LIMIT_S = 30.0
 WINDOW_S = 2.0
 TRANSACTIONS_MAX_PER_S = 40

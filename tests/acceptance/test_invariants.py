@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster import Cluster, wait_until
 from tests.invariants import check_invariants
+from tests.source import Connection, overlaps
 from tests.source_process import Source
 
 RECORDS = 20
@@ -72,3 +73,17 @@ def test_two_readers_of_one_feed_are_found(witnesses: tuple[Cluster, Source]) ->
     finally:
         for reader in readers:
             reader.close()
+
+
+def _connection(number: int, begin: float, end: float | None) -> Connection:
+    return Connection(number, 1, begin, feed="f", hello_at=begin, closed_at=end)
+
+
+def test_streams_that_follow_each_other_do_not_overlap() -> None:
+    assert overlaps([_connection(1, 0, 1), _connection(2, 1, 2), _connection(3, 5, None)]) == []
+
+
+def test_an_overlap_is_found_even_behind_a_short_stream() -> None:
+    long, short, late = _connection(1, 0, 10), _connection(2, 1, 2), _connection(3, 9, None)
+    assert overlaps([long, short, late]) == [(long, short), (long, late)]
+    assert overlaps([long, short, late], ignored=[1]) == []

@@ -22,8 +22,6 @@ from tests.promql import alerts, questions, series_in
 from tests.proxy import PostgresProxy
 from tests.source_process import Source
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
-
 
 class Port:
     """A client of the metrics port of one worker or beat."""
@@ -74,7 +72,7 @@ def proxy(database_url: str) -> Iterator[PostgresProxy]:
         yield made
 
 
-def test_a_worker_that_cannot_reach_its_database_is_healthy_and_not_ready(
+def test_a_worker_that_cannot_reach_its_database_is_healthy_and_not_ready_and_says_so_to_everybody(
     tmp_path: Path, database_url: str, broker_url: str, proxy: PostgresProxy, port: Port
 ) -> None:
     Cluster(tmp_path, database_url=database_url, broker_url=broker_url, with_roles=False).close()
@@ -98,6 +96,12 @@ def test_a_worker_that_cannot_reach_its_database_is_healthy_and_not_ready(
 
         proxy.admit()
         port.wait("/readyz", 200)
+
+        # Clients that say nothing do not keep others out for long.
+        silent = [socket.create_connection(("127.0.0.1", port.number)) for _ in range(CONNECTIONS_MAX + 4)]
+        port.wait("/readyz", 200, limit_s=20)
+        for connection in silent:
+            connection.close()
 
 
 BREAKS = """
@@ -153,8 +157,19 @@ def test_metrics_count_what_lands_and_a_worker_one_of_whose_threads_has_ended_is
         assert "for the test" in said["exception"]
 
 
-def test_the_elected_beat_tells_how_the_fleet_is(tmp_path: Path, database_url: str, broker_url: str) -> None:
+def test_the_elected_beat_tells_how_the_fleet_is_and_every_metric_that_is_asked_for_is_there(
+    tmp_path: Path, database_url: str, broker_url: str, port: Port
+) -> None:
     leader, other = Port("FEEDQ_BEAT_METRICS_PORT"), Port("FEEDQ_BEAT_METRICS_PORT")
+    # By the alerts and dashboards that are shipped.
+    expressions = [*(alert.expr for alert in alerts()), *(question.expr for question in questions())]
+    asked = {series.name for expr in expressions for series in series_in(expr)}
+
+    def missing() -> set[str]:
+        said = "".join(one.get("/metrics")[1] for one in (port, leader))
+        families = text_string_to_metric_families(said)
+        return asked - {sample.name for family in families for sample in family.samples}
+
     with (
         Source(rate=50) as source,
         Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster,
@@ -162,7 +177,7 @@ def test_the_elected_beat_tells_how_the_fleet_is(tmp_path: Path, database_url: s
         cluster.add_beat("b1", env=leader.env)
         cluster.wait_leader()
         cluster.wait_candidate(cluster.add_beat("b2", env=other.env))
-        cluster.add_worker("w1")
+        cluster.add_worker("w1", env=port.env)
         nowhere = {"selector": {"required": {"zone": "moon"}}}
         cluster.apply(
             [
@@ -187,6 +202,8 @@ def test_the_elected_beat_tells_how_the_fleet_is(tmp_path: Path, database_url: s
         assert 0 < leader.value("feedq_oldest_heartbeat_seconds") < 8
         assert leader.reason("/readyz") == "elected"
 
+        wait_until(lambda: not missing(), limit_s=40, interval_s=0.5, what=lambda: f"exported: {missing()}")
+
         # The other one says nothing of the fleet, until it is elected.
         assert other.reason("/readyz") == "stands by"
         assert other.value("feedq_beat_leads") == 0
@@ -198,36 +215,3 @@ def test_the_elected_beat_tells_how_the_fleet_is(tmp_path: Path, database_url: s
             interval_s=0.2,
             what=lambda: f"the other beat tells it:\n{other.get('/metrics')[1]}",
         )
-
-
-def test_a_running_fleet_exports_every_metric_that_alerts_and_dashboards_ask_for(
-    tmp_path: Path, database_url: str, broker_url: str
-) -> None:
-    ports = Port(), Port("FEEDQ_BEAT_METRICS_PORT")
-    expressions = [*(alert.expr for alert in alerts()), *(question.expr for question in questions())]
-    asked = {series.name for expr in expressions for series in series_in(expr)}
-    with (
-        Source(rate=50) as source,
-        Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster,
-    ):
-        cluster.add_beat("b1", env=ports[1].env)
-        cluster.add_worker("w1", env=ports[0].env)
-        cluster.apply([feed("f/1", source.url)])
-
-        def missing() -> set[str]:
-            said = "".join(port.get("/metrics")[1] for port in ports)
-            families = text_string_to_metric_families(said)
-            return asked - {sample.name for family in families for sample in family.samples}
-
-        wait_until(lambda: not missing(), limit_s=40, interval_s=0.5, what=lambda: f"exported: {missing()}")
-
-
-def test_clients_that_say_nothing_do_not_keep_others_out_for_long(
-    tmp_path: Path, database_url: str, broker_url: str, port: Port
-) -> None:
-    with Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster:
-        cluster.add_worker("w1", env=port.env)
-        silent = [socket.create_connection(("127.0.0.1", port.number)) for _ in range(CONNECTIONS_MAX + 4)]
-        port.wait("/readyz", 200, limit_s=20)
-        for connection in silent:
-            connection.close()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from feedq.control.store.postgresql import PostgresStore
 from tests import poison
-from tests.cluster import ROOT, Cluster, wait_until
+from tests.cluster import ROOT, Cluster, Place, wait_until
 from tests.isolation import LANDED, declared
 from tests.schedules import never
-
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
 FIT = "half a pair \ufffd and a NUL \ufffd in it"
 STATES = """
@@ -21,11 +18,11 @@ STATES = """
 """
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[Cluster]:
-    poison.install(tmp_path)
-    env = {"FEEDQ_IMPORTS": "tests.jobs_under_test", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    with Cluster(tmp_path, database_url=database_url, broker_url=broker_url, env=env) as made:
+@pytest.fixture(scope="module")
+def cluster(place: Place) -> Iterator[Cluster]:
+    poison.install(place.directory)
+    env = {"FEEDQ_IMPORTS": "tests.jobs_under_test", "PYTHONPATH": f"{place.directory}:{ROOT}"}
+    with place.cluster(env=env) as made:
         made.make(LANDED)
         made.add_beat("b1")
         made.add_worker("w1")

@@ -22,7 +22,7 @@ from tests.cluster import Cluster, feed, wait_until
 from tests.schedules import schedule_spec
 from tests.source_process import Source
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 TASKS = """
 import os

@@ -22,7 +22,7 @@ from tests.cluster import Cluster, wait_until
 from tests.node import Node
 from tests.schedules import never
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.timeout(150)
 
 LIMIT_S = 30.0
 IMPORTS = {"FEEDQ_IMPORTS": "tests.jobs_under_test"}

@@ -19,7 +19,7 @@ from tests.cluster import Cluster, wait_until
 from tests.faults import frozen_database
 from tests.schedules import Keys, never
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.timeout(150)
 
 LIMIT_S = 40.0
 TAKES_S = 2.5

@@ -25,7 +25,7 @@ from tests.cluster import ROOT, Cluster, Place, wait_until
 from tests.flower import Flower
 from tests.node import Node
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 ENV_SECRET = 'pl4nted"by/env+7f3a'
 FILE_SECRET = "pl4nted\\by file%9c1e"

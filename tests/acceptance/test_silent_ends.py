@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
 from tests.cluster import FEEDQ, Cluster, feed, wait_until
 from tests.source_process import Source
-
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
 LIMIT_S = 40.0
 PIDFD_GETFD = 438

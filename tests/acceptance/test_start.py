@@ -15,8 +15,6 @@ from tests.invariants import wait_streaming
 from tests.node import Node
 from tests.source_process import Source
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
-
 
 @pytest.fixture
 def absent_postgres(servers_dir: Path, request: pytest.FixtureRequest) -> Iterator[Postgres]:

@@ -17,7 +17,7 @@ from tests.acceptance.test_metrics import Port
 from tests.cluster import ROOT, Cluster, feed, wait_until
 from tests.source_process import Source
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 NEIGHBOURS = ["f/1", "f/2"]
 

@@ -8,14 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.cluster import Cluster, feed, wait_until
 from tests.source_process import Source
-
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
 
 class Collector:

@@ -20,7 +20,7 @@ import pytest
 from tests.acceptance.test_up import START_S, STOP_S, directory, plain_env
 from tests.cluster import ROOT, wait_until
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.servers, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 SECTION = "## A feed of your own in one minute"
 COMMANDS_MAX = 8

@@ -31,7 +31,7 @@ from feedq.local.demo_source import RATES
 from feedq.local.process import tail
 from tests.cluster import wait_until
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.servers, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 START_S = 120.0
 ALL_LAND = r"12 feeds \(12 streaming\), workers: {} serving .* rows, 0 missing, 0 doubled\n"

@@ -31,8 +31,6 @@ from tests.flower import Answer, Flower, StartFlower
 from tests.proxy import Fault, PostgresProxy
 from tests.schedules import Keys, schedule_spec
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
-
 NASTY = (
     "<script>alert(1)</script>",
     "a\"b'c&d<img/src=x/onerror=alert(1)>",

@@ -11,7 +11,8 @@ from tests import faults
 from tests.cluster import wait_until
 from tests.stage import Stage
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
+
 Measured = Callable[[str, object], None]
 
 LEADER_TTL_S = 5.0

@@ -26,7 +26,8 @@ from tests.faults import (
 from tests.proxy import PlainProxy
 from tests.stage import Stage
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
+
 Measured = Callable[[str, object], None]
 
 DOCTOR_LIMIT_S = 30.0

@@ -15,7 +15,6 @@ from tests.proxy import Fault, PostgresProxy
 from tests.source_process import Source
 from tests.stage import Stage
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 Measured = Callable[[str, object], None]
 
 FEEDS = feed_names(20, prefix="commit")

@@ -17,7 +17,7 @@ from tests.chaos.test_sink_goes_back import LIMIT_S, landed, wait_landed
 from tests.cluster import Cluster, feed, wait_until
 from tests.source_process import Source
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 LATER, AT_ONCE = ("acme/a", "acme/b"), ("acme/c", "acme/d")
 """Feeds that are declared anew without and with ``--adopt``."""

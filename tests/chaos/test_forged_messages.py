@@ -17,7 +17,7 @@ from tests.faults import assert_untouched, lone_worker
 from tests.invariants import mark
 from tests.source_process import Source
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 MESSAGES = 1_000
 BROADCASTS = 200

@@ -18,8 +18,6 @@ from tests.cluster import Cluster, feed, feed_names
 from tests.invariants import wait_streaming
 from tests.source_process import Source
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
-
 FEEDS = feed_names(20, prefix="leaving")
 FORWARD = textwrap.dedent(
     """

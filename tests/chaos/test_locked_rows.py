@@ -16,7 +16,7 @@ from tests.cluster import wait_until
 from tests.invariants import landed, mark, wait_resumed
 from tests.stage import Stage
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 Measured = Callable[[str, object], None]
 
 

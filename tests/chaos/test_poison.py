@@ -16,7 +16,7 @@ from tests.cluster import wait_until
 from tests.isolation import NEIGHBOURS, WORKERS, Neighbourhood, neighbourhood
 from tests.poison import Deed
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 STALL_S = 2.0
 WORKER_BYTES = 400 * 2**20

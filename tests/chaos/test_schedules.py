@@ -25,7 +25,8 @@ from tests.cluster import Cluster, wait_until
 from tests.node import Node
 from tests.schedules import never
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(360)]
+pytestmark = pytest.mark.timeout(360)
+
 Measured = Callable[[str, object], None]
 
 STORM_S = 30.0

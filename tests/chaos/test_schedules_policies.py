@@ -18,7 +18,8 @@ from tests.chaos import ticking
 from tests.cluster import Cluster, wait_until
 from tests.schedules import Keys, never, schedule_spec
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
+
 Measured = Callable[[str, object], None]
 
 LIMIT_S = 60.0

@@ -19,7 +19,8 @@ from tests.chaos import ticking
 from tests.cluster import Cluster, wait_until
 from tests.node import Node
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
+
 Measured = Callable[[str, object], None]
 
 EACH = 3

@@ -12,7 +12,8 @@ from tests import faults
 from tests.invariants import Mark, mark, wait_resumed
 from tests.stage import Stage
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
+
 Measured = Callable[[str, object], None]
 
 OUTAGE_S = 10.0

@@ -16,7 +16,7 @@ from tests.chaos.conftest import Stages
 from tests.cluster import Cluster, feed, feed_names, wait_until
 from tests.source_process import Source
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 FEEDS = 6
 LIMIT_S = 60.0

@@ -20,7 +20,7 @@ from tests.proxy import PlainProxy
 from tests.source_process import Source
 from tests.standby import Standby
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 LOST = 50
 """Records of each feed that only the primary has when it dies."""

@@ -31,7 +31,7 @@ def _unswept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile, "SWEEP_INTERVAL_S", 3600.0)
 
 
-@pytest.fixture(params=["memory", pytest.param("postgresql", marks=pytest.mark.servers)])
+@pytest.fixture(params=["memory", "postgresql"])
 def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     """Each implementation of the store in turn."""
     if request.param == "memory":

@@ -21,8 +21,6 @@ from feedq.telemetry.logs import EventKind
 from tests.api_client import ApiClient
 from tests.contract.harness import PostgresHarness
 
-pytestmark = pytest.mark.servers
-
 
 @pytest.fixture
 def endpoint(postgres_harness: PostgresHarness) -> Endpoint:

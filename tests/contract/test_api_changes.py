@@ -20,8 +20,6 @@ from feedq.settings import Settings
 from tests.api_client import ApiClient
 from tests.contract.jobs_harness import JobsHarness
 
-pytestmark = pytest.mark.servers
-
 NAME = "acme/orders"
 DECLARED = {
     "name": NAME,

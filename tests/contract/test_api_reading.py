@@ -18,8 +18,6 @@ from feedq.settings import Settings
 from tests.api_client import ApiClient
 from tests.contract.jobs_harness import JobsHarness
 
-pytestmark = pytest.mark.servers
-
 NAMES = ["acme/a", "acme/b", "beta/größe%2F?", "beta/x"]
 
 

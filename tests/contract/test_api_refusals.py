@@ -29,7 +29,7 @@ from tests.contract.api_stage import populate, query, refusals, rows_of, setting
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.sink_harness import empty_database
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 ORIGIN = "127.0.0.1"
 OF_FLEET: Final = (

@@ -32,7 +32,7 @@ from tests.contract.harness import spec
 from tests.contract.jobs_harness import JobsHarness
 from tests.schedules import schedule_spec
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.timeout(1_800)
 
 EXAMPLES = int(os.environ.get("API_EXAMPLES", "3"))
 THEIRS = "beta/b"

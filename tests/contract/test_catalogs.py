@@ -19,8 +19,6 @@ from feedq.telemetry.logs import EventKind
 from tests.contract.harness import PostgresHarness, spec
 from tests.contract.shell import Shell, opened_shell
 
-pytestmark = pytest.mark.servers
-
 Write = Callable[..., None]
 
 

@@ -27,8 +27,6 @@ from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
 from tests.schedules import Keys
 
-pytestmark = pytest.mark.servers
-
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
 NO_SINK = "DROP SCHEMA public CASCADE; CREATE SCHEMA public"
 """Takes away what was landed in the control database, which is the sink as well."""

@@ -16,8 +16,6 @@ from feedq.core.schedule.model import Finish, Offer, RunState
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
 
-pytestmark = pytest.mark.servers
-
 MANIFEST = """
 schedules:
   - name: acme/cleanup

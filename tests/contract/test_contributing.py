@@ -24,8 +24,6 @@ from tests.contract.harness import PostgresHarness
 from tests.contract.shell import opened_shell
 from tests.house import lines_of_code
 
-pytestmark = pytest.mark.servers
-
 VERB, BUTTON = re.findall(r"^```python\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
 IMPORTS = """
 from __future__ import annotations

@@ -22,8 +22,6 @@ from tests.waiting import until
 
 __all__ = ["stage"]
 
-pytestmark = pytest.mark.servers
-
 
 def test_a_new_field_is_told_once_and_becomes_a_column_when_somebody_says_so(
     stage: Stage, broker_url: str, monkeypatch: pytest.MonkeyPatch

@@ -1,30 +1,40 @@
-"""The elected beat's looks: planned once for its session, unless what is in between mixes sessions up."""
+"""Sessions of the elected beat that wait for the end of workers' sessions."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import astuple
-from uuid import uuid4
+from threading import Thread
+from uuid import UUID, uuid4
 
 import pytest
 
 from feedq.control.store.channels import LEADER_LOCK_CLASS, WAKE
 from feedq.control.store.database import PreparedStatement
-from feedq.control.store.election import BEAT_ELECTION, Election
+from feedq.control.store.election import BEAT_ELECTION, WAITER_NAME, Election, LivenessCheck
+from feedq.control.store.session_ends import SNAPSHOT_S
 from feedq.control.store.worker_session import Listener
+from feedq.core.model import Worker
 from tests.contract.harness import TTL_S, PostgresHarness
 
-pytestmark = pytest.mark.servers
+LIMIT_S = 30.0
 
-SETTLE_S = 3600.0
+HOLDER = UUID(int=7)
 
 
-@pytest.fixture
-def plain(postgres_harness: PostgresHarness) -> Iterator[Election]:
-    """It has not won: what it asks is planned each time."""
-    with closing(candidate(postgres_harness)) as made:
-        yield made
+def candidate(harness: PostgresHarness, *, waiters: int = 4, holder: UUID = HOLDER) -> Election:
+    return Election(
+        harness.url,
+        holder=holder,
+        host="host",
+        pid=1,
+        ttl_s=TTL_S,
+        settle_s=0.0,
+        waiters=waiters,
+        rearm_s=0.01,
+    )
 
 
 @pytest.fixture
@@ -34,14 +44,232 @@ def elected(postgres_harness: PostgresHarness) -> Iterator[Election]:
         yield made
 
 
+@pytest.fixture
+def closing_all() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def has_session(harness: PostgresHarness, worker: Worker, stack: ExitStack) -> int:
+    """Open a session of the worker; returns its backend."""
+    session = stack.enter_context(closing(harness.store.session(worker, ttl_s=TTL_S)))
+    return int(session._connection.info.backend_pid)
+
+
+def look_until(election: Election, awaited: bool) -> LivenessCheck:
+    """Look until the end of every worker is waited for, or not so."""
+    deadline = time.monotonic() + LIMIT_S
+    while (check := election.check_liveness()).is_awaited is not awaited:
+        assert time.monotonic() < deadline, f"awaited: {check.is_awaited}"
+        election.wait(0.01)
+    return check
+
+
+def hears(election: Election) -> LivenessCheck:
+    """Wait until something is heard; the look that follows."""
+    # The server's farewell may come before the end of the connection.
+    for _ in range(3):
+        election.wait(LIMIT_S)
+        if (check := election.check_liveness()).has_heard:
+            return check
+    raise AssertionError("nothing was heard")
+
+
+def waiters(harness: PostgresHarness, holder: UUID = HOLDER) -> list[tuple[object, ...]]:
+    sql = "SELECT pid, backend_start FROM pg_stat_activity WHERE application_name = %s ORDER BY pid"
+    return harness.execute(sql, f"{WAITER_NAME}/{holder}")
+
+
+def end(harness: PostgresHarness, *backends: object) -> None:
+    harness.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS t (pid)", list(backends))
+
+
+def test_the_end_of_a_workers_last_session_is_heard_without_a_look(
+    postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
+) -> None:
+    worker = postgres_harness.worker()
+    lease_keeper = has_session(postgres_harness, worker, closing_all)
+    listener = closing_all.enter_context(closing(postgres_harness.store.worker_listener(worker)))
+    look_until(elected, awaited=True)
+    end(postgres_harness, lease_keeper, listener.backend_pid)
+    assert hears(elected).suspected == 1
+
+
+def test_while_a_worker_has_another_session_nothing_is_heard(
+    postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
+) -> None:
+    worker = postgres_harness.worker()
+    first = has_session(postgres_harness, worker, closing_all)
+    listener = closing_all.enter_context(closing(postgres_harness.store.worker_listener(worker)))
+    look_until(elected, awaited=True)
+    end(postgres_harness, first)
+    began = time.monotonic()
+    assert not elected.wait(2 * SNAPSHOT_S)
+    assert time.monotonic() >= began + 2 * SNAPSHOT_S, "it was woken"
+    assert not elected.check_liveness().has_heard
+    end(postgres_harness, listener.backend_pid)
+    assert hears(elected).suspected == 1
+
+
+def test_a_worker_that_comes_back_while_its_old_session_is_waited_for_need_not_wait(
+    postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
+) -> None:
+    worker = postgres_harness.worker()
+    old = has_session(postgres_harness, worker, closing_all)
+    look_until(elected, awaited=True)
+    # Both sessions for a moment, as after a broken network of which the server does not know.
+    new = has_session(postgres_harness, worker, closing_all)
+    end(postgres_harness, old)
+    check = hears(elected)
+    assert (check.suspected, check.crashed) == (0, 0)
+    look_until(elected, awaited=True)
+    end(postgres_harness, new)
+    assert hears(elected).suspected == 1
+
+
+def test_a_waiter_that_is_ended_is_missed_and_replaced(
+    postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
+) -> None:
+    has_session(postgres_harness, postgres_harness.worker(), closing_all)
+    look_until(elected, awaited=True)
+    ((waiter, started),) = waiters(postgres_harness)
+    end(postgres_harness, waiter)
+    assert hears(elected).suspected == 0
+    look_until(elected, awaited=True)
+    ((_, started_then),) = waiters(postgres_harness)
+    assert started_then != started
+
+
+def test_for_more_workers_than_waiters_it_looks(
+    postgres_harness: PostgresHarness, closing_all: ExitStack
+) -> None:
+    harness = postgres_harness
+    with closing(candidate(harness, waiters=1)) as election:
+        assert election.campaign()
+        has_session(harness, harness.worker("a"), closing_all)
+        look_until(election, awaited=True)
+        second = harness.worker("b")
+        has_session(harness, second, closing_all)
+        look_until(election, awaited=False)
+        election.wait(0.05)
+        assert not election.check_liveness().is_awaited
+        harness.store.workers.leave(second.id)
+        look_until(election, awaited=True)
+
+
+def test_a_wait_lets_go_of_its_snapshot(
+    postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
+) -> None:
+    """Otherwise no row that was replaced since it began could be cleared away."""
+    has_session(postgres_harness, postgres_harness.worker(), closing_all)
+    look_until(elected, awaited=True)
+    ((waiter, _),) = waiters(postgres_harness)
+    seen: set[object] = set()
+    deadline = time.monotonic() + LIMIT_S
+    while len(seen) < 3:
+        assert time.monotonic() < deadline, "it keeps the same transaction"
+        ((since,),) = postgres_harness.execute(
+            "SELECT xact_start FROM pg_stat_activity WHERE pid = %s", waiter
+        )
+        seen.add(since)
+        time.sleep(SNAPSHOT_S / 4)  # it is asked for nothing else
+    assert not elected.wait(0)
+    assert not elected.check_liveness().has_heard, "and waits on"
+
+
+def test_the_waiters_of_a_frozen_beat_end_with_its_lead(
+    postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
+) -> None:
+    has_session(postgres_harness, postgres_harness.worker(), closing_all)
+    look_until(elected, awaited=True)
+    assert len(waiters(postgres_harness)) == 1
+    postgres_harness.execute("UPDATE feedq.leader SET expires_at = clock_timestamp() - interval '1 s'")
+    with closing(candidate(postgres_harness, holder=uuid4())) as other:
+        assert other.end_frozen_leader()
+    deadline = time.monotonic() + LIMIT_S
+    while waiters(postgres_harness):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # until the server has ended it
+
+
+def test_waiters_end_with_their_beat(postgres_harness: PostgresHarness, closing_all: ExitStack) -> None:
+    has_session(postgres_harness, postgres_harness.worker(), closing_all)
+    with closing(candidate(postgres_harness)) as election:
+        assert election.campaign()
+        look_until(election, awaited=True)
+        assert len(waiters(postgres_harness)) == 1
+    deadline = time.monotonic() + LIMIT_S
+    while waiters(postgres_harness):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # until the server has noticed
+
+
+def test_a_look_says_when_the_next_thing_falls_due(
+    postgres_harness: PostgresHarness, elected: Election
+) -> None:
+    harness = postgres_harness
+    assert elected.check_liveness().due_in_s is None
+    harness.worker(ttl_s=500.0)
+    due_in_s = elected.check_liveness().due_in_s
+    assert due_in_s is not None
+    assert 490 < due_in_s <= 500
+    feed = harness.feed()
+    harness.execute(
+        "UPDATE feedq.lease SET retry_at = clock_timestamp() + interval '100 s' WHERE feed_id = %s", feed.id
+    )
+    due_in_s = elected.check_liveness().due_in_s
+    assert due_in_s is not None
+    assert 90 < due_in_s <= 100
+
+
+def test_a_beat_that_stands_by_is_elected_as_soon_as_the_leader_is_gone(
+    postgres_harness: PostgresHarness, elected: Election
+) -> None:
+    assert elected.renew()
+    with closing(candidate(postgres_harness, holder=UUID(int=8))) as other:
+
+        def stand_by() -> None:
+            while not other.campaign():
+                other.stand_by(0.05)
+
+        standing_by = Thread(target=stand_by)
+        standing_by.start()
+        deadline = time.monotonic() + LIMIT_S
+        while not waiters(postgres_harness, UUID(int=8)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)  # until it waits at the server
+        end(postgres_harness, elected._session.backend_pid)
+        standing_by.join(LIMIT_S)
+        assert not standing_by.is_alive(), "it waits until the row expires"
+        assert waiters(postgres_harness, UUID(int=8)) == [], "and has nothing to stand by for"
+
+
+def test_a_beat_that_stands_by_looks_again_when_the_leaders_row_has_expired(
+    postgres_harness: PostgresHarness, elected: Election
+) -> None:
+    with closing(candidate(postgres_harness, holder=UUID(int=8))) as other:
+        expire_soon = "UPDATE feedq.leader SET expires_at = clock_timestamp() + interval '0.3 s'"
+        deadline = time.monotonic() + LIMIT_S
+        while not other._vacancy.is_complete:
+            assert time.monotonic() < deadline
+            postgres_harness.execute(expire_soon)  # or the call that completes it waits for the whole term
+            other.stand_by(0.01)
+        postgres_harness.execute(expire_soon)
+        other.stand_by(0.01)
+        assert other.end_frozen_leader()
+
+
+@pytest.fixture
+def plain(postgres_harness: PostgresHarness) -> Iterator[Election]:
+    """It has not won: what it asks is planned each time."""
+    with closing(candidate(postgres_harness, holder=uuid4())) as made:
+        yield made
+
+
 @pytest.fixture(params=["plain", "elected"])
 def looking(request: pytest.FixtureRequest) -> Election:
     election: Election = request.getfixturevalue(request.param)
     return election
-
-
-def candidate(harness: PostgresHarness) -> Election:
-    return Election(harness.url, holder=uuid4(), host="host", pid=1, ttl_s=TTL_S, settle_s=SETTLE_S)
 
 
 def asked_last(harness: PostgresHarness, election: Election) -> object:

@@ -22,8 +22,6 @@ from tests.contract.harness import PostgresHarness, spec
 from tests.contract.test_supervisor import Source
 from tests.waiting import until
 
-pytestmark = pytest.mark.servers
-
 
 class StreamedFeed:
     """One feed under `run_claimed`, on a thread in place of its process."""

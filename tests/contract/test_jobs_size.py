@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
+import psycopg2
 import pytest
 
 from feedq.core.schedule.model import ClaimedRun
@@ -10,10 +13,13 @@ from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish
 
 RUNS = 5_000
+
 FEW = 1_000
+
 """A batch and its crowd, each with the look-ups that decide about it; and what the planner reads."""
 
 CROWD = 32
+
 """Candidates that a claim reads beyond those that it may take."""
 
 
@@ -31,7 +37,9 @@ PLAIN = """
         s.declaration, 'default', 'waiting'
     FROM generate_series(1, %s) n JOIN feedq.schedule s ON s.name = 's' || n
 """
+
 IN_A_FULL_QUEUE = PLAIN.replace("'default'", "'full'")
+
 BACKFILL = """
     SELECT s.id, 'backfill', 'k' || n, now() - n * interval '1 h', now(), now() - interval '1 h',
         s.declaration, 'default', CASE n WHEN 1 THEN 'waiting' ELSE 'buffered' END
@@ -86,3 +94,42 @@ def test_a_higher_priority_is_found_behind_however_many_fell_due_before(jobs: Jo
         jobs.schedules.trigger("crowd", key=str(n))
     jobs.schedules.trigger("high")
     assert claim_one(jobs, jobs.job_worker(), limit=1).schedule == "high"
+
+
+MANY = 20_000
+
+FEW_READ = 500
+
+READ = """
+    SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables
+    WHERE relid = 'feedq.run'::regclass
+"""
+
+
+def test_plans_that_were_made_when_nothing_waited_are_right_when_many_do(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    schedule = jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    jobs.execute("ANALYZE feedq.run")
+    with closing(psycopg2.connect(jobs.url)) as connection, connection.cursor() as cursor:
+        for _ in range(10):
+            jobs.schedules.trigger("nightly")
+            cursor.execute("SELECT feedq_1.claim_runs(%s, 8, 8, 24)", (str(worker.id),))
+            cursor.execute("SELECT feedq_1.succeed(%s, '{1}', '{1}')", (str(worker.id),))
+            connection.commit()
+        jobs.execute(
+            "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job, exclusive) "
+            'SELECT %s, \'x\' || n, now(), now(), now(), \'{"name": "nightly", "task": "tasks.report"}\', false '
+            "FROM generate_series(1, %s) n",
+            schedule.id,
+            MANY,
+        )
+        cursor.execute(
+            "SELECT json_array_length(feedq_1.claim_runs(%s, 8, 8, 24) -> 'runs')", (str(worker.id),)
+        )
+        assert cursor.fetchone() == (8,)
+        cursor.execute("SELECT feedq_1.succeed(%s, '{1,2,3}', '{1,2,3}')", (str(worker.id),))
+        cursor.execute(READ)
+        (read,) = cursor.fetchone() or (None,)
+        assert read <= FEW_READ
+        connection.commit()
+    assert len(claim(jobs, worker)) > 0

@@ -17,8 +17,6 @@ from tests.contract.harness import PostgresHarness
 from tests.lease_listener import RecordingListener
 from tests.waiting import until
 
-pytestmark = pytest.mark.servers
-
 SETTINGS = Settings(heartbeat_s=0.2, ttl_s=3600)
 LIMIT_S = 10.0
 

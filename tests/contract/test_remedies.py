@@ -24,8 +24,6 @@ from feedq.verbs.diagnosis.database_checks import check_database
 from feedq.verbs.diagnosis.sink_checks import check_sinks
 from tests.contract.shell import opened_shell
 
-pytestmark = pytest.mark.timeout(120)
-
 PLAIN = "remedy_plain"
 """A role with the password `PASSWORD` that may connect."""
 FULL = "remedy_full"

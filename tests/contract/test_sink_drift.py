@@ -29,8 +29,6 @@ from tests.contract.sink_harness import (
 )
 from tests.contract.sink_stage import run_together
 
-pytestmark = pytest.mark.servers
-
 ORDERS = Target("orders", "json", sources_of({"seq": "/seq", "sku": "/line/sku"}))
 ODD = 'a "b"; ü'
 

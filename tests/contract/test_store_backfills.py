@@ -13,8 +13,6 @@ from feedq.core.selection import Selection
 from feedq.errors import Conflict, NotFound, Outdated
 from tests.contract.harness import PostgresHarness, spec
 
-pytestmark = pytest.mark.servers
-
 LIVE = "acme/orders"
 CHILD = f"{LIVE}~backfill"
 KEYED = {"table": "orders", "columns": {"seq": "/seq"}, "key": ["seq"]}

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from feedq.core.model import Load, Reason, Release, TargetState, WorkerState
 from tests.contract.harness import STOP_WITHIN_S, TTL_S, Harness, PostgresHarness
-
-pytestmark = pytest.mark.servers
 
 STEP_S = 3600.0
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from feedq.control.store import migrate
 from feedq.control.store.feeds import FeedChange
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.differences import ABSENT, OptionChange
-from feedq.core.model import Reason, Release, Selector, Status, TargetState, Version
+from feedq.core.model import FeedSpec, LeaseState, Reason, Release, Selector, Status, TargetState, Version
 from feedq.errors import Conflict, FeedqError, NotFound, Outdated
+from feedq.local.postgres import Postgres
 from feedq.telemetry.logs import EventKind
 from tests.contract.harness import Harness, PostgresHarness, spec
 
@@ -222,3 +225,73 @@ def test_a_catalog_changes_its_own_feeds_and_what_it_takes_over(postgres_harness
     assert harness.store.feeds.events("mine")[0].detail["changed"] == ["catalog"]
     assert harness.store.feeds.declared(catalog="crm") == [own, harness.store.feeds.get("new")]
     assert isinstance(change(EventKind.FEED_REMOVED, "mine"), tuple)
+
+
+def test_a_feed_declared_anew_waits_until_the_removed_one_has_let_go(harness: Harness) -> None:
+    store = harness.store
+    worker = harness.worker("w1")
+    harness.worker("w2")
+    old = store.feeds.add(spec())
+    _, sent = harness.reconcile()
+    store.leases.claim(sent[0].worker_id, [sent[0].key])
+
+    store.feeds.remove("acme/orders")
+    new = store.feeds.add(spec())
+    other = store.feeds.add(spec("acme/other"))
+    assert new.id != old.id
+    _, given = harness.reconcile()
+    assert [one.feed_id for one in given] == [other.id], "two would stream from one source"
+    assert store.leases.stop_requests(sent[0].worker_id)[0].reason is Reason.REMOVED
+
+    store.leases.release(sent[0].worker_id, [Release(*sent[0].key, Reason.REMOVED)])
+    _, given = harness.reconcile()
+    assert [one.feed_id for one in given] == [new.id]
+    views = {view.feed.id: view.lease.state for view in store.feeds.views()}
+    assert views == {new.id: LeaseState.ASSIGNED, other.id: LeaseState.ASSIGNED}
+    assert worker.id in {view.worker.id for view in store.workers.views()}
+
+
+def test_a_feed_declared_anew_starts_when_the_worker_of_the_removed_one_is_gone(harness: Harness) -> None:
+    store = harness.store
+    worker = harness.worker("w1")
+    store.feeds.add(spec())
+    _, sent = harness.reconcile()
+    store.leases.claim(worker.id, [sent[0].key])
+    store.feeds.remove("acme/orders")
+    new = store.feeds.add(spec())
+    harness.reconcile()
+    harness.worker("w2")
+    store.workers.leave(worker.id)
+    _, given = harness.reconcile()
+    assert [one.feed_id for one in given] == [new.id]
+
+
+SPEC = FeedSpec(name="acme/orders", connector="tcp", source={"url": "tcp://127.0.0.1:1"}, sink={"table": "t"})
+
+MILLION = 10**6
+
+
+def test_control_databases_give_out_different_numbers_and_a_feed_its_uuid_for_good(
+    postgres: Postgres, database_url: str
+) -> None:
+    other_url = postgres.create_database("identity_of_another")
+    stores = []
+    for url in (database_url, other_url):
+        migrate.upgrade(url)
+        stores.append(PostgresStore(url))
+    one, other = (store.feeds.add(SPEC) for store in stores)
+    try:
+        assert min(one.id, other.id, abs(one.id - other.id)) >= MILLION
+        assert max(one.id, other.id) < 2**51
+        assert one.identity.installation != other.identity.installation
+        store = stores[0]
+        assert store.feeds.restart(SPEC.name).identity == one.identity
+        assert store.feeds.get(SPEC.name).identity == one.identity
+        store.feeds.remove(SPEC.name)
+        again = store.feeds.add(SPEC)
+        assert again.identity.feed != one.identity.feed
+        assert again.identity.installation == one.identity.installation
+    finally:
+        for store in stores:
+            store.close()
+        postgres.drop_database("identity_of_another")

@@ -18,8 +18,6 @@ from tests.contract.api_stage import settings_of
 from tests.contract.harness import Harness, PostgresHarness
 from tests.fakes.memory.history import TROUBLES
 
-pytestmark = pytest.mark.servers
-
 ADDED, ASSIGNED, CLAIMED, RELEASED = "feed_added", "lease_assigned", "lease_claimed", "lease_released"
 
 

@@ -19,7 +19,7 @@ from tests.contract.harness import Harness, MemoryHarness, PostgresHarness, prog
 HOLD_S = 20.0
 
 
-@pytest.fixture(params=["memory", pytest.param("postgresql", marks=pytest.mark.servers)])
+@pytest.fixture(params=["memory", "postgresql"])
 def holding(request: pytest.FixtureRequest) -> Iterator[Harness]:
     """Stores of workers whose announced restarts are waited for."""
     if request.param == "memory":

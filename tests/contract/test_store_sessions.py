@@ -1,4 +1,4 @@
-"""Sessions that outlive a transaction, on PostgreSQL."""
+"""Sessions with the control database: what ends them, their pool, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
+import psycopg2
 import pytest
 
 from feedq.control.store import database as database_module
-from feedq.control.store.database import connect_once
+from feedq.control.store.database import POOL_MAX, POOL_SIZE, Database, connect_once
 from feedq.control.store.worker_session import WorkerSession
 from feedq.core.model import Load
 from feedq.errors import Unavailable
 from feedq.settings import Settings
 from tests.contract.harness import TTL_S, PostgresHarness
 
-pytestmark = pytest.mark.servers
-
 BEATS = 200
+
 LIMIT_S = 10.0
+
 SELECT_MAX = 1024
+
 """What ``select()`` can look at, whatever the file limit is."""
 
 
@@ -105,3 +107,146 @@ def test_a_heartbeat_leaves_nothing_for_a_vacuum(postgres_harness: PostgresHarne
     while within_the_page() < before + 0.9 * BEATS:
         assert time.monotonic() < deadline, "rows were moved to other pages"
         time.sleep(0.01)
+
+
+@pytest.fixture
+def database(postgres_harness: PostgresHarness) -> Iterator[Database]:
+    with closing(Database(postgres_harness.url, application_name="test")) as opened:
+        yield opened
+
+
+def run(database: Database, *statements: str, pause_s: float = 0.0) -> None:
+    with database.transaction() as c:
+        for statement in statements:
+            time.sleep(pause_s)
+            c.execute(statement)
+
+
+def test_a_standby_that_only_reads(database: Database) -> None:
+    # What a worker finds behind a name that was moved, for as long as the standby is not promoted.
+    with pytest.raises(Unavailable, match="read-only"):
+        run(database, "SET TRANSACTION READ ONLY", "UPDATE feedq.fleet SET pass_at = clock_timestamp()")
+
+
+def test_a_process_that_was_frozen_inside_its_transaction(database: Database) -> None:
+    with pytest.raises(Unavailable):
+        run(
+            database,
+            "SET LOCAL idle_in_transaction_session_timeout = '50ms'",
+            "SELECT 1",
+            "SELECT 1",
+            pause_s=0.3,
+        )
+
+
+def test_a_lock_that_is_held_for_too_long(database: Database) -> None:
+    with database.transaction() as holder:
+        holder.execute("SELECT * FROM feedq.fleet FOR UPDATE")
+        with pytest.raises(Unavailable):
+            run(database, "SET LOCAL lock_timeout = '50ms'", "SELECT * FROM feedq.fleet FOR UPDATE")
+
+
+def test_a_statement_that_was_given_up(database: Database) -> None:
+    with pytest.raises(Unavailable):
+        run(database, "SET LOCAL statement_timeout = '50ms'", "SELECT pg_sleep(10)")
+
+
+def test_a_session_that_was_ended(database: Database) -> None:
+    with pytest.raises(Unavailable):
+        run(database, "SELECT pg_terminate_backend(pg_backend_pid())")
+    run(database, "SELECT 1")
+
+
+NAME = "feedq-pool-test"
+
+POOL_LIMIT_S = 30.0
+
+BACKENDS = "SELECT pid, state FROM pg_stat_activity WHERE application_name = %s"
+
+
+@pytest.fixture
+def pooled(control_database_url: str) -> Iterator[Database]:
+    made = Database(control_database_url, application_name=NAME)
+    yield made
+    made.close()
+
+
+def backends(pooled: Database) -> dict[int, str]:
+    """State by pid, as the server has them."""
+    with psycopg2.connect(pooled.url) as other, other.cursor() as cursor:
+        cursor.execute(BACKENDS, (NAME,))
+        return dict(cursor.fetchall())
+
+
+def said_last(pooled: Database, pid: int) -> str:
+    """What this session sent to the server last."""
+    with psycopg2.connect(pooled.url) as other, other.cursor() as cursor:
+        cursor.execute("SELECT query FROM pg_stat_activity WHERE pid = %s", (pid,))
+        ((query,),) = cursor.fetchall()
+        return str(query)
+
+
+def end_all(pooled: Database) -> None:
+    with psycopg2.connect(pooled.url) as other, other.cursor() as cursor:
+        cursor.execute(f"SELECT pg_terminate_backend(pid) FROM ({BACKENDS}) mine", (NAME,))
+    wait_until(lambda: not backends(pooled))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + POOL_LIMIT_S
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def ask(pooled: Database) -> int:
+    """The pid of the session that answers."""
+    with pooled.statement() as c:
+        pid: int = c.execute("SELECT pg_backend_pid()").scalar_one()
+    return pid
+
+
+def test_a_session_that_was_lost_while_it_rested_is_replaced_before_it_is_used(
+    pooled: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "RESTED_S", 0.0)
+    first = ask(pooled)
+    end_all(pooled)
+    assert ask(pooled) != first
+
+
+def test_a_statement_is_committed_by_itself_and_leaves_its_session_as_it_was(pooled: Database) -> None:
+    with pooled.statement() as c:
+        c.execute("CREATE TABLE lone (n int)")
+        assert set(backends(pooled).values()) == {"idle"}, "no transaction is open"
+    try:
+        with suppress(ZeroDivisionError), pooled.transaction() as c:
+            c.execute("INSERT INTO lone VALUES (1)")
+            raise ZeroDivisionError
+        with pooled.statement() as c:
+            assert c.execute("SELECT count(*) FROM lone").scalar_one() == 0
+    finally:
+        with pooled.statement() as c:
+            c.execute("DROP TABLE lone")
+
+
+def test_a_statement_is_one_round_trip_whatever_its_session_did_before(pooled: Database) -> None:
+    pid = ask(pooled)
+    for _ in range(2):
+        assert said_last(pooled, pid) == "SELECT pg_backend_pid()", "nothing is said after it"
+        with pooled.transaction() as c:
+            c.execute("SELECT 1")
+        assert said_last(pooled, pid) == "COMMIT"
+        assert ask(pooled) == pid
+
+
+def test_a_process_uses_a_few_sessions_at_once_and_keeps_two(
+    pooled: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "POOL_TIMEOUT_S", 0.01)
+    with ExitStack() as used:
+        for _ in range(POOL_MAX):
+            used.enter_context(pooled.statement())
+        with pytest.raises(Unavailable, match=f"all {POOL_MAX} of its connections"):
+            ask(pooled)
+    wait_until(lambda: len(backends(pooled)) == POOL_SIZE)

@@ -19,8 +19,6 @@ from tests.contract.test_supervisor import Stage, stage
 
 __all__ = ["stage"]
 
-pytestmark = pytest.mark.servers
-
 
 def part(feed_id: int, text: str = "a", *, epoch: int = 1, left_out: int = 0, refused: int = 0) -> TapPart:
     record = TappedRecord("2026-01-01T00:00:00+00:00", text, 1, False)

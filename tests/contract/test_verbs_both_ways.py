@@ -26,7 +26,7 @@ from tests.contract.api_stage import populate, query, settings_of
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.sink_harness import empty_database
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 MOMENT = re.compile(rb'"20\d\d-\d\d-\d\dT[0-9:.]+(Z|[+-]\d\d:\d\d)"')
 OF_THE_MOMENT = re.compile(

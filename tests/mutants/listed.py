@@ -457,7 +457,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
             "CONTINUE WHEN true OR NOT EXISTS (",
         ),
     ),
-    ("tests/contract/test_jobs_shares.py",): (
+    ("tests/contract/test_jobs_limits.py",): (
         (
             "a worker takes its share anew each time it asks",
             "- (slots - free), left_over))::int",

