@@ -7,6 +7,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from feedq.core.schedule.spec import Overlap, Semantics
 from tests import jobs_under_test
 from tests.cluster import Cluster, wait_until
 from tests.node import Node
-from tests.schedules import never
+from tests.schedules import never, schedule_spec
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -86,6 +87,25 @@ def test_a_cancelled_run_ends_at_once_and_its_job_is_told(cluster: Cluster, sche
     wait_effect(cluster, "slow", "told to stop")
     assert wait_state(cluster, "slow", RunState.CANCELLED)["reason"] == "cancelled by hand"
     assert cluster.sql("SELECT 1 FROM feedq.event WHERE kind = 'run_finish_rejected'") == []
+
+
+def test_ticks_that_fall_due_during_a_backfill_are_run(cluster: Cluster, schedules: ScheduleStore) -> None:
+    """Under the default policy, which skips ticks while an earlier one runs; nor do they wait for its end."""
+    cluster.add_worker("w1")
+    schedule = schedules.add(schedule_spec("busy", task="tests.slow", args=[0.3], every=3.0))
+    assert schedule.next_tick_at is not None
+    schedules.backfill("busy", [schedule.next_tick_at - timedelta(hours=n) for n in range(1, 25)])
+
+    def ticks() -> list[dict[str, Any]]:
+        return [row for row in runs(cluster, "busy") if row["kind"] == "tick"]
+
+    wait_until(
+        lambda: sum(row["state"] == "succeeded" for row in ticks()) >= 2,
+        limit_s=LIMIT_S,
+        what=lambda: f"two ticks have run: {runs(cluster, 'busy')}\n" + logs(cluster),
+    )
+    assert [row["state"] for row in ticks() if row["ended_at"] is not None] == ["succeeded"] * 2
+    assert schedules.view("busy").waiting > 0, "some of the backfill have not begun"
 
 
 def test_a_run_past_its_time_out_is_over_whatever_its_job_does(

@@ -4,14 +4,14 @@
 this kind has something to commit, before or after its commit; or on entry to `finish`, or to `complete` within the
 transaction of a job. The worker says so in its log and sends itself SIGKILL (``kill``) or SIGSTOP (``stop``).
 
-``FEEDQ_TEST_LOST=<seed>`` loses some of the notifications by which this worker tells others of runs.
+``FEEDQ_TEST_LOST=<seed>`` loses some of the notifications by which others tell this worker of runs.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
 from threading import Lock, get_ident, local
@@ -21,11 +21,20 @@ import sqlalchemy
 
 from feedq.control.store.channels import NotifyReason
 from feedq.control.store.database import Connection, Database
-from feedq.control.store.jobs import claiming, finishing, firing, runs, sessions
+from feedq.control.store.jobs import firing, runs, sessions
 from feedq.control.store.protocol import call
+from feedq.control.store.worker_session import Listener
 from feedq.core.schedule.model import ClaimedRun
 
 BOUNDARIES = ("fire_due", "claim", "finish", "transact", "expire")
+WRITTEN_BY = {
+    "fire": "fire_due",
+    "claim_runs": "claim",
+    "finish": "finish",
+    "succeed": "finish",
+    "expire_runs": "expire",
+}
+"""The boundary at which a function of the protocol writes."""
 SAID = "doomed: "
 LOST = 0.5
 
@@ -55,10 +64,7 @@ class Doom:
 
 def install(doom: Doom) -> None:
     """Have the store's own transactions pass by the doom."""
-    _watch(doom, firing, "fire", "fire_due", lambda fired: bool(fired.runs))
-    _watch(doom, claiming, "claim", "claim", lambda taken: bool(taken.granted.runs))
-    _watch(doom, finishing, "finish", "finish", bool)
-    _watch(doom, finishing, "expire", "expire", bool)
+    _watch_calls()
     _enter(doom, runs.RunStore, "finish", "finish")
     _enter(doom, sessions, "complete", "complete")
     transaction, commit = Database.transaction, sessions.JobSessions._commit
@@ -79,34 +85,20 @@ def install(doom: Doom) -> None:
         commit(self, for_job, run)
         doom.strike("transact", "after")
 
-    _watch_successes()
     # What is one statement is one transaction, too.
     Database.transaction = Database.statement = watched
     sessions.JobSessions._commit = watched_commit
 
 
-def _watch(doom: Doom, module: Any, name: str, boundary: str, does_write: Callable[[Any], bool]) -> None:
-    original = getattr(module, name)
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        if does_write(result):
-            _here.pending = boundary
-        return result
-
-    setattr(module, name, watched)
-
-
-def _watch_successes() -> None:
-    """Successes of the common kind are ended by a statement of their own."""
-
+def _watch_calls() -> None:
     def watched(c: Connection, function: str, kind: type[Any], /, **given: object) -> Any:
         answer = call(c, function, kind, **given)
-        if function == "succeed" and answer:
-            _here.pending = "finish"
+        if function in WRITTEN_BY and (answer.runs if function == "claim_runs" else answer):
+            _here.pending = WRITTEN_BY[function]
         return answer
 
-    vars(runs)["call"] = watched
+    for module in (runs, firing):
+        vars(module)["call"] = watched
 
 
 def _enter(doom: Doom, owner: Any, name: str, boundary: str) -> None:
@@ -120,15 +112,17 @@ def _enter(doom: Doom, owner: Any, name: str, boundary: str) -> None:
 
 
 def lose_notifications(rng: Random) -> None:
-    """Tell fewer workers than there are of the runs that this one has fired, or none."""
-    module: Any = firing
-    notify = module.notify_some
+    """Do not hear some of them."""
+    wait = Listener.wait
 
-    def some(c: Connection, runs: int, reason: NotifyReason) -> None:
-        if told := sum(rng.random() >= LOST for _ in range(runs)):
-            notify(c, told, reason)
+    def waited(self: Listener, *args: Any, **kwargs: Any) -> bool:
+        wait(self, *args, **kwargs)
+        if rng.random() < LOST:
+            self.heard = {reason for reason in self.heard if reason != NotifyReason.RUNS}
+        return bool(self.heard)
 
-    module.notify_some = some
+    listener: Any = Listener
+    listener.wait = waited
 
 
 if chosen := os.environ.get("FEEDQ_TEST_DOOM"):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from feedq.control.store.database import Connection
-from feedq.control.store.jobs import finishing
-from feedq.control.store.protocol import call
 from feedq.core.model import Worker
 from feedq.core.schedule.model import ClaimedRun, RunState
 from feedq.core.schedule.spec import Semantics
@@ -18,6 +16,7 @@ from tests.contract.jobs_stage import claim, claim_one, ended, finish
 from tests.schedules import Keys
 
 S = RunState
+WAIT_S = 20.0
 GRACE_S = 1.0
 """For which what a worker runs is left alone that was declared gone on a suspicion: `feedq_1.has_runs`."""
 LOSSES_MAX = 10
@@ -210,38 +209,19 @@ def test_what_somebody_holds_is_left_to_the_next_look(jobs: JobsHarness, table: 
 
 
 def test_a_run_that_somebody_else_has_by_then_is_not_taken_away(
-    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+    jobs: JobsHarness, threads: ThreadPoolExecutor
 ) -> None:
     """Between the look and the lock it was given back, and claimed by a worker that lives."""
     worker, run = started(jobs)
     jobs.expire_workers(worker)
     other = jobs.job_worker("b")
-
-    def meanwhile(c: Connection, function: str, kind: type[Any], /, **given: Any) -> Any:
-        if function == "take_away":
-            sql = "UPDATE feedq.run SET worker_id = %s, fence = nextval('feedq.run_fence')"
-            jobs.execute(sql, str(other.id))
-        return call(c, function, kind, **given)
-
-    monkeypatch.setattr(finishing, "call", meanwhile)
-    assert expire(jobs) == 0
+    # A lock that expiry waits for, between the two.
+    with jobs.transaction() as holding:
+        holding.execute("LOCK TABLE feedq.schedule IN ACCESS EXCLUSIVE MODE")
+        expiring = threads.submit(expire, jobs)
+        jobs.wait_until_blocked(expiring)
+        sql = "UPDATE feedq.run SET worker_id = %s, fence = nextval('feedq.run_fence')"
+        jobs.execute(sql, str(other.id))
+    assert expiring.result(WAIT_S) == 0
     row = jobs.schedules.run(run.id)
     assert (row.state, row.worker_id) == (S.RUNNING, other.id)
-
-
-def test_killed_before_the_commit_the_run_is_as_it_was(
-    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker, run = started(jobs, **AGAIN)
-    jobs.expire_workers(worker)
-
-    def killed(*args: object) -> None:
-        raise ConnectionResetError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(finishing, "end_sessions", killed)
-        with pytest.raises(ConnectionResetError):
-            expire(jobs)
-    row = jobs.schedules.run(run.id)
-    assert (row.state, row.attempt, row.fence) == (S.RUNNING, 1, run.fence)
-    assert expire(jobs) == 1

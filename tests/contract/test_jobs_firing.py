@@ -13,9 +13,8 @@ from feedq.control.store.database import Connection
 from feedq.control.store.jobs import firing
 from feedq.core.schedule.model import RunKind, RunState, Schedule, ScheduleState
 from feedq.core.schedule.spec import CatchUp, Overlap, ResumePolicy
-from feedq.core.schedule.ticks import Firing
 from tests.contract.jobs_harness import JobsHarness
-from tests.contract.jobs_stage import claim_one, ended, finish, fire, runs_of, states
+from tests.contract.jobs_stage import claim, claim_one, ended, finish, fire, runs_of, states
 from tests.schedules import INTERVAL_S, Keys, job_of
 
 S = RunState
@@ -137,13 +136,12 @@ def test_a_tick_that_was_backfilled_before_it_fell_due_is_not_doubled(jobs: Jobs
 
 def test_whatever_was_decided_a_watermark_never_goes_back(jobs: JobsHarness) -> None:
     schedule = jobs.schedule()
-    tick = watermark(jobs)
-    back = tick - timedelta(seconds=INTERVAL_S)
+    back = watermark(jobs) - timedelta(seconds=INTERVAL_S)
     with jobs.database.transaction() as c:
-        firing.advance(c, [firing.Decided(schedule, Firing((), False, back, back, False))])
+        firing.write(c, [firing.Decided(schedule.id, "nightly", back, back)], [])
     assert jobs.schedules.get("nightly") == schedule
     with jobs.database.transaction() as c:
-        firing.advance(c, [firing.Decided(schedule, Firing((), False, None, None, False))])
+        firing.write(c, [firing.Decided(schedule.id, "nightly")], [])
     assert jobs.schedules.get("nightly").next_tick_at is None, "the end of all ticks is later than any"
 
 
@@ -270,21 +268,20 @@ def test_of_too_much_a_look_decides_what_it_has_time_for(
 # -- killed under way --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", ["insert", "advance"])
 def test_killed_before_the_commit_nothing_has_happened(
-    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch, step: str
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs.schedule(overlap=Overlap.CANCEL_OTHER)
     before = jobs.schedules.get("nightly")
     jobs.elapse(INTERVAL_S)
-    real = getattr(firing, step)
+    real = firing.write
 
-    def killed(*args: object, **kwargs: object) -> None:
-        real(*args, **kwargs)
-        raise ConnectionResetError(step)
+    def killed(c: Connection, decided: list[firing.Decided], runs: list[firing.NewRun]) -> int:
+        assert real(c, decided, runs) == 1
+        raise ConnectionResetError
 
     with monkeypatch.context() as patched:
-        patched.setattr(firing, step, killed)
+        patched.setattr(firing, "write", killed)
         with pytest.raises(ConnectionResetError):
             jobs.store.jobs.runs.fire_due(limit=10)
     assert runs_of(jobs) == []
@@ -292,22 +289,52 @@ def test_killed_before_the_commit_nothing_has_happened(
     assert len(fire(jobs)) == 1, "the next look does it"
 
 
-def test_killed_between_two_transactions_that_should_be_one_a_tick_has_one_row_all_the_same(
-    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The watermark did not move with the rows: the next look comes upon the same tick, and its key is there."""
+def test_a_tick_that_comes_a_second_time_is_no_second_run(jobs: JobsHarness) -> None:
+    """Its watermark was put back, by hand say: its key is there."""
     jobs.schedule(overlap=Overlap.ALLOW_ALL)
     jobs.elapse(INTERVAL_S)
-    real = firing.advance
-
-    def in_a_second_transaction(c: Connection, decided: object) -> None:
-        c.session.commit()
-        raise ConnectionResetError("killed between the two")
-
-    monkeypatch.setattr(firing, "advance", in_a_second_transaction)
-    with pytest.raises(ConnectionResetError):
-        jobs.store.jobs.runs.fire_due(limit=10)
+    before = watermark(jobs)
+    assert len(fire(jobs)) == 1
+    jobs.execute("UPDATE feedq.schedule SET next_tick_at = %s, next_fire_at = %s", before, before)
+    assert fire(jobs) == []
     assert states(jobs) == {S.WAITING: 1}
-    monkeypatch.setattr(firing, "advance", real)
-    assert fire(jobs) == [], "the key keeps it from being a second run"
-    assert states(jobs) == {S.WAITING: 1}
+    assert watermark(jobs) > before
+
+
+# -- backfills ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [Overlap.SKIP, Overlap.BUFFER_ONE, Overlap.BUFFER_ALL])
+def test_a_backfill_silences_no_tick_and_a_tick_goes_before_what_has_not_begun_of_it(
+    jobs: JobsHarness, overlap: Overlap
+) -> None:
+    """Nor does it silence a trigger."""
+    worker = jobs.job_worker()
+    jobs.schedule(overlap=overlap, buffer_max=1)
+    past = [watermark(jobs) - timedelta(days=2, hours=n) for n in range(24)]
+    assert jobs.schedules.backfill("nightly", past) == (24, 0)
+    for asked in range(3):
+        running = claim_one(jobs, worker)
+        assert running.kind is RunKind.BACKFILL
+        assert claim(jobs, worker) == [], "one at a time all the same"
+        jobs.elapse(INTERVAL_S)
+        if asked < 2:
+            fire(jobs)
+        else:
+            assert jobs.schedules.trigger("nightly").state is S.BUFFERED
+        finish(jobs, worker, ended(running))
+        live = claim_one(jobs, worker)
+        assert live.kind is (RunKind.TICK if asked < 2 else RunKind.TRIGGER)
+        finish(jobs, worker, ended(live))
+    assert S.SKIPPED_OVERLAP not in states(jobs)
+
+
+def test_a_tick_that_waits_for_a_backfill_counts_for_the_next_one(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule(overlap=Overlap.SKIP)
+    jobs.schedules.backfill("nightly", [watermark(jobs) - timedelta(days=2)])
+    claim_one(jobs, worker)
+    for _ in range(2):
+        jobs.elapse(INTERVAL_S)
+        fire(jobs)
+    assert states(jobs) == {S.RUNNING: 1, S.BUFFERED: 1, S.SKIPPED_OVERLAP: 1}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from feedq.control.store.jobs.rows import UNREADABLE
+from feedq.control.store.jobs.listing import UNREADABLE
 from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.core.schedule.model import RunState, ScheduleState
 from feedq.core.schedule.spec import Overlap

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from feedq.control.store.jobs import turns
+from feedq.control.store.jobs import runs
 from feedq.core.schedule.model import ClaimedRun, RunState
 from feedq.core.schedule.spec import Overlap, Semantics
 from tests.contract.jobs_harness import JobsHarness
@@ -86,8 +86,8 @@ def test_what_nobody_has_promoted_is_promoted_by_any_worker_and_once(
     """As when its worker is killed between the end of a run and the promotion, or frozen there."""
     worker = jobs.job_worker()
     first, second, third = in_line(jobs, 3)
-    late = turns.promote_later
-    monkeypatch.setattr(turns, "promote_later", lambda *_: None)
+    late = runs._promote
+    monkeypatch.setattr(runs, "_promote", lambda *_: None)
     finish(jobs, worker, ended(claim_one(jobs, worker)))
     assert states(jobs) == [S.SUCCEEDED, S.BUFFERED, S.BUFFERED]
     assert claim(jobs, worker) == []

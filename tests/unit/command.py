@@ -17,8 +17,7 @@ from feedq.cli import main
 from feedq.cli.invocation import Invocation
 from feedq.control import reconcile as control
 from feedq.control.store.fleet_state import FleetState, JobState, Leader
-from feedq.control.store.jobs.queues import QueueStore
-from feedq.control.store.jobs.schedules import ScheduleStore
+from feedq.control.store.jobs.schedules import QueueStore, ScheduleStore
 from feedq.control.store.postgresql import JobStore, PostgresStore
 from feedq.core.clock import Clock, SystemClock
 from feedq.core.model import (

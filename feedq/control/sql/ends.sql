@@ -166,9 +166,14 @@ BEGIN
     RETURN FOUND;
 END $body$;
 
+-- What the session of a `transactional` job is called on the server.
+CREATE FUNCTION feedq_1.job_session(run bigint, fence bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
+    SELECT 'feedq-job/' || run || '/' || fence
+$body$;
+
 -- Runs of workers that are gone, each with the worker. From one worker that runs something to the next, by the index:
 -- thousands may run, on a few workers.
-CREATE FUNCTION feedq_1.orphans(most int) RETURNS json LANGUAGE sql STABLE AS $body$
+CREATE FUNCTION feedq_1.orphans(most int) RETURNS TABLE (run_id bigint, worker uuid) LANGUAGE sql STABLE AS $body$
     WITH RECURSIVE holder (id) AS (
         (SELECT worker_id FROM feedq.run WHERE state = 'running' ORDER BY worker_id LIMIT 1)
         UNION ALL
@@ -177,25 +182,28 @@ CREATE FUNCTION feedq_1.orphans(most int) RETURNS json LANGUAGE sql STABLE AS $b
             ORDER BY r.worker_id LIMIT 1
         ) FROM holder h WHERE h.id IS NOT NULL
     )
-    SELECT coalesce(json_agg(json_build_array(id, worker_id)), '[]') FROM (
-        SELECT r.id, r.worker_id FROM holder h CROSS JOIN LATERAL (
-            SELECT id, worker_id FROM feedq.run WHERE worker_id = h.id AND state = 'running' OFFSET 0
-        ) r WHERE h.id IS NOT NULL AND NOT feedq_1.has_runs(h.id) LIMIT most
-    ) found
+    SELECT r.id, r.worker_id FROM holder h CROSS JOIN LATERAL (
+        SELECT id, worker_id FROM feedq.run WHERE worker_id = h.id AND state = 'running' OFFSET 0
+    ) r WHERE h.id IS NOT NULL AND NOT feedq_1.has_runs(h.id) LIMIT most
 $body$;
 
--- running -> lost, or waiting again: takes these runs from the workers that had them, as far as they are gone. Answers
--- with those that it has taken, each with its fence, so that the transactions of their jobs can be ended.
+-- running -> lost, or waiting again: takes at most so many runs from workers that are gone, and ends the transactions of
+-- their jobs: nothing in them can be committed any more. Answers with how many. Runs that missed their start deadline are
+-- ended, too: where nobody claims, nobody else does it.
 --
 -- Any node may, several at once: what one has locked the others skip. Nothing is waited for, so the order of locks matters
 -- to nobody else, and what was skipped is there for the next scan. Only of the worker that was found: a new one, which has
--- taken the run over meanwhile, this statement may not see yet.
-CREATE FUNCTION feedq_1.take_away(runs bigint[], workers uuid[]) RETURNS json LANGUAGE plpgsql AS $body$
+-- taken the run over meanwhile, a statement may not see yet.
+CREATE FUNCTION feedq_1.expire_runs(most int) RETURNS int LANGUAGE plpgsql AS $body$
 DECLARE
     r feedq.run;
+    runs bigint[];
+    workers uuid[];
     counted bigint[];
-    taken json[] := '{}';
+    sessions text[] := '{}';
 BEGIN
+    PERFORM feedq_1.miss_deadlines();
+    SELECT array_agg(run_id), array_agg(worker) INTO runs, workers FROM feedq_1.orphans(most);
     counted := ARRAY(
         SELECT s.id FROM feedq.schedule s
         WHERE s.id = ANY (ARRAY(SELECT schedule_id FROM feedq.run WHERE id = ANY (runs)))
@@ -208,9 +216,13 @@ BEGIN
         WHERE held.state = 'running' AND held.worker_id = found.worker AND NOT feedq_1.has_runs(held.worker_id)
     LOOP
         PERFORM feedq_1.end_attempt(r, 'lost', 'its worker was declared gone', NULL, is_counted => true);
-        taken := taken || json_build_array(r.id, r.fence);
+        sessions := sessions || feedq_1.job_session(r.id, r.fence);
     END LOOP;
-    RETURN array_to_json(taken);
+    IF sessions <> '{}' THEN
+        PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE datname = current_database() AND usename = current_user AND application_name = ANY (sessions);
+    END IF;
+    RETURN cardinality(sessions);
 END $body$;
 
 -- Makes runs of a session of a process that was declared gone its next session's, by their fences: each still `running`

@@ -8,8 +8,9 @@
 -- is taken with SKIP LOCKED needs no order: who never waits closes no circle.
 --
 -- Plans. A plan that is kept must be right however many runs wait later, also if there was none when it was made. So
--- the functions here allow none that would depend on it: no sort, no bitmap, no hash and no merge. What is left for
--- each part is the index that has its order, read row by row until there are enough.
+-- the functions that claim, end and promote allow none that would depend on it: no sort, no bitmap, no hash and no merge.
+-- What is left for each part is the index that has its order, read row by row until there are enough. The end of this
+-- file sets that.
 
 -- The task that a run is of, and the labels that it requires, as the index `run_lane` has them.
 CREATE FUNCTION feedq_1.task_of(r feedq.run) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
@@ -91,10 +92,7 @@ END $body$;
 -- Killed before the commit, nothing has happened. Killed after it, and before the answer was heard, the runs are the
 -- worker's, which finds that it holds what it does not know.
 CREATE FUNCTION feedq_1.claim_runs(session uuid, free int, slots int, fleet_slots int) RETURNS json
-LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
-SET enable_sort = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-AS $body$
+LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 DECLARE
     left_over_after constant interval := '1 s';
@@ -228,12 +226,14 @@ BEGIN
         FROM room JOIN (SELECT queue, count(*) AS n FROM picked GROUP BY queue) starts USING (queue)
         WHERE q.name = room.queue AND room.rate_per_s IS NOT NULL
     )
-    SELECT (SELECT count(*) FROM candidate), count(taken.id), json_agg(json_build_object(
-            'id', taken.id, 'fence', taken.fence, 'attempt', taken.attempt, 'losses', taken.losses, 'schedule', s.name, 'key', taken.key,
-            'kind', taken.kind, 'tick_at', taken.tick_at, 'due_at', taken.due_at, 'job', taken.job::text,
+    SELECT (SELECT count(*) FROM candidate), count(taken.id), json_agg(
+        json_build_array(taken.id, taken.fence, json_build_object(
+            'id', taken.id, 'fence', taken.fence, 'attempt', taken.attempt, 'losses', taken.losses, 'schedule', s.name,
+            'key', taken.key, 'kind', taken.kind, 'tick_at', taken.tick_at, 'due_at', taken.due_at, 'job', taken.job::text,
             'remaining_s', extract(epoch FROM taken.deadline_at - feedq.clock())::float8,
             'waited_s', extract(epoch FROM feedq.clock() - taken.due_at)::float8
-        ) ORDER BY taken.rank_at, taken.id)
+        ))
+        ORDER BY taken.rank_at, taken.id)
     INTO candidates, taken, runs
     FROM taken JOIN feedq.schedule s ON s.id = taken.schedule_id;
     IF taken = free THEN
@@ -250,10 +250,7 @@ END $body$;
 -- own. Answers with those that it has ended, each with its schedule if any run is buffered behind it; the others are
 -- for `finish`.
 CREATE FUNCTION feedq_1.succeed(session uuid, ids bigint[], fences bigint[]) RETURNS json
-LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
-SET enable_sort = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-AS $body$
+LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 DECLARE
     ended json;
@@ -271,7 +268,7 @@ BEGIN
     )
     SELECT json_agg(json_build_array(id, (
         SELECT b.schedule_id FROM feedq.run b WHERE b.schedule_id = ended.schedule_id AND b.state = 'buffered'
-        ORDER BY b.tick_at LIMIT 1))) INTO ended FROM ended;
+        ORDER BY (b.kind = 'backfill'), b.tick_at LIMIT 1))) INTO ended FROM ended;
     RETURN coalesce(ended, '[]');
 END $body$;
 
@@ -293,8 +290,9 @@ $body$;
 --
 -- An *exclusive* run (of every schedule but `allow_all`) must not begin while another of its schedule runs. So of the
 -- exclusive runs of a schedule at most one is `waiting` or `running`: it has the turn, and a unique index
--- (`run_one_at_a_time`) admits no second one. The turn goes to the oldest tick that is due; if none is, to the run that
--- falls due first, which is a retry. A retry that waits for a later time gives its turn up to a run that comes first.
+-- (`run_one_at_a_time`) admits no second one. The turn goes to the oldest tick that is due, before all that belong to a
+-- backfill; if none is due, to the run that falls due first, which is a retry. A retry that waits for a later time gives
+-- its turn up to a run that comes first.
 --
 -- Locks the schedules, and leaves out those that others have locked: a frozen one must hold up nobody. Whoever makes
 -- exclusive runs holds that lock already, and promotes in the same transaction. Whoever ends a run promotes after its
@@ -304,10 +302,7 @@ $body$;
 -- does where a run was made at the moment at which its predecessor ended, or rows were changed by hand. Run twice, the
 -- second finds that somebody has the turn.
 CREATE FUNCTION feedq_1.promote(schedules bigint[]) RETURNS int
-LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
-SET enable_sort = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-AS $body$
+LANGUAGE plpgsql AS $body$
 DECLARE
     at constant timestamptz := feedq.now();
     schedule bigint;
@@ -330,7 +325,8 @@ BEGIN
             UPDATE feedq.run r SET state = 'buffered' WHERE r.id = has.id AND r.state = 'waiting';
         END IF;
         SELECT r.id INTO next FROM feedq.run r
-        WHERE r.schedule_id = schedule AND r.state = 'buffered' AND r.due_at <= at ORDER BY r.tick_at, r.id LIMIT 1;
+        WHERE r.schedule_id = schedule AND r.state = 'buffered' AND r.due_at <= at
+        ORDER BY (r.kind = 'backfill'), r.tick_at, r.id LIMIT 1;
         IF NOT FOUND THEN
             -- Goes through what is buffered, where nothing is due: then only retries are.
             SELECT r.id INTO next FROM feedq.run r
@@ -351,9 +347,7 @@ END $body$;
 -- the one after which to go on (0: from the first). From one schedule to the next, by the index: thousands may be
 -- buffered in one.
 CREATE FUNCTION feedq_1.stranded(after bigint, most int) RETURNS json
-LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET enable_sort = off SET enable_bitmapscan = off
-AS $body$
+LANGUAGE plpgsql AS $body$
 DECLARE
     at constant timestamptz := feedq.now();
     schedule bigint := after;
@@ -362,7 +356,7 @@ DECLARE
 BEGIN
     FOR looked IN 1..most LOOP
         SELECT r.schedule_id INTO schedule FROM feedq.run r WHERE r.state = 'buffered' AND r.schedule_id > schedule
-        ORDER BY r.schedule_id, r.tick_at LIMIT 1;
+        ORDER BY r.schedule_id, (r.kind = 'backfill'), r.tick_at LIMIT 1;
         IF NOT FOUND THEN
             RETURN json_build_array(waits, 0);
         END IF;
@@ -377,4 +371,17 @@ BEGIN
         END IF;
     END LOOP;
     RETURN json_build_array(waits, schedule);
+END $body$;
+
+DO $body$
+DECLARE
+    keeps_its_plan regproc;
+BEGIN
+    FOREACH keeps_its_plan IN ARRAY
+        '{feedq_1.claim_runs,feedq_1.succeed,feedq_1.promote,feedq_1.stranded}'::regproc[]
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s SET enable_seqscan = off SET jit = off'
+            ' SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off'
+            ' SET enable_hashjoin = off SET enable_mergejoin = off', keeps_its_plan);
+    END LOOP;
 END $body$;

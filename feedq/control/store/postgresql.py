@@ -29,9 +29,8 @@ from feedq.core.model import Worker
 
 if TYPE_CHECKING:
     from feedq.control.store.jobs.listing import ScheduledTask
-    from feedq.control.store.jobs.queues import QueueStore
     from feedq.control.store.jobs.runs import RunStore
-    from feedq.control.store.jobs.schedules import ScheduleStore
+    from feedq.control.store.jobs.schedules import QueueStore, ScheduleStore
     from feedq.control.store.passes import Fleet
     from feedq.control.store.worker_session import Listener, WorkerSession
 
@@ -53,7 +52,7 @@ class JobStore:
 
     @cached_property
     def queues(self) -> QueueStore:
-        from feedq.control.store.jobs.queues import QueueStore
+        from feedq.control.store.jobs.schedules import QueueStore
 
         return QueueStore(self._database)
 

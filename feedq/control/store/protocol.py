@@ -8,6 +8,7 @@ releases call each their own, on the same tables.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -15,13 +16,24 @@ import msgspec
 
 from feedq.control.store.database import Connection
 from feedq.core.model import FeedSpec, TargetState
+from feedq.core.schedule.spec import ScheduleSpec
 
 T = TypeVar("T")
 
 SCHEMA: Final = "feedq_1"
 """The functions of this release. What a function is given or answers changes only with the number."""
-FILES: Final = ("leases.sql", "feeds.sql", "workers.sql", "passes.sql", "runs.sql", "ends.sql")
+FILES: Final = (
+    "leases.sql",
+    "feeds.sql",
+    "workers.sql",
+    "passes.sql",
+    "runs.sql",
+    "ends.sql",
+    "schedules.sql",
+)
 """In the order in which they are run: a function may use those before it."""
+KEPT: Final = 4_096
+"""Jobs that are kept, read once: the runs of a schedule all have the same."""
 _DIRECTORY: Final = Path(__file__).parents[1] / "sql"
 
 
@@ -40,11 +52,25 @@ def call(c: Connection, function: str, kind: type[T], /, **given: Any) -> T:
     """Call a function with arguments by their names, and read its answer."""
     arguments = ", ".join(f"{name} => %({name})s" for name in given)
     answer = c.execute(f"SELECT CAST({SCHEMA}.{function}({arguments}) AS text)", given).scalar_one()
-    return msgspec.json.decode(answer or "null", type=kind, dec_hook=_stored)
+    return read(answer or "null", kind)
+
+
+def read(answer: str | msgspec.Raw, kind: type[T]) -> T:
+    """Read an answer, or a part of one that was left as it came. Raises `InvalidInput` on a job that this release
+    cannot read."""
+    return msgspec.json.decode(answer, type=kind, dec_hook=_stored)
+
+
+@lru_cache(maxsize=KEPT)
+def job_from(stored: str) -> ScheduleSpec:
+    """Read the job of a run. Raises `InvalidInput`."""
+    return ScheduleSpec.from_json(stored)
 
 
 def _stored(kind: type, given: Any) -> Any:
     """Read a declaration as it is stored, which was checked when it was declared."""
+    if kind is ScheduleSpec:
+        return job_from(given)
     if kind is not FeedSpec:
         raise NotImplementedError(kind)
     return FeedSpec.of({**given, "target_state": TargetState(given["target_state"])})

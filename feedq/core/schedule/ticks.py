@@ -168,10 +168,13 @@ def past_ticks(spec: ScheduleSpec, begin: datetime, end: datetime, *, now: datet
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """Runs of a schedule that have not ended, whatever their kind."""
+    """Runs of a schedule that have not ended."""
 
     waiting: int = 0
     running: int = 0
+    of_backfills: int = 0
+    """Those of backfills, which are not among the others: a tick may have to wait for one of them, and is never
+    skipped for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +411,7 @@ class _Judge:
         self._now = now
         self._waiting = unfinished.waiting
         self._running = unfinished.running
+        self._of_backfills = unfinished.of_backfills
         self.runs: list[DueRun] = []
         self.cancels_others = False
 
@@ -449,7 +453,7 @@ class _Judge:
         if self._spec.overlap is Overlap.CANCEL_OTHER:
             self._cancel_others(tick)
         has_turn = self._spec.overlap in (Overlap.ALLOW_ALL, Overlap.CANCEL_OTHER) or not (
-            self._waiting or self._running
+            self._waiting or self._running or self._of_backfills
         )
         state = RunState.WAITING if has_turn else RunState.BUFFERED
         self._waiting += 1

@@ -7,32 +7,46 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from feedq.control.store.database import Aggregate, Connection, in_transaction
-from feedq.control.store.jobs.rows import (
-    RUN_COLUMNS,
-    SCHEDULE_COLUMNS,
-    UNFINISHED,
-    no_run,
-    no_schedule,
-    run_from,
-    schedule_from,
-    shown_schedule_from,
-    view_from,
-)
+from feedq.control.store.protocol import job_from
 from feedq.core.schedule.model import (
     Run,
+    RunKind,
     RunState,
     Schedule,
     ScheduleState,
     ScheduleView,
 )
-from feedq.core.schedule.spec import BEAT_PREFIX
+from feedq.core.schedule.spec import BEAT_PREFIX, ScheduleSpec
+from feedq.errors import InvalidInput, NotFound, Unreadable
 
 PAGE_MAX = 1_000
 """Schedules or runs of one answer."""
 LAST_OF_ALL = "\U0010ffff"
 """The greatest character: no name goes on with a greater one."""
+
+SCHEDULE_COLUMNS = (
+    "s.id, s.name, s.declaration::text AS declaration, s.state, s.paused_until, s.pause_reason, s.generation, "
+    "s.next_tick_at, s.next_fire_at, s.failures, s.created_at, s.updated_at"
+)
+"""The columns of a schedule in the order of the fields, as those of runs are: a page has a thousand rows, and
+to look each column up by its name takes longer than all else that is done with it."""
+SCHEDULE_WIDTH = 12
+RUN_COLUMNS = (
+    "r.id AS run_id, r.schedule_id, s.name AS schedule_name, r.kind, r.key, r.tick_at, r.ticks, r.due_at, "
+    "r.state AS run_state, r.reason, r.attempt, r.fence, r.worker_id, w.name AS worker_name, r.started_at, "
+    "r.deadline_at, r.ended_at, r.job::text AS run_job"
+)
+"""The columns of a run, with its schedule and its worker joined to it."""
+UNREADABLE = "(cannot be read)"
+"""Shown in lists as the task of what this release cannot read. Nothing is told by it: see
+`feedq.core.schedule.model.Schedule.unreadable`."""
+DECLARED = "declared as paused"
+"""The reason of a pause that the declaration asks for."""
+UNFINISHED = "state IN ('buffered', 'waiting', 'running')"
+"""As the index `run_unfinished` has it."""
 
 # OFFSET 0: names are looked up row by row, and no table is read as a whole to be joined with a few.
 _WORKER = "LEFT JOIN LATERAL (SELECT name FROM feedq.worker WHERE id = r.worker_id OFFSET 0) w ON true"
@@ -288,3 +302,56 @@ def _known(c: Connection, name: str) -> int:
         if found is not None:
             return found
     raise no_schedule(name)
+
+
+# -- rows ----------------------------------------------------------------------------------------------
+
+
+def schedule_from(row: Any) -> Schedule:
+    """Reads a row that begins with `SCHEDULE_COLUMNS`. Raises `Unreadable`."""
+    schedule_id, name, declaration, state, *rest = row[:SCHEDULE_WIDTH]
+    try:
+        spec = ScheduleSpec.from_json(declaration)
+    except InvalidInput as error:
+        raise Unreadable(
+            f"schedule {name!r} is stored in a way that this release of feedq cannot read ({error}); upgrade "
+            "feedq, or declare the whole of it anew with `feedq apply`"
+        ) from error
+    return Schedule(schedule_id, spec, ScheduleState(state), *rest)
+
+
+def shown_schedule_from(row: Any) -> Schedule:
+    """Reads such a row to be looked at, whatever is stored: of one that is `unreadable` as much as is sure."""
+    try:
+        return schedule_from(row)
+    except Unreadable as error:
+        schedule_id, name, _, state, until, reason, *rest = row[:SCHEDULE_WIDTH]
+        spec = ScheduleSpec.of({"name": name, "task": UNREADABLE, "paused": reason == DECLARED or None})
+        shown = Schedule(schedule_id, spec, ScheduleState(state), until, reason, *rest)
+        return replace(shown, unreadable=str(error))
+
+
+def run_from(row: Any) -> Run:
+    """Reads `RUN_COLUMNS`."""
+    run_id, schedule_id, name, kind, key, tick_at, ticks, due_at, state, *rest, job = row
+    try:
+        rest.append(job_from(job))
+    except InvalidInput:
+        rest.append(ScheduleSpec.of({"name": name, "task": UNREADABLE}))
+    return Run(run_id, schedule_id, name, RunKind(kind), key, tick_at, ticks, due_at, RunState(state), *rest)
+
+
+def view_from(row: Any) -> ScheduleView:
+    """Reads `SCHEDULE_COLUMNS`, `RUN_COLUMNS`, all null where there is no run, ``waiting`` and ``running``."""
+    *columns, waiting, running = row
+    run = columns[SCHEDULE_WIDTH:]
+    last = None if run[0] is None else run_from(run)
+    return ScheduleView(shown_schedule_from(columns), last, waiting, running)
+
+
+def no_schedule(name: str) -> NotFound:
+    return NotFound(f"no schedule named {name!r}; `feedq schedule list` shows them all")
+
+
+def no_run(run_id: int) -> NotFound:
+    return NotFound(f"no run {run_id}; it never was, or its schedule's history has been trimmed since")

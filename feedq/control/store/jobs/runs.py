@@ -1,4 +1,5 @@
-"""The operations of workers on runs, each method one or a few short transactions.
+"""The operations of workers on runs, each method one or a few short transactions. The rules stand in
+`feedq/control/sql/runs.sql` and `ends.sql`.
 
 **The order of locks**, which keeps everything here, and everything in `feedq.control.store.jobs.schedules`, free
 of deadlocks. Whoever waits for a row lock takes them so:
@@ -20,21 +21,21 @@ transact                                        waits; one                  wait
 expire                                          skips locked ones           skips locked ones
 take_over                                                                   waits, by id
 declare, trigger, …                             waits; one                  waits, by id
-promote                                         waits, by id                buffered ones, and retries
+promote                                         skips locked ones           buffered ones, and retries
 ====================  ========================  ==========================  =======================================
 
 A claim ends what it took and cannot read afterwards, in a transaction of its own: that is a finish.
-
-The two indexes by which a writer may wait for another's commit come last in that order: `run_key` and
-`run_one_at_a_time`. Whoever makes rows in them holds the schedule's row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
+
+import msgspec
 
 from feedq.control.store.database import (
     Aggregate,
@@ -42,13 +43,13 @@ from feedq.control.store.database import (
     Database,
     GivenRows,
     in_statement,
-    in_transaction,
 )
-from feedq.control.store.jobs import claiming, finishing, firing, turns
-from feedq.control.store.jobs.rows import FENCES
+from feedq.control.store.jobs import firing
 from feedq.control.store.jobs.sessions import JobSessions
-from feedq.control.store.protocol import call
+from feedq.control.store.protocol import call, document, read
 from feedq.core.schedule.model import ClaimedRun, Finish, Fired, Granted, Offer, RunState
+from feedq.core.values import storable
+from feedq.errors import InvalidInput, Unavailable
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -58,55 +59,35 @@ LINES_PER_SCAN = 1_000
 SCHEDULES_PER_SCAN = 100
 """The number of schedules with a history of their own that are trimmed at a time. Each costs a walk over as
 many index entries as it keeps runs."""
+_FENCES = GivenRows("id bigint, fence bigint")
+"""Runs, each with the fence under which somebody believes to have it."""
+_TAKEN_AWAY = f"""
+    SELECT given.id FROM {_FENCES}
+    WHERE NOT EXISTS (
+        SELECT FROM feedq.run r WHERE r.id = given.id AND r.fence = given.fence
+            AND r.worker_id = %(worker_id)s AND r.state = 'running' OFFSET 0
+    )
+"""
+_ANY_TO_EXPIRE = """
+    SELECT EXISTS (SELECT FROM feedq.run WHERE state = 'running') OR EXISTS (
+            SELECT FROM feedq.run WHERE state IN ('buffered', 'waiting') AND start_by <= feedq.now()
+        ) AS expiry,
+        EXISTS (SELECT FROM feedq.run WHERE state = 'buffered') AS promotion
+"""
+_FOLLOWED = """
+    SELECT DISTINCT r.schedule_id FROM feedq.run r WHERE r.id = ANY(%(ids)s)
+        AND EXISTS (SELECT FROM feedq.run b WHERE b.schedule_id = r.schedule_id AND b.state = 'buffered' OFFSET 0)
+"""
 
-KEEPING = "jsonb_exists(declaration, 'keep')"
-"""As the index `schedule_keeping` has it."""
 
-# Only a time that stays the same for a statement can be looked for in an index. And ARRAY, so that what was found
-# is looked up by its ids, and no table is read as a whole to be joined with it.
-_OLD_RUNS = f"""
-    DELETE FROM feedq.run WHERE id = ANY(ARRAY(
-        SELECT id FROM feedq.run r
-        WHERE ended_at IS NOT NULL AND ended_at < feedq.now() - make_interval(days => %(days)s)
-            AND schedule_id <> ALL(ARRAY(
-            SELECT id FROM feedq.schedule WHERE {KEEPING} AND (declaration #>> '{{keep,days}}')::int > %(days)s
-        ))
-        ORDER BY ended_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-    ))
-"""
-# Nothing makes runs of a removed schedule any more, so one without any stays so.
-_REMOVED_SCHEDULES = """
-    DELETE FROM feedq.schedule WHERE id = ANY(ARRAY(
-        SELECT id FROM feedq.schedule s
-        WHERE removed_at IS NOT NULL AND NOT EXISTS (SELECT FROM feedq.run r WHERE r.schedule_id = s.id)
-        ORDER BY removed_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-    ))
-"""
-_KEEPING = f"""
-    SELECT id, (declaration #>> '{{keep,runs}}')::int AS runs, (declaration #>> '{{keep,days}}')::int AS days
-    FROM feedq.schedule
-    WHERE {KEEPING} AND id > %(after)s
-    ORDER BY id LIMIT %(limit)s
-"""
-# Only the oldest of each are read, so that one which keeps much is not read as a whole each time.
-_KEEPERS = GivenRows("id bigint, runs int, days int")
-_KEPT = f"""
-    DELETE FROM feedq.run WHERE id = ANY(ARRAY(
-        SELECT id FROM feedq.run WHERE id = ANY(ARRAY(
-            SELECT r.id
-            FROM {_KEEPERS}
-            LEFT JOIN LATERAL (
-                SELECT id FROM feedq.run WHERE schedule_id = given.id ORDER BY id DESC OFFSET given.runs LIMIT 1
-            ) beyond ON given.runs IS NOT NULL
-            CROSS JOIN LATERAL (
-                SELECT id, ended_at FROM feedq.run WHERE schedule_id = given.id ORDER BY id LIMIT %(limit)s
-            ) r
-            WHERE r.ended_at IS NOT NULL AND (r.id <= beyond.id
-                OR r.ended_at < feedq.now() - make_interval(days => given.days))
-            LIMIT %(limit)s
-        )) ORDER BY id FOR UPDATE SKIP LOCKED
-    ))
-"""
+class _Claim(msgspec.Struct):
+    """What a claim took."""
+
+    runs: list[tuple[int, int, msgspec.Raw]]
+    """Id, fence and the run, which this release may not be able to read."""
+    missed: list[int]
+    """The runs that missed their start deadline, and were ended."""
+    next_in_s: float | None
 
 
 class RunStore(Aggregate):
@@ -138,13 +119,26 @@ class RunStore(Aggregate):
         ids, attempts, deadlines, rate and concurrency are judged here."""
         if offer.limit <= 0:
             return Granted((), None)
-        with self._database.statement() as c:
-            taken = claiming.claim(c, offer)
-        turns.promote_behind(self._database, taken.missed)
-        if taken.unreadable:
-            # Should this be cut off, they are held and unknown to their worker, as after a lost answer.
-            self.finish(offer.worker_id, taken.unreadable)
-        return taken.granted
+        taken = self._claim(offer)
+        promote_behind(self._database, taken.missed)
+        runs: list[ClaimedRun] = []
+        unreadable: list[Finish] = []
+        for run_id, fence, run in taken.runs:
+            try:
+                runs.append(read(run, ClaimedRun))
+            except InvalidInput as error:
+                reason = f"its stored job cannot be read: {error}"
+                unreadable.append(Finish(run_id, fence, RunState.FAILED, reason))
+        if unreadable:
+            # They would hold their schedule's place for ever. Should this be cut off, they are held and unknown to
+            # their worker, as after a lost answer. Not within the claim: their schedule is locked before them.
+            self.finish(offer.worker_id, unreadable)
+        return Granted(runs, taken.next_in_s)
+
+    @in_statement
+    def _claim(self, c: Connection, offer: Offer) -> _Claim:
+        given = {"session": offer.worker_id, "free": offer.limit, "slots": offer.slots}
+        return call(c, "claim_runs", _Claim, **given, fleet_slots=offer.fleet_slots)
 
     def finish(self, worker_id: UUID, finishes: Sequence[Finish]) -> list[int]:
         """End attempts, or have them repeated. Returns the ids that matched their fence; the others had been
@@ -153,10 +147,14 @@ class RunStore(Aggregate):
         others = [f for f in finishes if f.run_id not in succeeded]
         if not others:
             return list(succeeded)
-        with self._database.transaction() as c:
-            finished = finishing.finish(c, worker_id, others)
-        turns.promote_behind(self._database, finished)
+        finished = self._finish(worker_id, others)
+        promote_behind(self._database, finished)
         return [*succeeded, *finished]
+
+    @in_statement
+    def _finish(self, c: Connection, worker_id: UUID, finishes: Sequence[Finish]) -> list[int]:
+        told = [f if f.reason is None else replace(f, reason=storable(f.reason)) for f in finishes]
+        return call(c, "finish", list[int], session=worker_id, finishes=document(told))
 
     def _succeed(self, worker_id: UUID, finishes: Sequence[Finish]) -> set[int]:
         """End these runs, if all are successes of the common kind: what else there is has its place among them, as
@@ -172,7 +170,7 @@ class RunStore(Aggregate):
                 c, "succeed", list[tuple[int, int | None]], session=worker_id, ids=ids, fences=fences
             )
         followed = {schedule_id for _, schedule_id in ended if schedule_id is not None}
-        turns.promote_later(self._database, followed)
+        _promote(self._database, followed)
         return {run_id for run_id, _ in ended}
 
     @contextmanager
@@ -184,7 +182,7 @@ class RunStore(Aggregate):
         nothing was kept, and the caller finishes the run as lost."""
         with self._sessions.transact(worker_id, run) as session:
             yield session
-        turns.promote_behind(self._database, [run.id])
+        promote_behind(self._database, [run.id])
 
     # -- what a worker holds -------------------------------------------------------------------------
 
@@ -198,21 +196,15 @@ class RunStore(Aggregate):
     @in_statement
     def taken_away(self, c: Connection, worker_id: UUID, fences: Mapping[int, int]) -> set[int]:
         """Return which of these runs (id → fence) are no longer this worker's."""
-        sql = f"""
-            SELECT given.id FROM {FENCES}
-            WHERE NOT EXISTS (
-                SELECT FROM feedq.run r WHERE r.id = given.id AND r.fence = given.fence
-                    AND r.worker_id = %(worker_id)s AND r.state = 'running' OFFSET 0
-            )
-        """
-        parameters = {"worker_id": worker_id, **FENCES.of(fences.items())}
-        return {row.id for row in c.execute(sql, parameters)}
+        rows = c.execute(_TAKEN_AWAY, {"worker_id": worker_id, **_FENCES.of(fences.items())})
+        return {row.id for row in rows}
 
-    @in_transaction
+    @in_statement
     def take_over(self, c: Connection, worker_id: UUID, was: UUID, fences: Mapping[int, int]) -> set[int]:
         """Make runs (id → fence) of a session of this process that was declared gone this session's, as far as
         nobody has taken them away. Returns those that are."""
-        return finishing.take_over(c, worker_id, was, fences)
+        held = {"runs": list(fences), "fences": list(fences.values())}
+        return set(call(c, "take_over", list[int], session=worker_id, was=was, **held))
 
     # -- what any worker may do ----------------------------------------------------------------------
 
@@ -221,17 +213,14 @@ class RunStore(Aggregate):
         worker that lives, or may be about to say so, is left alone, however late. Returns how many. And promote
         what nobody has promoted."""
         with self._database.statement() as c:
-            needs = finishing.needs(c)
-        expired = 0
-        if needs.expiry:
-            with self._database.transaction() as c:
-                expired = finishing.expire(c, limit=limit)
-        if needs.promotion:
-            with self._database.transaction() as c:
+            needs = c.execute(_ANY_TO_EXPIRE).one()
+            expired = call(c, "expire_runs", int, most=limit) if needs.expiry else 0
+            found: list[int] = []
+            if needs.promotion:
                 found, self._promoted_to = call(
                     c, "stranded", tuple[list[int], int], after=self._promoted_to, most=LINES_PER_SCAN
                 )
-            turns.promote_later(self._database, found)
+        _promote(self._database, found)
         return expired
 
     @in_statement
@@ -245,25 +234,27 @@ class RunStore(Aggregate):
         row = c.execute(sql).one()
         return row.workers, row.slots
 
-    def trim(self, *, older_than_days: int, limit: int) -> int:
+    @in_statement
+    def trim(self, c: Connection, *, older_than_days: int, limit: int) -> int:
         """Delete ended runs of this age, or as their schedules keep them, and removed schedules with none left.
-        Returns how many runs; ``limit`` or more when there are others. Any node may do it, several at once: they
-        share the rows. What has not ended is never deleted, however old."""
-        with self._database.transaction() as c:
-            deleted = c.execute(_OLD_RUNS, {"days": older_than_days, "limit": limit}).rowcount
-            c.execute(_REMOVED_SCHEDULES, {"limit": limit})
-        with self._database.transaction() as c:
-            return max(deleted, self._trim_kept(c, limit))
+        Returns how many runs; ``limit`` or more when there are others."""
+        deleted = call(c, "trim_runs", int, keep_days=older_than_days, most=limit)
+        given = {"after": self._trimmed_to, "among": SCHEDULES_PER_SCAN, "most": limit}
+        kept, self._trimmed_to = call(c, "trim_kept", tuple[int, int], **given)
+        return max(deleted, kept)
 
-    def _trim_kept(self, c: Connection, limit: int) -> int:
-        """Delete at most ``limit`` runs of the next schedules that keep a history of their own, beyond what they
-        keep. They are gone through by their ids, so that a scan takes as long whether there are ten of them or a
-        hundred thousand."""
-        keeping = c.execute(_KEEPING, {"after": self._trimmed_to, "limit": SCHEDULES_PER_SCAN})
-        if not keeping:
-            self._trimmed_to = 0
-            return 0
-        deleted = c.execute(_KEPT, {**_KEEPERS.of(keeping), "limit": limit}).rowcount
-        if deleted < limit:
-            self._trimmed_to = keeping[-1].id if len(keeping) == SCHEDULES_PER_SCAN else 0
-        return deleted
+
+def promote_behind(database: Database, run_ids: Collection[int]) -> None:
+    """Promote in a transaction of its own what waits behind these runs, whose end has been committed. Should the
+    database be away by now, what waits is found as stranded."""
+    if run_ids:
+        with suppress(Unavailable):
+            with database.statement() as c:
+                found = {row.schedule_id for row in c.execute(_FOLLOWED, {"ids": list(run_ids)})}
+            _promote(database, found)
+
+
+def _promote(database: Database, schedule_ids: Collection[int]) -> None:
+    if schedule_ids:
+        with suppress(Unavailable), database.statement() as c:
+            call(c, "promote", int, schedules=sorted(schedule_ids))

@@ -20,7 +20,7 @@ says so all the same: an end of this kind has an effect only on a run that is st
 
 Each session has a connection of its own, outside the pool: a job may keep it for hours, and heartbeats and claims
 must not wait for one. The server ends a transaction whose job has been silent for as long as its run may take; one
-whose run was taken away is ended at once (`feedq.control.store.jobs.finishing.end_sessions`), so that a frozen
+whose run was taken away is ended at once (`feedq_1.expire_runs`), so that a frozen
 worker does not hold up its successor with what it has locked."""
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from uuid import UUID
 import psycopg2
 
 from feedq.control.store.database import Connection, connect_once, make_engine, translate_errors
-from feedq.control.store.jobs import finishing
 from feedq.control.store.protocol import call
 from feedq.core.schedule.model import ClaimedRun, RunState
 from feedq.errors import JobSessionLost, RunCancelled, RunTakenAway, Unavailable
@@ -52,8 +51,9 @@ TIMEOUT_MS_MAX = 2**31 - 1
 
 # A statement, a wait for a lock, and a silence: each may take as long as the run.
 _PREPARE = """
-    SELECT set_config('application_name', %(name)s, true), set_config('statement_timeout', %(ms)s, true),
-        set_config('lock_timeout', %(ms)s, true), set_config('idle_in_transaction_session_timeout', %(ms)s, true)
+    SELECT set_config('application_name', feedq_1.job_session(%(run)s, %(fence)s), true),
+        set_config('statement_timeout', %(ms)s, true), set_config('lock_timeout', %(ms)s, true),
+        set_config('idle_in_transaction_session_timeout', %(ms)s, true)
 """
 _OUTCOME = "SELECT state = 'succeeded' AND fence = %(fence)s FROM feedq.run WHERE id = %(id)s FOR UPDATE"
 
@@ -102,7 +102,7 @@ class JobSessions:
                 try:
                     for_job.begin()  # so that the session's own is a savepoint
                     _within(for_job).execute(
-                        _PREPARE, {"name": finishing.session_name(run.id, run.fence), "ms": _timeout_ms(run)}
+                        _PREPARE, {"run": run.id, "fence": run.fence, "ms": _timeout_ms(run)}
                     )
                 except BaseException:
                     for_job.close()

@@ -530,11 +530,12 @@ SCHEDULES = """
     CREATE INDEX run_of_schedule ON feedq.run (schedule_id, id);
     CREATE INDEX run_unfinished ON feedq.run (schedule_id, state)
         WHERE state IN ('buffered', 'waiting', 'running');
-    -- The overlap policies: one run of a schedule at a time, and the others in the order of their ticks.
+    -- The overlap policies: one run of a schedule at a time, and the others in the order of their ticks, those of
+    -- backfills last.
     CREATE UNIQUE INDEX run_one_at_a_time ON feedq.run (schedule_id)
         WHERE exclusive AND state IN ('waiting', 'running');
     CREATE INDEX run_turn ON feedq.run (schedule_id, fence) WHERE state IN ('waiting', 'running');
-    CREATE INDEX run_in_line ON feedq.run (schedule_id, tick_at, id) WHERE state = 'buffered';
+    CREATE INDEX run_in_line ON feedq.run (schedule_id, (kind = 'backfill'), tick_at, id) WHERE state = 'buffered';
     -- What a worker may claim.
     CREATE INDEX run_lane ON feedq.run
         (queue, (coalesce(job ->> 'task', '')), (coalesce(job #> '{selector,required}', '{}'::jsonb)), rank_at)
