@@ -190,7 +190,9 @@ def on_edit(feed: Feed, lease: Lease) -> Edit:
         wanted = Reason.REMOVED
     elif feed.spec.target_state is TargetState.PAUSED:
         wanted = Reason.PAUSED
-    elif lease.state in (LeaseState.RUNNING, LeaseState.STOPPING) and lease.generation < feed.generation:
+    elif (
+        lease.state in (LeaseState.RUNNING, LeaseState.STOPPING) and lease.generation < feed.stream_generation
+    ):
         wanted = Reason.EDITED
     elif lease.state is LeaseState.IDLE and lease.reason in CLEARED_BY_EDIT:
         return Edit(None, Reason.NEW)

@@ -339,6 +339,8 @@ class Feed:
     """The catalog that it was made from, if it was; nothing but a sync of that one may remove it unasked."""
     backfill: FeedBackfill | None = None
     """Set if it is a backfill of another feed, which nobody declared."""
+    stream_generation: int = 1
+    """The latest generation by which its stream became another one. Labels, for one, do not change a stream."""
 
     @property
     def name(self) -> str:

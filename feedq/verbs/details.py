@@ -69,7 +69,7 @@ def feed_lines(found: FeedDocument, *, now: datetime) -> list[Fact]:
     lease, feed, spec = view.lease, view.feed, view.feed.spec
     if lease.promised_to is not None:
         goes_to = goes_to or "a worker that is gone by now"
-    running_old = lease.worker_id is not None and lease.generation != feed.generation
+    running_old = lease.worker_id is not None and lease.generation < feed.stream_generation
     avoid = f", on {', '.join(lease.avoid)}" if lease.avoid else ""
     return [
         *(("not as expected", _said(one.said, one.since, now)) for one in view.unmet),

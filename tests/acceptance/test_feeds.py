@@ -126,12 +126,13 @@ def test_a_paused_feed_lets_go_and_resumes_where_it_was_without_touching_others(
     fleet.check(untouched=others)
 
 
-def test_an_edit_restarts_only_the_feed_that_changed(fleet: Fleet) -> None:
+def test_an_edit_restarts_only_the_feed_whose_stream_changes(fleet: Fleet) -> None:
     chosen = FEEDS[1]
     others = fleet.others(chosen)
     before = mark(fleet.source)
     declared = [feed(name, fleet.source.url) for name in FEEDS]
     declared[1]["source"]["idle_timeout_s"] = 45
+    declared[3] |= {"labels": {"team": "till"}, "weight": 2.0, "expect": {"max_silence": "5m"}}
     fleet.cluster.apply(declared)
     wait_resumed(fleet.source, [chosen], after=before, limit_s=20)
     assert [c.feed for c in fleet.source.connections(since=before.connections)] == [chosen]

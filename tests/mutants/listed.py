@@ -139,8 +139,8 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "an edit of a running feed changes nothing",
-            "and lease.generation < feed.generation:",
-            "and lease.generation > feed.generation:",
+            "LeaseState.STOPPING) and lease.generation < feed.stream_generation",
+            "LeaseState.STOPPING) and lease.generation > feed.stream_generation",
         ),
     ),
     ("tests/contract/test_store_moves.py",): (
@@ -269,7 +269,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
             "AS known\n        FROM given CROSS JOIN LATERAL (\n" + LOOK_UP,
             "AS known\n        FROM given CROSS JOIN LATERAL (\n" + WITHOUT_EPOCH,
         ),
-        ("what was edited while it ran is not looked at again", " OR f.generation > generation", ""),
+        ("what was edited while it ran is not looked at again", " OR f.stream_generation > generation", ""),
     ),
     ("tests/contract/test_store_workers.py",): (
         (

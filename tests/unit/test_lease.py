@@ -188,7 +188,8 @@ def test_a_clock_that_is_put_back_delays_the_loss_of_a_worker_by_no_more_than_th
 
 def feed(*, generation: int = 1, target: TargetState = TargetState.RUNNING, removed: bool = False) -> Feed:
     spec = FeedSpec(name="acme/orders", connector="tcp", source={}, sink={"table": "t"}, target_state=target)
-    return Feed(1, spec, generation, NOW, NOW, IDENTITY, NOW if removed else None)
+    removed_at = NOW if removed else None
+    return Feed(1, spec, generation, NOW, NOW, IDENTITY, removed_at, stream_generation=generation)
 
 
 def owned(state: LeaseState) -> UUID | None:

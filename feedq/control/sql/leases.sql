@@ -24,7 +24,8 @@ CREATE FUNCTION feedq_1.feed_json(f feedq.feed) RETURNS json LANGUAGE sql STABLE
             'name', f.name, 'tenant', f.tenant, 'connector', f.connector, 'source', f.source, 'sink', f.sink,
             'labels', f.labels, 'selector', f.selector, 'weight', f.weight, 'target_state', f.target_state,
             'initial_cursor', f.initial_cursor, 'expect', f.expect),
-        'generation', f.generation, 'created_at', f.created_at, 'updated_at', f.updated_at,
+        'generation', f.generation, 'stream_generation', f.stream_generation,
+        'created_at', f.created_at, 'updated_at', f.updated_at,
         'identity', json_build_object('feed', f.uuid, 'installation', (SELECT id FROM feedq.installation)),
         'removed_at', f.removed_at, 'catalog', f.catalog,
         'backfill', CASE WHEN f.parent IS NOT NULL THEN jsonb_build_object('parent', f.parent) || f.backfill END)
@@ -207,7 +208,7 @@ END $body$;
 
 -- Whether a feed that ran under this generation is to be considered again once it is idle.
 CREATE FUNCTION feedq_1.is_touched(f feedq.feed, generation int) RETURNS boolean LANGUAGE sql IMMUTABLE AS $body$
-    SELECT f.removed_at IS NOT NULL OR f.target_state <> 'running' OR f.generation > generation
+    SELECT f.removed_at IS NOT NULL OR f.target_state <> 'running' OR f.stream_generation > generation
 $body$;
 
 -- A rate a second, smoothed, after so many more in so long. The first report stands for itself; of what was known

@@ -456,7 +456,7 @@ BEGIN
         SELECT f.id FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
         WHERE f.id > after AND f.id <= upto AND NOT f.dirty AND (
             (l.state IN ('running', 'assigned') AND (f.removed_at IS NOT NULL OR f.target_state <> 'running'))
-            OR (l.state = 'running' AND l.generation < f.generation)
+            OR (l.state = 'running' AND l.generation < f.stream_generation)
             OR (l.state = 'idle' AND f.removed_at IS NOT NULL)
             OR (l.state = 'idle' AND l.reason = 'paused' AND f.target_state = 'running')
             OR (l.state = 'idle' AND (l.reason IS NULL OR l.reason = 'failed' AND l.retry_at IS NULL)))

@@ -43,8 +43,8 @@ _event_values = attrgetter(*(field.name for field in fields(Event)))
 FEED_COLUMNS = (
     "f.id, f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.selector, "
     "f.weight AS feed_weight, f.target_state, f.generation AS feed_generation, f.created_at, f.updated_at, "
-    "f.initial_cursor, f.expect, f.removed_at, f.catalog, f.uuid AS feed_uuid, f.parent, f.backfill, "
-    "(SELECT id FROM feedq.installation) AS installation"
+    "f.stream_generation, f.initial_cursor, f.expect, f.removed_at, f.catalog, f.uuid AS feed_uuid, f.parent, "
+    "f.backfill, (SELECT id FROM feedq.installation) AS installation"
 )
 SPEC_COLUMNS = tuple(key for key in FeedSpec.model_fields if key != "resume")
 """The columns of a declaration, called like its keys."""
@@ -111,6 +111,7 @@ def feed_from(row: Any) -> Feed:
         row.removed_at,
         row.catalog,
         backfill,
+        row.stream_generation,
     )
 
 

@@ -87,7 +87,7 @@ class MemoryFeeds(Feeds):
         if feed.id in leases:
             leases[feed.id] = replace(leases[feed.id], cursor=change.after)
         cursors = {"before": json.dumps(change.before), "after": json.dumps(change.after)}
-        anew = replace(feed, generation=feed.generation + 1)
+        anew = _restarted(feed)
         self._touch(anew, EventKind.CURSOR_CHANGED, generation=anew.generation, verb=change.verb, **cursors)
 
     @statement
@@ -226,8 +226,12 @@ def _after(before: Feed, change: FeedChange) -> Feed:
         case EventKind.FEED_EDITED if change.spec is not None:
             spec = change.spec
         case _:
-            return replace(before, generation=before.generation + 1)
-    return replace(before, spec=spec, generation=before.generation + bool(difference(before.spec, spec)))
+            return _restarted(before)
+    return replace(_restarted(before), spec=spec) if difference(before.spec, spec) else before
+
+
+def _restarted(feed: Feed) -> Feed:
+    return replace(feed, generation=feed.generation + 1, stream_generation=feed.generation + 1)
 
 
 def _refused(feed: Feed, lease: Lease, target: UUID) -> str | None:

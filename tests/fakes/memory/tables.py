@@ -221,7 +221,7 @@ class MemoryDatabase:
         if (
             feed.removed_at is not None
             or feed.spec.target_state is not TargetState.RUNNING
-            or lease.generation < feed.generation
+            or lease.generation < feed.stream_generation
         ):
             self.tables.dirty.add(lease.feed_id)
         return idle

@@ -56,6 +56,7 @@ FEEDS = """
         target_state text NOT NULL DEFAULT 'running'
             CONSTRAINT feed_target_state CHECK (target_state IN ('running', 'paused')),
         generation integer NOT NULL DEFAULT 1,
+        stream_generation integer NOT NULL DEFAULT 1,
         dirty boolean NOT NULL DEFAULT true,
         created_at timestamptz NOT NULL DEFAULT feedq.clock(),
         updated_at timestamptz NOT NULL DEFAULT feedq.clock(),
@@ -79,6 +80,24 @@ FEEDS = """
     CREATE INDEX feed_of_catalog ON feedq.feed (catalog) WHERE catalog IS NOT NULL;
     CREATE INDEX feed_expect ON feedq.feed (id) WHERE expect <> '{}';
     CREATE INDEX feed_parent ON feedq.feed (parent) WHERE parent IS NOT NULL;
+
+    -- An edit starts a stream anew only if it makes another one of it: a source that cannot resume loses records
+    -- each time. Labels, weights and most expectations do not concern the worker. A generation that changes
+    -- nothing else asks for a restart.
+    CREATE FUNCTION feedq.follow_stream() RETURNS trigger LANGUAGE plpgsql AS $body$
+    BEGIN
+        IF (NEW.labels, NEW.weight, NEW.expect) IS NOT DISTINCT FROM (OLD.labels, OLD.weight, OLD.expect)
+            OR (NEW.tenant, NEW.connector, NEW.source, NEW.sink, NEW.selector, NEW.target_state,
+                NEW.initial_cursor, NEW.expect -> 'max_event_lag')
+            IS DISTINCT FROM (OLD.tenant, OLD.connector, OLD.source, OLD.sink, OLD.selector, OLD.target_state,
+                OLD.initial_cursor, OLD.expect -> 'max_event_lag')
+        THEN
+            NEW.stream_generation := NEW.generation;
+        END IF;
+        RETURN NEW;
+    END $body$;
+    CREATE TRIGGER feed_stream BEFORE UPDATE ON feedq.feed FOR EACH ROW
+        WHEN (NEW.generation <> OLD.generation) EXECUTE FUNCTION feedq.follow_stream();
 """
 
 # Whoever changes a feed, one or thousands, by a command or by hand, changes its backfill in the same transaction.
