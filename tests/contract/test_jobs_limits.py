@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from feedq.core.schedule.model import QueueDepth
 from feedq.core.schedule.spec import Overlap, Queue
 from feedq.errors import NotFound
 from tests.contract.jobs_harness import JobsHarness
@@ -113,7 +114,7 @@ def test_a_change_gives_no_starts_away_and_takes_none(jobs: JobsHarness) -> None
 
 
 def test_depths_are_of_what_has_not_ended_by_queue(jobs: JobsHarness) -> None:
-    assert jobs.queues.depths() == {}
+    assert jobs.queues.listed() == []
     worker = jobs.job_worker()
     for queue in ("mail", "slow"):
         jobs.schedule(queue, overlap=Overlap.ALLOW_ALL, task="t", queue=queue)
@@ -121,7 +122,13 @@ def test_depths_are_of_what_has_not_ended_by_queue(jobs: JobsHarness) -> None:
     jobs.start(waiting[0], worker)
     jobs.end(waiting[1])
     jobs.start(jobs.schedules.trigger("slow"), worker)
-    assert jobs.queues.depths() == {"mail": (1, 1), "slow": (0, 1)}
+    jobs.queues.set(Queue(name="mail", concurrency=2))
+    jobs.queues.set(Queue(name="none", concurrency=2))
+    assert jobs.queues.listed() == [
+        QueueDepth("mail", Queue(name="mail", concurrency=2), 1, 1),
+        QueueDepth("none", Queue(name="none", concurrency=2), 0, 0),
+        QueueDepth("slow", None, 0, 1),
+    ]
 
 
 FLEETS = st.lists(st.integers(1, 20), min_size=1, max_size=8)

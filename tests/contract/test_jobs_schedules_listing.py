@@ -183,7 +183,7 @@ def test_what_is_read_does_not_grow_with_what_there_is(jobs: JobsHarness, is_ana
         ("newest runs", 3 * page, partial(schedules.runs, limit=page)),
         ("failed runs", 30, partial(schedules.runs, states=failed)),
         ("counts", 2 * RUNS, partial(schedules.counts, "s1000")),
-        ("depths", 30, jobs.queues.depths),
+        ("queues", 30, jobs.queues.listed),
         ("a trigger", 20, partial(schedules.trigger, "s1000")),
         ("a trigger again", 20, partial(schedules.trigger, "s1001", key="k")),
         ("a purge", 20, partial(schedules.purge, "s0001")),

@@ -180,7 +180,7 @@ def test_pages_wait_for_nobody(jobs: JobsHarness, threads: ThreadPoolExecutor) -
             schedules.runs,
             partial(schedules.run, run.id),
             partial(schedules.counts, "nightly"),
-            jobs.queues.depths,
+            jobs.queues.listed,
         ):
             threads.submit(read).result(WAIT_S)
 

@@ -86,15 +86,15 @@ def test_what_nobody_has_promoted_is_promoted_by_any_worker_and_once(
     """As when its worker is killed between the end of a run and the promotion, or frozen there."""
     worker = jobs.job_worker()
     first, second, third = in_line(jobs, 3)
-    late = runs._promote
-    monkeypatch.setattr(runs, "_promote", lambda *_: None)
+    late = runs.promote_behind
+    monkeypatch.setattr(runs, "promote_behind", lambda *_: None)
     finish(jobs, worker, ended(claim_one(jobs, worker)))
     assert states(jobs) == [S.SUCCEEDED, S.BUFFERED, S.BUFFERED]
     assert claim(jobs, worker) == []
     monkeypatch.undo()
     jobs.store.jobs.runs.expire(limit=LIMIT)
     assert states(jobs) == [S.SUCCEEDED, S.WAITING, S.BUFFERED]
-    late(jobs.store.jobs.runs._database, [run.schedule_id for run in runs_of(jobs)[:1]])  # it wakes
+    late(jobs.database, [first])  # it wakes
     jobs.store.jobs.runs.expire(limit=LIMIT)
     assert states(jobs) == [S.SUCCEEDED, S.WAITING, S.BUFFERED]
     assert claim_one(jobs, worker).id == second

@@ -247,8 +247,8 @@ BEGIN
 END $body$;
 
 -- running -> succeeded, of the common kind: runs of schedules without failures in a row, which need no lock but their
--- own. Answers with those that it has ended, each with its schedule if any run is buffered behind it; the others are
--- for `finish`.
+-- own. Answers with those that it has ended, each with whether any run is buffered behind it; the others are for
+-- `finish`.
 CREATE FUNCTION feedq_1.succeed(session uuid, ids bigint[], fences bigint[]) RETURNS json
 LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
@@ -267,8 +267,8 @@ BEGIN
         FROM found WHERE r.ctid = found.at RETURNING r.id, r.schedule_id
     )
     SELECT json_agg(json_build_array(id, (
-        SELECT b.schedule_id FROM feedq.run b WHERE b.schedule_id = ended.schedule_id AND b.state = 'buffered'
-        ORDER BY (b.kind = 'backfill'), b.tick_at LIMIT 1))) INTO ended FROM ended;
+        SELECT true FROM feedq.run b WHERE b.schedule_id = ended.schedule_id AND b.state = 'buffered'
+        ORDER BY (b.kind = 'backfill'), b.tick_at LIMIT 1) IS NOT NULL)) INTO ended FROM ended;
     RETURN coalesce(ended, '[]');
 END $body$;
 
@@ -298,7 +298,7 @@ $body$;
 -- exclusive runs holds that lock already, and promotes in the same transaction. Whoever ends a run promotes after its
 -- commit, so that the end of a run does not wait for the schedule.
 --
--- Killed or frozen between the end of a run and this, nobody has the turn: `stranded` finds such schedules, and so it
+-- Killed or frozen between the end of a run and this, nobody has the turn: `promote_stranded` finds such schedules, and so it
 -- does where a run was made at the moment at which its predecessor ended, or rows were changed by hand. Run twice, the
 -- second finds that somebody has the turn.
 CREATE FUNCTION feedq_1.promote(schedules bigint[]) RETURNS int
@@ -343,10 +343,18 @@ BEGIN
     RETURN may_start;
 END $body$;
 
--- Schedules with buffered runs whose turn nobody has, among at most so many beyond this one. Answers with them, and with
--- the one after which to go on (0: from the first). From one schedule to the next, by the index: thousands may be
--- buffered in one.
-CREATE FUNCTION feedq_1.stranded(after bigint, most int) RETURNS json
+-- Promotes what waits behind these runs, whose end has been committed.
+CREATE FUNCTION feedq_1.promote_behind(runs bigint[]) RETURNS int LANGUAGE plpgsql AS $body$
+BEGIN
+    RETURN feedq_1.promote(ARRAY(
+        SELECT DISTINCT r.schedule_id FROM feedq.run r WHERE r.id = ANY (runs) AND EXISTS (
+            SELECT FROM feedq.run b WHERE b.schedule_id = r.schedule_id AND b.state = 'buffered' OFFSET 0)));
+END $body$;
+
+-- Promotes in schedules with buffered runs whose turn nobody has, among at most so many beyond this one. Answers with the
+-- one after which to go on (0: from the first). From one schedule to the next, by the index: thousands may be buffered
+-- in one.
+CREATE FUNCTION feedq_1.promote_stranded(after bigint, most int) RETURNS bigint
 LANGUAGE plpgsql AS $body$
 DECLARE
     at constant timestamptz := feedq.now();
@@ -358,7 +366,8 @@ BEGIN
         SELECT r.schedule_id INTO schedule FROM feedq.run r WHERE r.state = 'buffered' AND r.schedule_id > schedule
         ORDER BY r.schedule_id, (r.kind = 'backfill'), r.tick_at LIMIT 1;
         IF NOT FOUND THEN
-            RETURN json_build_array(waits, 0);
+            schedule := 0;
+            EXIT;
         END IF;
         SELECT * INTO has FROM feedq.run r
         WHERE r.schedule_id = schedule AND r.state IN ('waiting', 'running') AND (r.exclusive OR r.state = 'running')
@@ -370,7 +379,8 @@ BEGIN
             waits := waits || schedule;
         END IF;
     END LOOP;
-    RETURN json_build_array(waits, schedule);
+    PERFORM feedq_1.promote(waits);
+    RETURN schedule;
 END $body$;
 
 DO $body$
@@ -378,7 +388,7 @@ DECLARE
     keeps_its_plan regproc;
 BEGIN
     FOREACH keeps_its_plan IN ARRAY
-        '{feedq_1.claim_runs,feedq_1.succeed,feedq_1.promote,feedq_1.stranded}'::regproc[]
+        '{feedq_1.claim_runs,feedq_1.succeed,feedq_1.promote,feedq_1.promote_stranded}'::regproc[]
     LOOP
         EXECUTE format('ALTER FUNCTION %s SET enable_seqscan = off SET jit = off'
             ' SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off'

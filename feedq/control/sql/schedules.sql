@@ -48,7 +48,7 @@ END $body$;
 
 -- Makes runs of schedules whose rows are locked, in this order, and tells workers of those that may start. A key that
 -- the schedule has had before makes none: so whatever is run twice makes each run once. `job` is what they run; NULL:
--- what their schedule says, without the keys that are `not_of_job`. Answers with the ids of those that were made, and
+-- what their schedule says; without the keys that are `not_of_job`. Answers with the ids of those that were made, and
 -- how many of them are due. `buffered` ones get their turn at once, if nobody has it.
 CREATE FUNCTION feedq_1.make_runs(runs json, job jsonb, not_of_job text[]) RETURNS json LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
@@ -75,7 +75,7 @@ BEGIN
             schedule_id bigint, kind text, key text, tick_at timestamptz, ticks int, last_tick_at timestamptz,
             due_at timestamptz, start_by timestamptz, state text, reason text)
         CROSS JOIN LATERAL (SELECT id, declaration FROM feedq.schedule WHERE id = given.schedule_id OFFSET 0) s
-        CROSS JOIN LATERAL (SELECT coalesce(make_runs.job, s.declaration - not_of_job) AS job) its
+        CROSS JOIN LATERAL (SELECT coalesce(make_runs.job, s.declaration) - not_of_job AS job) its
         ORDER BY element.n
         ON CONFLICT (schedule_id, key) DO NOTHING
         RETURNING id, schedule_id, state, due_at
@@ -226,20 +226,22 @@ BEGIN
 END $body$;
 
 -- Writes a schedule that is new, or whose row is locked, and tells a worker if it is to fire within a second: no worker
--- may scan by then, and all others see it in time. Answers with the row. Without a declaration it keeps the one it has,
--- which this release may not be able to read. An edit looks forward only: it reaches no run that there is.
-CREATE FUNCTION feedq_1.put_schedule(new json) RETURNS SETOF feedq.schedule LANGUAGE plpgsql AS $body$
+-- may scan by then, and all others see it in time. Answers with the row. What is stored `as_declared` stays, as this
+-- release may not be able to read it. An edit looks forward only: it reaches no run that there is.
+CREATE FUNCTION feedq_1.put_schedule(new json, as_declared boolean) RETURNS SETOF feedq.schedule
+LANGUAGE plpgsql AS $body$
 DECLARE
     given record;
 BEGIN
     SELECT * INTO given FROM json_to_record(new) AS given (
-        id bigint, name text, declaration jsonb, state text, paused_until timestamptz, pause_reason text,
+        id bigint, spec jsonb, state text, paused_until timestamptz, pause_reason text,
         generation int, next_tick_at timestamptz, next_fire_at timestamptz, failures int);
     IF given.state = 'active' AND given.next_fire_at <= feedq.clock() + interval '1 s' THEN
         PERFORM feedq_1.notify_some(1, 'jobs');
     END IF;
     RETURN QUERY UPDATE feedq.schedule s SET
-        name = given.name, declaration = coalesce(given.declaration, s.declaration), state = given.state,
+        name = given.spec ->> 'name', declaration = CASE WHEN as_declared THEN s.declaration ELSE given.spec END,
+        state = given.state,
         paused_until = given.paused_until, pause_reason = given.pause_reason, generation = given.generation,
         next_tick_at = given.next_tick_at, next_fire_at = given.next_fire_at, failures = given.failures,
         updated_at = feedq.clock()
@@ -247,7 +249,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN QUERY INSERT INTO feedq.schedule AS s
             (id, name, declaration, state, pause_reason, next_tick_at, next_fire_at) OVERRIDING SYSTEM VALUE
-        VALUES (given.id, given.name, given.declaration, given.state, given.pause_reason, given.next_tick_at,
+        VALUES (given.id, given.spec ->> 'name', given.spec, given.state, given.pause_reason, given.next_tick_at,
             given.next_fire_at)
         RETURNING s.*;
     END IF;

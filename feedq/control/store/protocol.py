@@ -7,7 +7,7 @@ releases call each their own, on the same tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -17,6 +17,7 @@ import msgspec
 from feedq.control.store.database import Connection
 from feedq.core.model import FeedSpec, TargetState
 from feedq.core.schedule.spec import ScheduleSpec
+from feedq.core.values import Entry
 
 T = TypeVar("T")
 
@@ -43,9 +44,9 @@ def definition() -> str:
     return "\n".join([f"CREATE SCHEMA {SCHEMA};", *files])
 
 
-def document(rows: Iterable[object]) -> str:
-    """Rows with many fields, as a function is given them."""
-    return msgspec.json.encode(list(rows)).decode()
+def document(given: object) -> str:
+    """What has many fields, or rows of it, as a function is given them."""
+    return msgspec.json.encode(given, enc_hook=_written).decode()
 
 
 def call(c: Connection, function: str, kind: type[T], /, **given: Any) -> T:
@@ -65,6 +66,15 @@ def read(answer: str | msgspec.Raw, kind: type[T]) -> T:
 def job_from(stored: str) -> ScheduleSpec:
     """Read the job of a run. Raises `InvalidInput`."""
     return ScheduleSpec.from_json(stored)
+
+
+def _written(given: object) -> object:
+    """Write a declaration as it is stored, and rows that are made one by one."""
+    if isinstance(given, Entry):
+        return msgspec.Raw(given.to_json().encode())
+    if isinstance(given, Iterator):
+        return list(given)
+    raise NotImplementedError(type(given))
 
 
 def _stored(kind: type, given: Any) -> Any:

@@ -93,8 +93,6 @@ def _waiting(state: JobState) -> Check:
 
 def check_tasks(tasks: Sequence[ScheduledTask]) -> Iterator[Check]:
     """Is there a worker that can run each task? As workers say when they register."""
-    from feedq.control.store.jobs.listing import why_unserved
-
     if not tasks:
         return
     if not any(task.workers for task in tasks):
@@ -107,8 +105,7 @@ def check_tasks(tasks: Sequence[ScheduledTask]) -> Iterator[Check]:
         yield ok("tasks", f"{counted(len(tasks), 'task')} of schedules, each known to a worker{others}")
     for task in troubles[:NAMED_MAX]:
         others = f" (and {counted(task.schedules - 1, 'other')})" if task.schedules > 1 else ""
-        why = why_unserved(task.task, task.selector, is_known=task.is_known)
-        yield fail("tasks", f"schedule {task.schedule}{others}: {why}", TASKS_ADVICE)
+        yield fail("tasks", f"schedule {task.schedule}{others}: {task.why_unserved}", TASKS_ADVICE)
     if len(troubles) > NAMED_MAX:
         more = counted(len(troubles) - NAMED_MAX, "more task")
         yield warn("tasks", f"and {more}", "mend these first")

@@ -70,36 +70,24 @@ _RUNS = f"""
     CROSS JOIN LATERAL (SELECT name FROM feedq.schedule WHERE id = r.schedule_id OFFSET 0) s
     {_WORKER}
 """
-_SERVING = """
-    serving AS MATERIALIZED (
+_KNOWN = "feedq_1.knows(me.tasks, wanted.task)"
+_TASKS = f"""
+    WITH serving AS MATERIALIZED (
         SELECT w.name, w.labels, t.tasks FROM feedq.worker w LEFT JOIN feedq.task_set t ON t.id = w.task_set_id
         WHERE w.state = 'active' AND w.target_state = 'serving' AND w.job_slots > 0
-    )
-"""
-_WANTED = """
-    coalesce(s.declaration ->> 'task', '') AS task,
-    coalesce(s.declaration #> '{selector,required}', '{}'::jsonb) AS selector
-"""
-_KNOWN = "feedq_1.knows(me.tasks, wanted.task)"
-_CAN = f"{_KNOWN} AND me.labels @> wanted.selector"
-_UNSERVED = f"""
-    WITH {_SERVING}, wanted AS MATERIALIZED (
-        SELECT s.name, {_WANTED} FROM feedq.schedule s WHERE s.removed_at IS NULL AND s.name = ANY(%(names)s)
-    )
-    SELECT wanted.name, wanted.task, wanted.selector,
-        EXISTS (SELECT FROM serving me WHERE {_KNOWN}) AS is_known
-    FROM wanted
-    WHERE EXISTS (SELECT FROM serving) AND NOT EXISTS (SELECT FROM serving me WHERE {_CAN})
-"""
-_TASKS = f"""
-    WITH {_SERVING}, wanted AS MATERIALIZED (
-        SELECT found.task, found.selector, min(found.name) AS schedule, count(*)::int AS schedules FROM (
-            SELECT s.name, {_WANTED} FROM feedq.schedule s WHERE s.removed_at IS NULL AND s.state = 'active'
+    ), wanted AS MATERIALIZED (
+        SELECT found.task, found.selector, min(found.name) AS schedule, count(*)::int AS schedules,
+            {{names}} AS names
+        FROM (
+            SELECT s.name, coalesce(s.declaration ->> 'task', '') AS task,
+                coalesce(s.declaration #> '{{{{selector,required}}}}', '{{{{}}}}'::jsonb) AS selector
+            FROM feedq.schedule s WHERE s.removed_at IS NULL AND {{chosen}}
         ) found GROUP BY 1, 2
     )
-    SELECT wanted.*, (SELECT count(*)::int FROM serving) AS workers,
-        (SELECT count(*)::int FROM serving me WHERE {_CAN}) AS able,
-        EXISTS (SELECT FROM serving me WHERE {_KNOWN}) AS is_known
+    SELECT wanted.task, wanted.schedule, wanted.schedules, wanted.selector,
+        (SELECT count(*)::int FROM serving) AS workers,
+        (SELECT count(*)::int FROM serving me WHERE {_KNOWN} AND me.labels @> wanted.selector) AS able,
+        EXISTS (SELECT FROM serving me WHERE {_KNOWN}) AS is_known, wanted.names
     FROM wanted ORDER BY wanted.task, wanted.selector
 """
 
@@ -119,6 +107,19 @@ class ScheduledTask:
     """Those of them that know the task and have the labels."""
     is_known: bool
     """Whether one knows the task, whatever its labels."""
+    names: Sequence[str] = ()
+    """All of them, where they were asked for by name."""
+
+    @property
+    def why_unserved(self) -> str | None:
+        """Why no worker can run it, though some run jobs."""
+        if self.able or not self.workers:
+            return None
+        if not self.is_known:
+            module = "(FEEDQ_IMPORTS names its module)"
+            return f"no worker knows task {self.task}: its runs wait until one does {module}"
+        labels = ", ".join(f"{key}={value}" for key, value in self.selector.items())
+        return f"no worker that knows task {self.task} has the labels {labels}: its runs wait until one does"
 
 
 class ScheduleListing(Aggregate):
@@ -270,25 +271,17 @@ def run_of(c: Connection, run_id: int) -> Run:
 
 
 def _unserved(c: Connection, names: Collection[str]) -> dict[str, str]:
-    rows = c.execute(_UNSERVED, {"names": list(names)})
-    return {row.name: why_unserved(row.task, row.selector, is_known=row.is_known) for row in rows}
+    found = ((task, task.why_unserved) for task in scheduled_tasks(c, names))
+    return {name: why for task, why in found if why is not None for name in task.names}
 
 
-def scheduled_tasks(c: Connection) -> list[ScheduledTask]:
-    """Lists the tasks of active schedules, each with each selector once."""
-    return [
-        ScheduledTask(
-            row.task, row.schedule, row.schedules, row.selector, row.workers, row.able, row.is_known
-        )
-        for row in c.execute(_TASKS)
-    ]
-
-
-def why_unserved(task: str, selector: Mapping[str, str], *, is_known: bool) -> str:
-    if not is_known:
-        return f"no worker knows task {task}: its runs wait until one does (FEEDQ_IMPORTS names its module)"
-    labels = ", ".join(f"{key}={value}" for key, value in selector.items())
-    return f"no worker that knows task {task} has the labels {labels}: its runs wait until one does"
+def scheduled_tasks(c: Connection, names: Collection[str] | None = None) -> list[ScheduledTask]:
+    """Lists the tasks of these schedules, or of all active ones, each with each selector once."""
+    # Of all there may be a hundred thousand to a task: one name is enough.
+    of_all = {"chosen": "s.state = 'active'", "names": "'{}'::text[]"}
+    of_some = {"chosen": "s.name = ANY(%(names)s)", "names": "array_agg(found.name)"}
+    sql = _TASKS.format(**(of_all if names is None else of_some))
+    return [ScheduledTask(*row) for row in c.execute(sql, {"names": list(names or ())})]
 
 
 def _known(c: Connection, name: str) -> int:

@@ -74,10 +74,6 @@ _ANY_TO_EXPIRE = """
         ) AS expiry,
         EXISTS (SELECT FROM feedq.run WHERE state = 'buffered') AS promotion
 """
-_FOLLOWED = """
-    SELECT DISTINCT r.schedule_id FROM feedq.run r WHERE r.id = ANY(%(ids)s)
-        AND EXISTS (SELECT FROM feedq.run b WHERE b.schedule_id = r.schedule_id AND b.state = 'buffered' OFFSET 0)
-"""
 
 
 class _Claim(msgspec.Struct):
@@ -166,11 +162,8 @@ class RunStore(Aggregate):
         ids = sorted(done)
         fences = [done[run_id] for run_id in ids]
         with self._database.statement() as c:
-            ended = call(
-                c, "succeed", list[tuple[int, int | None]], session=worker_id, ids=ids, fences=fences
-            )
-        followed = {schedule_id for _, schedule_id in ended if schedule_id is not None}
-        _promote(self._database, followed)
+            ended = call(c, "succeed", list[tuple[int, bool]], session=worker_id, ids=ids, fences=fences)
+        promote_behind(self._database, [run_id for run_id, is_followed in ended if is_followed])
         return {run_id for run_id, _ in ended}
 
     @contextmanager
@@ -215,12 +208,9 @@ class RunStore(Aggregate):
         with self._database.statement() as c:
             needs = c.execute(_ANY_TO_EXPIRE).one()
             expired = call(c, "expire_runs", int, most=limit) if needs.expiry else 0
-            found: list[int] = []
             if needs.promotion:
-                found, self._promoted_to = call(
-                    c, "stranded", tuple[list[int], int], after=self._promoted_to, most=LINES_PER_SCAN
-                )
-        _promote(self._database, found)
+                given = {"after": self._promoted_to, "most": LINES_PER_SCAN}
+                self._promoted_to = call(c, "promote_stranded", int, **given)
         return expired
 
     @in_statement
@@ -248,13 +238,5 @@ def promote_behind(database: Database, run_ids: Collection[int]) -> None:
     """Promote in a transaction of its own what waits behind these runs, whose end has been committed. Should the
     database be away by now, what waits is found as stranded."""
     if run_ids:
-        with suppress(Unavailable):
-            with database.statement() as c:
-                found = {row.schedule_id for row in c.execute(_FOLLOWED, {"ids": list(run_ids)})}
-            _promote(database, found)
-
-
-def _promote(database: Database, schedule_ids: Collection[int]) -> None:
-    if schedule_ids:
         with suppress(Unavailable), database.statement() as c:
-            call(c, "promote", int, schedules=sorted(schedule_ids))
+            call(c, "promote_behind", int, runs=list(run_ids))

@@ -13,7 +13,7 @@ nothing by it. All others last until somebody resumes the schedule, or until the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -49,7 +49,7 @@ from feedq.core.schedule.model import (
     Schedule,
     ScheduleState,
 )
-from feedq.core.schedule.spec import BEAT_PREFIX, JOB_KEYS, NOT_OF_JOB, Overlap, Queue, ScheduleSpec
+from feedq.core.schedule.spec import BEAT_PREFIX, NOT_OF_JOB, Overlap, Queue, ScheduleSpec
 from feedq.core.schedule.ticks import Unfinished, fire_time
 from feedq.core.values import instant
 from feedq.errors import Conflict, InvalidInput, NotFound
@@ -148,7 +148,7 @@ class ScheduleStore(ScheduleListing):
         current = shown_schedule_from(_locked(c, name))
         paused = replace(current, state=ScheduleState.PAUSED, paused_until=until, pause_reason=reason)
         if paused != current:
-            paused = _put(c, paused, is_declared=False)
+            paused = _put(c, paused, as_declared=True)
             said = None if until is None else until.isoformat()
             _record(c, EventKind.SCHEDULE_PAUSED, schedule=name, reason=reason, until=said)
         return paused
@@ -304,24 +304,13 @@ def _locked(c: Connection, name: str) -> Any:
     return row
 
 
-def _put(c: Connection, schedule: Schedule, *, is_declared: bool = True) -> Schedule:
-    """Write a schedule that is new or locked; with its declaration, if that is as somebody wants it."""
-    spec = schedule.spec
-    columns = {
-        "id": schedule.id,
-        "name": spec.name,
-        "declaration": msgspec.Raw(spec.to_json().encode()) if is_declared else None,
-        "state": schedule.state,
-        "paused_until": schedule.paused_until,
-        "pause_reason": schedule.pause_reason,
-        "generation": schedule.generation,
-        "next_tick_at": schedule.next_tick_at,
-        "next_fire_at": schedule.next_fire_at,
-        "failures": schedule.failures,
-    }
-    sql = f"SELECT {SCHEDULE_COLUMNS} FROM {SCHEMA}.put_schedule(%(new)s) s"
-    with refused_when_taken(f"schedule {spec.name!r} exists already; `feedq schedule set` changes it"):
-        return shown_schedule_from(c.execute(sql, {"new": msgspec.json.encode(columns).decode()}).one())
+def _put(c: Connection, schedule: Schedule, *, as_declared: bool = False) -> Schedule:
+    """Write a schedule that is new or locked; ``as_declared``: without its declaration."""
+    sql = f"SELECT {SCHEDULE_COLUMNS} FROM {SCHEMA}.put_schedule(%(new)s, %(as_declared)s) s"
+    name = schedule.spec.name
+    with refused_when_taken(f"schedule {name!r} exists already; `feedq schedule set` changes it"):
+        row = c.execute(sql, {"new": document(schedule), "as_declared": as_declared}).one()
+    return shown_schedule_from(row)
 
 
 def _at_first(spec: ScheduleSpec) -> RunState:
@@ -332,9 +321,7 @@ def _at_first(spec: ScheduleSpec) -> RunState:
 def _make(c: Connection, runs: Sequence[NewRun], job: ScheduleSpec | None = None) -> list[int]:
     """Make these runs of a schedule that is locked, one after another, and return the ids of those whose key was
     new. ``job`` stands in for the schedule's own."""
-    stored = None
-    if job is not None:
-        stored = job.model_dump_json(include=set(JOB_KEYS), exclude_defaults=True, warnings=False)
+    stored = None if job is None else job.to_json()
     given = {"runs": document(runs), "job": stored, "not_of_job": list(NOT_OF_JOB)}
     return call(c, "make_runs", _Made, **given).ids
 
@@ -381,21 +368,23 @@ class QueueStore(Aggregate):
 
     @in_transaction
     def all(self, c: Connection) -> list[Queue]:
-        sql = "SELECT name, rate_per_s, burst, concurrency FROM feedq.job_queue ORDER BY name"
-        return [Queue.of(row._asdict()) for row in c.execute(sql)]
-
-    def listed(self) -> list[QueueDepth]:
-        """The queues that have limits or unfinished runs, by name."""
-        queues, depths = {found.name: found for found in self.all()}, self.depths()
-        names = sorted(queues.keys() | depths.keys())
-        return [QueueDepth(name, queues.get(name), *depths.get(name, (0, 0))) for name in names]
+        """The queues that have limits."""
+        return _queues(c)
 
     @in_transaction
-    def depths(self, c: Connection) -> Mapping[str, tuple[int, int]]:
-        """Runs waiting and running, by queue."""
+    def listed(self, c: Connection) -> list[QueueDepth]:
+        """The queues that have limits or unfinished runs, by name."""
         sql = f"""
             SELECT queue, count(*) FILTER (WHERE state <> 'running')::int AS waiting,
                 count(*) FILTER (WHERE state = 'running')::int AS running
             FROM feedq.run WHERE {UNFINISHED} GROUP BY queue
         """
-        return {row.queue: (row.waiting, row.running) for row in c.execute(sql)}
+        depths = {row.queue: (row.waiting, row.running) for row in c.execute(sql)}
+        queues = {queue.name: queue for queue in _queues(c)}
+        names = sorted(queues.keys() | depths.keys())
+        return [QueueDepth(name, queues.get(name), *depths.get(name, (0, 0))) for name in names]
+
+
+def _queues(c: Connection) -> list[Queue]:
+    sql = "SELECT name, rate_per_s, burst, concurrency FROM feedq.job_queue ORDER BY name"
+    return [Queue.of(row._asdict()) for row in c.execute(sql)]
