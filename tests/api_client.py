@@ -11,7 +11,7 @@ import httpx
 from tornado.netutil import bind_sockets
 
 from feedq.api.endpoint import Endpoint
-from feedq.api.server import serve
+from feedq.api.handler import serve
 
 
 class Closed:

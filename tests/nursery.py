@@ -51,7 +51,7 @@ IMPORTED = (
         "feedq.cli",
         "feedq.celery.bootsteps",
         "feedq.celery.beat",
-        "feedq.web.hook",
+        "feedq.web",
         "feedq.control.store.postgresql",
     ),
 )

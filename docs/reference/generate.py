@@ -35,8 +35,8 @@ from feedq.sinks.base import SinkOptions
 from feedq.telemetry import metrics as telemetry_metrics
 from feedq.verbs.catalogs.base import ENTRY_POINT_GROUP as CATALOG_GROUP
 from feedq.verbs.catalogs.base import FeedCatalog, load_catalog
-from feedq.verbs.manifest.json_schema import field_docstrings, manifest_schema
-from feedq.verbs.manifest.reader import ENTRIES
+from feedq.verbs.json_schema import field_docstrings, manifest_schema
+from feedq.verbs.manifests import ENTRIES
 
 HERE = Path(__file__).parent
 

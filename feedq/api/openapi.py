@@ -11,7 +11,7 @@ import feedq
 from feedq.api.endpoint import JSON_TYPE, PREFIX, PROBLEM_TYPE, STREAM_TYPE, Problem, Progress
 from feedq.core.selection import Selection
 from feedq.core.values import Entry
-from feedq.verbs.manifest.json_schema import DescribedSchema
+from feedq.verbs.json_schema import DescribedSchema
 from feedq.verbs.registry import Verb, load
 
 COMPONENTS: Final = "#/components/schemas/{name}"

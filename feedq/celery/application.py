@@ -25,7 +25,7 @@ from feedq.celery.tasks import CONTROL_QUEUE, RECONCILE, RECONCILE_EXPIRES_S, ST
 from feedq.errors import InvalidInput
 from feedq.settings import Settings, settings
 from feedq.telemetry.logs import configure_logging
-from feedq.web.hook import extend_flower
+from feedq.web import extend_flower
 
 DEFAULT_QUEUE = "feedq"
 STREAM_POOL = "feedq.celery.pool:StreamPool"

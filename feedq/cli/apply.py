@@ -27,10 +27,8 @@ from feedq.errors import FeedqError, InvalidInput, error_of
 
 with lazily():
     from feedq.cli import tables
-    from feedq.verbs import declarations, fleet, wording
+    from feedq.verbs import declarations, fleet, manifests, wording
     from feedq.verbs.catalogs import syncing
-    from feedq.verbs.manifest import options as feed_options
-    from feedq.verbs.manifest import reader
 
 
 STDIN = "-"
@@ -152,7 +150,7 @@ def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
     """
     with collector_paused():
         declared = read_manifests(files)
-    counts = {key: len(getattr(declared, key)) for key in reader.ENTRIES}
+    counts = {key: len(getattr(declared, key)) for key in manifests.ENTRIES}
     found = [wording.counted(count, key.removesuffix("s")) for key, count in counts.items() if count]
     answer(invocation, counts, f"{', '.join(found) or 'nothing declared'}: right")
 
@@ -202,7 +200,9 @@ def _asking(files: Sequence[str], *, prune: bool, tenant: str | None) -> Iterato
     # not mean to lose all feeds with --prune.
     kinds = manifest.keys or {"feeds"}
     asked = {
-        kind: tuple(one.spec for one in getattr(manifest, kind)) for kind in reader.ENTRIES if kind in kinds
+        kind: tuple(one.spec for one in getattr(manifest, kind))
+        for kind in manifests.ENTRIES
+        if kind in kinds
     }
     try:
         yield {**asked, "prune": prune, "tenant": tenant}
@@ -211,7 +211,7 @@ def _asking(files: Sequence[str], *, prune: bool, tenant: str | None) -> Iterato
         raise
 
 
-def read_manifests(files: Sequence[str]) -> reader.Manifest:
+def read_manifests(files: Sequence[str]) -> manifests.Manifest:
     """What files declare together, and all manifests in directories and below these.
 
     Raises `InvalidInput` with every mistake of every file.
@@ -221,8 +221,8 @@ def read_manifests(files: Sequence[str]) -> reader.Manifest:
     return manifest
 
 
-def _manifest(files: Sequence[str]) -> reader.Manifest:
-    reading = reader.ManifestReader()
+def _manifest(files: Sequence[str]) -> manifests.Manifest:
+    reading = manifests.ManifestReader()
     for file in files:
         found = [file]
         if file != STDIN and Path(file).is_dir():
@@ -235,19 +235,19 @@ def _manifest(files: Sequence[str]) -> reader.Manifest:
     return reading.manifest()
 
 
-def _require_right(manifest: reader.Manifest) -> None:
+def _require_right(manifest: manifests.Manifest) -> None:
     """Raises `InvalidInput` with every mistake, in the options of feeds as well."""
     problems = [*manifest.problems]
     for feed in manifest.feeds:
-        for what in feed_options.option_problems(feed.spec):
-            problems.append(reader.ManifestProblem(feed.where, f"feed {feed.spec.name!r}: {what}"))
+        for what in manifests.option_problems(feed.spec):
+            problems.append(manifests.ManifestProblem(feed.where, f"feed {feed.spec.name!r}: {what}"))
     if problems:
         mistakes = wording.counted(len(problems), "mistake")
         lines = "\n".join(f"  {wording.printable(str(problem))}" for problem in problems)
         raise InvalidInput(f"{mistakes}; nothing was applied\n{lines}")
 
 
-def _read(reading: reader.ManifestReader, file: str) -> None:
+def _read(reading: manifests.ManifestReader, file: str) -> None:
     origin = "standard input" if file == STDIN else os.fsdecode(file)
     try:
         with nullcontext(sys.stdin.buffer) if file == STDIN else Path(file).open("rb") as opened:

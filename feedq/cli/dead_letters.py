@@ -13,8 +13,7 @@ from feedq.cli.output import TableColumn, answer, answer_list, fact_lines, first
 from feedq.errors import FeedqError
 
 with lazily():
-    from feedq.verbs import dead_letters as letters
-    from feedq.verbs import details, wording
+    from feedq.verbs import details, landing, wording
 
 TEXT_WIDTH = 60
 
@@ -58,7 +57,7 @@ def dead_letters(
     elif verb == "drop":
         with invocation.progress("records dropped"):
             dropped = invocation.do_confirmed(
-                letters.drop_dead_letters,
+                landing.drop_dead_letters,
                 lambda tried: f"Delete {tried.dropped:,} refused records of {name} for good?",
                 yes=yes,
                 name=name,
@@ -73,9 +72,9 @@ def dead_letters(
 
 
 def _list(invocation: Invocation, name: str, limit: int) -> None:
-    found = first(invocation.pages(letters.list_dead_letters, name=name), limit)
+    found = first(invocation.pages(landing.list_dead_letters, name=name), limit)
     now = invocation.clock.now()
-    columns: list[TableColumn[letters.DeadLetterDocument]] = [
+    columns: list[TableColumn[landing.DeadLetterDocument]] = [
         number("ID", lambda letter: str(letter.id)),
         number("AGE", lambda letter: wording.ago(letter.at, now=now)),
         number("EPOCH", lambda letter: str(letter.epoch)),
@@ -87,13 +86,13 @@ def _list(invocation: Invocation, name: str, limit: int) -> None:
 
 def _show(invocation: Invocation, name: str, ids: Sequence[int]) -> None:
     found = [
-        invocation.do(letters.show_dead_letter, name=name, id=one) for one in sorted({*ids}, reverse=True)
+        invocation.do(landing.show_dead_letter, name=name, id=one) for one in sorted({*ids}, reverse=True)
     ]
 
     answer(invocation, found, *(fact_lines(_facts(letter)) for letter in found))
 
 
-def _facts(letter: letters.DeadLetterDocument) -> list[details.Fact]:
+def _facts(letter: landing.DeadLetterDocument) -> list[details.Fact]:
     return [
         ("id", str(letter.id)),
         ("feed", letter.feed),
@@ -107,7 +106,7 @@ def _facts(letter: letters.DeadLetterDocument) -> list[details.Fact]:
 
 def _replay(invocation: Invocation, name: str, ids: Sequence[int], all_: bool) -> None:
     with invocation.progress("records tried"):
-        found = invocation.do(letters.replay_dead_letters, name=name, ids=tuple(ids), all=all_)
+        found = invocation.do(landing.replay_dead_letters, name=name, ids=tuple(ids), all=all_)
     lines = [f"{name}: {found.landed} landed, {len(found.refused)} refused again"]
     if found.passed_over:
         lines.append(
@@ -119,7 +118,7 @@ def _replay(invocation: Invocation, name: str, ids: Sequence[int], all_: bool) -
         raise FeedqError(f"{len(found.refused)} records are refused still; they stay where they are")
 
 
-def _text(letter: letters.DeadLetterDocument) -> str:
+def _text(letter: landing.DeadLetterDocument) -> str:
     if letter.record is not None:
         return wording.printable(letter.record)
     return wording.printable(bytes.fromhex(letter.record_hex or "").decode("utf-8", "backslashreplace"))

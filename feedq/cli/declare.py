@@ -26,8 +26,7 @@ from feedq.errors import FeedqError, Forbidden, InvalidInput, NotFound, Unreadab
 with lazily():
     from feedq.core import model, remedies, selection
     from feedq.core.schedule import spec as schedule_spec
-    from feedq.verbs import declarations, documents, feeds, schedules, wording
-    from feedq.verbs.manifest import reader
+    from feedq.verbs import declarations, documents, feeds, manifests, schedules, wording
 
 DeclaredEntry: TypeAlias = "model.FeedSpec | schedule_spec.ScheduleSpec"
 NOTHING = "nothing to set; give KEY=VALUE, such as {}"
@@ -242,7 +241,9 @@ def _edit(invocation: Invocation, before: DeclaredEntry, etag: str) -> None:
 
 def _read(path: str, before: DeclaredEntry) -> DeclaredEntry:
     manifest = read_manifests([path])
-    found: list[Any] = [declaration.spec for key in reader.ENTRIES for declaration in getattr(manifest, key)]
+    found: list[Any] = [
+        declaration.spec for key in manifests.ENTRIES for declaration in getattr(manifest, key)
+    ]
     if len(found) != 1 or not isinstance(found[0], type(before)):
         raise InvalidInput(f"the file must hold {before.noun} {before.name!r} and nothing else")
     _check_name(before, found[0])

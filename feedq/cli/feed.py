@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
 
+from feedq.cli.apply import read_manifests
 from feedq.cli.choosing import (
     await_feeds,
     chooses_feeds,
@@ -20,7 +22,6 @@ from feedq.cli.choosing import (
 from feedq.cli.cursor import backfill, cursor
 from feedq.cli.dead_letters import dead_letters
 from feedq.cli.declare import edit_feed, set_feeds
-from feedq.cli.feed_test import feed_test
 from feedq.cli.invocation import (
     Group,
     Invocation,
@@ -33,18 +34,23 @@ from feedq.cli.invocation import (
     yes_option,
 )
 from feedq.cli.lazily import lazily
+from feedq.cli.options import read_cursor
 from feedq.cli.output import answer, answer_list, fact_lines, first, write_json_line
+from feedq.errors import FeedqError, NotFound
 
 with lazily():
     from feedq.cli import tables
     from feedq.core import model, selection
-    from feedq.verbs import cursors, details, feeds, wording
-    from feedq.verbs import drift as drifts
-    from feedq.verbs import tap as taps
+    from feedq.sinks import base as sinks_base
+    from feedq.verbs import cursors, details, documents, feeds, landing, trial, wording
 
 TIME_WIDTH = len("2026-12-01T08:00:00.123")
 TAP_S, TAPPED_MAX = 600, 1_000_000
 """Seconds and records; the API takes no more."""
+VALUE_WIDTH = 100
+"""Characters of a value on a terminal; --json has all of it."""
+COLOURS = {"ok": "green", "failed": "red", "warn": "yellow"}
+"""Of the outcomes of the steps of a trial."""
 
 
 @click.group(
@@ -61,7 +67,7 @@ def feed() -> None:
     """
 
 
-for _command in (set_feeds, edit_feed, feed_test, dead_letters, cursor, backfill):
+for _command in (set_feeds, edit_feed, dead_letters, cursor, backfill):
     feed.add_command(_command)
 
 
@@ -140,7 +146,7 @@ def tap(invocation: Invocation, *, name: str, limit: int) -> None:
     """
     show = write_json_line if invocation.json else _show_tapped
     with suppress(KeyboardInterrupt):
-        for row in invocation.do(taps.tap_feed, name=name, seconds=TAP_S, limit=limit):
+        for row in invocation.do(landing.tap_feed, name=name, seconds=TAP_S, limit=limit):
             if row is not None:
                 show(row)
 
@@ -326,13 +332,150 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
     """
     if must_apply:
         found = invocation.do_confirmed(
-            drifts.add_columns,
+            landing.add_columns,
             lambda tried: f"{'; '.join(tried.statements)}. Do it?" if tried.statements else None,
             yes=yes,
             name=name,
         )
     else:
-        found = invocation.do(drifts.show_drift, name=name)
+        found = invocation.do(landing.show_drift, name=name)
     lines = [*(f"{field}  {type_}" for field, type_ in sorted(found.fields.items())), *found.statements]
     empty = f"no worker has told of a field of {name} that no column takes"
     answer(invocation, found, "\n".join(lines) or empty)
+
+
+# -- trying --------------------------------------------------------------------------------------------
+
+
+@feed.command("test")
+@click.argument("name")
+@click.option(
+    "-f",
+    "--file",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take the feed from this manifest instead of the control database.",
+)
+@click.option(
+    "--records", type=click.IntRange(1, 1_000), default=5, show_default=True, help="How many to show."
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, max=3_600),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for the connection and the records.",
+)
+@click.option("--cursor", help="Begin after this cursor instead of where the source begins.")
+@click.option(
+    "--infer",
+    is_flag=True,
+    help="Propose columns, types and how to cut records up, from the first of them, as a manifest.",
+)
+@pass_invocation
+def feed_test(
+    invocation: Invocation,
+    *,
+    name: str,
+    path: Path | None,
+    records: int,
+    timeout_s: float,
+    cursor: str | None,
+    infer: bool,
+) -> None:
+    """Connect, show the first records and how they would land; import nothing.
+
+    It runs here and not on a worker: secrets, network and installed connectors are those of this machine. The
+    feed need not be declared yet (-f), and may be running meanwhile.
+
+    \b
+    Example:
+      feedq feed test acme/orders --records 3
+      feedq feed test acme/orders -f feeds.yaml
+      feedq feed test acme/orders -f feeds.yaml --infer > typed.yaml
+    """
+    invocation.keep_log_quiet()
+    spec = invocation.store.feeds.get(name).spec if path is None else _from_file(path, name)
+    made = trial.try_feed(
+        spec,
+        invocation.settings,
+        invocation.clock,
+        records=records,
+        timeout_s=timeout_s,
+        cursor=None if cursor is None else read_cursor(cursor),
+        on_waiting=lambda why: click.echo(f"{wording.printable(why)} …", err=True),
+    )
+    if infer:
+        _propose(invocation, spec, made)
+        return
+    document = {
+        "name": name,
+        "ok": made.ok,
+        "steps": made.steps,
+        "records": [_document(preview) for preview in made.records],
+        "cursor": made.cursor,
+    }
+    answer(invocation, document, lambda: _write(made))
+    if not made.ok:
+        click.get_current_context().exit(1)
+
+
+def _propose(invocation: Invocation, spec: model.FeedSpec, made: trial.Trial) -> None:
+    """Prints a manifest; the steps of the trial go to standard error. A table that is not there is no trouble."""
+    from feedq.worker.first_records import proposed
+
+    _write_steps(made, err=True)
+    if not made.records:
+        raise FeedqError(f"feed {spec.name!r}: nothing can be proposed without a record")
+    found = proposed(spec, [preview.record for preview in made.records])
+    if found.target_state is model.TargetState.RUNNING:
+        found = found.model_copy(update={"target_state": None})
+    manifest = {"feeds": [found.plain()]}
+    answer(invocation, manifest, lambda: click.echo(documents.dump(manifest), nl=False))
+
+
+def _from_file(path: Path, name: str) -> model.FeedSpec:
+    specs: dict[str, model.FeedSpec] = {
+        feed.spec.name: feed.spec for feed in read_manifests([str(path)]).feeds
+    }
+    if name not in specs:
+        raise NotFound(f"{path}: declares no feed {name!r}; it has {', '.join(sorted(specs)) or 'none'}")
+    return specs[name]
+
+
+def _document(preview: sinks_base.Preview) -> dict[str, Any]:
+    return {
+        "record": preview.record.decode("utf-8", "replace"),
+        "columns": dict(preview.columns),
+        "error": preview.error,
+    }
+
+
+def _write_steps(made: trial.Trial, *, err: bool = False) -> None:
+    for step in made.steps:
+        shown = click.style(step.outcome.ljust(7), fg=COLOURS[step.outcome])
+        click.echo(f"{shown}  {step.step.ljust(11)}  {wording.printable(step.detail)}".rstrip(), err=err)
+
+
+def _write(made: trial.Trial) -> None:
+    _write_steps(made)
+    for number, preview in enumerate(made.records, 1):
+        _write_record(number, preview)
+    if made.records:
+        cursor = f" Cursor after these: {wording.printable(wording.as_json(made.cursor))}"
+        click.echo("\nNothing was imported." + ("" if made.cursor is None else cursor))
+
+
+def _write_record(number: int, preview: sinks_base.Preview) -> None:
+    click.echo(f"\n{number}. {_short(preview.record.decode('utf-8', 'backslashreplace'))}")
+    width = max(map(len, preview.columns), default=0)
+    for column, text in preview.columns.items():
+        click.echo(f"   {wording.printable(column).ljust(width)}  {'NULL' if text is None else _short(text)}")
+    if preview.error is not None:
+        click.echo(f"   would go to the dead letters: {wording.printable(preview.error)}")
+
+
+def _short(text: str) -> str:
+    return wording.cut(wording.printable(text), VALUE_WIDTH)

@@ -24,15 +24,15 @@ from feedq.errors import FeedqError, InvalidInput, NotFound, Outdated
 from feedq.sinks.base import parse_sink
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs import bulk
-from feedq.verbs.adoption import Begun, add_elsewhere, begun, resumes_of
 from feedq.verbs.bulk import BulkResult
-from feedq.verbs.manifest.changes import (
+from feedq.verbs.changes import (
     Action,
     Change,
     DeclarationChanges,
     plan,
 )
-from feedq.verbs.manifest.options import option_problems
+from feedq.verbs.cursors import Begun, add_elsewhere, begun, resumes_of
+from feedq.verbs.manifests import option_problems
 from feedq.verbs.registry import (
     At,
     Cursor,

@@ -3,7 +3,7 @@
 Read as data only: JSON's types and no other tags, no key twice, bounds on length, depth and number. Plain
 words mean what they mean in JSON (`true`, `null`, `12`, `1.5`); `no`, `on` and `2026-01-01` are strings.
 Reading ends at the first mistake, which `DocumentError` names with its line. What the documents mean is not
-this module's business; `feedq.verbs.manifest` knows.
+this module's business; `feedq.verbs.manifests` knows.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from feedq.errors import FeedqError, InvalidInput, Outdated
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs import bulk
 from feedq.verbs.details import masked_view
-from feedq.verbs.diagnosis.waiting_checks import explain
+from feedq.verbs.diagnosis.feed_checks import explain
 from feedq.verbs.registry import (
     At,
     Cursor,

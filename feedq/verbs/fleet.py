@@ -21,10 +21,9 @@ from feedq.errors import InvalidInput
 from feedq.settings import Settings
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.diagnosis.checks import Check, Level, problems
-from feedq.verbs.diagnosis.feed_checks import TENANTS_MAX, feed_checks
+from feedq.verbs.diagnosis.feed_checks import TENANTS_MAX, explain, feed_checks
 from feedq.verbs.diagnosis.fleet_checks import Overview, fleet_checks, placing_checks, summary
 from feedq.verbs.diagnosis.schedule_checks import check_tasks, job_checks
-from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.registry import (
     At,
     Cursor,
@@ -209,7 +208,7 @@ def list_connectors(at: At) -> dict[str, dict[str, Any]]:
 def show_connector(at: At, *, name: NameArgument) -> dict[str, Any]:
     """The JSON Schema of a connector's options."""
     from feedq.connectors.base import load_connector
-    from feedq.verbs.manifest.json_schema import DescribedSchema
+    from feedq.verbs.json_schema import DescribedSchema
 
     return load_connector(name).Options.model_json_schema(schema_generator=DescribedSchema)
 
@@ -217,6 +216,6 @@ def show_connector(at: At, *, name: NameArgument) -> dict[str, Any]:
 @verb("GET /schema")
 def show_schema(at: At) -> dict[str, Any]:
     """The JSON Schema of manifests."""
-    from feedq.verbs.manifest.json_schema import manifest_schema
+    from feedq.verbs.json_schema import manifest_schema
 
     return manifest_schema()

@@ -46,7 +46,7 @@ from feedq.errors import InvalidInput, NotFound
 if TYPE_CHECKING:
     from feedq.control.store.postgresql import PostgresStore
     from feedq.settings import Settings
-    from feedq.verbs.adoption import OpenSink
+    from feedq.verbs.cursors import OpenSink
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,7 +58,7 @@ CHOSEN_MAX: Final = 20_000
 PAGE_MAX: Final = 500
 TEXT_MAX: Final = 1_000
 MODULES: Final = (
-    *("feeds", "declarations", "drift", "cursors", "backfills", "dead_letters", "tap"),
+    *("feeds", "declarations", "cursors", "backfills", "landing"),
     *("schedules", "workers", "fleet", "tokens", "catalogs.syncing"),
 )
 """The modules of `feedq.verbs` that hold verbs."""

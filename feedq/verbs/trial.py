@@ -37,7 +37,7 @@ from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
 from feedq.sinks.base import FeedWrite, Preview, Sink, Target, opened_sink, parse_sink, target_of
 from feedq.sinks.checkpoints import cursor_text
-from feedq.verbs.manifest.options import option_problems
+from feedq.verbs.manifests import option_problems
 from feedq.worker.first_records import hints
 from feedq.worker.sockets import Sockets
 

@@ -2,7 +2,7 @@
 
 `feedq doctor` and `feedq status` count feeds by it, `feedq status --problems` and *Problems* group by it. `feedq
 feed show` and the page of a feed quote it, with the times and numbers of that feed: see
-`feedq.verbs.diagnosis.waiting_checks`. The table in ``docs/howto/recover.md`` is a copy, which a test compares.
+`feedq.verbs.diagnosis.feed_checks`. The table in ``docs/howto/recover.md`` is a copy, which a test compares.
 """
 
 from __future__ import annotations

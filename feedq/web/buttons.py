@@ -18,10 +18,10 @@ from feedq.core.schedule.model import ScheduleState
 from feedq.core.selection import Selection
 from feedq.verbs.backfills import begin_backfill, cancel_backfill
 from feedq.verbs.cursors import change_cursor
-from feedq.verbs.dead_letters import drop_dead_letters, replay_dead_letters
 from feedq.verbs.declarations import declare
 from feedq.verbs.diagnosis.checks import Check
 from feedq.verbs.feeds import act_on_feeds
+from feedq.verbs.landing import drop_dead_letters, replay_dead_letters
 from feedq.verbs.registry import OF, Verb
 from feedq.verbs.schedules import (
     ScheduleRow,
@@ -31,7 +31,7 @@ from feedq.verbs.schedules import (
     trigger_schedule,
 )
 from feedq.verbs.workers import act_on_worker
-from feedq.web.params import flat
+from feedq.web.queries import flat
 
 RED: Final = "danger"
 

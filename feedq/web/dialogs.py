@@ -23,10 +23,10 @@ from feedq.errors import Forbidden, InvalidInput, NotFound
 from feedq.verbs import documents
 from feedq.verbs.backfills import BackfillDocument
 from feedq.verbs.cursors import CursorChange
-from feedq.verbs.dead_letters import Dropped, Replayed
 from feedq.verbs.declarations import Declared
 from feedq.verbs.documents import DocumentError
 from feedq.verbs.feeds import Acted
+from feedq.verbs.landing import Dropped, Replayed
 from feedq.verbs.registry import At, etag_of
 from feedq.verbs.schedules import PastTicks, RunDocument
 from feedq.verbs.wording import as_json, counted, some, stamp

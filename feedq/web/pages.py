@@ -59,6 +59,7 @@ from feedq.verbs.fleet import (
     show_landed,
     show_status,
 )
+from feedq.verbs.landing import tap_feed
 from feedq.verbs.registry import OF, PAGE_MAX, At, Verb
 from feedq.verbs.schedules import (
     list_runs,
@@ -66,7 +67,6 @@ from feedq.verbs.schedules import (
     show_next_ticks,
     show_schedule,
 )
-from feedq.verbs.tap import tap_feed
 from feedq.verbs.troubles import TONES, Tone
 from feedq.web import dialogs
 from feedq.web.buttons import (
@@ -83,8 +83,7 @@ from feedq.web.buttons import (
 from feedq.web.charts import landed_charts, owner_chart, sparkline
 from feedq.web.dialogs import Dialog
 from feedq.web.guard import caller_of, refusal, user_of
-from feedq.web.params import address_of, arguments_of, flat
-from feedq.web.queries import WebQueries
+from feedq.web.queries import WebQueries, address_of, arguments_of, flat
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from typing import Any
 
 from feedq.settings import Settings
 from feedq.verbs.catalogs.base import OpenCatalog, open_catalog
-from feedq.verbs.manifest.reader import Manifest
+from feedq.verbs.manifests import Manifest
 
 DEFAULTS = {"connector": "tcp", "sink": {"table": "t"}}
 

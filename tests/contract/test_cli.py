@@ -18,9 +18,14 @@ from feedq.control.store import migrate
 from feedq.local.process import free_port
 from feedq.settings import Settings
 from feedq.verbs.diagnosis import doctor
-from feedq.verbs.diagnosis.broker_checks import check_broker
 from feedq.verbs.diagnosis.checks import Check, Level, not_checked
-from feedq.verbs.diagnosis.database_checks import _notifications, _session_locks, check_database, judge_clock
+from feedq.verbs.diagnosis.server_checks import (
+    _notifications,
+    _session_locks,
+    check_broker,
+    check_database,
+    judge_clock,
+)
 from feedq.verbs.diagnosis.sink_checks import check_sinks
 from tests.contract.shell import Shell, opened_shell
 

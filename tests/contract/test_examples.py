@@ -25,9 +25,8 @@ from feedq.core.schedule.spec import ScheduleSpec, Semantics
 from feedq.local.demo import _CREATE, TABLE, LandedCheck, Tally, total
 from feedq.sinks.base import FeedWrite, Preview, parse_sink, target_of
 from feedq.sinks.postgresql import PostgresSink
-from feedq.verbs.manifest import reader
-from feedq.verbs.manifest.options import option_problems
-from feedq.verbs.manifest.reader import Declaration
+from feedq.verbs import manifests
+from feedq.verbs.manifests import Declaration, option_problems
 from feedq.worker.jobs.calling import import_jobs
 from feedq.worker.jobs.context import RunContext
 
@@ -73,7 +72,7 @@ def declarations() -> list[tuple[Path, Declaration[FeedSpec]]]:
     return [
         (path, declaration)
         for path in FILES
-        for declaration in reader.parse(path.read_text(), origin=path.name).feeds
+        for declaration in manifests.parse(path.read_text(), origin=path.name).feeds
     ]
 
 
@@ -106,7 +105,7 @@ def preview(url: str, declaration: Declaration[FeedSpec]) -> Preview:
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_an_example_is_valid_and_says_where_it_comes_from(path: Path) -> None:
-    read = reader.parse(path.read_text(), origin=path.name)
+    read = manifests.parse(path.read_text(), origin=path.name)
     assert read.problems == ()
     assert read.feeds
     assert [problem for d in read.feeds for problem in option_problems(d.spec)] == []
@@ -155,7 +154,7 @@ TICK = datetime(2026, 11, 22, 10, tzinfo=UTC)
 
 
 def declared() -> dict[str, ScheduleSpec]:
-    read = reader.parse(FILE.read_text(), origin=FILE.name)
+    read = manifests.parse(FILE.read_text(), origin=FILE.name)
     assert read.problems == ()
     return {declaration.spec.name: declaration.spec for declaration in read.schedules}
 

@@ -92,9 +92,9 @@ def test_the_feed_that_the_page_shows_is_valid(installed: Path) -> None:
         yaml.safe_dump({"feeds": [{"name": "acme/quotes", **yaml.safe_load(shown.group(1))}]})
     )
     problems = (
-        "from pathlib import Path; from feedq.verbs.manifest import options, reader;"
-        "read = reader.parse(Path('feeds.yaml').read_text(), origin='feeds.yaml');"
-        "print(read.problems, [problem for d in read.feeds for problem in options.option_problems(d.spec)])"
+        "from pathlib import Path; from feedq.verbs import manifests;"
+        "read = manifests.parse(Path('feeds.yaml').read_text(), origin='feeds.yaml');"
+        "print(read.problems, [problem for d in read.feeds for problem in manifests.option_problems(d.spec)])"
     )
     assert run(installed, "-c", problems) == "() []\n"
 

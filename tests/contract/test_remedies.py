@@ -18,9 +18,8 @@ from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey
 from feedq.settings import Settings
 from feedq.sinks.base import opened_sink
-from feedq.verbs.diagnosis.broker_checks import check_broker
 from feedq.verbs.diagnosis.checks import Level
-from feedq.verbs.diagnosis.database_checks import check_database
+from feedq.verbs.diagnosis.server_checks import check_broker, check_database
 from feedq.verbs.diagnosis.sink_checks import check_sinks
 from tests.contract.shell import opened_shell
 
@@ -141,7 +140,7 @@ def refused(request: pytest.FixtureRequest, plain_url: str, silent_port: int) ->
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feedq.control.store.database.CONNECT_TIMEOUT_S", 2)
-    monkeypatch.setattr("feedq.verbs.diagnosis.broker_checks.TIMEOUT_S", 1)
+    monkeypatch.setattr("feedq.verbs.diagnosis.server_checks.TIMEOUT_S", 1)
 
 
 def advice_of_database(url: str) -> str:

@@ -23,7 +23,7 @@ from feedq.core.model import FeedSpec, NewWorker
 from feedq.errors import Conflict, FeedqError, PermissionMissing, SchemaBehind
 from feedq.local.postgres import Postgres
 from feedq.verbs.diagnosis.checks import Level
-from feedq.verbs.diagnosis.database_checks import check_database
+from feedq.verbs.diagnosis.server_checks import check_database
 from tests.cluster import FEEDQ, ROLE_PASSWORD, SINK_ROLE, make_roles, url_of
 
 SPEC = FeedSpec(

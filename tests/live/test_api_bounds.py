@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from feedq.api import calls, handler, server
+from feedq.api import calls, handler
 from feedq.api.calls import Calls
 from feedq.api.endpoint import BODY_MAX, STREAM_HEADERS, Answer, Endpoint, Request
 from feedq.control.store.postgresql import PostgresStore
@@ -110,16 +110,16 @@ def test_the_body_of_a_stranger_is_not_kept(gate: Gate, monkeypatch: pytest.Monk
 
 
 def test_headers_are_bounded_in_bytes_and_in_time(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "IDLE_S", 0.2)
+    monkeypatch.setattr(handler, "IDLE_S", 0.2)
     with ApiClient(gate) as api, raw(api) as long, raw(api) as slow:
-        long.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (server.HEADERS_MAX + 1))
+        long.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * (handler.HEADERS_MAX + 1))
         assert long.recv(1) == b""
         slow.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
         assert slow.recv(1) == b""
 
 
 def test_a_connection_that_rests_is_closed(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "IDLE_S", 0.2)
+    monkeypatch.setattr(handler, "IDLE_S", 0.2)
     with ApiClient(gate) as api, raw(api) as resting:
         resting.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = b"".join(iter(lambda: resting.recv(4_096), b""))
@@ -128,7 +128,7 @@ def test_a_connection_that_rests_is_closed(gate: Gate, monkeypatch: pytest.Monke
 
 
 def test_a_body_is_waited_for_so_long(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(handler, "TIMEOUT_S", 0.2)
     with ApiClient(gate) as api, raw(api) as slow:
         slow.sendall(b"POST /api/v1/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nx")
         assert slow.recv(1) == b""
@@ -136,7 +136,7 @@ def test_a_body_is_waited_for_so_long(gate: Gate, monkeypatch: pytest.MonkeyPatc
 
 
 def test_connections_are_bounded(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(handler, "CONNECTIONS_MAX", 1)
     with ApiClient(gate) as api, raw(api) as first:
         first.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert first.recv(4_096).startswith(b"HTTP/1.1 200 OK")
@@ -217,7 +217,7 @@ def test_a_server_that_ends_answers_what_it_was_asked(gate: Gate) -> None:
 def test_a_server_that_ends_waits_for_a_stream_only_so_long(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "GRACE_S", 0.2)
+    monkeypatch.setattr(handler, "GRACE_S", 0.2)
     with ApiClient(gate) as api, raw(api) as listening:
         listening.sendall(b"GET /api/v1/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert listening.recv(4_096).startswith(b"HTTP/1.1 200 OK")

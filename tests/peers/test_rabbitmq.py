@@ -14,7 +14,7 @@ import amqp
 import pytest
 
 from feedq.local.postgres import Postgres
-from feedq.verbs.diagnosis.broker_checks import check_broker
+from feedq.verbs.diagnosis.server_checks import check_broker
 from tests import forged
 from tests.cluster import Cluster, wait_until
 from tests.faults import (

@@ -21,9 +21,9 @@ from feedq.core.schedule.model import RunKind, RunState, ScheduleState
 from feedq.errors import FeedqError
 from feedq.settings import Settings
 from feedq.telemetry.logs import EventKind, LogEvent
-from feedq.verbs.manifest import reader
-from feedq.verbs.manifest.json_schema import field_docstrings
-from feedq.verbs.manifest.options import option_problems
+from feedq.verbs import manifests
+from feedq.verbs.json_schema import field_docstrings
+from feedq.verbs.manifests import option_problems
 from tests.house import PACKAGE, ROOT, parsed
 
 DOCS = ROOT / "docs"
@@ -294,7 +294,7 @@ def test_manifests_that_pages_show_are_valid() -> None:
     }
     wrong = []
     for page, text in sorted(shown):
-        read = reader.parse(text, origin=page)
+        read = manifests.parse(text, origin=page)
         wrong += [(page, str(problem)) for problem in read.problems]
         wrong += [(page, problem) for d in read.feeds for problem in option_problems(d.spec)]
     assert wrong == []

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from feedq.cli import main
 from feedq.core.model import Batch, Feed, TargetState
 from feedq.sinks.base import FeedWrite, Fenced, FenceRequest, Target, Unusable
-from feedq.verbs.manifest import reader
+from feedq.verbs import manifests
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink, MemoryTables
 from tests.unit.command import FakeInvocation
@@ -167,7 +167,7 @@ def test_an_export_with_cursors_goes_on_elsewhere(lost: Site) -> None:
 @pytest.mark.parametrize("resume", ["7", "{records: 1}", "{cursor: 1, records: -1}", "{cursor: 1, more: 2}"])
 def test_a_resume_that_says_no_cursor_is_refused(resume: str) -> None:
     text = f"feeds: [{{name: a, connector: tcp, sink: {{table: t}}, resume: {resume}}}]"
-    (problem,) = reader.parse(text, origin="f.yaml").problems
+    (problem,) = manifests.parse(text, origin="f.yaml").problems
     assert "resume: must be {cursor: …" in str(problem)
 
 

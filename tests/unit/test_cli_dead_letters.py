@@ -15,7 +15,7 @@ from feedq.core.model import Batch, FeedSpec
 from feedq.errors import SinkUnavailable
 from feedq.sinks.base import FeedWrite, FenceRequest, Judge, Replayed, Target, anybody
 from feedq.telemetry.event_names import EventKind
-from feedq.verbs.dead_letters import AT_ONCE
+from feedq.verbs.landing import AT_ONCE
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import IDENTITY, MemorySink, MemoryTables
 from tests.unit.command import FakeInvocation

@@ -11,8 +11,8 @@ from feedq.core.differences import ABSENT, OptionChange, difference
 from feedq.core.model import Feed, FeedSpec, Selector, TargetState
 from feedq.core.values import read
 from feedq.errors import InvalidInput
-from feedq.verbs.manifest.changes import DeclarationChanges, plan
-from feedq.verbs.manifest.options import option_problems
+from feedq.verbs.changes import DeclarationChanges, plan
+from feedq.verbs.manifests import option_problems
 from feedq.worker.declared import declared, lean
 from tests.fakes.sink import IDENTITY
 from tests.unit.data_path import AT

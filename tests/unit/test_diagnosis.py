@@ -42,7 +42,7 @@ from feedq.errors import SyncRefused
 from feedq.verbs.catalogs.syncing import check_removals
 from feedq.verbs.diagnosis.checks import Check, Level, fail, problems, warn
 from feedq.verbs.diagnosis.doctor import check_open_files
-from feedq.verbs.diagnosis.feed_checks import feed_checks
+from feedq.verbs.diagnosis.feed_checks import explain, feed_checks
 from feedq.verbs.diagnosis.fleet_checks import Overview, fleet_checks, placing_checks, summary
 from feedq.verbs.diagnosis.schedule_checks import (
     OVERDUE_S,
@@ -52,7 +52,6 @@ from feedq.verbs.diagnosis.schedule_checks import (
     described_schedules,
     job_checks,
 )
-from feedq.verbs.diagnosis.waiting_checks import explain
 from feedq.verbs.troubles import REASONS, TROUBLED, TROUBLES
 from feedq.verbs.wording import NAMED_MAX
 from tests.fakes.memory.listing import required_by, tallies_of, troubles_of

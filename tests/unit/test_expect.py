@@ -16,7 +16,7 @@ from feedq.records.csvtext import CsvFormat
 from feedq.sinks.base import Target
 from feedq.sinks.event_time import LOOKED_AT, EventTime, event_time_reader
 from feedq.sinks.mapping import sources_of
-from feedq.verbs.manifest.options import option_problems
+from feedq.verbs.manifests import option_problems
 
 GIVEN = {
     "max_silence": "5m",

@@ -15,10 +15,9 @@ from jsonschema import Draft202012Validator
 
 from feedq.core.model import FeedSpec, Selector, TargetState
 from feedq.core.schedule.spec import ScheduleSpec
-from feedq.verbs import documents
-from feedq.verbs.manifest import reader
-from feedq.verbs.manifest.json_schema import manifest_schema
-from feedq.verbs.manifest.reader import ENTRIES
+from feedq.verbs import documents, manifests
+from feedq.verbs.json_schema import manifest_schema
+from feedq.verbs.manifests import ENTRIES
 from tests.unit.command import Command
 from tests.unit.test_manifest_schedules import FULL
 from tests.unit.test_manifest_schedules import specs as schedule_specs
@@ -47,7 +46,7 @@ MINIMAL = "feeds:\n  - {name: a, connector: tcp, sink: {table: t}}\n"
 
 
 def problems(text: str) -> list[str]:
-    return [str(problem) for problem in reader.parse(text, origin="f.yaml").problems]
+    return [str(problem) for problem in manifests.parse(text, origin="f.yaml").problems]
 
 
 def one_problem(text: str) -> str:
@@ -56,7 +55,7 @@ def one_problem(text: str) -> str:
 
 
 def specs(text: str) -> list[FeedSpec]:
-    found = reader.parse(text, origin="f.yaml")
+    found = manifests.parse(text, origin="f.yaml")
     assert found.problems == ()
     return [declaration.spec for declaration in found.feeds]
 
@@ -78,7 +77,7 @@ def test_what_is_left_out_has_its_default() -> None:
 
 
 def test_a_declaration_knows_its_line_and_whether_it_says_target_state() -> None:
-    found = reader.parse(DESIGN, origin="f.yaml").feeds
+    found = manifests.parse(DESIGN, origin="f.yaml").feeds
     assert [(d.where, d.spec.target_state) for d in found] == [
         ("f.yaml:3", None),
         ("f.yaml:9", TargetState.PAUSED),
@@ -166,7 +165,7 @@ def test_all_mistakes_of_all_feeds_are_named_at_once() -> None:
 
 
 def test_a_feed_declared_twice_is_refused_with_both_places() -> None:
-    reading = reader.ManifestReader()
+    reading = manifests.ManifestReader()
     for name in ("one.yaml", "other.yaml"):
         reading.read(MINIMAL, origin=name)
     (problem,) = reading.manifest().problems
@@ -269,7 +268,7 @@ def test_what_is_dumped_in_parts_is_what_is_dumped_at_once(
 
 @given(st.text(max_size=200) | st.text(alphabet="feds:- {}[]&*a\n!|>'\"#%", max_size=60))
 def test_no_text_makes_the_reader_raise(text: str) -> None:
-    found = reader.parse(text, origin="f.yaml")
+    found = manifests.parse(text, origin="f.yaml")
     assert all(isfinite(declaration.spec.weight) for declaration in found.feeds)
 
 
@@ -291,7 +290,7 @@ def complaints(text: str) -> list[str]:
     return found
 
 
-def manifests() -> Iterator[tuple[str, str]]:
+def shown_manifests() -> Iterator[tuple[str, str]]:
     """All that stand in examples and the documentation."""
     for path in ROOT.glob("examples/**/*.yaml"):
         yield path.name, path.read_text()
@@ -314,7 +313,7 @@ def test_an_editor_shows_what_each_key_is_for() -> None:
 
 
 def test_every_manifest_of_examples_and_documentation_is_accepted() -> None:
-    found = list(manifests())
+    found = list(shown_manifests())
     assert len(found) > 20
     assert [(name, complaints(text)) for name, text in found if complaints(text)] == []
     assert complaints(FULL) == []

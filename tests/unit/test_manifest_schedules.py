@@ -20,9 +20,8 @@ from feedq.core.schedule.spec import (
 )
 from feedq.core.values import DURATION_MAX_S
 from feedq.core.values import read as read_one
-from feedq.verbs import documents
-from feedq.verbs.manifest import changes, reader
-from feedq.verbs.manifest.changes import Action
+from feedq.verbs import changes, documents, manifests
+from feedq.verbs.changes import Action
 from tests.schedules import Keys, schedule_spec
 
 FULL = """
@@ -59,8 +58,8 @@ queues:
 EVERY = "schedules:\n  - {name: a, task: t, every: 30s}\n"
 
 
-def read(text: str) -> reader.Manifest:
-    return reader.parse(text, origin="f.yaml")
+def read(text: str) -> manifests.Manifest:
+    return manifests.parse(text, origin="f.yaml")
 
 
 def problems(text: str) -> list[str]:

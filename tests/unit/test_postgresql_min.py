@@ -10,7 +10,7 @@ from feedq.control.store.database import POSTGRESQL_MIN
 from feedq.errors import Unavailable
 from feedq.local import binaries
 from feedq.verbs.diagnosis.checks import Level
-from feedq.verbs.diagnosis.database_checks import too_old
+from feedq.verbs.diagnosis.server_checks import too_old
 
 ROOT = Path(__file__).parents[2]
 

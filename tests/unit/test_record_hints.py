@@ -13,7 +13,7 @@ from feedq.core.model import Batch, FeedSpec
 from feedq.errors import InvalidInput
 from feedq.records.csvtext import CsvFormat
 from feedq.sinks.base import parse_sink
-from feedq.verbs.manifest.options import option_problems
+from feedq.verbs.manifests import option_problems
 from feedq.worker.first_records import hints, proposed, watch_header
 
 HTTP = {"url": "http://127.0.0.1/x", "mode": "poll"}

@@ -38,12 +38,12 @@ from feedq.verbs.feeds import list_feeds
 from feedq.verbs.registry import OF, PAGE_MAX
 from feedq.verbs.schedules import ScheduleDocument, schedule_row
 from feedq.verbs.wording import lag_s, seconds, tick_of, took_s, why_run
+from feedq.web import extend_flower
 from feedq.web.buttons import ASKS, bulk_buttons
 from feedq.web.charts import HEIGHT, LEAST, WIDTH, OwnerChart, landed_charts, owner_chart, sparkline
 from feedq.web.dialogs import declared_in
 from feedq.web.guard import caller_of, why_refused, why_unsafe
-from feedq.web.hook import extend_flower
-from feedq.web.params import address_of, arguments_of
+from feedq.web.queries import address_of, arguments_of
 from feedq.web.site import LIST_BEGIN, OWN_TEMPLATES, OverlayLoader
 from tests.fakes.clock import NEW_YEAR
 from tests.schedules import schedule_spec

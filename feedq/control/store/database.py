@@ -70,8 +70,8 @@ INSUFFICIENT_PRIVILEGE = "42501"
 UNIQUE_VIOLATION = "23505"
 DATA_EXCEPTION = "22"
 """How the codes of errors begin that a value is to blame for: too large, or no text of its encoding."""
-UNDEFINED_TABLE = "42P01"
-UNDEFINED_COLUMN = "42703"
+BEHIND = ("3F000", "42P01", "42703", "42883")
+"""Codes for a schema, table, column or function that there is not."""
 _PARAMETER = re.compile(r"%\(([a-z_]+)\)s")
 
 
@@ -455,9 +455,9 @@ def translate_errors(url: str) -> Iterator[None]:
             raise InvalidInput(
                 f"the control database cannot work with a value that was given: {said}"
             ) from error
-        if code in (UNDEFINED_TABLE, UNDEFINED_COLUMN):
+        if code in BEHIND:
             raise SchemaBehind(
-                f"the control database lacks a table or column of this release ({said}): run `feedq db upgrade`"
+                f"the control database lacks something of this release ({said}): run `feedq db upgrade`"
             ) from error
         raise
 

@@ -30,7 +30,7 @@ from feedq.core.values import StrictModel, read_json
 from feedq.errors import CatalogUnavailable, NotFound
 from feedq.settings import Settings
 from feedq.verbs.documents import DocumentValue
-from feedq.verbs.manifest.reader import ENTRIES_MAX, Manifest, ManifestProblem, ManifestReader
+from feedq.verbs.manifests import ENTRIES_MAX, Manifest, ManifestProblem, ManifestReader
 
 ENTRY_POINT_GROUP: Final = "feedq.catalogs"
 BYTES_MAX: Final = 64 * 2**20

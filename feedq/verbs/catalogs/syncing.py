@@ -25,10 +25,9 @@ from feedq.core.roles import AccessRole
 from feedq.errors import SyncRefused
 from feedq.verbs.bulk import BulkResult
 from feedq.verbs.catalogs.base import open_catalog
+from feedq.verbs.changes import Action, Change, plan
 from feedq.verbs.declarations import Declared, change_feeds, declared_answer, versioned
-from feedq.verbs.manifest.changes import Action, Change, plan
-from feedq.verbs.manifest.options import option_problems
-from feedq.verbs.manifest.reader import Manifest, ManifestProblem
+from feedq.verbs.manifests import Manifest, ManifestProblem, option_problems
 from feedq.verbs.registry import At, NameArgument, Page, verb
 
 REMOVED_FREELY: Final = 10

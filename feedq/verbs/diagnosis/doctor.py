@@ -16,9 +16,8 @@ from feedq.core.model import WorkerView
 from feedq.errors import FeedqError
 from feedq.settings import Settings
 from feedq.verbs.alerts import AlertTarget, targets_of
-from feedq.verbs.diagnosis.broker_checks import check_broker
 from feedq.verbs.diagnosis.checks import Check, Level, fail, not_checked, ok, warn
-from feedq.verbs.diagnosis.database_checks import check_database
+from feedq.verbs.diagnosis.server_checks import check_broker, check_database
 from feedq.verbs.diagnosis.sink_checks import TARGETS_MAX, check_sinks
 from feedq.verbs.fleet import ALERTS, read_tables
 from feedq.verbs.wording import counted, some

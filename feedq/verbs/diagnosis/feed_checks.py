@@ -1,4 +1,5 @@
-"""What is wrong with feeds, counted by cause and tenant: one warning for each trouble of the table. Pure."""
+"""What is wrong with feeds, counted by cause and tenant: one warning for each trouble of the table; and why one
+feed does not stream, in a sentence that says what to do about it. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +9,16 @@ from datetime import datetime
 from typing import Final
 
 from feedq.control.store.feed_listing import TroubledFeeds
-from feedq.core.model import Concern, FeedView, Status
+from feedq.core.lease import stillness_of
+from feedq.core.model import Concern, FeedView, LeaseState, Reason, Status, WorkerTarget, WorkerView
 from feedq.core.passwords import mask_url
+from feedq.core.placement.base import Rules
 from feedq.core.remedies import command
 from feedq.core.selection import Selection
 from feedq.verbs.diagnosis.checks import Check, Level, ok
-from feedq.verbs.diagnosis.fleet_checks import Overview
+from feedq.verbs.diagnosis.fleet_checks import Overview, has_labels, serves
 from feedq.verbs.troubles import TROUBLES, Tone, Trouble, choice_of, trouble_of
-from feedq.verbs.wording import NAMED_MAX, ago, counted, printable, some
+from feedq.verbs.wording import NAMED_MAX, ago, counted, distance, pairs, printable, said, some
 
 QUOTED_MAX: Final = 160
 """Characters of what a feed says in a warning."""
@@ -23,7 +26,7 @@ TENANTS_MAX: Final = 20
 """Tenants with feeds in the same trouble that are told apart; the others are counted together."""
 
 Explained = Callable[[FeedView], str | None]
-"""Why a feed does not stream, and what to do about it: `feedq.verbs.diagnosis.waiting_checks.explain`."""
+"""Why a feed does not stream, and what to do about it: `explain`."""
 
 
 def feed_checks(
@@ -120,3 +123,86 @@ def _said(trouble: Trouble, view: FeedView, now: datetime) -> str | None:
         case _:
             said = view.because
     return None if said is None else printable(mask_url(said))[:QUOTED_MAX]
+
+
+# -- one feed ------------------------------------------------------------------------------------------
+
+
+def explain(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rules: Rules) -> str | None:
+    """Says why a feed does not stream; None for one that is where it should be. ``workers`` are those that are
+    alive."""
+    lease = view.lease
+    if lease.state is LeaseState.STOPPING and lease.promised_to is not None:
+        target = _name_of(view, workers)
+        return f"it is being moved to {target}; its owner has until {_moment(lease.stop_by, now)} to let go"
+    if view.status is Status.STALLED and _stands_still(view, workers):
+        return f"{_because(view)}; none of its feeds moves until it does, or until others have them"
+    if (trouble := trouble_of(view.status, lease.reason)) is None:
+        return None
+    sentence, remedy = trouble.sentence, trouble.remedy_of(view.feed.name)
+    if trouble.cause is Status.WAITING and lease.promised_to is not None:
+        return f"it goes to {_name_of(view, workers)} with the next reconcile pass"
+    match trouble.reason:
+        case Reason.NO_MATCH:
+            return _no_match(view, workers)
+        case Reason.NO_CAPACITY:
+            return _no_capacity(view, workers, rules)
+        case Reason.HELD:
+            sentence += f", until {_moment(lease.retry_at, now)}"
+    if lease.blamed:
+        sentence += f" ({counted(lease.blamed, 'worker')} lost to it)"
+    if trouble.reason is None and lease.retry_at is not None:
+        sentence += f", next at {_moment(lease.retry_at, now)}"
+    return f"{sentence}: {remedy}"
+
+
+def _because(view: FeedView) -> str:
+    return said(view.because or "nobody knows why")
+
+
+def _stands_still(view: FeedView, workers: Sequence[WorkerView]) -> bool:
+    return any(w.worker.id == view.lease.worker_id and stillness_of(w) is not None for w in workers)
+
+
+def _no_match(view: FeedView, workers: Sequence[WorkerView]) -> str:
+    required = view.feed.spec.selector.required
+    sentence = f"no worker that serves has {pairs(required)}, which it requires"
+    for worker in (w.worker for w in workers if has_labels(w, required)):
+        if worker.target_state is not WorkerTarget.SERVING:
+            uncordon = command("worker", "uncordon", worker.name)
+            return f"{sentence}; {worker.name} has, and is {worker.target_state}: `{uncordon}`"
+    return f"{sentence}: start one with FEEDQ_WORKER_LABELS, or change selector.required of the feed"
+
+
+def _no_capacity(view: FeedView, workers: Sequence[WorkerView], rules: Rules) -> str:
+    spec = view.feed.spec
+    matching = [w for w in workers if serves(w) and has_labels(w, spec.selector.required)]
+    with_labels = f" with {pairs(spec.selector.required)}" if spec.selector.required else ""
+    if not matching:
+        resting = sum(w.worker.target_state is not WorkerTarget.SERVING for w in workers)
+        aside = f" ({resting} cordoned or drained: feedq worker uncordon NAME)" if resting else ""
+        return f"no worker{with_labels} serves{aside}; start one: celery -A feedq worker -c 500"
+    if any(w.leases < w.worker.capacity for w in matching):
+        cap = rules.cap_of(spec.tenant)
+        if cap is not None:
+            return (
+                f"the workers{with_labels} that have room have the {cap} feeds of tenant {spec.tenant!r} that "
+                "FEEDQ_TENANT_CAPS admits; raise the cap, or start another worker"
+            )
+    places = sum(w.worker.capacity for w in matching)
+    return (
+        f"all {places} places on {counted(len(matching), 'worker')}{with_labels} are taken or promised; start "
+        "another worker, or give workers a larger -c"
+    )
+
+
+def _name_of(view: FeedView, workers: Sequence[WorkerView]) -> str:
+    names = {w.worker.id: w.worker.name for w in workers}
+    promised_to = view.lease.promised_to
+    return "another worker" if promised_to is None else names.get(promised_to, "a worker that is gone by now")
+
+
+def _moment(at: datetime | None, now: datetime) -> str:
+    if at is None:
+        return "the next reconcile pass"
+    return f"{at:%H:%M:%SZ} ({distance(at, now=now) if at > now else 'now due'})"

@@ -22,7 +22,7 @@ from feedq.sinks.base import Checkpoint, Target, load_sink, opened_sink, target_
 from feedq.sinks.checkpoints import owner_of
 from feedq.sinks.target_table import quoted
 from feedq.verbs.diagnosis.checks import Check, Level, fail, ok, unreachable, warn
-from feedq.verbs.diagnosis.database_checks import too_old
+from feedq.verbs.diagnosis.server_checks import too_old
 from feedq.verbs.wording import NAMED_MAX, counted, some
 
 BOOKKEEPING = ("feedq_checkpoint", "feedq_dead_letter")

@@ -1,16 +1,30 @@
-"""Manifests as a whole: their documents, lists and entries, and the position of everything that is wrong."""
+"""Manifests: text in, declarations with their positions out.
+
+A manifest is YAML or JSON, one document or several, each a mapping with lists of ``feeds``, ``schedules`` and
+``queues``. Reading goes on after a mistake, so that all of them can be told at once: `parse` never raises, it
+returns problems, each with its file and line (or the number of the feed, in JSON). `option_problems` says whether
+the options of a feed suit its connector and sink; it connects nowhere, and no message repeats the value of an
+option, because that may be a secret.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
+from feedq.connectors.base import parse_options
+from feedq.core.expectations import Expectation
 from feedq.core.model import FeedSpec
 from feedq.core.schedule.spec import Queue, ScheduleSpec
-from feedq.core.values import did_you_mean, read
+from feedq.core.values import did_you_mean, json_problems, read
+from feedq.errors import InvalidInput
+from feedq.sinks.base import parse_sink, target_of
+from feedq.sinks.checkpoints import check_cursor
+from feedq.sinks.event_time import event_time_finder
 from feedq.verbs import documents
 from feedq.verbs.documents import Document, DocumentError, DocumentValue
 
@@ -154,3 +168,65 @@ def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
         if isinstance(defaults[key], Mapping) and isinstance(given[key], Mapping):
             result[key] = _merged(defaults[key], given[key])
     return result
+
+
+# -- the options of feeds ------------------------------------------------------------------------------
+
+
+SECRET_OPTIONS = frozenset(
+    (
+        *("password", "passwd", "token", "nkey_seed", "credentials", "api_key"),
+        *("authorization", "proxy-authorization", "cookie", "x-api-key"),
+    )
+)
+"""Names of options, variables and headers that hold nothing but a secret, or one with a word before it."""
+
+_REFERENCE = re.compile(r"\$\{(?:env|file):")
+_USER_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/@:]*:(?P<password>[^\s/@]+)@")
+_QUERY_PASSWORD = re.compile(r"://\S*?[?&](?:password|passwd)=(?P<password>[^&\s]+)", re.IGNORECASE)
+_PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
+
+
+def option_problems(spec: FeedSpec) -> list[str]:
+    """What is wrong with the options of connector and sink, as such and beside one another."""
+    found = []
+    for path, what in json_problems({"source": spec.source, "sink": spec.sink}, _secret_problem):
+        found.append(f"{path}: {what}")
+    options = None
+    try:
+        options = parse_options(spec.connector, spec.source)
+        check_cursor(options, spec.initial_cursor)
+    except InvalidInput as error:
+        found.append(str(error))
+    try:
+        sink = parse_sink(spec.sink)
+        if options is not None:
+            target = target_of(sink, options)
+            if (lag := spec.expect.get(Expectation.MAX_EVENT_LAG)) is not None:
+                event_time_finder(lag["at"], target)
+    except InvalidInput as error:
+        found.append(str(error))
+    except ValueError as error:
+        found.append(f"expect.{error}")
+    return found
+
+
+def _secret_problem(keys: tuple[Any, ...], value: Any) -> str | None:
+    """Secrets are references under source.secrets, which its connector checks, and nowhere else."""
+    if not isinstance(value, str) or keys[:2] == ("source", "secrets"):
+        return None
+    if _REFERENCE.search(value):
+        return (
+            "${env:…} and ${file:…} stand only under source.secrets; "
+            "give the secret a name there and write {name} here"
+        )
+    instead = "put it under source.secrets as a reference and write {name} in its place"
+    if keys[0] == "sink":
+        instead = "name a sink, and set its URL as FEEDQ_SINKS__<NAME> on the workers"
+    found = [*_USER_PASSWORD.finditer(value), *_QUERY_PASSWORD.finditer(value)]
+    if any(not _PLACEHOLDER.fullmatch(match["password"]) for match in found):
+        return f"holds a password in a URL; {instead}"
+    is_secret = keys[0] == "source" and str(keys[-1]).lower() in SECRET_OPTIONS
+    if is_secret and value and not _PLACEHOLDER.search(value):
+        return f"would be stored and shown as it stands; {instead}"
+    return None

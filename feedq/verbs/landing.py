@@ -1,8 +1,9 @@
-"""Dead letters: the records of a feed that its sink refused; to read, to land after all, and to drop."""
+"""The records of a feed: those that its sink refused, to read, to land after all and to drop; the fields that no
+column takes, and columns for them; and records as they land."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -10,9 +11,14 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
+from feedq.control.store.taps import listen
+from feedq.core.model import FeedView
+from feedq.core.notices import new_fields
 from feedq.core.roles import AccessRole
-from feedq.errors import InvalidInput, NotFound, SinkUnavailable
-from feedq.sinks.base import DeadLetter, Sink, target_of_feed
+from feedq.core.tap import LIMIT_MAX, SECONDS_MAX
+from feedq.errors import Conflict, InvalidInput, NotFound, SinkUnavailable
+from feedq.sinks.base import AddsColumns, DeadLetter, Sink, target_of_feed
+from feedq.sinks.mapping import ColumnType, Drift
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.cursors import require_still_own, sink_of
 from feedq.verbs.registry import At, Cursor, Expected, Limit, NameArgument, Page, page_of, page_place, verb
@@ -190,3 +196,86 @@ def _every(sink: Sink, name: str, *, up_to: int) -> Iterator[list[int]]:
     while ids := [x.id for x in sink.dead_letters(name, after=last, limit=AT_ONCE) if x.id <= up_to]:
         last = ids[-1]
         yield ids
+
+
+# -- fields that no column takes -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DriftDocument:
+    """Fields that no column takes, and the statements that add columns for them."""
+
+    name: str
+    drift: Drift
+    """What the feed does with such fields."""
+    fields: Mapping[str, str]
+    """The types of the fields, by name."""
+    statements: Sequence[str]
+    applied: bool
+
+
+@verb("GET /feeds/{name}/drift")
+def show_drift(at: At, *, name: NameArgument) -> DriftDocument:
+    """Fields of a feed's records that no column takes."""
+    feed = at.live_feed(name)
+    view = at.store.feeds.view(name)
+    with sink_of(at, feed) as sink:
+        return _drift_of(view, _added(sink, view, dry_run=True), applied=False)
+
+
+@verb("POST /feeds/{name}/drift", role=AccessRole.OPERATOR)
+def add_columns(
+    at: At, *, name: NameArgument, expected: Expected = None, dry_run: bool = False
+) -> DriftDocument:
+    """Add columns for the fields that no column takes. Again, or twice at once, it does what is left."""
+    feed = at.own_feed(name, expected)
+    view = at.store.feeds.view(name)
+    with sink_of(at, feed) as sink:
+        if not dry_run and (drift := target_of_feed(feed.spec).drift) is not Drift.ADD:
+            raise Conflict(
+                f"feed {name!r}: sink.drift is {drift}, so nothing would fill new columns: set it to add "
+                "(`feedq feed set NAME sink.drift=add`), or map the fields in sink.columns"
+            )
+        statements = _added(sink, view, dry_run=True)
+        if statements and not dry_run:
+            # Before it is done: the feed may have changed hands meanwhile, and then nothing is.
+            detail = {"statements": statements}
+            at.store.feeds.tell(name, EventKind.COLUMNS_ADDED, detail, before=view.feed.version)
+            statements = _added(sink, view, dry_run=False)
+        return _drift_of(view, statements, applied=not dry_run)
+
+
+def _added(sink: Sink, view: FeedView, *, dry_run: bool) -> list[str]:
+    """The statements that add columns for what no column takes. Raises `InvalidInput`, `SinkUnavailable`."""
+    fields = sorted(new_fields(view.lease.noticed).items())
+    if not fields:
+        return []
+    if not isinstance(sink, AddsColumns):
+        raise InvalidInput("the sink of this feed adds no columns: add them by hand")
+    wanted = {name: ColumnType(type_) for name, type_ in fields}
+    return sink.add_columns(target_of_feed(view.feed.spec), wanted, dry_run=dry_run)
+
+
+def _drift_of(view: FeedView, statements: Sequence[str], *, applied: bool) -> DriftDocument:
+    drift = target_of_feed(view.feed.spec).drift
+    return DriftDocument(view.feed.name, drift, new_fields(view.lease.noticed), statements, applied)
+
+
+# -- a tap ---------------------------------------------------------------------------------------------
+
+
+Seconds = Annotated[int, Meta(ge=1, le=SECONDS_MAX, description="It ends after this.")]
+Records = Annotated[int, Meta(ge=1, le=LIMIT_MAX, description="It ends after so many records.")]
+
+
+@verb("GET /feeds/{name}/tap", role=AccessRole.OPERATOR)
+def tap_feed(
+    at: At, *, name: NameArgument, seconds: Seconds = 600, limit: Records = LIMIT_MAX
+) -> Iterator[dict[str, Any] | None]:
+    """Show records of a running feed as they land.
+
+    Each ``event`` is a ``record``, ``left_out`` (records that are not shown, as there are too many) or ``end``. It
+    shows data of customers, so it needs the role of an operator, and history says who listened.
+    """
+    feed = at.own_feed(name)
+    return listen(at.store.taps, feed.id, seconds=seconds, limit=limit)

@@ -17,7 +17,7 @@ from feedq.connectors.base import connector_kinds, load_connector
 from feedq.core.values import entries_below
 from feedq.errors import InvalidInput
 from feedq.sinks.base import SinkOptions
-from feedq.verbs.manifest.reader import ENTRIES
+from feedq.verbs.manifests import ENTRIES
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]

@@ -1,0 +1,204 @@
+"""`feedq api`, `token` and `do`: the HTTP API as a process of its own, who may ask it, and any verb by name."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from feedq.cli.invocation import Command, Duration, Form, Group, Invocation, OneOf, changes, pass_invocation
+from feedq.cli.lazily import lazily
+from feedq.cli.options import assigned
+from feedq.cli.output import TableColumn, answer, answer_list, write_json_line
+from feedq.errors import NotFound, Unavailable
+
+with lazily():
+    from feedq.core import roles, values
+    from feedq.verbs import registry, tokens, wording
+
+if TYPE_CHECKING:
+    import socket
+
+    from feedq.api.endpoint import Endpoint
+
+PORT_USUAL = 5556
+"""Beside Flower's 5555."""
+DAY_S = 86_400.0
+
+
+@click.command("api", cls=Command, short_help="The HTTP API, /api/v1.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=PORT_USUAL, show_default=True, help="0 is a free one."
+)
+@pass_invocation
+def serve(invocation: Invocation, *, host: str, port: int) -> None:
+    """Serve the HTTP API until it is stopped. Behind anything but this machine it belongs behind TLS.
+
+    \b
+    Example:
+      feedq api --port 5556
+    """
+    import asyncio
+
+    from feedq.api.endpoint import PREFIX, Endpoint
+    from feedq.control.store.postgresql import PostgresStore
+    from feedq.telemetry.logs import configure_logging
+
+    settings = invocation.settings
+    configure_logging(settings)
+    store = PostgresStore(settings.database_url.get_secret_value(), application_name="feedq-api")
+    listening = _listen(host, port)
+    url = f"http://{_shown(host)}:{listening[0].getsockname()[1]}{PREFIX}"
+    answer(invocation, {"url": url}, f"the API is at {url}; Ctrl-C stops it")
+    sys.stdout.flush()
+    try:
+        asyncio.run(_served(Endpoint.of(store, settings), listening))
+    finally:
+        store.close()
+
+
+async def _served(endpoint: Endpoint, listening: list[socket.socket]) -> None:
+    import asyncio
+
+    from feedq.api.handler import serve
+
+    told_to_stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told_to_stop.set)
+    await serve(endpoint, listening, told_to_stop)
+
+
+def _listen(host: str, port: int) -> list[socket.socket]:
+    from tornado.netutil import bind_sockets
+
+    try:
+        return bind_sockets(port, host)
+    except OSError as error:
+        raise Unavailable(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose others with --host and --port"
+        ) from None
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+# -- tokens --------------------------------------------------------------------------------------------
+
+
+@click.group(cls=Group, short_help="Tokens of the HTTP API: add, list, remove.")
+def token() -> None:
+    """Tokens of the HTTP API, each with a role, and with an end.
+
+    \b
+    Example:
+      feedq token add ada --role operator --for 90d
+    """
+
+
+@token.command()
+@click.argument("name")
+@click.option(
+    "--role",
+    type=OneOf("feedq.core.roles:AccessRole"),
+    required=True,
+    help="viewer looks; operator does what this command line does; admin also gives out tokens.",
+)
+@click.option("--tenant", help="Over this tenant's feeds, and nothing else. [default: over everything]")
+@click.option(
+    "--for", "lasts_s", type=Duration(), default="90d", show_default=True, help="How long it lasts."
+)
+@changes
+def add(
+    invocation: Invocation, *, name: str, role: roles.AccessRole, tenant: str | None, lasts_s: float
+) -> None:
+    """Make a token and print it. It is not kept, only its hash: nobody can print it again.
+
+    \b
+    Example:
+      feedq token add acme-ci --role operator --tenant acme --for 30d
+    """
+    made = invocation.do(tokens.add_token, name=name, role=role, tenant=tenant, days=lasts_s / DAY_S)
+    answer(invocation, made, made.token)
+
+
+@token.command("list")
+@pass_invocation
+def list_(invocation: Invocation) -> None:
+    """All tokens by name, with their roles and ends.
+
+    \b
+    Example:
+      feedq token list
+    """
+    columns: list[TableColumn[roles.AccessToken]] = [
+        TableColumn("NAME", lambda one: one.name),
+        TableColumn("ROLE", lambda one: one.role.value),
+        TableColumn("TENANT", lambda one: one.tenant),
+        TableColumn("CREATED", lambda one: wording.stamp(one.created_at)),
+        TableColumn("ENDS", lambda one: wording.stamp(one.expires_at)),
+    ]
+    empty = "no tokens; `feedq token add` makes one"
+    answer_list(invocation, invocation.do(tokens.list_tokens).items, columns, empty=empty)
+
+
+@token.command()
+@click.argument("names", nargs=-1, required=True)
+@changes
+def remove(invocation: Invocation, *, names: tuple[str, ...]) -> None:
+    """End tokens at once.
+
+    \b
+    Example:
+      feedq token remove acme-ci
+    """
+    removed = [invocation.do(tokens.remove_token, name=name) for name in dict.fromkeys(names)]
+    answer(invocation, removed, "\n".join(f"{one.name} removed" for one in removed))
+
+
+# -- verbs ---------------------------------------------------------------------------------------------
+
+
+@click.command("do", cls=Command, short_help="Any verb of the API by its name; without one, all there are.")
+@click.argument("verb", required=False)
+@click.argument("assignments", nargs=-1, metavar="[KEY=VALUE]...")
+@changes
+def do_verb(invocation: Invocation, *, verb: str | None, assignments: Sequence[str]) -> None:
+    """Do what a verb does with these arguments, and print its answer as JSON. Nothing is asked before: a verb that
+    changes something says with dry_run=true what it would do.
+
+    Arguments are those of the API (openapi.json has them), written as for `feedq feed set`.
+
+    \b
+    Example:
+      feedq do list_feeds select.tenant=acme limit=5
+      feedq do act_on_worker name=celery@host action=drain dry_run=true
+    """
+    known = registry.load()
+    if verb is None:
+        columns: list[TableColumn[registry.Verb]] = [
+            TableColumn("VERB", lambda one: one.name),
+            TableColumn("ROLE", lambda one: one.role),
+            TableColumn("ADDRESS", lambda one: f"{one.method} {one.path}"),
+            TableColumn("DOES", lambda one: one.summary),
+        ]
+        documents = [{"name": one.name, "role": one.role, "summary": one.summary} for one in known.values()]
+        if invocation.json:
+            answer(invocation, documents)
+        else:
+            answer_list(invocation, list(known.values()), columns, empty="")
+        return
+    if verb not in known:
+        raise NotFound(f"no verb {verb!r}{values.did_you_mean(verb, known) or '; `feedq do` lists them'}")
+    found = invocation.do_named(known[verb], assigned({}, assignments, values.Entry))
+    if known[verb].is_stream:
+        for item in filter(None, found):
+            write_json_line(item)
+        return
+    if not invocation.json:
+        invocation.form = Form.JSON
+    answer(invocation, found)
