@@ -312,13 +312,13 @@ class Owner:
     heartbeat_at: datetime
     expires_at: datetime
 
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The status of a feed and why it has it, in words that follow the status."""
-
-    status: Status
-    because: str | None = None
+    def stillness(self, *, now: datetime) -> str | None:
+        """Says that it stands still, as the function does."""
+        return stillness(
+            loop_lag_s=self.loop_lag_s,
+            heartbeat_age=now - self.heartbeat_at,
+            ttl=self.expires_at - self.heartbeat_at,
+        )
 
 
 def stillness(*, loop_lag_s: float, heartbeat_age: timedelta, ttl: timedelta) -> str | None:
@@ -346,97 +346,27 @@ def stillness_of(view: WorkerView) -> str | None:
     )
 
 
-def standing(feed: Feed, lease: Lease, owner: Owner | None, *, now: datetime) -> Standing:
-    """The status of a feed; ``now`` is the database's clock.
+def running_status(lease: Lease, owner: Owner | None, *, now: datetime) -> Status:
+    """The status of a feed that runs, for the metrics of the worker that runs it.
 
-    From the top: what people want of it, what was decided about it, who is known not to move, and only then what
-    its worker says. Of what the worker says, a sink that is away comes first, since nothing can land; then what
-    becomes of the records that arrive; then that none do. `feedq.control.store.feed_listing` says the same in SQL.
+    Everybody else reads it, and why it is so, from the view ``feed_status`` in `feedq/control/sql/feeds.sql`.
     """
-    match lease.state:
-        case LeaseState.STOPPING:
-            what = Status.REMOVING if feed.removed_at is not None else Status.STOPPING
-            return Standing(what, lease.reason)
-        case LeaseState.IDLE if feed.removed_at is not None:
-            return Standing(Status.REMOVING)
-        case LeaseState.IDLE if feed.spec.target_state is TargetState.PAUSED:
-            return Standing(Status.PAUSED)
-        # While it is checked again, too: until it connects, the error stays in view.
-        case _ if lease.reason is Reason.FAILED and not lease.connected:
-            return Standing(Status.FAILED, lease.last_error)
     if lease.quarantined:
-        return Standing(Status.QUARANTINED, lease.blame)
-    if lease.state is LeaseState.RUNNING:
-        return _running(lease, owner, now=now)
-    if _is_failing(lease):
-        return _failing(lease)
-    if lease.state is LeaseState.ASSIGNED:
-        return Standing(Status.STARTING, _stands_still(owner, now=now) or _latest_error(lease))
-    if lease.reason is Reason.BACKOFF:
-        return Standing(Status.BACKOFF, lease.last_error)
-    return Standing(Status.WAITING, lease.reason)
-
-
-def _running(lease: Lease, owner: Owner | None, *, now: datetime) -> Standing:
-    still = _stands_still(owner, now=now)
-    if still is not None:
-        return Standing(Status.STALLED, still)
+        return Status.QUARANTINED
+    if owner is not None and owner.stillness(now=now) is not None:
+        return Status.STALLED
     if lease.sink_error is not None:
-        return Standing(Status.SINK_UNAVAILABLE, lease.sink_error)
-    if _is_refusing(lease, now=now):
-        return Standing(Status.REFUSING, lease.dead_letter_error)
-    # A source that accepts each connection and then says nothing is silent, and not yet failing.
-    if lease.stalled and lease.attempts < FAILING_FROM:
-        return Standing(Status.STALLED, lease.last_error)
-    if _is_failing(lease):
-        return _failing(lease)
-    if lease.stalled:
-        return Standing(Status.STALLED, lease.last_error)
-    if lease.connected:
-        return Standing(Status.STREAMING)
-    return Standing(Status.CONNECTING, _latest_error(lease))
-
-
-def _stands_still(owner: Owner | None, *, now: datetime) -> str | None:
-    if owner is None:
-        return None
-    found = stillness(
-        loop_lag_s=owner.loop_lag_s,
-        heartbeat_age=now - owner.heartbeat_at,
-        ttl=owner.expires_at - owner.heartbeat_at,
-    )
-    return None if found is None else f"its worker {owner.name} {found}"
-
-
-def _is_refusing(lease: Lease, *, now: datetime) -> bool:
-    """Return whether most of the last minute's records went to the dead letters."""
-    return (
+        return Status.SINK_UNAVAILABLE
+    if (
         lease.dead_per_s > lease.rows_per_s
         and lease.dead_letter_at is not None
         and now - lease.dead_letter_at < timedelta(seconds=REFUSING_S)
-    )
-
-
-WAITS_ANEW = frozenset(
-    {Reason.NEW, Reason.EDITED, Reason.NO_CAPACITY, Reason.NO_MATCH, Reason.SETTLING, None}
-)
-"""Why an idle feed waits that was given a fresh start, or that no worker can have: not for what failed before."""
-
-
-def _is_failing(lease: Lease) -> bool:
-    waits_anew = lease.state is LeaseState.IDLE and lease.reason in WAITS_ANEW
-    return lease.failures >= FAILING_FROM and not waits_anew
-
-
-def _failing(lease: Lease) -> Standing:
-    row = f"{lease.failures} failures in a row, and nothing landed since"
-    said = row if lease.last_error is None else f"{lease.last_error}; {row}"
-    return Standing(Status.FAILING, said)
-
-
-def _latest_error(lease: Lease) -> str | None:
-    """Return what went wrong the last time, or what the feed waits for since it began here; an error of before is
-    kept after the feed is well again."""
-    began, at = lease.running_since, lease.last_error_at
-    is_new = lease.state is LeaseState.RUNNING and began is not None and at is not None and at >= began
-    return lease.last_error if lease.attempts or is_new else None
+    ):
+        return Status.REFUSING
+    if lease.stalled and lease.attempts < FAILING_FROM:
+        return Status.STALLED
+    if lease.failures >= FAILING_FROM:
+        return Status.FAILING
+    if lease.stalled:
+        return Status.STALLED
+    return Status.STREAMING if lease.connected else Status.CONNECTING

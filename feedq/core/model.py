@@ -115,8 +115,8 @@ class WorkerTarget(StrEnum):
 
 
 class Status(StrEnum):
-    """The status of a feed that a person sees, from its lease and from what is known of its worker: see
-    `lease.standing`."""
+    """The status of a feed that a person sees, from its lease and from what is known of its worker: see the view
+    ``feed_status`` in `feedq/control/sql/feeds.sql`."""
 
     STREAMING = "streaming"
     CONNECTING = "connecting"

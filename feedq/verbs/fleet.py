@@ -186,7 +186,7 @@ def show_landed(at: At, *, name: NameArgument, span: Span = Span.HOUR) -> Landed
 @verb("GET /landed")
 def list_landed(at: At, *, names: Names) -> dict[str, list[LandedBucket]]:
     """What feeds landed in each of the last 30 minutes, of at most 200 feeds; those without counts are skipped."""
-    views = at.store.feeds.selected(Selection(names=names, tenant=at.caller.tenant, removing=True))
+    views = at.store.listing.selected(Selection(names=names, tenant=at.caller.tenant, removing=True))
     found = at.store.landed.of_feeds([view.feed.id for view in views])
     return {view.feed.name: found[view.feed.id] for view in views if view.feed.id in found}
 

@@ -194,7 +194,7 @@ class At:
             raise InvalidInput("which feeds? name them, or choose them by tenant, match or another key")
         if select.tenant is not None:
             self.caller.require_tenant(select.tenant, f"a feed of tenant {select.tenant!r}")
-        found = self.store.feeds.chosen(select, limit=CHOSEN_MAX + 1)
+        found = self.store.listing.chosen(select, limit=CHOSEN_MAX + 1)
         there = {feed.name: feed.tenant for feed in found}
         for name in select.names:
             tenant = there[name] if name in there else self.own_feed(name).spec.tenant

@@ -16,7 +16,7 @@ from time import monotonic
 from uuid import UUID
 
 from feedq.core.clock import Clock
-from feedq.core.lease import Owner, smoothed, standing
+from feedq.core.lease import Owner, running_status, smoothed
 from feedq.core.limits import NEWS_GATHERED_S
 from feedq.core.model import Claim, Feed, Lease, LeaseState, Progress, Rewind, Status
 from feedq.core.notices import NOTICE_CHARS_MAX, NOTICES_MAX
@@ -184,7 +184,7 @@ class FeedProgress:
             quarantined=self._quarantined,
             sink_error=self._sink_error,
         )
-        return standing(self._feed, lease, owner, now=clock.now()).status
+        return running_status(lease, owner, now=clock.now())
 
 
 class ProgressReporter:

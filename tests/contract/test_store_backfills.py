@@ -130,8 +130,8 @@ def test_lists_and_counts_leave_it_out(bench: Bench) -> None:
     store, feeds = bench.harness.store, bench.feeds
     for names in (
         [view.feed.name for view in feeds.views()],
-        [view.feed.name for view in feeds.selected(Selection())],
-        [view.feed.name for view in feeds.selected(Selection(names=(LIVE, CHILD)))],
+        [view.feed.name for view in store.listing.selected(Selection())],
+        [view.feed.name for view in store.listing.selected(Selection(names=(LIVE, CHILD)))],
         [feed.name for feed in feeds.declared()],
         [view.feed.name for view in store.listing.after(Selection())],
     ):

@@ -34,7 +34,7 @@ from tests.fakes.clock import ManualClock, SkewedClock
 from tests.fakes.durations import DURATIONS
 from tests.fakes.invariants import overfull_workers, problems_of_move, problems_of_rows
 from tests.fakes.memory import MemoryStore
-from tests.fakes.memory.feeds import chosen
+from tests.fakes.memory.listing import chosen
 from tests.fakes.servers import FakeBroker, FakeSink, FakeSource
 from tests.fakes.stream import numbers
 from tests.fakes.worker import FakeWorker

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-from feedq.core.lease import standing
 from feedq.core.model import ANYWHERE, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, Selector
 from feedq.core.passwords import masked
 from feedq.verbs.details import declaration_text, event_detail, feed_lines, shown_facts
@@ -15,6 +14,7 @@ from feedq.verbs.feeds import FeedDocument
 from feedq.verbs.wording import why
 from tests.fakes.clock import NEW_YEAR
 from tests.fakes.sink import IDENTITY
+from tests.fakes.standing import standing
 
 NOW = NEW_YEAR
 

@@ -19,7 +19,6 @@ import pytest
 from feedq.control.store.fleet_state import FleetState, JobState
 from feedq.control.store.jobs.listing import ScheduledTask
 from feedq.core import remedies
-from feedq.core.lease import standing
 from feedq.core.model import (
     Feed,
     FeedSpec,
@@ -56,6 +55,7 @@ from feedq.verbs.troubles import REASONS, TROUBLED, TROUBLES
 from feedq.verbs.wording import NAMED_MAX
 from tests.fakes.memory.listing import required_by, tallies_of, troubles_of
 from tests.fakes.sink import IDENTITY
+from tests.fakes.standing import standing
 from tests.schedules import schedule_spec
 from tests.unit.command import NO_JOBS, Command
 

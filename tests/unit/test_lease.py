@@ -21,12 +21,10 @@ from feedq.core.lease import (
     Move,
     OutageGrace,
     Owner,
-    Standing,
     TrustWindow,
     as_of,
     is_gone,
     on_edit,
-    standing,
     states_before,
     stillness,
     transition,
@@ -43,6 +41,7 @@ from feedq.core.model import (
     WorkerState,
 )
 from tests.fakes.sink import IDENTITY
+from tests.fakes.standing import Standing, standing
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DAY_S = 86_400.0

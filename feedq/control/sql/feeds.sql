@@ -325,3 +325,187 @@ BEGIN
     END IF;
     RETURN json_build_object('name', of_feed, 'id', parent.id, 'refusal', refusal);
 END $body$;
+
+-- Each feed as people see it: its status, why it has it (because), and since when as far as its lease tells (since).
+-- Lists, pages, metrics and checks read this view, so that they cannot disagree.
+--
+-- From the top: what people want of a feed, what was decided about it, whether its worker is known not to move, and only
+-- then what that says. Of what it says, a sink that is away comes first, since nothing can land; then what becomes of
+-- the records that arrive; then that none do. A feed without a lease row counts as idle. An error of before is kept
+-- after a feed is well again, and does not explain why it connects anew.
+CREATE VIEW feedq_1.feed_status AS
+SELECT *,
+    CASE
+        WHEN state = 'stopping' OR status = 'waiting' THEN reason
+        WHEN status IN ('failed', 'backoff') THEN last_error
+        WHEN status = 'quarantined' THEN blame
+        WHEN status = 'stalled' THEN coalesce(stillness, last_error)
+        WHEN status = 'sink_unavailable' THEN sink_error
+        WHEN status = 'refusing' THEN dead_letter_error
+        WHEN status = 'failing' THEN
+            concat_ws('; ', last_error, failures || ' failures in a row, and nothing landed since')
+        WHEN status = 'starting' AND stillness IS NOT NULL THEN stillness
+        WHEN status IN ('starting', 'connecting')
+            AND (attempts > 0 OR state = 'running' AND last_error_at >= running_since) THEN last_error
+    END AS because,
+    CASE
+        WHEN status = 'quarantined' THEN blamed_at
+        WHEN status = 'refusing' THEN running_since
+        WHEN status IN ('stalled', 'sink_unavailable') THEN coalesce(last_record_at, running_since)
+    END AS since,
+    -- Asks for a place on a worker. A failed feed does not: only an edit can help it.
+    removed_at IS NULL AND target_state = 'running' AND status <> 'failed' AS is_wanted,
+    -- Dead letters and lost workers are warned of until somebody has had a working day to look at them.
+    coalesce(dead_letters > 0 AND dead_letter_at > feedq.now() - interval '1 day', false) AS was_refused,
+    coalesce(blamed > 0 AND status <> 'quarantined'
+        AND coalesce(blamed_at > feedq.now() - interval '1 day', true), false) AS lost_workers
+FROM (
+    SELECT f.id, f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.selector, f.target_state,
+        f.generation, f.created_at, f.removed_at, f.parent, f.catalog, f.search,
+        l.state AS lease_state, l.reason AS lease_reason,
+        coalesce(l.state, 'idle') AS state, CASE WHEN l.feed_id IS NULL THEN 'new' ELSE l.reason END AS reason,
+        l.epoch, l.worker_id, l.running_since, l.attempts, l.failures, l.last_error, l.last_error_at,
+        l.records_total, l.bytes_total, l.rows_per_s, l.last_record_at, l.event_at, l.dead_per_s, l.dead_letters,
+        l.dead_letter_at, l.dead_letter_error, l.sink_error, l.blamed, l.blamed_at, l.blame, l.quarantined,
+        w.name AS worker, 'its worker ' || w.name || ' ' || w.stillness AS stillness,
+        CASE
+            -- Feeds that run come first, for they are the most.
+            WHEN l.state = 'running' THEN CASE
+                -- While it is checked again, too: until it connects, the error stays in view.
+                WHEN l.reason = 'failed' AND NOT l.connected THEN 'failed'
+                WHEN l.quarantined THEN 'quarantined'
+                WHEN w.stillness IS NOT NULL THEN 'stalled'
+                WHEN l.sink_error IS NOT NULL THEN 'sink_unavailable'
+                -- Most of what the last minute brought went to the dead letters.
+                WHEN l.dead_per_s > l.rows_per_s AND l.dead_letter_at > feedq.now() - interval '1 minute'
+                    THEN 'refusing'
+                -- A source that accepts each connection and then says nothing is silent, and not yet failing.
+                WHEN l.stalled AND l.attempts < 3 THEN 'stalled'
+                WHEN l.failures >= 3 THEN 'failing'
+                WHEN l.stalled THEN 'stalled'
+                WHEN l.connected THEN 'streaming'
+                ELSE 'connecting'
+            END
+            WHEN l.state = 'stopping' THEN CASE WHEN f.removed_at IS NULL THEN 'stopping' ELSE 'removing' END
+            WHEN l.state = 'assigned' THEN CASE
+                WHEN l.reason = 'failed' AND NOT l.connected THEN 'failed'
+                WHEN l.quarantined THEN 'quarantined'
+                WHEN l.failures >= 3 THEN 'failing'
+                ELSE 'starting'
+            END
+            WHEN f.removed_at IS NOT NULL THEN 'removing'
+            WHEN f.target_state = 'paused' THEN 'paused'
+            WHEN l.reason = 'failed' AND NOT l.connected THEN 'failed'
+            WHEN l.quarantined THEN 'quarantined'
+            -- One that was given a fresh start, or that no worker can have, does not wait for what failed before.
+            WHEN l.failures >= 3
+                AND l.reason NOT IN ('new', 'edited', 'no_capacity', 'no_match', 'settling') THEN 'failing'
+            WHEN l.reason = 'backoff' THEN 'backoff'
+            ELSE 'waiting'
+        END AS status,
+        -- As `feedq.core.model.Feed` and `Lease` have them. What `feed_json` makes is the same, in four times the time.
+        (SELECT row_to_json(feed) FROM (SELECT
+            f.id,
+            (SELECT row_to_json(spec) FROM (SELECT
+                f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.selector, f.weight, f.target_state,
+                f.initial_cursor, f.expect
+            ) spec) AS spec,
+            f.generation, f.stream_generation, f.created_at, f.updated_at,
+            (SELECT row_to_json(identity) FROM (SELECT
+                f.uuid AS feed, (SELECT id FROM feedq.installation) AS installation
+            ) identity) AS identity,
+            f.removed_at, f.catalog,
+            CASE WHEN f.parent IS NOT NULL THEN jsonb_build_object('parent', f.parent) || f.backfill END AS backfill
+        ) feed) AS feed,
+        CASE WHEN l.feed_id IS NOT NULL THEN (SELECT row_to_json(lease) FROM (SELECT
+            l.feed_id, l.epoch, l.state, l.reason, l.worker_id, l.generation, l.assigned_at, l.running_since,
+            l.retry_at, l.attempts, l.last_error, l.last_error_at, l.connected, l.stalled, l.records_total,
+            l.bytes_total, l.dead_letters_total, greatest(l.dead_letters, 0) AS dead_letters, l.last_record_at,
+            l.cursor, l.promised_to, l.moved_at, l.stop_by, l.held_for, l.weight, l.rows_per_s, l.bytes_per_s,
+            l.reported_at, l.failures, l.dead_per_s, l.dead_letter_error, l.dead_letter_at, l.sink_error,
+            l.blamed, l.blamed_at, l.blame, l.quarantined, l.lost_worker, l.lost_at, l.event_at, l.event_fault,
+            l.noticed,
+            CASE WHEN l.avoid = '{}' THEN '{}'::json ELSE (
+                SELECT json_object_agg(key, to_timestamp(value::float8) ORDER BY value::float8)
+                FROM jsonb_each_text(l.avoid)
+            ) END AS avoid
+        ) lease) END AS lease,
+        (SELECT json_agg(json_build_array(u.kind, u.since, u.bound, u.found, u.why) ORDER BY u.since, u.kind)
+         FROM feedq.unmet u WHERE u.feed_id = f.id) AS unmet
+    FROM feedq.feed f
+    LEFT JOIN feedq.lease l ON l.feed_id = f.id
+    LEFT JOIN (
+        -- A worker stands still when its event loop runs a timer two seconds late, where a loaded one is late by
+        -- tenths; and, for all that is known, when no heartbeat has come for two thirds of its ttl. OFFSET 0 has
+        -- that found out once a worker, not once a feed.
+        SELECT id, name, CASE
+            WHEN loop_lag_s > 2 THEN 'has stood still for ' || round(loop_lag_s + greatest(silent_s, 0)) || ' s'
+            WHEN silent_s * 3 > extract(epoch FROM expires_at - heartbeat_at)::float8 * 2
+                THEN 'was last heard of ' || round(silent_s) || ' s ago'
+        END AS stillness
+        FROM (
+            SELECT *, extract(epoch FROM feedq.now() - heartbeat_at)::float8 AS silent_s FROM feedq.worker
+        ) worker OFFSET 0
+    ) w ON w.id = l.worker_id
+) standing;
+
+-- The feeds of a selection, in which NULL asks for nothing. A backfill is shown with its feed, and not beside it.
+--
+-- It is inlined into the statement that calls it, and planned with the values given: what is not asked for costs
+-- nothing. What a status cannot be without is asked first, of one column: few rows are then joined, and their status
+-- worked out. `found` are those among which it chooses; of `searched` see `search_feeds`.
+CREATE FUNCTION feedq_1.chosen_feeds(
+    names text[], of_tenant text, with_labels jsonb, on_worker text, in_statuses text[], of_connector text,
+    name_like text, is_unmet boolean, has_dead_letters boolean, removing boolean,
+    searched text, reasons_found text[], statuses_found text[], found bigint[]
+) RETURNS SETOF feedq_1.feed_status LANGUAGE sql STABLE AS $body$
+    SELECT * FROM feedq_1.feed_status v
+    WHERE v.parent IS NULL
+        AND (removing OR v.removed_at IS NULL)
+        AND (names IS NULL OR v.name = ANY (names))
+        AND (of_tenant IS NULL OR v.tenant = of_tenant)
+        AND (with_labels IS NULL OR v.labels @> with_labels)
+        AND (on_worker IS NULL OR v.worker = on_worker)
+        AND (of_connector IS NULL OR v.connector = of_connector)
+        AND (name_like IS NULL OR v.name LIKE name_like)
+        AND (NOT is_unmet OR v.id IN (SELECT feed_id FROM feedq.unmet))
+        AND (NOT has_dead_letters OR v.dead_letters > 0)
+        AND (in_statuses IS NULL OR v.status = ANY (in_statuses))
+        AND (in_statuses IS NULL
+            OR in_statuses && '{streaming,connecting,stalled,waiting}'
+            OR 'paused' = ANY (in_statuses) AND v.target_state = 'paused'
+            OR 'removing' = ANY (in_statuses) AND v.removed_at IS NOT NULL
+            OR 'failed' = ANY (in_statuses) AND v.lease_reason = 'failed'
+            OR 'quarantined' = ANY (in_statuses) AND v.quarantined
+            OR 'sink_unavailable' = ANY (in_statuses) AND v.sink_error IS NOT NULL
+            OR 'refusing' = ANY (in_statuses) AND v.dead_per_s > v.rows_per_s
+            OR 'failing' = ANY (in_statuses) AND v.failures >= 3
+            OR 'backoff' = ANY (in_statuses) AND v.lease_reason = 'backoff'
+            OR 'starting' = ANY (in_statuses) AND v.lease_state = 'assigned'
+            OR 'stopping' = ANY (in_statuses) AND v.lease_state = 'stopping')
+        AND (found IS NULL OR v.id = ANY (found))
+        AND (searched IS NULL
+            OR strpos(v.search, lower(searched)) > 0
+            OR v.reason = ANY (reasons_found)
+            OR coalesce(v.last_error, v.sink_error, v.dead_letter_error, v.blame) IS NOT NULL AND strpos(lower(
+                concat_ws(chr(1), v.last_error, v.sink_error, v.dead_letter_error, v.blame)), lower(searched)) > 0
+            OR strpos(lower(v.worker), lower(searched)) > 0
+            OR statuses_found IS NOT NULL AND v.status = ANY (statuses_found))
+$body$;
+
+-- The ids of feeds that show a text somewhere, in any case: in what is declared of them (`feed.search`), in their
+-- errors, as the name of their worker, or as one of these reasons; of a feed, more than once. To search each table by
+-- itself takes half the time of joining them first, as long as few are found: no more than `most` are. No match reaches
+-- over two columns: nobody types what separates them.
+CREATE FUNCTION feedq_1.search_feeds(searched text, reasons_found text[], most int) RETURNS SETOF bigint
+-- All are gone through: in the order of their keys that takes longer.
+LANGUAGE sql STABLE SET enable_seqscan = on AS $body$
+    SELECT id FROM feedq.feed WHERE strpos(search, lower(searched)) > 0
+    UNION ALL
+    SELECT feed_id FROM feedq.lease
+    WHERE reason = ANY (reasons_found)
+        OR coalesce(last_error, sink_error, dead_letter_error, blame) IS NOT NULL AND strpos(lower(
+            concat_ws(chr(1), last_error, sink_error, dead_letter_error, blame)), lower(searched)) > 0
+        OR worker_id = ANY (ARRAY(SELECT id FROM feedq.worker WHERE strpos(lower(name), lower(searched)) > 0))
+    LIMIT most
+$body$;

@@ -126,6 +126,16 @@ BEGIN
     RETURN coalesce(claims, '[]');
 END $body$;
 
+-- What a worker was given by a claim that still holds.
+CREATE FUNCTION feedq_1.claimed(owner uuid, feed bigint, epoch bigint) RETURNS json
+LANGUAGE sql STABLE AS $body$
+    SELECT coalesce(json_agg(json_build_object(
+        'feed', feedq_1.feed_json(f), 'epoch', l.epoch, 'attempts', l.attempts, 'failures', l.failures,
+        'quarantined', l.quarantined, 'blamed', l.blamed, 'has_failed', l.reason IS NOT NULL)), '[]')
+    FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
+    WHERE l.feed_id = claimed.feed AND l.epoch = claimed.epoch AND l.worker_id = owner AND l.state = 'running'
+$body$;
+
 -- running or stopping -> idle, as its owner is done with it. Wakes reconcile, unless all that happened is that what has
 -- failed was checked again. Answers with what matched. What somebody has locked is left out; the worker releases it
 -- again when it next compares what it runs with its leases.

@@ -5,27 +5,25 @@ The fields of a lease, a worker's load and an event are called like their column
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
-from feedq.core import lease as policy
+from feedq.control.store.database import Connection
+from feedq.control.store.protocol import read
 from feedq.core.expectations import unmet_said
 from feedq.core.model import (
     ANYWHERE,
     Event,
     Feed,
-    FeedBackfill,
     FeedSpec,
     FeedView,
-    Identity,
     Lease,
-    LeaseState,
     Load,
-    Reason,
     Selector,
+    Status,
     TargetState,
     Unmet,
     Worker,
@@ -33,32 +31,15 @@ from feedq.core.model import (
     WorkerTarget,
 )
 
-_LEASE_FIELDS = [field.name for field in fields(Lease) if field.name != "feed_id"]
 _WORKER_FIELDS = [field.name for field in fields(Worker) if field.name != "load"]
 LOAD_FIELDS = [field.name for field in fields(Load)]
-_STATE, _REASON, _AVOID = map(_LEASE_FIELDS.index, ("state", "reason", "avoid"))
 _worker_values = attrgetter(*_WORKER_FIELDS)
 _event_values = attrgetter(*(field.name for field in fields(Event)))
 
-FEED_COLUMNS = (
-    "f.id, f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.selector, "
-    "f.weight AS feed_weight, f.target_state, f.generation AS feed_generation, f.created_at, f.updated_at, "
-    "f.stream_generation, f.initial_cursor, f.expect, f.removed_at, f.catalog, f.uuid AS feed_uuid, f.parent, "
-    "f.backfill, (SELECT id FROM feedq.installation) AS installation"
-)
 SPEC_COLUMNS = tuple(key for key in FeedSpec.model_fields if key != "resume")
 """The columns of a declaration, called like its keys."""
-LEASE_COLUMNS = ", ".join(f"l.{name}" for name in _LEASE_FIELDS).replace(
-    "l.dead_letters,", "greatest(l.dead_letters, 0) AS dead_letters,"
-)
+STATUS_VIEW = "feedq_1.feed_status"
 WORKER_COLUMNS = ", ".join(f"w.{name}" for name in (*_WORKER_FIELDS, *LOAD_FIELDS))
-OWNER_COLUMNS = (
-    "w.name AS worker_name, w.loop_lag_s, w.heartbeat_at, w.expires_at, "
-    "ARRAY(SELECT jsonb_build_array(u.kind, extract(epoch FROM u.since), u.bound, u.found, u.why) "
-    "FROM feedq.unmet u WHERE u.feed_id = f.id ORDER BY u.since, u.kind) AS unmet"
-)
-"""The columns of the worker that has a feed, beside ``now``: the moment to judge it at; and what is not as
-expected of the feed."""
 
 
 def selector_from(stored: Mapping[str, Mapping[str, str]] | None) -> Selector:
@@ -83,62 +64,42 @@ def avoided_from(stored: Mapping[str, float] | None) -> tuple[tuple[str, datetim
     return tuple((name, datetime.fromtimestamp(at, UTC)) for name, at in failed)
 
 
-def feed_from(row: Any) -> Feed:
-    spec = FeedSpec.of(
-        {
-            "name": row.name,
-            "connector": row.connector,
-            "source": row.source,
-            "sink": row.sink,
-            "tenant": row.tenant,
-            "labels": row.labels,
-            "selector": selector_from(row.selector),
-            "weight": row.feed_weight,
-            "target_state": TargetState(row.target_state),
-            "initial_cursor": row.initial_cursor,
-            "expect": row.expect,
-        }
-    )
-    identity = Identity(row.feed_uuid, row.installation)
-    backfill = None if row.parent is None else FeedBackfill(row.parent, **row.backfill)
-    return Feed(
-        row.id,
-        spec,
-        row.feed_generation,
-        row.created_at,
-        row.updated_at,
-        identity,
-        row.removed_at,
-        row.catalog,
-        backfill,
-        row.stream_generation,
-    )
+@dataclass(frozen=True, slots=True)
+class _ViewedFeed:
+    """A row of the view ``feed_status``, as its columns have it."""
+
+    feed: Feed
+    lease: Lease | None
+    worker: str | None
+    status: Status
+    because: str | None
+    unmet: Sequence[tuple[str, datetime, Any, float, str | None]] | None
+
+    def view(self) -> FeedView:
+        # No lease row yet (or any more): the next pass makes one.
+        lease = self.lease or Lease(self.feed.id)
+        unmet = tuple(
+            Unmet(kind, since, unmet_said(kind, bound, found, why))
+            for kind, since, bound, found, why in self.unmet or ()
+        )
+        return FeedView(self.feed, lease, self.worker, self.status, self.because, unmet)
 
 
-def lease_from(row: Any, feed_id: int) -> Lease:
-    # By position, which is faster than by name: the columns stand side by side, in the order of the fields.
-    first = row._fields.index(_LEASE_FIELDS[0])
-    values = list(row[first : first + len(_LEASE_FIELDS)])
-    values[_STATE] = LeaseState(values[_STATE])
-    values[_REASON] = None if values[_REASON] is None else Reason(values[_REASON])
-    values[_AVOID] = dict(avoided_from(values[_AVOID]))
-    return Lease(feed_id, *values)
+def read_views(c: Connection, source: str, which: str, given: Mapping[str, Any]) -> list[FeedView]:
+    """Read feeds from the view ``feed_status``, or a function that chooses from it; which, in which order."""
+    sql = f"""
+        SELECT CAST(json_agg(found) AS text)
+        FROM (SELECT feed, lease, worker, status, because, unmet FROM {source} v {which}) found
+    """
+    document = c.execute(sql, given).scalar_one()
+    return [one.view() for one in read(document, list[_ViewedFeed])] if document else []
 
 
-def feed_view_from(row: Any) -> FeedView:
-    """Reads `FEED_COLUMNS`, `LEASE_COLUMNS` and `OWNER_COLUMNS`, joined from the left, and ``now``."""
-    feed = feed_from(row)
-    # No lease row yet (or any more): the next pass makes one.
-    its_lease = Lease(feed.id) if row.epoch is None else lease_from(row, feed.id)
-    owner = None
-    if row.worker_name is not None:
-        owner = policy.Owner(row.worker_name, row.loop_lag_s, row.heartbeat_at, row.expires_at)
-    found = policy.standing(feed, its_lease, owner, now=row.now)
-    unmet = tuple(
-        Unmet(kind, datetime.fromtimestamp(since, UTC), unmet_said(kind, bound, float(amount), why))
-        for kind, since, bound, amount, why in row.unmet
-    )
-    return FeedView(feed, its_lease, row.worker_name, found.status, found.because, unmet)
+def read_feeds(c: Connection, which: str, given: Mapping[str, Any]) -> list[Feed]:
+    """Read the same without their leases."""
+    sql = f"SELECT CAST(json_agg(feed) AS text) FROM (SELECT feed FROM {STATUS_VIEW} {which}) found"
+    document = c.execute(sql, given).scalar_one()
+    return read(document, list[Feed]) if document else []
 
 
 def worker_from(row: Any) -> Worker:

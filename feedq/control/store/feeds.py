@@ -22,16 +22,12 @@ from feedq.control.store.database import (
     in_transaction,
     storable_json,
 )
-from feedq.control.store.feed_listing import CHOSEN_COLUMNS, selected_sql
 from feedq.control.store.feed_rows import (
-    FEED_COLUMNS,
-    LEASE_COLUMNS,
-    OWNER_COLUMNS,
+    STATUS_VIEW,
     declared_columns,
     event_from,
-    feed_from,
-    feed_view_from,
-    selector_from,
+    read_feeds,
+    read_views,
 )
 from feedq.control.store.leases import brief_cursor
 from feedq.control.store.protocol import call, document
@@ -39,7 +35,6 @@ from feedq.core.authorship import not_own, own_tenant, signed
 from feedq.core.differences import OptionChange, difference
 from feedq.core.model import (
     ChangedCursor,
-    ChosenFeed,
     Event,
     Feed,
     FeedBackfill,
@@ -51,17 +46,8 @@ from feedq.core.model import (
     outdated,
 )
 from feedq.core.remedies import command
-from feedq.core.selection import Selection
 from feedq.errors import Conflict, FeedqError, NotFound
 from feedq.telemetry.event_names import EventKind
-
-FEED_VIEWS = f"""
-    SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, feedq.now() AS now
-    FROM feedq.feed f
-    LEFT JOIN feedq.lease l ON l.feed_id = f.id
-    LEFT JOIN feedq.worker w ON w.id = l.worker_id
-"""
-
 
 CHANGES_KEPT = 20
 """Options of one edit that history keeps: a declaration has fewer, unless somebody makes all of them anew."""
@@ -279,49 +265,23 @@ class Feeds(Aggregate):
 
     @in_statement
     def view(self, c: Connection, name: str) -> FeedView:
-        sql = FEED_VIEWS + " WHERE f.name = %(name)s ORDER BY f.removed_at DESC NULLS FIRST LIMIT 1"
-        row = c.execute(sql, {"name": name}).one_or_none()
-        if row is None:
+        which = "WHERE name = %(name)s ORDER BY removed_at DESC NULLS FIRST LIMIT 1"
+        found = read_views(c, STATUS_VIEW, which, {"name": name})
+        if not found:
             raise no_feed(name)
-        return feed_view_from(row)
+        return found[0]
 
     # No transaction: to read a hundred thousand of them takes longer than one may rest.
     @in_statement
     def views(self, c: Connection, *, tenant: str | None = None, worker: str | None = None) -> list[FeedView]:
         """Return all feeds by name, the ones being removed included."""
-        sql = f"""
-            {FEED_VIEWS}
-            WHERE (CAST(%(tenant)s AS text) IS NULL OR f.tenant = %(tenant)s)
-              -- What a worker has is all that it has; elsewhere a backfill is shown with its feed.
-              AND CASE WHEN CAST(%(worker)s AS text) IS NULL THEN f.parent IS NULL ELSE w.name = %(worker)s END
-            ORDER BY f.name, f.id
+        which = """
+            WHERE (CAST(%(tenant)s AS text) IS NULL OR tenant = %(tenant)s)
+                -- What a worker has is all that it has; elsewhere a backfill is shown with its feed.
+                AND CASE WHEN CAST(%(worker)s AS text) IS NULL THEN parent IS NULL ELSE worker = %(worker)s END
+            ORDER BY name, id
         """
-        rows = c.execute(sql, {"tenant": tenant, "worker": worker})
-        return [feed_view_from(row) for row in rows]
-
-    @in_statement
-    def selected(
-        self,
-        c: Connection,
-        selection: Selection,
-        *,
-        limit: int | None = None,
-    ) -> list[FeedView]:
-        """Return the chosen feeds, by name, however many: in one statement, for rows that are built inside a
-        transaction keep it idle, which has a limit."""
-        sql, parameters = selected_sql(selection, limit)
-        return [feed_view_from(row) for row in c.execute(sql, parameters)]
-
-    @in_statement
-    def chosen(self, c: Connection, selection: Selection, *, limit: int) -> list[ChosenFeed]:
-        """Return the chosen feeds, by name, as far as it takes to act on them."""
-        sql, parameters = selected_sql(selection, limit, columns=CHOSEN_COLUMNS)
-        return [
-            ChosenFeed(
-                row.id, row.name, row.tenant, row.generation, selector_from(row.selector), row.worker_id
-            )
-            for row in c.execute(sql, parameters)
-        ]
+        return read_views(c, STATUS_VIEW, which, {"tenant": tenant, "worker": worker})
 
     @in_statement
     def declared(
@@ -334,7 +294,15 @@ class Feeds(Aggregate):
     ) -> list[Feed]:
         """Feeds by name, without backfills and those being removed: all of them, or those of these names, of a
         tenant, or of a catalog."""
-        return _declared(c, names=names, tenant=tenant, catalog=catalog)
+        which = """
+            WHERE removed_at IS NULL AND parent IS NULL
+                AND (CAST(%(names)s AS text[]) IS NULL OR name = ANY(CAST(%(names)s AS text[])))
+                AND (CAST(%(tenant)s AS text) IS NULL OR tenant = %(tenant)s)
+                AND (CAST(%(catalog)s AS text) IS NULL OR catalog = %(catalog)s)
+            ORDER BY name
+        """
+        given = {"names": None if names is None else list(names), "tenant": tenant, "catalog": catalog}
+        return read_feeds(c, which, given)
 
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
         """Newest first."""
@@ -395,24 +363,6 @@ def _act(
 def _told(detail: Mapping[str, Any]) -> str:
     """What history keeps of a change, with its author."""
     return storable_json(signed(dict(detail)))
-
-
-def _declared(
-    c: Connection,
-    *,
-    names: Collection[str] | None = None,
-    tenant: str | None = None,
-    catalog: str | None = None,
-) -> list[Feed]:
-    asked = {
-        "f.name = ANY(%(names)s)": ("names", None if names is None else list(names)),
-        "f.tenant = %(tenant)s": ("tenant", tenant),
-        "f.catalog = %(catalog)s": ("catalog", catalog),
-    }
-    given = {condition: (name, value) for condition, (name, value) in asked.items() if value is not None}
-    where = " AND ".join(("f.removed_at IS NULL", "f.parent IS NULL", *given))
-    sql = f"SELECT {FEED_COLUMNS} FROM feedq.feed f WHERE {where} ORDER BY f.name"
-    return [feed_from(row) for row in c.execute(sql, dict(given.values()))]
 
 
 def of_others(catalog: str | None) -> str:
@@ -481,12 +431,12 @@ class Backfills(Aggregate):
     @in_statement
     def running(self, c: Connection, *, tenant: str | None = None) -> list[FeedView]:
         """All there are, by name."""
-        sql = f"""
-            {FEED_VIEWS} WHERE f.parent IS NOT NULL AND f.removed_at IS NULL
-                AND (CAST(%(tenant)s AS text) IS NULL OR f.tenant = %(tenant)s)
-            ORDER BY f.name
+        which = """
+            WHERE parent IS NOT NULL AND removed_at IS NULL
+                AND (CAST(%(tenant)s AS text) IS NULL OR tenant = %(tenant)s)
+            ORDER BY name
         """
-        return [feed_view_from(row) for row in c.execute(sql, {"tenant": tenant})]
+        return read_views(c, STATUS_VIEW, which, {"tenant": tenant})
 
     @in_statement
     def of(self, c: Connection, parent: Feed) -> FeedView | None:
@@ -506,6 +456,5 @@ def no_backfill(name: str) -> NotFound:
 
 
 def _of(c: Connection, parent: Feed) -> FeedView | None:
-    sql = f"{FEED_VIEWS} WHERE f.parent = %(id)s ORDER BY f.removed_at DESC NULLS FIRST LIMIT 1"
-    found: Any = c.execute(sql, {"id": parent.id}).one_or_none()
-    return None if found is None else feed_view_from(found)
+    which = "WHERE parent = %(id)s ORDER BY removed_at DESC NULLS FIRST LIMIT 1"
+    return next(iter(read_views(c, STATUS_VIEW, which, {"id": parent.id})), None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -22,7 +21,6 @@ from feedq.control.store.database import (
     in_transaction,
     storable_json,
 )
-from feedq.control.store.feed_rows import FEED_COLUMNS, feed_from
 from feedq.control.store.protocol import call, document
 from feedq.control.store.taps import HAS_LISTENER
 from feedq.core.model import (
@@ -83,16 +81,8 @@ class Leases(Aggregate):
     @in_statement
     def claimed(self, c: Connection, worker_id: UUID, key: FeedKey) -> Claim | None:
         """A claim that was granted to this worker before and still holds; None when it does not."""
-        sql = f"""
-            SELECT {FEED_COLUMNS}, l.epoch, l.attempts, l.failures, l.quarantined, l.blamed,
-                false AS is_new_here, l.reason IS NOT NULL AS has_failed, false AS after_loss
-            FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
-            WHERE l.feed_id = %(feed_id)s AND l.epoch = %(epoch)s
-                AND l.worker_id = %(worker_id)s AND l.state = 'running'
-        """
-        parameters = {"worker_id": worker_id, "feed_id": key[0], "epoch": key[1]}
-        row = c.execute(sql, parameters).one_or_none()
-        return None if row is None else _claim_from(row)
+        found = call(c, "claimed", list[Claim], owner=worker_id, feed=key[0], epoch=key[1])
+        return found[0] if found else None
 
     @in_transaction
     def release(self, c: Connection, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
@@ -200,13 +190,6 @@ def transfer(c: Connection, transfers: Sequence[Transfer], *, stop_within_s: flo
 def blame(c: Connection, feed_id: int, worker_id: UUID, loss: Loss, *, said: str) -> None:
     """Hold a loss against a feed."""
     call(c, "blame", bool, feed=feed_id, session=worker_id, is_certain=loss.is_certain, said=storable(said))
-
-
-_claimed_values = attrgetter(*(field.name for field in fields(Claim) if field.name != "feed"))
-
-
-def _claim_from(row: Any) -> Claim:
-    return Claim(feed_from(row), *_claimed_values(row))
 
 
 def _keys(c: Connection, sql: str, parameters: dict[str, Any]) -> list[FeedKey]:

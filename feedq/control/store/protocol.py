@@ -83,4 +83,6 @@ def _stored(kind: type, given: Any) -> Any:
         return job_from(given)
     if kind is not FeedSpec:
         raise NotImplementedError(kind)
-    return FeedSpec.of({**given, "target_state": TargetState(given["target_state"])})
+    # JSON tells no 2.0 from a 2.
+    typed = {"target_state": TargetState(given["target_state"]), "weight": float(given["weight"])}
+    return FeedSpec.of({**given, **typed})

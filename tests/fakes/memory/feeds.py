@@ -10,12 +10,10 @@ from uuid import UUID, uuid4
 
 from feedq.control.store import history
 from feedq.control.store.feeds import FeedChange, Feeds, Outcome, no_feed
-from feedq.core import lease as policy
 from feedq.core.differences import difference
-from feedq.core.lease import Move
+from feedq.core.lease import Move, Owner
 from feedq.core.model import (
     ChangedCursor,
-    ChosenFeed,
     Event,
     Feed,
     FeedSpec,
@@ -29,13 +27,12 @@ from feedq.core.model import (
     require_version,
 )
 from feedq.core.placement.base import Transfer
-from feedq.core.selection import Selection
 from feedq.errors import Conflict, FeedqError, NotFound
 from feedq.telemetry.logs import EventKind
 from tests.fakes.memory import counts
 from tests.fakes.memory.history import folded
-from tests.fakes.memory.listing import chosen_of
 from tests.fakes.memory.tables import MemoryDatabase, statement
+from tests.fakes.standing import standing
 
 
 class MemoryFeeds(Feeds):
@@ -141,17 +138,6 @@ class MemoryFeeds(Feeds):
         ]
         return [v for v in views if worker is None or v.worker == worker]
 
-    def selected(
-        self,
-        selection: Selection,
-        *,
-        limit: int | None = None,
-    ) -> list[FeedView]:
-        return chosen_of(selection, self.views())[:limit]
-
-    def chosen(self, selection: Selection, *, limit: int) -> list[ChosenFeed]:
-        return [chosen(view) for view in self.selected(selection, limit=limit)]
-
     @statement
     def declared(
         self, *, names: Collection[str] | None = None, tenant: str | None = None, catalog: str | None = None
@@ -203,14 +189,9 @@ class MemoryFeeds(Feeds):
         worker = self._db.tables.workers[lease.worker_id] if lease.worker_id else None
         owner = None
         if worker is not None:
-            owner = policy.Owner(worker.name, worker.load.loop_lag_s, worker.heartbeat_at, worker.expires_at)
-        found = policy.standing(feed, lease, owner, now=self._db.now())
+            owner = Owner(worker.name, worker.load.loop_lag_s, worker.heartbeat_at, worker.expires_at)
+        found = standing(feed, lease, owner, now=self._db.now())
         return FeedView(feed, lease, None if owner is None else owner.name, found.status, found.because)
-
-
-def chosen(view: FeedView) -> ChosenFeed:
-    feed, spec = view.feed, view.feed.spec
-    return ChosenFeed(feed.id, feed.name, spec.tenant, feed.generation, spec.selector, view.lease.worker_id)
 
 
 def _after(before: Feed, change: FeedChange) -> Feed:

@@ -15,11 +15,16 @@ from feedq.control.store.feed_listing import (
     TroubledFeeds,
 )
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import Concern, FeedView, Reason, Status, TargetState
+from feedq.core.model import ChosenFeed, Concern, FeedView, Reason, Status, TargetState
 from feedq.core.selection import FAILING, Selection, SelectionOrder
 
 NEVER = datetime.min.replace(tzinfo=UTC)
 Cause = tuple[Status | Concern, Reason | None]
+
+
+def chosen(view: FeedView) -> ChosenFeed:
+    feed, spec = view.feed, view.feed.spec
+    return ChosenFeed(feed.id, feed.name, spec.tenant, feed.generation, spec.selector, view.lease.worker_id)
 
 
 class MemoryListing:
@@ -32,7 +37,7 @@ class MemoryListing:
         self, selection: Selection, *, text_: str = "", place: tuple[str, int] | None = None, limit: int
     ) -> list[FeedView]:
         assert not text_, "which the database looks for"
-        found = self._store.feeds.selected(selection)
+        found = self.selected(selection)
         return [view for view in found if (view.feed.name, view.feed.id) > (place or ("", 0))][:limit]
 
     def ordered(
@@ -46,8 +51,14 @@ class MemoryListing:
         limit: int,
     ) -> list[FeedView]:
         assert not text_, "which the database looks for"
-        found = in_order(self._store.feeds.selected(selection), order, reverse=reverse)
+        found = in_order(self.selected(selection), order, reverse=reverse)
         return found[offset : offset + limit]
+
+    def selected(self, selection: Selection) -> list[FeedView]:
+        return chosen_of(selection, self._store.feeds.views())
+
+    def chosen(self, selection: Selection, *, limit: int) -> list[ChosenFeed]:
+        return [chosen(view) for view in self.selected(selection)[:limit]]
 
     def tallies(self, selection: Selection = EVERY, *, text_: str = "") -> list[StatusCount]:
         assert not text_, "which the database looks for"
