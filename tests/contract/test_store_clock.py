@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedq.core.model import Load, Reason, Release, TargetState, WorkerState
+from feedq.core.model import Load, Reason, Release, WorkerState
 from tests.contract.harness import STOP_WITHIN_S, TTL_S, Harness, PostgresHarness
 
 STEP_S = 3600.0
@@ -52,7 +52,7 @@ def test_delays_and_time_limits_do_not_grow_by_the_step(harness: Harness) -> Non
     feed_id, epoch = harness.run(waits, worker)
     harness.store.leases.release(worker.id, [Release(feed_id, epoch, Reason.BACKOFF, 30.0, 5, "no")])
     harness.run(stops, worker)
-    harness.store.feeds.set_target(stops.name, TargetState.PAUSED)
+    harness.store.feeds.restart(stops.name)
     harness.absorb_edits()
     harness.assign(given, worker)
     with harness.in_a_pass():
@@ -71,7 +71,7 @@ def test_delays_and_time_limits_do_not_grow_by_the_step(harness: Harness) -> Non
     harness.elapse(max(31, STOP_WITHIN_S))
     with harness.in_a_pass() as p:
         assert p.reap() == 1
-        assert [w.feed_id for w in p.waiting(limit=10)] == [waits.id]
+        assert [w.feed_id for w in p.waiting(limit=10)] == [waits.id, stops.id]
         assert p.overdue(timeout_s=10) == [worker.id]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from feedq.control.store.database import Connection
 from feedq.control.store.protocol import call
-from feedq.core.model import LeaseState, Reason, Release, TargetState, Worker
+from feedq.core.model import LeaseState, Reason, Release, Status, TargetState, Worker
 from feedq.core.placement.base import Transfer
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.logs import EventKind
@@ -367,3 +367,38 @@ def test_a_held_feed_that_is_paused_or_moved_waits_for_nobody(holding: Harness) 
     assert [(a.feed_id, a.worker_id) for a in sent] == [(feeds[1].id, other.id)]
     lease = holding.lease(feeds[0])
     assert (lease.reason, lease.held_for, lease.retry_at) == (Reason.PAUSED, None, None)
+
+
+def test_nobody_calls_a_feed_paused_while_its_owner_has_not_let_go(postgres_harness: PostgresHarness) -> None:
+    """Whoever has it next fences the owner off, and of a feed that is paused there is nobody next."""
+    h = postgres_harness
+    worker, feed = h.worker(ttl_s=9999), h.feed()
+    key = h.run(feed, worker)
+    h.store.feeds.set_target(feed.name, TargetState.PAUSED)
+    h.absorb_edits()
+    h.elapse(999)
+    with h.in_a_pass() as p:
+        assert p.reap() == 0
+    assert h.store.feeds.view(feed.name).status is Status.STOPPING
+    # Wanted again, it has a next owner.
+    h.store.feeds.set_target(feed.name, TargetState.RUNNING)
+    h.absorb_edits()
+    h.elapse(999)
+    with h.in_a_pass() as p:
+        assert p.reap() == 1
+    assert h.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)]) == []
+
+
+def test_a_feed_that_was_to_move_and_is_paused_waits_for_its_owner(postgres_harness: PostgresHarness) -> None:
+    h = postgres_harness
+    source, target, feed = h.worker("a", ttl_s=9999), h.worker("b", ttl_s=9999), h.feed()
+    key = h.run(feed, source)
+    h.transfer(feed, source, target, stop_within_s=30)
+    h.store.feeds.set_target(feed.name, TargetState.PAUSED)
+    h.absorb_edits()
+    h.elapse(31)
+    with h.in_a_pass() as p:
+        assert p.reap() == 0
+    assert h.store.leases.release(source.id, [Release(*key, Reason.MOVED)]) == [key]
+    h.absorb_edits()
+    assert h.store.feeds.view(feed.name).status is Status.PAUSED

@@ -270,9 +270,7 @@ BEGIN
         SELECT given.*, l.state FROM json_to_recordset(edits) AS given (feed_id bigint, move text, reason text)
         JOIN feedq.lease l USING (feed_id) WHERE move = 'ask_to_stop' ORDER BY feed_id FOR UPDATE OF l
     ), asked AS (
-        UPDATE feedq.lease l SET
-            state = 'stopping', reason = given.reason,
-            stop_by = feedq.clock() + make_interval(secs => stop_within_s)
+        UPDATE feedq.lease l SET state = 'stopping', reason = given.reason
         FROM given WHERE l.feed_id = given.feed_id AND given.state = 'running'
         RETURNING l.feed_id, l.epoch, l.worker_id, l.reason
     ), history AS (
@@ -280,6 +278,12 @@ BEGIN
         SELECT 'stop_requested', feed_id, worker_id, epoch, jsonb_build_object('reason', reason) FROM asked
     )
     SELECT array_agg(DISTINCT worker_id) INTO owners FROM asked;
+    -- An owner is waited for only so long where the feed goes on elsewhere: the next owner fences it off. What is paused
+    -- or removed has no next owner, and nobody calls it idle while the one that it has may still land.
+    UPDATE feedq.lease l SET stop_by = CASE WHEN f.target_state = 'running' AND f.removed_at IS NULL
+        THEN coalesce(l.stop_by, feedq.clock() + make_interval(secs => stop_within_s)) END
+    FROM json_to_recordset(edits) AS given (feed_id bigint) JOIN feedq.feed f ON f.id = given.feed_id
+    WHERE l.feed_id = given.feed_id AND l.state = 'stopping';
     PERFORM pg_notify('feedq_worker_' || lock_key, 'feeds') FROM feedq.worker WHERE id = ANY (owners);
     DELETE FROM feedq.feed WHERE id IN (
         SELECT feed_id FROM json_to_recordset(edits) AS given (feed_id bigint, move text) WHERE move = 'purge');

@@ -222,8 +222,7 @@ WORKERS_AND_LEASES = """
         event_at timestamptz,
         event_fault text,
         noticed jsonb,
-        CONSTRAINT lease_owner CHECK ((state = 'idle') = (worker_id IS NULL)),
-        CONSTRAINT lease_stop_by CHECK (state <> 'stopping' OR stop_by IS NOT NULL)
+        CONSTRAINT lease_owner CHECK ((state = 'idle') = (worker_id IS NULL))
     -- Progress is written often and touches no indexed column: there is room for it within the page.
     ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
     -- What a pass may place now, and what it may place later, and why.
