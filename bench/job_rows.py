@@ -208,7 +208,7 @@ def _claims(store: PostgresStore, offer: Offer) -> tuple[list[float], list[float
         told = store.jobs.runs.finish(offer.worker_id, ends)
         finishes.append(1000 * (time.monotonic() - claimed))
         claims.append(1000 * (claimed - began))
-        assert len(told) == CLAIMED, told
+        assert len(told.ended) == CLAIMED, told
     return claims, finishes
 
 

@@ -34,13 +34,13 @@ LIMIT_S: Final = 120.0
 
 ROUNDS: Final = 3
 BACKLOG: Final = 5_000
-RATIO_MUST: Final = 1.0
+RATIO_MUST: Final = 1.5
 """Of plain Celery's on threads, in the same rounds."""
 
 AT_ONCE: Final = 10_000
 """Schedules of one moment, on `AT_ONCE_WORKERS`."""
 AT_ONCE_WORKERS: Final = 3
-AT_ONCE_MUST_S: Final = 15.0
+AT_ONCE_MUST_S: Final = 10.0
 AT_ONCE_IN_S: Final = 10.0
 """From the last declaration until they fall due."""
 
@@ -145,9 +145,7 @@ def lag(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figure]
             """
             SELECT count(*) AS n, count(*) FILTER (WHERE state = 'succeeded') AS succeeded,
                 percentile_cont(ARRAY[0.5, 0.99, 1.0]) WITHIN GROUP (
-                    ORDER BY extract(epoch FROM started_at - due_at)::float8) AS lags,
-                percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (
-                    ORDER BY extract(epoch FROM created_at - due_at)::float8) AS fired
+                    ORDER BY extract(epoch FROM started_at - due_at)::float8) AS lags
             FROM (SELECT *, max(due_at) OVER () - make_interval(secs => %s) AS until FROM feedq.run) r
             WHERE due_at <= until AND due_at > until - make_interval(secs => %s)
             """,
@@ -155,10 +153,9 @@ def lag(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figure]
         )
     assert found["n"] == found["succeeded"] == TICKING * WINDOW_S, found
     p50_s, p99_s, worst_s = found["lags"]
-    fired = "fired after {:.3g} s, p99 {:.3g} s".format(*found["fired"])
-    say(f"jobs: lag p50 {p50_s:.3f} s, p99 {p99_s:.3f} s, worst {worst_s:.3f} s; {fired}")
+    say(f"jobs: lag p50 {p50_s:.3f} s, p99 {p99_s:.3f} s, worst {worst_s:.3f} s")
     case = f"{TICKING} schedules of one second on 2 workers: from due to start"
-    yield at_most(f"{case}, p50", P50_MUST_S, p50_s, "s", runs=fired)
+    yield at_most(f"{case}, p50", P50_MUST_S, p50_s, "s")
     yield at_most(f"{case}, p99", P99_MUST_S, p99_s, "s", runs=f"worst {worst_s:.3g} s")
 
 
@@ -174,14 +171,16 @@ def at_once(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Fig
         schedules.add(schedule_spec("once-0", at=(row["at"],), **NOTHING))
         # One is declared; the others are copies of its row, which takes a second instead of a minute.
         cluster.sql(
-            "INSERT INTO feedq.schedule (name, job, timing, policy, next_tick_at, next_fire_at) "
-            "SELECT 'once-' || n, job, timing, policy, next_tick_at, next_fire_at "
+            "INSERT INTO feedq.schedule (name, declaration, next_tick_at, next_fire_at) "
+            "SELECT 'once-' || n, declaration || jsonb_build_object('name', 'once-' || n), "
+            "next_tick_at, next_fire_at "
             "FROM feedq.schedule, generate_series(1, %s) n",
             (AT_ONCE - 1,),
         )
         cluster.sql(
-            "UPDATE feedq.schedule s SET timing = jsonb_build_object('at', to_char(at AT TIME ZONE 'UTC', "
-            """'YYYY-MM-DD"T"HH24:MI:SS"Z"')), next_tick_at = at, next_fire_at = at """
+            "UPDATE feedq.schedule s SET declaration = declaration || jsonb_build_object('at', jsonb_build_array("
+            """to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))), """
+            "next_tick_at = at, next_fire_at = at "
             "FROM (SELECT date_trunc('second', clock_timestamp() + make_interval(secs => %s)) AS at) moment",
             (AT_ONCE_IN_S,),
         )
@@ -192,14 +191,11 @@ def at_once(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Fig
             what=lambda: f"{AT_ONCE:,} runs have ended: {_ended(cluster):,} have",
         )
         (found,) = cluster.sql(
-            "SELECT max(extract(epoch FROM started_at - due_at))::float8 AS last_s, "
-            "max(extract(epoch FROM created_at - due_at))::float8 AS fired_s FROM feedq.run"
+            "SELECT max(extract(epoch FROM started_at - due_at))::float8 AS last_s FROM feedq.run"
         )
-    say(
-        f"jobs: {AT_ONCE:,} at once, fired in {found['fired_s']:.1f} s, the last after {found['last_s']:.1f} s"
-    )
+    say(f"jobs: {AT_ONCE:,} at once, the last after {found['last_s']:.1f} s")
     case = f"{AT_ONCE:,} schedules due at once on {AT_ONCE_WORKERS} workers: until the last run begins"
-    yield at_most(case, AT_ONCE_MUST_S, found["last_s"], "s", runs=f"fired in {found['fired_s']:.3g} s")
+    yield at_most(case, AT_ONCE_MUST_S, found["last_s"], "s")
 
 
 # -- a killed worker ---------------------------------------------------------------------------------

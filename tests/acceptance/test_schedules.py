@@ -7,10 +7,12 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg2
 import pytest
 
 from feedq.control.store.grants import Role
@@ -106,6 +108,23 @@ def test_ticks_that_fall_due_during_a_backfill_are_run(cluster: Cluster, schedul
     )
     assert [row["state"] for row in ticks() if row["ended_at"] is not None] == ["succeeded"] * 2
     assert schedules.view("busy").waiting > 0, "some of the backfill have not begun"
+
+
+def test_a_run_that_somebody_has_locked_delays_the_end_of_no_other(
+    cluster: Cluster, schedules: ScheduleStore
+) -> None:
+    cluster.add_worker("w1")
+    for name in ("locked", "other"):
+        schedules.add(never(name, task="tests.slow", args=[1.0]))
+    run = schedules.trigger("locked")
+    wait_effect(cluster, "locked", "begun")
+    with closing(psycopg2.connect(cluster.database_url)) as person, person.cursor() as cursor:
+        cursor.execute("SELECT FROM feedq.run WHERE id = %s FOR UPDATE", (run.id,))
+        wait_effect(cluster, "locked", "ended")
+        schedules.trigger("other")
+        wait_state(cluster, "other", RunState.SUCCEEDED)
+        assert schedules.run(run.id).state is RunState.RUNNING
+    wait_state(cluster, "locked", RunState.SUCCEEDED)
 
 
 def test_a_run_past_its_time_out_is_over_whatever_its_job_does(

@@ -113,7 +113,7 @@ def schedule(store: PostgresStore, worker_id: UUID) -> None:
         Finish(done.id, done.fence, RunState.SUCCEEDED, None),
         Finish(bad.id, bad.fence, RunState.FAILED, "<i>boom</i> postgresql://u:hunter2@db/x"),
     ]
-    assert len(store.jobs.runs.finish(worker_id, ended)) == 2
+    assert len(store.jobs.runs.finish(worker_id, ended).ended) == 2
 
 
 @pytest.fixture

@@ -93,7 +93,8 @@ def install(doom: Doom) -> None:
 def _watch_calls() -> None:
     def watched(c: Connection, function: str, kind: type[Any], /, **given: object) -> Any:
         answer = call(c, function, kind, **given)
-        if function in WRITTEN_BY and (answer.runs if function == "claim_runs" else answer):
+        wrote = {"claim_runs": "runs", "finish": "ended"}.get(function)
+        if function in WRITTEN_BY and (answer if wrote is None else getattr(answer, wrote)):
             _here.pending = WRITTEN_BY[function]
         return answer
 

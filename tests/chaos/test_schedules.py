@@ -16,7 +16,7 @@ import pytest
 
 from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.schedule.model import Finish, RunState
+from feedq.core.schedule.model import Finish, Finished, RunState
 from feedq.core.schedule.spec import Semantics
 from feedq.telemetry.logs import LogEvent
 from tests.chaos import ticking
@@ -107,7 +107,7 @@ def test_the_end_of_an_attempt_that_was_taken_away_is_rejected_and_written_down(
     session_id = UUID(zombie.events("worker registered")[0]["id"])
     late = Finish(run.id, first["fence"], RunState.SUCCEEDED)
     store = PostgresStore(fleet.database_url)
-    assert store.jobs.runs.finish(session_id, [late]) == []
+    assert store.jobs.runs.finish(session_id, [late]) == Finished([], [])
     store.close()
     rejected = fleet.sql("SELECT detail FROM feedq.event WHERE kind = 'run_finish_rejected'")
     assert 1 <= len(rejected) <= 2

@@ -37,7 +37,14 @@ def ended(run: ClaimedRun, state: RunState = RunState.SUCCEEDED, reason: str | N
 
 
 def finish(jobs: JobsHarness, worker: Worker, *finishes: Finish) -> list[int]:
-    return jobs.store.jobs.runs.finish(worker.id, finishes)
+    """As a worker does: what is busy is told again."""
+    done: list[int] = []
+    told = list(finishes)
+    while told:
+        finished = jobs.store.jobs.runs.finish(worker.id, told)
+        done += finished.ended
+        told = [one for one in told if one.run_id in finished.busy]
+    return done
 
 
 def fire(jobs: JobsHarness, *, limit: int = 1_000) -> list[int]:

@@ -67,7 +67,7 @@ def ended(harness: JobsHarness, state: RunState, *, reason: str | None = None) -
     granted = runs.claim(Offer(worker.id, 4)).runs
     assert granted
     finishes = [Finish(run.id, run.fence, state, reason) for run in granted]
-    assert runs.finish(worker.id, finishes) == [run.id for run in granted]
+    assert runs.finish(worker.id, finishes).ended == [run.id for run in granted]
 
 
 def row(shell: Shell, name: str) -> Any:

@@ -37,6 +37,77 @@ def at_once(threads: ThreadPoolExecutor, *works: Callable[[], Any]) -> list[Any]
     return [job.result(WAIT_S) for job in [threads.submit(begin, work) for work in works]]
 
 
+# -- a row that a person has locked and forgotten ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "table"), [(S.SUCCEEDED, "run"), (S.FAILED, "run"), (S.FAILED, "schedule")]
+)
+def test_a_locked_row_delays_the_end_of_its_own_run_alone(
+    jobs: JobsHarness, state: RunState, table: str
+) -> None:
+    worker = jobs.job_worker()
+    for name in ("locked", "other"):
+        jobs.schedule(name)
+        jobs.schedules.trigger(name)
+    runs = {run.schedule: run for run in claim(jobs, worker)}
+    ends = [ended(run, state) for run in runs.values()]
+    which = {"run": runs["locked"].id, "schedule": jobs.schedules.get("locked").id}[table]
+    with jobs.transaction() as person:
+        person.execute(f"SELECT FROM feedq.{table} WHERE id = %s FOR UPDATE", (which,))
+        finished = jobs.store.jobs.runs.finish(worker.id, ends)
+        assert (finished.ended, finished.busy) == ([runs["other"].id], [runs["locked"].id])
+    assert jobs.store.jobs.runs.finish(worker.id, ends[:1]).ended == [runs["locked"].id]
+    assert states(jobs, "locked") == states(jobs, "other") == {state: 1}
+
+
+def test_a_locked_run_that_a_tick_was_to_cancel_keeps_its_turn_and_no_other_schedule_waits(
+    jobs: JobsHarness,
+) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule("locked", overlap=Overlap.CANCEL_OTHER)
+    run = jobs.schedules.trigger("locked")
+    claimed = claim_one(jobs, worker)
+    jobs.schedule("other")
+    jobs.elapse(INTERVAL_S)
+    with jobs.transaction() as person:
+        person.execute("SELECT FROM feedq.run WHERE id = %s FOR UPDATE", (run.id,))
+        assert len(fire(jobs)) == 2
+        assert states(jobs, "locked") == {S.RUNNING: 1, S.BUFFERED: 1}
+        assert claim_one(jobs, worker).schedule == "other"
+    finish(jobs, worker, ended(claimed))
+    assert claim_one(jobs, worker).schedule == "locked"
+
+
+def test_a_locked_queue_delays_its_own_runs_alone(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    for name in ("locked", "other"):
+        jobs.queues.set(Queue(name=name, concurrency=5))
+        jobs.schedule(name, queue=name)
+        jobs.schedules.trigger(name)
+    with jobs.transaction() as person:
+        person.execute("SELECT FROM feedq.job_queue WHERE name = 'locked' FOR UPDATE")
+        assert [run.schedule for run in claim(jobs, worker)] == ["other"]
+    assert [run.schedule for run in claim(jobs, worker)] == ["locked"]
+
+
+def test_all_but_a_locked_run_are_taken_over(jobs: JobsHarness) -> None:
+    was = jobs.job_worker()
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    for n in range(2):
+        jobs.schedules.trigger("nightly", key=str(n))
+    first, second = claim(jobs, was)
+    jobs.expire_workers(was)
+    worker = jobs.job_worker("b")
+    fences = {run.id: run.fence for run in (first, second)}
+    with jobs.transaction() as person:
+        person.execute("SELECT FROM feedq.run WHERE id = %s FOR UPDATE", (first.id,))
+        assert jobs.store.jobs.runs.take_over(worker.id, was.id, fences) == {second.id}
+
+
+# -- many nodes ----------------------------------------------------------------------------------------
+
+
 def test_of_many_nodes_that_fire_at_once_each_tick_is_fired_by_one(
     jobs: JobsHarness, threads: ThreadPoolExecutor
 ) -> None:

@@ -43,7 +43,7 @@ def ends_as(state: RunState) -> Callable[[JobsHarness, ClaimedRun], None]:
     def end(jobs: JobsHarness, run: ClaimedRun) -> None:
         worker_id = jobs.schedules.run(run.id).worker_id
         assert worker_id is not None
-        assert jobs.store.jobs.runs.finish(worker_id, [ended(run, state)]) == [run.id]
+        assert jobs.store.jobs.runs.finish(worker_id, [ended(run, state)]).ended == [run.id]
 
     return end
 

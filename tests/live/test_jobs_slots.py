@@ -141,6 +141,22 @@ def test_one_end_that_cannot_be_stored_keeps_no_other_from_being_told(stage: Sta
     assert stage.slots.is_idle
 
 
+def test_the_end_of_a_run_that_somebody_has_locked_is_told_again(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.runs.add(2)
+    stage.claim()
+    until(lambda: len(stage.begun) == 2, "both run")
+    stage.runs.busy = {1}
+    stage.release()
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "running", 2: "succeeded"}
+    assert not stage.slots.is_idle
+    stage.runs.busy = set()
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "succeeded", 2: "succeeded"}
+    assert stage.slots.is_idle
+
+
 def test_an_end_whose_answer_was_lost_is_told_once_more_and_changes_nothing(stage: Stage) -> None:
     stage.runs.add(1)
     stage.claim()

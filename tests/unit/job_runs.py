@@ -16,7 +16,16 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from feedq.control.store.jobs.runs import RunStore
-from feedq.core.schedule.model import ClaimedRun, Finish, Fired, Granted, Offer, RunKind, RunState
+from feedq.core.schedule.model import (
+    ClaimedRun,
+    Finish,
+    Finished,
+    Fired,
+    Granted,
+    Offer,
+    RunKind,
+    RunState,
+)
 from feedq.core.schedule.spec import ScheduleSpec
 from feedq.errors import RunTakenAway, Unavailable
 from tests.schedules import job_spec
@@ -67,6 +76,8 @@ class MemoryRuns(RunStore):
         self.remaining_s: float | None = None
         self.cannot_end: set[int] = set()
         """Runs whose end cannot be stored, for a reason that nobody has thought of."""
+        self.busy: set[int] = set()
+        """Runs that somebody has locked."""
         self._fence = 100
 
     def add(self, run_id: int, task: str = "task", **job: Any) -> Row:
@@ -124,10 +135,12 @@ class MemoryRuns(RunStore):
             0.25,
         )
 
-    def finish(self, worker_id: UUID, finishes: Sequence[Finish]) -> list[int]:
+    def finish(self, worker_id: UUID, finishes: Sequence[Finish]) -> Finished:
         with self._asked("finish"):
             matched = []
             for finish in finishes:
+                if finish.run_id in self.busy:
+                    continue
                 row = self.rows[finish.run_id]
                 if finish.run_id in self.cannot_end:
                     raise ValueError("for the test")
@@ -136,7 +149,7 @@ class MemoryRuns(RunStore):
                     continue
                 row.state, row.reason = finish.state, finish.reason
                 matched.append(row.id)
-            return matched
+            return Finished(matched, sorted(self.busy))
 
     @contextmanager
     def transact(self, worker_id: UUID, run: ClaimedRun) -> Iterator[Any]:

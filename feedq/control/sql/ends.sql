@@ -113,7 +113,8 @@ BEGIN
 END $body$;
 
 -- running -> ended, or waiting again: what a worker tells of its attempts, in the order in which they ended. Answers with
--- the runs that were still this worker's. Each finish is {run_id, fence, state, reason, retry_in_s}.
+-- the runs that were still this worker's, and have `ended`; and with those that somebody has locked, or whose schedule: they
+-- are `busy`, and to be told again. Each finish is {run_id, fence, state, reason, retry_in_s}.
 --
 -- A schedule is locked before its runs, and only where its failures in a row may change, or it may have been removed: a
 -- success after successes locks nothing but the run. If a failure comes from elsewhere meanwhile, it came after.
@@ -124,32 +125,40 @@ DECLARE
     r feedq.run;
     ids bigint[];
     may_repeat bigint[];
+    wanted bigint[];
     counted bigint[];
-    done bigint[] := '{}';
+    mine bigint[];
+    ended bigint[] := '{}';
+    busy bigint[] := '{}';
 BEGIN
     SELECT array_agg(run_id), array_agg(run_id) FILTER (WHERE state IN ('failed', 'timed_out', 'lost', 'waiting'))
     INTO ids, may_repeat FROM json_to_recordset(finishes) AS f (run_id bigint, state text);
-    counted := ARRAY(
+    wanted := ARRAY(
         SELECT s.id FROM feedq.schedule s
         WHERE s.id = ANY (ARRAY(SELECT schedule_id FROM feedq.run WHERE id = ANY (ids)))
             AND (s.failures > 0 OR s.id = ANY (ARRAY(
-                SELECT schedule_id FROM feedq.run WHERE id = ANY (may_repeat))))
-        ORDER BY s.id FOR NO KEY UPDATE);
-    PERFORM FROM feedq.run WHERE id = ANY (ids) ORDER BY id FOR UPDATE;
+                SELECT schedule_id FROM feedq.run WHERE id = ANY (may_repeat)))));
+    PERFORM feedq_1.lock_runs(wanted, ids);
+    counted := ARRAY(SELECT id FROM feedq.schedule WHERE id = ANY (wanted) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED);
+    mine := ARRAY(SELECT id FROM feedq.run WHERE id = ANY (ids) ORDER BY id FOR UPDATE SKIP LOCKED);
     FOR told IN
         SELECT * FROM json_to_recordset(finishes)
             AS f (run_id bigint, fence bigint, state text, reason text, retry_in_s float8)
     LOOP
         SELECT * INTO r FROM feedq.run WHERE id = told.run_id;
         IF r.state = 'running' AND r.fence = told.fence AND r.worker_id = session THEN
+            IF r.id <> ALL (mine) OR r.schedule_id = ANY (wanted) AND r.schedule_id <> ALL (counted) THEN
+                busy := busy || r.id;
+                CONTINUE;
+            END IF;
             PERFORM feedq_1.end_attempt(
                 r, told.state, told.reason, told.retry_in_s, is_counted => r.schedule_id = ANY (counted));
-            done := done || r.id;
+            ended := ended || r.id;
         ELSE
             PERFORM feedq_1.reject(session, told.run_id, told.fence, told.state, NULL, NULL);
         END IF;
     END LOOP;
-    RETURN array_to_json(done);
+    RETURN json_build_object('ended', ended, 'busy', busy);
 END $body$;
 
 -- running -> succeeded, within the transaction of a `transactional` job, which commits at once. Answers whether the run is
@@ -232,9 +241,10 @@ LANGUAGE plpgsql AS $body$
 DECLARE
     mine bigint[];
 BEGIN
+    PERFORM feedq_1.lock_runs('{}', runs);
     mine := ARRAY(
         SELECT r.id FROM (SELECT * FROM unnest(runs, fences) AS t (id, fence) ORDER BY id) t
-        CROSS JOIN LATERAL (SELECT * FROM feedq.run WHERE id = t.id FOR UPDATE) r
+        CROSS JOIN LATERAL (SELECT * FROM feedq.run WHERE id = t.id FOR UPDATE SKIP LOCKED) r
         WHERE r.fence = t.fence AND r.worker_id = was AND r.state = 'running'
             AND EXISTS (SELECT FROM feedq.worker WHERE id = session AND state <> 'gone'));
     UPDATE feedq.run SET worker_id = session WHERE id = ANY (mine);

@@ -7,6 +7,9 @@
 -- Locks. Whoever waits for rows takes them in this order: job_queue by name (claims), schedule by id, run by id. What
 -- is taken with SKIP LOCKED needs no order: who never waits closes no circle.
 --
+-- What workers and firing wait for, they wait for briefly (`lock_runs`), and go on without: a row that a person at psql has
+-- locked and forgotten delays its own run or queue, and no other.
+--
 -- Plans. A plan that is kept must be right however many runs wait later, also if there was none when it was made. So
 -- the functions that claim, end and promote allow none that would depend on it: no sort, no bitmap, no hash and no merge.
 -- What is left for each part is the index that has its order, read row by row until there are enough. The end of this
@@ -33,6 +36,26 @@ RETURNS int LANGUAGE sql IMMUTABLE AS $body$
     SELECT CASE WHEN fleet_slots <= slots THEN free ELSE least(free, greatest(
         ceil((running + due) * slots::float8 / fleet_slots) - (slots - free), left_over))::int END
 $body$;
+
+-- Locks rows in their order. Waits for a statement that has one of them, but not for a person who has one open and has
+-- gone to lunch: then it answers with false and holds none. Whoever calls it goes on with SKIP LOCKED.
+CREATE FUNCTION feedq_1.lock_runs(schedules bigint[], runs bigint[]) RETURNS boolean
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
+BEGIN
+    PERFORM FROM feedq.schedule WHERE id = ANY (schedules) ORDER BY id FOR NO KEY UPDATE;
+    PERFORM FROM feedq.run WHERE id = ANY (runs) ORDER BY id FOR UPDATE;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END $body$;
+CREATE FUNCTION feedq_1.lock_queues(queues text[]) RETURNS boolean
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
+BEGIN
+    PERFORM FROM feedq.job_queue WHERE name = ANY (queues) ORDER BY name FOR UPDATE;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END $body$;
 
 -- Queues with limits: how many of their runs may begin now, at most `most`, and the tokens that they have for it.
 CREATE FUNCTION feedq_1.queue_room(most int) RETURNS TABLE (
@@ -155,7 +178,10 @@ BEGIN
         SELECT array_agg(q.queue) FILTER (WHERE q.room > 0),
             least(next_in_s, min((1 - q.tokens) / q.rate_per_s) FILTER (WHERE q.tokens < 1))
         INTO open, next_in_s FROM feedq_1.queue_room(free + crowd) q WHERE q.queue = ANY (lane_queues);
-        PERFORM FROM feedq.job_queue WHERE name = ANY (open) ORDER BY name FOR UPDATE;
+        IF open IS NOT NULL AND NOT feedq_1.lock_queues(open) THEN
+            open := ARRAY(SELECT name FROM feedq.job_queue WHERE name = ANY (open) ORDER BY name FOR UPDATE SKIP LOCKED);
+            next_in_s := least(next_in_s, extract(epoch FROM left_over_after));
+        END IF;
     END IF;
 
     IF fleet_slots > slots THEN
@@ -258,7 +284,8 @@ BEGIN
     WITH found AS MATERIALIZED (
         SELECT r.at FROM unnest(ids, fences) AS given (id, fence)
         CROSS JOIN LATERAL (
-            SELECT *, ctid AS at FROM feedq.run WHERE id BETWEEN given.id AND given.id ORDER BY id LIMIT 1 FOR UPDATE
+            SELECT *, ctid AS at FROM feedq.run WHERE id BETWEEN given.id AND given.id ORDER BY id LIMIT 1
+            FOR UPDATE SKIP LOCKED
         ) r
         CROSS JOIN LATERAL (SELECT failures FROM feedq.schedule WHERE id = r.schedule_id OFFSET 0) s
         WHERE r.state = 'running' AND r.fence = given.fence AND r.worker_id = session AND s.failures = 0

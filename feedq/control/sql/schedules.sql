@@ -22,8 +22,9 @@ LANGUAGE sql STABLE AS $body$
 $body$;
 
 -- Cancels the runs in these states of these schedules, whose rows are locked, each for the reason at its schedule's
--- place, and tells the workers of running ones. Answers with how many. Run twice, the second finds none.
-CREATE FUNCTION feedq_1.cancel_runs(schedules bigint[], reasons text[], states text[]) RETURNS int
+-- place, and tells the workers of running ones. Answers with how many. Run twice, the second finds none. People wait for
+-- whoever has a run locked; firing does not, which is for many schedules, and leaves the run alone.
+CREATE FUNCTION feedq_1.cancel_runs(schedules bigint[], reasons text[], states text[], waits boolean) RETURNS int
 LANGUAGE plpgsql AS $body$
 DECLARE
     listed bigint[];
@@ -35,7 +36,11 @@ BEGIN
             SELECT id, state FROM feedq.run
             WHERE schedule_id = given.id AND state IN ('buffered', 'waiting', 'running') ORDER BY state OFFSET 0
         ) r WHERE r.state = ANY (states) ORDER BY r.id);
-    PERFORM FROM feedq.run WHERE id = ANY (listed) ORDER BY id FOR UPDATE;
+    IF waits THEN
+        PERFORM FROM feedq.run WHERE id = ANY (listed) ORDER BY id FOR UPDATE;
+    ELSIF NOT feedq_1.lock_runs('{}', listed) THEN
+        listed := ARRAY(SELECT id FROM feedq.run WHERE id = ANY (listed) ORDER BY id FOR UPDATE SKIP LOCKED);
+    END IF;
     WITH ended AS (
         UPDATE feedq.run r SET state = 'cancelled', reason = reasons[array_position(schedules, r.schedule_id)],
             ended_at = feedq.clock()
@@ -49,7 +54,8 @@ END $body$;
 -- Makes runs of schedules whose rows are locked, in this order, and tells workers of those that may start. A key that
 -- the schedule has had before makes none: so whatever is run twice makes each run once. `job` is what they run; NULL:
 -- what their schedule says; without the keys that are `not_of_job`. Answers with the ids of those that were made, and
--- how many of them are due. `buffered` ones get their turn at once, if nobody has it.
+-- how many of them are due. `buffered` ones get their turn at once, if nobody has it; a `waiting` one is buffered where
+-- somebody has, because a run that was to be cancelled is locked.
 CREATE FUNCTION feedq_1.make_runs(runs json, job jsonb, not_of_job text[]) RETURNS json LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 DECLARE
@@ -66,16 +72,18 @@ BEGIN
             -- is taken in it.
             given.due_at - make_interval(secs => coalesce((its.job ->> 'priority')::float8, 0))
                 + (element.n - 1) * interval '1 microsecond',
-            given.start_by, given.state, given.reason,
+            given.start_by, CASE WHEN given.state = 'waiting' AND its.is_exclusive AND EXISTS (
+                SELECT FROM feedq.run r WHERE r.schedule_id = s.id AND r.state IN ('waiting', 'running') AND r.exclusive
+            ) THEN 'buffered' ELSE given.state END, given.reason,
             CASE WHEN given.state NOT IN ('buffered', 'waiting') THEN feedq.clock() END,
-            its.job, coalesce(its.job ->> 'queue', 'default'),
-            coalesce(s.declaration ->> 'overlap', 'skip') <> 'allow_all'
+            its.job, coalesce(its.job ->> 'queue', 'default'), its.is_exclusive
         FROM json_array_elements(runs) WITH ORDINALITY AS element (run, n)
         CROSS JOIN LATERAL json_to_record(element.run) AS given (
             schedule_id bigint, kind text, key text, tick_at timestamptz, ticks int, last_tick_at timestamptz,
             due_at timestamptz, start_by timestamptz, state text, reason text)
         CROSS JOIN LATERAL (SELECT id, declaration FROM feedq.schedule WHERE id = given.schedule_id OFFSET 0) s
-        CROSS JOIN LATERAL (SELECT coalesce(make_runs.job, s.declaration) - not_of_job AS job) its
+        CROSS JOIN LATERAL (SELECT coalesce(make_runs.job, s.declaration) - not_of_job AS job,
+            coalesce(s.declaration ->> 'overlap', 'skip') <> 'allow_all' AS is_exclusive) its
         ORDER BY element.n
         ON CONFLICT (schedule_id, key) DO NOTHING
         RETURNING id, schedule_id, state, due_at
@@ -162,7 +170,7 @@ CREATE FUNCTION feedq_1.fire(decided json, runs json, not_of_job text[]) RETURNS
 DECLARE
     folded bigint[];
 BEGIN
-    PERFORM feedq_1.cancel_runs(array_agg(schedule_id), array_agg(cancel_others), '{buffered,waiting,running}')
+    PERFORM feedq_1.cancel_runs(array_agg(schedule_id), array_agg(cancel_others), '{buffered,waiting,running}', waits => false)
     FROM json_to_recordset(decided) AS given (schedule_id bigint, cancel_others text)
     WHERE cancel_others IS NOT NULL HAVING count(*) > 0;
 
@@ -273,7 +281,7 @@ END $body$;
 CREATE FUNCTION feedq_1.remove_schedule(which bigint) RETURNS int LANGUAGE plpgsql AS $body$
 BEGIN
     UPDATE feedq.schedule SET removed_at = feedq.clock(), updated_at = feedq.clock() WHERE id = which;
-    RETURN feedq_1.cancel_runs(ARRAY[which], '{its schedule was removed}', '{buffered,waiting}');
+    RETURN feedq_1.cancel_runs(ARRAY[which], '{its schedule was removed}', '{buffered,waiting}', waits => true);
 END $body$;
 
 -- Cancels a run that has not ended, and tells the worker of a running one. Answers whether it had not. Locks the run;

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import StrEnum
-from uuid import UUID
 
 from feedq.control.store.database import Connection
 
@@ -51,11 +50,3 @@ def worker_channel(lock_key: int) -> str:
 def wake_reconcile(c: Connection) -> None:
     """Ask for a reconcile pass soon."""
     c.execute(f"SELECT pg_notify('{WAKE}', '')")
-
-
-def notify_workers(c: Connection, worker_ids: list[UUID], reason: NotifyReason) -> None:
-    """Tell these workers that something waits for them: a stop request, a feed to claim, the end of a run."""
-    sql = (
-        "SELECT pg_notify('feedq_worker_' || lock_key, %(reason)s) FROM feedq.worker WHERE id = ANY(%(ids)s)"
-    )
-    c.execute(sql, {"ids": worker_ids, "reason": reason.value})

@@ -168,6 +168,16 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Finished:
+    """What became of the ends that a worker has told. All others were rejected: their runs had been taken away."""
+
+    ended: Sequence[int]
+    """Ids of runs."""
+    busy: Sequence[int]
+    """Runs that somebody has locked: their ends are to be told again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fired:
     """The result of one scan of the due schedules."""
 

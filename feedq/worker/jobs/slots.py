@@ -33,7 +33,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from feedq.control.store.jobs.runs import RunStore
-from feedq.core.schedule.model import ClaimedRun, Finish, Offer, RunState
+from feedq.core.schedule.model import ClaimedRun, Finish, Finished, Offer, RunState
 from feedq.errors import Unavailable
 from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.metrics import JOB_SLOTS, RUN_WAIT_SECONDS, RUNS_ENDED
@@ -305,7 +305,7 @@ class Slots:
     def _tell_of(self, session_id: UUID, ended: list[Attempt]) -> None:
         finishes = [attempt.finish for attempt in ended if attempt.finish is not None]
         try:
-            matched = set(self._runs.finish(session_id, finishes))
+            finished = self._runs.finish(session_id, finishes)
         except Unavailable:
             raise
         except Exception:
@@ -316,14 +316,15 @@ class Slots:
                 return
             # The run ends with this worker session.
             logger.exception(LogEvent.UNEXPECTED, where="finish", runs=[f.run_id for f in finishes])
-            matched = set()
+            finished = Finished((), ())
+        matched, busy = set(finished.ended), set(finished.busy)
         with self._changed:
-            told = set(ended)
+            told = {attempt for attempt in ended if attempt.run.id not in busy}
             self._ended = [attempt for attempt in self._ended if attempt not in told]
         for state, number in Counter(f.state for f in finishes if f.run_id in matched).items():
             if state.is_final:
                 RUNS_ENDED.labels(state.value).inc(number)
-        if rejected := [finish.run_id for finish in finishes if finish.run_id not in matched]:
+        if rejected := [finish.run_id for finish in finishes if finish.run_id not in matched | busy]:
             logger.warning(LogEvent.RUN_TAKEN_AWAY, runs=rejected, why="its end was rejected")
 
     def _ask_what_was_taken_away(self) -> None:

@@ -14,12 +14,12 @@ closes no circle. What remains are
 ====================  ========================  ==========================  =======================================
 who                   queues                    schedules                   runs
 ====================  ========================  ==========================  =======================================
-fire_due                                        skips locked ones           cancel_other waits, by id
-claim                 waits, by name                                        skips locked ones
-finish                                          waits, by id; few           waits, by id
+fire_due                                        skips locked ones           cancel_other waits briefly, by id
+claim                 waits briefly, by name                                skips locked ones
+finish                                          waits briefly, by id; few   waits briefly, by id
 transact                                        waits; one                  waits; one, right before its commit
 expire                                          skips locked ones           skips locked ones
-take_over                                                                   waits, by id
+take_over                                                                   waits briefly, by id
 declare, trigger, …                             waits; one                  waits, by id
 promote                                         skips locked ones           buffered ones, and retries
 ====================  ========================  ==========================  =======================================
@@ -41,13 +41,12 @@ from feedq.control.store.database import (
     Aggregate,
     Connection,
     Database,
-    GivenRows,
     in_statement,
 )
 from feedq.control.store.jobs import firing
 from feedq.control.store.jobs.sessions import JobSessions
 from feedq.control.store.protocol import call, document, read
-from feedq.core.schedule.model import ClaimedRun, Finish, Fired, Granted, Offer, RunState
+from feedq.core.schedule.model import ClaimedRun, Finish, Finished, Fired, Granted, Offer, RunState
 from feedq.core.values import storable
 from feedq.errors import InvalidInput, Unavailable
 
@@ -59,10 +58,8 @@ LINES_PER_SCAN = 1_000
 SCHEDULES_PER_SCAN = 100
 """The number of schedules with a history of their own that are trimmed at a time. Each costs a walk over as
 many index entries as it keeps runs."""
-_FENCES = GivenRows("id bigint, fence bigint")
-"""Runs, each with the fence under which somebody believes to have it."""
-_TAKEN_AWAY = f"""
-    SELECT given.id FROM {_FENCES}
+_TAKEN_AWAY = """
+    SELECT given.id FROM unnest(CAST(%(ids)s AS bigint[]), CAST(%(fences)s AS bigint[])) AS given (id, fence)
     WHERE NOT EXISTS (
         SELECT FROM feedq.run r WHERE r.id = given.id AND r.fence = given.fence
             AND r.worker_id = %(worker_id)s AND r.state = 'running' OFFSET 0
@@ -136,21 +133,21 @@ class RunStore(Aggregate):
         given = {"session": offer.worker_id, "free": offer.limit, "slots": offer.slots}
         return call(c, "claim_runs", _Claim, **given, fleet_slots=offer.fleet_slots)
 
-    def finish(self, worker_id: UUID, finishes: Sequence[Finish]) -> list[int]:
-        """End attempts, or have them repeated. Returns the ids that matched their fence; the others had been
-        taken away, which is written down as an event `run_finish_rejected`."""
+    def finish(self, worker_id: UUID, finishes: Sequence[Finish]) -> Finished:
+        """End attempts, or have them repeated. Those whose fence has passed had been taken away, which is written
+        down as an event `run_finish_rejected`."""
         succeeded = self._succeed(worker_id, finishes)
         others = [f for f in finishes if f.run_id not in succeeded]
         if not others:
-            return list(succeeded)
+            return Finished(list(succeeded), ())
         finished = self._finish(worker_id, others)
-        promote_behind(self._database, finished)
-        return [*succeeded, *finished]
+        promote_behind(self._database, finished.ended)
+        return Finished([*succeeded, *finished.ended], finished.busy)
 
     @in_statement
-    def _finish(self, c: Connection, worker_id: UUID, finishes: Sequence[Finish]) -> list[int]:
+    def _finish(self, c: Connection, worker_id: UUID, finishes: Sequence[Finish]) -> Finished:
         told = [f if f.reason is None else replace(f, reason=storable(f.reason)) for f in finishes]
-        return call(c, "finish", list[int], session=worker_id, finishes=document(told))
+        return call(c, "finish", Finished, session=worker_id, finishes=document(told))
 
     def _succeed(self, worker_id: UUID, finishes: Sequence[Finish]) -> set[int]:
         """End these runs, if all are successes of the common kind: what else there is has its place among them, as
@@ -189,8 +186,8 @@ class RunStore(Aggregate):
     @in_statement
     def taken_away(self, c: Connection, worker_id: UUID, fences: Mapping[int, int]) -> set[int]:
         """Return which of these runs (id → fence) are no longer this worker's."""
-        rows = c.execute(_TAKEN_AWAY, {"worker_id": worker_id, **_FENCES.of(fences.items())})
-        return {row.id for row in rows}
+        given = {"worker_id": worker_id, "ids": list(fences), "fences": list(fences.values())}
+        return {row.id for row in c.execute(_TAKEN_AWAY, given)}
 
     @in_statement
     def take_over(self, c: Connection, worker_id: UUID, was: UUID, fences: Mapping[int, int]) -> set[int]:

@@ -327,7 +327,7 @@ def _make(c: Connection, runs: Sequence[NewRun], job: ScheduleSpec | None = None
 
 
 def _cancel(c: Connection, schedule_id: int, reason: str, states: Sequence[str]) -> int:
-    given = {"schedules": [schedule_id], "reasons": [reason], "states": list(states)}
+    given = {"schedules": [schedule_id], "reasons": [reason], "states": list(states), "waits": True}
     return call(c, "cancel_runs", int, **given)
 
 
