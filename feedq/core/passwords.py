@@ -14,7 +14,12 @@ _PASSWORD_PARAMETER = re.compile(r"(?P<head>[?&](?:ssl)?passw(?:or)?d=)[^\s&#]*"
 
 def mask_url(text: str) -> str:
     """``text`` with the password of every URL in it replaced by asterisks."""
-    return _PASSWORD_PARAMETER.sub(r"\g<head>***", _PASSWORD.sub(r"\g<head>***", text))
+    # Most texts have neither sign: to look for those takes a tenth of the time.
+    if "@" in text:
+        text = _PASSWORD.sub(r"\g<head>***", text)
+    if "=" in text:
+        text = _PASSWORD_PARAMETER.sub(r"\g<head>***", text)
+    return text
 
 
 def masked(value: Any) -> Any:

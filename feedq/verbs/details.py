@@ -218,13 +218,16 @@ def schedule_lines(found: ScheduleDocument, *, now: datetime) -> list[Fact]:
 def masked_view(view: FeedView) -> FeedView:
     """A feed as people may see it: in its declaration, and in what others have written about it."""
     feed, lease = view.feed, view.lease
-    options = {"source": masked(feed.spec.source), "sink": masked(feed.spec.sink)}
+    spec = feed.spec
+    options = {"source": masked(spec.source), "sink": masked(spec.sink)}
+    if options != {"source": spec.source, "sink": spec.sink}:
+        feed = replace(feed, spec=spec.model_copy(update=options))
     said: dict[str, Any] = {
         name: mask_url(text) for name in LEASE_TEXTS if (text := getattr(lease, name)) is not None
     }
     return replace(
         view,
-        feed=replace(feed, spec=feed.spec.model_copy(update=options)),
+        feed=feed,
         lease=replace(lease, **said) if said else lease,
         because=None if view.because is None else mask_url(view.because),
     )
