@@ -7,7 +7,6 @@ from time import sleep
 
 import pytest
 
-from feedq.control.store.landed_counts import CHUNK
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.landed import Span
 from feedq.core.model import Feed
@@ -141,8 +140,8 @@ def test_an_hour_by_minutes_and_a_day_by_quarters_are_kept_and_no_more(
         "ARRAY[%s::smallint], ARRAY[2000 - n], ARRAY[0], ARRAY[NULL::real] FROM generate_series(1, 1600) n, "
         "LATERAL (SELECT date_trunc('minute', clock_timestamp()) + interval '30s' "
         "- make_interval(mins => n)) x (at)",
-        feed.id // CHUNK,
-        feed.id % CHUNK,
+        feed.id // 1000,
+        feed.id % 1000,
     )
     land(harness, feed, 2000)
     harness.store.landed.count()
@@ -159,7 +158,7 @@ def test_an_hour_by_minutes_and_a_day_by_quarters_are_kept_and_no_more(
 def test_feeds_of_a_page_are_read_together(postgres_harness: PostgresHarness) -> None:
     harness = postgres_harness
     near = harness.feed("near")
-    harness.execute("SELECT setval(pg_get_serial_sequence('feedq.feed', 'id'), %s)", 5 * CHUNK)
+    harness.execute("SELECT setval(pg_get_serial_sequence('feedq.feed', 'id'), %s)", 5_000)
     far = harness.feed("far")
     harness.store.landed.count()
     land(harness, near, 6)

@@ -509,3 +509,53 @@ LANGUAGE sql STABLE SET enable_seqscan = on AS $body$
         OR worker_id = ANY (ARRAY(SELECT id FROM feedq.worker WHERE strpos(lower(name), lower(searched)) > 0))
     LIMIT most
 $body$;
+
+-- Writes down the counters of all feeds, unless that is done in this minute, and answers with the seconds to the next.
+-- A row holds the feeds of a chunk of a thousand ids; the first rows of each quarter of an hour stay for a day, the
+-- others for an hour. Rows of the future are from before the clock was put back.
+--
+-- The advisory lock keeps two from counting at once: an old leader may still be at it.
+CREATE FUNCTION feedq_1.count_landed() RETURNS float8 LANGUAGE plpgsql AS $body$
+DECLARE
+    lock constant bigint := 112585678811399;
+    is_counted boolean := true;
+    minute constant timestamptz := date_bin('1 minute', feedq.now(), 'epoch');
+    quarter constant timestamptz := date_bin('15 minutes', feedq.now(), 'epoch');
+BEGIN
+    -- What another one has written is seen by the statement after the one that takes the lock.
+    IF pg_try_advisory_xact_lock(lock) THEN
+        is_counted := EXISTS (SELECT FROM feedq.landed_count WHERE at BETWEEN minute AND feedq.now());
+    END IF;
+    IF NOT is_counted THEN
+        DELETE FROM feedq.landed_count
+        WHERE at > feedq.now()
+            OR at < feedq.now() - CASE WHEN daily THEN interval '24 hours 15 minutes' ELSE interval '61 minutes' END;
+        INSERT INTO feedq.landed_count (chunk, at, daily, places, records, dead_letters, silent_s)
+        SELECT feed_id / 1000, feedq.now(),
+            NOT EXISTS (SELECT FROM feedq.landed_count WHERE daily AND at >= quarter),
+            array_agg((feed_id % 1000)::smallint), array_agg(records_total), array_agg(dead_letters_total),
+            array_agg(extract(epoch FROM feedq.now() - last_record_at)::real)
+        FROM (SELECT * FROM feedq.lease ORDER BY feed_id) l GROUP BY feed_id / 1000;
+    END IF;
+    RETURN greatest(60 - extract(epoch FROM feedq.clock() - minute)::float8, 0);
+END $body$;
+
+-- The counters of these feeds as they were written down between two moments, in order; only those that stay for a day if
+-- they are `daily`.
+CREATE FUNCTION feedq_1.landed(ids bigint[], since timestamptz, until timestamptz, only_daily boolean)
+RETURNS TABLE (id bigint, at timestamptz, records bigint, dead_letters bigint, silent_s real)
+LANGUAGE sql STABLE AS $body$
+    SELECT asked.id, b.at, b.records[place], b.dead_letters[place], b.silent_s[place]
+    FROM (
+        -- A long array is unpacked each time that an element of it is asked for, unless it was made by an expression.
+        SELECT chunk, at, places || '{}' AS places, records || '{}' AS records,
+            dead_letters || '{}' AS dead_letters, silent_s || '{}' AS silent_s
+        FROM feedq.landed_count
+        WHERE chunk = ANY (ARRAY(SELECT DISTINCT unnest(ids) / 1000)) AND at BETWEEN since AND until
+            AND (daily OR NOT only_daily) OFFSET 0
+    ) b
+    JOIN unnest(ids) AS asked (id) ON b.chunk = asked.id / 1000
+    CROSS JOIN LATERAL (SELECT array_position(b.places, (asked.id % 1000)::smallint) AS place) p
+    WHERE place IS NOT NULL
+    ORDER BY asked.id, b.at
+$body$;
