@@ -1,4 +1,4 @@
-"""What becomes of ticks that fall due while others run, and which workers run them."""
+"""What becomes of ticks that fall due while others run."""
 
 from __future__ import annotations
 
@@ -145,8 +145,3 @@ def check_overlaps(fleet: Cluster, seen: Seen, prefix: str, kind: str) -> None:
     assert seen.waiting[prefix + Overlap.BUFFER_ONE] <= 1
     assert seen.waiting[prefix + Overlap.BUFFER_ALL] <= BUFFER
     assert seen.waiting[prefix + Overlap.CANCEL_OTHER] <= 1
-
-
-# -- spread and priority -----------------------------------------------------------------------------
-
-RUNS = 5_120

@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from click.testing import CliRunner
 from structlog.testing import capture_logs
 
-from feedq.cli import main
-from feedq.cli.invocation import Invocation
 from feedq.errors import FeedqError
 from feedq.local.binaries import postgres_binaries, valkey_binary
 from feedq.settings import settings
@@ -27,11 +24,6 @@ from feedq.verbs.catalogs.base import load_catalog
 from feedq.verbs.diagnosis.doctor import send_tests
 
 ROOT = Path(__file__).parents[2]
-
-
-def command(*arguments: str) -> str:
-    ran = CliRunner().invoke(main, arguments, obj=Invocation(stack_dir=None))
-    return next((line for line in ran.output.splitlines() if "pip install" in line), ran.output)
 
 
 def raised(ask: Callable[..., object], *arguments: Any) -> str:

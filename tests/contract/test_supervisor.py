@@ -38,7 +38,6 @@ from tests.contract.harness import PostgresHarness
 from tests.proxy import PostgresProxy
 from tests.waiting import until
 
-LIMIT_S = 15.0
 DRAIN_S = 1.0
 
 

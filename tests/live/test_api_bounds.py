@@ -244,11 +244,3 @@ def test_a_path_is_left_as_it_was_sent(gate: Gate, path: str) -> None:
     with ApiClient(gate) as api:
         api.get(path)
     assert gate.asked[0].path == path
-
-
-@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "TRACE"])
-def test_another_method_is_a_problem_like_any_other(gate: Gate, method: str) -> None:
-    with ApiClient(gate) as api:
-        answer = api.ask(method, "/feeds")
-    assert (answer.status_code, answer.headers["Content-Type"]) == (405, "application/problem+json")
-    assert gate.asked == []

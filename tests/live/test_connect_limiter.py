@@ -16,8 +16,6 @@ from feedq.core.limits import CONNECT_BURST_S, CONNECT_FIRST_S
 from feedq.worker.pacing import HOSTS_KEPT, ConnectLimiter
 
 HOUR_S = 3_600.0
-LARGEST = 1_000_000.0
-SMALLEST = 5e-324
 FAILOVER_S = 2.0
 
 

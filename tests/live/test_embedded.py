@@ -197,8 +197,6 @@ def test_a_shell_gets_every_value_as_it_is(shell: str, tmp_path: Path) -> None:
 
 T0 = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
 
-FEED = "coastguard/ais-12"
-
 
 @given(
     base=st.integers(0, 10**9),

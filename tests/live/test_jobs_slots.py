@@ -12,7 +12,7 @@ import pytest
 from feedq import run_context
 from feedq.core.schedule.model import ClaimedRun, Granted, Offer
 from feedq.errors import Unavailable
-from feedq.telemetry.metrics import JOB_SLOTS, REGISTRY
+from feedq.telemetry.metrics import JOB_SLOTS
 from feedq.worker.jobs import slots as module
 from feedq.worker.jobs.slots import Slots
 from feedq.worker.jobs.ticker import Peers
@@ -71,10 +71,6 @@ def stage() -> Iterator[Stage]:
     made.go_on.set()
     until(made.is_over, "every job has ended")
     made.slots.close(timeout_s=LIMIT_S)
-
-
-def sample(name: str, **labels: str) -> float:
-    return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
 def test_no_more_is_claimed_than_there_are_free_slots(stage: Stage) -> None:

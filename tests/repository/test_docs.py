@@ -24,12 +24,17 @@ from feedq.telemetry.logs import EventKind, LogEvent
 from feedq.verbs import manifests
 from feedq.verbs.json_schema import field_docstrings
 from feedq.verbs.manifests import option_problems
+from feedq.verbs.registry import MODULES, load
 from tests.house import PACKAGE, ROOT, parsed
 
 DOCS = ROOT / "docs"
+
 REFERENCE = DOCS / "reference"
+
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("**/*.md")])
+
 ADRS = sorted(DOCS.glob("adr/0*.md"))
+
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -163,6 +168,7 @@ BYTES = {"KiB": 2**10, "MiB": 2**20}
 
 
 LIMIT = re.compile(r"`([A-Z_]+|[a-z_]+(?=` in `[\w/]+\.sql))`(?: in `([\w/]+\.(?:py|sql))`)?")
+
 SQL_CONSTANT = re.compile(r"(\w+) constant \w+ := (\d+);")
 
 
@@ -298,3 +304,21 @@ def test_manifests_that_pages_show_are_valid() -> None:
         wrong += [(page, str(problem)) for problem in read.problems]
         wrong += [(page, problem) for d in read.feeds for problem in option_problems(d.spec)]
     assert wrong == []
+
+
+def test_no_module_with_verbs_is_left_out() -> None:
+    verbs = PACKAGE / "verbs"
+    written = {
+        ".".join(path.relative_to(verbs).with_suffix("").parts)
+        for path in verbs.rglob("*.py")
+        if "\n@verb(" in path.read_text()
+    }
+    assert written == set(MODULES)
+
+
+def test_each_address_is_documented() -> None:
+    written = (ROOT / "docs/reference/api.md").read_text()
+    looking, _, changes = written.partition("## Changes")
+    for verb in load().values():
+        table = changes if verb.changes else looking
+        assert re.search(f"^\\| .*`{re.escape(verb.path)}`.* \\|$", table, re.MULTILINE), verb.path

@@ -1,19 +1,30 @@
-"""The style of the code, as far as a machine can judge it beyond what ruff and mypy do."""
+"""Rules of the repository that a test keeps: style, mutants, migrations, and which suites run."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+from feedq.control.store import migrate, migrations
 from tests.house import parsed
+from tests.mutants.listed import MUTANTS
+from tests.peers.servers import PACKAGES, program
 
 ROOT = Path(__file__).parents[2]
+
 TESTS = sorted(ROOT.glob("tests/**/*.py"))
+
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".txt", ".html", ".css", ".js", ".mako", ""}
+
 NOT_OURS = {Path(__file__), ROOT / ".git"}
+
 """In a work tree of Git, ``.git`` is a file, which holds a path of the machine."""
+
 TEXTS = sorted(
     path
     for pattern in ("feedq/**/*", "tests/**/*", "bench/**/*", "docs/**/*", "*", ".ci/*")
@@ -23,6 +34,7 @@ TEXTS = sorted(
 
 
 SLEEP = re.compile(r"\bsleep\(")
+
 read = cache(Path.read_text)
 
 
@@ -84,3 +96,47 @@ def test_the_control_database_has_one_clock() -> None:
         if other.search(line) and "CREATE FUNCTION feedq." not in line
     ]
     assert found == []
+
+
+def test_the_text_of_each_mutant_stands_once_in_the_package() -> None:
+    sources = [path for kind in ("py", "sql") for path in sorted(ROOT.glob(f"feedq/**/*.{kind}"))]
+    package = "\0".join(path.read_text() for path in sources)
+    counts = {mutant.what: package.count(mutant.text) for mutant in MUTANTS}
+    assert {what: count for what, count in counts.items() if count != 1} == {}
+
+
+def test_each_mutant_is_a_change_that_existing_tests_are_to_notice() -> None:
+    assert len(MUTANTS) >= 60
+    assert len({(mutant.text, mutant.instead) for mutant in MUTANTS}) == len(MUTANTS)
+    assert [mutant.what for mutant in MUTANTS if not mutant.tests or mutant.text == mutant.instead] == []
+    named = {test.partition("::")[0] for mutant in MUTANTS for test in mutant.tests}
+    assert [test for test in named if not (ROOT / test).exists()] == []
+
+
+def test_migrations_are_numbered_up_to_the_revision_that_workers_ask_for() -> None:
+    (directory,) = migrations.__path__
+    found = sorted(Path(directory).glob("versions/r*.py"))
+    numbers = [f"{n:04}" for n in range(1, 1 + len(found))]
+    declared = [
+        re.findall(r'^(?:down_)?revision = "?(\w+)"?$', path.read_text(), re.MULTILINE) for path in found
+    ]
+    assert declared == [[number, before] for number, before in zip(numbers, ["None", *numbers], strict=False)]
+    assert [path.name[1:5] for path in found] == numbers
+    assert numbers[-1] == migrate.HEAD
+
+
+def test_all_suites_run_by_default_but_the_one_that_needs_other_servers() -> None:
+    configured = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"][
+        "testpaths"
+    ]
+    suites = {f"tests/{path.parent.name}" for path in ROOT.glob("tests/*/test_*.py")}
+    assert set(configured) == suites - {"tests/peers"}
+    assert "tests/peers" in suites
+
+
+def test_a_program_that_is_missing_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PACKAGES, "no-such-server", "no-such-package")
+    with pytest.raises(
+        AssertionError, match=r"^needs the program no-such-server: apt-get install no-such-package$"
+    ):
+        program("no-such-server")

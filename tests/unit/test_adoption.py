@@ -104,15 +104,6 @@ def test_applying_with_adopt_goes_on_from_the_checkpoints_of_a_lost_installation
     assert isinstance(lost.fence("acme/big", epoch=9), Unusable)
 
 
-def test_a_dry_run_says_what_the_sink_knows_and_takes_nothing(tables: MemoryTables, lost: Site) -> None:
-    site = Site(tables, first=1_001)
-    before = dict(tables.checkpoints)
-    said = site.apply("acme/big", options=("--adopt", "--dry-run"))
-    assert "feed 'acme/big' of installation" in said
-    assert tables.checkpoints == before
-    assert site.store.feeds.views() == []
-
-
 def test_a_feed_that_was_removed_and_declared_again_begins_anew_unless_it_adopts(lost: Site) -> None:
     asked = lost.run("feed", "remove", "acme/big")
     assert "they begin where their sources begin" in asked.output

@@ -30,20 +30,6 @@ def names(command: Command) -> list[str]:
     return [view.feed.name for view in command.store.feeds.views() if view.feed.removed_at is None]
 
 
-def test_apply_shows_and_makes_the_difference(command: Command) -> None:
-    command.ok("apply", "-f", "-", given=feeds("a", "b", "c"))
-    out = command.ok("apply", "-f", "-", "--prune", "--yes", given=feeds("a", "b, weight: 2", "d"))
-    assert out.splitlines() == [
-        "~ b",
-        "    weight: 1.0 -> 2.0",
-        "+ d",
-        "- c",
-        "1 added, 1 changed, 1 removed, = 1 unchanged",
-    ]
-    assert names(command) == ["a", "b", "d"]
-    assert command.spec("b").weight == 2.0
-
-
 def test_pruning_can_be_limited_to_a_tenant(command: Command) -> None:
     command.feed("x", tenant="x")
     command.feed("y", tenant="y")

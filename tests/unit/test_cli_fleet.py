@@ -46,24 +46,6 @@ def test_a_lost_worker_is_listed_with_how_it_was_lost_and_nothing_else(command: 
 # -- status ------------------------------------------------------------------------------------------
 
 
-def test_a_healthy_fleet_has_no_warnings(command: Command) -> None:
-    command.worker("one")
-    command.worker("two")
-    command.feed("a")
-    command.feed("b")
-    command.stream()
-    command.fleet = led(command.clock)
-    document = command.json("status")
-    assert document["warnings"] == []
-    numbers, state = document["numbers"], document["state"]
-    assert (numbers["by_status"]["streaming"], numbers["records_total"]) == (2, 2_000)
-    assert (numbers["spread"], numbers["capacity"]) == ([1, 1], 20)
-    assert (state["leader"]["pid"], state["pass_age_s"]) == (99, 1.0)
-    out = command.ok("status")
-    for expected in ("2: 2 streaming", "2 serving\n", "2 of 20 places taken (10 %), 1 to 1", "host:99"):
-        assert expected in out
-
-
 def test_capacity_that_leaves_no_room_for_a_lost_worker_is_warned_of(command: Command) -> None:
     command.worker("one", capacity=2)
     command.worker("two", capacity=2)

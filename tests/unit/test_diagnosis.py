@@ -35,7 +35,6 @@ from feedq.core.model import (
     WorkerView,
 )
 from feedq.core.placement.base import Rules
-from feedq.core.schedule.model import Schedule, ScheduleState, ScheduleView
 from feedq.core.selection import Selection
 from feedq.errors import SyncRefused
 from feedq.verbs.catalogs.syncing import check_removals
@@ -56,7 +55,6 @@ from feedq.verbs.wording import NAMED_MAX
 from tests.fakes.memory.listing import required_by, tallies_of, troubles_of
 from tests.fakes.sink import IDENTITY
 from tests.fakes.standing import standing
-from tests.schedules import schedule_spec
 from tests.unit.command import NO_JOBS, Command
 
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
@@ -512,14 +510,6 @@ def test_top_has_them_on_its_line(command: Command) -> None:
     document = msgspec.json.decode(command.ok("top", "--count", "1", "--json"))
     jobs = document["fleet"]["jobs"]
     assert (jobs["running"], jobs["waiting"], jobs["slots"]) == (3, 5, 8)
-
-
-def scheduled(command: Command, name: str) -> ScheduleView:
-    """A schedule that fires in an hour, and has not run yet."""
-    now = command.clock.now()
-    at = now + timedelta(hours=1)
-    schedule = Schedule(1, schedule_spec(name), ScheduleState.ACTIVE, None, None, 1, at, at, 0, now, now)
-    return ScheduleView(schedule, None, 0, 0)
 
 
 def listed(*views: FeedView) -> list[Check]:

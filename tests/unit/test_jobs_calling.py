@@ -27,7 +27,6 @@ from feedq.worker.jobs.calling import (
     SESSION_LOST,
     CallOutcome,
     TaskCaller,
-    import_jobs,
     perform,
 )
 from feedq.worker.jobs.context import RunContext
@@ -79,21 +78,6 @@ def test_a_task_gets_its_arguments_and_sees_itself_as_the_run(app: Celery) -> No
     assert seen["bound"] == {"run": "acme/report/k1", "attempt": 1, "fence": 7}
     assert structlog.contextvars.get_contextvars() == {}
     assert report.request.id is None
-
-
-def test_a_task_class_with_a_call_of_its_own_is_called_through_it(app: Celery) -> None:
-    around: list[str] = []
-
-    class Around(Task):
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            around.append("before")
-            return self.run(*args, **kwargs)
-
-    def body() -> None:
-        around.append("body")
-
-    assert outcome_of(app, body, base=Around).finish is not None
-    assert around == ["before", "body"]
 
 
 def test_an_unknown_task_fails_with_what_to_do(app: Celery) -> None:
@@ -239,14 +223,6 @@ def test_one_whose_session_was_cut_off_after_its_time_was_up_has_timed_out() -> 
 
 
 # -- imports -----------------------------------------------------------------------------------------
-
-
-def test_a_module_that_cannot_be_imported_is_named() -> None:
-    import_jobs(("json", "email.message"))
-    with pytest.raises(
-        InvalidInput, match=r"FEEDQ_IMPORTS: module 'tests\.no_such' cannot be imported \(ModuleNot"
-    ):
-        import_jobs(("json", "tests.no_such"))
 
 
 LIMIT_S = 10.0

@@ -17,7 +17,6 @@ from feedq.core.schedule.spec import ScheduleSpec
 from feedq.errors import InvalidInput, Unavailable
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
-EVERY_MINUTE = crontab()
 HOURLY = crontab(minute=15)
 
 

@@ -77,20 +77,6 @@ def test_link_local_and_metadata_addresses_are_denied_by_default(address: str) -
     )
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "127.0.0.1",
-        "10.0.0.1",
-        "2001:4860:4860::8888",
-        "64:ff9b:1::8.8.8.8",
-        "2001:0:4136:e378:8000:63bf:3fff:fdd2",
-    ],
-)
-def test_everything_else_is_allowed_by_default(address: str) -> None:
-    assert DEFAULT.refusal(address) is None
-
-
 @given(data=st.data())
 def test_every_address_of_a_denied_network_is_denied(data: st.DataObject) -> None:
     address = data.draw(st.sampled_from(DENIED_BY_DEFAULT).flatmap(inside))

@@ -37,11 +37,10 @@ def decide(
     waiting: Sequence[WaitingFeed],
     workers: Sequence[EligibleWorker],
     *,
-    settle_s: float = SETTLE_S,
     tenant_caps: dict[str, int] | None = None,
     strategy: Strategy = Strategy.BALANCED,
 ) -> Placement:
-    rules = Rules(settle_s=settle_s, tenant_caps=tenant_caps or {}, strategy=strategy)
+    rules = Rules(settle_s=SETTLE_S, tenant_caps=tenant_caps or {}, strategy=strategy)
     return place(waiting, workers, now=NOW, rules=rules)
 
 
@@ -216,10 +215,8 @@ RULES = Rules(strategy=Strategy.RENDEZVOUS)
 def decide_by_hash(
     waiting: Sequence[WaitingFeed],
     workers: Sequence[EligibleWorker],
-    tenant_caps: dict[str, int] | None = None,
 ) -> Placement:
-    rules = replace(RULES, tenant_caps=tenant_caps or {})
-    return place(waiting, workers, now=NOW, rules=rules)
+    return place(waiting, workers, now=NOW, rules=RULES)
 
 
 def fleet_of(size: int, *, capacity: int = 1000) -> list[EligibleWorker]:
@@ -266,10 +263,10 @@ def test_feeds_that_only_some_workers_may_have_follow_the_hash_among_those() -> 
 
 
 def settle(
-    held: Sequence[Held], workers: Sequence[EligibleWorker], *, moves: int = 10**6
+    held: Sequence[Held], workers: Sequence[EligibleWorker]
 ) -> tuple[tuple[Transfer, ...], list[Held], list[EligibleWorker]]:
     fleet = running(workers, held, RULES)
-    transfers = rebalance_fleet(fleet.held, fleet.workers, now=NOW, rules=RULES, moves=moves).transfers()
+    transfers = rebalance_fleet(fleet.held, fleet.workers, now=NOW, rules=RULES, moves=10**6).transfers()
     after = fleet.after(transfers)
     return transfers, after.held, after.workers
 

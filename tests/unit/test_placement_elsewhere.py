@@ -186,20 +186,18 @@ def test_rebalancing_comes_to_an_end_whatever_feeds_avoid(data: st.DataObject, s
     raise AssertionError("it goes on moving")
 
 
-def uneven(*, ago_s: float, feeds: int = 10) -> Running:
+def uneven(*, ago_s: float) -> Running:
     """All feeds are on one worker, as they failed on the other."""
-    held = [Held(n, UUID(int=2), avoid=failed("w1", ago_s=ago_s + n)) for n in range(feeds)]
+    held = [Held(n, UUID(int=2), avoid=failed("w1", ago_s=ago_s + n)) for n in range(10)]
     return running([candidate(1), candidate(2)], held)
 
 
-def moved(
-    fleet: Running, *, busy: Sequence[int] = (), now: datetime = NOW, avoid_s: float = AVOID_S
-) -> list[int]:
+def moved(fleet: Running, *, busy: Sequence[int] = (), now: datetime = NOW) -> list[int]:
     transfers = rebalance(
         fleet.held,
         fleet.workers,
         now=now,
-        rules=replace(fleet.rules, avoid_s=avoid_s),
+        rules=replace(fleet.rules, avoid_s=AVOID_S),
         moves=100,
         under_way={UUID(int=n): 1 for n in busy},
     ).transfers()

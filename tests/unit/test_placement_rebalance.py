@@ -188,8 +188,8 @@ def test_a_feed_that_comes_back_while_it_is_decided_is_not_moved() -> None:
 # -- weights and the band ----------------------------------------------------------------------------
 
 
-def weighted(*loads: Sequence[float], capacity: int = 10, band: float = 0.1) -> Running:
-    workers = [candidate(n + 1, capacity=capacity) for n in range(len(loads))]
+def weighted(*loads: Sequence[float], band: float = 0.1) -> Running:
+    workers = [candidate(n + 1, capacity=10) for n in range(len(loads))]
     held = [
         Held(100 * n + i, UUID(int=n + 1), weight)
         for n, own in enumerate(loads)

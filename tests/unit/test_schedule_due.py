@@ -120,9 +120,6 @@ def test_the_overlap_policy_judges_ticks_one_after_the_other(
 
 # -- misfires ----------------------------------------------------------------------------------------
 
-FIVE_LATE = BEGIN + 5 * MINUTE + timedelta(seconds=30)
-"""The ticks of minutes 0 to 4 are more than a minute late then, and the one of minute 5 is not."""
-
 
 def test_what_is_made_up_for_is_due_now_and_its_start_deadline_counts_from_now() -> None:
     schedule = scheduled(start_deadline=10)

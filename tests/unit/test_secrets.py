@@ -79,16 +79,6 @@ def test_a_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "${env:ACME_TOKEN} is not set" in refusal("${env:ACME_TOKEN}")
 
 
-def test_an_empty_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACME_TOKEN", "")
-    assert "${env:ACME_TOKEN} is empty" in refusal("${env:ACME_TOKEN}")
-
-
-def test_a_missing_file_is_named(secret_file: Path) -> None:
-    reference = f"${{file:{secret_file}}}"
-    assert f"{reference} cannot be read on this worker: No such file" in refusal(reference)
-
-
 def test_a_file_may_be_as_large_as_the_limit_and_no_larger(secret_file: Path) -> None:
     secret_file.write_bytes(b"x" * SECRET_BYTES_MAX)
     assert len(resolve_secrets({"token": f"${{file:{secret_file}}}"})["token"]) == SECRET_BYTES_MAX
