@@ -12,7 +12,6 @@ from uuid import UUID, uuid4
 import pytest
 
 from feedq.control.store.channels import LEADER_LOCK_CLASS, WAKE
-from feedq.control.store.database import PreparedStatement
 from feedq.control.store.election import BEAT_ELECTION, WAITER_NAME, Election, LivenessCheck
 from feedq.control.store.session_ends import SNAPSHOT_S
 from feedq.control.store.worker_session import Listener
@@ -259,47 +258,18 @@ def test_a_beat_that_stands_by_looks_again_when_the_leaders_row_has_expired(
         assert other.end_frozen_leader()
 
 
-@pytest.fixture
-def plain(postgres_harness: PostgresHarness) -> Iterator[Election]:
-    """It has not won: what it asks is planned each time."""
-    with closing(candidate(postgres_harness, holder=uuid4())) as made:
-        yield made
-
-
-@pytest.fixture(params=["plain", "elected"])
-def looking(request: pytest.FixtureRequest) -> Election:
-    election: Election = request.getfixturevalue(request.param)
-    return election
-
-
-def asked_last(harness: PostgresHarness, election: Election) -> object:
-    """The first word of what its session sent last."""
-    sql = "SELECT split_part(btrim(query, E' \\n'), ' ', 1) FROM pg_stat_activity WHERE pid = %s"
-    ((word,),) = harness.execute(sql, election._session.backend_pid)
-    return word
-
-
-def test_what_the_elected_one_asks_all_the_time_is_planned_once(
-    postgres_harness: PostgresHarness, plain: Election, elected: Election
-) -> None:
-    for election in (plain, elected):
-        election.check_liveness()
-    assert asked_last(postgres_harness, plain) == "WITH"
-    assert asked_last(postgres_harness, elected) == "EXECUTE"
-
-
-def test_looks_find_the_same_however_they_are_planned(
-    postgres_harness: PostgresHarness, looking: Election
+def test_looks_find_what_came_after_they_were_planned(
+    postgres_harness: PostgresHarness, elected: Election
 ) -> None:
     harness = postgres_harness
-    assert astuple(looking.check_liveness())[:4] == (0, 0, 0, 0)
+    assert astuple(elected.check_liveness())[:4] == (0, 0, 0, 0)
     # Planned while there was nothing; what comes later is found all the same.
     crashed, late = harness.worker("a"), harness.worker("b")
     harness.store.session(crashed, ttl_s=TTL_S).close()
     harness.await_unlocked(crashed)
     kept = harness.store.session(late, ttl_s=TTL_S)
     harness.execute("UPDATE feedq.worker SET expires_at = clock_timestamp() WHERE id = %s", str(late.id))
-    first, second = looking.check_liveness(), looking.check_liveness()
+    first, second = elected.check_liveness(), elected.check_liveness()
     assert (first.crashed, first.suspected, first.expired) == (0, 1, 1)
     assert (second.crashed, second.suspected, second.expired) == (1, 0, 1)
     kept.close()
@@ -319,13 +289,10 @@ def test_a_thousand_workers_are_looked_over_though_it_was_planned_for_none(
     assert elected.check_liveness().crashed == 1_000
 
 
-def test_without_its_lock_a_session_prepares_nothing(postgres_harness: PostgresHarness) -> None:
-    # So it is behind a pooler, which gives each statement to whichever backend is free.
+def test_a_session_tells_whether_it_has_its_lock(postgres_harness: PostgresHarness) -> None:
+    # Behind a pooler it has not: that gives each statement to whichever backend is free.
     name, number = BEAT_ELECTION
     with closing(Listener(postgres_harness.url, WAKE, application_name=f"feedq-{name}")) as session:
-        prepare = PreparedStatement.of("something", "SELECT 1", {})
-        assert not session.prepare(prepare, lock_class=LEADER_LOCK_CLASS, key=number)
-        assert session.execute("SELECT name FROM pg_prepared_statements") == []
+        assert not session.holds(LEADER_LOCK_CLASS, number)
         session.execute("SELECT pg_advisory_lock(%s, %s)", (LEADER_LOCK_CLASS, number))
-        assert session.prepare(prepare, lock_class=LEADER_LOCK_CLASS, key=number)
-        assert session.execute("EXECUTE something") == [(1,)]
+        assert session.holds(LEADER_LOCK_CLASS, number)

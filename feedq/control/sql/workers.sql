@@ -221,3 +221,111 @@ BEGIN
     END IF;
     RETURN true;
 END $body$;
+
+-- Liveness ------------------------------------------------------------------------------------------------------------
+--
+-- One beat is elected, by a session lock; a leader row with an expiry stands beside it, because a *frozen* leader keeps
+-- its lock. Nothing depends on there being one: two would ask for two passes, of which the second finds nothing to do.
+
+-- Writes down who leads now, whose session holds the lock.
+CREATE FUNCTION feedq_1.lead(election text, candidate uuid, host text, pid int, backend int, ttl_s float8)
+RETURNS boolean LANGUAGE plpgsql AS $body$
+BEGIN
+    INSERT INTO feedq.leader (name, holder, host, pid, backend_pid, expires_at)
+    VALUES (election, candidate, host, pid, backend, feedq.clock() + make_interval(secs => ttl_s))
+    ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, host = excluded.host, pid = excluded.pid,
+        backend_pid = excluded.backend_pid, elected_at = feedq.clock(), expires_at = excluded.expires_at;
+    RETURN true;
+END $body$;
+
+-- Extends the leader's term. Answers with false when somebody else leads now.
+CREATE FUNCTION feedq_1.lead_on(election text, candidate uuid, ttl_s float8) RETURNS boolean LANGUAGE plpgsql AS $body$
+DECLARE
+    leads boolean;
+BEGIN
+    UPDATE feedq.leader SET expires_at = feedq.clock() + make_interval(secs => ttl_s)
+    WHERE name = election AND holder = candidate;
+    leads := FOUND;
+    PERFORM feedq_1.stamp_alive(ttl_s);
+    RETURN leads;
+END $body$;
+
+-- Ends the sessions of a leader whose row has expired: the frozen one finds them closed when it wakes, and is a
+-- candidate again. Answers with how many there were. A row cannot be good for longer than a term, unless the clock was
+-- put back: from now on it is good for one.
+CREATE FUNCTION feedq_1.end_frozen_leader(election text, ttl_s float8) RETURNS int LANGUAGE plpgsql AS $body$
+DECLARE
+    ended int;
+BEGIN
+    UPDATE feedq.leader SET expires_at = feedq.clock() + make_interval(secs => ttl_s)
+    WHERE name = election AND expires_at > feedq.clock() + make_interval(secs => ttl_s);
+    SELECT count(pg_terminate_backend(a.pid)) INTO ended FROM feedq.leader l
+    JOIN pg_stat_activity a ON a.application_name = left('feedq-waiter/' || l.holder, 63)
+        OR a.pid = l.backend_pid AND a.application_name = left('feedq-beat/' || l.holder, 63)
+    WHERE l.name = election AND l.expires_at < feedq.clock();
+    RETURN ended;
+END $body$;
+
+-- Whether the locks of a worker's sessions say that it lives; behind a pooler they do not.
+CREATE FUNCTION feedq_1.trust_locks(session uuid, are_held boolean) RETURNS boolean LANGUAGE plpgsql AS $body$
+BEGIN
+    UPDATE feedq.worker SET session_locks = are_held WHERE id = session AND session_locks <> are_held;
+    RETURN FOUND;
+END $body$;
+
+-- Looks at all workers, and at what a pass is wanted for. A worker without a session is suspected at the first look; it
+-- has crashed if it still has none at the second, and a heartbeat in between clears the suspicion. Answers as
+-- `feedq.control.store.election.LivenessCheck` has it, and with the `sessions` of workers, each as the key of its
+-- worker, its backend, and whether its own lock is held: none if there are more workers than `waiters`.
+--
+-- A pass is stamped when it ends and goes by the time when it began, a quarter of a second ago at most: a worker that
+-- settled meanwhile gets another.
+CREATE FUNCTION feedq_1.check_liveness(settle_s float8, waiters int) RETURNS json
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $body$
+DECLARE
+    pass constant interval := '0.25 s';
+    answer json;
+BEGIN
+    WITH locks AS MATERIALIZED (SELECT * FROM feedq_1.session_locks), sessions AS (
+        SELECT k.key AS lock_key, k.pid, own.key IS NOT NULL AS has_own
+        FROM locks k LEFT JOIN locks own ON own.class = x'FEED05'::int AND own.key = k.pid AND own.pid = k.pid
+        WHERE k.class = x'FEED01'::int
+    ), holding AS MATERIALIZED (
+        SELECT w.id, w.lock_key, w.suspected_at FROM feedq.worker w WHERE w.state <> 'gone' AND w.session_locks
+    ), silent AS (
+        SELECT id, suspected_at FROM holding w
+        WHERE NOT EXISTS (SELECT FROM sessions s WHERE s.lock_key = w.lock_key)
+    ), first_look AS (
+        UPDATE feedq.worker w SET suspected_at = feedq.clock()
+        FROM silent WHERE w.id = silent.id AND silent.suspected_at IS NULL AND w.suspected_at IS NULL
+        RETURNING w.id
+    )
+    SELECT json_build_object(
+        'crashed', (SELECT count(*) FROM silent WHERE suspected_at IS NOT NULL),
+        'suspected', (SELECT count(*) FROM first_look),
+        'expired', (SELECT count(*) FROM feedq.worker w WHERE w.state <> 'gone' AND feedq_1.is_overdue(w)),
+        'pass_seq', (SELECT pass_seq FROM feedq.fleet),
+        'pass_age_s', (SELECT extract(epoch FROM feedq.clock() - pass_at)::float8 FROM feedq.fleet),
+        'is_due', EXISTS (SELECT FROM feedq.lease WHERE state = 'idle' AND retry_at IS NOT NULL
+                AND retry_at <= feedq.now())
+            OR EXISTS (SELECT FROM feedq.lease WHERE state = 'stopping' AND stop_by <= feedq.now())
+            OR EXISTS (SELECT FROM feedq.worker w, feedq.fleet f
+                WHERE w.state = 'active' AND w.target_state = 'serving'
+                    AND w.started_at + make_interval(secs => settle_s) BETWEEN f.pass_at - pass AND feedq.clock()),
+        'due_in_s', (SELECT extract(epoch FROM min(at) - feedq.clock())::float8 FROM (
+            (SELECT retry_at AS at FROM feedq.lease WHERE state = 'idle' AND retry_at > feedq.now()
+                ORDER BY retry_at LIMIT 1)
+            UNION ALL
+            SELECT min(stop_by) FROM feedq.lease WHERE state = 'stopping' AND stop_by > feedq.now()
+            UNION ALL
+            SELECT min(expires_at) FROM feedq.worker WHERE state <> 'gone' AND expires_at > feedq.now()
+            UNION ALL
+            SELECT min(started_at) + make_interval(secs => settle_s) FROM feedq.worker
+            WHERE state = 'active' AND started_at > feedq.now() - make_interval(secs => settle_s)
+        ) upcoming),
+        'sessions', CASE WHEN (SELECT count(*) FROM holding) <= waiters THEN (
+            SELECT coalesce(json_agg(json_build_array(w.lock_key, coalesce(s.pid, 0), coalesce(s.has_own, false))), '[]')
+            FROM holding w LEFT JOIN sessions s USING (lock_key)) END)
+    INTO answer;
+    RETURN answer;
+END $body$;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque, namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
@@ -72,7 +71,6 @@ DATA_EXCEPTION = "22"
 """How the codes of errors begin that a value is to blame for: too large, or no text of its encoding."""
 BEHIND = ("3F000", "42P01", "42703", "42883")
 """Codes for a schema, table, column or function that there is not."""
-_PARAMETER = re.compile(r"%\(([a-z_]+)\)s")
 
 
 class Rows(list[Any]):
@@ -340,27 +338,6 @@ def connect_once(url: str) -> Iterator[Connection]:
         session.autocommit = False
         yield Connection(session)
         session.commit()
-
-
-class PreparedStatement(NamedTuple):
-    """A statement that a session plans once: to plan it costs the server more than to execute it.
-
-    Not behind a pooler, where the next statement may meet another backend.
-    """
-
-    prepare: str
-    execute: str
-
-    @classmethod
-    def of(cls, name: str, sql: str, types: Mapping[str, str]) -> PreparedStatement:
-        """``sql`` has parameters such as ``%(ids)s``, of these types; it need not use all of them."""
-        found_in_it = set(_PARAMETER.findall(sql))
-        used = [parameter for parameter in types if parameter in found_in_it]
-        numbered = _PARAMETER.sub(lambda found: f"${1 + used.index(found[1])}", sql)
-        if not used:
-            return cls(f"PREPARE {name} AS {numbered}", f"EXECUTE {name}")
-        listed, values = ", ".join(types[p] for p in used), ", ".join(f"%({p})s" for p in used)
-        return cls(f"PREPARE {name} ({listed}) AS {numbered}", f"EXECUTE {name} ({values})")
 
 
 class GivenRows:

@@ -8,77 +8,23 @@ would enqueue two reconciles, of which the second finds nothing to do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import UUID
 
-from feedq.control.store.channels import LEADER_LOCK_CLASS, SESSION_LOCK_CLASS, WAKE, WORKER_LOCK_CLASS
-from feedq.control.store.database import PreparedStatement
+import msgspec
+
+from feedq.control.store.channels import LEADER_LOCK_CLASS, WAKE
 from feedq.control.store.protocol import SCHEMA
 from feedq.control.store.session_ends import SessionEndWaiters
 from feedq.control.store.worker_session import Listener
-from feedq.control.store.workers import OVERDUE
 
 BEAT_ELECTION = ("beat", 1)
 """Name of the leader row and second key of the lock."""
 
 WAITER_NAME = "feedq-waiter"
 """What sessions that wait for the end of workers are called, with their holder, in ``pg_stat_activity``."""
-PASS_S = 0.25
-"""A pass is stamped when it ends and goes by the time when it began, which is no longer ago than this: a worker
-that settled meanwhile gets another."""
-
-# First check: no session holds the worker's lock. Second check, by the next round: still none, so it is crashed.
-# A heartbeat in between clears the suspicion.
-_LIVENESS_CHECK = f"""
-    WITH locks AS MATERIALIZED (SELECT * FROM {SCHEMA}.session_locks), sessions AS (
-        SELECT k.key AS lock_key, k.pid, own.key IS NOT NULL AS has_own
-        FROM locks k LEFT JOIN locks own
-            ON own.class = {SESSION_LOCK_CLASS} AND own.key = k.pid AND own.pid = k.pid
-        WHERE k.class = {WORKER_LOCK_CLASS}
-    ), holding AS MATERIALIZED (
-        SELECT w.id, w.lock_key, w.suspected_at FROM feedq.worker w WHERE w.state <> 'gone' AND w.session_locks
-    ), silent AS (
-        SELECT id, suspected_at FROM holding w
-        WHERE NOT EXISTS (SELECT FROM sessions s WHERE s.lock_key = w.lock_key)
-    ), first_look AS (
-        UPDATE feedq.worker w SET suspected_at = feedq.clock()
-        FROM silent WHERE w.id = silent.id AND silent.suspected_at IS NULL AND w.suspected_at IS NULL
-        RETURNING w.id
-    )
-    SELECT
-        (SELECT count(*) FROM silent WHERE suspected_at IS NOT NULL),
-        (SELECT count(*) FROM first_look),
-        (SELECT count(*) FROM feedq.worker w WHERE w.state <> 'gone' AND {OVERDUE}),
-        (SELECT pass_seq FROM feedq.fleet),
-        (SELECT extract(epoch FROM feedq.clock() - pass_at)::float8 FROM feedq.fleet),
-        EXISTS (SELECT FROM feedq.lease WHERE state = 'idle' AND retry_at IS NOT NULL
-                  AND retry_at <= feedq.now())
-        OR EXISTS (SELECT FROM feedq.lease WHERE state = 'stopping' AND stop_by <= feedq.now())
-        OR EXISTS (SELECT FROM feedq.worker w, feedq.fleet f
-                   WHERE w.state = 'active' AND w.target_state = 'serving'
-                     AND w.started_at + make_interval(secs => %(settle_s)s)
-                         BETWEEN f.pass_at - make_interval(secs => {PASS_S}) AND feedq.clock()),
-        (SELECT extract(epoch FROM min(at) - feedq.clock())::float8 FROM (
-            (SELECT retry_at AS at FROM feedq.lease WHERE state = 'idle' AND retry_at > feedq.now()
-             ORDER BY retry_at LIMIT 1)
-            UNION ALL
-            SELECT min(stop_by) FROM feedq.lease WHERE state = 'stopping' AND stop_by > feedq.now()
-            UNION ALL
-            SELECT min(expires_at) FROM feedq.worker
-            WHERE state <> 'gone' AND expires_at > feedq.now()
-            UNION ALL
-            SELECT min(started_at) + make_interval(secs => %(settle_s)s) FROM feedq.worker
-            WHERE state = 'active' AND started_at > feedq.now() - make_interval(secs => %(settle_s)s)
-        ) upcoming),
-        CASE WHEN (SELECT count(*) FROM holding) <= %(waiters)s THEN (
-            SELECT coalesce(array_agg(ARRAY[w.lock_key::bigint, coalesce(s.pid, 0), s.has_own::int]), '{{}}')
-            FROM holding w LEFT JOIN sessions s USING (lock_key)
-        ) END
-"""
-_PREPARED_CHECK = PreparedStatement.of(
-    "feedq_liveness", _LIVENESS_CHECK, {"settle_s": "float8", "waiters": "integer"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +49,9 @@ class LivenessCheck:
     """Whether the end of any worker will be heard at once, without another check."""
     has_heard: bool = False
     """Whether this check comes because the end of a session was heard."""
+    sessions: list[tuple[int, int, bool]] | None = None
+    """The sessions of workers: the key of each one's worker, its backend, and whether its own lock is held. None
+    if there are more workers than are waited for."""
 
 
 class Election:
@@ -126,7 +75,8 @@ class Election:
         self._holder, self._host, self._pid, self._ttl_s = holder, host, pid, ttl_s
         self._settle_s = settle_s
         self._session = Listener(url, WAKE, application_name=f"feedq-beat/{holder}")
-        self._check = _LIVENESS_CHECK
+        self._is_direct = False
+        """Not behind a pooler, where a session could not wait for others."""
         self._has_heard = False
         name = f"{WAITER_NAME}/{holder}"
         self._waiters = SessionEndWaiters(url, limit=waiters, application_name=name, pause_s=rearm_s)
@@ -142,42 +92,15 @@ class Election:
         if not won[0][0]:
             return False
         self._vacancy.close()
-        self._session.execute(
-            """
-            INSERT INTO feedq.leader (name, holder, host, pid, backend_pid, expires_at)
-            VALUES (%s, %s, %s, %s, %s, feedq.clock() + make_interval(secs => %s))
-            ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, host = excluded.host,
-                pid = excluded.pid, backend_pid = excluded.backend_pid, elected_at = feedq.clock(),
-                expires_at = excluded.expires_at
-            """,
-            (name, str(self._holder), self._host, self._pid, self._session.backend_pid, self._ttl_s),
-        )
-        if self._session.prepare(_PREPARED_CHECK, lock_class=LEADER_LOCK_CLASS, key=number):
-            self._check = _PREPARED_CHECK.execute
+        self._call("lead", name, self._holder, self._host, self._pid, self._session.backend_pid, self._ttl_s)
+        self._is_direct = self._session.holds(LEADER_LOCK_CLASS, number)
         # What it writes is of no use after a crash of the database, which ends the session and the term with it.
         self._session.execute("SET synchronous_commit = off")
         return True
 
     def end_frozen_leader(self) -> bool:
         """End the sessions of a leader whose row has expired; True when there were any."""
-        # It cannot be good for longer than a term, unless the clock was put back: from now on it is good for one.
-        self._session.execute(
-            """
-            UPDATE feedq.leader SET expires_at = feedq.clock() + make_interval(secs => %s)
-            WHERE name = %s AND expires_at > feedq.clock() + make_interval(secs => %s)
-            """,
-            (self._ttl_s, BEAT_ELECTION[0], self._ttl_s),
-        )
-        rows = self._session.execute(
-            f"""
-            SELECT pg_terminate_backend(a.pid) FROM feedq.leader l
-            JOIN pg_stat_activity a ON a.application_name = left('{WAITER_NAME}/' || l.holder, 63)
-                OR a.pid = l.backend_pid AND a.application_name = left('feedq-beat/' || l.holder, 63)
-            WHERE l.name = %s AND l.expires_at < feedq.clock()
-            """,
-            (BEAT_ELECTION[0],),
-        )
-        return bool(rows)
+        return bool(self._call("end_frozen_leader", BEAT_ELECTION[0], self._ttl_s))
 
     def stand_by(self, pause_s: float) -> None:
         """Wait until the leader's session has ended, or until its row expires. Where neither will be heard, for
@@ -201,24 +124,15 @@ class Election:
 
     def renew(self) -> bool:
         """Extend the leader row; False when somebody else is leader now."""
-        rows = self._session.execute(
-            """
-            UPDATE feedq.leader SET expires_at = feedq.clock() + make_interval(secs => %s)
-            WHERE name = %s AND holder = %s RETURNING 1
-            """,
-            (self._ttl_s, BEAT_ELECTION[0], str(self._holder)),
-        )
-        self._session.execute("SELECT feedq_1.stamp_alive(%s)", (self._ttl_s,))
-        return bool(rows)
+        return bool(self._call("lead_on", BEAT_ELECTION[0], self._holder, self._ttl_s))
 
     def check_liveness(self) -> LivenessCheck:
-        parameters = {"settle_s": self._settle_s, "waiters": self._waiters.limit}
-        *found, sessions = self._session.execute(self._check, parameters)[0]
-        # Behind a pooler, which the check shows that is not prepared, a session could not wait either.
-        if self._check is _PREPARED_CHECK.execute and self._waiters.limit:
-            self._waiters.watch(None if sessions is None else _backends(sessions))
+        answer = self._call("check_liveness", self._settle_s, self._waiters.limit)
+        found = msgspec.convert(answer, LivenessCheck)
+        if self._is_direct and self._waiters.limit:
+            self._waiters.watch(None if found.sessions is None else _backends(found.sessions))
         has_heard, self._has_heard = self._has_heard, False
-        return replace(LivenessCheck(*found), is_awaited=self._waiters.is_complete, has_heard=has_heard)
+        return replace(found, is_awaited=self._waiters.is_complete, has_heard=has_heard)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until reconcile is asked for; True when it was in time. Ends early when the end of a session was
@@ -226,6 +140,12 @@ class Election:
         was_asked = self._session.wait(timeout_s, self._waiters.descriptors())
         self._has_heard |= self._waiters.go_on(self._session.ready)
         return was_asked
+
+    def _call(self, function: str, *given: object) -> Any:
+        """What a function of the protocol answers, asked on the session that has the lock."""
+        places = ", ".join(["%s"] * len(given))
+        ((answer,),) = self._session.execute(f"SELECT {SCHEMA}.{function}({places})", given)
+        return answer
 
     def interrupt(self) -> None:
         self._session.interrupt()
@@ -236,7 +156,7 @@ class Election:
         self._session.close()
 
 
-def _backends(sessions: Sequence[Sequence[int]]) -> dict[int, set[int]]:
+def _backends(sessions: Iterable[tuple[int, int, bool]]) -> dict[int, set[int]]:
     """Groups the backends of workers by lock key; none for one of which the end of a backend could not be waited
     for."""
     found: dict[int, set[int]] = {}

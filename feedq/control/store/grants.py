@@ -102,7 +102,16 @@ owns all of them."""
 DECLARED: Final[Mapping[str, Collection[str]]] = {
     "feed": (
         *("name", "tenant", "connector", "source", "sink", "labels", "selector", "weight", "target_state"),
-        *("generation", "uuid", "catalog", "initial_cursor", "expect", "parent", "backfill"),
+        *(
+            "generation",
+            "stream_generation",
+            "uuid",
+            "catalog",
+            "initial_cursor",
+            "expect",
+            "parent",
+            "backfill",
+        ),
     ),
     "schedule": ("name", "declaration", "generation"),
 }

@@ -21,10 +21,10 @@ from psycopg2.extensions import connection as Connection  # noqa: N812 -- a clas
 from feedq.control.store.channels import SESSION_LOCK_CLASS, WORKER_LOCK_CLASS, worker_channel
 from feedq.control.store.database import (
     PLANNER,
-    PreparedStatement,
     connect,
     translate_driver_errors,
 )
+from feedq.control.store.protocol import SCHEMA
 from feedq.control.store.workers import (
     HEARTBEAT,
     heartbeat_from,
@@ -132,10 +132,7 @@ class WorkerSession(_Waiting):
                 """Whether the session lock is really ours; not so behind a transaction pooler."""
                 for name, value in PLANNER.items():
                     cursor.execute(f"SET {name} = {value}")
-                cursor.execute(
-                    "UPDATE feedq.worker SET session_locks = %s WHERE id = %s AND session_locks <> %s",
-                    (self.locks_hold, str(worker.id), self.locks_hold),
-                )
+                cursor.execute(f"SELECT {SCHEMA}.trust_locks(%s, %s)", (str(worker.id), self.locks_hold))
         except BaseException:
             self.close()
             raise
@@ -145,12 +142,6 @@ class WorkerSession(_Waiting):
             cursor.execute(HEARTBEAT, heartbeat_parameters(self._worker.id, load, self._ttl_s))
             (answer,) = cursor.fetchone() or (None,)
             return heartbeat_from(answer)
-
-
-def _prepare(cursor: Any, statement: PreparedStatement) -> None:
-    for name, value in {**PLANNER, "plan_cache_mode": "force_generic_plan"}.items():
-        cursor.execute(f"SET {name} = {value}")
-    cursor.execute(statement.prepare)
 
 
 class Listener(_Waiting):
@@ -175,13 +166,10 @@ class Listener(_Waiting):
             cursor.execute(sql, parameters)
             return list(cursor.fetchall()) if cursor.description else []
 
-    def prepare(self, statement: PreparedStatement, *, lock_class: int, key: int) -> bool:
-        """Plan a statement once for this session; False behind a pooler, as this session's lock shows."""
+    def holds(self, lock_class: int, key: int) -> bool:
+        """Return whether this session has this lock; not so behind a pooler."""
         with translate_driver_errors(self._url), self._connection.cursor() as cursor:
-            if not _has_lock(cursor, lock_class, key):
-                return False
-            _prepare(cursor, statement)
-            return True
+            return _has_lock(cursor, lock_class, key)
 
     @property
     def backend_pid(self) -> int:

@@ -30,8 +30,6 @@ from feedq.core.values import storable
 
 STACK_CALLS_MAX = 30
 """The most calls of the process that was lost that its event keeps."""
-# What a pass has to check: who has not renewed in time, or everybody if the clock was put back.
-OVERDUE = "(w.expires_at < feedq.clock() OR greatest(w.started_at, w.heartbeat_at) > feedq.clock())"
 
 
 HEARTBEAT = f"SELECT CAST({SCHEMA}.heartbeat(%(session)s, %(load)s, %(ttl_s)s) AS text)"
