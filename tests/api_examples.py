@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from feedq.cli.doing import query_of
-from feedq.verbs.registry import Verb, load
+from feedq.verbs.registry import Verb, load, query_of
 
 PREFIX: Final = "/api/v1"
 MINE: Final = "acme/a"

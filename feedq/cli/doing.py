@@ -21,7 +21,7 @@ import feedq
 from feedq.core.authorship import given_reason
 from feedq.core.values import is_loopback
 from feedq.errors import FeedqError, InvalidInput, Unauthenticated, Unavailable, error_of
-from feedq.verbs.registry import Told, Verb, read_answered, write_declaration
+from feedq.verbs.registry import Told, Verb, query_of, read_answered, write_declaration
 
 if TYPE_CHECKING:
     import httpx  # imported where it is used: whoever asks the database does without
@@ -37,20 +37,6 @@ STREAM_TYPE: Final = "text/event-stream"
 TOKEN_BYTES_MAX: Final = 1_000
 TOKEN: Final = "FEEDQ_TOKEN"  # noqa: S105 -- the name of a variable
 TOKEN_FILE: Final = "FEEDQ_TOKEN_FILE"  # noqa: S105
-
-
-def query_of(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments as a query string has them: without what is not given; a selection's keys beside the others."""
-    flat = {**given, **given.get("select", {})}
-    flat.pop("select", None)
-    found: dict[str, Any] = {}
-    for name, value in flat.items():
-        if value is None or value == [] or value == {}:
-            continue
-        if isinstance(value, dict):
-            value = [f"{key}={one}" for key, one in value.items()]
-        found[name] = str(value).lower() if isinstance(value, bool) else value
-    return found
 
 
 class ApiConnection:

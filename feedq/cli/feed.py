@@ -35,7 +35,8 @@ from feedq.cli.invocation import (
 )
 from feedq.cli.lazily import lazily
 from feedq.cli.options import read_cursor
-from feedq.cli.output import answer, answer_list, fact_lines, first, write_json_line
+from feedq.cli.output import answer, answer_list, fact_lines, first, styled, write_json_line
+from feedq.core.tap import LIMIT_MAX
 from feedq.errors import FeedqError, NotFound
 
 with lazily():
@@ -45,12 +46,8 @@ with lazily():
     from feedq.verbs import cursors, details, documents, feeds, landing, trial, wording
 
 TIME_WIDTH = len("2026-12-01T08:00:00.123")
-TAP_S, TAPPED_MAX = 600, 1_000_000
-"""Seconds and records; the API takes no more."""
 VALUE_WIDTH = 100
 """Characters of a value on a terminal; --json has all of it."""
-COLOURS = {"ok": "green", "failed": "red", "warn": "yellow"}
-"""Of the outcomes of the steps of a trial."""
 
 
 @click.group(
@@ -127,8 +124,8 @@ def show(invocation: Invocation, *, name: str) -> None:
 @click.argument("name")
 @click.option(
     "--limit",
-    type=click.IntRange(1, TAPPED_MAX),
-    default=TAPPED_MAX,
+    type=click.IntRange(1, LIMIT_MAX),
+    default=LIMIT_MAX,
     show_default=True,
     help="End after so many records.",
 )
@@ -146,7 +143,7 @@ def tap(invocation: Invocation, *, name: str, limit: int) -> None:
     """
     show = write_json_line if invocation.json else _show_tapped
     with suppress(KeyboardInterrupt):
-        for row in invocation.do(landing.tap_feed, name=name, seconds=TAP_S, limit=limit):
+        for row in invocation.do(landing.tap_feed, name=name, limit=limit):
             if row is not None:
                 show(row)
 
@@ -455,7 +452,7 @@ def _document(preview: sinks_base.Preview) -> dict[str, Any]:
 
 def _write_steps(made: trial.Trial, *, err: bool = False) -> None:
     for step in made.steps:
-        shown = click.style(step.outcome.ljust(7), fg=COLOURS[step.outcome])
+        shown = styled(step.outcome.ljust(7), step.outcome)
         click.echo(f"{shown}  {step.step.ljust(11)}  {wording.printable(step.detail)}".rstrip(), err=err)
 
 

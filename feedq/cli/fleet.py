@@ -33,6 +33,7 @@ from feedq.cli.output import (
     answer_list,
     fact_lines,
     first,
+    styled,
     table_lines,
     write_json_line,
 )
@@ -45,13 +46,6 @@ with lazily():
     from feedq.verbs import details, fleet, wording, workers
     from feedq.verbs.diagnosis import checks, fleet_checks, schedule_checks
 
-STYLES: Mapping[str, Mapping[str, Any]] = {
-    "ok": {"fg": "green"},
-    "warn": {"fg": "yellow"},
-    "FAIL": {"fg": "red", "bold": True},
-    "not checked": {"dim": True},
-}
-"""By the level of a check."""
 LEVEL_WIDTH = 13
 NAME_WIDTH = 20
 LOOK_S = 1.0
@@ -166,7 +160,7 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
 
     lines = []
     for check in found.checks:
-        shown = click.style(check.level.value.ljust(LEVEL_WIDTH), **STYLES[check.level])
+        shown = styled(check.level.ljust(LEVEL_WIDTH), check.level)
         lines.append(shown + check.name.ljust(NAME_WIDTH) + wording.printable(check.detail))
         if check.advice:
             lines.append(f"{' ' * (LEVEL_WIDTH + NAME_WIDTH)}-> {wording.printable(check.advice)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 # Up to the *last* @ before white space or the next URL: people forget to encode the @ of their passwords, and
@@ -22,12 +22,13 @@ def mask_url(text: str) -> str:
     return text
 
 
-def masked(value: Any) -> Any:
-    """Plain JSON with the password of every URL masked, should one have got in by another way."""
+def masked(value: Any, mask: Callable[[str], str] = mask_url) -> Any:
+    """Plain JSON with all of its texts masked; unless said otherwise, the passwords of URLs in them, should one
+    have got in by another way."""
     if isinstance(value, str):
-        return mask_url(value)
+        return mask(value)
     if isinstance(value, Mapping):
-        return {key: masked(inner) for key, inner in value.items()}
+        return {mask(key): masked(inner, mask) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [masked(inner) for inner in value]
+        return [masked(inner, mask) for inner in value]
     return value

@@ -332,6 +332,21 @@ def load() -> dict[str, Verb]:
     return VERBS
 
 
+def query_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain arguments as a query string has them: a selection's keys stand beside the others.
+
+    Flags that are not set and lists that are empty are not there at all, as if they were not given.
+    """
+    found: dict[str, Any] = {}
+    for name, value in {**arguments, **(arguments.get("select") or {})}.items():
+        if name == "select" or value is False or value in (None, (), [], {}):
+            continue
+        if isinstance(value, Mapping):
+            value = [f"{key}={one}" for key, one in value.items()]
+        found[name] = "true" if value is True else value
+    return found
+
+
 # -- declarations in arguments and answers --------------------------------------------------------------
 
 

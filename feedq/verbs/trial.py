@@ -31,7 +31,7 @@ from feedq.connectors.base import (
 from feedq.core.clock import Clock
 from feedq.core.model import JSON, Batch, FeedSpec
 from feedq.core.notices import NOTICES_MAX
-from feedq.core.passwords import mask_url
+from feedq.core.passwords import mask_url, masked
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
 from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
@@ -269,7 +269,7 @@ def _show_cursor(cursor: JSON, trial: Trial) -> None:
     except ValueError as error:
         trial.tell("cursor", StepOutcome.FAILED, str(error))
     else:
-        trial.cursor = _masked_cursor(cursor, trial.masker)
+        trial.cursor = masked(cursor, trial.masker.mask)
 
 
 def _first(batches: list[Batch], records: int) -> tuple[Batch, ...]:
@@ -297,14 +297,3 @@ def _masked(preview: Preview, masker: Masker) -> Preview:
         {name: None if text is None else masker.mask(text) for name, text in preview.columns.items()},
         None if preview.error is None else masker.mask(preview.error),
     )
-
-
-def _masked_cursor(cursor: JSON, masker: Masker) -> JSON:
-    match cursor:
-        case str():
-            return masker.mask(cursor)
-        case list():
-            return [_masked_cursor(inner, masker) for inner in cursor]
-        case dict():
-            return {masker.mask(key): _masked_cursor(inner, masker) for key, inner in cursor.items()}
-    return cursor

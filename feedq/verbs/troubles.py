@@ -16,6 +16,7 @@ from typing import Final
 from feedq.core.model import Concern, Reason, Status, WorkerState, WorkerTarget
 from feedq.core.schedule.model import RunState
 from feedq.core.selection import Selection
+from feedq.verbs.diagnosis.checks import Level
 
 
 class Tone(StrEnum):
@@ -158,21 +159,22 @@ REASONS: Final = tuple(one.reason for one in TROUBLES if one.reason is not None)
 """What a feed waits for, where that makes a difference."""
 
 _WORDS: Mapping[Tone, Sequence[str]] = {
-    # `active` is a state of schedules, too, and `failed` one of runs.
-    Tone.GOOD: (Status.STREAMING, WorkerState.ACTIVE, WorkerTarget.SERVING, RunState.SUCCEEDED),
+    # `active` is a state of schedules, too; `failed` one of runs, and the outcome of a step of a trial, as `ok`
+    # and `warn` are.
+    Tone.GOOD: (Status.STREAMING, WorkerState.ACTIVE, WorkerTarget.SERVING, RunState.SUCCEEDED, Level.OK),
     Tone.UNDER_WAY: (Status.CONNECTING, Status.STARTING, RunState.RUNNING),
     Tone.ODD: (
         *(WorkerState.DRAINING, WorkerTarget.CORDONED, WorkerTarget.DRAINED),
-        *(RunState.SKIPPED_OVERLAP, RunState.MISSED_DEADLINE, RunState.MISSED_CATCHUP),
+        *(RunState.SKIPPED_OVERLAP, RunState.MISSED_DEADLINE, RunState.MISSED_CATCHUP, Level.WARN),
     ),
-    Tone.WORST: (RunState.TIMED_OUT, RunState.LOST),
-    Tone.ASIDE: (Status.PAUSED, WorkerState.GONE, RunState.CANCELLED),
+    Tone.WORST: (RunState.TIMED_OUT, RunState.LOST, Level.FAIL),
+    Tone.ASIDE: (Status.PAUSED, WorkerState.GONE, RunState.CANCELLED, Level.NOT_CHECKED),
 }
 TONES: Mapping[str, Tone] = {
     **{word: tone for tone, words in _WORDS.items() for word in words},
     **{one.cause: one.tone for one in TROUBLES},
 }
-"""The tone of each word for a status or state that has one."""
+"""The tone of each word for a status, a state or the level of a check that has one."""
 
 
 def trouble_of(cause: Status | Concern, reason: Reason | None = None) -> Trouble | None:

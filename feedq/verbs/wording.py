@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from feedq.core.lease import stillness_of
-from feedq.core.model import FeedView, Reason, Status, WorkerView
+from feedq.core.model import FeedView, Lease, Reason, Status, WorkerView
 from feedq.core.passwords import mask_url
 from feedq.core.schedule.model import Run, RunKind, RunState
 from feedq.core.schedule.spec import ScheduleSpec
@@ -140,12 +140,16 @@ def why(view: FeedView, *, now: datetime, width: int = ERROR_WIDTH) -> str:
     lease = view.lease
     if not lease.dead_letters:
         return because or ""
-    refused = counted(lease.dead_letters, "dead letter")
-    if lease.dead_letter_at is not None:
-        refused += f", the latest {ago(lease.dead_letter_at, now=now)} ago"
+    refused = refused_words(lease, now=now)
     if because is not None:
         return f"{because}; {refused}"
     return refused + (f": {cut(said(lease.dead_letter_error), width)}" if lease.dead_letter_error else "")
+
+
+def refused_words(lease: Lease, *, now: datetime) -> str:
+    """How many dead letters a feed has, and how old the latest is."""
+    latest = "" if lease.dead_letter_at is None else f", the latest {ago(lease.dead_letter_at, now=now)} ago"
+    return counted(lease.dead_letters, "dead letter") + latest
 
 
 def worker_trouble(view: WorkerView) -> str:

@@ -22,7 +22,7 @@ from feedq.verbs.declarations import declare
 from feedq.verbs.diagnosis.checks import Check
 from feedq.verbs.feeds import act_on_feeds
 from feedq.verbs.landing import drop_dead_letters, replay_dead_letters
-from feedq.verbs.registry import OF, Verb
+from feedq.verbs.registry import OF, Verb, query_of
 from feedq.verbs.schedules import (
     ScheduleRow,
     act_on_schedule,
@@ -31,7 +31,6 @@ from feedq.verbs.schedules import (
     trigger_schedule,
 )
 from feedq.verbs.workers import act_on_worker
-from feedq.web.queries import flat
 
 RED: Final = "danger"
 
@@ -233,7 +232,7 @@ def problem_buttons(problem: Check) -> list[Button]:
 
 def chosen(select: Selection) -> dict[str, Any]:
     """A selection as arguments of a verb."""
-    return flat(msgspec.to_builtins(select))
+    return query_of(msgspec.to_builtins(select))
 
 
 def bulk_buttons(select: Selection, text: str, count: int) -> list[Button]:
@@ -242,7 +241,7 @@ def bulk_buttons(select: Selection, text: str, count: int) -> list[Button]:
     refused = ""
     if text:
         refused = "A text may be found anywhere in a feed; choose by status, label, match or another filter."
-    elif not arguments:
+    elif select.is_empty:
         refused = "This would be all feeds; choose some by a filter first."
     elif not count:
         refused = "No feed matches."

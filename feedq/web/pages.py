@@ -60,7 +60,7 @@ from feedq.verbs.fleet import (
     show_status,
 )
 from feedq.verbs.landing import tap_feed
-from feedq.verbs.registry import OF, PAGE_MAX, At, Verb
+from feedq.verbs.registry import OF, PAGE_MAX, At, Verb, query_of
 from feedq.verbs.schedules import (
     list_runs,
     list_schedules,
@@ -83,7 +83,7 @@ from feedq.web.buttons import (
 from feedq.web.charts import landed_charts, owner_chart, sparkline
 from feedq.web.dialogs import Dialog
 from feedq.web.guard import caller_of, refusal, user_of
-from feedq.web.queries import WebQueries, address_of, arguments_of, flat
+from feedq.web.queries import WebQueries, address_of, arguments_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -267,8 +267,9 @@ class PageHandler(BaseHandler):
 
     def url(self, page: str, **arguments: Any) -> str:
         """Makes the address of a page; arguments without a value are left out."""
+        given = {name: value for name, value in arguments.items() if value}
         # A name is an argument: it may hold slashes, dots and whatever else paths are rewritten for.
-        return f"{self.reverse_url(page)}?{urlencode(flat(to_builtins(arguments)), doseq=True)}"
+        return f"{self.reverse_url(page)}?{urlencode(query_of(to_builtins(given)), doseq=True)}"
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         if status_code == 500:
@@ -293,12 +294,12 @@ class FeedsPage(PageHandler):
 
     async def show(self) -> str:
         asked = arguments_of(self.verb, self.request.query, FEEDS_USUAL, own=("live",))
-        # Those that are being removed, too, until they are gone.
-        asked = structs.replace(asked, select=replace(asked.select, removing=True))
         select, text = asked.select, asked.text
+        # Those that are being removed, too, until they are gone; links and buttons leave them alone.
+        shown = replace(select, removing=True)
         page, counted = await asyncio.gather(
-            self.queries.answer(self.at, self.verb, asked),
-            self.ask(count_feeds, select=replace(select, statuses=()), text=text),
+            self.queries.answer(self.at, self.verb, structs.replace(asked, select=shown)),
+            self.ask(count_feeds, select=replace(shown, statuses=()), text=text),
         )
         of_all = counted.counts
         if not page.items and (text or not select.is_empty):

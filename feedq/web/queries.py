@@ -14,15 +14,14 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-import msgspec
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from feedq.api.calls import Calls
 from feedq.api.endpoint import Endpoint, arguments_in
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.roles import Caller
 from feedq.settings import Settings
-from feedq.verbs.registry import At, Verb, encode
+from feedq.verbs.registry import At, Verb, encode, query_of
 
 T = TypeVar("T")
 
@@ -113,21 +112,6 @@ def address_of(arguments: Any, usual: Mapping[str, Any], **changes: Any) -> str:
 
     Whatever else than the page changes begins at the first page.
     """
-    wanted = {**msgspec.to_builtins(arguments), "cursor": None, **msgspec.to_builtins(changes)}
-    defaults = msgspec.to_builtins(type(arguments)(**usual))
-    return "?" + urlencode(flat({k: v for k, v in wanted.items() if v != defaults[k]}), doseq=True)
-
-
-def flat(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain arguments as a query string has them: a selection's keys stand beside the others.
-
-    Pages always show feeds that are being removed, and verbs leave them alone.
-    """
-    found: dict[str, Any] = {}
-    for name, value in {**arguments, **(arguments.get("select") or {})}.items():
-        if name in ("select", "removing") or not value:
-            continue
-        if isinstance(value, dict):
-            value = [f"{key}={one}" for key, one in value.items()]
-        found[name] = "true" if value is True else value
-    return found
+    wanted = {**to_builtins(arguments), "cursor": None, **to_builtins(changes)}
+    defaults = to_builtins(type(arguments)(**usual))
+    return "?" + urlencode(query_of({k: v for k, v in wanted.items() if v != defaults[k]}), doseq=True)

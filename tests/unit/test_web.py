@@ -100,7 +100,7 @@ def test_an_address_without_arguments_asks_for_all_feeds_by_name() -> None:
 
 
 def test_buttons_for_all_feeds_of_a_list_need_a_filter() -> None:
-    every, acme = Selection(removing=True), Selection(tenant="acme", removing=True)
+    every, acme = Selection(removing=True), Selection(tenant="acme")
     assert {one.refused for one in bulk_buttons(every, "", 6)} == {
         "This would be all feeds; choose some by a filter first."
     }

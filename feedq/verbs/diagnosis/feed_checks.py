@@ -18,7 +18,7 @@ from feedq.core.selection import Selection
 from feedq.verbs.diagnosis.checks import Check, Level, ok
 from feedq.verbs.diagnosis.fleet_checks import Overview, has_labels, serves
 from feedq.verbs.troubles import TROUBLES, Tone, Trouble, choice_of, trouble_of
-from feedq.verbs.wording import NAMED_MAX, ago, counted, distance, pairs, printable, said, some
+from feedq.verbs.wording import NAMED_MAX, counted, distance, pairs, printable, refused_words, said, some
 
 QUOTED_MAX: Final = 160
 """Characters of what a feed says in a warning."""
@@ -109,13 +109,8 @@ def _said(trouble: Trouble, view: FeedView, now: datetime) -> str | None:
         case Concern.EXPECTATION:
             said: str | None = "; ".join(one.said for one in view.unmet) or None
         case Concern.DEAD_LETTERS:
-            latest = (
-                ""
-                if lease.dead_letter_at is None
-                else f", the latest {ago(lease.dead_letter_at, now=now)} ago"
-            )
             why = f": {lease.dead_letter_error}" if lease.dead_letter_error else ""
-            said = f"{counted(lease.dead_letters, 'dead letter')}{latest}{why}"
+            said = refused_words(lease, now=now) + why
         case Concern.LOST_WORKERS:
             said = lease.blame
         case Status.WAITING:
