@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from feedq.control.store.expectations import FAILURES_DOUBLE, Alert
+from feedq.control.store.expectations import Alert
 from feedq.control.store.postgresql import PostgresStore
 from feedq.errors import FeedqError, InvalidInput
 from feedq.settings import Settings
@@ -80,9 +80,9 @@ def test_what_is_found_within_the_pause_is_told_together_after_it(bench: Bench) 
 
 def test_a_target_that_fails_is_asked_ever_more_rarely(bench: Bench) -> None:
     bench.alert("a")
-    for failures in range(FAILURES_DOUBLE + 3):
+    for failures in range(6 + 3):
         bench.store.alerts.failed(HERE, "away")
-        pause_s = 5.0 * 2 ** min(failures, FAILURES_DOUBLE)
+        pause_s = 5.0 * 2 ** min(failures, 6)
         bench.harness.elapse(pause_s - 2)
         assert bench.due() == []
         bench.harness.elapse(2)

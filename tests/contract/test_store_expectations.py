@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from feedq.control.store.expectations import REFUSED_OVER_S, Judged
+from feedq.control.store.expectations import Judged
 from feedq.core.expectations import read_expectations
 from feedq.core.model import Feed, TargetState
 from tests.contract.harness import PostgresHarness, progress
@@ -196,7 +196,7 @@ def test_a_part_that_is_refused_is_told_as_soon_as_there_is_something_to_tell_by
     assert bench.judge() == Judged(begun=1)
     assert bench.unmet() == ["5% refused, and not at most 1%"]
     for _ in range(8):
-        bench.harness.elapse(REFUSED_OVER_S / 5)
+        bench.harness.elapse(30.0 / 5)
         bench.land(feed, 200)
         bench.judge()
     assert bench.unmet() == []

@@ -26,6 +26,7 @@ SCHEMA: Final = "feedq_1"
 FILES: Final = (
     "leases.sql",
     "feeds.sql",
+    "expectations.sql",
     "workers.sql",
     "passes.sql",
     "runs.sql",
