@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
-from feedq.control.store.database import Connection
+from feedq.control.store.database import Connection, Rows
 from feedq.control.store.protocol import read
 from feedq.core.expectations import unmet_said
 from feedq.core.model import (
@@ -30,6 +30,8 @@ from feedq.core.model import (
     WorkerState,
     WorkerTarget,
 )
+
+T = TypeVar("T")
 
 _WORKER_FIELDS = [field.name for field in fields(Worker) if field.name != "load"]
 LOAD_FIELDS = [field.name for field in fields(Load)]
@@ -88,18 +90,21 @@ class _ViewedFeed:
 def read_views(c: Connection, source: str, which: str, given: Mapping[str, Any]) -> list[FeedView]:
     """Read feeds from the view ``feed_status``, or a function that chooses from it; which, in which order."""
     sql = f"""
-        SELECT CAST(json_agg(found) AS text)
+        SELECT CAST(row_to_json(found) AS text)
         FROM (SELECT feed, lease, worker, status, because, unmet FROM {source} v {which}) found
     """
-    document = c.execute(sql, given).scalar_one()
-    return [one.view() for one in read(document, list[_ViewedFeed])] if document else []
+    return [one.view() for one in _documents(c.execute(sql, given), _ViewedFeed)]
 
 
 def read_feeds(c: Connection, which: str, given: Mapping[str, Any]) -> list[Feed]:
     """Read the same without their leases."""
-    sql = f"SELECT CAST(json_agg(feed) AS text) FROM (SELECT feed FROM {STATUS_VIEW} {which}) found"
-    document = c.execute(sql, given).scalar_one()
-    return read(document, list[Feed]) if document else []
+    sql = f"SELECT CAST(feed AS text) FROM {STATUS_VIEW} {which}"
+    return _documents(c.execute(sql, given), Feed)
+
+
+def _documents(rows: Rows, kind: type[T]) -> list[T]:
+    """Read rows of one document each: of a hundred thousand, the database could not make one text."""
+    return read(f"[{','.join(row[0] for row in rows)}]", list[kind])  # type: ignore[valid-type]
 
 
 def worker_from(row: Any) -> Worker:
