@@ -19,7 +19,6 @@ from typing import Any
 
 import click
 
-from feedq.cli.choosing import first_few
 from feedq.cli.invocation import Command, Form, Invocation, changes, pass_invocation, yes_option
 from feedq.cli.lazily import lazily
 from feedq.cli.output import answer, say, warn, write_difference
@@ -313,7 +312,7 @@ def fail_if_not_made(found: declarations.Declared) -> None:
     failed = [change for change in found.changes if change.error is not None]
     if not failed:
         return
-    lines = first_few([f"{one.kind} {one.name!r}: {one.detail}" for one in failed], "and {:,} more")
+    lines = wording.first_few([f"{one.kind} {one.name!r}: {one.detail}" for one in failed], "and {:,} more")
     total = len(found.changes)
     lines.append(f"{total - len(failed)} of {total} changes were made; applying again makes the rest")
     raise error_of(str(failed[0].error), "\n".join(lines))
@@ -394,7 +393,7 @@ def _show_synced(found: syncing.Synced) -> None:
     write_changes(shown)
     if len(shown) < len(feeds.changes):
         click.echo(f"... and {len(feeds.changes) - len(shown):,} more")
-    for line in first_few(list(map(str, found.left_out)), "and {:,} more"):
+    for line in wording.first_few(list(map(str, found.left_out)), "and {:,} more"):
         warn(line)
     if found.kept:
         warn(

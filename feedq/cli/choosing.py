@@ -20,7 +20,6 @@ with lazily():
     from feedq.core import model, selection
     from feedq.verbs import feeds, wording
 
-ERRORS_SHOWN_MAX: Final = 20
 NAMES_AT_ONCE: Final = 100
 """Names that are asked for together: an address holds no more."""
 
@@ -141,11 +140,5 @@ def fail_if_any(failed: Sequence[feeds.Failed], what: str, *, done: int) -> None
     kind = failed[0].error
     if len(failed) == 1 and not done:
         raise error_of(kind, failed[0].detail)
-    lines = first_few([f"  {one.detail}" for one in failed], "  and {:,} more")
+    lines = wording.first_few([f"  {one.detail}" for one in failed], "  and {:,} more")
     raise error_of(kind, f"{len(failed)} not {what}, {done} {what}\n" + "\n".join(lines))
-
-
-def first_few(lines: Sequence[str], of_others: str, *, most: int = ERRORS_SHOWN_MAX) -> list[str]:
-    """The first lines, and how many others there are."""
-    more = len(lines) - most
-    return [*lines[:most], *([of_others.format(more)] if more > 0 else [])]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import click
 
-from feedq.cli.choosing import first_few
 from feedq.cli.invocation import Command, Invocation, changes, has_verbs, limit_option, yes_option
 from feedq.cli.lazily import lazily
 from feedq.cli.output import TableColumn, answer, answer_list, fact_lines, first, number
@@ -113,7 +112,7 @@ def _replay(invocation: Invocation, name: str, ids: Sequence[int], all_: bool) -
             f"  {found.passed_over} passed over: somebody else is at them, or has just dealt with them"
         )
     refused = [f"  {letter_id}: {error}" for letter_id, error in found.refused.items()]
-    answer(invocation, found, "\n".join([*lines, *first_few(refused, "  and {:,} more")]))
+    answer(invocation, found, "\n".join([*lines, *wording.first_few(refused, "  and {:,} more")]))
     if found.refused:
         raise FeedqError(f"{len(found.refused)} records are refused still; they stay where they are")
 

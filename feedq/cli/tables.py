@@ -20,6 +20,7 @@ from feedq.verbs.wording import (
     cut,
     distance,
     duration,
+    first_few,
     pairs,
     percent,
     seconds,
@@ -205,10 +206,8 @@ def warn_never(specs: Iterable[ScheduleSpec], *, now: datetime) -> None:
 
 
 def _warn_few(said: Sequence[str], of_others: str) -> None:
-    for text in said[:WARNINGS_MAX]:
+    for text in first_few(said, "and {:,} more schedules" + of_others, most=WARNINGS_MAX):
         warn(text)
-    if len(said) > WARNINGS_MAX:
-        warn(f"and {len(said) - WARNINGS_MAX:,} more schedules{of_others}")
 
 
 def _why_ended(spec: ScheduleSpec, now: datetime) -> str:

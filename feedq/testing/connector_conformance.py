@@ -107,6 +107,8 @@ class Served:
 class WaitingRead:
     """A connector that has given one record and waits for the next one."""
 
+    source: Served
+    relay: Relay
     driver: ConnectorDriver
     next_batch: asyncio.Future[Batch]
 
@@ -269,21 +271,20 @@ class ConnectorConformance:
 
         ends = (lambda relay, _: relay.reset_all(), lambda relay, _: relay.close_all(), guard_cuts)
         for end in ends:
-            async with self.reachable() as (source, relay), self.waiting(relay.where, source) as waiting:
-                end(relay, waiting.driver)
+            async with self.waiting() as waiting:
+                end(waiting.relay, waiting.driver)
                 error = await waiting.ended()
                 assert error is None or type(error) is SourceUnavailable
                 self.assert_over(waiting.driver, connected=1)
-                await relay.closed()
+                await waiting.relay.closed()
 
     @behaviour("dials", "notices_silence")
     async def test_a_source_that_falls_silent_is_told_from_one_that_ended(self) -> None:
-        async with self.reachable() as (source, relay):
-            async with self.waiting(relay.where, source, idle_timeout_s=1.0) as waiting:
-                relay.hold_after(0)
-                assert isinstance(await waiting.ended(), SourceSilent)
+        async with self.waiting(idle_timeout_s=1.0) as waiting:
+            waiting.relay.hold_after(0)
+            assert isinstance(await waiting.ended(), SourceSilent)
             self.assert_over(waiting.driver, connected=1)
-            await relay.closed()
+            await waiting.relay.closed()
 
     # -- limits ----------------------------------------------------------------------------------------
 
@@ -297,7 +298,7 @@ class ConnectorConformance:
             assert isinstance(error, FeedMisconfigured)
             assert "max_record_bytes" in str(error)
             self.assert_landed(driver, sent)
-            assert not driver.guard.watched
+            self.assert_quiet(driver)
 
     @behaviour("dials")
     async def test_it_does_not_read_on_when_it_is_not_pulled(self) -> None:
@@ -320,7 +321,8 @@ class ConnectorConformance:
     async def test_what_has_no_end_is_refused_in_time_and_in_words(self) -> None:
         loop = asyncio.get_running_loop()
         for piece in (b"x", b"9", b"\xff"):
-            async with self.reachable() as (source, relay), self.waiting(relay.where, source) as waiting:
+            async with self.waiting() as waiting:
+                relay = waiting.relay
                 before = relay.down_bytes
                 relay.flood(piece)
                 longest_s, over = 0.0, loop.time() + PATIENCE_S
@@ -334,7 +336,7 @@ class ConnectorConformance:
                 assert isinstance(error, SourceUnavailable | FeedMisconfigured), f"ends with {error!r}"
                 assert len(str(error)) < ERROR_CHARACTERS_MAX, "quotes what has no end"
                 assert longest_s < STANDS_STILL_S, f"lets nobody else have a turn for {longest_s:.1f} s"
-                assert not waiting.driver.guard.watched
+                self.assert_quiet(waiting.driver)
                 await relay.closed()
 
     # -- the end ---------------------------------------------------------------------------------------
@@ -353,22 +355,23 @@ class ConnectorConformance:
             async with aclosing(driver.open()) as stream, asking(stream) as first:
                 await until(lambda: relay.accepted > 0)
                 await stop(first)
-            assert not driver.guard.watched
+            self.assert_quiet(driver)
             await relay.closed()
 
     @behaviour()
     async def test_it_stops_while_it_waits(self) -> None:
-        async with self.reachable() as (source, relay), self.waiting(relay.where, source) as waiting:
+        async with self.waiting() as waiting:
             await stop(waiting.next_batch)
             self.assert_over(waiting.driver, connected=1)
-            await relay.closed()
+            await waiting.relay.closed()
 
     @behaviour("dials")
     async def test_it_stops_in_the_middle_of_a_record(self) -> None:
-        async with self.reachable() as (source, relay), self.waiting(relay.where, source) as waiting:
+        async with self.waiting() as waiting:
+            relay = waiting.relay
             before = relay.down_bytes
             relay.hold_after(before + len(self.record(2)) // 2)
-            await source.send([self.record(2)])
+            await waiting.source.send([self.record(2)])
             await until(lambda: relay.down_bytes > before)
             await stop(waiting.next_batch)
             self.assert_over(waiting.driver, connected=1)
@@ -442,15 +445,17 @@ class ConnectorConformance:
                 yield source, Relay(source.where)
 
     @asynccontextmanager
-    async def waiting(self, where: str, source: Served, **options: Any) -> AsyncIterator[WaitingRead]:
-        driver = self.driver(where, **options)
-        async with aclosing(driver.open()) as stream:
-            await source.send(self.records(1))
-            await pull(driver, stream, count=1)
-            async with asking(stream) as task:
-                await asyncio.sleep(MOMENT_S)
-                assert not task.done(), "it did not wait for the next record"
-                yield WaitingRead(driver, task)
+    async def waiting(self, **options: Any) -> AsyncIterator[WaitingRead]:
+        """A connector with these options besides, at a source that has sent one record and has no other."""
+        async with self.reachable() as (source, relay):
+            driver = self.driver(relay.where, **options)
+            async with aclosing(driver.open()) as stream:
+                await source.send(self.records(1))
+                await pull(driver, stream, count=1)
+                async with asking(stream) as task:
+                    await asyncio.sleep(MOMENT_S)
+                    assert not task.done(), "it did not wait for the next record"
+                    yield WaitingRead(source, relay, driver, task)
 
     def assert_over(self, driver: ConnectorDriver, *, connected: int) -> None:
         """No socket is left, and the connector said this many times that it was connected."""

@@ -70,16 +70,14 @@ class ConnectorDriver:
         )
         return open_stream(self.kind, self.options, context=context, cursor=self.cursor)
 
-    async def read(
-        self, *, enough: Callable[[], bool] = lambda: False, commit: bool = True
-    ) -> FeedqError | None:
-        """Connect once and take batches until there is ``enough``; the error if the connection ended before."""
+    async def read(self, *, enough: Callable[[], bool] = lambda: False) -> FeedqError | None:
+        """Connect once, and take and commit batches until there is ``enough``; the error if the connection ended
+        before."""
         try:
             async with asyncio.timeout(PATIENCE_S), aclosing(self.open()) as stream:
                 async for batch in stream:
                     self.take(batch)
-                    if commit:
-                        self.commit(batch)
+                    self.commit(batch)
                     if enough():
                         return None
         except (SourceUnavailable, FeedMisconfigured) as error:

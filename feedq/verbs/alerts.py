@@ -23,14 +23,12 @@ from feedq.errors import FeedqError
 from feedq.settings import Settings
 from feedq.telemetry.logs import LogEvent, log
 from feedq.verbs import alert_sending
-from feedq.verbs.wording import counted, printable
+from feedq.verbs.wording import counted, first_few, printable
 
 LOOK_S: Final = 1.0
 """How late an alert leaves, besides the pause between messages."""
 RETRY_S: Final = 5.0
 """After the first failure; see `feedq.control.store.expectations.FAILURES_DOUBLE`."""
-LINES_MAX: Final = 20
-"""Feeds that a message names; the others are counted."""
 
 logger = log(__name__)
 
@@ -78,9 +76,7 @@ def message_of(alerts: Sequence[Alert]) -> tuple[str, str]:
         f"{counted(len(worse), 'feed')} not as expected" if worse else "",
         f"{counted(len(better), 'feed')} as expected again" if better else "",
     ]
-    lines = list(_lines(worse, better))
-    if len(lines) > LINES_MAX:
-        lines[LINES_MAX:] = [f"and {len(lines) - LINES_MAX} more: feedq doctor"]
+    lines = first_few(list(_lines(worse, better)), "and {:,} more: feedq doctor")
     return f"feedq: {', '.join(filter(None, parts))}", "\n".join(lines)
 
 

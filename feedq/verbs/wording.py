@@ -24,6 +24,8 @@ ERROR_WIDTH = 100
 """Characters of an error in a list; one feed's own page has all of it."""
 ID_SHOWN = 8
 """Characters of a worker's id in lists. Fewer mean no worker: a mistyped name must not find another worker."""
+LINES_MAX = 20
+"""Lines about one feed or schedule each in one message; the others are counted."""
 NAMED_MAX = 5
 """Names in one sentence; lists have them all."""
 TIMES_LISTED_MAX = 3
@@ -66,6 +68,12 @@ def some(found: Sequence[T], name: Callable[[T], str] = str, *, of: int | None =
     """The names of the first few, and how many more there are."""
     more = (len(found) if of is None else of) - NAMED_MAX
     return ", ".join(map(name, found[:NAMED_MAX])) + (f" and {more} more" if more > 0 else "")
+
+
+def first_few(lines: Sequence[str], of_others: str, *, most: int = LINES_MAX) -> list[str]:
+    """The first lines, and one that says how many others there are."""
+    more = len(lines) - most
+    return [*lines[:most], *([of_others.format(more)] if more > 0 else [])]
 
 
 def stamp(at: datetime) -> str:
