@@ -30,8 +30,6 @@ SEND_S: Final = 1.0
 LOOK_S: Final = 0.5
 SIGN_S: Final = 5.0
 """How often a listener says that it is still there."""
-ENDS_AFTER_S: Final = 600.0
-"""A tap ends so long after the last sign of a listener: one that was killed says no goodbye."""
 SECONDS_MAX: Final = 86_400
 LIMIT_MAX: Final = 1_000_000
 

@@ -11,7 +11,7 @@ import pytest
 from feedq.control.store.history import EventFilter
 from feedq.control.store.taps import listen
 from feedq.core.model import FeedSpec, Load
-from feedq.core.tap import ENDS_AFTER_S, LISTENERS_MAX, PARTS_KEPT, TapPart, TappedRecord
+from feedq.core.tap import LISTENERS_MAX, PARTS_KEPT, TapPart, TappedRecord
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.event_names import EventKind
 from tests.contract.harness import TTL_S, PostgresHarness
@@ -66,7 +66,7 @@ def test_a_tap_ends_by_itself_when_its_listener_was_killed(postgres_harness: Pos
     killed = uuid4()
     taps.open(feed.id, killed)
     taps.put(worker.id, [part(feed.id)])
-    postgres_harness.elapse(ENDS_AFTER_S + 1)
+    postgres_harness.elapse(601)
     assert tapped(postgres_harness, worker.id) == ()
     taps.put(worker.id, [part(feed.id)])
     assert kept(postgres_harness) == 1

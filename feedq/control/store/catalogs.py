@@ -18,6 +18,7 @@ from feedq.control.store.database import (
     in_statement,
     translate_driver_errors,
 )
+from feedq.control.store.protocol import call
 from feedq.errors import Conflict
 
 
@@ -54,11 +55,7 @@ class CatalogStore(Aggregate):
     @in_statement
     def note(self, c: Connection, catalog: str, version: str | None, owned: str) -> None:
         """Keep how a sync left a catalog, as `last` tells it."""
-        sql = """
-            INSERT INTO feedq.catalog (name, version, owned) VALUES (%(name)s, %(version)s, %(owned)s)
-            ON CONFLICT (name) DO UPDATE SET version = excluded.version, owned = excluded.owned
-        """
-        c.execute(sql, {"name": catalog, "version": version, "owned": owned})
+        call(c, "note_catalog", bool, named=catalog, at_version=version, in_state=owned)
 
     @in_statement
     def owned_state(self, c: Connection, catalog: str) -> str:

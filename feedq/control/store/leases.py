@@ -21,8 +21,7 @@ from feedq.control.store.database import (
     in_transaction,
     storable_json,
 )
-from feedq.control.store.protocol import call, document
-from feedq.control.store.taps import HAS_LISTENER
+from feedq.control.store.protocol import SCHEMA, call, document
 from feedq.core.model import (
     JSON,
     Claim,
@@ -152,7 +151,9 @@ class Leases(Aggregate):
             SELECT l.worker_id, w.state AS worker_state, l.state, l.reason,
                    extract(epoch FROM w.expires_at - greatest(feedq.clock(), w.heartbeat_at))::float8
                        AS remaining_s,
-                   EXISTS (SELECT FROM feedq.tap t WHERE t.feed_id = l.feed_id AND {HAS_LISTENER}) AS tapped
+                   EXISTS (
+                       SELECT FROM feedq.tap t WHERE t.feed_id = l.feed_id AND {SCHEMA}.is_listening(t)
+                   ) AS tapped
             FROM feedq.lease l JOIN feedq.worker w ON w.id = l.worker_id
             WHERE l.feed_id = %(feed_id)s AND l.epoch = %(epoch)s AND w.state <> 'gone'
         """

@@ -32,6 +32,8 @@ FILES: Final = (
     "runs.sql",
     "ends.sql",
     "schedules.sql",
+    "taps.sql",
+    "access.sql",
 )
 """In the order in which they are run: a function may use those before it."""
 KEPT: Final = 4_096

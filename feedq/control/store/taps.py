@@ -15,10 +15,10 @@ from uuid import UUID, uuid4
 import msgspec
 from pydantic import TypeAdapter
 
-from feedq.control.store.database import Aggregate, Connection, GivenRows, in_statement, in_transaction
+from feedq.control.store.database import Aggregate, Connection, in_statement, in_transaction
 from feedq.control.store.history import record
+from feedq.control.store.protocol import call, document
 from feedq.core.tap import (
-    ENDS_AFTER_S,
     LISTENERS_MAX,
     LOOK_S,
     PARTS_KEPT,
@@ -30,34 +30,6 @@ from feedq.core.tap import (
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.event_names import EventKind
 
-HAS_LISTENER = f"t.listened_at > feedq.clock() - interval '{ENDS_AFTER_S} s'"
-# A look-up of the lease for each of the few taps: joined, the planner might go through all leases of the worker.
-TAPPED = f"""
-    ARRAY(
-        SELECT DISTINCT t.feed_id FROM feedq.tap t
-        WHERE {HAS_LISTENER}
-            AND (SELECT l.worker_id FROM feedq.lease l WHERE l.feed_id = t.feed_id) = %(worker_id)s
-    )
-"""
-"""The feeds of a worker that somebody listens to."""
-FORGET = (
-    f"DELETE FROM feedq.tap t WHERE NOT {HAS_LISTENER}",
-    "DELETE FROM feedq.tap_part p WHERE NOT EXISTS (SELECT FROM feedq.tap t WHERE t.feed_id = p.feed_id)",
-)
-_PARTS = GivenRows("feed_id bigint, epoch bigint, records text, left_out bigint, refused bigint")
-_PUT = f"""
-    WITH put AS (
-        INSERT INTO feedq.tap_part (feed_id, epoch, worker, records, left_out, refused)
-        SELECT given.feed_id, given.epoch, w.name, given.records, given.left_out, given.refused
-        FROM {_PARTS} JOIN feedq.worker w ON w.id = %(worker_id)s
-        WHERE EXISTS (SELECT FROM feedq.tap t WHERE t.feed_id = given.feed_id AND {HAS_LISTENER})
-    )
-    DELETE FROM feedq.tap_part p USING {_PARTS}
-    WHERE p.feed_id = given.feed_id AND p.id <= (
-        SELECT id FROM feedq.tap_part WHERE feed_id = given.feed_id
-        ORDER BY id DESC OFFSET {PARTS_KEPT - 1} LIMIT 1
-    )
-"""
 _RECORDS = TypeAdapter(tuple[TappedRecord, ...])
 
 
@@ -68,45 +40,33 @@ class TapStore(Aggregate):
     def put(self, c: Connection, worker_id: UUID, parts: Sequence[TapPart]) -> None:
         """Show what this worker has landed; what nobody listens to is dropped."""
         rows = [
-            (
-                part.feed_id,
-                part.epoch,
-                msgspec.json.encode(part.records).decode(),
-                part.left_out,
-                part.refused,
-            )
+            {
+                "feed_id": part.feed_id,
+                "epoch": part.epoch,
+                "records": msgspec.json.encode(part.records).decode(),
+                "left_out": part.left_out,
+                "refused": part.refused,
+            }
             for part in parts
         ]
-        c.execute(_PUT, {"worker_id": worker_id, **_PARTS.of(rows)})
+        call(c, "show_landed", bool, session=worker_id, parts=document(rows), kept=PARTS_KEPT)
 
     @in_transaction
     def open(self, c: Connection, feed_id: int, listener: UUID) -> int:
         """Begin to listen; returns the last part that is there already. Raises `Conflict`, `NotFound`."""
-        c.execute("LOCK TABLE feedq.tap IN SHARE ROW EXCLUSIVE MODE")
-        for statement in FORGET:
-            c.execute(statement)
-        if c.execute("SELECT count(*) FROM feedq.tap").scalar_one() >= LISTENERS_MAX:
+        found = call(c, "open_tap", dict[str, Any], to_feed=feed_id, listener=listener, most=LISTENERS_MAX)
+        if found.get("refusal") == "full":
             raise Conflict(f"{LISTENERS_MAX} listen to feeds already: end another `feedq feed tap` first")
-        if not self._sign(c, feed_id, listener):
+        if found.get("refusal") == "gone":
             raise NotFound(f"feed {feed_id} is gone, or being removed")
         record(c, EventKind.FEED_TAPPED, feed_id)
-        last = "SELECT coalesce(max(id), 0) FROM feedq.tap_part WHERE feed_id = %(feed_id)s"
-        found: int = c.execute(last, {"feed_id": feed_id}).scalar_one()
-        return found
+        last: int = found["last"]
+        return last
 
     @in_statement
     def sign(self, c: Connection, feed_id: int, listener: UUID) -> bool:
         """Say that it still listens. False when the feed is gone, or being removed."""
-        return self._sign(c, feed_id, listener)
-
-    def _sign(self, c: Connection, feed_id: int, listener: UUID) -> bool:
-        # Made anew if it is not there: perhaps nothing was heard of the listener for long.
-        sql = """
-            INSERT INTO feedq.tap (id, feed_id)
-            SELECT %(listener)s, id FROM feedq.feed WHERE id = %(feed_id)s AND removed_at IS NULL
-            ON CONFLICT (id) DO UPDATE SET listened_at = feedq.clock()
-        """
-        return c.execute(sql, {"listener": listener, "feed_id": feed_id}).rowcount == 1
+        return call(c, "listen", bool, to_feed=feed_id, listener=listener)
 
     @in_statement
     def after(self, c: Connection, feed_id: int, last: int) -> list[tuple[int, TapPart]]:
@@ -120,8 +80,7 @@ class TapStore(Aggregate):
     @in_transaction
     def close(self, c: Connection, listener: UUID) -> None:
         """End to listen."""
-        c.execute("DELETE FROM feedq.tap WHERE id = %(listener)s", {"listener": listener})
-        c.execute(FORGET[1])
+        call(c, "close_tap", bool, listener=listener)
 
 
 def listen(

@@ -15,11 +15,11 @@ from feedq.control.store.database import (
     Connection,
     in_statement,
     in_transaction,
-    refused_when_taken,
 )
 from feedq.control.store.history import record
+from feedq.control.store.protocol import call
 from feedq.core.roles import AccessRole, AccessToken
-from feedq.errors import InvalidInput, NotFound
+from feedq.errors import Conflict, InvalidInput, NotFound
 from feedq.telemetry.event_names import EventKind
 
 PREFIX: Final = "feedq_"
@@ -37,16 +37,12 @@ class TokenStore(Aggregate):
     def add(self, c: Connection, name: str, role: AccessRole, *, tenant: str | None, lasts_s: float) -> str:
         """Make a token and return it; it is not told again. Raises `Conflict` when the name is taken."""
         token = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
-        if c.execute("SELECT count(*) FROM feedq.token").scalar_one() >= TOKENS_MAX:
+        given = {"named": name, "hashed": _hash(token), "as_role": role.value, "of_tenant": tenant}
+        refusal = call(c, "add_token", str, **given, lasts_s=lasts_s, most=TOKENS_MAX)
+        if refusal == "full":
             raise InvalidInput(f"there are {TOKENS_MAX} tokens; `feedq token remove` makes room")
-        sql = """
-            INSERT INTO feedq.token (name, hash, role, tenant, expires_at)
-            VALUES (%(name)s, %(hash)s, %(role)s, %(tenant)s,
-                feedq.clock() + make_interval(secs => %(lasts_s)s))
-        """
-        values = {"name": name, "hash": _hash(token), "role": role.value, "tenant": tenant}
-        with refused_when_taken(f"token {name!r} exists already; `feedq token remove` ends it"):
-            c.execute(sql, values | {"lasts_s": lasts_s})
+        if refusal == "taken":
+            raise Conflict(f"token {name!r} exists already; `feedq token remove` ends it")
         said = {"token": name, "role": role.value} | ({} if tenant is None else {"tenant": tenant})
         record(c, EventKind.TOKEN_ADDED, detail=said)
         return token
@@ -54,8 +50,7 @@ class TokenStore(Aggregate):
     @in_transaction
     def remove(self, c: Connection, name: str) -> None:
         """End a token at once. Raises `NotFound`."""
-        sql = "DELETE FROM feedq.token WHERE name = %(name)s RETURNING name"
-        if c.execute(sql, {"name": name}).one_or_none() is None:
+        if not call(c, "remove_token", bool, named=name):
             raise NotFound(f"no token named {name!r}; `feedq token list` shows them all")
         record(c, EventKind.TOKEN_REMOVED, detail={"token": name})
 
