@@ -81,6 +81,13 @@ def test_no_path_of_one_machine_gets_in() -> None:
     assert [where(path) for path in TEXTS if private.search(read(path))] == []
 
 
+def test_only_the_protocol_writes_to_the_control_database() -> None:
+    """So roles can be given its functions, and each statement says what it promises in one place."""
+    writes = re.compile(r"\b(?:INSERT INTO|DELETE FROM|UPDATE) (?:feedq\.|\{)")
+    modules = [path for path in ROOT.glob("feedq/control/**/*.py") if "migrations" not in path.parts]
+    assert [where(path) for path in modules if writes.search(read(path))] == []
+
+
 def test_the_control_database_has_one_clock() -> None:
     """A statement that read another clock would stay behind where a test moves time."""
     other = re.compile(
