@@ -10,13 +10,10 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import psycopg2
 import pytest
 import uvloop
 from hypothesis import settings
@@ -28,6 +25,8 @@ from feedq.local.valkey import Valkey
 from feedq.testing.loopback import run_on
 from tests import leftovers
 from tests.cluster import Cluster
+from tests.embedded import postgres_server
+from tests.fakes.control import ControlDatabase
 from tests.nursery import Nursery
 
 # No deadline: how long an example takes says more about the machine's other work than about the code.
@@ -101,14 +100,9 @@ def servers_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def postgres(servers_dir: Path, request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    server = Postgres(servers_dir, settings={"fsync": "off", "scram_iterations": "1"})
-    server.start()
-    request.session.stash[_postgres] = server
-    # Thousands of sessions begin in the tests, and 4,096 rounds of hashing are most of what each of them costs.
-    with closing(psycopg2.connect(server.url())) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("ALTER ROLE CURRENT_USER PASSWORD %s", (urlsplit(server.url()).password,))
-    yield server
-    server.stop()
+    with postgres_server(servers_dir) as server:
+        request.session.stash[_postgres] = server
+        yield server
 
 
 @pytest.hookimpl(wrapper=True)
@@ -118,6 +112,22 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and (server := item.session.stash.get(_postgres, None)) is not None:
         report.sections.append(("PostgreSQL's log", tail(server.log, lines=40)))
     return report
+
+
+@pytest.fixture(scope="session")
+def control_of_fleets(postgres: Postgres) -> Iterator[ControlDatabase]:
+    """The control database of all fleets that are ticked by hand, one after the other."""
+    made = ControlDatabase(postgres.create_database("fleets"))
+    yield made
+    made.close()
+    postgres.drop_database("fleets")
+
+
+@pytest.fixture
+def control(control_of_fleets: ControlDatabase) -> Iterator[ControlDatabase]:
+    """The fleets of this test are on it."""
+    with control_of_fleets.driven():
+        yield control_of_fleets
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The stores under contract: each test of them runs once per implementation."""
+"""The control database under contract, which each test finds empty."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from feedq.control import reconcile
 from feedq.control.store import migrate
 from feedq.local.postgres import Postgres
-from tests.contract.harness import Harness, MemoryHarness, PostgresHarness
+from tests.contract.harness import Harness, PostgresHarness
 from tests.contract.jobs_harness import JobsHarness
 
 
@@ -31,20 +31,16 @@ def _unswept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconcile, "SWEEP_INTERVAL_S", 3600.0)
 
 
-@pytest.fixture(params=["memory", "postgresql"])
-def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
-    """Each implementation of the store in turn."""
-    if request.param == "memory":
-        made: Harness = MemoryHarness()
-    else:
-        made = PostgresHarness(request.getfixturevalue("control_database_url"))
+@pytest.fixture
+def harness(control_database_url: str) -> Iterator[Harness]:
+    made = PostgresHarness(control_database_url)
     yield made
     made.close()
 
 
 @pytest.fixture
 def postgres_harness(control_database_url: str) -> Iterator[PostgresHarness]:
-    """PostgreSQL alone, for what only threads can show."""
+    """With what only PostgreSQL has."""
     made = PostgresHarness(control_database_url)
     yield made
     made.close()
@@ -52,7 +48,7 @@ def postgres_harness(control_database_url: str) -> Iterator[PostgresHarness]:
 
 @pytest.fixture
 def jobs(control_database_url: str) -> Iterator[JobsHarness]:
-    """Schedules and runs, of which there is one implementation."""
+    """Schedules and runs."""
     made = JobsHarness(control_database_url)
     yield made
     made.close()

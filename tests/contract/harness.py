@@ -1,6 +1,6 @@
 """What the contract suite needs of a store beyond its interface: to move its clock and to break things.
 
-One per implementation. A harness also makes the rows that tests start from, in as few words as possible.
+A harness also makes the rows that tests start from, in as few words as possible.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from feedq.core.model import (
 )
 from feedq.core.placement.base import EligibleWorker, Transfer
 from feedq.settings import Settings
-from tests.fakes import ManualClock, MemoryStore
 from tests.waiting import until
 
 TTL_S = 60.0
@@ -197,45 +196,6 @@ class Harness(ABC):
         values: dict[str, Any] = {"settle_s": 0.0, **changes}
         said: list[Assignment] = [] if sent is None else sent
         return reconcile(self.store, said.extend, Settings.model_construct(**values))
-
-
-class MemoryHarness(Harness):
-    def __init__(self, *, restart_hold_s: float = 0.0) -> None:
-        self.memory = MemoryStore(ManualClock(), restart_hold_s=restart_hold_s)
-        self.memory.database.tables.swept_at = self.memory.clock.now()
-        self.store = self.memory
-
-    def elapse(self, seconds: float) -> None:
-        self.memory.clock.advance(seconds)
-
-    def put_clock_back(self, seconds: float) -> None:
-        self.memory.clock.put_back(seconds)
-
-    def await_unlocked(self, worker: Worker) -> None:
-        """They are gone when they are closed."""
-
-    def make_sweep_due(self) -> None:
-        self.memory.database.tables.swept_at = None
-
-    def check_liveness(self) -> int:
-        return len(self.memory.check_liveness())
-
-    def is_due(self, *, settle_s: float = 3600.0) -> bool:
-        return self.memory.is_due(settle_s=settle_s)
-
-    def wakes(self, act: Callable[[], object]) -> bool:
-        before = self.memory.database.tables.wakes
-        act()
-        return self.memory.database.tables.wakes > before
-
-    def delete_lease(self, feed_id: int) -> None:
-        self.memory.delete_lease(feed_id)
-
-    def break_sessions(self, worker: Worker) -> None:
-        self.memory.drop_sessions(worker.id)
-
-    def dirty_feeds(self) -> int:
-        return len(self.memory.database.tables.dirty)
 
 
 EMPTY = """

@@ -14,19 +14,15 @@ from feedq.core.model import LeaseState, Reason, Release, Status, TargetState, W
 from feedq.core.placement.base import Transfer
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.logs import EventKind
-from tests.contract.harness import Harness, MemoryHarness, PostgresHarness, progress
+from tests.contract.harness import Harness, PostgresHarness, progress
 
 HOLD_S = 20.0
 
 
-@pytest.fixture(params=["memory", "postgresql"])
-def holding(request: pytest.FixtureRequest) -> Iterator[Harness]:
-    """Stores of workers whose announced restarts are waited for."""
-    if request.param == "memory":
-        made: Harness = MemoryHarness(restart_hold_s=HOLD_S)
-    else:
-        url = request.getfixturevalue("control_database_url")
-        made = PostgresHarness(url, restart_hold_s=HOLD_S)
+@pytest.fixture
+def holding(control_database_url: str) -> Iterator[Harness]:
+    """A store of workers whose announced restarts are waited for."""
+    made = PostgresHarness(control_database_url, restart_hold_s=HOLD_S)
     yield made
     made.close()
 

@@ -1,7 +1,7 @@
-"""Real implementations that need no server, for the tests.
+"""Stands-in for the tests.
 
-`MemoryStore` is the control database on dicts with a `ManualClock`; `FakeFleet` puts whole workers, a source and a
-sink beside it and ticks them by hand.
+`FakeFleet` puts whole workers, a source and a sink beside the real control database and ticks them by hand;
+`MemoryStore` is a control database on dicts with a `ManualClock`, for tests that need no server.
 """
 
 from tests.fakes.clock import ManualClock, SkewedClock

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from uuid import NAMESPACE_OID, uuid5
 
-from feedq.celery.beat import LOOK_INTERVAL_S
+from feedq.celery.beat import CALM_CHECK_S, LEADER_TTL_S, LOOK_INTERVAL_S
 from feedq.control.reconcile import PASSES_IN_A_ROW, PassReport, reconcile
+from feedq.control.store.election import Election
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.lease import on_edit
 from feedq.core.model import (
-    Event,
     FeedKey,
     FeedSpec,
     LeaseState,
@@ -25,16 +27,17 @@ from feedq.core.model import (
     WorkerState,
     WorkerTarget,
 )
+from feedq.core.selection import Selection
 from feedq.errors import Unavailable
 from feedq.settings import Settings
 from feedq.telemetry.logs import EventKind
 from feedq.verbs import bulk
 from feedq.verbs.workers import find_worker
-from tests.fakes.clock import ManualClock, SkewedClock
+from tests.fakes import control
+from tests.fakes.clock import SkewedClock
+from tests.fakes.control import EventRow, is_open
 from tests.fakes.durations import DURATIONS
 from tests.fakes.invariants import overfull_workers, problems_of_move, problems_of_rows
-from tests.fakes.memory import MemoryStore
-from tests.fakes.memory.listing import chosen
 from tests.fakes.servers import FakeBroker, FakeSink, FakeSource
 from tests.fakes.stream import numbers
 from tests.fakes.worker import FakeWorker
@@ -42,6 +45,7 @@ from tests.fakes.worker import FakeWorker
 SOURCE = {"url": "paper://source"}
 """All feeds have one source: what one cannot reach from a worker the others cannot."""
 STEP_S = 0.1
+BEAT = uuid5(NAMESPACE_OID, "beat")
 TICK_MIN_S = 0.1
 """What beat makes of a reconcile interval of nothing."""
 
@@ -50,9 +54,10 @@ class InvariantBroken(AssertionError):
     """The protocol failed; the message ends with the transcript up to that moment."""
 
 
-def move_feed(store: MemoryStore, name: str, worker: str, settings: Settings) -> None:
+def move_feed(store: PostgresStore, name: str, worker: str, settings: Settings) -> None:
     """Has one feed moved. Raises why it cannot be."""
-    result = bulk.move(store, [chosen(store.feeds.view(name))], settings, to=find_worker(store, worker))
+    moved = store.listing.chosen(Selection(names=(name,)), limit=1)
+    result = bulk.move(store, moved, settings, to=find_worker(store, worker))
     for _, error in result.failed:
         raise error
 
@@ -69,9 +74,12 @@ class FakeFleet:
         sink: FakeSink | None = None,
     ) -> None:
         self.settings = settings or DURATIONS
-        self.clock = ManualClock()
+        self.control = control.current()
+        self.control.reset()
+        self.clock = self.control.clock
         self._began = self.clock.now()
-        self.store = MemoryStore(self.clock, restart_hold_s=self.settings.restart_hold_s)
+        self.store = self.control.store(restart_hold_s=self.settings.restart_hold_s)
+        self._election: Election | None = None
         self.broker = FakeBroker()
         self.source = FakeSource(self.clock, rate_hz=rate_hz)
         self.sink = sink or FakeSink()
@@ -81,8 +89,14 @@ class FakeFleet:
         self.passes = self.looks = 0
         self._step_s = step_s
         self._next_pass_at = self._next_look_at = 0.0
+        self._falls_due = False
+        """Whether something falls due by the time of the next look."""
         self._feeds_added = 0
         self._events_told = 0
+        self._checked_at = self._viewed_at = -1
+        """How often the tables had changed by then."""
+        self._wanted: list[int] = []
+        """Feeds that should run."""
         self._unplaced: dict[str, int] = {}
         self._was_away = False
         self._sessions: dict[FeedKey, Worker | None] = {}
@@ -107,6 +121,7 @@ class FakeFleet:
     ) -> None:
         self.workers[name] = FakeWorker(
             name,
+            control=self.control,
             store=self.store,
             broker=self.broker,
             source=self.source,
@@ -162,8 +177,8 @@ class FakeFleet:
 
     def edit(self, feed_id: int) -> None:
         feed = self.store.feeds.get(self._name(feed_id))
-        labels = {"edited": str(feed.generation)}
-        self.store.feeds.edit(feed.spec.model_copy(update={"labels": labels}))
+        source = SOURCE | {"edited": str(feed.generation)}
+        self.store.feeds.edit(feed.spec.model_copy(update={"source": source}))
         self.say("person", f"edits feed {feed_id}")
 
     def remove(self, feed_id: int) -> None:
@@ -223,19 +238,19 @@ class FakeFleet:
 
     def database_goes_away(self) -> None:
         self.say("database", "goes away")
-        self.store.go_away()
+        self.control.is_away = True
 
     def database_comes_back(self) -> None:
         self.say("database", "comes back")
-        self.store.come_back()
+        self.control.is_away = False
 
     def database_restarts(self) -> None:
         self.say("database", "restarts")
-        self.store.restart()
+        self.control.restart()
 
     def delete_lease(self, feed_id: int) -> None:
         self.say("person", f"deletes the lease of feed {feed_id}")
-        self.store.delete_lease(feed_id)
+        self.control.observe(f"DELETE FROM feedq.lease WHERE feed_id = {feed_id}")
         self._forgotten.add(feed_id)
         self._lost_at[feed_id] = self.clock.monotonic()
 
@@ -269,7 +284,7 @@ class FakeFleet:
     def _beat(self) -> None:
         try:
             is_due = self._look() or self.clock.monotonic() >= self._next_pass_at
-            if is_due or self.store.database.tables.wakes:
+            if is_due or self.control.wakes:
                 self._reconcile()
         except Unavailable:
             if not self._was_away:
@@ -279,20 +294,37 @@ class FakeFleet:
             self._was_away = False
 
     def _look(self) -> bool:
-        """Whether a pass should run, going by a look if it is time for one."""
-        if self.clock.monotonic() < self._next_look_at:
+        """Whether a pass should run, going by a look if it is time for one.
+
+        A beat hears at once when a session has ended, and knows when something falls due; beyond that it looks now
+        and then."""
+        if self.clock.monotonic() < self._next_look_at and not self.control.has_ended:
             return False
         self.looks += 1
-        suspected = self.store.suspected
-        lost = self.store.check_liveness()
-        # The second look, which decides, follows the first at once.
-        pause_s = 0.0 if self.store.suspected - suspected else LOOK_INTERVAL_S
+        if self._election is None or not is_open(self._election._session):
+            self._election = self._elected()
+        check = self._election.check_liveness()
+        self.control.has_ended = False
+        is_due = bool(check.crashed or check.expired or check.is_due)
+        often = is_due or bool(check.suspected) or self._falls_due
+        self._falls_due = check.due_in_s is not None and check.due_in_s <= CALM_CHECK_S
+        pause_s = LOOK_INTERVAL_S if often else check.due_in_s if self._falls_due else CALM_CHECK_S
+        assert pause_s is not None
         self._next_look_at = self.clock.monotonic() + pause_s
-        return bool(lost) or self.store.is_due(settle_s=self.settings.settle_s)
+        return is_due
+
+    def _elected(self) -> Election:
+        """Raises `Unavailable`."""
+        s = self.settings
+        election = Election(
+            self.control.url, holder=BEAT, host="paper", pid=1, ttl_s=LEADER_TTL_S, settle_s=s.settle_s
+        )
+        assert election.campaign()
+        return election
 
     def _reconcile(self) -> None:
-        self.store.database.require()
-        self.store.database.tables.wakes = 0
+        self.control.require()
+        self.control.wakes = 0
         self.passes += 1
         interval_s = max(self.settings.reconcile_interval_s, TICK_MIN_S)
         self._next_pass_at = self.clock.monotonic() + interval_s
@@ -300,8 +332,8 @@ class FakeFleet:
         self._tell_events()
         # While feeds of dead workers wait, passes only place feeds, and the rest follows a moment later.
         is_whole = report is not None and not report.is_fast_path
-        for lease in self.store.database.tables.leases.values():
-            if is_whole and lease.stop_by is not None and lease.stop_by < self.clock.now():
+        for lease in self.control.leases() if is_whole else ():
+            if lease.stop_by is not None and lease.stop_by < self.clock.now():
                 raise self.broken(f"feed {lease.feed_id} is waited for beyond its time")
         if report is not None:
             self._tell_unplaced(report)
@@ -320,23 +352,27 @@ class FakeFleet:
         return "".join(f"{line}\n" for line in self.lines)
 
     def _tell_events(self) -> None:
-        events = self.store.database.tables.events
-        news = [e for e in events[self._events_told :] if e.kind in _TOLD]
-        self._events_told = len(events)
-        alike: dict[object, list[Event]] = {}
+        if not self.control.has_news:
+            return
+        self.control.has_news = False
+        news = self.control.events(after=self._events_told, kinds=_TOLD)
+        if news:
+            self._events_told = news[-1].id
+        alike: dict[object, list[EventRow]] = {}
         for event in news:
             if event.kind == EventKind.LEASE_REAPED and event.feed_id is not None:
                 self._lost_at[event.feed_id] = self.clock.monotonic()
-            about = (event.kind, event.worker_id, event.detail.get("reason"), event.detail.get("to"))
+            about = (event.kind, event.worker, event.detail.get("reason"), event.detail.get("to"))
             alike.setdefault(about, []).append(event)
         for group in alike.values():
             self._tell(EventKind(group[0].kind), group)
 
-    def _tell(self, kind: EventKind, events: list[Event]) -> None:
-        worker_id = events[0].worker_id
-        name = self.store.database.tables.workers[worker_id].name if worker_id else "nobody"
+    def _tell(self, kind: EventKind, events: list[EventRow]) -> None:
+        name = events[0].worker or "nobody"
         feeds = numbers(e.feed_id for e in events if e.feed_id is not None)
-        keys = ",".join(f"{e.feed_id}@{e.epoch}" for e in events)
+        keys = ",".join(
+            f"{feed_id}@{epoch}" for feed_id, epoch in sorted((e.feed_id, e.epoch) for e in events)
+        )
         match kind:
             case EventKind.WORKER_GONE:
                 who, what = f"worker {name}", "gone"
@@ -368,18 +404,8 @@ class FakeFleet:
             raise self.broken(problem)
 
     def _problems(self) -> Iterator[str]:
-        tables = self.store.database.tables
         yield from self._problems_of_readers()
-        for feed_id, lease in tables.leases.items():
-            if (lease.worker_id is None) != (lease.state is LeaseState.IDLE):
-                yield f"feed {feed_id} is {lease.state} and belongs to {lease.worker_id}"
-            if lease.worker_id and tables.workers[lease.worker_id].state is WorkerState.GONE:
-                yield f"feed {feed_id} belongs to a worker that is gone"
-            before, self._epochs[feed_id] = self._epochs.get(feed_id, 0), lease.epoch
-            if lease.epoch < before and feed_id not in self._forgotten:
-                yield f"feed {feed_id} went from epoch {before} back to {lease.epoch}"
-            yield from problems_of_move(lease)
-        yield from overfull_workers(tables)
+        yield from self._problems_of_leases()
         for feed_id, rows in self.sink.rows.items():
             seen = min(self._rows_seen.get(feed_id, 0), len(rows))  # fewer after the sink went back
             if seen < len(rows):
@@ -391,6 +417,23 @@ class FakeFleet:
                     session = self._sessions.setdefault(stream.key, worker.worker)
                     if session is not worker.worker:
                         yield f"{stream.key} was held by {session} and by {worker.worker}"
+
+    def _problems_of_leases(self) -> Iterator[str]:
+        if self._checked_at == self.control.changes:
+            return
+        self._checked_at = self.control.changes
+        leases, workers = self.control.leases(), {w.id: w for w in self.control.workers()}
+        for lease in leases:
+            feed_id = lease.feed_id
+            if (lease.worker_id is None) != (lease.state is LeaseState.IDLE):
+                yield f"feed {feed_id} is {lease.state} and belongs to {lease.worker_id}"
+            if lease.worker_id and workers[lease.worker_id].state is WorkerState.GONE:
+                yield f"feed {feed_id} belongs to a worker that is gone"
+            before, self._epochs[feed_id] = self._epochs.get(feed_id, 0), lease.epoch
+            if lease.epoch < before and feed_id not in self._forgotten:
+                yield f"feed {feed_id} went from epoch {before} back to {lease.epoch}"
+            yield from problems_of_move(lease)
+        yield from overfull_workers(leases, workers.values())
 
     def _problems_of_readers(self) -> Iterator[str]:
         readers: dict[int, str] = {}
@@ -410,15 +453,15 @@ class FakeFleet:
 
     def everything_streams(self) -> bool:
         """Whether each feed that should run is connected, exactly once, and its rows keep up."""
-        views = [
-            v
-            for v in self.store.feeds.views()
-            if v.status not in (Status.PAUSED, Status.FAILED) and v.feed.id not in self.source.poison
-        ]
+        if self._viewed_at != self.control.changes:
+            self._viewed_at = self.control.changes
+            views = [v for v in self.store.feeds.views() if v.status not in (Status.PAUSED, Status.FAILED)]
+            self._wanted = [v.feed.id for v in views]
         return all(
-            len(self.source.owners(v.feed.id)) == 1
-            and len(self.sink.rows.get(v.feed.id, ())) >= self.source.sent(v.feed.id) - 2
-            for v in views
+            len(self.source.owners(feed_id)) == 1
+            and len(self.sink.rows.get(feed_id, ())) >= self.source.sent(feed_id) - 2
+            for feed_id in self._wanted
+            if feed_id not in self.source.poison
         )
 
     def broken(self, problem: str) -> InvariantBroken:
@@ -426,7 +469,9 @@ class FakeFleet:
         return InvariantBroken(f"t={self.clock.monotonic():.1f}: {problem}\n{self.transcript}")
 
     def _name(self, feed_id: int) -> str:
-        return self.store.database.tables.feeds[feed_id].name
+        ((name,),) = self.control.observe(f"SELECT name FROM feedq.feed WHERE id = {feed_id}")
+        assert isinstance(name, str)
+        return name
 
 
 _TOLD = {

@@ -3,28 +3,67 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
 
-from feedq.core.model import Lease, LeaseState, Reason, WorkerState
-from tests.fakes.memory.tables import Tables, counted_at
+from feedq.core.model import LeaseState, Reason, WorkerState
 
 
-def problems_of_move(lease: Lease) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """A lease as it stands in its table."""
+
+    feed_id: int
+    state: LeaseState
+    worker_id: UUID | None
+    epoch: int
+    reason: Reason | None
+    promised_to: UUID | None
+    stop_by: datetime | None
+    goes_on: bool
+    """Whether the feed is to run, as the latest pass has seen it."""
+
+    @property
+    def counted_at(self) -> UUID | None:
+        """The worker that it counts for: the one that it is promised to, else the one that has it."""
+        if self.promised_to is not None and self.state in (LeaseState.IDLE, LeaseState.STOPPING):
+            return self.promised_to
+        return self.worker_id
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker session as it stands in its table."""
+
+    id: UUID
+    name: str
+    state: WorkerState
+    capacity: int
+
+
+def problems_of_move(lease: LeaseRow) -> Iterator[str]:
     """A feed is not taken from its owner before it has a place, and nobody is waited for without end."""
     is_stopping = lease.state is LeaseState.STOPPING
     if is_stopping and lease.reason in (Reason.MOVED, Reason.DRAINED) and lease.promised_to is None:
         yield f"feed {lease.feed_id} is taken away and has no place to go"
-    if is_stopping != (lease.stop_by is not None):
+    # Of a feed that is to go nowhere nobody takes the place of the owner, which is waited for as long as it lives.
+    if (
+        lease.stop_by is None
+        if is_stopping and lease.goes_on
+        else not is_stopping and lease.stop_by is not None
+    ):
         yield f"feed {lease.feed_id} is {lease.state} until {lease.stop_by}"
     has_rest = lease.state is LeaseState.IDLE and lease.reason in (Reason.PAUSED, Reason.FAILED)
     if lease.promised_to is not None and has_rest:
         yield f"feed {lease.feed_id} ({lease.reason}) is promised to somebody"
 
 
-def overfull_workers(tables: Tables) -> Iterator[str]:
+def overfull_workers(leases: Iterable[LeaseRow], workers: Iterable[WorkerRow]) -> Iterator[str]:
     """What is on its way out does not count: it may overlap for a moment with what comes in its place."""
-    counts = Counter(map(counted_at, tables.leases.values()))
-    for worker in tables.workers.values():
+    counts = Counter(lease.counted_at for lease in leases)
+    for worker in workers:
         count = counts[worker.id]
         if worker.state is not WorkerState.GONE and count > worker.capacity:
             yield f"worker {worker.name} has been given {count} feeds and can hold {worker.capacity}"

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Claim, FeedKey
 from feedq.errors import SinkUnavailable
-from tests.fakes.memory import MemoryStore
 from tests.fakes.servers import FakeCommitUnknown, FakeConnection, FakeSink, Refusal
 
 
@@ -34,7 +34,7 @@ class FakeStream:
         """The key that it was claimed under: its epoch may have been raised since."""
         return self.claim.key
 
-    def take_over(self, worker_id: UUID, *, store: MemoryStore, sink: FakeSink) -> bool:
+    def take_over(self, worker_id: UUID, *, store: PostgresStore, sink: FakeSink) -> bool:
         """Whether it may connect; False: the feed has another owner. Raises `Unavailable`, `SinkUnavailable`."""
         if self.is_fenced:
             return True

@@ -1,7 +1,7 @@
 """A worker process without threads: the worker core, driven a tick at a time.
 
 What it decides is decided by `feedq.core.worker.WorkerCore`, as in production. Here the actions of the core are
-carried out on `MemoryStore`, and the feeds are `FakeStream`. It can be killed, frozen, cut off from the
+carried out on the store of production, and the feeds are `FakeStream`. It can be killed, frozen, cut off from the
 database, and told to leave.
 
 A tick begins with the writes that were pending: a frozen worker that wakes up writes first and thinks later,
@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from random import Random
 from uuid import NAMESPACE_OID, UUID, uuid5
 
+from feedq.control.store.channels import worker_channel
+from feedq.control.store.postgresql import PostgresStore
+from feedq.control.store.worker_session import Listener, WorkerSession
 from feedq.core import worker_actions as actions
 from feedq.core.clock import Clock
 from feedq.core.lease import quarantine_retry_s
@@ -37,8 +40,7 @@ from feedq.core.worker import WorkerCore
 from feedq.core.worker_actions import ASSIGNMENTS_MAX, Action
 from feedq.errors import SinkUnavailable, Unavailable
 from feedq.settings import Settings
-from tests.fakes.memory import MemoryStore
-from tests.fakes.memory.store import MemoryListener, MemorySession
+from tests.fakes.control import ControlDatabase, is_open
 from tests.fakes.servers import FakeBroker, FakeSink, FakeSource, Refusal
 from tests.fakes.stream import FakeStream, numbers
 
@@ -68,7 +70,8 @@ class FakeWorker:
         self,
         name: str,
         *,
-        store: MemoryStore,
+        control: ControlDatabase,
+        store: PostgresStore,
         broker: FakeBroker,
         source: FakeSource,
         sink: FakeSink,
@@ -81,10 +84,10 @@ class FakeWorker:
     ) -> None:
         self.name, self.clock = name, clock
         self.capacity, self.labels = capacity, labels or {}
-        self._store, self._settings = store, settings
+        self._control, self._store, self._settings = control, store, settings
         self.core = self.core_type(settings, rng=Random(name), now=clock.monotonic())
         self.worker: Worker | None = None
-        self._session: MemorySession | None = None
+        self._session: WorkerSession | None = None
         self._wanted: deque[Action] = deque()
         """Actions of the core that have not been carried out."""
         self._is_performing = False
@@ -108,7 +111,7 @@ class FakeWorker:
         """Claims to come whose answers are lost."""
         self.answers_take_s = 0.0
         """How long the way back of a heartbeat takes."""
-        self._listener: MemoryListener | None = None
+        self._listener: Listener | None = None
         self._in_flight: _InFlight | None = None
         self._dropped = 0
         self.heartbeats = 0
@@ -126,7 +129,7 @@ class FakeWorker:
         self.is_dead = True
         self._suspend()
         if self.worker is not None:
-            self._store.drop_sessions(self.worker.id)
+            self._close_sessions()
             with suppress(Unavailable):  # as its monitor does
                 self._store.workers.report_loss(self.worker.id, loss)
 
@@ -151,9 +154,11 @@ class FakeWorker:
     def tick(self) -> None:
         if self.is_dead or self.is_frozen:
             return
+        self._control.step = self._step
         try:
             self._tick()
         except _Interrupted:
+            self._control.step = None
             self._is_performing = False
             if self.dies_then:
                 self._say("dies in the middle of it")
@@ -161,6 +166,8 @@ class FakeWorker:
             else:
                 self._say("stands still in the middle of it")
                 self.freeze()
+        finally:
+            self._control.step = None
 
     def _tick(self) -> None:
         self._commit(self.streams)
@@ -241,7 +248,7 @@ class FakeWorker:
     def _reach(self) -> None:
         if self.is_cut_off:
             raise Unavailable(f"control database: worker {self.name} is cut off")
-        self._store.database.require()
+        self._control.require()
 
     @property
     def _now(self) -> float:
@@ -252,7 +259,7 @@ class FakeWorker:
     def _keep_lease(self) -> None:
         """Two sessions hold the worker's lock; a broken one is opened again. Raises `Unavailable`."""
         for name, session in (("keeper", self._session), ("listener", self._listener)):
-            if session is not None and not session.is_open:
+            if session is not None and not is_open(session):
                 if name == "keeper":
                     self._session = None
                     self._perform(self.core.beat_now(now=self._now))
@@ -289,7 +296,8 @@ class FakeWorker:
 
     def _register(self) -> None:
         # The same in every run, and never the same twice in one: each session is a row of its own.
-        number = 1 + self._store.database.registered[self.name]
+        self._control.registered[self.name] += 1
+        number = self._control.registered[self.name]
         session_id = uuid5(NAMESPACE_OID, f"{self.name}/{number}")
         queue = f"node.{self.name}"
         new = NewWorker(session_id, self.name, queue, self.capacity, self.name, number, "paper", self.labels)
@@ -307,11 +315,11 @@ class FakeWorker:
             self._report()
 
     def _listen(self) -> None:
-        if self._listener is None or not self._listener.is_open:
+        if self.worker is None or self._listener is None or not is_open(self._listener):
             return
         with suppress(Unavailable):
             self._reach()
-            if self._listener.wait(0):
+            if self._control.hears(worker_channel(self.worker.lock_key)):
                 self._perform(self.core.orders_pending())
 
     def _take_messages(self) -> None:

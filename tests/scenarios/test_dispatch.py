@@ -10,6 +10,8 @@ from feedq.core.model import Reason, Status
 from tests.fakes import FakeFleet
 from tests.scenarios.story import expect, streaming_fleet
 
+pytestmark = pytest.mark.usefixtures("control")
+
 
 def spread(fleet: FakeFleet) -> list[int]:
     """How many feeds each worker streams."""
@@ -80,8 +82,8 @@ def test_what_finds_no_room_says_so_and_is_placed_when_there_is_some() -> None:
 def test_of_notification_and_message_one_is_enough(messages: int, notifications: int, delay_s: float) -> None:
     fleet = streaming_fleet()
     fleet.broker.to_lose = messages
-    fleet.store.lose_notifications(notifications)
-    fleet.store.delay_notifications(delay_s)
+    fleet.control.notifications_to_lose = notifications
+    fleet.control.notifications_take_s = delay_s
     fleet.add_feeds(1)
     fleet.run(3)
     expect(
@@ -98,7 +100,7 @@ def test_of_notification_and_message_one_is_enough(messages: int, notifications:
 def test_without_either_the_next_heartbeat_brings_the_assignment() -> None:
     fleet = streaming_fleet()
     fleet.broker.to_lose = 1
-    fleet.store.lose_notifications(1)
+    fleet.control.notifications_to_lose = 1
     fleet.add_feeds(1)
     fleet.run(3)
     assert fleet.everything_streams()
@@ -153,8 +155,8 @@ def test_a_claim_whose_answer_is_lost_is_handed_back_and_streams_again() -> None
     fleet = streaming_fleet()
     fleet.add_feeds(1)
     fleet.run(0.1)
-    fleet.store.database.notifications.clear()  # the message comes first: the answer to the claim is the next
-    fleet.store.lose_answers(1)
+    fleet.control.notifications.clear()  # the message comes first: the answer to the claim is the next
+    fleet.control.answers_to_lose = 1
     fleet.run(3)
     expect(
         fleet,

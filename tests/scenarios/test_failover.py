@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fakes import FakeFleet
 from tests.scenarios.story import expect, streaming_fleet
+
+pytestmark = pytest.mark.usefixtures("control")
 
 
 def epochs(fleet: FakeFleet) -> list[int]:
@@ -153,7 +157,7 @@ def test_an_outage_fails_nobody_over_but_a_worker_that_dies_in_it_and_that_one_t
         fleet,
         """
         t=10.0 database: goes away
-        t=10.1 beat: finds no database
+        t=10.5 beat: finds no database
         t=14.2 worker a: suspends feed 2
         t=14.2 worker b: suspends feed 3
         t=14.2 worker c: suspends feeds 1,4

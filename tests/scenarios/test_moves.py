@@ -5,9 +5,13 @@ Every step of `FakeFleet` checks that no feed is read twice, lost or given away 
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fakes import FakeFleet
 from tests.fakes.durations import DURATIONS
 from tests.scenarios.story import expect, streaming_fleet
+
+pytestmark = pytest.mark.usefixtures("control")
 
 HOLD_S = 5.0
 

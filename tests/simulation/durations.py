@@ -87,7 +87,7 @@ class TimedFleet(FakeFleet):
         is_slow = settings.ttl_s >= HOURLY.ttl_s
         heartbeat_s = max(settings.heartbeat_s, HEARTBEAT_MIN_S)
         spare_s = settings.ttl_s * (1 - TRUST_MARGIN) - heartbeat_s
-        longest_s = 60.0 if is_slow else 0.1
+        longest_s = 200.0 if is_slow else 0.1
         self.step_s = max(0.01, min(longest_s, spare_s / 4))
         super().__init__(step_s=self.step_s, rate_hz=0.005 if is_slow else 2.0, settings=settings)
         self.slack_s = STEPS_SLACK * self.step_s + 2 / (0.005 if is_slow else 2.0)

@@ -21,6 +21,8 @@ from feedq.settings import HEARTBEAT_MIN_S, Settings
 from tests.fakes.fleet import TICK_MIN_S
 from tests.simulation.durations import TimedFleet, at_largest, at_lowest
 
+pytestmark = pytest.mark.usefixtures("control")
+
 Story = Callable[[TimedFleet], None]
 
 
@@ -105,14 +107,14 @@ def what_is_on_its_way_is_not_withdrawn(fleet: TimedFleet) -> None:
     """Each feed that is added wakes a pass; a worker hears of what it was assigned half a second later."""
     fleet.start()
     fleet.broker.to_lose = 1_000
-    fleet.store.delay_notifications(0.5)
+    fleet.control.notifications_take_s = 0.5
     for _ in range(30):
         fleet.add_feeds(1)
         fleet.step()
     first = [fleet.store.feeds.view(f"feed-{n}") for n in range(7, 17)]
     assert {(v.lease.state, v.lease.epoch) for v in first} == {(LeaseState.RUNNING, 1)}
     fleet.broker.to_lose = 0
-    fleet.store.delay_notifications(0.0)
+    fleet.control.notifications_take_s = 0.0
     fleet.until_it_streams(0.5)
     what_is_not_claimed_goes_elsewhere_after_the_time_out(fleet)
 

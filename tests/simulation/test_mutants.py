@@ -13,19 +13,18 @@ from uuid import UUID
 
 import pytest
 
-from feedq.core.model import FeedKey, Lease
-from feedq.core.placement.base import Transfer
+from feedq.core.model import FeedKey
 from feedq.core.worker import WorkerCore, WorkerFeed
 from feedq.core.worker_actions import Action, EndSession, FetchOrders
 from tests.fakes import FakeSink, FakeWorker
-from tests.fakes.memory import counts
-from tests.fakes.memory.passes import MemoryPass
-from tests.fakes.memory.tables import MemoryDatabase
+from tests.fakes.control import ControlDatabase
 from tests.fakes.servers import FakeCheckpoint, Refusal
 from tests.fakes.stream import FakeStream
 from tests.simulation.trouble import run_seed
 
-SEEDS = 200
+pytestmark = pytest.mark.usefixtures("control")
+
+SEEDS = 60
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -61,42 +60,6 @@ def trust_window_anchored_at_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
             return super().confirmed(sent_at=now, ttl_s=ttl_s, now=now)
 
     monkeypatch.setattr(FakeWorker, "core_type", Stretched)
-
-
-def gone_without_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
-    expire_workers = MemoryPass.expire_workers
-
-    def forget_the_leases(self: MemoryPass, worker_ids: Sequence[UUID]) -> int:
-        monkeypatch.setattr(self._db, "free", lambda *_: 0)
-        return expire_workers(self, worker_ids)
-
-    monkeypatch.setattr(MemoryPass, "expire_workers", forget_the_leases)
-
-
-def revoked_before_it_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner is asked to let go, and where the feed goes is somebody's concern later."""
-    hand_over = counts.hand_over
-
-    def without_a_promise(db: MemoryDatabase, one: Transfer, *, stop_within_s: float) -> bool:
-        asked = hand_over(db, one, stop_within_s=stop_within_s)
-        if asked:
-            db.tables.leases[one.feed_id] = replace(db.tables.leases[one.feed_id], promised_to=None)
-        return asked
-
-    monkeypatch.setattr(counts, "hand_over", without_a_promise)
-
-
-def a_promise_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target looks as empty as it was until the feed is assigned to it."""
-
-    def by_owner(lease: Lease) -> UUID | None:
-        return lease.worker_id
-
-    monkeypatch.setattr(counts, "counted_at", by_owner)
-
-
-def waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counts, "reap", lambda _: 0)
 
 
 def no_commit_in_the_checkpoint_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,29 +121,66 @@ def only_messages_bring_assignments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "mutate",
+    ("mutate", "known"),
     [
-        no_epoch_in_the_checkpoint_update,
-        no_fence_on_start,
-        trust_window_anchored_at_the_reply,
-        gone_without_freeing,
-        revoked_before_it_is_placed,
-        a_promise_is_not_counted,
-        waited_for_without_end,
-        no_commit_in_the_checkpoint_update,
-        an_unknown_commit_counts_as_not_landed,
-        an_unknown_commit_counts_as_landed,
-        a_lost_session_loses_no_feed,
-        nothing_suspends,
-        a_refused_report_loses_no_feed,
-        only_messages_bring_assignments,
+        (no_epoch_in_the_checkpoint_update, 1),
+        (no_fence_on_start, 20),
+        (trust_window_anchored_at_the_reply, 2),
+        (no_commit_in_the_checkpoint_update, 2),
+        (an_unknown_commit_counts_as_not_landed, 2),
+        (an_unknown_commit_counts_as_landed, 7),
+        (a_lost_session_loses_no_feed, 1),
+        (nothing_suspends, 3),
+        (a_refused_report_loses_no_feed, 1),
+        (only_messages_bring_assignments, 1),
     ],
 )
-def test_few_seeds_find_it(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_seeds_find_a_worker_or_a_sink_that_breaks_the_protocol(
+    mutate: Mutate, known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mutate(monkeypatch)
+    assert_few_seeds_find_it(known)
+
+
+# Each is a place of the statements, and what stands there instead.
+GONE_WITHOUT_FREEING = (
+    "RETURN feedq_1.free(workers, '{assigned,running,stopping}', 'worker_gone');",
+    "RETURN 0;",
+)
+REVOKED_BEFORE_IT_IS_PLACED = ("state = 'stopping', promised_to = held.target,", "state = 'stopping',")
+A_PROMISE_IS_NOT_COUNTED = (
+    "coalesce(n.feeds, 0) + coalesce(s.feeds, 0), 0) AS feeds",
+    "coalesce(n.feeds, 0), 0) AS feeds",
+)
+WAITED_FOR_WITHOUT_END = ("WHERE state = 'stopping' AND stop_by <= feedq.clock() ORDER", "WHERE false ORDER")
+ASSIGNED_UNDER_THE_EPOCH_THAT_IT_HAD = (
+    "state = 'assigned', epoch = l.epoch + 1,",
+    "state = 'assigned', epoch = l.epoch,",
+)
+
+
+@pytest.mark.parametrize(
+    ("place", "known"),
+    [
+        (GONE_WITHOUT_FREEING, 0),
+        (REVOKED_BEFORE_IT_IS_PLACED, 0),
+        (A_PROMISE_IS_NOT_COUNTED, 45),
+        (WAITED_FOR_WITHOUT_END, 3),
+        (ASSIGNED_UNDER_THE_EPOCH_THAT_IT_HAD, 0),
+    ],
+)
+def test_few_seeds_find_a_statement_that_breaks_the_protocol(
+    place: tuple[str, str], known: int, control: ControlDatabase
+) -> None:
+    with control.broken(*place):
+        assert_few_seeds_find_it(known)
+
+
+def assert_few_seeds_find_it(known: int) -> None:
+    """``known`` is a seed that has found it, and is tried before the others."""
 
     def run_seeds() -> None:
-        for seed in range(SEEDS):
+        for seed in (known, *range(SEEDS)):
             run_seed(seed)
 
     with pytest.raises(AssertionError):

@@ -17,12 +17,12 @@ from tests.fakes import FakeFleet
 from tests.fakes.durations import DURATIONS
 
 STEP_S = 0.25
-FAULTS_S = 100.0
+FAULTS_S = 50.0
 FAULT_CHANCE = 0.15
 """In each step."""
 HEAL_S = 200.0
 """Longest of all that has to pass: the grace period, a dispatch time-out, and the sweep for a lost row."""
-SETTLE_S = 40.0
+SETTLE_S = 20.0
 """Until the last newcomer has been given its part."""
 NAMES = "abcde"
 
@@ -44,6 +44,8 @@ class Trouble:
         self.fleet = FakeFleet(step_s=STEP_S, rate_hz=2.0, settings=settings)
         # Few kinds of fault at a time find more than all of them at once, which hide one another.
         self._faults = self.rng.sample(self._all_faults, self.rng.randint(4, len(self._all_faults)))
+        self._breaks_off: dict[str, float] = {}
+        """When the network of which worker will break."""
         self.fleet.add_feeds(8)
         for name in NAMES[:3]:
             self._add(name)
@@ -53,6 +55,10 @@ class Trouble:
             # A person may find the database away, too, and may ask for what cannot be.
             with suppress(Unavailable, Conflict, InvalidInput, NotFound):
                 self.rng.choice(self._faults)()
+        for name in [name for name, at in self._breaks_off.items() if self.fleet.clock.monotonic() >= at]:
+            del self._breaks_off[name]
+            if name in self.fleet.workers:
+                self.fleet.cut_off(name)
         order = sorted(self.fleet.workers)
         self.rng.shuffle(order)
         self.fleet.step(order)
@@ -66,12 +72,14 @@ class Trouble:
         broker.hangs = self._broker_hangs_on
         broker.deliver_late(broker.late)
         # Those that are known stay as they are, among neighbours that must not suffer from it.
-        known = {x.feed_id for x in self.fleet.store.database.tables.leases.values() if x.quarantined}
+        known = {
+            n for (n,) in self.fleet.control.observe("SELECT feed_id FROM feedq.lease WHERE quarantined")
+        }
         self.fleet.source.poison &= known
-        self.fleet.store.lose_notifications(0)
-        self.fleet.store.delay_notifications(0.0)
-        self.fleet.store.lose_answers(0)
-        self.fleet.store.fail_commits(0)
+        self.fleet.control.notifications_to_lose = 0
+        self.fleet.control.notifications_take_s = 0.0
+        self.fleet.control.answers_to_lose = 0
+        self.fleet.control.commits_to_fail = 0
         self.fleet.has_beat = True
         for name, worker in self.fleet.workers.items():
             worker.thaw()
@@ -103,6 +111,8 @@ class Trouble:
             self._cut_off_or_reconnect,
             self._cut_off_or_reconnect,
             self._slow_answers,
+            self._break_off,
+            self._break_off,
             self._database,
             self._database,
             self._restart_database,
@@ -175,18 +185,24 @@ class Trouble:
         if name := self._some_worker():
             self.fleet.workers[name].answers_take_s = self.rng.choice([0.0, 0.5, 4.0])
 
+    def _break_off(self) -> None:
+        """The network of a worker slows down, and then it breaks with an answer under way."""
+        if name := self._some_worker():
+            self.fleet.workers[name].answers_take_s = 4.0
+            self._breaks_off[name] = self.fleet.clock.monotonic() + self.rng.uniform(2.0, 6.0)
+
     def _database(self) -> None:
-        away = self.fleet.store.database.away
+        away = self.fleet.control.is_away
         (self.fleet.database_comes_back if away else self.fleet.database_goes_away)()
 
     def _restart_database(self) -> None:
         self.fleet.database_restarts()
 
     def _lose_answers(self) -> None:
-        self.fleet.store.lose_answers(self.rng.randint(1, 3))
+        self.fleet.control.answers_to_lose = self.rng.randint(1, 3)
 
     def _fail_commits(self) -> None:
-        self.fleet.store.fail_commits(self.rng.randint(1, 2))
+        self.fleet.control.commits_to_fail = self.rng.randint(1, 2)
 
     def _broker(self) -> None:
         self.fleet.broker.to_lose = self.rng.randint(0, 3)
@@ -198,8 +214,8 @@ class Trouble:
         self.fleet.say("broker", "hangs" if broker.hangs else "hands out messages again")
 
     def _notifications(self) -> None:
-        self.fleet.store.lose_notifications(self.rng.choice([0, 1, 3, 10]))
-        self.fleet.store.delay_notifications(self.rng.choice([0.0, 0.5, 5.0]))
+        self.fleet.control.notifications_to_lose = self.rng.choice([0, 1, 3, 10])
+        self.fleet.control.notifications_take_s = self.rng.choice([0.0, 0.5, 5.0])
 
     def _old_message(self) -> None:
         if self.fleet.broker.sent:
@@ -285,7 +301,7 @@ class Trouble:
 
     def _delete_lease(self) -> None:
         feed_id = self._feed()
-        if feed_id and feed_id in self.fleet.store.database.tables.leases:
+        if feed_id and feed_id in {lease.feed_id for lease in self.fleet.control.leases()}:
             self.fleet.delete_lease(feed_id)
 
     def _beat(self) -> None:
@@ -314,7 +330,9 @@ def run_seed(seed: int, *, faults_s: float = FAULTS_S) -> FakeFleet:
     feeds = fleet.store.feeds.views()
     if {c.feed_id for c in fleet.source.connections} - {view.feed.id for view in feeds}:
         raise fleet.broken("a feed that was removed is still read")
-    if any(x.lease.state is LeaseState.RUNNING and x.lease.generation < x.feed.generation for x in feeds):
+    if any(
+        x.lease.state is LeaseState.RUNNING and x.lease.generation < x.feed.stream_generation for x in feeds
+    ):
         raise fleet.broken("an edit was forgotten")
     views = fleet.store.workers.views(gone=True)
     active = {view.worker.id for view in views if view.worker.state is WorkerState.ACTIVE}

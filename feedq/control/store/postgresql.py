@@ -2,8 +2,6 @@
 
 Every method of the store is one transaction and one decision; the database's clock is the only one that counts.
 All methods block and may raise `feedq.errors.Unavailable`; none is called from an event loop.
-``tests.fakes.MemoryStore`` stands in for it in scenarios ticked by hand; one contract suite (``tests/contract``)
-runs over both.
 """
 
 from __future__ import annotations

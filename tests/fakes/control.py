@@ -1,0 +1,346 @@
+"""The real control database under a clock that is moved by hand, and the faults of its server.
+
+Store, statements and sessions are those of production, on a PostgreSQL that reads the time from a setting. Faults
+are put between the client and the server, where the driver is: each session that it opens states the time before
+every statement. The server can be away (every statement raises), lose an answer (the statement took effect, and
+its caller is told that the connection broke), fail a commit, restart (every session ends), and lose or delay
+notifications.
+
+Everything happens on one thread, and the session that sends a notification is the one that hears it. So the same
+seed is the same story every time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any, ClassVar, NamedTuple
+
+import psycopg2
+import pytest
+from psycopg2.extensions import connection, cursor
+
+from feedq.control.store import protocol
+from feedq.control.store.channels import WAKE, worker_channel
+from feedq.control.store.database import connect
+from feedq.control.store.migrate import upgrade
+from feedq.control.store.postgresql import PostgresStore
+from feedq.control.store.worker_session import Listener, WorkerSession
+from feedq.core.model import LeaseState, Reason, WorkerState
+from feedq.errors import Unavailable
+from tests.fakes.clock import ManualClock
+from tests.fakes.invariants import LeaseRow, WorkerRow
+
+TIME = "feedq.time"
+"""The setting in which a session of the server has the time."""
+CLOCK = f"""
+    CREATE OR REPLACE FUNCTION feedq.now() RETURNS timestamptz LANGUAGE sql STABLE
+        RETURN current_setting('{TIME}')::timestamptz;
+    CREATE OR REPLACE FUNCTION feedq.clock() RETURNS timestamptz LANGUAGE sql VOLATILE
+        RETURN current_setting('{TIME}')::timestamptz;
+"""
+QUICK = """
+    DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$;
+"""
+TOLD, CHANGED = "feedq_told", "feedq_changed"
+WATCHED = f"""
+    CREATE FUNCTION feedq.tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        PERFORM pg_notify(TG_ARGV[0], '');
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER simulation_told AFTER INSERT ON feedq.event
+        FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{TOLD}');
+    CREATE TRIGGER simulation_changed AFTER INSERT OR DELETE
+        OR UPDATE OF state, worker_id, epoch, reason, promised_to, stop_by ON feedq.lease
+        FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{CHANGED}');
+    CREATE TRIGGER simulation_changed AFTER INSERT OR DELETE OR UPDATE OF state, capacity ON feedq.worker
+        FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{CHANGED}');
+    CREATE TRIGGER simulation_changed AFTER INSERT OR DELETE OR UPDATE ON feedq.feed
+        FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{CHANGED}');
+"""
+"""Has whoever looks on hear of what there is to see, so that it need not look after each statement."""
+USED = ("event", "held_change", "worker_held", "lease", "feed", "worker", "task_set", "leader")
+"""The tables that a fleet leaves rows in, in the order in which they can be emptied."""
+EMPTY = f"""
+    SET session_replication_role = replica;
+    {"; ".join(f"DELETE FROM feedq.{table}" for table in USED)};
+    SET session_replication_role = origin;
+    SELECT setval(s.oid::regclass, 1, false) FROM pg_class s
+        JOIN pg_depend d ON d.objid = s.oid AND d.classid = 'pg_class'::regclass AND d.deptype = 'i'
+        WHERE s.relkind = 'S' AND s.relnamespace = 'feedq'::regnamespace;
+    UPDATE feedq.fleet SET alive_at = feedq.clock(), alive_since = feedq.clock(),
+        server_started_at = pg_postmaster_start_time(), pass_at = NULL, pass_seq = 0, sweep_at = NULL,
+        active_workers = 1, evened_out = NULL, waiting_after = 0, swept_to = NULL
+"""
+"""Truncated, the tables would have every session plan all its statements again."""
+VACUUM_EVERY = 10
+"""Fleets after which dead rows are removed: nobody else does it, so that a seed takes the same plans each time."""
+WORKERS_MAX = 200
+"""Worker sessions of one fleet that are notified."""
+POOLED = "feedq"
+"""What sessions of a store are called."""
+_FUNCTION = re.compile(r"CREATE FUNCTION .*?\$body\$.*?\$body\$;", re.DOTALL)
+IS_THERE = "SELECT 1"
+"""What a session is asked that has not been used for a while in real time, which must not be seen here."""
+
+
+class Cursor(cursor):
+    """Runs a statement at the time that it is here, and has it fail when it is to."""
+
+    def execute(self, query: Any, vars: Any = None) -> None:
+        session = self.connection
+        assert isinstance(session, Session)
+        control = session.control
+        if query == IS_THERE:
+            super().execute(query)
+            return
+        control.begin()
+        control.statements += 1
+        super().execute(f"SET {TIME} = '{control.clock.now().isoformat()}'; {control.rewritten(query)}", vars)
+        session.hear()
+        control.answer()
+
+
+class Session(connection):
+    """A session of whoever is in the simulation."""
+
+    control: ClassVar[ControlDatabase]
+
+    def commit(self) -> None:
+        if self.control.commits_to_fail:
+            self.control.commits_to_fail -= 1
+            super().rollback()
+            raise psycopg2.OperationalError("the commit failed")
+        super().commit()
+        self.poll()
+        self.hear()
+
+    def hear(self) -> None:
+        """One session listens for everybody: those of a store, which sends all that is notified."""
+        if self not in self.control.sessions:
+            for told in self.notifies:
+                self.control.notified(told.channel)
+        self.notifies.clear()
+
+    def close(self) -> None:
+        """The server has ended it when this returns, whatever the backend takes for that."""
+        if not self.closed:
+            self.control.sessions.discard(self)
+            self.control.has_ended = True
+            with suppress(psycopg2.Error):
+                super().rollback()
+                with self.cursor(cursor_factory=cursor) as plain:
+                    plain.execute("SELECT pg_advisory_unlock_all()")
+        super().close()
+
+
+class ControlDatabase:
+    """A control database, which one fleet after another has for itself."""
+
+    def __init__(self, url: str) -> None:
+        """``url`` is that of an empty database."""
+        self.url = url
+        upgrade(url)
+        self._connect = psycopg2.connect
+        self._observer = connect(url, application_name="feedq-observer")
+        self.observe(QUICK + CLOCK + WATCHED)
+        self.sessions: set[Session] = set()
+        """Those of workers and of the beat."""
+        self._pool: deque[Any] = deque()
+        self.statements = self._fleets = self._rewrites = 0
+        self._rewrite: tuple[str, str] | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty it, at the beginning of time."""
+        self.clock = ManualClock()
+        self.is_away = False
+        self.answers_to_lose = self.commits_to_fail = 0
+        self.notifications_to_lose, self.notifications_take_s = 0, 0.0
+        self.notifications: dict[str, list[float]] = {}
+        """When workers hear, by channel, what they have not heard yet."""
+        self.wakes = 0
+        """Notifications that ask for a pass; whoever runs passes takes them back to 0."""
+        self.has_news = True
+        """Whether there is history that whoever looks on has not seen."""
+        self.changes = 0
+        """How often feeds, leases or workers have changed."""
+        self.has_ended = False
+        """Whether a session has ended since the beat looked."""
+        self.registered: Counter[str] = Counter()
+        """How often a worker of this name has tried to register."""
+        self.step: Callable[[], None] | None = None
+        """What comes before each statement, at which a process may die."""
+        self.end_sessions()
+        self.observe(f"SET {TIME} = '{self.clock.now().isoformat()}'; {EMPTY}")
+        self._fleets += 1
+        if self._fleets % VACUUM_EVERY == 0:
+            self.observe(f"VACUUM {', '.join(f'feedq.{table}' for table in (*USED, 'fleet'))}")
+
+    def store(self, *, restart_hold_s: float) -> PostgresStore:
+        store = PostgresStore(self.url, restart_hold_s=restart_hold_s)
+        store._database._idle = self._pool
+        return store
+
+    @contextmanager
+    def driven(self) -> Iterator[None]:
+        """Within the block, every session that the driver opens is one of this database."""
+        Session.control = self
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(psycopg2, "connect", self._open)
+            yield
+        self.end_sessions()
+
+    def close(self) -> None:
+        while self._pool:
+            self._pool.pop()[0].close()
+        self._observer.close()
+
+    def _open(self, dsn: str, **options: Any) -> Session:
+        self.require_driver()
+        session: Session = self._connect(dsn, connection_factory=Session, cursor_factory=Cursor, **options)
+        if options["application_name"] == POOLED:
+            channels = [WAKE, TOLD, CHANGED, *map(worker_channel, range(1, WORKERS_MAX + 1))]
+            with session.cursor(cursor_factory=cursor) as plain:
+                plain.execute("; ".join(f"LISTEN {channel}" for channel in channels))
+            session.commit()
+        else:
+            self.sessions.add(session)
+        return session
+
+    def observe(self, sql: str) -> list[tuple[Any, ...]]:
+        """What nobody in the simulation does, and nothing in it disturbs."""
+        with self._observer.cursor() as plain:
+            plain.execute(sql)
+            return list(plain.fetchall()) if plain.description else []
+
+    def leases(self) -> list[LeaseRow]:
+        """All of them, by feed."""
+        sql = """
+            SELECT feed_id, state, worker_id, epoch, reason, promised_to, stop_by,
+                NOT dirty AND removed_at IS NULL AND target_state = 'running'
+            FROM feedq.lease JOIN feedq.feed ON id = feed_id ORDER BY feed_id
+        """
+        return [
+            LeaseRow(feed_id, LeaseState(state), worker_id, epoch, reason and Reason(reason), *rest)
+            for feed_id, state, worker_id, epoch, reason, *rest in self.observe(sql)
+        ]
+
+    def workers(self) -> list[WorkerRow]:
+        """All sessions of workers."""
+        sql = "SELECT id, name, state, capacity FROM feedq.worker ORDER BY lock_key"
+        return [WorkerRow(id_, name, WorkerState(state), n) for id_, name, state, n in self.observe(sql)]
+
+    def events(self, *, after: int, kinds: Collection[str]) -> list[EventRow]:
+        """What is new in history, of these kinds."""
+        wanted = ", ".join(f"'{kind}'" for kind in kinds)
+        sql = (
+            "SELECT e.id, e.at, e.kind, e.feed_id, w.name, e.epoch, e.detail FROM feedq.event e "
+            f"LEFT JOIN feedq.worker w ON w.id = e.worker_id WHERE e.id > {after} AND e.kind IN ({wanted}) "
+            "ORDER BY e.id"
+        )
+        return [EventRow(*row) for row in self.observe(sql)]
+
+    # -- faults ----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Before a statement."""
+        if self.step is not None:
+            self.step()
+        self.require_driver()
+
+    def answer(self) -> None:
+        """After a statement."""
+        if self.answers_to_lose:
+            self.answers_to_lose -= 1
+            raise psycopg2.OperationalError("the answer was lost")
+
+    def require_driver(self) -> None:
+        if self.is_away:
+            raise psycopg2.OperationalError("the database is away")
+
+    def require(self) -> None:
+        """Raises `Unavailable`."""
+        if self.is_away:
+            raise Unavailable("control database: away")
+
+    def restart(self) -> None:
+        """The server starts anew: rows stay, every session ends."""
+        self.end_sessions()
+        self.notifications.clear()
+        self.observe("UPDATE feedq.fleet SET server_started_at = 'epoch'")
+
+    def end_sessions(self) -> None:
+        for session in list(self.sessions):
+            session.close()
+
+    # -- mutants ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def broken(self, right: str, wrong: str) -> Iterator[None]:
+        """Within the block, a place of the protocol says something else, in a function or in a statement."""
+        found = [function for function in _FUNCTION.findall(protocol.definition()) if right in function]
+        if found:
+            (function,) = found
+            replacing = function.replace("CREATE", "CREATE OR REPLACE", 1)
+            self.observe(replacing.replace(right, wrong))
+            yield
+            self.observe(replacing)
+            return
+        self._rewrite = (right, wrong)
+        self._rewrites = 0
+        yield
+        self._rewrite = None
+        assert self._rewrites, f"no statement has {right!r}"
+
+    def rewritten(self, statement: str) -> str:
+        if self._rewrite is None or self._rewrite[0] not in statement:
+            return statement
+        self._rewrites += 1
+        return statement.replace(*self._rewrite)
+
+    # -- notifications ---------------------------------------------------------------------------------
+
+    def notified(self, channel: str) -> None:
+        if channel == WAKE:
+            self.wakes += 1
+        elif channel == TOLD:
+            self.has_news = True
+        elif channel == CHANGED:
+            self.changes += 1
+        elif self.notifications_to_lose:
+            self.notifications_to_lose -= 1
+        else:
+            due = self.clock.monotonic() + self.notifications_take_s
+            self.notifications.setdefault(channel, []).append(due)
+
+    def hears(self, channel: str) -> bool:
+        """Whether a notification has come in since the last time."""
+        coming, now = self.notifications.pop(channel, []), self.clock.monotonic()
+        if late := [at for at in coming if at > now]:
+            self.notifications[channel] = late
+        return len(late) < len(coming)
+
+
+class EventRow(NamedTuple):
+    """A line of history, with the name of its worker."""
+
+    id: int
+    at: datetime
+    kind: str
+    feed_id: int | None
+    worker: str | None
+    epoch: int | None
+    detail: Mapping[str, Any]
+
+
+def is_open(session: WorkerSession | Listener) -> bool:
+    return not session._connection.closed
+
+
+def current() -> ControlDatabase:
+    """The database of the fleets in this process."""
+    return Session.control
