@@ -23,6 +23,7 @@ from feedq.cli.cursor import backfill, cursor
 from feedq.cli.dead_letters import dead_letters
 from feedq.cli.declare import edit_feed, set_feeds
 from feedq.cli.invocation import (
+    Duration,
     Group,
     Invocation,
     OneOf,
@@ -359,10 +360,9 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0, max=3_600),
-    default=10.0,
+    type=Duration(most_s=3_600),
+    default="10s",
     show_default=True,
-    metavar="SECONDS",
     help="How long to wait for the connection and the records.",
 )
 @click.option("--cursor", help="Begin after this cursor instead of where the source begins.")

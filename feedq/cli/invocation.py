@@ -40,6 +40,8 @@ STACK_DIR = Path(".feedq")
 """Where `feedq up` keeps what it needs, unless told otherwise."""
 LISTED_MAX = 1_000_000
 """Items of a list that are held in memory, and more than anybody reads."""
+DURATION_MAX_S = 100 * 365 * 86_400.0
+"""A century: dates that far from now can still be told, and more is mistyped."""
 POLL_INTERVAL_S = 0.2
 """How often ``--wait`` looks again: short beside the second that a handover takes."""
 
@@ -85,11 +87,19 @@ class Duration(click.ParamType[float]):
 
     name = "duration"
 
+    def __init__(self, least_s: float = 0.0, most_s: float = DURATION_MAX_S) -> None:
+        self._least_s, self._most_s = least_s, most_s
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            return float(value) if not isinstance(value, str) else values.parse_duration(value)
+            found = float(value) if not isinstance(value, str) else values.parse_duration(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if not self._least_s <= found <= self._most_s:
+            self.fail(
+                f"{value!r} is not from {self._least_s:.12g} to {self._most_s:.12g} seconds", param, ctx
+            )
+        return found
 
 
 @dataclass(slots=True)

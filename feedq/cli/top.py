@@ -19,7 +19,7 @@ import click
 
 from feedq.cli.choosing import chooses_feeds
 from feedq.cli.fleet import by_status
-from feedq.cli.invocation import Command, Invocation, pass_invocation
+from feedq.cli.invocation import Command, Duration, Invocation, pass_invocation
 from feedq.cli.lazily import lazily
 from feedq.cli.output import TableColumn, table_lines, write_json_line
 
@@ -48,10 +48,9 @@ class Frame:
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.1, max=3600),
-    default=1.0,
+    type=Duration(least_s=0.1, most_s=3_600),
+    default="1s",
     show_default=True,
-    metavar="SECONDS",
     help="Time between two looks.",
 )
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many looks.")

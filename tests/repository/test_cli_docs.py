@@ -51,6 +51,20 @@ def test_the_page_has_exactly_the_commands_there_are() -> None:
     assert sections().keys() == COMMANDS.keys()
 
 
+def test_every_length_of_time_may_have_a_unit_and_has_a_bound() -> None:
+    lengths = [
+        (path, option)
+        for path, command in COMMANDS.items()
+        for option in command.params
+        if {"--timeout", "--interval", "--since", "--for"} & {*option.opts}
+    ]
+    assert len(lengths) > 5
+    for path, option in lengths:
+        assert option.type.convert("1m", option, None) == 60.0, path
+        with pytest.raises(click.BadParameter, match="is not from"):
+            option.type.convert("99999999d", option, None)
+
+
 @pytest.mark.parametrize("path", COMMANDS)
 def test_the_page_has_exactly_the_options_of(path: str) -> None:
     section = sections()[path]
