@@ -335,26 +335,29 @@ END $body$;
 -- after a feed is well again, and does not explain why it connects anew.
 CREATE VIEW feedq_1.feed_status AS
 SELECT *,
-    CASE
-        WHEN state = 'stopping' OR status = 'waiting' THEN reason
-        WHEN status IN ('failed', 'backoff') THEN last_error
-        WHEN status = 'quarantined' THEN blame
-        WHEN status = 'stalled' THEN coalesce(stillness, last_error)
-        WHEN status = 'sink_unavailable' THEN sink_error
-        WHEN status = 'refusing' THEN dead_letter_error
-        WHEN status = 'failing' THEN
+    -- `CASE status` works it out once.
+    CASE WHEN state = 'stopping' THEN reason ELSE CASE status
+        WHEN 'waiting' THEN reason
+        WHEN 'failed' THEN last_error
+        WHEN 'backoff' THEN last_error
+        WHEN 'quarantined' THEN blame
+        WHEN 'stalled' THEN coalesce(stillness, last_error)
+        WHEN 'sink_unavailable' THEN sink_error
+        WHEN 'refusing' THEN dead_letter_error
+        WHEN 'failing' THEN
             concat_ws('; ', last_error, failures || ' failures in a row, and nothing landed since')
-        WHEN status = 'starting' AND stillness IS NOT NULL THEN stillness
-        WHEN status IN ('starting', 'connecting')
-            AND (attempts > 0 OR state = 'running' AND last_error_at >= running_since) THEN last_error
-    END AS because,
-    CASE
-        WHEN status = 'quarantined' THEN blamed_at
-        WHEN status = 'refusing' THEN running_since
-        WHEN status IN ('stalled', 'sink_unavailable') THEN coalesce(last_record_at, running_since)
+        WHEN 'starting' THEN coalesce(stillness, CASE WHEN attempts > 0 THEN last_error END)
+        WHEN 'connecting' THEN
+            CASE WHEN attempts > 0 OR last_error_at >= running_since THEN last_error END
+    END END AS because,
+    CASE status
+        WHEN 'quarantined' THEN blamed_at
+        WHEN 'refusing' THEN running_since
+        WHEN 'stalled' THEN coalesce(last_record_at, running_since)
+        WHEN 'sink_unavailable' THEN coalesce(last_record_at, running_since)
     END AS since,
-    -- Asks for a place on a worker. A failed feed does not: only an edit can help it.
-    removed_at IS NULL AND target_state = 'running' AND status <> 'failed' AS is_wanted,
+    -- Asks for a place on a worker. One that has failed does not: only an edit can help it.
+    removed_at IS NULL AND target_state = 'running' AND (state = 'stopping' OR NOT has_failed) AS is_wanted,
     -- Dead letters and lost workers are warned of until somebody has had a working day to look at them.
     coalesce(dead_letters > 0 AND dead_letter_at > feedq.now() - interval '1 day', false) AS was_refused,
     coalesce(blamed > 0 AND status <> 'quarantined'
@@ -367,6 +370,7 @@ FROM (
         l.epoch, l.worker_id, l.running_since, l.attempts, l.failures, l.last_error, l.last_error_at,
         l.records_total, l.bytes_total, l.rows_per_s, l.last_record_at, l.event_at, l.dead_per_s, l.dead_letters,
         l.dead_letter_at, l.dead_letter_error, l.sink_error, l.blamed, l.blamed_at, l.blame, l.quarantined,
+        coalesce(l.reason = 'failed' AND NOT l.connected, false) AS has_failed,
         w.name AS worker, 'its worker ' || w.name || ' ' || w.stillness AS stillness,
         CASE
             -- Feeds that run come first, for they are the most.
