@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque, namedtuple
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import lru_cache, wraps
 from math import ceil
@@ -338,29 +338,6 @@ def connect_once(url: str) -> Iterator[Connection]:
         session.autocommit = False
         yield Connection(session)
         session.commit()
-
-
-class GivenRows:
-    """Rows that a statement is given, called ``given`` in its ``FROM``: a list a column, each under its name."""
-
-    def __init__(self, columns: str) -> None:
-        """``columns`` are names and types, as in ``id bigint, reason text``."""
-        types = dict(column.split() for column in columns.split(","))
-        self.columns = tuple(types)
-        self._lists = ", ".join(f"CAST(%({name})s AS {type_}[])" for name, type_ in types.items())
-
-    def __str__(self) -> str:
-        return f"unnest({self._lists}) AS given ({', '.join(self.columns)})"
-
-    @property
-    def numbered(self) -> str:
-        """The same, with the place of each row from 1 on as a last column, ``n``."""
-        return f"unnest({self._lists}) WITH ORDINALITY AS given ({', '.join(self.columns)}, n)"
-
-    def of(self, rows: Iterable[Sequence[object]]) -> dict[str, list[object]]:
-        """The parameters for these rows, whose values are in the order of the columns."""
-        found = list(rows)
-        return {name: [row[place] for row in found] for place, name in enumerate(self.columns)}
 
 
 def storable_json(value: object) -> str:

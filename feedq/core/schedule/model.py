@@ -15,9 +15,6 @@ from uuid import UUID
 
 from feedq.core.schedule.spec import Queue, ScheduleSpec
 
-AGEING_S = 1.0
-"""The seconds of waiting that make up for a point of priority."""
-
 BACKFILL_MAX = 10_000
 """Ticks of one backfill."""
 
