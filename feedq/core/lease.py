@@ -22,10 +22,9 @@ diagram in ``docs/explanation/lease.md`` is drawn from `TRANSITIONS`."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import cache
 from math import exp
 from types import MappingProxyType
 
@@ -76,10 +75,6 @@ TRANSITIONS: Mapping[tuple[LeaseState, Move], LeaseState] = MappingProxyType(
     }
 )
 
-AVOIDED_MAX = 8
-"""Workers on which a feed failed that are remembered. One that failed on so many is not hurried to a ninth: it is
-not the workers that fail."""
-
 TRUST_MARGIN = 1 / 6
 """The part of its ttl by which a worker that is cut off lets go sooner than the database gives its feeds away: it
 must exceed the drift of two clocks over one ttl, which is a thousandth where a clock is very bad. What is left is
@@ -92,12 +87,6 @@ def transition(state: LeaseState, move: Move) -> LeaseState:
         return TRANSITIONS[state, move]
     except KeyError:
         raise ValueError(f"a lease in state {state!s} cannot {move!s}") from None
-
-
-@cache
-def states_before(move: Move) -> tuple[LeaseState, ...]:
-    """The states that ``move`` may start from, for the WHERE clause of the statement that makes it."""
-    return tuple(state for (state, m) in TRANSITIONS if m is move)
 
 
 # -- the worker's side -------------------------------------------------------------------------------
@@ -133,18 +122,6 @@ class OutageGrace:
 
     def ends_at(self, ttl_s: float) -> datetime:
         return self.since + timedelta(seconds=ttl_s)
-
-
-def as_of(worker: Worker, now: datetime) -> Worker:
-    """The worker with the latest heartbeat that it can have sent, and the latest start.
-
-    One from the future was stamped before the database's clock was put back. It counts as one of this moment: the
-    feeds of whoever is dead wait for a ttl from now on, and not for the length of the step as well. Nobody gets
-    less than a ttl after a heartbeat.
-    """
-    ttl, heartbeat_at = worker.expires_at - worker.heartbeat_at, min(worker.heartbeat_at, now)
-    started_at = min(worker.started_at, now)
-    return replace(worker, started_at=started_at, heartbeat_at=heartbeat_at, expires_at=heartbeat_at + ttl)
 
 
 SECOND_CHECK_S = 0.005
@@ -214,43 +191,12 @@ def on_edit(feed: Feed, lease: Lease) -> Edit:
 
 # -- blame -------------------------------------------------------------------------------------------
 
-BLAME_RECENT = timedelta(minutes=10)
-"""The time within which being in hand twice, at the end of two workers, is no chance."""
-BLAME_KEPT = timedelta(days=1)
 QUARANTINE_RETRY_S = (10.0, 600.0)
 """The time between two tries of a feed that ends its own process: at first, and at most."""
 QUARANTINE_S = 600.0
 """A feed that workers were lost to runs apart from others until it has landed records for this long without harm;
 twice as long after each further loss. What ended two processes may need some minutes to do so again."""
 QUARANTINE_MAX_S = 86_400.0
-
-
-VERDICT_S = 10.0
-"""What a monitor takes, at most, to say how its worker was lost: on a busy machine it needs seconds to load what a
-report takes, and then it tries the control database for some more (`feedq.worker.monitor.REPORT_S`)."""
-SOON = timedelta(seconds=30)
-FAILOVER_WITHIN = timedelta(seconds=30)
-"""A feed that had no place for longer than this after its worker was lost connects at the usual pace."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """The blame that a feed gets for the loss of the worker that had it in hand."""
-
-    blamed: int
-    quarantined: bool
-
-
-def on_loss(lease: Lease, *, is_certain: bool, now: datetime) -> Blame:
-    """Decide the blame: a feed whose own code ended a worker is quarantined at once, one that was in hand the
-    second time.
-
-    So at most two workers are lost to one feed, and one that was there by chance loses nothing.
-    """
-    ago = None if lease.blamed_at is None else now - lease.blamed_at
-    blamed = lease.blamed + 1 if ago is not None and ago <= BLAME_KEPT else 1
-    again = ago is not None and ago <= BLAME_RECENT
-    return Blame(blamed, lease.quarantined or is_certain or again)
 
 
 def quarantine_retry_s(blamed: int) -> float:

@@ -1,9 +1,9 @@
 """Feeds in quarantine: each in a process of its own, with its own sessions and a bound on its memory.
 
-A feed that workers were lost to (`feedq.lease.on_loss`) is claimed like any other, and then handed to a child
-process, which follows its lease (`feedq.worker.external_stream`). If it ends its process, no other feed is hurt:
-the worker releases the lease, says why, and the feed is tried again later, and later each time. If it behaves,
-passes let it back among the others.
+A feed that workers were lost to (`blame` in `feedq/control/sql/leases.sql`) is claimed like any other, and then
+handed to a child process, which follows its lease (`feedq.worker.external_stream`). If it ends its process, no
+other feed is hurt: the worker releases the lease, says why, and the feed is tried again later, and later each
+time. If it behaves, passes let it back among the others.
 
 ::
 

@@ -24,7 +24,7 @@ from feedq.core.selection import Selection, SelectionOrder
 from feedq.verbs.diagnosis.fleet_checks import summary
 from feedq.verbs.troubles import REASONS, TROUBLED
 from tests.contract.harness import TTL_S, Harness, PostgresHarness, progress, spec
-from tests.fakes.memory.listing import chosen_of, in_order, required_by, tallies_of, troubles_of
+from tests.fakes.listing import chosen_of, in_order, required_by, tallies_of, troubles_of
 from tests.fakes.standing import standing
 
 WANTED = [("running", False), ("paused", False), ("running", True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.core.lease import QUARANTINE_S, VERDICT_S
+from feedq.core.lease import QUARANTINE_S
 from feedq.core.model import Feed, Lease, LeaseState, Loss, Reason, Release, Worker
 from feedq.telemetry.logs import EventKind
 from tests.contract.harness import Harness, progress
@@ -164,7 +164,7 @@ def test_a_feed_whose_last_two_workers_were_lost_waits_until_it_is_known_how(
     lease = harness.lease(feed)
     assert (lease.retry_at is None) == is_explained
     assert lease.lost_worker == second.id
-    harness.elapse(VERDICT_S + 1)
+    harness.elapse(11)
     third = harness.worker("c")
     assert [assignment.worker_id for assignment in harness.reconcile()[1]] == [third.id]
 

@@ -1,12 +1,7 @@
-"""Stands-in for the tests.
-
-`FakeFleet` puts whole workers, a source and a sink beside the real control database and ticks them by hand;
-`MemoryStore` is a control database on dicts with a `ManualClock`, for tests that need no server.
-"""
+"""Whole fleets ticked by hand: workers, a source and a sink beside the real control database."""
 
 from tests.fakes.clock import ManualClock, SkewedClock
 from tests.fakes.fleet import FakeFleet, InvariantBroken
-from tests.fakes.memory import MemoryStore
 from tests.fakes.servers import FakeBroker, FakeSink, FakeSource
 from tests.fakes.worker import FakeWorker
 
@@ -18,6 +13,5 @@ __all__ = [
     "FakeWorker",
     "InvariantBroken",
     "ManualClock",
-    "MemoryStore",
     "SkewedClock",
 ]

@@ -180,10 +180,16 @@ class ControlDatabase:
         if self._fleets % VACUUM_EVERY == 0:
             self.observe(f"VACUUM {', '.join(f'feedq.{table}' for table in (*USED, 'fleet'))}")
 
-    def store(self, *, restart_hold_s: float) -> PostgresStore:
-        store = PostgresStore(self.url, restart_hold_s=restart_hold_s)
+    def store(self, *, restart_hold_s: float = 0.0) -> SteppedStore:
+        store = SteppedStore(self.url, restart_hold_s=restart_hold_s)
         store._database._idle = self._pool
+        store.control, store.clock = self, self.clock
         return store
+
+    def fresh_store(self) -> SteppedStore:
+        """A store with nothing in it."""
+        self.reset()
+        return self.store()
 
     @contextmanager
     def driven(self) -> Iterator[None]:
@@ -323,6 +329,13 @@ class ControlDatabase:
         if late := [at for at in coming if at > now]:
             self.notifications[channel] = late
         return len(late) < len(coming)
+
+
+class SteppedStore(PostgresStore):
+    """The store of production, with its clock and its faults at hand."""
+
+    control: ControlDatabase
+    clock: ManualClock
 
 
 class EventRow(NamedTuple):

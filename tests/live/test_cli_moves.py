@@ -8,6 +8,8 @@ from structlog.testing import capture_logs
 from feedq.core.model import LeaseState
 from tests.unit.command import Command
 
+pytestmark = pytest.mark.usefixtures("control")
+
 
 @pytest.fixture
 def command() -> Command:

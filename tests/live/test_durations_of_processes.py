@@ -18,12 +18,14 @@ from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.worker.runner import Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkEnds, SinkPool
 from feedq.worker.writing_session import Outage
-from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.control import current
 from tests.fakes.sink import MemoryCheckpoint
 from tests.lease_listener import RecordingListener
 from tests.live.test_runner import Bench, numbered_source, options
 from tests.simulation.durations import Bounds
 from tests.unit.data_path import LIMIT_S, DataPath, batch, until
+
+pytestmark = pytest.mark.usefixtures("control")
 
 
 def on_uvloop(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -34,9 +36,10 @@ def on_uvloop(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 @pytest.mark.parametrize("interval_s", astuple(Bounds.of("reconcile_interval_s")))
 def test_the_watchdog_does_not_make_a_pass_of_every_heartbeat(interval_s: float) -> None:
-    clock, recording = ManualClock(), RecordingListener()
+    store, recording = current().fresh_store(), RecordingListener()
+    clock = store.clock
     settings = Settings(heartbeat_s=0, reconcile_interval_s=interval_s)
-    lease_keeper = recording.make_keeper(MemoryStore(clock), settings, clock)
+    lease_keeper = recording.make_keeper(store, settings, clock)
     for _ in range(200):
         clock.advance(HEARTBEAT_MIN_S)
         lease_keeper.beat()
@@ -112,7 +115,7 @@ def test_a_loop_may_stand_still_for_ever_or_for_a_day() -> None:
         (a_day, a_day - 1, False),
         (a_day, a_day, True),
     ):
-        store, recording = MemoryStore(ManualClock()), RecordingListener()
+        store, recording = current().fresh_store(), RecordingListener()
         s = Settings(stall_s=stall_s)
         lease_keeper = recording.make_keeper(store, s, store.clock)
         lease_keeper.beat()

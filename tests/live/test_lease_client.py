@@ -10,8 +10,10 @@ import pytest
 
 from feedq.core.model import Claim, FeedKey, FeedSpec, LeaseState, NewWorker, Reason, Release
 from feedq.worker.lease_client import LeaseClient
-from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.control import current
 from tests.waiting import until
+
+pytestmark = pytest.mark.usefixtures("control")
 
 LIMIT_S = 30.0
 
@@ -20,7 +22,7 @@ class Office:
     """A lease client over a store in memory, with what came out of it."""
 
     def __init__(self) -> None:
-        self.store = MemoryStore(ManualClock())
+        self.store = current().fresh_store()
         self.worker = self.store.workers.register(
             NewWorker(uuid4(), "w1", "node.w1", 10, "host", 1, "0"), ttl_s=6
         )
@@ -82,11 +84,11 @@ def test_claims_that_fail_for_good_are_answered_and_not_kept_pending(
 
 def test_a_claim_whose_answer_was_lost_raises_a_doubt(office: Office) -> None:
     key = office.assigned()
-    office.store.lose_answers(1)
+    office.store.control.answers_to_lose = 1
     office.claim(key)
     until(lambda: office.unsure, "a doubt")
     assert office.begun == [], "the second try cannot tell its own lease from somebody else's"
-    assert office.store.database.tables.leases[key[0]].state is LeaseState.RUNNING
+    assert [lease.state for lease in office.store.control.leases()] == [LeaseState.RUNNING]
     assert office.refused == [key]
 
 
@@ -101,17 +103,17 @@ def test_a_claim_that_waited_for_the_database_raises_no_doubt(
         return real(worker_id, keys)
 
     monkeypatch.setattr(office.store.leases, "claim", claim)
-    office.store.go_away()
+    office.store.control.is_away = True
     office.claim(key)
     until(lambda: tries, "asked in vain")
-    office.store.come_back()
+    office.store.control.is_away = False
     until(lambda: office.begun, "begun")
     assert office.unsure == []
 
 
 def test_a_client_that_closes_does_not_wait_for_a_database_that_is_away() -> None:
     office = Office()
-    office.store.go_away()
+    office.store.control.is_away = True
     office.lease_client.start()
     for feed_id in range(100):
         office.lease_client.release(office.worker.id, [Release(feed_id, 1, Reason.RELEASED)])

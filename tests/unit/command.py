@@ -39,8 +39,8 @@ from feedq.errors import InvalidInput
 from feedq.settings import Settings
 from feedq.sinks.base import Sink
 from feedq.verbs.registry import At, Told
-from tests.fakes import ManualClock, MemoryStore
-from tests.fakes.memory.listing import MemoryListing
+from tests.fakes import ManualClock
+from tests.fakes.control import current
 from tests.fakes.sink import MemorySink
 
 URL = "tcp://127.0.0.1:7001"
@@ -140,7 +140,7 @@ class FakeInvocation(Invocation):
             feeds=self._store.feeds,
             workers=self._store.workers,
             jobs=self._jobs,
-            listing=MemoryListing(self._store, self.clock.now),
+            listing=self._store.listing,
             fleet_state=lambda: self._fleet or led(self.clock),
             job_state=lambda: self._job_state,
             scheduled_tasks=list,
@@ -155,8 +155,8 @@ class Command:
     """Runs commands and keeps the fleet that they see."""
 
     def __init__(self) -> None:
-        self.clock = ManualClock()
-        self.store = MemoryStore(self.clock)
+        self.store = current().fresh_store()
+        self.clock = self.store.clock
         self.jobs = MemoryJobs()
         self.fleet: FleetState | None = None
         self.job_state = NO_JOBS

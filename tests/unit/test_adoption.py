@@ -13,20 +13,28 @@ from feedq.cli import main
 from feedq.core.model import Batch, Feed, TargetState
 from feedq.sinks.base import FeedWrite, Fenced, FenceRequest, Target, Unusable
 from feedq.verbs import manifests
-from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.control import current
 from tests.fakes.sink import MemorySink, MemoryTables
 from tests.unit.command import FakeInvocation
 from tests.unit.data_path import AT
+
+pytestmark = pytest.mark.usefixtures("control")
 
 TARGET = Target("t", "json")
 
 
 class Site:
-    """An installation with a control database of its own, whose feeds get the numbers from ``first`` on."""
+    """An installation with a new control database, whose feeds get the numbers from ``first`` on.
+
+    That of the one before it is lost.
+    """
 
     def __init__(self, tables: MemoryTables, *, first: int = 1) -> None:
-        self.store = MemoryStore(ManualClock())
-        self.store.database._last_feed_id = first - 1
+        self.store = current().fresh_store()
+        self.store.control.observe("UPDATE feedq.installation SET id = gen_random_uuid()")
+        self.store.control.observe(
+            f"SELECT setval(pg_get_serial_sequence('feedq.feed', 'id'), {first}, false)"
+        )
         self.sink = MemorySink(
             "memory://", environment="default", worker_id=uuid4(), role="cli", tables=tables
         )
@@ -49,8 +57,10 @@ class Site:
         return self.store.feeds.get(name)
 
     def fence(self, name: str, *, epoch: int = 1) -> Any:
-        feed = self.feed(name)
-        request = FenceRequest(feed.id, name, epoch, TARGET, feed.identity)
+        return self.fence_as(self.feed(name), epoch=epoch)
+
+    def fence_as(self, feed: Feed, *, epoch: int) -> Any:
+        request = FenceRequest(feed.id, feed.name, epoch, TARGET, feed.identity)
         (outcome,) = self.sink.fence([request], lock_timeout_s=0)
         return outcome
 
@@ -92,6 +102,7 @@ def test_feeds_declared_anew_get_no_cursor_by_a_number_that_was_given_out_before
 def test_applying_with_adopt_goes_on_from_the_checkpoints_of_a_lost_installation(
     tables: MemoryTables, lost: Site
 ) -> None:
+    before = lost.feed("acme/big")
     site = Site(tables, first=1_001)
     said = site.apply("acme/other", "acme/big", "acme/new", options=("--adopt",))
     assert said.count(": adopted") == 2
@@ -101,7 +112,7 @@ def test_applying_with_adopt_goes_on_from_the_checkpoints_of_a_lost_installation
         "acme/new": None,
     }
     assert {view.feed.spec.target_state for view in site.store.feeds.views()} == {TargetState.RUNNING}
-    assert isinstance(lost.fence("acme/big", epoch=9), Unusable)
+    assert isinstance(lost.fence_as(before, epoch=9), Unusable)
 
 
 def test_a_feed_that_was_removed_and_declared_again_begins_anew_unless_it_adopts(lost: Site) -> None:

@@ -17,6 +17,8 @@ from feedq.local.datadir import DataDir
 from feedq.settings import settings
 from tests.unit.command import Command
 
+pytestmark = pytest.mark.usefixtures("control")
+
 URL = "postgresql://operator:hunter2@127.0.0.1:1/feedq"
 
 

@@ -14,6 +14,8 @@ from feedq.errors import FeedqError
 from feedq.verbs import bulk
 from tests.unit.command import URL, Command
 
+pytestmark = pytest.mark.usefixtures("control")
+
 FEED = f"{{connector: tcp, source: {{url: '{URL}'}}, sink: {{table: t}}, name: "
 
 
@@ -73,14 +75,14 @@ def test_a_database_that_goes_away_half_way_is_told_with_what_was_done(
 
     def change_one_only(changes: Sequence[FeedChange]) -> list[Version | FeedqError]:
         made = change(changes)
-        command.store.go_away()
+        command.store.control.is_away = True
         return made
 
     command.store.feeds.change = change_one_only  # type: ignore[method-assign] # what happens meanwhile is the point
     result = command.run("apply", "-f", "-", given=feeds("a", "b", "c"))
     assert result.exit_code == 1
     assert "1 of 3 were changed before; doing it again changes the rest: " in result.stderr
-    command.store.come_back()
+    command.store.control.is_away = False
     assert names(command) == ["a"]
 
 
@@ -108,14 +110,14 @@ def test_diff_says_by_its_exit_status_whether_anything_would_change(command: Com
     pruned = command.run("diff", "-f", "-", "--prune", given="feeds: []\n")
     assert (pruned.exit_code, pruned.stdout) == (1, "- a\n")
     assert "must be a list" in command.refused("diff", "-f", "-", given="feeds: 1\n", status=2)
-    command.store.go_away()
+    command.store.control.is_away = True
     command.refused("diff", "-f", "-", given=same, status=2)
-    command.store.come_back()
+    command.store.control.is_away = False
     assert command.spec("a").sink == {"table": "t"}
 
 
 def test_lint_finds_mistakes_without_a_server(command: Command) -> None:
-    command.store.go_away()
+    command.store.control.is_away = True
     assert command.ok("lint", "-f", "-", given=feeds("a", "b")) == "2 feeds: right\n"
     error = command.refused("lint", "-f", "-", given=feeds("a").replace("connector", "conector"))
     assert "did you mean connector?" in error

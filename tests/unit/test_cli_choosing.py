@@ -15,6 +15,8 @@ from feedq.verbs import bulk
 from tests.api_examples import EXAMPLES
 from tests.unit.command import Command
 
+pytestmark = pytest.mark.usefixtures("control")
+
 
 @pytest.fixture
 def command() -> Command:

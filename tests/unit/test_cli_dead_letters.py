@@ -16,10 +16,12 @@ from feedq.errors import SinkUnavailable
 from feedq.sinks.base import FeedWrite, FenceRequest, Judge, Replayed, Target, anybody
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.landing import AT_ONCE
-from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.control import current
 from tests.fakes.sink import IDENTITY, MemorySink, MemoryTables
 from tests.unit.command import FakeInvocation
 from tests.unit.data_path import AT
+
+pytestmark = pytest.mark.usefixtures("control")
 
 NAME = "acme/orders"
 
@@ -61,7 +63,7 @@ class Bench:
         self.tables = MemoryTables()
         self.tables.poison = b"poison"
         self.sink = WatchedSink(self.tables)
-        self.store = MemoryStore(ManualClock())
+        self.store = current().fresh_store()
         for name in (NAME, "acme/other"):
             self.store.feeds.add(
                 FeedSpec(name=name, connector="tcp", source={"url": "tcp://127.0.0.1:1"}, sink={"table": "t"})

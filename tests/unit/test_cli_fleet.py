@@ -13,6 +13,8 @@ from feedq.core.model import Load, Loss
 from feedq.core.selection import Selection
 from tests.unit.command import URL, Command, FakeInvocation, led
 
+pytestmark = pytest.mark.usefixtures("control")
+
 
 @pytest.fixture
 def command() -> Command:

@@ -16,6 +16,8 @@ from feedq.verbs.documents import DocumentError, read_value
 from tests.schedules import Keys, schedule_spec
 from tests.unit.command import URL, Command
 
+pytestmark = pytest.mark.usefixtures("control")
+
 DAILY = schedule_spec("s", cron=("@daily",), zone="Europe/Berlin", task="t", kwargs={"a": 1, "b": 2})
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from feedq.control import reconcile as control
 from feedq.control.reconcile import reconcile
+from feedq.control.store.passes import ReconcilePass
 from feedq.core.limits import DISPATCH_TIMEOUT_S
 from feedq.core.model import (
     Assignment,
@@ -31,43 +32,44 @@ from feedq.errors import Conflict, InvalidInput, NotFound, Unavailable
 from feedq.settings import Settings
 from feedq.verbs.registry import At
 from feedq.verbs.workers import WorkerAction, act_on_worker, find_worker
-from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.control import SteppedStore, current
 from tests.fakes.fleet import move_feed
-from tests.fakes.memory.passes import MemoryPass
+
+pytestmark = pytest.mark.usefixtures("control")
 
 SETTINGS = Settings.model_construct(settle_s=0.0)
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    made = MemoryStore(ManualClock())
+def store() -> SteppedStore:
+    made = current().fresh_store()
     made.clock.advance(60)  # the grace period after the start is over
     return made
 
 
 def add_worker(
-    store: MemoryStore, name: str = "a", *, capacity: int = 10, number: int | None = None
+    store: SteppedStore, name: str = "a", *, capacity: int = 10, number: int | None = None
 ) -> Worker:
     worker_id = uuid4() if number is None else UUID(int=number)
     new = NewWorker(worker_id, name, f"node.{name}", capacity, "host", 1, "0")
     return store.workers.register(new, ttl_s=SETTINGS.ttl_s)
 
 
-def add_feeds(store: MemoryStore, count: int) -> list[int]:
+def add_feeds(store: SteppedStore, count: int) -> list[int]:
     return [
         store.feeds.add(FeedSpec(name=f"f{i}", connector="tcp", source={}, sink={"table": "t"})).id
         for i in range(count)
     ]
 
 
-def run(store: MemoryStore, settings: Settings = SETTINGS) -> tuple[control.PassReport, list[Assignment]]:
+def run(store: SteppedStore, settings: Settings = SETTINGS) -> tuple[control.PassReport, list[Assignment]]:
     sent: list[Assignment] = []
     report = reconcile(store, sent.extend, settings)
     assert report is not None
     return report, sent
 
 
-def test_a_pass_places_what_waits_and_sends_one_message_each(store: MemoryStore) -> None:
+def test_a_pass_places_what_waits_and_sends_one_message_each(store: SteppedStore) -> None:
     worker = add_worker(store)
     ids = add_feeds(store, 3)
     report, sent = run(store)
@@ -76,29 +78,28 @@ def test_a_pass_places_what_waits_and_sends_one_message_each(store: MemoryStore)
     assert (report.edits, len(report.assignments), report.did_something) == (0, 3, True)
 
 
-def test_no_message_leaves_before_the_commit(store: MemoryStore) -> None:
+def test_no_message_leaves_before_the_commit(store: SteppedStore) -> None:
     add_worker(store)
     add_feeds(store, 1)
     seen: list[LeaseState] = []
 
     def look(assignments: Sequence[Assignment]) -> None:
-        assert not store.database.pass_open
         seen.extend(v.lease.state for v in store.feeds.views())
 
     reconcile(store, look, SETTINGS)
     assert seen == [LeaseState.ASSIGNED]
 
 
-def test_no_message_leaves_when_the_commit_fails(store: MemoryStore) -> None:
+def test_no_message_leaves_when_the_commit_fails(store: SteppedStore) -> None:
     add_worker(store)
     add_feeds(store, 1)
-    store.fail_commits(1)
+    store.control.commits_to_fail = 1
     with pytest.raises(Unavailable):
         reconcile(store, _refuse, SETTINGS)
     assert [a.key for a in run(store)[1]] == [(1, 1)], "the epoch that was rolled back was never heard of"
 
 
-def test_a_pass_killed_before_its_messages_is_made_good_by_the_dispatch_timeout(store: MemoryStore) -> None:
+def test_a_pass_killed_before_its_messages_is_made_good_by_the_dispatch_timeout(store: SteppedStore) -> None:
     worker = add_worker(store)
     add_feeds(store, 1)
 
@@ -115,32 +116,32 @@ def test_a_pass_killed_before_its_messages_is_made_good_by_the_dispatch_timeout(
 
 
 def test_passes_in_a_row_are_bounded_and_leave_the_rest_to_others(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: SteppedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "EDITS_PER_PASS", 1)
     add_feeds(store, 5)
     run(store)
     for view in store.feeds.views():
         store.feeds.set_target(view.feed.name, TargetState.PAUSED)
-    wakes = store.database.tables.wakes
+    wakes = store.control.wakes
     report = reconcile(store, _refuse, SETTINGS, passes=3)
     assert report is not None
     assert (report.edits, report.more) == (3, True)
-    assert store.database.tables.wakes == wakes + 1
+    assert store.control.wakes == wakes + 1
 
 
 def _refuse(assignments: Sequence[Assignment]) -> None:
     pytest.fail(f"sent {assignments}")
 
 
-def test_an_idle_fleet_writes_no_history(store: MemoryStore) -> None:
+def test_an_idle_fleet_writes_no_history(store: SteppedStore) -> None:
     add_worker(store)
     add_feeds(store, 2)
     run(store)
-    before = len(store.database.tables.events)
+    before = store.control.observe("SELECT count(*) FROM feedq.event")
     for _ in range(5):
         run(store)
-    assert len(store.database.tables.events) == before
+    assert store.control.observe("SELECT count(*) FROM feedq.event") == before
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_an_idle_fleet_writes_no_history(store: MemoryStore) -> None:
     ],
 )
 def test_why_feeds_wait_is_written_once_and_counted(
-    store: MemoryStore, make: Callable[[MemoryStore], object], reason: Reason
+    store: SteppedStore, make: Callable[[SteppedStore], object], reason: Reason
 ) -> None:
     make(store)
     add_feeds(store, 2)
@@ -164,7 +165,7 @@ def test_why_feeds_wait_is_written_once_and_counted(
 
 
 def test_what_only_needs_a_place_is_taken_in_over_several_passes_and_edits_beside_it(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: SteppedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_feeds(store, 5)
     run(store)
@@ -176,10 +177,10 @@ def test_what_only_needs_a_place_is_taken_in_over_several_passes_and_edits_besid
     passes = [run(store)[0] for _ in range(3)]
     # Of the first two one is paused, so that two edits are looked for: that one, and the third.
     assert [(p.edits, p.more) for p in passes] == [(3, True), (2, True), (0, False)]
-    assert store.database.tables.dirty == set()
+    assert store.control.observe("SELECT id FROM feedq.feed WHERE dirty") == []
 
 
-def test_a_full_worker_gets_what_is_promised_to_it_while_another_is_silent(store: MemoryStore) -> None:
+def test_a_full_worker_gets_what_is_promised_to_it_while_another_is_silent(store: SteppedStore) -> None:
     silent = add_worker(store, "silent", capacity=1)
     ids = add_feeds(store, 3)
     run(store)
@@ -194,7 +195,7 @@ def test_a_full_worker_gets_what_is_promised_to_it_while_another_is_silent(store
 
 
 def test_a_newcomer_is_sent_no_more_than_it_connects_soon_and_the_rest_when_these_are_there(
-    store: MemoryStore,
+    store: SteppedStore,
 ) -> None:
     settings = Settings.model_construct(settle_s=0.0, host_connects_per_s={"*": 60.0})
     old = add_worker(store, "old", capacity=100)
@@ -210,18 +211,18 @@ def test_a_newcomer_is_sent_no_more_than_it_connects_soon_and_the_rest_when_thes
     report, sent = run(store, settings)
     assert ({a.worker_id for a in sent}, report.moves) == ({new.id}, 0), "and they are not connected yet"
     store.leases.claim(new.id, [a.key for a in sent])
-    store.database.tables.wakes = 0
+    store.control.wakes = 0
     connected = [Progress(*a.key, 0, 0, 0, None, None, True, False, 0, None) for a in sent]
     store.leases.report(new.id, connected)
-    assert store.database.tables.wakes
+    assert store.control.wakes
     assert run(store, settings)[0].moves == 15
 
 
-def test_a_sweep_runs_once_an_interval(store: MemoryStore) -> None:
+def test_a_sweep_runs_once_an_interval(store: SteppedStore) -> None:
     worker = add_worker(store)
     (feed_id,) = add_feeds(store, 1)
     run(store)
-    store.delete_lease(feed_id)
+    store.control.observe(f"DELETE FROM feedq.lease WHERE feed_id = {feed_id}")
     assert run(store)[0].repaired == 0
     store.clock.advance(control.SWEEP_INTERVAL_S)
     store.workers.heartbeat(worker.id, worker.load, ttl_s=SETTINGS.ttl_s)
@@ -232,14 +233,14 @@ def test_a_sweep_runs_once_an_interval(store: MemoryStore) -> None:
 # -- verbs -------------------------------------------------------------------------------------------
 
 
-def test_a_worker_is_found_by_its_name_or_its_id_and_the_beginning_of_either(store: MemoryStore) -> None:
+def test_a_worker_is_found_by_its_name_or_its_id_and_the_beginning_of_either(store: SteppedStore) -> None:
     a = add_worker(store, "a@host", number=0xA << 124)
     add_worker(store, "b@host", number=0xB << 124)
     for name in ("a@host", "a", str(a.id), str(a.id)[:8], str(a.id).upper()):
         assert find_worker(store, name).worker.id == a.id
 
 
-def test_an_unknown_worker_is_not_found_and_the_living_are_named(store: MemoryStore) -> None:
+def test_an_unknown_worker_is_not_found_and_the_living_are_named(store: SteppedStore) -> None:
     add_worker(store, "a@host")
     with pytest.raises(NotFound, match=r"'z'.*a@host"):
         find_worker(store, "z")
@@ -247,7 +248,7 @@ def test_an_unknown_worker_is_not_found_and_the_living_are_named(store: MemorySt
 
 @pytest.mark.parametrize("names", [("a", "a"), ("a@host", "a@other")])
 def test_a_name_that_means_two_workers_is_refused_and_both_are_named(
-    store: MemoryStore, names: tuple[str, str]
+    store: SteppedStore, names: tuple[str, str]
 ) -> None:
     for name in names:
         add_worker(store, name)
@@ -255,13 +256,13 @@ def test_a_name_that_means_two_workers_is_refused_and_both_are_named(
         find_worker(store, "a")
 
 
-def wanting(store: MemoryStore) -> At:
+def wanting(store: SteppedStore) -> At:
     return At(
         store, SETTINGS, Caller("a test", AccessRole.ADMIN), lambda name: pytest.fail("asked for a sink")
     )
 
 
-def test_nothing_is_wanted_of_a_worker_that_is_ending(store: MemoryStore) -> None:
+def test_nothing_is_wanted_of_a_worker_that_is_ending(store: SteppedStore) -> None:
     store.workers.drain(add_worker(store, "a").id)
     for action in WorkerAction:
         with pytest.raises(Conflict, match="is ending"):
@@ -278,7 +279,7 @@ def test_nothing_is_wanted_of_a_worker_that_is_ending(store: MemoryStore) -> Non
     ],
 )
 def test_a_move_to_a_worker_that_may_not_have_the_feed_is_refused(
-    store: MemoryStore, worker: dict[str, Any], says: str
+    store: SteppedStore, worker: dict[str, Any], says: str
 ) -> None:
     labels = worker.get("labels", {"region": "eu"})
     new = NewWorker(uuid4(), "b", "node.b", worker.get("capacity", 9), "host", 1, "0", labels)
@@ -302,7 +303,7 @@ def test_a_move_to_a_worker_that_may_not_have_the_feed_is_refused(
         move_feed(store, "f", "b", settings)
 
 
-def test_what_is_promised_to_a_worker_takes_its_room(store: MemoryStore) -> None:
+def test_what_is_promised_to_a_worker_takes_its_room(store: SteppedStore) -> None:
     add_worker(store, "b", capacity=1)
     add_feeds(store, 2)
     move_feed(store, "f0", "b", SETTINGS)
@@ -311,7 +312,7 @@ def test_what_is_promised_to_a_worker_takes_its_room(store: MemoryStore) -> None
 
 
 def test_a_fleet_that_was_found_even_is_not_looked_through_again(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: SteppedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_worker(store, "a")
     add_worker(store, "b")
@@ -319,12 +320,12 @@ def test_a_fleet_that_was_found_even_is_not_looked_through_again(
     for a in run(store)[1]:
         store.leases.claim(a.worker_id, [a.key])
     run(store)
-    monkeypatch.setattr(MemoryPass, "movable", lambda *_, **__: pytest.fail("looked for what could move"))
+    monkeypatch.setattr(ReconcilePass, "movable", lambda *_, **__: pytest.fail("looked for what could move"))
     monkeypatch.setattr(rebalancing, "donors", lambda *_, **__: pytest.fail("looked for donors"))
     run(store)
 
 
-def test_what_is_under_way_counts_among_the_moves_of_a_pass(store: MemoryStore) -> None:
+def test_what_is_under_way_counts_among_the_moves_of_a_pass(store: SteppedStore) -> None:
     settings = Settings.model_construct(settle_s=0.0, moves_per_pass=3)
     old = add_worker(store, "old", capacity=100)
     add_feeds(store, 20)

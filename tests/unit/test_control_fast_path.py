@@ -9,22 +9,24 @@ import pytest
 
 from feedq.control import reconcile as control
 from feedq.control.reconcile import reconcile
+from feedq.control.store.passes import ReconcilePass
 from feedq.core import limits
 from feedq.core.model import Assignment, LeaseState, Reason, Release, TargetState, Worker
 from feedq.errors import Unavailable
-from tests.fakes import ManualClock, MemoryStore
-from tests.fakes.memory.passes import MemoryPass
+from tests.fakes.control import SteppedStore, current
 from tests.unit.test_control import SETTINGS, add_feeds, add_worker, run
+
+pytestmark = pytest.mark.usefixtures("control")
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    made = MemoryStore(ManualClock())
+def store() -> SteppedStore:
+    made = current().fresh_store()
     made.clock.advance(60)  # the grace period after the start is over
     return made
 
 
-def die_with(store: MemoryStore, feeds: int) -> Worker:
+def die_with(store: SteppedStore, feeds: int) -> Worker:
     """A worker that ran so many feeds has died, and another is there."""
     victim = add_worker(store, "victim", capacity=feeds)
     add_feeds(store, feeds)
@@ -38,7 +40,7 @@ def die_with(store: MemoryStore, feeds: int) -> Worker:
 
 
 def test_the_first_feeds_of_a_dead_worker_are_placed_before_anything_else_is_done(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: SteppedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "PLACED_FIRST", 2)
     heir = die_with(store, 5)
@@ -50,7 +52,7 @@ def test_the_first_feeds_of_a_dead_worker_are_placed_before_anything_else_is_don
     assert (report.edits, len(sent), report.more) == (1, 2, False), "one of the five is paused by now"
 
 
-def test_a_pass_that_only_places_leaves_all_else_to_the_next(store: MemoryStore) -> None:
+def test_a_pass_that_only_places_leaves_all_else_to_the_next(store: SteppedStore) -> None:
     worker = add_worker(store, "w", capacity=5)
     first, second, _ = add_feeds(store, 3)
     _, sent = run(store)
@@ -68,11 +70,11 @@ def test_a_pass_that_only_places_leaves_all_else_to_the_next(store: MemoryStore)
 
 
 def test_passes_in_a_row_place_all_feeds_of_a_dead_worker_and_report_it_as_one(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: SteppedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "PLACED_FIRST", 2)
     die_with(store, 5)
-    wakes = store.database.tables.wakes
+    wakes = store.control.wakes
     sent: list[Assignment] = []
     report = reconcile(store, sent.extend, SETTINGS, passes=control.PASSES_IN_A_ROW)
     assert report is not None
@@ -80,38 +82,40 @@ def test_passes_in_a_row_place_all_feeds_of_a_dead_worker_and_report_it_as_one(
     assert len(sent) == len({a.feed_id for a in sent}) == 5
     assert report.assignments == tuple(sent)
     assert report.can_wait
-    assert store.database.tables.wakes == wakes, "whoever asked has all else done in a moment"
+    assert store.control.wakes == wakes, "whoever asked has all else done in a moment"
     report, _ = run(store)
     assert (report.can_wait, report.more) == (False, False)
 
 
-def test_what_the_fast_path_leaves_does_not_wait(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_fast_path_leaves_does_not_wait(
+    store: SteppedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "PLACED_FIRST", 2)
     die_with(store, 20)
-    wakes = store.database.tables.wakes
+    wakes = store.control.wakes
     report = reconcile(store, lambda _: None, SETTINGS, passes=2)
     assert report is not None
     assert (len(report.assignments), report.more, report.can_wait) == (6, True, False)
-    assert store.database.tables.wakes == wakes + 1
+    assert store.control.wakes == wakes + 1
 
 
 def test_what_the_first_pass_committed_is_sent_though_the_second_fails(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: SteppedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "PLACED_FIRST", 2)
     die_with(store, 5)
     sent: list[Assignment] = []
-    assign = MemoryPass.assign
+    assign = ReconcilePass.assign
     calls = iter(range(10))
 
     def assign_and_lose_the_second_commit(
-        self: MemoryPass, pairs: Sequence[tuple[int, UUID]]
+        self: ReconcilePass, pairs: Sequence[tuple[int, UUID]]
     ) -> list[Assignment]:
         if next(calls) == 1:
-            store.fail_commits(1)
+            store.control.commits_to_fail = 1
         return assign(self, pairs)
 
-    monkeypatch.setattr(MemoryPass, "assign", assign_and_lose_the_second_commit)
+    monkeypatch.setattr(ReconcilePass, "assign", assign_and_lose_the_second_commit)
     with pytest.raises(Unavailable):
         reconcile(store, sent.extend, SETTINGS, passes=2)
     assert len(sent) == 2

@@ -52,7 +52,8 @@ from feedq.verbs.diagnosis.schedule_checks import (
 )
 from feedq.verbs.troubles import REASONS, TROUBLED, TROUBLES
 from feedq.verbs.wording import NAMED_MAX
-from tests.fakes.memory.listing import required_by, tallies_of, troubles_of
+from tests.fakes.control import ControlDatabase
+from tests.fakes.listing import required_by, tallies_of, troubles_of
 from tests.fakes.sink import IDENTITY
 from tests.fakes.standing import standing
 from tests.unit.command import NO_JOBS, Command
@@ -481,7 +482,7 @@ def test_of_many_tasks_the_first_are_named() -> None:
 
 
 @pytest.fixture
-def command() -> Command:
+def command(control: ControlDatabase) -> Command:
     return Command()
 
 

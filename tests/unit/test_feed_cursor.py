@@ -17,9 +17,11 @@ from feedq.connectors.base import parse_options
 from feedq.core.model import JSON, FeedSpec
 from feedq.errors import InvalidInput
 from feedq.sinks.checkpoints import check_cursor
-from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.control import current
 from tests.fakes.sink import MemorySink, MemoryTables
 from tests.unit.command import FakeInvocation
+
+pytestmark = pytest.mark.usefixtures("control")
 
 NAME = "acme/orders"
 TCP: Mapping[str, Any] = {"url": "tcp://127.0.0.1:1", "cursor": "/seq"}
@@ -99,7 +101,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.tables = MemoryTables()
-        self.store = MemoryStore(ManualClock())
+        self.store = current().fresh_store()
         self.feed = self.store.feeds.add(
             FeedSpec(name=NAME, connector="tcp", source=TCP, sink={"table": "t"})
         )

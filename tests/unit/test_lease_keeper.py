@@ -1,5 +1,4 @@
-"""The lease keeper with its core, beaten by hand: no thread, a database on dicts, a clock that moves when told
-to."""
+"""The lease keeper with its core, beaten by hand: no thread, and a clock that moves when told to."""
 
 from __future__ import annotations
 
@@ -11,20 +10,21 @@ import pytest
 from feedq.core.model import Load
 from feedq.settings import Settings
 from feedq.worker.lease_keeper import LeaseKeeper
-from tests.fakes import ManualClock, MemoryStore
+from tests.fakes import ManualClock
+from tests.fakes.control import ControlDatabase, SteppedStore
 from tests.lease_listener import RecordingListener
 
 SETTINGS = Settings(heartbeat_s=2, ttl_s=6, reconcile_interval_s=5)
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+def store(control: ControlDatabase) -> SteppedStore:
+    return control.fresh_store()
 
 
 @pytest.fixture
-def store(clock: ManualClock) -> MemoryStore:
-    return MemoryStore(clock)
+def clock(store: SteppedStore) -> ManualClock:
+    return store.clock
 
 
 @pytest.fixture
@@ -33,17 +33,17 @@ def recording() -> RecordingListener:
 
 
 @pytest.fixture
-def lease_keeper(store: MemoryStore, recording: RecordingListener, clock: ManualClock) -> LeaseKeeper:
+def lease_keeper(store: SteppedStore, recording: RecordingListener, clock: ManualClock) -> LeaseKeeper:
     return make_lease_keeper(store, recording, clock)
 
 
-def make_lease_keeper(store: MemoryStore, recording: RecordingListener, clock: ManualClock) -> LeaseKeeper:
+def make_lease_keeper(store: SteppedStore, recording: RecordingListener, clock: ManualClock) -> LeaseKeeper:
     return recording.make_keeper(store, SETTINGS, clock)
 
 
 def test_it_tells_how_many_workers_share_the_rates_of_the_fleet(
     lease_keeper: LeaseKeeper,
-    store: MemoryStore,
+    store: SteppedStore,
     recording: RecordingListener,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -57,7 +57,7 @@ def test_it_tells_how_many_workers_share_the_rates_of_the_fleet(
 
 
 def test_a_slow_heartbeat_does_not_stretch_the_lease(
-    lease_keeper: LeaseKeeper, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    lease_keeper: LeaseKeeper, store: SteppedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease_keeper.beat()
     session = lease_keeper._connect()
@@ -76,7 +76,7 @@ def test_a_slow_heartbeat_does_not_stretch_the_lease(
 
 
 def test_the_watchdog_calls_when_no_pass_has_finished_for_three_intervals(
-    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
+    lease_keeper: LeaseKeeper, recording: RecordingListener, store: SteppedStore, clock: ManualClock
 ) -> None:
     lease_keeper.beat()
     with store.fleet.reconcile_pass():
@@ -92,7 +92,7 @@ def test_the_watchdog_calls_when_no_pass_has_finished_for_three_intervals(
 
 
 def test_the_watchdog_does_not_go_by_a_pass_that_lies_ahead(
-    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
+    lease_keeper: LeaseKeeper, recording: RecordingListener, store: SteppedStore, clock: ManualClock
 ) -> None:
     lease_keeper.beat()
     with store.fleet.reconcile_pass():
@@ -105,7 +105,7 @@ def test_the_watchdog_does_not_go_by_a_pass_that_lies_ahead(
 
 
 def test_it_renews_nothing_and_cuts_the_sockets_while_the_event_loop_stands_still(
-    lease_keeper: LeaseKeeper, store: MemoryStore, recording: RecordingListener, clock: ManualClock
+    lease_keeper: LeaseKeeper, store: SteppedStore, recording: RecordingListener, clock: ManualClock
 ) -> None:
     lease_keeper.beat()
     (before,) = store.workers.views()

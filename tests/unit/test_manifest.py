@@ -300,6 +300,7 @@ def shown_manifests() -> Iterator[tuple[str, str]]:
                 yield page.name, block
 
 
+@pytest.mark.usefixtures("control")
 def test_it_is_a_schema_and_the_command_prints_it() -> None:
     Draft202012Validator.check_schema(manifest_schema())
     printed = json.loads(Command().ok("schema"))

@@ -22,7 +22,9 @@ from feedq.worker.monitor import (
     parse_stacks,
     report_losses,
 )
-from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.control import current
+
+pytestmark = pytest.mark.usefixtures("control")
 
 
 def test_stacks_are_told_apart_and_begin_with_the_innermost_call(tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_a_state_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_notes_of_the_dead_are_reported_once_and_those_of_the_living_are_left(tmp_path: Path) -> None:
-    store = MemoryStore(ManualClock())
+    store = current().fresh_store()
     dead, living = (
         store.workers.register(NewWorker(uuid4(), name, name, 1, "h", 1, "0"), ttl_s=60) for name in "ab"
     )

@@ -1,4 +1,4 @@
-"""Lists and counts of feeds as the database makes them, by the policies that it must agree with."""
+"""Lists and counts of feeds as the database should make them: what it answers is compared with these."""
 
 from __future__ import annotations
 
@@ -8,70 +8,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from feedq.control.store.feed_listing import (
-    EVERY,
     LATELY_S,
     RequiredLabels,
     StatusCount,
     TroubledFeeds,
 )
-from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import ChosenFeed, Concern, FeedView, Reason, Status, TargetState
+from feedq.core.model import Concern, FeedView, Reason, Status, TargetState
 from feedq.core.selection import FAILING, Selection, SelectionOrder
 
 NEVER = datetime.min.replace(tzinfo=UTC)
 Cause = tuple[Status | Concern, Reason | None]
-
-
-def chosen(view: FeedView) -> ChosenFeed:
-    feed, spec = view.feed, view.feed.spec
-    return ChosenFeed(feed.id, feed.name, spec.tenant, feed.generation, spec.selector, view.lease.worker_id)
-
-
-class MemoryListing:
-    """Lists of feeds, as the database makes them."""
-
-    def __init__(self, store: PostgresStore, now: Callable[[], datetime]) -> None:
-        self._store, self._now = store, now
-
-    def after(
-        self, selection: Selection, *, text_: str = "", place: tuple[str, int] | None = None, limit: int
-    ) -> list[FeedView]:
-        assert not text_, "which the database looks for"
-        found = self.selected(selection)
-        return [view for view in found if (view.feed.name, view.feed.id) > (place or ("", 0))][:limit]
-
-    def ordered(
-        self,
-        selection: Selection,
-        order: SelectionOrder,
-        *,
-        reverse: bool = False,
-        text_: str = "",
-        offset: int = 0,
-        limit: int,
-    ) -> list[FeedView]:
-        assert not text_, "which the database looks for"
-        found = in_order(self.selected(selection), order, reverse=reverse)
-        return found[offset : offset + limit]
-
-    def selected(self, selection: Selection) -> list[FeedView]:
-        return chosen_of(selection, self._store.feeds.views())
-
-    def chosen(self, selection: Selection, *, limit: int) -> list[ChosenFeed]:
-        return [chosen(view) for view in self.selected(selection)[:limit]]
-
-    def tallies(self, selection: Selection = EVERY, *, text_: str = "") -> list[StatusCount]:
-        assert not text_, "which the database looks for"
-        return tallies_of(chosen_of(selection, self._store.feeds.views()))
-
-    def survey(
-        self, statuses: Collection[Status], reasons: Collection[Reason], *, each: int, tenants: int
-    ) -> tuple[list[StatusCount], list[TroubledFeeds]]:
-        views, now = self._store.feeds.views(), self._now()
-        return tallies_of(views), troubles_of(views, statuses, reasons, each=each, tenants=tenants, now=now)
-
-    def placing(self, *, each: int) -> list[RequiredLabels]:
-        return required_by(self._store.feeds.views(), each=each)
 
 
 def chosen_of(select: Selection, views: Sequence[FeedView]) -> list[FeedView]:
